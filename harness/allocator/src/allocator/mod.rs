@@ -1,0 +1,324 @@
+//! What an allocator does, whoever wrote it: requests in, allocations out, accounts of everything.
+//!
+//! The device is passed in with each call and never owned, so that one device can serve an allocator, an audit and a scenario.
+//! [`caching`] is PyTorch's behaviour, [`direct`] the baseline without any cache.
+
+pub mod caching;
+pub mod direct;
+
+use std::fmt;
+
+use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
+use crate::stats::{MemoryStats, SegmentInfo};
+use crate::units::Bytes;
+
+/// What a caller asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// How many bytes. Zero gives a null allocation that costs nothing.
+    pub size: Bytes,
+    /// The stream whose work will use the memory first.
+    pub stream: StreamId,
+}
+
+impl Request {
+    /// `size` bytes for the default stream.
+    #[must_use]
+    pub const fn new(size: Bytes) -> Self {
+        Self { size, stream: StreamId::DEFAULT }
+    }
+
+    /// The same request for another stream.
+    #[must_use]
+    pub const fn on(self, stream: StreamId) -> Self {
+        Self { stream, ..self }
+    }
+}
+
+/// Memory handed out. It is neither cloned nor dropped silently: [`Allocator::free`] consumes it, so nothing is freed twice.
+#[must_use = "memory that is not given to `Allocator::free` is leaked"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct Allocation {
+    ptr: DevicePtr,
+    requested: Bytes,
+    size: Bytes,
+    stream: StreamId,
+    handle: Handle,
+}
+
+/// Where the allocator keeps its account of an allocation: a slot, and which use of the slot this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Handle {
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
+}
+
+impl Allocation {
+    pub(crate) const fn new(range: MemoryRange, request: Request, handle: Handle) -> Self {
+        Self { ptr: range.start, requested: request.size, size: range.len, stream: request.stream, handle }
+    }
+
+    /// The answer to a request for nothing.
+    pub(crate) const fn null(request: Request) -> Self {
+        let handle = Handle { slot: u32::MAX, generation: 0 };
+        Self { ptr: DevicePtr::NULL, requested: Bytes::ZERO, size: Bytes::ZERO, stream: request.stream, handle }
+    }
+
+    /// Its address; null for a request of zero bytes.
+    #[must_use]
+    pub const fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    /// What was asked for: the bytes that the caller may touch.
+    #[must_use]
+    pub const fn requested(&self) -> Bytes {
+        self.requested
+    }
+
+    /// What it is charged as: at least what was asked for.
+    #[must_use]
+    pub const fn size(&self) -> Bytes {
+        self.size
+    }
+
+    /// The stream it was made for.
+    #[must_use]
+    pub const fn stream(&self) -> StreamId {
+        self.stream
+    }
+
+    /// The bytes that the caller may touch.
+    #[must_use]
+    pub const fn range(&self) -> MemoryRange {
+        MemoryRange::new(self.ptr, self.requested)
+    }
+
+    pub(crate) const fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// Whether it answers a request for nothing.
+    #[must_use]
+    pub const fn is_null(&self) -> bool {
+        self.ptr.0 == 0
+    }
+}
+
+/// A memory allocator over a device.
+///
+/// After any error the allocator's accounts are as consistent as before the call; an out-of-memory has changed nothing but given cached
+/// memory back.
+pub trait Allocator: Send {
+    /// Its name in scenarios and reports.
+    fn name(&self) -> &'static str;
+
+    /// Hands out memory.
+    ///
+    /// # Errors
+    /// [`AllocatorError::OutOfMemory`] where the memory is not there now, [`AllocatorError::TooLarge`] where it never can be.
+    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError>;
+
+    /// Takes memory back. Work in flight on the allocation's own stream needs no waiting for; streams told by
+    /// [`Allocator::record_stream`] are waited for before the memory is handed out again.
+    ///
+    /// # Errors
+    /// [`DeviceError`] of a broken device or a foreign allocation.
+    fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError>;
+
+    /// Tells that work on `stream` uses the memory too.
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId);
+
+    /// Gives all cached memory that can be given back to the driver.
+    ///
+    /// # Errors
+    /// [`DeviceError`] of a broken device.
+    fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError>;
+
+    /// Limits what may be held from the driver to a share of the device, from 0 to 1; 1 lifts the limit.
+    fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction);
+
+    /// Makes the present values the high-water marks.
+    fn reset_peaks(&mut self);
+
+    /// The running counters: a copy, nothing is recomputed.
+    fn stats(&self) -> MemoryStats;
+
+    /// The structure that the counters must agree with: all segments in address order. Linear in blocks.
+    fn snapshot(&self) -> Vec<SegmentInfo>;
+
+    /// The segment of one live allocation. Linear in the blocks of that segment; `None` for a null allocation.
+    fn segment_of(&self, allocation: &Allocation) -> Option<SegmentInfo>;
+
+    /// What the next allocation could at most take from the cache without the driver, on that stream. For error messages and audits.
+    fn largest_free_block(&self, stream: StreamId) -> Bytes;
+
+    /// Private pools, where the allocator has them.
+    fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {
+        None
+    }
+
+    /// Gives everything it still holds from the device back, handles included. Allocations still live become invalid.
+    ///
+    /// # Errors
+    /// [`DeviceError`] of a broken device.
+    fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError>;
+}
+
+/// Pools apart from the default one, as `torch.cuda.MemPool` and `use_mem_pool` make them.
+pub trait PrivatePools {
+    /// Sends the allocations of all streams to the pool, which is made on first use. Contexts nest; the innermost wins.
+    ///
+    /// # Errors
+    /// [`PrivatePoolError::AlreadyOpen`].
+    fn begin(&mut self, pool: PrivatePoolId) -> Result<(), PrivatePoolError>;
+
+    /// Stops sending allocations there. Contexts may be closed in any order.
+    ///
+    /// # Errors
+    /// [`PrivatePoolError::NotOpen`].
+    fn end(&mut self, pool: PrivatePoolId) -> Result<(), PrivatePoolError>;
+
+    /// The owner lets go of the pool: its cached memory goes back, blocks still live keep theirs until they are freed.
+    ///
+    /// # Errors
+    /// [`PrivatePoolError::Unknown`], [`PrivatePoolError::ContextOpen`], [`PrivatePoolError::Device`].
+    fn release(&mut self, device: &mut dyn Device, pool: PrivatePoolId) -> Result<(), PrivatePoolError>;
+}
+
+/// A private pool's number, chosen by the caller and never reused after its release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PrivatePoolId(pub u32);
+
+/// Misuse of private pools. Nothing has changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PrivatePoolError {
+    /// Close the pool's context first.
+    #[error("private pool {} is open already", .0.0)]
+    AlreadyOpen(PrivatePoolId),
+    /// Open the pool's context first.
+    #[error("private pool {} is not open", .0.0)]
+    NotOpen(PrivatePoolId),
+    /// The pool was never made, or is released already.
+    #[error("there is no private pool {}", .0.0)]
+    Unknown(PrivatePoolId),
+    /// A pool cannot be released while a context is open, of this or another pool.
+    #[error("private pool {} cannot be released while a pool context is open", .0.0)]
+    ContextOpen(PrivatePoolId),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// A share of the device's memory, from 0 to 1.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct MemoryFraction(f64);
+
+impl MemoryFraction {
+    /// No limit.
+    pub const ALL: Self = Self(1.0);
+
+    /// `None` unless 0 ≤ `fraction` ≤ 1.
+    #[must_use]
+    pub fn new(fraction: f64) -> Option<Self> {
+        (0.0..=1.0).contains(&fraction).then_some(Self(fraction))
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> f64 {
+        self.0
+    }
+
+    /// The limit in bytes on a device of `total`: floor(fraction · total), or `None` for no limit.
+    #[must_use]
+    pub fn limit(self, total: Bytes) -> Option<Bytes> {
+        // As PyTorch computes it: the product in double precision, truncated.
+        (self.0 < 1.0).then(|| Bytes((self.0 * total.0 as f64) as u64))
+    }
+}
+
+/// Why an allocation failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AllocatorError {
+    /// Untimely: the memory is not there now. Free something, ask for less, or wait for events; then ask again.
+    #[error("{0}")]
+    OutOfMemory(Box<OutOfMemory>),
+    /// Hopeless: more than any state of this device could give.
+    #[error("{requested} can never fit: the device has {total}")]
+    TooLarge {
+        /// What was asked for.
+        requested: Bytes,
+        /// What the device has.
+        total: Bytes,
+    },
+    /// The device failed in another way: stop.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+impl AllocatorError {
+    /// Whether there was no memory, now or ever: what a recovery policy can act on.
+    #[must_use]
+    pub const fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::OutOfMemory(_) | Self::TooLarge { .. })
+    }
+}
+
+/// The figures behind an out-of-memory: enough to say why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutOfMemory {
+    /// What was asked for.
+    pub requested: Bytes,
+    /// What was asked of the driver for it.
+    pub segment: Bytes,
+    /// Who said no.
+    pub cause: OomCause,
+    /// Handed out when it failed.
+    pub allocated: Bytes,
+    /// Held from the driver when it failed.
+    pub reserved: Bytes,
+    /// The largest free block that this request's stream and pool had.
+    pub largest_free_block: Bytes,
+}
+
+/// Who refused the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OomCause {
+    /// The driver: this much was free.
+    Device {
+        /// Free on the device.
+        free: Bytes,
+    },
+    /// The memory fraction: the driver was not asked.
+    Fraction {
+        /// The limit in force.
+        limit: Bytes,
+    },
+}
+
+impl OutOfMemory {
+    /// Memory that was free in the allocator, though of no use to this request.
+    #[must_use]
+    pub const fn reserved_but_unallocated(&self) -> Bytes {
+        self.reserved.saturating_sub(self.allocated)
+    }
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "out of memory: {} requested ({} asked of the driver), ", self.requested, self.segment)?;
+        match self.cause {
+            OomCause::Device { free } => write!(f, "{free} free on the device")?,
+            OomCause::Fraction { limit } => write!(f, "the memory fraction allows {limit}")?,
+        }
+        write!(
+            f,
+            "; {} allocated, {} reserved, so {} reserved but unallocated, in pieces of at most {} for this stream and size",
+            self.allocated,
+            self.reserved,
+            self.reserved_but_unallocated(),
+            self.largest_free_block
+        )
+    }
+}

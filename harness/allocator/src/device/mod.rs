@@ -1,0 +1,476 @@
+//! What a device supplies to allocators and scenarios, and nothing else: memory, streams, events, contents, a clock.
+//!
+//! [`Device`] is the trait; [`sim`] the simulated device, [`cuda`] the real one, [`limited`] a wrapper that gives any device a smaller
+//! memory.
+
+pub mod cuda;
+pub mod limited;
+pub mod nvml;
+pub mod sim;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::{Bytes, Nanos};
+
+/// An address in device memory. Zero is the null pointer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct DevicePtr(pub u64);
+
+impl DevicePtr {
+    /// The null pointer.
+    pub const NULL: Self = Self(0);
+
+    /// The address `bytes` further on.
+    #[must_use]
+    pub const fn offset(self, bytes: Bytes) -> Self {
+        Self(self.0 + bytes.0)
+    }
+}
+
+impl fmt::Display for DevicePtr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// A stream of one device, numbered from 0, the default stream. Numbers are never reused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct StreamId(pub u32);
+
+impl StreamId {
+    /// The default stream, which every device has.
+    pub const DEFAULT: Self = Self(0);
+}
+
+/// An event of one device. Numbers may be reused after [`Device::destroy_event`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EventId(pub u32);
+
+/// Where in the caller's program the next device calls come from; a strict device names it in its errors.
+/// The runner uses the number of the step; 0 means "not told".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place(pub u32);
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 { f.write_str("an unnamed place") } else { write!(f, "step {}", self.0) }
+    }
+}
+
+/// A contiguous range of device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRange {
+    /// The first byte.
+    pub start: DevicePtr,
+    /// The length.
+    pub len: Bytes,
+}
+
+impl MemoryRange {
+    /// `len` bytes from `start`.
+    #[must_use]
+    pub const fn new(start: DevicePtr, len: Bytes) -> Self {
+        Self { start, len }
+    }
+
+    /// The first address behind the range.
+    #[must_use]
+    pub const fn end(self) -> DevicePtr {
+        self.start.offset(self.len)
+    }
+}
+
+impl fmt::Display for MemoryRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..{}", self.start, self.end())
+    }
+}
+
+/// What `fill` writes and `verify` expects: each 8-byte word of the range holds this value (a shorter tail holds its first bytes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tag(pub u64);
+
+/// Whose clock a device runs on. Times of the two are never compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Clock {
+    /// A virtual clock, moved by a cost model.
+    Simulated,
+    /// The monotonic clock of the host and the event timers of the device.
+    Measured,
+}
+
+/// What a device is. Does not change while it is open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceInfo {
+    /// As a user would recognise it: `NVIDIA H200`, `simulated`.
+    pub name: String,
+    /// Whose clock it runs on.
+    pub clock: Clock,
+    /// All of its memory as an allocator may use it: `totalGlobalMem` of a GPU, the limit of a limited device.
+    pub total: Bytes,
+    /// Device memory is charged in whole multiples of this.
+    pub granularity: Bytes,
+    /// What makes two runs comparable.
+    pub fingerprint: Fingerprint,
+}
+
+/// What must be equal for two runs' figures to be compared, as far as the device can tell. `None`: it could not be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fingerprint {
+    /// A hash of the GPU's UUID: tells devices apart without naming them.
+    pub uuid_hash: Option<String>,
+    /// Version of the kernel driver, for example `580.65.06`.
+    pub driver: Option<String>,
+    /// CUDA version that the driver supports, for example `13.0`.
+    pub cuda: Option<String>,
+    /// Whether multi-instance mode is on.
+    pub mig: Option<bool>,
+    /// Whether error correction is on.
+    pub ecc: Option<bool>,
+    /// Streaming-multiprocessor and memory clocks in MHz when the device was opened.
+    pub clocks_mhz: Option<(u32, u32)>,
+    /// Why the clocks were held down when the device was opened, if they were.
+    pub throttle_reasons: Vec<String>,
+    /// Other processes that held memory of this device when it was opened.
+    pub other_processes: Option<u32>,
+    /// The cost model of a simulated device: its name and version.
+    pub cost_model: Option<String>,
+}
+
+/// The state of a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceMemory {
+    /// All of it, as [`DeviceInfo::total`].
+    pub total: Bytes,
+    /// What the next allocation could take at most.
+    pub free: Bytes,
+    /// What NVML reports as used on the whole device: context overhead, this process and all others.
+    /// Where there is no NVML, total minus free as the driver tells it.
+    pub used: Bytes,
+    /// What NVML attributes to this process, where it can tell.
+    pub process: Option<Bytes>,
+    /// Device used before the first allocation of this process: its context, the modules, and what others held.
+    pub context_overhead: Bytes,
+    /// Memory held by others through [`Device::set_pressure`].
+    pub pressure: Bytes,
+}
+
+/// Calls made to the device since it was opened, failed ones included where not said otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceCalls {
+    /// Calls of [`Device::malloc`].
+    pub malloc: u64,
+    /// Those of them that failed for lack of memory.
+    pub malloc_failures: u64,
+    /// Calls of [`Device::free`].
+    pub free: u64,
+    /// Events recorded.
+    pub event_record: u64,
+    /// Events asked whether they are done.
+    pub event_query: u64,
+    /// Waits of the host for an event, a stream or the whole device.
+    pub synchronize: u64,
+}
+
+impl DeviceCalls {
+    /// Calls that reach the driver's memory manager: what a caching allocator exists to avoid.
+    #[must_use]
+    pub const fn memory_calls(&self) -> u64 {
+        self.malloc + self.free
+    }
+}
+
+/// Every primitive that allocators and scenarios need of a device.
+///
+/// All calls are made by one host thread at a time. Work on one stream runs in order; work on different streams is unordered unless an
+/// event orders it. Handles of another device are the caller's mistake and answered with [`DeviceError::UnknownHandle`].
+pub trait Device: Send {
+    /// What this device is.
+    fn info(&self) -> &DeviceInfo;
+
+    /// Its memory now. Does not wait for any work.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError>;
+
+    /// Time since the device was opened: virtual on a simulated device, monotonic host time on a real one. The only clock there is.
+    fn now(&mut self) -> Nanos;
+
+    /// Calls made so far.
+    fn calls(&self) -> DeviceCalls;
+
+    /// Says where in the caller's program the next calls come from.
+    fn set_place(&mut self, place: Place);
+
+    /// Takes `size` bytes (not zero) of device memory; the address is at least 256-byte aligned.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] where it does not fit: nothing has changed then.
+    fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError>;
+
+    /// Gives back what [`Device::malloc`] returned. As on CUDA, work in flight on the memory is waited for.
+    ///
+    /// # Errors
+    /// [`DeviceError::DoubleFree`], [`DeviceError::InvalidFree`].
+    fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError>;
+
+    /// Makes a stream that does not synchronize with the default stream.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    fn create_stream(&mut self) -> Result<StreamId, DeviceError>;
+
+    /// Waits for the stream's work and removes it. The default stream cannot be removed.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`].
+    fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
+
+    /// Makes an event, not yet recorded.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    fn create_event(&mut self) -> Result<EventId, DeviceError>;
+
+    /// Removes an event; waits that are already queued keep their meaning.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`].
+    fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError>;
+
+    /// Queues the event behind all work of the stream so far. Recording again forgets the earlier record.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`].
+    fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError>;
+
+    /// Whether everything in front of the event's last record is done. An event never recorded is done.
+    /// Where the answer is yes, the host and all work it submits from now on are ordered behind that work.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`].
+    fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError>;
+
+    /// Makes all later work of the stream wait for the event's last record; the host does not wait.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`].
+    fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError>;
+
+    /// Device time from one completed event to another.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotReady`] where one of them was not recorded or is not done.
+    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError>;
+
+    /// Waits for the event's last record.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`].
+    fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError>;
+
+    /// Waits for all work of the stream.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`].
+    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
+
+    /// Waits for all work of all streams.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    fn synchronize(&mut self) -> Result<(), DeviceError>;
+
+    /// Queues work on the stream that writes the tag to every byte of the range (not empty).
+    ///
+    /// # Errors
+    /// A strict device: [`DeviceError::InvalidAccess`], [`DeviceError::Race`].
+    fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
+
+    /// Reads every byte of the range (not empty) on the stream, behind its work so far, and waits for the answer.
+    ///
+    /// # Errors
+    /// [`DeviceError::Corrupted`] where a byte is not of the tag; a strict device also as [`Device::fill`].
+    fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
+
+    /// Queues work that keeps the stream busy for about `duration`.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`].
+    fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError>;
+
+    /// Makes others hold `held` bytes of the device, at most what is free, and returns what they hold now. A simulated device books it;
+    /// a real one takes plain allocations apart from everybody else's.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError>;
+
+    /// What the caller has not given back: checked at the end of a run.
+    fn leaks(&self) -> Leaks;
+}
+
+/// Handles and memory still held by the caller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Leaks {
+    /// Allocations not freed.
+    pub allocations: u64,
+    /// Bytes of them, as charged.
+    pub bytes: Bytes,
+    /// Streams not destroyed, the default stream apart.
+    pub streams: u64,
+    /// Events not destroyed.
+    pub events: u64,
+}
+
+impl Leaks {
+    /// Whether everything was given back.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl fmt::Display for Leaks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} allocations ({}), {} streams, {} events", self.allocations, self.bytes, self.streams, self.events)
+    }
+}
+
+/// One access to memory, as a strict device remembers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// What was done.
+    pub kind: AccessKind,
+    /// On which stream.
+    pub stream: StreamId,
+    /// From where in the caller's program.
+    pub place: Place,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            AccessKind::Write => "written",
+            AccessKind::Read => "read",
+        };
+        write!(f, "{kind} on stream {} at {}", self.stream.0, self.place)
+    }
+}
+
+/// Kinds of access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessKind {
+    /// `fill`.
+    Write,
+    /// `verify`.
+    Read,
+}
+
+/// What went wrong on a device. Out of memory is an answer, everything else a mistake or a broken machine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// The memory is not there. Give something back and ask again, or ask for less.
+    #[error("the device has {free} free, {requested} were asked for")]
+    OutOfMemory {
+        /// What was asked for.
+        requested: Bytes,
+        /// What the device had free.
+        free: Bytes,
+    },
+    /// An address was freed twice. The caller's accounts are wrong: stop.
+    #[error("{ptr} is freed at {second}, but was freed before at {first}")]
+    DoubleFree {
+        /// The address.
+        ptr: DevicePtr,
+        /// Where it was freed.
+        first: Place,
+        /// Where it was freed again.
+        second: Place,
+    },
+    /// An address was freed that no allocation starts at. The caller's accounts are wrong: stop.
+    #[error("{ptr} is freed at {place}, but no allocation starts there")]
+    InvalidFree {
+        /// The address.
+        ptr: DevicePtr,
+        /// Where it was freed.
+        place: Place,
+    },
+    /// Memory was touched that is not (or no longer) allocated. The caller's accounts are wrong: stop.
+    #[error("{range} is {access}, but {why}")]
+    InvalidAccess {
+        /// What was touched.
+        range: MemoryRange,
+        /// How and where.
+        access: Access,
+        /// What is wrong with it, for example where it was freed.
+        why: String,
+    },
+    /// Two streams touched the same memory and nothing orders them. Put an event between them.
+    #[error("{range} is {second} while it may still be {first}: no event or synchronization orders the two")]
+    Race {
+        /// What both touched.
+        range: MemoryRange,
+        /// The earlier access in program order.
+        first: Access,
+        /// The later one.
+        second: Access,
+    },
+    /// Memory does not hold what was written. Somebody else wrote there.
+    #[error("the byte at {at} of {range} does not hold tag {expected:#x}: {found}")]
+    Corrupted {
+        /// What was verified.
+        range: MemoryRange,
+        /// The first wrong byte.
+        at: DevicePtr,
+        /// The tag it should hold.
+        expected: u64,
+        /// What is there instead, in words.
+        found: String,
+    },
+    /// A stream or an event that this device does not have (any more).
+    #[error("the device has no {kind} {number}")]
+    UnknownHandle {
+        /// `stream` or `event`.
+        kind: &'static str,
+        /// Its number.
+        number: u32,
+    },
+    /// The event was never recorded, or is not done: synchronize first.
+    #[error("event {0} is not done")]
+    NotReady(u32),
+    /// The driver refused a call. The advice says what the user can do.
+    #[error("{call} failed: {name} ({code}). {advice}")]
+    Driver {
+        /// The driver's function.
+        call: &'static str,
+        /// Its code.
+        code: u32,
+        /// The code's name, or "unknown driver code".
+        name: String,
+        /// What to do about it.
+        advice: &'static str,
+    },
+    /// There is no such device to open. The reason says what is missing and what follows.
+    #[error("{what}: {why}")]
+    Unavailable {
+        /// What was looked for.
+        what: String,
+        /// Why it is not there.
+        why: String,
+    },
+}
+
+impl DeviceError {
+    /// Whether this is the answer "no memory", which allocators handle.
+    #[must_use]
+    pub const fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. })
+    }
+}

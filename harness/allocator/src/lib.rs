@@ -1,0 +1,14 @@
+//! Devices and allocators for GPU memory.
+//!
+//! * [`device`]: what a device supplies, on CUDA ([`device::cuda`]) or simulated and stricter than hardware ([`device::sim`]);
+//! * [`allocator`]: a caching allocator that behaves byte for byte like PyTorch's ([`allocator::caching`]), and a direct one;
+//! * [`stats`]: what allocators count, named as `torch.cuda.memory_stats()` names it;
+//! * [`trace`]: allocation traces, to be replayed anywhere.
+//!
+//! Nothing in here knows scenarios, reports or a command line.
+
+pub mod allocator;
+pub mod device;
+pub mod stats;
+pub mod trace;
+pub mod units;

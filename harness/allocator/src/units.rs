@@ -1,0 +1,311 @@
+//! Amounts of memory and of time, as types that cannot be confused with each other or with counts.
+
+use std::fmt;
+use std::ops::{Add, AddAssign, Sub, SubAssign};
+
+use serde::{Deserialize, Serialize};
+
+/// An amount of memory in bytes. In JSON a plain integer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Bytes(pub u64);
+
+impl Bytes {
+    /// No memory at all.
+    pub const ZERO: Self = Self(0);
+
+    /// `n` binary kilobytes (1024 B each).
+    #[must_use]
+    pub const fn kib(n: u64) -> Self {
+        Self(n << 10)
+    }
+
+    /// `n` binary megabytes (1024² B each).
+    #[must_use]
+    pub const fn mib(n: u64) -> Self {
+        Self(n << 20)
+    }
+
+    /// `n` binary gigabytes (1024³ B each).
+    #[must_use]
+    pub const fn gib(n: u64) -> Self {
+        Self(n << 30)
+    }
+
+    /// The bare number of bytes.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The next multiple of `unit`, or `None` where that does not fit 64 bits. `unit` must not be zero.
+    #[must_use]
+    pub const fn checked_round_up(self, unit: Self) -> Option<Self> {
+        match self.0.checked_next_multiple_of(unit.0) {
+            Some(rounded) => Some(Self(rounded)),
+            None => None,
+        }
+    }
+
+    /// The difference, or zero where `other` is larger.
+    #[must_use]
+    pub const fn saturating_sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+
+    /// The sum, or `None` where it does not fit 64 bits.
+    #[must_use]
+    pub const fn checked_add(self, other: Self) -> Option<Self> {
+        match self.0.checked_add(other.0) {
+            Some(sum) => Some(Self(sum)),
+            None => None,
+        }
+    }
+
+    /// Reads `400MiB`, `1.5 GiB`, `4B` or a bare number of bytes: binary units only, whole bytes only, below 16 EiB.
+    ///
+    /// # Errors
+    /// [`ParseBytesError`], which says what is accepted.
+    pub fn parse(text: &str) -> Result<Self, ParseBytesError> {
+        parse_bytes(text.trim())
+    }
+}
+
+impl fmt::Display for Bytes {
+    /// Human form with binary units: `400 MiB`, `1.5 GiB`, `512 B`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const FORMAT: humansize::FormatSizeOptions = humansize::BINARY;
+        f.pad(&humansize::format_size(self.0, FORMAT))
+    }
+}
+
+impl Add for Bytes {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0 + other.0)
+    }
+}
+
+impl Sub for Bytes {
+    type Output = Self;
+    fn sub(self, other: Self) -> Self {
+        Self(self.0 - other.0)
+    }
+}
+
+impl AddAssign for Bytes {
+    fn add_assign(&mut self, other: Self) {
+        self.0 += other.0;
+    }
+}
+
+impl SubAssign for Bytes {
+    fn sub_assign(&mut self, other: Self) {
+        self.0 -= other.0;
+    }
+}
+
+impl std::iter::Sum for Bytes {
+    fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
+        Self(iter.map(|bytes| bytes.0).sum())
+    }
+}
+
+/// A text that is not an amount of memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseBytesError {
+    /// Not a number with an optional binary unit.
+    #[error("`{0}` is not a size: write a number and one of B, KiB, MiB, GiB, TiB, PiB or EiB, as in `400MiB`, `1.5 GiB` or `512B`")]
+    Malformed(String),
+    /// A decimal unit, which is off by up to a tenth from the binary one that is usually meant.
+    #[error("`{text}` uses the decimal unit {unit}: sizes are binary here, write `{suggestion}`")]
+    DecimalUnit {
+        /// What was read.
+        text: String,
+        /// Its unit.
+        unit: String,
+        /// The same number with the binary unit.
+        suggestion: String,
+    },
+    /// Negative amounts of memory do not exist.
+    #[error("`{0}` is negative: a size is 0 or more, as in `400MiB`")]
+    Negative(String),
+    /// More than 64 bits of bytes.
+    #[error("`{0}` is too large: a size is at most 16EiB - 1 (18446744073709551615 B)")]
+    TooLarge(String),
+    /// A fraction that ends between two bytes.
+    #[error("`{0}` is not a whole number of bytes")]
+    Fractional(String),
+}
+
+fn parse_bytes(text: &str) -> Result<Bytes, ParseBytesError> {
+    let malformed = || ParseBytesError::Malformed(text.to_owned());
+    if text.starts_with('-') {
+        return Err(ParseBytesError::Negative(text.to_owned()));
+    }
+    let digits_end = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(text.len());
+    let (number, unit) = (text[..digits_end].replace('_', ""), text[digits_end..].trim_start());
+    let shift = match unit {
+        "" | "B" => 0,
+        "KiB" => 10,
+        "MiB" => 20,
+        "GiB" => 30,
+        "TiB" => 40,
+        "PiB" => 50,
+        "EiB" => 60,
+        "KB" | "kB" | "MB" | "GB" | "TB" | "PB" | "EB" => {
+            let suggestion = format!("{number}{}iB", &unit[..1].to_uppercase());
+            return Err(ParseBytesError::DecimalUnit { text: text.to_owned(), unit: unit.to_owned(), suggestion });
+        }
+        _ => return Err(malformed()),
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((&number, ""));
+    let has_point = number.contains('.');
+    if whole.is_empty() || (has_point && fraction.is_empty()) || fraction.contains('.') || fraction.len() > 18 {
+        return Err(malformed());
+    }
+    let too_large = || ParseBytesError::TooLarge(text.to_owned());
+    // An exact decimal fraction: (whole·10^k + fraction)·2^shift / 10^k must come out whole.
+    let scale = 10_u128.pow(fraction.len() as u32);
+    let digits: u128 = format!("{whole}{fraction}").parse().map_err(|_| too_large())?;
+    let scaled = digits.checked_mul(1_u128 << shift).ok_or_else(too_large)?;
+    if scaled % scale != 0 {
+        return Err(ParseBytesError::Fractional(text.to_owned()));
+    }
+    u64::try_from(scaled / scale).map(Bytes).map_err(|_| too_large())
+}
+
+/// A span of time in nanoseconds, or a point in time counted from a device's start. In JSON a plain integer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Nanos(pub u64);
+
+impl Nanos {
+    /// No time at all.
+    pub const ZERO: Self = Self(0);
+
+    /// `n` microseconds.
+    #[must_use]
+    pub const fn micros(n: u64) -> Self {
+        Self(n * 1_000)
+    }
+
+    /// `n` milliseconds.
+    #[must_use]
+    pub const fn millis(n: u64) -> Self {
+        Self(n * 1_000_000)
+    }
+
+    /// The bare number of nanoseconds.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The difference, or zero where `other` is later.
+    #[must_use]
+    pub const fn saturating_sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+
+    /// Reads `250us`, `3ms`, `1.5s` or `800ns`.
+    ///
+    /// # Errors
+    /// [`ParseNanosError`], which says what is accepted.
+    pub fn parse(text: &str) -> Result<Self, ParseNanosError> {
+        let error = || ParseNanosError(text.to_owned());
+        let text = text.trim();
+        let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let number: f64 = text[..end].parse().map_err(|_| error())?;
+        let scale = match text[end..].trim_start() {
+            "ns" => 1.0,
+            "us" | "µs" => 1e3,
+            "ms" => 1e6,
+            "s" => 1e9,
+            _ => return Err(error()),
+        };
+        let nanos = number * scale;
+        // Above one hour a step is a mistake, and far below 2^53 the product is exact enough.
+        if nanos.is_finite() && nanos <= 3.6e12 { Ok(Self(nanos.round() as u64)) } else { Err(error()) }
+    }
+}
+
+impl fmt::Display for Nanos {
+    /// Three significant digits and the fitting unit: `850 ns`, `1.20 µs`, `3.41 ms`, `2.00 s`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nanos = self.0 as f64;
+        let (value, unit) = match self.0 {
+            0..=999 => return f.pad(&format!("{} ns", self.0)),
+            1_000..=999_999 => (nanos / 1e3, "µs"),
+            1_000_000..=999_999_999 => (nanos / 1e6, "ms"),
+            _ => (nanos / 1e9, "s"),
+        };
+        let decimals = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+        f.pad(&format!("{value:.decimals$} {unit}"))
+    }
+}
+
+impl Add for Nanos {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0 + other.0)
+    }
+}
+
+impl AddAssign for Nanos {
+    fn add_assign(&mut self, other: Self) {
+        self.0 += other.0;
+    }
+}
+
+impl std::iter::Sum for Nanos {
+    fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
+        Self(iter.map(|nanos| nanos.0).sum())
+    }
+}
+
+/// A text that is not a span of time.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a duration: write a number and one of ns, us, ms or s, at most one hour, as in `250us` or `3ms`")]
+pub struct ParseNanosError(String);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_with_binary_units_only() {
+        assert_eq!(Bytes::parse("400MiB"), Ok(Bytes::mib(400)));
+        assert_eq!(Bytes::parse("1.5 GiB"), Ok(Bytes::mib(1536)));
+        assert_eq!(Bytes::parse("43008000"), Ok(Bytes(43_008_000)));
+        assert_eq!(Bytes::parse("16777215.5KiB"), Ok(Bytes(17_179_868_672)));
+        assert_eq!(Bytes::parse("18446744073709551615B"), Ok(Bytes(u64::MAX)));
+        assert!(matches!(Bytes::parse("600MB"), Err(ParseBytesError::DecimalUnit { suggestion, .. }) if suggestion == "600MiB"));
+        assert!(matches!(Bytes::parse("-1"), Err(ParseBytesError::Negative(_))));
+        assert!(matches!(Bytes::parse("20EiB"), Err(ParseBytesError::TooLarge(_))));
+        assert!(matches!(Bytes::parse("0.3B"), Err(ParseBytesError::Fractional(_))));
+        for text in ["", "MiB", "1.", ".5KiB", "1..2B", "1e3", "4 miB", "0x10", "1 0"] {
+            assert!(matches!(Bytes::parse(text), Err(ParseBytesError::Malformed(_))), "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_read_and_print_with_their_unit() {
+        assert_eq!(Nanos::parse("250us"), Ok(Nanos::micros(250)));
+        assert_eq!(Nanos::parse("1.5 s"), Ok(Nanos::millis(1500)));
+        assert!(Nanos::parse("5").is_err());
+        assert!(Nanos::parse("2 h").is_err());
+        assert_eq!(Nanos(850).to_string(), "850 ns");
+        assert_eq!(Nanos(1_200).to_string(), "1.20 µs");
+        assert_eq!(Nanos(34_100_000).to_string(), "34.1 ms");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn every_whole_size_reads_back(n in 0_u64..1 << 34) {
+            for (unit, shift) in [("B", 0), ("KiB", 10), ("MiB", 20), ("GiB", 30)] {
+                proptest::prop_assert_eq!(Bytes::parse(&format!("{n}{unit}")), Ok(Bytes(n << shift)));
+            }
+        }
+    }
+}

@@ -100,9 +100,10 @@ pub struct SimDevice {
     next_address: u64,
     held: Held,
     pressure: Bytes,
-    /// By stream number; `None` where it is destroyed.
-    streams: Vec<Option<Stream>>,
-    /// By event number. Numbers are never reused, so that a stale one is noticed.
+    /// By stream number. Numbers are never reused, so that a stale one is noticed.
+    streams: BTreeMap<u32, Stream>,
+    next_stream: u32,
+    /// By event number, likewise.
     events: BTreeMap<u32, Event>,
     next_event: u32,
     races: Races,
@@ -177,7 +178,8 @@ impl SimDevice {
             next_address: FIRST_ADDRESS,
             held: Held::default(),
             pressure: Bytes::ZERO,
-            streams: vec![Some(default_stream)],
+            streams: BTreeMap::from([(StreamId::DEFAULT.0, default_stream)]),
+            next_stream: 1,
             events: BTreeMap::new(),
             next_event: 0,
             races,
@@ -205,8 +207,7 @@ impl SimDevice {
     }
 
     fn stream(&mut self, stream: StreamId) -> Result<&mut Stream, DeviceError> {
-        let known = self.streams.get_mut(stream.0 as usize).and_then(Option::as_mut);
-        known.ok_or(DeviceError::UnknownHandle { kind: "stream", number: stream.0 })
+        self.streams.get_mut(&stream.0).ok_or(DeviceError::UnknownHandle { kind: "stream", number: stream.0 })
     }
 
     fn event(&mut self, event: EventId) -> Result<&mut Event, DeviceError> {
@@ -225,7 +226,7 @@ impl SimDevice {
 
     /// The host waits for all work of all streams.
     fn wait_for_all(&mut self) {
-        let last = self.streams.iter().flatten().map(|stream| stream.ready).max();
+        let last = self.streams.values().map(|stream| stream.ready).max();
         self.wait_until(last.unwrap_or(Nanos::ZERO));
         self.races.host_joins_all();
     }
@@ -365,9 +366,10 @@ impl Device for SimDevice {
     }
 
     fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
-        let number = u32::try_from(self.streams.len()).map_err(|_| refused("create_stream", "every stream number was used"))?;
+        let number = self.next_stream;
+        self.next_stream = number.checked_add(1).ok_or_else(|| refused("create_stream", "every stream number was used"))?;
         self.spend(self.config.cost.stream_create.value);
-        self.streams.push(Some(Stream { ready: self.now, slot: self.races.add_stream() }));
+        self.streams.insert(number, Stream { ready: self.now, slot: self.races.add_stream() });
         Ok(StreamId(number))
     }
 
@@ -378,7 +380,7 @@ impl Device for SimDevice {
         let slot = self.wait_for_stream(stream)?;
         self.spend(self.config.cost.synchronize.value);
         self.races.remove_stream(slot);
-        self.streams[stream.0 as usize] = None;
+        self.streams.remove(&stream.0);
         Ok(())
     }
 
@@ -483,11 +485,10 @@ impl Device for SimDevice {
     }
 
     fn leaks(&self) -> Leaks {
-        let live_streams = self.streams.iter().skip(1).flatten().count();
         Leaks {
             allocations: self.held.allocations,
             bytes: self.held.charged,
-            streams: live_streams as u64,
+            streams: self.streams.len() as u64 - 1,
             events: self.events.len() as u64,
         }
     }

@@ -322,3 +322,41 @@ impl fmt::Display for OutOfMemory {
         )
     }
 }
+
+/// Every allocator that can be named in a scenario: the one place where an allocator is registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AllocatorKind {
+    /// PyTorch's caching allocator in its default configuration.
+    Caching,
+    /// One driver allocation and one driver free a request.
+    Direct,
+}
+
+impl AllocatorKind {
+    /// Every one, the baseline of all comparisons last.
+    pub const ALL: &'static [Self] = &[Self::Caching, Self::Direct];
+
+    /// Its name in scenarios and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Caching => "caching",
+            Self::Direct => "direct",
+        }
+    }
+
+    /// One line for people who choose.
+    #[must_use]
+    pub const fn about(self) -> &'static str {
+        match self {
+            Self::Caching => "PyTorch's caching allocator in its default configuration, byte for byte",
+            Self::Direct => "one driver allocation and one driver free per request: the baseline of every timing",
+        }
+    }
+
+    /// Reads a name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| kind.name() == name)
+    }
+}

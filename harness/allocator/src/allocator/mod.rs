@@ -5,6 +5,7 @@
 
 pub mod caching;
 pub mod direct;
+mod slab;
 
 use std::fmt;
 
@@ -46,12 +47,9 @@ pub struct Allocation {
     handle: Handle,
 }
 
-/// Where the allocator keeps its account of an allocation: a slot, and which use of the slot this is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Handle {
-    pub(crate) slot: u32,
-    pub(crate) generation: u32,
-}
+/// Where the allocator keeps its account of an allocation: a slot of its own table, so that a free needs no look-up by address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Handle(pub(crate) u32);
 
 impl Allocation {
     pub(crate) const fn new(range: MemoryRange, request: Request, handle: Handle) -> Self {
@@ -60,7 +58,7 @@ impl Allocation {
 
     /// The answer to a request for nothing.
     pub(crate) const fn null(request: Request) -> Self {
-        let handle = Handle { slot: u32::MAX, generation: 0 };
+        let handle = Handle(u32::MAX);
         Self { ptr: DevicePtr::NULL, requested: Bytes::ZERO, size: Bytes::ZERO, stream: request.stream, handle }
     }
 
@@ -149,9 +147,6 @@ pub trait Allocator: Send {
 
     /// The segment of one live allocation. Linear in the blocks of that segment; `None` for a null allocation.
     fn segment_of(&self, allocation: &Allocation) -> Option<SegmentInfo>;
-
-    /// What the next allocation could at most take from the cache without the driver, on that stream. For error messages and audits.
-    fn largest_free_block(&self, stream: StreamId) -> Bytes;
 
     /// Private pools, where the allocator has them.
     fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {
@@ -280,6 +275,8 @@ pub struct OutOfMemory {
     pub reserved: Bytes,
     /// The largest free block that this request's stream and pool had.
     pub largest_free_block: Bytes,
+    /// All the memory of the device.
+    pub total: Bytes,
 }
 
 /// Who refused the memory.
@@ -302,6 +299,12 @@ impl OutOfMemory {
     #[must_use]
     pub const fn reserved_but_unallocated(&self) -> Bytes {
         self.reserved.saturating_sub(self.allocated)
+    }
+
+    /// Whether not even an empty device could serve the request: recovery can only ask for less.
+    #[must_use]
+    pub const fn is_hopeless(&self) -> bool {
+        self.segment.0 > self.total.0
     }
 }
 
@@ -351,6 +354,15 @@ impl AllocatorKind {
         match self {
             Self::Caching => "PyTorch's caching allocator in its default configuration, byte for byte",
             Self::Direct => "one driver allocation and one driver free per request: the baseline of every timing",
+        }
+    }
+
+    /// A fresh allocator of this kind, as scenarios and library users get it.
+    #[must_use]
+    pub fn build(self) -> Box<dyn Allocator> {
+        match self {
+            Self::Caching => Box::new(caching::CachingAllocator::new(caching::Config::default())),
+            Self::Direct => Box::new(direct::DirectAllocator::default()),
         }
     }
 

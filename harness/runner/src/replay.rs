@@ -252,7 +252,8 @@ impl Replay {
     }
 
     fn make_streams(&mut self, event: &TraceEvent) -> Result<(), DeviceError> {
-        let (TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream)) = *event
+        let (TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream)) =
+            *event
         else {
             return Ok(());
         };
@@ -283,12 +284,7 @@ fn state_code(state: BlockState) -> u8 {
 ///
 /// # Errors
 /// [`ReplayError`] inside, [`io::Error`] of the output outside.
-pub fn write_stats(
-    events: &[TraceEvent],
-    config: Config,
-    capacity: Bytes,
-    mut output: impl Write,
-) -> io::Result<Result<(), ReplayError>> {
+pub fn write_stats(events: &[TraceEvent], config: Config, capacity: Bytes, mut output: impl Write) -> io::Result<Result<(), ReplayError>> {
     let columns = Column::recorded();
     let names: Vec<String> = columns.iter().map(Column::to_string).collect();
     writeln!(output, "{}", json!({ "capacity": capacity.0, "columns": names }))?;
@@ -421,7 +417,8 @@ pub fn verify(path: &Path) -> Result<Comparison, RecordingError> {
     }
     let mut replay = Replay::new(Config::default(), Bytes(header.capacity));
     for (index, event) in events.iter().enumerate() {
-        let line = lines.next().ok_or_else(|| malformed(index + 2, "the recording ends before its trace".to_owned()))?.map_err(read_error)?;
+        let line =
+            lines.next().ok_or_else(|| malformed(index + 2, "the recording ends before its trace".to_owned()))?.map_err(read_error)?;
         let recorded: Vec<i64> = serde_json::from_str(&line).map_err(|error| malformed(index + 2, format!("not a row: {error}")))?;
         if recorded.len() != columns.len() {
             return Err(malformed(index + 2, format!("{} figures for {} columns", recorded.len(), columns.len())));

@@ -1,8 +1,10 @@
 //! The allocator without a cache: one driver allocation and one driver free per request. The baseline of every timing.
 
+use std::collections::BTreeMap;
+
 use super::slab::Slab;
 use super::{Allocation, Allocator, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, Request};
-use crate::device::{Device, DeviceError, MemoryRange, Place, StreamId};
+use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, Place, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
@@ -10,6 +12,7 @@ use crate::units::Bytes;
 #[derive(Debug, Default)]
 pub struct DirectAllocator {
     live: Slab<Live>,
+    by_address: BTreeMap<DevicePtr, u32>,
     stats: MemoryStats,
     limit: Option<Bytes>,
 }
@@ -95,7 +98,9 @@ impl Allocator for DirectAllocator {
             Ok(start) => {
                 let live = Live { range: MemoryRange::new(start, size), stream: request.stream };
                 self.count_in(live);
-                Ok(Allocation::new(live.range, request, Handle(self.live.insert(live))))
+                let slot = self.live.insert(live);
+                self.by_address.insert(start, slot);
+                Ok(Allocation::new(live.range, request, Handle(slot)))
             }
             Err(DeviceError::OutOfMemory { free, .. }) => Err(self.out_of_memory(device, size, OomCause::Device { free })),
             Err(error) => Err(error.into()),
@@ -112,6 +117,7 @@ impl Allocator for DirectAllocator {
         }
         device.free(allocation.ptr())?;
         let live = self.live.remove(slot);
+        self.by_address.remove(&live.range.start);
         self.count_out(live);
         Ok(())
     }
@@ -137,19 +143,19 @@ impl Allocator for DirectAllocator {
     }
 
     fn snapshot(&self) -> Vec<SegmentInfo> {
-        let mut segments: Vec<SegmentInfo> = self.live.iter().map(|live| live.segment()).collect();
-        segments.sort_by_key(|segment| segment.address);
-        segments
+        self.by_address.values().map(|&slot| self.live[slot].segment()).collect()
     }
 
-    fn segment_of(&self, allocation: &Allocation) -> Option<SegmentInfo> {
-        self.live.get(allocation.handle().0).map(|live| live.segment())
+    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
+        let (&start, &slot) = self.by_address.range(..=address).next_back()?;
+        let live = self.live[slot];
+        (address.0 - start.0 < live.range.len.0).then(|| live.segment())
     }
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        let live: Vec<Live> = std::mem::take(&mut self.live).iter().copied().collect();
-        for live in live {
-            device.free(live.range.start)?;
+        while let Some((start, slot)) = self.by_address.pop_first() {
+            device.free(start)?;
+            let live = self.live.remove(slot);
             self.count_out(live);
         }
         Ok(())

@@ -145,8 +145,8 @@ pub trait Allocator: Send {
     /// The structure that the counters must agree with: all segments in address order. Linear in blocks.
     fn snapshot(&self) -> Vec<SegmentInfo>;
 
-    /// The segment of one live allocation. Linear in the blocks of that segment; `None` for a null allocation.
-    fn segment_of(&self, allocation: &Allocation) -> Option<SegmentInfo>;
+    /// The segment that an address lies in. Linear in the blocks of that segment and logarithmic in segments.
+    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo>;
 
     /// Private pools, where the allocator has them.
     fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {

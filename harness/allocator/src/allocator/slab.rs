@@ -38,11 +38,6 @@ impl<T> Slab<T> {
     pub(super) fn get(&self, slot: u32) -> Option<&T> {
         self.slots.get(slot as usize)?.as_ref()
     }
-
-    /// All values in slot order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.slots.iter().flatten()
-    }
 }
 
 impl<T> Index<u32> for Slab<T> {

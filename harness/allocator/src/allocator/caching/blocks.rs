@@ -1,7 +1,9 @@
 //! Blocks and segments: slots with neighbour links. A segment is a chain of blocks without gaps, in address order.
 
+use std::collections::BTreeMap;
+
 use crate::device::{DevicePtr, StreamId};
-use crate::stats::{BlockInfo, BlockState, SegmentInfo};
+use crate::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
 use super::super::slab::Slab;
@@ -54,6 +56,8 @@ struct Segment {
 pub(super) struct Blocks {
     blocks: Slab<Block>,
     segments: Slab<Segment>,
+    /// Segments by their first address. Touched at driver calls only.
+    by_address: BTreeMap<u64, SegmentId>,
 }
 
 impl std::ops::Index<BlockId> for Blocks {
@@ -94,6 +98,7 @@ impl Blocks {
         };
         let first = BlockId(self.blocks.insert(block));
         self.segments[segment.0].first = first;
+        self.by_address.insert(address, segment);
         first
     }
 
@@ -102,6 +107,7 @@ impl Blocks {
         let block = self.blocks.remove(whole.0);
         debug_assert!(!block.is_split(), "a segment goes back whole");
         self.segments.remove(block.segment.0);
+        self.by_address.remove(&block.address);
         block
     }
 
@@ -147,28 +153,24 @@ impl Blocks {
         block.next = swallowed.next;
     }
 
-    /// The segment of a block, described. Linear in its blocks.
-    pub(super) fn describe(&self, block: BlockId, describe_pool: impl Fn(PoolId) -> (crate::stats::PoolKind, Option<u32>)) -> SegmentInfo {
-        self.describe_segment(&self.segments[self[block].segment.0], &describe_pool)
+    /// The segment that an address lies in, described. Linear in its blocks.
+    pub(super) fn describe_at(&self, address: DevicePtr, describe_pool: impl Fn(PoolId) -> (PoolKind, Option<u32>)) -> Option<SegmentInfo> {
+        let (&start, segment) = self.by_address.range(..=address.0).next_back()?;
+        let segment = &self.segments[segment.0];
+        (address.0 - start < segment.size).then(|| self.describe_segment(segment, &describe_pool))
     }
 
     /// All segments in address order.
-    pub(super) fn snapshot(&self, describe_pool: impl Fn(PoolId) -> (crate::stats::PoolKind, Option<u32>)) -> Vec<SegmentInfo> {
-        let mut segments: Vec<_> = self.segments.iter().map(|segment| self.describe_segment(segment, &describe_pool)).collect();
-        segments.sort_by_key(|segment| segment.address);
-        segments
+    pub(super) fn snapshot(&self, describe_pool: impl Fn(PoolId) -> (PoolKind, Option<u32>)) -> Vec<SegmentInfo> {
+        self.by_address.values().map(|segment| self.describe_segment(&self.segments[segment.0], &describe_pool)).collect()
     }
 
     /// The first block of every segment.
     pub(super) fn first_blocks(&self) -> Vec<BlockId> {
-        self.segments.iter().map(|segment| segment.first).collect()
+        self.by_address.values().map(|segment| self.segments[segment.0].first).collect()
     }
 
-    fn describe_segment(
-        &self,
-        segment: &Segment,
-        describe_pool: &impl Fn(PoolId) -> (crate::stats::PoolKind, Option<u32>),
-    ) -> SegmentInfo {
+    fn describe_segment(&self, segment: &Segment, describe_pool: &impl Fn(PoolId) -> (PoolKind, Option<u32>)) -> SegmentInfo {
         let first = &self[segment.first];
         let (pool, private_pool) = describe_pool(first.pool);
         let chain = std::iter::successors(Some(segment.first), |&id| self[id].next);

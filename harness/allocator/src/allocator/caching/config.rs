@@ -127,7 +127,14 @@ mod tests {
     fn segments_are_small_large_or_made_to_measure() {
         let config = Config::default();
         let mib = 1 << 20;
-        let cases = [(512, 2 * mib), (mib, 2 * mib), (mib + 512, 20 * mib), (10 * mib - 512, 20 * mib), (10 * mib, 10 * mib), (10 * mib + 512, 12 * mib)];
+        let cases = [
+            (512, 2 * mib),
+            (mib, 2 * mib),
+            (mib + 512, 20 * mib),
+            (10 * mib - 512, 20 * mib),
+            (10 * mib, 10 * mib),
+            (10 * mib + 512, 12 * mib),
+        ];
         for (size, segment) in cases {
             assert_eq!(config.segment_size(size), Some(segment));
         }

@@ -85,11 +85,7 @@ impl DeferredFrees {
     }
 
     /// Waits for the events of all blocks that `of_interest` names and returns those blocks, once per event.
-    pub(super) fn wait_for(
-        &mut self,
-        device: &mut dyn Device,
-        of_interest: impl Fn(BlockId) -> bool,
-    ) -> Result<Vec<BlockId>, DeviceError> {
+    pub(super) fn wait_for(&mut self, device: &mut dyn Device, of_interest: impl Fn(BlockId) -> bool) -> Result<Vec<BlockId>, DeviceError> {
         let mut done = Vec::new();
         for queue in self.queues.values_mut() {
             for (event, block) in std::mem::take(queue) {

@@ -87,13 +87,7 @@ impl CachingAllocator {
     }
 
     /// A new segment, or `None` where the limit or the driver says no.
-    fn try_segment(
-        &mut self,
-        device: &mut dyn Device,
-        pool: PoolId,
-        stream: StreamId,
-        size: u64,
-    ) -> Result<Option<BlockId>, DeviceError> {
+    fn try_segment(&mut self, device: &mut dyn Device, pool: PoolId, stream: StreamId, size: u64) -> Result<Option<BlockId>, DeviceError> {
         if self.exceeds_limit(size) {
             return Ok(None);
         }
@@ -331,9 +325,8 @@ impl Allocator for CachingAllocator {
         self.blocks.snapshot(|pool| self.pools.describe(pool))
     }
 
-    fn segment_of(&self, allocation: &Allocation) -> Option<SegmentInfo> {
-        let id = BlockId(allocation.handle().0);
-        self.blocks.get(id).map(|_| self.blocks.describe(id, |pool| self.pools.describe(pool)))
+    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
+        self.blocks.describe_at(address, |pool| self.pools.describe(pool))
     }
 
     fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {

@@ -164,6 +164,7 @@ impl SimDevice {
             clock: Clock::Simulated,
             total: config.total,
             granularity: GRANULARITY,
+            used_tolerance: Bytes::ZERO,
             fingerprint: Fingerprint { cost_model: Some(config.cost.name.to_owned()), ..Fingerprint::default() },
         };
         let mut races = Races::default();

@@ -3,7 +3,7 @@
 //! What only a strict device tells (races, use after free) is tested with that device. Bodies get a device with nothing allocated and
 //! give everything back. Work that must still run when the host looks is made so long that a busy machine does not outrun it.
 
-use harness_allocator::device::{Clock, Device, DeviceCalls, DeviceError, DevicePtr, EventId, Leaks, MemoryRange, StreamId, Tag};
+use harness_allocator::device::{Device, DeviceCalls, DeviceError, DevicePtr, EventId, Leaks, MemoryRange, StreamId, Tag};
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::{Case, Outcome};
@@ -70,12 +70,8 @@ fn whole_granules(device: &mut dyn Device) -> Result<Bytes, DeviceError> {
     Ok(Bytes(free.0 / granule.0 * granule.0))
 }
 
-/// A measured device is off by what the driver takes beside an allocation; a simulated one is exact.
 fn assert_moved(device: &dyn Device, what: &str, before: Bytes, after: Bytes, by: Bytes) {
-    let tolerance = match device.info().clock {
-        Clock::Simulated => Bytes::ZERO,
-        Clock::Measured => device.info().granularity,
-    };
+    let tolerance = device.info().used_tolerance;
     let moved = Bytes(before.0.abs_diff(after.0));
     assert!(moved.0.abs_diff(by.0) <= tolerance.0, "{what} moved by {moved} ({before} to {after}), expected {by} give or take {tolerance}");
 }

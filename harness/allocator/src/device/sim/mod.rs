@@ -24,8 +24,8 @@ use super::{
 };
 use crate::units::{Bytes, Nanos};
 
-/// Every allocation is charged in whole multiples of this: the granularity that `cuMemGetAllocationGranularity` tells for device memory
-/// on data-centre GPUs.
+/// Every allocation is charged in whole multiples of this, the size of a GPU's pages ("2MiB currently", says PyTorch's
+/// `c10/cuda/CUDACachingAllocator.cpp` on expandable segments; for `cudaMalloc` seen in <https://github.com/signalnine/q27/issues/1>).
 pub const GRANULARITY: Bytes = Bytes::mib(2);
 
 /// The first address handed out; the next one follows its charge, and none is used twice.
@@ -42,9 +42,10 @@ pub struct SimConfig {
     pub cost: CostModel,
     /// When events complete.
     pub completion: Completion,
-    /// Whether a device free waits for all work of all streams. `cuMemFree` is documented as one that "may perform implicit
-    /// synchronization" (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html>), and current drivers do
-    /// (<https://github.com/cupy/cupy/pull/2898>).
+    /// Whether a device free waits for all work of all streams, as `cudaFree` does: "Managing memory allocations using `cudaMalloc` and
+    /// `cudaFree` causes the GPU to synchronize across all executing CUDA streams" (CUDA C++ Programming Guide, Stream Ordered Memory
+    /// Allocator, <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#stream-ordered-memory-allocator>). The allocation does not
+    /// wait here, as current drivers do not (<https://github.com/cupy/cupy/pull/2898>).
     pub free_synchronizes: bool,
 }
 
@@ -80,7 +81,8 @@ impl SimConfig {
 /// When an event counts as done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
-    /// When the virtual clock has passed the end of the work in front of it.
+    /// When the virtual clock has passed the end of the work in front of it. Where the cost model lets a query cost nothing, asking again
+    /// and again never gets there: wait instead.
     Timed,
     /// When the host has waited for it, for later work of its stream, or for the device; never by itself. So a program's events complete
     /// at the same points of the program whatever work costs.

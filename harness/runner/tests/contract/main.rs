@@ -8,6 +8,7 @@
 //! again, told by [`CHILD`] which case to run on which row. A row that is not available here is shown as ignored, with the reason
 //! printed and in the name of each trial (a run-time skip would be shown as passed by nextest).
 
+mod allocator;
 mod device;
 
 use std::ffi::OsString;
@@ -58,7 +59,7 @@ enum Process {
 
 /// All bodies of all contracts.
 fn cases() -> Vec<Case> {
-    device::cases()
+    device::cases().into_iter().chain(allocator::cases()).collect()
 }
 
 /// All implementations of a device.

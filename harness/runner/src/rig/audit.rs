@@ -1,0 +1,390 @@
+//! The audit: a second account of everything, kept apart from the allocator's own, and compared with it and with the device.
+//!
+//! It remembers what was handed out ([`Audit::handed_out`], [`Audit::taken_back`]) and the sums of every segment it has seen. A check
+//! after one operation reads the one segment that the operation touched, in time proportional to that segment's blocks; when the driver
+//! was called or counters moved otherwise than the operation explains, it reads the whole structure.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::allocator::{Allocation, Allocator};
+use harness_allocator::device::{Device, DeviceCalls, DeviceError, DeviceMemory, DevicePtr, StreamId};
+use harness_allocator::stats::{BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo};
+use harness_allocator::units::Bytes;
+
+use crate::invariant::Invariant;
+
+/// An invariant that does not hold, before anybody knows in which step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Which.
+    pub invariant: Invariant,
+    /// What should be.
+    pub expected: String,
+    /// What is.
+    pub seen: String,
+}
+
+impl Finding {
+    fn new(invariant: Invariant, expected: impl Into<String>, seen: impl Into<String>) -> Self {
+        Self { invariant, expected: expected.into(), seen: seen.into() }
+    }
+}
+
+/// What was handed out at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HandedOut {
+    requested: Bytes,
+    size: Bytes,
+    stream: StreamId,
+}
+
+/// Sums over blocks, of one pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sums {
+    requested: u64,
+    allocated: u64,
+    active: u64,
+    reserved: u64,
+    charged: u64,
+    inactive_split: u64,
+    allocations: u64,
+    actives: u64,
+    segments: u64,
+    inactive_splits: u64,
+}
+
+impl Sums {
+    fn of(segment: &SegmentInfo, granularity: Bytes) -> Self {
+        let charged = segment.size.checked_round_up(granularity).unwrap_or(segment.size).0;
+        let mut sums = Self { reserved: segment.size.0, charged, segments: 1, ..Self::default() };
+        let split = segment.blocks.len() > 1 && !segment.expandable;
+        for block in &segment.blocks {
+            match block.state {
+                BlockState::Inactive if split => {
+                    sums.inactive_split += block.size.0;
+                    sums.inactive_splits += 1;
+                }
+                BlockState::Inactive => {}
+                BlockState::PendingFree | BlockState::Allocated => {
+                    sums.requested += block.requested.0;
+                    sums.active += block.size.0;
+                    sums.actives += 1;
+                }
+            }
+            if block.state == BlockState::Allocated {
+                sums.allocated += block.size.0;
+                sums.allocations += 1;
+            }
+        }
+        sums
+    }
+
+    fn combine(self, other: Self, op: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            requested: op(self.requested, other.requested),
+            allocated: op(self.allocated, other.allocated),
+            active: op(self.active, other.active),
+            reserved: op(self.reserved, other.reserved),
+            charged: op(self.charged, other.charged),
+            inactive_split: op(self.inactive_split, other.inactive_split),
+            allocations: op(self.allocations, other.allocations),
+            actives: op(self.actives, other.actives),
+            segments: op(self.segments, other.segments),
+            inactive_splits: op(self.inactive_splits, other.inactive_splits),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Audit {
+    live: BTreeMap<DevicePtr, HandedOut>,
+    segments: BTreeMap<DevicePtr, (PoolKind, Sums)>,
+    small: Sums,
+    large: Sums,
+    granularity: Bytes,
+    tolerance: Bytes,
+    /// Whether the device is ours alone, so that device used moves by our doing only.
+    alone: bool,
+    /// Device used and pressure before the first allocation.
+    start: DeviceMemory,
+    last_stats: MemoryStats,
+    last_calls: DeviceCalls,
+}
+
+impl Audit {
+    /// Begins before the first allocation.
+    ///
+    /// # Errors
+    /// [`DeviceError`] where the device cannot tell its memory.
+    pub fn new(device: &mut dyn Device) -> Result<Self, DeviceError> {
+        let start = device.memory()?;
+        let info = device.info();
+        Ok(Self {
+            live: BTreeMap::new(),
+            segments: BTreeMap::new(),
+            small: Sums::default(),
+            large: Sums::default(),
+            granularity: info.granularity,
+            tolerance: info.used_tolerance,
+            alone: info.fingerprint.other_processes.unwrap_or(0) == 0,
+            start,
+            last_stats: MemoryStats::default(),
+            last_calls: device.calls(),
+        })
+    }
+
+    /// Notes what was handed out and checks what it touched.
+    ///
+    /// # Errors
+    /// The findings.
+    pub fn handed_out(&mut self, allocator: &dyn Allocator, device: &mut dyn Device, allocation: &Allocation) -> Result<(), Vec<Finding>> {
+        if allocation.is_null() {
+            return Ok(());
+        }
+        let entry = HandedOut { requested: allocation.requested(), size: allocation.size(), stream: allocation.stream() };
+        if let Some(before) = self.live.insert(allocation.ptr(), entry) {
+            let expected = format!("{} handed out once", allocation.ptr());
+            let seen = format!("it is still in use, {} on stream {}", before.requested, before.stream.0);
+            return Err(vec![Finding::new(Invariant::AllocationsAreDisjoint, expected, seen)]);
+        }
+        self.after_operation(allocator, device, allocation.ptr(), 1)
+    }
+
+    /// Forgets what was taken back and checks what it touched.
+    ///
+    /// # Errors
+    /// The findings.
+    pub fn taken_back(&mut self, allocator: &dyn Allocator, device: &mut dyn Device, address: DevicePtr) -> Result<(), Vec<Finding>> {
+        if self.live.remove(&address).is_none() {
+            return Ok(());
+        }
+        self.after_operation(allocator, device, address, -1)
+    }
+
+    /// Checks that an out-of-memory changed nothing but cached memory given back.
+    ///
+    /// # Errors
+    /// The findings.
+    pub fn out_of_memory(&mut self, allocator: &dyn Allocator, device: &mut dyn Device, counted: bool) -> Result<(), Vec<Finding>> {
+        let (before, after) = (self.last_stats, allocator.stats());
+        let mut findings = Vec::new();
+        let mut expect = |holds: bool, expected: String, seen: String| {
+            if !holds {
+                findings.push(Finding::new(Invariant::OomChangesOnlyTheCache, expected, seen));
+            }
+        };
+        let allocated = |stats: &MemoryStats| stats.allocated_bytes.all.current;
+        let reserved = |stats: &MemoryStats| stats.reserved_bytes.all.current;
+        let wanted = before.num_ooms + u64::from(counted);
+        expect(allocated(&after) == allocated(&before), bytes("allocated", allocated(&before)), bytes("", allocated(&after)));
+        expect(reserved(&after) <= reserved(&before), bytes("reserved at most", reserved(&before)), bytes("", reserved(&after)));
+        expect(after.num_ooms == wanted, format!("num_ooms {wanted}"), after.num_ooms.to_string());
+        findings.extend(self.everything(allocator, device).err().unwrap_or_default());
+        if findings.is_empty() { Ok(()) } else { Err(findings) }
+    }
+
+    /// Reads the whole structure and asks the device: after each step, and whenever the driver was called.
+    ///
+    /// # Errors
+    /// The findings.
+    pub fn everything(&mut self, allocator: &dyn Allocator, device: &mut dyn Device) -> Result<(), Vec<Finding>> {
+        let mut findings = Vec::new();
+        self.segments.clear();
+        (self.small, self.large) = (Sums::default(), Sums::default());
+        let snapshot = allocator.snapshot();
+        for segment in &snapshot {
+            self.check_segment(segment, &mut findings);
+        }
+        self.check_segments_are_disjoint(&snapshot, &mut findings);
+        let seen = self.small.allocations + self.large.allocations;
+        if seen != self.live.len() as u64 {
+            let expected = format!("{} allocations in the structure", self.live.len());
+            findings.push(Finding::new(Invariant::AllocationsAreDisjoint, expected, seen.to_string()));
+        }
+        self.check_counters(&allocator.stats(), &mut findings);
+        self.check_device(&allocator.stats(), device, &mut findings);
+        self.remember(allocator, device);
+        if findings.is_empty() { Ok(()) } else { Err(findings) }
+    }
+
+    fn after_operation(
+        &mut self,
+        allocator: &dyn Allocator,
+        device: &mut dyn Device,
+        address: DevicePtr,
+        change: i64,
+    ) -> Result<(), Vec<Finding>> {
+        let (before, after) = (&self.last_stats, allocator.stats());
+        let actives = |stats: &MemoryStats| stats.active.all.current as i64;
+        let explained = actives(&after) - actives(before) == change && device.calls().memory_calls() == self.last_calls.memory_calls();
+        if !explained {
+            return self.everything(allocator, device);
+        }
+        let mut findings = Vec::new();
+        match allocator.segment_at(address) {
+            Some(segment) => self.check_segment(&segment, &mut findings),
+            None => findings.push(Finding::new(Invariant::AllocationsAreDisjoint, format!("a segment around {address}"), "none")),
+        }
+        self.check_counters(&after, &mut findings);
+        self.remember(allocator, device);
+        if findings.is_empty() { Ok(()) } else { Err(findings) }
+    }
+
+    fn remember(&mut self, allocator: &dyn Allocator, device: &dyn Device) {
+        self.last_stats = allocator.stats();
+        self.last_calls = device.calls();
+    }
+
+    /// Checks one segment and replaces what was known of it in the sums.
+    fn check_segment(&mut self, segment: &SegmentInfo, findings: &mut Vec<Finding>) {
+        check_tiling(segment, findings);
+        self.check_owners(segment, findings);
+        let sums = Sums::of(segment, self.granularity);
+        if let Some((pool, old)) = self.segments.insert(segment.address, (segment.pool, sums)) {
+            let total = self.sums_mut(pool);
+            *total = total.combine(old, |sum, part| sum - part);
+        }
+        let total = self.sums_mut(segment.pool);
+        *total = total.combine(sums, |sum, part| sum + part);
+    }
+
+    fn sums_mut(&mut self, pool: PoolKind) -> &mut Sums {
+        match pool {
+            PoolKind::Small => &mut self.small,
+            PoolKind::Large => &mut self.large,
+        }
+    }
+
+    /// Every allocated block was handed out as it stands, and everything handed out in this segment is an allocated block.
+    fn check_owners(&self, segment: &SegmentInfo, findings: &mut Vec<Finding>) {
+        let mut handed_out = self.live.range(segment.address..segment.address.offset(segment.size));
+        for block in segment.blocks.iter().filter(|block| block.state == BlockState::Allocated) {
+            let owner = handed_out.next();
+            let fits = owner.is_some_and(|(&address, owner)| {
+                let same = address == block.address && owner.size == block.size && owner.requested == block.requested;
+                same && owner.requested <= owner.size && owner.stream == segment.stream
+            });
+            if !fits {
+                let expected =
+                    format!("the allocated block at {} ({} for {}) handed out as such", block.address, block.size, block.requested);
+                let seen = owner.map_or_else(
+                    || "nothing was handed out there".to_owned(),
+                    |(address, owner)| format!("{} for {} on stream {} at {address}", owner.size, owner.requested, owner.stream.0),
+                );
+                findings.push(Finding::new(Invariant::AllocationsAreDisjoint, expected, seen));
+                return;
+            }
+        }
+        if let Some((address, owner)) = handed_out.next() {
+            let expected = format!("{} at {address} in an allocated block of its own", owner.requested);
+            findings.push(Finding::new(Invariant::AllocationsAreDisjoint, expected, "its block is not allocated"));
+        }
+    }
+
+    fn check_segments_are_disjoint(&self, segments: &[SegmentInfo], findings: &mut Vec<Finding>) {
+        for pair in segments.windows(2) {
+            if pair[0].address.offset(pair[0].size) > pair[1].address {
+                let expected = format!("segments apart or side by side from {}", pair[0].address);
+                let seen = format!("{} long, the next at {}", pair[0].size, pair[1].address);
+                findings.push(Finding::new(Invariant::BlocksTileSegments, expected, seen));
+            }
+        }
+    }
+
+    fn check_counters(&self, stats: &MemoryStats, findings: &mut Vec<Finding>) {
+        let all = self.small.combine(self.large, |small, large| small + large);
+        let mut compare = |name: &str, counted: &PooledStat, of: fn(&Sums) -> u64| {
+            let parts = [
+                ("all", counted.all.current, of(&all)),
+                ("small_pool", counted.small_pool.current, of(&self.small)),
+                ("large_pool", counted.large_pool.current, of(&self.large)),
+            ];
+            for (pool, counted, summed) in parts {
+                if counted != summed {
+                    let expected = format!("{name}.{pool}.current = {summed}, the sum over the structure");
+                    findings.push(Finding::new(Invariant::CountersEqualStructure, expected, counted.to_string()));
+                }
+            }
+        };
+        compare("allocated_bytes", &stats.allocated_bytes, |sums| sums.allocated);
+        compare("reserved_bytes", &stats.reserved_bytes, |sums| sums.reserved);
+        compare("active_bytes", &stats.active_bytes, |sums| sums.active);
+        compare("requested_bytes", &stats.requested_bytes, |sums| sums.requested);
+        compare("inactive_split_bytes", &stats.inactive_split_bytes, |sums| sums.inactive_split);
+        compare("allocation", &stats.allocation, |sums| sums.allocations);
+        compare("segment", &stats.segment, |sums| sums.segments);
+        compare("active", &stats.active, |sums| sums.actives);
+        compare("inactive_split", &stats.inactive_split, |sums| sums.inactive_splits);
+    }
+
+    fn check_device(&self, stats: &MemoryStats, device: &mut dyn Device, findings: &mut Vec<Finding>) {
+        let memory = match device.memory() {
+            Ok(memory) => memory,
+            Err(error) => {
+                let expected = "the device tells its memory";
+                findings.push(Finding::new(Invariant::DeviceUsedFollowsReserved, expected, error.to_string()));
+                return;
+            }
+        };
+        let held = memory.used.saturating_sub(memory.context_overhead);
+        let chain = [
+            ("allocated", stats.allocated_bytes.all.current),
+            ("active", stats.active_bytes.all.current),
+            ("reserved", stats.reserved_bytes.all.current),
+            ("device used − context overhead", held.0.saturating_add(self.tolerance.0)),
+        ];
+        for pair in chain.windows(2) {
+            let ((lower_name, lower), (upper_name, upper)) = (pair[0], pair[1]);
+            if lower > upper {
+                let expected = format!("{lower_name} ≤ {upper_name}");
+                findings.push(Finding::new(Invariant::AccountsAreOrdered, expected, format!("{lower} > {upper}")));
+            }
+        }
+        if self.alone {
+            self.check_used(memory, findings);
+        }
+    }
+
+    /// What the segments are charged, against how far device used has moved since the start, pressure by others apart.
+    fn check_used(&self, memory: DeviceMemory, findings: &mut Vec<Finding>) {
+        let charged = self.small.charged + self.large.charged;
+        let reserved = self.small.reserved + self.large.reserved;
+        let moved = i128::from(memory.used.0) - i128::from(self.start.used.0);
+        let pressure = i128::from(memory.pressure.0) - i128::from(self.start.pressure.0);
+        let ours = moved - pressure;
+        let tolerance = i128::from(self.tolerance.0);
+        if ours < i128::from(reserved) - tolerance || ours > i128::from(charged) + tolerance {
+            let charge = if charged == reserved { String::new() } else { format!(" (charged as {charged})") };
+            let expected = format!("device used moved by the {reserved} B reserved{charge}, within {}", self.tolerance);
+            findings.push(Finding::new(Invariant::DeviceUsedFollowsReserved, expected, format!("it moved by {ours} B")));
+        }
+    }
+}
+
+fn check_tiling(segment: &SegmentInfo, findings: &mut Vec<Finding>) {
+    let mut next = segment.address;
+    for block in &segment.blocks {
+        if block.address != next || block.size == Bytes::ZERO {
+            let expected = format!("a block at {next} in the segment at {}", segment.address);
+            let seen = format!("{} at {}", block.size, block.address);
+            findings.push(Finding::new(Invariant::BlocksTileSegments, expected, seen));
+            return;
+        }
+        next = next.offset(block.size);
+    }
+    if next != segment.address.offset(segment.size) {
+        let expected = format!("blocks of {} in the segment at {}", segment.size, segment.address);
+        findings.push(Finding::new(Invariant::BlocksTileSegments, expected, format!("they end at {next}")));
+    }
+    let free = |state| state == BlockState::Inactive;
+    if let Some(pair) = segment.blocks.windows(2).find(|pair| free(pair[0].state) && free(pair[1].state)) {
+        let expected = format!("the free block at {} merged with its neighbour", pair[0].address);
+        let seen = format!("{} and {} side by side", pair[0].size, pair[1].size);
+        findings.push(Finding::new(Invariant::FreeNeighboursAreMerged, expected, seen));
+    }
+}
+
+fn bytes(name: &str, amount: u64) -> String {
+    format!("{name} {amount} B").trim_start().to_owned()
+}

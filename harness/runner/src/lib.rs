@@ -4,3 +4,4 @@ pub mod invariant;
 pub mod record;
 pub mod replay;
 pub mod rig;
+pub mod scenario;

@@ -1,0 +1,129 @@
+//! From a file to wire types: bounded reading, and serde-saphyr's errors in the words of this language.
+
+use std::path::Path;
+
+use serde_saphyr::Error;
+
+use super::ScenarioWire;
+use super::error::{Code, Problem, ScenarioError, choices};
+use super::located::Position;
+
+/// Largest file that is read, in bytes.
+pub const MAX_FILE: u64 = 64 << 20;
+/// Most scalars, lists and maps of one file: enough for some 400,000 steps.
+pub const MAX_NODES: usize = 4_000_000;
+
+/// Reads a file as text.
+pub(super) fn read(path: &Path) -> Result<String, ScenarioError> {
+    let file = |why: String, help: &str| ScenarioError::File { path: path.to_owned(), why, help: help.to_owned() };
+    let io = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::NotFound => file("there is no such file".to_owned(), "name a scenario file, as in `scenarios/rounding.yaml`"),
+        _ => file(format!("cannot be read: {error}"), "make the file readable, or name another one"),
+    };
+    let metadata = std::fs::metadata(path).map_err(io)?;
+    if metadata.is_dir() {
+        return Err(file("this is a directory, not a scenario file".to_owned(), "name the files in it, as in `scenarios/*.yaml`"));
+    }
+    if metadata.len() > MAX_FILE {
+        let why = format!("the file has {} bytes; a scenario has at most {MAX_FILE}", metadata.len());
+        return Err(file(why, "use `repeat` and `storm` instead of writing every step"));
+    }
+    let bytes = std::fs::read(path).map_err(io)?;
+    String::from_utf8(bytes).map_err(|error| {
+        let good = error.utf8_error().valid_up_to();
+        let text = String::from_utf8_lossy(&error.as_bytes()[..good]).into_owned();
+        let (line, column) = (text.matches('\n').count() + 1, text.rsplit('\n').next().unwrap_or("").chars().count() + 1);
+        let at = Position { line: line as u32, column: column as u32, length: 1 };
+        let message = format!("byte {} of the file is not UTF-8", good + 1);
+        ScenarioError::text(Problem::new(Code::Yaml, at, message).help("save the file as UTF-8"), path, &text)
+    })
+}
+
+/// Reads the wire types out of a text.
+pub(super) fn parse(source: &str) -> Result<ScenarioWire, Problem> {
+    if source.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+        let at = Position { line: 1, column: 1, length: 1 };
+        return Err(Problem::new(Code::Shape, at, "the file is empty").help(SHAPE));
+    }
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_nodes: MAX_NODES,
+            max_events: 2 * MAX_NODES,
+        },
+        strict_booleans: true,
+        with_snippet: false,
+    };
+    serde_saphyr::from_str_with_options(source, options).map_err(|error| in_our_words(&error))
+}
+
+const SHAPE: &str =
+    "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators`, `streams`, `seed`, `invariants` and `violates`";
+
+/// The same error in the words of this language. What is not listed is a mistake in YAML itself, which serde-saphyr words well.
+fn in_our_words(error: &Error) -> Problem {
+    let error = error.without_snippet();
+    let at = error.location().map_or(Position { line: 1, column: 1, length: 1 }, Position::of);
+    let shape = |message: String| Problem::new(Code::Shape, at, message);
+    match error {
+        Error::AliasError { error, .. } => in_our_words(error),
+        Error::SerdeUnknownField { field, expected, .. } => {
+            shape(format!("there is no field `{field}` here")).help(choices(field, "fields", expected.iter().copied()))
+        }
+        Error::SerdeUnknownVariant { variant, expected, .. } => {
+            shape(format!("`{variant}` is not known here")).help(choices(variant, "accepted", expected.iter().copied()))
+        }
+        Error::SerdeMissingField { field, .. } => {
+            let help = if ["about", "needs", "steps"].contains(field) { SHAPE.to_owned() } else { format!("add `{field}: …`") };
+            shape(format!("the field `{field}` is missing")).help(help)
+        }
+        Error::DuplicateMappingKey { key: Some(key), .. } => shape(format!("the key `{key}` stands here twice")).help("keep one of them"),
+        Error::MultipleDocuments { .. } => {
+            shape("a second document begins here".to_owned()).help("one file is one scenario: put the others into files of their own")
+        }
+        Error::InvalidScalar { ty, .. } => {
+            let (message, help) = scalar(ty);
+            Problem::new(Code::Value, at, message).help(help)
+        }
+        Error::SerdeInvalidType { unexpected, expected, .. } | Error::SerdeInvalidValue { unexpected, expected, .. } => {
+            shape(format!("{unexpected} stands where something else is wanted")).help(format!("wanted: {expected}"))
+        }
+        Error::NullIntoString { .. } => shape("nothing stands where a text is wanted".to_owned()).help("write a value behind the colon"),
+        Error::Unexpected { expected, .. } => shape(format!("something else stands where {} is wanted", noun(expected))).help(FORM),
+        Error::Budget { .. }
+        | Error::AliasReplayLimitExceeded { .. }
+        | Error::AliasExpansionLimitExceeded { .. }
+        | Error::AliasReplayStackDepthExceeded { .. } => {
+            Problem::new(Code::Yaml, at, format!("the file unfolds into too much: {}", plain(error)))
+                .help(format!("a scenario has at most {MAX_NODES} values, and few aliases; use `repeat` and `storm` for many operations"))
+        }
+        _ => Problem::new(Code::Yaml, at, plain(error)).help("the file must be one YAML document, indented with spaces"),
+    }
+}
+
+const FORM: &str = "fields stand in a map, as in `alloc: { buffer: a, size: 1MiB }`; lists in brackets, or with `- ` in front of each item";
+
+fn noun(expected: &str) -> &str {
+    match expected {
+        "mapping start" => "a map of fields",
+        "sequence start" => "a list",
+        "string scalar" => "a text",
+        other => other,
+    }
+}
+
+fn scalar(ty: &str) -> (&'static str, &'static str) {
+    if ty.starts_with('u') || ty.starts_with('i') {
+        ("this is not a whole number from 0 to 18446744073709551615", "write digits only, as in `3`")
+    } else if ty.starts_with('f') {
+        ("this is not a number", "write digits and a point, as in `0.5`")
+    } else {
+        ("this is neither true nor false", "write `true` or `false`")
+    }
+}
+
+/// Its text without the place, which stands in front of our message already.
+fn plain(error: &Error) -> String {
+    let text = error.to_string();
+    let end = [" at line ", ": line "].iter().filter_map(|mark| text.find(mark)).min().unwrap_or(text.len());
+    text[..end].trim().to_owned()
+}

@@ -2,3 +2,4 @@
 
 pub mod invariant;
 pub mod record;
+pub mod report;

@@ -3,3 +3,4 @@
 pub mod invariant;
 pub mod record;
 pub mod report;
+pub mod store;

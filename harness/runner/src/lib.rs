@@ -2,6 +2,11 @@
 
 pub mod invariant;
 pub mod record;
+mod recovery;
 pub mod replay;
+pub mod report;
 pub mod rig;
+pub mod run;
 pub mod scenario;
+pub mod store;
+mod workload;

@@ -51,6 +51,20 @@ pub struct RunRecord {
     pub calls: DeviceCalls,
     /// The allocator's counters when the last step was done.
     pub stats: MemoryStats,
+    /// What the simulated device charges for each operation; empty on a real device.
+    #[serde(default)]
+    pub cost_figures: Vec<CostFigure>,
+}
+
+/// One figure of the cost model of a simulated device.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct CostFigure {
+    /// What is charged for, for example `malloc`.
+    pub name: String,
+    /// How much, with its unit.
+    pub value: String,
+    /// Where the figure comes from: a measured profile with date and device, or a publication.
+    pub source: String,
 }
 
 /// What a scenario says of itself.

@@ -1,0 +1,447 @@
+//! The report that a person reads: verdicts first, then failures in full, then each scenario with its picture, times and steps.
+
+mod escape;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use harness_allocator::units::Bytes;
+
+use self::escape::{code, prose, prose_block};
+use super::picture::{self, Picture};
+use super::steps::Selection;
+use super::timing::Timing;
+use super::words::{self, Align, Grid, NOTHING};
+use super::{Arm, Bench, DeviceGroup, Report, ScenarioGroup};
+use crate::record::{Rule, RunRecord, StepRecord, Table, Verdict, Violation};
+
+/// A report and the pictures that it links to by their file names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendered {
+    /// GitHub-flavoured markdown.
+    pub markdown: String,
+    /// In the order in which they are shown.
+    pub pictures: Vec<Picture>,
+}
+
+/// Steps shown with a failure; the whole table stands in the scenario's section.
+const STEPS_OF_A_FAILURE: usize = 10;
+/// Longer tables are folded.
+const UNFOLDED: usize = 12;
+/// Lines that the first screen spends on failures, and on skipped runs.
+const LINES_ON_TOP: usize = 15;
+
+/// Renders everything.
+#[must_use]
+pub fn render(report: &Report<'_>) -> Rendered {
+    let mut page = Page::default();
+    page.summary(report);
+    page.failures(report);
+    for scenario in &report.scenarios {
+        page.scenario(report, scenario);
+    }
+    page.how_to_read();
+    Rendered { markdown: page.text, pictures: page.pictures }
+}
+
+/// The page under construction.
+#[derive(Default)]
+struct Page {
+    text: String,
+    pictures: Vec<Picture>,
+    names: BTreeSet<String>,
+}
+
+impl Page {
+    /// Adds a paragraph, or any other block.
+    fn block(&mut self, block: impl AsRef<str>) {
+        let block = block.as_ref().trim_end();
+        if !block.is_empty() {
+            self.text.push_str(block);
+            self.text.push_str("\n\n");
+        }
+    }
+
+    fn anchor(&mut self, name: &str) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.text, "<a id=\"{name}\"></a>\n");
+    }
+
+    fn fold(&mut self, summary: &str, content: impl FnOnce(&mut Self)) {
+        self.block(format!("<details><summary>{summary}</summary>"));
+        content(self);
+        self.block("</details>");
+    }
+
+    fn grid(&mut self, grid: &Grid) {
+        let columns: Vec<(String, Align)> = grid.columns.iter().map(|(head, align)| (prose(head), *align)).collect();
+        let rows = grid.rows.iter().map(|row| row.iter().map(|cell| prose(cell)).collect());
+        self.table(&columns, rows);
+    }
+
+    /// A table whose cells are markdown already.
+    fn table(&mut self, columns: &[(String, Align)], rows: impl IntoIterator<Item = Vec<String>>) {
+        let heads: Vec<&str> = columns.iter().map(|(head, _)| head.as_str()).collect();
+        let rules: Vec<&str> = columns.iter().map(|(_, align)| if *align == Align::Left { "---" } else { "---:" }).collect();
+        self.row(&heads);
+        self.row(&rules);
+        for row in rows {
+            self.row(&row);
+        }
+        self.text.push('\n');
+    }
+
+    fn row<S: AsRef<str>>(&mut self, cells: &[S]) {
+        for cell in cells {
+            self.text.push_str("| ");
+            self.text.push_str(cell.as_ref());
+            self.text.push(' ');
+        }
+        self.text.push_str("|\n");
+    }
+
+    fn list(&mut self, lines: &[String]) {
+        if !lines.is_empty() {
+            self.block(lines.iter().map(|line| format!("- {line}\n")).collect::<String>());
+        }
+    }
+}
+
+/// The first screen.
+impl Page {
+    fn summary(&mut self, report: &Report<'_>) {
+        self.block("# Out-of-memory report");
+        self.block(format!("**{}**", words::verdict_line(report.counts)));
+        if let Some(warning) = words::model_time_warning(report) {
+            self.block(prose(&warning));
+        }
+        self.failures_in_brief(report);
+        self.devices(report);
+        self.verdicts(report);
+        self.skipped(report);
+        self.cost_models(report);
+    }
+
+    fn failures_in_brief(&mut self, report: &Report<'_>) {
+        let failed = report.arms().filter_map(|(scenario, device, arm)| match &arm.shown().verdict {
+            Verdict::Failed { first, .. } => Some((scenario, device, arm, first)),
+            Verdict::Passed | Verdict::Skipped { .. } | Verdict::Interrupted => None,
+        });
+        let lines = failed.map(|(scenario, device, arm, first)| {
+            let place = where_it_ran(report, scenario, device, arm);
+            format!("[{place}](#failure-{}): {}", arm.slug, prose(&first.to_string()))
+        });
+        self.bounded_list(lines.collect(), "failure");
+    }
+
+    fn skipped(&mut self, report: &Report<'_>) {
+        let lines = report.arms().filter_map(|(scenario, device, arm)| match &arm.shown().verdict {
+            Verdict::Skipped { reason } => Some(format!("Skipped: {}: {}", where_it_ran(report, scenario, device, arm), prose(reason))),
+            Verdict::Passed | Verdict::Failed { .. } | Verdict::Interrupted => None,
+        });
+        self.bounded_list(lines.collect(), "skipped arm");
+    }
+
+    fn bounded_list(&mut self, mut lines: Vec<String>, noun: &str) {
+        let more = lines.len().saturating_sub(LINES_ON_TOP);
+        if more > 0 {
+            lines.truncate(LINES_ON_TOP);
+            lines.push(format!("… and {} more, in the sections below", words::count(more, noun)));
+        }
+        self.list(&lines);
+    }
+
+    /// Scenario × allocator.
+    fn verdicts(&mut self, report: &Report<'_>) {
+        let mut allocators: Vec<&str> = Vec::new();
+        for (_, _, arm) in report.arms() {
+            if !allocators.contains(&arm.allocator) {
+                allocators.push(arm.allocator);
+            }
+        }
+        let has_devices = report.devices.len() > 1;
+        let mut columns = vec![("scenario".to_owned(), Align::Left)];
+        columns.extend(has_devices.then(|| ("device".to_owned(), Align::Left)));
+        columns.extend(allocators.iter().map(|allocator| (code(allocator), Align::Left)));
+        let benches = report.scenarios.iter().flat_map(|scenario| scenario.benches.iter().map(move |bench| (scenario, bench)));
+        let rows = benches.map(|(scenario, bench)| {
+            let mut row = vec![format!("[{}](#scenario-{})", code(&scenario.info.name), scenario.slug)];
+            row.extend(has_devices.then(|| prose(&report.devices[bench.device].label)));
+            row.extend(allocators.iter().map(|allocator| {
+                let arm = bench.arms.iter().find(|arm| arm.allocator == *allocator);
+                arm.map_or_else(|| NOTHING.to_owned(), verdict_cell)
+            }));
+            row
+        });
+        self.table(&columns, rows.collect::<Vec<_>>());
+    }
+
+    fn devices(&mut self, report: &Report<'_>) {
+        let columns = ["device", "total", "clock", "driver", "CUDA", "clocks (SM / memory)", "identity and state when opened"];
+        let columns = columns.map(|head| (head.to_owned(), Align::Left));
+        self.table(&columns, report.devices.iter().map(device_cells));
+    }
+
+    fn cost_models(&mut self, report: &Report<'_>) {
+        self.block(format!("Written from records of harness {}.", prose(&report.records.harness)));
+        for device in report.devices.iter().filter(|device| !device.cost_figures.is_empty()) {
+            let model = device.info.fingerprint.cost_model.as_deref().unwrap_or("without a name");
+            self.fold(&format!("Cost model {}: what each operation is charged, and why", prose(model)), |page| {
+                let mut grid = Grid::new([("operation", Align::Left), ("charge", Align::Right), ("source", Align::Left)]);
+                grid.rows = device.cost_figures.iter().map(|f| vec![f.name.clone(), f.value.clone(), f.source.clone()]).collect();
+                page.grid(&grid);
+            });
+        }
+    }
+}
+
+fn verdict_cell(arm: &Arm<'_>) -> String {
+    let words = words::verdicts(arm.counts);
+    match &arm.shown().verdict {
+        Verdict::Failed { first, .. } => {
+            let line = first.at.as_ref().map_or_else(String::new, |at| format!(", line {}", at.line));
+            format!("[**{words}**{line}](#failure-{})", arm.slug)
+        }
+        Verdict::Passed | Verdict::Interrupted => format!("[{words}](#arm-{})", arm.slug),
+        Verdict::Skipped { .. } => words,
+    }
+}
+
+fn device_cells(device: &DeviceGroup<'_>) -> Vec<String> {
+    let print = &device.info.fingerprint;
+    let (sm, memory): (BTreeSet<u32>, BTreeSet<u32>) = device.clocks_mhz.iter().copied().unzip();
+    let clocks = (!sm.is_empty()).then(|| format!("{} / {} MHz", words::range(&sm), words::range(&memory)));
+    let mut state: Vec<String> = print.uuid_hash.iter().map(|hash| format!("UUID hash {hash}")).collect();
+    state.extend(print.mig.map(|on| if on { "MIG on" } else { "MIG off" }.to_owned()));
+    state.extend(print.ecc.map(|on| if on { "ECC on" } else { "ECC off" }.to_owned()));
+    state.extend(device.other_processes.map(|number| format!("other processes: {number}")));
+    if !device.throttle_reasons.is_empty() {
+        let reasons: Vec<&str> = device.throttle_reasons.iter().copied().collect();
+        state.push(format!("throttled: {}", reasons.join(", ")));
+    }
+    let cells = [
+        device.label.clone(),
+        words::total(device),
+        words::clock(device),
+        words::or_nothing(print.driver.as_deref()),
+        words::or_nothing(print.cuda.as_deref()),
+        words::or_nothing(clocks),
+        if state.is_empty() { NOTHING.to_owned() } else { state.join(", ") },
+    ];
+    cells.map(|cell| prose(&cell)).to_vec()
+}
+
+/// `scenario` with `allocator`, and the device where there are several.
+fn where_it_ran(report: &Report<'_>, scenario: &ScenarioGroup<'_>, device: &DeviceGroup<'_>, arm: &Arm<'_>) -> String {
+    let place = format!("{} with {}", code(&scenario.info.name), code(arm.allocator));
+    if report.devices.len() > 1 { format!("{place} on {}", prose(&device.label)) } else { place }
+}
+
+/// Failures in full.
+impl Page {
+    fn failures(&mut self, report: &Report<'_>) {
+        if report.counts.failed == 0 {
+            return;
+        }
+        self.block("## Failures");
+        for (scenario, device, arm) in report.arms() {
+            let run = arm.shown();
+            if let Verdict::Failed { first, rest } = &run.verdict {
+                self.anchor(&format!("failure-{}", arm.slug));
+                self.block(format!("### {}", where_it_ran(report, scenario, device, arm)));
+                self.failure(arm, run, first, rest);
+            }
+        }
+    }
+
+    fn failure(&mut self, arm: &Arm<'_>, run: &RunRecord, first: &Violation, rest: &[Violation]) {
+        self.violation(first);
+        if !rest.is_empty() {
+            self.block("Seen at the same step:");
+            self.list(&rest.iter().map(|violation| prose(&violation.to_string())).collect::<Vec<_>>());
+        }
+        self.other_failures(arm, run);
+        self.block("Reproduce it:");
+        self.command(&run.reproduce);
+        let selection = Selection::last(run, STEPS_OF_A_FAILURE);
+        if selection.steps().next().is_some() {
+            let shown = words::count(selection.steps().count(), "step");
+            let which = if selection.left_out() > 0 { format!("The last {shown}") } else { "All steps".to_owned() };
+            self.block(format!("{which} (also in [the scenario's section](#arm-{})):", arm.slug));
+            self.grid(&selection.grid());
+        }
+    }
+
+    fn violation(&mut self, violation: &Violation) {
+        let place = violation.at.as_ref().map_or_else(String::new, |at| format!("{}, ", code(&at.to_string())));
+        let step = if violation.step == 0 { "before the first step".to_owned() } else { format!("after step {}", violation.step) };
+        let mut lines = vec![format!("**{}** at {place}{step}", prose(&violation.rule.to_string()))];
+        if let Rule::Invariant(invariant) = &violation.rule {
+            lines.push(format!("promise: {}", prose(invariant.promise())));
+        }
+        lines.push(format!("expected: {}", prose(&violation.expected)));
+        lines.push(format!("seen: {}", prose(&violation.seen)));
+        self.list(&lines);
+    }
+
+    fn other_failures(&mut self, arm: &Arm<'_>, shown: &RunRecord) {
+        let others = arm.runs.iter().filter(|run| !std::ptr::eq(**run, shown)).filter_map(|run| match &run.verdict {
+            Verdict::Failed { first, .. } => {
+                Some(format!("repetition {} (seed {}): {}", run.repetition + 1, run.seed, prose(&first.to_string())))
+            }
+            Verdict::Passed | Verdict::Skipped { .. } | Verdict::Interrupted => None,
+        });
+        let others: Vec<String> = others.collect();
+        if !others.is_empty() {
+            let (shown, total) = (shown.repetition + 1, arm.runs.len());
+            self.block(format!("This is repetition {shown} of {total}. Others failed too:"));
+            self.bounded_list(others, "failed repetition");
+        }
+    }
+
+    fn command(&mut self, command: &str) {
+        self.block(format!("```sh\n{}\n```", command.replace("```", "'''")));
+    }
+}
+
+/// The section of a scenario.
+impl Page {
+    fn scenario(&mut self, report: &Report<'_>, scenario: &ScenarioGroup<'_>) {
+        self.anchor(&format!("scenario-{}", scenario.slug));
+        self.block(format!("## {}", code(&scenario.info.name)));
+        self.block(prose_block(&scenario.info.about));
+        self.block(format!("File: {}. Memory: {}.", code(&scenario.info.path), prose(&words::size(scenario.info.memory))));
+        for bench in &scenario.benches {
+            let device = &report.devices[bench.device];
+            if report.devices.len() > 1 {
+                self.block(format!("### On {}", prose(&device.label)));
+            }
+            self.picture(report, scenario, bench);
+            self.timing(bench, device);
+            for arm in &bench.arms {
+                self.arm(arm);
+            }
+        }
+    }
+
+    fn picture(&mut self, report: &Report<'_>, scenario: &ScenarioGroup<'_>, bench: &Bench<'_>) {
+        let device = &report.devices[bench.device];
+        let device_slug = if report.devices.len() > 1 { format!("-{}", super::slug(&device.label)) } else { String::new() };
+        let name = super::unique(&format!("{}{device_slug}", scenario.slug), "-", &mut self.names);
+        let runs: Vec<&RunRecord> = bench.arms.iter().map(Arm::shown).collect();
+        let Some(svg) = picture::draw(&runs) else { return };
+        let file_name = format!("{name}.svg");
+        let alt = format!("Allocated, reserved and device used over the steps of {}, one panel an allocator", scenario.info.name);
+        self.block(format!("![{}]({file_name})", prose(&alt)));
+        self.pictures.push(Picture { file_name, svg });
+    }
+
+    fn timing(&mut self, bench: &Bench<'_>, device: &DeviceGroup<'_>) {
+        let Some(timing) = Timing::new(bench, device) else { return };
+        self.block(format!("**{}** on {}", timing.title(), prose(&device.label)));
+        self.grid(&timing.grid());
+        self.list(&timing.footnotes().iter().map(|note| prose(note)).collect::<Vec<_>>());
+    }
+
+    fn arm(&mut self, arm: &Arm<'_>) {
+        self.anchor(&format!("arm-{}", arm.slug));
+        self.block(format!("#### {}: {}", code(arm.allocator), words::verdicts(arm.counts)));
+        let run = arm.shown();
+        match &run.verdict {
+            Verdict::Skipped { reason } => return self.block(format!("Skipped: {}", prose(reason))),
+            Verdict::Failed { first, .. } => {
+                self.block(format!("{} [In full](#failure-{}).", prose(&words::sentence(&first.to_string())), arm.slug));
+            }
+            Verdict::Interrupted => self.block("The user stopped it; the steps below are those that were done."),
+            Verdict::Passed => {}
+        }
+        self.facts(arm, run);
+        let selection = Selection::notable(run);
+        if run.steps.is_empty() {
+            self.block("No step was done.");
+        } else if run.steps.len() > UNFOLDED {
+            self.fold(&format!("{} and the accounts after each", words::count(run.steps.len(), "step")), |page| page.steps(&selection));
+        } else {
+            self.steps(&selection);
+        }
+    }
+
+    fn facts(&mut self, arm: &Arm<'_>, run: &RunRecord) {
+        let mut facts = vec![format!("Seed {}.", run.seed)];
+        if arm.runs.len() > 1 {
+            facts.push(format!("The steps are those of repetition {} of {}.", run.repetition + 1, arm.runs.len()));
+        }
+        if let Some(step) = run.steps.last() {
+            facts.push(format!("Context overhead: {}.", prose(&words::size(step.accounts.device.context_overhead))));
+        }
+        facts.push(format!("Reproduce: {}", code(&run.reproduce)));
+        self.block(facts.join(" "));
+    }
+
+    fn steps(&mut self, selection: &Selection<'_>) {
+        if selection.left_out() > 0 {
+            self.block("The run is long: both its ends are shown, and steps between in which something happened. All of them are in `records.json`.");
+        }
+        self.grid(&selection.grid());
+        let remarks: Vec<String> = selection.steps().flat_map(remarks).collect();
+        self.list(&remarks);
+        for (step, table) in selection.steps().flat_map(|step| step.tables.iter().map(move |table| (step, table))) {
+            self.step_table(step, table);
+        }
+    }
+
+    fn step_table(&mut self, step: &StepRecord, table: &Table) {
+        let title = format!("Step {}: {}", step.number, prose(&table.title));
+        let mut grid = Grid::new(table.columns.iter().map(|head| (head.as_str(), Align::Left)));
+        grid.rows.clone_from(&table.rows);
+        if table.rows.len() > UNFOLDED {
+            self.fold(&title, |page| page.grid(&grid));
+        } else {
+            self.block(title);
+            self.grid(&grid);
+        }
+    }
+}
+
+/// What a step says of itself: its notes and what it counted.
+fn remarks(step: &StepRecord) -> Vec<String> {
+    let mut remarks: Vec<String> = step.notes.iter().map(|note| format!("Step {}: {}", step.number, prose(note))).collect();
+    if !step.reports.is_empty() {
+        let counted: Vec<String> =
+            step.reports.iter().map(|(name, &value)| format!("{} {}", code(name), prose(&words::metric(name, value)))).collect();
+        remarks.push(format!("Step {} counted {}", step.number, counted.join(", ")));
+    }
+    remarks
+}
+
+/// The end.
+impl Page {
+    fn how_to_read(&mut self) {
+        self.block("## How to read this");
+        let words = [
+            ("requested", "what the caller asked for."),
+            ("allocated", "the rounded bytes that were handed out."),
+            ("active", "allocated, or freed but still waiting for an event of another stream."),
+            ("reserved", "what the allocator holds from the driver, cached memory included."),
+            ("device used", "what NVML reports for the whole device; the tables show it less the context overhead."),
+            ("context overhead", "device used before the first allocation: the CUDA context, its modules, and what others held."),
+            ("peak", "the high-water mark since the start of the run or the last reset."),
+            ("retry", "a driver allocation that failed and made the allocator give its cached memory back."),
+            ("OOM", "a request that failed even after that."),
+            ("runs", "repetitions that passed; allocators took turns, so that a drift of the device meets all of them."),
+            ("median, MAD, p99", "the middle sample, the median distance from it (unscaled), and the 99th percentile by nearest rank."),
+            ("÷ direct", "the median as a multiple of that of `direct`, which asks the driver every time; below 1 is faster."),
+        ];
+        let lines: Vec<String> = words.iter().map(|(word, meaning)| format!("**{word}**: {meaning}")).collect();
+        self.list(&lines);
+        self.block(format!(
+            "Sizes have binary units (1 MiB = {} bytes); where the short form rounds, the bytes follow in brackets.",
+            Bytes::mib(1).get()
+        ));
+        self.text.truncate(self.text.trim_end().len());
+        self.text.push('\n');
+    }
+}
+
+#[cfg(test)]
+mod tests;

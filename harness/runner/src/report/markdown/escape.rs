@@ -1,0 +1,60 @@
+//! Text from scenarios and devices as markdown that cannot break a table, a list or a page.
+
+/// A name: a code span, unless it holds a character that no code span in a table can hold.
+pub(super) fn code(text: &str) -> String {
+    if text.is_empty() || text.contains(['`', '|', '\\']) || text.contains(char::is_control) { escape(text) } else { format!("`{text}`") }
+}
+
+/// A text on one line, in which balanced backticks mark code.
+pub(super) fn prose(text: &str) -> String {
+    let pieces: Vec<&str> = text.split('`').collect();
+    let is_code = |index: usize| index % 2 == 1;
+    let is_balanced = pieces.len() % 2 == 1;
+    let is_safe =
+        pieces.iter().enumerate().all(|(index, piece)| !is_code(index) || !(piece.trim().is_empty() || code(piece) == escape(piece)));
+    if !is_balanced || !is_safe {
+        return escape(text);
+    }
+    pieces.iter().enumerate().map(|(index, piece)| if is_code(index) { code(piece) } else { escape(piece) }).collect()
+}
+
+/// Paragraphs, parted by empty lines.
+pub(super) fn prose_block(text: &str) -> String {
+    let paragraphs = text.split("\n\n").map(str::trim).filter(|paragraph| !paragraph.is_empty());
+    paragraphs.map(|paragraph| prose(&paragraph.replace('\n', " "))).collect::<Vec<_>>().join("\n\n")
+}
+
+/// Plain text. Underscores within words stay, for they mark nothing there.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    let mut before = ' ';
+    let mut rest = text.chars().peekable();
+    while let Some(c) = rest.next() {
+        let is_inner = before.is_alphanumeric() && rest.peek().is_some_and(|next| next.is_alphanumeric() || *next == '_');
+        match c {
+            '_' if is_inner || before == '_' && !escaped.ends_with("\\_") => escaped.push('_'),
+            '\\' | '`' | '*' | '_' | '<' | '>' | '[' | ']' | '|' | '~' | '&' | '#' => escaped.extend(['\\', c]),
+            c if c.is_control() => escaped.push(' '),
+            c => escaped.push(c),
+        }
+        before = c;
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_sentences_come_out_as_they_are_meant() {
+        assert_eq!(code("oom_retry"), "`oom_retry`");
+        assert_eq!(code("a|b`c"), "a\\|b\\`c");
+        assert_eq!(prose("num_ooms is 3 < 4"), "num_ooms is 3 \\< 4");
+        assert_eq!(prose("call `a_b()` | then"), "call `a_b()` \\| then");
+        assert_eq!(prose("one ` alone"), "one \\` alone");
+        assert_eq!(prose("`a|b`"), "\\`a\\|b\\`");
+        assert_eq!(prose("two\nlines _so_"), "two lines \\_so\\_");
+        assert_eq!(prose_block("one\ntwo\n\n\nthree\n"), "one two\n\nthree");
+    }
+}

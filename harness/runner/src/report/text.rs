@@ -1,0 +1,270 @@
+//! Reports for a terminal, and the step table that a failing test prints.
+
+use std::fmt::Write as _;
+
+use anstyle::{AnsiColor, Style as Paint};
+use unicode_width::UnicodeWidthStr;
+
+use super::Report;
+use super::steps::Selection;
+use super::timing::Timing;
+use super::words::{self, Align, Grid, NOTHING};
+use crate::record::{Rule, RunRecord, StepRecord, Verdict, Violation};
+
+/// Whether the terminal shows colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// Text only: for files, pipes and tests.
+    Plain,
+    /// Verdicts in colour, by ANSI escape codes.
+    Colour,
+}
+
+/// Steps that a failing test prints.
+const STEPS_OF_A_FAILURE: usize = 25;
+
+/// Renders verdicts, failures with their commands, and times.
+#[must_use]
+pub fn render(report: &Report<'_>, style: Style) -> String {
+    let mut out = String::new();
+    for device in &report.devices {
+        line(&mut out, &format!("{}: {}, clock {}", device.label, words::total(device), words::clock(device)));
+    }
+    out.push('\n');
+    out.push_str(&verdicts(report, style));
+    for (_, _, arm) in report.arms().filter(|(_, _, arm)| arm.counts.failed > 0) {
+        out.push('\n');
+        out.push_str(&failure(arm.shown(), style));
+    }
+    times(&mut out, report);
+    if let Some(warning) = words::model_time_warning(report) {
+        line(&mut out, &format!("\n{warning}"));
+    }
+    let paint = if report.counts.failed > 0 { FAILED } else { PASSED };
+    line(&mut out, &format!("\n{}", painted(&words::verdict_line(report.counts), paint, style)));
+    out
+}
+
+/// The last steps of one run, its violations and the command that reproduces it: what a failing test has to say.
+#[must_use]
+pub fn step_table(run: &RunRecord) -> String {
+    let mut out = format!(
+        "{} on {} with {}, seed {}, repetition {}: {}\n",
+        run.scenario.name,
+        run.device.name,
+        run.allocator,
+        run.seed,
+        run.repetition,
+        words::verdict(&run.verdict)
+    );
+    let selection = Selection::last(run, STEPS_OF_A_FAILURE);
+    if selection.left_out() > 0 {
+        line(&mut out, &format!("{} before these are left out.", words::count(selection.left_out(), "step")));
+    }
+    if run.steps.is_empty() {
+        line(&mut out, "No step was done.");
+    } else {
+        out.push_str(&table(&selection.grid(), None, Style::Plain));
+    }
+    selection.steps().for_each(|step| remarks(&mut out, step));
+    if let Some(step) = run.steps.last() {
+        tables(&mut out, step);
+        line(&mut out, &format!("context overhead: {}", words::size(step.accounts.device.context_overhead)));
+    }
+    ending(&mut out, run);
+    out
+}
+
+const FAILED: Paint = AnsiColor::Red.on_default().bold();
+const PASSED: Paint = AnsiColor::Green.on_default();
+const SKIPPED: Paint = AnsiColor::Yellow.on_default();
+
+fn line(out: &mut String, text: &str) {
+    out.push_str(text);
+    out.push('\n');
+}
+
+fn painted(text: &str, paint: Paint, style: Style) -> String {
+    match style {
+        Style::Plain => text.to_owned(),
+        Style::Colour => format!("{paint}{text}{paint:#}"),
+    }
+}
+
+const fn verdict_paint(verdict: &Verdict) -> Paint {
+    match verdict {
+        Verdict::Passed => PASSED,
+        Verdict::Failed { .. } => FAILED,
+        Verdict::Skipped { .. } | Verdict::Interrupted => SKIPPED,
+    }
+}
+
+fn verdicts(report: &Report<'_>, style: Style) -> String {
+    let heads = [("scenario", Align::Left), ("device", Align::Left), ("allocator", Align::Left), ("verdict", Align::Left)];
+    let figures = ["peak allocated", "peak reserved", "retries", "OOMs"].map(|head| (head, Align::Right));
+    let mut grid = Grid::new(heads.into_iter().chain(figures));
+    let mut paints = Vec::new();
+    for (scenario, device, arm) in report.arms() {
+        let names = [scenario.info.name.clone(), device.label.clone(), arm.allocator.to_owned(), words::verdicts(arm.counts)];
+        grid.rows.push(names.into_iter().chain(figures_of(arm.shown())).collect());
+        paints.push(verdict_paint(&arm.shown().verdict));
+    }
+    let mut out = table(&grid, Some((3, &paints)), style);
+    for (scenario, _, arm) in report.arms() {
+        if let Verdict::Skipped { reason } = &arm.shown().verdict {
+            line(&mut out, &format!("skipped: {} with {}: {reason}", scenario.info.name, arm.allocator));
+        }
+    }
+    out
+}
+
+fn figures_of(run: &RunRecord) -> [String; 4] {
+    let Some(last) = run.steps.last() else { return [NOTHING; 4].map(str::to_owned) };
+    let accounts = || run.steps.iter().map(|step| &step.accounts);
+    [
+        words::or_nothing(accounts().map(|accounts| accounts.peak_allocated).max().map(words::size)),
+        words::or_nothing(accounts().map(|accounts| accounts.peak_reserved).max().map(words::size)),
+        last.accounts.retries.to_string(),
+        last.accounts.ooms.to_string(),
+    ]
+}
+
+fn failure(run: &RunRecord, style: Style) -> String {
+    let head = format!("FAILED {} on {} with {}", run.scenario.name, run.device.name, run.allocator);
+    let mut out = painted(&head, FAILED, style);
+    out.push('\n');
+    ending(&mut out, run);
+    out
+}
+
+/// How the run ended, and how to do it again.
+fn ending(out: &mut String, run: &RunRecord) {
+    match &run.verdict {
+        Verdict::Passed | Verdict::Interrupted => {}
+        Verdict::Skipped { reason } => line(out, &format!("skipped: {reason}")),
+        Verdict::Failed { first, rest } => std::iter::once(first).chain(rest).for_each(|seen| violation(out, seen)),
+    }
+    line(out, &format!("reproduce: {}", run.reproduce));
+}
+
+fn violation(out: &mut String, violation: &Violation) {
+    let place = violation.at.as_ref().map_or_else(|| format!("after step {}", violation.step), ToString::to_string);
+    line(out, &format!("{place}: {}", violation.rule));
+    if let Rule::Invariant(invariant) = &violation.rule {
+        line(out, &format!("  promise:  {}", invariant.promise()));
+    }
+    line(out, &format!("  expected: {}", violation.expected));
+    line(out, &format!("  seen:     {}", violation.seen));
+}
+
+fn remarks(out: &mut String, step: &StepRecord) {
+    for note in &step.notes {
+        line(out, &format!("step {}: {note}", step.number));
+    }
+    if !step.reports.is_empty() {
+        let counted: Vec<String> = step.reports.iter().map(|(name, &value)| format!("{name} {}", words::metric(name, value))).collect();
+        line(out, &format!("step {} counted {}", step.number, counted.join(", ")));
+    }
+}
+
+fn tables(out: &mut String, step: &StepRecord) {
+    for of_step in &step.tables {
+        line(out, &format!("step {}: {}", step.number, of_step.title));
+        let mut grid = Grid::new(of_step.columns.iter().map(|head| (head.as_str(), Align::Left)));
+        grid.rows.clone_from(&of_step.rows);
+        out.push_str(&table(&grid, None, Style::Plain));
+    }
+}
+
+fn times(out: &mut String, report: &Report<'_>) {
+    for scenario in &report.scenarios {
+        for bench in &scenario.benches {
+            let device = &report.devices[bench.device];
+            let Some(timing) = Timing::new(bench, device) else { continue };
+            line(out, &format!("\n{} of {} on {}, medians", timing.title(), scenario.info.name, device.label));
+            out.push_str(&table(&timing.brief(), None, Style::Plain));
+        }
+    }
+}
+
+/// A table with columns as wide as their widest cell. One column may have a paint for each row.
+fn table(grid: &Grid, paints: Option<(usize, &[Paint])>, style: Style) -> String {
+    let mut widths: Vec<usize> = grid.columns.iter().map(|(head, _)| head.width()).collect();
+    for row in &grid.rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.width());
+        }
+    }
+    let heads: Vec<String> = grid.columns.iter().map(|(head, _)| head.clone()).collect();
+    let mut out = String::new();
+    table_row(&mut out, grid, &widths, &heads, None);
+    for (index, row) in grid.rows.iter().enumerate() {
+        let paint = paints.filter(|_| style == Style::Colour).map(|(column, paints)| (column, paints[index]));
+        table_row(&mut out, grid, &widths, row, paint);
+    }
+    out
+}
+
+fn table_row(out: &mut String, grid: &Grid, widths: &[usize], row: &[String], paint: Option<(usize, Paint)>) {
+    let start = out.len();
+    for (column, (cell, &width)) in row.iter().zip(widths).enumerate() {
+        let gap = " ".repeat(width - cell.width());
+        let shown = match paint {
+            Some((painted_column, paint)) if painted_column == column => painted(cell, paint, Style::Colour),
+            _ => cell.clone(),
+        };
+        let between = if column == 0 { "" } else { "  " };
+        // Writing to a string cannot fail.
+        let _ = match grid.columns[column].1 {
+            Align::Left => write!(out, "{between}{shown}{gap}"),
+            Align::Right => write!(out, "{between}{gap}{shown}"),
+        };
+    }
+    out.truncate(start + out[start..].trim_end().len());
+    out.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::examples;
+
+    #[test]
+    fn the_terminal_shows_verdicts_failures_and_times() {
+        let records = examples::night();
+        insta::assert_snapshot!(render(&Report::new(&records), Style::Plain));
+    }
+
+    #[test]
+    fn colours_add_nothing_but_escape_codes() {
+        let records = examples::night();
+        let report = Report::new(&records);
+        let coloured = render(&report, Style::Colour);
+        assert!(coloured.contains("\u{1b}[1m\u{1b}[31m"));
+        let mut plain = String::new();
+        let mut rest = coloured.as_str();
+        while let Some((before, code)) = rest.split_once('\u{1b}') {
+            plain.push_str(before);
+            rest = code.split_once('m').expect("a code ends with m").1;
+        }
+        plain.push_str(rest);
+        assert_eq!(plain, render(&report, Style::Plain));
+    }
+
+    #[test]
+    fn a_failing_test_prints_the_steps_the_violations_and_the_command() {
+        insta::assert_snapshot!(step_table(&examples::failed("caching", 1)));
+    }
+
+    #[test]
+    fn a_failing_test_prints_the_last_25_steps_and_says_how_many_it_left_out() {
+        let text = step_table(&examples::long_run(40, &[]));
+        assert!(text.contains("15 steps before these are left out.\n"), "{text}");
+        assert_eq!(text.lines().filter(|line| line.contains("touch: batch")).count(), 25);
+    }
+
+    #[test]
+    fn a_run_without_steps_says_so() {
+        insta::assert_snapshot!(step_table(&examples::skipped()));
+    }
+}

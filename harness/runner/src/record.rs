@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+pub use harness_allocator::device::CostFigure;
 use harness_allocator::device::{DeviceCalls, DeviceInfo, DeviceMemory};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::{Bytes, Nanos};
@@ -43,6 +44,9 @@ pub struct RunRecord {
     pub verdict: Verdict,
     /// What each step did. Steps inside `repeat` appear once an iteration.
     pub steps: Vec<StepRecord>,
+    /// Steps that ran but are not in the list, where there were too many of them.
+    #[serde(default)]
+    pub unrecorded_steps: u64,
     /// The accounts over time, within steps too: what the picture shows. Long runs are thinned, keeping each stretch's extremes.
     pub curve: Vec<CurvePoint>,
     /// How long the operations took.
@@ -54,17 +58,6 @@ pub struct RunRecord {
     /// What the simulated device charges for each operation; empty on a real device.
     #[serde(default)]
     pub cost_figures: Vec<CostFigure>,
-}
-
-/// One figure of the cost model of a simulated device.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct CostFigure {
-    /// What is charged for, for example `malloc`.
-    pub name: String,
-    /// How much, with its unit.
-    pub value: String,
-    /// Where the figure comes from: a measured profile with date and device, or a publication.
-    pub source: String,
 }
 
 /// What a scenario says of itself.
@@ -268,7 +261,8 @@ pub struct Timings {
     pub empty_cache: Samples,
     /// From the first step to the end of the last one, the harness's own checks excluded.
     pub scenario: Nanos,
-    /// From the first failed request of each recovery to the next success: failed calls, recovery and repeated work.
+    /// What a run without a failure would not have spent: failed tries, recovery, and calls in which the allocator had to give its cache
+    /// back first.
     pub lost_to_retry: Nanos,
 }
 

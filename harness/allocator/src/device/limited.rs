@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MemoryRange, Place, StreamId, Tag};
+use super::{
+    CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MemoryRange, Place, StreamId, Tag,
+};
 use crate::units::{Bytes, Nanos};
 
 /// A device of which only a part may be allocated. Allocations are charged against the limit in whole granules, whatever the device
@@ -152,6 +154,10 @@ impl Device for Limited {
 
     fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
         self.inner.busy(stream, duration)
+    }
+
+    fn cost_figures(&self) -> Vec<CostFigure> {
+        self.inner.cost_figures()
     }
 
     fn leaks(&self) -> Leaks {

@@ -317,6 +317,22 @@ pub trait Device: Send {
 
     /// What the caller has not given back: checked at the end of a run.
     fn leaks(&self) -> Leaks;
+
+    /// What a simulated device charges for its calls and work; a real one takes the time it takes.
+    fn cost_figures(&self) -> Vec<CostFigure> {
+        Vec::new()
+    }
+}
+
+/// One figure of a cost model, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CostFigure {
+    /// What is charged for, for example `device allocation`.
+    pub name: String,
+    /// How much, with its unit.
+    pub value: String,
+    /// Where the figure comes from: a measurement with date and device, a publication, or that it is assumed and why.
+    pub source: String,
 }
 
 /// Handles and memory still held by the caller.

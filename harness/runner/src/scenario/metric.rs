@@ -180,7 +180,7 @@ metrics! {
         Attempts = "attempts", Count: "Times the work was tried: 1 and one for each retry of the recovery policy.";
         Retries = "retries", Count: "Retries by the recovery policy (the allocator's own are `num_alloc_retries`).";
         RetriesWithoutProgress = "retries_without_progress", Count: "Retries that asked for no less and had no more room than the failed try before them.";
-        RetryTime = "retry_time", Time: "From the first failed request of each recovery to the next success: failed calls, recovery and repeated work.";
+        RetryTime = "retry_time", Time: "Failed tries and recovery together: what a step without a failure would not have spent.";
         Ooms = "ooms", Count: "Requests that failed for good.";
         FreedBlocks = "freed_blocks", Count: "Blocks that the step freed.";
         FreedBytes = "freed_bytes", Bytes: "Bytes that the step freed: allocated bytes for `free`, reserved bytes for `empty_cache`.";
@@ -255,4 +255,12 @@ names! {
     StepName;
     /// A measure. Number 0 is `start`, taken before the first step.
     MeasureName;
+}
+
+impl MeasureName {
+    /// The measure taken before the first step.
+    #[must_use]
+    pub(crate) fn start() -> Self {
+        Self::new(0, super::check::START)
+    }
 }

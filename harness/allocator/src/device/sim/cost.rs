@@ -3,6 +3,7 @@
 //! These are figures for a virtual clock. They make a scenario's order of events plausible and its times reproducible; they are not
 //! measurements of anybody's GPU, and no report compares them with any.
 
+use crate::device::CostFigure;
 use crate::units::{Bytes, Nanos};
 
 /// What host calls and device work cost. All times follow from it, from nothing else, and so are the same on every machine.
@@ -127,12 +128,13 @@ impl CostModel {
         }
     };
 
-    /// Every figure for a table: its name, its value in words, its source.
+    /// Every figure for a table.
     #[must_use]
-    pub fn figures(&self) -> Vec<(&'static str, String, &'static str)> {
-        let time = |name, figure: Figure<Nanos>, unit: &str| (name, format!("{}{unit}", figure.value), figure.source);
+    pub fn figures(&self) -> Vec<CostFigure> {
+        let row = |name: &str, value: String, source: &str| CostFigure { name: name.to_owned(), value, source: source.to_owned() };
+        let time = |name, figure: Figure<Nanos>, unit: &str| row(name, format!("{}{unit}", figure.value), figure.source);
         vec![
-            ("context overhead", self.context_overhead.value.to_string(), self.context_overhead.source),
+            row("context overhead", self.context_overhead.value.to_string(), self.context_overhead.source),
             time("device allocation", self.malloc, ""),
             time("device allocation, by size", self.malloc_per_mib, " per MiB"),
             time("device free", self.free, ""),
@@ -191,7 +193,7 @@ mod tests {
 
     #[test]
     fn every_figure_names_a_source_or_says_that_it_is_assumed() {
-        for (name, value, source) in CostModel::PUBLISHED.figures() {
+        for CostFigure { name, value, source } in CostModel::PUBLISHED.figures() {
             assert!(!value.is_empty(), "{name}");
             assert!(source.starts_with("https://") || source.starts_with("assumed: "), "{name}: {source}");
         }

@@ -19,8 +19,8 @@ pub use cost::{CostModel, Figure};
 use self::contents::Contents;
 use self::races::{Races, Slot, VectorClock};
 use super::{
-    Access, AccessKind, Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint, Leaks,
-    MemoryRange, Place, StreamId, Tag,
+    Access, AccessKind, Clock, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint,
+    Leaks, MemoryRange, Place, StreamId, Tag,
 };
 use crate::units::{Bytes, Nanos};
 
@@ -188,12 +188,6 @@ impl SimDevice {
             races,
             contents: Contents::default(),
         }
-    }
-
-    /// What its calls and work cost.
-    #[must_use]
-    pub fn cost_model(&self) -> &CostModel {
-        &self.config.cost
     }
 
     fn free_bytes(&self) -> Bytes {
@@ -485,6 +479,10 @@ impl Device for SimDevice {
     fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
         self.pressure = held.min(self.free_bytes() + self.pressure);
         Ok(self.pressure)
+    }
+
+    fn cost_figures(&self) -> Vec<CostFigure> {
+        self.config.cost.figures()
     }
 
     fn leaks(&self) -> Leaks {

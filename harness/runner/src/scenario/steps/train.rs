@@ -6,6 +6,7 @@ use harness_allocator::units::Bytes;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::alloc::Expected;
 use super::{StepFields, StepKind};
 use crate::scenario::check::{self, Checker};
 use crate::scenario::error::Problem;
@@ -40,6 +41,8 @@ pub struct Train {
     pub on_oom: Option<Policy>,
     /// Where it runs.
     pub stream: StreamName,
+    /// How it should end.
+    pub expect: Expected,
 }
 
 impl fmt::Display for Train {
@@ -53,8 +56,9 @@ impl fmt::Display for Train {
     }
 }
 
-/// Trains: allocates parameters, then for each iteration activations, gradients and temporary memory layer by layer, forward and backward.
-/// Everything it made is freed at its end. An iteration that fails for good ends it and is counted in `ooms`.
+/// Trains: allocates parameters and optimizer state (twice as much, as Adam keeps), then in each iteration the activations layer by layer
+/// forward, gradients backward, and an update that reads and writes all that stays. Contents are verified all the way. A failed iteration
+/// gives back what it made and is counted in `ooms`; one that fails for good ends the training. Everything is freed at its end.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "train")]
@@ -74,6 +78,9 @@ pub(crate) struct TrainWire {
     /// How many, from 1 to 1000000.
     #[schemars(range(min = 1, max = MAX_ITERATIONS))]
     iterations: Located<u64>,
+    /// `fits` (if not given) or `oom`: how the training ends, recovery included. Anything else fails the run.
+    #[serde(default)]
+    expect: Expected,
     /// What to do when an iteration fails, before trying it again: nothing, if not given.
     on_oom: Option<Located<PolicyWire>>,
     /// The stream: `default` if not given.
@@ -118,6 +125,7 @@ impl StepFields for TrainWire {
             layers: self.layers.as_ref().map_or(Ok(4), |layers| check::bounded(layers, "layers", 1..=MAX_LAYERS))?,
             activations_per_sample: check::positive_size(&self.activations_per_sample, "activations_per_sample")?,
             batch,
+            expect: self.expect,
             iterations: check::bounded(&self.iterations, "iterations", 1..=MAX_ITERATIONS)?,
             on_oom,
             stream: checker.stream(self.stream.as_ref())?,

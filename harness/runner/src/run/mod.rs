@@ -1,0 +1,289 @@
+//! The loop: a scenario, a device and an allocator in, a record out. Errors of the run are data in the record.
+
+mod execute;
+mod world;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use harness_allocator::allocator::AllocatorKind;
+use harness_allocator::device::{Device, DeviceError};
+
+pub(crate) use self::execute::{Done, Missed};
+pub(crate) use self::world::World;
+use crate::record::{Outcome, Rule, RunRecord, ScenarioInfo, SourceLine, StepRecord, Verdict, Violation};
+use crate::rig::{Finding, Halt, Rig, RigOptions};
+use crate::scenario::Scenario;
+use crate::scenario::steps::{Action, Step};
+
+/// Steps beyond this are counted but not recorded: a record is for reading.
+const MOST_STEPS: usize = 10_000;
+
+/// What is to be run, apart from the device.
+#[derive(Clone, Debug)]
+pub struct RunRequest<'a> {
+    /// The scenario.
+    pub scenario: &'a Scenario,
+    /// The allocator.
+    pub allocator: AllocatorKind,
+    /// Every random choice comes from this.
+    pub seed: u64,
+    /// Counted from 0.
+    pub repetition: u32,
+    /// A command that does the same again.
+    pub reproduce: String,
+    /// Set by somebody else when the run should stop.
+    pub interrupt: Arc<AtomicBool>,
+}
+
+/// Runs a scenario on a device that is as large as the scenario wants it.
+///
+/// # Errors
+/// [`DeviceError`] where the device cannot even tell its memory; whatever happens later is in the record.
+pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecord, DeviceError> {
+    let options = RigOptions { audit: true, seed: request.seed, interrupt: Arc::clone(&request.interrupt) };
+    let device_info = device.info().clone();
+    let cost_figures = device.cost_figures();
+    let rig = Rig::new(device, request.allocator.build(), &options)?;
+    let mut runner = Runner { request, steps: Vec::new(), unrecorded_steps: 0, number: 0, violations: Vec::new(), interrupted: false };
+    let mut world = match World::new(rig, request.scenario, request.allocator, request.seed) {
+        Ok(world) => world,
+        Err(failed) => {
+            let (rig, streams, halt) = *failed;
+            // The run has failed already; what closing adds would only hide why.
+            let _ = rig.close(streams.into_iter().skip(1).collect(), Vec::new());
+            return Err(device_error(halt));
+        }
+    };
+    runner.run_all(&mut world);
+    let (stats, calls) = (world.rig.stats(), world.rig.calls());
+    let (timings, curve) = world.rig.take_measurements();
+    runner.finish(world);
+    let scenario = request.scenario;
+    Ok(RunRecord {
+        scenario: ScenarioInfo {
+            name: scenario.name.clone(),
+            path: scenario.path.display().to_string(),
+            about: scenario.about.clone(),
+            memory: scenario.memory,
+        },
+        device: device_info,
+        allocator: request.allocator.name().to_owned(),
+        seed: request.seed,
+        repetition: request.repetition,
+        reproduce: request.reproduce.clone(),
+        verdict: runner.verdict(),
+        steps: runner.steps,
+        unrecorded_steps: runner.unrecorded_steps,
+        curve,
+        timings,
+        calls,
+        stats,
+        cost_figures,
+    })
+}
+
+fn device_error(halt: Halt) -> DeviceError {
+    match halt {
+        Halt::Device(error) => error,
+        Halt::Violated(findings) => {
+            let why = findings.into_iter().map(|finding| finding.seen).collect::<Vec<_>>().join("; ");
+            DeviceError::Unavailable { what: "the device".to_owned(), why }
+        }
+        Halt::Interrupted => DeviceError::Unavailable { what: "the device".to_owned(), why: "interrupted".to_owned() },
+    }
+}
+
+struct Runner<'a> {
+    request: &'a RunRequest<'a>,
+    steps: Vec<StepRecord>,
+    unrecorded_steps: u64,
+    number: u32,
+    violations: Vec<Violation>,
+    interrupted: bool,
+}
+
+/// Whether the run goes on.
+enum Next {
+    Continue,
+    Stop,
+}
+
+impl Runner<'_> {
+    fn run_all(&mut self, world: &mut World) {
+        let scenario = self.request.scenario;
+        self.run_steps(world, &scenario.steps);
+    }
+
+    fn run_steps(&mut self, world: &mut World, steps: &[Step]) -> Next {
+        for step in steps {
+            let next = match &step.action {
+                Action::Repeat(repeat) => self.repeat(world, repeat.times, &repeat.steps),
+                _ => self.run_step(world, step),
+            };
+            if matches!(next, Next::Stop) {
+                return Next::Stop;
+            }
+        }
+        Next::Continue
+    }
+
+    fn repeat(&mut self, world: &mut World, times: u64, steps: &[Step]) -> Next {
+        for _ in 0..times {
+            if matches!(self.run_steps(world, steps), Next::Stop) {
+                return Next::Stop;
+            }
+        }
+        Next::Continue
+    }
+
+    fn run_step(&mut self, world: &mut World, step: &Step) -> Next {
+        self.number += 1;
+        world.rig.begin_step(self.number);
+        let executed = execute::execute(world, step);
+        let seen = self.violations.len();
+        let done = match executed {
+            Ok(mut done) => {
+                for missed in std::mem::take(&mut done.missed) {
+                    self.miss(missed);
+                }
+                Some(done)
+            }
+            Err(halt) => {
+                self.halt(halt, step);
+                None
+            }
+        };
+        let ended = match (world.rig.end_step(), &done) {
+            (Ok(ended), _) => Some(ended),
+            // A step that failed already has said why; what the audit adds would only hide it.
+            (Err(_), None) => None,
+            (Err(halt), Some(_)) => {
+                self.halt(halt, step);
+                None
+            }
+        };
+        for finding in world.rig.take_findings() {
+            self.find(finding, Some(step));
+        }
+        if done.is_some() && ended.is_some() {
+            self.check_invariants(world);
+        }
+        let failed = self.violations.len() > seen;
+        let accounts = ended.or_else(|| Some((Default::default(), world.rig.accounts().ok()?)));
+        if let Some((duration, accounts)) = accounts {
+            let done = done.unwrap_or_else(|| Done { outcome: Outcome::Failed, ..Done::default() });
+            if let Some(id) = &step.id {
+                world.report(id.clone(), done.reports_with_time(duration));
+            }
+            let outcome = if failed && done.missed.is_empty() && done.outcome == Outcome::Done { Outcome::Failed } else { done.outcome };
+            self.record(StepRecord {
+                number: self.number,
+                line: step.line,
+                kind: step.action.kind().name().to_owned(),
+                text: step.action.to_string(),
+                outcome,
+                accounts,
+                duration,
+                reports: done.reports.iter().map(|(key, value)| (key.name().to_owned(), *value)).collect(),
+                notes: done.notes,
+                tables: done.tables,
+            });
+        }
+        if self.interrupted || (failed && !self.only_expected_violations()) || ended.is_none() { Next::Stop } else { Next::Continue }
+    }
+
+    fn record(&mut self, step: StepRecord) {
+        if self.steps.len() < MOST_STEPS { self.steps.push(step) } else { self.unrecorded_steps += 1 }
+    }
+
+    /// Frees what is live, checks the end, and closes the device.
+    fn finish(&mut self, mut world: World) {
+        if self.violations.is_empty() && !self.interrupted {
+            world.rig.begin_step(self.number + 1);
+            let ended = world.free_everything().and_then(|()| world.rig.finish());
+            if let Err(halt) = ended {
+                self.halt_at(halt, None);
+            }
+        }
+        let clean = self.violations.is_empty();
+        if let Err(halt) = world.close()
+            && clean
+        {
+            self.halt_at(halt, None);
+        }
+    }
+
+    fn check_invariants(&mut self, world: &mut World) {
+        for invariant in &self.request.scenario.invariants {
+            if let Some(missed) = execute::check(world, invariant) {
+                self.miss(missed);
+            }
+        }
+    }
+
+    fn halt(&mut self, halt: Halt, step: &Step) {
+        self.halt_at(halt, Some(step));
+    }
+
+    fn halt_at(&mut self, halt: Halt, step: Option<&Step>) {
+        match halt {
+            Halt::Interrupted => self.interrupted = true,
+            Halt::Violated(findings) => findings.into_iter().for_each(|finding| self.find(finding, step)),
+            Halt::Device(error) => self.violations.push(Violation {
+                step: self.number,
+                at: step.map(|step| self.line(step.line, step.column)),
+                rule: Rule::DeviceFailure,
+                expected: "the device to do as it is told".to_owned(),
+                seen: error.to_string(),
+            }),
+        }
+    }
+
+    fn find(&mut self, finding: Finding, step: Option<&Step>) {
+        let Finding { invariant, expected, seen } = finding;
+        let at = step.map(|step| self.line(step.line, step.column));
+        self.violations.push(Violation { step: self.number, at, rule: Rule::Invariant(invariant), expected, seen });
+    }
+
+    fn miss(&mut self, missed: Missed) {
+        let at = Some(self.line(missed.line, missed.column));
+        let Missed { expected, seen, .. } = missed;
+        self.violations.push(Violation { step: self.number, at, rule: Rule::Expectation, expected, seen });
+    }
+
+    fn line(&self, line: u32, column: u32) -> SourceLine {
+        SourceLine { path: self.request.scenario.path.display().to_string(), line, column }
+    }
+
+    /// Whether everything seen so far is what `violates:` asks for.
+    fn only_expected_violations(&self) -> bool {
+        let expected = self.request.scenario.violates.as_ref().map(|violates| Rule::Invariant(violates.value));
+        self.violations.iter().all(|violation| Some(&violation.rule) == expected.as_ref())
+    }
+
+    fn verdict(&mut self) -> Verdict {
+        if self.interrupted {
+            return Verdict::Interrupted;
+        }
+        if let Some(violates) = &self.request.scenario.violates {
+            if self.violations.is_empty() {
+                let expected = format!("the run to violate `{}`: {} must not hold", violates.value, violates.value.promise());
+                self.violations.push(Violation {
+                    step: self.number,
+                    at: Some(self.line(violates.line, violates.column)),
+                    rule: Rule::ExpectedViolation,
+                    expected,
+                    seen: "it holds all the time".to_owned(),
+                });
+            } else if self.only_expected_violations() {
+                return Verdict::Passed;
+            }
+        }
+        let mut violations = std::mem::take(&mut self.violations).into_iter();
+        match violations.next() {
+            None => Verdict::Passed,
+            Some(first) => Verdict::Failed { first, rest: violations.collect() },
+        }
+    }
+}

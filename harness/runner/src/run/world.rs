@@ -1,0 +1,195 @@
+//! What a scenario's names stand for while it runs: buffers, streams, events, measures, reports, storms.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::allocator::AllocatorKind;
+use harness_allocator::device::{DeviceCalls, DeviceMemory, EventId, StreamId};
+use harness_allocator::stats::MemoryStats;
+use harness_allocator::units::Nanos;
+
+use crate::rig::{Buffer, Halt, Rig};
+use crate::scenario::Scenario;
+use crate::scenario::{Account, BufferName, DeviceMetric, EventName, MeasureName, Metric, ReportKey, StepName, StreamName};
+use crate::workload::storm::LiveBlocks;
+
+/// See the module. The checks of the language have made sure that every name is used as it may be.
+pub(crate) struct World {
+    pub(crate) rig: Rig,
+    pub(crate) allocator: AllocatorKind,
+    pub(crate) seed: u64,
+    buffers: BTreeMap<BufferName, Buffer>,
+    /// By number of the name; number 0 is the default stream.
+    streams: Vec<StreamId>,
+    events: BTreeMap<EventName, EventId>,
+    measures: BTreeMap<MeasureName, Moment>,
+    reports: BTreeMap<StepName, BTreeMap<ReportKey, u64>>,
+    storms: BTreeMap<StepName, LiveBlocks>,
+}
+
+/// All accounts at one moment.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    stats: MemoryStats,
+    memory: DeviceMemory,
+    calls: DeviceCalls,
+    now: Nanos,
+}
+
+/// Why a metric has no value: in words, for the failed expectation.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum LookUpError {
+    /// The device cannot tell.
+    #[error("{0} is not known: NVML does not tell what belongs to this process")]
+    Unknown(String),
+    /// The step did not report it.
+    #[error("{0} was not reported")]
+    NotReported(String),
+    /// Asking the device ended the run.
+    #[error("the device failed")]
+    Halt(Halt),
+}
+
+impl World {
+    /// Makes the scenario's streams and takes the measure `start`.
+    pub(crate) fn new(
+        mut rig: Rig,
+        scenario: &Scenario,
+        allocator: AllocatorKind,
+        seed: u64,
+    ) -> Result<Self, Box<(Rig, Vec<StreamId>, Halt)>> {
+        let mut streams = vec![StreamId::DEFAULT];
+        for _ in scenario.streams.iter().skip(1) {
+            match rig.create_stream() {
+                Ok(stream) => streams.push(stream),
+                Err(halt) => return Err(Box::new((rig, streams, halt))),
+            }
+        }
+        let mut world = Self {
+            rig,
+            allocator,
+            seed,
+            buffers: BTreeMap::new(),
+            streams,
+            events: BTreeMap::new(),
+            measures: BTreeMap::new(),
+            reports: BTreeMap::new(),
+            storms: BTreeMap::new(),
+        };
+        match world.measure(MeasureName::start()) {
+            Ok(()) => Ok(world),
+            Err(halt) => Err(Box::new((world.rig, world.streams, halt))),
+        }
+    }
+
+    pub(crate) fn stream(&self, name: &StreamName) -> StreamId {
+        self.streams[name.index()]
+    }
+
+    /// The event of that name, made on first use.
+    pub(crate) fn event(&mut self, name: &EventName) -> Result<EventId, Halt> {
+        if let Some(&event) = self.events.get(name) {
+            return Ok(event);
+        }
+        let event = self.rig.create_event()?;
+        self.events.insert(name.clone(), event);
+        Ok(event)
+    }
+
+    pub(crate) fn keep(&mut self, name: &BufferName, buffer: Buffer) {
+        let before = self.buffers.insert(name.clone(), buffer);
+        debug_assert!(before.is_none(), "a live name is not given twice: the check of the language saw to it");
+    }
+
+    /// Takes a buffer out; `None` where a recovery policy has freed it.
+    pub(crate) fn take(&mut self, name: &BufferName) -> Option<Buffer> {
+        self.buffers.remove(name)
+    }
+
+    /// Does something with a live buffer; nothing where a recovery policy has freed it.
+    pub(crate) fn with_buffer(
+        &mut self,
+        name: &BufferName,
+        act: impl FnOnce(&mut Rig, &mut Buffer) -> Result<(), Halt>,
+    ) -> Result<(), Halt> {
+        match self.buffers.get_mut(name) {
+            Some(buffer) => act(&mut self.rig, buffer),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn storm(&mut self, id: &StepName) -> &mut LiveBlocks {
+        self.storms.entry(id.clone()).or_default()
+    }
+
+    pub(crate) fn measure(&mut self, name: MeasureName) -> Result<(), Halt> {
+        let moment = self.moment()?;
+        self.measures.insert(name, moment);
+        Ok(())
+    }
+
+    pub(crate) fn report(&mut self, id: StepName, reports: BTreeMap<ReportKey, u64>) {
+        self.reports.insert(id, reports);
+    }
+
+    /// The value of a metric now.
+    pub(crate) fn look_up(&mut self, metric: &Metric) -> Result<u64, LookUpError> {
+        let (account, moment) = match metric {
+            Metric::Now(account) => (account, self.moment().map_err(LookUpError::Halt)?),
+            Metric::At(name, account) => {
+                (account, self.measures.get(name).copied().ok_or_else(|| LookUpError::NotReported(metric.to_string()))?)
+            }
+            Metric::Report(step, key) => {
+                let value = self.reports.get(step).and_then(|reports| reports.get(key));
+                return value.copied().ok_or_else(|| LookUpError::NotReported(metric.to_string()));
+            }
+        };
+        moment.value(*account).ok_or_else(|| LookUpError::Unknown(metric.to_string()))
+    }
+
+    /// Frees everything that is still live.
+    pub(crate) fn free_everything(&mut self) -> Result<(), Halt> {
+        for buffer in std::mem::take(&mut self.buffers).into_values() {
+            self.rig.free(buffer)?;
+        }
+        for blocks in std::mem::take(&mut self.storms).into_values() {
+            for buffer in blocks.into_buffers() {
+                self.rig.free(buffer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the device's handles back, whatever state the run ended in.
+    pub(crate) fn close(self) -> Result<(), Halt> {
+        let streams = self.streams.into_iter().skip(1).collect();
+        self.rig.close(streams, self.events.into_values().collect())
+    }
+
+    fn moment(&mut self) -> Result<Moment, Halt> {
+        let (stats, memory, calls) = (self.rig.stats(), self.rig.memory()?, self.rig.calls());
+        Ok(Moment { stats, memory, calls, now: self.rig.now() })
+    }
+}
+
+impl Moment {
+    fn value(&self, account: Account) -> Option<u64> {
+        let metric = match account {
+            Account::Stat(key) => return Some(self.stats.get(key)),
+            Account::Device(metric) => metric,
+        };
+        Some(match metric {
+            DeviceMetric::Used => self.memory.used.0,
+            DeviceMetric::Free => self.memory.free.0,
+            DeviceMetric::Total => self.memory.total.0,
+            DeviceMetric::ContextOverhead => self.memory.context_overhead.0,
+            DeviceMetric::Pressure => self.memory.pressure.0,
+            DeviceMetric::Process => return self.memory.process.map(|bytes| bytes.0),
+            DeviceMetric::MallocCalls => self.calls.malloc,
+            DeviceMetric::MallocFailures => self.calls.malloc_failures,
+            DeviceMetric::FreeCalls => self.calls.free,
+            DeviceMetric::MemoryCalls => self.calls.memory_calls(),
+            DeviceMetric::Synchronizations => self.calls.synchronize,
+            DeviceMetric::Now => self.now.0,
+        })
+    }
+}

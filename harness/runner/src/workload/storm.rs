@@ -1,0 +1,210 @@
+//! Storms: many requests and frees of random sizes and lifetimes, all drawn from one seed.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::allocator::{AllocatorError, Request};
+use harness_allocator::device::{DevicePtr, StreamId};
+use harness_allocator::units::Bytes;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::record::Outcome;
+use crate::rig::{Buffer, Halt};
+use crate::run::{Done, Missed, World};
+use crate::scenario::steps::storm::{Storm, StormSizes, Until};
+use crate::scenario::{ReportKey, Step};
+
+/// The live blocks of a storm, by the operation at which each is due and the order of their making.
+#[derive(Debug, Default)]
+pub(crate) struct LiveBlocks {
+    blocks: BTreeMap<(u64, u64), Buffer>,
+    bytes: u64,
+    made: u64,
+}
+
+impl LiveBlocks {
+    /// All of them, those due first in front.
+    pub(crate) fn into_buffers(self) -> impl Iterator<Item = Buffer> {
+        self.blocks.into_values()
+    }
+
+    /// Where they lie.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = DevicePtr> {
+        self.blocks.values().map(|buffer| buffer.range().start)
+    }
+
+    /// Takes those out that a condition on their address selects.
+    pub(crate) fn take_where(&mut self, select: impl Fn(DevicePtr) -> bool) -> Vec<Buffer> {
+        let keys: Vec<(u64, u64)> = self.blocks.iter().filter(|(_, buffer)| select(buffer.range().start)).map(|(&key, _)| key).collect();
+        keys.into_iter().filter_map(|key| self.take(key)).collect()
+    }
+
+    fn insert(&mut self, due: u64, buffer: Buffer) {
+        self.bytes += buffer.requested().0;
+        self.made += 1;
+        self.blocks.insert((due, self.made), buffer);
+    }
+
+    /// The block due next, if it is due by then.
+    fn take_due(&mut self, by: u64) -> Option<Buffer> {
+        let key = *self.blocks.first_key_value().filter(|((due, _), _)| *due <= by)?.0;
+        self.take(key)
+    }
+
+    fn take(&mut self, key: (u64, u64)) -> Option<Buffer> {
+        let buffer = self.blocks.remove(&key)?;
+        self.bytes -= buffer.requested().0;
+        Some(buffer)
+    }
+}
+
+/// What a storm counts.
+#[derive(Debug, Default)]
+struct Tally {
+    operations: u64,
+    allocations: u64,
+    frees: u64,
+    ooms: u64,
+    peak_live: u64,
+    failure: Option<Failure>,
+}
+
+/// The request that is reported: the first that failed, or the one that ended the storm.
+#[derive(Debug)]
+struct Failure {
+    operation: u64,
+    requested: Bytes,
+    reserved: Bytes,
+    allocated: Bytes,
+    largest_free: Bytes,
+    device_free: Bytes,
+    text: String,
+}
+
+impl Failure {
+    /// Whether the memory was there, but in pieces.
+    fn is_fragmentation(&self) -> bool {
+        self.reserved.saturating_sub(self.allocated) >= self.requested
+    }
+}
+
+/// Runs a storm. Logarithmic in live blocks for each operation, apart from the allocator and the audit.
+pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm) -> Result<Done, Halt> {
+    // Each storm of a scenario draws from a sequence of its own.
+    let mut rng = ChaCha8Rng::seed_from_u64(world.seed.wrapping_add(storm.id.index() as u64));
+    let streams: Vec<StreamId> = storm.streams.iter().map(|stream| world.stream(stream)).collect();
+    let mut tally = Tally::default();
+    while tally.operations < storm.operations {
+        tally.operations += 1;
+        let now = tally.operations;
+        if let Some(due) = world.storm(&storm.id).take_due(now) {
+            world.rig.free(due)?;
+            tally.frees += 1;
+            continue;
+        }
+        let (size, stream) = (draw_size(&mut rng, &storm.sizes), *streams.choose(&mut rng).unwrap_or(&StreamId::DEFAULT));
+        let lifetime = rng.random_range(storm.lifetime.0..=storm.lifetime.1);
+        let live = world.storm(&storm.id);
+        if live.bytes + size.0 > storm.live.0
+            && let Some(next_due) = live.take_due(u64::MAX)
+        {
+            world.rig.free(next_due)?;
+            tally.frees += 1;
+            continue;
+        }
+        match world.rig.allocate(Request { size, stream })? {
+            Ok(mut buffer) => {
+                if storm.fill {
+                    world.rig.fill(&mut buffer, stream)?;
+                }
+                let live = world.storm(&storm.id);
+                live.insert(now + lifetime, buffer);
+                tally.allocations += 1;
+                tally.peak_live = tally.peak_live.max(live.bytes);
+            }
+            Err(error) => {
+                tally.ooms += 1;
+                let failure = failure(now, size, &error, world);
+                let ends = storm.until == Some(Until::Fragmented) && failure.is_fragmentation();
+                if ends || tally.failure.is_none() {
+                    tally.failure = Some(failure);
+                }
+                if ends {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(conclude(world, step, storm, tally))
+}
+
+fn draw_size(rng: &mut ChaCha8Rng, sizes: &StormSizes) -> Bytes {
+    match sizes {
+        StormSizes::Choices(choices) => choices.choose(rng).copied().unwrap_or_default(),
+        // Every doubling is equally likely, and every size within it: integers only, so that all machines draw the same.
+        StormSizes::LogUniform { min, max } => {
+            let doubling = rng.random_range(min.0.ilog2()..=max.0.ilog2());
+            let (lowest, highest) = (min.0.max(1 << doubling), max.0.min((1 << doubling) + ((1 << doubling) - 1)));
+            Bytes(rng.random_range(lowest..=highest))
+        }
+    }
+}
+
+fn failure(operation: u64, requested: Bytes, error: &AllocatorError, world: &World) -> Failure {
+    let stats = world.rig.stats();
+    let mut failure = Failure {
+        operation,
+        requested,
+        reserved: Bytes(stats.reserved_bytes.all.current),
+        allocated: Bytes(stats.allocated_bytes.all.current),
+        largest_free: Bytes::ZERO,
+        device_free: Bytes::ZERO,
+        text: error.to_string(),
+    };
+    if let AllocatorError::OutOfMemory(oom) = error {
+        failure.largest_free = oom.largest_free_block;
+        if let harness_allocator::allocator::OomCause::Device { free } = oom.cause {
+            failure.device_free = free;
+        }
+    }
+    failure
+}
+
+fn conclude(world: &mut World, step: &Step, storm: &Storm, tally: Tally) -> Done {
+    let live = world.storm(&storm.id);
+    let (live_blocks, live_bytes) = (live.blocks.len() as u64, live.bytes);
+    let mut done = Done::default();
+    done.reports.extend([
+        (ReportKey::Operations, tally.operations),
+        (ReportKey::Allocations, tally.allocations),
+        (ReportKey::Frees, tally.frees),
+        (ReportKey::Ooms, tally.ooms),
+        (ReportKey::LiveBlocks, live_blocks),
+        (ReportKey::LiveBytes, live_bytes),
+        (ReportKey::PeakLiveBytes, tally.peak_live),
+    ]);
+    let figure = |of: fn(&Failure) -> u64| tally.failure.as_ref().map_or(0, of);
+    done.reports.extend([
+        (ReportKey::FailedRequest, figure(|failure| failure.requested.0)),
+        (ReportKey::FailedOperation, figure(|failure| failure.operation)),
+        (ReportKey::ReservedAtFailure, figure(|failure| failure.reserved.0)),
+        (ReportKey::AllocatedAtFailure, figure(|failure| failure.allocated.0)),
+        (ReportKey::LargestFreeAtFailure, figure(|failure| failure.largest_free.0)),
+        (ReportKey::DeviceFreeAtFailure, figure(|failure| failure.device_free.0)),
+    ]);
+    let fragmented = tally.failure.as_ref().is_some_and(Failure::is_fragmentation);
+    if let Some(failure) = tally.failure {
+        done.outcome = Outcome::OutOfMemory;
+        done.notes.push(format!("operation {}: {}", failure.operation, failure.text));
+    }
+    match storm.until {
+        Some(Until::Fragmented) if !fragmented => {
+            let seen = format!("{} operations with {} failed requests, none of them so", tally.operations, tally.ooms);
+            let expected = "a request that fails although reserved − allocated is at least its size";
+            done.missed.push(Missed::at(step, expected, seen));
+        }
+        Some(Until::Fragmented) | None => {}
+    }
+    done
+}

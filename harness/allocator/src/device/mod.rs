@@ -6,6 +6,7 @@
 pub mod cuda;
 pub mod limited;
 pub mod nvml;
+pub mod open;
 pub mod sim;
 
 use std::fmt;

@@ -236,7 +236,7 @@ impl Gpu {
         Ok(address)
     }
 
-    /// Gives memory back. The caller has waited for all work.
+    /// Gives memory back.
     pub(crate) fn deallocate(&mut self, address: u64) -> Result<(), u32> {
         let size = self.allocations.remove(&address).ok_or(code::INVALID_VALUE)?;
         unmap(address, size);

@@ -51,6 +51,17 @@ pub enum PoolKind {
     Large,
 }
 
+impl PoolKind {
+    /// The largest block of the small pool.
+    pub const LARGEST_SMALL: Bytes = Bytes::mib(1);
+
+    /// The pool of blocks of that (rounded) size.
+    #[must_use]
+    pub const fn of_block(size: Bytes) -> Self {
+        if size.0 <= Self::LARGEST_SMALL.0 { Self::Small } else { Self::Large }
+    }
+}
+
 /// A quantity by pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PooledStat {

@@ -5,6 +5,7 @@
 
 pub mod caching;
 pub mod direct;
+mod slab;
 
 use std::fmt;
 
@@ -46,12 +47,9 @@ pub struct Allocation {
     handle: Handle,
 }
 
-/// Where the allocator keeps its account of an allocation: a slot, and which use of the slot this is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Handle {
-    pub(crate) slot: u32,
-    pub(crate) generation: u32,
-}
+/// Where the allocator keeps its account of an allocation: a slot of its own table, so that a free needs no look-up by address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Handle(pub(crate) u32);
 
 impl Allocation {
     pub(crate) const fn new(range: MemoryRange, request: Request, handle: Handle) -> Self {
@@ -60,7 +58,7 @@ impl Allocation {
 
     /// The answer to a request for nothing.
     pub(crate) const fn null(request: Request) -> Self {
-        let handle = Handle { slot: u32::MAX, generation: 0 };
+        let handle = Handle(u32::MAX);
         Self { ptr: DevicePtr::NULL, requested: Bytes::ZERO, size: Bytes::ZERO, stream: request.stream, handle }
     }
 
@@ -147,11 +145,8 @@ pub trait Allocator: Send {
     /// The structure that the counters must agree with: all segments in address order. Linear in blocks.
     fn snapshot(&self) -> Vec<SegmentInfo>;
 
-    /// The segment of one live allocation. Linear in the blocks of that segment; `None` for a null allocation.
-    fn segment_of(&self, allocation: &Allocation) -> Option<SegmentInfo>;
-
-    /// What the next allocation could at most take from the cache without the driver, on that stream. For error messages and audits.
-    fn largest_free_block(&self, stream: StreamId) -> Bytes;
+    /// The segment that an address lies in. Linear in the blocks of that segment and logarithmic in segments.
+    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo>;
 
     /// Private pools, where the allocator has them.
     fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {
@@ -280,6 +275,8 @@ pub struct OutOfMemory {
     pub reserved: Bytes,
     /// The largest free block that this request's stream and pool had.
     pub largest_free_block: Bytes,
+    /// All the memory of the device.
+    pub total: Bytes,
 }
 
 /// Who refused the memory.
@@ -303,6 +300,12 @@ impl OutOfMemory {
     pub const fn reserved_but_unallocated(&self) -> Bytes {
         self.reserved.saturating_sub(self.allocated)
     }
+
+    /// Whether not even an empty device could serve the request: recovery can only ask for less.
+    #[must_use]
+    pub const fn is_hopeless(&self) -> bool {
+        self.segment.0 > self.total.0
+    }
 }
 
 impl fmt::Display for OutOfMemory {
@@ -320,5 +323,52 @@ impl fmt::Display for OutOfMemory {
             self.reserved_but_unallocated(),
             self.largest_free_block
         )
+    }
+}
+
+/// Every allocator that can be named in a scenario: the one place where an allocator is registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AllocatorKind {
+    /// PyTorch's caching allocator in its default configuration.
+    Caching,
+    /// One driver allocation and one driver free a request.
+    Direct,
+}
+
+impl AllocatorKind {
+    /// Every one, the baseline of all comparisons last.
+    pub const ALL: &'static [Self] = &[Self::Caching, Self::Direct];
+
+    /// Its name in scenarios and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Caching => "caching",
+            Self::Direct => "direct",
+        }
+    }
+
+    /// One line for people who choose.
+    #[must_use]
+    pub const fn about(self) -> &'static str {
+        match self {
+            Self::Caching => "PyTorch's caching allocator in its default configuration, byte for byte",
+            Self::Direct => "one driver allocation and one driver free per request: the baseline of every timing",
+        }
+    }
+
+    /// A fresh allocator of this kind, as scenarios and library users get it.
+    #[must_use]
+    pub fn build(self) -> Box<dyn Allocator> {
+        match self {
+            Self::Caching => Box::new(caching::CachingAllocator::new(caching::Config::default())),
+            Self::Direct => Box::new(direct::DirectAllocator::default()),
+        }
+    }
+
+    /// Reads a name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 }

@@ -116,6 +116,9 @@ pub struct DeviceInfo {
     pub total: Bytes,
     /// Device memory is charged in whole multiples of this.
     pub granularity: Bytes,
+    /// How far device used may stray from what allocations add up to: nothing on a simulated device; on a real one the driver's own
+    /// needs, which come and go with modules and streams.
+    pub used_tolerance: Bytes,
     /// What makes two runs comparable.
     pub fingerprint: Fingerprint,
 }

@@ -1,1 +1,511 @@
-//! Lands with its own change.
+//! [`SimDevice`]: a GPU that is not there, stricter than one that is.
+//!
+//! It keeps an address space in which no address is used twice, streams as queues of timed work on a virtual clock ([`CostModel`]),
+//! the contents of memory as tags, and an order of all work from which it tells races. What real hardware forgives or corrupts in
+//! silence is an error here that names both places: freeing twice, freeing what is not an allocation, touching memory that is not (or
+//! no longer) allocated, and touching memory from two streams with nothing to order them.
+
+mod contents;
+mod cost;
+mod races;
+mod ranges;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+pub use cost::{CostModel, Figure};
+
+use self::contents::Contents;
+use self::races::{Races, Slot, VectorClock};
+use super::{
+    Access, AccessKind, Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint, Leaks,
+    MemoryRange, Place, StreamId, Tag,
+};
+use crate::units::{Bytes, Nanos};
+
+/// Every allocation is charged in whole multiples of this, the size of a GPU's pages ("2MiB currently", says PyTorch's
+/// `c10/cuda/CUDACachingAllocator.cpp` on expandable segments; for `cudaMalloc` seen in <https://github.com/signalnine/q27/issues/1>).
+pub const GRANULARITY: Bytes = Bytes::mib(2);
+
+/// The first address handed out; the next one follows its charge, and none is used twice.
+const FIRST_ADDRESS: u64 = 0x7000_0000_0000;
+
+/// What a simulated device is like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SimConfig {
+    /// All of its memory.
+    pub total: Bytes,
+    /// Of it, what is used before the first allocation. Nothing can be allocated where this is all of it.
+    pub context_overhead: Bytes,
+    /// What calls and work cost.
+    pub cost: CostModel,
+    /// When events complete.
+    pub completion: Completion,
+    /// Whether a device free waits for all work of all streams, as `cudaFree` does: "Managing memory allocations using `cudaMalloc` and
+    /// `cudaFree` causes the GPU to synchronize across all executing CUDA streams" (CUDA C++ Programming Guide, Stream Ordered Memory
+    /// Allocator, <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#stream-ordered-memory-allocator>). The allocation does not
+    /// wait here, as current drivers do not (<https://github.com/cupy/cupy/pull/2898>).
+    pub free_synchronizes: bool,
+}
+
+impl Default for SimConfig {
+    /// The device that scenarios run on: 80 GiB as an H100 has, a context, published costs, a free that synchronizes.
+    fn default() -> Self {
+        let cost = CostModel::PUBLISHED;
+        Self {
+            total: Bytes::gib(80),
+            context_overhead: cost.context_overhead.value,
+            cost,
+            completion: Completion::Timed,
+            free_synchronizes: true,
+        }
+    }
+}
+
+impl SimConfig {
+    /// The device on which runs are compared with recordings of PyTorch's allocator, byte by byte: no context overhead, no costs, events
+    /// that complete only when waited for, and a free that waits for nothing.
+    #[must_use]
+    pub fn replay(capacity: Bytes) -> Self {
+        Self {
+            total: capacity,
+            context_overhead: Bytes::ZERO,
+            cost: CostModel::FREE_OF_CHARGE,
+            completion: Completion::OnSynchronize,
+            free_synchronizes: false,
+        }
+    }
+}
+
+/// When an event counts as done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Completion {
+    /// When the virtual clock has passed the end of the work in front of it. Where the cost model lets a query cost nothing, asking again
+    /// and again never gets there: wait instead.
+    Timed,
+    /// When the host has waited for it, for later work of its stream, or for the device; never by itself. So a program's events complete
+    /// at the same points of the program whatever work costs.
+    OnSynchronize,
+}
+
+/// The simulated device.
+#[derive(Debug)]
+pub struct SimDevice {
+    config: SimConfig,
+    info: DeviceInfo,
+    now: Nanos,
+    place: Place,
+    calls: DeviceCalls,
+    /// Everything ever allocated, by address: addresses only grow, so this is in order, and freed ones are remembered for good.
+    regions: Vec<Region>,
+    next_address: u64,
+    held: Held,
+    pressure: Bytes,
+    /// By stream number. Numbers are never reused, so that a stale one is noticed.
+    streams: BTreeMap<u32, Stream>,
+    next_stream: u32,
+    /// By event number, likewise.
+    events: BTreeMap<u32, Event>,
+    next_event: u32,
+    races: Races,
+    contents: Contents,
+}
+
+/// Allocations that live.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    allocations: u64,
+    charged: Bytes,
+}
+
+/// An allocation, living or freed.
+#[derive(Clone, Copy, Debug)]
+struct Region {
+    start: u64,
+    size: Bytes,
+    charged: Bytes,
+    state: RegionState,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum RegionState {
+    Live { made: Place },
+    Freed { at: Place },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Stream {
+    /// When all of its work so far is done.
+    ready: Nanos,
+    slot: Slot,
+}
+
+#[derive(Debug, Default)]
+struct Event {
+    record: Option<Record>,
+    /// All that is done when the last record is; kept between records for its memory.
+    clock: VectorClock,
+}
+
+/// The last time that an event was recorded.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    /// When the work in front of it is done.
+    at: Nanos,
+    slot: Slot,
+    tick: u64,
+}
+
+impl SimDevice {
+    /// A device with nothing allocated and the default stream.
+    #[must_use]
+    pub fn new(config: SimConfig) -> Self {
+        let info = DeviceInfo {
+            name: "simulated".to_owned(),
+            clock: Clock::Simulated,
+            total: config.total,
+            granularity: GRANULARITY,
+            used_tolerance: Bytes::ZERO,
+            fingerprint: Fingerprint { cost_model: Some(config.cost.name.to_owned()), ..Fingerprint::default() },
+        };
+        let mut races = Races::default();
+        let default_stream = Stream { ready: Nanos::ZERO, slot: races.add_stream() };
+        Self {
+            config,
+            info,
+            now: Nanos::ZERO,
+            place: Place::default(),
+            calls: DeviceCalls::default(),
+            regions: Vec::new(),
+            next_address: FIRST_ADDRESS,
+            held: Held::default(),
+            pressure: Bytes::ZERO,
+            streams: BTreeMap::from([(StreamId::DEFAULT.0, default_stream)]),
+            next_stream: 1,
+            events: BTreeMap::new(),
+            next_event: 0,
+            races,
+            contents: Contents::default(),
+        }
+    }
+
+    /// What its calls and work cost.
+    #[must_use]
+    pub fn cost_model(&self) -> &CostModel {
+        &self.config.cost
+    }
+
+    fn free_bytes(&self) -> Bytes {
+        self.config.total.saturating_sub(self.config.context_overhead).saturating_sub(self.held.charged).saturating_sub(self.pressure)
+    }
+
+    /// A host call takes its time.
+    fn spend(&mut self, cost: Nanos) {
+        self.now = later(self.now, cost);
+    }
+
+    fn wait_until(&mut self, at: Nanos) {
+        self.now = self.now.max(at);
+    }
+
+    fn stream(&mut self, stream: StreamId) -> Result<&mut Stream, DeviceError> {
+        self.streams.get_mut(&stream.0).ok_or(DeviceError::UnknownHandle { kind: "stream", number: stream.0 })
+    }
+
+    fn event(&mut self, event: EventId) -> Result<&mut Event, DeviceError> {
+        self.events.get_mut(&event.0).ok_or(unknown_event(event))
+    }
+
+    /// Queues work that takes `duration` behind the stream's work so far.
+    fn submit(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
+        self.stream(stream)?;
+        self.spend(self.config.cost.submit.value);
+        let now = self.now;
+        let stream = self.stream(stream)?;
+        stream.ready = later(stream.ready.max(now), duration);
+        Ok(())
+    }
+
+    /// The host waits for all work of all streams.
+    fn wait_for_all(&mut self) {
+        let last = self.streams.values().map(|stream| stream.ready).max();
+        self.wait_until(last.unwrap_or(Nanos::ZERO));
+        self.races.host_joins_all();
+    }
+
+    fn wait_for_stream(&mut self, stream: StreamId) -> Result<Slot, DeviceError> {
+        let Stream { ready, slot } = *self.stream(stream)?;
+        self.wait_until(ready);
+        self.races.host_joins_stream(slot);
+        Ok(slot)
+    }
+
+    fn is_done(&self, record: Record) -> bool {
+        match self.config.completion {
+            Completion::Timed => self.now >= record.at,
+            Completion::OnSynchronize => self.races.host_has_seen(record.slot, record.tick),
+        }
+    }
+
+    /// When the event's last record was done, if it is.
+    fn done_at(&self, event: EventId) -> Result<Nanos, DeviceError> {
+        let known = self.events.get(&event.0).ok_or(unknown_event(event))?;
+        known.record.filter(|record| self.is_done(*record)).map(|record| record.at).ok_or(DeviceError::NotReady(event.0))
+    }
+
+    /// Checks an access against what is allocated and what else touched the memory, and queues it.
+    fn access(&mut self, stream: StreamId, range: MemoryRange, kind: AccessKind) -> Result<(), DeviceError> {
+        let slot = self.stream(stream)?.slot;
+        let access = Access { kind, stream, place: self.place };
+        self.check_allocated(range, access)?;
+        self.races.access(slot, range, access).map_err(|conflict| DeviceError::Race {
+            range: conflict.range,
+            first: conflict.first,
+            second: access,
+        })?;
+        self.submit(stream, self.config.cost.transfer_time(range.len))
+    }
+
+    fn check_allocated(&self, range: MemoryRange, access: Access) -> Result<(), DeviceError> {
+        let Some(end) = range.start.0.checked_add(range.len.0) else {
+            let range = MemoryRange::new(range.start, Bytes(u64::MAX - range.start.0));
+            return Err(DeviceError::InvalidAccess { range, access, why: "it goes beyond the address space".to_owned() });
+        };
+        let why = match self.region_around(range.start) {
+            _ if range.len == Bytes::ZERO => "it is empty".to_owned(),
+            None => "nothing was ever allocated there".to_owned(),
+            Some(Region { start, size, state: RegionState::Freed { at }, .. }) => {
+                format!("the allocation of {size} at {} was freed at {at}", DevicePtr(*start))
+            }
+            Some(Region { start, size, state: RegionState::Live { made }, .. }) if end > start + size.0 => {
+                let beyond = Bytes(end - start - size.0);
+                format!("it ends {beyond} behind the allocation of {size} at {}, made at {made}", DevicePtr(*start))
+            }
+            Some(_) => return Ok(()),
+        };
+        Err(DeviceError::InvalidAccess { range, access, why })
+    }
+
+    /// The allocation, living or freed, whose charge the address lies in.
+    fn region_around(&self, ptr: DevicePtr) -> Option<&Region> {
+        let behind = self.regions.partition_point(|region| region.start <= ptr.0);
+        let region = self.regions[..behind].last()?;
+        (ptr.0 < region.start + region.charged.0).then_some(region)
+    }
+
+    /// What was found instead of a tag, in words.
+    fn describe(&self, mismatch: &contents::Mismatch) -> String {
+        let Some(found) = mismatch.found else { return "it was never written since it was allocated".to_owned() };
+        let writer = self.races.last_write(mismatch.at).map(|access| format!(", {access}")).unwrap_or_default();
+        format!("it is of tag {:#x}{writer}", found.0)
+    }
+}
+
+impl Device for SimDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
+        let SimConfig { total, context_overhead, .. } = self.config;
+        let process = context_overhead + self.held.charged;
+        let (free, pressure) = (self.free_bytes(), self.pressure);
+        Ok(DeviceMemory { total, free, used: process + pressure, process: Some(process), context_overhead, pressure })
+    }
+
+    fn now(&mut self) -> Nanos {
+        self.now
+    }
+
+    fn calls(&self) -> DeviceCalls {
+        self.calls
+    }
+
+    fn set_place(&mut self, place: Place) {
+        self.place = place;
+    }
+
+    fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
+        self.calls.malloc += 1;
+        if size == Bytes::ZERO {
+            return Err(refused("malloc", "ask for at least one byte"));
+        }
+        let free = self.free_bytes();
+        let Some(charged) = size.checked_round_up(GRANULARITY).filter(|charged| *charged <= free) else {
+            self.calls.malloc_failures += 1;
+            self.spend(self.config.cost.malloc.value);
+            return Err(DeviceError::OutOfMemory { requested: size, free });
+        };
+        self.spend(self.config.cost.malloc_time(charged));
+        let start = self.next_address;
+        self.next_address += charged.0;
+        self.held.allocations += 1;
+        self.held.charged += charged;
+        self.regions.push(Region { start, size, charged, state: RegionState::Live { made: self.place } });
+        Ok(DevicePtr(start))
+    }
+
+    fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
+        self.calls.free += 1;
+        let place = self.place;
+        let found = self.regions.binary_search_by_key(&ptr.0, |region| region.start);
+        let region = found.ok().map(|index| &mut self.regions[index]).ok_or(DeviceError::InvalidFree { ptr, place })?;
+        if let RegionState::Freed { at: first } = region.state {
+            return Err(DeviceError::DoubleFree { ptr, first, second: place });
+        }
+        region.state = RegionState::Freed { at: place };
+        let Region { charged, .. } = *region;
+        self.held.allocations -= 1;
+        self.held.charged -= charged;
+        let range = MemoryRange::new(ptr, charged);
+        self.contents.forget(range);
+        self.races.forget(range);
+        if self.config.free_synchronizes {
+            self.wait_for_all();
+        }
+        self.spend(self.config.cost.free_time(charged));
+        Ok(())
+    }
+
+    fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
+        let number = self.next_stream;
+        self.next_stream = number.checked_add(1).ok_or_else(|| refused("create_stream", "every stream number was used"))?;
+        self.spend(self.config.cost.stream_create.value);
+        self.streams.insert(number, Stream { ready: self.now, slot: self.races.add_stream() });
+        Ok(StreamId(number))
+    }
+
+    fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        if stream == StreamId::DEFAULT {
+            return Err(DeviceError::UnknownHandle { kind: "removable stream", number: stream.0 });
+        }
+        let slot = self.wait_for_stream(stream)?;
+        self.spend(self.config.cost.synchronize.value);
+        self.races.remove_stream(slot);
+        self.streams.remove(&stream.0);
+        Ok(())
+    }
+
+    fn create_event(&mut self) -> Result<EventId, DeviceError> {
+        let number = self.next_event;
+        self.next_event = number.checked_add(1).ok_or_else(|| refused("create_event", "every event number was used"))?;
+        self.spend(self.config.cost.event_create.value);
+        self.events.insert(number, Event::default());
+        Ok(EventId(number))
+    }
+
+    fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError> {
+        self.events.remove(&event.0).map(drop).ok_or(unknown_event(event))
+    }
+
+    fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
+        self.calls.event_record += 1;
+        let Stream { ready, slot } = *self.stream(stream)?;
+        let known = self.events.get_mut(&event.0).ok_or(unknown_event(event))?;
+        let tick = self.races.record(slot, &mut known.clock);
+        self.now = later(self.now, self.config.cost.event_record.value);
+        known.record = Some(Record { at: ready.max(self.now), slot, tick });
+        Ok(())
+    }
+
+    fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError> {
+        self.calls.event_query += 1;
+        self.spend(self.config.cost.event_query.value);
+        let known = self.events.get(&event.0).ok_or(unknown_event(event))?;
+        let Some(record) = known.record else { return Ok(true) };
+        let done = self.is_done(record);
+        if done {
+            self.races.host_joins(&known.clock);
+        }
+        Ok(done)
+    }
+
+    fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
+        let at = self.event(event)?.record.map(|record| record.at);
+        self.submit(stream, Nanos::ZERO)?;
+        let Some(at) = at else { return Ok(()) };
+        let waiter = self.stream(stream)?;
+        waiter.ready = waiter.ready.max(at);
+        let slot = waiter.slot;
+        let known = self.events.get(&event.0).ok_or(unknown_event(event))?;
+        self.races.stream_joins(slot, &known.clock);
+        Ok(())
+    }
+
+    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
+        let (start, end) = (self.done_at(start)?, self.done_at(end)?);
+        Ok(end.saturating_sub(start))
+    }
+
+    fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
+        self.calls.synchronize += 1;
+        let known = self.events.get(&event.0).ok_or(unknown_event(event))?;
+        self.races.host_joins(&known.clock);
+        let at = known.record.map_or(Nanos::ZERO, |record| record.at);
+        self.wait_until(at);
+        self.spend(self.config.cost.synchronize.value);
+        Ok(())
+    }
+
+    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.calls.synchronize += 1;
+        self.wait_for_stream(stream)?;
+        self.spend(self.config.cost.synchronize.value);
+        Ok(())
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.calls.synchronize += 1;
+        self.wait_for_all();
+        self.spend(self.config.cost.synchronize.value);
+        Ok(())
+    }
+
+    fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        self.access(stream, range, AccessKind::Write)?;
+        self.contents.fill(range, tag);
+        Ok(())
+    }
+
+    fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        self.access(stream, range, AccessKind::Read)?;
+        self.wait_for_stream(stream)?;
+        self.spend(self.config.cost.synchronize.value);
+        match self.contents.mismatch(range, tag) {
+            None => Ok(()),
+            Some(mismatch) => Err(DeviceError::Corrupted { range, at: mismatch.at, expected: tag.0, found: self.describe(&mismatch) }),
+        }
+    }
+
+    fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
+        self.submit(stream, duration)
+    }
+
+    fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
+        self.pressure = held.min(self.free_bytes() + self.pressure);
+        Ok(self.pressure)
+    }
+
+    fn leaks(&self) -> Leaks {
+        Leaks {
+            allocations: self.held.allocations,
+            bytes: self.held.charged,
+            streams: self.streams.len() as u64 - 1,
+            events: self.events.len() as u64,
+        }
+    }
+}
+
+fn later(time: Nanos, by: Nanos) -> Nanos {
+    Nanos(time.0.saturating_add(by.0))
+}
+
+fn unknown_event(event: EventId) -> DeviceError {
+    DeviceError::UnknownHandle { kind: "event", number: event.0 }
+}
+
+/// The simulated driver refuses a call as the real one does with `CUDA_ERROR_INVALID_VALUE`.
+fn refused(call: &'static str, advice: &'static str) -> DeviceError {
+    DeviceError::Driver { call, code: 1, name: "CUDA_ERROR_INVALID_VALUE".to_owned(), advice }
+}

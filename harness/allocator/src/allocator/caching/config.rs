@@ -1,0 +1,160 @@
+//! What can be set of the caching allocator, and the arithmetic of sizes that follows: rounding, segment sizes, splitting, oversize.
+//!
+//! The rules are those of PyTorch 2.11 (c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.cpp in
+//! <https://github.com/pytorch/pytorch>).
+
+use crate::stats::PoolKind;
+use crate::units::Bytes;
+
+/// Smallest block, and the unit of sizes.
+pub(super) const UNIT: u64 = 512;
+/// Segments of the small pool.
+const SMALL_SEGMENT: u64 = 2 << 20;
+/// From this size on a segment is made to measure.
+const MADE_TO_MEASURE: u64 = 10 << 20;
+/// Made-to-measure segments are multiples of this.
+const SEGMENT_UNIT: u64 = 2 << 20;
+/// A remainder up to and including this stays with a large block.
+const LARGEST_UNSPLIT_REMAINDER: u64 = 1 << 20;
+
+/// Settings of a caching allocator. The default is PyTorch's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Blocks of at least this are never split (`max_split_size_mb`); `None`: all may be.
+    pub max_split_size: Option<Bytes>,
+    /// How much larger than the request an oversize block may be (`max_non_split_rounding_mb`).
+    pub max_non_split_rounding: Bytes,
+    /// Segment size for large blocks below 10 MiB (`large_segment_size_mb`).
+    pub large_segment_size: Bytes,
+    /// Divisions between powers of two, by interval of the request's size (`roundup_power2_divisions`); 0 and 1: none.
+    pub roundup_power2_divisions: [u64; 16],
+    /// Share of the limit above which old cached blocks go back before a new segment is made (`garbage_collection_threshold`).
+    /// Without a memory fraction it does nothing.
+    pub garbage_collection_threshold: Option<f64>,
+    /// What to do where PyTorch's own behaviour is unsafe.
+    pub quirks: Quirks,
+}
+
+/// Where PyTorch's behaviour would hand out memory that is still in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Quirks {
+    /// Never unsafe.
+    #[default]
+    Safe,
+    /// As PyTorch 2.11 does it, to compare with recordings of it: a stream recorded while a private pool's context is open is forgotten
+    /// if the block is freed in there, so that the block can be handed out while that stream still works on it.
+    Torch211,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            max_split_size: None,
+            max_non_split_rounding: Bytes::mib(20),
+            large_segment_size: Bytes::mib(20),
+            roundup_power2_divisions: [0; 16],
+            garbage_collection_threshold: None,
+            quirks: Quirks::Safe,
+        }
+    }
+}
+
+impl Config {
+    /// The size of the block that serves a request; `None` where it does not fit 64 bits.
+    pub(super) fn round(&self, requested: u64) -> Option<u64> {
+        if requested < UNIT {
+            return Some(UNIT);
+        }
+        let divisions = self.roundup_power2_divisions[interval(requested)];
+        if divisions > 1 && requested > UNIT * divisions {
+            return round_to_division(requested, divisions);
+        }
+        requested.checked_next_multiple_of(UNIT)
+    }
+
+    /// What is asked of the driver for a block of that size; `None` where it does not fit 64 bits.
+    pub(super) fn segment_size(&self, size: u64) -> Option<u64> {
+        match size {
+            _ if size <= PoolKind::LARGEST_SMALL.0 => Some(SMALL_SEGMENT),
+            _ if size < MADE_TO_MEASURE => Some(self.large_segment_size.0),
+            _ => size.checked_next_multiple_of(SEGMENT_UNIT),
+        }
+    }
+
+    /// Whether a request of `wanted` may take a free block of `found` at all.
+    pub(super) fn accepts(&self, wanted: u64, found: u64) -> bool {
+        let Some(Bytes(max_split)) = self.max_split_size else { return true };
+        if wanted < max_split { found < max_split } else { found < wanted.saturating_add(self.max_non_split_rounding.0) }
+    }
+
+    /// Whether the block is cut after `wanted`, leaving `remaining`.
+    pub(super) fn splits(&self, pool: PoolKind, wanted: u64, remaining: u64) -> bool {
+        match pool {
+            PoolKind::Small => remaining >= UNIT,
+            PoolKind::Large => remaining > LARGEST_UNSPLIT_REMAINDER && self.max_split_size.is_none_or(|max| wanted < max.0),
+        }
+    }
+}
+
+/// Interval of a size for `roundup_power2_divisions`: 0 is everything below 2 MiB, then one a power of two, 15 from 32 GiB on.
+fn interval(size: u64) -> usize {
+    (size.ilog2() as usize).saturating_sub(20).min(15)
+}
+
+fn round_to_division(size: u64, divisions: u64) -> Option<u64> {
+    if size.is_power_of_two() {
+        return Some(size);
+    }
+    let step = (1 << size.ilog2()) / divisions;
+    size.checked_next_multiple_of(step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_round_to_512_bytes_and_never_to_less() {
+        let config = Config::default();
+        for (requested, rounded) in [(1, 512), (511, 512), (512, 512), (513, 1024), (43_008_000, 43_008_000), (1 << 20, 1 << 20)] {
+            assert_eq!(config.round(requested), Some(rounded));
+        }
+        assert_eq!(config.round(u64::MAX), None);
+        assert_eq!(config.round(u64::MAX >> 1), Some(1 << 63));
+    }
+
+    #[test]
+    fn segments_are_small_large_or_made_to_measure() {
+        let config = Config::default();
+        let mib = 1 << 20;
+        let cases = [
+            (512, 2 * mib),
+            (mib, 2 * mib),
+            (mib + 512, 20 * mib),
+            (10 * mib - 512, 20 * mib),
+            (10 * mib, 10 * mib),
+            (10 * mib + 512, 12 * mib),
+        ];
+        for (size, segment) in cases {
+            assert_eq!(config.segment_size(size), Some(segment));
+        }
+    }
+
+    #[test]
+    fn a_large_remainder_of_one_mebibyte_stays_with_the_block() {
+        let config = Config::default();
+        assert!(!config.splits(PoolKind::Large, 19 << 20, 1 << 20));
+        assert!(config.splits(PoolKind::Large, (19 << 20) - 512, (1 << 20) + 512));
+        assert!(config.splits(PoolKind::Small, 512, 512));
+    }
+
+    #[test]
+    fn power_of_two_divisions_apply_by_interval_of_the_request() {
+        let config = Config { roundup_power2_divisions: [4; 16], ..Config::default() };
+        assert_eq!(config.round(1200), Some(1536), "not above 512 · 4: plain rounding");
+        assert_eq!(config.round(5 << 20), Some(5 << 20));
+        assert_eq!(config.round((5 << 20) + 1), Some(6 << 20));
+        assert_eq!(config.round(8 << 20), Some(8 << 20));
+        assert_eq!((interval(1 << 20), interval(2 << 20), interval(1 << 40)), (0, 1, 15));
+    }
+}

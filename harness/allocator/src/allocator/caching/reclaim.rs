@@ -1,0 +1,122 @@
+//! Giving cached memory back: at an out-of-memory, by request, and by age.
+
+use super::pools::{FreeBlock, PoolId, Pools};
+use super::{BlockId, CachingAllocator};
+use crate::allocator::PrivatePoolId;
+use crate::device::{Device, DeviceError, DevicePtr, StreamId};
+
+impl CachingAllocator {
+    /// Gives back everything that can go: whole free segments of the default pools, behind a wait for all events, and those of private
+    /// pools that are released. While a pool context is open the default pools are left alone.
+    pub(super) fn release_all_cached(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        if !self.pools.context_is_open() {
+            self.wait_for_deferred(device, None)?;
+            self.release_whole_segments(device, Pools::LARGE)?;
+            self.release_whole_segments(device, Pools::SMALL)?;
+        }
+        for (_, pools) in self.pools.released() {
+            for pool in pools {
+                self.release_whole_segments(device, pool)?;
+            }
+        }
+        self.pools.forget_empty();
+        Ok(())
+    }
+
+    /// The same for one private pool that its owner has just let go.
+    pub(super) fn release_private(&mut self, device: &mut dyn Device, id: PrivatePoolId) -> Result<(), DeviceError> {
+        self.wait_for_deferred(device, Some(id))?;
+        let pools = self.pools.released().into_iter().find(|&(released, _)| released == id).map(|(_, pools)| pools);
+        for pool in pools.into_iter().flatten() {
+            self.release_whole_segments(device, pool)?;
+        }
+        self.pools.forget_empty();
+        Ok(())
+    }
+
+    /// With a maximum split size only: gives back one free block of the request's pool and stream that is large enough, or else the
+    /// largest oversize ones until their sum is. Says whether the room was reached; what was given back stays given back.
+    pub(super) fn release_available(
+        &mut self,
+        device: &mut dyn Device,
+        pool: PoolId,
+        stream: StreamId,
+        size: u64,
+    ) -> Result<bool, DeviceError> {
+        let Some(max_split) = self.config.max_split_size else { return Ok(false) };
+        let wanted = size.max(max_split.0);
+        if let Some(block) = self.pools[pool].free.best_fit(stream, wanted) {
+            self.release_segment(device, block)?;
+            return Ok(true);
+        }
+        let mut sum = 0_u64;
+        let oversize = |block: &FreeBlock| block.size >= max_split.0;
+        let candidates: Vec<FreeBlock> = self.pools[pool].free.largest_first(stream).take_while(oversize).collect();
+        for block in candidates {
+            if sum >= wanted {
+                break;
+            }
+            sum += block.size;
+            self.release_segment(device, block)?;
+        }
+        Ok(sum >= wanted)
+    }
+
+    /// With a threshold and a limit only: gives back the older half of the cached large segments, round by round, until the memory held
+    /// is below the threshold. A round is finished even when its target was reached on the way.
+    pub(super) fn collect_garbage(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let (Some(threshold), Some(limit)) = (self.config.garbage_collection_threshold, self.limit) else { return Ok(()) };
+        let reserved = self.stats.reserved_bytes.all.current;
+        let allowed = (threshold * limit.0 as f64) as u64;
+        let Some(target) = reserved.checked_sub(allowed).filter(|&excess| excess > 0) else { return Ok(()) };
+        let mut released = 0;
+        while released < target {
+            let pool = &self.pools[Pools::LARGE];
+            let whole = |block: &FreeBlock| !self.blocks[block.id].is_split();
+            let candidates: Vec<FreeBlock> = pool.free.iter().filter(whole).collect();
+            let age = |block: &FreeBlock| pool.lookups - self.blocks[block.id].free_since;
+            let total_age: u64 = candidates.iter().map(age).sum();
+            let old = |block: &FreeBlock| age(block) as f64 >= total_age as f64 / candidates.len() as f64;
+            let round: Vec<FreeBlock> = candidates.iter().filter(|block| old(block)).copied().collect();
+            if round.is_empty() {
+                break;
+            }
+            for block in round {
+                released += block.size;
+                self.release_segment(device, block)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a free block that is a whole segment back to the driver.
+    fn release_segment(&mut self, device: &mut dyn Device, whole: FreeBlock) -> Result<(), DeviceError> {
+        device.free(DevicePtr(whole.address))?;
+        let pool = self.blocks[whole.id].pool;
+        self.pools[pool].free.remove(&whole);
+        self.blocks.remove_segment(whole.id);
+        self.pools.segment_removed(pool);
+        let kind = self.pools[pool].kind;
+        self.stats.reserved_bytes.decrease(kind, whole.size);
+        self.stats.segment.decrease(kind, 1);
+        self.stats.num_device_free += 1;
+        Ok(())
+    }
+
+    fn release_whole_segments(&mut self, device: &mut dyn Device, pool: PoolId) -> Result<(), DeviceError> {
+        let whole = |block: &FreeBlock| !self.blocks[block.id].is_split();
+        let candidates: Vec<FreeBlock> = self.pools[pool].free.iter().filter(whole).collect();
+        candidates.into_iter().try_for_each(|block| self.release_segment(device, block))
+    }
+
+    /// Waits for the events of deferred frees, of all blocks or of one private pool's, and finishes those frees.
+    fn wait_for_deferred(&mut self, device: &mut dyn Device, owner: Option<PrivatePoolId>) -> Result<(), DeviceError> {
+        self.stats.num_sync_all_streams += 1;
+        self.file_put_off(device)?;
+        let (blocks, pools) = (&self.blocks, &self.pools);
+        let of_interest = |block: BlockId| owner.is_none() || pools[blocks[block].pool].owner == owner;
+        let done = self.deferred.wait_for(device, of_interest)?;
+        done.into_iter().for_each(|block| self.event_seen(block));
+        Ok(())
+    }
+}

@@ -1,0 +1,54 @@
+//! A table of slots that are reused: constant-time insertion, removal and access by number.
+
+use std::ops::{Index, IndexMut};
+
+/// Values by slot number. Slots of removed values are given out again, the last one first.
+#[derive(Debug)]
+pub(super) struct Slab<T> {
+    slots: Vec<Option<T>>,
+    vacant: Vec<u32>,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Self { slots: Vec::new(), vacant: Vec::new() }
+    }
+}
+
+impl<T> Slab<T> {
+    /// Stores a value and returns its slot.
+    pub(super) fn insert(&mut self, value: T) -> u32 {
+        if let Some(slot) = self.vacant.pop() {
+            self.slots[slot as usize] = Some(value);
+            return slot;
+        }
+        let slot = u32::try_from(self.slots.len()).expect("4 billion blocks of at least 512 B exceed any device");
+        self.slots.push(Some(value));
+        slot
+    }
+
+    /// Takes a value out. Panics where the slot is empty: slots never leave this crate unchecked.
+    pub(super) fn remove(&mut self, slot: u32) -> T {
+        let value = self.slots[slot as usize].take().expect("a slot is removed once");
+        self.vacant.push(slot);
+        value
+    }
+
+    /// The value, if the slot has one.
+    pub(super) fn get(&self, slot: u32) -> Option<&T> {
+        self.slots.get(slot as usize)?.as_ref()
+    }
+}
+
+impl<T> Index<u32> for Slab<T> {
+    type Output = T;
+    fn index(&self, slot: u32) -> &T {
+        self.slots[slot as usize].as_ref().expect("links point at live slots")
+    }
+}
+
+impl<T> IndexMut<u32> for Slab<T> {
+    fn index_mut(&mut self, slot: u32) -> &mut T {
+        self.slots[slot as usize].as_mut().expect("links point at live slots")
+    }
+}

@@ -1,0 +1,141 @@
+//! What device memory holds: not bytes, but which tag was written where. A fill of 40 GiB is one entry.
+
+use super::ranges::RangeMap;
+use crate::device::{DevicePtr, MemoryRange, Tag};
+
+/// The tags in device memory.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Contents {
+    /// Written ranges to their pattern: the eight bytes that repeat, the first of them at an address divisible by eight.
+    /// So two fills with one tag, started at different phases, differ, and a part of a fill is compared without knowing its start.
+    written: RangeMap<u64>,
+}
+
+/// The first byte that does not hold the tag that was expected.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Mismatch {
+    /// Its address.
+    pub(super) at: DevicePtr,
+    /// The tag that was written there, as seen from the start of the verified range; `None` where nothing was.
+    pub(super) found: Option<Tag>,
+}
+
+impl Contents {
+    /// Writes the tag over the range.
+    pub(super) fn fill(&mut self, range: MemoryRange, tag: Tag) {
+        self.written.insert(range.start.0, range.end().0, pattern(range, tag));
+    }
+
+    /// Forgets what the range holds, as when it is freed.
+    pub(super) fn forget(&mut self, range: MemoryRange) {
+        self.written.remove(range.start.0, range.end().0);
+    }
+
+    /// Looks for the first byte of the range that is not of the tag.
+    pub(super) fn mismatch(&self, range: MemoryRange, tag: Tag) -> Option<Mismatch> {
+        let expected = pattern(range, tag);
+        let mut cursor = range.start.0;
+        for (start, end, &found) in self.written.overlapping(range.start.0, range.end().0) {
+            if cursor < start {
+                break;
+            }
+            if let Some(at) = first_difference(start, end, expected, found) {
+                let seen = Tag(found.rotate_right(phase(range)));
+                return Some(Mismatch { at: DevicePtr(at), found: Some(seen) });
+            }
+            cursor = end;
+        }
+        (cursor < range.end().0).then_some(Mismatch { at: DevicePtr(cursor), found: None })
+    }
+}
+
+/// The bits by which a range's start is off from an address divisible by eight.
+const fn phase(range: MemoryRange) -> u32 {
+    (range.start.0 % 8 * 8) as u32
+}
+
+/// The pattern of a fill: a tag's first byte lies at the start of the range, the pattern's at the next lower multiple of eight.
+const fn pattern(range: MemoryRange, tag: Tag) -> u64 {
+    tag.0.rotate_left(phase(range))
+}
+
+/// The first address of `start..end` at which two patterns differ.
+fn first_difference(start: u64, end: u64, expected: u64, found: u64) -> Option<u64> {
+    if expected == found {
+        return None;
+    }
+    let (expected, found) = (expected.to_le_bytes(), found.to_le_bytes());
+    (start..end.min(start.saturating_add(8))).find(|address| {
+        let byte = (address % 8) as usize;
+        expected[byte] != found[byte]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::units::Bytes;
+
+    const SPACE: u64 = 64;
+
+    fn a_range() -> impl Strategy<Value = MemoryRange> {
+        (0..SPACE - 1).prop_flat_map(|start| (Just(start), 1..SPACE - start)).prop_map(|(start, len)| range(start, len))
+    }
+
+    fn range(start: u64, len: u64) -> MemoryRange {
+        MemoryRange::new(DevicePtr(start), Bytes(len))
+    }
+
+    /// Tags of few different bytes, so that different tags often agree on some.
+    fn a_tag() -> impl Strategy<Value = Tag> {
+        prop::array::uniform8(0_u8..2).prop_map(|bytes| Tag(u64::from_le_bytes(bytes)))
+    }
+
+    fn byte(tag: Tag, index: u64) -> u8 {
+        tag.0.to_le_bytes()[(index % 8) as usize]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1024))]
+        #[test]
+        fn contents_are_a_byte_array(
+            fills in prop::collection::vec((a_range(), a_tag(), prop::bool::weighted(0.2)), 0..12),
+            verified in a_range(),
+            expected in a_tag(),
+            expect_a_fill in any::<bool>(),
+        ) {
+            let mut contents = Contents::default();
+            let mut bytes = [None; SPACE as usize];
+            for (range, tag, forget) in &fills {
+                if *forget { contents.forget(*range) } else { contents.fill(*range, *tag) }
+                for index in 0..range.len.0 {
+                    bytes[(range.start.0 + index) as usize] = (!forget).then(|| byte(*tag, index));
+                }
+            }
+            // Often verify what the last fill wrote: a random tag is seldom right.
+            let (verified, expected) = match fills.last() {
+                Some((range, tag, _)) if expect_a_fill => (*range, *tag),
+                _ => (verified, expected),
+            };
+            let wrong = (0..verified.len.0).find(|&index| bytes[(verified.start.0 + index) as usize] != Some(byte(expected, index)));
+            let mismatch = contents.mismatch(verified, expected);
+            prop_assert_eq!(mismatch.as_ref().map(|mismatch| mismatch.at.0), wrong.map(|index| verified.start.0 + index));
+            if let (Some(mismatch), Some(index)) = (mismatch, wrong) {
+                let found = bytes[(verified.start.0 + index) as usize];
+                prop_assert_eq!(mismatch.found.map(|tag| byte(tag, index)), found);
+            }
+        }
+    }
+
+    #[test]
+    fn a_part_that_starts_at_a_multiple_of_eight_verifies_with_the_same_tag_and_others_with_a_rotated_one() {
+        let mut contents = Contents::default();
+        let tag = Tag(0x0807_0605_0403_0201);
+        contents.fill(range(3, 50), tag);
+        assert_eq!(contents.mismatch(range(3 + 16, 11), tag), None);
+        assert_eq!(contents.mismatch(range(3 + 17, 11), tag).map(|mismatch| mismatch.at), Some(DevicePtr(20)));
+        assert_eq!(contents.mismatch(range(3 + 17, 11), Tag(tag.0.rotate_right(8))), None);
+    }
+}

@@ -1,0 +1,199 @@
+//! [`CostModel`]: what calls and work cost on the simulated device, each figure with its source.
+//!
+//! These are figures for a virtual clock. They make a scenario's order of events plausible and its times reproducible; they are not
+//! measurements of anybody's GPU, and no report compares them with any.
+
+use crate::units::{Bytes, Nanos};
+
+/// What host calls and device work cost. All times follow from it, from nothing else, and so are the same on every machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CostModel {
+    /// Its name and version, as fingerprints tell it.
+    pub name: &'static str,
+    /// Device used before the first allocation.
+    pub context_overhead: Figure<Bytes>,
+    /// A device allocation, whatever its size.
+    pub malloc: Figure<Nanos>,
+    /// More for each MiB of a device allocation.
+    pub malloc_per_mib: Figure<Nanos>,
+    /// A device free, whatever its size, without the wait for work in flight.
+    pub free: Figure<Nanos>,
+    /// More for each MiB of a device free.
+    pub free_per_mib: Figure<Nanos>,
+    /// Queueing work: a fill, a verify, a busy loop or a wait for an event.
+    pub submit: Figure<Nanos>,
+    /// Making a stream.
+    pub stream_create: Figure<Nanos>,
+    /// Making an event that keeps time.
+    pub event_create: Figure<Nanos>,
+    /// Recording an event that keeps time.
+    pub event_record: Figure<Nanos>,
+    /// Asking whether an event is done.
+    pub event_query: Figure<Nanos>,
+    /// A wait of the host, on top of the time it waits.
+    pub synchronize: Figure<Nanos>,
+    /// The time in which a fill writes, or a verify reads, one GiB.
+    pub transfer_per_gib: Figure<Nanos>,
+}
+
+/// A number and where it comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Figure<T> {
+    /// The number.
+    pub value: T,
+    /// A publication, or `assumed: …` with the reason for this order of magnitude.
+    pub source: &'static str,
+}
+
+const fn figure<T>(value: T, source: &'static str) -> Figure<T> {
+    Figure { value, source }
+}
+
+impl CostModel {
+    /// Figures from publications, collected in November 2026; where there is none, assumed and marked so.
+    pub const PUBLISHED: Self = Self {
+        name: "published-2026-11 v1",
+        context_overhead: figure(
+            Bytes::mib(555),
+            "https://github.com/ggml-org/llama.cpp/pull/23604: a bare CUDA context takes 555 MiB of an RTX PRO 6000 with 96 GB (107 MiB of an RTX 4060 Ti)",
+        ),
+        malloc: figure(
+            Nanos::micros(50),
+            "https://www.cs.virginia.edu/~mwb7w/cuda_support/memory_management_overhead.html: cudaMalloc takes about 50 µs from 4 KB to 512 KB (GTX 280)",
+        ),
+        malloc_per_mib: figure(
+            Nanos::micros(1),
+            "https://github.com/kokkos/kokkos/issues/317: cudaMalloc of 100 million integers (381 MiB) takes 432 µs, that is 1.0 µs/MiB above the base",
+        ),
+        free: figure(
+            Nanos::micros(14),
+            "https://github.com/Cytnx-dev/Cytnx/pull/850: cudaMalloc, launch and cudaFree of a small buffer take 14.0 µs together (GTX 1660 SUPER / RTX 2080 Ti), \
+             taken whole as the upper bound of the free",
+        ),
+        free_per_mib: figure(
+            Nanos::micros(2),
+            "https://github.com/intel/llvm/issues/8971: cudaFree of a matrix of 16384 x 16384 floats (1 GiB) takes 2.09 ms in the median, \
+             that is 2.0 µs/MiB above the base (RTX 3070)",
+        ),
+        submit: figure(
+            Nanos::micros(3),
+            "https://github.com/facebookincubator/velox/pull/6096: launching a kernel takes about 3 µs (RTX 3080, PCIe 4.0)",
+        ),
+        stream_create: figure(
+            Nanos::micros(5),
+            "assumed: https://github.com/cupy/cupy/issues/7110 says \"in the microseconds at most\" and no publication with a figure was found",
+        ),
+        event_create: figure(
+            Nanos(180),
+            "https://github.com/harrism/cuda_event_benchmark/pull/7: cudaEventCreate with timing takes 180 ns (DGX H100, CUDA 11.8)",
+        ),
+        event_record: figure(
+            Nanos(2_500),
+            "https://github.com/NVIDIA/NVTX/issues/3: about 400,000 cudaEventRecord with timing a second (V100, CUDA 10.2)",
+        ),
+        event_query: figure(
+            Nanos(470),
+            "https://github.com/ICLDisco/parsec/pull/576: cudaEventRecord without timing and cudaEventQuery take 0.466 µs together, \
+             taken whole as the upper bound of the query",
+        ),
+        synchronize: figure(
+            Nanos(466),
+            "https://github.com/JuliaGPU/CUDA.jl/issues/279: synchronizing an idle device takes 466 ns in the median",
+        ),
+        transfer_per_gib: figure(
+            Nanos(320_520),
+            "https://www.nvidia.com/en-us/data-center/h100/: memory bandwidth of the H100 SXM, 3.35 TB/s",
+        ),
+    };
+
+    /// Nothing costs anything: for comparisons that look at numbers of bytes and calls only.
+    pub const FREE_OF_CHARGE: Self = {
+        const SOURCE: &str = "by definition: this model charges nothing";
+        const NOTHING: Figure<Nanos> = figure(Nanos::ZERO, SOURCE);
+        Self {
+            name: "free-of-charge v1",
+            context_overhead: figure(Bytes::ZERO, SOURCE),
+            malloc: NOTHING,
+            malloc_per_mib: NOTHING,
+            free: NOTHING,
+            free_per_mib: NOTHING,
+            submit: NOTHING,
+            stream_create: NOTHING,
+            event_create: NOTHING,
+            event_record: NOTHING,
+            event_query: NOTHING,
+            synchronize: NOTHING,
+            transfer_per_gib: NOTHING,
+        }
+    };
+
+    /// Every figure for a table: its name, its value in words, its source.
+    #[must_use]
+    pub fn figures(&self) -> Vec<(&'static str, String, &'static str)> {
+        let time = |name, figure: Figure<Nanos>, unit: &str| (name, format!("{}{unit}", figure.value), figure.source);
+        vec![
+            ("context overhead", self.context_overhead.value.to_string(), self.context_overhead.source),
+            time("device allocation", self.malloc, ""),
+            time("device allocation, by size", self.malloc_per_mib, " per MiB"),
+            time("device free", self.free, ""),
+            time("device free, by size", self.free_per_mib, " per MiB"),
+            time("queueing work", self.submit, ""),
+            time("making a stream", self.stream_create, ""),
+            time("making an event", self.event_create, ""),
+            time("recording an event", self.event_record, ""),
+            time("asking for an event", self.event_query, ""),
+            time("a wait of the host, beside the waiting", self.synchronize, ""),
+            time("writing or reading memory", self.transfer_per_gib, " per GiB"),
+        ]
+    }
+
+    /// The time of a device allocation of this many charged bytes.
+    #[must_use]
+    pub fn malloc_time(&self, charged: Bytes) -> Nanos {
+        by_size(self.malloc, self.malloc_per_mib, charged)
+    }
+
+    /// The time of a device free of this many charged bytes, without the wait for work in flight.
+    #[must_use]
+    pub fn free_time(&self, charged: Bytes) -> Nanos {
+        by_size(self.free, self.free_per_mib, charged)
+    }
+
+    /// The time in which the device's memory takes this many bytes.
+    #[must_use]
+    pub fn transfer_time(&self, bytes: Bytes) -> Nanos {
+        scaled(self.transfer_per_gib, bytes, Bytes::gib(1))
+    }
+}
+
+fn by_size(base: Figure<Nanos>, per_mib: Figure<Nanos>, size: Bytes) -> Nanos {
+    Nanos(base.value.0.saturating_add(scaled(per_mib, size, Bytes::mib(1)).0))
+}
+
+/// `size` at a price for each `unit`, rounded down to whole nanoseconds.
+fn scaled(price: Figure<Nanos>, size: Bytes, unit: Bytes) -> Nanos {
+    let nanos = u128::from(size.0) * u128::from(price.value.0) / u128::from(unit.0);
+    Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_follow_the_named_figures() {
+        let model = CostModel::PUBLISHED;
+        assert_eq!(model.malloc_time(Bytes::mib(2)), Nanos::micros(52));
+        assert_eq!(model.free_time(Bytes::gib(1)), Nanos::micros(14 + 2048));
+        assert_eq!(model.transfer_time(Bytes::gib(2)), Nanos(641_040));
+        assert_eq!(CostModel::FREE_OF_CHARGE.transfer_time(Bytes(u64::MAX)), Nanos::ZERO);
+    }
+
+    #[test]
+    fn every_figure_names_a_source_or_says_that_it_is_assumed() {
+        for (name, value, source) in CostModel::PUBLISHED.figures() {
+            assert!(!value.is_empty(), "{name}");
+            assert!(source.starts_with("https://") || source.starts_with("assumed: "), "{name}: {source}");
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! Which work is ordered before which: a happens-before race detector with vector clocks over the streams and the host.
+//!
+//! Every stream has a clock with one entry a stream: how much of that stream's work is known to be done before the stream's next work.
+//! Queued work first joins the host's clock into its stream's (the host only submits what it already knows to be allowed), and counts up
+//! the stream's own entry. Recording an event copies the stream's clock; waiting for the event joins the copy into the waiter, a stream
+//! or the host. An access is ordered before another exactly if the other's clock has reached its entry. This is the scheme of
+//! Flanagan and Freund, "FastTrack: Efficient and Precise Dynamic Race Detection", PLDI 2009, <https://doi.org/10.1145/1542476.1542490>.
+//!
+//! A destroyed stream was waited for, so the host knows all of its work, and so does everything submitted afterwards. Its slot in the
+//! clocks is used again for the next stream, counting on: clocks are as long as the most streams that ever lived at one time.
+
+use super::ranges::RangeMap;
+use crate::device::{Access, AccessKind, DevicePtr, MemoryRange, Place, StreamId};
+use crate::units::Bytes;
+
+/// A stream's place in every clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot(usize);
+
+/// For each slot, how much of its work is known to be done.
+#[derive(Clone, Debug, Default)]
+pub(super) struct VectorClock(Vec<u64>);
+
+impl VectorClock {
+    fn get(&self, slot: Slot) -> u64 {
+        self.0.get(slot.0).copied().unwrap_or(0)
+    }
+
+    fn join(&mut self, other: &Self) {
+        if self.0.len() < other.0.len() {
+            self.0.resize(other.0.len(), 0);
+        }
+        for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
+            *mine = (*mine).max(*theirs);
+        }
+    }
+
+    fn tick(&mut self, slot: Slot) -> u64 {
+        if self.0.len() <= slot.0 {
+            self.0.resize(slot.0 + 1, 0);
+        }
+        self.0[slot.0] += 1;
+        self.0[slot.0]
+    }
+
+    /// Becomes a copy of `other` in the memory it already has.
+    fn copy_from(&mut self, other: &Self) {
+        self.0.clone_from(&other.0);
+    }
+}
+
+/// An access that came first, as a later one finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Epoch {
+    slot: Slot,
+    tick: u64,
+    stream: StreamId,
+    place: Place,
+}
+
+impl Epoch {
+    fn is_before(&self, clock: &VectorClock) -> bool {
+        clock.get(self.slot) >= self.tick
+    }
+
+    fn access(&self, kind: AccessKind) -> Access {
+        Access { kind, stream: self.stream, place: self.place }
+    }
+}
+
+/// What a range of memory remembers: its last write, and the reads since that are not ordered before one another.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct History {
+    write: Option<Epoch>,
+    reads: Vec<Epoch>,
+}
+
+impl History {
+    /// An earlier access that must be, but is not, ordered before one of this kind.
+    fn conflict(&self, kind: AccessKind, clock: &VectorClock) -> Option<Access> {
+        let unordered = |epoch: &&Epoch| !epoch.is_before(clock);
+        let write = self.write.iter().find(unordered).map(|epoch| epoch.access(AccessKind::Write));
+        match kind {
+            AccessKind::Read => write,
+            AccessKind::Write => write.or_else(|| self.reads.iter().find(unordered).map(|epoch| epoch.access(AccessKind::Read))),
+        }
+    }
+}
+
+/// Two accesses to the same bytes that nothing orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Conflict {
+    /// The bytes.
+    pub(super) range: MemoryRange,
+    /// The access that came first in program order.
+    pub(super) first: Access,
+}
+
+/// The order of all work, and the accesses to memory that later ones are compared with.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Races {
+    host: VectorClock,
+    streams: Vec<VectorClock>,
+    unused: Vec<Slot>,
+    history: RangeMap<History>,
+}
+
+impl Races {
+    /// A slot for a new stream.
+    pub(super) fn add_stream(&mut self) -> Slot {
+        self.unused.pop().unwrap_or_else(|| {
+            self.streams.push(VectorClock::default());
+            Slot(self.streams.len() - 1)
+        })
+    }
+
+    /// The host waited for all work of a stream that is no more.
+    pub(super) fn remove_stream(&mut self, slot: Slot) {
+        self.host_joins_stream(slot);
+        self.unused.push(slot);
+    }
+
+    /// An access is queued on the stream.
+    ///
+    /// # Errors
+    /// The first bytes, in address order, on which it races with an earlier access; nothing has changed then.
+    pub(super) fn access(&mut self, slot: Slot, range: MemoryRange, access: Access) -> Result<(), Conflict> {
+        let (start, end) = (range.start.0, range.end().0);
+        let clock = &mut self.streams[slot.0];
+        clock.join(&self.host);
+        for (from, to, history) in self.history.overlapping(start, end) {
+            if let Some(first) = history.conflict(access.kind, clock) {
+                return Err(Conflict { range: MemoryRange::new(DevicePtr(from), Bytes(to - from)), first });
+            }
+        }
+        let tick = clock.tick(slot);
+        let epoch = Epoch { slot, tick, stream: access.stream, place: access.place };
+        match access.kind {
+            AccessKind::Write => self.history.insert(start, end, History { write: Some(epoch), reads: Vec::new() }),
+            AccessKind::Read => self.history.update(start, end, |history| {
+                // What is ordered behind this read is ordered behind every read before it.
+                history.reads.retain(|earlier| !earlier.is_before(clock));
+                history.reads.push(epoch);
+            }),
+        }
+        Ok(())
+    }
+
+    /// An event is queued on the stream: copies into `record` all that is done when the event is, and returns the event's own entry.
+    pub(super) fn record(&mut self, slot: Slot, record: &mut VectorClock) -> u64 {
+        let clock = &mut self.streams[slot.0];
+        clock.join(&self.host);
+        let tick = clock.tick(slot);
+        record.copy_from(clock);
+        tick
+    }
+
+    /// All later work of the stream is ordered behind a recorded event.
+    pub(super) fn stream_joins(&mut self, slot: Slot, record: &VectorClock) {
+        self.streams[slot.0].join(record);
+    }
+
+    /// The host, and so all work it submits from now on, is ordered behind a recorded event.
+    pub(super) fn host_joins(&mut self, record: &VectorClock) {
+        self.host.join(record);
+    }
+
+    /// The host is ordered behind all work of the stream.
+    pub(super) fn host_joins_stream(&mut self, slot: Slot) {
+        self.host.join(&self.streams[slot.0]);
+    }
+
+    /// The host is ordered behind all work of all streams.
+    pub(super) fn host_joins_all(&mut self) {
+        for stream in &self.streams {
+            self.host.join(stream);
+        }
+    }
+
+    /// Whether the host has waited for something behind this entry of the stream.
+    pub(super) fn host_has_seen(&self, slot: Slot, tick: u64) -> bool {
+        self.host.get(slot) >= tick
+    }
+
+    /// The last write to the first byte at `at`, if there was one.
+    pub(super) fn last_write(&self, at: DevicePtr) -> Option<Access> {
+        let (_, _, history) = self.history.overlapping(at.0, at.0 + 1).next()?;
+        history.write.map(|epoch| epoch.access(AccessKind::Write))
+    }
+
+    /// Forgets the accesses to memory that is freed.
+    pub(super) fn forget(&mut self, range: MemoryRange) {
+        self.history.remove(range.start.0, range.end().0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const STREAMS: usize = 4;
+    const EVENTS: usize = 3;
+
+    /// One thing a program does; streams and events by index.
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Access { stream: usize, kind: AccessKind, start: u64, end: u64 },
+        Record { event: usize, stream: usize },
+        Wait { stream: usize, event: usize },
+        HostWaitsForEvent(usize),
+        HostWaitsForStream(usize),
+        HostWaitsForAll,
+        ReplaceStream(usize),
+    }
+
+    fn a_step() -> impl Strategy<Value = Step> {
+        let (stream, event) = (0..STREAMS, 0..EVENTS);
+        let kind = prop_oneof![Just(AccessKind::Write), Just(AccessKind::Read)];
+        let range = (0_u64..12, 1_u64..6);
+        prop_oneof![
+            10 => (stream.clone(), kind, range).prop_map(|(stream, kind, (start, len))| Step::Access { stream, kind, start, end: start + len }),
+            6 => (event.clone(), stream.clone()).prop_map(|(event, stream)| Step::Record { event, stream }),
+            6 => (stream.clone(), event.clone()).prop_map(|(stream, event)| Step::Wait { stream, event }),
+            2 => event.prop_map(Step::HostWaitsForEvent),
+            2 => stream.clone().prop_map(Step::HostWaitsForStream),
+            1 => Just(Step::HostWaitsForAll),
+            1 => stream.prop_map(Step::ReplaceStream),
+        ]
+    }
+
+    /// The happens-before graph, written out: each node knows the set of nodes before it, itself included, as bits.
+    #[derive(Default)]
+    struct Graph {
+        nodes: usize,
+        host: u128,
+        streams: [u128; STREAMS],
+        events: [u128; EVENTS],
+        accesses: Vec<(u128, Step)>,
+    }
+
+    impl Graph {
+        fn node(&mut self, before: u128) -> u128 {
+            self.nodes += 1;
+            before | 1 << (self.nodes - 1)
+        }
+
+        fn submit(&mut self, stream: usize) -> u128 {
+            let node = self.node(self.streams[stream] | self.host);
+            self.streams[stream] = node;
+            1 << (self.nodes - 1)
+        }
+
+        /// The earlier accesses that race with this one.
+        fn races_with(&self, stream: usize, kind: AccessKind, start: u64, end: u64) -> Vec<Step> {
+            let before = self.streams[stream] | self.host;
+            let racing = |&&(node, earlier): &&(u128, Step)| match earlier {
+                Step::Access { kind: other, start: from, end: to, .. } => {
+                    let conflicting = kind == AccessKind::Write || other == AccessKind::Write;
+                    conflicting && from < end && start < to && before & node == 0
+                }
+                _ => false,
+            };
+            self.accesses.iter().filter(racing).map(|&(_, step)| step).collect()
+        }
+    }
+
+    /// The detector beside the graph.
+    struct Both {
+        races: Races,
+        slots: [Slot; STREAMS],
+        clocks: [VectorClock; EVENTS],
+        graph: Graph,
+    }
+
+    impl Both {
+        fn new() -> Self {
+            let mut races = Races::default();
+            let slots = std::array::from_fn(|_| races.add_stream());
+            Self { races, slots, clocks: Default::default(), graph: Graph::default() }
+        }
+
+        /// Does the step on both; where it is an access, returns what each says.
+        fn step(&mut self, step: Step) -> Option<(Result<(), Conflict>, Vec<Step>)> {
+            match step {
+                Step::Access { stream, kind, start, end } => {
+                    let expected = self.graph.races_with(stream, kind, start, end);
+                    let access = Access { kind, stream: StreamId(stream as u32), place: Place(0) };
+                    let range = MemoryRange::new(DevicePtr(start), Bytes(end - start));
+                    let result = self.races.access(self.slots[stream], range, access);
+                    if result.is_ok() {
+                        let node = self.graph.submit(stream);
+                        self.graph.accesses.push((node, step));
+                    }
+                    return Some((result, expected));
+                }
+                Step::Record { event, stream } => {
+                    self.races.record(self.slots[stream], &mut self.clocks[event]);
+                    self.graph.submit(stream);
+                    self.graph.events[event] = self.graph.streams[stream];
+                }
+                Step::Wait { stream, event } => {
+                    self.races.stream_joins(self.slots[stream], &self.clocks[event]);
+                    self.graph.submit(stream);
+                    self.graph.streams[stream] |= self.graph.events[event];
+                }
+                Step::HostWaitsForEvent(event) => {
+                    self.races.host_joins(&self.clocks[event]);
+                    self.graph.host |= self.graph.events[event];
+                }
+                Step::HostWaitsForStream(stream) => {
+                    self.races.host_joins_stream(self.slots[stream]);
+                    self.graph.host |= self.graph.streams[stream];
+                }
+                Step::HostWaitsForAll => {
+                    self.races.host_joins_all();
+                    self.graph.host = self.graph.streams.iter().fold(self.graph.host, |all, stream| all | stream);
+                }
+                Step::ReplaceStream(stream) => {
+                    self.races.remove_stream(self.slots[stream]);
+                    self.slots[stream] = self.races.add_stream();
+                    self.graph.host |= self.graph.streams[stream];
+                    self.graph.streams[stream] = 0;
+                }
+            }
+            None
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4096))]
+        #[test]
+        fn verdicts_agree_with_reachability_in_the_happens_before_graph(program in prop::collection::vec(a_step(), 1..80)) {
+            let mut both = Both::new();
+            for step in program {
+                let Some((result, expected)) = both.step(step) else { continue };
+                match result {
+                    Ok(()) => prop_assert!(expected.is_empty(), "{step:?} races with {expected:?}"),
+                    Err(Conflict { range, first }) => prop_assert!(
+                        expected.iter().any(|earlier| matches!(*earlier, Step::Access { stream, kind, start, end }
+                            if (stream as u32, kind) == (first.stream.0, first.kind) && start <= range.start.0 && range.end().0 <= end)),
+                        "{step:?} is said to race with {first:?} on {range}, but races with {expected:?}"
+                    ),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn clocks_are_as_long_as_the_most_streams_that_lived_at_one_time() {
+        let mut races = Races::default();
+        for _ in 0..1000 {
+            let (a, b) = (races.add_stream(), races.add_stream());
+            races.remove_stream(a);
+            races.remove_stream(b);
+        }
+        assert_eq!(races.streams.len(), 2);
+    }
+}

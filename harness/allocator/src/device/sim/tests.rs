@@ -1,0 +1,331 @@
+//! What only a strict device tells: misuse that real hardware forgives or corrupts in silence, with both places named.
+
+use super::*;
+
+fn device() -> SimDevice {
+    SimDevice::new(SimConfig { total: Bytes::gib(2), ..SimConfig::default() })
+}
+
+fn range(start: DevicePtr, offset: u64, len: u64) -> MemoryRange {
+    MemoryRange::new(start.offset(Bytes(offset)), Bytes(len))
+}
+
+/// A tag that looks the same from every offset.
+const SEVENS: Tag = Tag(0x0707_0707_0707_0707);
+
+/// How the second of two accesses is ordered behind the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    Nothing,
+    EventTooEarly,
+    EventRerecordedElsewhere,
+    SameStream,
+    EventAndWait,
+    ThroughAThirdStream,
+    EventAndHost,
+    HostSeesTheEventDone,
+    HostSeesTheEventNotDone,
+    StreamSynchronized,
+    OtherStreamSynchronized,
+    DeviceSynchronized,
+    AnotherAllocationFreed,
+    StreamDestroyed,
+}
+
+/// Each with whether it orders a write on one stream before an access on another.
+const ORDERS: [(Order, bool); 14] = [
+    (Order::Nothing, false),
+    (Order::EventTooEarly, false),
+    (Order::EventRerecordedElsewhere, false),
+    (Order::SameStream, true),
+    (Order::EventAndWait, true),
+    (Order::ThroughAThirdStream, true),
+    (Order::EventAndHost, true),
+    (Order::HostSeesTheEventDone, true),
+    (Order::HostSeesTheEventNotDone, false),
+    (Order::StreamSynchronized, true),
+    (Order::OtherStreamSynchronized, false),
+    (Order::DeviceSynchronized, true),
+    (Order::AnotherAllocationFreed, true),
+    (Order::StreamDestroyed, true),
+];
+
+fn access(device: &mut SimDevice, kind: AccessKind, stream: StreamId, range: MemoryRange) -> Result<(), DeviceError> {
+    match kind {
+        AccessKind::Write => device.fill(stream, range, SEVENS),
+        AccessKind::Read => device.verify(stream, range, SEVENS),
+    }
+}
+
+/// A first access on one stream, then an ordering, then a second access of bytes that overlap by one; returns what the second says.
+fn run(order: Order, first: AccessKind, second: AccessKind) -> Result<Result<(), DeviceError>, DeviceError> {
+    let mut device = device();
+    let ptr = device.malloc(Bytes::mib(4))?;
+    let other = device.malloc(Bytes::mib(4))?;
+    let (a, b, c) = (device.create_stream()?, device.create_stream()?, device.create_stream()?);
+    let (event, next) = (device.create_event()?, device.create_event()?);
+    device.fill(a, range(ptr, 0, 2000), SEVENS)?;
+    device.synchronize()?;
+    if order == Order::EventTooEarly {
+        device.record_event(event, a)?;
+    }
+    device.set_place(Place(1));
+    access(&mut device, first, a, range(ptr, 0, 1000))?;
+    device.busy(a, Nanos::millis(1))?;
+    device.set_place(Place(2));
+    let mut second_stream = b;
+    match order {
+        Order::Nothing => {}
+        Order::EventTooEarly => device.wait_event(b, event)?,
+        Order::EventRerecordedElsewhere => {
+            device.record_event(event, a)?;
+            device.record_event(event, c)?;
+            device.wait_event(b, event)?;
+        }
+        Order::SameStream => second_stream = a,
+        Order::EventAndWait => {
+            device.record_event(event, a)?;
+            device.wait_event(b, event)?;
+        }
+        Order::ThroughAThirdStream => {
+            device.record_event(event, a)?;
+            device.wait_event(c, event)?;
+            device.record_event(next, c)?;
+            device.wait_event(b, next)?;
+        }
+        Order::EventAndHost => {
+            device.record_event(event, a)?;
+            device.synchronize_event(event)?;
+        }
+        Order::HostSeesTheEventDone => {
+            device.record_event(event, a)?;
+            while !device.event_done(event)? {}
+        }
+        Order::HostSeesTheEventNotDone => {
+            device.record_event(event, a)?;
+            assert!(!device.event_done(event)?);
+        }
+        Order::StreamSynchronized => device.synchronize_stream(a)?,
+        Order::OtherStreamSynchronized => device.synchronize_stream(c)?,
+        Order::DeviceSynchronized => device.synchronize()?,
+        Order::AnotherAllocationFreed => device.free(other)?,
+        Order::StreamDestroyed => device.destroy_stream(a)?,
+    }
+    device.set_place(Place(3));
+    Ok(access(&mut device, second, second_stream, range(ptr, 999, 1000)).inspect_err(|error| {
+        if let DeviceError::Race { range: raced, first, second } = error {
+            assert_eq!(*raced, range(ptr, 999, 1), "the race is on the bytes that both touch");
+            assert_eq!((first.stream, first.place), (a, Place(1)));
+            assert_eq!((second.stream, second.place), (second_stream, Place(3)));
+        }
+    }))
+}
+
+#[test]
+fn two_streams_race_exactly_where_nothing_orders_them() {
+    for (order, orders) in ORDERS {
+        for second in [AccessKind::Write, AccessKind::Read] {
+            // A verify waits for its answer, so the host orders everything behind it: only a write can come first in a race.
+            for (first, races) in [(AccessKind::Write, !orders), (AccessKind::Read, false)] {
+                let result = run(order, first, second).expect("only the second access may fail");
+                let case = format!("{first:?}, {order:?}, {second:?}: {result:?}");
+                match result {
+                    Ok(()) => assert!(!races, "{case}"),
+                    Err(DeviceError::Race { .. }) => assert!(races, "{case}"),
+                    Err(_) => panic!("{case}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_free_that_waits_for_nothing_orders_nothing() -> Result<(), DeviceError> {
+    let mut device = SimDevice::new(SimConfig { free_synchronizes: false, ..SimConfig::default() });
+    let (ptr, other) = (device.malloc(Bytes::mib(2))?, device.malloc(Bytes::mib(2))?);
+    let (a, b) = (device.create_stream()?, device.create_stream()?);
+    device.fill(a, range(ptr, 0, 8), Tag(1))?;
+    device.free(other)?;
+    assert!(matches!(device.fill(b, range(ptr, 0, 8), Tag(1)), Err(DeviceError::Race { .. })));
+    Ok(())
+}
+
+#[test]
+fn a_race_names_both_accesses_and_changes_nothing() -> Result<(), DeviceError> {
+    let mut device = device();
+    let ptr = device.malloc(Bytes::mib(2))?;
+    let stream = device.create_stream()?;
+    device.set_place(Place(4));
+    device.fill(StreamId::DEFAULT, range(ptr, 0, 64), Tag(1))?;
+    device.set_place(Place(9));
+    let error = device.fill(stream, range(ptr, 32, 64), Tag(2)).expect_err("nothing orders the two");
+    assert_eq!(
+        error.to_string(),
+        "0x700000000020..0x700000000040 is written on stream 1 at step 9 while it may still be written on stream 0 at step 4: \
+         no event or synchronization orders the two"
+    );
+    device.verify(StreamId::DEFAULT, range(ptr, 0, 64), Tag(1))?;
+    device.fill(stream, range(ptr, 32, 64), Tag(2))
+}
+
+#[test]
+fn streams_that_touch_neighbouring_bytes_do_not_race() -> Result<(), DeviceError> {
+    let mut device = device();
+    let ptr = device.malloc(Bytes::mib(2))?;
+    let stream = device.create_stream()?;
+    device.fill(StreamId::DEFAULT, range(ptr, 0, 33), Tag(1))?;
+    device.fill(stream, range(ptr, 33, 31), Tag(1))
+}
+
+#[test]
+fn a_stream_in_the_slot_of_a_destroyed_one_is_ordered_behind_it_and_races_like_any_other() -> Result<(), DeviceError> {
+    let mut device = device();
+    let ptr = device.malloc(Bytes::mib(2))?;
+    let bystander = device.create_stream()?;
+    for round in 0..100 {
+        let stream = device.create_stream()?;
+        assert_eq!(stream, StreamId(round + 2), "numbers are never reused");
+        device.fill(stream, range(ptr, 0, 64), Tag(1))?;
+        assert!(matches!(device.fill(bystander, range(ptr, 0, 1), Tag(1)), Err(DeviceError::Race { .. })));
+        device.destroy_stream(stream)?;
+    }
+    device.fill(bystander, range(ptr, 0, 64), Tag(1))
+}
+
+#[test]
+fn touching_freed_memory_names_where_it_was_freed() -> Result<(), DeviceError> {
+    let mut device = device();
+    let ptr = device.malloc(Bytes::mib(3))?;
+    device.set_place(Place(5));
+    device.free(ptr)?;
+    device.set_place(Place(6));
+    let error = device.fill(StreamId::DEFAULT, range(ptr, 100, 8), Tag(1)).expect_err("it is freed");
+    assert_eq!(
+        error.to_string(),
+        "0x700000000064..0x70000000006c is written on stream 0 at step 6, but the allocation of 3 MiB at 0x700000000000 was freed at step 5"
+    );
+    Ok(())
+}
+
+#[test]
+fn an_access_must_lie_in_one_allocation_as_it_was_asked_for() -> Result<(), DeviceError> {
+    let mut device = device();
+    device.set_place(Place(1));
+    let ptr = device.malloc(Bytes(1000))?;
+    let next = device.malloc(Bytes(1000))?;
+    device.fill(StreamId::DEFAULT, range(ptr, 0, 1000), Tag(1))?;
+    let cases = [
+        (range(ptr, 0, 1001), "it ends 1 B behind the allocation of 1000 B at 0x700000000000, made at step 1"),
+        (range(ptr, 1000, 1), "it ends 1 B behind the allocation of 1000 B at 0x700000000000, made at step 1"),
+        (range(ptr, 0, Bytes::mib(2).0 + 8), "it ends 2.00 MiB behind the allocation of 1000 B at 0x700000000000, made at step 1"),
+        (range(next, Bytes::mib(2).0, 1), "nothing was ever allocated there"),
+        (range(DevicePtr(64), 0, 1), "nothing was ever allocated there"),
+        (range(ptr, 8, 0), "it is empty"),
+        (MemoryRange::new(ptr, Bytes(u64::MAX)), "it goes beyond the address space"),
+    ];
+    for (range, expected) in cases {
+        for kind in [AccessKind::Write, AccessKind::Read] {
+            match access(&mut device, kind, StreamId::DEFAULT, range) {
+                Err(DeviceError::InvalidAccess { why, access, .. }) => {
+                    assert_eq!(why, expected);
+                    assert_eq!(access, Access { kind, stream: StreamId::DEFAULT, place: Place(1) });
+                }
+                other => panic!("{expected}: {other:?}"),
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn freeing_twice_and_freeing_what_is_no_allocation_name_the_places() -> Result<(), DeviceError> {
+    let mut device = device();
+    let ptr = device.malloc(Bytes::mib(4))?;
+    device.set_place(Place(2));
+    assert_eq!(device.free(ptr.offset(Bytes::mib(2))), Err(DeviceError::InvalidFree { ptr: ptr.offset(Bytes::mib(2)), place: Place(2) }));
+    assert_eq!(device.free(DevicePtr::NULL), Err(DeviceError::InvalidFree { ptr: DevicePtr::NULL, place: Place(2) }));
+    device.free(ptr)?;
+    device.set_place(Place(3));
+    assert_eq!(device.free(ptr), Err(DeviceError::DoubleFree { ptr, first: Place(2), second: Place(3) }));
+    assert_ne!(device.malloc(Bytes::mib(4))?, ptr, "no address is used twice");
+    Ok(())
+}
+
+#[test]
+fn a_wrong_tag_and_unwritten_memory_are_told_apart() -> Result<(), DeviceError> {
+    let mut device = device();
+    let ptr = device.malloc(Bytes::mib(2))?;
+    device.set_place(Place(8));
+    device.fill(StreamId::DEFAULT, range(ptr, 0, 100), Tag(0x11))?;
+    let found = |result| match result {
+        Err(DeviceError::Corrupted { at, found, .. }) => (at, found),
+        other => panic!("{other:?}"),
+    };
+    let wrong = device.verify(StreamId::DEFAULT, range(ptr, 0, 100), Tag(0x22));
+    assert_eq!(found(wrong), (ptr, "it is of tag 0x11, written on stream 0 at step 8".to_owned()));
+    let beyond = device.verify(StreamId::DEFAULT, range(ptr, 0, 101), Tag(0x11));
+    assert_eq!(found(beyond), (ptr.offset(Bytes(100)), "it was never written since it was allocated".to_owned()));
+    Ok(())
+}
+
+#[test]
+fn an_event_of_the_replay_device_is_done_only_when_waited_for() -> Result<(), DeviceError> {
+    let mut device = SimDevice::new(SimConfig::replay(Bytes::gib(1)));
+    let stream = device.create_stream()?;
+    let (first, second, other) = (device.create_event()?, device.create_event()?, device.create_event()?);
+    let ptr = device.malloc(Bytes::mib(2))?;
+    device.record_event(first, stream)?;
+    device.record_event(second, stream)?;
+    device.record_event(other, StreamId::DEFAULT)?;
+    device.free(ptr)?;
+    assert!(!device.event_done(first)?, "a device free completes no event");
+    device.synchronize_event(first)?;
+    assert_eq!((device.event_done(first)?, device.event_done(second)?, device.event_done(other)?), (true, false, false));
+    device.synchronize_stream(stream)?;
+    assert_eq!((device.event_done(second)?, device.event_done(other)?), (true, false));
+    device.record_event(second, stream)?;
+    assert!(!device.event_done(second)?, "not even when the stream is idle");
+    device.synchronize()?;
+    assert_eq!((device.event_done(second)?, device.event_done(other)?), (true, true));
+    assert_eq!(device.now(), Nanos::ZERO, "nothing costs anything");
+    Ok(())
+}
+
+#[test]
+fn the_replay_device_charges_whole_granules_and_hands_out_growing_addresses() -> Result<(), DeviceError> {
+    let mut device = SimDevice::new(SimConfig::replay(Bytes::mib(10)));
+    assert_eq!(device.malloc(Bytes(1))?, DevicePtr(0x7000_0000_0000));
+    assert_eq!(device.malloc(Bytes::mib(3))?, DevicePtr(0x7000_0020_0000));
+    device.free(DevicePtr(0x7000_0020_0000))?;
+    assert_eq!(device.malloc(Bytes::mib(4))?, DevicePtr(0x7000_0060_0000));
+    assert_eq!(device.memory()?.free, Bytes::mib(4));
+    assert_eq!(device.set_pressure(Bytes(1_000_001))?, Bytes(1_000_001), "others are not rounded");
+    let error = device.malloc(Bytes::mib(4)).expect_err("others have a part of it");
+    assert_eq!(error, DeviceError::OutOfMemory { requested: Bytes::mib(4), free: Bytes(Bytes::mib(4).0 - 1_000_001) });
+    assert!(device.malloc(Bytes(u64::MAX)).is_err_and(|error| error.is_out_of_memory()));
+    Ok(())
+}
+
+#[test]
+fn the_virtual_clock_moves_by_the_cost_model_alone() -> Result<(), DeviceError> {
+    let mut device = device();
+    let cost = device.cost_model().clone();
+    let ptr = device.malloc(Bytes::mib(512))?;
+    let mut expected = cost.malloc_time(Bytes::mib(512));
+    assert_eq!(device.now(), expected);
+    let (start, end) = (device.create_event()?, device.create_event()?);
+    device.record_event(start, StreamId::DEFAULT)?;
+    device.fill(StreamId::DEFAULT, MemoryRange::new(ptr, Bytes::mib(512)), Tag(1))?;
+    device.record_event(end, StreamId::DEFAULT)?;
+    expected += Nanos(2 * cost.event_create.value.0 + 2 * cost.event_record.value.0 + cost.submit.value.0);
+    assert_eq!(device.now(), expected, "queueing work does not wait for it");
+    device.synchronize_event(end)?;
+    assert_eq!(device.elapsed(start, end)?, cost.submit.value + cost.transfer_time(Bytes::mib(512)));
+    device.free(ptr)?;
+    let freed_at = device.now();
+    device.busy(StreamId::DEFAULT, Nanos::millis(3))?;
+    let next = device.malloc(Bytes::mib(2))?;
+    device.free(next)?;
+    assert!(device.now().0 >= freed_at.0 + 3_000_000, "a free waits for work in flight");
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! The invariants that are checked after every step, by name: what each promises, in a sentence that a failure quotes.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Declares the invariants once: variant, name in scenarios and reports, and the promise.
+macro_rules! invariants {
+    ($($variant:ident = $name:literal: $promise:literal,)*) => {
+        /// An always-checked invariant.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[allow(missing_docs, reason = "each variant's promise is its documentation: `Invariant::promise`")]
+        pub enum Invariant { $(#[serde(rename = $name)] $variant,)* }
+
+        impl Invariant {
+            /// Every one, in the order in which they are checked.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
+            /// Its name in scenarios and reports.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),* }
+            }
+
+            /// What it promises.
+            #[must_use]
+            pub const fn promise(self) -> &'static str {
+                match self { $(Self::$variant => $promise),* }
+            }
+        }
+    };
+}
+
+invariants! {
+    AccountsAreOrdered = "accounts_are_ordered":
+        "requested ≤ allocated ≤ active ≤ reserved ≤ device used − context overhead",
+    CountersEqualStructure = "counters_equal_structure":
+        "every counter equals the sum over the segments and blocks, recomputed",
+    BlocksTileSegments = "blocks_tile_segments":
+        "the blocks of a segment follow each other without gap or overlap and fill it exactly",
+    FreeNeighboursAreMerged = "free_neighbours_are_merged":
+        "no two free blocks stand side by side in a segment",
+    AllocationsAreDisjoint = "allocations_are_disjoint":
+        "what was handed out lies in one allocated block of its own, as large as was asked for, on the stream it was asked for",
+    DeviceUsedFollowsReserved = "device_used_follows_reserved":
+        "device used (NVML) moves with reserved, within the device's stated tolerance",
+    ContentsAreIntact = "contents_are_intact":
+        "memory holds what was written whenever it is read or freed",
+    OomChangesOnlyTheCache = "oom_changes_only_the_cache":
+        "an out-of-memory changes nothing but cached memory given back, and is counted",
+    RetryMakesProgress = "retry_makes_progress":
+        "a retry asks for less, or for the same with more room",
+    EverythingGoesBack = "everything_goes_back":
+        "after the last free and empty_cache nothing is reserved",
+    WholeLimitFitsAtTheEnd = "whole_limit_fits_at_the_end":
+        "after the last free and empty_cache one allocation of all that is free succeeds",
+    NothingLeaks = "nothing_leaks":
+        "at the end the device has no allocation, stream or event that somebody forgot",
+}
+
+impl Invariant {
+    /// Reads a name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|invariant| invariant.name() == name)
+    }
+}
+
+impl fmt::Display for Invariant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,11 +1,12 @@
 //! What a device supplies to allocators and scenarios, and nothing else: memory, streams, events, contents, a clock.
 //!
 //! [`Device`] is the trait; [`sim`] the simulated device, [`cuda`] the real one, [`limited`] a wrapper that gives any device a smaller
-//! memory.
+//! memory. [`open`] finds out which of them to use.
 
 pub mod cuda;
 pub mod limited;
 pub mod nvml;
+pub mod open;
 pub mod sim;
 
 use std::fmt;

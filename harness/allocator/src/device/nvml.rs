@@ -1,1 +1,218 @@
-//! Lands with its own change.
+//! What the management library (NVML) knows of a GPU: memory used on it, by whom, and the facts that make two runs comparable.
+//!
+//! NVML numbers GPUs by itself, while `CUDA_VISIBLE_DEVICES` renumbers them for CUDA: an [`NvmlDevice`] is found by its [`Uuid`]. Only
+//! queries are made, never a setter. Everything here is optional: without NVML a device still opens, with less to tell.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::bitmasks::device::ThrottleReasons;
+use nvml_wrapper::enum_wrappers::device::Clock as NvmlClock;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+
+use crate::device::Fingerprint;
+use crate::units::Bytes;
+
+/// One GPU, or one instance of a multi-instance GPU, as NVML sees it.
+pub struct NvmlDevice {
+    nvml: &'static Nvml,
+    device: nvml_wrapper::Device<'static>,
+    uuid: Uuid,
+}
+
+/// Memory that a process holds of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessUse {
+    /// Its number, as the kernel driver's namespace has it: in a container it may not be the one seen inside.
+    pub pid: u32,
+    /// Its program, where NVML tells.
+    pub name: Option<String>,
+    /// What it holds, where NVML tells.
+    pub used: Option<Bytes>,
+}
+
+impl NvmlDevice {
+    /// The device with this UUID.
+    ///
+    /// # Errors
+    /// A sentence: why there is no NVML, or that it has no such device.
+    pub fn find(uuid: Uuid) -> Result<Self, String> {
+        let nvml = library()?;
+        // The driver does not say whether a UUID is that of a GPU or of a multi-instance slice; NVML writes them differently.
+        let by_name = |prefix: &str| nvml.device_by_uuid(format!("{prefix}-{uuid}"));
+        match by_name("GPU").or_else(|_| by_name("MIG")) {
+            Ok(device) => Ok(Self { nvml, device, uuid }),
+            Err(error) => Err(format!("NVML finds no device with this GPU's UUID: {error}")),
+        }
+    }
+
+    /// Memory used on the whole device, by everybody.
+    ///
+    /// # Errors
+    /// NVML's sentence.
+    pub fn used(&self) -> Result<Bytes, String> {
+        self.device.memory_info().map(|memory| Bytes(memory.used)).map_err(sentence)
+    }
+
+    /// Memory that nobody has taken.
+    ///
+    /// # Errors
+    /// NVML's sentence.
+    pub fn free(&self) -> Result<Bytes, String> {
+        self.device.memory_info().map(|memory| Bytes(memory.free)).map_err(sentence)
+    }
+
+    /// Memory of this process, where NVML lists it and tells.
+    #[must_use]
+    pub fn used_by_this_process(&self) -> Option<Bytes> {
+        let processes = self.device.running_compute_processes().ok()?;
+        let mine = processes.iter().find(|process| process.pid == std::process::id())?;
+        known(&mine.used_gpu_memory)
+    }
+
+    /// The other processes with a CUDA context on the device.
+    ///
+    /// # Errors
+    /// NVML's sentence.
+    pub fn other_processes(&self) -> Result<Vec<ProcessUse>, String> {
+        let processes = self.device.running_compute_processes().map_err(sentence)?;
+        let others = processes.into_iter().filter(|process| process.pid != std::process::id());
+        Ok(others
+            .map(|process| ProcessUse {
+                pid: process.pid,
+                name: self.nvml.sys_process_name(process.pid, 128).ok(),
+                used: known(&process.used_gpu_memory),
+            })
+            .collect())
+    }
+
+    /// What must be equal for two runs to be compared, as it is now. The CUDA version is the CUDA driver's to tell.
+    #[must_use]
+    pub fn fingerprint(&self) -> Fingerprint {
+        let clock = |kind| self.device.clock_info(kind).ok();
+        Fingerprint {
+            uuid_hash: Some(self.uuid.hash()),
+            driver: self.nvml.sys_driver_version().ok(),
+            cuda: None,
+            mig: self.device.mig_mode().ok().map(|mode| mode.current == MIG_ENABLED),
+            ecc: self.device.is_ecc_enabled().ok().map(|state| state.currently_enabled),
+            clocks_mhz: clock(NvmlClock::SM).zip(clock(NvmlClock::Memory)),
+            throttle_reasons: self.device.current_throttle_reasons().map(throttle_reasons).unwrap_or_default(),
+            other_processes: self.other_processes().ok().map(|others| u32::try_from(others.len()).unwrap_or(u32::MAX)),
+            cost_model: None,
+        }
+    }
+}
+
+/// Version of the kernel driver, for example `580.65.06`.
+///
+/// # Errors
+/// A sentence: why NVML is not there, or does not tell.
+pub fn driver_version() -> Result<String, String> {
+    library()?.sys_driver_version().map_err(sentence)
+}
+
+/// `NVML_DEVICE_MIG_ENABLE` of nvml.h.
+const MIG_ENABLED: u32 = 1;
+
+/// The library, loaded once for the whole process: never shut down, so devices can be kept.
+fn library() -> Result<&'static Nvml, String> {
+    static LIBRARY: OnceLock<Result<Nvml, String>> = OnceLock::new();
+    LIBRARY.get_or_init(|| Nvml::init().map_err(sentence)).as_ref().map_err(Clone::clone)
+}
+
+/// Why NVML refused, and what to do where that is known.
+fn sentence(error: NvmlError) -> String {
+    match error {
+        NvmlError::LibloadingError(_) => {
+            "libnvidia-ml.so.1 is not on the loader's path; install the NVIDIA driver's utilities, in containers with \
+             NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+                .to_owned()
+        }
+        NvmlError::FailedToLoadSymbol(symbol) => format!("libnvidia-ml.so.1 is too old, it lacks {symbol}"),
+        NvmlError::LibRmVersionMismatch => {
+            "the NVML library and the loaded kernel driver have different versions; reboot, or reload the nvidia modules".to_owned()
+        }
+        NvmlError::DriverNotLoaded => "the NVIDIA kernel driver is not loaded; `modprobe nvidia`, and see `dmesg | grep NVRM`".to_owned(),
+        NvmlError::NoPermission => "NVML may not be used by this user".to_owned(),
+        NvmlError::GpuLost => "the GPU has fallen off the bus; see `dmesg | grep Xid` and drain the node".to_owned(),
+        other => format!("NVML: {other}"),
+    }
+}
+
+const fn known(used: &UsedGpuMemory) -> Option<Bytes> {
+    match used {
+        UsedGpuMemory::Used(bytes) => Some(Bytes(*bytes)),
+        UsedGpuMemory::Unavailable => None,
+    }
+}
+
+/// The reasons in words. An idle GPU lowers its clocks too, which is no throttling and not named.
+fn throttle_reasons(reasons: ThrottleReasons) -> Vec<String> {
+    let words = [
+        (ThrottleReasons::APPLICATIONS_CLOCKS_SETTING, "application clocks are set"),
+        (ThrottleReasons::SW_POWER_CAP, "power cap"),
+        (ThrottleReasons::HW_SLOWDOWN, "hardware slowdown"),
+        (ThrottleReasons::SYNC_BOOST, "held by another GPU of its sync-boost group"),
+        (ThrottleReasons::SW_THERMAL_SLOWDOWN, "temperature (software)"),
+        (ThrottleReasons::HW_THERMAL_SLOWDOWN, "temperature (hardware)"),
+        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "power brake"),
+        (ThrottleReasons::DISPLAY_CLOCK_SETTING, "display clocks"),
+    ];
+    words.into_iter().filter(|(reason, _)| reasons.contains(*reason)).map(|(_, word)| word.to_owned()).collect()
+}
+
+/// The identity of a GPU or of an instance of one. Displayed in the form 8-4-4-4-12.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Uuid(pub [u8; 16]);
+
+impl Uuid {
+    /// A hash that tells devices apart without naming them: FNV-1a, 64 bits, over the 16 bytes, in hexadecimal. The same on every machine
+    /// and in every version.
+    #[must_use]
+    pub fn hash(self) -> String {
+        format!("{:016x}", fnv1a(&self.0))
+    }
+}
+
+impl fmt::Display for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, byte) in self.0.iter().enumerate() {
+            let dash = if matches!(index, 4 | 6 | 8 | 10) { "-" } else { "" };
+            write!(f, "{dash}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// FNV-1a with its published 64-bit basis and prime, <https://datatracker.ietf.org/doc/html/draft-eastlake-fnv>.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_written_as_nvml_writes_it() {
+        let uuid = Uuid([0xab, 0xcd, 0xef, 0x01, 0x23, 0x45, 0x67, 0x89, 0x0a, 0xbc, 0xde, 0xf0, 0x12, 0x34, 0x56, 0x78]);
+        assert_eq!(uuid.to_string(), "abcdef01-2345-6789-0abc-def012345678");
+    }
+
+    /// Test vectors of the FNV draft.
+    #[test]
+    fn the_hash_is_fnv_1a() {
+        assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv1a(b"a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn throttle_reasons_are_told_in_words_and_idling_is_none() {
+        let reasons = ThrottleReasons::GPU_IDLE | ThrottleReasons::SW_POWER_CAP | ThrottleReasons::HW_THERMAL_SLOWDOWN;
+        assert_eq!(throttle_reasons(reasons), ["power cap", "temperature (hardware)"]);
+    }
+}

@@ -1,0 +1,416 @@
+//! The functions of `libcuda.so.1` that the CUDA device calls, with the driver's names, arguments and codes.
+#![allow(non_snake_case, reason = "the driver's own names")]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::time::{Duration, Instant};
+
+use crate::work::{Kernel, Work};
+use crate::world::{Event, Stream, call, code, wait, with_context};
+
+/// CUDA version that the double claims to support: 12.8.
+const CUDA_VERSION: c_int = 12_080;
+
+/// Flag of `cuStreamCreate`: no implicit synchronization with the default stream.
+const STREAM_NON_BLOCKING: c_uint = 1;
+
+/// Writes an answer to the caller's place.
+///
+/// # Safety
+/// `place` is null or valid for a write.
+unsafe fn put<T>(place: *mut T, value: T) -> Result<(), u32> {
+    if place.is_null() {
+        return Err(code::INVALID_VALUE);
+    }
+    // SAFETY: not null, so valid, as the caller promised.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// The handle `value` as the driver's pointer types.
+const fn pointer(value: usize) -> *mut c_void {
+    value as *mut c_void
+}
+
+/// The UUID of a GPU: the same in every run, another for each ordinal.
+pub(crate) fn uuid(ordinal: u8) -> [u8; 16] {
+    [0xd0, 0x0b, 0x1e, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, ordinal]
+}
+
+/// Initialises the driver; without a device it says so, as the driver does.
+#[unsafe(no_mangle)]
+extern "C" fn cuInit(flags: c_uint) -> u32 {
+    call("cuInit", |world| {
+        if flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        if world.gpus.is_empty() {
+            return Err(code::NO_DEVICE);
+        }
+        world.initialised = true;
+        Ok(())
+    })
+}
+
+/// CUDA version; needs no initialisation.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> u32 {
+    // SAFETY: the caller's place, as the driver API demands.
+    call("cuDriverGetVersion", |_| unsafe { put(version, CUDA_VERSION) })
+}
+
+/// Number of devices.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> u32 {
+    call("cuDeviceGetCount", |world| {
+        if !world.initialised {
+            return Err(code::NOT_INITIALIZED);
+        }
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(count, world.gpus.len() as c_int) }
+    })
+}
+
+/// A device's handle is its ordinal.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> u32 {
+    call("cuDeviceGet", |world| {
+        world.gpu(ordinal)?;
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(device, ordinal) }
+    })
+}
+
+/// `Driver double`, cut to the caller's room.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int) -> u32 {
+    call("cuDeviceGetName", |world| {
+        world.gpu(device)?;
+        let room = usize::try_from(len).unwrap_or(0);
+        // SAFETY: the caller has room for `len` characters, as the driver API demands.
+        unsafe { write_text(name, room, "Driver double") }.ok_or(code::INVALID_VALUE)
+    })
+}
+
+/// Writes text and NUL into `room` characters, cut where it does not fit. `None` without any room.
+///
+/// # Safety
+/// `to` is null or has room for `room` characters.
+pub(crate) unsafe fn write_text(to: *mut c_char, room: usize, text: &str) -> Option<()> {
+    let len = text.len().min(room.checked_sub(1)?);
+    if to.is_null() {
+        return None;
+    }
+    // SAFETY: `len` characters and a NUL fit the room.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, len);
+        to.add(len).write(0);
+    }
+    Some(())
+}
+
+/// The configured capacity.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> u32 {
+    call("cuDeviceTotalMem_v2", |world| {
+        let capacity = world.config.capacity;
+        world.gpu(device)?;
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(bytes, capacity as usize) }
+    })
+}
+
+/// Compute capability 9.0 in its two attributes, 75 and 76; others are refused.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int) -> u32 {
+    call("cuDeviceGetAttribute", |world| {
+        world.gpu(device)?;
+        let answer = match attribute {
+            75 => 9,
+            76 => 0,
+            _ => return Err(code::INVALID_VALUE),
+        };
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(value, answer) }
+    })
+}
+
+/// [`uuid`].
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetUuid_v2(place: *mut [u8; 16], device: c_int) -> u32 {
+    call("cuDeviceGetUuid_v2", |world| {
+        world.gpu(device)?;
+        // SAFETY: the caller's place of 16 bytes, as the driver API demands.
+        unsafe { put(place, uuid(device as u8)) }
+    })
+}
+
+/// One more reference; a context's handle is its device's ordinal plus one.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, device: c_int) -> u32 {
+    call("cuDevicePrimaryCtxRetain", |world| {
+        let gpu = world.gpu(device)?;
+        gpu.references += 1;
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(context, pointer(device as usize + 1)) }
+    })
+}
+
+/// One reference less; the last destroys the context and reports what was left in it.
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> u32 {
+    call("cuDevicePrimaryCtxRelease_v2", |world| world.release(device))
+}
+
+/// Makes the context the calling thread's.
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> u32 {
+    call("cuCtxSetCurrent", |world| world.set_current(context as usize))
+}
+
+/// Waits for all streams.
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSynchronize() -> u32 {
+    wait("cuCtxSynchronize", |gpu| Ok(gpu.idle_at()))
+}
+
+/// Free and total memory.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32 {
+    with_context("cuMemGetInfo_v2", |gpu| {
+        // SAFETY: the caller's places, as the driver API demands.
+        unsafe { put(free, gpu.free() as usize).and_then(|()| put(total, (gpu.free() + gpu.used()) as usize)) }
+    })
+}
+
+/// Takes memory, charged in whole 2 MiB.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, size: usize) -> u32 {
+    with_context("cuMemAlloc_v2", |gpu| {
+        let allocated = gpu.allocate(size as u64)?;
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(address, allocated) }
+    })
+}
+
+/// Gives the memory back at once. Drivers wait for work in flight, but do not promise it: here work that comes too late breaks the context.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemFree_v2(address: u64) -> u32 {
+    with_context("cuMemFree_v2", |gpu| gpu.deallocate(address))
+}
+
+/// Copies to pageable host memory, which as on a GPU has happened when the call returns.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, size: usize, stream: *mut c_void) -> u32 {
+    match wait("cuMemcpyDtoHAsync_v2", |gpu| gpu.ready_at(stream as usize)) {
+        0 => with_context("cuMemcpyDtoHAsync_v2 after waiting", |gpu| {
+            if to.is_null() || !gpu.is_live(from, size as u64) {
+                return Err(code::INVALID_VALUE);
+            }
+            // SAFETY: the source is live, as was just seen; the caller has room for `size` bytes, as the driver API demands.
+            unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.cast(), size) };
+            Ok(())
+        }),
+        refused => refused,
+    }
+}
+
+/// Queues setting bytes.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemsetD8Async(to: u64, byte: u8, count: usize, stream: *mut c_void) -> u32 {
+    with_context("cuMemsetD8Async", |gpu| gpu.submit(stream as usize, Work::Set { address: to, len: count as u64, byte }))
+}
+
+/// Makes a stream that does not synchronize with the default stream; the double has no others.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, flags: c_uint) -> u32 {
+    with_context("cuStreamCreate", |gpu| {
+        if flags != STREAM_NON_BLOCKING {
+            return Err(code::NOT_SUPPORTED);
+        }
+        let handle = gpu.handle();
+        gpu.streams.insert(handle, Stream { ready_at: Instant::now() });
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(stream, pointer(handle)) }
+    })
+}
+
+/// Removes a stream; its queued work is still done.
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> u32 {
+    with_context("cuStreamDestroy_v2", |gpu| match stream as usize {
+        0 => Err(code::INVALID_HANDLE),
+        handle => gpu.streams.remove(&handle).map(drop).ok_or(code::INVALID_HANDLE),
+    })
+}
+
+/// Waits for a stream.
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> u32 {
+    wait("cuStreamSynchronize", |gpu| gpu.ready_at(stream as usize))
+}
+
+/// Later work of the stream starts once the event's last record so far is done; an event never recorded delays nothing.
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, _flags: c_uint) -> u32 {
+    with_context("cuStreamWaitEvent", |gpu| {
+        let done_at = gpu.events.get(&(event as usize)).ok_or(code::INVALID_HANDLE)?.done_at;
+        let stream = gpu.stream(stream as usize)?;
+        stream.ready_at = done_at.map_or(stream.ready_at, |done_at| done_at.max(stream.ready_at));
+        Ok(())
+    })
+}
+
+/// Makes an event with timing.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, flags: c_uint) -> u32 {
+    with_context("cuEventCreate", |gpu| {
+        if flags != 0 {
+            return Err(code::NOT_SUPPORTED);
+        }
+        let handle = gpu.handle();
+        gpu.events.insert(handle, Event { done_at: None });
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(event, pointer(handle)) }
+    })
+}
+
+/// Removes an event; waits that are queued were told its time.
+#[unsafe(no_mangle)]
+extern "C" fn cuEventDestroy_v2(event: *mut c_void) -> u32 {
+    with_context("cuEventDestroy_v2", |gpu| gpu.events.remove(&(event as usize)).map(drop).ok_or(code::INVALID_HANDLE))
+}
+
+/// The event is done once the stream's work so far is.
+#[unsafe(no_mangle)]
+extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) -> u32 {
+    with_context("cuEventRecord", |gpu| {
+        let done_at = gpu.ready_at(stream as usize)?;
+        gpu.events.get_mut(&(event as usize)).ok_or(code::INVALID_HANDLE)?.done_at = Some(done_at);
+        Ok(())
+    })
+}
+
+/// Success where the event is done or was never recorded, otherwise "not ready".
+#[unsafe(no_mangle)]
+extern "C" fn cuEventQuery(event: *mut c_void) -> u32 {
+    with_context("cuEventQuery", |gpu| match gpu.events.get(&(event as usize)).ok_or(code::INVALID_HANDLE)?.done_at {
+        Some(done_at) if done_at > Instant::now() => Err(code::NOT_READY),
+        _ => Ok(()),
+    })
+}
+
+/// Waits for an event.
+#[unsafe(no_mangle)]
+extern "C" fn cuEventSynchronize(event: *mut c_void) -> u32 {
+    wait("cuEventSynchronize", |gpu| {
+        let event = gpu.events.get(&(event as usize)).ok_or(code::INVALID_HANDLE)?;
+        Ok(event.done_at.unwrap_or_else(Instant::now))
+    })
+}
+
+/// Milliseconds from one event to another; both must be recorded and done.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, start: *mut c_void, end: *mut c_void) -> u32 {
+    with_context("cuEventElapsedTime", |gpu| {
+        let done_at = |event: *mut c_void| gpu.events.get(&(event as usize)).and_then(|event| event.done_at).ok_or(code::INVALID_HANDLE);
+        let (start, end) = (done_at(start)?, done_at(end)?);
+        if start.max(end) > Instant::now() {
+            return Err(code::NOT_READY);
+        }
+        let elapsed = signed_milliseconds(start, end);
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(milliseconds, elapsed) }
+    })
+}
+
+fn signed_milliseconds(start: Instant, end: Instant) -> f32 {
+    let milliseconds = |duration: Duration| duration.as_secs_f32() * 1e3;
+    end.checked_duration_since(start).map_or_else(|| -milliseconds(start - end), milliseconds)
+}
+
+/// Takes PTX text of 64-bit addresses; it is kept to answer for what it holds.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *const c_void) -> u32 {
+    with_context("cuModuleLoadData", |gpu| {
+        if image.is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        // SAFETY: an image of PTX is NUL-terminated text, as the driver API demands.
+        let text = unsafe { CStr::from_ptr(image.cast()) }.to_str().map_err(|_| code::INVALID_PTX)?;
+        if ![".version", ".target", ".address_size 64"].iter().all(|needed| text.contains(needed)) {
+            return Err(code::INVALID_PTX);
+        }
+        let handle = gpu.load(text.to_owned())?;
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(module, pointer(handle)) }
+    })
+}
+
+/// Removes a module.
+#[unsafe(no_mangle)]
+extern "C" fn cuModuleUnload(module: *mut c_void) -> u32 {
+    with_context("cuModuleUnload", |gpu| gpu.unload(module as usize))
+}
+
+/// A kernel that is in the text and that the double can stand in for, with as many parameters there as here.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuModuleGetFunction(function: *mut *mut c_void, module: *mut c_void, name: *const c_char) -> u32 {
+    with_context("cuModuleGetFunction", |gpu| {
+        // SAFETY: a NUL-terminated name, as the driver API demands.
+        let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| code::NOT_FOUND)?;
+        let kernel = Kernel::named(name).ok_or(code::NOT_FOUND)?;
+        let handle = gpu.handle();
+        let module = gpu.modules.get_mut(&(module as usize)).ok_or(code::INVALID_HANDLE)?;
+        let entry = module.text.split(&format!(".visible .entry {name}(")).nth(1).and_then(|rest| rest.split(')').next());
+        if entry.map(|parameters| parameters.matches(".param .u64").count()) != Some(kernel.parameters()) {
+            return Err(code::NOT_FOUND);
+        }
+        module.kernels.insert(handle, kernel);
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(function, pointer(handle)) }
+    })
+}
+
+/// The findings, two words, if the text declares them.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuModuleGetGlobal_v2(address: *mut u64, size: *mut usize, module: *mut c_void, name: *const c_char) -> u32 {
+    with_context("cuModuleGetGlobal_v2", |gpu| {
+        // SAFETY: a NUL-terminated name, as the driver API demands.
+        let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| code::NOT_FOUND)?;
+        let module = gpu.modules.get(&(module as usize)).ok_or(code::INVALID_HANDLE)?;
+        if !module.text.contains(&format!(".b64 {name}[2];")) {
+            return Err(code::NOT_FOUND);
+        }
+        // SAFETY: the caller's places, as the driver API demands.
+        unsafe { put(address, module.findings).and_then(|()| put(size, 16)) }
+    })
+}
+
+/// Queues a kernel.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuLaunchKernel(
+    function: *mut c_void,
+    grid_x: c_uint,
+    grid_y: c_uint,
+    grid_z: c_uint,
+    block_x: c_uint,
+    block_y: c_uint,
+    block_z: c_uint,
+    _shared_bytes: c_uint,
+    stream: *mut c_void,
+    parameters: *mut *mut c_void,
+    _extra: *mut *mut c_void,
+) -> u32 {
+    with_context("cuLaunchKernel", |gpu| {
+        let kernel = gpu.kernel(function as usize)?;
+        let block = u64::from(block_x) * u64::from(block_y) * u64::from(block_z);
+        let threads = block * u64::from(grid_x) * u64::from(grid_y) * u64::from(grid_z);
+        if threads == 0 || block > 1024 || parameters.is_null() || (kernel.is_for_one_thread() && threads != 1) {
+            return Err(code::INVALID_VALUE);
+        }
+        // SAFETY: one pointer to a 64-bit value for each parameter, as the driver API demands of a launch of this kernel.
+        let values: Vec<u64> = (0..kernel.parameters()).map(|index| unsafe { parameters.add(index).read().cast::<u64>().read() }).collect();
+        let findings = gpu.findings_of(function as usize)?;
+        gpu.submit(stream as usize, kernel.work(&values, findings))
+    })
+}

@@ -1,0 +1,196 @@
+//! The functions of `libnvidia-ml.so.1` that the CUDA device calls. They tell what the CUDA side of the double holds.
+#![allow(non_snake_case, reason = "the library's own names")]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+use crate::cuda::{uuid, write_text};
+use crate::world::{Gpu, World, call};
+
+/// Codes of NVML that the double answers with.
+mod code {
+    pub(super) const UNINITIALIZED: u32 = 1;
+    pub(super) const INVALID_ARGUMENT: u32 = 2;
+    pub(super) const NOT_FOUND: u32 = 6;
+    pub(super) const INSUFFICIENT_SIZE: u32 = 7;
+}
+
+/// `nvmlMemory_v2_t` of nvml.h.
+#[repr(C)]
+struct Memory {
+    version: c_uint,
+    total: u64,
+    reserved: u64,
+    free: u64,
+    used: u64,
+}
+
+/// `nvmlProcessInfo_v2_t` of nvml.h.
+#[repr(C)]
+struct ProcessInfo {
+    pid: c_uint,
+    used_gpu_memory: u64,
+    gpu_instance_id: c_uint,
+    compute_instance_id: c_uint,
+}
+
+/// The other process: a number above every one that Linux gives (2^22), so it is never ours.
+const OTHER_PID: c_uint = 5_000_000;
+
+/// "No multi-instance slice" in a process's numbers.
+const NO_INSTANCE: c_uint = c_uint::MAX;
+
+/// As [`call`], once NVML is initialised.
+fn nvml(function: &'static str, body: impl FnOnce(&mut World) -> Result<(), u32>) -> u32 {
+    call(function, |world| if world.nvml_initialised { body(world) } else { Err(code::UNINITIALIZED) })
+}
+
+/// As [`nvml`], with the device of a handle: its ordinal plus one.
+fn device(function: &'static str, handle: *mut c_void, body: impl FnOnce(&mut Gpu) -> Result<(), u32>) -> u32 {
+    nvml(function, |world| {
+        let ordinal = (handle as usize).checked_sub(1).ok_or(code::INVALID_ARGUMENT)?;
+        body(world.gpus.get_mut(ordinal).ok_or(code::INVALID_ARGUMENT)?)
+    })
+}
+
+/// Writes an answer to the caller's place.
+///
+/// # Safety
+/// `place` is null or valid for a write.
+unsafe fn put<T>(place: *mut T, value: T) -> Result<(), u32> {
+    if place.is_null() {
+        return Err(code::INVALID_ARGUMENT);
+    }
+    // SAFETY: not null, so valid, as the caller promised.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// Initialises NVML.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlInit_v2() -> u32 {
+    call("nvmlInit_v2", |world| {
+        world.nvml_initialised = true;
+        Ok(())
+    })
+}
+
+/// Ends it.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlShutdown() -> u32 {
+    nvml("nvmlShutdown", |world| {
+        world.nvml_initialised = false;
+        Ok(())
+    })
+}
+
+/// A version that no driver has.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, len: c_uint) -> u32 {
+    nvml("nvmlSystemGetDriverVersion", |_| {
+        // SAFETY: the caller has room for `len` characters, as NVML demands.
+        unsafe { write_text(version, len as usize, "0.0.double") }.ok_or(code::INVALID_ARGUMENT)
+    })
+}
+
+/// The other process has a name; no other number is known.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlSystemGetProcessName(pid: c_uint, name: *mut c_char, len: c_uint) -> u32 {
+    nvml("nvmlSystemGetProcessName", |_| {
+        if pid != OTHER_PID {
+            return Err(code::NOT_FOUND);
+        }
+        // SAFETY: the caller has room for `len` characters, as NVML demands.
+        unsafe { write_text(name, len as usize, "other-process") }.ok_or(code::INVALID_ARGUMENT)
+    })
+}
+
+/// Finds a device by `GPU-8-4-4-4-12`, or by `MIG-…` where the double plays multi-instance slices.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetHandleByUUID(name: *const c_char, handle: *mut *mut c_void) -> u32 {
+    nvml("nvmlDeviceGetHandleByUUID", |world| {
+        // SAFETY: a NUL-terminated name, as NVML demands.
+        let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| code::INVALID_ARGUMENT)?;
+        let prefix = if world.config.mig { "MIG-" } else { "GPU-" };
+        let digits = name.strip_prefix(prefix).ok_or(code::NOT_FOUND)?.replace('-', "");
+        let hex = |ordinal: usize| uuid(ordinal as u8).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let ordinal = (0..world.gpus.len()).find(|ordinal| hex(*ordinal) == digits).ok_or(code::NOT_FOUND)?;
+        // SAFETY: the caller's place, as NVML demands.
+        unsafe { put(handle, (ordinal + 1) as *mut c_void) }
+    })
+}
+
+/// Used is the context's overhead, the allocations in whole 2 MiB, and what others hold; nothing is reserved.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: *mut c_void, memory: *mut Memory) -> u32 {
+    device("nvmlDeviceGetMemoryInfo_v2", handle, |gpu| {
+        // SAFETY: the caller's struct, with its version set, as NVML demands; null is refused.
+        let version = unsafe { memory.as_ref() }.ok_or(code::INVALID_ARGUMENT)?.version;
+        if version != size_of::<Memory>() as c_uint | 2 << 24 {
+            return Err(code::INVALID_ARGUMENT);
+        }
+        let answer = Memory { version, total: gpu.free() + gpu.used(), reserved: 0, free: gpu.free(), used: gpu.used() };
+        // SAFETY: as above.
+        unsafe { put(memory, answer) }
+    })
+}
+
+/// This process while it has a context, and the other one where it holds anything.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(handle: *mut c_void, count: *mut c_uint, infos: *mut ProcessInfo) -> u32 {
+    device("nvmlDeviceGetComputeRunningProcesses_v3", handle, |gpu| {
+        let mine = (gpu.references > 0).then(|| (std::process::id(), gpu.process_used()));
+        let other = Some((OTHER_PID, gpu.used() - gpu.process_used())).filter(|other| other.1 > 0);
+        let processes: Vec<_> = mine.into_iter().chain(other).collect();
+        // SAFETY: the caller's count, as NVML demands; null is refused.
+        let room = *unsafe { count.as_ref() }.ok_or(code::INVALID_ARGUMENT)?;
+        // SAFETY: as above.
+        unsafe { put(count, processes.len() as c_uint) }?;
+        if (room as usize) < processes.len() {
+            return Err(code::INSUFFICIENT_SIZE);
+        }
+        for (index, (pid, used_gpu_memory)) in processes.into_iter().enumerate() {
+            let info = ProcessInfo { pid, used_gpu_memory, gpu_instance_id: NO_INSTANCE, compute_instance_id: NO_INSTANCE };
+            // SAFETY: the caller's array has room for as many, as was just seen.
+            unsafe { put(infos.wrapping_add(index), info) }?;
+        }
+        Ok(())
+    })
+}
+
+/// As configured, now and after the next start.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMigMode(_handle: *mut c_void, current: *mut c_uint, pending: *mut c_uint) -> u32 {
+    nvml("nvmlDeviceGetMigMode", |world| {
+        let mode = c_uint::from(world.config.mig);
+        // SAFETY: the caller's places, as NVML demands.
+        unsafe { put(current, mode).and_then(|()| put(pending, mode)) }
+    })
+}
+
+/// Error correction is on.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetEccMode(handle: *mut c_void, current: *mut c_uint, pending: *mut c_uint) -> u32 {
+    // SAFETY: the caller's places, as NVML demands.
+    device("nvmlDeviceGetEccMode", handle, |_| unsafe { put(current, 1).and_then(|()| put(pending, 1)) })
+}
+
+/// 1000 MHz for the multiprocessors (kind 1), 2000 MHz for the memory (kind 2).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetClockInfo(handle: *mut c_void, kind: c_int, clock: *mut c_uint) -> u32 {
+    device("nvmlDeviceGetClockInfo", handle, |_| {
+        let megahertz = match kind {
+            1 => 1000,
+            2 => 2000,
+            _ => return Err(code::INVALID_ARGUMENT),
+        };
+        // SAFETY: the caller's place, as NVML demands.
+        unsafe { put(clock, megahertz) }
+    })
+}
+
+/// The power cap (bit 2) holds the clocks down.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetCurrentClocksThrottleReasons(handle: *mut c_void, reasons: *mut u64) -> u32 {
+    // SAFETY: the caller's place, as NVML demands.
+    device("nvmlDeviceGetCurrentClocksThrottleReasons", handle, |_| unsafe { put(reasons, 4) })
+}

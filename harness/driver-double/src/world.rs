@@ -1,0 +1,370 @@
+//! The state of the double: what the process called so far, and the GPUs with what it holds of them.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use crate::config::Config;
+use crate::staging::REPORT;
+use crate::work::{Kernel, Work};
+
+/// Device memory is charged in whole multiples of this.
+const GRANULARITY: u64 = 2 << 20;
+
+/// Codes of the CUDA driver API that the double answers with.
+pub(crate) mod code {
+    pub(crate) const INVALID_VALUE: u32 = 1;
+    pub(crate) const OUT_OF_MEMORY: u32 = 2;
+    pub(crate) const NOT_INITIALIZED: u32 = 3;
+    pub(crate) const NO_DEVICE: u32 = 100;
+    pub(crate) const INVALID_DEVICE: u32 = 101;
+    pub(crate) const INVALID_CONTEXT: u32 = 201;
+    pub(crate) const INVALID_PTX: u32 = 218;
+    pub(crate) const INVALID_HANDLE: u32 = 400;
+    pub(crate) const NOT_FOUND: u32 = 500;
+    pub(crate) const NOT_READY: u32 = 600;
+    pub(crate) const ILLEGAL_ADDRESS: u32 = 700;
+    pub(crate) const MISALIGNED_ADDRESS: u32 = 716;
+    pub(crate) const NOT_SUPPORTED: u32 = 801;
+}
+
+/// Everything.
+pub(crate) struct World {
+    pub(crate) config: Config,
+    pub(crate) initialised: bool,
+    pub(crate) nvml_initialised: bool,
+    pub(crate) gpus: Vec<Gpu>,
+    calls: BTreeMap<&'static str, u64>,
+}
+
+/// One GPU, with what the process holds of it while its primary context lives.
+pub(crate) struct Gpu {
+    pub(crate) references: u32,
+    pub(crate) streams: BTreeMap<usize, Stream>,
+    pub(crate) events: BTreeMap<usize, Event>,
+    pub(crate) modules: BTreeMap<usize, Module>,
+    capacity: u64,
+    overhead: u64,
+    others: u64,
+    /// Address and asked-for size of what is allocated.
+    allocations: BTreeMap<u64, u64>,
+    /// Queued work by the time when everything in front of it is done, then by order of submission.
+    queue: BTreeMap<(Instant, u64), Work>,
+    submitted: u64,
+    next_handle: usize,
+    /// The code that every call gets since work broke the context.
+    broken: Option<u32>,
+    wrong_write: Option<crate::WrongWrite>,
+    fills: u64,
+}
+
+/// A stream: work in order. It is idle from `ready_at` on.
+pub(crate) struct Stream {
+    pub(crate) ready_at: Instant,
+}
+
+/// An event, and when what was in front of its last record is done.
+pub(crate) struct Event {
+    pub(crate) done_at: Option<Instant>,
+}
+
+/// A loaded module: its text, its kernels by handle, its one variable.
+pub(crate) struct Module {
+    pub(crate) text: String,
+    pub(crate) kernels: BTreeMap<usize, Kernel>,
+    pub(crate) findings: u64,
+}
+
+/// The state, made from the environment at the first call.
+pub(crate) fn world() -> MutexGuard<'static, Option<World>> {
+    static WORLD: Mutex<Option<World>> = Mutex::new(None);
+    let mut world = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
+    if world.is_none() {
+        let config = Config::from_env().unwrap_or_else(|sentence| {
+            eprintln!("driver double: {sentence}");
+            std::process::abort()
+        });
+        *world = Some(World::new(config));
+    }
+    world
+}
+
+/// Counts the call, fails it where the configuration says so, and runs it otherwise. Answers with the driver's code.
+pub(crate) fn call(function: &'static str, body: impl FnOnce(&mut World) -> Result<(), u32>) -> u32 {
+    let mut world = world();
+    let Some(world) = world.as_mut() else { return code::NOT_INITIALIZED };
+    world.count(function).and_then(|()| body(world)).err().unwrap_or(0)
+}
+
+/// A call that needs the current context: as [`call`], with its GPU, whose due work is done first.
+pub(crate) fn with_context(function: &'static str, body: impl FnOnce(&mut Gpu) -> Result<(), u32>) -> u32 {
+    call(function, |world| body(world.current()?))
+}
+
+/// A call that waits until the time that `until` tells, without holding the lock, so that other threads may call.
+pub(crate) fn wait(function: &'static str, until: impl FnOnce(&mut Gpu) -> Result<Instant, u32>) -> u32 {
+    let mut end = None;
+    let answer = with_context(function, |gpu| {
+        end = Some(until(gpu)?);
+        Ok(())
+    });
+    let Some(end) = end.filter(|_| answer == 0) else { return answer };
+    sleep_until(end);
+    world().as_mut().map_or(code::NOT_INITIALIZED, |world| world.current().err().unwrap_or(0))
+}
+
+fn sleep_until(end: Instant) {
+    while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+        thread::sleep(left);
+    }
+}
+
+thread_local! {
+    /// The calling thread's context: the GPU's ordinal plus one, 0 for none.
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
+
+impl World {
+    fn new(config: Config) -> Self {
+        let gpus = (0..config.devices).map(|_| Gpu::new(&config)).collect();
+        Self { config, initialised: false, nvml_initialised: false, gpus, calls: BTreeMap::new() }
+    }
+
+    fn count(&mut self, function: &'static str) -> Result<(), u32> {
+        let calls = self.calls.entry(function).or_default();
+        *calls += 1;
+        let failure = self.config.fail.iter().find(|failure| failure.function == function && [0, *calls].contains(&failure.nth));
+        failure.map_or(Ok(()), |failure| Err(failure.code))
+    }
+
+    /// The GPU with an ordinal, once the driver is initialised.
+    pub(crate) fn gpu(&mut self, ordinal: i32) -> Result<&mut Gpu, u32> {
+        if !self.initialised {
+            return Err(code::NOT_INITIALIZED);
+        }
+        usize::try_from(ordinal).ok().and_then(|ordinal| self.gpus.get_mut(ordinal)).ok_or(code::INVALID_DEVICE)
+    }
+
+    /// Makes a context the calling thread's; contexts are numbered as in [`CURRENT`].
+    pub(crate) fn set_current(&mut self, context: usize) -> Result<(), u32> {
+        if context != 0 && self.gpus.get(context - 1).is_none_or(|gpu| gpu.references == 0) {
+            return Err(code::INVALID_CONTEXT);
+        }
+        CURRENT.set(context);
+        Ok(())
+    }
+
+    fn current(&mut self) -> Result<&mut Gpu, u32> {
+        let ordinal = CURRENT.get().checked_sub(1).ok_or(code::INVALID_CONTEXT)?;
+        let gpu = self.gpus.get_mut(ordinal).filter(|gpu| gpu.references > 0).ok_or(code::INVALID_CONTEXT)?;
+        gpu.settle();
+        gpu.broken.map_or(Ok(gpu), Err)
+    }
+
+    /// Gives a reference to a GPU's context back; the last one destroys it and reports what was left in it.
+    pub(crate) fn release(&mut self, ordinal: i32) -> Result<(), u32> {
+        let fresh = Gpu::new(&self.config);
+        let gpu = self.gpu(ordinal)?;
+        gpu.references = gpu.references.checked_sub(1).ok_or(code::INVALID_CONTEXT)?;
+        if gpu.references == 0 {
+            gpu.report(ordinal);
+            gpu.unmap_everything();
+            *gpu = fresh;
+        }
+        Ok(())
+    }
+}
+
+impl Gpu {
+    fn new(config: &Config) -> Self {
+        Self {
+            references: 0,
+            // The default stream's handle is null.
+            streams: BTreeMap::from([(0, Stream { ready_at: Instant::now() })]),
+            events: BTreeMap::new(),
+            modules: BTreeMap::new(),
+            capacity: config.capacity,
+            overhead: config.overhead,
+            others: config.others,
+            allocations: BTreeMap::new(),
+            queue: BTreeMap::new(),
+            submitted: 0,
+            next_handle: 0x1000,
+            broken: None,
+            wrong_write: config.wrong_write,
+            fills: 0,
+        }
+    }
+
+    /// What this process holds: its context and its allocations, in whole granules.
+    pub(crate) fn process_used(&self) -> u64 {
+        let context = if self.references > 0 { self.overhead } else { 0 };
+        context + self.allocations.values().map(|size| size.next_multiple_of(GRANULARITY)).sum::<u64>()
+    }
+
+    /// What everybody holds.
+    pub(crate) fn used(&self) -> u64 {
+        self.process_used() + self.others
+    }
+
+    /// What nobody holds.
+    pub(crate) fn free(&self) -> u64 {
+        self.capacity.saturating_sub(self.used())
+    }
+
+    /// A handle never used before in this context.
+    pub(crate) fn handle(&mut self) -> usize {
+        self.next_handle += 16;
+        self.next_handle
+    }
+
+    /// Takes memory: address space of the host, which costs nothing until it is touched.
+    pub(crate) fn allocate(&mut self, size: u64) -> Result<u64, u32> {
+        if size == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        if size.checked_next_multiple_of(GRANULARITY).is_none_or(|charged| charged > self.free()) {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        let address = map(size)?;
+        self.allocations.insert(address, size);
+        Ok(address)
+    }
+
+    /// Gives memory back.
+    pub(crate) fn deallocate(&mut self, address: u64) -> Result<(), u32> {
+        let size = self.allocations.remove(&address).ok_or(code::INVALID_VALUE)?;
+        unmap(address, size);
+        Ok(())
+    }
+
+    /// When all work of all streams is done.
+    pub(crate) fn idle_at(&self) -> Instant {
+        self.streams.values().map(|stream| stream.ready_at).chain(self.queue.keys().map(|key| key.0)).max().unwrap_or_else(Instant::now)
+    }
+
+    /// The stream with a handle, null being the default stream.
+    pub(crate) fn stream(&mut self, handle: usize) -> Result<&mut Stream, u32> {
+        self.streams.get_mut(&handle).ok_or(code::INVALID_HANDLE)
+    }
+
+    /// When the stream's work so far is done: now or later.
+    pub(crate) fn ready_at(&mut self, stream: usize) -> Result<Instant, u32> {
+        Ok(self.stream(stream)?.ready_at.max(Instant::now()))
+    }
+
+    /// Queues work behind the stream's work so far.
+    pub(crate) fn submit(&mut self, stream: usize, work: Work) -> Result<(), u32> {
+        let start = self.ready_at(stream)?;
+        self.submitted += 1;
+        self.stream(stream)?.ready_at = start + work.duration();
+        self.queue.insert((start, self.submitted), work);
+        self.settle();
+        self.broken.map_or(Ok(()), Err)
+    }
+
+    /// Does the work that is due, in the order of the streams' time.
+    fn settle(&mut self) {
+        let now = Instant::now();
+        while let Some(entry) = self.queue.first_entry().filter(|entry| entry.key().0 <= now) {
+            let work = entry.remove();
+            if self.broken.is_none() {
+                self.broken = self.run(&work).err();
+            }
+        }
+    }
+
+    fn run(&mut self, work: &Work) -> Result<(), u32> {
+        let Some((address, len)) = work.touches() else { return Ok(()) };
+        if !self.is_live(address, len) {
+            return Err(code::ILLEGAL_ADDRESS);
+        }
+        if work.is_fill() {
+            self.fills += 1;
+        }
+        let wrong = self.wrong_write.filter(|wrong| work.is_fill() && wrong.nth == self.fills);
+        // SAFETY: the bytes are wholly inside live memory of this GPU, as was just seen, and the lock of the world is held.
+        unsafe { work.run(wrong.map(|wrong| wrong.offset)) }
+    }
+
+    /// Whether the bytes are inside one allocation or one module's variable.
+    pub(crate) fn is_live(&self, address: u64, len: u64) -> bool {
+        let inside = |start: u64, size: u64| address >= start && len <= size && address - start <= size - len;
+        let allocation = self.allocations.range(..=address).next_back();
+        allocation.is_some_and(|(start, size)| inside(*start, *size)) || self.modules.values().any(|module| inside(module.findings, 16))
+    }
+
+    /// Makes a module of its text, with memory for its variable.
+    pub(crate) fn load(&mut self, text: String) -> Result<usize, u32> {
+        let findings = map(16)?;
+        let handle = self.handle();
+        self.modules.insert(handle, Module { text, kernels: BTreeMap::new(), findings });
+        Ok(handle)
+    }
+
+    /// Removes a module.
+    pub(crate) fn unload(&mut self, handle: usize) -> Result<(), u32> {
+        let module = self.modules.remove(&handle).ok_or(code::INVALID_HANDLE)?;
+        unmap(module.findings, 16);
+        Ok(())
+    }
+
+    /// The kernel with a function handle.
+    pub(crate) fn kernel(&self, function: usize) -> Result<Kernel, u32> {
+        self.modules.values().find_map(|module| module.kernels.get(&function)).copied().ok_or(code::INVALID_HANDLE)
+    }
+
+    /// The variable of the module that a function is of.
+    pub(crate) fn findings_of(&self, function: usize) -> Result<u64, u32> {
+        let module = self.modules.values().find(|module| module.kernels.contains_key(&function));
+        module.map(|module| module.findings).ok_or(code::INVALID_HANDLE)
+    }
+
+    fn report(&self, ordinal: i32) {
+        let Some(path) = std::env::var_os(REPORT) else { return };
+        let line = format!(
+            "device {ordinal} left: {} allocations, {} streams, {} events, {} modules, {} pieces of work\n",
+            self.allocations.len(),
+            self.streams.len() - 1,
+            self.events.len(),
+            self.modules.len(),
+            self.queue.len()
+        );
+        let written = OpenOptions::new().create(true).append(true).open(path).and_then(|mut file| file.write_all(line.as_bytes()));
+        if let Err(error) = written {
+            eprintln!("driver double: cannot write the report: {error}");
+        }
+    }
+
+    fn unmap_everything(&mut self) {
+        for (address, size) in std::mem::take(&mut self.allocations) {
+            unmap(address, size);
+        }
+        for module in std::mem::take(&mut self.modules).into_values() {
+            unmap(module.findings, 16);
+        }
+    }
+}
+
+/// Address space for `size` bytes, zeroed when touched.
+fn map(size: u64) -> Result<u64, u32> {
+    let size = usize::try_from(size).map_err(|_| code::OUT_OF_MEMORY)?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new anonymous mapping wherever the system likes; it overlaps nothing.
+    let address = unsafe { libc::mmap(ptr::null_mut(), size, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if address == libc::MAP_FAILED { Err(code::OUT_OF_MEMORY) } else { Ok(address as u64) }
+}
+
+/// Gives back what [`map`] returned for `size`.
+fn unmap(address: u64, size: u64) {
+    // SAFETY: the mapping is `map`'s, of this size, and its owner has just forgotten it.
+    let answer = unsafe { libc::munmap(address as *mut libc::c_void, size as usize) };
+    if answer != 0 {
+        eprintln!("driver double: munmap failed: {}", std::io::Error::last_os_error());
+    }
+}

@@ -8,5 +8,6 @@ pub mod report;
 pub mod rig;
 pub mod run;
 pub mod scenario;
+pub mod session;
 pub mod store;
 mod workload;

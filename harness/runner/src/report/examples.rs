@@ -203,7 +203,14 @@ fn scenario(name: &str, about: &str) -> ScenarioInfo {
 
 fn simulated() -> DeviceInfo {
     let fingerprint = Fingerprint { cost_model: Some("example 1".to_owned()), ..Fingerprint::default() };
-    DeviceInfo { name: "simulated".to_owned(), clock: Clock::Simulated, total: LIMIT, granularity: Bytes::mib(2), used_tolerance: Bytes::ZERO, fingerprint }
+    DeviceInfo {
+        name: "simulated".to_owned(),
+        clock: Clock::Simulated,
+        total: LIMIT,
+        granularity: Bytes::mib(2),
+        used_tolerance: Bytes::ZERO,
+        fingerprint,
+    }
 }
 
 fn samples(times: impl IntoIterator<Item = u64>) -> Samples {

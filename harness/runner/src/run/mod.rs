@@ -19,6 +19,15 @@ use crate::scenario::steps::{Action, Step};
 /// Steps beyond this are counted but not recorded: a record is for reading.
 const MOST_STEPS: usize = 10_000;
 
+impl ScenarioInfo {
+    /// What a scenario says of itself.
+    #[must_use]
+    pub fn of(scenario: &Scenario) -> Self {
+        let (name, path) = (scenario.name.clone(), scenario.path.display().to_string());
+        Self { name, path, about: scenario.about.clone(), memory: scenario.memory }
+    }
+}
+
 /// What is to be run, apart from the device.
 #[derive(Clone, Debug)]
 pub struct RunRequest<'a> {
@@ -59,14 +68,8 @@ pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecor
     let (stats, calls) = (world.rig.stats(), world.rig.calls());
     let (timings, curve) = world.rig.take_measurements();
     runner.finish(world);
-    let scenario = request.scenario;
     Ok(RunRecord {
-        scenario: ScenarioInfo {
-            name: scenario.name.clone(),
-            path: scenario.path.display().to_string(),
-            about: scenario.about.clone(),
-            memory: scenario.memory,
-        },
+        scenario: ScenarioInfo::of(request.scenario),
         device: device_info,
         allocator: request.allocator.name().to_owned(),
         seed: request.seed,

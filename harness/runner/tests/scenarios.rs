@@ -1,0 +1,93 @@
+//! Every scenario of the catalogue, with every allocator that it lists, on every device of this machine: one trial each.
+//!
+//! The simulated device is always there. Where a GPU is, the same trials run on it, one after the other; where none is, they are shown as
+//! ignored, with the reason. `cargo test --test scenarios oom_retry` runs those whose name contains the word.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use harness::record::Verdict;
+use harness::report::text::step_table;
+use harness::scenario::Scenario;
+use harness::session::{DeviceSource, Plan};
+use harness_allocator::allocator::AllocatorKind;
+use harness_allocator::device::open::{self, DeviceChoice};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+fn main() -> ExitCode {
+    // Paths in messages are as a user at the root of the project would write them.
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    if let Err(error) = std::env::set_current_dir(&root) {
+        eprintln!("{}: {error}", root.display());
+        return ExitCode::FAILURE;
+    }
+    let arguments = Arguments::from_args();
+    let scenarios = match catalogue(Path::new("scenarios")) {
+        Ok(scenarios) => scenarios,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let simulated = Ok(DeviceSource::simulated());
+    let cuda = DeviceSource::new(DeviceChoice::Cuda(0), &open::probe(), false).map_err(|error| error.to_string());
+    if let Err(reason) = cuda.as_ref().map_err(|reason| reason.as_str())
+        && !arguments.list
+    {
+        eprintln!("cuda: ignored, {reason}");
+    }
+    let mut trials = Vec::new();
+    for scenario in &scenarios {
+        for &allocator in &scenario.allocators {
+            trials.push(trial("sim", scenario, allocator, &simulated));
+            trials.push(trial("cuda", scenario, allocator, &cuda));
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn catalogue(folder: &Path) -> Result<Vec<Scenario>, String> {
+    let entries = std::fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.retain(|path| path.extension().is_some_and(|ending| ending == "yaml"));
+    paths.sort();
+    paths.iter().map(|path| Scenario::load(path).map_err(|error| error.to_string())).collect()
+}
+
+fn trial(device: &str, scenario: &Scenario, allocator: AllocatorKind, source: &Result<DeviceSource, String>) -> Trial {
+    let name = format!("{}::{}::{device}", scenario.name, allocator.name());
+    let plan = Plan {
+        scenarios: vec![scenario.clone()],
+        allocators: Some(vec![allocator]),
+        seed: None,
+        memory: None,
+        repetitions: 1,
+        program: "cargo run --release --".to_owned(),
+    };
+    match source {
+        Ok(source) => {
+            let source = source.clone();
+            Trial::test(name, move || run(&plan, &source))
+        }
+        Err(reason) => Trial::test(format!("{name} ({reason})"), || Err("an ignored trial was run".into())).with_ignored_flag(true),
+    }
+}
+
+fn run(plan: &Plan, source: &DeviceSource) -> Result<(), Failed> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    // A GPU's memory is one; simulated devices are as many as there are trials.
+    let turn = source.simulated_because().is_none().then(|| ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));
+    let records = plan.run(source, &Arc::default(), |_, _| {})?;
+    drop(turn);
+    let record = records.runs.first().ok_or("nothing ran")?;
+    match &record.verdict {
+        Verdict::Passed => Ok(()),
+        // Found out only by opening the device: there is no other way to tell the test runner.
+        Verdict::Skipped { reason } => {
+            eprintln!("{} on {source}: skipped, {reason}", record.scenario.name);
+            Ok(())
+        }
+        Verdict::Failed { .. } | Verdict::Interrupted => Err(step_table(record).into()),
+    }
+}

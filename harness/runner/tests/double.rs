@@ -327,7 +327,7 @@ on_the_double! {
             (Bytes::mib(300), Bytes::mib(300)),
             (Bytes::mib(1500), Bytes::mib(1500)),
             (Bytes::mib(1026), Bytes::mib(1026)),
-            (Bytes::mib(1), Bytes::mib(2)),
+            (Bytes::mib(3), Bytes::mib(2)),
             (Bytes(u64::MAX), room),
             (Bytes::mib(700), Bytes::mib(700)),
         ] {

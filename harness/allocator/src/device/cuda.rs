@@ -35,6 +35,10 @@ use crate::units::{Bytes, Nanos};
 /// granularity of device memory, also for `cudaMalloc`.
 const GRANULARITY: Bytes = Bytes::mib(2);
 
+/// How far device used may stray from what is allocated: room for what the driver takes for streams and events as they are made. An
+/// allowance, not a measured figure: a few granules, and small beside the megabytes that a scenario moves.
+const USED_TOLERANCE: Bytes = Bytes::mib(8);
+
 /// A GPU opened through the CUDA driver.
 ///
 /// Dropping it waits for its work and gives everything back, also what callers still hold.
@@ -86,7 +90,14 @@ impl CudaDevice {
         let fingerprint = Fingerprint { uuid_hash: Some(found.uuid.hash()), cuda: Some(probe::cuda_version(driver)?), ..facts };
         let context = Context::retain(driver, device)?;
         let kernels = Kernels::load(driver)?;
-        let info = DeviceInfo { name: found.name, clock: Clock::Measured, total: found.total, granularity: GRANULARITY, fingerprint };
+        let info = DeviceInfo {
+            name: found.name,
+            clock: Clock::Measured,
+            total: found.total,
+            granularity: GRANULARITY,
+            used_tolerance: USED_TOLERANCE,
+            fingerprint,
+        };
         let mut device = Self {
             info,
             opened: Instant::now(),

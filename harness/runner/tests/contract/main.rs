@@ -10,11 +10,13 @@
 
 mod device;
 
-use std::ffi::OsString;
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use driver_double::{Config, Staging};
+use harness_allocator::device::cuda::CudaDevice;
 use harness_allocator::device::limited::Limited;
+use harness_allocator::device::open::{self, DeviceChoice};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{Device, DeviceError};
 use harness_allocator::units::Bytes;
@@ -52,8 +54,17 @@ struct Row {
 enum Process {
     /// In this process, in parallel with others.
     Here,
-    /// Each in a process of its own with these environment variables, one at a time.
-    Child(Vec<(OsString, OsString)>),
+    /// Each in a process of its own on this machine, one at a time.
+    Child(Machine),
+}
+
+/// What a child process finds.
+#[derive(Clone, Copy)]
+enum Machine {
+    /// What there is.
+    Real,
+    /// The driver double as its driver, with one device that has [`MEMORY`] to allocate.
+    Double,
 }
 
 /// All bodies of all contracts.
@@ -67,8 +78,23 @@ fn rows() -> Vec<Row> {
         Row { name: "simulated", make: simulated, process: Process::Here, unavailable: None },
         Row { name: "simulated_limited", make: simulated_limited, process: Process::Here, unavailable: None },
         // What a child process adds is tested on a device that is always there.
-        Row { name: "simulated_in_a_child", make: simulated, process: Process::Child(Vec::new()), unavailable: None },
+        Row { name: "simulated_in_a_child", make: simulated, process: Process::Child(Machine::Real), unavailable: None },
+        Row { name: "cuda_on_the_double", make: cuda, process: Process::Child(Machine::Double), unavailable: None },
+        Row { name: "cuda_limited", make: cuda_limited, process: Process::Child(Machine::Real), unavailable: no_cuda_device() },
     ]
+}
+
+fn no_cuda_device() -> Option<String> {
+    let there = DeviceChoice::Cuda(0).resolve(&open::probe()).is_ok();
+    (!there).then(|| "no CUDA device here, ask `harness doctor` why".to_owned())
+}
+
+fn cuda() -> Result<Box<dyn Device>, DeviceError> {
+    Ok(Box::new(CudaDevice::open(0)?))
+}
+
+fn cuda_limited() -> Result<Box<dyn Device>, DeviceError> {
+    Ok(Box::new(Limited::new(cuda()?, MEMORY)?))
 }
 
 fn simulated() -> Result<Box<dyn Device>, DeviceError> {
@@ -102,7 +128,7 @@ fn trial(row: Arc<Row>, case: Arc<Case>) -> Trial {
     match &row.unavailable {
         None => Trial::test(name, move || match &row.process {
             Process::Here => run(&row, &case),
-            Process::Child(variables) => run_in_child(&format!("{}::{}", row.name, case.name), variables),
+            Process::Child(machine) => run_in_child(&format!("{}::{}", row.name, case.name), *machine),
         }),
         Some(reason) => Trial::test(format!("{name} ({reason})"), || Err("an ignored trial was run".into())).with_ignored_flag(true),
     }
@@ -116,11 +142,22 @@ fn run(row: &Row, case: &Case) -> Result<(), Failed> {
     if leaks.is_empty() { Ok(()) } else { Err(format!("left behind: {leaks}").into()) }
 }
 
-fn run_in_child(wanted: &str, variables: &[(OsString, OsString)]) -> Result<(), Failed> {
+fn run_in_child(wanted: &str, machine: Machine) -> Result<(), Failed> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let program = std::env::current_exe()?;
-    let output = Command::new(program).env(CHILD, wanted).envs(variables.iter().cloned()).output()?;
+    let mut command = Command::new(std::env::current_exe()?);
+    // Lives until the child has ended: the libraries are in its folder.
+    let staging = match machine {
+        Machine::Real => None,
+        Machine::Double => {
+            let config = Config::default();
+            Some(Staging::new(&Config { capacity: MEMORY.0 + config.overhead, ..config })?)
+        }
+    };
+    if let Some(staging) = &staging {
+        staging.apply(&mut command);
+    }
+    let output = command.env(CHILD, wanted).output()?;
     if output.status.success() {
         return Ok(());
     }
@@ -146,7 +183,7 @@ fn child(wanted: &str) -> ExitCode {
 }
 
 fn a_failing_child_is_noticed() -> Result<(), Failed> {
-    match run_in_child("no_row::no_case", &[]) {
+    match run_in_child("no_row::no_case", Machine::Real) {
         Err(failed) if failed.message().is_some_and(|text| text.contains("there is no case no_row::no_case")) => Ok(()),
         Err(failed) => Err(format!("another message: {failed:?}").into()),
         Ok(()) => Err("the child's failure was not noticed".into()),

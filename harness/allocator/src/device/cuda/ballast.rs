@@ -19,9 +19,9 @@ impl Ballast {
         self.pieces.iter().map(|piece| piece.1).sum()
     }
 
-    /// Grows or shrinks to `target`, in whole multiples of `granularity` (rounded up), or to what the device has.
+    /// Grows or shrinks to `target`, in whole multiples of `granularity` (rounded down), or to what the device has.
     pub(super) fn resize(&mut self, driver: &Driver, target: Bytes, granularity: Bytes) -> Result<Bytes, Refusal> {
-        let target = Bytes(target.0.div_ceil(granularity.0).saturating_mul(granularity.0));
+        let target = Bytes(target.0 / granularity.0 * granularity.0);
         while self.held() > target {
             self.shrink(driver)?;
         }

@@ -229,7 +229,7 @@ impl MemoryFraction {
     #[must_use]
     pub fn limit(self, total: Bytes) -> Option<Bytes> {
         // As PyTorch computes it: the product in double precision, truncated.
-        (self.0 < 1.0).then(|| Bytes((self.0 * total.0 as f64) as u64))
+        (self.0 < 1.0).then_some(Bytes((self.0 * total.0 as f64) as u64))
     }
 }
 

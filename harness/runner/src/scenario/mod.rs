@@ -24,6 +24,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::invariant::Invariant;
+use crate::record::{ScenarioInfo, SourceLine};
 use check::Checker;
 use error::{Code, Problem, choices};
 use steps::StepWire;
@@ -33,7 +34,7 @@ pub use check::{MAX_EXECUTED_STEPS, MAX_REPEAT_DEPTH};
 pub use error::{ScenarioError, TextError};
 pub use expression::{Amount, AmountError, Comparison, Evaluation, Expectation, MAX_TERMS, Sign, Sum, Term};
 pub use located::{Located, Position};
-pub use metric::{Account, BufferName, DeviceMetric, EventName, MeasureName, Metric, ReportKey, StepName, StreamName, Unit};
+pub use metric::{Account, BufferName, DeviceMetric, EventName, MeasureName, Metric, Readings, ReportKey, StepName, StreamName, Unit};
 pub use policy::{MAX_RETRIES, Policy};
 pub use reference::{Reference, update_reference};
 pub use schema::schema;
@@ -79,6 +80,19 @@ impl Scenario {
     /// [`ScenarioError`]: what is wrong with the file, or with what it says.
     pub fn load(path: &Path) -> Result<Self, ScenarioError> {
         Self::parse(&yaml::read(path)?, path)
+    }
+
+    /// What it says of itself, for records.
+    #[must_use]
+    pub fn info(&self) -> ScenarioInfo {
+        let path = self.path.display().to_string();
+        ScenarioInfo { name: self.name.clone(), path, about: self.about.clone(), memory: self.memory }
+    }
+
+    /// A place in its file, for records.
+    #[must_use]
+    pub fn place(&self, position: Position) -> SourceLine {
+        SourceLine { path: self.path.display().to_string(), line: position.line, column: position.column }
     }
 
     /// Checks a text. `path` is for messages, and its file name names the scenario.

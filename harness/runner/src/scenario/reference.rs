@@ -174,6 +174,9 @@ fn steps(root: &Value) -> String {
         let maps = std::iter::once(schema)
             .chain(schema.get("anyOf").and_then(Value::as_array).into_iter().flatten().map(|one| resolved(root, one)));
         for map in maps.filter(|map| map.get("properties").is_some_and(|all| all.as_object().is_some_and(|all| !all.is_empty()))) {
+            if !std::ptr::eq(map, schema) {
+                let _ = write!(text, "As a map: {}\n\n", about(map));
+            }
             let _ = writeln!(text, "{}", fields(root, map));
             for property in map["properties"].as_object().into_iter().flat_map(|all| all.values()) {
                 text.push_str(&nested(root, property));

@@ -9,9 +9,9 @@ use super::error::{Code, Problem, ScenarioError, choices};
 use super::located::Position;
 
 /// Largest file that is read, in bytes.
-pub const MAX_FILE: u64 = 64 << 20;
-/// Most scalars, lists and maps of one file: enough for some 400,000 steps.
-pub const MAX_NODES: usize = 4_000_000;
+pub const MAX_FILE: u64 = 32 << 20;
+/// Most scalars, lists and maps of one file: enough for some 200,000 steps.
+pub const MAX_NODES: usize = 2_000_000;
 
 /// Reads a file as text.
 pub(super) fn read(path: &Path) -> Result<String, ScenarioError> {
@@ -73,7 +73,11 @@ fn in_our_words(error: &Error) -> Problem {
             shape(format!("`{variant}` is not known here")).help(choices(variant, "accepted", expected.iter().copied()))
         }
         Error::SerdeMissingField { field, .. } => {
-            let help = if ["about", "needs", "steps"].contains(field) { SHAPE.to_owned() } else { format!("add `{field}: …`") };
+            let help = if ["about", "needs", "steps"].contains(field) {
+                SHAPE.to_owned()
+            } else {
+                format!("add `{field}: …`, indented below what it belongs to")
+            };
             shape(format!("the field `{field}` is missing")).help(help)
         }
         Error::DuplicateMappingKey { key: Some(key), .. } => shape(format!("the key `{key}` stands here twice")).help("keep one of them"),

@@ -26,7 +26,7 @@ pub const MAX_BATCH: u64 = 1_000_000;
 pub struct Train {
     /// Its name.
     pub id: StepName,
-    /// All parameters together; gradients take as much again, optimizer state twice as much.
+    /// All parameters together.
     pub parameters: Bytes,
     /// Parts that the parameters and activations come in.
     pub layers: u64,
@@ -53,8 +53,8 @@ impl fmt::Display for Train {
     }
 }
 
-/// Trains: allocates parameters, then for each iteration activations, gradients and temporary memory layer by layer, forward and backward.
-/// Everything it made is freed at its end. An iteration that fails for good ends it and is counted in `ooms`.
+/// Runs training iterations with the memory that they take: parameters, and layer by layer the activations of a batch and gradients.
+/// Everything is freed at its end. An iteration that fails for good ends it and is counted in `ooms`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "train")]

@@ -154,6 +154,14 @@ fn names_that_other_yaml_readers_take_for_something_else_are_names() {
 }
 
 #[test]
+fn files_from_other_systems_are_read_as_they_are() {
+    let windows = format!("\u{feff}{}", SOURCE.replace('\n', "\r\n"));
+    let scenario = Scenario::parse(&windows, Path::new("windows.yaml")).unwrap();
+    assert_eq!(scenario.steps.len(), 8);
+    assert_eq!(scenario.steps[7].position.line, 19);
+}
+
+#[test]
 fn a_body_that_leaves_everything_as_it_was_may_be_repeated() {
     let source = "about: x\nneeds: { memory: 1GiB }\nsteps:\n  - repeat:\n      times: 9\n      steps:\n        - storm: { id: s, operations: 9, sizes: 1MiB, live: 2MiB, lifetime: { min: 1, max: 2 } }\n        - measure: m\n        - free: s\n        - empty_cache: { id: e }\n        - expect: e.freed_bytes >= 0 + e.freed_bytes - m.device.used\n";
     let scenario = Scenario::parse(source, Path::new("body.yaml")).unwrap();

@@ -13,7 +13,7 @@ use harness_allocator::device::{Device, DeviceCalls, DeviceError, DeviceInfo};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 
-use crate::record::{RECORD_VERSION, Records, RunRecord, ScenarioInfo, Timings, Verdict};
+use crate::record::{RECORD_VERSION, Records, RunRecord, Timings, Verdict};
 use crate::run::{RunRequest, run};
 use crate::scenario::Scenario;
 
@@ -186,7 +186,7 @@ impl Plan {
 
 fn skipped(arm: &Arm<'_>, scenario: &Scenario, device: DeviceInfo, seed: u64, reproduce: String, reason: &DeviceError) -> RunRecord {
     RunRecord {
-        scenario: ScenarioInfo::of(scenario),
+        scenario: scenario.info(),
         device,
         allocator: arm.allocator.name().to_owned(),
         seed,

@@ -101,6 +101,8 @@ pub struct Plan {
     pub memory: Option<Bytes>,
     /// How often each arm runs.
     pub repetitions: u32,
+    /// Whether every operation is audited. Off only where the allocators' own speed is measured.
+    pub audit: bool,
     /// How the user started this program, for the command that reproduces a run: `harness`, or `cargo run --release --`.
     pub program: String,
 }
@@ -174,13 +176,15 @@ impl Plan {
             Err(error) => return Err(error),
         };
         let (allocator, repetition) = (arm.allocator, arm.repetition);
-        run(&RunRequest { scenario, allocator, seed, repetition, reproduce, interrupt: Arc::clone(interrupt) }, device)
+        let (audit, interrupt) = (self.audit, Arc::clone(interrupt));
+        run(&RunRequest { scenario, allocator, seed, repetition, reproduce, audit, interrupt }, device)
     }
 
     fn reproduce(&self, arm: &Arm<'_>, source: &DeviceSource, seed: u64) -> String {
         let memory = self.memory.map(|memory| format!(" --memory {}B", memory.0)).unwrap_or_default();
         let (program, path, allocator) = (&self.program, arm.scenario.path.display(), arm.allocator.name());
-        format!("{program} run {path} --device {source} --allocator {allocator} --seed {seed}{memory}")
+        let audit = if self.audit { "" } else { " --no-audit" };
+        format!("{program} run {path} --device {source} --allocator {allocator} --seed {seed}{memory}{audit}")
     }
 }
 

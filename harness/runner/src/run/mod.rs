@@ -32,6 +32,8 @@ pub struct RunRequest<'a> {
     pub repetition: u32,
     /// A command that does the same again.
     pub reproduce: String,
+    /// Whether every operation is audited. Off only where the allocator's own speed is measured.
+    pub audit: bool,
     /// Set by somebody else when the run should stop.
     pub interrupt: Arc<AtomicBool>,
 }
@@ -41,7 +43,7 @@ pub struct RunRequest<'a> {
 /// # Errors
 /// [`DeviceError`] where the device cannot even tell its memory; whatever happens later is in the record.
 pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecord, DeviceError> {
-    let options = RigOptions { audit: true, seed: request.seed, interrupt: Arc::clone(&request.interrupt) };
+    let options = RigOptions { audit: request.audit, seed: request.seed, interrupt: Arc::clone(&request.interrupt) };
     let device_info = device.info().clone();
     let cost_figures = device.cost_figures();
     let rig = Rig::new(device, request.allocator.build(), &options)?;

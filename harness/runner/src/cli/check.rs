@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use harness::scenario::Scenario;
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
@@ -20,8 +21,8 @@ pub(super) struct Check {
 impl Check {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         let mut failures: Vec<CliError> = Vec::new();
-        for (path, checked) in inputs::check(&self.paths)? {
-            match checked {
+        for path in inputs::files(&self.paths)? {
+            match Scenario::load(&path) {
                 Ok(_) => terminal::print(&format!("valid    {}\n", path.display()))?,
                 Err(error) => {
                     terminal::print(&format!("invalid  {}\n", path.display()))?;

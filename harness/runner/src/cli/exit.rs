@@ -26,10 +26,10 @@ impl Exit {
     const fn about(self) -> &'static str {
         match self {
             Self::Passed => "everything expected was seen",
-            Self::Failed => "an expectation or an invariant does not hold, or a recording differs from its replay",
+            Self::Failed => "an expectation or an invariant does not hold, or a recording differs",
             Self::Invalid => "a scenario, a recording, a trace or an argument is not valid",
-            Self::Device => "the device is missing or too small; also where scenarios were skipped for that and none failed",
-            Self::Internal => "the harness itself failed, or could not write its output or the report",
+            Self::Device => "the device is missing or too small, or scenarios were skipped for it",
+            Self::Internal => "the harness itself failed, or could not write output or report",
             Self::Interrupted => "interrupted (Ctrl-C); no report is saved",
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use harness::scenario::{Scenario, ScenarioError};
+use harness::scenario::Scenario;
 
 use super::error::{CliError, Failures};
 
@@ -25,19 +25,13 @@ pub(crate) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
 /// Reads and checks all of them, or tells everything that is wrong.
 pub(crate) fn load(paths: &[PathBuf]) -> Result<Vec<Scenario>, Failures> {
     let (mut scenarios, mut failures) = (Vec::new(), Vec::new());
-    for loaded in check(paths)? {
-        match loaded.1 {
+    for path in files(paths)? {
+        match Scenario::load(&path) {
             Ok(scenario) => scenarios.push(scenario),
             Err(error) => failures.push(error.into()),
         }
     }
     if failures.is_empty() { Ok(scenarios) } else { Err(Failures(failures)) }
-}
-
-/// Reads and checks all of them.
-pub(crate) fn check(paths: &[PathBuf]) -> Result<Vec<(PathBuf, Result<Scenario, ScenarioError>)>, CliError> {
-    let files = files(paths)?;
-    Ok(files.into_iter().map(|path| (path.clone(), Scenario::load(&path))).collect())
 }
 
 fn files_of_folder(folder: &Path) -> Result<Vec<PathBuf>, CliError> {

@@ -3,11 +3,13 @@
 //! A command answers with an [`Exit`] code, or with [`Failures`] that are shown on standard error; results go to standard output.
 
 mod check;
+mod doctor;
 mod error;
 mod exit;
 mod inputs;
 mod interrupt;
 mod list;
+mod replay;
 mod run;
 mod schema;
 mod terminal;
@@ -27,6 +29,8 @@ pub(crate) fn main() -> ExitCode {
         Command::List(command) => command.run(),
         Command::Check(command) => command.run(),
         Command::Schema(command) => command.run(),
+        Command::Doctor(command) => command.run(),
+        Command::Replay(command) => command.run(),
     };
     let exit = done.unwrap_or_else(|failures| failures.show(&terminal));
     exit.into()
@@ -37,7 +41,7 @@ pub(crate) fn main() -> ExitCode {
 #[command(name = "harness", version, after_help = exit::explained(), arg_required_else_help = true)]
 struct Cli {
     /// When to use colour; `auto`: on a terminal, unless NO_COLOR is set.
-    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", display_order = 100)]
     color: ColorChoice,
     #[command(subcommand)]
     command: Command,
@@ -66,4 +70,6 @@ enum Command {
     List(list::List),
     Check(check::Check),
     Schema(schema::Schema),
+    Doctor(doctor::Doctor),
+    Replay(replay::Replay),
 }

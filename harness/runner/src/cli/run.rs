@@ -22,10 +22,10 @@ use super::terminal::{self, Terminal};
 use super::{Format, inputs, interrupt};
 
 const EXAMPLES: &str = "Examples:
-  harness run scenarios                                   the whole catalogue
-  harness run scenarios/oom_retry.yaml --allocator caching
-  harness run scenarios --device sim --no-report          on the simulated device, leaving nothing behind
-  harness run scenarios --device cuda:1 --repeat 10 --report reports/nightly/h200
+  harness run scenarios
+  harness run scenarios/oom_retry.yaml --allocator caching,direct
+  harness run scenarios --device sim --no-report
+  harness run scenarios --device cuda:1 --repeat 10 --report reports/h200
   harness run my.yaml --format json | jq '.runs[].verdict'";
 
 /// Run scenarios on a GPU, or on the simulated device where there is none.
@@ -75,14 +75,15 @@ impl Run {
         let scenarios = inputs::load(&self.paths)?;
         self.check_allocators(&scenarios)?;
         self.check_report_folder()?;
-        let source = self.device_source()?;
-        self.tell_beforehand(&scenarios, &source);
-        let plan = self.plan(scenarios, &source);
-        let bar = self.progress(&plan);
+        let bar = self.progress();
         let interrupt = interrupt::watch({
             let bar = bar.clone();
             move || bar.suspend(|| eprintln!("interrupted: stopping after the present operation; press Ctrl-C again to end at once"))
         })?;
+        let source = self.device_source()?;
+        self.tell_beforehand(&scenarios, &source);
+        let plan = self.plan(scenarios, &source);
+        bar.set_length(plan.arms().count() as u64);
         let ran = plan.run(&source, &interrupt, |arm, record| advance(&bar, arm, record));
         bar.finish_and_clear();
         let interrupted = interrupt.load(Ordering::Relaxed);
@@ -158,11 +159,11 @@ impl Run {
         }
     }
 
-    fn progress(&self, plan: &Plan) -> ProgressBar {
+    fn progress(&self) -> ProgressBar {
         if self.quiet || !io::stderr().is_terminal() {
             return ProgressBar::hidden();
         }
-        let bar = ProgressBar::new(plan.arms().count() as u64);
+        let bar = ProgressBar::new(0);
         // A template that indicatif does not understand leaves its own, which is good enough.
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg}") {
             bar.set_style(style);

@@ -1,0 +1,48 @@
+//! The exit codes: [`Exit`].
+
+use std::process::ExitCode;
+
+/// What the program's end says to the program that called it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// Everything asked for was done, and everything expected was seen.
+    Passed = 0,
+    /// An expectation or an invariant does not hold, or a recording differs from its replay.
+    Failed = 1,
+    /// A scenario, a recording, a trace or an argument is not valid. Nothing ran, or not that one.
+    Invalid = 2,
+    /// The device is missing, too small or cannot be used; also where scenarios were skipped for that and none failed.
+    Device = 3,
+    /// The harness itself failed, for example because the report could not be written.
+    Internal = 4,
+    /// The user interrupted.
+    Interrupted = 130,
+}
+
+impl Exit {
+    const ALL: [Self; 6] = [Self::Passed, Self::Failed, Self::Invalid, Self::Device, Self::Internal, Self::Interrupted];
+
+    /// For people, in the help.
+    const fn about(self) -> &'static str {
+        match self {
+            Self::Passed => "everything expected was seen",
+            Self::Failed => "an expectation or an invariant does not hold, or a recording differs",
+            Self::Invalid => "a scenario, a recording, a trace or an argument is not valid",
+            Self::Device => "the device is missing or too small, or scenarios were skipped for it",
+            Self::Internal => "the harness itself failed, or could not write output or report",
+            Self::Interrupted => "interrupted (Ctrl-C); no report is saved",
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// The table of exit codes, for the help.
+pub(crate) fn explained() -> String {
+    let lines = Exit::ALL.map(|exit| format!("  {:<4} {}", exit as u8, exit.about()));
+    format!("Exit codes:\n{}", lines.join("\n"))
+}

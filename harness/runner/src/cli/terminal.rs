@@ -1,0 +1,68 @@
+//! Where output goes: results to standard output, everything else to standard error, colour only where it is wanted.
+
+use std::io::{self, ErrorKind, IsTerminal, Write};
+
+use harness::report::text::Style;
+use miette::{GraphicalTheme, MietteHandlerOpts, ReportHandler, ThemeStyles};
+
+use super::ColorChoice;
+use super::error::CliError;
+
+/// Width of messages where standard error is no terminal: wide enough for most paths.
+const WIDTH_OF_FILES: usize = 120;
+
+/// What is known of where the output goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terminal {
+    colour_out: bool,
+    colour_err: bool,
+}
+
+impl Terminal {
+    pub(crate) fn new(choice: ColorChoice) -> Self {
+        // Set and not empty, as https://no-color.org has it.
+        let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let colour = |is_terminal: bool| match choice {
+            ColorChoice::Auto => is_terminal && !refused,
+            ColorChoice::Always => true,
+            ColorChoice::Never => false,
+        };
+        Self { colour_out: colour(io::stdout().is_terminal()), colour_err: colour(io::stderr().is_terminal()) }
+    }
+
+    /// How results are written.
+    pub(crate) const fn style(&self) -> Style {
+        if self.colour_out { Style::Colour } else { Style::Plain }
+    }
+
+    /// Shows an error on standard error.
+    pub(crate) fn show(&self, report: miette::Report) {
+        struct Shown<'a>(&'a dyn ReportHandler, &'a miette::Report);
+        impl std::fmt::Debug for Shown<'_> {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.0.debug(self.1.as_ref(), f)
+            }
+        }
+        let styles = if self.colour_err { ThemeStyles::ansi() } else { ThemeStyles::none() };
+        let theme = GraphicalTheme { styles, ..GraphicalTheme::unicode() };
+        let options = MietteHandlerOpts::new().terminal_links(false).break_words(false).graphical_theme(theme).force_graphical(true);
+        let options = if io::stderr().is_terminal() { options } else { options.width(WIDTH_OF_FILES) };
+        eprintln!("{:?}", Shown(&options.build(), &report));
+    }
+}
+
+/// Writes to standard output. A reader that has gone away, as in `harness list | head`, wants nothing more.
+pub(crate) fn print(text: &str) -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        other => other.map_err(|error| CliError::Output { target: None, error, help: "make room, or send the output elsewhere" }),
+    }
+}
+
+/// Writes a document to standard output.
+pub(crate) fn print_json(document: &impl serde::Serialize) -> Result<(), CliError> {
+    let internal = |error: serde_json::Error| CliError::Internal { message: error.to_string(), help: "report this with the command" };
+    let text = serde_json::to_string_pretty(document).map_err(internal)?;
+    print(&format!("{text}\n"))
+}

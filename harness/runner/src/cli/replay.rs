@@ -206,10 +206,13 @@ impl WholeFile {
             Some(parent) if parent != Path::new("") => parent,
             _ => Path::new("."),
         };
-        // For an error that names no temporary file.
-        folder.metadata()?;
+        if !folder.metadata()?.is_dir() {
+            return Err(ErrorKind::NotADirectory.into());
+        }
         let everybody = Permissions::from_mode(0o666);
-        let mut file = tempfile::Builder::new().prefix(".unfinished-").permissions(everybody).tempfile_in(folder)?;
+        // The error's own text names the temporary file, which says nothing to anybody.
+        let nameless = |error: io::Error| io::Error::from(error.kind());
+        let mut file = tempfile::Builder::new().prefix(".unfinished-").permissions(everybody).tempfile_in(folder).map_err(nameless)?;
         if let Err(error) = write(file.as_file_mut())? {
             return Ok(Err(error));
         }

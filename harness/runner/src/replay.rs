@@ -9,7 +9,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
-use harness_allocator::allocator::caching::{CachingAllocator, Config, Quirks};
+use harness_allocator::allocator::caching::{CachingAllocator, ConfError, Config, Quirks};
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, PrivatePoolError, PrivatePools, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{Device, DeviceError, StreamId};
@@ -324,12 +324,12 @@ pub enum RecordingError {
         why: String,
     },
     /// Its settings are not supported.
-    #[error("{}: {why}", path.display())]
+    #[error("{}: {source}", path.display())]
     Settings {
         /// The file.
         path: PathBuf,
         /// Which, and why.
-        why: String,
+        source: ConfError,
     },
 }
 
@@ -411,11 +411,8 @@ pub fn verify(path: &Path) -> Result<Comparison, RecordingError> {
     let column = |name: &String| Column::from_name(name).ok_or_else(|| malformed(1, format!("unknown column `{name}`")));
     let columns = header.columns.iter().map(column).collect::<Result<Vec<_>, _>>()?;
     let events = trace::parse_lines(header.trace.iter().map(String::as_str)).map_err(|error| malformed(1, error.to_string()))?;
-    if !header.conf.is_empty() {
-        let why = format!("recorded with `{}`: only PyTorch's default settings are supported so far", header.conf);
-        return Err(RecordingError::Settings { path: path.to_owned(), why });
-    }
-    let mut replay = Replay::new(Config::default(), Bytes(header.capacity));
+    let config = Config::parse(&header.conf).map_err(|source| RecordingError::Settings { path: path.to_owned(), source })?;
+    let mut replay = Replay::new(config, Bytes(header.capacity));
     for (index, event) in events.iter().enumerate() {
         let line =
             lines.next().ok_or_else(|| malformed(index + 2, "the recording ends before its trace".to_owned()))?.map_err(read_error)?;

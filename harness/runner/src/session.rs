@@ -13,7 +13,7 @@ use harness_allocator::device::{Device, DeviceCalls, DeviceError, DeviceInfo};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 
-use crate::record::{RECORD_VERSION, Records, RunRecord, ScenarioInfo, Timings, Verdict};
+use crate::record::{RECORD_VERSION, Records, RunRecord, Timings, Verdict};
 use crate::run::{RunRequest, run};
 use crate::scenario::Scenario;
 
@@ -101,6 +101,8 @@ pub struct Plan {
     pub memory: Option<Bytes>,
     /// How often each arm runs.
     pub repetitions: u32,
+    /// Whether every operation is audited. Off only where the allocators' own speed is measured.
+    pub audit: bool,
     /// How the user started this program, for the command that reproduces a run: `harness`, or `cargo run --release --`.
     pub program: String,
 }
@@ -174,19 +176,21 @@ impl Plan {
             Err(error) => return Err(error),
         };
         let (allocator, repetition) = (arm.allocator, arm.repetition);
-        run(&RunRequest { scenario, allocator, seed, repetition, reproduce, interrupt: Arc::clone(interrupt) }, device)
+        let (audit, interrupt) = (self.audit, Arc::clone(interrupt));
+        run(&RunRequest { scenario, allocator, seed, repetition, reproduce, audit, interrupt }, device)
     }
 
     fn reproduce(&self, arm: &Arm<'_>, source: &DeviceSource, seed: u64) -> String {
         let memory = self.memory.map(|memory| format!(" --memory {}B", memory.0)).unwrap_or_default();
         let (program, path, allocator) = (&self.program, arm.scenario.path.display(), arm.allocator.name());
-        format!("{program} run {path} --device {source} --allocator {allocator} --seed {seed}{memory}")
+        let audit = if self.audit { "" } else { " --no-audit" };
+        format!("{program} run {path} --device {source} --allocator {allocator} --seed {seed}{memory}{audit}")
     }
 }
 
 fn skipped(arm: &Arm<'_>, scenario: &Scenario, device: DeviceInfo, seed: u64, reproduce: String, reason: &DeviceError) -> RunRecord {
     RunRecord {
-        scenario: ScenarioInfo::of(scenario),
+        scenario: scenario.info(),
         device,
         allocator: arm.allocator.name().to_owned(),
         seed,

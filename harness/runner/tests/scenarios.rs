@@ -63,6 +63,7 @@ fn trial(device: &str, scenario: &Scenario, allocator: AllocatorKind, source: &R
         seed: None,
         memory: None,
         repetitions: 1,
+        audit: true,
         program: "cargo run --release --".to_owned(),
     };
     match source {

@@ -1,8 +1,8 @@
 //! The audit: a second account of everything, kept apart from the allocator's own, and compared with it and with the device.
 //!
 //! It remembers what was handed out ([`Audit::handed_out`], [`Audit::taken_back`]) and the sums of every segment it has seen. A check
-//! after one operation reads the one segment that the operation touched, in time proportional to that segment's blocks; when the driver
-//! was called or counters moved otherwise than the operation explains, it reads the whole structure.
+//! after one operation reads the one segment that the operation touched, in time proportional to that segment's blocks, and asks the device
+//! where the driver was called; when counters or calls moved otherwise than the operation explains, it reads the whole structure.
 
 use std::collections::BTreeMap;
 
@@ -208,6 +208,7 @@ impl Audit {
         if findings.is_empty() { Ok(()) } else { Err(findings) }
     }
 
+    /// One more or one less live block at an address: reads its segment only, unless counters or calls moved otherwise than that explains.
     fn after_operation(
         &mut self,
         allocator: &dyn Allocator,
@@ -215,20 +216,40 @@ impl Audit {
         address: DevicePtr,
         change: i64,
     ) -> Result<(), Vec<Finding>> {
-        let (before, after) = (&self.last_stats, allocator.stats());
+        let (before, after) = (self.last_stats, allocator.stats());
+        let (calls_before, calls) = (self.last_calls, device.calls());
+        let made = after.num_device_alloc - before.num_device_alloc;
+        let gone = after.num_device_free - before.num_device_free;
         let actives = |stats: &MemoryStats| stats.active.all.current as i64;
-        let explained = actives(&after) - actives(before) == change && device.calls().memory_calls() == self.last_calls.memory_calls();
+        let explained = actives(&after) - actives(&before) == change
+            && made + gone <= 1
+            && calls.malloc - calls_before.malloc == made
+            && calls.free - calls_before.free == gone;
         if !explained {
             return self.everything(allocator, device);
         }
         let mut findings = Vec::new();
         match allocator.segment_at(address) {
             Some(segment) => self.check_segment(&segment, &mut findings),
+            None if gone == 1 => self.forget_segment(address),
             None => findings.push(Finding::new(Invariant::AllocationsAreDisjoint, format!("a segment around {address}"), "none")),
         }
         self.check_counters(&after, &mut findings);
+        if made + gone > 0 {
+            self.check_device(&after, device, &mut findings);
+        }
         self.remember(allocator, device);
         if findings.is_empty() { Ok(()) } else { Err(findings) }
+    }
+
+    /// Takes a segment that went back to the driver out of the sums.
+    fn forget_segment(&mut self, address: DevicePtr) {
+        let known = self.segments.range(..=address).next_back().map(|(&start, &(pool, sums))| (start, pool, sums));
+        if let Some((start, pool, sums)) = known {
+            self.segments.remove(&start);
+            let total = self.sums_mut(pool);
+            *total = total.combine(sums, |sum, part| sum - part);
+        }
     }
 
     fn remember(&mut self, allocator: &dyn Allocator, device: &dyn Device) {

@@ -13,7 +13,7 @@ use crate::scenario::steps::alloc::{Alloc, Expected};
 use crate::scenario::steps::event::Synchronize;
 use crate::scenario::steps::free::{Free, FreeTarget};
 use crate::scenario::steps::{Action, Step};
-use crate::scenario::{Amount, AmountError, Expectation, Located, ReportKey, Unit};
+use crate::scenario::{Amount, AmountError, Expectation, Located, Position, ReportKey, Unit};
 use crate::workload::{pins, storm, train};
 
 /// What a step did.
@@ -45,15 +45,14 @@ impl Done {
 /// Something that was expected and not seen.
 #[derive(Clone, Debug)]
 pub(crate) struct Missed {
-    pub(crate) line: u32,
-    pub(crate) column: u32,
+    pub(crate) at: Position,
     pub(crate) expected: String,
     pub(crate) seen: String,
 }
 
 impl Missed {
     pub(crate) fn at(step: &Step, expected: impl Into<String>, seen: impl Into<String>) -> Self {
-        Self { line: step.line, column: step.column, expected: expected.into(), seen: seen.into() }
+        Self { at: step.position, expected: expected.into(), seen: seen.into() }
     }
 }
 
@@ -111,7 +110,7 @@ pub(super) fn execute(world: &mut World, step: &Step) -> Result<Done, Halt> {
 pub(super) fn check(world: &mut World, expectation: &Located<Expectation>) -> Option<Missed> {
     let missed = |seen: String| {
         let expected = expectation.value.text.clone();
-        Some(Missed { line: expectation.line, column: expectation.column, expected, seen })
+        Some(Missed { at: expectation.position(), expected, seen })
     };
     let mut figures = Vec::new();
     let evaluated = expectation.value.evaluate(|metric| {

@@ -11,22 +11,13 @@ use harness_allocator::device::{Device, DeviceError};
 
 pub(crate) use self::execute::{Done, Missed};
 pub(crate) use self::world::World;
-use crate::record::{Outcome, Rule, RunRecord, ScenarioInfo, SourceLine, StepRecord, Verdict, Violation};
+use crate::record::{Outcome, Rule, RunRecord, StepRecord, Verdict, Violation};
 use crate::rig::{Finding, Halt, Rig, RigOptions};
 use crate::scenario::Scenario;
 use crate::scenario::steps::{Action, Step};
 
 /// Steps beyond this are counted but not recorded: a record is for reading.
 const MOST_STEPS: usize = 10_000;
-
-impl ScenarioInfo {
-    /// What a scenario says of itself.
-    #[must_use]
-    pub fn of(scenario: &Scenario) -> Self {
-        let (name, path) = (scenario.name.clone(), scenario.path.display().to_string());
-        Self { name, path, about: scenario.about.clone(), memory: scenario.memory }
-    }
-}
 
 /// What is to be run, apart from the device.
 #[derive(Clone, Debug)]
@@ -41,6 +32,8 @@ pub struct RunRequest<'a> {
     pub repetition: u32,
     /// A command that does the same again.
     pub reproduce: String,
+    /// Whether every operation is audited. Off only where the allocator's own speed is measured.
+    pub audit: bool,
     /// Set by somebody else when the run should stop.
     pub interrupt: Arc<AtomicBool>,
 }
@@ -50,7 +43,7 @@ pub struct RunRequest<'a> {
 /// # Errors
 /// [`DeviceError`] where the device cannot even tell its memory; whatever happens later is in the record.
 pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecord, DeviceError> {
-    let options = RigOptions { audit: true, seed: request.seed, interrupt: Arc::clone(&request.interrupt) };
+    let options = RigOptions { audit: request.audit, seed: request.seed, interrupt: Arc::clone(&request.interrupt) };
     let device_info = device.info().clone();
     let cost_figures = device.cost_figures();
     let rig = Rig::new(device, request.allocator.build(), &options)?;
@@ -69,7 +62,7 @@ pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecor
     let (timings, curve) = world.rig.take_measurements();
     runner.finish(world);
     Ok(RunRecord {
-        scenario: ScenarioInfo::of(request.scenario),
+        scenario: request.scenario.info(),
         device: device_info,
         allocator: request.allocator.name().to_owned(),
         seed: request.seed,
@@ -182,13 +175,14 @@ impl Runner<'_> {
             let outcome = if failed && done.missed.is_empty() && done.outcome == Outcome::Done { Outcome::Failed } else { done.outcome };
             self.record(StepRecord {
                 number: self.number,
-                line: step.line,
+                line: step.position.line,
                 kind: step.action.kind().name().to_owned(),
                 text: step.action.to_string(),
                 outcome,
                 accounts,
                 duration,
-                reports: done.reports.iter().map(|(key, value)| (key.name().to_owned(), *value)).collect(),
+                // Without a name nobody asked for the figures.
+                reports: step.id.iter().flat_map(|_| &done.reports).map(|(key, value)| (key.name().to_owned(), *value)).collect(),
                 notes: done.notes,
                 tables: done.tables,
             });
@@ -235,7 +229,7 @@ impl Runner<'_> {
             Halt::Violated(findings) => findings.into_iter().for_each(|finding| self.find(finding, step)),
             Halt::Device(error) => self.violations.push(Violation {
                 step: self.number,
-                at: step.map(|step| self.line(step.line, step.column)),
+                at: step.map(|step| self.request.scenario.place(step.position)),
                 rule: Rule::DeviceFailure,
                 expected: "the device to do as it is told".to_owned(),
                 seen: error.to_string(),
@@ -245,18 +239,14 @@ impl Runner<'_> {
 
     fn find(&mut self, finding: Finding, step: Option<&Step>) {
         let Finding { invariant, expected, seen } = finding;
-        let at = step.map(|step| self.line(step.line, step.column));
+        let at = step.map(|step| self.request.scenario.place(step.position));
         self.violations.push(Violation { step: self.number, at, rule: Rule::Invariant(invariant), expected, seen });
     }
 
     fn miss(&mut self, missed: Missed) {
-        let at = Some(self.line(missed.line, missed.column));
+        let at = Some(self.request.scenario.place(missed.at));
         let Missed { expected, seen, .. } = missed;
         self.violations.push(Violation { step: self.number, at, rule: Rule::Expectation, expected, seen });
-    }
-
-    fn line(&self, line: u32, column: u32) -> SourceLine {
-        SourceLine { path: self.request.scenario.path.display().to_string(), line, column }
     }
 
     /// Whether everything seen so far is what `violates:` asks for.
@@ -274,7 +264,7 @@ impl Runner<'_> {
                 let expected = format!("the run to violate `{}`: {} must not hold", violates.value, violates.value.promise());
                 self.violations.push(Violation {
                     step: self.number,
-                    at: Some(self.line(violates.line, violates.column)),
+                    at: Some(self.request.scenario.place(violates.position())),
                     rule: Rule::ExpectedViolation,
                     expected,
                     seen: "it holds all the time".to_owned(),

@@ -3,13 +3,11 @@
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::AllocatorKind;
-use harness_allocator::device::{DeviceCalls, DeviceMemory, EventId, StreamId};
-use harness_allocator::stats::MemoryStats;
-use harness_allocator::units::Nanos;
+use harness_allocator::device::{EventId, StreamId};
 
 use crate::rig::{Buffer, Halt, Rig};
 use crate::scenario::Scenario;
-use crate::scenario::{Account, BufferName, DeviceMetric, EventName, MeasureName, Metric, ReportKey, StepName, StreamName};
+use crate::scenario::{BufferName, EventName, MeasureName, Metric, Readings, ReportKey, StepName, StreamName};
 use crate::workload::storm::LiveBlocks;
 
 /// See the module. The checks of the language have made sure that every name is used as it may be.
@@ -21,18 +19,9 @@ pub(crate) struct World {
     /// By number of the name; number 0 is the default stream.
     streams: Vec<StreamId>,
     events: BTreeMap<EventName, EventId>,
-    measures: BTreeMap<MeasureName, Moment>,
+    measures: BTreeMap<MeasureName, Readings>,
     reports: BTreeMap<StepName, BTreeMap<ReportKey, u64>>,
     storms: BTreeMap<StepName, LiveBlocks>,
-}
-
-/// All accounts at one moment.
-#[derive(Clone, Copy, Debug)]
-struct Moment {
-    stats: MemoryStats,
-    memory: DeviceMemory,
-    calls: DeviceCalls,
-    now: Nanos,
 }
 
 /// Why a metric has no value: in words, for the failed expectation.
@@ -143,7 +132,7 @@ impl World {
                 return value.copied().ok_or_else(|| LookUpError::NotReported(metric.to_string()));
             }
         };
-        moment.value(*account).ok_or_else(|| LookUpError::Unknown(metric.to_string()))
+        moment.get(*account).ok_or_else(|| LookUpError::Unknown(metric.to_string()))
     }
 
     /// Frees everything that is still live.
@@ -165,31 +154,9 @@ impl World {
         self.rig.close(streams, self.events.into_values().collect())
     }
 
-    fn moment(&mut self) -> Result<Moment, Halt> {
+    /// All accounts now.
+    fn moment(&mut self) -> Result<Readings, Halt> {
         let (stats, memory, calls) = (self.rig.stats(), self.rig.memory()?, self.rig.calls());
-        Ok(Moment { stats, memory, calls, now: self.rig.now() })
-    }
-}
-
-impl Moment {
-    fn value(&self, account: Account) -> Option<u64> {
-        let metric = match account {
-            Account::Stat(key) => return Some(self.stats.get(key)),
-            Account::Device(metric) => metric,
-        };
-        Some(match metric {
-            DeviceMetric::Used => self.memory.used.0,
-            DeviceMetric::Free => self.memory.free.0,
-            DeviceMetric::Total => self.memory.total.0,
-            DeviceMetric::ContextOverhead => self.memory.context_overhead.0,
-            DeviceMetric::Pressure => self.memory.pressure.0,
-            DeviceMetric::Process => return self.memory.process.map(|bytes| bytes.0),
-            DeviceMetric::MallocCalls => self.calls.malloc,
-            DeviceMetric::MallocFailures => self.calls.malloc_failures,
-            DeviceMetric::FreeCalls => self.calls.free,
-            DeviceMetric::MemoryCalls => self.calls.memory_calls(),
-            DeviceMetric::Synchronizations => self.calls.synchronize,
-            DeviceMetric::Now => self.now.0,
-        })
+        Ok(Readings { stats, memory, calls, now: self.rig.now() })
     }
 }

@@ -111,7 +111,7 @@ impl<'a> Checker<'a> {
             Some(name) => Some(self.declare_id(name, kind)?),
             None => None,
         };
-        Ok(Step { line: wire.line, column: wire.column, id, action })
+        Ok(Step { position: wire.position(), id, action })
     }
 
     /// Walks the body of a `repeat`, twice where it runs more than once: what the first iteration leaves must suit the second.
@@ -355,11 +355,11 @@ impl<'a> Checker<'a> {
     // Values.
 
     pub(crate) fn amount(&self, text: &AmountText) -> Result<Amount, Problem> {
-        expression::parse_amount(text.text(), &|name| self.resolve(name)).map_err(|error| self.locate(&text.0, error))
+        expression::parse_amount(text.text(), &|name| self.resolve(name)).map_err(|error| self.locate(&text.0, Code::Value, error))
     }
 
     pub(crate) fn expectation(&self, text: &Located<String>) -> Result<Expectation, Problem> {
-        expression::parse_expectation(&text.value, &|name| self.resolve(name)).map_err(|error| self.locate(text, error))
+        expression::parse_expectation(&text.value, &|name| self.resolve(name)).map_err(|error| self.locate(text, Code::Expression, error))
     }
 
     /// An expectation that is looked at after every step: only what exists after every step can be in it.
@@ -376,11 +376,11 @@ impl<'a> Checker<'a> {
                 _ => Err(unknown_metric(name, account_names().iter().map(String::as_str))),
             },
         };
-        expression::parse_expectation(text.text(), &resolve).map_err(|error| self.locate(&text.0, error))
+        expression::parse_expectation(text.text(), &resolve).map_err(|error| self.locate(&text.0, Code::Expression, error))
     }
 
     /// Puts the place inside an expression into the file, where the file spells the text as it was read (or quoted).
-    fn locate(&self, text: &Located<String>, error: ExpressionError) -> Problem {
+    fn locate(&self, text: &Located<String>, code: Code, error: ExpressionError) -> Problem {
         let line: Vec<char> = self.source.lines().nth(text.line.saturating_sub(1) as usize).unwrap_or("").chars().collect();
         let start = text.column.saturating_sub(1) as usize;
         let spelled = |from: usize| {
@@ -396,7 +396,7 @@ impl<'a> Checker<'a> {
                 Position { line: text.line, column: column as u32, length: error.length as u32 }
             }
         };
-        Problem::new(Code::Expression, at, error.message).help(error.help)
+        Problem::new(code, at, error.message).help(error.help)
     }
 
     /// Turns a name into a metric that is known at this point.

@@ -100,7 +100,8 @@ impl Diagnostic for ScenarioError {
             Self::File { .. } => None,
             Self::Text(error) => {
                 let TextError { source, problem, .. } = error.as_ref();
-                let first = label(source.inner(), problem.at, problem.label.clone());
+                let (start, end) = byte_range(source.inner(), problem.at);
+                let first = LabeledSpan::new_primary_with_span(Some(problem.label.clone()), (start, end - start));
                 let others = problem.related.iter().map(|(at, text)| label(source.inner(), *at, text.clone()));
                 Some(Box::new(std::iter::once(first).chain(others)))
             }
@@ -110,7 +111,7 @@ impl Diagnostic for ScenarioError {
 
 fn label(source: &str, at: Position, text: String) -> LabeledSpan {
     let (start, end) = byte_range(source, at);
-    LabeledSpan::new((!text.is_empty()).then_some(text), start, end - start)
+    LabeledSpan::new(Some(text), start, end - start)
 }
 
 /// Bytes from a place to its end, at most to the end of its line.
@@ -181,7 +182,9 @@ impl Problem {
 
     /// Shows another place that has to do with it.
     pub(crate) fn see(mut self, at: Position, text: impl Into<String>) -> Self {
-        self.related.push((at, text.into()));
+        if at != self.at {
+            self.related.push((at, text.into()));
+        }
         self
     }
 }
@@ -203,7 +206,8 @@ pub(crate) fn nearest<'a>(wrong: &str, names: impl IntoIterator<Item = &'a str>)
     let mut scored: Vec<(f64, &str)> =
         names.into_iter().map(|name| (strsim::jaro_winkler(wrong, name), name)).filter(|(score, _)| *score > 0.8).collect();
     scored.sort_by(|(a, x), (b, y)| b.total_cmp(a).then_with(|| x.cmp(y)));
-    scored.into_iter().take(3).map(|(_, name)| name).collect()
+    let best = scored.first().map_or(0.0, |(score, _)| *score);
+    scored.into_iter().take(3).filter(|(score, _)| *score > best - 0.03).map(|(_, name)| name).collect()
 }
 
 pub(crate) fn quoted(names: &[&str], separator: &str) -> String {

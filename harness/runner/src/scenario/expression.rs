@@ -8,7 +8,7 @@
 
 use std::fmt;
 
-use harness_allocator::units::{Bytes, Nanos};
+use harness_allocator::units::{Bytes, Nanos, ParseBytesError};
 
 use super::metric::{Metric, Unit};
 
@@ -227,7 +227,7 @@ const FORMS: &str = "write a comparison of two sums with ==, !=, <, <=, > or >=,
 
 /// Parses an expectation; `resolve` turns a name into a metric.
 pub(crate) fn parse_expectation(text: &str, resolve: &dyn Fn(&str) -> Result<Metric, Unresolved>) -> Result<Expectation, ExpressionError> {
-    let mut parser = Parser::new(text, resolve)?;
+    let mut parser = Parser::new(text, FORMS, resolve)?;
     let (left, _) = parser.sum()?;
     let Some(Token { kind: TokenKind::Comparison(comparison), .. }) = parser.next() else {
         return Err(parser.unexpected("a comparison", FORMS));
@@ -253,7 +253,10 @@ pub(crate) fn parse_expectation(text: &str, resolve: &dyn Fn(&str) -> Result<Met
 /// Parses a size, or a sum of bytes.
 pub(crate) fn parse_amount(text: &str, resolve: &dyn Fn(&str) -> Result<Metric, Unresolved>) -> Result<Amount, ExpressionError> {
     const HELP: &str = "write a size, as in `400MiB`, or a sum with metrics, as in `storm.failed_request` or `device.free - 2MiB`";
-    let mut parser = Parser::new(text, resolve)?;
+    if let Err(negative @ ParseBytesError::Negative(_)) = Bytes::parse(text) {
+        return Err(error((0, text.chars().count()), negative.to_string(), HELP));
+    }
+    let mut parser = Parser::new(text, HELP, resolve)?;
     let (sum, at) = parser.sum()?;
     parser.finish()?;
     if let Some(unit) = sum.unit.filter(|&unit| unit != Unit::Bytes) {
@@ -302,14 +305,16 @@ struct Parser<'a> {
     last: Range,
     last_text: Option<String>,
     text: Vec<char>,
+    /// What is accepted here.
+    forms: &'static str,
     resolve: &'a dyn Fn(&str) -> Result<Metric, Unresolved>,
 }
 
 impl<'a> Parser<'a> {
-    fn new(text: &str, resolve: &'a dyn Fn(&str) -> Result<Metric, Unresolved>) -> Result<Self, ExpressionError> {
+    fn new(text: &str, forms: &'static str, resolve: &'a dyn Fn(&str) -> Result<Metric, Unresolved>) -> Result<Self, ExpressionError> {
         let text: Vec<char> = text.chars().collect();
-        let tokens = tokens(&text)?.into_iter().peekable();
-        Ok(Self { tokens, last: (0, 1), last_text: None, text, resolve })
+        let tokens = tokens(&text, forms)?.into_iter().peekable();
+        Ok(Self { tokens, last: (0, 1), last_text: None, text, forms, resolve })
     }
 
     fn next(&mut self) -> Option<Token> {
@@ -343,7 +348,7 @@ impl<'a> Parser<'a> {
             }
             sum.terms.push((sign, term));
             if sum.terms.len() > MAX_TERMS {
-                return Err(error(self.last, format!("more than {MAX_TERMS} terms in one sum"), FORMS));
+                return Err(error(self.last, format!("more than {MAX_TERMS} terms in one sum"), self.forms));
             }
             match self.tokens.peek() {
                 Some(&Token { kind: TokenKind::Sign(next), .. }) => sign = next,
@@ -360,7 +365,7 @@ impl<'a> Parser<'a> {
                 Err((message, help)) => Err(error(self.last, message, &help)),
             },
             Some(TokenKind::Literal(number, unit)) => Ok(Term::Literal(number, unit)),
-            _ => Err(self.unexpected("a metric, a number, a size or a duration", FORMS)),
+            _ => Err(self.unexpected("a metric, a number, a size or a duration", self.forms)),
         }
     }
 
@@ -371,12 +376,12 @@ impl<'a> Parser<'a> {
                 Err(self
                     .unexpected("the end of the expression", "one comparison at a time: write two expectations, as in `[a >= 1, a <= 2]`"))
             }
-            Some(_) => Err(self.unexpected("the end of the expression", FORMS)),
+            Some(_) => Err(self.unexpected("the end of the expression", self.forms)),
         }
     }
 }
 
-fn tokens(text: &[char]) -> Result<Vec<Token>, ExpressionError> {
+fn tokens(text: &[char], forms: &str) -> Result<Vec<Token>, ExpressionError> {
     let mut tokens = Vec::new();
     let mut at = 0;
     while at < text.len() {
@@ -384,14 +389,14 @@ fn tokens(text: &[char]) -> Result<Vec<Token>, ExpressionError> {
             at += 1;
             continue;
         }
-        let token = token(text, at)?;
+        let token = token(text, at, forms)?;
         at += token.at.1;
         tokens.push(token);
     }
     Ok(tokens)
 }
 
-fn token(text: &[char], at: usize) -> Result<Token, ExpressionError> {
+fn token(text: &[char], at: usize, forms: &str) -> Result<Token, ExpressionError> {
     let take = |from: usize, accepted: &dyn Fn(char) -> bool| text[from..].iter().take_while(|&&c| accepted(c)).count();
     let first = text[at];
     if first.is_ascii_alphabetic() || first == '_' {
@@ -416,7 +421,7 @@ fn token(text: &[char], at: usize) -> Result<Token, ExpressionError> {
             return Ok(Token { kind: TokenKind::Comparison(comparison), at: (at, sign.len()) });
         }
     }
-    let help = if first == '=' { "equality is written `==`" } else { FORMS };
+    let help = if first == '=' { "equality is written `==`" } else { forms };
     Err(error((at, 1), format!("`{first}` means nothing in an expression"), help))
 }
 
@@ -432,5 +437,71 @@ fn literal(text: &str, at: Range) -> Result<Token, ExpressionError> {
     match number {
         Ok(number) => Ok(Token { kind: TokenKind::Literal(number, unit), at }),
         Err(why) => Err(error(at, why, "literals are integers, sizes as in `400MiB` and durations as in `5ms`")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+    use super::super::metric::Account;
+    use super::*;
+
+    fn resolve(name: &str) -> Result<Metric, Unresolved> {
+        Account::from_name(name).map(Metric::Now).ok_or_else(|| (format!("no {name}"), String::new()))
+    }
+
+    fn seen(text: &str, value: u64) -> Evaluation {
+        parse_expectation(text, &resolve).unwrap().evaluate(|_| Ok::<_, ()>(value)).unwrap()
+    }
+
+    #[test]
+    fn sums_are_taken_from_left_to_right_and_may_be_negative() {
+        assert_eq!(seen("num_ooms - 5 + 2 == 0 - 2", 1), Evaluation { left: -2, right: -2, unit: Unit::Count, holds: true });
+        assert_eq!(seen("reserved_bytes.all.peak-1.5 GiB<1KiB", 1 << 30).left, -(1 << 29));
+        assert_eq!(seen("time.now >= 5ms", 5_000_000).unit, Unit::Time);
+    }
+
+    #[test]
+    fn every_comparison_means_what_it_says() {
+        for (sign, below, equal, above) in [
+            ("==", false, true, false),
+            ("!=", true, false, true),
+            ("<", true, false, false),
+            ("<=", true, true, false),
+            (">", false, false, true),
+            (">=", false, true, true),
+        ] {
+            let holds = |value| seen(&format!("num_ooms {sign} 7"), value).holds;
+            assert_eq!((holds(6), holds(7), holds(8)), (below, equal, above), "{sign}");
+        }
+    }
+
+    #[test]
+    fn the_longest_sums_do_not_overflow() {
+        let long = vec!["device.used"; MAX_TERMS].join(" + ");
+        assert_eq!(seen(&format!("{long} > 0"), u64::MAX).left, i128::from(u64::MAX) * MAX_TERMS as i128);
+        assert!(parse_expectation(&format!("{long} + 1 > 0"), &resolve).is_err());
+    }
+
+    #[test]
+    fn an_amount_that_comes_out_negative_is_an_error_and_not_a_huge_size() {
+        let amount = parse_amount("device.free - 2MiB", &resolve).unwrap();
+        assert_eq!(amount.evaluate(|_| Ok::<_, ()>(3 << 20)), Ok(Bytes::mib(1)));
+        assert_eq!(amount.evaluate(|_| Ok::<_, ()>(0)), Err(AmountError::OutOfRange(-(2 << 20))));
+        assert_eq!(parse_amount("1MiB + 512", &resolve), Ok(Amount::Fixed(Bytes((1 << 20) + 512))));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_sum_of_literals_is_their_sum(first in 0_u64..1 << 40, rest in proptest::collection::vec((proptest::bool::ANY, 0_u64..1 << 40), 0..20)) {
+            let mut text = format!("num_ooms + {first}");
+            let mut expected = 1 + i128::from(first);
+            for (minus, number) in rest {
+                text += &format!(" {} {number}", if minus { '-' } else { '+' });
+                expected += i128::from(number) * if minus { -1 } else { 1 };
+            }
+            proptest::prop_assert_eq!(seen(&format!("{text} == 0"), 1).left, expected);
+        }
     }
 }

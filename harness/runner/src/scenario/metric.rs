@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use harness_allocator::stats::StatKey;
+use harness_allocator::device::{DeviceCalls, DeviceMemory};
+use harness_allocator::stats::{MemoryStats, StatKey};
+use harness_allocator::units::Nanos;
 
 /// A value that expectations and sizes refer to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,6 +36,45 @@ impl fmt::Display for Metric {
             Self::At(measure, account) => write!(f, "{measure}.{account}"),
             Self::Report(step, key) => write!(f, "{step}.{key}"),
         }
+    }
+}
+
+/// Everything that accounts are read from, at one moment: what a `measure` step keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Readings {
+    /// The allocator's counters.
+    pub stats: MemoryStats,
+    /// The device's memory.
+    pub memory: DeviceMemory,
+    /// Calls made to the device.
+    pub calls: DeviceCalls,
+    /// The device's clock.
+    pub now: Nanos,
+}
+
+impl Readings {
+    /// The value of an account, in its unit; `None` where the device cannot tell.
+    #[must_use]
+    pub fn get(&self, account: Account) -> Option<u64> {
+        let Self { stats, memory, calls, now } = self;
+        let metric = match account {
+            Account::Stat(key) => return Some(stats.get(key)),
+            Account::Device(metric) => metric,
+        };
+        Some(match metric {
+            DeviceMetric::Used => memory.used.get(),
+            DeviceMetric::Free => memory.free.get(),
+            DeviceMetric::Total => memory.total.get(),
+            DeviceMetric::ContextOverhead => memory.context_overhead.get(),
+            DeviceMetric::Pressure => memory.pressure.get(),
+            DeviceMetric::Process => return memory.process.map(|process| process.get()),
+            DeviceMetric::MallocCalls => calls.malloc,
+            DeviceMetric::MallocFailures => calls.malloc_failures,
+            DeviceMetric::FreeCalls => calls.free,
+            DeviceMetric::MemoryCalls => calls.memory_calls(),
+            DeviceMetric::Synchronizations => calls.synchronize,
+            DeviceMetric::Now => now.get(),
+        })
     }
 }
 

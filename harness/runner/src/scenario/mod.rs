@@ -2,7 +2,7 @@
 //!
 //! [`Scenario::load`] reads a file, [`Scenario::parse`] a text. What they return cannot be wrong in itself: names are resolved, sizes and
 //! expectations parsed, and the order of the steps makes sense. What is wrong is answered with one [`ScenarioError`] that names the place.
-//! [`schema`] and [`reference`] come from the same types.
+//! [`schema()`] and the generated parts of the language reference ([`Reference`]) come from the same types.
 
 mod check;
 mod error;
@@ -24,16 +24,17 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::invariant::Invariant;
+use crate::record::{ScenarioInfo, SourceLine};
 use check::Checker;
 use error::{Code, Problem, choices};
 use steps::StepWire;
-use text::{ExpressionText, KeywordText, NameText, SizeText};
+use text::{AllocatorText, ExpressionText, InvariantText, NameText, SizeText};
 
 pub use check::{MAX_EXECUTED_STEPS, MAX_REPEAT_DEPTH};
 pub use error::{ScenarioError, TextError};
 pub use expression::{Amount, AmountError, Comparison, Evaluation, Expectation, MAX_TERMS, Sign, Sum, Term};
 pub use located::{Located, Position};
-pub use metric::{Account, BufferName, DeviceMetric, EventName, MeasureName, Metric, ReportKey, StepName, StreamName, Unit};
+pub use metric::{Account, BufferName, DeviceMetric, EventName, MeasureName, Metric, Readings, ReportKey, StepName, StreamName, Unit};
 pub use policy::{MAX_RETRIES, Policy};
 pub use reference::{Reference, update_reference};
 pub use schema::schema;
@@ -81,6 +82,19 @@ impl Scenario {
         Self::parse(&yaml::read(path)?, path)
     }
 
+    /// What it says of itself, for records.
+    #[must_use]
+    pub fn info(&self) -> ScenarioInfo {
+        let path = self.path.display().to_string();
+        ScenarioInfo { name: self.name.clone(), path, about: self.about.clone(), memory: self.memory }
+    }
+
+    /// A place in its file, for records.
+    #[must_use]
+    pub fn place(&self, position: Position) -> SourceLine {
+        SourceLine { path: self.path.display().to_string(), line: position.line, column: position.column }
+    }
+
     /// Checks a text. `path` is for messages, and its file name names the scenario.
     ///
     /// # Errors
@@ -101,7 +115,7 @@ pub(crate) struct ScenarioWire {
     /// What it needs to run.
     needs: NeedsWire,
     /// The allocators to run it with: `[caching]` if not given.
-    allocators: Option<Located<Vec<KeywordText>>>,
+    allocators: Option<Located<Vec<AllocatorText>>>,
     /// Names of streams to make; `default` always exists.
     streams: Option<Vec<NameText>>,
     /// Every random choice comes from this: 0 if not given.
@@ -113,7 +127,7 @@ pub(crate) struct ScenarioWire {
     /// What should hold after every step; accounts and `start.…` can be in it.
     invariants: Option<Vec<ExpressionText>>,
     /// An always-checked invariant: the run passes if it violates this one and no other.
-    violates: Option<KeywordText>,
+    violates: Option<InvariantText>,
 }
 
 /// What a scenario needs to run.
@@ -159,7 +173,7 @@ fn memory(given: &SizeText) -> Result<Bytes, Problem> {
         .help("`memory` is from 2MiB, one small segment, to 1PiB"))
 }
 
-fn allocators(given: Option<&Located<Vec<KeywordText>>>) -> Result<Vec<AllocatorKind>, Problem> {
+fn allocators(given: Option<&Located<Vec<AllocatorText>>>) -> Result<Vec<AllocatorKind>, Problem> {
     let Some(given) = given else { return Ok(vec![AllocatorKind::Caching]) };
     if given.value.is_empty() {
         return Err(Problem::new(Code::Value, given.position(), "`allocators` names none").help("leave it out for `[caching]`"));
@@ -195,7 +209,7 @@ fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {
     Ok(streams)
 }
 
-fn violates(given: &KeywordText) -> Result<Located<Invariant>, Problem> {
+fn violates(given: &InvariantText) -> Result<Located<Invariant>, Problem> {
     match Invariant::from_name(given.text()) {
         Some(invariant) => Ok(given.0.with(invariant)),
         None => Err(Problem::new(Code::Name, given.position(), format!("there is no invariant `{}`", given.text())).help(choices(

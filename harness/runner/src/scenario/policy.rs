@@ -144,7 +144,14 @@ pub(crate) fn check(wire: &Located<PolicyWire>, step: &Recoverable, checker: &Ch
             if fields.buffers.is_empty() {
                 return Err(Problem::new(Code::Shape, wire.position(), "`free` names no buffer").help("as in `free: { buffers: [cache] }`"));
             }
-            let buffers = fields.buffers.iter().map(|name| checker.live_buffer(name)).collect::<Result<_, _>>()?;
+            let mut buffers = Vec::new();
+            for name in &fields.buffers {
+                let buffer = checker.live_buffer(name)?;
+                if buffers.contains(&buffer) {
+                    return Err(Problem::new(Code::Name, name.position(), format!("buffer `{buffer}` is named twice")).help("name it once"));
+                }
+                buffers.push(buffer);
+            }
             Ok(Policy::Free { buffers })
         }
         (PolicyWire::HalveBatch(fields), Recoverable::Train { batch }) => {

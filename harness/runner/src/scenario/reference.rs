@@ -119,8 +119,8 @@ fn about(schema: &Value) -> &str {
 /// The name of a form, for a table: `*size*`, a list of `*name*`, `fits` or `oom`.
 fn form(root: &Value, schema: &Value) -> String {
     if let Some(name) = schema.get("$ref").and_then(Value::as_str).and_then(|path| path.rsplit('/').next()) {
-        let target = resolved(root, schema);
-        return if target.get("properties").is_some() { "a map".to_owned() } else { format!("*{}*", name.replace('_', " ")) };
+        let explained = ["policy", "step"].contains(&name) || scalar_kinds().iter().any(|(scalar, _)| *scalar == name);
+        return if explained { format!("*{name}*") } else { form(root, resolved(root, schema)) };
     }
     for key in ["anyOf", "oneOf"] {
         if let Some(forms) = schema.get(key).and_then(Value::as_array) {
@@ -171,13 +171,14 @@ fn steps(root: &Value) -> String {
     for kind in StepKind::ALL {
         let schema = root.pointer(&format!("/$defs/{kind}")).unwrap_or(&Value::Null);
         let _ = write!(text, "### {kind}\n\n{}\n\n```yaml\n{}\n```\n\n", about(schema), kind.example());
-        let maps = std::iter::once(schema)
-            .chain(schema.get("anyOf").and_then(Value::as_array).into_iter().flatten().map(|one| resolved(root, one)));
-        for map in maps.filter(|map| map.get("properties").is_some_and(|all| all.as_object().is_some_and(|all| !all.is_empty()))) {
-            let _ = writeln!(text, "{}", fields(root, map));
-            for property in map["properties"].as_object().into_iter().flat_map(|all| all.values()) {
-                text.push_str(&nested(root, property));
-            }
+        if schema.get("type").is_some_and(|kind| kind == "object") {
+            let _ = writeln!(text, "{}", fields(root, schema));
+        } else {
+            let _ = write!(text, "Takes {}.\n\n", form(root, schema));
+        }
+        text.push_str(&maps_within(root, "", schema));
+        for (name, property) in schema.get("properties").and_then(Value::as_object).into_iter().flatten() {
+            text.push_str(&maps_within(root, name, property));
         }
         if !kind.reports().is_empty() {
             let names: Vec<String> = kind.reports().iter().map(|key| code(key.name())).collect();
@@ -187,14 +188,14 @@ fn steps(root: &Value) -> String {
     text.trim_end().to_owned() + "\n"
 }
 
-/// The fields of a map inside a field, one level down, apart from policies and steps, which have a place of their own.
-fn nested(root: &Value, property: &Value) -> String {
-    let direct = resolved(root, property);
-    let within = direct.get("anyOf").and_then(Value::as_array).into_iter().flatten().map(|one| resolved(root, one));
-    let maps = std::iter::once(direct).chain(within);
+/// The documented maps that a field (or, without a name, a step) takes besides other forms.
+fn maps_within(root: &Value, field: &str, schema: &Value) -> String {
+    let direct = (!field.is_empty()).then(|| resolved(root, schema));
+    let within = resolved(root, schema).get("anyOf").and_then(Value::as_array).into_iter().flatten().map(|one| resolved(root, one));
     let mut text = String::new();
-    for map in maps.filter(|map| map.get("properties").is_some()) {
-        let _ = write!(text, "{}\n\n{}\n", about(map), fields(root, map));
+    for map in direct.into_iter().chain(within).filter(|map| map.get("properties").is_some() && !about(map).is_empty()) {
+        let head = if field.is_empty() { "As a map: ".to_owned() } else { format!("{} as a map: ", code(field)) };
+        let _ = write!(text, "{head}{}\n\n{}\n", about(map), fields(root, map));
     }
     text
 }

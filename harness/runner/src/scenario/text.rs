@@ -4,10 +4,12 @@
 
 use std::borrow::Cow;
 
+use harness_allocator::allocator::AllocatorKind;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::located::Located;
+use crate::invariant::Invariant;
 
 /// Declares a scalar: its Rust name, its name in the schema, its schema and what it is.
 macro_rules! scalars {
@@ -61,6 +63,8 @@ scalars! {
     DurationText = "duration", { "type": "string", "pattern": "^[0-9][0-9.]* ?(ns|us|µs|ms|s)$" };
     /// A comparison of two sums, for example `reserved_bytes.all.current == 400MiB`.
     ExpressionText = "expression", { "type": "string", "pattern": "==|!=|<|<=|>|>=" };
-    /// The name of an allocator, or of an invariant: see the lists of both.
-    KeywordText = "keyword", { "type": "string" };
+    /// The name of an allocator, for example `caching`.
+    AllocatorText = "allocator", { "enum": AllocatorKind::ALL.iter().map(|kind| kind.name()).collect::<Vec<_>>() };
+    /// The name of an always-checked invariant, for example `retry_makes_progress`.
+    InvariantText = "invariant", { "enum": Invariant::ALL.iter().map(|invariant| invariant.name()).collect::<Vec<_>>() };
 }

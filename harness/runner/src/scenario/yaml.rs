@@ -1,5 +1,6 @@
 //! From a file to wire types: bounded reading, and serde-saphyr's errors in the words of this language.
 
+use std::io::Read;
 use std::path::Path;
 
 use serde_saphyr::Error;
@@ -9,9 +10,9 @@ use super::error::{Code, Problem, ScenarioError, choices};
 use super::located::Position;
 
 /// Largest file that is read, in bytes.
-pub const MAX_FILE: u64 = 64 << 20;
-/// Most scalars, lists and maps of one file: enough for some 400,000 steps.
-pub const MAX_NODES: usize = 4_000_000;
+pub const MAX_FILE: u64 = 32 << 20;
+/// Most scalars, lists and maps of one file: enough for some 200,000 steps (an `alloc` and its `free` are ten).
+pub const MAX_NODES: usize = 1_000_000;
 
 /// Reads a file as text.
 pub(super) fn read(path: &Path) -> Result<String, ScenarioError> {
@@ -20,15 +21,16 @@ pub(super) fn read(path: &Path) -> Result<String, ScenarioError> {
         std::io::ErrorKind::NotFound => file("there is no such file".to_owned(), "name a scenario file, as in `scenarios/rounding.yaml`"),
         _ => file(format!("cannot be read: {error}"), "make the file readable, or name another one"),
     };
-    let metadata = std::fs::metadata(path).map_err(io)?;
-    if metadata.is_dir() {
+    if std::fs::metadata(path).map_err(io)?.is_dir() {
         return Err(file("this is a directory, not a scenario file".to_owned(), "name the files in it, as in `scenarios/*.yaml`"));
     }
-    if metadata.len() > MAX_FILE {
-        let why = format!("the file has {} bytes; a scenario has at most {MAX_FILE}", metadata.len());
+    // Bounded while it is read: a pipe or a device has no length beforehand.
+    let mut bytes = Vec::new();
+    std::fs::File::open(path).and_then(|opened| opened.take(MAX_FILE + 1).read_to_end(&mut bytes)).map_err(io)?;
+    if bytes.len() as u64 > MAX_FILE {
+        let why = format!("the file has more than {MAX_FILE} bytes");
         return Err(file(why, "use `repeat` and `storm` instead of writing every step"));
     }
-    let bytes = std::fs::read(path).map_err(io)?;
     String::from_utf8(bytes).map_err(|error| {
         let good = error.utf8_error().valid_up_to();
         let text = String::from_utf8_lossy(&error.as_bytes()[..good]).into_owned();
@@ -73,7 +75,11 @@ fn in_our_words(error: &Error) -> Problem {
             shape(format!("`{variant}` is not known here")).help(choices(variant, "accepted", expected.iter().copied()))
         }
         Error::SerdeMissingField { field, .. } => {
-            let help = if ["about", "needs", "steps"].contains(field) { SHAPE.to_owned() } else { format!("add `{field}: …`") };
+            let help = if ["about", "needs", "steps"].contains(field) {
+                SHAPE.to_owned()
+            } else {
+                format!("add `{field}: …`, indented below what it belongs to")
+            };
             shape(format!("the field `{field}` is missing")).help(help)
         }
         Error::DuplicateMappingKey { key: Some(key), .. } => shape(format!("the key `{key}` stands here twice")).help("keep one of them"),

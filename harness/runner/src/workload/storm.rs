@@ -142,10 +142,11 @@ pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm) -> Result<Done,
 fn draw_size(rng: &mut ChaCha8Rng, sizes: &StormSizes) -> Bytes {
     match sizes {
         StormSizes::Choices(choices) => choices.choose(rng).copied().unwrap_or_default(),
-        // Every doubling is equally likely, and every size within it: integers only, so that all machines draw the same.
+        // Every doubling is equally likely, and every size within it: integers only, so that all machines draw the same. A doubling includes
+        // both its ends, so that a largest size that is a power of two is no doubling of its own.
         StormSizes::LogUniform { min, max } => {
-            let doubling = rng.random_range(min.0.ilog2()..=max.0.ilog2());
-            let (lowest, highest) = (min.0.max(1 << doubling), max.0.min((1 << doubling) + ((1 << doubling) - 1)));
+            let doubling = rng.random_range(min.0.ilog2()..=(max.0 - 1).max(min.0).ilog2());
+            let (lowest, highest) = (min.0.max(1 << doubling), max.0.min((1_u64 << doubling).saturating_mul(2)));
             Bytes(rng.random_range(lowest..=highest))
         }
     }
@@ -207,4 +208,24 @@ fn conclude(world: &mut World, step: &Step, storm: &Storm, tally: Tally) -> Done
         Some(Until::Fragmented) | None => {}
     }
     done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_uniform_sizes_stay_in_range_and_every_doubling_gets_its_share() {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let sizes = StormSizes::LogUniform { min: Bytes::mib(1), max: Bytes::mib(64) };
+        let mut shares = [0_u32; 6];
+        for _ in 0..60_000 {
+            let size = draw_size(&mut rng, &sizes).0;
+            assert!((1 << 20..=64 << 20).contains(&size), "{size}");
+            shares[((size - 1).ilog2() as usize).saturating_sub(20).min(5)] += 1;
+        }
+        assert!(shares.iter().all(|share| (9_500..10_500).contains(share)), "{shares:?}");
+        let one = StormSizes::LogUniform { min: Bytes(1), max: Bytes(1) };
+        assert_eq!(draw_size(&mut rng, &one), Bytes(1));
+    }
 }

@@ -3,6 +3,7 @@
 //! The rules are those of PyTorch 2.11 (c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.cpp in
 //! <https://github.com/pytorch/pytorch>).
 
+use crate::allocator::MemoryFraction;
 use crate::stats::PoolKind;
 use crate::units::Bytes;
 
@@ -31,6 +32,9 @@ pub struct Config {
     /// Share of the limit above which old cached blocks go back before a new segment is made (`garbage_collection_threshold`).
     /// Without a memory fraction it does nothing.
     pub garbage_collection_threshold: Option<f64>,
+    /// Share of the device that may be held at most (`per_process_memory_fraction`), until
+    /// [`set_memory_fraction`](crate::allocator::Allocator::set_memory_fraction) says otherwise.
+    pub memory_fraction: MemoryFraction,
     /// What to do where PyTorch's own behaviour is unsafe.
     pub quirks: Quirks,
 }
@@ -54,6 +58,7 @@ impl Default for Config {
             large_segment_size: Bytes::mib(20),
             roundup_power2_divisions: [0; 16],
             garbage_collection_threshold: None,
+            memory_fraction: MemoryFraction::ALL,
             quirks: Quirks::Safe,
         }
     }
@@ -66,7 +71,8 @@ impl Config {
             return Some(UNIT);
         }
         let divisions = self.roundup_power2_divisions[interval(requested)];
-        if divisions > 1 && requested > UNIT * divisions {
+        // The product wraps in PyTorch too: divisions of 2⁵⁵ and more round everything to a power of two.
+        if divisions > 1 && requested > UNIT.wrapping_mul(divisions) {
             return round_to_division(requested, divisions);
         }
         requested.checked_next_multiple_of(UNIT)
@@ -84,7 +90,8 @@ impl Config {
     /// Whether a request of `wanted` may take a free block of `found` at all.
     pub(super) fn accepts(&self, wanted: u64, found: u64) -> bool {
         let Some(Bytes(max_split)) = self.max_split_size else { return true };
-        if wanted < max_split { found < max_split } else { found < wanted.saturating_add(self.max_non_split_rounding.0) }
+        // The sum wraps in PyTorch too: with the largest rounding no oversize block is ever reused.
+        if wanted < max_split { found < max_split } else { found < wanted.wrapping_add(self.max_non_split_rounding.0) }
     }
 
     /// Whether the block is cut after `wanted`, leaving `remaining`.
@@ -105,8 +112,10 @@ fn round_to_division(size: u64, divisions: u64) -> Option<u64> {
     if size.is_power_of_two() {
         return Some(size);
     }
-    let step = (1 << size.ilog2()) / divisions;
-    size.checked_next_multiple_of(step)
+    match (1 << size.ilog2()) / divisions {
+        0 => size.checked_next_power_of_two(),
+        step => size.checked_next_multiple_of(step),
+    }
 }
 
 #[cfg(test)]
@@ -149,12 +158,22 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_rounding_reuses_no_oversize_block_as_in_pytorch() {
+        let mib = 1 << 20;
+        let with = |rounding| Config { max_split_size: Some(Bytes::mib(64)), max_non_split_rounding: rounding, ..Config::default() };
+        assert!(with(Bytes::mib(1_000_000)).accepts(100 * mib, 120 * mib));
+        assert!(!with(Bytes(u64::MAX - (mib - 1))).accepts(100 * mib, 120 * mib));
+    }
+
+    #[test]
     fn power_of_two_divisions_apply_by_interval_of_the_request() {
         let config = Config { roundup_power2_divisions: [4; 16], ..Config::default() };
         assert_eq!(config.round(1200), Some(1536), "not above 512 · 4: plain rounding");
         assert_eq!(config.round(5 << 20), Some(5 << 20));
         assert_eq!(config.round((5 << 20) + 1), Some(6 << 20));
         assert_eq!(config.round(8 << 20), Some(8 << 20));
+        let finest = Config { roundup_power2_divisions: [1 << 63; 16], ..Config::default() };
+        assert_eq!(finest.round(3_000_000), Some(4 << 20), "as PyTorch's binary does");
         assert_eq!((interval(1 << 20), interval(2 << 20), interval(1 << 40)), (0, 1, 15));
     }
 }

@@ -2,7 +2,8 @@
 //! only when somebody asks or a request would fail otherwise.
 //!
 //! Words: a *segment* is one driver allocation, a chain of *blocks*; a *pool* ([`pools`]) keeps the free blocks of one size class; a block
-//! used by several streams is freed by way of events ([`deferred`]); memory goes back in [`reclaim`]; sizes are computed in [`config`].
+//! used by several streams is freed by way of events ([`deferred`]); memory goes back in [`reclaim`]; sizes are computed in [`config`];
+//! [`conf`] reads the settings as PyTorch writes them.
 //!
 //! Behaves byte for byte like PyTorch 2.11 (`c10/cuda/CUDACachingAllocator.cpp` in <https://github.com/pytorch/pytorch>), which recorded
 //! runs of it prove. The one deliberate difference, [`Quirks`], makes ours safe where PyTorch's is not.
@@ -11,11 +12,13 @@
 //! the pool. A free goes by handle and costs at most one search for each neighbour it merges with and one insertion.
 
 mod blocks;
+mod conf;
 mod config;
 mod deferred;
 mod pools;
 mod reclaim;
 
+pub use conf::{ConfError, Excerpt};
 pub use config::{Config, Quirks};
 
 use self::blocks::{BlockId, Blocks};
@@ -30,27 +33,35 @@ use crate::stats::{BlockState, MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct CachingAllocator {
     config: Config,
     blocks: Blocks,
     pools: Pools,
     deferred: DeferredFrees,
     stats: MemoryStats,
-    /// What may be held from the driver at most, where a memory fraction is set.
-    limit: Option<Bytes>,
+    /// What may be held from the driver at most. Kept as a share, so that the setting needs no device: the limit itself is computed where
+    /// a segment is asked for, which no cache hit does.
+    fraction: MemoryFraction,
 }
 
 impl CachingAllocator {
     /// An empty allocator with these settings.
     #[must_use]
     pub fn new(config: Config) -> Self {
-        Self { config, ..Self::default() }
+        Self {
+            fraction: config.memory_fraction,
+            config,
+            blocks: Blocks::default(),
+            pools: Pools::default(),
+            deferred: DeferredFrees::default(),
+            stats: MemoryStats::default(),
+        }
     }
 
     /// A free block from the cache, taken out of its pool.
     fn take_cached(&mut self, pool: PoolId, stream: StreamId, size: u64) -> Option<BlockId> {
-        let garbage_collection = self.limit.is_some() && self.config.garbage_collection_threshold.is_some();
+        let garbage_collection = self.fraction < MemoryFraction::ALL && self.config.garbage_collection_threshold.is_some();
         let pool = &mut self.pools[pool];
         if garbage_collection {
             pool.lookups += 1;
@@ -88,7 +99,7 @@ impl CachingAllocator {
 
     /// A new segment, or `None` where the limit or the driver says no.
     fn try_segment(&mut self, device: &mut dyn Device, pool: PoolId, stream: StreamId, size: u64) -> Result<Option<BlockId>, DeviceError> {
-        if self.exceeds_limit(size) {
+        if self.exceeded_limit(device, size).is_some() {
             return Ok(None);
         }
         let address = match device.malloc(Bytes(size)) {
@@ -104,16 +115,18 @@ impl CachingAllocator {
         Ok(Some(self.blocks.add_segment(address.0, size, pool, stream)))
     }
 
-    fn exceeds_limit(&self, size: u64) -> bool {
+    /// The limit in force, where that much more would exceed it.
+    fn exceeded_limit(&self, device: &dyn Device, size: u64) -> Option<Bytes> {
         let reserved = self.stats.reserved_bytes.all.current;
-        self.limit.is_some_and(|limit| reserved.checked_add(size).is_none_or(|total| total > limit.0))
+        let limit = self.fraction.limit(device.info().total)?;
+        reserved.checked_add(size).is_none_or(|total| total > limit.0).then_some(limit)
     }
 
     fn out_of_memory(&mut self, device: &mut dyn Device, pool: PoolId, request: Request, segment: u64) -> AllocatorError {
         self.stats.num_ooms += 1;
-        let cause = match self.limit {
-            Some(limit) if self.exceeds_limit(segment) => OomCause::Fraction { limit },
-            _ => match device.memory() {
+        let cause = match self.exceeded_limit(device, segment) {
+            Some(limit) => OomCause::Fraction { limit },
+            None => match device.memory() {
                 Ok(memory) => OomCause::Device { free: memory.free },
                 Err(error) => return error.into(),
             },
@@ -309,8 +322,8 @@ impl Allocator for CachingAllocator {
         self.release_all_cached(device)
     }
 
-    fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
-        self.limit = fraction.limit(device.info().total);
+    fn set_memory_fraction(&mut self, _device: &dyn Device, fraction: MemoryFraction) {
+        self.fraction = fraction;
     }
 
     fn reset_peaks(&mut self) {

@@ -65,7 +65,8 @@ impl CachingAllocator {
     /// With a threshold and a limit only: gives back the older half of the cached large segments, round by round, until the memory held
     /// is below the threshold. A round is finished even when its target was reached on the way.
     pub(super) fn collect_garbage(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        let (Some(threshold), Some(limit)) = (self.config.garbage_collection_threshold, self.limit) else { return Ok(()) };
+        let Some(threshold) = self.config.garbage_collection_threshold else { return Ok(()) };
+        let Some(limit) = self.fraction.limit(device.info().total) else { return Ok(()) };
         let reserved = self.stats.reserved_bytes.all.current;
         let allowed = (threshold * limit.0 as f64) as u64;
         let Some(target) = reserved.checked_sub(allowed).filter(|&excess| excess > 0) else { return Ok(()) };

@@ -36,17 +36,16 @@ impl Expect {
 }
 
 impl fmt::Display for Expect {
+    /// The first expectation, and how many more there are: a step in a table, not the file again.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |f: &mut fmt::Formatter<'_>, all: &[Located<Expectation>]| {
-            all.iter().enumerate().try_for_each(|(i, one)| write!(f, "{}{}", if i == 0 { "" } else { ", " }, one.value))
+        let all: Vec<_> = match self {
+            Self::Always(all) => all.iter().collect(),
+            Self::PerAllocator(each) => each.values().flatten().collect(),
         };
-        match self {
-            Self::Always(all) => list(f, all),
-            Self::PerAllocator(each) => each.iter().enumerate().try_for_each(|(i, (kind, all))| {
-                write!(f, "{}{}: ", if i == 0 { "" } else { "; " }, kind.name())?;
-                list(f, all)
-            }),
+        if let Some(first) = all.first() {
+            write!(f, "{}", first.value)?;
         }
+        if all.len() > 1 { write!(f, " and {} more", all.len() - 1) } else { Ok(()) }
     }
 }
 

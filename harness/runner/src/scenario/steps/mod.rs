@@ -33,10 +33,8 @@ use super::text::NameText;
 /// One step of a scenario, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// Where it stands, counted from 1.
-    pub line: u32,
-    /// Where it stands, counted from 1.
-    pub column: u32,
+    /// Where it stands in the file.
+    pub position: Position,
     /// The name under which it reports, if it has one.
     pub id: Option<StepName>,
     /// What is to be done.

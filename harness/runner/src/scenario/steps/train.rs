@@ -27,7 +27,7 @@ pub const MAX_BATCH: u64 = 1_000_000;
 pub struct Train {
     /// Its name.
     pub id: StepName,
-    /// All parameters together; gradients take as much again, optimizer state twice as much.
+    /// All parameters together.
     pub parameters: Bytes,
     /// Parts that the parameters and activations come in.
     pub layers: u64,

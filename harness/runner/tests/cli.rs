@@ -469,6 +469,15 @@ fn mistakes_in_a_trace_are_told_with_file_and_line_and_leave_no_file() {
 }
 
 #[test]
+fn settings_of_the_allocator_are_those_of_pytorch() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let told = ["max_split_size_mb:10", "garbage_collection_treshold:0.8", "max_split_size_mb:64,"]
+        .map(|conf| world.harness(&["replay", "job.trace", "--memory", "1GiB", "--stats", "stats.jsonl", "--alloc-conf", conf]));
+    assert_eq!(told.each_ref().map(|ran| ran.code), [Some(2), Some(2), Some(0)]);
+    insta::assert_snapshot!(told.map(|ran| ran.told()).join("\n"));
+}
+
+#[test]
 fn statistics_that_cannot_be_written_are_an_error() {
     let world = World::without_gpu().holding(&[("job.trace", TRACE), ("taken", "a file")]);
     let told = ["no-folder/stats", "taken/stats", ".", "/dev/full"]

@@ -65,6 +65,9 @@ pub(super) struct Run {
     /// Take what a scenario needs even if that leaves less than usual of a GPU that others use.
     #[arg(long)]
     allow_full_device: bool,
+    /// Do not audit every operation: for measuring the allocators' own speed, not for trusting them.
+    #[arg(long)]
+    no_audit: bool,
     /// Print no text where everything passes, and show no progress.
     #[arg(long, short)]
     quiet: bool,
@@ -155,6 +158,7 @@ impl Run {
             seed: self.seed,
             memory: self.memory,
             repetitions: self.repeat.unwrap_or_else(|| source.default_repetitions()),
+            audit: !self.no_audit,
             program: program(),
         }
     }

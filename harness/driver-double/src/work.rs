@@ -141,16 +141,18 @@ unsafe fn memory<'a>(address: u64, len: u64) -> &'a mut [u8] {
 
 fn write(bytes: &mut [u8], value: u64) {
     let pattern = value.to_le_bytes();
-    for chunk in bytes.chunks_mut(8) {
-        chunk.copy_from_slice(&pattern[..chunk.len()]);
-    }
+    let (words, tail) = bytes.as_chunks_mut::<8>();
+    words.fill(pattern);
+    tail.copy_from_slice(&pattern[..tail.len()]);
 }
 
 /// Number of bytes that are not of the pattern, and the first of them.
 fn compare(bytes: &[u8], value: u64) -> (u64, Option<u64>) {
     let pattern = value.to_le_bytes();
     let (mut count, mut lowest) = (0, None);
-    for (index, chunk) in bytes.chunks(8).enumerate().filter(|(_, chunk)| *chunk != &pattern[..chunk.len()]) {
+    let (words, tail) = bytes.as_chunks::<8>();
+    let wrong_words = words.iter().enumerate().filter(|(_, word)| **word != pattern).map(|(index, word)| (index, word.as_slice()));
+    for (index, chunk) in wrong_words.chain([(words.len(), tail)]) {
         for (offset, _) in chunk.iter().zip(pattern).enumerate().filter(|(_, (is, should))| *is != should) {
             count += 1;
             lowest.get_or_insert((index * 8 + offset) as u64);

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use harness::scenario::ScenarioError;
 use harness::store::StoreError;
+use harness_allocator::allocator::caching::ConfError;
 use harness_allocator::device::DeviceError;
-use miette::Diagnostic;
+use miette::{Diagnostic, NamedSource, SourceSpan};
 
 use super::exit::Exit;
 use super::terminal::Terminal;
@@ -26,6 +27,18 @@ pub(crate) enum CliError {
         /// What to do.
         #[help]
         help: String,
+    },
+    /// Settings of the allocator are not valid: correct them at the place shown.
+    #[error("{rule}")]
+    Conf {
+        /// What is wrong, and what would be right.
+        rule: String,
+        /// The settings.
+        #[source_code]
+        text: NamedSource<String>,
+        /// Where.
+        #[label("here")]
+        at: SourceSpan,
     },
     /// The device cannot be used.
     #[error("{error}")]
@@ -67,9 +80,15 @@ impl CliError {
         Self::Input { message: message.into(), help: help.into() }
     }
 
+    /// Settings given as `--alloc-conf text`.
+    pub(crate) fn conf(error: &ConfError, text: &str) -> Self {
+        let at = (error.offset(), error.length()).into();
+        Self::Conf { rule: error.rule(), text: NamedSource::new("--alloc-conf", text.to_owned()), at }
+    }
+
     fn exit(&self) -> Exit {
         match self {
-            Self::Scenario(_) | Self::Input { .. } => Exit::Invalid,
+            Self::Scenario(_) | Self::Input { .. } | Self::Conf { .. } => Exit::Invalid,
             Self::Device { .. } => Exit::Device,
             Self::Store(_) | Self::Output { .. } | Self::Internal { .. } => Exit::Internal,
         }

@@ -22,7 +22,7 @@ use super::terminal;
 
 const EXAMPLES: &str = "Examples:
   harness replay job.trace --memory 80GiB --stats stats.jsonl
-  harness replay job.trace --memory 85899345920 --alloc-conf ''
+  harness replay job.trace --memory 8GiB --alloc-conf max_split_size_mb:64
   harness replay --verify recordings/*.jsonl.gz
 
 A trace has one operation a line; `#` starts a comment:
@@ -65,7 +65,7 @@ impl Replay {
     }
 
     fn replay(&self, path: &Path, memory: Bytes) -> Result<Exit, Failures> {
-        let config = config(&self.alloc_conf)?;
+        let config = Config::parse(&self.alloc_conf).map_err(|error| CliError::conf(&error, &self.alloc_conf))?;
         let trace = Trace::read(path)?;
         let interrupt = interrupt::watch(|| {})?;
         let written = match Target::of(&self.stats) {
@@ -83,17 +83,6 @@ impl Replay {
                 Err(CliError::Output { target, error, help: "choose another place with `--stats`, or make room" }.into())
             }
         }
-    }
-}
-
-/// The settings of the allocator. The only place that knows how they are written.
-fn config(text: &str) -> Result<Config, CliError> {
-    match text.trim() {
-        "" => Ok(Config::default()),
-        other => Err(CliError::input(
-            format!("`--alloc-conf {other}`: only PyTorch's default settings can be replayed so far"),
-            "leave it out, or give the empty string",
-        )),
     }
 }
 
@@ -206,10 +195,13 @@ impl WholeFile {
             Some(parent) if parent != Path::new("") => parent,
             _ => Path::new("."),
         };
-        // For an error that names no temporary file.
-        folder.metadata()?;
+        if !folder.metadata()?.is_dir() {
+            return Err(ErrorKind::NotADirectory.into());
+        }
         let everybody = Permissions::from_mode(0o666);
-        let mut file = tempfile::Builder::new().prefix(".unfinished-").permissions(everybody).tempfile_in(folder)?;
+        // The error's own text names the temporary file, which says nothing to anybody.
+        let nameless = |error: io::Error| io::Error::from(error.kind());
+        let mut file = tempfile::Builder::new().prefix(".unfinished-").permissions(everybody).tempfile_in(folder).map_err(nameless)?;
         if let Err(error) = write(file.as_file_mut())? {
             return Ok(Err(error));
         }

@@ -45,7 +45,13 @@ impl Terminal {
         }
         let styles = if self.colour_err { ThemeStyles::ansi() } else { ThemeStyles::none() };
         let theme = GraphicalTheme { styles, ..GraphicalTheme::unicode() };
-        let options = MietteHandlerOpts::new().terminal_links(false).break_words(false).graphical_theme(theme).force_graphical(true);
+        // Our messages tell their causes themselves.
+        let options = MietteHandlerOpts::new()
+            .without_cause_chain()
+            .terminal_links(false)
+            .break_words(false)
+            .graphical_theme(theme)
+            .force_graphical(true);
         let options = if io::stderr().is_terminal() { options } else { options.width(WIDTH_OF_FILES) };
         eprintln!("{:?}", Shown(&options.build(), &report));
     }

@@ -1,0 +1,531 @@
+//! The program as a user meets it: what it prints, its exit code, and what it leaves on disk.
+//!
+//! Each test runs the built program in a folder of its own, on a machine without a GPU unless it says otherwise, also where there is one.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use driver_double::{Config, Staging};
+use harness::record::{Records, Verdict};
+use harness::scenario::Scenario;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A folder to work in, and a machine.
+struct World {
+    folder: TempDir,
+    staging: Staging,
+}
+
+/// How a run of the program ended.
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl World {
+    fn without_gpu() -> Self {
+        Self { folder: TempDir::new().unwrap(), staging: Staging::without_driver().unwrap() }
+    }
+
+    fn with_double(config: &Config) -> Self {
+        Self { folder: TempDir::new().unwrap(), staging: Staging::new(config).unwrap() }
+    }
+
+    /// With files, by name and content.
+    fn holding(self, files: &[(&str, &str)]) -> Self {
+        for (name, content) in files {
+            fs::write(self.path(name), content).unwrap();
+        }
+        self
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+        command.arg0("harness").args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
+        for variable in ["CARGO", "COLUMNS", "HARNESS_DEVICE", "NO_COLOR"] {
+            command.env_remove(variable);
+        }
+        self.staging.apply(&mut command);
+        command
+    }
+
+    fn harness(&self, arguments: &[&str]) -> Ran {
+        let output = self.command(arguments).output().unwrap();
+        Ran { code: output.status.code(), out: String::from_utf8(output.stdout).unwrap(), err: String::from_utf8(output.stderr).unwrap() }
+    }
+
+    /// Everything in the folder.
+    fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> =
+            fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Ran {
+    /// All of it as one text.
+    fn told(&self) -> String {
+        let code = self.code.map_or_else(|| "a signal".to_owned(), |code| code.to_string());
+        format!("exit: {code}\n--- stdout ---\n{}--- stderr ---\n{}", self.out, self.err)
+    }
+
+    /// The lines from one that starts with `start` to the next empty one.
+    fn paragraph(&self, start: &str) -> String {
+        self.out.lines().skip_while(|line| !line.starts_with(start)).take_while(|line| !line.is_empty()).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// The root of the project.
+fn project() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+const GOOD: &str = "about: One request is served. Nothing else happens.
+needs: { memory: 64MiB }
+allocators: [ caching, direct ]
+steps:
+  - alloc: { buffer: a, size: 10MiB }
+  - free: a
+";
+
+/// Runs one scenario text, which must be refused before anything runs.
+fn refused(scenario: &str) -> String {
+    let world = World::without_gpu().holding(&[("wrong.yaml", scenario)]);
+    let ran = world.harness(&["run", "wrong.yaml"]);
+    assert_eq!(world.names(), ["wrong.yaml"], "nothing is written");
+    ran.told()
+}
+
+fn with_step(step: &str) -> String {
+    format!("about: A mistake.\nneeds: {{ memory: 1GiB }}\nsteps:\n  - alloc: {{ buffer: a, size: 1MiB }}\n  - {step}\n")
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    insta::assert_snapshot!(World::without_gpu().harness(&["run", "nothing.yaml"]).told());
+}
+
+#[test]
+fn a_folder_without_scenarios_is_an_error() {
+    insta::assert_snapshot!(World::without_gpu().harness(&["run", "."]).told());
+}
+
+#[test]
+fn a_text_that_is_not_yaml_is_shown_at_its_place() {
+    insta::assert_snapshot!(refused("about: [\nneeds: {\n"));
+}
+
+#[test]
+fn an_unknown_step_is_shown_with_the_steps_there_are() {
+    insta::assert_snapshot!(refused(&with_step("aloc: { buffer: b, size: 1MiB }")));
+}
+
+#[test]
+fn an_unknown_metric_is_shown_with_the_nearest_one() {
+    insta::assert_snapshot!(refused(&with_step("expect: alocated_bytes.all.current == 0")));
+}
+
+#[test]
+fn a_size_with_a_decimal_unit_is_refused() {
+    insta::assert_snapshot!(refused(&with_step("alloc: { buffer: b, size: 600MB }")));
+}
+
+#[test]
+fn a_negative_size_is_refused() {
+    insta::assert_snapshot!(refused(&with_step("alloc: { buffer: b, size: -1 }")));
+}
+
+#[test]
+fn a_size_beyond_64_bits_is_refused() {
+    insta::assert_snapshot!(refused(&with_step("alloc: { buffer: b, size: 20EiB }")));
+}
+
+#[test]
+fn a_buffer_freed_twice_is_shown_with_both_places() {
+    insta::assert_snapshot!(refused(&with_step("free: a\n  - free: a")));
+}
+
+#[test]
+fn a_buffer_never_made_is_shown() {
+    insta::assert_snapshot!(refused(&with_step("free: weights")));
+}
+
+#[test]
+fn an_alias_bomb_is_refused_at_once() {
+    // Each line is ten times the line before it: a thousand million steps in all.
+    let mut bomb = "about: x\nneeds: { memory: 1GiB }\nsteps:\n  - &a { empty_cache: {} }\n".to_owned();
+    for (name, of) in ('b'..='j').zip('a'..='i') {
+        let ten = vec![format!("*{of}"); 10].join(", ");
+        bomb.push_str(&format!("  - &{name} {{ repeat: {{ times: 1, steps: [{ten}] }} }}\n"));
+    }
+    let start = Instant::now();
+    insta::assert_snapshot!(refused(&bomb));
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+#[test]
+fn sizes_on_the_command_line_are_refused_like_those_in_scenarios() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let told = ["600MB", "-1", "20EiB", "1KiB"].map(|size| world.harness(&["run", "good.yaml", &format!("--memory={size}")]).told());
+    insta::assert_snapshot!(told.join("\n"));
+}
+
+#[test]
+fn all_scenarios_are_checked_before_any_runs() {
+    let wrong = with_step("free: weights");
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("wrong.yaml", &wrong), ("worse.yaml", "about: [")]);
+    let ran = world.harness(&["run", "."]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""));
+    assert!(ran.err.contains("./wrong.yaml:5:11: ") && ran.err.contains("./worse.yaml:"), "{}", ran.err);
+    assert_eq!(world.names(), ["good.yaml", "worse.yaml", "wrong.yaml"]);
+}
+
+#[test]
+fn an_allocator_that_does_not_exist_is_answered_with_those_that_do() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    insta::assert_snapshot!(world.harness(&["run", "good.yaml", "--allocator", "cacheing"]).told());
+}
+
+#[test]
+fn an_allocator_that_no_scenario_lists_is_answered_with_what_they_list() {
+    let only_caching = GOOD.replace("allocators: [ caching, direct ]\n", "");
+    let world = World::without_gpu().holding(&[("first.yaml", &only_caching), ("second.yaml", &only_caching)]);
+    insta::assert_snapshot!(world.harness(&["run", "first.yaml", "second.yaml", "--allocator", "direct"]).told());
+}
+
+#[test]
+fn a_scenario_that_needs_more_than_the_device_has_is_skipped_with_exit_code_3() {
+    let world = World::without_gpu().holding(&[("huge.yaml", &GOOD.replace("64MiB", "512TiB"))]);
+    let ran = world.harness(&["run", "huge.yaml", "--allocator", "caching", "--no-report"]);
+    assert_eq!(ran.code, Some(3), "{}", ran.told());
+    insta::assert_snapshot!(ran.paragraph("skipped:"));
+}
+
+#[test]
+fn a_gpu_asked_for_by_name_must_be_there() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    insta::assert_snapshot!(world.harness(&["run", "good.yaml", "--device", "cuda"]).told());
+}
+
+#[test]
+fn a_device_that_is_none_is_answered_with_the_accepted_forms() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    insta::assert_snapshot!(world.harness(&["run", "good.yaml", "--device", "gpu0"]).told());
+}
+
+#[test]
+fn without_a_gpu_the_simulated_device_is_taken_and_the_reason_told() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let ran = world.harness(&["run", "good.yaml", "--no-report"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert!(ran.err.starts_with("on the simulated device: no CUDA device can be opened: CUDA driver (libcuda.so.1): "), "{}", ran.err);
+    assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
+    let asked_for = world.harness(&["run", "good.yaml", "--no-report", "--device", "sim"]);
+    assert_eq!((asked_for.code, asked_for.err.as_str(), &asked_for.out), (Some(0), "", &ran.out));
+}
+
+#[test]
+fn the_device_can_be_chosen_by_a_variable() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let output = world.command(&["run", "good.yaml", "--no-report"]).env("HARNESS_DEVICE", "cuda:3").output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
+fn a_report_folder_that_cannot_be_made_is_told_before_anything_runs() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("taken", "a file")]);
+    let told = ["taken", "taken/below"].map(|folder| world.harness(&["run", "good.yaml", "--device", "sim", "--report", folder]).told());
+    insta::assert_snapshot!(told.join("\n"));
+    assert_eq!(world.names(), ["good.yaml", "taken"]);
+}
+
+#[test]
+fn reports_go_where_they_are_wanted() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let named = world.harness(&["run", "good.yaml", "--device", "sim", "--report", "here"]);
+    assert_eq!(named.out.lines().last(), Some("report: here/report.md"), "{}", named.told());
+    let numbered = world.harness(&["run", "good.yaml", "--device", "sim"]);
+    assert_eq!(numbered.out.lines().last(), Some("report: reports/runs/0001-good-sim/report.md"), "{}", numbered.told());
+    for folder in ["here", "reports/runs/0001-good-sim"] {
+        let records = harness::store::read(&world.path(folder)).unwrap();
+        assert_eq!(records.runs.iter().map(|run| run.allocator.as_str()).collect::<Vec<_>>(), ["caching", "direct"]);
+    }
+    let none = world.harness(&["run", "good.yaml", "--device", "sim", "--no-report", "--quiet"]);
+    assert_eq!((none.code, none.told()), (Some(0), "exit: 0\n--- stdout ---\n--- stderr ---\n".to_owned()));
+    assert_eq!(world.names(), ["good.yaml", "here", "reports"]);
+}
+
+#[test]
+fn a_missed_expectation_is_shown_with_place_figures_and_command() {
+    let world = World::without_gpu().holding(&[("missed.yaml", &with_step("expect: reserved_bytes.all.current == 1MiB"))]);
+    let ran = world.harness(&["run", "missed.yaml", "--no-report", "--seed", "7", "--memory", "512MiB", "--device", "sim"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.told());
+    insta::assert_snapshot!(ran.paragraph("FAILED"));
+    let reproduce = ran.out.lines().find_map(|line| line.strip_prefix("reproduce: harness ")).unwrap();
+    let again = world.harness(&reproduce.split(' ').chain(["--no-report"]).collect::<Vec<_>>());
+    assert_eq!((again.code, again.out), (ran.code, ran.out), "the command reproduces it");
+}
+
+#[test]
+fn json_on_standard_output_is_the_records_and_nothing_else() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let ran = world.harness(&["run", "good.yaml", "--device", "sim", "--format", "json", "--repeat", "2", "--allocator", "direct"]);
+    assert_eq!(ran.err, "report: reports/runs/0001-good-sim/report.md\n");
+    let records: Records = serde_json::from_str(&ran.out).unwrap();
+    let runs: Vec<_> = records.runs.iter().map(|run| (run.allocator.as_str(), run.repetition, &run.verdict)).collect();
+    assert_eq!(runs, [("direct", 0, &Verdict::Passed), ("direct", 1, &Verdict::Passed)]);
+    assert_eq!(harness::store::read(&world.path("reports/runs/0001-good-sim")).unwrap(), records);
+}
+
+#[test]
+fn colour_is_written_only_where_it_is_wanted() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let coloured =
+        |choice| world.harness(&["run", "good.yaml", "--device", "sim", "--no-report", "--color", choice]).out.contains('\u{1b}');
+    assert_eq!(["auto", "always", "never"].map(coloured), [false, true, false]);
+}
+
+/// Interrupts a run that would take minutes, and tells how it ended.
+#[test]
+fn an_interrupted_run_stops_cleanly_and_leaves_no_report() {
+    let storm = "about: Many requests.
+needs: { memory: 1GiB }
+steps:
+  - storm: { id: storm, operations: 10000000, sizes: { min: 1KiB, max: 1MiB }, live: 512MiB, lifetime: { min: 1, max: 1000 } }
+";
+    let world = World::without_gpu().holding(&[("storm.yaml", storm), ("good.yaml", GOOD)]);
+    let mut command = world.command(&["run", "storm.yaml", "good.yaml"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut err = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    // It watches for Ctrl-C before it says where it runs.
+    err.read_line(&mut line).unwrap();
+    assert!(line.starts_with("on the simulated device"), "{line}");
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    line.clear();
+    err.read_line(&mut line).unwrap();
+    assert_eq!(line, "interrupted: stopping after the present operation; press Ctrl-C again to end at once\n");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let out = String::from_utf8(output.stdout).unwrap();
+    assert!(out.lines().any(|line| line.starts_with("storm ") && line.contains("interrupted")), "{out}");
+    assert!(!out.contains("good"), "nothing runs after it: {out}");
+    assert_eq!(world.names(), ["good.yaml", "storm.yaml"]);
+}
+
+#[test]
+fn list_shows_what_there_is() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("b.yaml", &with_step("free: a")), ("notes.txt", "none")]);
+    insta::assert_snapshot!(world.harness(&["list", "."]).told());
+    let listed: Value = serde_json::from_str(&world.harness(&["list", "good.yaml", "--format", "json"]).out).unwrap();
+    assert_eq!(
+        listed,
+        json!([{
+            "name": "good",
+            "path": "good.yaml",
+            "about": "One request is served. Nothing else happens.",
+            "allocators": ["caching", "direct"],
+            "memory": 64 << 20,
+            "seed": 0,
+            "steps": 2,
+        }])
+    );
+}
+
+#[test]
+fn check_tells_of_all_files_even_where_one_is_wrong() {
+    let wrong = with_step("free: weights");
+    let world = World::without_gpu().holding(&[("a.yaml", "about: ["), ("b.yaml", GOOD), ("c.yaml", &wrong), ("d.yaml", GOOD)]);
+    insta::assert_snapshot!(world.harness(&["check", ".", "d.yaml"]).told());
+    assert_eq!(
+        world.harness(&["check", "b.yaml", "d.yaml"]).told(),
+        "exit: 0\n--- stdout ---\nvalid    b.yaml\nvalid    d.yaml\n--- stderr ---\n"
+    );
+}
+
+#[test]
+fn the_schema_is_the_one_that_is_committed() {
+    let printed: Value = serde_json::from_str(&World::without_gpu().harness(&["schema"]).out).unwrap();
+    assert_eq!(printed["title"], "scenario");
+    if let Ok(committed) = fs::read_to_string(project().join("scenarios/schema.json")) {
+        assert_eq!(printed, serde_json::from_str::<Value>(&committed).unwrap());
+    }
+}
+
+#[test]
+fn doctor_says_what_is_missing_and_what_follows() {
+    let world = World::without_gpu();
+    insta::assert_snapshot!(world.harness(&["doctor"]).told().replace(env!("CARGO_PKG_VERSION"), "VERSION"));
+    assert_eq!(world.harness(&["doctor", "--require-gpu"]).code, Some(3));
+}
+
+#[test]
+fn doctor_describes_every_gpu_and_tries_it() {
+    let world = World::with_double(&Config { devices: 2, others: 64 << 20, ..Config::default() });
+    insta::assert_snapshot!(world.harness(&["doctor", "--require-gpu"]).told().replace(env!("CARGO_PKG_VERSION"), "VERSION"));
+    let found: Value = serde_json::from_str(&world.harness(&["doctor", "--format", "json", "--no-open"]).out).unwrap();
+    assert_eq!((&found["devices"][1]["device"], &found["devices"][1]["opens"]), (&json!("cuda:1"), &Value::Null));
+    assert_eq!((&found["devices"][0]["total"], &found["devices"][0]["free"]), (&json!(2_u64 << 30), &json!((2048_u64 - 64) << 20)));
+    assert_eq!(found["missing"], json!([]));
+}
+
+#[test]
+fn doctor_tells_a_gpu_that_cannot_be_used_from_one_that_can() {
+    let world = World::with_double(&Config::default().failing("cuMemAlloc_v2", 0, 719));
+    let ran = world.harness(&["doctor", "--require-gpu"]);
+    assert_eq!(ran.code, Some(3), "{}", ran.told());
+    assert!(
+        ran.out.contains("\nmissing        cuda:0 cannot be used: cuMemAlloc_v2 failed: CUDA_ERROR_LAUNCH_FAILED (719)."),
+        "{}",
+        ran.out
+    );
+    assert!(ran.out.ends_with("which cannot be used: choose another one, or `--device sim`\n"), "{}", ran.out);
+}
+
+const TRACE: &str = "# the second request meets a full device
+a 1 600000000 0
+f 1
+a 2 700000000 0
+a 3 900000000 0
+";
+
+/// A recording of [`TRACE`] as the replay itself writes it.
+fn recording(world: &World) -> (Value, Vec<String>) {
+    let ran = world.harness(&["replay", "job.trace", "--memory", "1GiB", "--stats", "stats.jsonl"]);
+    assert_eq!(ran.told(), "exit: 0\n--- stdout ---\n--- stderr ---\n");
+    let stats = fs::read_to_string(world.path("stats.jsonl")).unwrap();
+    let mut lines = stats.lines().map(str::to_owned);
+    let mut header: Value = serde_json::from_str(&lines.next().unwrap()).unwrap();
+    header["conf"] = json!("");
+    header["trace"] = json!(TRACE.lines().skip(1).collect::<Vec<_>>());
+    (header, lines.collect())
+}
+
+#[test]
+fn a_replay_counts_what_pytorch_would_count() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let (header, rows) = recording(&world);
+    let columns: Vec<&str> = header["columns"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    let column = |name: &str| {
+        let at = columns.iter().position(|column| *column == name).unwrap();
+        rows[..4].iter().map(|row| serde_json::from_str::<Vec<u64>>(row).unwrap()[at]).collect::<Vec<_>>()
+    };
+    // 600000000 and 700000000 B in whole segments of 2 MiB.
+    let (first, second) = (287 << 21, 334 << 21);
+    assert_eq!(column("result"), [0, 0, 0, 1]);
+    assert_eq!(column("reserved_bytes.all.current"), [first, first, second, second]);
+    assert_eq!(column("num_alloc_retries"), [0, 0, 1, 2]);
+    assert_eq!(column("num_ooms"), [0, 0, 0, 1]);
+    assert_eq!(column("device_free"), [first, first, second, second].map(|taken| (1 << 30) - taken));
+    assert_eq!(world.names(), ["job.trace", "stats.jsonl"], "nothing temporary is left");
+    let printed = world.harness(&["replay", "job.trace", "--memory", "1073741824", "--alloc-conf", "", "--stats", "-"]);
+    assert_eq!(printed.out, fs::read_to_string(world.path("stats.jsonl")).unwrap());
+}
+
+#[test]
+fn a_recording_equals_its_replay_until_one_figure_is_changed() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let (header, rows) = recording(&world);
+    fs::write(world.path("good.jsonl"), format!("{header}\n{}\n", rows.join("\n"))).unwrap();
+    let broken = rows.iter().map(|row| row.replace("700448768", "700448256")).collect::<Vec<_>>().join("\n");
+    fs::write(world.path("broken.jsonl"), format!("{header}\n{broken}\n")).unwrap();
+    insta::assert_snapshot!(world.harness(&["replay", "--verify", "good.jsonl", "broken.jsonl", "good.jsonl"]).told());
+    assert_eq!(
+        world.harness(&["replay", "--verify", "good.jsonl"]).told(),
+        "exit: 0\n--- stdout ---\nequal    good.jsonl  4 operations\n1 equal, 0 differ, 0 unusable; 4 operations compared\n--- stderr ---\n"
+    );
+}
+
+#[test]
+fn what_is_not_a_recording_is_told_and_the_others_are_compared() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let (header, rows) = recording(&world);
+    fs::write(world.path("good.jsonl"), format!("{header}\n{}\n", rows.join("\n"))).unwrap();
+    fs::write(world.path("short.jsonl"), format!("{header}\n{}\n", rows[0])).unwrap();
+    insta::assert_snapshot!(world.harness(&["replay", "--verify", "job.trace", "short.jsonl", "nothing.jsonl", "good.jsonl"]).told());
+}
+
+#[test]
+fn mistakes_in_a_trace_are_told_with_file_and_line_and_leave_no_file() {
+    let world = World::without_gpu().holding(&[("word.trace", "d\n\n# x\nallocate 7\n"), ("twice.trace", "a 1 512 0\n\na 1 512 0\n")]);
+    let told = ["word.trace", "twice.trace", "nothing.trace"]
+        .map(|trace| world.harness(&["replay", trace, "--memory", "1GiB", "--stats", "stats.jsonl"]).told());
+    insta::assert_snapshot!(told.join("\n"));
+    assert_eq!(world.names(), ["twice.trace", "word.trace"]);
+}
+
+#[test]
+fn settings_of_the_allocator_are_those_of_pytorch() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let told = ["max_split_size_mb:10", "garbage_collection_treshold:0.8", "max_split_size_mb:64,"]
+        .map(|conf| world.harness(&["replay", "job.trace", "--memory", "1GiB", "--stats", "stats.jsonl", "--alloc-conf", conf]));
+    assert_eq!(told.each_ref().map(|ran| ran.code), [Some(2), Some(2), Some(0)]);
+    insta::assert_snapshot!(told.map(|ran| ran.told()).join("\n"));
+}
+
+#[test]
+fn statistics_that_cannot_be_written_are_an_error() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE), ("taken", "a file")]);
+    let told = ["no-folder/stats", "taken/stats", ".", "/dev/full"]
+        .map(|stats| world.harness(&["replay", "job.trace", "--memory", "1GiB", "--stats", stats]).told());
+    insta::assert_snapshot!(told.join("\n"));
+    assert_eq!(world.names(), ["job.trace", "taken"]);
+}
+
+#[test]
+fn a_wrong_word_is_answered_with_the_nearest_subcommand() {
+    insta::assert_snapshot!(World::without_gpu().harness(&["doctr"]).told());
+}
+
+#[test]
+fn the_help_has_the_exit_codes_and_examples() {
+    let world = World::without_gpu();
+    insta::assert_snapshot!(world.harness(&["--help"]).told());
+    for command in ["run", "list", "check", "schema", "doctor", "replay"] {
+        let help = world.harness(&[command, "--help"]).out;
+        assert!(help.contains("\nExample"), "{help}");
+    }
+    assert_eq!(world.harness(&["--version"]).out, format!("harness {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+/// The CUDA device's own code under every scenario of the catalogue.
+#[test]
+fn the_whole_catalogue_passes_on_the_driver_double() {
+    let world = World::with_double(&Config { capacity: 8 << 30, ..Config::default() });
+    let mut command = world.command(&["run", "scenarios", "--device", "cuda", "--no-report", "--repeat", "1", "--format", "json"]);
+    let output = command.current_dir(project()).output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    let records: Records = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}\n{err}"));
+    let not_passed: Vec<String> =
+        records.runs.iter().filter(|run| run.verdict != Verdict::Passed).map(harness::report::text::step_table).collect();
+    assert!(not_passed.is_empty(), "{}", not_passed.join("\n"));
+    let listed: usize = fs::read_dir(project().join("scenarios"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|ending| ending == "yaml"))
+        .map(|path| Scenario::load(&path).unwrap().allocators.len())
+        .sum();
+    assert_eq!((records.runs.len(), output.status.code()), (listed, Some(0)));
+    assert!(
+        world
+            .staging
+            .report()
+            .unwrap()
+            .lines()
+            .all(|line| line.ends_with("left: 0 allocations, 0 streams, 0 events, 0 modules, 0 pieces of work"))
+    );
+}

@@ -248,6 +248,10 @@ pub struct CurvePoint {
     pub reserved: Bytes,
     /// Device used, less the context overhead.
     pub used: Bytes,
+    /// `num_ooms` and `num_alloc_retries` so far, so that a picture can mark where they rose.
+    pub ooms: u64,
+    /// See `ooms`.
+    pub retries: u64,
 }
 
 /// How long operations took, on the device's clock (see [`DeviceInfo::clock`]: simulated and measured times are never mixed).

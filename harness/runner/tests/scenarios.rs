@@ -2,6 +2,8 @@
 //!
 //! The simulated device is always there. Where a GPU is, the same trials run on it, one after the other; where none is, they are shown as
 //! ignored, with the reason. `cargo test --test scenarios oom_retry` runs those whose name contains the word.
+//!
+//! A bundle runs this program on machines that do not have the project: there [`ROOT`] names the folder with `scenarios/` and `harness`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,9 +17,15 @@ use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::open::{self, DeviceChoice};
 use libtest_mimic::{Arguments, Failed, Trial};
 
+/// The variable that names the folder to run in, instead of the project that this was built from.
+const ROOT: &str = "HARNESS_ROOT";
+
 fn main() -> ExitCode {
-    // Paths in messages are as a user at the root of the project would write them.
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    // Paths in messages are as a user in this folder would write them.
+    let (root, program) = match std::env::var_os(ROOT) {
+        Some(root) => (PathBuf::from(root), "./harness"),
+        None => (Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), "cargo run --release --"),
+    };
     if let Err(error) = std::env::set_current_dir(&root) {
         eprintln!("{}: {error}", root.display());
         return ExitCode::FAILURE;
@@ -40,8 +48,8 @@ fn main() -> ExitCode {
     let mut trials = Vec::new();
     for scenario in &scenarios {
         for &allocator in &scenario.allocators {
-            trials.push(trial("sim", scenario, allocator, &simulated));
-            trials.push(trial("cuda", scenario, allocator, &cuda));
+            trials.push(trial("sim", scenario, allocator, &simulated, program));
+            trials.push(trial("cuda", scenario, allocator, &cuda, program));
         }
     }
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -55,7 +63,7 @@ fn catalogue(folder: &Path) -> Result<Vec<Scenario>, String> {
     paths.iter().map(|path| Scenario::load(path).map_err(|error| error.to_string())).collect()
 }
 
-fn trial(device: &str, scenario: &Scenario, allocator: AllocatorKind, source: &Result<DeviceSource, String>) -> Trial {
+fn trial(device: &str, scenario: &Scenario, allocator: AllocatorKind, source: &Result<DeviceSource, String>, program: &str) -> Trial {
     let name = format!("{}::{}::{device}", scenario.name, allocator.name());
     let plan = Plan {
         scenarios: vec![scenario.clone()],
@@ -64,7 +72,7 @@ fn trial(device: &str, scenario: &Scenario, allocator: AllocatorKind, source: &R
         memory: None,
         repetitions: 1,
         audit: true,
-        program: "cargo run --release --".to_owned(),
+        program: program.to_owned(),
     };
     match source {
         Ok(source) => {

@@ -87,7 +87,8 @@ impl CudaDevice {
         let nvml = NvmlDevice::find(found.uuid);
         // Before the context, so that this process is not in the list, whatever number it has in the driver's namespace.
         let facts = nvml.as_ref().map_or_else(|_| Fingerprint::default(), NvmlDevice::fingerprint);
-        let fingerprint = Fingerprint { uuid_hash: Some(found.uuid.hash()), cuda: Some(probe::cuda_version(driver)?), ..facts };
+        let (memory, uuid_hash) = (Some(found.total), Some(found.uuid.hash()));
+        let fingerprint = Fingerprint { memory, uuid_hash, cuda: Some(probe::cuda_version(driver)?), ..facts };
         let context = Context::retain(driver, device)?;
         let kernels = Kernels::load(driver)?;
         let info = DeviceInfo {

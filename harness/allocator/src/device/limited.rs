@@ -40,7 +40,7 @@ impl Limited {
             return refuse(format!("only {free} of {total} are free and others hold {others}; lower the limit or free the device"));
         }
         let info = device.info();
-        let info = DeviceInfo { name: format!("{} limited to {limit}", info.name), total: limit, ..info.clone() };
+        let info = DeviceInfo { total: limit, ..info.clone() };
         Ok(Self { inner: device, info, charges: BTreeMap::new(), charged: Bytes::ZERO, pressure: Bytes::ZERO, refused: 0 })
     }
 
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn the_wall_stands_at_the_limit_to_the_byte() -> Result<(), DeviceError> {
         let mut device = limited(Bytes::mib(9))?;
-        assert_eq!(device.info().name, "simulated limited to 9 MiB");
+        assert_eq!(device.info().name, "simulated");
         let used = device.memory()?.used;
         device.malloc(Bytes(1))?;
         let last = device.malloc(Bytes::mib(6))?;

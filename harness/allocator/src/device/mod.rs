@@ -126,6 +126,8 @@ pub struct DeviceInfo {
 /// What must be equal for two runs' figures to be compared, as far as the device can tell. `None`: it could not be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint {
+    /// All memory of the device itself, whatever limit it runs under.
+    pub memory: Option<Bytes>,
     /// A hash of the GPU's UUID: tells devices apart without naming them.
     pub uuid_hash: Option<String>,
     /// Version of the kernel driver, for example `580.65.06`.

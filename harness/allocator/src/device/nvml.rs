@@ -93,6 +93,7 @@ impl NvmlDevice {
     pub fn fingerprint(&self) -> Fingerprint {
         let clock = |kind| self.device.clock_info(kind).ok();
         Fingerprint {
+            memory: None,
             uuid_hash: Some(self.uuid.hash()),
             driver: self.nvml.sys_driver_version().ok(),
             cuda: None,

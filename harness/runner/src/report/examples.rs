@@ -79,6 +79,7 @@ pub(crate) fn measured(allocator: &str, repetition: u32) -> RunRecord {
         name: "Example GPU".to_owned(),
         clock: Clock::Measured,
         fingerprint: Fingerprint {
+            memory: Some(Bytes::gib(80)),
             uuid_hash: Some("5f2c".to_owned()),
             driver: Some("1.0".to_owned()),
             cuda: Some("13.0".to_owned()),
@@ -202,7 +203,7 @@ fn scenario(name: &str, about: &str) -> ScenarioInfo {
 }
 
 fn simulated() -> DeviceInfo {
-    let fingerprint = Fingerprint { cost_model: Some("example 1".to_owned()), ..Fingerprint::default() };
+    let fingerprint = Fingerprint { memory: Some(Bytes::gib(80)), cost_model: Some("example 1".to_owned()), ..Fingerprint::default() };
     DeviceInfo {
         name: "simulated".to_owned(),
         clock: Clock::Simulated,
@@ -299,7 +300,14 @@ impl Builder {
 
     fn point(&self, step: u32) -> CurvePoint {
         let used = self.now.device.used.saturating_sub(OVERHEAD);
-        CurvePoint { step, allocated: self.now.allocated, reserved: self.now.reserved, used }
+        CurvePoint {
+            step,
+            allocated: self.now.allocated,
+            reserved: self.now.reserved,
+            used,
+            ooms: self.now.ooms,
+            retries: self.now.retries,
+        }
     }
 
     /// Replaces the point of the last step by a saw that ends at it.
@@ -309,7 +317,7 @@ impl Builder {
             let reserved = Bytes::mib(300 + index.min(290) * 2);
             let allocated = Bytes::mib((index * 37) % 211 + index.min(290));
             let used = reserved + Bytes::mib(128);
-            self.record.curve.push(CurvePoint { step: last.step, allocated, reserved, used });
+            self.record.curve.push(CurvePoint { step: last.step, allocated, reserved, used, ooms: last.ooms, retries: last.retries });
         }
         self.record.curve.push(last);
     }

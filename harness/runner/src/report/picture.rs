@@ -319,7 +319,8 @@ mod tests {
 
     #[test]
     fn curves_are_stairs_and_the_points_of_a_step_share_its_width() {
-        let point = |step, mib| CurvePoint { step, allocated: Bytes::mib(mib), reserved: Bytes::ZERO, used: Bytes::ZERO };
+        let point =
+            |step, mib| CurvePoint { step, allocated: Bytes::mib(mib), reserved: Bytes::ZERO, used: Bytes::ZERO, ooms: 0, retries: 0 };
         let curve = [point(1, 2), point(2, 2), point(2, 4), point(3, 1)];
         let path = stairs(&curve, |step| (f64::from(step), f64::from(step) + 1.0), |point| (point.allocated.get() >> 20) as f64);
         assert_eq!(path, [(1.0, 2.0), (2.5, 2.0), (2.5, 4.0), (3.0, 4.0), (3.0, 1.0), (4.0, 1.0)]);

@@ -4,7 +4,7 @@ use crate::record::CurvePoint;
 
 /// Points are thinned when there are this many.
 const MOST: usize = 4096;
-/// Of each stretch of this many points up to four stay: where it begins, and its extremes.
+/// Of each stretch of this many points up to five stay: where it begins, where it ends, and its extremes.
 const STRETCH: usize = 16;
 
 /// Collects points and thins them, keeping the extremes of each stretch, so that no peak is lost.
@@ -35,6 +35,7 @@ fn extremes(stretch: &[CurvePoint]) -> Vec<CurvePoint> {
     let position = |key: fn(&CurvePoint) -> u64| (0..stretch.len()).max_by_key(|&index| key(&stretch[index])).unwrap_or_default();
     let mut kept = [
         0,
+        stretch.len() - 1,
         position(|point| point.allocated.0),
         position(|point| u64::MAX - point.allocated.0),
         position(|point| point.reserved.0.max(point.used.0)),
@@ -56,7 +57,7 @@ mod tests {
         let mut curve = Curve::default();
         for n in 0..100_000_u64 {
             let allocated = Bytes(if n == 77_777 { 1_000_000 } else { n % 1000 });
-            curve.push(CurvePoint { step: n as u32, allocated, reserved: Bytes(5), used: Bytes(5) });
+            curve.push(CurvePoint { step: n as u32, allocated, reserved: Bytes(5), used: Bytes(5), ooms: 0, retries: 0 });
         }
         let points = curve.into_points();
         assert!(points.len() < MOST);

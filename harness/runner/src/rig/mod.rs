@@ -554,6 +554,8 @@ impl Rig {
             allocated: Bytes(stats.allocated_bytes.all.current),
             reserved: Bytes(stats.reserved_bytes.all.current),
             used: self.last_memory.used.saturating_sub(self.last_memory.context_overhead),
+            ooms: stats.num_ooms,
+            retries: stats.num_alloc_retries,
         });
     }
 }

@@ -167,7 +167,11 @@ impl SimDevice {
             total: config.total,
             granularity: GRANULARITY,
             used_tolerance: Bytes::ZERO,
-            fingerprint: Fingerprint { cost_model: Some(config.cost.name.to_owned()), ..Fingerprint::default() },
+            fingerprint: Fingerprint {
+                memory: Some(config.total),
+                cost_model: Some(config.cost.name.to_owned()),
+                ..Fingerprint::default()
+            },
         };
         let mut races = Races::default();
         let default_stream = Stream { ready: Nanos::ZERO, slot: races.add_stream() };

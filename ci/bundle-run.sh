@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Runs the GPU suite of this bundle. Needs a driver and a GPU, bash, coreutils and grep; no Rust, no network. Works in any folder.
+# Usage: run.sh OUT [DEVICE]
+#   OUT     a new or empty folder for what it writes: a log for each step, report/, summary.md
+#   DEVICE  cuda [default]: the first CUDA device, choose another with CUDA_VISIBLE_DEVICES
+#           sim: the simulated device, to try the bundle where there is no GPU
+# Exit code: 0 where all steps passed, otherwise that of the first step that did not, see ci/README.md; 64 where OUT or DEVICE is wrong.
+set -uo pipefail
+
+step_limit=20m
+
+usage() {
+    echo "usage: run.sh OUT [cuda|sim]" >&2
+    exit 64
+}
+
+(($# == 1 || $# == 2)) || usage
+device=${2:-cuda}
+[[ $device == cuda || $device == sim ]] || usage
+mkdir -p "$1" || exit 64
+out=$(cd "$1" && pwd) || exit 64
+if [[ -n $(ls -A "$out") ]]; then
+    # What an earlier run left could be taken for this one's.
+    echo "run.sh: $out is not empty: name a new folder" >&2
+    exit 64
+fi
+cd "$(dirname "${BASH_SOURCE[0]}")" || exit 4
+# Where the test binaries find scenarios/, which were built elsewhere.
+HARNESS_ROOT=$PWD
+export HARNESS_ROOT
+unset HARNESS_DEVICE
+
+suite=0
+running=
+trap 'kill -TERM "$running" 2>/dev/null; echo "interrupted"; exit 130' INT TERM
+printf '| step | exit code | seconds |\n| --- | ---: | ---: |\n' >"$out/summary.md"
+
+# Runs one step, keeps its output in NAME.txt and its exit code in the summary: `step NAME COMMAND…`.
+step() {
+    local name=$1 code=0 start=$SECONDS
+    shift
+    printf '\n== %s: %s\n' "$name" "$*"
+    # In the background, so that the trap answers at once; with a limit, so that a hung driver ends the step and not the night.
+    timeout --kill-after=30 "$step_limit" "$@" >"$out/$name.txt" 2>&1 </dev/null &
+    running=$!
+    wait "$running" || code=$?
+    running=
+    cat "$out/$name.txt"
+    if [[ $code == 0 && $1 == tests/* ]] && ! grep -Eq '^test result: ok\. [1-9][0-9]* passed; 0 failed; 0 ignored;' "$out/$name.txt"; then
+        echo "$name: tests were ignored, or none ran: the device is not there"
+        code=3
+    fi
+    printf '== %s: exit code %d\n' "$name" "$code"
+    printf '| %s | %d | %d |\n' "$name" "$code" $((SECONDS - start)) >>"$out/summary.md"
+    ((suite != 0)) || suite=$code
+}
+
+cat bundle.txt
+case $device in
+    cuda)
+        step doctor ./harness doctor --require-gpu
+        step scenarios tests/scenarios ::cuda
+        step contract tests/contract
+        ;;
+    sim)
+        step doctor ./harness doctor
+        step scenarios tests/scenarios ::sim
+        # All rows but the one that takes a GPU; those on the driver double too.
+        step contract tests/contract --skip cuda_limited
+        ;;
+esac
+step catalogue ./harness run scenarios --device "$device" --report "$out/report"
+step replay ./harness replay --verify recordings/*.jsonl.gz
+
+printf '\n'
+cat "$out/summary.md"
+cp bundle.txt "$out/"
+exit "$suite"

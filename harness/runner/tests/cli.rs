@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use driver_double::{Config, Staging};
@@ -86,6 +86,11 @@ impl Ran {
     fn paragraph(&self, start: &str) -> String {
         self.out.lines().skip_while(|line| !line.starts_with(start)).take_while(|line| !line.is_empty()).collect::<Vec<_>>().join("\n")
     }
+}
+
+/// What Ctrl-C does.
+fn interrupt(child: &Child) {
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
 }
 
 /// The root of the project.
@@ -315,7 +320,7 @@ steps:
     err.read_line(&mut line).unwrap();
     assert!(line.starts_with("on the simulated device"), "{line}");
     std::thread::sleep(Duration::from_millis(300));
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    interrupt(&child);
     line.clear();
     err.read_line(&mut line).unwrap();
     assert_eq!(line, "interrupted: stopping after the present operation; press Ctrl-C again to end at once\n");
@@ -456,7 +461,11 @@ fn what_is_not_a_recording_is_told_and_the_others_are_compared() {
     let (header, rows) = recording(&world);
     fs::write(world.path("good.jsonl"), format!("{header}\n{}\n", rows.join("\n"))).unwrap();
     fs::write(world.path("short.jsonl"), format!("{header}\n{}\n", rows[0])).unwrap();
-    insta::assert_snapshot!(world.harness(&["replay", "--verify", "job.trace", "short.jsonl", "nothing.jsonl", "good.jsonl"]).told());
+    let mut unknown_settings = header;
+    unknown_settings["conf"] = json!("max_split_size_mb:1");
+    fs::write(world.path("settings.jsonl"), format!("{unknown_settings}\n{}\n", rows.join("\n"))).unwrap();
+    let files = ["job.trace", "short.jsonl", "nothing.jsonl", "settings.jsonl", "good.jsonl"];
+    insta::assert_snapshot!(world.harness(&[["replay", "--verify"].as_slice(), &files].concat()).told());
 }
 
 #[test]
@@ -466,6 +475,22 @@ fn mistakes_in_a_trace_are_told_with_file_and_line_and_leave_no_file() {
         .map(|trace| world.harness(&["replay", trace, "--memory", "1GiB", "--stats", "stats.jsonl"]).told());
     insta::assert_snapshot!(told.join("\n"));
     assert_eq!(world.names(), ["twice.trace", "word.trace"]);
+}
+
+#[test]
+fn an_interrupted_replay_leaves_no_file() {
+    let world = World::without_gpu();
+    let operations = (0..4_000_000).map(|id| format!("a {id} 512 0\nf {id}\n")).collect::<String>();
+    fs::write(world.path("long.trace"), operations).unwrap();
+    let mut child = world.command(&["replay", "long.trace", "--memory", "1GiB", "--stats", "stats.jsonl"]).spawn().unwrap();
+    // The temporary file shows that it has begun.
+    while world.names().len() == 1 {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended before it could be interrupted");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    interrupt(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(world.names(), ["long.trace"]);
 }
 
 #[test]

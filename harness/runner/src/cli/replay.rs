@@ -276,7 +276,11 @@ impl Tally {
             }
             Err(error) => {
                 self.unusable += 1;
-                format!("unusable {error}\n")
+                match error {
+                    // One line, without the excerpt.
+                    RecordingError::Settings { source, .. } => format!("unusable {path}: {}\n", source.rule()),
+                    error @ (RecordingError::Read { .. } | RecordingError::Malformed { .. }) => format!("unusable {error}\n"),
+                }
             }
         }
     }

@@ -10,6 +10,9 @@ use harness::replay::{self, Comparison, Difference, RecordingError};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::{Value, json};
 
+/// A test of the comparison, on a recording that it falsifies.
+type Check = fn(&Path) -> Result<(), Failed>;
+
 fn main() -> ExitCode {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings");
     let recordings = match recordings(&folder) {
@@ -24,7 +27,7 @@ fn main() -> ExitCode {
         }
     };
     let sample = recordings[0].clone();
-    let about_the_comparison: [(&str, fn(&Path) -> Result<(), Failed>); 4] = [
+    let about_the_comparison: [(&str, Check); 4] = [
         ("a_wrong_figure_is_reported_with_its_row_and_column", a_wrong_figure),
         ("a_wrong_block_of_the_snapshot_is_reported_with_its_segment", a_wrong_block),
         ("another_setting_than_the_recorded_one_is_noticed", another_setting),

@@ -63,6 +63,11 @@ struct Event {
     done: bool,
 }
 
+/// Which blocks count.
+type Which = fn(&Segment, &Block) -> bool;
+/// What each of them counts.
+type Worth = fn(&Block) -> u64;
+
 /// The model: see the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
@@ -116,7 +121,7 @@ impl Model {
         if self.config.garbage_collection_threshold.is_some() && self.limit().is_some() {
             *self.lookups.entry(pool).or_default() += 1;
         }
-        let found = self.find(pool, stream, size).or_else(|| self.from_driver(pool, stream, size));
+        let found = self.find(pool, stream, size).or_else(|| self.take_from_driver(pool, stream, size));
         let Some(address) = found else {
             self.stats.num_ooms += 1;
             return None;
@@ -264,7 +269,7 @@ impl Model {
         blocks.filter(|(_, block)| block.state == BlockState::Inactive)
     }
 
-    fn from_driver(&mut self, pool: Pool, stream: u32, size: u64) -> Option<u64> {
+    fn take_from_driver(&mut self, pool: Pool, stream: u32, size: u64) -> Option<u64> {
         self.collect_garbage();
         if let Some(address) = self.new_segment(pool, stream, size) {
             return Some(address);
@@ -476,16 +481,16 @@ impl Model {
     /// Makes the counters what the structure says: each changes once a step.
     fn count(&mut self) {
         let Self { segments, stats, .. } = self;
-        let blocks = |pool: PoolKind, kind: fn(&Segment, &Block) -> bool, worth: fn(&Block) -> u64| -> u64 {
+        let blocks = |pool: PoolKind, kind: Which, worth: Worth| -> u64 {
             let segments = segments.iter().filter(|segment| segment.pool.kind == pool);
             segments.flat_map(|segment| segment.blocks.iter().filter(|block| kind(segment, block))).map(worth).sum()
         };
-        let allocated: fn(&Segment, &Block) -> bool = |_, block| block.state == BlockState::Allocated;
-        let active: fn(&Segment, &Block) -> bool = |_, block| block.state != BlockState::Inactive;
-        let split: fn(&Segment, &Block) -> bool = |segment, block| block.state == BlockState::Inactive && segment.blocks.len() > 1;
-        let first: fn(&Segment, &Block) -> bool = |segment, block| block.address == segment.address;
-        let any: fn(&Segment, &Block) -> bool = |_, _| true;
-        let (one, bytes): (fn(&Block) -> u64, fn(&Block) -> u64) = (|_| 1, |block| block.size);
+        let allocated: Which = |_, block| block.state == BlockState::Allocated;
+        let active: Which = |_, block| block.state != BlockState::Inactive;
+        let split: Which = |segment, block| block.state == BlockState::Inactive && segment.blocks.len() > 1;
+        let first: Which = |segment, block| block.address == segment.address;
+        let any: Which = |_, _| true;
+        let (one, bytes): (Worth, Worth) = (|_| 1, |block| block.size);
         for (stat, kind, worth) in [
             (&mut stats.allocated_bytes, allocated, bytes),
             (&mut stats.reserved_bytes, any, bytes),

@@ -33,7 +33,7 @@ macro_rules! invariants {
 
 invariants! {
     AccountsAreOrdered = "accounts_are_ordered":
-        "requested ≤ allocated ≤ active ≤ reserved ≤ device used − context overhead",
+        "requested ≤ active and allocated ≤ active ≤ reserved ≤ device used − context overhead − pressure",
     CountersEqualStructure = "counters_equal_structure":
         "every counter equals the sum over the segments and blocks, recomputed",
     BlocksTileSegments = "blocks_tile_segments":

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::allocator::{Allocation, Allocator};
+use harness_allocator::allocator::{Allocation, Allocator, Request};
 use harness_allocator::device::{Device, DeviceCalls, DeviceError, DeviceMemory, DevicePtr, StreamId};
-use harness_allocator::stats::{BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo};
+use harness_allocator::stats::{BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat};
 use harness_allocator::units::Bytes;
 
 use crate::invariant::Invariant;
@@ -134,11 +134,23 @@ impl Audit {
         })
     }
 
-    /// Notes what was handed out and checks what it touched.
+    /// Notes what was handed out for a request and checks that it answers the request, and what it touched.
     ///
     /// # Errors
     /// The findings.
-    pub fn handed_out(&mut self, allocator: &dyn Allocator, device: &mut dyn Device, allocation: &Allocation) -> Result<(), Vec<Finding>> {
+    pub fn handed_out(
+        &mut self,
+        allocator: &dyn Allocator,
+        device: &mut dyn Device,
+        request: Request,
+        allocation: &Allocation,
+    ) -> Result<(), Vec<Finding>> {
+        let answered = Request { size: allocation.requested(), stream: allocation.stream() };
+        if answered != request || allocation.is_null() != (request.size == Bytes::ZERO) {
+            let expected = format!("{} for stream {}, as was asked for", request.size, request.stream.0);
+            let seen = format!("{} for stream {} at {} handed out", answered.size, answered.stream.0, allocation.ptr());
+            return Err(vec![Finding::new(Invariant::AllocationsAreDisjoint, expected, seen)]);
+        }
         if allocation.is_null() {
             return Ok(());
         }
@@ -317,14 +329,21 @@ impl Audit {
         let all = self.small.combine(self.large, |small, large| small + large);
         let mut compare = |name: &str, counted: &PooledStat, of: fn(&Sums) -> u64| {
             let parts = [
-                ("all", counted.all.current, of(&all)),
-                ("small_pool", counted.small_pool.current, of(&self.small)),
-                ("large_pool", counted.large_pool.current, of(&self.large)),
+                ("all", counted.all, of(&all)),
+                ("small_pool", counted.small_pool, of(&self.small)),
+                ("large_pool", counted.large_pool, of(&self.large)),
             ];
-            for (pool, counted, summed) in parts {
-                if counted != summed {
-                    let expected = format!("{name}.{pool}.current = {summed}, the sum over the structure");
-                    findings.push(Finding::new(Invariant::CountersEqualStructure, expected, counted.to_string()));
+            for (pool, Stat { current, peak, allocated, freed }, summed) in parts {
+                let mut finding = |expected, seen| findings.push(Finding::new(Invariant::CountersEqualStructure, expected, seen));
+                if current != summed {
+                    finding(format!("{name}.{pool}.current = {summed}, the sum over the structure"), current.to_string());
+                }
+                if peak < current {
+                    finding(format!("{name}.{pool}.peak at least the current {current}"), peak.to_string());
+                }
+                if allocated.checked_sub(freed) != Some(current) {
+                    let expected = format!("{name}.{pool}.allocated − {name}.{pool}.freed = the current {current}");
+                    finding(expected, format!("{allocated} − {freed}"));
                 }
             }
         };
@@ -348,18 +367,19 @@ impl Audit {
                 return;
             }
         };
-        let held = memory.used.saturating_sub(memory.context_overhead);
-        let chain = [
-            ("allocated", stats.allocated_bytes.all.current),
-            ("active", stats.active_bytes.all.current),
-            ("reserved", stats.reserved_bytes.all.current),
-            ("device used − context overhead", held.0.saturating_add(self.tolerance.0)),
-        ];
-        for pair in chain.windows(2) {
-            let ((lower_name, lower), (upper_name, upper)) = (pair[0], pair[1]);
+        // What others hold counts as used too, and must not make room for memory that is not there.
+        let held = memory.used.saturating_sub(memory.context_overhead).saturating_sub(memory.pressure);
+        let requested = ("requested", stats.requested_bytes.all.current);
+        let allocated = ("allocated", stats.allocated_bytes.all.current);
+        let active = ("active", stats.active_bytes.all.current);
+        let reserved = ("reserved", stats.reserved_bytes.all.current);
+        let used = ("device used − context overhead − pressure", held.0.saturating_add(self.tolerance.0));
+        // A block that waits for events is still charged to its request, though not allocated any more: requested is part of active.
+        for ((lower_name, lower), (upper_name, upper)) in [(requested, active), (allocated, active), (active, reserved), (reserved, used)] {
             if lower > upper {
                 let expected = format!("{lower_name} ≤ {upper_name}");
-                findings.push(Finding::new(Invariant::AccountsAreOrdered, expected, format!("{lower} > {upper}")));
+                let seen = format!("{lower} B ({}) > {upper} B ({})", Bytes(lower), Bytes(upper));
+                findings.push(Finding::new(Invariant::AccountsAreOrdered, expected, seen));
             }
         }
         if self.alone {

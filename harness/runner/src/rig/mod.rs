@@ -182,7 +182,7 @@ impl Rig {
     /// # Errors
     /// [`Halt`].
     pub fn allocate(&mut self, request: Request) -> Result<Result<Buffer, AllocatorError>, Halt> {
-        if self.interrupt.load(Ordering::Relaxed) {
+        if self.is_interrupted() {
             return Err(Halt::Interrupted);
         }
         let retries = self.allocator.stats().num_alloc_retries;
@@ -195,7 +195,7 @@ impl Rig {
                 if self.allocator.stats().num_alloc_retries > retries {
                     self.lost_to_retry += duration;
                 }
-                self.check(|audit, allocator, device| audit.handed_out(allocator, device, &allocation))?;
+                self.check(|audit, allocator, device| audit.handed_out(allocator, device, request, &allocation))?;
                 Ok(Ok(Buffer { allocation, content: None, shared: false }))
             }
             Err(AllocatorError::Device(error)) => Err(error.into()),
@@ -207,16 +207,17 @@ impl Rig {
         }
     }
 
-    /// Takes memory back. What it holds is checked first, unless that would wait for other work.
+    /// Takes memory back. What it holds is checked first, unless that would wait for other work: on the buffer's own stream, where the
+    /// memory is used next. Reading it on the stream that wrote it would wait for a stream that the program forgot to wait for.
     ///
     /// # Errors
     /// [`Halt`].
     pub fn free(&mut self, buffer: Buffer) -> Result<(), Halt> {
-        if let Some((tag, stream)) = buffer.content
+        if let Some((tag, writer)) = buffer.content
             && !buffer.shared
-            && !self.working.contains(&stream)
+            && ![writer, buffer.stream()].iter().any(|stream| self.working.contains(stream))
         {
-            self.checked(|rig| rig.device.verify(stream, buffer.range(), tag))?;
+            self.checked(|rig| rig.device.verify(buffer.stream(), buffer.range(), tag))?;
         }
         let address = buffer.allocation.ptr();
         let start = self.device.now();
@@ -362,6 +363,12 @@ impl Rig {
         Ok(held)
     }
 
+    /// Whether the user wants the run to stop.
+    #[must_use]
+    pub fn is_interrupted(&self) -> bool {
+        self.interrupt.load(Ordering::Relaxed)
+    }
+
     /// Notes a violation that does not keep the step from going on; [`Rig::take_findings`] returns it.
     pub fn note(&mut self, finding: Finding) {
         self.findings.push(finding);
@@ -433,7 +440,7 @@ impl Rig {
     /// [`Halt`].
     pub fn room(&mut self) -> Result<Bytes, Halt> {
         let stats = self.allocator.stats();
-        let cached = stats.reserved_bytes.all.current - stats.active_bytes.all.current;
+        let cached = stats.reserved_bytes.all.current.saturating_sub(stats.active_bytes.all.current);
         Ok(self.device.memory()?.free + Bytes(cached))
     }
 

@@ -146,8 +146,8 @@ fn allocate(world: &mut World, step: &Step, alloc: &Alloc) -> Result<Done, Halt>
         (Ok(buffer), expected) => {
             done.outcome = Outcome::Fits { retries: retries as u32 };
             if expected == Expected::Oom {
-                let seen = format!("{} handed out", buffer.size());
-                done.missed.push(Missed::at(step, "an out-of-memory", seen));
+                let seen = format!("it fits: {} handed out", buffer.size());
+                done.missed.push(Missed::at(step, format!("the request for {size} to run out of memory"), seen));
             }
             world.keep(&alloc.buffer, buffer);
         }

@@ -57,10 +57,10 @@ pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecor
             return Err(device_error(halt));
         }
     };
-    runner.run_all(&mut world);
+    let completed = matches!(runner.run_steps(&mut world, &request.scenario.steps), Next::Continue);
     let (stats, calls) = (world.rig.stats(), world.rig.calls());
     let (timings, curve) = world.rig.take_measurements();
-    runner.finish(world);
+    runner.finish(world, completed);
     Ok(RunRecord {
         scenario: request.scenario.info(),
         device: device_info,
@@ -90,6 +90,19 @@ fn device_error(halt: Halt) -> DeviceError {
     }
 }
 
+/// What should have been, where a device says that something is wrong: whether to look at the allocator or at the machine.
+const fn expected_of_device(error: &DeviceError) -> &'static str {
+    match error {
+        DeviceError::DoubleFree { .. } | DeviceError::InvalidFree { .. } | DeviceError::InvalidAccess { .. } => {
+            "the allocator to hand out and free only memory that is allocated on the device"
+        }
+        DeviceError::UnknownHandle { .. } | DeviceError::NotReady(_) => "streams and events to be used only while they exist",
+        DeviceError::Race { .. } | DeviceError::Corrupted { .. } => "memory to hold what was written",
+        DeviceError::OutOfMemory { .. } => "memory for the harness's own needs",
+        DeviceError::Driver { .. } | DeviceError::Unavailable { .. } => "the driver to do as it is told",
+    }
+}
+
 struct Runner<'a> {
     request: &'a RunRequest<'a>,
     steps: Vec<StepRecord>,
@@ -106,13 +119,13 @@ enum Next {
 }
 
 impl Runner<'_> {
-    fn run_all(&mut self, world: &mut World) {
-        let scenario = self.request.scenario;
-        self.run_steps(world, &scenario.steps);
-    }
-
     fn run_steps(&mut self, world: &mut World, steps: &[Step]) -> Next {
         for step in steps {
+            // Not every step allocates, and only an allocation looks by itself.
+            if world.rig.is_interrupted() {
+                self.interrupted = true;
+                return Next::Stop;
+            }
             let next = match &step.action {
                 Action::Repeat(repeat) => self.repeat(world, repeat.times, &repeat.steps),
                 _ => self.run_step(world, step),
@@ -166,14 +179,16 @@ impl Runner<'_> {
             self.check_invariants(world);
         }
         let failed = self.violations.len() > seen;
+        let stops = self.interrupted || (failed && !self.only_expected_violations()) || ended.is_none();
         let accounts = ended.or_else(|| Some((Default::default(), world.rig.accounts().ok()?)));
-        if let Some((duration, accounts)) = accounts {
+        // A step that was interrupted is neither done nor failed.
+        if let Some((duration, accounts)) = accounts.filter(|_| !self.interrupted) {
             let done = done.unwrap_or_else(|| Done { outcome: Outcome::Failed, ..Done::default() });
             if let Some(id) = &step.id {
                 world.report(id.clone(), done.reports_with_time(duration));
             }
             let outcome = if failed && done.missed.is_empty() && done.outcome == Outcome::Done { Outcome::Failed } else { done.outcome };
-            self.record(StepRecord {
+            let step = StepRecord {
                 number: self.number,
                 line: step.position.line,
                 kind: step.action.kind().name().to_owned(),
@@ -185,25 +200,24 @@ impl Runner<'_> {
                 reports: step.id.iter().flat_map(|_| &done.reports).map(|(key, value)| (key.name().to_owned(), *value)).collect(),
                 notes: done.notes,
                 tables: done.tables,
-            });
+            };
+            // The step that ends a run is the one that people look for.
+            if self.steps.len() < MOST_STEPS || stops { self.steps.push(step) } else { self.unrecorded_steps += 1 }
         }
-        if self.interrupted || (failed && !self.only_expected_violations()) || ended.is_none() { Next::Stop } else { Next::Continue }
+        if stops { Next::Stop } else { Next::Continue }
     }
 
-    fn record(&mut self, step: StepRecord) {
-        if self.steps.len() < MOST_STEPS { self.steps.push(step) } else { self.unrecorded_steps += 1 }
-    }
-
-    /// Frees what is live, checks the end, and closes the device.
-    fn finish(&mut self, mut world: World) {
-        if self.violations.is_empty() && !self.interrupted {
+    /// Frees what is live, checks the end where all steps were done, and closes the device.
+    fn finish(&mut self, mut world: World, completed: bool) {
+        let mut clean = completed;
+        if completed {
             world.rig.begin_step(self.number + 1);
             let ended = world.free_everything().and_then(|()| world.rig.finish());
             if let Err(halt) = ended {
+                clean = false;
                 self.halt_at(halt, None);
             }
         }
-        let clean = self.violations.is_empty();
         if let Err(halt) = world.close()
             && clean
         {
@@ -231,7 +245,7 @@ impl Runner<'_> {
                 step: self.number,
                 at: step.map(|step| self.request.scenario.place(step.position)),
                 rule: Rule::DeviceFailure,
-                expected: "the device to do as it is told".to_owned(),
+                expected: expected_of_device(&error).to_owned(),
                 seen: error.to_string(),
             }),
         }

@@ -25,6 +25,8 @@ struct Pinned {
     blocks: u64,
     others: u64,
     bytes: Bytes,
+    /// Free pieces: all of them, and the largest.
+    free: Bytes,
     largest_free: Bytes,
 }
 
@@ -32,7 +34,7 @@ impl Pinned {
     fn of(segment: &SegmentInfo, blocks: &BTreeSet<DevicePtr>) -> Self {
         let live = segment.blocks.iter().filter(|block| block.state != BlockState::Inactive);
         let (ours, others): (Vec<_>, Vec<_>) = live.partition(|block| blocks.contains(&block.address));
-        let free = segment.blocks.iter().filter(|block| block.state == BlockState::Inactive);
+        let free = || segment.blocks.iter().filter(|block| block.state == BlockState::Inactive).map(|block| block.size);
         Self {
             address: segment.address,
             size: segment.size,
@@ -41,16 +43,19 @@ impl Pinned {
             blocks: ours.len() as u64,
             others: others.len() as u64,
             bytes: ours.iter().map(|block: &&BlockInfo| block.size).sum(),
-            largest_free: free.map(|block| block.size).max().unwrap_or_default(),
+            free: free().sum(),
+            largest_free: free().max().unwrap_or_default(),
         }
     }
 
-    fn free(&self) -> Bytes {
-        self.size.saturating_sub(self.bytes)
+    /// Whether the storm keeps it from going back.
+    const fn is_pinned(&self) -> bool {
+        self.blocks > 0
     }
 
-    fn is_pinned(&self) -> bool {
-        self.blocks + self.others > 0
+    /// Whether `empty_cache` gives it back.
+    const fn is_free(&self) -> bool {
+        self.blocks + self.others == 0
     }
 }
 
@@ -66,16 +71,17 @@ fn segments(world: &mut World, storm: &StepName) -> Vec<Pinned> {
 /// The table and the sums.
 pub(crate) fn list(world: &mut World, storm: &StepName) -> Result<Done, Halt> {
     let segments = segments(world, storm);
-    let (pinned, whole): (Vec<_>, Vec<_>) = segments.iter().partition(|segment| segment.is_pinned());
+    let pinned: Vec<_> = segments.iter().filter(|segment| segment.is_pinned()).collect();
+    let whole = segments.iter().filter(|segment| segment.is_free()).count();
     let pinning_bytes: Bytes = pinned.iter().map(|segment| segment.bytes).sum();
-    let free: Bytes = pinned.iter().map(|segment| segment.free()).sum();
+    let free: Bytes = pinned.iter().map(|segment| segment.free).sum();
     let mut done = Done::default();
     done.reports.extend([
         (ReportKey::PinnedSegments, pinned.len() as u64),
         (ReportKey::PinningBlocks, pinned.iter().map(|segment| segment.blocks).sum()),
         (ReportKey::PinningBytes, pinning_bytes.0),
         (ReportKey::FreeInPinnedSegments, free.0),
-        (ReportKey::FreeSegments, whole.len() as u64),
+        (ReportKey::FreeSegments, whole as u64),
     ]);
     done.notes.push(format!(
         "{} of {} segments are pinned: {pinning_bytes} of live blocks keep {free} of free memory from going back to the driver",
@@ -102,7 +108,7 @@ fn table(pinned: &[&Pinned]) -> Table {
             segment.stream.to_string(),
             segment.blocks.to_string(),
             segment.bytes.to_string(),
-            segment.free().to_string(),
+            segment.free.to_string(),
             segment.largest_free.to_string(),
         ]
     };
@@ -118,9 +124,9 @@ pub(crate) fn free_for(world: &mut World, storm: &StepName, request: Bytes) -> R
     let unit = world.rig.info().granularity;
     let wanted = request.checked_round_up(unit).unwrap_or(request);
     let segments = segments(world, storm);
-    let mut room = world.rig.memory()?.free + segments.iter().filter(|segment| !segment.is_pinned()).map(|segment| segment.size).sum();
+    let mut room = world.rig.memory()?.free + segments.iter().filter(|segment| segment.is_free()).map(|segment| segment.size).sum();
     let (mut freed, mut blocks, mut bytes) = (0, 0, Bytes::ZERO);
-    for segment in segments.iter().filter(|segment| segment.blocks > 0 && segment.others == 0) {
+    for segment in segments.iter().filter(|segment| segment.is_pinned() && segment.others == 0) {
         if room >= wanted {
             break;
         }
@@ -134,5 +140,6 @@ pub(crate) fn free_for(world: &mut World, storm: &StepName, request: Bytes) -> R
         blocks += segment.blocks;
         bytes += segment.bytes;
     }
-    Ok(format!("{blocks} blocks ({bytes}) in {freed} segments freed: room for {room} in whole segments"))
+    let enough = if room < wanted { format!(", not enough for {wanted}: what else is live pins the rest") } else { String::new() };
+    Ok(format!("{blocks} blocks ({bytes}) in {freed} segments freed: room for {room} in whole segments{enough}"))
 }

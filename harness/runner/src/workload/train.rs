@@ -55,7 +55,10 @@ pub(crate) fn run(world: &mut World, step: &Step, train: &Train) -> Result<Done,
     let mut tally = Tally::default();
     let failed = match model.build(world)? {
         Ok(()) => iterate(world, train, &mut model, &mut tally)?,
-        Err(error) => Some(error),
+        Err(error) => {
+            tally.ooms += 1;
+            Some(error)
+        }
     };
     free_all(world, model.state)?;
     Ok(conclude(step, train, &tally, failed))

@@ -71,7 +71,7 @@ impl<'a> Bench<'a> {
     fn allocate(&mut self, request: Request) -> Result<Option<Allocation>, DeviceError> {
         match self.allocator.allocate(self.device, request) {
             Ok(allocation) => {
-                let found = self.audit.handed_out(&*self.allocator, self.device, &allocation);
+                let found = self.audit.handed_out(&*self.allocator, self.device, request, &allocation);
                 found.unwrap_or_else(|findings| panic!("{findings:?}"));
                 Ok(Some(allocation))
             }

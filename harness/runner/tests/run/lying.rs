@@ -1,0 +1,280 @@
+//! A caching allocator that tells one lie, and counts what the audit reads of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use harness_allocator::allocator::caching::CachingAllocator;
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, Request};
+use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId, Tag};
+use harness_allocator::stats::{BlockState, MemoryStats, PooledStat, SegmentInfo, Stat, StatFamily};
+use harness_allocator::units::Bytes;
+
+/// The request at which the lies begin that do not have an occasion of their own. No other request is of this size.
+pub(crate) const TOLD: Bytes = Bytes(1000);
+
+/// One thing that is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lie {
+    /// None: the control.
+    Nothing,
+    /// A counter is one too high.
+    Counter(StatFamily),
+    /// A peak is below the value that it is the peak of.
+    Peak,
+    /// A sum of increases is one too high.
+    SumOfIncreases,
+    /// A free block begins behind its place, or in front of it.
+    Gap,
+    Overlap,
+    /// A free block is listed as two, and counted so.
+    Unmerged,
+    /// An allocation lies where another one is; or over the end of it.
+    HandedOutTwice,
+    HandedOutOverlapping,
+    /// Half of what was asked for, or for another stream, or nothing at all.
+    TooSmall,
+    WrongStream,
+    Null,
+    /// A new allocation writes over an old one.
+    Overwrites,
+    /// `record_stream` is not heard: a block is handed out while another stream uses it.
+    ForgetsStreams,
+    /// All memory comes from elsewhere than the device.
+    FromNowhere,
+    /// Blocks that wait for events are charged more than they hold.
+    ChargesPending,
+    /// A device allocation that no account shows, given back in the end.
+    Hoards,
+    /// An out-of-memory is not counted; or it drops everything that is live.
+    OomUncounted,
+    OomDropsLive,
+    /// `empty_cache` does nothing.
+    KeepsTheCache,
+    /// A memory fraction is never lifted.
+    KeepsTheFraction,
+    /// Something of the device is forgotten.
+    LeaksAnEvent,
+    LeaksAStream,
+    LeaksItsSegments,
+}
+
+/// What the audit has read.
+#[derive(Debug, Default)]
+pub(crate) struct Reads {
+    pub(crate) snapshots: AtomicU64,
+    pub(crate) segments: AtomicU64,
+    pub(crate) blocks: AtomicU64,
+}
+
+impl Reads {
+    pub(crate) fn whole(&self) -> u64 {
+        self.snapshots.load(Ordering::Relaxed)
+    }
+}
+
+pub(crate) struct Lying {
+    lie: Lie,
+    told: bool,
+    inner: CachingAllocator,
+    /// A device that is not the rig's: its addresses are the same, as those of all fresh simulated devices are.
+    elsewhere: SimDevice,
+    /// An allocator on it.
+    twin: CachingAllocator,
+    first: Option<MemoryRange>,
+    hoard: Option<DevicePtr>,
+    reads: Arc<Reads>,
+}
+
+impl Lying {
+    pub(crate) fn new(lie: Lie) -> (Self, Arc<Reads>) {
+        let reads = Arc::<Reads>::default();
+        let allocator = Self {
+            lie,
+            told: false,
+            inner: CachingAllocator::default(),
+            elsewhere: SimDevice::new(SimConfig::default()),
+            twin: CachingAllocator::default(),
+            first: None,
+            hoard: None,
+            reads: Arc::clone(&reads),
+        };
+        (allocator, reads)
+    }
+
+    /// What the lie makes of the request at which it begins.
+    fn tell(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+        match self.lie {
+            Lie::HandedOutTwice => return self.twin.allocate(&mut self.elsewhere, request),
+            // The first block of the structure is 512 bytes long, and so is the second one.
+            Lie::HandedOutOverlapping => return self.twin.allocate(&mut self.elsewhere, request),
+            Lie::TooSmall => return self.inner.allocate(device, Request { size: Bytes(request.size.0 / 2), ..request }),
+            Lie::WrongStream => return self.inner.allocate(device, request.on(StreamId(request.stream.0 + 1))),
+            Lie::Null => return self.inner.allocate(device, Request { size: Bytes::ZERO, ..request }),
+            Lie::Overwrites => device.fill(request.stream, self.first.expect("something was handed out before"), Tag(1))?,
+            Lie::Hoards => self.hoard = Some(device.malloc(Bytes::mib(2))?),
+            Lie::LeaksAnEvent => drop(device.create_event()?),
+            Lie::LeaksAStream => drop(device.create_stream()?),
+            _ => {}
+        }
+        self.inner.allocate(device, request)
+    }
+
+    fn lies(&self, lie: Lie) -> bool {
+        self.told && self.lie == lie
+    }
+
+    fn twist(&self, mut segment: SegmentInfo) -> SegmentInfo {
+        let last = segment.blocks.last().copied().filter(|block| block.state == BlockState::Inactive && segment.blocks.len() > 1);
+        if let (true, Some(last)) = (self.told, last) {
+            let place = segment.blocks.len() - 1;
+            match self.lie {
+                Lie::Gap => segment.blocks[place].address = last.address.offset(Bytes(512)),
+                Lie::Overlap => segment.blocks[place].address = DevicePtr(last.address.0 - 512),
+                Lie::Unmerged if segment.address == self.first.expect("handed out before").start => {
+                    segment.blocks[place].size = Bytes(512);
+                    let rest = Bytes(last.size.0 - 512);
+                    segment.blocks.push(harness_allocator::stats::BlockInfo {
+                        address: last.address.offset(Bytes(512)),
+                        size: rest,
+                        ..last
+                    });
+                }
+                _ => {}
+            }
+        }
+        if self.lie == Lie::ChargesPending {
+            for block in segment.blocks.iter_mut().filter(|block| block.state == BlockState::PendingFree) {
+                block.requested = block.requested + PENDING_SURCHARGE;
+            }
+        }
+        segment
+    }
+
+    fn read(&self, segments: &[SegmentInfo]) {
+        let blocks: usize = segments.iter().map(|segment| segment.blocks.len()).sum();
+        self.reads.blocks.fetch_add(blocks as u64, Ordering::Relaxed);
+    }
+}
+
+const PENDING_SURCHARGE: Bytes = Bytes::mib(32);
+
+fn family(stats: &mut MemoryStats, family: StatFamily) -> &mut PooledStat {
+    match family {
+        StatFamily::AllocatedBytes => &mut stats.allocated_bytes,
+        StatFamily::ReservedBytes => &mut stats.reserved_bytes,
+        StatFamily::ActiveBytes => &mut stats.active_bytes,
+        StatFamily::InactiveSplitBytes => &mut stats.inactive_split_bytes,
+        StatFamily::RequestedBytes => &mut stats.requested_bytes,
+        StatFamily::Allocation => &mut stats.allocation,
+        StatFamily::Segment => &mut stats.segment,
+        StatFamily::Active => &mut stats.active,
+        StatFamily::InactiveSplit => &mut stats.inactive_split,
+    }
+}
+
+impl Allocator for Lying {
+    fn name(&self) -> &'static str {
+        "lying"
+    }
+
+    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+        if self.lie == Lie::FromNowhere {
+            return self.inner.allocate(&mut self.elsewhere, request);
+        }
+        let answer = if request.size == TOLD {
+            self.told = true;
+            self.tell(device, request)
+        } else {
+            self.inner.allocate(device, request)
+        };
+        match &answer {
+            Ok(allocation) if self.first.is_none() => self.first = Some(allocation.range()),
+            Err(AllocatorError::OutOfMemory(_)) if self.lie == Lie::OomDropsLive => self.inner.close(device)?,
+            _ => {}
+        }
+        answer
+    }
+
+    fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
+        if self.lie == Lie::FromNowhere {
+            return self.inner.free(&mut self.elsewhere, allocation);
+        }
+        self.inner.free(device, allocation)
+    }
+
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
+        if self.lie != Lie::ForgetsStreams {
+            self.inner.record_stream(allocation, stream);
+        }
+    }
+
+    fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        if self.lie == Lie::KeepsTheCache {
+            return Ok(());
+        }
+        self.inner.empty_cache(device)
+    }
+
+    fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
+        if self.lie != Lie::KeepsTheFraction || fraction != MemoryFraction::ALL {
+            self.inner.set_memory_fraction(device, fraction);
+        }
+    }
+
+    fn reset_peaks(&mut self) {
+        self.inner.reset_peaks();
+    }
+
+    fn stats(&self) -> MemoryStats {
+        let mut stats = self.inner.stats();
+        match self.lie {
+            Lie::Counter(counter) if self.told => {
+                let Stat { current, peak, allocated, .. } = &mut family(&mut stats, counter).all;
+                *current += 1;
+                *peak += 1;
+                *allocated += 1;
+            }
+            Lie::Peak if self.told => stats.active_bytes.all.peak = stats.active_bytes.all.current - 1,
+            Lie::SumOfIncreases if self.told => stats.segment.large_pool.allocated += 1,
+            // Counted as it is listed.
+            Lie::Unmerged if self.told => stats.inactive_split.increase(harness_allocator::stats::PoolKind::Small, 1),
+            Lie::ChargesPending => {
+                let pending = self.inner.snapshot().into_iter().flat_map(|segment| segment.blocks);
+                for _ in pending.filter(|block| block.state == BlockState::PendingFree) {
+                    stats.requested_bytes.increase(harness_allocator::stats::PoolKind::Large, PENDING_SURCHARGE.0);
+                }
+            }
+            Lie::OomUncounted => stats.num_ooms = 0,
+            _ => {}
+        }
+        stats
+    }
+
+    fn snapshot(&self) -> Vec<SegmentInfo> {
+        self.reads.snapshots.fetch_add(1, Ordering::Relaxed);
+        let segments: Vec<_> = self.inner.snapshot().into_iter().map(|segment| self.twist(segment)).collect();
+        self.read(&segments);
+        segments
+    }
+
+    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
+        self.reads.segments.fetch_add(1, Ordering::Relaxed);
+        let segment = self.twist(self.inner.segment_at(address)?);
+        self.read(std::slice::from_ref(&segment));
+        Some(segment)
+    }
+
+    fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        if let Some(hoard) = self.hoard.take() {
+            device.free(hoard)?;
+        }
+        if self.lie == Lie::FromNowhere {
+            return self.inner.close(&mut self.elsewhere);
+        }
+        if self.lies(Lie::LeaksItsSegments) {
+            return Ok(());
+        }
+        self.inner.close(device)
+    }
+}

@@ -1,0 +1,11 @@
+//! The harness catches what it promises to catch: scenarios that must fail say why in full, broken allocators are told by the invariant
+//! that they break, right allocators never are, and the audit does no more work than it says.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod broken;
+mod cost;
+mod lying;
+mod program;
+mod random;
+mod scenarios;
+mod watched;

@@ -1,0 +1,89 @@
+//! A simulated device that says what is left on it when it is closed, and can interrupt the run.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::device::{
+    Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MemoryRange, Place, StreamId, Tag,
+};
+use harness_allocator::units::{Bytes, Nanos};
+
+pub(crate) struct Watched {
+    device: SimDevice,
+    interrupt: Arc<AtomicBool>,
+    /// Interrupts at this device allocation.
+    at: u64,
+    left: Arc<Mutex<Option<Leaks>>>,
+    mallocs: Arc<Mutex<Vec<Bytes>>>,
+}
+
+impl Watched {
+    pub(crate) fn new(memory: Bytes, interrupt: Arc<AtomicBool>, at: u64) -> (Self, Arc<Mutex<Option<Leaks>>>) {
+        let mut config = SimConfig::default();
+        config.total = config.context_overhead + memory;
+        let left = Arc::default();
+        (Self { device: SimDevice::new(config), interrupt, at, left: Arc::clone(&left), mallocs: Arc::default() }, left)
+    }
+
+    /// What was asked for, in order.
+    pub(crate) fn mallocs(&self) -> Arc<Mutex<Vec<Bytes>>> {
+        Arc::clone(&self.mallocs)
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        *self.left.lock().unwrap() = Some(self.device.leaks());
+    }
+}
+
+macro_rules! passed_on {
+    ($(fn $name:ident(&mut self $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;)*) => {
+        $(fn $name(&mut self $(, $argument: $type)*) $(-> $result)? { self.device.$name($($argument),*) })*
+    };
+}
+
+impl Device for Watched {
+    fn info(&self) -> &DeviceInfo {
+        self.device.info()
+    }
+
+    fn calls(&self) -> DeviceCalls {
+        self.device.calls()
+    }
+
+    fn leaks(&self) -> Leaks {
+        self.device.leaks()
+    }
+
+    fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
+        self.mallocs.lock().unwrap().push(size);
+        if self.calls().malloc + 1 == self.at {
+            self.interrupt.store(true, Ordering::Relaxed);
+        }
+        self.device.malloc(size)
+    }
+
+    passed_on! {
+        fn memory(&mut self) -> Result<DeviceMemory, DeviceError>;
+        fn now(&mut self) -> Nanos;
+        fn set_place(&mut self, place: Place);
+        fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError>;
+        fn create_stream(&mut self) -> Result<StreamId, DeviceError>;
+        fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
+        fn create_event(&mut self) -> Result<EventId, DeviceError>;
+        fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError>;
+        fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError>;
+        fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError>;
+        fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError>;
+        fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError>;
+        fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError>;
+        fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
+        fn synchronize(&mut self) -> Result<(), DeviceError>;
+        fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
+        fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
+        fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError>;
+        fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError>;
+    }
+}

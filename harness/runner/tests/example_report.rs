@@ -40,7 +40,10 @@ fn the_example_report_is_what_the_catalogue_gives() {
     let (made, kept) = (files(made.path()), files(Path::new(EXAMPLE)));
     assert_eq!(made.keys().collect::<Vec<_>>(), kept.keys().collect::<Vec<_>>(), "other files: run with UPDATE=1");
     for (name, content) in &made {
-        assert!(kept.get(name) == Some(content), "{EXAMPLE}/{name} is not what this build makes: run with UPDATE=1 and look at the difference");
+        assert!(
+            kept.get(name) == Some(content),
+            "{EXAMPLE}/{name} is not what this build makes: run with UPDATE=1 and look at the difference"
+        );
     }
 }
 

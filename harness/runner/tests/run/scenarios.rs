@@ -24,7 +24,7 @@ fn scenario(steps: &str) -> Scenario {
 
 fn run_with(scenario: &Scenario, allocator: AllocatorKind, interrupt: bool, seed: Option<u64>) -> RunRecord {
     let (allocators, program) = (None, "harness".to_owned());
-    let plan = Plan { scenarios: vec![scenario.clone()], allocators, seed, memory: None, repetitions: 1, program };
+    let plan = Plan { scenarios: vec![scenario.clone()], allocators, seed, memory: None, repetitions: 1, audit: true, program };
     let arm = Arm { scenario, allocator, repetition: 0 };
     plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::new(AtomicBool::new(interrupt))).unwrap()
 }
@@ -298,9 +298,11 @@ fn a_storm_that_is_interrupted_leaves_nothing_on_the_device() {
     let interrupt = Arc::<AtomicBool>::default();
     let (device, left) = Watched::new(scenario.memory, Arc::clone(&interrupt), 2);
     let (allocator, reproduce) = (AllocatorKind::Caching, String::new());
-    let run =
-        harness::run::run(&RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, interrupt }, Box::new(device))
-            .unwrap();
+    let run = harness::run::run(
+        &RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt },
+        Box::new(device),
+    )
+    .unwrap();
     assert_eq!(run.verdict, Verdict::Interrupted);
     assert_eq!(
         run.steps.iter().map(|step| step.kind.as_str()).collect::<Vec<_>>(),
@@ -323,6 +325,7 @@ fn a_scenario_without_leaks_leaves_nothing_and_one_that_fails_neither() {
             seed: 0,
             repetition: 0,
             reproduce: String::new(),
+            audit: true,
             interrupt,
         };
         harness::run::run(&request, Box::new(device)).unwrap();
@@ -337,8 +340,15 @@ fn the_end_gives_the_cache_back_and_takes_the_whole_limit_once() {
     let interrupt = Arc::<AtomicBool>::default();
     let (device, _) = Watched::new(scenario.memory, Arc::clone(&interrupt), u64::MAX);
     let mallocs = device.mallocs();
-    let request =
-        RunRequest { scenario: &scenario, allocator: AllocatorKind::Caching, seed: 0, repetition: 0, reproduce: String::new(), interrupt };
+    let request = RunRequest {
+        scenario: &scenario,
+        allocator: AllocatorKind::Caching,
+        seed: 0,
+        repetition: 0,
+        reproduce: String::new(),
+        audit: true,
+        interrupt,
+    };
     let run = harness::run::run(&request, Box::new(device)).unwrap();
     assert_eq!(run.verdict, Verdict::Passed);
     assert_eq!(*mallocs.lock().unwrap(), [Bytes::mib(20), Bytes::mib(64)]);

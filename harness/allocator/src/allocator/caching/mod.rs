@@ -1,9 +1,9 @@
 //! PyTorch's caching allocator: memory is taken from the driver in segments, handed out in blocks, kept when it is freed, and given back
 //! only when somebody asks or a request would fail otherwise.
 //!
-//! Words: a *segment* is one driver allocation, a chain of *blocks*; a *pool* ([`pools`]) keeps the free blocks of one size class; a block
-//! used by several streams is freed by way of events ([`deferred`]); memory goes back in [`reclaim`]; sizes are computed in [`config`];
-//! [`conf`] reads the settings as PyTorch writes them.
+//! Words: a *segment* is one driver allocation, a chain of *blocks*; a *pool* (`pools`) keeps the free blocks of one size class; a block
+//! used by several streams is freed by way of events (`deferred`); memory goes back in `reclaim`; sizes are computed in `config`;
+//! `conf` reads the settings as PyTorch writes them.
 //!
 //! Behaves byte for byte like PyTorch 2.11 (`c10/cuda/CUDACachingAllocator.cpp` in <https://github.com/pytorch/pytorch>), which recorded
 //! runs of it prove. The one deliberate difference, [`Quirks`], makes ours safe where PyTorch's is not.
@@ -43,6 +43,13 @@ pub struct CachingAllocator {
     /// What may be held from the driver at most. Kept as a share, so that the setting needs no device: the limit itself is computed where
     /// a segment is asked for, which no cache hit does.
     fraction: MemoryFraction,
+}
+
+impl Default for CachingAllocator {
+    /// An empty allocator with PyTorch's own settings.
+    fn default() -> Self {
+        Self::new(Config::default())
+    }
 }
 
 impl CachingAllocator {

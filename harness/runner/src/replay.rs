@@ -39,7 +39,7 @@ pub enum DeviceColumn {
     MallocFails,
     /// Calls of free.
     FreeCalls,
-    /// Physical pages made for mapping, failed ones included: none without expandable segments.
+    /// Physical pages asked for, failed ones included: none without expandable segments.
     CreateCalls,
     /// Physical pages given back.
     ReleaseCalls,
@@ -223,7 +223,8 @@ impl Replay {
             Column::Device(DeviceColumn::MallocCalls) => calls.malloc,
             Column::Device(DeviceColumn::MallocFails) => calls.malloc_failures,
             Column::Device(DeviceColumn::FreeCalls) => calls.free,
-            Column::Device(DeviceColumn::CreateCalls | DeviceColumn::ReleaseCalls) => 0,
+            Column::Device(DeviceColumn::CreateCalls) => calls.create,
+            Column::Device(DeviceColumn::ReleaseCalls) => calls.release,
             // The simulated device always answers.
             Column::Device(DeviceColumn::FreeBytes) => self.device.memory().map_or(0, |memory| memory.free.0),
         }

@@ -395,6 +395,7 @@ impl Device for CudaDevice {
     fn leaks(&self) -> Leaks {
         let charged = |size: &Bytes| size.checked_round_up(GRANULARITY).unwrap_or(*size);
         Leaks {
+            reservations: 0,
             allocations: self.live.len() as u64,
             bytes: self.live.values().map(charged).sum(),
             streams: self.streams.len() as u64 - 1,

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MemoryRange, Place, StreamId, Tag,
+    CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place,
+    StreamId, Tag,
 };
 use crate::units::{Bytes, Nanos};
 
@@ -18,8 +19,8 @@ pub struct Limited {
     /// Their sum.
     charged: Bytes,
     pressure: Bytes,
-    /// Allocations that the limit refused and the device never saw.
-    refused: u64,
+    /// Pages of mappings that the limit refused: how many would have been asked for, and given back again.
+    refused_pages: (u64, u64),
 }
 
 impl Limited {
@@ -41,7 +42,31 @@ impl Limited {
         }
         let info = device.info();
         let info = DeviceInfo { total: limit, ..info.clone() };
-        Ok(Self { inner: device, info, charges: BTreeMap::new(), charged: Bytes::ZERO, pressure: Bytes::ZERO, refused: 0 })
+        Ok(Self {
+            inner: device,
+            info,
+            charges: BTreeMap::new(),
+            charged: Bytes::ZERO,
+            pressure: Bytes::ZERO,
+            refused: 0,
+            refused_pages: (0, 0),
+        })
+    }
+
+    /// Refuses an allocation. The device is asked for more than it has, so that a refusal is a driver call that fails, in its counts and in
+    /// its time, as it would be on a device of this size.
+    fn refuse(&mut self, requested: Bytes) -> DeviceError {
+        let impossible = self.inner.info().total + self.info.granularity;
+        let refused = match self.inner.malloc(impossible) {
+            Err(error) if error.is_out_of_memory() => self.inner.memory(),
+            Err(error) => Err(error),
+            // A driver that promises more than it has: what it gave goes back, and the limit stands.
+            Ok(ptr) => self.inner.free(ptr).and_then(|()| self.inner.memory()),
+        };
+        match refused {
+            Ok(memory) => DeviceError::OutOfMemory { requested, free: self.left().min(memory.free) },
+            Err(error) => error,
+        }
     }
 
     /// What the limit leaves.
@@ -62,15 +87,14 @@ impl Device for Limited {
 
     fn calls(&self) -> DeviceCalls {
         let inner = self.inner.calls();
-        DeviceCalls { malloc: inner.malloc + self.refused, malloc_failures: inner.malloc_failures + self.refused, ..inner }
+        let (created, released) = self.refused_pages;
+        DeviceCalls { create: inner.create + created, release: inner.release + released, ..inner }
     }
 
     fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
         let left = self.left();
         let Some(charge) = size.checked_round_up(self.info.granularity).filter(|charge| *charge <= left) else {
-            self.refused += 1;
-            let free = left.min(self.inner.memory()?.free);
-            return Err(DeviceError::OutOfMemory { requested: size, free });
+            return Err(self.refuse(size));
         };
         let ptr = self.inner.malloc(size)?;
         self.charges.insert(ptr, charge);
@@ -156,12 +180,53 @@ impl Device for Limited {
         self.inner.busy(stream, duration)
     }
 
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        if self.inner.mapped().is_some() { Some(self) } else { None }
+    }
+
     fn cost_figures(&self) -> Vec<CostFigure> {
         self.inner.cost_figures()
     }
 
     fn leaks(&self) -> Leaks {
         self.inner.leaks()
+    }
+}
+
+impl Limited {
+    fn inner_mapped(&mut self) -> Result<&mut dyn MappedDevice, DeviceError> {
+        let why = || DeviceError::Unavailable { what: "memory mapping".to_owned(), why: "the device behind the limit has none".to_owned() };
+        self.inner.mapped().ok_or_else(why)
+    }
+}
+
+impl MappedDevice for Limited {
+    fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
+        self.inner_mapped()?.reserve(size)
+    }
+
+    fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
+        self.inner_mapped()?.unreserve(start)
+    }
+
+    fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
+        let left = self.left();
+        if range.len > left {
+            let fitting = left.0.checked_div(page.0).unwrap_or(0);
+            self.refused_pages.0 += fitting + 1;
+            self.refused_pages.1 += fitting;
+            let free = left.min(self.inner.memory()?.free);
+            return Err(DeviceError::OutOfMemory { requested: range.len, free });
+        }
+        self.inner_mapped()?.map(range, page)?;
+        self.charged += range.len;
+        Ok(())
+    }
+
+    fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
+        self.inner_mapped()?.unmap(range)?;
+        self.charged -= range.len;
+        Ok(())
     }
 }
 

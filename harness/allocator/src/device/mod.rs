@@ -175,6 +175,10 @@ pub struct DeviceCalls {
     pub malloc_failures: u64,
     /// Calls of [`Device::free`].
     pub free: u64,
+    /// Physical pages asked for by [`MappedDevice::map`], failed ones included.
+    pub create: u64,
+    /// Physical pages given back, those of a failed mapping included.
+    pub release: u64,
     /// Events recorded.
     pub event_record: u64,
     /// Events asked whether they are done.
@@ -187,7 +191,7 @@ impl DeviceCalls {
     /// Calls that reach the driver's memory manager: what a caching allocator exists to avoid.
     #[must_use]
     pub const fn memory_calls(&self) -> u64 {
-        self.malloc + self.free
+        self.malloc + self.free + self.create + self.release
     }
 }
 
@@ -321,10 +325,45 @@ pub trait Device: Send {
     /// What the caller has not given back: checked at the end of a run.
     fn leaks(&self) -> Leaks;
 
+    /// Address space and physical memory apart, where the device has that.
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        None
+    }
+
     /// What a simulated device charges for its calls and work; a real one takes the time it takes.
     fn cost_figures(&self) -> Vec<CostFigure> {
         Vec::new()
     }
+}
+
+/// Address space and physical memory apart, as CUDA's virtual memory management has them
+/// (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html>). Sizes and starts of ranges are multiples of
+/// [`DeviceInfo::granularity`].
+pub trait MappedDevice {
+    /// Reserves addresses without memory behind them.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError>;
+
+    /// Gives a reservation back, as [`MappedDevice::reserve`] returned it. Nothing may be mapped in it any more.
+    ///
+    /// # Errors
+    /// [`DeviceError::InvalidFree`].
+    fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError>;
+
+    /// Puts memory behind a range that has none, in pages of `page` bytes, each made for itself, and lets the device access it.
+    /// All or nothing: where one page cannot be had, those made before are given back.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`]; [`DeviceError::InvalidAccess`] for a range that is not reserved, or mapped already.
+    fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError>;
+
+    /// Takes the memory from behind a range of whole pages. Does not wait: work in flight on the range is the caller's to wait for.
+    ///
+    /// # Errors
+    /// [`DeviceError::InvalidFree`] for a range that is not mapped by whole pages.
+    fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError>;
 }
 
 /// One figure of a cost model, for people.
@@ -343,7 +382,9 @@ pub struct CostFigure {
 pub struct Leaks {
     /// Allocations not freed.
     pub allocations: u64,
-    /// Bytes of them, as charged.
+    /// Reservations of addresses not given back, by [`MappedDevice::reserve`].
+    pub reservations: u64,
+    /// Bytes of allocations and of mapped pages, as charged.
     pub bytes: Bytes,
     /// Streams not destroyed, the default stream apart.
     pub streams: u64,

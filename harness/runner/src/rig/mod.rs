@@ -428,6 +428,8 @@ impl Rig {
             malloc: now.malloc - start.malloc,
             malloc_failures: now.malloc_failures - start.malloc_failures,
             free: now.free - start.free,
+            create: now.create - start.create,
+            release: now.release - start.release,
             event_record: now.event_record - start.event_record,
             event_query: now.event_query - start.event_query,
             synchronize: now.synchronize - start.synchronize,

@@ -21,6 +21,10 @@ pub struct CostModel {
     pub free: Figure<Nanos>,
     /// More for each MiB of a device free.
     pub free_per_mib: Figure<Nanos>,
+    /// Making one physical page, mapping it and letting the device access it.
+    pub map_page: Figure<Nanos>,
+    /// Unmapping one physical page and giving it back.
+    pub unmap_page: Figure<Nanos>,
     /// Queueing work: a fill, a verify, a busy loop or a wait for an event.
     pub submit: Figure<Nanos>,
     /// Making a stream.
@@ -76,6 +80,15 @@ impl CostModel {
             "https://github.com/intel/llvm/issues/8971: cudaFree of a matrix of 16384 x 16384 floats (1 GiB) takes 2.09 ms in the median, \
              that is 2.0 µs/MiB above the base (RTX 3070)",
         ),
+        map_page: figure(
+            Nanos::micros(60),
+            "assumed: three driver calls (create, map, set access) and the page's own cost, so a little more than one device allocation; \
+             no publication with a figure was found",
+        ),
+        unmap_page: figure(
+            Nanos::micros(30),
+            "assumed: two driver calls (unmap, release), about half of the mapping; no publication with a figure was found",
+        ),
         submit: figure(
             Nanos::micros(3),
             "https://github.com/facebookincubator/velox/pull/6096: launching a kernel takes about 3 µs (RTX 3080, PCIe 4.0)",
@@ -118,6 +131,8 @@ impl CostModel {
             malloc_per_mib: NOTHING,
             free: NOTHING,
             free_per_mib: NOTHING,
+            map_page: NOTHING,
+            unmap_page: NOTHING,
             submit: NOTHING,
             stream_create: NOTHING,
             event_create: NOTHING,
@@ -139,6 +154,8 @@ impl CostModel {
             time("device allocation, by size", self.malloc_per_mib, " per MiB"),
             time("device free", self.free, ""),
             time("device free, by size", self.free_per_mib, " per MiB"),
+            time("mapping a page", self.map_page, ""),
+            time("unmapping a page", self.unmap_page, ""),
             time("queueing work", self.submit, ""),
             time("making a stream", self.stream_create, ""),
             time("making an event", self.event_create, ""),

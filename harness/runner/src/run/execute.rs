@@ -128,6 +128,7 @@ pub(super) fn check(world: &mut World, expectation: &Located<Expectation>) -> Op
 fn figure(value: u64, unit: Unit) -> String {
     match unit {
         Unit::Count => value.to_string(),
+        Unit::Bytes if value < Bytes::kib(1).0 => Bytes(value).to_string(),
         Unit::Bytes => format!("{value} B ({})", Bytes(value)),
         Unit::Time => Nanos(value).to_string(),
     }

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 
 use harness::invariant::Invariant;
+use harness::rig::Halt;
 use harness_allocator::stats::StatFamily;
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::lying::{Lie, Lying, TOLD};
-use crate::program::{Machine, Op};
+use crate::program::{Machine, Op, Stopped};
 
 const TELL: Op = Op::Alloc(9, TOLD, 0);
 const AGAIN: Op = Op::Alloc(8, Bytes::mib(3), 0);
@@ -87,8 +88,10 @@ fn lies_against(invariant: Invariant) -> Vec<Case> {
             vec![case(Lie::Unmerged, &[Invariant::FreeNeighboursAreMerged], TELL, By::Touched)]
         }
         Invariant::AllocationsAreDisjoint => {
-            let lies = [Lie::HandedOutTwice, Lie::TooSmall, Lie::WrongStream, Lie::Null];
-            lies.map(|lie| case(lie, &[Invariant::AllocationsAreDisjoint], TELL, By::Touched)).into()
+            let about_requests = [Lie::HandedOutTwice, Lie::TooSmall, Lie::WrongStream, Lie::Null];
+            let about_blocks = [Lie::SwappedRequests, Lie::ListedForAnotherStream];
+            let lies = about_requests.into_iter().chain(about_blocks);
+            lies.map(|lie| case(lie, &[Invariant::AllocationsAreDisjoint], TELL, By::Touched)).collect()
         }
         Invariant::DeviceUsedFollowsReserved => {
             vec![case(Lie::Hoards, &[Invariant::DeviceUsedFollowsReserved], TELL, By::Whole)]
@@ -119,7 +122,7 @@ fn check(case: &Case) {
     for &op in PROGRAM {
         whole_before = reads.whole();
         if let Err(halt) = machine.op(op) {
-            stopped = Some(crate::program::Stopped { at: format!("{op:?}"), halt });
+            stopped = Some(Stopped { at: format!("{op:?}"), halt });
             break;
         }
     }
@@ -188,7 +191,7 @@ fn segments_that_an_allocator_forgets_when_it_is_closed_are_a_leak() {
     let (allocator, _) = Lying::new(Lie::LeaksItsSegments);
     let mut machine = Machine::new(Box::new(allocator));
     machine.op(TELL).unwrap();
-    let Err(harness::rig::Halt::Violated(findings)) = machine.close_now() else { panic!("the leak is not found") };
+    let Err(Halt::Violated(findings)) = machine.close() else { panic!("the leak is not found") };
     let [finding] = findings.as_slice() else { panic!("{findings:?}") };
     assert_eq!((finding.invariant, finding.seen.as_str()), (Invariant::NothingLeaks, "1 allocations (2 MiB), 0 streams, 0 events"));
 }

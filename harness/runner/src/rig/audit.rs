@@ -156,7 +156,7 @@ impl Audit {
         }
         let entry = HandedOut { requested: allocation.requested(), size: allocation.size(), stream: allocation.stream() };
         if let Some(before) = self.live.insert(allocation.ptr(), entry) {
-            let expected = format!("{} handed out once", allocation.ptr());
+            let expected = format!("{} free when {} are handed out there", allocation.ptr(), entry.requested);
             let seen = format!("it is still in use, {} on stream {}", before.requested, before.stream.0);
             return Err(vec![Finding::new(Invariant::AllocationsAreDisjoint, expected, seen)]);
         }
@@ -278,8 +278,8 @@ impl Audit {
                 same && owner.requested <= owner.size && owner.stream == segment.stream
             });
             if !fits {
-                let expected =
-                    format!("the allocated block at {} ({} for {}) handed out as such", block.address, block.size, block.requested);
+                let what = format!("{} for {} on stream {}", block.size, block.requested, segment.stream.0);
+                let expected = format!("the allocated block at {} ({what}) handed out as such", block.address);
                 let seen = owner.map_or_else(
                     || "nothing was handed out there".to_owned(),
                     |(address, owner)| format!("{} for {} on stream {} at {address}", owner.size, owner.requested, owner.stream.0),
@@ -377,7 +377,11 @@ impl Audit {
         if ours < i128::from(reserved) - tolerance || ours > i128::from(charged) + tolerance {
             let charge = if charged == reserved { String::new() } else { format!(" (charged as {charged})") };
             let expected = format!("device used moved by the {reserved} B reserved{charge}, within {}", self.tolerance);
-            findings.push(Finding::new(Invariant::DeviceUsedFollowsReserved, expected, format!("it moved by {ours} B")));
+            findings.push(Finding::new(
+                Invariant::DeviceUsedFollowsReserved,
+                expected,
+                format!("it moved by {ours} B, {:+} B off", ours - i128::from(reserved)),
+            ));
         }
     }
 }
@@ -406,5 +410,5 @@ fn check_tiling(segment: &SegmentInfo, findings: &mut Vec<Finding>) {
 }
 
 fn bytes(name: &str, amount: u64) -> String {
-    format!("{name} {amount} B").trim_start().to_owned()
+    format!("{name} {amount} B ({})", Bytes(amount)).trim_start().to_owned()
 }

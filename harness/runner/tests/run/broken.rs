@@ -113,7 +113,8 @@ fn lies_against(invariant: Invariant) -> Vec<Case> {
     }
 }
 
-fn check(case: &Case) {
+/// Runs the program with a lie, checks where and how it is found, and returns what is said of it.
+fn check(case: &Case) -> String {
     let Case { lie, found, at, by } = case;
     let (allocator, reads) = Lying::new(*lie);
     let mut machine = Machine::new(Box::new(allocator));
@@ -139,6 +140,8 @@ fn check(case: &Case) {
         By::Whole => assert!(read_whole, "{lie:?} was found without reading the whole structure"),
         By::TheEnd => {}
     }
+    let said = stopped.findings().iter().map(|finding| format!("  expected {}\n  seen     {}\n", finding.expected, finding.seen));
+    format!("{lie:?}\n{}", said.collect::<String>())
 }
 
 #[test]
@@ -149,11 +152,13 @@ fn an_allocator_that_does_not_lie_is_not_accused() {
 
 #[test]
 fn every_invariant_is_told_alone_by_a_lie_that_breaks_it_alone() {
+    let mut said = String::new();
     for &invariant in Invariant::ALL {
         let cases = lies_against(invariant);
         assert!(!cases.is_empty() || invariant == Invariant::RetryMakesProgress, "{invariant} has no lie");
-        cases.iter().for_each(check);
+        said.extend(cases.iter().map(check));
     }
+    insta::assert_snapshot!(said);
 }
 
 #[test]

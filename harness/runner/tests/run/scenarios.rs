@@ -259,7 +259,7 @@ fn a_policy_that_changes_nothing_makes_no_progress() {
         told(&run),
         vec![
             "test.yaml:6:5: invariant retry_makes_progress: expected the retry to ask for less, or for the same with more room, seen a retry \
-             without progress: it asks for 31457280 again with 24 MiB of room, 24 MiB before";
+             without progress: it asks for 30 MiB again with 24 MiB of room, 24 MiB before";
             2
         ]
     );

@@ -47,7 +47,8 @@ struct Prepared {
     events_done: bool,
 }
 
-/// Tries until it succeeds or the policy gives up. `ask` is what the first try asks for, in the step's own unit: bytes or samples.
+/// Tries until it succeeds or the policy gives up. `ask` is what the first try asks for, in the step's own unit, which `describe` puts in
+/// words.
 ///
 /// A retry makes progress if it asks for less, or if there is more room than the failed try began with, or if blocks that waited for events
 /// have become free. One that does not is noted as a violation, and done all the same, so that the record shows how it ends.
@@ -55,6 +56,7 @@ pub(crate) fn recover<T>(
     world: &mut World,
     policy: Option<&Policy>,
     ask: u64,
+    describe: fn(u64) -> String,
     mut attempt: impl FnMut(&mut World, u64) -> Result<Result<T, AllocatorError>, Halt>,
 ) -> Result<Recovered<T>, Halt> {
     let mut ask = ask;
@@ -82,7 +84,7 @@ pub(crate) fn recover<T>(
             world.rig.note(Finding {
                 invariant: Invariant::RetryMakesProgress,
                 expected: "the retry to ask for less, or for the same with more room".to_owned(),
-                seen: format!("a retry without progress: it asks for {} again with {room_now} of room, {room} before", next.ask),
+                seen: format!("a retry without progress: it asks for {} again with {room_now} of room, {room} before", describe(next.ask)),
             });
         }
         ask = next.ask;

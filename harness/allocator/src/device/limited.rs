@@ -42,15 +42,7 @@ impl Limited {
         }
         let info = device.info();
         let info = DeviceInfo { total: limit, ..info.clone() };
-        Ok(Self {
-            inner: device,
-            info,
-            charges: BTreeMap::new(),
-            charged: Bytes::ZERO,
-            pressure: Bytes::ZERO,
-            refused: 0,
-            refused_pages: (0, 0),
-        })
+        Ok(Self { inner: device, info, charges: BTreeMap::new(), charged: Bytes::ZERO, pressure: Bytes::ZERO, refused_pages: (0, 0) })
     }
 
     /// Refuses an allocation. The device is asked for more than it has, so that a refusal is a driver call that fails, in its counts and in

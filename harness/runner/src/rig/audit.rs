@@ -156,7 +156,7 @@ impl Audit {
         }
         let entry = HandedOut { requested: allocation.requested(), size: allocation.size(), stream: allocation.stream() };
         if let Some(before) = self.live.insert(allocation.ptr(), entry) {
-            let expected = format!("{} handed out once", allocation.ptr());
+            let expected = format!("{} free when {} are handed out there", allocation.ptr(), entry.requested);
             let seen = format!("it is still in use, {} on stream {}", before.requested, before.stream.0);
             return Err(vec![Finding::new(Invariant::AllocationsAreDisjoint, expected, seen)]);
         }
@@ -208,7 +208,6 @@ impl Audit {
         for segment in &snapshot {
             self.check_segment(segment, &mut findings);
         }
-        self.check_segments_are_disjoint(&snapshot, &mut findings);
         let seen = self.small.allocations + self.large.allocations;
         if seen != self.live.len() as u64 {
             let expected = format!("{} allocations in the structure", self.live.len());
@@ -272,6 +271,7 @@ impl Audit {
     /// Checks one segment and replaces what was known of it in the sums.
     fn check_segment(&mut self, segment: &SegmentInfo, findings: &mut Vec<Finding>) {
         check_tiling(segment, findings);
+        self.check_apart(segment, findings);
         self.check_owners(segment, findings);
         let sums = Sums::of(segment, self.granularity);
         if let Some((pool, old)) = self.segments.insert(segment.address, (segment.pool, sums)) {
@@ -299,8 +299,8 @@ impl Audit {
                 same && owner.requested <= owner.size && owner.stream == segment.stream
             });
             if !fits {
-                let expected =
-                    format!("the allocated block at {} ({} for {}) handed out as such", block.address, block.size, block.requested);
+                let what = format!("{} for {} on stream {}", block.size, block.requested, segment.stream.0);
+                let expected = format!("the allocated block at {} ({what}) handed out as such", block.address);
                 let seen = owner.map_or_else(
                     || "nothing was handed out there".to_owned(),
                     |(address, owner)| format!("{} for {} on stream {} at {address}", owner.size, owner.requested, owner.stream.0),
@@ -315,13 +315,15 @@ impl Audit {
         }
     }
 
-    fn check_segments_are_disjoint(&self, segments: &[SegmentInfo], findings: &mut Vec<Finding>) {
-        for pair in segments.windows(2) {
-            if pair[0].address.offset(pair[0].size) > pair[1].address {
-                let expected = format!("segments apart or side by side from {}", pair[0].address);
-                let seen = format!("{} long, the next at {}", pair[0].size, pair[1].address);
-                findings.push(Finding::new(Invariant::BlocksTileSegments, expected, seen));
-            }
+    /// No other segment reaches into this one.
+    fn check_apart(&self, segment: &SegmentInfo, findings: &mut Vec<Finding>) {
+        let before = self.segments.range(..segment.address).next_back();
+        let end = segment.address.offset(segment.size);
+        let after = self.segments.range(segment.address.offset(Bytes(1))..end).next();
+        let overlapping = before.filter(|(start, (_, sums))| start.0 + sums.reserved > segment.address.0).or(after);
+        if let Some((start, (_, sums))) = overlapping {
+            let expected = format!("the segment of {} at {} apart from all others", segment.size, segment.address);
+            findings.push(Finding::new(Invariant::BlocksTileSegments, expected, format!("one of {} at {start}", Bytes(sums.reserved))));
         }
     }
 
@@ -398,7 +400,11 @@ impl Audit {
         if ours < i128::from(reserved) - tolerance || ours > i128::from(charged) + tolerance {
             let charge = if charged == reserved { String::new() } else { format!(" (charged as {charged})") };
             let expected = format!("device used moved by the {reserved} B reserved{charge}, within {}", self.tolerance);
-            findings.push(Finding::new(Invariant::DeviceUsedFollowsReserved, expected, format!("it moved by {ours} B")));
+            findings.push(Finding::new(
+                Invariant::DeviceUsedFollowsReserved,
+                expected,
+                format!("it moved by {ours} B, {:+} B off", ours - i128::from(reserved)),
+            ));
         }
     }
 }
@@ -427,5 +433,5 @@ fn check_tiling(segment: &SegmentInfo, findings: &mut Vec<Finding>) {
 }
 
 fn bytes(name: &str, amount: u64) -> String {
-    format!("{name} {amount} B").trim_start().to_owned()
+    format!("{name} {amount} B ({})", Bytes(amount)).trim_start().to_owned()
 }

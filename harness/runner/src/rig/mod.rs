@@ -476,7 +476,11 @@ impl Rig {
         self.allocator.empty_cache(&mut *self.device)?;
         let reserved = self.allocator.stats().reserved_bytes.all.current;
         if reserved != 0 {
-            return violated(Invariant::EverythingGoesBack, "0 B reserved", format!("{reserved} B reserved"));
+            let segments = self.allocator.snapshot();
+            let first =
+                segments.first().map(|segment| format!(", the first of {} at {}", segment.size, segment.address)).unwrap_or_default();
+            let seen = format!("{reserved} B ({}) reserved in {} segments{first}", Bytes(reserved), segments.len());
+            return violated(Invariant::EverythingGoesBack, "0 B reserved after the last free and empty_cache", seen);
         }
         self.check_everything()?;
         self.check_whole_limit_fits()
@@ -516,7 +520,13 @@ impl Rig {
         match self.allocator.allocate(&mut *self.device, Request::new(whole)) {
             Ok(allocation) => self.allocator.free(&mut *self.device, allocation)?,
             Err(AllocatorError::Device(error)) => return Err(error.into()),
-            Err(error) => return violated(Invariant::WholeLimitFitsAtTheEnd, format!("{whole} in one allocation"), error.to_string()),
+            Err(error) => {
+                return violated(
+                    Invariant::WholeLimitFitsAtTheEnd,
+                    format!("all that is free, {whole}, in one allocation"),
+                    error.to_string(),
+                );
+            }
         }
         Ok(self.allocator.empty_cache(&mut *self.device)?)
     }

@@ -128,6 +128,7 @@ pub(super) fn check(world: &mut World, expectation: &Located<Expectation>) -> Op
 fn figure(value: u64, unit: Unit) -> String {
     match unit {
         Unit::Count => value.to_string(),
+        Unit::Bytes if value < Bytes::kib(1).0 => Bytes(value).to_string(),
         Unit::Bytes => format!("{value} B ({})", Bytes(value)),
         Unit::Time => Nanos(value).to_string(),
     }
@@ -139,7 +140,8 @@ fn allocate(world: &mut World, step: &Step, alloc: &Alloc) -> Result<Done, Halt>
         Err(why) => return Ok(Done { missed: vec![Missed::at(step, "a size", why)], ..Done::default() }),
     };
     let request = Request { size, stream: world.stream(&alloc.stream) };
-    let recovered = recovery::recover(world, alloc.on_oom.as_ref(), size.0, |world, _| world.rig.allocate(request))?;
+    let recovered =
+        recovery::recover(world, alloc.on_oom.as_ref(), size.0, |size| Bytes(size).to_string(), |world, _| world.rig.allocate(request))?;
     let mut done = Done { reports: recovered.reports(), ..Done::default() };
     let Recovered { answer, retries, .. } = recovered;
     match (answer, alloc.expect) {

@@ -68,10 +68,16 @@ pub(crate) fn run(world: &mut World, step: &Step, train: &Train) -> Result<Done,
 fn iterate(world: &mut World, train: &Train, model: &mut Model, tally: &mut Tally) -> Result<Option<AllocatorError>, Halt> {
     let mut batch = train.batch;
     for _ in 0..train.iterations {
-        let recovered = recovery::recover(world, train.on_oom.as_ref(), batch, |world, batch| {
-            let per_layer = Bytes(train.activations_per_sample.0 * batch / train.layers);
-            model.iterate(world, per_layer, tally)
-        })?;
+        let recovered = recovery::recover(
+            world,
+            train.on_oom.as_ref(),
+            batch,
+            |batch| format!("a batch of {batch}"),
+            |world, batch| {
+                let per_layer = Bytes(train.activations_per_sample.0 * batch / train.layers);
+                model.iterate(world, per_layer, tally)
+            },
+        )?;
         tally.attempts += recovered.retries + 1;
         tally.retries += recovered.retries;
         tally.without_progress += recovered.without_progress;

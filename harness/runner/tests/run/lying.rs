@@ -7,11 +7,14 @@ use harness_allocator::allocator::caching::CachingAllocator;
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId, Tag};
-use harness_allocator::stats::{BlockState, MemoryStats, PooledStat, SegmentInfo, Stat, StatFamily};
+use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat, StatFamily};
 use harness_allocator::units::Bytes;
 
 /// The request at which the lies begin that do not have an occasion of their own. No other request is of this size.
 pub(crate) const TOLD: Bytes = Bytes(1000);
+
+/// What a pending block is charged too much: more than all that is active.
+const PENDING_SURCHARGE: Bytes = Bytes::mib(32);
 
 /// One thing that is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +35,9 @@ pub(crate) enum Lie {
     /// An allocation lies where another one is; or over the end of it.
     HandedOutTwice,
     HandedOutOverlapping,
+    /// The structure knows of other requests than were made, or of another stream; the sums are right.
+    SwappedRequests,
+    ListedForAnotherStream,
     /// Half of what was asked for, or for another stream, or nothing at all.
     TooSmall,
     WrongStream,
@@ -105,9 +111,8 @@ impl Lying {
     /// What the lie makes of the request at which it begins.
     fn tell(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
         match self.lie {
-            Lie::HandedOutTwice => return self.twin.allocate(&mut self.elsewhere, request),
-            // The first block of the structure is 512 bytes long, and so is the second one.
-            Lie::HandedOutOverlapping => return self.twin.allocate(&mut self.elsewhere, request),
+            // The twin knows nothing of what was handed out, and begins at the address of the first block.
+            Lie::HandedOutTwice | Lie::HandedOutOverlapping => return self.twin.allocate(&mut self.elsewhere, request),
             Lie::TooSmall => return self.inner.allocate(device, Request { size: Bytes(request.size.0 / 2), ..request }),
             Lie::WrongStream => return self.inner.allocate(device, request.on(StreamId(request.stream.0 + 1))),
             Lie::Null => return self.inner.allocate(device, Request { size: Bytes::ZERO, ..request }),
@@ -134,18 +139,19 @@ impl Lying {
                 Lie::Unmerged if segment.address == self.first.expect("handed out before").start => {
                     segment.blocks[place].size = Bytes(512);
                     let rest = Bytes(last.size.0 - 512);
-                    segment.blocks.push(harness_allocator::stats::BlockInfo {
-                        address: last.address.offset(Bytes(512)),
-                        size: rest,
-                        ..last
-                    });
+                    segment.blocks.push(BlockInfo { address: last.address.offset(Bytes(512)), size: rest, ..last });
                 }
+                Lie::SwappedRequests if segment.address == self.first.expect("handed out before").start => {
+                    let earlier = segment.blocks[place - 2].requested;
+                    segment.blocks[place - 2].requested = std::mem::replace(&mut segment.blocks[place - 1].requested, earlier);
+                }
+                Lie::ListedForAnotherStream => segment.stream = StreamId(segment.stream.0 + 1),
                 _ => {}
             }
         }
         if self.lie == Lie::ChargesPending {
             for block in segment.blocks.iter_mut().filter(|block| block.state == BlockState::PendingFree) {
-                block.requested = block.requested + PENDING_SURCHARGE;
+                block.requested += PENDING_SURCHARGE;
             }
         }
         segment
@@ -156,8 +162,6 @@ impl Lying {
         self.reads.blocks.fetch_add(blocks as u64, Ordering::Relaxed);
     }
 }
-
-const PENDING_SURCHARGE: Bytes = Bytes::mib(32);
 
 fn family(stats: &mut MemoryStats, family: StatFamily) -> &mut PooledStat {
     match family {
@@ -238,11 +242,11 @@ impl Allocator for Lying {
             Lie::Peak if self.told => stats.active_bytes.all.peak = stats.active_bytes.all.current - 1,
             Lie::SumOfIncreases if self.told => stats.segment.large_pool.allocated += 1,
             // Counted as it is listed.
-            Lie::Unmerged if self.told => stats.inactive_split.increase(harness_allocator::stats::PoolKind::Small, 1),
+            Lie::Unmerged if self.told => stats.inactive_split.increase(PoolKind::Small, 1),
             Lie::ChargesPending => {
                 let pending = self.inner.snapshot().into_iter().flat_map(|segment| segment.blocks);
                 for _ in pending.filter(|block| block.state == BlockState::PendingFree) {
-                    stats.requested_bytes.increase(harness_allocator::stats::PoolKind::Large, PENDING_SURCHARGE.0);
+                    stats.requested_bytes.increase(PoolKind::Large, PENDING_SURCHARGE.0);
                 }
             }
             Lie::OomUncounted => stats.num_ooms = 0,

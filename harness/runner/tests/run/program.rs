@@ -1,11 +1,12 @@
 //! Small programs for a rig: operations on numbered buffers, and where the first thing went wrong.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use harness::rig::{Buffer, Finding, Halt, Rig, RigOptions};
 use harness_allocator::allocator::{Allocator, MemoryFraction, Request};
-use harness_allocator::device::StreamId;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::device::{EventId, StreamId};
 use harness_allocator::units::{Bytes, Nanos};
 
 /// The memory that programs have, the context apart.
@@ -52,7 +53,7 @@ impl Stopped {
 pub(crate) struct Machine {
     pub(crate) rig: Rig,
     streams: Vec<StreamId>,
-    event: harness_allocator::device::EventId,
+    event: EventId,
     /// With the stream that used each last.
     buffers: BTreeMap<usize, (Buffer, StreamId)>,
     step: u32,
@@ -85,8 +86,12 @@ impl Machine {
             self.rig.free(buffer).map_err(|halt| Stopped { at: "the last frees".to_owned(), halt })?;
         }
         self.rig.finish().map_err(|halt| Stopped { at: "the end".to_owned(), halt })?;
-        let streams = self.streams.into_iter().skip(1).collect();
-        self.rig.close(streams, vec![self.event]).map_err(|halt| Stopped { at: "closing".to_owned(), halt })
+        self.close().map_err(|halt| Stopped { at: "closing".to_owned(), halt })
+    }
+
+    /// Closes without giving anything back first, as after a failure.
+    pub(crate) fn close(self) -> Result<(), Halt> {
+        self.rig.close(self.streams.into_iter().skip(1).collect(), vec![self.event])
     }
 
     /// Operations on buffers that are not there, for example because their request failed, do nothing.
@@ -95,9 +100,9 @@ impl Machine {
         match op {
             Op::Alloc(slot, size, stream) => {
                 let stream = self.streams[stream];
-                if !self.buffers.contains_key(&slot) {
+                if let Entry::Vacant(free) = self.buffers.entry(slot) {
                     match rig.allocate(Request { size, stream })? {
-                        Ok(buffer) => drop(self.buffers.insert(slot, (buffer, stream))),
+                        Ok(buffer) => drop(free.insert((buffer, stream))),
                         Err(_) => self.ooms += 1,
                     }
                 }
@@ -141,12 +146,5 @@ impl Machine {
             }
         }
         Ok(())
-    }
-}
-
-impl Machine {
-    /// Closes without giving anything back first, as after a failure.
-    pub(crate) fn close_now(self) -> Result<(), Halt> {
-        self.rig.close(self.streams.into_iter().skip(1).collect(), vec![self.event])
     }
 }

@@ -236,7 +236,7 @@ impl Key {
 
 fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
     let line = match &run.verdict {
-        Verdict::Failed { first, .. } => format!(" (red line: violation after step {})", first.step),
+        Verdict::Failed { first, .. } => format!(" (thick vertical line: violation after step {})", first.step),
         Verdict::Passed | Verdict::Skipped { .. } | Verdict::Interrupted => String::new(),
     };
     let title = format!("{}: {}{line}", run.allocator, words::verdict(&run.verdict));
@@ -485,7 +485,7 @@ mod tests {
         let axes = Axes::new(&[&run]).expect("it has a curve");
         assert_eq!([0, 1, 3, 9].map(|step| axes.end_of(step)), [0.0, 1.0, 3.0, 3.0]);
         let svg = draw(&[&run]).expect("it has a curve");
-        assert!(svg.contains("caching: FAILED (red line: violation after step 3)"), "{svg}");
+        assert!(svg.contains("caching: FAILED (thick vertical line: violation after step 3)"), "{svg}");
     }
 
     #[test]

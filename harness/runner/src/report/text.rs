@@ -103,13 +103,14 @@ const fn verdict_paint(verdict: &Verdict) -> Paint {
 fn verdicts(report: &Report<'_>, style: Style) -> String {
     let has_devices = report.devices.len() > 1;
     let names = ["scenario"].into_iter().chain(has_devices.then_some("device")).chain(["allocator", "verdict"]);
-    let figures = ["peak allocated", "peak reserved", "retries", "OOMs"].map(|head| (head, Align::Right));
+    let figures = ["limit", "peak allocated", "peak reserved", "retries", "OOMs"].map(|head| (head, Align::Right));
     let mut grid = Grid::new(names.map(|head| (head, Align::Left)).chain(figures));
     let mut paints = Vec::new();
     for (scenario, device, arm) in report.arms() {
         let names = [scenario.info.name.clone()].into_iter().chain(has_devices.then(|| device.label.clone()));
         let names = names.chain([arm.allocator.to_owned(), words::verdicts(arm.counts)]);
-        grid.rows.push(names.chain(figures_of(arm.shown())).collect());
+        let limit = words::size(arm.shown().scenario.memory);
+        grid.rows.push(names.chain([limit]).chain(figures_of(arm.shown())).collect());
         paints.push(verdict_paint(&arm.shown().verdict));
     }
     let painted = if has_devices { 3 } else { 2 };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use harness_allocator::device::{Clock, DeviceCalls, DeviceInfo, DeviceMemory, Fingerprint};
-use harness_allocator::stats::{MemoryStats, PoolKind};
+use harness_allocator::stats::{MemoryStats, PoolKind, PooledStat};
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::invariant::Invariant;
@@ -195,6 +195,7 @@ fn passed_beside_the_failures() -> RunRecord {
     record.verdict = Verdict::Passed;
     record.steps.truncate(2);
     record.curve.truncate(2);
+    record.stats = stats_after(&record.steps);
     record.timings.allocate = samples([240_000]);
     record.timings.scenario = Nanos::micros(240);
     record
@@ -241,6 +242,29 @@ fn simulated() -> DeviceInfo {
 fn samples(times: impl IntoIterator<Item = u64>) -> Samples {
     let kept: Vec<Nanos> = times.into_iter().map(Nanos).collect();
     Samples { count: kept.len() as u64, kept }
+}
+
+/// The counters that those steps leave, where what is held is one large block.
+fn stats_after(steps: &[StepRecord]) -> MemoryStats {
+    let mut stats = MemoryStats::default();
+    let follow = |stat: &mut PooledStat, now: u64| {
+        let before = stat.all.current;
+        stat.increase(PoolKind::Large, now.saturating_sub(before));
+        stat.decrease(PoolKind::Large, before.saturating_sub(now));
+    };
+    for StepRecord { accounts, .. } in steps {
+        follow(&mut stats.requested_bytes, accounts.requested.get());
+        for (bytes, count, Bytes(now)) in [
+            (&mut stats.allocated_bytes, &mut stats.allocation, accounts.allocated),
+            (&mut stats.active_bytes, &mut stats.active, accounts.active),
+            (&mut stats.reserved_bytes, &mut stats.segment, accounts.reserved),
+        ] {
+            follow(bytes, now);
+            follow(count, u64::from(now > 0));
+        }
+        (stats.num_alloc_retries, stats.num_ooms) = (accounts.retries, accounts.ooms);
+    }
+    stats
 }
 
 /// Builds a run step by step; peaks, active and the device's memory follow the accounts.
@@ -358,6 +382,7 @@ impl Builder {
 
     fn finish(mut self, verdict: Verdict) -> RunRecord {
         self.record.verdict = verdict;
+        self.record.stats = stats_after(&self.record.steps);
         self.record
     }
 }

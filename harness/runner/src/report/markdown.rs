@@ -389,6 +389,7 @@ impl Page {
             }
             _ => self.steps(&selection),
         }
+        self.fold("Memory summary", |page| page.block(format!("```text\n{}```", run.stats.summary())));
     }
 
     fn facts(&mut self, arm: &Arm<'_>, run: &RunRecord) {
@@ -463,6 +464,11 @@ impl Page {
             ("peak", "the high-water mark since the start of the run or the last reset."),
             ("retry", "a driver allocation that failed and made the allocator give its cached memory back."),
             ("OOM", "a request that failed even after that."),
+            (
+                "memory summary",
+                "the allocator's counters at the end of the run, laid out as by `torch.cuda.memory_summary()`; *non-releasable*: free \
+                 pieces of segments that are still partly in use. Oversize allocations are not counted.",
+            ),
             ("runs", "repetitions that passed; allocators took turns, so that a drift of the device meets all of them."),
             ("median, MAD, p99", "the middle sample, the median distance from it (unscaled), and the 99th percentile by nearest rank."),
         ];

@@ -45,6 +45,20 @@ pub fn render(report: &Report<'_>, style: Style) -> String {
     out
 }
 
+/// For each run that was done, what [`harness_allocator::stats::MemoryStats::summary`] makes of its counters at the end.
+#[must_use]
+pub fn memory_summaries(report: &Report<'_>) -> String {
+    let mut out = String::new();
+    for (scenario, device, arm) in report.arms() {
+        for run in arm.runs.iter().filter(|run| !matches!(run.verdict, Verdict::Skipped { .. })) {
+            let repetition = if arm.runs.len() > 1 { format!(", repetition {}", run.repetition + 1) } else { String::new() };
+            line(&mut out, &format!("\n{} on {} with {}{repetition}, at its end:", scenario.info.name, device.label, arm.allocator));
+            out.push_str(&run.stats.summary());
+        }
+    }
+    out
+}
+
 /// The last steps of one run, its violations and the command that reproduces it: what a failing test has to say.
 #[must_use]
 pub fn step_table(run: &RunRecord) -> String {
@@ -231,6 +245,22 @@ mod tests {
     fn the_terminal_shows_verdicts_failures_and_times() {
         let records = examples::night();
         insta::assert_snapshot!(render(&Report::new(&records), Style::Plain));
+    }
+
+    #[test]
+    fn the_memory_summary_of_each_run_that_was_done_stands_under_its_name() {
+        let mut records = examples::night();
+        records.runs[0].stats.num_ooms = 4;
+        records.runs[15].stats.num_ooms = 5;
+        let text = memory_summaries(&Report::new(&records));
+        assert!(text.starts_with(&format!(
+            "\noom_retry on simulated with caching, repetition 1, at its end:\n{}",
+            records.runs[0].stats.summary()
+        )));
+        let interrupted = records.runs[15].stats.summary();
+        assert!(text.ends_with(&format!("\ntraining on simulated with caching, at its end:\n{interrupted}")), "{text}");
+        assert_eq!(text.matches(", at its end:\n|====").count(), 15, "all but the one that was skipped");
+        assert!(!text.contains("async_pool"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::device::{DevicePtr, StreamId};
+use crate::device::{DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
@@ -25,6 +25,8 @@ pub(super) struct Block {
     /// What its owner asked for; a free block keeps the figure of its last owner.
     pub(super) requested: u64,
     pub(super) state: BlockState,
+    /// Whether there is memory behind it: not always in an expandable segment.
+    pub(super) mapped: bool,
     pub(super) previous: Option<BlockId>,
     pub(super) next: Option<BlockId>,
     pub(super) segment: SegmentId,
@@ -43,12 +45,18 @@ impl Block {
     pub(super) fn is_split(&self) -> bool {
         self.previous.is_some() || self.next.is_some()
     }
+
+    /// Whether a neighbour may swallow it: nobody uses it, and it is as mapped as the neighbour.
+    fn joins(&self, mapped: bool) -> bool {
+        self.state == BlockState::Inactive && self.mapped == mapped
+    }
 }
 
 #[derive(Clone, Debug)]
 struct Segment {
     first: BlockId,
     size: u64,
+    expandable: bool,
 }
 
 /// All blocks and segments of an allocator.
@@ -80,13 +88,24 @@ impl Blocks {
     }
 
     /// A new segment that is one free block.
-    pub(super) fn add_segment(&mut self, address: u64, size: u64, pool: PoolId, stream: StreamId) -> BlockId {
-        let segment = SegmentId(self.segments.insert(Segment { first: BlockId(u32::MAX), size }));
+    pub(super) fn add_segment(&mut self, range: MemoryRange, pool: PoolId, stream: StreamId) -> BlockId {
+        self.add(range, pool, stream, false)
+    }
+
+    /// A new expandable segment that is one unmapped block.
+    pub(super) fn add_reservation(&mut self, range: MemoryRange, pool: PoolId, stream: StreamId) -> BlockId {
+        self.add(range, pool, stream, true)
+    }
+
+    fn add(&mut self, range: MemoryRange, pool: PoolId, stream: StreamId, expandable: bool) -> BlockId {
+        let (address, size) = (range.start.0, range.len.0);
+        let segment = SegmentId(self.segments.insert(Segment { first: BlockId(u32::MAX), size, expandable }));
         let block = Block {
             address,
             size,
             requested: 0,
             state: BlockState::Inactive,
+            mapped: !expandable,
             previous: None,
             next: None,
             segment,
@@ -100,6 +119,31 @@ impl Blocks {
         self.segments[segment.0].first = first;
         self.by_address.insert(address, segment);
         first
+    }
+
+    /// Whether the block lies in an expandable segment.
+    pub(super) fn is_expandable(&self, block: BlockId) -> bool {
+        self.segments[self[block].segment.0].expandable
+    }
+
+    /// The addresses of the segment that the block lies in.
+    pub(super) fn reservation(&self, block: BlockId) -> MemoryRange {
+        let segment = &self.segments[self[block].segment.0];
+        MemoryRange::new(DevicePtr(self[segment.first].address), Bytes(segment.size))
+    }
+
+    /// The mapped stretches of the segment that begins with a block.
+    pub(super) fn mapped_stretches(&self, first: BlockId) -> Vec<MemoryRange> {
+        let segment = &self.segments[self[first].segment.0];
+        let stretches = self.stretches(segment, &|_| (PoolKind::Large, None));
+        stretches.into_iter().map(|stretch| MemoryRange::new(stretch.address, stretch.size)).collect()
+    }
+
+    /// The neighbours that the block would swallow if it became free: previous, next.
+    pub(super) fn mergeable(&self, block: BlockId) -> (Option<BlockId>, Option<BlockId>) {
+        let block = &self[block];
+        let joins = |neighbour: &BlockId| self[*neighbour].joins(block.mapped);
+        (block.previous.filter(joins), block.next.filter(joins))
     }
 
     /// Forgets a segment, given as the one block that it is, and returns that block.
@@ -129,6 +173,23 @@ impl Blocks {
         front
     }
 
+    /// Cuts all but the first `size` bytes off a free block and returns them as a new block; the old one stays in front.
+    pub(super) fn split_back(&mut self, front: BlockId, size: u64) -> BlockId {
+        let old = &self[front];
+        debug_assert!(size < old.size, "both parts have bytes");
+        let (address, rest) = (old.address + size, old.size - size);
+        let back = Block { address, size: rest, requested: 0, previous: Some(front), ..old.clone() };
+        let next = back.next;
+        let back = BlockId(self.blocks.insert(back));
+        if let Some(next) = next {
+            self[next].previous = Some(back);
+        }
+        let front = &mut self[front];
+        front.next = Some(back);
+        front.size = size;
+        back
+    }
+
     /// Makes `block` swallow its previous neighbour.
     pub(super) fn absorb_previous(&mut self, block: BlockId, previous: BlockId) {
         let swallowed = self.blocks.remove(previous.0);
@@ -153,16 +214,16 @@ impl Blocks {
         block.next = swallowed.next;
     }
 
-    /// The segment that an address lies in, described. Linear in its blocks.
+    /// The segment that an address lies in, described: of an expandable one the mapped stretch around it. Linear in its blocks.
     pub(super) fn describe_at(&self, address: DevicePtr, describe_pool: impl Fn(PoolId) -> (PoolKind, Option<u32>)) -> Option<SegmentInfo> {
-        let (&start, segment) = self.by_address.range(..=address.0).next_back()?;
-        let segment = &self.segments[segment.0];
-        (address.0 - start < segment.size).then(|| self.describe_segment(segment, &describe_pool))
+        let (_, segment) = self.by_address.range(..=address.0).next_back()?;
+        let around = |stretch: &SegmentInfo| stretch.address <= address && address < stretch.address.offset(stretch.size);
+        self.stretches(&self.segments[segment.0], &describe_pool).into_iter().find(around)
     }
 
-    /// All segments in address order.
+    /// All segments in address order: of an expandable one each mapped stretch for itself, as PyTorch's snapshots have it.
     pub(super) fn snapshot(&self, describe_pool: impl Fn(PoolId) -> (PoolKind, Option<u32>)) -> Vec<SegmentInfo> {
-        self.by_address.values().map(|segment| self.describe_segment(&self.segments[segment.0], &describe_pool)).collect()
+        self.by_address.values().flat_map(|segment| self.stretches(&self.segments[segment.0], &describe_pool)).collect()
     }
 
     /// The first block of every segment.
@@ -170,23 +231,23 @@ impl Blocks {
         self.by_address.values().map(|segment| self.segments[segment.0].first).collect()
     }
 
-    fn describe_segment(&self, segment: &Segment, describe_pool: &impl Fn(PoolId) -> (PoolKind, Option<u32>)) -> SegmentInfo {
-        let first = &self[segment.first];
-        let (pool, private_pool) = describe_pool(first.pool);
-        let chain = std::iter::successors(Some(segment.first), |&id| self[id].next);
-        let blocks = chain.map(|id| {
+    fn stretches(&self, segment: &Segment, describe_pool: &impl Fn(PoolId) -> (PoolKind, Option<u32>)) -> Vec<SegmentInfo> {
+        let mut stretches: Vec<SegmentInfo> = Vec::new();
+        let mut joined = false;
+        for id in std::iter::successors(Some(segment.first), |&id| self[id].next) {
             let block = &self[id];
-            let (size, requested) = (Bytes(block.size), Bytes(block.requested));
-            BlockInfo { address: DevicePtr(block.address), size, requested, state: block.state }
-        });
-        SegmentInfo {
-            address: DevicePtr(first.address),
-            size: Bytes(segment.size),
-            stream: first.stream,
-            pool,
-            private_pool,
-            expandable: false,
-            blocks: blocks.collect(),
+            let (address, size) = (DevicePtr(block.address), Bytes(block.size));
+            if block.mapped && !joined {
+                let (pool, private_pool) = describe_pool(block.pool);
+                let (stream, expandable) = (block.stream, segment.expandable);
+                stretches.push(SegmentInfo { address, size: Bytes::ZERO, stream, pool, private_pool, expandable, blocks: Vec::new() });
+            }
+            joined = block.mapped;
+            if let Some(stretch) = stretches.last_mut().filter(|_| joined) {
+                stretch.size += size;
+                stretch.blocks.push(BlockInfo { address, size, requested: Bytes(block.requested), state: block.state });
+            }
         }
+        stretches
     }
 }

@@ -2,7 +2,8 @@
 //! only when somebody asks or a request would fail otherwise.
 //!
 //! Words: a *segment* is one driver allocation, a chain of *blocks*; a *pool* (`pools`) keeps the free blocks of one size class; a block
-//! used by several streams is freed by way of events (`deferred`); memory goes back in `reclaim`; sizes are computed in `config`;
+//! used by several streams is freed by way of events (`deferred`); memory goes back in `reclaim`; segments that grow and shrink
+//! by pages are in `expandable`; sizes are computed in `config`;
 //! `conf` reads the settings as PyTorch writes them.
 //!
 //! Behaves byte for byte like PyTorch 2.11 (`c10/cuda/CUDACachingAllocator.cpp` in <https://github.com/pytorch/pytorch>), which recorded
@@ -15,6 +16,7 @@ mod blocks;
 mod conf;
 mod config;
 mod deferred;
+mod expandable;
 mod pools;
 mod reclaim;
 
@@ -73,7 +75,11 @@ impl CachingAllocator {
         if garbage_collection {
             pool.lookups += 1;
         }
-        let found = pool.free.best_fit(stream, size)?;
+        let found = if self.config.expandable_segments {
+            best_to_expand(pool.free.fitting(stream, size), &self.blocks)?
+        } else {
+            pool.free.fitting(stream, size).next()?
+        };
         if !self.config.accepts(size, found.size) {
             return None;
         }
@@ -86,40 +92,50 @@ impl CachingAllocator {
         let too_large = || AllocatorError::TooLarge { requested: request.size, total: device.info().total };
         let segment = self.config.segment_size(size).ok_or_else(too_large)?;
         self.collect_garbage(device)?;
-        if let Some(block) = self.try_segment(device, pool, request.stream, segment)? {
+        if let Some(block) = self.try_segment(device, pool, request.stream, size, segment)? {
             return Ok(block);
         }
         if self.release_available(device, pool, request.stream, size)?
-            && let Some(block) = self.try_segment(device, pool, request.stream, segment)?
+            && let Some(block) = self.try_segment(device, pool, request.stream, size, segment)?
         {
             return Ok(block);
         }
         if !self.pools.context_is_open() {
             self.release_all_cached(device)?;
             self.stats.num_alloc_retries += 1;
-            if let Some(block) = self.try_segment(device, pool, request.stream, segment)? {
+            if let Some(block) = self.try_segment(device, pool, request.stream, size, segment)? {
                 return Ok(block);
             }
         }
         Err(self.out_of_memory(device, pool, request, segment))
     }
 
-    /// A new segment, or `None` where the limit or the driver says no.
-    fn try_segment(&mut self, device: &mut dyn Device, pool: PoolId, stream: StreamId, size: u64) -> Result<Option<BlockId>, DeviceError> {
-        if self.exceeded_limit(device, size).is_some() {
+    /// A block of at least `size` from a new segment, or from new pages of an expandable one; `None` where the limit or the driver says no.
+    fn try_segment(
+        &mut self,
+        device: &mut dyn Device,
+        pool: PoolId,
+        stream: StreamId,
+        size: u64,
+        segment: u64,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        if self.exceeded_limit(device, segment).is_some() {
             return Ok(None);
         }
-        let address = match device.malloc(Bytes(size)) {
+        if self.config.expandable_segments {
+            return self.try_expand(device, pool, stream, size);
+        }
+        let address = match device.malloc(Bytes(segment)) {
             Ok(address) => address,
             Err(error) if error.is_out_of_memory() => return Ok(None),
             Err(error) => return Err(error),
         };
         let kind = self.pools[pool].kind;
-        self.stats.reserved_bytes.increase(kind, size);
+        self.stats.reserved_bytes.increase(kind, segment);
         self.stats.segment.increase(kind, 1);
         self.stats.num_device_alloc += 1;
         self.pools.segment_added(pool);
-        Ok(Some(self.blocks.add_segment(address.0, size, pool, stream)))
+        Ok(Some(self.blocks.add_segment(MemoryRange::new(address, Bytes(segment)), pool, stream)))
     }
 
     /// The limit in force, where that much more would exceed it.
@@ -154,19 +170,23 @@ impl CachingAllocator {
     fn hand_out(&mut self, found: BlockId, request: Request, size: u64) -> Allocation {
         let block = &self.blocks[found];
         let (pool, available, was_split) = (block.pool, block.size, block.is_split());
+        // Nothing in an expandable segment is counted as inactive split: its free pages can go back.
+        let counts = !self.blocks.is_expandable(found);
         let kind = self.pools[pool].kind;
         let taken = if self.config.splits(kind, size, available - size) {
             let front = self.blocks.split_front(found, size);
             self.put_into_pool(found);
-            if was_split {
-                self.stats.inactive_split_bytes.decrease(kind, size);
-            } else {
-                self.stats.inactive_split_bytes.increase(kind, available - size);
-                self.stats.inactive_split.increase(kind, 1);
+            match (counts, was_split) {
+                (false, _) => {}
+                (true, true) => self.stats.inactive_split_bytes.decrease(kind, size),
+                (true, false) => {
+                    self.stats.inactive_split_bytes.increase(kind, available - size);
+                    self.stats.inactive_split.increase(kind, 1);
+                }
             }
             front
         } else {
-            if was_split {
+            if counts && was_split {
                 self.stats.inactive_split_bytes.decrease(kind, available);
                 self.stats.inactive_split.decrease(kind, 1);
             }
@@ -191,22 +211,25 @@ impl CachingAllocator {
         let (pool, size, requested) = (block.pool, block.size, block.requested);
         let kind = self.pools[pool].kind;
         let (mut merged_blocks, mut merged_bytes) = (0, 0);
-        if let Some(previous) = self.blocks[id].previous.filter(|&previous| self.blocks[previous].state == BlockState::Inactive) {
+        let (previous, next) = self.blocks.mergeable(id);
+        if let Some(previous) = previous {
             merged_blocks += 1;
             merged_bytes += self.take_out_of_pool(previous);
             self.blocks.absorb_previous(id, previous);
         }
-        if let Some(next) = self.blocks[id].next.filter(|&next| self.blocks[next].state == BlockState::Inactive) {
+        if let Some(next) = next {
             merged_blocks += 1;
             merged_bytes += self.take_out_of_pool(next);
             self.blocks.absorb_next(id, next);
         }
         self.put_into_pool(id);
-        let block = &self.blocks[id];
-        let (added_blocks, added_bytes) = if block.is_split() { (1, block.size) } else { (0, 0) };
-        // One net change each, as PyTorch counts it: the sums of increases and decreases depend on that.
-        change(&mut self.stats.inactive_split, kind, merged_blocks, added_blocks);
-        change(&mut self.stats.inactive_split_bytes, kind, merged_bytes, added_bytes);
+        if !self.blocks.is_expandable(id) {
+            let block = &self.blocks[id];
+            let (added_blocks, added_bytes) = if block.is_split() { (1, block.size) } else { (0, 0) };
+            // One net change each, as PyTorch counts it: the sums of increases and decreases depend on that.
+            change(&mut self.stats.inactive_split, kind, merged_blocks, added_blocks);
+            change(&mut self.stats.inactive_split_bytes, kind, merged_bytes, added_bytes);
+        }
         self.stats.active.decrease(kind, 1);
         self.stats.active_bytes.decrease(kind, size);
         self.stats.requested_bytes.decrease(kind, requested);
@@ -356,7 +379,11 @@ impl Allocator for CachingAllocator {
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.deferred.close(device)?;
         for first in self.blocks.first_blocks() {
-            device.free(DevicePtr(self.blocks[first].address))?;
+            if self.blocks.is_expandable(first) {
+                self.close_reservation(device, first)?;
+            } else {
+                device.free(DevicePtr(self.blocks[first].address))?;
+            }
         }
         *self = Self::new(self.config.clone());
         Ok(())
@@ -376,6 +403,23 @@ impl PrivatePools for CachingAllocator {
         self.pools.release(pool)?;
         Ok(self.release_private(device, pool)?)
     }
+}
+
+/// The block to take where segments are expandable. A block in front of unmapped addresses is worth what it could grow to, so it is passed
+/// over as long as the next larger one is worth strictly less.
+fn best_to_expand(mut fitting: impl Iterator<Item = FreeBlock>, blocks: &Blocks) -> Option<FreeBlock> {
+    let worth = |block: &FreeBlock| {
+        let behind = blocks[block.id].next.map(|next| &blocks[next]).filter(|next| !next.mapped);
+        block.size + behind.map_or(0, |unmapped| unmapped.size)
+    };
+    let mut best = fitting.next()?;
+    for next in fitting {
+        if worth(&next) >= worth(&best) {
+            break;
+        }
+        best = next;
+    }
+    Some(best)
 }
 
 /// One net change of a quantity from `before` to `after`.

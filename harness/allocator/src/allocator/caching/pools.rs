@@ -38,10 +38,10 @@ impl FreeIndex {
         debug_assert!(was_there, "a block that is not free cannot be taken");
     }
 
-    /// The smallest block of the stream with at least that size. Logarithmic in free blocks.
-    pub(super) fn best_fit(&self, stream: StreamId, size: u64) -> Option<FreeBlock> {
+    /// The blocks of the stream with at least that size, the best fit first. Logarithmic in free blocks for the first.
+    pub(super) fn fitting(&self, stream: StreamId, size: u64) -> impl Iterator<Item = FreeBlock> {
         let from = FreeBlock { stream, size, address: 0, id: BlockId(0) };
-        self.0.range(from..).next().filter(|block| block.stream == stream).copied()
+        self.0.range(from..).take_while(move |block| block.stream == stream).copied()
     }
 
     /// The stream's blocks from the largest down.
@@ -63,6 +63,8 @@ pub(super) struct Pool {
     pub(super) kind: PoolKind,
     pub(super) owner: Option<PrivatePoolId>,
     pub(super) free: FreeIndex,
+    /// Unmapped blocks of expandable segments, by stream and address.
+    pub(super) unmapped: BTreeSet<(StreamId, u64, BlockId)>,
     /// Look-ups so far, hit or miss: the clock of garbage collection.
     pub(super) lookups: u64,
 }
@@ -209,7 +211,7 @@ impl Pools {
     }
 
     fn add_pair(&mut self, owner: Option<PrivatePoolId>) -> (PoolId, PoolId) {
-        let make = |kind| Pool { kind, owner, free: FreeIndex::default(), lookups: 0 };
+        let make = |kind| Pool { kind, owner, free: FreeIndex::default(), unmapped: BTreeSet::new(), lookups: 0 };
         let small = self.vacant.pop().unwrap_or(self.pools.len() as u32);
         if small as usize == self.pools.len() {
             self.pools.push(make(PoolKind::Small));

@@ -45,13 +45,15 @@ impl CachingAllocator {
     ) -> Result<bool, DeviceError> {
         let Some(max_split) = self.config.max_split_size else { return Ok(false) };
         let wanted = size.max(max_split.0);
-        if let Some(block) = self.pools[pool].free.best_fit(stream, wanted) {
+        let best = self.pools[pool].free.fitting(stream, wanted).next();
+        if let Some(block) = best.filter(|block| !self.blocks.is_expandable(block.id)) {
             self.release_segment(device, block)?;
             return Ok(true);
         }
         let mut sum = 0_u64;
         let oversize = |block: &FreeBlock| block.size >= max_split.0;
-        let candidates: Vec<FreeBlock> = self.pools[pool].free.largest_first(stream).take_while(oversize).collect();
+        let ordinary = |block: &FreeBlock| !self.blocks.is_expandable(block.id);
+        let candidates: Vec<FreeBlock> = self.pools[pool].free.largest_first(stream).take_while(oversize).filter(ordinary).collect();
         for block in candidates {
             if sum >= wanted {
                 break;
@@ -78,7 +80,8 @@ impl CachingAllocator {
             let age = |block: &FreeBlock| pool.lookups - self.blocks[block.id].free_since;
             let total_age: u64 = candidates.iter().map(age).sum();
             let old = |block: &FreeBlock| age(block) as f64 >= total_age as f64 / candidates.len() as f64;
-            let round: Vec<FreeBlock> = candidates.iter().filter(|block| old(block)).copied().collect();
+            let ordinary = |block: &FreeBlock| !self.blocks.is_expandable(block.id);
+            let round: Vec<FreeBlock> = candidates.iter().filter(|block| ordinary(block) && old(block)).copied().collect();
             if round.is_empty() {
                 break;
             }
@@ -104,10 +107,13 @@ impl CachingAllocator {
         Ok(())
     }
 
+    /// Gives back whole free segments, and whole free pages of expandable ones.
     fn release_whole_segments(&mut self, device: &mut dyn Device, pool: PoolId) -> Result<(), DeviceError> {
-        let whole = |block: &FreeBlock| !self.blocks[block.id].is_split();
-        let candidates: Vec<FreeBlock> = self.pools[pool].free.iter().filter(whole).collect();
-        candidates.into_iter().try_for_each(|block| self.release_segment(device, block))
+        let (expandable, ordinary): (Vec<FreeBlock>, Vec<FreeBlock>) =
+            self.pools[pool].free.iter().partition(|block| self.blocks.is_expandable(block.id));
+        let whole: Vec<FreeBlock> = ordinary.into_iter().filter(|block| !self.blocks[block.id].is_split()).collect();
+        whole.into_iter().try_for_each(|block| self.release_segment(device, block))?;
+        expandable.into_iter().try_for_each(|block| self.release_pages(device, block))
     }
 
     /// Waits for the events of deferred frees, of all blocks or of one private pool's, and finishes those frees.

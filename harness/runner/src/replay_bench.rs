@@ -105,7 +105,9 @@ impl Bench {
                 TraceEvent::RecordStream { id, stream } => Op::RecordStream { slot: slot(id), stream },
                 other => Op::Other(other),
             };
-            if let TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) = event {
+            if let TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) =
+                event
+            {
                 streams = streams.max(stream.0);
             }
             ops.push(op);

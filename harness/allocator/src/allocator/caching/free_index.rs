@@ -9,6 +9,9 @@
 //! so nothing is allocated for a block that becomes free. The chain of a bin is as long as there are different sizes in it: one below 4 MiB,
 //! and never more than the device's memory has room for, some dozens at most.
 //!
+//! The block that became free last is kept apart, in front of the bins: programs tend to take it, or to free its neighbour, next, and then no
+//! bin is touched at all. It takes part in the order like any other.
+//!
 //! Invariants: a bit is set exactly where its bin has a block; a chain's sizes rise; every block of a heap has that heap's size; a parent
 //! lies at a lower address than its children.
 
@@ -57,10 +60,14 @@ struct Node {
     next_size: u32,
 }
 
+const NO_BLOCK: Free = Free { id: BlockId(NONE), size: 0, address: 0 };
+
 const VACANT: Node = Node { address: 0, size: 0, child: NONE, sibling: NONE, previous: NONE, next_size: NONE };
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Lane {
+    /// The block that became free last, unless it was taken; its number is [`NONE`] then.
+    last: Free,
     /// Which rows have a block.
     occupied: u64,
     /// Row 0 holds sizes below 2 MiB; row n those from 2ⁿ MiB up to twice that. Made when they are first needed.
@@ -97,12 +104,45 @@ impl Bin {
 impl FreeIndex {
     /// A new lane, empty.
     pub(super) fn add_lane(&mut self) -> LaneId {
-        self.lanes.push(Lane::default());
+        self.lanes.push(Lane { last: NO_BLOCK, occupied: 0, rows: Vec::new() });
         LaneId(self.lanes.len() as u32 - 1)
     }
 
     /// Adds a block.
+    #[inline]
     pub(super) fn insert(&mut self, lane: LaneId, free: Free) {
+        let before = std::mem::replace(&mut self.lanes[lane.0 as usize].last, free);
+        if before.id.0 != NONE {
+            self.insert_into_bin(lane, before);
+        }
+    }
+
+    /// Removes a block.
+    #[inline]
+    pub(super) fn remove(&mut self, lane: LaneId, id: BlockId) {
+        let last = &mut self.lanes[lane.0 as usize].last;
+        if last.id == id {
+            *last = NO_BLOCK;
+        } else {
+            self.remove_from_bin(lane, id);
+        }
+    }
+
+    /// The best fit for that size.
+    #[inline]
+    pub(super) fn best_fit(&self, lane: LaneId, size: u64) -> Option<Free> {
+        let lane = &self.lanes[lane.0 as usize];
+        let last = (lane.last.id.0 != NONE && lane.last.size >= size).then_some(lane.last);
+        if lane.occupied == 0 {
+            return last;
+        }
+        match (last, self.best_in_bins(lane, size)) {
+            (Some(last), Some(best)) => Some(if (last.size, last.address) < (best.size, best.address) { last } else { best }),
+            (last, best) => last.or(best),
+        }
+    }
+
+    fn insert_into_bin(&mut self, lane: LaneId, free: Free) {
         let Free { id, size, address } = free;
         let slot = id.0 as usize;
         if slot >= self.nodes.len() {
@@ -123,31 +163,30 @@ impl FreeIndex {
             row_bins.heads[index] = id.0;
             return;
         }
-        let head = &mut row_bins.heads[index];
-        insert_into_chain(&mut self.nodes, head, id.0);
+        insert_into_chain(&mut self.nodes, &mut row_bins.heads[index], id.0);
     }
 
-    /// Removes a block.
-    pub(super) fn remove(&mut self, lane: LaneId, id: BlockId) {
-        let Bin { row, index } = Bin::of(self.nodes[id.0 as usize].size);
+    fn remove_from_bin(&mut self, lane: LaneId, id: BlockId) {
+        let node = self.nodes[id.0 as usize];
+        let Bin { row, index } = Bin::of(node.size);
         let lane = &mut self.lanes[lane.0 as usize];
-        let Some(row_bins) = lane.rows[row].as_mut() else { return };
-        remove_from_chain(&mut self.nodes, &mut row_bins.heads[index], id.0);
-        if row_bins.heads[index] == NONE {
-            let word = index / 64;
-            row_bins.words[word] &= !(1 << (index % 64));
-            if row_bins.words[word] == 0 {
-                row_bins.summary &= !(1 << word);
-                if row_bins.summary == 0 {
-                    lane.occupied &= !(1 << row);
-                }
+        let Some(Some(row_bins)) = lane.rows.get_mut(row) else { return };
+        let alone = row_bins.heads[index] == id.0 && node.child == NONE && node.next_size == NONE;
+        if !alone {
+            remove_from_chain(&mut self.nodes, &mut row_bins.heads[index], id.0);
+            return;
+        }
+        let word = index / 64;
+        row_bins.words[word] &= !(1 << (index % 64));
+        if row_bins.words[word] == 0 {
+            row_bins.summary &= !(1 << word);
+            if row_bins.summary == 0 {
+                lane.occupied &= !(1 << row);
             }
         }
     }
 
-    /// The best fit for that size.
-    pub(super) fn best_fit(&self, lane: LaneId, size: u64) -> Option<Free> {
-        let lane = &self.lanes[lane.0 as usize];
+    fn best_in_bins(&self, lane: &Lane, size: u64) -> Option<Free> {
         let bin = Bin::of(size);
         if let Some(Some(row)) = lane.rows.get(bin.row) {
             if row.has(bin.index) {
@@ -176,7 +215,7 @@ impl FreeIndex {
     /// All blocks of a lane by size, then address. Sorts them: for rare use.
     pub(super) fn in_order(&self, lane: LaneId) -> Vec<Free> {
         let lane = &self.lanes[lane.0 as usize];
-        let mut all = Vec::new();
+        let mut all: Vec<Free> = Some(lane.last).filter(|last| last.id.0 != NONE).into_iter().collect();
         for row in lane.rows.iter().flatten() {
             let mut from = 0;
             while let Some(index) = row.next(from) {

@@ -195,13 +195,12 @@ impl CachingAllocator {
     /// Cuts a free block to size where that is worth it, and hands it out.
     #[inline]
     fn hand_out(&mut self, found: BlockId, request: Request, size: u64) -> Allocation {
-        let Block { kind, lane, size: available, address, expandable, .. } = self.blocks[found];
+        let Block { kind, size: available, address, expandable, .. } = self.blocks[found];
         let was_split = self.blocks[found].is_split();
         // Nothing in an expandable segment is counted as inactive split: its free pages can go back.
         let taken = if self.config.splits(kind, size, available - size) {
             let front = self.blocks.split_front(found, size);
-            self.blocks[found].free_since = self.pools[self.pools.owner(lane).pool].lookups;
-            self.pools.free.insert(lane, Free { id: found, size: available - size, address: address + size });
+            self.put_into_pool(found);
             if expandable {
             } else if was_split {
                 self.counters.inactive_split_bytes.decrease(kind, size);
@@ -257,7 +256,9 @@ impl CachingAllocator {
     #[inline]
     fn put_into_pool(&mut self, id: BlockId) {
         let block = &mut self.blocks[id];
-        block.free_since = self.pools[self.pools.owner(block.lane).pool].lookups;
+        if self.config.garbage_collection_threshold.is_some() {
+            block.free_since = self.pools[self.pools.owner(block.lane).pool].lookups;
+        }
         self.pools.free.insert(block.lane, Free { id, size: block.size, address: block.address });
     }
 

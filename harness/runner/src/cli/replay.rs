@@ -11,6 +11,7 @@ use std::thread;
 
 use clap::Args;
 use harness::replay::{self, Comparison, RecordingError, ReplayError};
+use harness::replay_bench::{self, BenchResult};
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::trace::{self, TraceEvent};
@@ -56,6 +57,12 @@ pub(super) struct Replay {
     /// error where statistics go to standard output.
     #[arg(long)]
     memory_summary: bool,
+    /// Time the allocator's host path instead: this many passes over the trace, behind two that warm the cache.
+    #[arg(long, value_name = "REPS", conflicts_with_all = ["stats", "verify", "memory_summary"], value_parser = clap::value_parser!(u32).range(1..))]
+    bench: Option<u32>,
+    /// Print what `--bench` measures as JSON.
+    #[arg(long, requires = "bench")]
+    json: bool,
     /// Compare these recordings with their own replay, row by row.
     #[arg(long, value_name = "RECORDING", num_args = 1.., conflicts_with_all = ["trace", "memory", "alloc_conf", "stats", "memory_summary"])]
     verify: Vec<PathBuf>,
@@ -73,6 +80,9 @@ impl Replay {
     fn replay(&self, path: &Path, memory: Bytes) -> Result<Exit, Failures> {
         let config = Config::parse(&self.alloc_conf).map_err(|error| CliError::conf(&error, &self.alloc_conf))?;
         let trace = Trace::read(path)?;
+        if let Some(repetitions) = self.bench {
+            return self.time(&trace, config, memory, repetitions);
+        }
         let interrupt = interrupt::watch(|| {})?;
         let written = match Target::of(&self.stats) {
             Target::Stream(target) => trace.write_stats(config, memory, &interrupt, target),
@@ -105,6 +115,20 @@ impl Replay {
     /// Whether standard output is taken.
     fn stats_are_printed(&self) -> bool {
         self.stats == Path::new("-")
+    }
+
+    fn time(&self, trace: &Trace<'_>, config: Config, memory: Bytes, repetitions: u32) -> Result<Exit, Failures> {
+        let result = replay_bench::bench(&trace.events, config, memory, repetitions)?;
+        if self.json {
+            println!("{}", serde_json::json!(result));
+            return Ok(Exit::Passed);
+        }
+        let BenchResult { operations, allocations, frees, ooms, device_calls, .. } = result;
+        println!("{operations} operations a pass: {allocations} allocations, {frees} frees, {ooms} out of memory; {repetitions} passes");
+        println!("ns an operation: median {:.1}, min {:.1}", result.ns_per_op, result.ns_per_op_min);
+        println!("ns an allocation: mean {:.1}; ns a free: mean {:.1}", result.allocate_ns, result.free_ns);
+        println!("device calls in the timed passes: {device_calls}");
+        Ok(Exit::Passed)
     }
 }
 

@@ -177,12 +177,12 @@ impl Blocks {
         let blocks = chain.map(|id| {
             let block = &self[id];
             let (size, requested) = (Bytes(block.size), Bytes(block.requested));
-            BlockInfo { address: DevicePtr(block.address), size, requested, state: block.state }
+            BlockInfo { address: DevicePtr(block.address), size, stream: block.stream, requested, state: block.state }
         });
         SegmentInfo {
             address: DevicePtr(first.address),
             size: Bytes(segment.size),
-            stream: first.stream,
+            stream: Some(first.stream),
             pool,
             private_pool,
             expandable: false,

@@ -31,12 +31,12 @@ fn sizes_are_multiples_of_256_bytes() {
 fn regions_double_from_2_mib_on_and_a_larger_request_doubles_until_it_fits() {
     let mut bench = default(Bytes::gib(1));
     for _ in 0..3 {
-        bench.alloc(Bytes::mib(2));
+        bench.hold(Bytes::mib(2), StreamId::DEFAULT);
     }
     assert_eq!(bench.regions(), [2, 4].map(Bytes::mib), "the third one is cut from the second region");
-    bench.alloc(Bytes::mib(33));
-    bench.alloc(Bytes::mib(40));
-    bench.alloc(Bytes::mib(65));
+    bench.hold(Bytes::mib(33), StreamId::DEFAULT);
+    bench.hold(Bytes::mib(40), StreamId::DEFAULT);
+    bench.hold(Bytes::mib(65), StreamId::DEFAULT);
     // 8 was next: doubled to 64 for the 33, which counts as the doubling; so the 40 get 64 again, and then 128 is next.
     assert_eq!(bench.regions(), [2, 4, 64, 64, 128].map(Bytes::mib));
     bench.close();
@@ -86,7 +86,7 @@ fn later_extensions_that_fail_try_the_request_itself_and_no_more() {
     assert!(matches!(bench.oom(Bytes::mib(12)).cause, OomCause::Device { free } if free == Bytes::mib(10)));
     let before = bench.device.calls().malloc;
     bench.leave(Bytes::mib(12));
-    bench.alloc(Bytes::mib(12));
+    bench.hold(Bytes::mib(12), StreamId::DEFAULT);
     assert_eq!((bench.regions(), bench.device.calls().malloc - before), (vec![Bytes::mib(12)], 2), "16 MiB, then 12 MiB");
     bench.close();
 }
@@ -94,7 +94,7 @@ fn later_extensions_that_fail_try_the_request_itself_and_no_more() {
 #[test]
 fn without_growth_the_first_region_is_the_whole_limit() {
     let mut bench = bench(Bytes::gib(1), Config { allow_growth: false, memory_limit: Some(Bytes::mib(300)), ..Config::default() });
-    bench.alloc(Bytes(4));
+    bench.hold(Bytes(4), StreamId::DEFAULT);
     assert_eq!(bench.regions(), [Bytes::mib(300)]);
     assert_eq!(bench.oom(Bytes::mib(300)).cause, OomCause::Fraction { limit: Bytes::mib(300) });
     assert_eq!(bench.device.calls().malloc, 1, "the limit refuses without asking the driver");
@@ -106,7 +106,7 @@ fn the_last_region_is_what_the_limit_leaves() {
     let mut bench = default(Bytes::gib(1));
     bench.allocator.set_memory_fraction(&*bench.device, MemoryFraction::new(10.0 / 1024.0).unwrap());
     for _ in 0..5 {
-        bench.alloc(Bytes::mib(2));
+        bench.hold(Bytes::mib(2), StreamId::DEFAULT);
     }
     assert_eq!(bench.regions(), [2, 4, 4].map(Bytes::mib));
     assert_eq!(bench.oom(Bytes(1)).cause, OomCause::Fraction { limit: Bytes::mib(10) });
@@ -156,9 +156,9 @@ fn without_garbage_collection_regions_are_kept_for_good() {
 fn what_nobody_has_used_is_free_for_all_streams() {
     let mut bench = default(Bytes::gib(1));
     let side = bench.stream();
-    bench.alloc(Bytes::kib(4));
+    bench.hold(Bytes::kib(4), StreamId::DEFAULT);
     let calls = bench.device.calls();
-    bench.alloc_on(Bytes::kib(4), side);
+    bench.hold(Bytes::kib(4), side);
     assert_eq!(bench.device.calls(), calls, "neither memory nor events were asked for");
     bench.close();
 }
@@ -176,7 +176,7 @@ fn another_stream_gets_freed_memory_once_an_event_has_been_seen_complete() {
     bench.device.synchronize_stream(side).unwrap();
     let waits = bench.device.calls().synchronize;
     // The rest of the second region is large enough for one more, and nearer.
-    bench.alloc_on(Bytes::mib(2), other);
+    bench.hold(Bytes::mib(2), other);
     let next = bench.alloc_on(Bytes::mib(2), other);
     assert_eq!((next.ptr(), bench.device.calls().synchronize), (address, waits));
     bench.close();
@@ -203,7 +203,7 @@ fn rather_than_fail_the_host_waits_for_other_streams() {
     let all = bench.alloc_on(Bytes::mib(64), side);
     bench.device.busy(side, Nanos::millis(20)).unwrap();
     bench.free(all);
-    bench.alloc(Bytes::mib(64));
+    bench.hold(Bytes::mib(64), StreamId::DEFAULT);
     let stats = bench.allocator.stats();
     assert_eq!((stats.num_device_alloc, stats.num_sync_all_streams, stats.num_alloc_retries), (1, 1, 1));
     bench.close();
@@ -221,7 +221,7 @@ fn memory_of_a_stream_that_is_no_more_is_free_for_all() {
     bench.device.destroy_stream(user).unwrap();
     bench.free(used);
     assert_eq!(bench.allocator.stats().active.all.current, 0, "there is nobody to wait for");
-    bench.alloc(Bytes::mib(64));
+    bench.hold(Bytes::mib(64), StreamId::DEFAULT);
     bench.close();
 }
 

@@ -17,12 +17,14 @@ use harness_allocator::units::Bytes;
 struct Bench<A> {
     allocator: A,
     device: Box<dyn Device>,
+    /// What nobody frees before the allocator is closed.
+    held: Vec<Allocation>,
 }
 
 impl<A: Allocator> Bench<A> {
     fn new(allocator: A, memory: Bytes) -> Self {
         let device = Limited::new(Box::new(SimDevice::new(SimConfig::default())), memory).unwrap();
-        Self { allocator, device: Box::new(device) }
+        Self { allocator, device: Box::new(device), held: Vec::new() }
     }
 
     fn stream(&mut self) -> StreamId {
@@ -39,6 +41,12 @@ impl<A: Allocator> Bench<A> {
 
     fn alloc(&mut self, size: Bytes) -> Allocation {
         self.alloc_on(size, StreamId::DEFAULT)
+    }
+
+    /// Allocates for good.
+    fn hold(&mut self, size: Bytes, stream: StreamId) {
+        let allocation = self.alloc_on(size, stream);
+        self.held.push(allocation);
     }
 
     /// An allocation that must fail, and why it did.

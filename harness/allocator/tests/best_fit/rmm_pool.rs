@@ -38,10 +38,10 @@ fn a_block_is_cut_to_the_request_whatever_is_left() {
 #[test]
 fn the_pool_grows_half_way_to_its_maximum_or_by_a_larger_request() {
     let mut bench = bench(Bytes::gib(1), Config { initial_pool_size: Some(Bytes::mib(100)), maximum_pool_size: Some(Bytes::mib(900)) });
-    bench.alloc(Bytes::mib(101));
-    bench.alloc(Bytes::mib(299));
+    bench.hold(Bytes::mib(101), StreamId::DEFAULT);
+    bench.hold(Bytes::mib(299), StreamId::DEFAULT);
     assert_eq!(bench.regions(), [100, 400].map(Bytes::mib), "half of the 800 MiB that were left");
-    bench.alloc(Bytes::mib(300));
+    bench.hold(Bytes::mib(300), StreamId::DEFAULT);
     assert_eq!(bench.regions(), [100, 400, 300].map(Bytes::mib), "half-way would have been 200");
     assert_eq!(bench.oom(Bytes::mib(201)).cause, OomCause::Fraction { limit: Bytes::mib(900) });
     bench.close();
@@ -51,7 +51,7 @@ fn the_pool_grows_half_way_to_its_maximum_or_by_a_larger_request() {
 fn growth_that_the_driver_refuses_is_halved_down_to_the_request() {
     let mut bench = started_with(Bytes::ZERO);
     bench.leave(Bytes::mib(150));
-    bench.alloc(Bytes::mib(90));
+    bench.hold(Bytes::mib(90), StreamId::DEFAULT);
     assert_eq!((bench.regions(), bench.device.calls().malloc), (vec![Bytes::mib(128)], 3), "512, 256 and 128 MiB");
     bench.leave(Bytes::mib(20));
     let oom = bench.oom(Bytes::mib(39));
@@ -120,7 +120,7 @@ fn a_third_stream_is_ordered_behind_the_first_one_too() {
     let last_of_first = first.ptr().offset(Bytes::mib(24));
     bench.free(first);
     // Stream two takes over what stream one had, and leaves 8 MiB of it unused: stream three takes those from stream two.
-    bench.alloc_on(Bytes::mib(40), two);
+    bench.hold(Bytes::mib(40), two);
     let third = bench.alloc_on(Bytes::mib(8), three);
     assert_eq!(third.ptr(), last_of_first);
     bench.device.fill(three, third.range(), Tag(3)).unwrap();
@@ -147,7 +147,7 @@ fn wholly_free_blocks_go_back_where_the_device_has_no_room() {
     let first = bench.alloc(Bytes::mib(128));
     bench.free(first);
     bench.leave(Bytes::mib(64));
-    bench.alloc(Bytes::mib(160));
+    bench.hold(Bytes::mib(160), StreamId::DEFAULT);
     assert_eq!(bench.regions(), [Bytes::mib(160)]);
     bench.close();
 }

@@ -1,7 +1,8 @@
 //! Devices and allocators for GPU memory.
 //!
 //! * [`device`]: what a device supplies, on CUDA ([`device::cuda`]) or simulated and stricter than hardware ([`device::sim`]);
-//! * [`allocator`]: a caching allocator that behaves byte for byte like PyTorch's ([`allocator::caching`]), and a direct one;
+//! * [`allocator`]: a caching allocator that behaves byte for byte like PyTorch's ([`allocator::caching`]), the schools of
+//!   TensorFlow ([`allocator::bfc`]) and RMM ([`allocator::rmm_pool`]), and a direct one;
 //! * [`stats`]: what allocators count, named as `torch.cuda.memory_stats()` names it;
 //! * [`trace`]: allocation traces, to be replayed anywhere.
 //!

@@ -372,6 +372,8 @@ pub struct BlockInfo {
     pub address: DevicePtr,
     /// Its length.
     pub size: Bytes,
+    /// The stream it was made for; of a free block the stream that may reuse it without waiting.
+    pub stream: StreamId,
     /// What its owner asked for; a free block keeps the figure of its last owner.
     pub requested: Bytes,
     /// What it is doing.
@@ -385,8 +387,8 @@ pub struct SegmentInfo {
     pub address: DevicePtr,
     /// Its length: bytes held from the driver.
     pub size: Bytes,
-    /// The stream whose requests it serves.
-    pub stream: StreamId,
+    /// The stream whose requests it serves, if it serves one only: then all of its blocks are of that stream.
+    pub stream: Option<StreamId>,
     /// Small or large blocks.
     pub pool: PoolKind,
     /// The private pool it belongs to, if any.

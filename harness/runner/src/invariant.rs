@@ -37,9 +37,9 @@ invariants! {
     CountersEqualStructure = "counters_equal_structure":
         "every counter equals the sum over the segments and blocks, recomputed",
     BlocksTileSegments = "blocks_tile_segments":
-        "the blocks of a segment follow each other without gap or overlap and fill it exactly",
+        "the blocks of a segment follow each other without gap or overlap, fill it exactly, and are of its stream if it has one",
     FreeNeighboursAreMerged = "free_neighbours_are_merged":
-        "no two free blocks stand side by side in a segment",
+        "no two blocks that are free for the same stream stand side by side in a segment",
     AllocationsAreDisjoint = "allocations_are_disjoint":
         "what was handed out lies in one allocated block of its own, as large as was asked for, on the stream it was asked for",
     DeviceUsedFollowsReserved = "device_used_follows_reserved":

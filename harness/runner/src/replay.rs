@@ -270,7 +270,7 @@ fn snapshot_segment(segment: &SegmentInfo) -> serde_json::Value {
     let blocks: Vec<_> = segment.blocks.iter().map(|block| json!([block.size.0, block.requested.0, state_code(block.state)])).collect();
     let pool = segment.private_pool.map_or(-1, i64::from);
     let large = u8::from(segment.pool == PoolKind::Large);
-    json!([segment.stream.0, large, u8::from(segment.expandable), pool, segment.size.0, blocks])
+    json!([segment.stream.map(|stream| stream.0), large, u8::from(segment.expandable), pool, segment.size.0, blocks])
 }
 
 fn state_code(state: BlockState) -> u8 {

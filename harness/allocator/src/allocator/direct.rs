@@ -30,8 +30,8 @@ impl Live {
 
     fn segment(self) -> SegmentInfo {
         let MemoryRange { start: address, len: size } = self.range;
-        let block = BlockInfo { address, size, requested: size, state: BlockState::Allocated };
-        let (stream, pool) = (self.stream, self.pool());
+        let block = BlockInfo { address, size, stream: self.stream, requested: size, state: BlockState::Allocated };
+        let (stream, pool) = (Some(self.stream), self.pool());
         SegmentInfo { address, size, stream, pool, private_pool: None, expandable: false, blocks: vec![block] }
     }
 }

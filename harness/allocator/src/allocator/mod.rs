@@ -1,10 +1,15 @@
 //! What an allocator does, whoever wrote it: requests in, allocations out, accounts of everything.
 //!
 //! The device is passed in with each call and never owned, so that one device can serve an allocator, an audit and a scenario.
-//! [`caching`] is PyTorch's behaviour, [`direct`] the baseline without any cache.
+//! [`caching`] is PyTorch's behaviour, [`bfc`] TensorFlow's, [`rmm_pool`] RMM's,
+//! [`direct`] the baseline without any cache.
 
+pub mod bfc;
 pub mod caching;
 pub mod direct;
+mod events;
+mod regions;
+pub mod rmm_pool;
 mod slab;
 
 use std::fmt;
@@ -331,19 +336,25 @@ impl fmt::Display for OutOfMemory {
 pub enum AllocatorKind {
     /// PyTorch's caching allocator in its default configuration.
     Caching,
+    /// TensorFlow's best-fit-with-coalescing allocator.
+    Bfc,
+    /// The pool memory resource of RMM, the RAPIDS Memory Manager.
+    RmmPool,
     /// One driver allocation and one driver free a request.
     Direct,
 }
 
 impl AllocatorKind {
     /// Every one, the baseline of all comparisons last.
-    pub const ALL: &'static [Self] = &[Self::Caching, Self::Direct];
+    pub const ALL: &'static [Self] = &[Self::Caching, Self::Bfc, Self::RmmPool, Self::Direct];
 
     /// Its name in scenarios and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Caching => "caching",
+            Self::Bfc => "bfc",
+            Self::RmmPool => "rmm_pool",
             Self::Direct => "direct",
         }
     }
@@ -353,6 +364,8 @@ impl AllocatorKind {
     pub const fn about(self) -> &'static str {
         match self {
             Self::Caching => "PyTorch's caching allocator in its default configuration, byte for byte",
+            Self::Bfc => "TensorFlow's best-fit-with-coalescing allocator: few, doubling regions that are kept; grows on demand",
+            Self::RmmPool => "RMM's pool_memory_resource: half the memory at once, a free list per stream, stealing behind events",
             Self::Direct => "one driver allocation and one driver free per request: the baseline of every timing",
         }
     }
@@ -362,6 +375,8 @@ impl AllocatorKind {
     pub fn build(self) -> Box<dyn Allocator> {
         match self {
             Self::Caching => Box::new(caching::CachingAllocator::new(caching::Config::default())),
+            Self::Bfc => Box::new(bfc::BfcAllocator::new(bfc::Config::default())),
+            Self::RmmPool => Box::new(rmm_pool::RmmPool::new(rmm_pool::Config::default())),
             Self::Direct => Box::new(direct::DirectAllocator::default()),
         }
     }

@@ -195,20 +195,21 @@ impl Model {
     }
 
     pub(crate) fn snapshot(&self) -> Vec<SegmentInfo> {
-        let describe = |block: &Block| BlockInfo {
+        let describe = |block: &Block, stream| BlockInfo {
             address: DevicePtr(block.address),
             size: Bytes(block.size),
+            stream,
             requested: Bytes(block.requested),
             state: block.state,
         };
         let segments = self.segments.iter().map(|segment| SegmentInfo {
             address: DevicePtr(segment.address),
             size: Bytes(segment.size()),
-            stream: StreamId(segment.stream),
+            stream: Some(StreamId(segment.stream)),
             pool: segment.pool.kind,
             private_pool: segment.pool.owner,
             expandable: false,
-            blocks: segment.blocks.iter().map(describe).collect(),
+            blocks: segment.blocks.iter().map(|block| describe(block, StreamId(segment.stream))).collect(),
         });
         segments.collect()
     }

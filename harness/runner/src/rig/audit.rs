@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use harness_allocator::allocator::{Allocation, Allocator, Request};
 use harness_allocator::device::{Device, DeviceCalls, DeviceError, DeviceMemory, DevicePtr, StreamId};
-use harness_allocator::stats::{BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat};
+use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat};
 use harness_allocator::units::Bytes;
 
 use crate::invariant::Invariant;
@@ -242,12 +242,18 @@ impl Audit {
             return self.everything(allocator, device);
         }
         let mut findings = Vec::new();
-        match allocator.segment_at(address) {
+        let segment = allocator.segment_at(address);
+        let serves_several = segment.as_ref().is_some_and(|segment| segment.stream.is_none());
+        match segment {
             Some(segment) => self.check_segment(&segment, &mut findings),
             None if gone == 1 => self.forget_segment(address),
             None => findings.push(Finding::new(Invariant::AllocationsAreDisjoint, format!("a segment around {address}"), "none")),
         }
         self.check_counters(&after, &mut findings);
+        if serves_several && !findings.is_empty() {
+            // What one stream takes over of another's may merge blocks in any segment. The whole structure tells that from a mistake.
+            return self.everything(allocator, device);
+        }
         if made + gone > 0 {
             self.check_device(&after, device, &mut findings);
         }
@@ -298,10 +304,10 @@ impl Audit {
             let owner = handed_out.next();
             let fits = owner.is_some_and(|(&address, owner)| {
                 let same = address == block.address && owner.size == block.size && owner.requested == block.requested;
-                same && owner.requested <= owner.size && owner.stream == segment.stream
+                same && owner.requested <= owner.size && owner.stream == block.stream
             });
             if !fits {
-                let what = format!("{} for {} on stream {}", block.size, block.requested, segment.stream.0);
+                let what = format!("{} for {} on stream {}", block.size, block.requested, block.stream.0);
                 let expected = format!("the allocated block at {} ({what}) handed out as such", block.address);
                 let seen = owner.map_or_else(
                     || "nothing was handed out there".to_owned(),
@@ -426,8 +432,16 @@ fn check_tiling(segment: &SegmentInfo, findings: &mut Vec<Finding>) {
         let expected = format!("blocks of {} in the segment at {}", segment.size, segment.address);
         findings.push(Finding::new(Invariant::BlocksTileSegments, expected, format!("they end at {next}")));
     }
-    let free = |state| state == BlockState::Inactive;
-    if let Some(pair) = segment.blocks.windows(2).find(|pair| free(pair[0].state) && free(pair[1].state)) {
+    let foreign = |block: &&BlockInfo| segment.stream.is_some_and(|stream| stream != block.stream);
+    if let (Some(stream), Some(block)) = (segment.stream, segment.blocks.iter().find(foreign)) {
+        let expected = format!("blocks of stream {} in the segment at {}", stream.0, segment.address);
+        let seen = format!("{} of stream {} at {}", block.size, block.stream.0, block.address);
+        findings.push(Finding::new(Invariant::BlocksTileSegments, expected, seen));
+    }
+    // What is free for different streams has to stay apart until something orders the two.
+    let free = |block: &BlockInfo| block.state == BlockState::Inactive;
+    let mergeable = |pair: &&[BlockInfo]| free(&pair[0]) && free(&pair[1]) && pair[0].stream == pair[1].stream;
+    if let Some(pair) = segment.blocks.windows(2).find(mergeable) {
         let expected = format!("the free block at {} merged with its neighbour", pair[0].address);
         let seen = format!("{} and {} side by side", pair[0].size, pair[1].size);
         findings.push(Finding::new(Invariant::FreeNeighboursAreMerged, expected, seen));

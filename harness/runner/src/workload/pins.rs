@@ -20,7 +20,8 @@ struct Pinned {
     address: DevicePtr,
     size: Bytes,
     pool: PoolKind,
-    stream: u32,
+    /// `None`: it serves several.
+    stream: Option<u32>,
     /// Live blocks of the storm, and of others.
     blocks: u64,
     others: u64,
@@ -39,7 +40,7 @@ impl Pinned {
             address: segment.address,
             size: segment.size,
             pool: segment.pool,
-            stream: segment.stream.0,
+            stream: segment.stream.map(|stream| stream.0),
             blocks: ours.len() as u64,
             others: others.len() as u64,
             bytes: ours.iter().map(|block: &&BlockInfo| block.size).sum(),
@@ -105,7 +106,7 @@ fn table(pinned: &[&Pinned]) -> Table {
             segment.address.to_string(),
             segment.size.to_string(),
             pool.to_owned(),
-            segment.stream.to_string(),
+            segment.stream.map_or_else(|| "several".to_owned(), |stream| stream.to_string()),
             segment.blocks.to_string(),
             segment.bytes.to_string(),
             segment.free.to_string(),

@@ -81,9 +81,9 @@ fn lies_against(invariant: Invariant) -> Vec<Case> {
             let others = [Lie::Peak, Lie::SumOfIncreases].map(|lie| case(lie, found, TELL, By::Touched));
             counters.chain(others).collect()
         }
-        Invariant::BlocksTileSegments => {
-            [Lie::Gap, Lie::Overlap].map(|lie| case(lie, &[Invariant::BlocksTileSegments], TELL, By::Touched)).into()
-        }
+        Invariant::BlocksTileSegments => [Lie::Gap, Lie::Overlap, Lie::HoldsABlockOfAnotherStream]
+            .map(|lie| case(lie, &[Invariant::BlocksTileSegments], TELL, By::Touched))
+            .into(),
         Invariant::FreeNeighboursAreMerged => {
             vec![case(Lie::Unmerged, &[Invariant::FreeNeighboursAreMerged], TELL, By::Touched)]
         }

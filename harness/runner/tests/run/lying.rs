@@ -38,6 +38,8 @@ pub(crate) enum Lie {
     /// The structure knows of other requests than were made, or of another stream; the sums are right.
     SwappedRequests,
     ListedForAnotherStream,
+    /// A free block of a segment that serves one stream is listed for another one.
+    HoldsABlockOfAnotherStream,
     /// Half of what was asked for, or for another stream, or nothing at all.
     TooSmall,
     WrongStream,
@@ -145,7 +147,11 @@ impl Lying {
                     let earlier = segment.blocks[place - 2].requested;
                     segment.blocks[place - 2].requested = std::mem::replace(&mut segment.blocks[place - 1].requested, earlier);
                 }
-                Lie::ListedForAnotherStream => segment.stream = StreamId(segment.stream.0 + 1),
+                Lie::ListedForAnotherStream => {
+                    segment.stream = segment.stream.map(|stream| StreamId(stream.0 + 1));
+                    segment.blocks.iter_mut().for_each(|block| block.stream = StreamId(block.stream.0 + 1));
+                }
+                Lie::HoldsABlockOfAnotherStream => segment.blocks[place].stream = StreamId(last.stream.0 + 1),
                 _ => {}
             }
         }

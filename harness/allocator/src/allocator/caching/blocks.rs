@@ -274,15 +274,16 @@ impl Blocks {
         for id in std::iter::successors(Some(segment.first), |&id| self[id].next.get()) {
             let block = &self[id];
             let (address, size) = (DevicePtr(block.address), Bytes(block.size));
+            let (stream, private_pool) = place(block.lane);
             if block.mapped && !joined {
-                let (stream, private_pool) = place(block.lane);
-                let (pool, expandable) = (block.kind, block.expandable);
-                stretches.push(SegmentInfo { address, size: Bytes::ZERO, stream, pool, private_pool, expandable, blocks: Vec::new() });
+                let (pool, expandable, whole) = (block.kind, block.expandable, Some(stream));
+                let blocks = Vec::new();
+                stretches.push(SegmentInfo { address, size: Bytes::ZERO, stream: whole, pool, private_pool, expandable, blocks });
             }
             joined = block.mapped;
             if let Some(stretch) = stretches.last_mut().filter(|_| joined) {
                 stretch.size += size;
-                stretch.blocks.push(BlockInfo { address, size, requested: Bytes(block.requested), state: block.state });
+                stretch.blocks.push(BlockInfo { address, size, stream, requested: Bytes(block.requested), state: block.state });
             }
         }
         stretches

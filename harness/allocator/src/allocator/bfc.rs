@@ -1,0 +1,381 @@
+//! TensorFlow's best-fit-with-coalescing allocator: few, ever larger regions that are kept, chunks cut from them where the rest is worth
+//! it, free neighbours merged.
+//!
+//! Models `BFCAllocator` as its header documents it (`tensorflow/core/common_runtime/bfc_allocator.h`, today
+//! `third_party/xla/xla/tsl/framework/bfc_allocator.h`, in <https://github.com/tensorflow/tensorflow>; the options of the GPU process are
+//! documented in <https://www.tensorflow.org/guide/gpu#limiting_gpu_memory_growth>):
+//!
+//! * Sizes are multiples of 256 B. Free chunks are sorted into 21 bins by size, bin i from 256 B · 2^i on, each ordered by size, then address;
+//!   a search goes from the bin of the request upwards. As bins divide the sizes in order, that finds the smallest chunk that fits, at the
+//!   lowest address: here one ordered index does, in one search.
+//! * A chunk is cut if it is at least twice the request, or if 128 MiB or more would be wasted otherwise; else it is handed out whole.
+//! * A region is asked for where nothing fits: 2 MiB first, doubled until the request fits, doubled again for the next region, at most
+//!   what the memory limit leaves. Where the device has less, the first extension that fails tries 0.9 of the size again and again.
+//! * Regions are kept for good. With garbage collection, which a GPU process has by default (`TF_ENABLE_GPU_GARBAGE_COLLECTION`), a request
+//!   that would fail gives wholly free regions back, if their bytes and what the limit leaves come to its size, and extends once more.
+//!
+//! Where it differs, deliberately:
+//!
+//! * Streams. TensorFlow computes on one stream: what is freed may be handed out at once, as work on the stream runs in order. Memory
+//!   that other streams may still use is held out by a count that a safe frontier has to pass. Here a chunk is free for the stream of its
+//!   last use, which gets it back at once as in TensorFlow, and bears the count of its free. Another stream gets it when an event
+//!   recorded behind the work of the former has been seen complete: that event is the frontier. Events are recorded and asked for where the stream's
+//!   own chunks do not do, so that neither a hit nor a free of unshared memory calls the device; the host waits for them only where the
+//!   request would fail. Memory that nobody has used yet is free for all.
+//! * [`Allocator::record_stream`]: such a chunk is pending until events behind the other streams' work have been seen complete.
+//! * TensorFlow has no public way to empty its cache. [`Allocator::empty_cache`] collects garbage without need: all wholly free regions go.
+//!   The size of the next region stays what it is, as there.
+//! * After its first failing extension TensorFlow never tries less than the full region again, and never less than 0.9 of it at a time, so that it
+//!   can fail while the device still has the memory. Here the last attempt is the request itself, so that an out-of-memory always says that
+//!   the device, or the limit, refused it.
+//! * TensorFlow waits up to ten seconds for another thread to free memory. Here one thread makes all calls, and nothing is waited for.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::events::Events;
+use super::regions::{ChunkId, Regions, UNIT};
+use super::{Allocation, Allocator, AllocatorError, MemoryFraction, Request};
+use crate::device::{Device, DeviceError, DevicePtr, EventId, StreamId};
+use crate::stats::{MemoryStats, SegmentInfo};
+use crate::units::Bytes;
+
+/// What can be set, by TensorFlow's names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Whether regions are asked for as they are needed. If not, the first one takes the whole memory limit. `true`, as in the allocator's
+    /// own options; a TensorFlow process has `false`, and a harness that ran so would measure nothing but its own limit.
+    pub allow_growth: bool,
+    /// What regions may come to. All of the device by default.
+    pub memory_limit: Option<Bytes>,
+    /// Whether wholly free regions are given back before a request fails. `true`, as in a TensorFlow process.
+    pub garbage_collection: bool,
+}
+
+impl Config {
+    /// The first region of an allocator that grows.
+    pub const FIRST_REGION: Bytes = Bytes::mib(2);
+    /// A chunk is cut if this or more would be wasted.
+    pub const MAX_INTERNAL_FRAGMENTATION: Bytes = Bytes::mib(128);
+
+    /// How much of a chunk is handed out for a request of `size`: that, or all of it.
+    const fn cut(size: u64, chunk: u64) -> u64 {
+        let rest = chunk - size;
+        if rest >= size || rest >= Self::MAX_INTERNAL_FRAGMENTATION.0 { size } else { chunk }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { allow_growth: true, memory_limit: None, garbage_collection: true }
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct BfcAllocator {
+    config: Config,
+    regions: Regions,
+    /// The size of the next region, unless the request is larger; `None` before the first one.
+    next_region: Option<u64>,
+    /// Whether an extension has failed at its full size before.
+    has_backed_off: bool,
+    /// Chunks that other streams used: one entry for each such stream.
+    deferred: BTreeMap<StreamId, VecDeque<(EventId, ChunkId)>>,
+    /// How many of these entries a chunk still has.
+    pending: BTreeMap<ChunkId, usize>,
+    frontiers: BTreeMap<StreamId, Frontier>,
+    events: Events,
+    fraction: Option<MemoryFraction>,
+}
+
+/// An event behind all work that a stream had when it was recorded.
+#[derive(Clone, Copy, Debug)]
+struct Frontier {
+    event: EventId,
+    /// The frees that it is behind.
+    covers: u64,
+}
+
+impl BfcAllocator {
+    /// An empty allocator with these settings.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self { config, ..Self::default() }
+    }
+
+    /// A chunk that is not among the stream's own: from another stream, from the driver, or for giving something back.
+    fn find(&mut self, device: &mut dyn Device, request: Request, size: u64) -> Result<ChunkId, AllocatorError> {
+        if let Some(chunk) = self.take_what_is_safe(device, request.stream, size)? {
+            return Ok(chunk);
+        }
+        if let Some(chunk) = self.extend(device, request.stream, size)? {
+            return Ok(chunk);
+        }
+        self.regions.stats.num_alloc_retries += 1;
+        self.wait_for_all(device, request.stream)?;
+        if let Some(chunk) = self.regions.best_fit(request.stream, size) {
+            return Ok(chunk);
+        }
+        if self.collect_garbage(device, size)?
+            && let Some(chunk) = self.extend(device, request.stream, size)?
+        {
+            return Ok(chunk);
+        }
+        let limit = self.set_limit(device);
+        Err(self.regions.out_of_memory(device, request, size, limit))
+    }
+
+    /// A chunk of another stream that is known to be done with it: what nobody used yet, then what an event has been seen complete for.
+    fn take_what_is_safe(&mut self, device: &mut dyn Device, stream: StreamId, size: u64) -> Result<Option<ChunkId>, DeviceError> {
+        let others = self.regions.others(stream);
+        for &other in &others {
+            self.regions.take_over(other, stream, 0);
+            if let Some(chunk) = self.regions.best_fit(stream, size) {
+                return Ok(Some(chunk));
+            }
+        }
+        for &other in &others {
+            // Once for an event recorded earlier, once for all that was freed since.
+            while self.regions.has_free(other)
+                && let Some(covers) = self.frontier_passed(device, other)?
+            {
+                self.regions.take_over(other, stream, covers);
+                if let Some(chunk) = self.regions.best_fit(stream, size) {
+                    return Ok(Some(chunk));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The frees of a stream that all of its work is now known to be behind, if that is news.
+    fn frontier_passed(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<Option<u64>, DeviceError> {
+        let frontier = match self.frontiers.get(&stream) {
+            Some(&frontier) => frontier,
+            None => {
+                let covers = self.regions.frees();
+                let Some(event) = self.events.record(device, stream)? else { return Ok(Some(covers)) };
+                *self.frontiers.entry(stream).or_insert(Frontier { event, covers })
+            }
+        };
+        if !device.event_done(frontier.event)? {
+            return Ok(None);
+        }
+        self.frontiers.remove(&stream);
+        self.events.give_back(frontier.event);
+        Ok(Some(frontier.covers))
+    }
+
+    /// A new region that the request fits; `None` where the limit or the driver says no.
+    fn extend(&mut self, device: &mut dyn Device, stream: StreamId, size: u64) -> Result<Option<ChunkId>, DeviceError> {
+        let limit = self.limit(device).0;
+        let available = limit.saturating_sub(self.regions.reserved()) / UNIT.0 * UNIT.0;
+        if size > available {
+            return Ok(None);
+        }
+        let first = if self.config.allow_growth { limit.min(Config::FIRST_REGION.0) } else { limit };
+        let before = self.next_region.unwrap_or(first.next_multiple_of(UNIT.0)).max(UNIT.0);
+        let mut region = before;
+        while region < size {
+            region = region.saturating_mul(2);
+        }
+        self.next_region = Some(region);
+        let mut bytes = region.min(available);
+        loop {
+            if let Some(chunk) = self.regions.add(device, bytes, stream)? {
+                if region == before {
+                    self.next_region = Some(region.saturating_mul(2));
+                }
+                return Ok(Some(chunk));
+            }
+            if bytes == size {
+                self.has_backed_off = true;
+                return Ok(None);
+            }
+            bytes = if self.has_backed_off { size } else { (bytes / 10 * 9).next_multiple_of(UNIT.0).min(bytes - UNIT.0).max(size) };
+        }
+    }
+
+    /// Waits for everything that would make free memory usable for the stream, if there is anything.
+    fn wait_for_all(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        let others = self.regions.others(stream);
+        if others.is_empty() && self.deferred.is_empty() {
+            return Ok(());
+        }
+        self.regions.stats.num_sync_all_streams += 1;
+        self.wait_for_deferred(device)?;
+        // Chunks that were pending may be of other streams too.
+        for other in self.regions.others(stream) {
+            let covers = self.regions.frees();
+            if let Some(event) = self.events.record(device, other)? {
+                let waited = device.synchronize_event(event);
+                self.events.give_back(event);
+                waited?;
+            }
+            self.regions.take_over(other, stream, covers);
+        }
+        Ok(())
+    }
+
+    /// Waits for the events of deferred frees and finishes those.
+    fn wait_for_deferred(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        while let Some((&stream, queue)) = self.deferred.iter().next() {
+            if let Some(&(event, _)) = queue.front() {
+                device.synchronize_event(event)?;
+            }
+            self.pop_deferred(stream);
+        }
+        Ok(())
+    }
+
+    /// Gives wholly free regions back where that can make room for the request. Says whether it did.
+    fn collect_garbage(&mut self, device: &mut dyn Device, size: u64) -> Result<bool, DeviceError> {
+        let left = self.limit(device).0.saturating_sub(self.regions.reserved());
+        let can_help = || left.saturating_add(self.regions.wholly_free()) >= size;
+        if self.config.garbage_collection && can_help() { self.regions.release(device, 0) } else { Ok(false) }
+    }
+
+    /// What regions may come to.
+    fn limit(&self, device: &dyn Device) -> Bytes {
+        let total = device.info().total;
+        self.set_limit(device).map_or(total, |limit| limit.min(total))
+    }
+
+    /// The limit that somebody has set, if any.
+    fn set_limit(&self, device: &dyn Device) -> Option<Bytes> {
+        let fraction = self.fraction.and_then(|fraction| fraction.limit(device.info().total));
+        fraction.into_iter().chain(self.config.memory_limit).min()
+    }
+
+    /// Defers a free until events behind the other streams' work are complete.
+    fn defer(&mut self, device: &mut dyn Device, chunk: ChunkId, streams: Vec<StreamId>) -> Result<(), DeviceError> {
+        let mut recorded = Vec::with_capacity(streams.len());
+        for stream in streams {
+            match self.events.record(device, stream) {
+                Ok(event) => recorded.extend(event.map(|event| (stream, event))),
+                Err(error) => {
+                    recorded.into_iter().for_each(|(_, event)| self.events.give_back(event));
+                    return Err(error);
+                }
+            }
+        }
+        self.regions.give_up(chunk);
+        if recorded.is_empty() {
+            self.regions.make_free(chunk);
+            return Ok(());
+        }
+        self.pending.insert(chunk, recorded.len());
+        for (stream, event) in recorded {
+            self.deferred.entry(stream).or_default().push_back((event, chunk));
+        }
+        Ok(())
+    }
+
+    /// Finishes the frees whose events are complete by now.
+    fn poll(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let streams: Vec<StreamId> = self.deferred.keys().copied().collect();
+        for stream in streams {
+            while let Some(&(event, _)) = self.deferred.get(&stream).and_then(VecDeque::front)
+                && device.event_done(event)?
+            {
+                self.pop_deferred(stream);
+            }
+        }
+        Ok(())
+    }
+
+    /// The stream's oldest event is complete.
+    fn pop_deferred(&mut self, stream: StreamId) {
+        let Some(queue) = self.deferred.get_mut(&stream) else { return };
+        if let Some((event, chunk)) = queue.pop_front() {
+            self.events.give_back(event);
+            if let Some(left) = self.pending.get_mut(&chunk) {
+                *left -= 1;
+                if *left == 0 {
+                    self.pending.remove(&chunk);
+                    self.regions.make_free(chunk);
+                }
+            }
+        }
+        if self.deferred.get(&stream).is_some_and(VecDeque::is_empty) {
+            self.deferred.remove(&stream);
+        }
+    }
+}
+
+impl Allocator for BfcAllocator {
+    fn name(&self) -> &'static str {
+        "bfc"
+    }
+
+    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+        if request.size == Bytes::ZERO {
+            return Ok(Allocation::null(request));
+        }
+        let Some(Bytes(size)) = request.size.checked_round_up(UNIT) else {
+            return Err(AllocatorError::TooLarge { requested: request.size, total: device.info().total });
+        };
+        if !self.deferred.is_empty() {
+            self.poll(device)?;
+        }
+        let chunk = match self.regions.best_fit(request.stream, size) {
+            Some(chunk) => chunk,
+            None => self.find(device, request, size)?,
+        };
+        let taken = Config::cut(size, self.regions[chunk].size);
+        Ok(self.regions.hand_out(chunk, request, taken))
+    }
+
+    fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
+        if allocation.is_null() {
+            return Ok(());
+        }
+        let chunk = self.regions.chunk_of(&allocation)?;
+        let streams = self.regions.uses(chunk);
+        self.defer(device, chunk, streams)
+    }
+
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
+        self.regions.record_use(allocation, stream);
+    }
+
+    /// Waits for pending frees, then gives back all regions in which nothing is live.
+    fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        if !self.deferred.is_empty() {
+            self.regions.stats.num_sync_all_streams += 1;
+            self.wait_for_deferred(device)?;
+        }
+        self.regions.release(device, 0).map(drop)
+    }
+
+    fn set_memory_fraction(&mut self, _device: &dyn Device, fraction: MemoryFraction) {
+        self.fraction = Some(fraction);
+    }
+
+    fn reset_peaks(&mut self) {
+        self.regions.stats.reset_peaks();
+    }
+
+    fn stats(&self) -> MemoryStats {
+        self.regions.stats
+    }
+
+    fn snapshot(&self) -> Vec<SegmentInfo> {
+        self.regions.snapshot()
+    }
+
+    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
+        self.regions.region_at(address)
+    }
+
+    fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.pending.clear();
+        let deferred = std::mem::take(&mut self.deferred).into_values().flatten().map(|(event, _)| event);
+        let frontiers = std::mem::take(&mut self.frontiers).into_values().map(|frontier| frontier.event);
+        deferred.chain(frontiers).for_each(|event| self.events.give_back(event));
+        self.events.close(device)?;
+        self.regions.close(device)?;
+        *self = Self::new(self.config.clone());
+        Ok(())
+    }
+}

@@ -1,0 +1,400 @@
+//! Regions of device memory cut into chunks: what the best-fit allocators have in common. Each of them decides when to cut, when to take
+//! from another stream and when to ask the driver; here are the structure and its accounts.
+//!
+//! A *region* is one driver allocation, a chain of *chunks* without gaps. Free chunks are kept in one order: by stream, then size, then
+//! address. The first chunk of a stream that is large enough is therefore the best fit, and among equals the one at the lowest address:
+//! one search, logarithmic in the free chunks. Neighbours that are free for the same stream are always merged; neighbours that are free
+//! for different streams stay apart until one stream takes over what the other had.
+//!
+//! A region serves requests of all sizes and streams, so all regions are counted in the large pool.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::slab::Slab;
+use super::{Allocation, AllocatorError, Handle, OomCause, OutOfMemory, Request};
+use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, Place, StreamId};
+use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
+use crate::units::Bytes;
+
+/// Sizes and addresses of chunks are multiples of this: CUDA's guaranteed alignment, and that of both allocators modelled on it
+/// (`kMinAllocationSize` of TensorFlow, `CUDA_ALLOCATION_ALIGNMENT` of RMM).
+pub(super) const UNIT: Bytes = Bytes(256);
+
+/// The pool that all regions are counted in.
+const POOL: PoolKind = PoolKind::Large;
+
+/// A chunk's slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ChunkId(u32);
+
+/// A slice of a region.
+#[derive(Clone, Debug)]
+pub(super) struct Chunk {
+    pub(super) address: u64,
+    pub(super) size: u64,
+    requested: u64,
+    pub(super) state: BlockState,
+    pub(super) stream: StreamId,
+    /// When it was freed, in frees of this allocator; 0 where nobody has used it, or not since another stream took it over.
+    freed_at: u64,
+    previous: Option<ChunkId>,
+    next: Option<ChunkId>,
+}
+
+impl Chunk {
+    const fn is_split(&self) -> bool {
+        self.previous.is_some() || self.next.is_some()
+    }
+}
+
+/// A free chunk as the index orders it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct FreeChunk {
+    stream: StreamId,
+    size: u64,
+    address: u64,
+    id: ChunkId,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Region {
+    size: u64,
+    /// Its first chunk, which keeps its slot as long as the region lives.
+    first: ChunkId,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Regions {
+    chunks: Slab<Chunk>,
+    by_address: BTreeMap<u64, Region>,
+    free: BTreeSet<FreeChunk>,
+    /// The other streams that use a chunk.
+    uses: BTreeMap<ChunkId, BTreeSet<StreamId>>,
+    /// Chunks that became free so far: the clock of [`Chunk::freed_at`].
+    frees: u64,
+    pub(super) stats: MemoryStats,
+}
+
+impl std::ops::Index<ChunkId> for Regions {
+    type Output = Chunk;
+    fn index(&self, id: ChunkId) -> &Chunk {
+        &self.chunks[id.0]
+    }
+}
+
+impl std::ops::IndexMut<ChunkId> for Regions {
+    fn index_mut(&mut self, id: ChunkId) -> &mut Chunk {
+        &mut self.chunks[id.0]
+    }
+}
+
+impl Regions {
+    /// The smallest chunk of at least that size that is free for the stream. Logarithmic in free chunks.
+    pub(super) fn best_fit(&self, stream: StreamId, size: u64) -> Option<ChunkId> {
+        let from = FreeChunk { stream, size, address: 0, id: ChunkId(0) };
+        self.free.range(from..).next().filter(|chunk| chunk.stream == stream).map(|chunk| chunk.id)
+    }
+
+    /// Hands out a free chunk, cut to `size`. The rest stays free for the stream that had the chunk. Logarithmic in free chunks.
+    pub(super) fn hand_out(&mut self, id: ChunkId, request: Request, size: u64) -> Allocation {
+        self.take_out(id);
+        if size < self[id].size {
+            let rest = self.cut(id, size);
+            self.put_in(rest);
+        }
+        let chunk = &mut self[id];
+        chunk.state = BlockState::Allocated;
+        chunk.requested = request.size.0;
+        chunk.stream = request.stream;
+        let range = MemoryRange::new(DevicePtr(chunk.address), Bytes(chunk.size));
+        self.stats.allocation.increase(POOL, 1);
+        self.stats.allocated_bytes.increase(POOL, range.len.0);
+        self.stats.active.increase(POOL, 1);
+        self.stats.active_bytes.increase(POOL, range.len.0);
+        self.stats.requested_bytes.increase(POOL, request.size.0);
+        Allocation::new(range, request, Handle(id.0))
+    }
+
+    /// The chunk of an allocation.
+    ///
+    /// # Errors
+    /// [`DeviceError::InvalidFree`] for an allocation of somebody else.
+    pub(super) fn chunk_of(&self, allocation: &Allocation) -> Result<ChunkId, DeviceError> {
+        let Handle(slot) = allocation.handle();
+        let ours = |chunk: &&Chunk| chunk.address == allocation.ptr().0 && chunk.state == BlockState::Allocated;
+        match self.chunks.get(slot).filter(ours) {
+            Some(_) => Ok(ChunkId(slot)),
+            None => Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: Place::default() }),
+        }
+    }
+
+    /// Notes that a stream uses an allocation, its own stream apart.
+    pub(super) fn record_use(&mut self, allocation: &Allocation, stream: StreamId) {
+        if stream != allocation.stream()
+            && let Ok(chunk) = self.chunk_of(allocation)
+        {
+            self.uses.entry(chunk).or_default().insert(stream);
+        }
+    }
+
+    /// The other streams that use a chunk.
+    pub(super) fn uses(&self, id: ChunkId) -> Vec<StreamId> {
+        self.uses.get(&id).into_iter().flatten().copied().collect()
+    }
+
+    /// Its owner has given the chunk up. It stays active until [`Regions::make_free`].
+    pub(super) fn give_up(&mut self, id: ChunkId) {
+        self.uses.remove(&id);
+        let chunk = &mut self[id];
+        chunk.state = BlockState::PendingFree;
+        let size = chunk.size;
+        self.stats.allocation.decrease(POOL, 1);
+        self.stats.allocated_bytes.decrease(POOL, size);
+    }
+
+    /// Nobody uses the chunk any more, apart from work in flight on its own stream. Logarithmic in free chunks.
+    pub(super) fn make_free(&mut self, id: ChunkId) {
+        self.frees += 1;
+        let frees = self.frees;
+        let chunk = &mut self[id];
+        chunk.state = BlockState::Inactive;
+        chunk.freed_at = frees;
+        let (size, requested) = (chunk.size, chunk.requested);
+        self.stats.active.decrease(POOL, 1);
+        self.stats.active_bytes.decrease(POOL, size);
+        self.stats.requested_bytes.decrease(POOL, requested);
+        self.merge(id);
+    }
+
+    /// Whether anything is free for the stream. Logarithmic in free chunks.
+    pub(super) fn has_free(&self, stream: StreamId) -> bool {
+        self.best_fit(stream, 0).is_some()
+    }
+
+    /// Chunks that became free so far.
+    pub(super) const fn frees(&self) -> u64 {
+        self.frees
+    }
+
+    /// The streams that have free chunks, one apart. Logarithmic in free chunks for each.
+    pub(super) fn others(&self, than: StreamId) -> Vec<StreamId> {
+        let mut streams = Vec::new();
+        let mut from = StreamId(0);
+        while let Some(chunk) = self.free.range(FreeChunk { stream: from, size: 0, address: 0, id: ChunkId(0) }..).next() {
+            if chunk.stream != than {
+                streams.push(chunk.stream);
+            }
+            let Some(next) = chunk.stream.0.checked_add(1) else { break };
+            from = StreamId(next);
+        }
+        streams
+    }
+
+    /// Gives one stream what was freed for another one by then. The caller has put the two in order. Linear in the chunks of the other,
+    /// logarithmic in all for each that moves.
+    pub(super) fn take_over(&mut self, from: StreamId, to: StreamId, freed_by: u64) {
+        let range = FreeChunk { stream: from, size: 0, address: 0, id: ChunkId(0) }..;
+        let of_stream = self.free.range(range).take_while(|chunk| chunk.stream == from);
+        let moving: Vec<ChunkId> = of_stream.map(|chunk| chunk.id).filter(|&id| self[id].freed_at <= freed_by).collect();
+        // None of them is merged before its turn: its neighbours of the same stream were merged when they became free.
+        for id in moving {
+            self.take_out(id);
+            let chunk = &mut self[id];
+            chunk.stream = to;
+            chunk.freed_at = 0;
+            self.merge(id);
+        }
+    }
+
+    /// The largest chunk that is free for the stream.
+    fn largest(&self, stream: StreamId) -> u64 {
+        let from = FreeChunk { stream, size: 0, address: 0, id: ChunkId(0) };
+        let to = FreeChunk { stream, size: u64::MAX, address: u64::MAX, id: ChunkId(u32::MAX) };
+        self.free.range(from..=to).next_back().map_or(0, |chunk| chunk.size)
+    }
+
+    /// A new region as one chunk that is free for the stream; `None` where the driver says no.
+    pub(super) fn add(&mut self, device: &mut dyn Device, size: u64, stream: StreamId) -> Result<Option<ChunkId>, DeviceError> {
+        let address = match device.malloc(Bytes(size)) {
+            Ok(address) => address.0,
+            Err(error) if error.is_out_of_memory() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let state = BlockState::Inactive;
+        let chunk = Chunk { address, size, requested: 0, state, stream, freed_at: 0, previous: None, next: None };
+        let id = ChunkId(self.chunks.insert(chunk));
+        self.by_address.insert(address, Region { size, first: id });
+        self.put_in(id);
+        self.stats.reserved_bytes.increase(POOL, size);
+        self.stats.segment.increase(POOL, 1);
+        self.stats.num_device_alloc += 1;
+        Ok(Some(id))
+    }
+
+    /// Bytes held from the driver.
+    pub(super) const fn reserved(&self) -> u64 {
+        self.stats.reserved_bytes.all.current
+    }
+
+    /// Bytes of regions in which nothing is active. Linear in chunks.
+    pub(super) fn wholly_free(&self) -> u64 {
+        self.by_address.values().filter(|region| self.is_free(region)).map(|region| region.size).sum()
+    }
+
+    /// Gives regions in which nothing is active back to the driver, which waits for work in flight on them: in address order, until as
+    /// little is reserved as wanted. Says whether any was given back. Linear in chunks.
+    pub(super) fn release(&mut self, device: &mut dyn Device, down_to: u64) -> Result<bool, DeviceError> {
+        let free: Vec<(u64, Region)> =
+            self.by_address.iter().filter(|(_, region)| self.is_free(region)).map(|(&address, &region)| (address, region)).collect();
+        let mut any = false;
+        for (address, region) in free {
+            if self.reserved() <= down_to {
+                break;
+            }
+            device.free(DevicePtr(address))?;
+            for id in self.chain(region.first).collect::<Vec<_>>() {
+                self.take_out(id);
+                self.chunks.remove(id.0);
+            }
+            self.by_address.remove(&address);
+            self.stats.reserved_bytes.decrease(POOL, region.size);
+            self.stats.segment.decrease(POOL, 1);
+            self.stats.num_device_free += 1;
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// Gives all regions back, whatever is in them, and forgets everything.
+    pub(super) fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        while let Some((&address, _)) = self.by_address.first_key_value() {
+            device.free(DevicePtr(address))?;
+            self.by_address.remove(&address);
+        }
+        *self = Self::default();
+        Ok(())
+    }
+
+    /// Counts a request that failed for good, and says why. A limit below the device's total is taken for the fraction's doing.
+    pub(super) fn out_of_memory(&mut self, device: &mut dyn Device, request: Request, size: u64, limit: Option<Bytes>) -> AllocatorError {
+        self.stats.num_ooms += 1;
+        let reserved = Bytes(self.reserved());
+        let cause = match limit.filter(|limit| limit.saturating_sub(reserved).0 < size) {
+            Some(limit) => OomCause::Fraction { limit },
+            None => match device.memory() {
+                Ok(memory) => OomCause::Device { free: memory.free },
+                Err(error) => return error.into(),
+            },
+        };
+        AllocatorError::OutOfMemory(Box::new(OutOfMemory {
+            requested: request.size,
+            segment: Bytes(size),
+            cause,
+            allocated: Bytes(self.stats.allocated_bytes.all.current),
+            reserved,
+            largest_free_block: Bytes(self.largest(request.stream)),
+            total: device.info().total,
+        }))
+    }
+
+    /// All regions in address order. Linear in chunks.
+    pub(super) fn snapshot(&self) -> Vec<SegmentInfo> {
+        self.by_address.iter().map(|(&address, region)| self.describe(address, region)).collect()
+    }
+
+    /// The region that an address lies in. Linear in its chunks.
+    pub(super) fn region_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
+        let (&start, region) = self.by_address.range(..=address.0).next_back()?;
+        (address.0 - start < region.size).then(|| self.describe(start, region))
+    }
+
+    fn describe(&self, address: u64, region: &Region) -> SegmentInfo {
+        let blocks = self.chain(region.first).map(|id| {
+            let Chunk { address, size, requested, state, stream, .. } = self[id];
+            BlockInfo { address: DevicePtr(address), size: Bytes(size), stream, requested: Bytes(requested), state }
+        });
+        SegmentInfo {
+            address: DevicePtr(address),
+            size: Bytes(region.size),
+            stream: None,
+            pool: POOL,
+            private_pool: None,
+            expandable: false,
+            blocks: blocks.collect(),
+        }
+    }
+
+    fn chain(&self, first: ChunkId) -> impl Iterator<Item = ChunkId> {
+        std::iter::successors(Some(first), |&id| self[id].next)
+    }
+
+    fn is_free(&self, region: &Region) -> bool {
+        self.chain(region.first).all(|id| self[id].state == BlockState::Inactive)
+    }
+
+    /// Puts a free chunk into the index.
+    fn put_in(&mut self, id: ChunkId) {
+        let Chunk { stream, size, address, .. } = self[id];
+        let new = self.free.insert(FreeChunk { stream, size, address, id });
+        debug_assert!(new, "a chunk becomes free once");
+        if self[id].is_split() {
+            self.stats.inactive_split.increase(POOL, 1);
+            self.stats.inactive_split_bytes.increase(POOL, size);
+        }
+    }
+
+    /// Takes a free chunk out of the index. Its neighbours are as they were when it was put in.
+    fn take_out(&mut self, id: ChunkId) {
+        let Chunk { stream, size, address, .. } = self[id];
+        let was_there = self.free.remove(&FreeChunk { stream, size, address, id });
+        debug_assert!(was_there, "a chunk that is not free cannot be taken");
+        if self[id].is_split() {
+            self.stats.inactive_split.decrease(POOL, 1);
+            self.stats.inactive_split_bytes.decrease(POOL, size);
+        }
+    }
+
+    /// Merges a chunk that is free, and not in the index, with the neighbours that are free for the same stream, and puts it in.
+    fn merge(&mut self, id: ChunkId) {
+        let stream = self[id].stream;
+        let mergeable = |regions: &Self, id: &ChunkId| regions[*id].state == BlockState::Inactive && regions[*id].stream == stream;
+        if let Some(next) = self[id].next.filter(|next| mergeable(self, next)) {
+            self.take_out(next);
+            self.absorb_next(id, next);
+        }
+        let mut merged = id;
+        if let Some(previous) = self[id].previous.filter(|previous| mergeable(self, previous)) {
+            self.take_out(previous);
+            self.absorb_next(previous, id);
+            merged = previous;
+        }
+        self.put_in(merged);
+    }
+
+    /// Cuts a chunk that is not in the index and returns what is behind its first `size` bytes.
+    fn cut(&mut self, id: ChunkId, size: u64) -> ChunkId {
+        let front = &mut self[id];
+        let rest = Chunk { address: front.address + size, size: front.size - size, previous: Some(id), ..front.clone() };
+        front.size = size;
+        let after = rest.next;
+        let rest = ChunkId(self.chunks.insert(rest));
+        self[id].next = Some(rest);
+        if let Some(after) = after {
+            self[after].previous = Some(rest);
+        }
+        rest
+    }
+
+    /// Makes a chunk swallow its next neighbour. Neither is in the index.
+    fn absorb_next(&mut self, id: ChunkId, next: ChunkId) {
+        let swallowed = self.chunks.remove(next.0);
+        if let Some(after) = swallowed.next {
+            self[after].previous = Some(id);
+        }
+        let chunk = &mut self[id];
+        chunk.size += swallowed.size;
+        chunk.next = swallowed.next;
+        chunk.freed_at = chunk.freed_at.max(swallowed.freed_at);
+    }
+}

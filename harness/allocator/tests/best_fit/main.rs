@@ -1,0 +1,91 @@
+//! The allocators that cut chunks from regions, `bfc` and `rmm_pool`: the figures that TensorFlow and RMM document for them, checked one by
+//! one and against random programs, and that no stream gets memory while another one works on it.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod bfc;
+mod rmm_pool;
+mod streams;
+
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, OutOfMemory, Request};
+use harness_allocator::device::limited::Limited;
+use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::device::{Device, DevicePtr, StreamId};
+use harness_allocator::stats::{BlockInfo, BlockState};
+use harness_allocator::units::Bytes;
+
+/// An allocator and a device of a known size.
+struct Bench<A> {
+    allocator: A,
+    device: Box<dyn Device>,
+    /// What nobody frees before the allocator is closed.
+    held: Vec<Allocation>,
+}
+
+impl<A: Allocator> Bench<A> {
+    fn new(allocator: A, memory: Bytes) -> Self {
+        let device = Limited::new(Box::new(SimDevice::new(SimConfig::default())), memory).unwrap();
+        Self { allocator, device: Box::new(device), held: Vec::new() }
+    }
+
+    fn stream(&mut self) -> StreamId {
+        self.device.create_stream().unwrap()
+    }
+
+    fn try_alloc(&mut self, size: Bytes, stream: StreamId) -> Result<Allocation, AllocatorError> {
+        self.allocator.allocate(&mut *self.device, Request { size, stream })
+    }
+
+    fn alloc_on(&mut self, size: Bytes, stream: StreamId) -> Allocation {
+        self.try_alloc(size, stream).unwrap()
+    }
+
+    fn alloc(&mut self, size: Bytes) -> Allocation {
+        self.alloc_on(size, StreamId::DEFAULT)
+    }
+
+    /// Allocates for good.
+    fn hold(&mut self, size: Bytes, stream: StreamId) {
+        let allocation = self.alloc_on(size, stream);
+        self.held.push(allocation);
+    }
+
+    /// An allocation that must fail, and why it did.
+    fn oom(&mut self, size: Bytes) -> OutOfMemory {
+        match self.try_alloc(size, StreamId::DEFAULT) {
+            Err(AllocatorError::OutOfMemory(oom)) => *oom,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn free(&mut self, allocation: Allocation) {
+        self.allocator.free(&mut *self.device, allocation).unwrap();
+    }
+
+    /// Leaves so much free on the device.
+    fn leave(&mut self, left: Bytes) {
+        let memory = self.device.memory().unwrap();
+        self.device.set_pressure(memory.free + memory.pressure - left).unwrap();
+    }
+
+    /// Sizes of all regions, in the order in which the simulated device gave them.
+    fn regions(&self) -> Vec<Bytes> {
+        self.allocator.snapshot().iter().map(|segment| segment.size).collect()
+    }
+
+    fn blocks(&self) -> Vec<BlockInfo> {
+        self.allocator.snapshot().into_iter().flat_map(|segment| segment.blocks).collect()
+    }
+
+    /// What is free for a stream: address and size.
+    fn free_for(&self, stream: StreamId) -> Vec<(DevicePtr, Bytes)> {
+        let free = self.blocks().into_iter().filter(|block| block.state == BlockState::Inactive && block.stream == stream);
+        free.map(|block| (block.address, block.size)).collect()
+    }
+
+    /// Gives everything back and checks that the device has it.
+    fn close(mut self) {
+        self.allocator.close(&mut *self.device).unwrap();
+        let leaks = self.device.leaks();
+        assert_eq!((leaks.allocations, leaks.events), (0, 0));
+    }
+}

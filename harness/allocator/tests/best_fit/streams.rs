@@ -1,0 +1,138 @@
+//! Random programs on several streams, on a device that refuses every access that is not ordered behind the one before it.
+
+use harness_allocator::allocator::bfc::BfcAllocator;
+use harness_allocator::allocator::rmm_pool::RmmPool;
+use harness_allocator::allocator::{Allocation, Allocator};
+use harness_allocator::device::{StreamId, Tag};
+use harness_allocator::stats::BlockState;
+use harness_allocator::units::{Bytes, Nanos};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use super::Bench;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Alloc(usize, u64),
+    Free(Index),
+    /// Another stream writes an allocation, behind its own stream; the allocator is told, and gets it back while that goes on.
+    UseOn(Index, usize),
+    Verify(Index),
+    Busy(usize),
+    Synchronize(usize),
+    EmptyCache,
+    Leave(u64),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let stream = || 0_usize..4;
+    prop_oneof![
+        8 => (stream(), 1_u64..12_000_000).prop_map(|(stream, size)| Op::Alloc(stream, size)),
+        6 => any::<Index>().prop_map(Op::Free),
+        2 => (any::<Index>(), stream()).prop_map(|(which, stream)| Op::UseOn(which, stream)),
+        1 => any::<Index>().prop_map(Op::Verify),
+        3 => stream().prop_map(Op::Busy),
+        1 => stream().prop_map(Op::Synchronize),
+        1 => Just(Op::EmptyCache),
+        1 => (0_u64..64).prop_map(Op::Leave),
+    ]
+}
+
+/// Runs a program. The device answers a race with an error, and so does memory that somebody else wrote.
+fn run(allocator: impl Allocator, program: &[Op]) -> Result<(), TestCaseError> {
+    let mut bench = Bench::new(allocator, Bytes::mib(64));
+    let streams = [StreamId::DEFAULT, bench.stream(), bench.stream(), bench.stream()];
+    let mut live: Vec<(Allocation, Tag)> = Vec::new();
+    for (n, op) in program.iter().enumerate() {
+        let tag = Tag(n as u64 + 1);
+        match op {
+            Op::Alloc(stream, size) => {
+                if let Ok(allocation) = bench.try_alloc(Bytes(*size), streams[*stream]) {
+                    bench.device.fill(streams[*stream], allocation.range(), tag).map_err(|error| TestCaseError::fail(error.to_string()))?;
+                    live.push((allocation, tag));
+                }
+            }
+            Op::Free(which) if !live.is_empty() => {
+                let (allocation, _) = live.swap_remove(which.index(live.len()));
+                bench.free(allocation);
+            }
+            Op::UseOn(which, stream) if !live.is_empty() => {
+                let (allocation, _) = live.swap_remove(which.index(live.len()));
+                let other = streams[*stream];
+                let event = bench.device.create_event().unwrap();
+                bench.device.record_event(event, allocation.stream()).unwrap();
+                bench.device.wait_event(other, event).unwrap();
+                bench.device.destroy_event(event).unwrap();
+                bench.device.busy(other, Nanos::micros(500)).unwrap();
+                bench.device.fill(other, allocation.range(), tag).unwrap();
+                bench.allocator.record_stream(&allocation, other);
+                bench.free(allocation);
+            }
+            Op::Verify(which) if !live.is_empty() => {
+                let (allocation, tag) = &live[which.index(live.len())];
+                bench
+                    .device
+                    .verify(allocation.stream(), allocation.range(), *tag)
+                    .map_err(|error| TestCaseError::fail(error.to_string()))?;
+            }
+            Op::Busy(stream) => bench.device.busy(streams[*stream], Nanos::micros(500)).unwrap(),
+            Op::Synchronize(stream) => bench.device.synchronize_stream(streams[*stream]).unwrap(),
+            Op::EmptyCache => bench.allocator.empty_cache(&mut *bench.device).unwrap(),
+            Op::Leave(mib) => {
+                let memory = bench.device.memory().unwrap();
+                let most = memory.free + memory.pressure;
+                bench.device.set_pressure(most.saturating_sub(Bytes::mib(*mib))).unwrap();
+            }
+            _ => {}
+        }
+        check_structure(&bench, live.len())?;
+    }
+    for (allocation, tag) in live {
+        bench.device.verify(allocation.stream(), allocation.range(), tag).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        bench.free(allocation);
+    }
+    bench.allocator.empty_cache(&mut *bench.device).unwrap();
+    prop_assert!(bench.regions().is_empty());
+    bench.close();
+    Ok(())
+}
+
+/// Blocks tile regions, neighbours that are free for one stream are merged, and the counters are the sums.
+fn check_structure<A: Allocator>(bench: &Bench<A>, live: usize) -> Result<(), TestCaseError> {
+    let (mut active, mut inactive_split) = (0, 0);
+    for region in bench.allocator.snapshot() {
+        let mut next = region.address;
+        for block in &region.blocks {
+            prop_assert_eq!((block.address, block.size.0 % 256), (next, 0));
+            next = next.offset(block.size);
+            match block.state {
+                BlockState::Inactive if region.blocks.len() > 1 => inactive_split += block.size.0,
+                BlockState::Inactive => {}
+                BlockState::Allocated | BlockState::PendingFree => active += block.size.0,
+            }
+        }
+        prop_assert_eq!(next, region.address.offset(region.size));
+        let free = |state| state == BlockState::Inactive;
+        let unmerged =
+            |pair: &[harness_allocator::stats::BlockInfo]| free(pair[0].state) && free(pair[1].state) && pair[0].stream == pair[1].stream;
+        prop_assert!(!region.blocks.windows(2).any(unmerged));
+    }
+    let stats = bench.allocator.stats();
+    prop_assert_eq!((stats.active_bytes.all.current, stats.inactive_split_bytes.all.current), (active, inactive_split));
+    prop_assert_eq!(stats.allocation.all.current, live as u64);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn bfc_hands_nothing_out_while_another_stream_works_on_it(program in prop::collection::vec(op(), 1..150)) {
+        run(BfcAllocator::default(), &program)?;
+    }
+
+    #[test]
+    fn rmm_pool_hands_nothing_out_while_another_stream_works_on_it(program in prop::collection::vec(op(), 1..150)) {
+        run(RmmPool::default(), &program)?;
+    }
+}

@@ -551,6 +551,6 @@ fn the_whole_catalogue_passes_on_the_driver_double() {
             .report()
             .unwrap()
             .lines()
-            .all(|line| line.ends_with("left: 0 allocations, 0 streams, 0 events, 0 modules, 0 pieces of work"))
+            .all(|line| line.ends_with("left: 0 allocations, 0 reservations, 0 pages, 0 streams, 0 events, 0 modules, 0 pieces of work"))
     );
 }

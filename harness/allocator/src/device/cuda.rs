@@ -5,6 +5,7 @@
 //!
 //! * `driver` is the table of driver functions, `codes` names what they answer;
 //! * `kernels` and `kernels.ptx` fill, verify and spin;
+//! * `mapping` is address space and physical memory apart, [`super::MappedDevice`];
 //! * `ballast` is the memory of [`Device::set_pressure`];
 //! * [`probe`] looks at GPUs without opening one.
 
@@ -12,6 +13,7 @@ mod ballast;
 mod codes;
 mod driver;
 mod kernels;
+mod mapping;
 pub mod probe;
 
 use std::collections::BTreeMap;
@@ -22,11 +24,12 @@ use self::ballast::Ballast;
 use self::codes::Refusal;
 use self::driver::{CUcontext, CUdevice, CUevent, CUstream, Driver};
 use self::kernels::{Kernels, Mismatch};
+use self::mapping::Mapping;
 use super::nvml::NvmlDevice;
 use super::open::no_such_device;
 use super::{
     Access, AccessKind, Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint, Leaks,
-    MemoryRange, Place, StreamId, Tag,
+    MappedDevice, MemoryRange, Place, StreamId, Tag,
 };
 use crate::units::{Bytes, Nanos};
 
@@ -56,6 +59,7 @@ pub struct CudaDevice {
     next_stream: u32,
     events: Vec<Option<Event>>,
     free_events: Vec<u32>,
+    mapping: Option<Mapping>,
     ballast: Ballast,
     nvml: Result<NvmlDevice, String>,
     kernels: Kernels,
@@ -90,6 +94,7 @@ impl CudaDevice {
         let (memory, uuid_hash) = (Some(found.total), Some(found.uuid.hash()));
         let fingerprint = Fingerprint { memory, uuid_hash, cuda: Some(probe::cuda_version(driver)?), ..facts };
         let context = Context::retain(driver, device)?;
+        let mapping = Mapping::of(driver, device)?;
         let kernels = Kernels::load(driver)?;
         let info = DeviceInfo {
             name: found.name,
@@ -111,6 +116,7 @@ impl CudaDevice {
             next_stream: 1,
             events: Vec::new(),
             free_events: Vec::new(),
+            mapping,
             ballast: Ballast::default(),
             nvml,
             kernels,
@@ -156,10 +162,13 @@ impl CudaDevice {
         slot.ok_or(DeviceError::UnknownHandle { kind: "event", number: event.0 })
     }
 
-    /// Refuses a range that is not wholly inside one live allocation.
+    /// Refuses a range that is not wholly inside one live allocation, nor wholly mapped.
     fn check_access(&self, range: MemoryRange, kind: AccessKind, stream: StreamId) -> Result<(), DeviceError> {
         let allocation = self.live.range(..=range.start.0).next_back();
+        let table = self.mapping.as_ref().map(|mapping| &mapping.table);
         let why = match allocation {
+            _ if table.is_some_and(|table| table.is_mapped(range)) => return Ok(()),
+            _ if table.is_some_and(|table| table.is_reserved(range.start)) => "no memory is mapped to all of it".to_owned(),
             Some((start, size)) if range.len <= size.saturating_sub(Bytes(range.start.0 - start)) => return Ok(()),
             Some((start, size)) if range.start.0 < start + size.0 => {
                 format!("the allocation at {} ends at {}", DevicePtr(*start), DevicePtr(start + size.0))
@@ -392,12 +401,18 @@ impl Device for CudaDevice {
         Ok(self.ballast.resize(driver, held, self.info.granularity)?)
     }
 
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        if self.mapping.is_some() { Some(self) } else { None }
+    }
+
     fn leaks(&self) -> Leaks {
         let charged = |size: &Bytes| size.checked_round_up(GRANULARITY).unwrap_or(*size);
+        let table = self.mapping.as_ref().map(|mapping| &mapping.table);
+        let pages: Bytes = table.into_iter().flat_map(|table| table.pages()).map(|(_, size, _)| size).sum();
         Leaks {
-            reservations: 0,
+            reservations: table.map_or(0, |table| table.reservations().len() as u64),
             allocations: self.live.len() as u64,
-            bytes: self.live.values().map(charged).sum(),
+            bytes: self.live.values().map(charged).sum::<Bytes>() + pages,
             streams: self.streams.len() as u64 - 1,
             events: self.events.iter().flatten().count() as u64,
         }
@@ -426,6 +441,9 @@ impl Drop for CudaDevice {
             for address in self.live.keys() {
                 let _ = driver.free(*address);
             }
+        }
+        if let Some(mapping) = &mut self.mapping {
+            mapping.release(driver);
         }
         self.ballast.release(driver);
         let _ = self.kernels.unload(driver);

@@ -7,6 +7,7 @@ pub mod cuda;
 pub mod limited;
 pub mod nvml;
 pub mod open;
+mod pages;
 pub mod sim;
 
 use std::fmt;
@@ -402,7 +403,8 @@ impl Leaks {
 
 impl fmt::Display for Leaks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} allocations ({}), {} streams, {} events", self.allocations, self.bytes, self.streams, self.events)
+        let Self { allocations, reservations, bytes, streams, events } = self;
+        write!(f, "{allocations} allocations and {reservations} reservations ({bytes}), {streams} streams, {events} events")
     }
 }
 

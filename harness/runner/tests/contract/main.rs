@@ -10,6 +10,7 @@
 
 mod allocator;
 mod device;
+mod mapped;
 
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -70,7 +71,7 @@ enum Machine {
 
 /// All bodies of all contracts.
 fn cases() -> Vec<Case> {
-    device::cases().into_iter().chain(allocator::cases()).collect()
+    [device::cases(), mapped::cases(), allocator::cases()].into_iter().flatten().collect()
 }
 
 /// All implementations of a device.

@@ -275,7 +275,7 @@ impl SimDevice {
             return Err(DeviceError::InvalidAccess { range, access, why: "it goes beyond the address space".to_owned() });
         };
         let why = match self.region_around(range.start) {
-            _ if AddressSpace::contains(range.start) && self.addresses.is_mapped(range) => return Ok(()),
+            _ if AddressSpace::contains(range.start) && self.addresses.table.is_mapped(range) => return Ok(()),
             _ if AddressSpace::contains(range.start) => "no memory is mapped to all of it".to_owned(),
             _ if range.len == Bytes::ZERO => "it is empty".to_owned(),
             None => "nothing was ever allocated there".to_owned(),
@@ -502,51 +502,11 @@ impl Device for SimDevice {
     fn leaks(&self) -> Leaks {
         Leaks {
             allocations: self.held.allocations,
-            reservations: self.addresses.reservations(),
+            reservations: self.addresses.table.reservations().len() as u64,
             bytes: self.held.charged,
             streams: self.streams.len() as u64 - 1,
             events: self.events.len() as u64,
         }
-    }
-}
-
-impl MappedDevice for SimDevice {
-    fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
-        if size == Bytes::ZERO || !size.0.is_multiple_of(GRANULARITY.0) {
-            return Err(refused("reserve", "ask for a multiple of the granularity"));
-        }
-        self.addresses.reserve(size).ok_or_else(|| refused("reserve", "every address was used"))
-    }
-
-    fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
-        self.addresses.unreserve(start).map_err(|_| DeviceError::InvalidFree { ptr: start, place: self.place })
-    }
-
-    fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
-        let access = Access { kind: AccessKind::Write, stream: StreamId::DEFAULT, place: self.place };
-        self.addresses.check_mappable(range, page).map_err(|why| DeviceError::InvalidAccess { range, access, why })?;
-        let (pages, free) = (range.len.0 / page.0, self.free_bytes());
-        let fitting = pages.min(free.0 / page.0);
-        let asked = if fitting < pages { fitting + 1 } else { pages };
-        self.calls.create += asked;
-        self.spend(Nanos(self.config.cost.map_page.value.0.saturating_mul(asked)));
-        if fitting < pages {
-            self.calls.release += fitting;
-            return Err(DeviceError::OutOfMemory { requested: range.len, free });
-        }
-        self.held.charged += range.len;
-        self.addresses.map(range, page);
-        Ok(())
-    }
-
-    fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
-        let pages = self.addresses.unmap(range).ok_or(DeviceError::InvalidFree { ptr: range.start, place: self.place })?;
-        self.calls.release += pages;
-        self.held.charged -= range.len;
-        self.contents.forget(range);
-        self.races.forget(range);
-        self.spend(Nanos(self.config.cost.unmap_page.value.0.saturating_mul(pages)));
-        Ok(())
     }
 }
 

@@ -329,3 +329,37 @@ fn the_virtual_clock_moves_by_the_cost_model_alone() -> Result<(), DeviceError> 
     assert!(device.now().0 >= freed_at.0 + 3_000_000, "a free waits for work in flight");
     Ok(())
 }
+
+#[test]
+fn touching_memory_that_is_not_mapped_is_an_invalid_access_that_names_the_place() -> Result<(), DeviceError> {
+    let mut device = device();
+    let start = device.reserve(Bytes::mib(8))?;
+    device.map(range(start, Bytes::mib(2).0, Bytes::mib(4).0), Bytes::mib(2))?;
+    device.set_place(Place(4));
+    for bad in [range(start, 0, 8), range(start, Bytes::mib(2).0 - 1, 2), range(start, Bytes::mib(5).0, Bytes::mib(2).0)] {
+        for kind in [AccessKind::Write, AccessKind::Read] {
+            let accessed = Access { kind, stream: StreamId::DEFAULT, place: Place(4) };
+            let why = "no memory is mapped to all of it".to_owned();
+            let expected = DeviceError::InvalidAccess { range: bad, access: accessed, why };
+            assert_eq!(access(&mut device, kind, StreamId::DEFAULT, bad), Err(expected));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_was_unmapped_is_forgotten_with_its_contents_and_its_accesses() -> Result<(), DeviceError> {
+    let mut device = device();
+    let (stream, other) = (device.create_stream()?, device.create_stream()?);
+    let start = device.reserve(Bytes::mib(2))?;
+    let page = range(start, 0, Bytes::mib(2).0);
+    device.map(page, page.len)?;
+    device.fill(stream, page, Tag(1))?;
+    assert!(matches!(device.fill(other, page, Tag(1)), Err(DeviceError::Race { .. })), "mapped memory is watched like any other");
+    device.synchronize()?;
+    device.unmap(page)?;
+    device.map(page, page.len)?;
+    let error = device.verify(other, page, Tag(1)).expect_err("new memory holds nothing");
+    assert!(matches!(error, DeviceError::Corrupted { at, .. } if at == start), "{error}");
+    Ok(())
+}

@@ -18,6 +18,8 @@ pub struct Config {
     pub mig: bool,
     /// Whether the devices have addresses and physical memory apart (virtual memory management). `DOUBLE_MAPPING`.
     pub mapping: bool,
+    /// Whether the devices have stream-ordered pools. `DOUBLE_POOLS`.
+    pub pools: bool,
     /// Calls that fail. `DOUBLE_FAIL`.
     pub fail: Vec<Failure>,
     /// A fill that writes one byte wrongly. `DOUBLE_WRONG_WRITE`.
@@ -56,6 +58,7 @@ impl Default for Config {
             others: 0,
             mig: false,
             mapping: true,
+            pools: true,
             fail: Vec::new(),
             wrong_write: None,
             nvml: true,
@@ -83,6 +86,7 @@ impl Config {
             ("DOUBLE_OTHERS", self.others.to_string()),
             ("DOUBLE_MIG", u8::from(self.mig).to_string()),
             ("DOUBLE_MAPPING", u8::from(self.mapping).to_string()),
+            ("DOUBLE_POOLS", u8::from(self.pools).to_string()),
             ("DOUBLE_FAIL", failures.collect::<Vec<_>>().join(",")),
             ("DOUBLE_WRONG_WRITE", wrong_write.unwrap_or_default()),
         ]
@@ -111,6 +115,7 @@ impl Config {
             others: variable("DOUBLE_OTHERS").map_or(Ok(default.others), |text| number(&text))?,
             mig: variable("DOUBLE_MIG").map_or(Ok(0_u8), |text| number(&text))? != 0,
             mapping: variable("DOUBLE_MAPPING").map_or(Ok(1_u8), |text| number(&text))? != 0,
+            pools: variable("DOUBLE_POOLS").map_or(Ok(1_u8), |text| number(&text))? != 0,
             fail: failures.collect::<Result<_, _>>()?,
             wrong_write: wrong_write.transpose()?,
             nvml: default.nvml,
@@ -134,6 +139,7 @@ mod tests {
             others: 7 << 20,
             mig: true,
             mapping: false,
+            pools: false,
             wrong_write: Some(WrongWrite { nth: 2, offset: 77 }),
             ..Config::default()
         }

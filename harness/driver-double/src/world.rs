@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use crate::config::Config;
 use crate::mapping::Mapping;
+use crate::pool::Pools;
 use crate::staging::REPORT;
 use crate::work::{Kernel, Work};
 
@@ -47,6 +48,7 @@ pub(crate) struct World {
 pub(crate) struct Gpu {
     pub(crate) ordinal: usize,
     pub(crate) has_mapping: bool,
+    pub(crate) has_pools: bool,
     pub(crate) references: u32,
     pub(crate) streams: BTreeMap<usize, Stream>,
     pub(crate) events: BTreeMap<usize, Event>,
@@ -58,6 +60,8 @@ pub(crate) struct Gpu {
     allocations: BTreeMap<u64, u64>,
     /// Addresses and pages, apart.
     pub(crate) mapping: Mapping,
+    /// Stream-ordered pools.
+    pub(crate) pools: Pools,
     /// Queued work by the time when everything in front of it is done, then by order of submission.
     queue: BTreeMap<(Instant, u64), Work>,
     submitted: u64,
@@ -121,6 +125,17 @@ pub(crate) fn wait(function: &'static str, until: impl FnOnce(&mut Gpu) -> Resul
     let Some(end) = end.filter(|_| answer == 0) else { return answer };
     sleep_until(end);
     world().as_mut().map_or(code::NOT_INITIALIZED, |world| world.current().err().unwrap_or(0))
+}
+
+/// A wait of the host behind which pools give memory back.
+pub(crate) fn synchronize(function: &'static str, until: impl FnOnce(&mut Gpu) -> Result<Instant, u32>) -> u32 {
+    let answer = wait(function, until);
+    if answer == 0
+        && let Some(gpu) = world().as_mut().and_then(|world| world.current().ok())
+    {
+        gpu.pools.release();
+    }
+    answer
 }
 
 fn sleep_until(end: Instant) {
@@ -190,6 +205,7 @@ impl Gpu {
         Self {
             ordinal,
             has_mapping: config.mapping,
+            has_pools: config.pools,
             references: 0,
             // The default stream's handle is null.
             streams: BTreeMap::from([(0, Stream { ready_at: Instant::now() })]),
@@ -200,6 +216,7 @@ impl Gpu {
             others: config.others,
             allocations: BTreeMap::new(),
             mapping: Mapping::default(),
+            pools: Pools::default(),
             queue: BTreeMap::new(),
             submitted: 0,
             next_handle: 0x1000,
@@ -209,10 +226,13 @@ impl Gpu {
         }
     }
 
-    /// What this process holds: its context, its allocations in whole granules, and its pages.
+    /// What this process holds: its context, its allocations in whole granules, its pages and its pools.
     pub(crate) fn process_used(&self) -> u64 {
         let context = if self.references > 0 { self.overhead } else { 0 };
-        context + self.allocations.values().map(|size| size.next_multiple_of(GRANULARITY)).sum::<u64>() + self.mapping.charged()
+        context
+            + self.allocations.values().map(|size| size.next_multiple_of(GRANULARITY)).sum::<u64>()
+            + self.mapping.charged()
+            + self.pools.reserved()
     }
 
     /// What everybody holds.
@@ -288,6 +308,10 @@ impl Gpu {
     }
 
     fn run(&mut self, work: &Work) -> Result<(), u32> {
+        if let Work::Free { address } = *work {
+            self.pools.finish(address);
+            return Ok(());
+        }
         let Some((address, len)) = work.touches() else { return Ok(()) };
         if !self.is_live(address, len) {
             return Err(code::ILLEGAL_ADDRESS);
@@ -300,12 +324,13 @@ impl Gpu {
         unsafe { work.run(wrong.map(|wrong| wrong.offset)) }
     }
 
-    /// Whether the bytes are inside one allocation, mapped and accessible, or inside one module's variable.
+    /// Whether the bytes are inside one allocation, also of a pool, mapped and accessible, or inside one module's variable.
     pub(crate) fn is_live(&self, address: u64, len: u64) -> bool {
         let inside = |start: u64, size: u64| address >= start && len <= size && address - start <= size - len;
         let allocation = self.allocations.range(..=address).next_back();
         allocation.is_some_and(|(start, size)| inside(*start, *size))
             || self.mapping.is_live(address, len)
+            || self.pools.is_live(address, len)
             || self.modules.values().any(|module| inside(module.findings, 16))
     }
 
@@ -338,11 +363,12 @@ impl Gpu {
     fn report(&self) {
         let Some(path) = std::env::var_os(REPORT) else { return };
         let (reservations, pages) = self.mapping.left();
+        let (pools, pooled) = self.pools.left();
         let line = format!(
-            "device {} left: {} allocations, {reservations} reservations, {pages} pages, {} streams, {} events, {} modules, \
+            "device {} left: {} allocations, {reservations} reservations, {pages} pages, {pools} pools, {} streams, {} events, {} modules, \
              {} pieces of work\n",
             self.ordinal,
-            self.allocations.len(),
+            self.allocations.len() + pooled,
             self.streams.len() - 1,
             self.events.len(),
             self.modules.len(),
@@ -359,6 +385,7 @@ impl Gpu {
             unmap(address, size);
         }
         self.mapping.clear();
+        self.pools.clear();
         for module in std::mem::take(&mut self.modules).into_values() {
             unmap(module.findings, 16);
         }
@@ -366,7 +393,7 @@ impl Gpu {
 }
 
 /// Address space for `size` bytes, zeroed when touched.
-fn map(size: u64) -> Result<u64, u32> {
+pub(crate) fn map(size: u64) -> Result<u64, u32> {
     let size = usize::try_from(size).map_err(|_| code::OUT_OF_MEMORY)?;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new anonymous mapping wherever the system likes; it overlaps nothing.

@@ -7,9 +7,12 @@ use std::env;
 use std::process::Command;
 
 use driver_double::{Config, Staging, WrongWrite};
+use harness_allocator::allocator::{AllocatorKind, Request};
 use harness_allocator::device::cuda::CudaDevice;
 use harness_allocator::device::open::{self, DeviceChoice, Resolved};
-use harness_allocator::device::{Device, DeviceError, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place, StreamId, Tag};
+use harness_allocator::device::{
+    Device, DeviceError, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag,
+};
 use harness_allocator::units::{Bytes, Nanos};
 
 /// Says to a child which test it is.
@@ -17,7 +20,7 @@ const CHILD: &str = "DOUBLE_TEST_CHILD";
 /// An argument of the test for its child.
 const ARGUMENT: &str = "DOUBLE_TEST_ARGUMENT";
 /// How the double's line ends for a context that was left empty.
-const NOTHING_LEFT: &str = "left: 0 allocations, 0 reservations, 0 pages, 0 streams, 0 events, 0 modules, 0 pieces of work";
+const NOTHING_LEFT: &str = "left: 0 allocations, 0 reservations, 0 pages, 0 pools, 0 streams, 0 events, 0 modules, 0 pieces of work";
 
 const TAG: Tag = Tag(0x0123_4567_89ab_cdef);
 const OTHER: Tag = Tag(0xfedc_ba98_7654_3210);
@@ -435,6 +438,32 @@ on_the_double! {
         device.free(ptr).expect("it is live");
     }
 
+    fn a_device_without_pools_says_so(Config { pools: false, ..Config::default() }) {
+        let mut device = device();
+        assert!(device.pooled().is_none());
+        let refused = AllocatorKind::AsyncPool.build().allocate(&mut device, Request::new(Bytes(1))).expect_err("there is no pool");
+        assert!(refused.to_string().starts_with("the allocator `async_pool`: this device has no stream-ordered memory pools"), "{refused}");
+    }
+
+    fn a_pool_that_cannot_be_set_up_is_given_back(Config::default().failing("cuMemPoolSetAttribute", 2, 999)) {
+        let mut device = device();
+        let error = device.create_pool(Bytes::ZERO).expect_err("the second attribute is refused");
+        assert!(matches!(error, DeviceError::Driver { call: "cuMemPoolSetAttribute", code: 999, .. }), "{error}");
+        assert!(device.leaks().is_empty());
+        let pool = device.create_pool(Bytes::ZERO).expect("the second try is not refused");
+        device.destroy_pool(pool).expect("it is empty");
+    }
+
+    fn a_free_to_a_pool_that_the_driver_refuses_leaves_the_accounts_as_they_were(Config::default().failing("cuMemFreeAsync", 1, 999)) {
+        let mut device = device();
+        let pool = device.create_pool(Bytes::ZERO).expect("a pool");
+        let ptr = device.malloc_async(pool, Bytes::mib(2), StreamId::DEFAULT).expect("it fits");
+        assert!(matches!(device.free_async(ptr, StreamId::DEFAULT), Err(DeviceError::Driver { call: "cuMemFreeAsync", code: 999, .. })));
+        assert_eq!(device.leaks().allocations, 1);
+        device.free_async(ptr, StreamId::DEFAULT).expect("the second try is not refused");
+        assert_eq!(device.leaks().allocations, 0);
+    }
+
     fn a_page_that_the_driver_refuses_takes_those_before_it_back(Config::default().failing("cuMemCreate", 3, 999)) {
         let mut device = device();
         let start = device.reserve(Bytes::mib(8)).expect("there are addresses");
@@ -602,7 +631,9 @@ fn a_dropped_device_leaves_nothing_behind() {
     let start = device.reserve(Bytes::mib(40)).expect("there are addresses");
     device.map(range(start, 2 << 20, 8 << 20), Bytes::mib(4)).expect("it fits");
     device.fill(stream, range(start, 2 << 20, 8 << 20), TAG).expect("it is queued");
-    assert_eq!(device.leaks(), Leaks { allocations: 1, reservations: 1, bytes: Bytes::mib(18), streams: 1, events: 1 });
+    let pool = device.create_pool(Bytes(u64::MAX)).expect("a pool");
+    device.malloc_async(pool, Bytes::mib(3), stream).expect("it fits");
+    assert_eq!(device.leaks(), Leaks { allocations: 2, reservations: 1, pools: 1, bytes: Bytes::mib(18 + 32), streams: 1, events: 1 });
 }
 
 #[test]
@@ -613,7 +644,7 @@ fn work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu()
         run_child(NAME, &staging, "");
         // What a broken context holds cannot be given back call by call: it goes with the context.
         let report = staging.report().expect("the context was released");
-        return assert!(report.starts_with("device 0 left: 0 allocations, 1 reservations, 0 pages, 1 streams"), "{report}");
+        return assert!(report.starts_with("device 0 left: 0 allocations, 1 reservations, 0 pages, 0 pools, 1 streams"), "{report}");
     }
     let mut device = device();
     let stream = device.create_stream().expect("a stream");

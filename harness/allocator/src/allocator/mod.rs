@@ -1,15 +1,16 @@
 //! What an allocator does, whoever wrote it: requests in, allocations out, accounts of everything.
 //!
 //! The device is passed in with each call and never owned, so that one device can serve an allocator, an audit and a scenario.
-//! [`caching`] is PyTorch's behaviour, [`direct`] the baseline without any cache.
+//! [`caching`] is PyTorch's behaviour, [`async_pool`] the driver's own pool, [`direct`] the baseline without any cache.
 
+pub mod async_pool;
 pub mod caching;
 pub mod direct;
 mod slab;
 
 use std::fmt;
 
-use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
+use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, StreamId};
 use crate::stats::{MemoryStats, SegmentInfo};
 use crate::units::Bytes;
 
@@ -147,6 +148,12 @@ pub trait Allocator: Send {
 
     /// The segment that an address lies in. Linear in the blocks of that segment and logarithmic in segments.
     fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo>;
+
+    /// The pool of the driver that all its memory comes from, where it keeps none itself. What is reserved is then the driver's to tell:
+    /// [`crate::device::PooledDevice::pool_memory`]. The snapshot shows what is handed out, and not what the pool holds beside.
+    fn driver_pool(&self) -> Option<PoolId> {
+        None
+    }
 
     /// Private pools, where the allocator has them.
     fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {
@@ -331,19 +338,22 @@ impl fmt::Display for OutOfMemory {
 pub enum AllocatorKind {
     /// PyTorch's caching allocator in its default configuration.
     Caching,
+    /// The driver's stream-ordered pool.
+    AsyncPool,
     /// One driver allocation and one driver free a request.
     Direct,
 }
 
 impl AllocatorKind {
     /// Every one, the baseline of all comparisons last.
-    pub const ALL: &'static [Self] = &[Self::Caching, Self::Direct];
+    pub const ALL: &'static [Self] = &[Self::Caching, Self::AsyncPool, Self::Direct];
 
     /// Its name in scenarios and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Caching => "caching",
+            Self::AsyncPool => "async_pool",
             Self::Direct => "direct",
         }
     }
@@ -353,6 +363,7 @@ impl AllocatorKind {
     pub const fn about(self) -> &'static str {
         match self {
             Self::Caching => "PyTorch's caching allocator in its default configuration, byte for byte",
+            Self::AsyncPool => "the driver's stream-ordered pool (`cudaMallocAsync`), which keeps all it has reserved until it is trimmed",
             Self::Direct => "one driver allocation and one driver free per request: the baseline of every timing",
         }
     }
@@ -362,6 +373,7 @@ impl AllocatorKind {
     pub fn build(self) -> Box<dyn Allocator> {
         match self {
             Self::Caching => Box::new(caching::CachingAllocator::new(caching::Config::default())),
+            Self::AsyncPool => Box::new(async_pool::AsyncPoolAllocator::default()),
             Self::Direct => Box::new(direct::DirectAllocator::default()),
         }
     }

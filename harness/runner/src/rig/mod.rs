@@ -430,6 +430,8 @@ impl Rig {
             free: now.free - start.free,
             create: now.create - start.create,
             release: now.release - start.release,
+            malloc_async: now.malloc_async - start.malloc_async,
+            free_async: now.free_async - start.free_async,
             event_record: now.event_record - start.event_record,
             event_query: now.event_query - start.event_query,
             synchronize: now.synchronize - start.synchronize,

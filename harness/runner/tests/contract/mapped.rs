@@ -3,10 +3,10 @@
 //! Bodies get a device with nothing reserved and give everything back. What work in flight on memory that is unmapped does is each
 //! device's own: a GPU's context breaks.
 
-use harness_allocator::device::{Clock, Device, DeviceCalls, DeviceError, DevicePtr, Leaks, MappedDevice, MemoryRange, StreamId, Tag};
+use harness_allocator::device::{Device, DeviceCalls, DeviceError, DevicePtr, Leaks, MappedDevice, MemoryRange, StreamId, Tag};
 use harness_allocator::units::Bytes;
 
-use crate::{Case, Outcome};
+use crate::{Case, Outcome, is_made_for_tests};
 
 type Call = fn(&mut dyn Device) -> Outcome;
 
@@ -46,11 +46,9 @@ pub(crate) fn cases() -> Vec<Case> {
     bodies.into_iter().map(case).collect()
 }
 
-/// Real devices may lack it, virtual GPUs do; those that imitate one have it.
 fn has_mapping(device: &mut dyn Device) -> bool {
-    let imitated = device.info().clock == Clock::Simulated || device.info().name == "Driver double";
     let has = device.mapped().is_some();
-    assert!(has || !imitated, "a device made for these tests has mapping");
+    assert!(has || !is_made_for_tests(device), "a device made for these tests has mapping");
     has
 }
 

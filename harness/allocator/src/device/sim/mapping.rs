@@ -1,6 +1,6 @@
 //! Address space and physical pages apart, on the simulated device: [`MappedDevice`] for [`SimDevice`].
 
-use super::{GRANULARITY, SimDevice, refused};
+use super::{GRANULARITY, SimDevice, pool, refused};
 use crate::device::pages::PageTable;
 use crate::device::{Access, AccessKind, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId};
 use crate::units::{Bytes, Nanos};
@@ -27,14 +27,14 @@ impl AddressSpace {
     /// Reserves addresses; `None` where there are none left.
     fn reserve(&mut self, size: Bytes) -> Option<DevicePtr> {
         let start = DevicePtr(self.next);
-        self.next = start.0.checked_add(size.0)?.checked_add(GUARD.0).filter(|next| *next <= super::FIRST_ADDRESS)?;
+        self.next = start.0.checked_add(size.0)?.checked_add(GUARD.0).filter(|next| *next <= pool::FIRST_ADDRESS)?;
         self.table.reserve(start, size);
         Some(start)
     }
 
     /// Whether an address is one of those that reservations are made of.
     pub(super) const fn contains(ptr: DevicePtr) -> bool {
-        ptr.0 >= FIRST_ADDRESS && ptr.0 < super::FIRST_ADDRESS
+        ptr.0 >= FIRST_ADDRESS && ptr.0 < pool::FIRST_ADDRESS
     }
 }
 

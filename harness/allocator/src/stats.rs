@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::device::{DevicePtr, StreamId};
 use crate::units::Bytes;
 
+mod summary;
+
 /// One counted quantity, in bytes or in pieces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stat {

@@ -4,6 +4,7 @@ pub mod invariant;
 pub mod record;
 mod recovery;
 pub mod replay;
+pub mod replay_bench;
 pub mod report;
 pub mod rig;
 pub mod run;

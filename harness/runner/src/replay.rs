@@ -13,7 +13,7 @@ use harness_allocator::allocator::caching::{CachingAllocator, ConfError, Config,
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, PrivatePoolError, PrivatePools, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{Device, DeviceError, StreamId};
-use harness_allocator::stats::{BlockState, PoolKind, SegmentInfo, StatKey};
+use harness_allocator::stats::{BlockState, MemoryStats, PoolKind, SegmentInfo, StatKey};
 use harness_allocator::trace::{self, TraceEvent};
 use harness_allocator::units::Bytes;
 use serde::Deserialize;
@@ -281,11 +281,17 @@ fn state_code(state: BlockState) -> u8 {
     }
 }
 
-/// Replays a trace and writes one array an operation behind a header object, then the snapshot: the form of a recording.
+/// Replays a trace and writes one array an operation behind a header object, then the snapshot: the form of a recording. Returns the
+/// allocator's counters after the last operation.
 ///
 /// # Errors
 /// [`ReplayError`] inside, [`io::Error`] of the output outside.
-pub fn write_stats(events: &[TraceEvent], config: Config, capacity: Bytes, mut output: impl Write) -> io::Result<Result<(), ReplayError>> {
+pub fn write_stats(
+    events: &[TraceEvent],
+    config: Config,
+    capacity: Bytes,
+    mut output: impl Write,
+) -> io::Result<Result<MemoryStats, ReplayError>> {
     let columns = Column::recorded();
     let names: Vec<String> = columns.iter().map(Column::to_string).collect();
     writeln!(output, "{}", json!({ "capacity": capacity.0, "columns": names }))?;
@@ -300,7 +306,7 @@ pub fn write_stats(events: &[TraceEvent], config: Config, capacity: Bytes, mut o
     }
     writeln!(output, "{}", replay.snapshot())?;
     output.flush()?;
-    Ok(Ok(()))
+    Ok(Ok(replay.allocator.stats()))
 }
 
 /// A recording that cannot be compared.

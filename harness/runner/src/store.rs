@@ -301,7 +301,7 @@ mod tests {
             save_new(root.path(), &records).unwrap();
         }
         assert_eq!(names(root.path()), ["0001-4-scenarios-2-devices", "0002-oom_retry-sim", "0003-oom_retry-example-gpu"]);
-        assert_eq!(names(&root.path().join("0002-oom_retry-sim")), ["oom_retry.svg", RECORDS, REPORT]);
+        assert_eq!(names(&root.path().join("0002-oom_retry-sim")), ["oom_retry-simulated.svg", RECORDS, REPORT]);
         fs::create_dir(root.path().join("9999-x")).unwrap();
         assert!(save_new(root.path(), &one_scenario()).unwrap().ends_with("10000-oom_retry-sim"));
     }
@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(names(root.path()), ["0001-oom_retry-sim"]);
         fs::write(folder.join(format!("{TEMPORARY}file")), "half").unwrap();
         save_into(&folder, &one_scenario()).unwrap();
-        assert_eq!(names(&folder), ["oom_retry.svg", RECORDS, REPORT]);
+        assert_eq!(names(&folder), ["oom_retry-simulated.svg", RECORDS, REPORT]);
     }
 
     #[test]
@@ -352,7 +352,7 @@ mod tests {
         save_into(folder.path(), &examples::night()).unwrap();
         fs::write(folder.path().join("mine.svg"), "mine").unwrap();
         save_into(folder.path(), &one_scenario()).unwrap();
-        assert_eq!(names(folder.path()), ["mine.svg", "oom_retry.svg", RECORDS, REPORT]);
+        assert_eq!(names(folder.path()), ["mine.svg", "oom_retry-simulated.svg", RECORDS, REPORT]);
         assert_eq!(read(folder.path()).unwrap(), one_scenario());
     }
 
@@ -366,7 +366,7 @@ mod tests {
         let error = save_into(folder.path(), &examples::night()).unwrap_err();
         insta::assert_snapshot!(told(&error, folder.path()), @"cannot write to `…/storm-simulated.svg`: is a directory. Make it writable, or choose another place with `--report DIR`.");
         assert_eq!(fs::read(folder.path().join(RECORDS)).unwrap(), before);
-        assert_eq!(names(folder.path()), ["oom_retry.svg", RECORDS, REPORT, "storm-simulated.svg"]);
+        assert_eq!(names(folder.path()), ["oom_retry-simulated.svg", RECORDS, REPORT, "storm-simulated.svg"]);
     }
 
     #[test]

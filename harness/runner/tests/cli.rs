@@ -296,6 +296,39 @@ fn json_on_standard_output_is_the_records_and_nothing_else() {
 }
 
 #[test]
+fn memory_summaries_follow_the_text_report_one_a_run() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let arguments = ["run", "good.yaml", "--device", "sim", "--no-report", "--repeat", "2"];
+    let plain = world.harness(&arguments);
+    let ran = world.harness(&[arguments.as_slice(), &["--memory-summary"]].concat());
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{}", ran.told());
+    let summaries = ran.out.strip_prefix(&plain.out).expect("the text report is the same, and first");
+    let heads: Vec<&str> = summaries.lines().filter(|line| !line.is_empty() && !line.starts_with('|')).collect();
+    assert_eq!(
+        heads,
+        ["caching, repetition 1", "caching, repetition 2", "direct, repetition 1", "direct, repetition 2"]
+            .map(|which| format!("good on simulated with {which}, at its end:"))
+    );
+    insta::assert_snapshot!(ran.paragraph("good on simulated with caching, repetition 1"));
+    let quiet = world.harness(&[arguments.as_slice(), &["--memory-summary", "--quiet"]].concat());
+    assert_eq!(quiet.told(), "exit: 0\n--- stdout ---\n--- stderr ---\n");
+}
+
+#[test]
+fn memory_stats_are_printed_in_json_where_they_are_wanted_and_kept_nowhere() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let ran = world.harness(&["run", "good.yaml", "--device", "sim", "--format", "json", "--memory-summary", "--report", "kept"]);
+    let document: Value = serde_json::from_str(&ran.out).unwrap();
+    let stats: Vec<&Value> = document["runs"].as_array().unwrap().iter().map(|run| &run["memory_stats"]).collect();
+    let figures = |key: &str| stats.iter().map(|stats| stats[key].as_u64().unwrap()).collect::<Vec<_>>();
+    assert_eq!(figures("allocated_bytes.large_pool.peak"), [10 << 20, 10 << 20]);
+    assert_eq!(figures("reserved_bytes.all.current"), [10 << 20, 0], "only a cache keeps what is freed");
+    let kept = fs::read_to_string(world.path("kept/records.json")).unwrap();
+    assert!(!kept.contains("memory_stats"));
+    assert_eq!(serde_json::from_str::<Records>(&ran.out).unwrap(), serde_json::from_str::<Records>(&kept).unwrap());
+}
+
+#[test]
 fn colour_is_written_only_where_it_is_wanted() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
     let coloured =
@@ -439,6 +472,21 @@ fn a_replay_counts_what_pytorch_would_count() {
     assert_eq!(world.names(), ["job.trace", "stats.jsonl"], "nothing temporary is left");
     let printed = world.harness(&["replay", "job.trace", "--memory", "1073741824", "--alloc-conf", "", "--stats", "-"]);
     assert_eq!(printed.out, fs::read_to_string(world.path("stats.jsonl")).unwrap());
+}
+
+#[test]
+fn a_replay_prints_its_memory_summary_where_statistics_do_not_go() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    recording(&world);
+    let arguments = ["replay", "job.trace", "--memory", "1GiB", "--memory-summary"];
+    let apart = world.harness(&[arguments.as_slice(), &["--stats", "again.jsonl"]].concat());
+    insta::assert_snapshot!(apart.told());
+    let stats = fs::read_to_string(world.path("stats.jsonl")).unwrap();
+    assert_eq!(fs::read_to_string(world.path("again.jsonl")).unwrap(), stats);
+    let together = world.harness(&arguments);
+    assert_eq!((together.code, together.out, together.err), (Some(0), stats, apart.out));
+    let contradiction = world.harness(&["replay", "--verify", "stats.jsonl", "--memory-summary"]);
+    assert_eq!(contradiction.code, Some(2), "{}", contradiction.told());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The report in reports/example is what this build makes of the catalogue on the simulated device, byte for byte.
 //!
-//! `UPDATE=1 cargo test --test example_report` writes it anew. Look at the difference before you commit it.
+//! So is the excerpt of it in the README. `UPDATE=1 cargo test --test example_report` writes both anew. Look at the difference before you
+//! commit it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,8 +14,11 @@ use harness::store;
 
 const EXAMPLE: &str = "reports/example";
 
+/// Where the excerpt stands in the README.
+const MARKERS: (&str, &str) = ("<!-- excerpt -->\n", "<!-- end -->");
+
 #[test]
-fn the_example_report_is_what_the_catalogue_gives() {
+fn the_example_report_and_its_excerpt_are_what_the_catalogue_gives() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     // Paths in the report are as a user at the root of the project would write them.
     std::env::set_current_dir(&root).expect("the project's root is there");
@@ -44,6 +48,28 @@ fn the_example_report_is_what_the_catalogue_gives() {
             kept.get(name) == Some(content),
             "{EXAMPLE}/{name} is not what this build makes: run with UPDATE=1 and look at the difference"
         );
+    }
+    check_readme(&String::from_utf8_lossy(&kept["report.md"]));
+}
+
+/// The timing table of `oom_retry` and what its first step has to say, word for word.
+fn excerpt(report: &str) -> String {
+    let section = report.split("<a id=\"scenario-oom_retry\"></a>").nth(1).expect("the scenario is in the catalogue");
+    let table = section.lines().skip_while(|line| !line.starts_with("**Model times")).take_while(|line| !line.starts_with("<a id"));
+    let note = section.lines().find(|line| line.starts_with("- Step 1:")).expect("retries are noted");
+    let table: Vec<&str> = table.collect();
+    format!("{}\n\n{note}\n", table.join("\n").trim())
+}
+
+fn check_readme(report: &str) {
+    let readme = fs::read_to_string("README.md").expect("the README is there");
+    let (before, rest) = readme.split_once(MARKERS.0).expect("the README has the excerpt's beginning");
+    let (_, after) = rest.split_once(MARKERS.1).expect("the README has the excerpt's end");
+    let wanted = format!("{before}{}{}{}{after}", MARKERS.0, excerpt(report), MARKERS.1);
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write("README.md", wanted).expect("the README can be written");
+    } else {
+        assert!(readme == wanted, "the README's excerpt is not what the example report says: run with UPDATE=1");
     }
 }
 

@@ -27,11 +27,10 @@ fn main() -> ExitCode {
         }
     };
     let sample = recordings[0].clone();
-    let about_the_comparison: [(&str, Check); 4] = [
+    let about_the_comparison: [(&str, Check); 3] = [
         ("a_wrong_figure_is_reported_with_its_row_and_column", a_wrong_figure),
         ("a_wrong_block_of_the_snapshot_is_reported_with_its_segment", a_wrong_block),
         ("another_setting_than_the_recorded_one_is_noticed", another_setting),
-        ("expandable_segments_are_refused_in_so_many_words", expandable_segments),
     ];
     let comparison = about_the_comparison.map(|(name, test)| {
         let sample = sample.clone();
@@ -112,14 +111,5 @@ fn another_setting(sample: &Path) -> Result<(), Failed> {
     match verify(&lines)??.difference {
         Some(Difference::Row { .. }) => Ok(()),
         other => Err(format!("replayed with other settings, but: {other:?}").into()),
-    }
-}
-
-fn expandable_segments(sample: &Path) -> Result<(), Failed> {
-    let mut lines = lines(sample)?;
-    lines[0]["conf"] = json!("expandable_segments:True");
-    match verify(&lines)? {
-        Err(error @ RecordingError::Settings { .. }) if error.to_string().contains("expandable segments are not supported yet") => Ok(()),
-        other => Err(format!("{other:?}").into()),
     }
 }

@@ -76,6 +76,7 @@ prop_compose! {
             large_segment_size: Bytes::mib(large),
             roundup_power2_divisions: divisions,
             garbage_collection_threshold: threshold,
+            expandable_segments: false,
             memory_fraction: MemoryFraction::new(fraction).expect("in range"),
             quirks,
         }

@@ -11,7 +11,9 @@ use std::thread;
 
 use clap::Args;
 use harness::replay::{self, Comparison, RecordingError, ReplayError};
+use harness::replay_bench::{self, BenchResult};
 use harness_allocator::allocator::caching::Config;
+use harness_allocator::stats::MemoryStats;
 use harness_allocator::trace::{self, TraceEvent};
 use harness_allocator::units::Bytes;
 
@@ -23,6 +25,7 @@ use super::terminal;
 const EXAMPLES: &str = "Examples:
   harness replay job.trace --memory 80GiB --stats stats.jsonl
   harness replay job.trace --memory 8GiB --alloc-conf max_split_size_mb:64
+  harness replay job.trace --memory 8GiB --stats /dev/null --memory-summary
   harness replay --verify recordings/*.jsonl.gz
 
 A trace has one operation a line; `#` starts a comment:
@@ -50,8 +53,18 @@ pub(super) struct Replay {
     /// Where to write a row of statistics an operation; `-` is standard output.
     #[arg(long, value_name = "OUT.jsonl", default_value = "-")]
     stats: PathBuf,
+    /// Print the counters after the last operation, in the layout of `torch.cuda.memory_summary()`: on standard output, or on standard
+    /// error where statistics go to standard output.
+    #[arg(long)]
+    memory_summary: bool,
+    /// Time the allocator's host path instead: this many passes over the trace, behind two that warm the cache.
+    #[arg(long, value_name = "REPS", conflicts_with_all = ["stats", "verify", "memory_summary"], value_parser = clap::value_parser!(u32).range(1..))]
+    bench: Option<u32>,
+    /// Print what `--bench` measures as JSON.
+    #[arg(long, requires = "bench")]
+    json: bool,
     /// Compare these recordings with their own replay, row by row.
-    #[arg(long, value_name = "RECORDING", num_args = 1.., conflicts_with_all = ["trace", "memory", "alloc_conf", "stats"])]
+    #[arg(long, value_name = "RECORDING", num_args = 1.., conflicts_with_all = ["trace", "memory", "alloc_conf", "stats", "memory_summary"])]
     verify: Vec<PathBuf>,
 }
 
@@ -67,22 +80,55 @@ impl Replay {
     fn replay(&self, path: &Path, memory: Bytes) -> Result<Exit, Failures> {
         let config = Config::parse(&self.alloc_conf).map_err(|error| CliError::conf(&error, &self.alloc_conf))?;
         let trace = Trace::read(path)?;
+        if let Some(repetitions) = self.bench {
+            return self.time(&trace, config, memory, repetitions);
+        }
         let interrupt = interrupt::watch(|| {})?;
         let written = match Target::of(&self.stats) {
             Target::Stream(target) => trace.write_stats(config, memory, &interrupt, target),
             Target::File(target) => target.write(|file| trace.write_stats(config, memory, &interrupt, file)),
         };
         match written {
-            Ok(Ok(())) => Ok(Exit::Passed),
+            Ok(Ok(stats)) => Ok(self.tell(&stats).map(|()| Exit::Passed)?),
             Ok(Err(error)) => Err(error.into()),
             Err(_) if interrupt.load(Ordering::Relaxed) => Ok(Exit::Interrupted),
             // Who reads standard output wants no more.
-            Err(error) if self.stats == Path::new("-") && error.kind() == ErrorKind::BrokenPipe => Ok(Exit::Passed),
+            Err(error) if self.stats_are_printed() && error.kind() == ErrorKind::BrokenPipe => Ok(Exit::Passed),
             Err(error) => {
-                let target = (self.stats != Path::new("-")).then(|| self.stats.clone());
+                let target = (!self.stats_are_printed()).then(|| self.stats.clone());
                 Err(CliError::Output { target, error, help: "choose another place with `--stats`, or make room" }.into())
             }
         }
+    }
+
+    fn tell(&self, stats: &MemoryStats) -> Result<(), CliError> {
+        match self.memory_summary {
+            false => Ok(()),
+            true if self.stats_are_printed() => {
+                eprint!("{}", stats.summary());
+                Ok(())
+            }
+            true => terminal::print(&stats.summary()),
+        }
+    }
+
+    /// Whether standard output is taken.
+    fn stats_are_printed(&self) -> bool {
+        self.stats == Path::new("-")
+    }
+
+    fn time(&self, trace: &Trace<'_>, config: Config, memory: Bytes, repetitions: u32) -> Result<Exit, Failures> {
+        let result = replay_bench::bench(&trace.events, config, memory, repetitions)?;
+        if self.json {
+            println!("{}", serde_json::json!(result));
+            return Ok(Exit::Passed);
+        }
+        let BenchResult { operations, allocations, frees, ooms, device_calls, .. } = result;
+        println!("{operations} operations a pass: {allocations} allocations, {frees} frees, {ooms} out of memory; {repetitions} passes");
+        println!("ns an operation: median {:.1}, min {:.1}", result.ns_per_op, result.ns_per_op_min);
+        println!("ns an allocation: mean {:.1}; ns a free: mean {:.1}", result.allocate_ns, result.free_ns);
+        println!("device calls in the timed passes: {device_calls}");
+        Ok(Exit::Passed)
     }
 }
 
@@ -122,7 +168,13 @@ impl<'a> Trace<'a> {
     }
 
     /// The error outside is of the output, the one inside of the trace.
-    fn write_stats(&self, config: Config, memory: Bytes, interrupt: &Interrupt, output: impl Write) -> io::Result<Result<(), CliError>> {
+    fn write_stats(
+        &self,
+        config: Config,
+        memory: Bytes,
+        interrupt: &Interrupt,
+        output: impl Write,
+    ) -> io::Result<Result<MemoryStats, CliError>> {
         let output = BufWriter::new(Interruptible { output, interrupt });
         Ok(replay::write_stats(&self.events, config, memory, output)?.map_err(|error| self.locate(&error)))
     }
@@ -190,7 +242,7 @@ struct WholeFile(PathBuf);
 
 impl WholeFile {
     /// Nothing is left behind unless everything was written.
-    fn write<E>(&self, write: impl FnOnce(&mut File) -> io::Result<Result<(), E>>) -> io::Result<Result<(), E>> {
+    fn write<T, E>(&self, write: impl FnOnce(&mut File) -> io::Result<Result<T, E>>) -> io::Result<Result<T, E>> {
         let folder = match self.0.parent() {
             Some(parent) if parent != Path::new("") => parent,
             _ => Path::new("."),
@@ -202,12 +254,13 @@ impl WholeFile {
         // The error's own text names the temporary file, which says nothing to anybody.
         let nameless = |error: io::Error| io::Error::from(error.kind());
         let mut file = tempfile::Builder::new().prefix(".unfinished-").permissions(everybody).tempfile_in(folder).map_err(nameless)?;
-        if let Err(error) = write(file.as_file_mut())? {
-            return Ok(Err(error));
-        }
+        let written = match write(file.as_file_mut())? {
+            Ok(written) => written,
+            Err(error) => return Ok(Err(error)),
+        };
         file.as_file().sync_all()?;
         file.persist(&self.0).map_err(|error| error.error)?;
-        Ok(Ok(()))
+        Ok(Ok(written))
     }
 }
 

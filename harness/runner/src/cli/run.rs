@@ -62,6 +62,10 @@ pub(super) struct Run {
     /// What to print: `json` is the document that reports are made of, and nothing else.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
+    /// Print each run's counters at its end too, in the layout of `torch.cuda.memory_summary()`; with `--format json` as `memory_stats`,
+    /// one flat object a run with the keys of `torch.cuda.memory_stats()`.
+    #[arg(long)]
+    memory_summary: bool,
     /// Take what a scenario needs even if that leaves less than usual of a GPU that others use.
     #[arg(long)]
     allow_full_device: bool,
@@ -177,9 +181,13 @@ impl Run {
 
     fn print(&self, report: &Report<'_>, exit: Exit, terminal: &Terminal) -> Result<(), CliError> {
         match self.format {
+            Format::Json if self.memory_summary => terminal::print(&json::render_with_memory_stats(report)),
             Format::Json => terminal::print(&json::render(report)),
             Format::Text if self.quiet && exit == Exit::Passed => Ok(()),
-            Format::Text => terminal::print(&text::render(report, terminal.style())),
+            Format::Text => {
+                terminal::print(&text::render(report, terminal.style()))?;
+                if self.memory_summary { terminal::print(&format!("{}\n", text::memory_summaries(report))) } else { Ok(()) }
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use harness_allocator::device::{Clock, DeviceCalls, DeviceInfo, DeviceMemory, Fingerprint};
-use harness_allocator::stats::MemoryStats;
+use harness_allocator::stats::{MemoryStats, PoolKind, PooledStat};
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::invariant::Invariant;
@@ -166,11 +166,36 @@ pub(crate) fn failed(allocator: &str, repetition: u32) -> RunRecord {
     run.finish(Verdict::Failed { first, rest })
 }
 
+/// A request that fails though as much is free: it is free in pieces.
+pub(crate) fn fragmented() -> RunRecord {
+    let mut run = Builder::new(scenario("fits_in_pieces", "A request that fits the free memory is served."), simulated(), "caching", 0);
+    run.step(5, "storm", "storm, 2000 operations", Outcome::Done, Nanos::millis(1), |accounts| {
+        (accounts.requested, accounts.allocated, accounts.reserved) = (Bytes::mib(800), Bytes::mib(800), Bytes::gib(1));
+    });
+    run.report("failed_request", 64 << 20);
+    run.step(9, "pins", "storm", Outcome::Done, Nanos::ZERO, |_| {});
+    run.note("2 of 2 segments are pinned: 800 MiB of live blocks keep 224 MiB of free memory from going back to the driver");
+    run.table(Table {
+        title: "What pins each segment, the emptiest first".to_owned(),
+        columns: ["segment", "size", "free"].map(str::to_owned).to_vec(),
+        rows: (0..14).map(|n| vec![format!("{:#x}", 0x7000_0000_0000_u64 + (n << 26)), "64 MiB".to_owned(), "16 MiB".to_owned()]).collect(),
+    });
+    let seen = "out of memory: 64 MiB requested, 0 B free on the device; 224 MiB reserved but unallocated, in pieces of at most 16 MiB";
+    run.step(10, "alloc", "wanted, 64 MiB", Outcome::OutOfMemory, Nanos::ZERO, |accounts| (accounts.retries, accounts.ooms) = (1, 1));
+    run.note(seen);
+    let at = Some(SourceLine { path: "scenarios/fits_in_pieces.yaml".to_owned(), line: 10, column: 5 });
+    let first = Violation { step: 3, at, rule: Rule::Expectation, expected: "64 MiB to fit".to_owned(), seen: seen.to_owned() };
+    let mut record = run.finish(Verdict::Failed { first, rest: Vec::new() });
+    record.stats.inactive_split_bytes.increase(PoolKind::Large, 224 << 20);
+    record
+}
+
 fn passed_beside_the_failures() -> RunRecord {
     let mut record = failed("expandable", 0);
     record.verdict = Verdict::Passed;
     record.steps.truncate(2);
     record.curve.truncate(2);
+    record.stats = stats_after(&record.steps);
     record.timings.allocate = samples([240_000]);
     record.timings.scenario = Nanos::micros(240);
     record
@@ -219,6 +244,29 @@ fn samples(times: impl IntoIterator<Item = u64>) -> Samples {
     Samples { count: kept.len() as u64, kept }
 }
 
+/// The counters that those steps leave, where what is held is one large block.
+fn stats_after(steps: &[StepRecord]) -> MemoryStats {
+    let mut stats = MemoryStats::default();
+    let follow = |stat: &mut PooledStat, now: u64| {
+        let before = stat.all.current;
+        stat.increase(PoolKind::Large, now.saturating_sub(before));
+        stat.decrease(PoolKind::Large, before.saturating_sub(now));
+    };
+    for StepRecord { accounts, .. } in steps {
+        follow(&mut stats.requested_bytes, accounts.requested.get());
+        for (bytes, count, Bytes(now)) in [
+            (&mut stats.allocated_bytes, &mut stats.allocation, accounts.allocated),
+            (&mut stats.active_bytes, &mut stats.active, accounts.active),
+            (&mut stats.reserved_bytes, &mut stats.segment, accounts.reserved),
+        ] {
+            follow(bytes, now);
+            follow(count, u64::from(now > 0));
+        }
+        (stats.num_alloc_retries, stats.num_ooms) = (accounts.retries, accounts.ooms);
+    }
+    stats
+}
+
 /// Builds a run step by step; peaks, active and the device's memory follow the accounts.
 struct Builder {
     record: RunRecord,
@@ -228,14 +276,8 @@ struct Builder {
 impl Builder {
     fn new(scenario: ScenarioInfo, device: DeviceInfo, allocator: &str, repetition: u32) -> Self {
         let seed = 7 + u64::from(repetition);
-        let memory = DeviceMemory {
-            total: LIMIT + OVERHEAD,
-            free: LIMIT,
-            used: OVERHEAD,
-            process: None,
-            context_overhead: OVERHEAD,
-            pressure: Bytes::ZERO,
-        };
+        let memory =
+            DeviceMemory { total: LIMIT, free: LIMIT, used: OVERHEAD, process: None, context_overhead: OVERHEAD, pressure: Bytes::ZERO };
         let now = Accounts {
             requested: Bytes::ZERO,
             allocated: Bytes::ZERO,
@@ -281,7 +323,7 @@ impl Builder {
         now.peak_allocated = now.peak_allocated.max(now.allocated);
         now.peak_reserved = now.peak_reserved.max(now.reserved);
         now.device.used = OVERHEAD + now.reserved + now.device.pressure;
-        now.device.free = now.device.total.saturating_sub(now.device.used);
+        now.device.free = now.device.total.saturating_sub(now.device.used.saturating_sub(OVERHEAD));
         let number = self.record.steps.len() as u32 + 1;
         self.record.steps.push(StepRecord {
             number,
@@ -340,6 +382,7 @@ impl Builder {
 
     fn finish(mut self, verdict: Verdict) -> RunRecord {
         self.record.verdict = verdict;
+        self.record.stats = stats_after(&self.record.steps);
         self.record
     }
 }

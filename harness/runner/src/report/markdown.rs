@@ -7,13 +7,13 @@ use std::fmt::Write as _;
 
 use harness_allocator::units::Bytes;
 
-use self::escape::{code, prose, prose_block};
+use self::escape::{code, fenced, prose, prose_block};
 use super::picture::{self, Picture};
 use super::steps::Selection;
-use super::timing::Timing;
+use super::timing::{self, Timing};
 use super::words::{self, Align, Grid, NOTHING};
-use super::{Arm, Bench, DeviceGroup, Report, ScenarioGroup};
-use crate::record::{Rule, RunRecord, StepRecord, Table, Verdict, Violation};
+use super::{Arm, Bench, Clocks, DeviceGroup, Report, ScenarioGroup};
+use crate::record::{CostFigure, Outcome, RunRecord, StepRecord, Table, Verdict, Violation};
 
 /// A report and the pictures that it links to by their file names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,9 @@ pub fn render(report: &Report<'_>) -> Rendered {
     for scenario in &report.scenarios {
         page.scenario(report, scenario);
     }
-    page.how_to_read();
+    page.how_to_read(report);
+    page.cost_models(report);
+    page.end();
     Rendered { markdown: page.text, pictures: page.pictures }
 }
 
@@ -119,7 +121,6 @@ impl Page {
         self.devices(report);
         self.verdicts(report);
         self.skipped(report);
-        self.cost_models(report);
     }
 
     fn failures_in_brief(&mut self, report: &Report<'_>) {
@@ -129,7 +130,8 @@ impl Page {
         });
         let lines = failed.map(|(scenario, device, arm, first)| {
             let place = where_it_ran(report, scenario, device, arm);
-            format!("[{place}](#failure-{}): {}", arm.slug, prose(&first.to_string()))
+            let line = first.at.as_ref().map_or_else(String::new, |at| format!(" at line {}", at.line));
+            format!("[{place}](#failure-{}){line}: expected {}; seen: {}", arm.slug, prose(&first.expected), prose(&first.seen))
         });
         self.bounded_list(lines.collect(), "failure");
     }
@@ -177,21 +179,9 @@ impl Page {
     }
 
     fn devices(&mut self, report: &Report<'_>) {
-        let columns = ["device", "total", "clock", "driver", "CUDA", "clocks (SM / memory)", "identity and state when opened"];
+        let columns = ["device", "memory", "clock", "driver", "CUDA", "clocks (SM / memory)", "identity and state when opened"];
         let columns = columns.map(|head| (head.to_owned(), Align::Left));
         self.table(&columns, report.devices.iter().map(device_cells));
-    }
-
-    fn cost_models(&mut self, report: &Report<'_>) {
-        self.block(format!("Written from records of harness {}.", prose(&report.records.harness)));
-        for device in report.devices.iter().filter(|device| !device.cost_figures.is_empty()) {
-            let model = device.info.fingerprint.cost_model.as_deref().unwrap_or("without a name");
-            self.fold(&format!("Cost model {}: what each operation is charged, and why", prose(model)), |page| {
-                let mut grid = Grid::new([("operation", Align::Left), ("charge", Align::Right), ("source", Align::Left)]);
-                grid.rows = device.cost_figures.iter().map(|f| vec![f.name.clone(), f.value.clone(), f.source.clone()]).collect();
-                page.grid(&grid);
-            });
-        }
     }
 }
 
@@ -221,7 +211,7 @@ fn device_cells(device: &DeviceGroup<'_>) -> Vec<String> {
     }
     let cells = [
         device.label.clone(),
-        words::total(device),
+        words::memory(device),
         words::clock(device),
         words::or_nothing(print.driver.as_deref()),
         words::or_nothing(print.cuda.as_deref()),
@@ -258,30 +248,63 @@ impl Page {
         self.violation(first);
         if !rest.is_empty() {
             self.block("Seen at the same step:");
-            self.list(&rest.iter().map(|violation| prose(&violation.to_string())).collect::<Vec<_>>());
+            rest.iter().for_each(|violation| self.violation(violation));
         }
         self.other_failures(arm, run);
         self.block("Reproduce it:");
         self.command(&run.reproduce);
         let selection = Selection::last(run, STEPS_OF_A_FAILURE);
-        if selection.steps().next().is_some() {
-            let shown = words::count(selection.steps().count(), "step");
-            let which = if selection.left_out() > 0 { format!("The last {shown}") } else { "All steps".to_owned() };
-            self.block(format!("{which} (also in [the scenario's section](#arm-{})):", arm.slug));
-            self.grid(&selection.grid());
+        let Some(last) = selection.steps().last() else { return };
+        self.where_the_memory_was(run, last);
+        let already_told: Vec<&str> = std::iter::once(first).chain(rest).map(|violation| violation.seen.as_str()).collect();
+        self.list(&selection.steps().flat_map(|step| notes(step, &already_told)).collect::<Vec<_>>());
+        self.step_tables(&selection, usize::MAX);
+        let shown = words::count(selection.steps().count(), "step");
+        let which = if selection.left_out() > 0 { format!("The last {shown}") } else { "All steps".to_owned() };
+        self.block(format!("{which} (picture, times and more in [the scenario's section](#arm-{})):", arm.slug));
+        self.grid(&selection.grid());
+        self.list(&selection.steps().filter_map(counted).collect::<Vec<_>>());
+        self.unrecorded(run);
+    }
+
+    /// The accounts after the last step, as parts of the memory that it ran in: who held what, and why it was of no use.
+    fn where_the_memory_was(&mut self, run: &RunRecord, last: &StepRecord) {
+        let accounts = &last.accounts;
+        let device = &accounts.device;
+        let unallocated = accounts.reserved.saturating_sub(accounts.active);
+        // The counters are those after the last step: of a run with steps that are not recorded, they do not belong to this one.
+        let split = Bytes(run.stats.inactive_split_bytes.all.current).min(unallocated);
+        let split = (run.unrecorded_steps == 0 && split > Bytes::ZERO).then_some(split);
+        let beyond = device.used.saturating_sub(device.context_overhead + accounts.reserved + device.pressure);
+        let mut grid = Grid::new([("the memory", Align::Left), ("size", Align::Right)]);
+        let always = |name: &str, size: Bytes| Some((name.to_owned(), size));
+        let if_any = |name: &str, size: Bytes| (size > Bytes::ZERO).then(|| (name.to_owned(), size));
+        let rows = [
+            always("limit", run.scenario.memory),
+            always("free on the device", device.free),
+            if_any("held by others (pressure)", device.pressure),
+            if_any("device used beyond reserved (the driver's rounding, other processes)", beyond),
+            always("reserved by the allocator", accounts.reserved),
+            always("– of it allocated", accounts.allocated),
+            if_any("– of it freed, but waiting for an event", accounts.active.saturating_sub(accounts.allocated)),
+            always("– of it free", unallocated),
+            split.and_then(|split| always("– – of that in partly used segments (inactive split)", split)),
+            split.and_then(|split| always("– – of that in wholly free segments", unallocated.saturating_sub(split))),
+        ];
+        grid.rows = rows.into_iter().flatten().map(|(name, size)| vec![name, words::size(size)]).collect();
+        self.block(format!("Where the memory was after step {}:", last.number));
+        self.grid(&grid);
+        if let Some(split) = split.filter(|_| last.outcome == Outcome::OutOfMemory) {
+            self.block(format!(
+                "**Why free memory did not help:** {} are free in pieces, in segments in which something else is live. A request needs one \
+                 piece that is large enough, and a segment in use cannot go back to the driver whole.",
+                prose(&words::size(split))
+            ));
         }
     }
 
     fn violation(&mut self, violation: &Violation) {
-        let place = violation.at.as_ref().map_or_else(String::new, |at| format!("{}, ", code(&at.to_string())));
-        let step = if violation.step == 0 { "before the first step".to_owned() } else { format!("after step {}", violation.step) };
-        let mut lines = vec![format!("**{}** at {place}{step}", prose(&violation.rule.to_string()))];
-        if let Rule::Invariant(invariant) = &violation.rule {
-            lines.push(format!("promise: {}", prose(invariant.promise())));
-        }
-        lines.push(format!("expected: {}", prose(&violation.expected)));
-        lines.push(format!("seen: {}", prose(&violation.seen)));
-        self.list(&lines);
+        self.block(fenced("text", &words::violation(violation)));
     }
 
     fn other_failures(&mut self, arm: &Arm<'_>, shown: &RunRecord) {
@@ -300,7 +323,7 @@ impl Page {
     }
 
     fn command(&mut self, command: &str) {
-        self.block(format!("```sh\n{}\n```", command.replace("```", "'''")));
+        self.block(fenced("sh", command));
     }
 }
 
@@ -310,7 +333,7 @@ impl Page {
         self.anchor(&format!("scenario-{}", scenario.slug));
         self.block(format!("## {}", code(&scenario.info.name)));
         self.block(prose_block(&scenario.info.about));
-        self.block(format!("File: {}. Memory: {}.", code(&scenario.info.path), prose(&words::size(scenario.info.memory))));
+        self.block(format!("File: {}. Memory limit: {}.", code(&scenario.info.path), prose(&words::size(scenario.info.memory))));
         for bench in &scenario.benches {
             let device = &report.devices[bench.device];
             if report.devices.len() > 1 {
@@ -326,8 +349,7 @@ impl Page {
 
     fn picture(&mut self, report: &Report<'_>, scenario: &ScenarioGroup<'_>, bench: &Bench<'_>) {
         let device = &report.devices[bench.device];
-        let device_slug = if report.devices.len() > 1 { format!("-{}", super::slug(&device.label)) } else { String::new() };
-        let name = super::unique(&format!("{}{device_slug}", scenario.slug), "-", &mut self.names);
+        let name = super::unique(&format!("{}-{}", scenario.slug, super::slug(&device.label)), "-", &mut self.names);
         let runs: Vec<&RunRecord> = bench.arms.iter().map(Arm::shown).collect();
         let Some(svg) = picture::draw(&runs) else { return };
         let file_name = format!("{name}.svg");
@@ -338,32 +360,36 @@ impl Page {
 
     fn timing(&mut self, bench: &Bench<'_>, device: &DeviceGroup<'_>) {
         let Some(timing) = Timing::new(bench, device) else { return };
-        self.block(format!("**{}** on {}", timing.title(), prose(&device.label)));
+        self.block(format!("**{}** on {}", timing::title(timing.clock), prose(&device.label)));
         self.grid(&timing.grid());
-        self.list(&timing.footnotes().iter().map(|note| prose(note)).collect::<Vec<_>>());
+        self.block(prose(&timing.footnotes().join(" ")));
     }
 
     fn arm(&mut self, arm: &Arm<'_>) {
         self.anchor(&format!("arm-{}", arm.slug));
         self.block(format!("#### {}: {}", code(arm.allocator), words::verdicts(arm.counts)));
         let run = arm.shown();
+        let is_told = matches!(run.verdict, Verdict::Failed { .. }) && (1..=STEPS_OF_A_FAILURE).contains(&run.steps.len());
         match &run.verdict {
             Verdict::Skipped { reason } => return self.block(format!("Skipped: {}", prose(reason))),
-            Verdict::Failed { first, .. } => {
-                self.block(format!("{} [In full](#failure-{}).", prose(&words::sentence(&first.to_string())), arm.slug));
+            Verdict::Failed { .. } => {
+                let steps = if is_told { ", with all its steps," } else { "" };
+                self.block(format!("Told in full{steps} [among the failures](#failure-{}).", arm.slug));
             }
             Verdict::Interrupted => self.block("The user stopped it; the steps below are those that were done."),
             Verdict::Passed => {}
         }
         self.facts(arm, run);
         let selection = Selection::notable(run);
-        if run.steps.is_empty() {
-            self.block("No step was done.");
-        } else if run.steps.len() > UNFOLDED {
-            self.fold(&format!("{} and the accounts after each", words::count(run.steps.len(), "step")), |page| page.steps(&selection));
-        } else {
-            self.steps(&selection);
+        match run.steps.len() {
+            _ if is_told => {}
+            0 => self.block("No step was done."),
+            steps if steps > UNFOLDED => {
+                self.fold(&format!("{} and the accounts after each", words::count(steps, "step")), |page| page.steps(&selection));
+            }
+            _ => self.steps(&selection),
         }
+        self.fold("Memory summary", |page| page.block(format!("```text\n{}```", run.stats.summary())));
     }
 
     fn facts(&mut self, arm: &Arm<'_>, run: &RunRecord) {
@@ -383,18 +409,26 @@ impl Page {
             self.block("The run is long: both its ends are shown, and steps between in which something happened. All of them are in `records.json`.");
         }
         self.grid(&selection.grid());
-        let remarks: Vec<String> = selection.steps().flat_map(remarks).collect();
-        self.list(&remarks);
+        self.unrecorded(selection.run());
+        self.list(&selection.steps().flat_map(|step| notes(step, &[]).into_iter().chain(counted(step))).collect::<Vec<_>>());
+        self.step_tables(selection, UNFOLDED);
+    }
+
+    fn unrecorded(&mut self, run: &RunRecord) {
+        words::unrecorded(run).iter().for_each(|text| self.block(text));
+    }
+
+    fn step_tables(&mut self, selection: &Selection<'_>, unfolded: usize) {
         for (step, table) in selection.steps().flat_map(|step| step.tables.iter().map(move |table| (step, table))) {
-            self.step_table(step, table);
+            self.step_table(step, table, unfolded);
         }
     }
 
-    fn step_table(&mut self, step: &StepRecord, table: &Table) {
+    fn step_table(&mut self, step: &StepRecord, table: &Table, unfolded: usize) {
         let title = format!("Step {}: {}", step.number, prose(&table.title));
         let mut grid = Grid::new(table.columns.iter().map(|head| (head.as_str(), Align::Left)));
         grid.rows.clone_from(&table.rows);
-        if table.rows.len() > UNFOLDED {
+        if table.rows.len() > unfolded {
             self.fold(&title, |page| page.grid(&grid));
         } else {
             self.block(title);
@@ -403,20 +437,22 @@ impl Page {
     }
 }
 
-/// What a step says of itself: its notes and what it counted.
-fn remarks(step: &StepRecord) -> Vec<String> {
-    let mut remarks: Vec<String> = step.notes.iter().map(|note| format!("Step {}: {}", step.number, prose(note))).collect();
-    if !step.reports.is_empty() {
-        let counted: Vec<String> =
-            step.reports.iter().map(|(name, &value)| format!("{} {}", code(name), prose(&words::metric(name, value)))).collect();
-        remarks.push(format!("Step {} counted {}", step.number, counted.join(", ")));
-    }
-    remarks
+/// What a step says of itself, unless it was told before.
+fn notes(step: &StepRecord, told: &[&str]) -> Vec<String> {
+    let new = step.notes.iter().filter(|note| !told.contains(&note.as_str()));
+    new.map(|note| format!("Step {}: {}", step.number, prose(note))).collect()
+}
+
+/// What a step counted of itself.
+fn counted(step: &StepRecord) -> Option<String> {
+    let figures: Vec<String> =
+        step.reports.iter().map(|(name, &value)| format!("{} = {}", code(name), prose(&words::metric(name, value)))).collect();
+    (!figures.is_empty()).then(|| format!("Step {} counted: {}", step.number, figures.join(", ")))
 }
 
 /// The end.
 impl Page {
-    fn how_to_read(&mut self) {
+    fn how_to_read(&mut self, report: &Report<'_>) {
         self.block("## How to read this");
         let words = [
             ("requested", "what the caller asked for."),
@@ -428,16 +464,59 @@ impl Page {
             ("peak", "the high-water mark since the start of the run or the last reset."),
             ("retry", "a driver allocation that failed and made the allocator give its cached memory back."),
             ("OOM", "a request that failed even after that."),
+            (
+                "memory summary",
+                "the allocator's counters at the end of the run, laid out as by `torch.cuda.memory_summary()`; *non-releasable*: free \
+                 pieces of segments that are still partly in use. Oversize allocations are not counted.",
+            ),
             ("runs", "repetitions that passed; allocators took turns, so that a drift of the device meets all of them."),
             ("median, MAD, p99", "the middle sample, the median distance from it (unscaled), and the 99th percentile by nearest rank."),
-            ("÷ direct", "the median as a multiple of that of `direct`, which asks the driver every time; below 1 is faster."),
         ];
-        let lines: Vec<String> = words.iter().map(|(word, meaning)| format!("**{word}**: {meaning}")).collect();
+        let mut lines: Vec<String> = words.iter().map(|(word, meaning)| format!("**{word}**: {meaning}")).collect();
+        lines.push(format!(
+            "**max**: the largest sample, told instead of p99 where there are fewer than {} samples.",
+            super::statistics::LEAST_FOR_P99
+        ));
+        lines.push("**(n)**: how many samples; `a of b`: the figures come from a random sample of a among b operations.".to_owned());
+        lines.push(
+            "**÷ direct**: the median as a multiple of that of `direct`, which asks the driver every time; below 1 is faster.".to_owned(),
+        );
+        if matches!(report.clocks(), Some(Clocks::Simulated | Clocks::Both)) {
+            lines.push(
+                "**0 ns**, as a model time: an operation without a device call, for example an allocation served from the cache. The model \
+                 charges device calls only, not the allocator's work on the host."
+                    .to_owned(),
+            );
+        }
         self.list(&lines);
+        self.block(format!("Written from records of harness {}.", prose(&report.records.harness)));
         self.block(format!(
             "Sizes have binary units (1 MiB = {} bytes); where the short form rounds, the bytes follow in brackets.",
             Bytes::mib(1).get()
         ));
+    }
+
+    /// Each model once, however many devices it moved.
+    fn cost_models(&mut self, report: &Report<'_>) {
+        let mut shown: Vec<(Option<&str>, &[&CostFigure])> = Vec::new();
+        for device in report.devices.iter().filter(|device| !device.cost_figures.is_empty()) {
+            let model = (device.info.fingerprint.cost_model.as_deref(), device.cost_figures.as_slice());
+            if !shown.contains(&model) {
+                shown.push(model);
+                self.cost_model(model.0.unwrap_or("without a name"), model.1);
+            }
+        }
+    }
+
+    fn cost_model(&mut self, name: &str, figures: &[&CostFigure]) {
+        self.fold(&format!("Cost model {}: what each operation is charged, and why", prose(name)), |page| {
+            let mut grid = Grid::new([("operation", Align::Left), ("charge", Align::Right), ("source", Align::Left)]);
+            grid.rows = figures.iter().map(|f| vec![f.name.clone(), f.value.clone(), f.source.clone()]).collect();
+            page.grid(&grid);
+        });
+    }
+
+    fn end(&mut self) {
         self.text.truncate(self.text.trim_end().len());
         self.text.push('\n');
     }

@@ -56,8 +56,6 @@ pub struct DeviceGroup<'a> {
     pub info: &'a DeviceInfo,
     /// A short name, unique among the devices of the report.
     pub label: String,
-    /// The least and the most memory that a run had.
-    pub total: (Bytes, Bytes),
     /// Every pair of clocks (streaming multiprocessors, memory; MHz) that a run was opened with.
     pub clocks_mhz: BTreeSet<(u32, u32)>,
     /// Everything that held its clocks down.
@@ -183,11 +181,9 @@ impl Counts {
 
 impl<'a> DeviceGroup<'a> {
     fn new(run: &'a RunRecord) -> Self {
-        let total = run.device.total;
         let mut group = Self {
             info: &run.device,
             label: String::new(),
-            total: (total, total),
             clocks_mhz: BTreeSet::new(),
             throttle_reasons: BTreeSet::new(),
             other_processes: None,
@@ -198,8 +194,7 @@ impl<'a> DeviceGroup<'a> {
     }
 
     fn add(&mut self, run: &'a RunRecord) {
-        let DeviceInfo { total, fingerprint, .. } = &run.device;
-        self.total = (self.total.0.min(*total), self.total.1.max(*total));
+        let fingerprint = &run.device.fingerprint;
         self.clocks_mhz.extend(fingerprint.clocks_mhz);
         self.throttle_reasons.extend(fingerprint.throttle_reasons.iter().map(String::as_str));
         self.other_processes = self.other_processes.max(fingerprint.other_processes);
@@ -238,13 +233,13 @@ struct Index<'a> {
 }
 
 /// What must be equal for two runs to count as runs on one device: everything that does not change between two runs on it.
-/// (Its total does, for scenarios limit it; clocks, throttling and other processes do too.)
-type DeviceKey<'a> = (&'a str, bool, [Option<&'a str>; 4], [Option<bool>; 2]);
+/// (Its total may change, for scenarios limit it; clocks, throttling and other processes do.)
+type DeviceKey<'a> = (&'a str, bool, Option<Bytes>, [Option<&'a str>; 4], [Option<bool>; 2]);
 
 fn device_key(info: &DeviceInfo) -> DeviceKey<'_> {
     let print = &info.fingerprint;
     let texts = [&print.uuid_hash, &print.driver, &print.cuda, &print.cost_model].map(Option::as_deref);
-    (&info.name, info.clock == Clock::Simulated, texts, [print.mig, print.ecc])
+    (&info.name, info.clock == Clock::Simulated, print.memory, texts, [print.mig, print.ecc])
 }
 
 impl<'a> Index<'a> {
@@ -338,7 +333,6 @@ mod tests {
         records.runs[1].device.total = Bytes::gib(2);
         let report = Report::new(&records);
         assert_eq!(report.devices.len(), 1);
-        assert_eq!(report.devices[0].total, (Bytes::gib(1), Bytes::gib(2)));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Pictures: allocated, reserved and device used over the steps, one panel an allocator, all panels on the same axes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use harness_allocator::units::Bytes;
 use plotters::coord::Shift;
@@ -10,7 +10,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::words;
-use crate::record::{CurvePoint, Outcome, RunRecord, Verdict};
+use crate::record::{CurvePoint, RunRecord, Verdict};
 
 /// A picture in its own file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,15 +23,17 @@ pub struct Picture {
 
 const WIDTH: u32 = 880;
 const HEAD: u32 = 52;
-const PANEL: u32 = 210;
+const PANEL: u32 = 226;
 const LEFT: u32 = 64;
-const RIGHT: u32 = 20;
+const RIGHT: u32 = 44;
 /// Numbers of steps are at least so many pixels apart.
 const LABEL_SPACING: f64 = 36.0;
 /// Columns narrower than this have no line between them.
 const LEAST_COLUMN: f64 = 12.0;
-/// Marks closer than this many pixels are drawn once.
-const MARK_SPACING: f64 = 5.0;
+/// Marks closer than this many pixels would overlap: they are drawn as one, with their number.
+const MARK_SPACING: f64 = 14.0;
+/// What each character of that number takes.
+const DIGIT: f64 = 6.4;
 
 // Okabe and Ito's colours, told apart by colour-blind readers too: <https://jfly.uni-koeln.de/color/>.
 const ALLOCATED: RGBColor = RGBColor(0, 114, 178);
@@ -48,7 +50,7 @@ type Panel<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 /// Draws runs of one scenario on one device below each other; `None` where no run has a curve. The picture has a white ground of its own,
-/// so that it reads on dark pages too.
+/// so that it reads on dark pages too, and a title and a description for those who cannot see it.
 #[must_use]
 pub fn draw(runs: &[&RunRecord]) -> Option<String> {
     let runs: Vec<&RunRecord> = runs.iter().copied().filter(|run| !run.curve.is_empty()).collect();
@@ -59,7 +61,39 @@ pub fn draw(runs: &[&RunRecord]) -> Option<String> {
         let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
         all(&root, &runs, &axes).expect("a picture in a string meets neither files nor fonts, so it cannot fail");
     }
-    Some(svg)
+    Some(described(&svg, &runs))
+}
+
+/// The picture with what it shows in words, as SVG wants it: <https://www.w3.org/TR/SVG2/struct.html#DescriptionAndTitleElements>.
+fn described(svg: &str, runs: &[&RunRecord]) -> String {
+    let scenario = runs.first().map_or("", |run| run.scenario.name.as_str());
+    let title = format!("Memory over the steps of {scenario}");
+    let panels: Vec<String> = runs.iter().map(|run| in_words(run)).collect();
+    let words = format!("<title>{}</title>\n<desc>{}</desc>\n", escaped(&title), escaped(&panels.join(" ")));
+    let Some((tag, content)) = svg.split_once('>') else { return svg.to_owned() };
+    format!("{tag} role=\"img\">\n{words}{}", content.trim_start())
+}
+
+/// What a panel shows.
+fn in_words(run: &RunRecord) -> String {
+    let highest = |value: fn(&CurvePoint) -> Bytes| words::size(run.curve.iter().map(value).max().unwrap_or_default());
+    let last = run.curve.last();
+    format!(
+        "{}: {}; at most {} allocated, {} reserved and {} of device used less the context overhead, under a limit of {}; retries: {}, OOMs: {}.",
+        run.allocator,
+        words::verdict(&run.verdict),
+        highest(|point| point.allocated),
+        highest(|point| point.reserved),
+        highest(|point| point.used),
+        words::size(run.scenario.memory),
+        last.map_or(0, |point| point.retries),
+        last.map_or(0, |point| point.ooms),
+    )
+}
+
+fn escaped(text: &str) -> String {
+    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 fn all(root: &Area<'_>, runs: &[&RunRecord], axes: &Axes) -> Drawn {
@@ -103,8 +137,8 @@ impl Axes {
             bytes if bytes >= 4 << 20 => Unit { name: "MiB", bytes: (1_u64 << 20) as f64 },
             _ => Unit { name: "KiB", bytes: 1024.0 },
         };
-        // The room above holds the marks.
-        let top = highest.get() as f64 / unit.bytes * 1.16;
+        // The room above holds two lanes of marks.
+        let top = highest.get() as f64 / unit.bytes * 1.27;
         let (columns, right) = columns(runs);
         Some(Self { columns, right, top, unit, memory, shows_limit })
     }
@@ -115,6 +149,11 @@ impl Axes {
 
     fn column(&self, step: u32) -> (f64, f64) {
         self.columns.get(&step).copied().unwrap_or_default()
+    }
+
+    /// Where a step ends; of one that has no column, where the last column before it ends.
+    fn end_of(&self, step: u32) -> f64 {
+        self.columns.range(..=step).next_back().map_or(0.0, |(_, &(_, right))| right)
     }
 
     /// Pixels a unit of the x axis.
@@ -196,7 +235,11 @@ impl Key {
 }
 
 fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
-    let title = format!("{}: {}", run.allocator, words::verdict(&run.verdict));
+    let line = match &run.verdict {
+        Verdict::Failed { first, .. } => format!(" (thick vertical line: violation after step {})", first.step),
+        Verdict::Passed | Verdict::Skipped { .. } | Verdict::Interrupted => String::new(),
+    };
+    let title = format!("{}: {}{line}", run.allocator, words::verdict(&run.verdict));
     let title_style = font(13).pos(Pos::new(HPos::Left, VPos::Top));
     area.draw(&Text::new(title, (LEFT as i32, 2), title_style))?;
     let mut chart = ChartBuilder::on(area)
@@ -256,18 +299,26 @@ fn curves(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     Ok(())
 }
 
-/// Accounts jump, so each value holds until the next point. The points of a step share its column.
+/// Where each point stands: the points of a step share its column.
+fn positions(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64)) -> Vec<(f64, &CurvePoint)> {
+    let steps = curve.chunk_by(|a, b| a.step == b.step);
+    steps
+        .flat_map(|step| {
+            let (left, right) = column(step[0].step);
+            step.iter().enumerate().map(move |(index, point)| (left + (right - left) * index as f64 / step.len() as f64, point))
+        })
+        .collect()
+}
+
+/// Accounts jump, so each value holds until the next point.
 fn stairs(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64), y: impl Fn(&CurvePoint) -> f64) -> Vec<(f64, f64)> {
     let mut path: Vec<(f64, f64)> = Vec::new();
-    for step in curve.chunk_by(|a, b| a.step == b.step) {
-        let (left, right) = column(step[0].step);
-        for (index, point) in step.iter().enumerate() {
-            let (x, y) = (left + (right - left) * index as f64 / step.len() as f64, y(point));
-            match path.last() {
-                Some(&(_, before)) if before == y => {}
-                Some(&(_, before)) => path.extend([(x, before), (x, y)]),
-                None => path.push((x, y)),
-            }
+    for (x, point) in positions(curve, &column) {
+        let y = y(point);
+        match path.last() {
+            Some(&(_, before)) if before == y => {}
+            Some(&(_, before)) => path.extend([(x, before), (x, y)]),
+            None => path.push((x, y)),
         }
     }
     if let (Some(&(_, before)), Some(last)) = (path.last(), curve.last()) {
@@ -276,24 +327,54 @@ fn stairs(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64), y: impl Fn(&
     path
 }
 
-/// OOMs and retries in a lane above the limit, and a line where a violation was seen.
-fn marks(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
-    let lane = axes.top * 0.95;
-    let mut drawn: BTreeSet<(bool, u64)> = BTreeSet::new();
-    let (mut retries, mut ooms) = (0, 0);
-    for step in &run.steps {
-        let is_oom = step.accounts.ooms > ooms || step.outcome == Outcome::OutOfMemory;
-        let is_retry = step.accounts.retries > retries && !is_oom;
-        (retries, ooms) = (step.accounts.retries, step.accounts.ooms);
-        let (left, right) = axes.column(step.number);
-        let x = f64::midpoint(left, right);
-        if (is_oom || is_retry) && drawn.insert((is_oom, (x * axes.pixels() / MARK_SPACING) as u64)) {
-            if is_oom {
-                chart.draw_series([Cross::new((x, lane), 5, OOM.stroke_width(3))])?;
-            } else {
-                chart.draw_series([TriangleMarker::new((x, lane), 6, RETRY.filled())])?;
-            }
+/// Events that stand so close that one mark shows them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Mark {
+    /// Pixels from the left: where the first of them happened.
+    x: f64,
+    /// How many there were.
+    count: u64,
+}
+
+impl Mark {
+    fn number(self) -> String {
+        if self.count > 1 { format!("×{}", self.count) } else { String::new() }
+    }
+
+    /// Where the next mark may stand.
+    fn free_from(self) -> f64 {
+        self.x + MARK_SPACING + self.number().chars().count() as f64 * DIGIT
+    }
+}
+
+/// Where a counter rises, in pixels. What would overlap becomes one mark.
+fn rises(run: &RunRecord, axes: &Axes, counter: fn(&CurvePoint) -> u64) -> Vec<Mark> {
+    let mut marks: Vec<Mark> = Vec::new();
+    let mut before = 0;
+    for (x, point) in positions(&run.curve, |step| axes.column(step)) {
+        let (x, count) = (x * axes.pixels(), counter(point).saturating_sub(before));
+        before = counter(point);
+        match marks.last_mut() {
+            _ if count == 0 => {}
+            Some(last) if x < last.free_from() => last.count += count,
+            _ => marks.push(Mark { x, count }),
         }
+    }
+    marks
+}
+
+/// OOMs and retries, each in a lane above the limit, and a line where a violation was seen.
+fn marks(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
+    let (upper, lower) = (axes.top * 0.96, axes.top * 0.87);
+    for mark in rises(run, axes, |point| point.ooms) {
+        let place = (mark.x / axes.pixels(), upper);
+        chart.draw_series([Cross::new(place, 5, OOM.stroke_width(3))])?;
+        number_of(mark, place, &OOM, chart)?;
+    }
+    for mark in rises(run, axes, |point| point.retries) {
+        let place = (mark.x / axes.pixels(), lower);
+        chart.draw_series([TriangleMarker::new(place, 6, RETRY.filled())])?;
+        number_of(mark, place, &RETRY, chart)?;
     }
     match &run.verdict {
         Verdict::Failed { first, .. } => violation(chart, first.step, axes),
@@ -301,14 +382,19 @@ fn marks(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     }
 }
 
+/// The number of events right of their mark, where there are several.
+fn number_of(mark: Mark, place: (f64, f64), colour: &RGBColor, chart: &mut Panel<'_, '_>) -> Drawn {
+    if mark.count > 1 {
+        let style = font(11).color(colour).pos(Pos::new(HPos::Left, VPos::Center));
+        chart.draw_series([EmptyElement::at(place) + Text::new(mark.number(), (8, 0), style)])?;
+    }
+    Ok(())
+}
+
+/// A line at the end of the step; the panel's title says what it is.
 fn violation(chart: &mut Panel<'_, '_>, step: u32, axes: &Axes) -> Drawn {
-    let (x, _) = axes.column(step);
+    let x = axes.end_of(step);
     chart.draw_series([PathElement::new([(x, 0.0), (x, axes.top)], OOM.stroke_width(2))])?;
-    // The words stand on the side that has room.
-    let (side, shift) = if x * 2.0 < axes.right { (HPos::Left, 5) } else { (HPos::Right, -5) };
-    let style = font(11).color(&OOM).pos(Pos::new(side, VPos::Top));
-    let words = Text::new(format!("violation after step {step}"), (shift, 4), style);
-    chart.draw_series([EmptyElement::at((x, axes.top)) + words])?;
     Ok(())
 }
 
@@ -366,10 +452,48 @@ mod tests {
     }
 
     #[test]
-    fn thousands_of_marks_are_drawn_once_where_they_would_overlap() {
+    fn marks_stand_where_the_counters_rise_and_merge_where_they_would_overlap() {
+        let mut run = examples::storm();
+        run.curve.iter_mut().for_each(|point| (point.ooms, point.retries) = (0, 0));
+        let raise = |run: &mut RunRecord, from: usize, by: u64| run.curve[from..].iter_mut().for_each(|point| point.ooms += by);
+        for (from, by) in [(100, 1), (102, 1), (104, 1), (400, 2)] {
+            raise(&mut run, from, by);
+        }
+        let axes = Axes::new(&[&run]).expect("it has a curve");
+        let at = |index: usize| positions(&run.curve, |step| axes.column(step))[index].0 * axes.pixels();
+        let expected = [Mark { x: at(100), count: 3 }, Mark { x: at(400), count: 2 }];
+        assert_eq!(rises(&run, &axes, |point| point.ooms), expected);
+        assert_eq!(rises(&run, &axes, |point| point.retries), []);
+        let svg = draw(&[&run]).expect("it has a curve");
+        assert!(svg.contains("×3") && svg.contains("×2"), "{svg}");
+    }
+
+    #[test]
+    fn thousands_of_marks_are_merged_and_none_is_lost() {
         let steps: Vec<u32> = (1..=5_000).collect();
-        let svg = draw(&[&examples::long_run(5_000, &steps)]).expect("it has a curve");
-        let marks = svg.matches("#C82800").count();
-        assert!(marks < 400, "{marks} lines of marks");
+        let run = examples::long_run(5_000, &steps);
+        let axes = Axes::new(&[&run]).expect("it has a curve");
+        let marks = rises(&run, &axes, |point| point.ooms);
+        assert_eq!(marks.iter().map(|mark| mark.count).sum::<u64>(), 5_000);
+        assert!(marks.windows(2).all(|pair| pair[0].free_from() <= pair[1].x), "{marks:?}");
+        assert!(marks.len() < 60, "{} marks", marks.len());
+    }
+
+    #[test]
+    fn a_violation_is_marked_at_the_end_of_its_step_even_where_that_is_not_recorded() {
+        let run = examples::failed("caching", 0);
+        let axes = Axes::new(&[&run]).expect("it has a curve");
+        assert_eq!([0, 1, 3, 9].map(|step| axes.end_of(step)), [0.0, 1.0, 3.0, 3.0]);
+        let svg = draw(&[&run]).expect("it has a curve");
+        assert!(svg.contains("caching: FAILED (thick vertical line: violation after step 3)"), "{svg}");
+    }
+
+    #[test]
+    fn a_picture_says_in_words_what_it_shows() {
+        let run = RunRecord { allocator: "a<b>".to_owned(), ..examples::oom_retry("caching", 0) };
+        let svg = draw(&[&run]).expect("it has a curve");
+        let words = "role=\"img\">\n<title>Memory over the steps of oom_retry</title>\n<desc>a&lt;b&gt;: passed; at most 700.50 MiB allocated, \
+                     702 MiB reserved and 702 MiB of device used less the context overhead, under a limit of 1 GiB; retries: 1, OOMs: 0.</desc>\n";
+        assert!(svg.contains(words), "{svg}");
     }
 }

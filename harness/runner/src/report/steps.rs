@@ -39,6 +39,11 @@ impl<'a> Selection<'a> {
         Self { run, shown: shown.into_iter().collect() }
     }
 
+    /// The run whose steps they are.
+    pub(super) const fn run(&self) -> &'a RunRecord {
+        self.run
+    }
+
     /// The steps that are shown.
     pub(super) fn steps(&self) -> impl Iterator<Item = &'a StepRecord> {
         self.shown.iter().map(|&index| &self.run.steps[index])

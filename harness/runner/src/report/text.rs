@@ -7,9 +7,9 @@ use unicode_width::UnicodeWidthStr;
 
 use super::Report;
 use super::steps::Selection;
-use super::timing::Timing;
+use super::timing::{self, Timing};
 use super::words::{self, Align, Grid, NOTHING};
-use crate::record::{Rule, RunRecord, StepRecord, Verdict, Violation};
+use crate::record::{RunRecord, StepRecord, Verdict};
 
 /// Whether the terminal shows colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,12 +23,16 @@ pub enum Style {
 /// Steps that a failing test prints.
 const STEPS_OF_A_FAILURE: usize = 25;
 
-/// Renders verdicts, failures with their commands, and times.
+/// Renders times, verdicts and failures with their commands; what failed comes last, where a terminal shows it.
 #[must_use]
 pub fn render(report: &Report<'_>, style: Style) -> String {
     let mut out = String::new();
     for device in &report.devices {
-        line(&mut out, &format!("{}: {}, clock {}", device.label, words::total(device), words::clock(device)));
+        line(&mut out, &format!("{}: memory {}, clock {}", device.label, words::memory(device), words::clock(device)));
+    }
+    times(&mut out, report);
+    if let Some(warning) = words::model_time_warning(report) {
+        line(&mut out, &format!("\n{warning}"));
     }
     out.push('\n');
     out.push_str(&verdicts(report, style));
@@ -36,12 +40,22 @@ pub fn render(report: &Report<'_>, style: Style) -> String {
         out.push('\n');
         out.push_str(&failure(arm.shown(), style));
     }
-    times(&mut out, report);
-    if let Some(warning) = words::model_time_warning(report) {
-        line(&mut out, &format!("\n{warning}"));
-    }
     let paint = if report.counts.failed > 0 { FAILED } else { PASSED };
     line(&mut out, &format!("\n{}", painted(&words::verdict_line(report.counts), paint, style)));
+    out
+}
+
+/// For each run that was done, what [`harness_allocator::stats::MemoryStats::summary`] makes of its counters at the end.
+#[must_use]
+pub fn memory_summaries(report: &Report<'_>) -> String {
+    let mut out = String::new();
+    for (scenario, device, arm) in report.arms() {
+        for run in arm.runs.iter().filter(|run| !matches!(run.verdict, Verdict::Skipped { .. })) {
+            let repetition = if arm.runs.len() > 1 { format!(", repetition {}", run.repetition + 1) } else { String::new() };
+            line(&mut out, &format!("\n{} on {} with {}{repetition}, at its end:", scenario.info.name, device.label, arm.allocator));
+            out.push_str(&run.stats.summary());
+        }
+    }
     out
 }
 
@@ -66,6 +80,7 @@ pub fn step_table(run: &RunRecord) -> String {
     } else {
         out.push_str(&table(&selection.grid(), None, Style::Plain));
     }
+    words::unrecorded(run).iter().for_each(|text| line(&mut out, text));
     selection.steps().for_each(|step| remarks(&mut out, step));
     if let Some(step) = run.steps.last() {
         tables(&mut out, step);
@@ -100,16 +115,20 @@ const fn verdict_paint(verdict: &Verdict) -> Paint {
 }
 
 fn verdicts(report: &Report<'_>, style: Style) -> String {
-    let heads = [("scenario", Align::Left), ("device", Align::Left), ("allocator", Align::Left), ("verdict", Align::Left)];
-    let figures = ["peak allocated", "peak reserved", "retries", "OOMs"].map(|head| (head, Align::Right));
-    let mut grid = Grid::new(heads.into_iter().chain(figures));
+    let has_devices = report.devices.len() > 1;
+    let names = ["scenario"].into_iter().chain(has_devices.then_some("device")).chain(["allocator", "verdict"]);
+    let figures = ["limit", "peak allocated", "peak reserved", "retries", "OOMs"].map(|head| (head, Align::Right));
+    let mut grid = Grid::new(names.map(|head| (head, Align::Left)).chain(figures));
     let mut paints = Vec::new();
     for (scenario, device, arm) in report.arms() {
-        let names = [scenario.info.name.clone(), device.label.clone(), arm.allocator.to_owned(), words::verdicts(arm.counts)];
-        grid.rows.push(names.into_iter().chain(figures_of(arm.shown())).collect());
+        let names = [scenario.info.name.clone()].into_iter().chain(has_devices.then(|| device.label.clone()));
+        let names = names.chain([arm.allocator.to_owned(), words::verdicts(arm.counts)]);
+        let limit = words::size(arm.shown().scenario.memory);
+        grid.rows.push(names.chain([limit]).chain(figures_of(arm.shown())).collect());
         paints.push(verdict_paint(&arm.shown().verdict));
     }
-    let mut out = table(&grid, Some((3, &paints)), style);
+    let painted = if has_devices { 3 } else { 2 };
+    let mut out = table(&grid, Some((painted, &paints)), style);
     for (scenario, _, arm) in report.arms() {
         if let Verdict::Skipped { reason } = &arm.shown().verdict {
             line(&mut out, &format!("skipped: {} with {}: {reason}", scenario.info.name, arm.allocator));
@@ -142,19 +161,9 @@ fn ending(out: &mut String, run: &RunRecord) {
     match &run.verdict {
         Verdict::Passed | Verdict::Interrupted => {}
         Verdict::Skipped { reason } => line(out, &format!("skipped: {reason}")),
-        Verdict::Failed { first, rest } => std::iter::once(first).chain(rest).for_each(|seen| violation(out, seen)),
+        Verdict::Failed { first, rest } => std::iter::once(first).chain(rest).for_each(|seen| line(out, &words::violation(seen))),
     }
     line(out, &format!("reproduce: {}", run.reproduce));
-}
-
-fn violation(out: &mut String, violation: &Violation) {
-    let place = violation.at.as_ref().map_or_else(|| format!("after step {}", violation.step), ToString::to_string);
-    line(out, &format!("{place}: {}", violation.rule));
-    if let Rule::Invariant(invariant) = &violation.rule {
-        line(out, &format!("  promise:  {}", invariant.promise()));
-    }
-    line(out, &format!("  expected: {}", violation.expected));
-    line(out, &format!("  seen:     {}", violation.seen));
 }
 
 fn remarks(out: &mut String, step: &StepRecord) {
@@ -162,8 +171,8 @@ fn remarks(out: &mut String, step: &StepRecord) {
         line(out, &format!("step {}: {note}", step.number));
     }
     if !step.reports.is_empty() {
-        let counted: Vec<String> = step.reports.iter().map(|(name, &value)| format!("{name} {}", words::metric(name, value))).collect();
-        line(out, &format!("step {} counted {}", step.number, counted.join(", ")));
+        let counted: Vec<String> = step.reports.iter().map(|(name, &value)| format!("{name} = {}", words::metric(name, value))).collect();
+        line(out, &format!("step {} counted: {}", step.number, counted.join(", ")));
     }
 }
 
@@ -176,13 +185,16 @@ fn tables(out: &mut String, step: &StepRecord) {
     }
 }
 
+/// One table for each device, so that two clocks never share one.
 fn times(out: &mut String, report: &Report<'_>) {
-    for scenario in &report.scenarios {
-        for bench in &scenario.benches {
-            let device = &report.devices[bench.device];
-            let Some(timing) = Timing::new(bench, device) else { continue };
-            line(out, &format!("\n{} of {} on {}, medians", timing.title(), scenario.info.name, device.label));
-            out.push_str(&table(&timing.brief(), None, Style::Plain));
+    for (index, device) in report.devices.iter().enumerate() {
+        let benches = report.scenarios.iter().flat_map(|scenario| scenario.benches.iter().map(move |bench| (scenario, bench)));
+        let timings = benches.filter(|(_, bench)| bench.device == index);
+        let timings: Vec<(&str, Timing<'_>)> =
+            timings.filter_map(|(scenario, bench)| Some((scenario.info.name.as_str(), Timing::new(bench, device)?))).collect();
+        if !timings.is_empty() {
+            line(out, &format!("\n{} on {}, medians", timing::title(device.info.clock), device.label));
+            out.push_str(&table(&Timing::overview(&timings), None, Style::Plain));
         }
     }
 }
@@ -233,6 +245,22 @@ mod tests {
     fn the_terminal_shows_verdicts_failures_and_times() {
         let records = examples::night();
         insta::assert_snapshot!(render(&Report::new(&records), Style::Plain));
+    }
+
+    #[test]
+    fn the_memory_summary_of_each_run_that_was_done_stands_under_its_name() {
+        let mut records = examples::night();
+        records.runs[0].stats.num_ooms = 4;
+        records.runs[15].stats.num_ooms = 5;
+        let text = memory_summaries(&Report::new(&records));
+        assert!(text.starts_with(&format!(
+            "\noom_retry on simulated with caching, repetition 1, at its end:\n{}",
+            records.runs[0].stats.summary()
+        )));
+        let interrupted = records.runs[15].stats.summary();
+        assert!(text.ends_with(&format!("\ntraining on simulated with caching, at its end:\n{interrupted}")), "{text}");
+        assert_eq!(text.matches(", at its end:\n|====").count(), 15, "all but the one that was skipped");
+        assert!(!text.contains("async_pool"));
     }
 
     #[test]

@@ -16,12 +16,23 @@ pub const BASELINE: &str = "direct";
 pub struct Timing<'a> {
     /// Whose clock all of them come from.
     pub clock: Clock,
-    /// Whether [`BASELINE`] has runs that passed.
-    pub has_baseline: bool,
+    /// Whether there is something to compare with.
+    pub baseline: Baseline,
     /// By allocator, in the order of the arms; only those with runs that passed.
     pub rows: Vec<Row<'a>>,
     /// How many runs did not pass and are left out, for their times end early.
     pub left_out: usize,
+}
+
+/// What became of [`BASELINE`] on a bench.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Baseline {
+    /// It has runs that passed: the others are compared with them.
+    Passed,
+    /// It ran, or was to run, and no run of it passed.
+    NotPassed,
+    /// The scenario does not list it, or the user left it out.
+    NotRun,
 }
 
 /// The times of one arm.
@@ -54,69 +65,46 @@ impl<'a> Timing<'a> {
     #[must_use]
     pub fn new(bench: &Bench<'a>, device: &DeviceGroup<'a>) -> Option<Self> {
         let mut rows: Vec<Row<'a>> = bench.arms.iter().filter_map(Row::new).collect();
-        let baseline = rows.iter().find(|row| row.allocator == BASELINE).map(|row| (row.allocate.median, row.scenario.median));
-        if let Some((allocate, scenario)) = baseline {
+        let base = rows.iter().find(|row| row.allocator == BASELINE).map(|row| (row.allocate.median, row.scenario.median));
+        if let Some((allocate, scenario)) = base {
             for row in &mut rows {
                 row.allocate_ratio = ratio(row.allocate.median, allocate);
                 row.scenario_ratio = ratio(row.scenario.median, scenario);
             }
         }
+        let baseline = match base {
+            Some(_) => Baseline::Passed,
+            None if bench.arms.iter().any(|arm| arm.allocator == BASELINE) => Baseline::NotPassed,
+            None => Baseline::NotRun,
+        };
         let left_out = bench.arms.iter().map(|arm| arm.counts.failed + arm.counts.interrupted).sum();
-        (!rows.is_empty()).then_some(Self { clock: device.info.clock, has_baseline: baseline.is_some(), rows, left_out })
+        (!rows.is_empty()).then_some(Self { clock: device.info.clock, baseline, rows, left_out })
     }
 
-    /// What stands above the table.
-    #[must_use]
-    pub const fn title(&self) -> &'static str {
-        match self.clock {
-            Clock::Measured => "Measured times",
-            Clock::Simulated => "Model times (simulated clock, not measured)",
-        }
-    }
-
-    /// The table. Cells read `median / p99 / MAD (n)`.
+    /// The table of one bench.
     pub(super) fn grid(&self) -> Grid {
-        let operations = ["allocate", "free", "empty_cache"].map(|operation| format!("{operation}: median / p99 / MAD (n)"));
-        let rest =
-            ["whole scenario: median / MAD", "device calls (malloc + free)", "lost to retry", "allocate ÷ direct", "scenario ÷ direct"];
-        let figures = operations.into_iter().chain(rest.map(str::to_owned)).map(|head| (head, Align::Right));
-        let mut grid = Grid::new([("allocator".to_owned(), Align::Left), ("runs".to_owned(), Align::Right)].into_iter().chain(figures));
-        grid.rows = self.rows.iter().map(Row::cells).collect();
-        grid
+        let rows: Vec<&Row<'_>> = self.rows.iter().collect();
+        let names = rows.iter().map(|row| vec![row.allocator.to_owned()]);
+        columns(Grid { columns: vec![("allocator".to_owned(), Align::Left)], rows: names.collect() }, &rows, FULL)
     }
 
-    /// The table for a terminal: medians, and the tail of `allocate`.
-    pub(super) fn brief(&self) -> Grid {
-        let heads =
-            ["runs", "allocate", "p99", "free", "scenario", "device calls", "lost to retry", "allocate ÷ direct", "scenario ÷ direct"];
-        let figures = heads.into_iter().map(|head| (head, Align::Right));
-        let mut grid = Grid::new(std::iter::once(("allocator", Align::Left)).chain(figures));
-        grid.rows = self.rows.iter().map(Row::brief).collect();
-        grid
+    /// One table for many benches of one device, each with its scenario's name: medians only.
+    pub(super) fn overview(benches: &[(&str, Self)]) -> Grid {
+        let rows: Vec<(&str, &Row<'_>)> = benches.iter().flat_map(|(name, timing)| timing.rows.iter().map(|row| (*name, row))).collect();
+        let names = rows.iter().map(|(name, row)| vec![(*name).to_owned(), row.allocator.to_owned()]);
+        let heads = ["scenario", "allocator"].map(|head| (head.to_owned(), Align::Left));
+        let rows: Vec<&Row<'_>> = rows.iter().map(|(_, row)| *row).collect();
+        columns(Grid { columns: heads.to_vec(), rows: names.collect() }, &rows, BRIEF)
     }
 
-    /// Sentences that the table needs to be read rightly.
+    /// What is special about this table; what holds for all of them is said once, where a report tells how to read it.
     #[must_use]
     pub fn footnotes(&self) -> Vec<String> {
-        let operations = || self.rows.iter().flat_map(|row| [&row.allocate, &row.free, &row.empty_cache]);
         let mut notes = Vec::new();
-        if operations().any(|summary| summary.max.is_some() && summary.p99.is_none()) {
-            notes.push(format!(
-                "Where an operation has fewer than {} samples, no 99th percentile is told; `max` is the largest sample instead.",
-                statistics::LEAST_FOR_P99
-            ));
-        }
-        if self.clock == Clock::Simulated && operations().any(|summary| summary.median == Some(Nanos::ZERO)) {
-            notes.push(
-                "A model time of 0 ns is an operation without a device call, for example an allocation served from the cache: the model charges device calls only, not the allocator's work on the host."
-                    .to_owned(),
-            );
-        }
-        if operations().any(|summary| summary.count > summary.kept as u64) {
-            notes.push("Where n reads `a of b`, the figures come from a random sample of a among b operations.".to_owned());
-        }
-        if !self.has_baseline {
-            notes.push(format!("No run of `{BASELINE}` passed here, so there is nothing to compare with."));
+        match self.baseline {
+            Baseline::Passed => {}
+            Baseline::NotPassed => notes.push(format!("No run of `{BASELINE}` passed here, so there is nothing to compare with.")),
+            Baseline::NotRun => notes.push(format!("`{BASELINE}` did not run here, so there is nothing to compare with.")),
         }
         match self.left_out {
             0 => {}
@@ -125,6 +113,70 @@ impl<'a> Timing<'a> {
         }
         notes
     }
+}
+
+/// What stands above tables of times.
+#[must_use]
+pub const fn title(clock: Clock) -> &'static str {
+    match clock {
+        Clock::Measured => "Measured times",
+        Clock::Simulated => "Model times (simulated clock, not measured)",
+    }
+}
+
+/// A column of figures. It is left out of a table in which no row has something to tell.
+struct Column {
+    head: &'static str,
+    cell: fn(&Row<'_>) -> String,
+    tells: fn(&Row<'_>) -> bool,
+}
+
+const RUNS: Column = Column { head: "runs", cell: |row| row.runs.to_string(), tells: |_| true };
+const CALLS: Column = Column { head: "device calls", cell: |row| row.calls(), tells: |_| true };
+const LOST: Column = Column {
+    head: "lost to retry",
+    cell: |row| words::or_nothing(row.lost_to_retry.median),
+    tells: |row| row.lost_to_retry.max > Some(Nanos::ZERO),
+};
+const ALLOCATE_RATIO: Column =
+    Column { head: "allocate ÷ direct", cell: |row| words::multiple(row.allocate_ratio), tells: |row| row.allocate_ratio.is_some() };
+const SCENARIO_RATIO: Column =
+    Column { head: "scenario ÷ direct", cell: |row| words::multiple(row.scenario_ratio), tells: |row| row.scenario_ratio.is_some() };
+
+/// For a page. Cells of operations read `median / p99 / MAD (n)`.
+const FULL: &[Column] = &[
+    RUNS,
+    Column { head: "allocate: median / p99 / MAD (n)", cell: |row| summary(&row.allocate), tells: |row| row.allocate.count > 0 },
+    Column { head: "free: median / p99 / MAD (n)", cell: |row| summary(&row.free), tells: |row| row.free.count > 0 },
+    Column { head: "empty_cache: median / p99 / MAD (n)", cell: |row| summary(&row.empty_cache), tells: |row| row.empty_cache.count > 0 },
+    Column { head: "whole scenario: median / MAD", cell: |row| row.whole_scenario(), tells: |_| true },
+    Column { head: "device calls (malloc + free)", ..CALLS },
+    LOST,
+    ALLOCATE_RATIO,
+    SCENARIO_RATIO,
+];
+
+/// For a terminal: medians.
+const BRIEF: &[Column] = &[
+    Column { tells: |row| row.runs > 1, ..RUNS },
+    Column { head: "allocate", cell: |row| words::or_nothing(row.allocate.median), tells: |row| row.allocate.count > 0 },
+    Column { head: "free", cell: |row| words::or_nothing(row.free.median), tells: |row| row.free.count > 0 },
+    Column { head: "whole scenario", cell: |row| words::or_nothing(row.scenario.median), tells: |_| true },
+    CALLS,
+    LOST,
+    ALLOCATE_RATIO,
+    SCENARIO_RATIO,
+];
+
+/// Adds those columns that tell something to a table that has the names of its rows.
+fn columns(mut grid: Grid, rows: &[&Row<'_>], columns: &[Column]) -> Grid {
+    for column in columns.iter().filter(|column| rows.iter().any(|row| (column.tells)(row))) {
+        grid.columns.push((column.head.to_owned(), Align::Right));
+        for (cells, row) in grid.rows.iter_mut().zip(rows) {
+            cells.push((column.cell)(row));
+        }
+    }
+    grid
 }
 
 impl<'a> Row<'a> {
@@ -146,38 +198,11 @@ impl<'a> Row<'a> {
         })
     }
 
-    fn cells(&self) -> Vec<String> {
-        let scenario = match (self.scenario.median, self.scenario.mad) {
+    fn whole_scenario(&self) -> String {
+        match (self.scenario.median, self.scenario.mad) {
             (Some(median), Some(mad)) => format!("{median} / {mad}"),
             (median, _) => words::or_nothing(median),
-        };
-        vec![
-            self.allocator.to_owned(),
-            self.runs.to_string(),
-            summary(&self.allocate),
-            summary(&self.free),
-            summary(&self.empty_cache),
-            scenario,
-            self.calls(),
-            words::or_nothing(self.lost_to_retry.median),
-            words::multiple(self.allocate_ratio),
-            words::multiple(self.scenario_ratio),
-        ]
-    }
-
-    fn brief(&self) -> Vec<String> {
-        vec![
-            self.allocator.to_owned(),
-            self.runs.to_string(),
-            words::or_nothing(self.allocate.median),
-            tail(&self.allocate),
-            words::or_nothing(self.free.median),
-            words::or_nothing(self.scenario.median),
-            self.calls(),
-            words::or_nothing(self.lost_to_retry.median),
-            words::multiple(self.allocate_ratio),
-            words::multiple(self.scenario_ratio),
-        ]
+        }
     }
 
     fn calls(&self) -> String {
@@ -217,7 +242,7 @@ fn tail(summary: &Summary) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Records;
+    use crate::record::{Records, Verdict};
     use crate::report::{Report, examples};
 
     #[test]
@@ -255,9 +280,36 @@ mod tests {
         direct.scenario = Nanos::ZERO;
         let report = Report::new(&records);
         let timing = Timing::new(&report.scenarios[0].benches[0], &report.devices[0]).expect("both runs passed");
-        assert!(timing.has_baseline);
-        for row in timing.grid().rows {
-            assert_eq!(row[8..], [NOTHING, NOTHING]);
-        }
+        assert_eq!(timing.baseline, Baseline::Passed);
+        assert!(timing.rows.iter().all(|row| row.allocate_ratio.is_none() && row.scenario_ratio.is_none()));
+        assert!(timing.grid().columns.iter().all(|(head, _)| !head.contains('÷')));
+    }
+
+    #[test]
+    fn a_baseline_that_did_not_run_is_told_from_one_that_failed() {
+        let baseline = |runs: Vec<RunRecord>| {
+            let records = Records { runs, ..examples::night() };
+            let report = Report::new(&records);
+            Timing::new(&report.scenarios[0].benches[0], &report.devices[0]).map(|timing| (timing.baseline, timing.footnotes().join(" ")))
+        };
+        let alone = "`direct` did not run here, so there is nothing to compare with.";
+        assert_eq!(baseline(vec![examples::oom_retry("caching", 0)]), Some((Baseline::NotRun, alone.to_owned())));
+        let direct = RunRecord { verdict: Verdict::Interrupted, ..examples::oom_retry("direct", 0) };
+        let (told, notes) = baseline(vec![examples::oom_retry("caching", 0), direct]).expect("one run passed");
+        assert_eq!(told, Baseline::NotPassed);
+        assert!(notes.starts_with("No run of `direct` passed here"), "{notes}");
+    }
+
+    #[test]
+    fn a_column_that_tells_nothing_is_left_out() {
+        let mut records = Records { runs: vec![examples::oom_retry("caching", 0)], ..examples::night() };
+        records.runs[0].timings.lost_to_retry = Nanos::ZERO;
+        let report = Report::new(&records);
+        let timing = Timing::new(&report.scenarios[0].benches[0], &report.devices[0]).expect("the run passed");
+        let overview = Timing::overview(&[("oom_retry", timing)]);
+        let heads: Vec<&str> = overview.columns.iter().map(|(head, _)| head.as_str()).collect();
+        assert_eq!(heads, ["scenario", "allocator", "allocate", "free", "whole scenario", "device calls"]);
+        assert_eq!(overview.rows.len(), 1);
+        assert_eq!(overview.rows[0].len(), heads.len());
     }
 }

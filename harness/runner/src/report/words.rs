@@ -8,7 +8,7 @@ use harness_allocator::stats::StatKey;
 use harness_allocator::units::{Bytes, Nanos};
 
 use super::{Clocks, Counts, DeviceGroup, Report};
-use crate::record::{Outcome, Verdict};
+use crate::record::{Outcome, Rule, RunRecord, Verdict, Violation};
 
 /// What is written where there is nothing to tell.
 pub(super) const NOTHING: &str = "–";
@@ -53,6 +53,7 @@ pub(super) fn or_nothing(value: Option<impl Display>) -> String {
 pub(super) fn multiple(ratio: Option<f64>) -> String {
     match ratio {
         None => NOTHING.to_owned(),
+        Some(0.0) => "0×".to_owned(),
         Some(ratio) if ratio > 0.0 && ratio < 0.1 => format!("{ratio:.4}×"),
         Some(ratio) => format!("{ratio:.2}×"),
     }
@@ -66,19 +67,25 @@ pub(super) fn range(figures: &BTreeSet<u32>) -> String {
     }
 }
 
-/// A text with a full stop at its end.
-pub(super) fn sentence(text: &str) -> String {
-    if text.ends_with(['.', '!', '?']) { text.to_owned() } else { format!("{text}.") }
-}
-
 /// `1 run`, `2 runs`.
 pub(super) fn count(number: usize, noun: &str) -> String {
     if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }
 
+/// What steps count in bytes, beside the names that say so.
+const IN_BYTES: [&str; 7] = [
+    "failed_request",
+    "reserved_at_failure",
+    "allocated_at_failure",
+    "largest_free_at_failure",
+    "device_free_at_failure",
+    "free_in_pinned_segments",
+    "retained_after_oom",
+];
+
 /// What a step counted of itself, with the unit that its name tells.
 pub(super) fn metric(name: &str, value: u64) -> String {
-    let is_bytes = StatKey::from_name(name).is_some_and(StatKey::is_bytes) || name.ends_with("bytes");
+    let is_bytes = StatKey::from_name(name).is_some_and(StatKey::is_bytes) || name.ends_with("bytes") || IN_BYTES.contains(&name);
     if is_bytes {
         size(Bytes(value))
     } else if name.ends_with("_ns") || name.ends_with("nanos") || name.ends_with("time") {
@@ -108,6 +115,16 @@ pub(super) const fn verdict(verdict: &Verdict) -> &'static str {
         Verdict::Skipped { .. } => "skipped",
         Verdict::Interrupted => "interrupted",
     }
+}
+
+/// What should hold and does not, on lines that can be copied.
+pub(super) fn violation(violation: &Violation) -> String {
+    let place = violation.at.as_ref().map_or_else(|| format!("after step {}", violation.step), ToString::to_string);
+    let promise = match &violation.rule {
+        Rule::Invariant(invariant) => format!("\n  promise:  {}", invariant.promise()),
+        Rule::Expectation | Rule::ExpectedViolation | Rule::DeviceFailure => String::new(),
+    };
+    format!("{place}: {}{promise}\n  expected: {}\n  seen:     {}", violation.rule, violation.expected, violation.seen)
 }
 
 /// How all repetitions of an arm ended: `passed`, `passed ×5`, `FAILED 1 of 5`.
@@ -148,17 +165,36 @@ pub(super) fn clock(device: &DeviceGroup<'_>) -> String {
     }
 }
 
-/// The memory that runs had on a device.
-pub(super) fn total(device: &DeviceGroup<'_>) -> String {
-    let (least, most) = device.total;
-    if least == most { size(least) } else { format!("{} to {}, as scenarios limit it", size(least), size(most)) }
+/// All memory of a device, whatever limit scenarios run under.
+pub(super) fn memory(device: &DeviceGroup<'_>) -> String {
+    or_nothing(device.info.fingerprint.memory.map(size))
+}
+
+/// The end of a run that had too many steps to record; `None` where all are recorded.
+pub(super) fn unrecorded(run: &RunRecord) -> Option<String> {
+    let further = match run.unrecorded_steps {
+        0 => return None,
+        1 => "1 further step ran and is".to_owned(),
+        more => format!("{more} further steps ran and are"),
+    };
+    let last = run.steps.last().map_or_else(String::new, |step| format!(" after step {}", step.number));
+    Some(format!("{further} not recorded{last}: a record holds only the first steps of so long a run."))
 }
 
 /// The sentence that says whether times are to be believed; `None` where all were measured.
 pub(super) fn model_time_warning(report: &Report<'_>) -> Option<String> {
     let simulated: Vec<&DeviceGroup<'_>> = report.devices.iter().filter(|device| device.info.clock == Clock::Simulated).collect();
-    let models: Vec<&str> = simulated.iter().filter_map(|device| device.info.fingerprint.cost_model.as_deref()).collect();
-    let model = if models.is_empty() { "its cost model".to_owned() } else { format!("the cost model {}", models.join(", ")) };
+    let mut models: Vec<&str> = Vec::new();
+    for model in simulated.iter().filter_map(|device| device.info.fingerprint.cost_model.as_deref()) {
+        if !models.contains(&model) {
+            models.push(model);
+        }
+    }
+    let model = match models.as_slice() {
+        [] => "its cost model".to_owned(),
+        [one] => format!("the cost model {one}"),
+        several => format!("the cost models {}", several.join(" and ")),
+    };
     match report.clocks()? {
         Clocks::Measured => None,
         Clocks::Simulated => Some(format!(
@@ -179,6 +215,8 @@ pub(super) fn model_time_warning(report: &Report<'_>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::examples;
+    use crate::scenario::{ReportKey, Unit};
 
     #[test]
     fn sizes_show_their_bytes_only_where_the_human_form_rounds() {
@@ -214,5 +252,36 @@ mod tests {
         assert_eq!(metric("given_back_bytes", 2048), "2 KiB");
         assert_eq!(metric("recovery_time", 1_500), "1.50 µs");
         assert_eq!(metric("num_ooms", 3), "3");
+    }
+
+    #[test]
+    fn everything_that_a_step_may_count_has_its_unit() {
+        for key in ReportKey::ALL {
+            let expected = match key.unit() {
+                Unit::Bytes => "1 MiB".to_owned(),
+                Unit::Count => (1 << 20).to_string(),
+                Unit::Time => Nanos(1 << 20).to_string(),
+            };
+            assert_eq!(metric(key.name(), 1 << 20), expected, "{key}");
+        }
+    }
+
+    #[test]
+    fn steps_that_are_not_recorded_are_told() {
+        let run = |unrecorded_steps| RunRecord { unrecorded_steps, ..examples::long_run(2, &[]) };
+        assert_eq!(unrecorded(&run(0)), None);
+        let one = "1 further step ran and is not recorded after step 2: a record holds only the first steps of so long a run.";
+        assert_eq!(unrecorded(&run(1)).as_deref(), Some(one));
+        assert!(unrecorded(&run(9)).is_some_and(|text| text.starts_with("9 further steps ran and are not recorded")));
+    }
+
+    #[test]
+    fn a_cost_model_of_several_devices_is_named_once() {
+        let mut records = examples::night();
+        records.runs.truncate(2);
+        records.runs[1].device.name = "another".to_owned();
+        let report = Report::new(&records);
+        let warning = model_time_warning(&report).expect("both are simulated");
+        assert_eq!((report.devices.len(), warning.matches("example 1").count()), (2, 1), "{warning}");
     }
 }

@@ -56,7 +56,9 @@ struct Sums {
 impl Sums {
     fn of(segment: &SegmentInfo, granularity: Bytes) -> Self {
         let charged = segment.size.checked_round_up(granularity).unwrap_or(segment.size).0;
-        let mut sums = Self { reserved: segment.size.0, charged, segments: 1, ..Self::default() };
+        // PyTorch counts no segments where they are expandable.
+        let segments = u64::from(!segment.expandable);
+        let mut sums = Self { reserved: segment.size.0, charged, segments, ..Self::default() };
         let split = segment.blocks.len() > 1 && !segment.expandable;
         for block in &segment.blocks {
             match block.state {

@@ -173,10 +173,10 @@ impl Reader<'_> {
                 config.memory_fraction = MemoryFraction::new(fraction).ok_or_else(|| out_of_range(name, "from 0 to 1", at))?;
                 Ok(())
             }
-            Key::ExpandableSegments => match self.boolean(name)? {
-                (true, at) => Err(ConfError::NotSupportedYet { what: "expandable segments", at }),
-                (false, _) => Ok(()),
-            },
+            Key::ExpandableSegments => {
+                config.expandable_segments = self.boolean(name)?.0;
+                Ok(())
+            }
             Key::Backend => {
                 let token = self.word("a backend: `native`")?;
                 if token.word == "native" { Ok(()) } else { Err(ConfError::Backend { at: self.excerpt(&token) }) }
@@ -440,14 +440,6 @@ pub enum ConfError {
         /// Where.
         at: Excerpt,
     },
-    /// Leave the setting out, or use a later version of this program.
-    #[error("{what} are not supported yet\n{at}")]
-    NotSupportedYet {
-        /// What.
-        what: &'static str,
-        /// Where.
-        at: Excerpt,
-    },
 }
 
 impl ConfError {
@@ -476,8 +468,7 @@ impl ConfError {
             | Self::NotANumber { at, .. }
             | Self::OutOfRange { at, .. }
             | Self::NotABoolean { at, .. }
-            | Self::Backend { at }
-            | Self::NotSupportedYet { at, .. } => at,
+            | Self::Backend { at } => at,
         }
     }
 }
@@ -515,6 +506,7 @@ impl fmt::Display for Config {
             roundup_power2_divisions,
             garbage_collection_threshold,
             memory_fraction,
+            expandable_segments,
             quirks: _,
         } = self;
         let mib = |size: Bytes| size.0 >> 20;
@@ -530,6 +522,9 @@ impl fmt::Display for Config {
         items.extend(garbage_collection_threshold.map(|threshold| format!("garbage_collection_threshold:{threshold}")));
         if *memory_fraction != MemoryFraction::ALL {
             items.push(format!("per_process_memory_fraction:{}", memory_fraction.get()));
+        }
+        if *expandable_segments {
+            items.push("expandable_segments:True".to_owned());
         }
         f.write_str(&items.join(","))
     }
@@ -636,7 +631,6 @@ mod tests {
             ("per_process_memory_fraction:1.01", 28, 4),
             ("per_process_memory_fraction:-0.1", 28, 4),
             ("expandable_segments:true", 20, 4),
-            ("expandable_segments:True", 20, 4),
             ("backend:cudaMallocAsync", 8, 15),
             ("roundup_power2_divisions:0", 25, 1),
             ("roundup_power2_divisions:[64:8", 30, 0),
@@ -667,8 +661,8 @@ mod tests {
                      \x20 `backend:native, roundup_power2_divisions:[64:3]`\n\
                      \x20                                               ^";
         assert_eq!(error.to_string(), shown);
-        let error = Config::parse("expandable_segments:True").expect_err("a later change brings them");
-        assert_eq!(error.rule(), "expandable segments are not supported yet");
+        assert!(parse("expandable_segments:True").expandable_segments);
+        assert!(!parse("expandable_segments:True,expandable_segments:False").expandable_segments, "the last one counts");
     }
 
     fn divisions() -> impl Strategy<Value = u64> {
@@ -683,6 +677,7 @@ mod tests {
             roundup in prop_oneof![divisions().prop_map(|value| [value; 16]), prop::array::uniform16(divisions())],
             threshold in proptest::option::of((1_u32..u32::MAX).prop_map(|n| f64::from(n) / f64::from(u32::MAX))),
             fraction in 0.0_f64..=1.0,
+            expandable_segments in any::<bool>(),
         ) -> Config {
             Config {
                 max_split_size: split.map(|more| mebibytes(large + more)),
@@ -691,6 +686,7 @@ mod tests {
                 roundup_power2_divisions: roundup,
                 garbage_collection_threshold: threshold,
                 memory_fraction: MemoryFraction::new(fraction).expect("in range"),
+                expandable_segments,
                 ..Config::default()
             }
         }

@@ -35,6 +35,8 @@ pub struct Config {
     /// Share of the device that may be held at most (`per_process_memory_fraction`), until
     /// [`set_memory_fraction`](crate::allocator::Allocator::set_memory_fraction) says otherwise.
     pub memory_fraction: MemoryFraction,
+    /// Whether segments are reserved addresses that grow and shrink by pages (`expandable_segments`).
+    pub expandable_segments: bool,
     /// What to do where PyTorch's own behaviour is unsafe.
     pub quirks: Quirks,
 }
@@ -59,6 +61,7 @@ impl Default for Config {
             roundup_power2_divisions: [0; 16],
             garbage_collection_threshold: None,
             memory_fraction: MemoryFraction::ALL,
+            expandable_segments: false,
             quirks: Quirks::Safe,
         }
     }
@@ -87,6 +90,14 @@ impl Config {
         }
     }
 
+    /// Pages of an expandable segment.
+    pub(super) const fn page(&self, pool: PoolKind) -> u64 {
+        match pool {
+            PoolKind::Small => SMALL_SEGMENT,
+            PoolKind::Large => self.large_segment_size.0,
+        }
+    }
+
     /// Whether a request of `wanted` may take a free block of `found` at all.
     pub(super) fn accepts(&self, wanted: u64, found: u64) -> bool {
         let Some(Bytes(max_split)) = self.max_split_size else { return true };
@@ -97,6 +108,7 @@ impl Config {
     /// Whether the block is cut after `wanted`, leaving `remaining`.
     pub(super) fn splits(&self, pool: PoolKind, wanted: u64, remaining: u64) -> bool {
         match pool {
+            _ if self.expandable_segments => remaining >= UNIT,
             PoolKind::Small => remaining >= UNIT,
             PoolKind::Large => remaining > LARGEST_UNSPLIT_REMAINDER && self.max_split_size.is_none_or(|max| wanted < max.0),
         }

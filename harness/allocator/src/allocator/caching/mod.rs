@@ -2,7 +2,8 @@
 //! only when somebody asks or a request would fail otherwise.
 //!
 //! Words: a *segment* is one driver allocation, a chain of *blocks*; a *pool* (`pools`) keeps the free blocks of one size class; a block
-//! used by several streams is freed by way of events (`deferred`); memory goes back in `reclaim`; sizes are computed in `config`;
+//! used by several streams is freed by way of events (`deferred`); memory goes back in `reclaim`; segments that grow and shrink
+//! by pages are in `expandable`; sizes are computed in `config`;
 //! `conf` reads the settings as PyTorch writes them.
 //!
 //! Behaves byte for byte like PyTorch 2.11 (`c10/cuda/CUDACachingAllocator.cpp` in <https://github.com/pytorch/pytorch>), which recorded
@@ -14,16 +15,21 @@
 mod blocks;
 mod conf;
 mod config;
+mod counters;
 mod deferred;
+mod expandable;
+mod free_index;
 mod pools;
 mod reclaim;
 
 pub use conf::{ConfError, Excerpt};
 pub use config::{Config, Quirks};
 
-use self::blocks::{BlockId, Blocks};
+use self::blocks::{Block, BlockId, Blocks};
+use self::counters::Counters;
 use self::deferred::DeferredFrees;
-use self::pools::{FreeBlock, PoolId, Pools};
+use self::free_index::{Free, LaneId};
+use self::pools::{PoolId, Pools};
 use super::{
     Allocation, Allocator, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, PrivatePoolError, PrivatePoolId, PrivatePools,
     Request,
@@ -39,7 +45,7 @@ pub struct CachingAllocator {
     blocks: Blocks,
     pools: Pools,
     deferred: DeferredFrees,
-    stats: MemoryStats,
+    counters: Counters,
     /// What may be held from the driver at most. Kept as a share, so that the setting needs no device: the limit itself is computed where
     /// a segment is asked for, which no cache hit does.
     fraction: MemoryFraction,
@@ -62,75 +68,112 @@ impl CachingAllocator {
             blocks: Blocks::default(),
             pools: Pools::default(),
             deferred: DeferredFrees::default(),
-            stats: MemoryStats::default(),
+            counters: Counters::default(),
         }
     }
 
     /// A free block from the cache, taken out of its pool.
-    fn take_cached(&mut self, pool: PoolId, stream: StreamId, size: u64) -> Option<BlockId> {
-        let garbage_collection = self.fraction < MemoryFraction::ALL && self.config.garbage_collection_threshold.is_some();
-        let pool = &mut self.pools[pool];
-        if garbage_collection {
-            pool.lookups += 1;
+    #[inline]
+    fn take_cached(&mut self, pool: PoolId, lane: LaneId, size: u64) -> Option<BlockId> {
+        if self.config.garbage_collection_threshold.is_some() && self.fraction < MemoryFraction::ALL {
+            self.pools[pool].lookups += 1;
         }
-        let found = pool.free.best_fit(stream, size)?;
+        let mut found = self.pools.free.best_fit(lane, size)?;
+        if self.config.expandable_segments {
+            found = self.best_to_expand(lane, found);
+        }
         if !self.config.accepts(size, found.size) {
             return None;
         }
-        pool.free.remove(&found);
+        self.pools.free.remove(lane, found.id);
         Some(found.id)
     }
 
+    /// The block to take where segments are expandable, given the best fit. A block in front of unmapped addresses is worth what it could grow
+    /// to, so it is passed over as long as the next larger one is worth strictly less.
+    #[inline]
+    fn best_to_expand(&mut self, lane: LaneId, best: Free) -> Free {
+        // Without unmapped addresses behind it a block is worth its size, and no later one is worth less.
+        if self.worth(best) == best.size { best } else { self.pass_over(lane, best) }
+    }
+
+    fn pass_over(&mut self, lane: LaneId, mut best: Free) -> Free {
+        let mut passed = Vec::new();
+        loop {
+            // The next in order is the best fit once this one is away.
+            self.pools.free.remove(lane, best.id);
+            passed.push(best);
+            match self.pools.free.best_fit(lane, best.size) {
+                Some(next) if self.worth(next) < self.worth(best) => best = next,
+                _ => break,
+            }
+        }
+        passed.into_iter().for_each(|free| self.pools.free.insert(lane, free));
+        best
+    }
+
+    /// What a block could grow to.
+    #[inline]
+    fn worth(&self, free: Free) -> u64 {
+        let behind = self.blocks[free.id].next.get().map(|next| &self.blocks[next]).filter(|next| !next.mapped);
+        free.size + behind.map_or(0, |unmapped| unmapped.size)
+    }
+
     /// A free block from the driver, giving cached memory back where that is what it takes.
-    fn take_from_driver(&mut self, device: &mut dyn Device, pool: PoolId, request: Request, size: u64) -> Result<BlockId, AllocatorError> {
+    #[cold]
+    fn take_from_driver(&mut self, device: &mut dyn Device, lane: LaneId, request: Request, size: u64) -> Result<BlockId, AllocatorError> {
         let too_large = || AllocatorError::TooLarge { requested: request.size, total: device.info().total };
         let segment = self.config.segment_size(size).ok_or_else(too_large)?;
         self.collect_garbage(device)?;
-        if let Some(block) = self.try_segment(device, pool, request.stream, segment)? {
+        if let Some(block) = self.try_segment(device, lane, size, segment)? {
             return Ok(block);
         }
-        if self.release_available(device, pool, request.stream, size)?
-            && let Some(block) = self.try_segment(device, pool, request.stream, segment)?
+        if self.release_available(device, lane, size)?
+            && let Some(block) = self.try_segment(device, lane, size, segment)?
         {
             return Ok(block);
         }
         if !self.pools.context_is_open() {
             self.release_all_cached(device)?;
-            self.stats.num_alloc_retries += 1;
-            if let Some(block) = self.try_segment(device, pool, request.stream, segment)? {
+            self.counters.num_alloc_retries += 1;
+            if let Some(block) = self.try_segment(device, lane, size, segment)? {
                 return Ok(block);
             }
         }
-        Err(self.out_of_memory(device, pool, request, segment))
+        Err(self.out_of_memory(device, lane, request, segment))
     }
 
-    /// A new segment, or `None` where the limit or the driver says no.
-    fn try_segment(&mut self, device: &mut dyn Device, pool: PoolId, stream: StreamId, size: u64) -> Result<Option<BlockId>, DeviceError> {
-        if self.exceeded_limit(device, size).is_some() {
+    /// A block of at least `size` from a new segment, or from new pages of an expandable one; `None` where the limit or the driver says no.
+    fn try_segment(&mut self, device: &mut dyn Device, lane: LaneId, size: u64, segment: u64) -> Result<Option<BlockId>, DeviceError> {
+        if self.exceeded_limit(device, segment).is_some() {
             return Ok(None);
         }
-        let address = match device.malloc(Bytes(size)) {
+        if self.config.expandable_segments {
+            return self.try_expand(device, lane, size);
+        }
+        let address = match device.malloc(Bytes(segment)) {
             Ok(address) => address,
             Err(error) if error.is_out_of_memory() => return Ok(None),
             Err(error) => return Err(error),
         };
+        let pool = self.pools.owner(lane).pool;
         let kind = self.pools[pool].kind;
-        self.stats.reserved_bytes.increase(kind, size);
-        self.stats.segment.increase(kind, 1);
-        self.stats.num_device_alloc += 1;
+        self.counters.reserved_bytes.increase(kind, segment);
+        self.counters.segments.increase(kind, 1);
+        self.counters.num_device_alloc += 1;
         self.pools.segment_added(pool);
-        Ok(Some(self.blocks.add_segment(address.0, size, pool, stream)))
+        Ok(Some(self.blocks.add_segment(MemoryRange::new(address, Bytes(segment)), lane, kind, false)))
     }
 
     /// The limit in force, where that much more would exceed it.
     fn exceeded_limit(&self, device: &dyn Device, size: u64) -> Option<Bytes> {
-        let reserved = self.stats.reserved_bytes.all.current;
+        let reserved = self.counters.reserved_bytes.current();
         let limit = self.fraction.limit(device.info().total)?;
         reserved.checked_add(size).is_none_or(|total| total > limit.0).then_some(limit)
     }
 
-    fn out_of_memory(&mut self, device: &mut dyn Device, pool: PoolId, request: Request, segment: u64) -> AllocatorError {
-        self.stats.num_ooms += 1;
+    fn out_of_memory(&mut self, device: &mut dyn Device, lane: LaneId, request: Request, segment: u64) -> AllocatorError {
+        self.counters.num_ooms += 1;
         let cause = match self.exceeded_limit(device, segment) {
             Some(limit) => OomCause::Fraction { limit },
             None => match device.memory() {
@@ -138,92 +181,85 @@ impl CachingAllocator {
                 Err(error) => return error.into(),
             },
         };
-        let largest = self.pools[pool].free.largest_first(request.stream).next();
         AllocatorError::OutOfMemory(Box::new(OutOfMemory {
             requested: request.size,
             segment: Bytes(segment),
             cause,
-            allocated: Bytes(self.stats.allocated_bytes.all.current),
-            reserved: Bytes(self.stats.reserved_bytes.all.current),
-            largest_free_block: Bytes(largest.map_or(0, |block| block.size)),
+            allocated: Bytes(self.counters.allocated_bytes()),
+            reserved: Bytes(self.counters.reserved_bytes.current()),
+            largest_free_block: Bytes(self.pools.free.largest(lane)),
             total: device.info().total,
         }))
     }
 
     /// Cuts a free block to size where that is worth it, and hands it out.
+    #[inline]
     fn hand_out(&mut self, found: BlockId, request: Request, size: u64) -> Allocation {
-        let block = &self.blocks[found];
-        let (pool, available, was_split) = (block.pool, block.size, block.is_split());
-        let kind = self.pools[pool].kind;
+        let Block { kind, size: available, address, expandable, .. } = self.blocks[found];
+        let was_split = self.blocks[found].is_split();
+        // Nothing in an expandable segment is counted as inactive split: its free pages can go back.
         let taken = if self.config.splits(kind, size, available - size) {
             let front = self.blocks.split_front(found, size);
             self.put_into_pool(found);
-            if was_split {
-                self.stats.inactive_split_bytes.decrease(kind, size);
+            if expandable {
+            } else if was_split {
+                self.counters.inactive_split_bytes.decrease(kind, size);
             } else {
-                self.stats.inactive_split_bytes.increase(kind, available - size);
-                self.stats.inactive_split.increase(kind, 1);
+                self.counters.inactive_split_bytes.increase(kind, available - size);
+                self.counters.inactive_splits.increase(kind, 1);
             }
             front
         } else {
-            if was_split {
-                self.stats.inactive_split_bytes.decrease(kind, available);
-                self.stats.inactive_split.decrease(kind, 1);
+            if was_split && !expandable {
+                self.counters.inactive_split_bytes.decrease(kind, available);
+                self.counters.inactive_splits.decrease(kind, 1);
             }
             found
         };
         let block = &mut self.blocks[taken];
         block.state = BlockState::Allocated;
         block.requested = request.size.0;
-        let range = MemoryRange::new(DevicePtr(block.address), Bytes(block.size));
-        self.stats.allocation.increase(kind, 1);
-        self.stats.allocated_bytes.increase(kind, range.len.0);
-        self.stats.active.increase(kind, 1);
-        self.stats.active_bytes.increase(kind, range.len.0);
-        self.stats.requested_bytes.increase(kind, request.size.0);
+        let range = MemoryRange::new(DevicePtr(address), Bytes(block.size));
+        self.counters.handed_out(kind, range.len.0, request.size.0);
         Allocation::new(range, request, Handle(taken.0))
     }
 
     /// Merges a block that nobody uses any more with its free neighbours and keeps it for reuse.
+    #[inline]
     fn make_reusable(&mut self, id: BlockId) {
         let block = &mut self.blocks[id];
         block.state = BlockState::Inactive;
-        let (pool, size, requested) = (block.pool, block.size, block.requested);
-        let kind = self.pools[pool].kind;
+        let Block { lane, kind, expandable, .. } = *block;
         let (mut merged_blocks, mut merged_bytes) = (0, 0);
-        if let Some(previous) = self.blocks[id].previous.filter(|&previous| self.blocks[previous].state == BlockState::Inactive) {
+        let (previous, next) = self.blocks.mergeable(id);
+        if let Some(previous) = previous {
             merged_blocks += 1;
-            merged_bytes += self.take_out_of_pool(previous);
+            merged_bytes += self.blocks[previous].size;
+            self.pools.free.remove(lane, previous);
             self.blocks.absorb_previous(id, previous);
         }
-        if let Some(next) = self.blocks[id].next.filter(|&next| self.blocks[next].state == BlockState::Inactive) {
+        if let Some(next) = next {
             merged_blocks += 1;
-            merged_bytes += self.take_out_of_pool(next);
+            merged_bytes += self.blocks[next].size;
+            self.pools.free.remove(lane, next);
             self.blocks.absorb_next(id, next);
         }
         self.put_into_pool(id);
-        let block = &self.blocks[id];
-        let (added_blocks, added_bytes) = if block.is_split() { (1, block.size) } else { (0, 0) };
-        // One net change each, as PyTorch counts it: the sums of increases and decreases depend on that.
-        change(&mut self.stats.inactive_split, kind, merged_blocks, added_blocks);
-        change(&mut self.stats.inactive_split_bytes, kind, merged_bytes, added_bytes);
-        self.stats.active.decrease(kind, 1);
-        self.stats.active_bytes.decrease(kind, size);
-        self.stats.requested_bytes.decrease(kind, requested);
+        if !expandable {
+            let block = &self.blocks[id];
+            let (added_blocks, added_bytes) = if block.is_split() { (1, block.size) } else { (0, 0) };
+            self.counters.inactive_splits.change(kind, merged_blocks, added_blocks);
+            self.counters.inactive_split_bytes.change(kind, merged_bytes, added_bytes);
+        }
     }
 
+    #[inline]
     fn put_into_pool(&mut self, id: BlockId) {
         let block = &mut self.blocks[id];
-        let pool = &mut self.pools[block.pool];
-        block.free_since = pool.lookups;
-        pool.free.insert(FreeBlock { stream: block.stream, size: block.size, address: block.address, id });
-    }
-
-    fn take_out_of_pool(&mut self, id: BlockId) -> u64 {
-        let block = &self.blocks[id];
-        let (pool, stream, size, address) = (block.pool, block.stream, block.size, block.address);
-        self.pools[pool].free.remove(&FreeBlock { stream, size, address, id });
-        size
+        if self.config.garbage_collection_threshold.is_some() {
+            block.free_since = self.pools[self.pools.owner(block.lane).pool].lookups;
+        }
+        self.pools.free.insert(block.lane, Free { id, size: block.size, address: block.address });
     }
 
     /// Finishes the frees whose events are complete by now.
@@ -249,7 +285,7 @@ impl CachingAllocator {
         self.blocks[id].shared = false;
         self.blocks[id].pending_events = events;
         if events == 0 {
-            self.make_reusable(id);
+            self.finish_wait(id);
         }
     }
 
@@ -257,8 +293,14 @@ impl CachingAllocator {
         let block = &mut self.blocks[id];
         block.pending_events -= 1;
         if block.pending_events == 0 {
-            self.make_reusable(id);
+            self.finish_wait(id);
         }
+    }
+
+    fn finish_wait(&mut self, id: BlockId) {
+        let Block { kind, size, requested, .. } = self.blocks[id];
+        self.counters.waited(kind, size, requested);
+        self.make_reusable(id);
     }
 }
 
@@ -278,9 +320,10 @@ impl Allocator for CachingAllocator {
             return Err(AllocatorError::TooLarge { requested: request.size, total: device.info().total });
         };
         let pool = self.pools.route(PoolKind::of_block(Bytes(size)));
-        let block = match self.take_cached(pool, request.stream, size) {
+        let lane = self.pools.lane(pool, request.stream);
+        let block = match self.take_cached(pool, lane, size) {
             Some(block) => block,
-            None => self.take_from_driver(device, pool, request, size)?,
+            None => self.take_from_driver(device, lane, request, size)?,
         };
         Ok(self.hand_out(block, request, size))
     }
@@ -295,13 +338,15 @@ impl Allocator for CachingAllocator {
             return Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: Place::default() });
         }
         let block = &mut self.blocks[id];
-        block.state = BlockState::PendingFree;
-        let (kind, size, shared) = (self.pools[block.pool].kind, block.size, block.shared);
-        self.stats.allocation.decrease(kind, 1);
-        self.stats.allocated_bytes.decrease(kind, size);
+        let Block { kind, size, requested, shared, .. } = *block;
         if !shared {
+            self.counters.freed(kind, size, requested);
             self.make_reusable(id);
-        } else if self.pools.context_is_open() {
+            return Ok(());
+        }
+        block.state = BlockState::PendingFree;
+        self.counters.put_to_wait(kind, size);
+        if self.pools.context_is_open() {
             self.deferred.put_off(id);
         } else {
             match self.deferred.file(device, id) {
@@ -334,19 +379,19 @@ impl Allocator for CachingAllocator {
     }
 
     fn reset_peaks(&mut self) {
-        self.stats.reset_peaks();
+        self.counters.reset_peaks();
     }
 
     fn stats(&self) -> MemoryStats {
-        self.stats
+        self.counters.stats()
     }
 
     fn snapshot(&self) -> Vec<SegmentInfo> {
-        self.blocks.snapshot(|pool| self.pools.describe(pool))
+        self.blocks.snapshot(|lane| self.pools.place(lane))
     }
 
     fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
-        self.blocks.describe_at(address, |pool| self.pools.describe(pool))
+        self.blocks.describe_at(address, |lane| self.pools.place(lane))
     }
 
     fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {
@@ -356,7 +401,11 @@ impl Allocator for CachingAllocator {
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.deferred.close(device)?;
         for first in self.blocks.first_blocks() {
-            device.free(DevicePtr(self.blocks[first].address))?;
+            if self.blocks[first].expandable {
+                self.close_reservation(device, first)?;
+            } else {
+                device.free(DevicePtr(self.blocks[first].address))?;
+            }
         }
         *self = Self::new(self.config.clone());
         Ok(())
@@ -375,14 +424,5 @@ impl PrivatePools for CachingAllocator {
     fn release(&mut self, device: &mut dyn Device, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
         self.pools.release(pool)?;
         Ok(self.release_private(device, pool)?)
-    }
-}
-
-/// One net change of a quantity from `before` to `after`.
-fn change(stat: &mut crate::stats::PooledStat, pool: PoolKind, before: u64, after: u64) {
-    match after.cmp(&before) {
-        std::cmp::Ordering::Greater => stat.increase(pool, after - before),
-        std::cmp::Ordering::Less => stat.decrease(pool, before - after),
-        std::cmp::Ordering::Equal => {}
     }
 }

@@ -1,8 +1,9 @@
-//! Pools: the free blocks of one size class and one owner, ordered for best fit; and the private pools of callers.
+//! Pools: the free blocks of one size class and one owner, in lanes by stream; and the private pools of callers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::blocks::BlockId;
+use super::blocks::{BlockId, Place};
+use super::free_index::{Free, FreeIndex, LaneId};
 use crate::allocator::{PrivatePoolError, PrivatePoolId};
 use crate::device::StreamId;
 use crate::stats::PoolKind;
@@ -11,60 +12,29 @@ use crate::stats::PoolKind;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PoolId(u32);
 
-/// Free blocks, ordered by stream, then size, then address: the first block of a stream that is large enough is the best fit, and among
-/// equals the one at the lowest address.
-#[derive(Debug, Default)]
-pub(super) struct FreeIndex(BTreeSet<FreeBlock>);
-
-/// A free block as the index orders it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct FreeBlock {
-    pub(super) stream: StreamId,
-    pub(super) size: u64,
-    pub(super) address: u64,
-    pub(super) id: BlockId,
-}
-
-impl FreeIndex {
-    /// Adds a block. Logarithmic in free blocks.
-    pub(super) fn insert(&mut self, block: FreeBlock) {
-        let new = self.0.insert(block);
-        debug_assert!(new, "a block becomes free once");
-    }
-
-    /// Removes a block. Logarithmic in free blocks.
-    pub(super) fn remove(&mut self, block: &FreeBlock) {
-        let was_there = self.0.remove(block);
-        debug_assert!(was_there, "a block that is not free cannot be taken");
-    }
-
-    /// The smallest block of the stream with at least that size. Logarithmic in free blocks.
-    pub(super) fn best_fit(&self, stream: StreamId, size: u64) -> Option<FreeBlock> {
-        let from = FreeBlock { stream, size, address: 0, id: BlockId(0) };
-        self.0.range(from..).next().filter(|block| block.stream == stream).copied()
-    }
-
-    /// The stream's blocks from the largest down.
-    pub(super) fn largest_first(&self, stream: StreamId) -> impl Iterator<Item = FreeBlock> {
-        let from = FreeBlock { stream, size: 0, address: 0, id: BlockId(0) };
-        let to = FreeBlock { stream, size: u64::MAX, address: u64::MAX, id: BlockId(u32::MAX) };
-        self.0.range(from..=to).rev().copied()
-    }
-
-    /// All blocks in order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = FreeBlock> {
-        self.0.iter().copied()
-    }
-}
+/// Streams with a smaller number are found without a search.
+const NEAR_STREAMS: usize = 64;
 
 /// One size class of one owner.
 #[derive(Debug)]
 pub(super) struct Pool {
     pub(super) kind: PoolKind,
     pub(super) owner: Option<PrivatePoolId>,
-    pub(super) free: FreeIndex,
+    /// Unmapped blocks of expandable segments, by stream and address.
+    pub(super) unmapped: BTreeSet<(StreamId, u64, BlockId)>,
     /// Look-ups so far, hit or miss: the clock of garbage collection.
     pub(super) lookups: u64,
+    /// Lanes by stream number, as far as that is small.
+    near: [Option<LaneId>; NEAR_STREAMS],
+    /// All lanes.
+    lanes: BTreeMap<StreamId, LaneId>,
+}
+
+/// What a lane belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaneOwner {
+    pub(super) pool: PoolId,
+    pub(super) stream: StreamId,
 }
 
 /// All pools, the default ones always first, and the private ones by owner.
@@ -73,6 +43,12 @@ pub(super) struct Pools {
     pools: Vec<Pool>,
     /// Indices of pairs that a released owner left behind.
     vacant: Vec<u32>,
+    /// The free blocks of all pools.
+    pub(super) free: FreeIndex,
+    /// By lane.
+    owners: Vec<LaneOwner>,
+    /// Empty lanes that a released owner left behind.
+    vacant_lanes: Vec<LaneId>,
     private: Vec<PrivatePool>,
     /// Open contexts, the innermost last.
     open: Vec<PrivatePoolId>,
@@ -92,7 +68,15 @@ struct PrivatePool {
 
 impl Default for Pools {
     fn default() -> Self {
-        let mut pools = Self { pools: Vec::new(), vacant: Vec::new(), private: Vec::new(), open: Vec::new() };
+        let mut pools = Self {
+            pools: Vec::new(),
+            vacant: Vec::new(),
+            free: FreeIndex::default(),
+            owners: Vec::new(),
+            vacant_lanes: Vec::new(),
+            private: Vec::new(),
+            open: Vec::new(),
+        };
         pools.add_pair(None);
         pools
     }
@@ -132,7 +116,49 @@ impl Pools {
         }
     }
 
+    /// The lane of a pool and a stream, made on first use.
+    #[inline]
+    pub(super) fn lane(&mut self, pool: PoolId, stream: StreamId) -> LaneId {
+        let near = self[pool].near.get(stream.0 as usize).copied().flatten();
+        near.unwrap_or_else(|| self.find_lane(pool, stream))
+    }
+
+    fn find_lane(&mut self, pool: PoolId, stream: StreamId) -> LaneId {
+        if let Some(&lane) = self[pool].lanes.get(&stream) {
+            return lane;
+        }
+        let owner = LaneOwner { pool, stream };
+        let lane = match self.vacant_lanes.pop() {
+            Some(lane) => {
+                self.owners[lane.0 as usize] = owner;
+                lane
+            }
+            None => {
+                self.owners.push(owner);
+                self.free.add_lane()
+            }
+        };
+        let pool = &mut self[pool];
+        pool.lanes.insert(stream, lane);
+        if let Some(near) = pool.near.get_mut(stream.0 as usize) {
+            *near = Some(lane);
+        }
+        lane
+    }
+
+    /// What a lane belongs to.
+    #[inline]
+    pub(super) fn owner(&self, lane: LaneId) -> LaneOwner {
+        self.owners[lane.0 as usize]
+    }
+
+    /// The free blocks of a pool by stream, size and address. Sorts them: for rare use.
+    pub(super) fn free_blocks(&self, pool: PoolId) -> Vec<Free> {
+        self[pool].lanes.values().flat_map(|&lane| self.free.in_order(lane)).collect()
+    }
+
     /// Whether any private pool's context is open.
+    #[inline]
     pub(super) fn context_is_open(&self) -> bool {
         !self.open.is_empty()
     }
@@ -179,7 +205,13 @@ impl Pools {
     /// Forgets released pools that hold nothing any more.
     pub(super) fn forget_empty(&mut self) {
         let gone = |private: &PrivatePool| private.released && private.segments == 0;
-        self.vacant.extend(self.private.iter().filter(|private| gone(private)).map(|private| private.small.0));
+        for private in self.private.iter().filter(|private| gone(private)) {
+            self.vacant.push(private.small.0);
+            for pool in [private.small, private.large] {
+                let lanes = std::mem::take(&mut self.pools[pool.0 as usize].lanes);
+                self.vacant_lanes.extend(lanes.into_values());
+            }
+        }
         self.private.retain(|private| !gone(private));
     }
 
@@ -197,9 +229,10 @@ impl Pools {
         }
     }
 
-    /// What a snapshot says of a pool.
-    pub(super) fn describe(&self, pool: PoolId) -> (PoolKind, Option<u32>) {
-        (self[pool].kind, self[pool].owner.map(|owner| owner.0))
+    /// What a snapshot says of a lane.
+    pub(super) fn place(&self, lane: LaneId) -> Place {
+        let LaneOwner { pool, stream } = self.owner(lane);
+        (stream, self[pool].owner.map(|owner| owner.0))
     }
 
     fn owner_mut(&mut self, pool: PoolId) -> Option<&mut PrivatePool> {
@@ -209,7 +242,10 @@ impl Pools {
     }
 
     fn add_pair(&mut self, owner: Option<PrivatePoolId>) -> (PoolId, PoolId) {
-        let make = |kind| Pool { kind, owner, free: FreeIndex::default(), lookups: 0 };
+        let make = |kind| {
+            let (near, lanes) = ([None; NEAR_STREAMS], BTreeMap::new());
+            Pool { kind, owner, unmapped: BTreeSet::new(), lookups: 0, near, lanes }
+        };
         let small = self.vacant.pop().unwrap_or(self.pools.len() as u32);
         if small as usize == self.pools.len() {
             self.pools.push(make(PoolKind::Small));

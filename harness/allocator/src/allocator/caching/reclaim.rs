@@ -1,9 +1,10 @@
 //! Giving cached memory back: at an out-of-memory, by request, and by age.
 
-use super::pools::{FreeBlock, PoolId, Pools};
+use super::free_index::{Free, LaneId};
+use super::pools::{PoolId, Pools};
 use super::{BlockId, CachingAllocator};
 use crate::allocator::PrivatePoolId;
-use crate::device::{Device, DeviceError, DevicePtr, StreamId};
+use crate::device::{Device, DeviceError, DevicePtr};
 
 impl CachingAllocator {
     /// Gives back everything that can go: whole free segments of the default pools, behind a wait for all events, and those of private
@@ -36,28 +37,23 @@ impl CachingAllocator {
 
     /// With a maximum split size only: gives back one free block of the request's pool and stream that is large enough, or else the
     /// largest oversize ones until their sum is. Says whether the room was reached; what was given back stays given back.
-    pub(super) fn release_available(
-        &mut self,
-        device: &mut dyn Device,
-        pool: PoolId,
-        stream: StreamId,
-        size: u64,
-    ) -> Result<bool, DeviceError> {
+    pub(super) fn release_available(&mut self, device: &mut dyn Device, lane: LaneId, size: u64) -> Result<bool, DeviceError> {
         let Some(max_split) = self.config.max_split_size else { return Ok(false) };
         let wanted = size.max(max_split.0);
-        if let Some(block) = self.pools[pool].free.best_fit(stream, wanted) {
-            self.release_segment(device, block)?;
+        let ordinary = |free: &Free| !self.blocks[free.id].expandable;
+        if let Some(free) = self.pools.free.best_fit(lane, wanted).filter(ordinary) {
+            self.release_segment(device, free)?;
             return Ok(true);
         }
         let mut sum = 0_u64;
-        let oversize = |block: &FreeBlock| block.size >= max_split.0;
-        let candidates: Vec<FreeBlock> = self.pools[pool].free.largest_first(stream).take_while(oversize).collect();
-        for block in candidates {
+        let oversize = |free: &Free| free.size >= max_split.0;
+        let candidates: Vec<Free> = self.pools.free.in_order(lane).into_iter().rev().take_while(oversize).filter(ordinary).collect();
+        for free in candidates {
             if sum >= wanted {
                 break;
             }
-            sum += block.size;
-            self.release_segment(device, block)?;
+            sum += free.size;
+            self.release_segment(device, free)?;
         }
         Ok(sum >= wanted)
     }
@@ -67,55 +63,57 @@ impl CachingAllocator {
     pub(super) fn collect_garbage(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let Some(threshold) = self.config.garbage_collection_threshold else { return Ok(()) };
         let Some(limit) = self.fraction.limit(device.info().total) else { return Ok(()) };
-        let reserved = self.stats.reserved_bytes.all.current;
         let allowed = (threshold * limit.0 as f64) as u64;
-        let Some(target) = reserved.checked_sub(allowed).filter(|&excess| excess > 0) else { return Ok(()) };
+        let target = self.counters.reserved_bytes.current().saturating_sub(allowed);
         let mut released = 0;
         while released < target {
-            let pool = &self.pools[Pools::LARGE];
-            let whole = |block: &FreeBlock| !self.blocks[block.id].is_split();
-            let candidates: Vec<FreeBlock> = pool.free.iter().filter(whole).collect();
-            let age = |block: &FreeBlock| pool.lookups - self.blocks[block.id].free_since;
+            let lookups = self.pools[Pools::LARGE].lookups;
+            let whole = |free: &Free| !self.blocks[free.id].is_split();
+            let candidates: Vec<Free> = self.pools.free_blocks(Pools::LARGE).into_iter().filter(whole).collect();
+            let age = |free: &Free| lookups - self.blocks[free.id].free_since;
             let total_age: u64 = candidates.iter().map(age).sum();
-            let old = |block: &FreeBlock| age(block) as f64 >= total_age as f64 / candidates.len() as f64;
-            let round: Vec<FreeBlock> = candidates.iter().filter(|block| old(block)).copied().collect();
+            let old = |free: &Free| age(free) as f64 >= total_age as f64 / candidates.len() as f64;
+            let ordinary = |free: &Free| !self.blocks[free.id].expandable;
+            let round: Vec<Free> = candidates.iter().filter(|free| ordinary(free) && old(free)).copied().collect();
             if round.is_empty() {
                 break;
             }
-            for block in round {
-                released += block.size;
-                self.release_segment(device, block)?;
+            for free in round {
+                released += free.size;
+                self.release_segment(device, free)?;
             }
         }
         Ok(())
     }
 
     /// Gives a free block that is a whole segment back to the driver.
-    fn release_segment(&mut self, device: &mut dyn Device, whole: FreeBlock) -> Result<(), DeviceError> {
+    fn release_segment(&mut self, device: &mut dyn Device, whole: Free) -> Result<(), DeviceError> {
         device.free(DevicePtr(whole.address))?;
-        let pool = self.blocks[whole.id].pool;
-        self.pools[pool].free.remove(&whole);
+        let block = self.blocks[whole.id];
+        self.pools.free.remove(block.lane, whole.id);
+        self.pools.segment_removed(self.pools.owner(block.lane).pool);
         self.blocks.remove_segment(whole.id);
-        self.pools.segment_removed(pool);
-        let kind = self.pools[pool].kind;
-        self.stats.reserved_bytes.decrease(kind, whole.size);
-        self.stats.segment.decrease(kind, 1);
-        self.stats.num_device_free += 1;
+        self.counters.reserved_bytes.decrease(block.kind, whole.size);
+        self.counters.segments.decrease(block.kind, 1);
+        self.counters.num_device_free += 1;
         Ok(())
     }
 
+    /// Gives back whole free segments, and whole free pages of expandable ones.
     fn release_whole_segments(&mut self, device: &mut dyn Device, pool: PoolId) -> Result<(), DeviceError> {
-        let whole = |block: &FreeBlock| !self.blocks[block.id].is_split();
-        let candidates: Vec<FreeBlock> = self.pools[pool].free.iter().filter(whole).collect();
-        candidates.into_iter().try_for_each(|block| self.release_segment(device, block))
+        let (expandable, ordinary): (Vec<Free>, Vec<Free>) =
+            self.pools.free_blocks(pool).into_iter().partition(|free| self.blocks[free.id].expandable);
+        let whole: Vec<Free> = ordinary.into_iter().filter(|free| !self.blocks[free.id].is_split()).collect();
+        whole.into_iter().try_for_each(|free| self.release_segment(device, free))?;
+        expandable.into_iter().try_for_each(|free| self.release_pages(device, free))
     }
 
     /// Waits for the events of deferred frees, of all blocks or of one private pool's, and finishes those frees.
     fn wait_for_deferred(&mut self, device: &mut dyn Device, owner: Option<PrivatePoolId>) -> Result<(), DeviceError> {
-        self.stats.num_sync_all_streams += 1;
+        self.counters.num_sync_all_streams += 1;
         self.file_put_off(device)?;
         let (blocks, pools) = (&self.blocks, &self.pools);
-        let of_interest = |block: BlockId| owner.is_none() || pools[blocks[block].pool].owner == owner;
+        let of_interest = |block: BlockId| owner.is_none() || pools[pools.owner(blocks[block].lane).pool].owner == owner;
         let done = self.deferred.wait_for(device, of_interest)?;
         done.into_iter().for_each(|block| self.event_seen(block));
         Ok(())

@@ -24,15 +24,28 @@ pub(super) fn prose_block(text: &str) -> String {
     paragraphs.map(|paragraph| prose(&paragraph.replace('\n', " "))).collect::<Vec<_>>().join("\n\n")
 }
 
-/// Plain text. Underscores within words stay, for they mark nothing there.
+/// A text as it is, in a fence that nothing in it can close; `language` may be empty.
+pub(super) fn fenced(language: &str, text: &str) -> String {
+    let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or_default();
+    let fence = "`".repeat(3.max(longest + 1));
+    format!("{fence}{language}\n{text}\n{fence}")
+}
+
+/// Plain text. Underscores within words stay, for they mark nothing there; so does what would break an address of the web.
 fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
+    text.split_inclusive(char::is_whitespace).map(escape_word).collect()
+}
+
+fn escape_word(word: &str) -> String {
+    let is_address = word.starts_with("https://") || word.starts_with("http://");
+    let mut escaped = String::with_capacity(word.len());
     let mut before = ' ';
-    let mut rest = text.chars().peekable();
+    let mut rest = word.chars().peekable();
     while let Some(c) = rest.next() {
         let is_inner = before.is_alphanumeric() && rest.peek().is_some_and(|next| next.is_alphanumeric() || *next == '_');
         match c {
             '_' if is_inner || before == '_' && !escaped.ends_with("\\_") => escaped.push('_'),
+            '_' | '~' | '&' | '#' if is_address => escaped.push(c),
             '\\' | '`' | '*' | '_' | '<' | '>' | '[' | ']' | '|' | '~' | '&' | '#' => escaped.extend(['\\', c]),
             c if c.is_control() => escaped.push(' '),
             c => escaped.push(c),
@@ -51,10 +64,12 @@ mod tests {
         assert_eq!(code("oom_retry"), "`oom_retry`");
         assert_eq!(code("a|b`c"), "a\\|b\\`c");
         assert_eq!(prose("num_ooms is 3 < 4"), "num_ooms is 3 \\< 4");
+        assert_eq!(prose("a~b, see https://example.com/~b_/#c|"), "a\\~b, see https://example.com/~b_/#c\\|");
         assert_eq!(prose("call `a_b()` | then"), "call `a_b()` \\| then");
         assert_eq!(prose("one ` alone"), "one \\` alone");
         assert_eq!(prose("`a|b`"), "\\`a\\|b\\`");
         assert_eq!(prose("two\nlines _so_"), "two lines \\_so\\_");
+        assert_eq!(fenced("sh", "run ```it"), "````sh\nrun ```it\n````");
         assert_eq!(prose_block("one\ntwo\n\n\nthree\n"), "one two\n\nthree");
     }
 }

@@ -48,6 +48,43 @@ fn a_night_with_every_kind_of_end_reads_well() {
 }
 
 #[test]
+fn a_failing_run_answers_why_memory_ran_out_though_some_was_free() {
+    let mut run = examples::fragmented();
+    let text = markdown(&Records { runs: vec![run.clone()], ..examples::night() });
+    insta::assert_snapshot!(text);
+    let places = [
+        "```text\nscenarios/fits_in_pieces.yaml:10:5: expectation\n  expected: 64 MiB to fit\n  seen:     out of memory: 64 MiB requested",
+        "```sh\nharness run scenarios/fits_in_pieces.yaml --allocator caching --seed 7\n```",
+        "| – – of that in partly used segments (inactive split) | 224 MiB |",
+        "**Why free memory did not help:** 224 MiB",
+        "2 of 2 segments are pinned",
+        "\nStep 2: What pins each segment",
+        "| step | line |",
+        "## `fits_in_pieces`\n",
+    ]
+    .map(|part| text.find(part).unwrap_or_else(|| panic!("{part:?} is not in\n{text}")));
+    assert!(places.is_sorted(), "{places:?}\n{text}");
+    assert_eq!(text.matches("What pins each segment").count(), 1, "told once, not folded");
+
+    // The counters are those of the last step: where that is not recorded, they would be compared with accounts of another one.
+    run.unrecorded_steps = 3;
+    let text = markdown(&Records { runs: vec![run], ..examples::night() });
+    assert!(!text.contains("inactive split)") && text.contains("3 further steps ran and are not recorded after step 3"), "{text}");
+}
+
+#[test]
+fn what_holds_for_every_scenario_is_said_once() {
+    let mut records = examples::night();
+    records.runs.iter_mut().filter(|run| run.scenario.name == "storm").for_each(|run| run.device.name = "another".to_owned());
+    let text = markdown(&records);
+    for once in ["made up for tests", "The model charges device calls only", "fewer than 100 samples", "moved by the cost model example 1"]
+    {
+        let expected = if once == "made up for tests" { 2 } else { 1 };
+        assert_eq!(text.matches(once).count(), expected, "{once}: the cost table has two rows, everything else stands alone");
+    }
+}
+
+#[test]
 fn every_kind_of_verdict_is_told() {
     let text = markdown(&examples::night());
     for expected in [

@@ -1,0 +1,222 @@
+//! The running counters behind [`MemoryStats`], kept so that each operation changes as few as possible: sums over pools, decreases, and
+//! everything *active* are derived when somebody asks.
+
+use crate::stats::{MemoryStats, PoolKind, PooledStat, Stat};
+
+/// One quantity of one pool. What has gone is what came and is not there any more.
+#[derive(Clone, Copy, Debug, Default)]
+struct Gauge {
+    current: u64,
+    /// The sum of all increases.
+    total: u64,
+    peak: u64,
+}
+
+impl Gauge {
+    fn stat(self) -> Stat {
+        Stat { current: self.current, peak: self.peak, allocated: self.total, freed: self.total - self.current }
+    }
+}
+
+/// One quantity by pool, and the high-water mark of the sum.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pooled {
+    pools: [Gauge; 2],
+    peak: u64,
+}
+
+impl Pooled {
+    /// Raises the quantity.
+    #[inline]
+    pub(super) fn increase(&mut self, pool: PoolKind, amount: u64) {
+        let gauge = &mut self.pools[pool as usize];
+        gauge.current += amount;
+        gauge.total += amount;
+        gauge.peak = gauge.peak.max(gauge.current);
+        self.peak = self.peak.max(self.current());
+    }
+
+    /// Lowers it.
+    #[inline]
+    pub(super) fn decrease(&mut self, pool: PoolKind, amount: u64) {
+        let gauge = &mut self.pools[pool as usize];
+        debug_assert!(gauge.current >= amount, "a statistic fell below zero");
+        gauge.current -= amount;
+    }
+
+    /// One net change, as PyTorch counts it: the sums of increases and decreases depend on that.
+    #[inline]
+    pub(super) fn change(&mut self, pool: PoolKind, before: u64, after: u64) {
+        if after > before {
+            self.increase(pool, after - before);
+        } else {
+            self.decrease(pool, before - after);
+        }
+    }
+
+    /// Both pools together.
+    #[inline]
+    pub(super) fn current(&self) -> u64 {
+        self.pools[0].current + self.pools[1].current
+    }
+
+    fn reset_peak(&mut self) {
+        self.pools.iter_mut().for_each(|gauge| gauge.peak = gauge.current);
+        self.peak = self.current();
+    }
+
+    fn stat(&self) -> PooledStat {
+        let [small, large] = self.pools.map(Gauge::stat);
+        let (allocated, freed) = (small.allocated + large.allocated, small.freed + large.freed);
+        PooledStat { all: Stat { current: self.current(), peak: self.peak, allocated, freed }, small_pool: small, large_pool: large }
+    }
+}
+
+/// What was freed but waits for events, of one quantity.
+///
+/// Active is what is allocated and what waits. While nothing waits the two are equal, so only the rest has to be followed: active's
+/// high-water mark is that of allocated, or the highest it reached while something waited, whichever is higher.
+#[derive(Clone, Copy, Debug, Default)]
+struct Waiting {
+    current: [u64; 2],
+    /// Highest active of each pool while that pool had something waiting, and of both while any had.
+    peaks: [u64; 2],
+    peak: u64,
+}
+
+impl Waiting {
+    fn observe(&mut self, allocated: &Pooled) {
+        for pool in 0..2 {
+            if self.current[pool] > 0 {
+                self.peaks[pool] = self.peaks[pool].max(allocated.pools[pool].current + self.current[pool]);
+            }
+        }
+        let waiting = self.current[0] + self.current[1];
+        if waiting > 0 {
+            self.peak = self.peak.max(allocated.current() + waiting);
+        }
+    }
+
+    fn reset_peak(&mut self, allocated: &Pooled) {
+        (self.peaks, self.peak) = ([0; 2], 0);
+        self.observe(allocated);
+    }
+
+    fn active(&self, allocated: &Pooled) -> PooledStat {
+        let mut stat = allocated.stat();
+        for (pool, (stat, waiting)) in [&mut stat.small_pool, &mut stat.large_pool].into_iter().zip(self.current).enumerate() {
+            stat.current += waiting;
+            stat.freed -= waiting;
+            stat.peak = stat.peak.max(self.peaks[pool]);
+        }
+        let waiting = self.current[0] + self.current[1];
+        stat.all.current += waiting;
+        stat.all.freed -= waiting;
+        stat.all.peak = stat.all.peak.max(self.peak);
+        stat
+    }
+}
+
+/// All counters of a caching allocator.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counters {
+    allocated_bytes: Pooled,
+    requested_bytes: Pooled,
+    allocations: Pooled,
+    waiting_bytes: Waiting,
+    waiting: Waiting,
+    pub(super) reserved_bytes: Pooled,
+    pub(super) segments: Pooled,
+    pub(super) inactive_split_bytes: Pooled,
+    pub(super) inactive_splits: Pooled,
+    pub(super) num_alloc_retries: u64,
+    pub(super) num_ooms: u64,
+    pub(super) num_sync_all_streams: u64,
+    pub(super) num_device_alloc: u64,
+    pub(super) num_device_free: u64,
+}
+
+impl Counters {
+    /// A block was handed out.
+    #[inline]
+    pub(super) fn handed_out(&mut self, pool: PoolKind, size: u64, requested: u64) {
+        self.allocated_bytes.increase(pool, size);
+        self.requested_bytes.increase(pool, requested);
+        self.allocations.increase(pool, 1);
+        if self.waiting.current != [0; 2] {
+            self.observe_waiting();
+        }
+    }
+
+    /// A block was freed by its owner, and can be reused at once.
+    #[inline]
+    pub(super) fn freed(&mut self, pool: PoolKind, size: u64, requested: u64) {
+        self.allocated_bytes.decrease(pool, size);
+        self.requested_bytes.decrease(pool, requested);
+        self.allocations.decrease(pool, 1);
+    }
+
+    /// A block was freed by its owner, but waits for events.
+    pub(super) fn put_to_wait(&mut self, pool: PoolKind, size: u64) {
+        self.waiting_bytes.current[pool as usize] += size;
+        self.waiting.current[pool as usize] += 1;
+        // Before the block leaves the allocated ones it was active too: the sum is the same before and after.
+        self.allocated_bytes.decrease(pool, size);
+        self.allocations.decrease(pool, 1);
+        self.observe_waiting();
+    }
+
+    /// A block that waited can be reused.
+    pub(super) fn waited(&mut self, pool: PoolKind, size: u64, requested: u64) {
+        self.waiting_bytes.current[pool as usize] -= size;
+        self.waiting.current[pool as usize] -= 1;
+        self.requested_bytes.decrease(pool, requested);
+    }
+
+    /// Handed out, both pools together.
+    pub(super) fn allocated_bytes(&self) -> u64 {
+        self.allocated_bytes.current()
+    }
+
+    /// Makes the present values the high-water marks.
+    pub(super) fn reset_peaks(&mut self) {
+        for pooled in [
+            &mut self.allocated_bytes,
+            &mut self.requested_bytes,
+            &mut self.allocations,
+            &mut self.reserved_bytes,
+            &mut self.segments,
+            &mut self.inactive_split_bytes,
+            &mut self.inactive_splits,
+        ] {
+            pooled.reset_peak();
+        }
+        self.waiting_bytes.reset_peak(&self.allocated_bytes);
+        self.waiting.reset_peak(&self.allocations);
+    }
+
+    /// As PyTorch tells them.
+    pub(super) fn stats(&self) -> MemoryStats {
+        MemoryStats {
+            allocated_bytes: self.allocated_bytes.stat(),
+            reserved_bytes: self.reserved_bytes.stat(),
+            active_bytes: self.waiting_bytes.active(&self.allocated_bytes),
+            inactive_split_bytes: self.inactive_split_bytes.stat(),
+            requested_bytes: self.requested_bytes.stat(),
+            allocation: self.allocations.stat(),
+            segment: self.segments.stat(),
+            active: self.waiting.active(&self.allocations),
+            inactive_split: self.inactive_splits.stat(),
+            num_alloc_retries: self.num_alloc_retries,
+            num_ooms: self.num_ooms,
+            num_sync_all_streams: self.num_sync_all_streams,
+            num_device_alloc: self.num_device_alloc,
+            num_device_free: self.num_device_free,
+        }
+    }
+
+    fn observe_waiting(&mut self) {
+        self.waiting_bytes.observe(&self.allocated_bytes);
+        self.waiting.observe(&self.allocations);
+    }
+}

@@ -1,0 +1,225 @@
+//! The table that `torch.cuda.memory_summary()` prints, made of [`MemoryStats`].
+
+use std::fmt::Write as _;
+
+use super::{MemoryStats, PooledStat, Stat, StatFamily};
+
+/// Columns between the outermost bars.
+const WIDTH: usize = 75;
+
+/// Names the function whose layout this is. PyTorch's own title has a device number, which statistics do not know.
+const TITLE: &str = "Memory summary, laid out as by torch.cuda.memory_summary()";
+
+/// What is shown, in this order, under these names.
+const ROWS: [(StatFamily, &str); 9] = [
+    (StatFamily::AllocatedBytes, "Allocated memory"),
+    (StatFamily::ActiveBytes, "Active memory"),
+    (StatFamily::RequestedBytes, "Requested memory"),
+    (StatFamily::ReservedBytes, "GPU reserved memory"),
+    (StatFamily::InactiveSplitBytes, "Non-releasable memory"),
+    (StatFamily::Allocation, "Allocations"),
+    (StatFamily::Active, "Active allocs"),
+    (StatFamily::Segment, "GPU reserved segments"),
+    (StatFamily::InactiveSplit, "Non-releasable allocs"),
+];
+
+impl MemoryStats {
+    /// The table that `torch.cuda.memory_summary()` prints, line by line the same but for two things: the title does
+    /// not claim to be PyTorch's, and the rows of oversize allocations and segments are left out, because these are not counted here.
+    ///
+    /// Each of the four columns has its own unit, taken from the figure of both pools: the largest one in which that figure is at least
+    /// 768 (for counts 750), of B, KiB, MiB, … or of ones, thousands (K) and millions (M). All figures are rounded down, so that the
+    /// pools of a column may add up to less than their sum. The text ends with a line break.
+    ///
+    /// Source: `torch/cuda/memory.py` of PyTorch at commit 00b65a04a2d3;
+    /// <https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_summary.html>.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let mut table = Table::default();
+        table.rule('=');
+        table.line(&format!("{TITLE:^WIDTH$}"));
+        table.rule('-');
+        table.line(&format!("{:12}CUDA OOMs: {:<13}|{:8}cudaMalloc retries: {:<10}", "", self.num_ooms, "", self.num_alloc_retries));
+        table.rule('=');
+        table.line("        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  ");
+        for (family, name) in ROWS {
+            table.rule('-');
+            table.pooled(name, self.family(family), Scale::of(family));
+        }
+        table.rule('=');
+        table.text
+    }
+}
+
+/// A table under construction.
+#[derive(Default)]
+struct Table {
+    text: String,
+}
+
+impl Table {
+    fn line(&mut self, content: &str) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.text, "|{content}|");
+    }
+
+    fn rule(&mut self, mark: char) {
+        self.line(&mark.to_string().repeat(WIDTH));
+    }
+
+    /// Three rows: the whole, and what of it belongs to each pool.
+    fn pooled(&mut self, name: &str, PooledStat { all, small_pool, large_pool }: &PooledStat, scale: Scale) {
+        for (name, stat) in [(name, all), ("      from large pool", large_pool), ("      from small pool", small_pool)] {
+            let columns = figures(stat).into_iter().zip(figures(all)).map(|(figure, whole)| scale.show(figure, whole));
+            self.line(&format!(" {name:<21} | {} ", columns.collect::<Vec<_>>().join(" | ")));
+        }
+    }
+}
+
+/// In the order of the columns.
+const fn figures(Stat { current, peak, allocated, freed }: &Stat) -> [u64; 4] {
+    [*current, *peak, *allocated, *freed]
+}
+
+/// How figures are shortened.
+#[derive(Clone, Copy)]
+enum Scale {
+    /// By 1024.
+    Bytes,
+    /// By 1000.
+    Count,
+}
+
+impl Scale {
+    const fn of(family: StatFamily) -> Self {
+        match family {
+            StatFamily::AllocatedBytes
+            | StatFamily::ActiveBytes
+            | StatFamily::RequestedBytes
+            | StatFamily::ReservedBytes
+            | StatFamily::InactiveSplitBytes => Self::Bytes,
+            StatFamily::Allocation | StatFamily::Active | StatFamily::Segment | StatFamily::InactiveSplit => Self::Count,
+        }
+    }
+
+    /// A figure in the unit that fits the whole it belongs to: ten characters wide.
+    fn show(self, figure: u64, whole: u64) -> String {
+        match self {
+            Self::Bytes => {
+                let (figure, unit) = shorten(figure, whole, 1024, 768, &["B  ", "KiB", "MiB", "GiB", "TiB", "PiB"]);
+                format!("{figure:6} {unit}")
+            }
+            Self::Count => {
+                let (figure, unit) = shorten(figure, whole, 1000, 750, &[" ", "K", "M"]);
+                format!("{figure:7} {unit} ")
+            }
+        }
+    }
+}
+
+/// Divides by `step`, a unit at a time, until the whole is below `enough` steps or there is no larger unit.
+fn shorten(mut figure: u64, mut whole: u64, step: u64, enough: u64, units: &[&'static str]) -> (u64, &'static str) {
+    let mut units = units.iter().copied();
+    let mut unit = units.next().unwrap_or_default();
+    for larger in units {
+        if whole < enough * step {
+            break;
+        }
+        (figure, whole, unit) = (figure / step, whole / step, larger);
+    }
+    (figure, unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::PoolKind;
+    use crate::units::Bytes;
+
+    /// Every column of every family differs, and every unit occurs.
+    fn stats() -> MemoryStats {
+        let mut stats = MemoryStats { num_ooms: 3, num_alloc_retries: 5, num_device_alloc: 99, ..MemoryStats::default() };
+        stats.allocated_bytes.increase(PoolKind::Large, Bytes::gib(900).get());
+        stats.allocated_bytes.decrease(PoolKind::Large, Bytes::gib(899).get());
+        stats.allocated_bytes.increase(PoolKind::Small, 512);
+        stats.active_bytes.increase(PoolKind::Large, Bytes::gib(1).get());
+        stats.active_bytes.increase(PoolKind::Small, Bytes::mib(1).get() + 1023);
+        stats.requested_bytes.increase(PoolKind::Small, 500);
+        stats.requested_bytes.decrease(PoolKind::Small, 500);
+        stats.reserved_bytes.increase(PoolKind::Large, 768 * 1024 - 1);
+        stats.inactive_split_bytes.increase(PoolKind::Large, 768 * 1024);
+        stats.allocation.increase(PoolKind::Small, 749_999);
+        stats.active.increase(PoolKind::Small, 750_000);
+        stats.active.decrease(PoolKind::Small, 749_998);
+        stats.segment.increase(PoolKind::Large, 999);
+        stats.segment.increase(PoolKind::Small, 2_000_000_000);
+        stats
+    }
+
+    /// What PyTorch's own formatting makes of the same figures, but for the title and the two rows of oversize ones.
+    const EXPECTED: &str = "\
+|===========================================================================|
+|        Memory summary, laid out as by torch.cuda.memory_summary()         |
+|---------------------------------------------------------------------------|
+|            CUDA OOMs: 3            |        cudaMalloc retries: 5         |
+|===========================================================================|
+|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |
+|---------------------------------------------------------------------------|
+| Allocated memory      |   1024 MiB |    900 GiB |    900 GiB |    899 GiB |
+|       from large pool |   1024 MiB |    900 GiB |    900 GiB |    899 GiB |
+|       from small pool |      0 MiB |      0 GiB |      0 GiB |      0 GiB |
+|---------------------------------------------------------------------------|
+| Active memory         |   1025 MiB |   1025 MiB |   1025 MiB |      0 B   |
+|       from large pool |   1024 MiB |   1024 MiB |   1024 MiB |      0 B   |
+|       from small pool |      1 MiB |      1 MiB |      1 MiB |      0 B   |
+|---------------------------------------------------------------------------|
+| Requested memory      |      0 B   |    500 B   |    500 B   |    500 B   |
+|       from large pool |      0 B   |      0 B   |      0 B   |      0 B   |
+|       from small pool |      0 B   |    500 B   |    500 B   |    500 B   |
+|---------------------------------------------------------------------------|
+| GPU reserved memory   | 786431 B   | 786431 B   | 786431 B   |      0 B   |
+|       from large pool | 786431 B   | 786431 B   | 786431 B   |      0 B   |
+|       from small pool |      0 B   |      0 B   |      0 B   |      0 B   |
+|---------------------------------------------------------------------------|
+| Non-releasable memory |    768 KiB |    768 KiB |    768 KiB |      0 B   |
+|       from large pool |    768 KiB |    768 KiB |    768 KiB |      0 B   |
+|       from small pool |      0 KiB |      0 KiB |      0 KiB |      0 B   |
+|---------------------------------------------------------------------------|
+| Allocations           |  749999    |  749999    |  749999    |       0    |
+|       from large pool |       0    |       0    |       0    |       0    |
+|       from small pool |  749999    |  749999    |  749999    |       0    |
+|---------------------------------------------------------------------------|
+| Active allocs         |       2    |     750 K  |     750 K  |  749998    |
+|       from large pool |       0    |       0 K  |       0 K  |       0    |
+|       from small pool |       2    |     750 K  |     750 K  |  749998    |
+|---------------------------------------------------------------------------|
+| GPU reserved segments |    2000 M  |    2000 M  |    2000 M  |       0    |
+|       from large pool |       0 M  |       0 M  |       0 M  |       0    |
+|       from small pool |    2000 M  |    2000 M  |    2000 M  |       0    |
+|---------------------------------------------------------------------------|
+| Non-releasable allocs |       0    |       0    |       0    |       0    |
+|       from large pool |       0    |       0    |       0    |       0    |
+|       from small pool |       0    |       0    |       0    |       0    |
+|===========================================================================|
+";
+
+    #[test]
+    fn the_table_is_that_of_pytorch_line_by_line() {
+        let summary = stats().summary();
+        assert_eq!(summary.lines().collect::<Vec<_>>(), EXPECTED.lines().collect::<Vec<_>>());
+        assert!(summary.ends_with("|\n"));
+    }
+
+    #[test]
+    fn every_line_is_as_wide_as_the_title_while_figures_fit_their_columns() {
+        let summary = stats().summary();
+        assert!(summary.lines().all(|line| line.len() == WIDTH + 2 && line.starts_with('|') && line.ends_with('|')), "{summary}");
+    }
+
+    #[test]
+    fn a_figure_that_fits_no_unit_widens_its_cell_and_loses_nothing() {
+        let mut stats = MemoryStats::default();
+        stats.segment.increase(PoolKind::Large, u64::MAX);
+        assert!(stats.summary().contains("| 18446744073709 M  |"), "{}", stats.summary());
+    }
+}

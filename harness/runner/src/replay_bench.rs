@@ -1,0 +1,244 @@
+//! Timing the host path of the caching allocator: the same trace over and over, on a simulated device whose calls cost next to nothing.
+//!
+//! The one place outside a device that reads a clock: it times the allocator's own code on this machine, not anything a device does.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use harness_allocator::allocator::caching::{CachingAllocator, Config};
+use harness_allocator::allocator::{Allocation, Allocator, PrivatePools, Request};
+use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::device::{Device, DeviceError, StreamId};
+use harness_allocator::trace::TraceEvent;
+use harness_allocator::units::Bytes;
+use serde::Serialize;
+
+/// What was measured, in nanoseconds on this machine's own clock. An operation is one allocation or one free.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct BenchResult {
+    /// Operations of one pass over the trace, the frees of what it leaves live included.
+    pub operations: u64,
+    /// Allocations of one pass.
+    pub allocations: u64,
+    /// Frees of one pass.
+    pub frees: u64,
+    /// Allocations of one pass that found no memory.
+    pub ooms: u64,
+    /// Timed passes, behind two that warm the cache.
+    pub repetitions: u32,
+    /// Time of a pass by its operations: the median over the passes, the loop included.
+    pub ns_per_op: f64,
+    /// The fastest pass.
+    pub ns_per_op_min: f64,
+    /// Mean of one allocation, measured apart, the clock's own cost taken off.
+    pub allocate_ns: f64,
+    /// Mean of one free, likewise.
+    pub free_ns: f64,
+    /// Calls of the device's memory manager in all timed passes: 0 where everything was a cache hit.
+    pub device_calls: u64,
+}
+
+/// Passes in which each operation is timed by itself.
+const SINGLE_PASSES: u32 = 5;
+
+enum Op {
+    Allocate { slot: usize, request: Request },
+    Free { slot: usize },
+    RecordStream { slot: usize, stream: StreamId },
+    Other(TraceEvent),
+}
+
+struct Bench {
+    device: SimDevice,
+    allocator: CachingAllocator,
+    ops: Vec<Op>,
+    live: Vec<Option<Allocation>>,
+}
+
+/// Times a trace: two passes to warm up, `repetitions` timed ones; everything live is freed at the end of each.
+///
+/// # Errors
+/// [`DeviceError`]: the trace uses a device wrongly.
+pub fn bench(events: &[TraceEvent], config: Config, capacity: Bytes, repetitions: u32) -> Result<BenchResult, DeviceError> {
+    let mut bench = Bench::new(events, config, capacity)?;
+    let (allocations, frees, ooms) = bench.pass()?;
+    bench.pass()?;
+    let operations = allocations + frees;
+    let before = bench.device.calls().memory_calls();
+    let mut passes = Vec::new();
+    for _ in 0..repetitions {
+        let start = Instant::now();
+        bench.pass()?;
+        passes.push(start.elapsed().as_nanos() as f64 / operations.max(1) as f64);
+    }
+    let device_calls = bench.device.calls().memory_calls() - before;
+    passes.sort_by(f64::total_cmp);
+    let (allocate_ns, free_ns) = bench.single_operations()?;
+    Ok(BenchResult {
+        operations,
+        allocations,
+        frees,
+        ooms,
+        repetitions,
+        ns_per_op: passes.get(passes.len() / 2).copied().unwrap_or_default(),
+        ns_per_op_min: passes.first().copied().unwrap_or_default(),
+        allocate_ns,
+        free_ns,
+        device_calls,
+    })
+}
+
+impl Bench {
+    fn new(events: &[TraceEvent], config: Config, capacity: Bytes) -> Result<Self, DeviceError> {
+        let mut slots = BTreeMap::new();
+        let mut device = SimDevice::new(SimConfig::replay(capacity));
+        let mut streams = 0;
+        let mut ops = Vec::with_capacity(events.len());
+        for event in events {
+            let mut slot = |id: u64| {
+                let next = slots.len();
+                *slots.entry(id).or_insert(next)
+            };
+            let op = match *event {
+                TraceEvent::Allocate { id, size, stream } => Op::Allocate { slot: slot(id), request: Request { size, stream } },
+                TraceEvent::Free { id } => Op::Free { slot: slot(id) },
+                TraceEvent::RecordStream { id, stream } => Op::RecordStream { slot: slot(id), stream },
+                other => Op::Other(other),
+            };
+            if let TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) =
+                event
+            {
+                streams = streams.max(stream.0);
+            }
+            ops.push(op);
+        }
+        for _ in 0..streams {
+            device.create_stream()?;
+        }
+        let live = (0..slots.len()).map(|_| None).collect();
+        Ok(Self { device, allocator: CachingAllocator::new(config), ops, live })
+    }
+
+    /// One pass over the trace: allocations, frees and out-of-memories.
+    fn pass(&mut self) -> Result<(u64, u64, u64), DeviceError> {
+        let (mut allocations, mut frees, mut ooms) = (0, 0, 0);
+        for op in &self.ops {
+            match *op {
+                Op::Allocate { slot, request } => {
+                    allocations += 1;
+                    self.live[slot] = self.allocator.allocate(&mut self.device, request).ok();
+                    ooms += u64::from(self.live[slot].is_none());
+                }
+                Op::Free { slot } => {
+                    if let Some(allocation) = self.live[slot].take() {
+                        frees += 1;
+                        self.allocator.free(&mut self.device, allocation)?;
+                    }
+                }
+                Op::RecordStream { slot, stream } => {
+                    if let Some(allocation) = &self.live[slot] {
+                        self.allocator.record_stream(allocation, stream);
+                    }
+                }
+                Op::Other(event) => other(&mut self.device, &mut self.allocator, event)?,
+            }
+        }
+        for allocation in self.live.iter_mut().filter_map(Option::take) {
+            frees += 1;
+            self.allocator.free(&mut self.device, allocation)?;
+        }
+        Ok((allocations, frees, ooms))
+    }
+
+    /// Mean time of an allocation and of a free, each timed by itself.
+    fn single_operations(&mut self) -> Result<(f64, f64), DeviceError> {
+        let overhead = clock_overhead();
+        let (mut allocate, mut free) = (Mean::default(), Mean::default());
+        for _ in 0..SINGLE_PASSES {
+            for op in &self.ops {
+                match *op {
+                    Op::Allocate { slot, request } => {
+                        let start = Instant::now();
+                        self.live[slot] = self.allocator.allocate(&mut self.device, request).ok();
+                        allocate.add(start.elapsed().as_nanos() as f64);
+                    }
+                    Op::Free { slot } => {
+                        if let Some(allocation) = self.live[slot].take() {
+                            let start = Instant::now();
+                            self.allocator.free(&mut self.device, allocation)?;
+                            free.add(start.elapsed().as_nanos() as f64);
+                        }
+                    }
+                    Op::RecordStream { slot, stream } => {
+                        if let Some(allocation) = &self.live[slot] {
+                            self.allocator.record_stream(allocation, stream);
+                        }
+                    }
+                    Op::Other(event) => other(&mut self.device, &mut self.allocator, event)?,
+                }
+            }
+            for allocation in self.live.iter_mut().filter_map(Option::take) {
+                self.allocator.free(&mut self.device, allocation)?;
+            }
+        }
+        Ok(((allocate.value() - overhead).max(0.0), (free.value() - overhead).max(0.0)))
+    }
+}
+
+fn other(device: &mut SimDevice, allocator: &mut CachingAllocator, event: TraceEvent) -> Result<(), DeviceError> {
+    match event {
+        TraceEvent::SynchronizeStream(stream) => device.synchronize_stream(stream),
+        TraceEvent::Synchronize => device.synchronize(),
+        TraceEvent::EmptyCache => allocator.empty_cache(device),
+        TraceEvent::SetFraction(fraction) => {
+            allocator.set_memory_fraction(device, fraction);
+            Ok(())
+        }
+        TraceEvent::ResetPeaks => {
+            allocator.reset_peaks();
+            Ok(())
+        }
+        TraceEvent::Pressure(change) => {
+            let held = device.memory()?.pressure.0.saturating_add_signed(change);
+            device.set_pressure(Bytes(held)).map(drop)
+        }
+        // A pass must be repeatable: a pool that was released cannot be opened again, so misuse in a later pass is passed over.
+        TraceEvent::BeginPool(pool) => {
+            allocator.begin(pool).ok();
+            Ok(())
+        }
+        TraceEvent::EndPool(pool) => {
+            allocator.end(pool).ok();
+            Ok(())
+        }
+        TraceEvent::ReleasePool(pool) => {
+            allocator.release(device, pool).ok();
+            Ok(())
+        }
+        TraceEvent::Allocate { .. } | TraceEvent::Free { .. } | TraceEvent::RecordStream { .. } => Ok(()),
+    }
+}
+
+/// What two readings of the clock cost with nothing between them: the median of many.
+fn clock_overhead() -> f64 {
+    let mut samples: Vec<u128> = (0..10_001).map(|_| Instant::now().elapsed().as_nanos()).collect();
+    samples.sort_unstable();
+    samples[samples.len() / 2] as f64
+}
+
+#[derive(Default)]
+struct Mean {
+    sum: f64,
+    count: u64,
+}
+
+impl Mean {
+    fn add(&mut self, value: f64) {
+        self.sum += value;
+        self.count += 1;
+    }
+
+    fn value(&self) -> f64 {
+        if self.count == 0 { 0.0 } else { self.sum / self.count as f64 }
+    }
+}

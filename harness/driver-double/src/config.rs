@@ -16,6 +16,10 @@ pub struct Config {
     pub others: u64,
     /// Whether NVML names the devices as multi-instance slices. `DOUBLE_MIG`.
     pub mig: bool,
+    /// Whether the devices have addresses and physical memory apart (virtual memory management). `DOUBLE_MAPPING`.
+    pub mapping: bool,
+    /// Whether the devices have stream-ordered pools. `DOUBLE_POOLS`.
+    pub pools: bool,
     /// Calls that fail. `DOUBLE_FAIL`.
     pub fail: Vec<Failure>,
     /// A fill that writes one byte wrongly. `DOUBLE_WRONG_WRITE`.
@@ -47,7 +51,18 @@ pub struct WrongWrite {
 impl Default for Config {
     /// One GPU of 2 GiB, of which a context takes 300 MiB, with NVML and nothing wrong.
     fn default() -> Self {
-        Self { capacity: 2 << 30, overhead: 300 << 20, devices: 1, others: 0, mig: false, fail: Vec::new(), wrong_write: None, nvml: true }
+        Self {
+            capacity: 2 << 30,
+            overhead: 300 << 20,
+            devices: 1,
+            others: 0,
+            mig: false,
+            mapping: true,
+            pools: true,
+            fail: Vec::new(),
+            wrong_write: None,
+            nvml: true,
+        }
     }
 }
 
@@ -70,6 +85,8 @@ impl Config {
             ("DOUBLE_DEVICES", self.devices.to_string()),
             ("DOUBLE_OTHERS", self.others.to_string()),
             ("DOUBLE_MIG", u8::from(self.mig).to_string()),
+            ("DOUBLE_MAPPING", u8::from(self.mapping).to_string()),
+            ("DOUBLE_POOLS", u8::from(self.pools).to_string()),
             ("DOUBLE_FAIL", failures.collect::<Vec<_>>().join(",")),
             ("DOUBLE_WRONG_WRITE", wrong_write.unwrap_or_default()),
         ]
@@ -97,6 +114,8 @@ impl Config {
             devices: variable("DOUBLE_DEVICES").map_or(Ok(default.devices), |text| number(&text))?,
             others: variable("DOUBLE_OTHERS").map_or(Ok(default.others), |text| number(&text))?,
             mig: variable("DOUBLE_MIG").map_or(Ok(0_u8), |text| number(&text))? != 0,
+            mapping: variable("DOUBLE_MAPPING").map_or(Ok(1_u8), |text| number(&text))? != 0,
+            pools: variable("DOUBLE_POOLS").map_or(Ok(1_u8), |text| number(&text))? != 0,
             fail: failures.collect::<Result<_, _>>()?,
             wrong_write: wrong_write.transpose()?,
             nvml: default.nvml,
@@ -119,6 +138,8 @@ mod tests {
             devices: 3,
             others: 7 << 20,
             mig: true,
+            mapping: false,
+            pools: false,
             wrong_write: Some(WrongWrite { nth: 2, offset: 77 }),
             ..Config::default()
         }

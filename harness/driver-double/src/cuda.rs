@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::time::{Duration, Instant};
 
 use crate::work::{Kernel, Work};
-use crate::world::{Event, Stream, call, code, wait, with_context};
+use crate::world::{Event, GRANULARITY, Gpu, Stream, call, code, synchronize, wait, with_context};
 
 /// CUDA version that the double claims to support: 12.8.
 const CUDA_VERSION: c_int = 12_080;
@@ -119,7 +119,8 @@ unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> u3
     })
 }
 
-/// Compute capability 9.0 in its two attributes, 75 and 76; others are refused.
+/// Compute capability 9.0 in its two attributes, 75 and 76; 102, virtual memory management, and 115, pools, as
+/// configured; others are refused.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int) -> u32 {
     call("cuDeviceGetAttribute", |world| {
@@ -127,6 +128,8 @@ unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, 
         let answer = match attribute {
             75 => 9,
             76 => 0,
+            102 => c_int::from(world.config.mapping),
+            115 => c_int::from(world.config.pools),
             _ => return Err(code::INVALID_VALUE),
         };
         // SAFETY: the caller's place, as the driver API demands.
@@ -170,7 +173,7 @@ extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> u32 {
 /// Waits for all streams.
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxSynchronize() -> u32 {
-    wait("cuCtxSynchronize", |gpu| Ok(gpu.idle_at()))
+    synchronize("cuCtxSynchronize", |gpu| Ok(gpu.idle_at()))
 }
 
 /// Free and total memory.
@@ -196,6 +199,234 @@ unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, size: usize) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(address: u64) -> u32 {
     with_context("cuMemFree_v2", |gpu| gpu.deallocate(address))
+}
+
+/// `CUmemLocation` of cuda.h: kind 1 is a device.
+#[repr(C)]
+struct Location {
+    kind: c_uint,
+    id: c_int,
+}
+
+impl Location {
+    const fn is(&self, ordinal: usize) -> bool {
+        self.kind == 1 && self.id as usize == ordinal
+    }
+}
+
+/// `CUmemAllocationProp` of cuda.h. The double makes pinned pages (kind 1) that nobody shares.
+#[repr(C)]
+struct PageProperty {
+    kind: c_uint,
+    handle_types: c_uint,
+    location: Location,
+    metadata: *mut c_void,
+    flags: [u8; 8],
+}
+
+impl PageProperty {
+    /// Refuses what the double does not make on this GPU.
+    fn check(&self, ordinal: usize) -> Result<(), u32> {
+        let plain = self.metadata.is_null() && self.flags == [0; 8] && self.handle_types == 0;
+        match self.kind == 1 && self.location.is(ordinal) {
+            true if plain => Ok(()),
+            true => Err(code::NOT_SUPPORTED),
+            false => Err(code::INVALID_VALUE),
+        }
+    }
+}
+
+/// `CUmemAccessDesc` of cuda.h: flags 3 are reading and writing.
+#[repr(C)]
+struct AccessDescription {
+    location: Location,
+    flags: c_uint,
+}
+
+/// As [`with_context`], on a GPU that has virtual memory management.
+fn with_mapping(function: &'static str, body: impl FnOnce(&mut Gpu) -> Result<(), u32>) -> u32 {
+    with_context(function, |gpu| if gpu.has_mapping { body(gpu) } else { Err(code::NOT_SUPPORTED) })
+}
+
+/// 2 MiB, least and recommended, for pages that the double makes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemGetAllocationGranularity(granularity: *mut usize, property: *const PageProperty, option: c_uint) -> u32 {
+    with_mapping("cuMemGetAllocationGranularity", |gpu| {
+        // SAFETY: the caller's struct, as the driver API demands; null is refused.
+        unsafe { property.as_ref() }.ok_or(code::INVALID_VALUE)?.check(gpu.ordinal)?;
+        if option > 1 {
+            return Err(code::INVALID_VALUE);
+        }
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(granularity, GRANULARITY as usize) }
+    })
+}
+
+/// Reserves addresses; a wish for some is passed over, as the driver may do.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAddressReserve(address: *mut u64, size: usize, alignment: usize, _wish: u64, flags: u64) -> u32 {
+    with_mapping("cuMemAddressReserve", |gpu| {
+        if flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let reserved = gpu.mapping.reserve(size as u64, alignment as u64)?;
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(address, reserved) }
+    })
+}
+
+/// Gives a reservation back.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemAddressFree(address: u64, size: usize) -> u32 {
+    with_mapping("cuMemAddressFree", |gpu| gpu.mapping.unreserve(address, size as u64))
+}
+
+/// Makes a page, charged at once.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemCreate(page: *mut u64, size: usize, property: *const PageProperty, flags: u64) -> u32 {
+    with_mapping("cuMemCreate", |gpu| {
+        // SAFETY: the caller's struct, as the driver API demands; null is refused.
+        unsafe { property.as_ref() }.ok_or(code::INVALID_VALUE)?.check(gpu.ordinal)?;
+        if flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let (handle, free) = (gpu.handle() as u64, gpu.free());
+        gpu.mapping.create(handle, size as u64, free)?;
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(page, handle) }
+    })
+}
+
+/// Gives a page back, at once or with its mapping.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemRelease(page: u64) -> u32 {
+    with_mapping("cuMemRelease", |gpu| gpu.mapping.release(page))
+}
+
+/// Puts a whole page behind addresses.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemMap(address: u64, size: usize, offset: usize, page: u64, flags: u64) -> u32 {
+    with_mapping("cuMemMap", |gpu| match (offset, flags) {
+        (0, 0) => gpu.mapping.map(address, size as u64, page),
+        _ => Err(code::INVALID_VALUE),
+    })
+}
+
+/// Lets the device read and write what is mapped.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemSetAccess(address: u64, size: usize, allowed: *const AccessDescription, count: usize) -> u32 {
+    with_mapping("cuMemSetAccess", |gpu| {
+        // SAFETY: the caller's struct, as the driver API demands; null is refused.
+        let allowed = unsafe { allowed.as_ref() }.filter(|_| count == 1).ok_or(code::INVALID_VALUE)?;
+        match allowed.location.is(gpu.ordinal) {
+            true if allowed.flags == 3 => gpu.mapping.allow(address, size as u64),
+            _ => Err(code::NOT_SUPPORTED),
+        }
+    })
+}
+
+/// Takes mappings away at once: work that comes too late breaks the context.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemUnmap(address: u64, size: usize) -> u32 {
+    with_mapping("cuMemUnmap", |gpu| gpu.mapping.unmap(address, size as u64))
+}
+
+/// `CUmemPoolProps` of cuda.h.
+#[repr(C)]
+struct PoolProperty {
+    kind: c_uint,
+    handle_types: c_uint,
+    location: Location,
+    attributes: *mut c_void,
+    most: usize,
+    usage: u16,
+    reserved: [u8; 54],
+}
+
+/// As [`with_context`], on a GPU that has pools.
+fn with_pools(function: &'static str, body: impl FnOnce(&mut Gpu) -> Result<(), u32>) -> u32 {
+    with_context(function, |gpu| if gpu.has_pools { body(gpu) } else { Err(code::NOT_SUPPORTED) })
+}
+
+/// Makes a pool of pinned memory (kind 1) that nobody shares, without a limit.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemPoolCreate(pool: *mut *mut c_void, property: *const PoolProperty) -> u32 {
+    with_pools("cuMemPoolCreate", |gpu| {
+        // SAFETY: the caller's struct, as the driver API demands; null is refused.
+        let property = unsafe { property.as_ref() }.ok_or(code::INVALID_VALUE)?;
+        let plain = property.attributes.is_null() && property.handle_types == 0 && property.most == 0 && property.usage == 0;
+        if property.kind != 1 || !property.location.is(gpu.ordinal) || property.reserved != [0; 54] {
+            return Err(code::INVALID_VALUE);
+        }
+        if !plain {
+            return Err(code::NOT_SUPPORTED);
+        }
+        let handle = gpu.handle();
+        gpu.pools.create(handle);
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(pool, pointer(handle)) }
+    })
+}
+
+/// Removes a pool.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemPoolDestroy(pool: *mut c_void) -> u32 {
+    with_pools("cuMemPoolDestroy", |gpu| gpu.pools.destroy(pool as usize))
+}
+
+/// Tells what a pool holds: the attributes of 64 bits.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemPoolGetAttribute(pool: *mut c_void, attribute: c_uint, value: *mut c_void) -> u32 {
+    with_pools("cuMemPoolGetAttribute", |gpu| {
+        let answer = gpu.pools.attribute(pool as usize, attribute)?;
+        // SAFETY: the caller's place of 64 bits, as the driver API demands for these attributes.
+        unsafe { put(value.cast::<u64>(), answer) }
+    })
+}
+
+/// Sets the release threshold (4); takes that reuse by chance (2) and by waits of its own (3) are off, and nothing else.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemPoolSetAttribute(pool: *mut c_void, attribute: c_uint, value: *mut c_void) -> u32 {
+    with_pools("cuMemPoolSetAttribute", |gpu| {
+        if value.is_null() || !gpu.pools.contains(pool as usize) {
+            return Err(code::INVALID_VALUE);
+        }
+        match attribute {
+            // SAFETY: the caller's int, as the driver API demands for these attributes; not null, as was just seen.
+            2 | 3 if unsafe { value.cast::<c_int>().read() } == 0 => Ok(()),
+            2 | 3 => Err(code::NOT_SUPPORTED),
+            // SAFETY: the caller's 64 bits, as the driver API demands for this attribute; not null, as was just seen.
+            4 => gpu.pools.set_threshold(pool as usize, unsafe { value.cast::<u64>().read() }),
+            _ => Err(code::NOT_SUPPORTED),
+        }
+    })
+}
+
+/// Gives unused memory back.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemPoolTrimTo(pool: *mut c_void, keep: usize) -> u32 {
+    with_pools("cuMemPoolTrimTo", |gpu| gpu.pools.trim(pool as usize, keep as u64))
+}
+
+/// Takes memory of a pool, which is there at once for work of any stream; a driver promises that for ordered work only.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAllocFromPoolAsync(address: *mut u64, size: usize, pool: *mut c_void, stream: *mut c_void) -> u32 {
+    with_pools("cuMemAllocFromPoolAsync", |gpu| {
+        let (ready_at, free) = (gpu.ready_at(stream as usize)?, gpu.free());
+        let allocated = gpu.pools.allocate(pool as usize, size as u64, stream as usize, ready_at, free)?;
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(address, allocated) }
+    })
+}
+
+/// Takes memory back when the stream comes to it: later work on the memory breaks the context.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemFreeAsync(address: u64, stream: *mut c_void) -> u32 {
+    with_pools("cuMemFreeAsync", |gpu| {
+        let done_at = gpu.ready_at(stream as usize)?;
+        gpu.pools.free(address, stream as usize, done_at)?;
+        gpu.submit(stream as usize, Work::Free { address })
+    })
 }
 
 /// Copies to pageable host memory, which as on a GPU has happened when the call returns.
@@ -246,7 +477,7 @@ extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> u32 {
 /// Waits for a stream.
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> u32 {
-    wait("cuStreamSynchronize", |gpu| gpu.ready_at(stream as usize))
+    synchronize("cuStreamSynchronize", |gpu| gpu.ready_at(stream as usize))
 }
 
 /// Later work of the stream starts once the event's last record so far is done; an event never recorded delays nothing.
@@ -302,7 +533,7 @@ extern "C" fn cuEventQuery(event: *mut c_void) -> u32 {
 /// Waits for an event.
 #[unsafe(no_mangle)]
 extern "C" fn cuEventSynchronize(event: *mut c_void) -> u32 {
-    wait("cuEventSynchronize", |gpu| {
+    synchronize("cuEventSynchronize", |gpu| {
         let event = gpu.events.get(&(event as usize)).ok_or(code::INVALID_HANDLE)?;
         Ok(event.done_at.unwrap_or_else(Instant::now))
     })

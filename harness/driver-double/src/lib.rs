@@ -6,11 +6,14 @@
 //!
 //! * [`Config`] says how it behaves, and travels to it as environment variables;
 //! * [`Staging`] puts it where the loader of a child process finds it;
-//! * `cuda` and `nvml` are the exported functions, `world` is their state, `work` what streams do.
+//! * `cuda` and `nvml` are the exported functions, `world` is their state, `mapping` its addresses and pages,
+//!   `pool` its stream-ordered pools, `work` what streams do.
 
 mod config;
 mod cuda;
+mod mapping;
 mod nvml;
+mod pool;
 mod staging;
 mod work;
 mod world;

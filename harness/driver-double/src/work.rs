@@ -23,6 +23,8 @@ pub(crate) enum Work {
     Verify { address: u64, len: u64, value: u64, first: u64, offset: u64, findings: u64 },
     /// Writes one byte to all.
     Set { address: u64, len: u64, byte: u8 },
+    /// A free of a pool takes its turn; the world does it, whose pool it is.
+    Free { address: u64 },
     /// Takes time.
     Busy(Duration),
     /// A word kernel was given an address that is no multiple of 8.
@@ -125,7 +127,7 @@ impl Work {
                 // SAFETY: as the caller promised.
                 unsafe { memory(address, len) }.fill(byte);
             }
-            Self::Busy(_) => {}
+            Self::Busy(_) | Self::Free { .. } => {}
             Self::Misaligned { .. } => return Err(code::MISALIGNED_ADDRESS),
         }
         Ok(())

@@ -10,11 +10,13 @@ use std::thread;
 use std::time::Instant;
 
 use crate::config::Config;
+use crate::mapping::Mapping;
+use crate::pool::Pools;
 use crate::staging::REPORT;
 use crate::work::{Kernel, Work};
 
 /// Device memory is charged in whole multiples of this.
-const GRANULARITY: u64 = 2 << 20;
+pub(crate) const GRANULARITY: u64 = 2 << 20;
 
 /// Codes of the CUDA driver API that the double answers with.
 pub(crate) mod code {
@@ -44,6 +46,9 @@ pub(crate) struct World {
 
 /// One GPU, with what the process holds of it while its primary context lives.
 pub(crate) struct Gpu {
+    pub(crate) ordinal: usize,
+    pub(crate) has_mapping: bool,
+    pub(crate) has_pools: bool,
     pub(crate) references: u32,
     pub(crate) streams: BTreeMap<usize, Stream>,
     pub(crate) events: BTreeMap<usize, Event>,
@@ -53,6 +58,10 @@ pub(crate) struct Gpu {
     others: u64,
     /// Address and asked-for size of what is allocated.
     allocations: BTreeMap<u64, u64>,
+    /// Addresses and pages, apart.
+    pub(crate) mapping: Mapping,
+    /// Stream-ordered pools.
+    pub(crate) pools: Pools,
     /// Queued work by the time when everything in front of it is done, then by order of submission.
     queue: BTreeMap<(Instant, u64), Work>,
     submitted: u64,
@@ -118,6 +127,17 @@ pub(crate) fn wait(function: &'static str, until: impl FnOnce(&mut Gpu) -> Resul
     world().as_mut().map_or(code::NOT_INITIALIZED, |world| world.current().err().unwrap_or(0))
 }
 
+/// A wait of the host behind which pools give memory back.
+pub(crate) fn synchronize(function: &'static str, until: impl FnOnce(&mut Gpu) -> Result<Instant, u32>) -> u32 {
+    let answer = wait(function, until);
+    if answer == 0
+        && let Some(gpu) = world().as_mut().and_then(|world| world.current().ok())
+    {
+        gpu.pools.release();
+    }
+    answer
+}
+
 fn sleep_until(end: Instant) {
     while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
         thread::sleep(left);
@@ -131,7 +151,7 @@ thread_local! {
 
 impl World {
     fn new(config: Config) -> Self {
-        let gpus = (0..config.devices).map(|_| Gpu::new(&config)).collect();
+        let gpus = (0..config.devices as usize).map(|ordinal| Gpu::new(&config, ordinal)).collect();
         Self { config, initialised: false, nvml_initialised: false, gpus, calls: BTreeMap::new() }
     }
 
@@ -168,11 +188,11 @@ impl World {
 
     /// Gives a reference to a GPU's context back; the last one destroys it and reports what was left in it.
     pub(crate) fn release(&mut self, ordinal: i32) -> Result<(), u32> {
-        let fresh = Gpu::new(&self.config);
+        let fresh = Gpu::new(&self.config, ordinal as usize);
         let gpu = self.gpu(ordinal)?;
         gpu.references = gpu.references.checked_sub(1).ok_or(code::INVALID_CONTEXT)?;
         if gpu.references == 0 {
-            gpu.report(ordinal);
+            gpu.report();
             gpu.unmap_everything();
             *gpu = fresh;
         }
@@ -181,8 +201,11 @@ impl World {
 }
 
 impl Gpu {
-    fn new(config: &Config) -> Self {
+    fn new(config: &Config, ordinal: usize) -> Self {
         Self {
+            ordinal,
+            has_mapping: config.mapping,
+            has_pools: config.pools,
             references: 0,
             // The default stream's handle is null.
             streams: BTreeMap::from([(0, Stream { ready_at: Instant::now() })]),
@@ -192,6 +215,8 @@ impl Gpu {
             overhead: config.overhead,
             others: config.others,
             allocations: BTreeMap::new(),
+            mapping: Mapping::default(),
+            pools: Pools::default(),
             queue: BTreeMap::new(),
             submitted: 0,
             next_handle: 0x1000,
@@ -201,10 +226,13 @@ impl Gpu {
         }
     }
 
-    /// What this process holds: its context and its allocations, in whole granules.
+    /// What this process holds: its context, its allocations in whole granules, its pages and its pools.
     pub(crate) fn process_used(&self) -> u64 {
         let context = if self.references > 0 { self.overhead } else { 0 };
-        context + self.allocations.values().map(|size| size.next_multiple_of(GRANULARITY)).sum::<u64>()
+        context
+            + self.allocations.values().map(|size| size.next_multiple_of(GRANULARITY)).sum::<u64>()
+            + self.mapping.charged()
+            + self.pools.reserved()
     }
 
     /// What everybody holds.
@@ -280,6 +308,10 @@ impl Gpu {
     }
 
     fn run(&mut self, work: &Work) -> Result<(), u32> {
+        if let Work::Free { address } = *work {
+            self.pools.finish(address);
+            return Ok(());
+        }
         let Some((address, len)) = work.touches() else { return Ok(()) };
         if !self.is_live(address, len) {
             return Err(code::ILLEGAL_ADDRESS);
@@ -292,11 +324,14 @@ impl Gpu {
         unsafe { work.run(wrong.map(|wrong| wrong.offset)) }
     }
 
-    /// Whether the bytes are inside one allocation or one module's variable.
+    /// Whether the bytes are inside one allocation, also of a pool, mapped and accessible, or inside one module's variable.
     pub(crate) fn is_live(&self, address: u64, len: u64) -> bool {
         let inside = |start: u64, size: u64| address >= start && len <= size && address - start <= size - len;
         let allocation = self.allocations.range(..=address).next_back();
-        allocation.is_some_and(|(start, size)| inside(*start, *size)) || self.modules.values().any(|module| inside(module.findings, 16))
+        allocation.is_some_and(|(start, size)| inside(*start, *size))
+            || self.mapping.is_live(address, len)
+            || self.pools.is_live(address, len)
+            || self.modules.values().any(|module| inside(module.findings, 16))
     }
 
     /// Makes a module of its text, with memory for its variable.
@@ -325,11 +360,15 @@ impl Gpu {
         module.map(|module| module.findings).ok_or(code::INVALID_HANDLE)
     }
 
-    fn report(&self, ordinal: i32) {
+    fn report(&self) {
         let Some(path) = std::env::var_os(REPORT) else { return };
+        let (reservations, pages) = self.mapping.left();
+        let (pools, pooled) = self.pools.left();
         let line = format!(
-            "device {ordinal} left: {} allocations, {} streams, {} events, {} modules, {} pieces of work\n",
-            self.allocations.len(),
+            "device {} left: {} allocations, {reservations} reservations, {pages} pages, {pools} pools, {} streams, {} events, {} modules, \
+             {} pieces of work\n",
+            self.ordinal,
+            self.allocations.len() + pooled,
             self.streams.len() - 1,
             self.events.len(),
             self.modules.len(),
@@ -345,6 +384,8 @@ impl Gpu {
         for (address, size) in std::mem::take(&mut self.allocations) {
             unmap(address, size);
         }
+        self.mapping.clear();
+        self.pools.clear();
         for module in std::mem::take(&mut self.modules).into_values() {
             unmap(module.findings, 16);
         }
@@ -352,7 +393,7 @@ impl Gpu {
 }
 
 /// Address space for `size` bytes, zeroed when touched.
-fn map(size: u64) -> Result<u64, u32> {
+pub(crate) fn map(size: u64) -> Result<u64, u32> {
     let size = usize::try_from(size).map_err(|_| code::OUT_OF_MEMORY)?;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new anonymous mapping wherever the system likes; it overlaps nothing.
@@ -360,9 +401,9 @@ fn map(size: u64) -> Result<u64, u32> {
     if address == libc::MAP_FAILED { Err(code::OUT_OF_MEMORY) } else { Ok(address as u64) }
 }
 
-/// Gives back what [`map`] returned for `size`.
-fn unmap(address: u64, size: u64) {
-    // SAFETY: the mapping is `map`'s, of this size, and its owner has just forgotten it.
+/// Gives back what [`map`] returned for `size`, or addresses of a reservation.
+pub(crate) fn unmap(address: u64, size: u64) {
+    // SAFETY: the mapping is the double's, of this size, and its owner has just forgotten it.
     let answer = unsafe { libc::munmap(address as *mut libc::c_void, size as usize) };
     if answer != 0 {
         eprintln!("driver double: munmap failed: {}", std::io::Error::last_os_error());

@@ -53,7 +53,7 @@ invariants! {
     EverythingGoesBack = "everything_goes_back":
         "after the last free and empty_cache nothing is reserved",
     WholeLimitFitsAtTheEnd = "whole_limit_fits_at_the_end":
-        "after the last free and empty_cache one allocation of all that is free succeeds",
+        "after the last free and empty_cache one allocation of all that is free succeeds, in whole units of what the allocator takes",
     NothingLeaks = "nothing_leaks":
         "at the end the device has no allocation, stream or event that somebody forgot",
 }

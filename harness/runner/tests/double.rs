@@ -7,9 +7,12 @@ use std::env;
 use std::process::Command;
 
 use driver_double::{Config, Staging, WrongWrite};
+use harness_allocator::allocator::{AllocatorKind, Request};
 use harness_allocator::device::cuda::CudaDevice;
 use harness_allocator::device::open::{self, DeviceChoice, Resolved};
-use harness_allocator::device::{Device, DeviceError, DevicePtr, EventId, Leaks, MemoryRange, Place, StreamId, Tag};
+use harness_allocator::device::{
+    Device, DeviceError, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag,
+};
 use harness_allocator::units::{Bytes, Nanos};
 
 /// Says to a child which test it is.
@@ -17,7 +20,7 @@ const CHILD: &str = "DOUBLE_TEST_CHILD";
 /// An argument of the test for its child.
 const ARGUMENT: &str = "DOUBLE_TEST_ARGUMENT";
 /// How the double's line ends for a context that was left empty.
-const NOTHING_LEFT: &str = "left: 0 allocations, 0 streams, 0 events, 0 modules, 0 pieces of work";
+const NOTHING_LEFT: &str = "left: 0 allocations, 0 reservations, 0 pages, 0 pools, 0 streams, 0 events, 0 modules, 0 pieces of work";
 
 const TAG: Tag = Tag(0x0123_4567_89ab_cdef);
 const OTHER: Tag = Tag(0xfedc_ba98_7654_3210);
@@ -76,6 +79,23 @@ fn free_memory(device: &mut CudaDevice) -> Bytes {
 
 fn used_memory(device: &mut CudaDevice) -> Bytes {
     device.memory().expect("memory is told").used
+}
+
+/// One call inside a mapping of four pages is refused: nothing may stay of it, and it must work when tried again.
+fn refused_mapping_is_undone(refused_call: &str, refused_code: u32) {
+    let mut device = device();
+    let start = device.reserve(Bytes::mib(8)).expect("there are addresses");
+    let whole = range(start, 0, 8 << 20);
+    let free = free_memory(&mut device);
+    let error = device.map(whole, Bytes::mib(2)).expect_err("a call is refused");
+    assert!(matches!(error, DeviceError::Driver { call, code, .. } if call == refused_call && code == refused_code), "{error}");
+    assert_eq!((device.calls().create, device.calls().release, free_memory(&mut device)), (4, 4, free));
+    assert!(matches!(device.fill(StreamId::DEFAULT, whole, TAG), Err(DeviceError::InvalidAccess { .. })));
+    device.map(whole, Bytes::mib(2)).expect("the second try is not refused");
+    device.fill(StreamId::DEFAULT, whole, TAG).expect("all of it is mapped");
+    device.verify(StreamId::DEFAULT, whole, TAG).expect("it is intact");
+    device.unmap(whole).expect("it is mapped");
+    device.unreserve(start).expect("nothing is mapped");
 }
 
 on_the_double! {
@@ -411,6 +431,73 @@ on_the_double! {
         assert_eq!(device.elapsed(again, other), Err(DeviceError::NotReady(again.0)), "a reused number is a new event");
     }
 
+    fn a_device_without_virtual_memory_management_says_so(Config { mapping: false, ..Config::default() }) {
+        let mut device = device();
+        assert!(device.mapped().is_none());
+        let ptr = device.malloc(Bytes::mib(2)).expect("the rest works");
+        device.free(ptr).expect("it is live");
+    }
+
+    fn a_device_without_pools_says_so(Config { pools: false, ..Config::default() }) {
+        let mut device = device();
+        assert!(device.pooled().is_none());
+        let refused = AllocatorKind::AsyncPool.build().allocate(&mut device, Request::new(Bytes(1))).expect_err("there is no pool");
+        assert!(refused.to_string().starts_with("the allocator `async_pool`: this device has no stream-ordered memory pools"), "{refused}");
+    }
+
+    fn a_pool_that_cannot_be_set_up_is_given_back(Config::default().failing("cuMemPoolSetAttribute", 2, 999)) {
+        let mut device = device();
+        let error = device.create_pool(Bytes::ZERO).expect_err("the second attribute is refused");
+        assert!(matches!(error, DeviceError::Driver { call: "cuMemPoolSetAttribute", code: 999, .. }), "{error}");
+        assert!(device.leaks().is_empty());
+        let pool = device.create_pool(Bytes::ZERO).expect("the second try is not refused");
+        device.destroy_pool(pool).expect("it is empty");
+    }
+
+    fn a_free_to_a_pool_that_the_driver_refuses_leaves_the_accounts_as_they_were(Config::default().failing("cuMemFreeAsync", 1, 999)) {
+        let mut device = device();
+        let pool = device.create_pool(Bytes::ZERO).expect("a pool");
+        let ptr = device.malloc_async(pool, Bytes::mib(2), StreamId::DEFAULT).expect("it fits");
+        assert!(matches!(device.free_async(ptr, StreamId::DEFAULT), Err(DeviceError::Driver { call: "cuMemFreeAsync", code: 999, .. })));
+        assert_eq!(device.leaks().allocations, 1);
+        device.free_async(ptr, StreamId::DEFAULT).expect("the second try is not refused");
+        assert_eq!(device.leaks().allocations, 0);
+    }
+
+    fn a_page_that_the_driver_refuses_takes_those_before_it_back(Config::default().failing("cuMemCreate", 3, 999)) {
+        let mut device = device();
+        let start = device.reserve(Bytes::mib(8)).expect("there are addresses");
+        let free = free_memory(&mut device);
+        let error = device.map(range(start, 0, 8 << 20), Bytes::mib(2)).expect_err("the third page is refused");
+        assert!(matches!(error, DeviceError::Driver { call: "cuMemCreate", code: 999, .. }), "{error}");
+        assert_eq!((device.calls().create, device.calls().release, free_memory(&mut device)), (3, 2, free));
+        device.map(range(start, 0, 8 << 20), Bytes::mib(2)).expect("the second try is not refused");
+        device.fill(StreamId::DEFAULT, range(start, 0, 8 << 20), TAG).expect("all of it is mapped");
+        device.verify(StreamId::DEFAULT, range(start, 0, 8 << 20), TAG).expect("it is intact");
+    }
+
+    fn a_mapping_that_the_driver_refuses_in_the_middle_is_undone(Config::default().failing("cuMemMap", 2, 205)) {
+        refused_mapping_is_undone("cuMemMap", 205);
+    }
+
+    fn a_mapping_that_the_driver_lets_nobody_access_is_undone(Config::default().failing("cuMemSetAccess", 1, 801)) {
+        refused_mapping_is_undone("cuMemSetAccess", 801);
+    }
+
+    fn where_the_driver_unmaps_only_a_part_the_accounts_say_which(Config::default().failing("cuMemUnmap", 2, 206)) {
+        let mut device = device();
+        let start = device.reserve(Bytes::mib(6)).expect("there are addresses");
+        device.map(range(start, 0, 6 << 20), Bytes::mib(2)).expect("it fits");
+        let free = free_memory(&mut device);
+        let error = device.unmap(range(start, 0, 6 << 20)).expect_err("the second page is refused");
+        assert!(matches!(error, DeviceError::Driver { call: "cuMemUnmap", code: 206, .. }), "{error}");
+        assert_eq!((free_memory(&mut device), device.leaks().bytes), (free + Bytes::mib(2), Bytes::mib(4)));
+        device.fill(StreamId::DEFAULT, range(start, 2 << 20, 4 << 20), TAG).expect("the rest is mapped");
+        device.synchronize().expect("the context is not broken");
+        device.unmap(range(start, 2 << 20, 4 << 20)).expect("the second try is not refused");
+        device.unreserve(start).expect("nothing is mapped");
+    }
+
     fn a_multi_instance_slice_is_matched_by_its_own_name(Config { mig: true, ..Config::default() }) {
         let device = device();
         assert_eq!((device.nvml_problem(), device.info().fingerprint.mig), (None, Some(true)));
@@ -510,6 +597,7 @@ fn whichever_call_fails_while_opening_the_error_names_it_and_nothing_is_left() {
         "cuDeviceGetUuid_v2",
         "cuDevicePrimaryCtxRetain",
         "cuCtxSetCurrent",
+        "cuMemGetAllocationGranularity",
         "cuModuleLoadData",
         "cuModuleGetGlobal_v2",
         "cuModuleGetFunction",
@@ -540,5 +628,31 @@ fn a_dropped_device_leaves_nothing_behind() {
     device.busy(stream, Nanos::millis(20)).expect("it is queued");
     device.fill(stream, range(ptr, 0, 10 << 20), TAG).expect("it is queued");
     device.record_event(event, stream).expect("it is queued");
-    assert_eq!(device.leaks(), Leaks { allocations: 1, reservations: 0, bytes: Bytes::mib(10), streams: 1, events: 1 });
+    let start = device.reserve(Bytes::mib(40)).expect("there are addresses");
+    device.map(range(start, 2 << 20, 8 << 20), Bytes::mib(4)).expect("it fits");
+    device.fill(stream, range(start, 2 << 20, 8 << 20), TAG).expect("it is queued");
+    let pool = device.create_pool(Bytes(u64::MAX)).expect("a pool");
+    device.malloc_async(pool, Bytes::mib(3), stream).expect("it fits");
+    assert_eq!(device.leaks(), Leaks { allocations: 2, reservations: 1, pools: 1, bytes: Bytes::mib(18 + 32), streams: 1, events: 1 });
+}
+
+#[test]
+fn work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu() {
+    const NAME: &str = "work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu";
+    if !is_child(NAME) {
+        let staging = Staging::new(&Config::default()).expect("the double is staged");
+        run_child(NAME, &staging, "");
+        // What a broken context holds cannot be given back call by call: it goes with the context.
+        let report = staging.report().expect("the context was released");
+        return assert!(report.starts_with("device 0 left: 0 allocations, 1 reservations, 0 pages, 0 pools, 1 streams"), "{report}");
+    }
+    let mut device = device();
+    let stream = device.create_stream().expect("a stream");
+    let start = device.reserve(Bytes::mib(2)).expect("there are addresses");
+    device.map(range(start, 0, 2 << 20), Bytes::mib(2)).expect("it fits");
+    device.busy(stream, Nanos::millis(20)).expect("it is queued");
+    device.fill(stream, range(start, 0, 2 << 20), TAG).expect("it is queued");
+    device.unmap(range(start, 0, 2 << 20)).expect("unmapping does not wait");
+    let error = device.synchronize().expect_err("the fill met no memory");
+    assert!(matches!(error, DeviceError::Driver { code: 700, .. }), "{error}");
 }

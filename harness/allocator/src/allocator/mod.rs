@@ -1,9 +1,10 @@
 //! What an allocator does, whoever wrote it: requests in, allocations out, accounts of everything.
 //!
 //! The device is passed in with each call and never owned, so that one device can serve an allocator, an audit and a scenario.
-//! [`caching`] is PyTorch's behaviour, [`bfc`] TensorFlow's, [`rmm_pool`] RMM's,
-//! [`direct`] the baseline without any cache.
+//! [`caching`] is PyTorch's behaviour, [`bfc`] TensorFlow's, [`rmm_pool`] RMM's, [`async_pool`] the driver's own pool, [`direct`] the
+//! baseline without any cache.
 
+pub mod async_pool;
 pub mod bfc;
 pub mod caching;
 pub mod direct;
@@ -14,7 +15,7 @@ mod slab;
 
 use std::fmt;
 
-use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
+use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, StreamId};
 use crate::stats::{MemoryStats, SegmentInfo};
 use crate::units::Bytes;
 
@@ -116,6 +117,11 @@ pub trait Allocator: Send {
     /// Its name in scenarios and reports.
     fn name(&self) -> &'static str;
 
+    /// What it takes from the device for a large request comes in whole multiples of this.
+    fn reserve_unit(&self, device: &dyn Device) -> Bytes {
+        device.info().granularity
+    }
+
     /// Hands out memory.
     ///
     /// # Errors
@@ -152,6 +158,12 @@ pub trait Allocator: Send {
 
     /// The segment that an address lies in. Linear in the blocks of that segment and logarithmic in segments.
     fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo>;
+
+    /// The pool of the driver that all its memory comes from, where it keeps none itself. What is reserved is then the driver's to tell:
+    /// [`crate::device::PooledDevice::pool_memory`]. The snapshot shows what is handed out, and not what the pool holds beside.
+    fn driver_pool(&self) -> Option<PoolId> {
+        None
+    }
 
     /// Private pools, where the allocator has them.
     fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {
@@ -336,25 +348,31 @@ impl fmt::Display for OutOfMemory {
 pub enum AllocatorKind {
     /// PyTorch's caching allocator in its default configuration.
     Caching,
+    /// The same with expandable segments.
+    Expandable,
     /// TensorFlow's best-fit-with-coalescing allocator.
     Bfc,
     /// The pool memory resource of RMM, the RAPIDS Memory Manager.
     RmmPool,
+    /// The driver's stream-ordered pool.
+    AsyncPool,
     /// One driver allocation and one driver free a request.
     Direct,
 }
 
 impl AllocatorKind {
     /// Every one, the baseline of all comparisons last.
-    pub const ALL: &'static [Self] = &[Self::Caching, Self::Bfc, Self::RmmPool, Self::Direct];
+    pub const ALL: &'static [Self] = &[Self::Caching, Self::Expandable, Self::Bfc, Self::RmmPool, Self::AsyncPool, Self::Direct];
 
     /// Its name in scenarios and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Caching => "caching",
+            Self::Expandable => "expandable",
             Self::Bfc => "bfc",
             Self::RmmPool => "rmm_pool",
+            Self::AsyncPool => "async_pool",
             Self::Direct => "direct",
         }
     }
@@ -364,8 +382,10 @@ impl AllocatorKind {
     pub const fn about(self) -> &'static str {
         match self {
             Self::Caching => "PyTorch's caching allocator in its default configuration, byte for byte",
+            Self::Expandable => "PyTorch's caching allocator with expandable_segments:True: segments grow and shrink by pages",
             Self::Bfc => "TensorFlow's best-fit-with-coalescing allocator: few, doubling regions that are kept; grows on demand",
             Self::RmmPool => "RMM's pool_memory_resource: half the memory at once, a free list per stream, stealing behind events",
+            Self::AsyncPool => "the driver's stream-ordered pool (`cudaMallocAsync`), which keeps all it has reserved until it is trimmed",
             Self::Direct => "one driver allocation and one driver free per request: the baseline of every timing",
         }
     }
@@ -375,8 +395,13 @@ impl AllocatorKind {
     pub fn build(self) -> Box<dyn Allocator> {
         match self {
             Self::Caching => Box::new(caching::CachingAllocator::new(caching::Config::default())),
+            Self::Expandable => {
+                let config = caching::Config { expandable_segments: true, ..caching::Config::default() };
+                Box::new(caching::CachingAllocator::new(config))
+            }
             Self::Bfc => Box::new(bfc::BfcAllocator::new(bfc::Config::default())),
             Self::RmmPool => Box::new(rmm_pool::RmmPool::new(rmm_pool::Config::default())),
+            Self::AsyncPool => Box::new(async_pool::AsyncPoolAllocator::default()),
             Self::Direct => Box::new(direct::DirectAllocator::default()),
         }
     }

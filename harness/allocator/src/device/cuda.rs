@@ -5,6 +5,8 @@
 //!
 //! * `driver` is the table of driver functions, `codes` names what they answer;
 //! * `kernels` and `kernels.ptx` fill, verify and spin;
+//! * `mapping` is address space and physical memory apart, [`super::MappedDevice`];
+//! * `pool` is the driver's stream-ordered pools, [`super::PooledDevice`];
 //! * `ballast` is the memory of [`Device::set_pressure`];
 //! * [`probe`] looks at GPUs without opening one.
 
@@ -12,6 +14,8 @@ mod ballast;
 mod codes;
 mod driver;
 mod kernels;
+mod mapping;
+mod pool;
 pub mod probe;
 
 use std::collections::BTreeMap;
@@ -22,11 +26,13 @@ use self::ballast::Ballast;
 use self::codes::Refusal;
 use self::driver::{CUcontext, CUdevice, CUevent, CUstream, Driver};
 use self::kernels::{Kernels, Mismatch};
+use self::mapping::Mapping;
+use self::pool::Pools;
 use super::nvml::NvmlDevice;
 use super::open::no_such_device;
 use super::{
     Access, AccessKind, Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint, Leaks,
-    MemoryRange, Place, StreamId, Tag,
+    MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag,
 };
 use crate::units::{Bytes, Nanos};
 
@@ -56,6 +62,8 @@ pub struct CudaDevice {
     next_stream: u32,
     events: Vec<Option<Event>>,
     free_events: Vec<u32>,
+    mapping: Option<Mapping>,
+    pools: Option<Pools>,
     ballast: Ballast,
     nvml: Result<NvmlDevice, String>,
     kernels: Kernels,
@@ -90,6 +98,7 @@ impl CudaDevice {
         let (memory, uuid_hash) = (Some(found.total), Some(found.uuid.hash()));
         let fingerprint = Fingerprint { memory, uuid_hash, cuda: Some(probe::cuda_version(driver)?), ..facts };
         let context = Context::retain(driver, device)?;
+        let (mapping, pools) = (Mapping::of(driver, device)?, Pools::of(driver, device)?);
         let kernels = Kernels::load(driver)?;
         let info = DeviceInfo {
             name: found.name,
@@ -111,6 +120,8 @@ impl CudaDevice {
             next_stream: 1,
             events: Vec::new(),
             free_events: Vec::new(),
+            mapping,
+            pools,
             ballast: Ballast::default(),
             nvml,
             kernels,
@@ -156,10 +167,23 @@ impl CudaDevice {
         slot.ok_or(DeviceError::UnknownHandle { kind: "event", number: event.0 })
     }
 
-    /// Refuses a range that is not wholly inside one live allocation.
+    /// The error for freeing an address that nothing lives at.
+    fn wrong_free(&self, ptr: DevicePtr) -> DeviceError {
+        match self.freed.get(&ptr.0) {
+            Some(&first) => DeviceError::DoubleFree { ptr, first, second: self.place },
+            None => DeviceError::InvalidFree { ptr, place: self.place },
+        }
+    }
+
+    /// Refuses a range that is not wholly inside one live allocation, nor wholly mapped.
     fn check_access(&self, range: MemoryRange, kind: AccessKind, stream: StreamId) -> Result<(), DeviceError> {
-        let allocation = self.live.range(..=range.start.0).next_back();
+        let plain = self.live.range(..=range.start.0).next_back();
+        let pooled = self.pools.as_ref().and_then(|pools| pools.live.range(..=range.start.0).next_back());
+        let allocation = plain.into_iter().chain(pooled.map(|(start, (size, _))| (start, size))).max();
+        let table = self.mapping.as_ref().map(|mapping| &mapping.table);
         let why = match allocation {
+            _ if table.is_some_and(|table| table.is_mapped(range)) => return Ok(()),
+            _ if table.is_some_and(|table| table.is_reserved(range.start)) => "no memory is mapped to all of it".to_owned(),
             Some((start, size)) if range.len <= size.saturating_sub(Bytes(range.start.0 - start)) => return Ok(()),
             Some((start, size)) if range.start.0 < start + size.0 => {
                 format!("the allocation at {} ends at {}", DevicePtr(*start), DevicePtr(start + size.0))
@@ -232,10 +256,7 @@ impl Device for CudaDevice {
     fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
         self.calls.free += 1;
         if !self.live.contains_key(&ptr.0) {
-            return Err(match self.freed.get(&ptr.0) {
-                Some(&first) => DeviceError::DoubleFree { ptr, first, second: self.place },
-                None => DeviceError::InvalidFree { ptr, place: self.place },
-            });
+            return Err(self.wrong_free(ptr));
         }
         let driver = self.driver()?;
         // SAFETY: the address is a live allocation of this context, as the table says, and is forgotten once it is freed. cuMemFree waits
@@ -392,12 +413,25 @@ impl Device for CudaDevice {
         Ok(self.ballast.resize(driver, held, self.info.granularity)?)
     }
 
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        if self.mapping.is_some() { Some(self) } else { None }
+    }
+
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        if self.pools.is_some() { Some(self) } else { None }
+    }
+
     fn leaks(&self) -> Leaks {
         let charged = |size: &Bytes| size.checked_round_up(GRANULARITY).unwrap_or(*size);
+        let table = self.mapping.as_ref().map(|mapping| &mapping.table);
+        let pages: Bytes = table.into_iter().flat_map(|table| table.pages()).map(|(_, size, _)| size).sum();
+        let driver = self.driver().ok();
+        let pooled = self.pools.as_ref().zip(driver).map_or(Bytes::ZERO, |(pools, driver)| pools.reserved(driver));
         Leaks {
-            reservations: 0,
-            allocations: self.live.len() as u64,
-            bytes: self.live.values().map(charged).sum(),
+            reservations: table.map_or(0, |table| table.reservations().len() as u64),
+            allocations: (self.live.len() + self.pools.as_ref().map_or(0, |pools| pools.live.len())) as u64,
+            pools: self.pools.as_ref().map_or(0, Pools::count),
+            bytes: self.live.values().map(charged).sum::<Bytes>() + pages + pooled,
             streams: self.streams.len() as u64 - 1,
             events: self.events.iter().flatten().count() as u64,
         }
@@ -426,6 +460,12 @@ impl Drop for CudaDevice {
             for address in self.live.keys() {
                 let _ = driver.free(*address);
             }
+        }
+        if let Some(mapping) = &mut self.mapping {
+            mapping.release(driver);
+        }
+        if let Some(pools) = &mut self.pools {
+            pools.release(driver);
         }
         self.ballast.release(driver);
         let _ = self.kernels.unload(driver);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{
     CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place,
-    StreamId, Tag,
+    PoolId, PoolMemory, PooledDevice, StreamId, Tag,
 };
 use crate::units::{Bytes, Nanos};
 
@@ -19,6 +19,8 @@ pub struct Limited {
     /// Their sum.
     charged: Bytes,
     pressure: Bytes,
+    /// Pools that live: what they have reserved is charged as the driver tells it, whenever the limit matters.
+    pools: Vec<PoolId>,
     /// Pages of mappings that the limit refused: how many would have been asked for, and given back again.
     refused_pages: (u64, u64),
 }
@@ -42,7 +44,8 @@ impl Limited {
         }
         let info = device.info();
         let info = DeviceInfo { total: limit, ..info.clone() };
-        Ok(Self { inner: device, info, charges: BTreeMap::new(), charged: Bytes::ZERO, pressure: Bytes::ZERO, refused_pages: (0, 0) })
+        let (charges, charged, pools) = (BTreeMap::new(), Bytes::ZERO, Vec::new());
+        Ok(Self { inner: device, info, charges, charged, pressure: Bytes::ZERO, pools, refused_pages: (0, 0) })
     }
 
     /// Refuses an allocation. The device is asked for more than it has, so that a refusal is a driver call that fails, in its counts and in
@@ -50,20 +53,32 @@ impl Limited {
     fn refuse(&mut self, requested: Bytes) -> DeviceError {
         let impossible = self.inner.info().total + self.info.granularity;
         let refused = match self.inner.malloc(impossible) {
-            Err(error) if error.is_out_of_memory() => self.inner.memory(),
+            Err(error) if error.is_out_of_memory() => Ok(()),
             Err(error) => Err(error),
             // A driver that promises more than it has: what it gave goes back, and the limit stands.
-            Ok(ptr) => self.inner.free(ptr).and_then(|()| self.inner.memory()),
+            Ok(ptr) => self.inner.free(ptr),
         };
-        match refused {
-            Ok(memory) => DeviceError::OutOfMemory { requested, free: self.left().min(memory.free) },
-            Err(error) => error,
-        }
+        refused.and_then(|()| self.out_of_memory(requested)).unwrap_or_else(|error| error)
+    }
+
+    /// The answer that there is no memory.
+    fn out_of_memory(&mut self, requested: Bytes) -> Result<DeviceError, DeviceError> {
+        Ok(DeviceError::OutOfMemory { requested, free: self.left()?.min(self.inner.memory()?.free) })
     }
 
     /// What the limit leaves.
-    fn left(&self) -> Bytes {
-        self.info.total.saturating_sub(self.charged).saturating_sub(self.pressure)
+    fn left(&mut self) -> Result<Bytes, DeviceError> {
+        Ok(self.info.total.saturating_sub(self.all_charged()?).saturating_sub(self.pressure))
+    }
+
+    /// What is charged now, pools included.
+    fn all_charged(&mut self) -> Result<Bytes, DeviceError> {
+        let mut charged = self.charged;
+        for index in 0..self.pools.len() {
+            let pool = self.pools[index];
+            charged += self.inner_pooled()?.pool_memory(pool)?.reserved;
+        }
+        Ok(charged)
     }
 }
 
@@ -74,7 +89,7 @@ impl Device for Limited {
 
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
         let inner = self.inner.memory()?;
-        Ok(DeviceMemory { total: self.info.total, free: self.left().min(inner.free), pressure: self.pressure, ..inner })
+        Ok(DeviceMemory { total: self.info.total, free: self.left()?.min(inner.free), pressure: self.pressure, ..inner })
     }
 
     fn calls(&self) -> DeviceCalls {
@@ -84,7 +99,7 @@ impl Device for Limited {
     }
 
     fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
-        let left = self.left();
+        let left = self.left()?;
         let Some(charge) = size.checked_round_up(self.info.granularity).filter(|charge| *charge <= left) else {
             return Err(self.refuse(size));
         };
@@ -103,7 +118,7 @@ impl Device for Limited {
     }
 
     fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
-        let most = self.info.total.saturating_sub(self.charged);
+        let most = self.info.total.saturating_sub(self.all_charged()?);
         self.pressure = self.inner.set_pressure(held.min(most))?;
         Ok(self.pressure)
     }
@@ -176,6 +191,10 @@ impl Device for Limited {
         if self.inner.mapped().is_some() { Some(self) } else { None }
     }
 
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        if self.inner.pooled().is_some() { Some(self) } else { None }
+    }
+
     fn cost_figures(&self) -> Vec<CostFigure> {
         self.inner.cost_figures()
     }
@@ -190,6 +209,78 @@ impl Limited {
         let why = || DeviceError::Unavailable { what: "memory mapping".to_owned(), why: "the device behind the limit has none".to_owned() };
         self.inner.mapped().ok_or_else(why)
     }
+
+    fn inner_pooled(&mut self) -> Result<&mut dyn PooledDevice, DeviceError> {
+        let why = || DeviceError::Unavailable { what: "memory pools".to_owned(), why: "the device behind the limit has none".to_owned() };
+        self.inner.pooled().ok_or_else(why)
+    }
+
+    /// A piece of the pool, if the pool then is within the limit. Where it is not, the piece goes back, and so does what the pool took for
+    /// it: the pool gives memory back only behind a wait for the stream.
+    fn try_pool(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<Option<DevicePtr>, DeviceError> {
+        let before = self.inner_pooled()?.pool_memory(pool)?.reserved;
+        let ptr = match self.inner_pooled()?.malloc_async(pool, size, stream) {
+            Ok(ptr) => ptr,
+            Err(error) if error.is_out_of_memory() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if self.all_charged()?.0.saturating_add(self.pressure.0) <= self.info.total.0 {
+            return Ok(Some(ptr));
+        }
+        self.inner_pooled()?.free_async(ptr, stream)?;
+        self.inner.synchronize_stream(stream)?;
+        self.inner_pooled()?.trim_pool(pool, before)?;
+        Ok(None)
+    }
+}
+
+/// A pool is charged what it has reserved, as the driver tells it. At the limit it gives its unused memory back and is asked once more, as a
+/// driver does at the end of its memory.
+impl PooledDevice for Limited {
+    fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError> {
+        let pool = self.inner_pooled()?.create_pool(release_threshold)?;
+        self.pools.push(pool);
+        Ok(pool)
+    }
+
+    fn destroy_pool(&mut self, pool: PoolId) -> Result<(), DeviceError> {
+        self.inner_pooled()?.destroy_pool(pool)?;
+        self.pools.retain(|known| *known != pool);
+        Ok(())
+    }
+
+    fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError> {
+        let memory = self.inner_pooled()?.pool_memory(pool)?;
+        let unused = memory.reserved.saturating_sub(memory.used);
+        if self.left()?.0.saturating_add(unused.0) >= size.0 {
+            if let Some(ptr) = self.try_pool(pool, size, stream)? {
+                return Ok(ptr);
+            }
+            self.inner_pooled()?.trim_pool(pool, Bytes::ZERO)?;
+            if let Some(ptr) = self.try_pool(pool, size, stream)? {
+                return Ok(ptr);
+            }
+        } else {
+            // As other refusals: a call to the driver that fails.
+            let impossible = self.inner.info().total + self.info.granularity;
+            if let Ok(ptr) = self.inner_pooled()?.malloc_async(pool, impossible, stream) {
+                self.inner_pooled()?.free_async(ptr, stream)?;
+            }
+        }
+        Err(self.out_of_memory(size)?)
+    }
+
+    fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner_pooled()?.free_async(ptr, stream)
+    }
+
+    fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError> {
+        self.inner_pooled()?.trim_pool(pool, keep)
+    }
+
+    fn pool_memory(&mut self, pool: PoolId) -> Result<PoolMemory, DeviceError> {
+        self.inner_pooled()?.pool_memory(pool)
+    }
 }
 
 impl MappedDevice for Limited {
@@ -202,7 +293,7 @@ impl MappedDevice for Limited {
     }
 
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
-        let left = self.left();
+        let left = self.left()?;
         if range.len > left {
             let fitting = left.0.checked_div(page.0).unwrap_or(0);
             self.refused_pages.0 += fitting + 1;

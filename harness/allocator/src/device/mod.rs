@@ -7,6 +7,7 @@ pub mod cuda;
 pub mod limited;
 pub mod nvml;
 pub mod open;
+mod pages;
 pub mod sim;
 
 use std::fmt;
@@ -179,6 +180,10 @@ pub struct DeviceCalls {
     pub create: u64,
     /// Physical pages given back, those of a failed mapping included.
     pub release: u64,
+    /// Calls of [`PooledDevice::malloc_async`].
+    pub malloc_async: u64,
+    /// Calls of [`PooledDevice::free_async`].
+    pub free_async: u64,
     /// Events recorded.
     pub event_record: u64,
     /// Events asked whether they are done.
@@ -191,7 +196,7 @@ impl DeviceCalls {
     /// Calls that reach the driver's memory manager: what a caching allocator exists to avoid.
     #[must_use]
     pub const fn memory_calls(&self) -> u64 {
-        self.malloc + self.free + self.create + self.release
+        self.malloc + self.free + self.create + self.release + self.malloc_async + self.free_async
     }
 }
 
@@ -330,6 +335,11 @@ pub trait Device: Send {
         None
     }
 
+    /// The driver's stream-ordered pools, where the device has them.
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        None
+    }
+
     /// What a simulated device charges for its calls and work; a real one takes the time it takes.
     fn cost_figures(&self) -> Vec<CostFigure> {
         Vec::new()
@@ -366,6 +376,71 @@ pub trait MappedDevice {
     fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError>;
 }
 
+/// Pools of memory that the driver keeps and hands out in the order of streams, as CUDA's stream-ordered memory allocator does
+/// (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>).
+///
+/// An allocation is there for work of its stream that is submitted later, and for work of other streams that is ordered behind that. A free
+/// takes its turn in its stream; every access must be ordered in front of it. What was freed is handed out again on the same stream at
+/// once, and on another stream only if the free is ordered before that stream's next work by an event or a wait of the host. What the
+/// driver could do beyond that, reuse by chance (`CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC`) and waits that it adds itself
+/// (`CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES`), is switched off: a run must come out the same again.
+pub trait PooledDevice {
+    /// Makes a pool that holds nothing. When it has reserved more than the threshold, it tries to give unused memory back at the next
+    /// wait of the host for an event, a stream or the device (`CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`).
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError>;
+
+    /// Waits for all work, and gives the pool and all it has reserved back.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`], also where something allocated from it was not freed.
+    fn destroy_pool(&mut self, pool: PoolId) -> Result<(), DeviceError>;
+
+    /// Takes `size` bytes (not zero) from the pool, in the order of the stream; the address is at least 256-byte aligned.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] where it does not fit: nothing has changed then, but that the pool may have given unused memory back.
+    fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError>;
+
+    /// Gives back what [`PooledDevice::malloc_async`] returned, in the order of the stream, which may be another one.
+    ///
+    /// # Errors
+    /// [`DeviceError::DoubleFree`], [`DeviceError::InvalidFree`]; a strict device: [`DeviceError::Race`].
+    fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError>;
+
+    /// Gives unused memory back, but so that at least `keep` stays reserved. Memory whose free the host has not waited for may count as
+    /// used.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`].
+    fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError>;
+
+    /// What the pool holds, as the driver tells it.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`].
+    fn pool_memory(&mut self, pool: PoolId) -> Result<PoolMemory, DeviceError>;
+}
+
+/// A pool of one device. Numbers are never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolId(pub u32);
+
+/// What a pool holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolMemory {
+    /// Held from the device (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`).
+    pub reserved: Bytes,
+    /// The most that ever was.
+    pub reserved_high: Bytes,
+    /// Handed out, as the driver rounds it (`CU_MEMPOOL_ATTR_USED_MEM_CURRENT`).
+    pub used: Bytes,
+    /// The most that ever was.
+    pub used_high: Bytes,
+}
+
 /// One figure of a cost model, for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CostFigure {
@@ -380,11 +455,13 @@ pub struct CostFigure {
 /// Handles and memory still held by the caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leaks {
-    /// Allocations not freed.
+    /// Allocations not freed, those of pools included.
     pub allocations: u64,
     /// Reservations of addresses not given back, by [`MappedDevice::reserve`].
     pub reservations: u64,
-    /// Bytes of allocations and of mapped pages, as charged.
+    /// Pools not destroyed.
+    pub pools: u64,
+    /// Bytes of allocations and of mapped pages, as charged, and what pools have reserved.
     pub bytes: Bytes,
     /// Streams not destroyed, the default stream apart.
     pub streams: u64,
@@ -402,7 +479,8 @@ impl Leaks {
 
 impl fmt::Display for Leaks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} allocations ({}), {} streams, {} events", self.allocations, self.bytes, self.streams, self.events)
+        let Self { allocations, reservations, pools, bytes, streams, events } = self;
+        write!(f, "{allocations} allocations, {reservations} reservations and {pools} pools ({bytes}), {streams} streams, {events} events")
     }
 }
 
@@ -422,6 +500,7 @@ impl fmt::Display for Access {
         let kind = match self.kind {
             AccessKind::Write => "written",
             AccessKind::Read => "read",
+            AccessKind::Free => "freed",
         };
         write!(f, "{kind} on stream {} at {}", self.stream.0, self.place)
     }
@@ -434,6 +513,8 @@ pub enum AccessKind {
     Write,
     /// `verify`.
     Read,
+    /// [`PooledDevice::free_async`], which takes its turn in a stream as other work does.
+    Free,
 }
 
 /// What went wrong on a device. Out of memory is an answer, everything else a mistake or a broken machine.

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::{Allocation, Allocator, Request};
-use harness_allocator::device::{Device, DeviceCalls, DeviceError, DeviceMemory, DevicePtr, StreamId};
+use harness_allocator::device::{Device, DeviceCalls, DeviceError, DeviceMemory, DevicePtr, PoolMemory, StreamId};
 use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat};
 use harness_allocator::units::Bytes;
 
@@ -112,6 +112,9 @@ pub struct Audit {
     start: DeviceMemory,
     last_stats: MemoryStats,
     last_calls: DeviceCalls,
+    /// What the driver's pool holds, where the allocator's memory comes from one: the structure shows only what is handed out of it, so
+    /// the driver's word takes the place of the sum over segments.
+    pool: Option<PoolMemory>,
 }
 
 impl Audit {
@@ -133,6 +136,7 @@ impl Audit {
             start,
             last_stats: MemoryStats::default(),
             last_calls: device.calls(),
+            pool: None,
         })
     }
 
@@ -204,6 +208,7 @@ impl Audit {
     /// The findings.
     pub fn everything(&mut self, allocator: &dyn Allocator, device: &mut dyn Device) -> Result<(), Vec<Finding>> {
         let mut findings = Vec::new();
+        self.ask_pool(allocator, device, &mut findings);
         self.segments.clear();
         (self.small, self.large) = (Sums::default(), Sums::default());
         let snapshot = allocator.snapshot();
@@ -242,11 +247,12 @@ impl Audit {
             return self.everything(allocator, device);
         }
         let mut findings = Vec::new();
+        self.ask_pool(allocator, device, &mut findings);
         let segment = allocator.segment_at(address);
         let serves_several = segment.as_ref().is_some_and(|segment| segment.stream.is_none());
         match segment {
             Some(segment) => self.check_segment(&segment, &mut findings),
-            None if gone == 1 => self.forget_segment(address),
+            None if gone == 1 || (change < 0 && self.pool.is_some()) => self.forget_segment(address),
             None => findings.push(Finding::new(Invariant::AllocationsAreDisjoint, format!("a segment around {address}"), "none")),
         }
         self.check_counters(&after, &mut findings);
@@ -254,11 +260,26 @@ impl Audit {
             // What one stream takes over of another's may merge blocks in any segment. The whole structure tells that from a mistake.
             return self.everything(allocator, device);
         }
-        if made + gone > 0 {
+        if made + gone > 0 || self.pool.is_some() {
             self.check_device(&after, device, &mut findings);
         }
         self.remember(allocator, device);
         if findings.is_empty() { Ok(()) } else { Err(findings) }
+    }
+
+    /// Asks the driver for its pool, if the allocator uses one.
+    fn ask_pool(&mut self, allocator: &dyn Allocator, device: &mut dyn Device, findings: &mut Vec<Finding>) {
+        let told = allocator.driver_pool().and_then(|pool| device.pooled().map(|device| device.pool_memory(pool)));
+        self.pool = told.transpose().unwrap_or_else(|error| {
+            let expected = "the driver tells what its pool holds";
+            findings.push(Finding::new(Invariant::DeviceUsedFollowsReserved, expected, error.to_string()));
+            None
+        });
+    }
+
+    /// What is reserved, by another account than the allocator's counters.
+    fn reserved(&self) -> u64 {
+        self.pool.map_or(self.small.reserved + self.large.reserved, |pool| pool.reserved.0)
     }
 
     /// Takes a segment that went back to the driver out of the sums.
@@ -336,7 +357,7 @@ impl Audit {
     }
 
     fn check_counters(&self, stats: &MemoryStats, findings: &mut Vec<Finding>) {
-        let all = self.small.combine(self.large, |small, large| small + large);
+        let all = Sums { reserved: self.reserved(), ..self.small.combine(self.large, |small, large| small + large) };
         let mut compare = |name: &str, counted: &PooledStat, of: fn(&Sums) -> u64| {
             let parts = [
                 ("all", counted.all, of(&all)),
@@ -385,7 +406,12 @@ impl Audit {
         let reserved = ("reserved", stats.reserved_bytes.all.current);
         let used = ("device used − context overhead − pressure", held.0.saturating_add(self.tolerance.0));
         // A block that waits for events is still charged to its request, though not allocated any more: requested is part of active.
-        for ((lower_name, lower), (upper_name, upper)) in [(requested, active), (allocated, active), (active, reserved), (reserved, used)] {
+        let mut pairs = vec![(requested, active), (allocated, active), (active, reserved), (reserved, used)];
+        if let Some(pool) = self.pool {
+            let handed_out = ("used of the driver's pool", pool.used.0);
+            pairs.extend([(allocated, handed_out), (handed_out, reserved)]);
+        }
+        for ((lower_name, lower), (upper_name, upper)) in pairs {
             if lower > upper {
                 let expected = format!("{lower_name} ≤ {upper_name}");
                 let seen = format!("{lower} B ({}) > {upper} B ({})", Bytes(lower), Bytes(upper));
@@ -399,8 +425,8 @@ impl Audit {
 
     /// What the segments are charged, against how far device used has moved since the start, pressure by others apart.
     fn check_used(&self, memory: DeviceMemory, findings: &mut Vec<Finding>) {
-        let charged = self.small.charged + self.large.charged;
-        let reserved = self.small.reserved + self.large.reserved;
+        let reserved = self.reserved();
+        let charged = if self.pool.is_some() { reserved } else { self.small.charged + self.large.charged };
         let moved = i128::from(memory.used.0) - i128::from(self.start.used.0);
         let pressure = i128::from(memory.pressure.0) - i128::from(self.start.pressure.0);
         let ours = moved - pressure;

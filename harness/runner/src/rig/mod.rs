@@ -430,6 +430,8 @@ impl Rig {
             free: now.free - start.free,
             create: now.create - start.create,
             release: now.release - start.release,
+            malloc_async: now.malloc_async - start.malloc_async,
+            free_async: now.free_async - start.free_async,
             event_record: now.event_record - start.event_record,
             event_query: now.event_query - start.event_query,
             synchronize: now.synchronize - start.synchronize,
@@ -515,7 +517,7 @@ impl Rig {
     }
 
     fn check_whole_limit_fits(&mut self) -> Result<(), Halt> {
-        let (free, unit) = (self.device.memory()?.free, self.device.info().granularity);
+        let (free, unit) = (self.device.memory()?.free, self.allocator.reserve_unit(&*self.device));
         let whole = Bytes(free.0 - free.0 % unit.0);
         match self.allocator.allocate(&mut *self.device, Request::new(whole)) {
             Ok(allocation) => self.allocator.free(&mut *self.device, allocation)?,

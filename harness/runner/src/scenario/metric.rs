@@ -208,7 +208,7 @@ metrics! {
         MallocCalls = "device.malloc_calls", Count: "Driver allocations asked for, failed ones included.";
         MallocFailures = "device.malloc_failures", Count: "Driver allocations that failed for lack of memory.";
         FreeCalls = "device.free_calls", Count: "Driver frees.";
-        MemoryCalls = "device.memory_calls", Count: "Driver allocations and frees together: what a cache exists to avoid.";
+        MemoryCalls = "device.memory_calls", Count: "Driver allocations and frees together, pages and calls to the driver's pools included: what a cache exists to avoid.";
         Synchronizations = "device.synchronizations", Count: "Waits of the host for an event, a stream or the whole device.";
         Now = "time.now", Time: "Time since the device was opened, on the device's clock: virtual on a simulated device.";
     }

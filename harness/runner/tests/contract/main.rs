@@ -10,6 +10,8 @@
 
 mod allocator;
 mod device;
+mod mapped;
+mod pooled;
 
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +21,7 @@ use harness_allocator::device::cuda::CudaDevice;
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::open::{self, DeviceChoice};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DeviceError};
+use harness_allocator::device::{Clock, Device, DeviceError};
 use harness_allocator::units::Bytes;
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -66,11 +68,13 @@ enum Machine {
     Real,
     /// The driver double as its driver, with one device that has [`MEMORY`] to allocate.
     Double,
+    /// The same with more memory than is allocated.
+    RoomyDouble,
 }
 
 /// All bodies of all contracts.
 fn cases() -> Vec<Case> {
-    device::cases().into_iter().chain(allocator::cases()).collect()
+    [device::cases(), mapped::cases(), pooled::cases(), allocator::cases()].into_iter().flatten().collect()
 }
 
 /// All implementations of a device.
@@ -81,6 +85,7 @@ fn rows() -> Vec<Row> {
         // What a child process adds is tested on a device that is always there.
         Row { name: "simulated_in_a_child", make: simulated, process: Process::Child(Machine::Real), unavailable: None },
         Row { name: "cuda_on_the_double", make: cuda, process: Process::Child(Machine::Double), unavailable: None },
+        Row { name: "cuda_on_the_double_limited", make: cuda_limited, process: Process::Child(Machine::RoomyDouble), unavailable: None },
         Row { name: "cuda_limited", make: cuda_limited, process: Process::Child(Machine::Real), unavailable: no_cuda_device() },
     ]
 }
@@ -144,6 +149,11 @@ fn run(row: &Row, case: &Case) -> Result<(), Failed> {
     if leaks.is_empty() { Ok(()) } else { Err(format!("left behind: {leaks}").into()) }
 }
 
+/// Whether a device is made for these tests, and so has everything that a device can have. A real one may lack what virtual GPUs lack.
+pub(crate) fn is_made_for_tests(device: &dyn Device) -> bool {
+    device.info().clock == Clock::Simulated || device.info().name == "Driver double"
+}
+
 fn run_in_child(wanted: &str, machine: Machine) -> Result<(), Failed> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -155,6 +165,7 @@ fn run_in_child(wanted: &str, machine: Machine) -> Result<(), Failed> {
             let config = Config::default();
             Some(Staging::new(&Config { capacity: MEMORY.0 + config.overhead, ..config })?)
         }
+        Machine::RoomyDouble => Some(Staging::new(&Config::default())?),
     };
     if let Some(staging) = &staging {
         staging.apply(&mut command);

@@ -5,6 +5,7 @@
 mod broken;
 mod cost;
 mod lying;
+mod pool;
 mod program;
 mod random;
 mod scenarios;

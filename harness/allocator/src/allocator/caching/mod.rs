@@ -306,7 +306,11 @@ impl CachingAllocator {
 
 impl Allocator for CachingAllocator {
     fn name(&self) -> &'static str {
-        "caching"
+        if self.config.expandable_segments { "expandable" } else { "caching" }
+    }
+
+    fn reserve_unit(&self, device: &dyn Device) -> Bytes {
+        if self.config.expandable_segments { Bytes(self.config.page(PoolKind::Large)) } else { device.info().granularity }
     }
 
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {

@@ -4,12 +4,15 @@
 //! plain `u32` codes, so a code that the bindings do not know is only a number ([`super::codes`] names it); each argument list is checked
 //! against cudarc's bindings when this file compiles.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::ptr::NonNull;
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
 use cudarc::driver::sys;
-pub(super) use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream, CUuuid};
+pub(super) use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle,
+    CUmemLocation, CUmemPool_attribute as CUmemPoolAttribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream, CUuuid,
+};
 
 use super::codes::Refusal;
 use crate::device::DeviceError;
@@ -137,6 +140,42 @@ driver_functions! {
     allocate = cuMemAlloc_v2(address: *mut CUdeviceptr, size: usize);
     /// Frees device memory.
     free = cuMemFree_v2(address: CUdeviceptr);
+    /// Reserves addresses without memory behind them.
+    reserve_addresses = cuMemAddressReserve(
+        address: *mut CUdeviceptr, size: usize, alignment: usize, wish: CUdeviceptr, flags: c_ulonglong
+    );
+    /// Gives reserved addresses back.
+    free_addresses = cuMemAddressFree(address: CUdeviceptr, size: usize);
+    /// What sizes of pages and addresses of mappings are multiples of.
+    page_granularity = cuMemGetAllocationGranularity(
+        granularity: *mut usize, property: *const CUmemAllocationProp, option: sys::CUmemAllocationGranularity_flags
+    );
+    /// Makes a page of physical memory.
+    create_page = cuMemCreate(
+        page: *mut CUmemGenericAllocationHandle, size: usize, property: *const CUmemAllocationProp, flags: c_ulonglong
+    );
+    /// Gives a page back, once it is mapped nowhere.
+    release_page = cuMemRelease(page: CUmemGenericAllocationHandle);
+    /// Puts a page behind reserved addresses.
+    map_page = cuMemMap(address: CUdeviceptr, size: usize, offset: usize, page: CUmemGenericAllocationHandle, flags: c_ulonglong);
+    /// Lets devices access mapped addresses.
+    set_access = cuMemSetAccess(address: CUdeviceptr, size: usize, allowed: *const CUmemAccessDesc, count: usize);
+    /// Takes whole pages from behind addresses.
+    unmap_pages = cuMemUnmap(address: CUdeviceptr, size: usize);
+    /// Makes a stream-ordered pool.
+    create_pool = cuMemPoolCreate(pool: *mut CUmemoryPool, property: *const CUmemPoolProps);
+    /// Removes a pool.
+    destroy_pool = cuMemPoolDestroy(pool: CUmemoryPool);
+    /// Asks a pool for an attribute.
+    pool_attribute = cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: CUmemPoolAttribute, value: *mut c_void);
+    /// Sets an attribute of a pool.
+    set_pool_attribute = cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPoolAttribute, value: *mut c_void);
+    /// Makes a pool give unused memory back.
+    trim_pool = cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
+    /// Allocates from a pool, in the order of a stream.
+    allocate_in_order = cuMemAllocFromPoolAsync(address: *mut CUdeviceptr, size: usize, pool: CUmemoryPool, stream: CUstream);
+    /// Frees to the pool, in the order of a stream.
+    free_in_order = cuMemFreeAsync(address: CUdeviceptr, stream: CUstream);
     /// Queues a copy to the host.
     copy_to_host = cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, size: usize, stream: CUstream);
     /// Queues setting bytes.
@@ -186,10 +225,63 @@ pub(super) const NOT_READY: u32 = sys::CUresult::CUDA_ERROR_NOT_READY as u32;
 pub(super) const CAPABILITY_MAJOR: sys::CUdevice_attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
 /// See [`CAPABILITY_MAJOR`].
 pub(super) const CAPABILITY_MINOR: sys::CUdevice_attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+/// Attribute: whether addresses and physical memory can be had apart.
+pub(super) const VIRTUAL_MEMORY_MANAGEMENT: sys::CUdevice_attribute =
+    sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+/// Attribute: whether the device has stream-ordered pools.
+pub(super) const MEMORY_POOLS: sys::CUdevice_attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
+/// Attribute of a pool: hand out what happens to be free by now.
+pub(super) const POOL_REUSE_BY_CHANCE: CUmemPoolAttribute = CUmemPoolAttribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC;
+/// Attribute of a pool: make streams wait so that memory can be handed out.
+pub(super) const POOL_REUSE_BY_OWN_WAITS: CUmemPoolAttribute = CUmemPoolAttribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
+/// Attribute of a pool: what it may hold on to.
+pub(super) const POOL_RELEASE_THRESHOLD: CUmemPoolAttribute = CUmemPoolAttribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+/// Attribute of a pool: what it holds from the device.
+pub(super) const POOL_RESERVED: CUmemPoolAttribute = CUmemPoolAttribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+/// The most that [`POOL_RESERVED`] ever was.
+pub(super) const POOL_RESERVED_HIGH: CUmemPoolAttribute = CUmemPoolAttribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
+/// Attribute of a pool: what it has handed out.
+pub(super) const POOL_USED: CUmemPoolAttribute = CUmemPoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT;
+/// The most that [`POOL_USED`] ever was.
+pub(super) const POOL_USED_HIGH: CUmemPoolAttribute = CUmemPoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+/// Option of `cuMemGetAllocationGranularity`: the least that works.
+pub(super) const MINIMUM_GRANULARITY: sys::CUmemAllocationGranularity_flags =
+    sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+/// Flag of `cuMemSetAccess`.
+pub(super) const READ_AND_WRITE: sys::CUmemAccess_flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 /// Flag of `cuStreamCreate`: no implicit synchronization with the default stream.
 pub(super) const STREAM_NON_BLOCKING: c_uint = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
 /// Flag of `cuEventCreate`: with timing, and a host that waits by spinning.
 pub(super) const EVENT_DEFAULT: c_uint = sys::CUevent_flags::CU_EVENT_DEFAULT as c_uint;
+
+/// The place "this device".
+pub(super) fn location_of(device: CUdevice) -> CUmemLocation {
+    CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+}
+
+/// Physical memory of a device, shared with no other process.
+pub(super) fn pinned_on(device: CUdevice) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: location_of(device),
+        win32HandleMetaData: ptr::null_mut(),
+        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 { compressionType: 0, gpuDirectRDMACapable: 0, usage: 0, reserved: [0; 4] },
+    }
+}
+
+/// A pool of pinned memory of a device, shared with no other process and without a limit.
+pub(super) fn pool_on(device: CUdevice) -> CUmemPoolProps {
+    CUmemPoolProps {
+        allocType: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        handleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: location_of(device),
+        win32SecurityAttributes: ptr::null_mut(),
+        maxSize: 0,
+        usage: 0,
+        reserved: [0; 54],
+    }
+}
 
 #[cfg(test)]
 mod tests {

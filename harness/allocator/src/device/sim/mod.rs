@@ -8,6 +8,7 @@
 mod contents;
 mod cost;
 mod mapping;
+mod pool;
 mod races;
 mod ranges;
 #[cfg(test)]
@@ -19,10 +20,11 @@ pub use cost::{CostModel, Figure};
 
 use self::contents::Contents;
 use self::mapping::AddressSpace;
-use self::races::{Races, Slot, VectorClock};
+use self::pool::Pools;
+use self::races::{Conflict, Races, Slot, VectorClock};
 use super::{
     Access, AccessKind, Clock, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint,
-    Leaks, MappedDevice, MemoryRange, Place, StreamId, Tag,
+    Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag,
 };
 use crate::units::{Bytes, Nanos};
 
@@ -113,6 +115,7 @@ pub struct SimDevice {
     races: Races,
     contents: Contents,
     addresses: AddressSpace,
+    pools: Pools,
 }
 
 /// Allocations that live.
@@ -195,6 +198,7 @@ impl SimDevice {
             races,
             contents: Contents::default(),
             addresses: AddressSpace::default(),
+            pools: Pools::default(),
         }
     }
 
@@ -261,11 +265,8 @@ impl SimDevice {
         let slot = self.stream(stream)?.slot;
         let access = Access { kind, stream, place: self.place };
         self.check_allocated(range, access)?;
-        self.races.access(slot, range, access).map_err(|conflict| DeviceError::Race {
-            range: conflict.range,
-            first: conflict.first,
-            second: access,
-        })?;
+        let race = |conflict: Conflict| DeviceError::Race { range: conflict.range, first: conflict.first, second: access };
+        self.races.access(slot, range, access).map_err(race)?;
         self.submit(stream, self.config.cost.transfer_time(range.len))
     }
 
@@ -275,7 +276,11 @@ impl SimDevice {
             return Err(DeviceError::InvalidAccess { range, access, why: "it goes beyond the address space".to_owned() });
         };
         let why = match self.region_around(range.start) {
-            _ if AddressSpace::contains(range.start) && self.addresses.is_mapped(range) => return Ok(()),
+            _ if Pools::contains(range.start) => match self.pools.refusal(range) {
+                None => return Ok(()),
+                Some(why) => why,
+            },
+            _ if AddressSpace::contains(range.start) && self.addresses.table.is_mapped(range) => return Ok(()),
             _ if AddressSpace::contains(range.start) => "no memory is mapped to all of it".to_owned(),
             _ if range.len == Bytes::ZERO => "it is empty".to_owned(),
             None => "nothing was ever allocated there".to_owned(),
@@ -449,6 +454,7 @@ impl Device for SimDevice {
         let at = known.record.map_or(Nanos::ZERO, |record| record.at);
         self.wait_until(at);
         self.spend(self.config.cost.synchronize.value);
+        self.pools_release();
         Ok(())
     }
 
@@ -456,6 +462,7 @@ impl Device for SimDevice {
         self.calls.synchronize += 1;
         self.wait_for_stream(stream)?;
         self.spend(self.config.cost.synchronize.value);
+        self.pools_release();
         Ok(())
     }
 
@@ -463,6 +470,7 @@ impl Device for SimDevice {
         self.calls.synchronize += 1;
         self.wait_for_all();
         self.spend(self.config.cost.synchronize.value);
+        self.pools_release();
         Ok(())
     }
 
@@ -495,58 +503,24 @@ impl Device for SimDevice {
         Some(self)
     }
 
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        Some(self)
+    }
+
     fn cost_figures(&self) -> Vec<CostFigure> {
         self.config.cost.figures()
     }
 
     fn leaks(&self) -> Leaks {
+        let (pooled, pools) = self.pools.left();
         Leaks {
-            allocations: self.held.allocations,
-            reservations: self.addresses.reservations(),
+            allocations: self.held.allocations + pooled,
+            pools,
+            reservations: self.addresses.table.reservations().len() as u64,
             bytes: self.held.charged,
             streams: self.streams.len() as u64 - 1,
             events: self.events.len() as u64,
         }
-    }
-}
-
-impl MappedDevice for SimDevice {
-    fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
-        if size == Bytes::ZERO || !size.0.is_multiple_of(GRANULARITY.0) {
-            return Err(refused("reserve", "ask for a multiple of the granularity"));
-        }
-        self.addresses.reserve(size).ok_or_else(|| refused("reserve", "every address was used"))
-    }
-
-    fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
-        self.addresses.unreserve(start).map_err(|_| DeviceError::InvalidFree { ptr: start, place: self.place })
-    }
-
-    fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
-        let access = Access { kind: AccessKind::Write, stream: StreamId::DEFAULT, place: self.place };
-        self.addresses.check_mappable(range, page).map_err(|why| DeviceError::InvalidAccess { range, access, why })?;
-        let (pages, free) = (range.len.0 / page.0, self.free_bytes());
-        let fitting = pages.min(free.0 / page.0);
-        let asked = if fitting < pages { fitting + 1 } else { pages };
-        self.calls.create += asked;
-        self.spend(Nanos(self.config.cost.map_page.value.0.saturating_mul(asked)));
-        if fitting < pages {
-            self.calls.release += fitting;
-            return Err(DeviceError::OutOfMemory { requested: range.len, free });
-        }
-        self.held.charged += range.len;
-        self.addresses.map(range, page);
-        Ok(())
-    }
-
-    fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
-        let pages = self.addresses.unmap(range).ok_or(DeviceError::InvalidFree { ptr: range.start, place: self.place })?;
-        self.calls.release += pages;
-        self.held.charged -= range.len;
-        self.contents.forget(range);
-        self.races.forget(range);
-        self.spend(Nanos(self.config.cost.unmap_page.value.0.saturating_mul(pages)));
-        Ok(())
     }
 }
 

@@ -10,7 +10,7 @@
 //! clocks is used again for the next stream, counting on: clocks are as long as the most streams that ever lived at one time.
 
 use super::ranges::RangeMap;
-use crate::device::{Access, AccessKind, DevicePtr, MemoryRange, Place, StreamId};
+use crate::device::{Access, AccessKind, DevicePtr, MemoryRange};
 use crate::units::Bytes;
 
 /// A stream's place in every clock.
@@ -54,21 +54,16 @@ impl VectorClock {
 struct Epoch {
     slot: Slot,
     tick: u64,
-    stream: StreamId,
-    place: Place,
+    access: Access,
 }
 
 impl Epoch {
     fn is_before(&self, clock: &VectorClock) -> bool {
         clock.get(self.slot) >= self.tick
     }
-
-    fn access(&self, kind: AccessKind) -> Access {
-        Access { kind, stream: self.stream, place: self.place }
-    }
 }
 
-/// What a range of memory remembers: its last write, and the reads since that are not ordered before one another.
+/// What a range of memory remembers: its last write (a free counts as one), and the reads since that are not ordered before one another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct History {
     write: Option<Epoch>,
@@ -79,11 +74,12 @@ impl History {
     /// An earlier access that must be, but is not, ordered before one of this kind.
     fn conflict(&self, kind: AccessKind, clock: &VectorClock) -> Option<Access> {
         let unordered = |epoch: &&Epoch| !epoch.is_before(clock);
-        let write = self.write.iter().find(unordered).map(|epoch| epoch.access(AccessKind::Write));
-        match kind {
+        let write = self.write.iter().find(unordered);
+        let first = match kind {
             AccessKind::Read => write,
-            AccessKind::Write => write.or_else(|| self.reads.iter().find(unordered).map(|epoch| epoch.access(AccessKind::Read))),
-        }
+            AccessKind::Write | AccessKind::Free => write.or_else(|| self.reads.iter().find(unordered)),
+        };
+        first.map(|epoch| epoch.access)
     }
 }
 
@@ -120,11 +116,11 @@ impl Races {
         self.unused.push(slot);
     }
 
-    /// An access is queued on the stream.
+    /// An access is queued on the stream; returns its own entry.
     ///
     /// # Errors
     /// The first bytes, in address order, on which it races with an earlier access; nothing has changed then.
-    pub(super) fn access(&mut self, slot: Slot, range: MemoryRange, access: Access) -> Result<(), Conflict> {
+    pub(super) fn access(&mut self, slot: Slot, range: MemoryRange, access: Access) -> Result<u64, Conflict> {
         let (start, end) = (range.start.0, range.end().0);
         let clock = &mut self.streams[slot.0];
         clock.join(&self.host);
@@ -134,16 +130,16 @@ impl Races {
             }
         }
         let tick = clock.tick(slot);
-        let epoch = Epoch { slot, tick, stream: access.stream, place: access.place };
+        let epoch = Epoch { slot, tick, access };
         match access.kind {
-            AccessKind::Write => self.history.insert(start, end, History { write: Some(epoch), reads: Vec::new() }),
+            AccessKind::Write | AccessKind::Free => self.history.insert(start, end, History { write: Some(epoch), reads: Vec::new() }),
             AccessKind::Read => self.history.update(start, end, |history| {
                 // What is ordered behind this read is ordered behind every read before it.
                 history.reads.retain(|earlier| !earlier.is_before(clock));
                 history.reads.push(epoch);
             }),
         }
-        Ok(())
+        Ok(tick)
     }
 
     /// An event is queued on the stream: copies into `record` all that is done when the event is, and returns the event's own entry.
@@ -182,10 +178,15 @@ impl Races {
         self.host.get(slot) >= tick
     }
 
+    /// Whether the stream's next work is ordered behind this entry of another, or its own.
+    pub(super) fn is_ordered(&self, slot: Slot, behind: Slot, tick: u64) -> bool {
+        self.streams[slot.0].get(behind) >= tick || self.host_has_seen(behind, tick)
+    }
+
     /// The last write to the first byte at `at`, if there was one.
     pub(super) fn last_write(&self, at: DevicePtr) -> Option<Access> {
         let (_, _, history) = self.history.overlapping(at.0, at.0 + 1).next()?;
-        history.write.map(|epoch| epoch.access(AccessKind::Write))
+        history.write.map(|epoch| epoch.access)
     }
 
     /// Forgets the accesses to memory that is freed.
@@ -199,6 +200,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::device::{Place, StreamId};
 
     const STREAMS: usize = 4;
     const EVENTS: usize = 3;
@@ -293,7 +295,7 @@ mod tests {
                         let node = self.graph.submit(stream);
                         self.graph.accesses.push((node, step));
                     }
-                    return Some((result, expected));
+                    return Some((result.map(drop), expected));
                 }
                 Step::Record { event, stream } => {
                     self.races.record(self.slots[stream], &mut self.clocks[event]);

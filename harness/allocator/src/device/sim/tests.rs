@@ -54,6 +54,7 @@ fn access(device: &mut SimDevice, kind: AccessKind, stream: StreamId, range: Mem
     match kind {
         AccessKind::Write => device.fill(stream, range, SEVENS),
         AccessKind::Read => device.verify(stream, range, SEVENS),
+        AccessKind::Free => device.free_async(range.start, stream),
     }
 }
 
@@ -328,4 +329,134 @@ fn the_virtual_clock_moves_by_the_cost_model_alone() -> Result<(), DeviceError> 
     device.free(next)?;
     assert!(device.now().0 >= freed_at.0 + 3_000_000, "a free waits for work in flight");
     Ok(())
+}
+
+#[test]
+fn touching_memory_that_is_not_mapped_is_an_invalid_access_that_names_the_place() -> Result<(), DeviceError> {
+    let mut device = device();
+    let start = device.reserve(Bytes::mib(8))?;
+    device.map(range(start, Bytes::mib(2).0, Bytes::mib(4).0), Bytes::mib(2))?;
+    device.set_place(Place(4));
+    for bad in [range(start, 0, 8), range(start, Bytes::mib(2).0 - 1, 2), range(start, Bytes::mib(5).0, Bytes::mib(2).0)] {
+        for kind in [AccessKind::Write, AccessKind::Read] {
+            let accessed = Access { kind, stream: StreamId::DEFAULT, place: Place(4) };
+            let why = "no memory is mapped to all of it".to_owned();
+            let expected = DeviceError::InvalidAccess { range: bad, access: accessed, why };
+            assert_eq!(access(&mut device, kind, StreamId::DEFAULT, bad), Err(expected));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_was_unmapped_is_forgotten_with_its_contents_and_its_accesses() -> Result<(), DeviceError> {
+    let mut device = device();
+    let (stream, other) = (device.create_stream()?, device.create_stream()?);
+    let start = device.reserve(Bytes::mib(2))?;
+    let page = range(start, 0, Bytes::mib(2).0);
+    device.map(page, page.len)?;
+    device.fill(stream, page, Tag(1))?;
+    assert!(matches!(device.fill(other, page, Tag(1)), Err(DeviceError::Race { .. })), "mapped memory is watched like any other");
+    device.synchronize()?;
+    device.unmap(page)?;
+    device.map(page, page.len)?;
+    let error = device.verify(other, page, Tag(1)).expect_err("new memory holds nothing");
+    assert!(matches!(error, DeviceError::Corrupted { at, .. } if at == start), "{error}");
+    Ok(())
+}
+
+const KEEP_ALL: Bytes = Bytes(u64::MAX);
+
+#[test]
+fn what_a_pool_hands_out_again_behind_an_event_does_not_race_and_without_it_would() -> Result<(), DeviceError> {
+    let mut device = device();
+    let pool = device.create_pool(KEEP_ALL)?;
+    let (first, second, event) = (device.create_stream()?, device.create_stream()?, device.create_event()?);
+    let size = Bytes::mib(20);
+    let written = device.malloc_async(pool, size, first)?;
+    device.fill(first, range(written, 0, size.0), Tag(1))?;
+    device.set_place(Place(3));
+    device.free_async(written, first)?;
+    device.record_event(event, first)?;
+    device.wait_event(second, event)?;
+    let again = device.malloc_async(pool, size, second)?;
+    assert_eq!(again, written, "the piece fits best");
+    device.fill(second, range(again, 0, size.0), Tag(2))?;
+    device.verify(second, range(again, 0, size.0), Tag(2))?;
+    // A third stream that uses what the second was given is behind nothing.
+    device.set_place(Place(5));
+    let third = device.create_stream()?;
+    device.fill(second, range(again, 0, 8), Tag(3))?;
+    assert!(matches!(device.fill(third, range(again, 0, 8), Tag(4)), Err(DeviceError::Race { .. })));
+    Ok(())
+}
+
+#[test]
+fn a_stream_that_takes_over_memory_of_another_must_be_behind_its_free() -> Result<(), DeviceError> {
+    let mut device = device();
+    let pool = device.create_pool(KEEP_ALL)?;
+    let (owner, user) = (device.create_stream()?, device.create_stream()?);
+    let size = Bytes::mib(20);
+    let before = device.malloc_async(pool, size, owner)?;
+    device.set_place(Place(7));
+    device.free_async(before, owner)?;
+    let again = device.malloc_async(pool, size, owner)?;
+    assert_eq!(again, before);
+    let error = device.fill(user, range(again, 0, 8), Tag(1)).expect_err("the allocation is the owner's, and nothing orders the user");
+    assert!(
+        error.to_string().ends_with("while it may still be freed on stream 1 at step 7: no event or synchronization orders the two"),
+        "{error}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_free_that_is_not_behind_every_access_is_a_race_and_frees_nothing() -> Result<(), DeviceError> {
+    let mut device = device();
+    let pool = device.create_pool(KEEP_ALL)?;
+    let (owner, user) = (device.create_stream()?, device.create_stream()?);
+    let ptr = device.malloc_async(pool, Bytes::mib(2), owner)?;
+    device.fill(user, range(ptr, 0, 64), Tag(1))?;
+    let (memory, calls) = (device.pool_memory(pool)?, device.calls().free_async);
+    assert!(matches!(device.free_async(ptr, owner), Err(DeviceError::Race { second: Access { kind: AccessKind::Free, .. }, .. })));
+    assert_eq!((device.pool_memory(pool)?, device.calls().free_async), (memory, calls + 1));
+    device.synchronize_stream(user)?;
+    device.free_async(ptr, owner)
+}
+
+#[test]
+fn touching_what_was_freed_to_a_pool_names_where_that_was() -> Result<(), DeviceError> {
+    let mut device = device();
+    let pool = device.create_pool(KEEP_ALL)?;
+    let ptr = device.malloc_async(pool, Bytes(1000), StreamId::DEFAULT)?;
+    device.set_place(Place(5));
+    device.free_async(ptr, StreamId::DEFAULT)?;
+    let error = device.fill(StreamId::DEFAULT, range(ptr, 100, 8), Tag(1)).expect_err("it is freed");
+    assert!(error.to_string().ends_with("but the allocation of 1000 B at 0x600000000000 was freed at step 5"), "{error}");
+    let again = device.malloc_async(pool, Bytes(500), StreamId::DEFAULT)?;
+    assert_eq!(again, ptr);
+    assert!(device.verify(StreamId::DEFAULT, range(again, 0, 8), Tag(1)).is_err(), "what it held is not known");
+    let beyond = device.fill(StreamId::DEFAULT, range(again, 0, 501), Tag(1)).expect_err("beyond its end").to_string();
+    assert!(beyond.ends_with("it ends 1 B behind the allocation of 500 B at 0x600000000000, made at step 5"), "{beyond}");
+    Ok(())
+}
+
+#[test]
+fn a_pool_of_the_model_grows_by_whole_chunks_and_gives_whole_chunks_back() -> Result<(), DeviceError> {
+    let mut device = device();
+    let pool = device.create_pool(KEEP_ALL)?;
+    let reserved = |device: &mut SimDevice| device.pool_memory(pool).map(|memory| memory.reserved);
+    let small = device.malloc_async(pool, Bytes(1), StreamId::DEFAULT)?;
+    assert_eq!(reserved(&mut device)?, Bytes::mib(32));
+    let large = device.malloc_async(pool, Bytes::mib(33), StreamId::DEFAULT)?;
+    assert_eq!(reserved(&mut device)?, Bytes::mib(96));
+    device.free_async(large, StreamId::DEFAULT)?;
+    device.trim_pool(pool, Bytes::ZERO)?;
+    assert_eq!(reserved(&mut device)?, Bytes::mib(96), "the host has not seen it freed");
+    device.synchronize()?;
+    device.trim_pool(pool, Bytes::mib(33))?;
+    assert_eq!(reserved(&mut device)?, Bytes::mib(96), "without its chunk less would stay");
+    device.trim_pool(pool, Bytes::mib(32))?;
+    assert_eq!(reserved(&mut device)?, Bytes::mib(32));
+    device.free_async(small, StreamId::DEFAULT)
 }

@@ -1,0 +1,260 @@
+//! The driver's own stream-ordered allocator (`cuMemAllocAsync`), as PyTorch's `backend:cudaMallocAsync` uses it: every request and every
+//! free is a call to a pool of the driver, which keeps all that it has reserved until it is told to trim.
+//!
+//! What its statistics can tell: requested, allocated and active are our own count of what was asked for, as the driver does not say how it
+//! rounds; reserved, as a whole, is what the pool says it has reserved (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`), read after every call that
+//! may change it. What they cannot: how the pool is cut up. So there are no inactive splits and no device allocations and frees, the
+//! snapshot shows one segment for each live allocation and nothing of what lies between, and by pool reserved is what is allocated
+//! there. The audit asks the driver for the rest ([`Allocator::driver_pool`]).
+//!
+//! Where it differs from PyTorch's backend (`c10/cuda/CUDAMallocAsyncAllocator.cpp`): an allocation that fails is tried once more, behind a
+//! wait for the device and a trim, if the pool holds unused memory; and reuse by chance is off (see [`PooledDevice`]). As there, the memory
+//! fraction limits what is allocated, not what the pool reserves, which nobody knows beforehand; and memory that several streams used is
+//! freed on a stream of its own that waits for all of them, so that none of them waits.
+
+use std::collections::BTreeMap;
+
+use super::slab::Slab;
+use super::{Allocation, Allocator, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, Request};
+use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, Place, PoolId, PooledDevice, StreamId};
+use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo};
+use crate::units::Bytes;
+
+/// The pool never gives memory back by itself: PyTorch's backend sets the same.
+const KEEP_ALL: Bytes = Bytes(u64::MAX);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct AsyncPoolAllocator {
+    /// Made with the first allocation.
+    pool: Option<PoolId>,
+    /// The stream of frees that wait for several streams, made with the first of them.
+    joining: Option<StreamId>,
+    live: Slab<Live>,
+    by_address: BTreeMap<DevicePtr, u32>,
+    stats: MemoryStats,
+    limit: Option<Bytes>,
+}
+
+#[derive(Debug)]
+struct Live {
+    range: MemoryRange,
+    stream: StreamId,
+    /// Other streams that were told to use it.
+    also: Vec<StreamId>,
+}
+
+impl Live {
+    fn pool(&self) -> PoolKind {
+        PoolKind::of_block(self.range.len)
+    }
+
+    fn segment(&self) -> SegmentInfo {
+        let MemoryRange { start: address, len: size } = self.range;
+        let (stream, pool) = (self.stream, self.pool());
+        let block = BlockInfo { address, size, stream, requested: size, state: BlockState::Allocated };
+        SegmentInfo { address, size, stream: Some(stream), pool, private_pool: None, expandable: false, blocks: vec![block] }
+    }
+}
+
+fn pooled(device: &mut dyn Device) -> Result<&mut dyn PooledDevice, DeviceError> {
+    let why = || DeviceError::Unavailable {
+        what: "the allocator `async_pool`".to_owned(),
+        why: "this device has no stream-ordered memory pools; choose another allocator".to_owned(),
+    };
+    device.pooled().ok_or_else(why)
+}
+
+impl AsyncPoolAllocator {
+    fn pool(&mut self, device: &mut dyn Device) -> Result<PoolId, DeviceError> {
+        let pool = self.pool.map_or_else(|| pooled(device)?.create_pool(KEEP_ALL), Ok)?;
+        self.pool = Some(pool);
+        Ok(pool)
+    }
+
+    /// Reads what the pool has reserved.
+    fn observe(&mut self, device: &mut dyn Device, pool: PoolId) -> Result<(), DeviceError> {
+        let reserved = pooled(device)?.pool_memory(pool)?.reserved.0;
+        let known = &mut self.stats.reserved_bytes.all;
+        if reserved >= known.current {
+            known.increase(reserved - known.current)
+        } else {
+            known.decrease(known.current - reserved)
+        }
+        Ok(())
+    }
+
+    /// Asks the pool; where it has no room but unused memory, waits for all frees to take their turn, trims, and asks again.
+    fn ask(&mut self, device: &mut dyn Device, pool: PoolId, request: Request) -> Result<DevicePtr, DeviceError> {
+        let first = pooled(device)?.malloc_async(pool, request.size, request.stream);
+        let unused = self.stats.reserved_bytes.all.current > self.stats.allocated_bytes.all.current;
+        if !unused || !first.as_ref().is_err_and(DeviceError::is_out_of_memory) {
+            return first;
+        }
+        self.stats.num_alloc_retries += 1;
+        self.give_unused_back(device, pool)?;
+        pooled(device)?.malloc_async(pool, request.size, request.stream)
+    }
+
+    fn give_unused_back(&mut self, device: &mut dyn Device, pool: PoolId) -> Result<(), DeviceError> {
+        device.synchronize()?;
+        self.stats.num_sync_all_streams += 1;
+        pooled(device)?.trim_pool(pool, Bytes::ZERO)?;
+        self.observe(device, pool)
+    }
+
+    /// A stream that is behind all work so far of every stream that may use the allocation.
+    fn joined(&mut self, device: &mut dyn Device, slot: u32) -> Result<StreamId, DeviceError> {
+        let joining = self.joining.map_or_else(|| device.create_stream(), Ok)?;
+        self.joining = Some(joining);
+        let event = device.create_event()?;
+        let live = &self.live[slot];
+        let mut users = std::iter::once(live.stream).chain(live.also.iter().copied());
+        let ordered = users.try_for_each(|user| {
+            device.record_event(event, user)?;
+            device.wait_event(joining, event)
+        });
+        device.destroy_event(event)?;
+        ordered.map(|()| joining)
+    }
+
+    fn out_of_memory(&mut self, device: &mut dyn Device, requested: Bytes, cause: OomCause) -> AllocatorError {
+        self.stats.num_ooms += 1;
+        AllocatorError::OutOfMemory(Box::new(OutOfMemory {
+            requested,
+            segment: requested,
+            cause,
+            allocated: Bytes(self.stats.allocated_bytes.all.current),
+            reserved: Bytes(self.stats.reserved_bytes.all.current),
+            largest_free_block: Bytes::ZERO,
+            total: device.info().total,
+        }))
+    }
+
+    /// Counts an allocation in or out; what the pool has reserved as a whole is observed, not counted.
+    fn count(&mut self, live: &Live, apply: fn(&mut PooledStat, PoolKind, u64)) {
+        let (pool, size, stats) = (live.pool(), live.range.len.0, &mut self.stats);
+        let reserved = stats.reserved_bytes.all;
+        for bytes in [&mut stats.requested_bytes, &mut stats.allocated_bytes, &mut stats.active_bytes, &mut stats.reserved_bytes] {
+            apply(bytes, pool, size);
+        }
+        stats.reserved_bytes.all = reserved;
+        for pieces in [&mut stats.allocation, &mut stats.active, &mut stats.segment] {
+            apply(pieces, pool, 1);
+        }
+    }
+
+    fn forget(&mut self, slot: u32) {
+        let live = self.live.remove(slot);
+        self.by_address.remove(&live.range.start);
+        self.count(&live, PooledStat::decrease);
+    }
+}
+
+impl Allocator for AsyncPoolAllocator {
+    fn name(&self) -> &'static str {
+        "async_pool"
+    }
+
+    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+        let size = request.size;
+        if size == Bytes::ZERO {
+            return Ok(Allocation::null(request));
+        }
+        let allocated = Bytes(self.stats.allocated_bytes.all.current);
+        if let Some(limit) = self.limit
+            && allocated.checked_add(size).is_none_or(|total| total > limit)
+        {
+            return Err(self.out_of_memory(device, size, OomCause::Fraction { limit }));
+        }
+        let pool = self.pool(device)?;
+        let answer = self.ask(device, pool, request);
+        self.observe(device, pool)?;
+        match answer {
+            Ok(start) => {
+                let live = Live { range: MemoryRange::new(start, size), stream: request.stream, also: Vec::new() };
+                self.count(&live, PooledStat::increase);
+                let range = live.range;
+                let slot = self.live.insert(live);
+                self.by_address.insert(start, slot);
+                Ok(Allocation::new(range, request, Handle(slot)))
+            }
+            Err(DeviceError::OutOfMemory { free, .. }) => Err(self.out_of_memory(device, size, OomCause::Device { free })),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
+        if allocation.is_null() {
+            return Ok(());
+        }
+        let slot = allocation.handle().0;
+        let known = self.live.get(slot).filter(|live| live.range.start == allocation.ptr());
+        let alone = known.map(|live| live.also.is_empty());
+        let stream = match alone.ok_or(DeviceError::InvalidFree { ptr: allocation.ptr(), place: Place::default() })? {
+            true => allocation.stream(),
+            false => self.joined(device, slot)?,
+        };
+        pooled(device)?.free_async(allocation.ptr(), stream)?;
+        self.forget(slot);
+        Ok(())
+    }
+
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
+        let slot = allocation.handle().0;
+        if self.live.get(slot).is_some_and(|live| live.range.start == allocation.ptr() && live.stream != stream) {
+            let also = &mut self.live[slot].also;
+            if !also.contains(&stream) {
+                also.push(stream);
+            }
+        }
+    }
+
+    /// Waits for the device, as a pool gives back only what the host has seen freed.
+    fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.pool.map_or(Ok(()), |pool| self.give_unused_back(device, pool))
+    }
+
+    /// Limits what is allocated; see the module.
+    fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
+        self.limit = fraction.limit(device.info().total);
+    }
+
+    fn reset_peaks(&mut self) {
+        self.stats.reset_peaks();
+    }
+
+    fn stats(&self) -> MemoryStats {
+        self.stats
+    }
+
+    fn snapshot(&self) -> Vec<SegmentInfo> {
+        self.by_address.values().map(|&slot| self.live[slot].segment()).collect()
+    }
+
+    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
+        let (&start, &slot) = self.by_address.range(..=address).next_back()?;
+        let live = &self.live[slot];
+        (address.0 - start.0 < live.range.len.0).then(|| live.segment())
+    }
+
+    fn driver_pool(&self) -> Option<PoolId> {
+        self.pool
+    }
+
+    fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let Some(pool) = self.pool else { return Ok(()) };
+        // Everything is done afterwards, so that any stream will do, also where an allocation's own is gone.
+        device.synchronize()?;
+        while let Some((&start, &slot)) = self.by_address.first_key_value() {
+            pooled(device)?.free_async(start, StreamId::DEFAULT)?;
+            self.forget(slot);
+        }
+        if let Some(joining) = self.joining.take() {
+            device.destroy_stream(joining)?;
+        }
+        self.give_unused_back(device, pool)?;
+        self.pool = None;
+        pooled(device)?.destroy_pool(pool)
+    }
+}

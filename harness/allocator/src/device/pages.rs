@@ -1,0 +1,161 @@
+//! [`PageTable`]: which addresses are reserved, and what is mapped to them. Every device that has [`super::MappedDevice`] keeps one, so that
+//! a wrong call is refused in one way, before a driver is asked.
+
+use std::collections::BTreeMap;
+
+use super::{DevicePtr, MemoryRange};
+use crate::units::Bytes;
+
+/// Reservations and mapped pages by address. `H` is what a device knows a page's physical memory by.
+#[derive(Debug)]
+pub(super) struct PageTable<H> {
+    /// What starts of reservations, of mappings, and sizes of pages are multiples of.
+    granularity: Bytes,
+    reservations: BTreeMap<u64, Bytes>,
+    pages: BTreeMap<u64, Page<H>>,
+}
+
+/// One mapped page.
+#[derive(Clone, Copy, Debug)]
+struct Page<H> {
+    size: Bytes,
+    memory: H,
+}
+
+impl<H: Copy> PageTable<H> {
+    /// With nothing reserved.
+    pub(super) const fn new(granularity: Bytes) -> Self {
+        Self { granularity, reservations: BTreeMap::new(), pages: BTreeMap::new() }
+    }
+
+    /// Notes a reservation.
+    pub(super) fn reserve(&mut self, start: DevicePtr, size: Bytes) {
+        self.reservations.insert(start.0, size);
+    }
+
+    /// The size of a reservation that may be given back: it starts there and nothing is mapped in it.
+    pub(super) fn check_unreservable(&self, start: DevicePtr) -> Option<Bytes> {
+        let size = *self.reservations.get(&start.0)?;
+        self.pages.range(start.0..start.0 + size.0).next().is_none().then_some(size)
+    }
+
+    /// Forgets a reservation that was checked.
+    pub(super) fn unreserve(&mut self, start: DevicePtr) {
+        self.reservations.remove(&start.0);
+    }
+
+    /// Whether pages of that size may be mapped to the range; why not, in words.
+    pub(super) fn check_mappable(&self, range: MemoryRange, page: Bytes) -> Result<(), String> {
+        let end = range.start.0.checked_add(range.len.0).ok_or("the range goes beyond the address space")?;
+        let aligned = |n: u64| n.is_multiple_of(self.granularity.0);
+        let whole_pages = page > Bytes::ZERO && range.len > Bytes::ZERO && range.len.0.is_multiple_of(page.0);
+        if !whole_pages || !aligned(range.start.0) || !aligned(page.0) {
+            return Err(format!("a mapping is a whole number of pages, each a multiple of {}, and begins at one", self.granularity));
+        }
+        let reservation = self.reservations.range(..=range.start.0).next_back();
+        if reservation.is_none_or(|(&start, &size)| end > start + size.0) {
+            return Err("the addresses are not reserved".to_owned());
+        }
+        let before = self.pages.range(..range.start.0).next_back().is_some_and(|(&start, page)| start + page.size.0 > range.start.0);
+        if before || self.pages.range(range.start.0..end).next().is_some() {
+            return Err("memory is mapped there already".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Notes a page in a range that was checked.
+    pub(super) fn map(&mut self, start: DevicePtr, size: Bytes, memory: H) {
+        self.pages.insert(start.0, Page { size, memory });
+    }
+
+    /// The pages that a range consists of, as address, size and memory; `None` where it is not made of whole pages.
+    pub(super) fn whole_pages(&self, range: MemoryRange) -> Option<Vec<(DevicePtr, Bytes, H)>> {
+        if !self.is_mapped(range) || !self.pages.contains_key(&range.start.0) {
+            return None;
+        }
+        let inside = self.pages.range(range.start.0..range.end().0);
+        let pages: Vec<_> = inside.map(|(&start, page)| (DevicePtr(start), page.size, page.memory)).collect();
+        let &(start, size, _) = pages.last()?;
+        (start.offset(size) == range.end()).then_some(pages)
+    }
+
+    /// Forgets a page.
+    pub(super) fn unmap(&mut self, start: DevicePtr) {
+        self.pages.remove(&start.0);
+    }
+
+    /// Whether there is memory behind every byte of the range, which is not empty.
+    pub(super) fn is_mapped(&self, range: MemoryRange) -> bool {
+        let Some(end) = range.start.0.checked_add(range.len.0) else { return false };
+        let mut next = range.start.0;
+        let from = self.pages.range(..=next).next_back().map_or(next, |(&start, _)| start);
+        for (&start, page) in self.pages.range(from..) {
+            if next >= end || start > next {
+                break;
+            }
+            next = next.max(start + page.size.0);
+        }
+        next >= end && range.len > Bytes::ZERO
+    }
+
+    /// Whether an address lies in a reservation.
+    pub(super) fn is_reserved(&self, ptr: DevicePtr) -> bool {
+        self.reservations.range(..=ptr.0).next_back().is_some_and(|(&start, &size)| ptr.0 < start + size.0)
+    }
+
+    /// Reservations that live, as start and size.
+    pub(super) fn reservations(&self) -> impl ExactSizeIterator<Item = (DevicePtr, Bytes)> {
+        self.reservations.iter().map(|(&start, &size)| (DevicePtr(start), size))
+    }
+
+    /// Every mapped page, as address, size and memory.
+    pub(super) fn pages(&self) -> impl Iterator<Item = (DevicePtr, Bytes, H)> {
+        self.pages.iter().map(|(&start, page)| (DevicePtr(start), page.size, page.memory))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: u64 = 1 << 40;
+
+    fn range(start: u64, mib: u64) -> MemoryRange {
+        MemoryRange::new(DevicePtr(START + (start << 20)), Bytes::mib(mib))
+    }
+
+    fn starts(pages: Option<Vec<(DevicePtr, Bytes, char)>>) -> Option<String> {
+        pages.map(|pages| pages.into_iter().map(|page| page.2).collect())
+    }
+
+    #[test]
+    fn pages_map_once_inside_their_reservation_and_unmap_whole() {
+        let mut table = PageTable::new(Bytes::mib(2));
+        table.reserve(DevicePtr(START), Bytes::mib(40));
+        assert!(table.check_mappable(range(0, 42), Bytes::mib(2)).is_err(), "beyond its end");
+        assert!(table.check_mappable(range(1, 2), Bytes::mib(2)).is_err(), "not at a granule");
+        assert!(table.check_mappable(range(0, 6), Bytes::mib(4)).is_err(), "not whole pages");
+        assert!(table.check_mappable(range(0, 6), Bytes::ZERO).is_err(), "pages of nothing");
+        assert!(table.check_mappable(MemoryRange::new(DevicePtr(START), Bytes(u64::MAX)), Bytes(u64::MAX)).is_err());
+        assert_eq!(table.check_mappable(range(0, 20), Bytes::mib(20)), Ok(()));
+        table.map(DevicePtr(START), Bytes::mib(20), 'a');
+        assert!(table.check_mappable(range(10, 2), Bytes::mib(2)).is_err(), "mapped already");
+        table.map(range(20, 2).start, Bytes::mib(2), 'b');
+        table.map(range(22, 2).start, Bytes::mib(2), 'c');
+        assert!(table.is_mapped(range(0, 24)) && table.is_mapped(range(7, 14)) && !table.is_mapped(range(0, 26)));
+        assert!(!table.is_mapped(MemoryRange::new(DevicePtr(START), Bytes(u64::MAX))));
+        assert_eq!(starts(table.whole_pages(range(0, 10))), None, "half a page");
+        assert_eq!(starts(table.whole_pages(range(10, 14))), None, "from half a page");
+        assert_eq!(starts(table.whole_pages(range(0, 22))).as_deref(), Some("ab"));
+        assert_eq!(table.check_unreservable(DevicePtr(START)), None, "pages are mapped");
+        for page in ['a', 'b', 'c'] {
+            let found = table.pages().find(|found| found.2 == page).expect("it is mapped");
+            table.unmap(found.0);
+        }
+        assert_eq!(table.check_unreservable(range(2, 2).start), None, "no reservation starts there");
+        assert_eq!(table.check_unreservable(DevicePtr(START)), Some(Bytes::mib(40)));
+        assert!(table.is_reserved(range(39, 1).start) && !table.is_reserved(range(40, 1).start));
+        table.unreserve(DevicePtr(START));
+        assert_eq!(table.reservations().len(), 0);
+    }
+}

@@ -1,0 +1,309 @@
+//! The driver's stream-ordered pools, modelled: [`PooledDevice`] for [`SimDevice`].
+//!
+//! What the CUDA documentation says is kept: the order of streams, what may be handed out again when, that a pool "will try to release
+//! memory back to the OS on the next call to stream, event or context synchronize" where it has reserved more than its threshold, that
+//! trimming keeps at least what it is told to, and that memory whose free "has not been observed on the host" counts as used
+//! (`cuMemPoolSetAttribute`, `cuMemPoolTrimTo`, <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>).
+//!
+//! What it does not say is assumed: that a pool grows by one contiguous chunk, a multiple of [`CHUNK`]; that only whole chunks go back;
+//! that pieces are cut best fit, in multiples of [`ALIGNMENT`]; and that a pool that cannot grow gives its unused chunks back first, which is
+//! how the model has the driver "remap unused memory in the pool"
+//! (<https://developer.nvidia.com/blog/using-cuda-stream-ordered-memory-allocator-part-1/>).
+//!
+//! An allocation is no access: memory that was never used before may be touched by any stream. Where it was, its earlier accesses are
+//! kept, so that the race detector tells whoever is not ordered behind them, the pool itself included.
+
+use std::collections::BTreeMap;
+
+use super::races::{Conflict, Races, Slot};
+use super::{GRANULARITY, SimDevice, refused};
+use crate::device::{Access, AccessKind, DeviceError, DevicePtr, MemoryRange, Place, PoolId, PoolMemory, PooledDevice, StreamId};
+use crate::units::Bytes;
+
+/// A pool grows by multiples of this. Assumed: no documentation tells.
+const CHUNK: Bytes = Bytes::mib(32);
+/// Sizes of pieces are multiples of this. Assumed, as for PyTorch's blocks.
+const ALIGNMENT: Bytes = Bytes(512);
+/// Chunks begin here and go upward, apart from reservations and allocations; no address belongs to two chunks.
+pub(super) const FIRST_ADDRESS: u64 = 0x6000_0000_0000;
+
+/// All pools of a device.
+#[derive(Debug)]
+pub(super) struct Pools {
+    pools: BTreeMap<u32, Pool>,
+    next_pool: u32,
+    next_address: u64,
+    /// Allocations that live.
+    live: BTreeMap<u64, Live>,
+    /// What was freed and not handed out again: its size, and where it was freed.
+    freed: BTreeMap<u64, (Bytes, Place)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    pool: u32,
+    size: Bytes,
+    made: Place,
+}
+
+#[derive(Debug)]
+struct Pool {
+    threshold: Bytes,
+    chunks: BTreeMap<u64, Bytes>,
+    /// All pieces of all chunks; chunks do not touch, so neighbours are of one chunk.
+    pieces: BTreeMap<u64, Piece>,
+    memory: PoolMemory,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    size: Bytes,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Live,
+    /// Free for everybody.
+    Free,
+    /// Free for work that is ordered behind this entry of a stream.
+    FreeBehind(Slot, u64),
+}
+
+impl Default for Pools {
+    fn default() -> Self {
+        Self { pools: BTreeMap::new(), next_pool: 0, next_address: FIRST_ADDRESS, live: BTreeMap::new(), freed: BTreeMap::new() }
+    }
+}
+
+impl Pools {
+    /// Whether an address is one of those that chunks are made of.
+    pub(super) const fn contains(ptr: DevicePtr) -> bool {
+        ptr.0 >= FIRST_ADDRESS && ptr.0 < super::FIRST_ADDRESS
+    }
+
+    fn get(&mut self, pool: PoolId) -> Result<&mut Pool, DeviceError> {
+        self.pools.get_mut(&pool.0).ok_or(DeviceError::UnknownHandle { kind: "pool", number: pool.0 })
+    }
+
+    /// How many allocations and pools live.
+    pub(super) fn left(&self) -> (u64, u64) {
+        (self.live.len() as u64, self.pools.len() as u64)
+    }
+
+    /// Why a range may not be accessed, if so.
+    pub(super) fn refusal(&self, range: MemoryRange) -> Option<String> {
+        let live = self.live.range(..=range.start.0).next_back().filter(|(start, live)| range.start.0 < *start + live.size.0);
+        let freed = self.freed.range(..=range.start.0).next_back().filter(|(start, (size, _))| range.start.0 < *start + size.0);
+        match (live, freed) {
+            _ if range.len == Bytes::ZERO => Some("it is empty".to_owned()),
+            (Some((start, live)), _) if range.end().0 <= start + live.size.0 => None,
+            (Some((start, Live { size, made, .. })), _) => {
+                let beyond = Bytes(range.end().0 - start - size.0);
+                Some(format!("it ends {beyond} behind the allocation of {size} at {}, made at {made}", DevicePtr(*start)))
+            }
+            (None, Some((start, (size, at)))) => Some(format!("the allocation of {size} at {} was freed at {at}", DevicePtr(*start))),
+            (None, None) => Some("nothing of the pool is allocated there".to_owned()),
+        }
+    }
+}
+
+impl Pool {
+    /// Cuts a piece for the stream in `slot`, from the smallest that fits; the lowest of equal ones.
+    fn take(&mut self, size: Bytes, slot: Slot, races: &Races) -> Option<u64> {
+        let usable = |state| match state {
+            State::Live => false,
+            State::Free => true,
+            State::FreeBehind(behind, tick) => races.is_ordered(slot, behind, tick),
+        };
+        let fitting = self.pieces.iter().filter(|(_, piece)| piece.size >= size && usable(piece.state));
+        let (&start, &piece) = fitting.min_by_key(|(start, piece)| (piece.size, **start))?;
+        self.pieces.insert(start, Piece { size, state: State::Live });
+        if piece.size > size {
+            self.pieces.insert(start + size.0, Piece { size: piece.size - size, state: piece.state });
+        }
+        self.memory.used += size;
+        self.memory.used_high = self.memory.used_high.max(self.memory.used);
+        Some(start)
+    }
+
+    /// Marks what the host has waited for as free for everybody, and joins neighbours that are free alike.
+    fn settle(&mut self, races: &Races) {
+        let mut joined: BTreeMap<u64, Piece> = BTreeMap::new();
+        for (start, mut piece) in std::mem::take(&mut self.pieces) {
+            if let State::FreeBehind(slot, tick) = piece.state
+                && races.host_has_seen(slot, tick)
+            {
+                piece.state = State::Free;
+            }
+            match joined.last_entry() {
+                Some(mut last) if *last.key() + last.get().size.0 == start && joins(last.get().state, piece.state).is_some() => {
+                    let before = last.get_mut();
+                    before.size += piece.size;
+                    before.state = joins(before.state, piece.state).unwrap_or(before.state);
+                }
+                _ => drop(joined.insert(start, piece)),
+            }
+        }
+        self.pieces = joined;
+    }
+
+    /// Takes unused chunks out, the newest first, as long as `keep` stays reserved.
+    fn shrink(&mut self, keep: Bytes, races: &Races) -> Vec<MemoryRange> {
+        self.settle(races);
+        let unused = |start: &u64, size: &Bytes| self.pieces.get(start) == Some(&Piece { size: *size, state: State::Free });
+        let candidates: Vec<_> = self.chunks.iter().rev().filter(|(start, size)| unused(start, size)).map(|(&s, &z)| (s, z)).collect();
+        let mut gone = Vec::new();
+        for (start, size) in candidates {
+            if self.memory.reserved.saturating_sub(size) >= keep {
+                self.memory.reserved -= size;
+                self.chunks.remove(&start);
+                self.pieces.remove(&start);
+                gone.push(MemoryRange::new(DevicePtr(start), size));
+            }
+        }
+        gone
+    }
+}
+
+/// The state of two free neighbours as one, where they are free for the same work.
+fn joins(before: State, after: State) -> Option<State> {
+    match (before, after) {
+        (State::Free, State::Free) => Some(State::Free),
+        (State::FreeBehind(first, earlier), State::FreeBehind(second, tick)) if first == second => {
+            Some(State::FreeBehind(first, tick.max(earlier)))
+        }
+        _ => None,
+    }
+}
+
+impl SimDevice {
+    /// The pools give back what is over their thresholds, as the host has waited for work.
+    pub(super) fn pools_release(&mut self) {
+        let over: Vec<_> = self.pools.pools.iter().filter(|(_, pool)| pool.memory.reserved > pool.threshold).map(|(&n, _)| n).collect();
+        for number in over {
+            if let Some(pool) = self.pools.pools.get_mut(&number) {
+                let gone = pool.shrink(pool.threshold, &self.races);
+                self.give_chunks_back(&gone);
+            }
+        }
+    }
+
+    fn give_chunks_back(&mut self, chunks: &[MemoryRange]) {
+        for chunk in chunks {
+            self.held.charged -= chunk.len;
+            self.contents.forget(*chunk);
+            self.races.forget(*chunk);
+            self.spend(self.config.cost.free_time(chunk.len));
+        }
+    }
+
+    /// Adds a chunk that a piece of this size fits; `false` where the device has no room for it.
+    fn grow_pool(&mut self, pool: PoolId, size: Bytes) -> Result<bool, DeviceError> {
+        let free = self.free_bytes();
+        let Some(chunk) = size.checked_round_up(CHUNK).filter(|chunk| *chunk <= free) else { return Ok(false) };
+        self.spend(self.config.cost.malloc_time(chunk));
+        let start = self.pools.next_address;
+        self.pools.next_address = start + chunk.0 + GRANULARITY.0;
+        self.held.charged += chunk;
+        let pool = self.pools.get(pool)?;
+        pool.chunks.insert(start, chunk);
+        pool.pieces.insert(start, Piece { size: chunk, state: State::Free });
+        pool.memory.reserved += chunk;
+        pool.memory.reserved_high = pool.memory.reserved_high.max(pool.memory.reserved);
+        Ok(true)
+    }
+
+    /// A piece of the pool as it is, or as it is after it has grown.
+    fn take_from_pool(&mut self, pool: PoolId, size: Bytes, slot: Slot) -> Result<Option<u64>, DeviceError> {
+        let known = self.pools.get(pool)?;
+        known.settle(&self.races);
+        if let Some(start) = known.take(size, slot, &self.races) {
+            return Ok(Some(start));
+        }
+        if !self.grow_pool(pool, size)? {
+            let known = self.pools.get(pool)?;
+            let gone = known.shrink(Bytes::ZERO, &self.races);
+            self.give_chunks_back(&gone);
+            if !self.grow_pool(pool, size)? {
+                return Ok(None);
+            }
+        }
+        Ok(self.pools.get(pool)?.take(size, slot, &self.races))
+    }
+}
+
+impl PooledDevice for SimDevice {
+    fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError> {
+        let number = self.pools.next_pool;
+        self.pools.next_pool = number.checked_add(1).ok_or_else(|| refused("create_pool", "every pool number was used"))?;
+        let (chunks, pieces, memory) = (BTreeMap::new(), BTreeMap::new(), PoolMemory::default());
+        self.pools.pools.insert(number, Pool { threshold: release_threshold, chunks, pieces, memory });
+        Ok(PoolId(number))
+    }
+
+    fn destroy_pool(&mut self, pool: PoolId) -> Result<(), DeviceError> {
+        self.pools.get(pool)?;
+        if self.pools.live.values().any(|live| live.pool == pool.0) {
+            return Err(DeviceError::UnknownHandle { kind: "pool without allocations", number: pool.0 });
+        }
+        self.wait_for_all();
+        self.trim_pool(pool, Bytes::ZERO)?;
+        self.pools.pools.remove(&pool.0);
+        Ok(())
+    }
+
+    fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError> {
+        self.calls.malloc_async += 1;
+        let slot = self.stream(stream)?.slot;
+        if size == Bytes::ZERO {
+            return Err(refused("malloc_async", "ask for at least one byte"));
+        }
+        self.spend(self.config.cost.pool_call.value);
+        let fitting = size.checked_round_up(ALIGNMENT).map(|rounded| self.take_from_pool(pool, rounded, slot)).transpose()?;
+        let Some(start) = fitting.flatten() else {
+            self.pools.get(pool)?;
+            return Err(DeviceError::OutOfMemory { requested: size, free: self.free_bytes() });
+        };
+        while let Some((&before, _)) = self.pools.freed.range(start..start + size.0).next() {
+            self.pools.freed.remove(&before);
+        }
+        self.pools.live.insert(start, Live { pool: pool.0, size, made: self.place });
+        self.contents.forget(MemoryRange::new(DevicePtr(start), size));
+        Ok(DevicePtr(start))
+    }
+
+    fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
+        self.calls.free_async += 1;
+        let (slot, place) = (self.stream(stream)?.slot, self.place);
+        let live = self.pools.live.get(&ptr.0).copied().ok_or_else(|| match self.pools.freed.get(&ptr.0) {
+            Some(&(_, first)) => DeviceError::DoubleFree { ptr, first, second: place },
+            None => DeviceError::InvalidFree { ptr, place },
+        })?;
+        let range = MemoryRange::new(ptr, live.size);
+        let second = Access { kind: AccessKind::Free, stream, place };
+        let race = |conflict: Conflict| DeviceError::Race { range: conflict.range, first: conflict.first, second };
+        let tick = self.races.access(slot, range, second).map_err(race)?;
+        self.spend(self.config.cost.pool_call.value);
+        self.pools.live.remove(&ptr.0);
+        self.pools.freed.insert(ptr.0, (live.size, place));
+        let pool = self.pools.get(PoolId(live.pool))?;
+        if let Some(piece) = pool.pieces.get_mut(&ptr.0) {
+            piece.state = State::FreeBehind(slot, tick);
+            pool.memory.used -= piece.size;
+        }
+        Ok(())
+    }
+
+    fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError> {
+        let known = self.pools.get(pool)?;
+        let gone = known.shrink(keep, &self.races);
+        self.spend(self.config.cost.pool_call.value);
+        self.give_chunks_back(&gone);
+        Ok(())
+    }
+
+    fn pool_memory(&mut self, pool: PoolId) -> Result<PoolMemory, DeviceError> {
+        Ok(self.pools.get(pool)?.memory)
+    }
+}

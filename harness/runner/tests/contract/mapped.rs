@@ -1,0 +1,363 @@
+//! The contract of a [`MappedDevice`]: addresses and physical memory apart, on hardware and simulated alike.
+//!
+//! Bodies get a device with nothing reserved and give everything back. What work in flight on memory that is unmapped does is each
+//! device's own: a GPU's context breaks.
+
+use harness_allocator::device::{Device, DeviceCalls, DeviceError, DevicePtr, Leaks, MappedDevice, MemoryRange, StreamId, Tag};
+use harness_allocator::units::Bytes;
+
+use crate::{Case, Outcome, is_made_for_tests};
+
+type Call = fn(&mut dyn Device) -> Outcome;
+
+const TAG: Tag = Tag(0x8877_6655_4433_2211);
+const OTHER: Tag = Tag(0x1122_3344_5566_7788);
+/// The pages of most bodies.
+const PAGE: Bytes = Bytes::mib(2);
+
+macro_rules! bodies {
+    ($($body:ident),* $(,)?) => { [$((stringify!($body), $body as Call)),*] };
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    let bodies = bodies![
+        a_reservation_takes_addresses_and_no_memory,
+        reservations_do_not_overlap,
+        a_mapping_takes_its_pages_to_the_byte_and_unmapping_gives_them_back,
+        reservations_and_pages_are_whole_granules,
+        a_page_that_cannot_be_had_takes_those_before_it_back,
+        the_memory_can_be_mapped_to_the_last_granule,
+        what_is_mapped_already_is_not_mapped_again,
+        only_reserved_addresses_are_mapped,
+        half_a_page_is_not_unmapped,
+        a_reservation_with_pages_is_not_given_back,
+        what_is_no_reservation_is_not_given_back,
+        contents_survive_what_happens_to_their_neighbours,
+        pages_side_by_side_are_one_range,
+        memory_that_is_not_mapped_is_not_accessed,
+        allocations_and_pages_share_one_memory,
+        leaks_of_reservations_and_pages_are_counted,
+        pages_are_counted_as_calls,
+    ];
+    let case = |(name, body): (&str, Call)| Case {
+        name: format!("mapped::{name}"),
+        run: Box::new(move |device| if has_mapping(device) { body(device) } else { Ok(()) }),
+    };
+    bodies.into_iter().map(case).collect()
+}
+
+fn has_mapping(device: &mut dyn Device) -> bool {
+    let has = device.mapped().is_some();
+    assert!(has || !is_made_for_tests(device), "a device made for these tests has mapping");
+    has
+}
+
+fn mapped(device: &mut dyn Device) -> &mut dyn MappedDevice {
+    device.mapped().expect("the device has mapping, as was asked before")
+}
+
+fn free_bytes(device: &mut dyn Device) -> Result<Bytes, DeviceError> {
+    Ok(device.memory()?.free)
+}
+
+fn range(start: DevicePtr, offset: Bytes, len: Bytes) -> MemoryRange {
+    MemoryRange::new(start.offset(offset), len)
+}
+
+/// A reservation of this size, given back afterwards; the body leaves nothing mapped.
+fn with_reservation(device: &mut dyn Device, size: Bytes, body: impl FnOnce(&mut dyn Device, DevicePtr) -> Outcome) -> Outcome {
+    let start = mapped(device).reserve(size)?;
+    body(device, start)?;
+    mapped(device).unreserve(start)
+}
+
+fn invalid_free(result: Outcome, at: DevicePtr) {
+    assert!(matches!(&result, Err(DeviceError::InvalidFree { ptr, .. }) if *ptr == at), "{result:?}");
+}
+
+fn invalid_access(result: Outcome, of: MemoryRange) {
+    assert!(matches!(&result, Err(DeviceError::InvalidAccess { range, .. }) if *range == of), "{result:?}");
+}
+
+fn a_reservation_takes_addresses_and_no_memory(device: &mut dyn Device) -> Outcome {
+    let before = device.memory()?;
+    // More addresses than there is memory: what a segment that can grow to the whole device reserves.
+    let size = Bytes(before.total.0 * 2).checked_round_up(PAGE).expect("it is no more than a device's memory twice");
+    with_reservation(device, size, |device, start| {
+        assert!(start != DevicePtr::NULL && start.0.is_multiple_of(device.info().granularity.0), "{start}");
+        assert_eq!((device.memory()?.free, device.memory()?.used), (before.free, before.used));
+        Ok(())
+    })
+}
+
+fn reservations_do_not_overlap(device: &mut dyn Device) -> Outcome {
+    let sizes = [Bytes::mib(2), Bytes::mib(40), Bytes::mib(6), Bytes::gib(1)];
+    let mut ranges = Vec::new();
+    for size in sizes {
+        ranges.push(MemoryRange::new(mapped(device).reserve(size)?, size));
+    }
+    let ptr = device.malloc(Bytes::mib(2))?;
+    ranges.push(MemoryRange::new(ptr, Bytes::mib(2)));
+    ranges.sort_by_key(|range| range.start);
+    assert!(ranges.is_sorted_by(|a, b| a.end() <= b.start), "{ranges:x?}");
+    device.free(ptr)?;
+    ranges.iter().filter(|range| range.start != ptr).try_for_each(|range| mapped(device).unreserve(range.start))
+}
+
+fn a_mapping_takes_its_pages_to_the_byte_and_unmapping_gives_them_back(device: &mut dyn Device) -> Outcome {
+    with_reservation(device, Bytes::mib(40), |device, start| {
+        let before = device.memory()?;
+        let tolerance = device.info().used_tolerance.0;
+        let mut held = Bytes::ZERO;
+        for (offset, len, page) in [(0, 20, 20), (20, 4, 2), (30, 6, 6)] {
+            let whole = range(start, Bytes::mib(offset), Bytes::mib(len));
+            mapped(device).map(whole, Bytes::mib(page))?;
+            held += whole.len;
+            let now = device.memory()?;
+            assert_eq!(now.free, before.free - held);
+            assert!((now.used - before.used).0.abs_diff(held.0) <= tolerance, "{} for {held}", now.used - before.used);
+        }
+        for (offset, len) in [(20, 2), (0, 20), (30, 6), (22, 2)] {
+            mapped(device).unmap(range(start, Bytes::mib(offset), Bytes::mib(len)))?;
+            held -= Bytes::mib(len);
+            assert_eq!(free_bytes(device)?, before.free - held);
+        }
+        Ok(())
+    })
+}
+
+fn reservations_and_pages_are_whole_granules(device: &mut dyn Device) -> Outcome {
+    for size in [Bytes::ZERO, Bytes(PAGE.0 - 1), Bytes(PAGE.0 + 512)] {
+        assert!(matches!(mapped(device).reserve(size), Err(DeviceError::Driver { .. })), "{size}");
+    }
+    with_reservation(device, Bytes::mib(8), |device, start| {
+        let free = free_bytes(device)?;
+        let whole = range(start, Bytes::ZERO, Bytes::mib(6));
+        for (bad, page) in [
+            (whole, Bytes::mib(4)),
+            (whole, Bytes::ZERO),
+            (whole, Bytes::mib(3)),
+            (range(start, Bytes::mib(1), PAGE), PAGE),
+            (range(start, Bytes::ZERO, Bytes::ZERO), PAGE),
+        ] {
+            invalid_access(mapped(device).map(bad, page), bad);
+        }
+        assert_eq!(free_bytes(device)?, free);
+        Ok(())
+    })
+}
+
+fn a_page_that_cannot_be_had_takes_those_before_it_back(device: &mut dyn Device) -> Outcome {
+    let free = free_bytes(device)?;
+    let fitting = free.0 / PAGE.0;
+    let size = Bytes((fitting + 3) * PAGE.0);
+    with_reservation(device, size, |device, start| {
+        let (before, leaks) = (device.calls(), device.leaks());
+        let all = range(start, Bytes::ZERO, size);
+        assert_eq!(mapped(device).map(all, PAGE), Err(DeviceError::OutOfMemory { requested: size, free }));
+        assert_eq!((free_bytes(device)?, device.leaks()), (free, leaks), "nothing of it stays");
+        let calls = device.calls();
+        assert_eq!((calls.create - before.create, calls.release - before.release), (fitting + 1, fitting), "the last one was refused");
+        invalid_access(device.fill(StreamId::DEFAULT, range(start, Bytes::ZERO, PAGE), TAG), range(start, Bytes::ZERO, PAGE));
+        let most = range(start, Bytes::ZERO, Bytes(fitting * PAGE.0));
+        mapped(device).map(most, PAGE)?;
+        mapped(device).unmap(most)
+    })
+}
+
+fn the_memory_can_be_mapped_to_the_last_granule(device: &mut dyn Device) -> Outcome {
+    let count = free_bytes(device)?.0 / PAGE.0;
+    with_reservation(device, Bytes((count + 1) * PAGE.0), |device, start| {
+        let page = |index: u64| range(start, Bytes(index * PAGE.0), PAGE);
+        for index in 0..count {
+            mapped(device).map(page(index), PAGE)?;
+        }
+        let full = |result: Outcome| assert!(result.as_ref().is_err_and(DeviceError::is_out_of_memory), "one more than fits: {result:?}");
+        full(mapped(device).map(page(count), PAGE));
+        full(device.malloc(Bytes(1)).map(drop));
+        mapped(device).unmap(page(count / 2))?;
+        mapped(device).map(page(count), PAGE)?;
+        full(mapped(device).map(page(count / 2), PAGE));
+        (0..=count).filter(|index| *index != count / 2).try_for_each(|index| mapped(device).unmap(page(index)))
+    })
+}
+
+fn what_is_mapped_already_is_not_mapped_again(device: &mut dyn Device) -> Outcome {
+    with_reservation(device, Bytes::mib(12), |device, start| {
+        let whole = range(start, Bytes::mib(4), Bytes::mib(4));
+        mapped(device).map(whole, Bytes::mib(4))?;
+        let free = free_bytes(device)?;
+        for (offset, len) in [(4, 4), (4, 2), (6, 2), (6, 4), (2, 4), (0, 12)] {
+            let bad = range(start, Bytes::mib(offset), Bytes::mib(len));
+            invalid_access(mapped(device).map(bad, PAGE), bad);
+        }
+        assert_eq!(free_bytes(device)?, free);
+        mapped(device).unmap(whole)
+    })
+}
+
+fn only_reserved_addresses_are_mapped(device: &mut dyn Device) -> Outcome {
+    let ptr = device.malloc(Bytes::mib(4))?;
+    let aligned = DevicePtr(ptr.0.next_multiple_of(PAGE.0));
+    let mut gone = DevicePtr::NULL;
+    with_reservation(device, Bytes::mib(4), |device, start| {
+        gone = start;
+        for bad in [range(start, Bytes::ZERO, Bytes::mib(6)), range(start, Bytes::mib(4), PAGE), range(aligned, Bytes::ZERO, PAGE)] {
+            invalid_access(mapped(device).map(bad, PAGE), bad);
+        }
+        Ok(())
+    })?;
+    invalid_access(mapped(device).map(range(gone, Bytes::ZERO, PAGE), PAGE), range(gone, Bytes::ZERO, PAGE));
+    device.free(ptr)
+}
+
+fn half_a_page_is_not_unmapped(device: &mut dyn Device) -> Outcome {
+    with_reservation(device, Bytes::mib(16), |device, start| {
+        let whole = range(start, Bytes::mib(4), Bytes::mib(8));
+        mapped(device).map(whole, Bytes::mib(4))?;
+        let (free, calls) = (free_bytes(device)?, device.calls());
+        for (offset, len) in [(4, 2), (6, 2), (6, 6), (4, 6), (2, 6), (4, 10), (0, 2), (4, 0)] {
+            let bad = range(start, Bytes::mib(offset), Bytes::mib(len));
+            invalid_free(mapped(device).unmap(bad), bad.start);
+        }
+        assert_eq!((free_bytes(device)?, device.calls().release), (free, calls.release));
+        mapped(device).unmap(whole)?;
+        invalid_free(mapped(device).unmap(whole), whole.start);
+        Ok(())
+    })
+}
+
+fn a_reservation_with_pages_is_not_given_back(device: &mut dyn Device) -> Outcome {
+    let start = mapped(device).reserve(Bytes::mib(8))?;
+    let page = range(start, Bytes::mib(6), PAGE);
+    mapped(device).map(page, PAGE)?;
+    invalid_free(mapped(device).unreserve(start), start);
+    device.fill(StreamId::DEFAULT, page, TAG)?;
+    device.verify(StreamId::DEFAULT, page, TAG)?;
+    mapped(device).unmap(page)?;
+    mapped(device).unreserve(start)?;
+    invalid_free(mapped(device).unreserve(start), start);
+    Ok(())
+}
+
+fn what_is_no_reservation_is_not_given_back(device: &mut dyn Device) -> Outcome {
+    let ptr = device.malloc(Bytes::mib(2))?;
+    with_reservation(device, Bytes::mib(8), |device, start| {
+        for bad in [DevicePtr::NULL, start.offset(PAGE), ptr] {
+            invalid_free(mapped(device).unreserve(bad), bad);
+        }
+        invalid_free(device.free(start), start);
+        Ok(())
+    })?;
+    device.free(ptr)
+}
+
+fn contents_survive_what_happens_to_their_neighbours(device: &mut dyn Device) -> Outcome {
+    with_reservation(device, Bytes::mib(12), |device, start| {
+        let page = |index: u64| range(start, Bytes(index * PAGE.0), PAGE);
+        mapped(device).map(page(2), PAGE)?;
+        device.fill(StreamId::DEFAULT, page(2), TAG)?;
+        for neighbour in [1, 3] {
+            mapped(device).map(page(neighbour), PAGE)?;
+            device.fill(StreamId::DEFAULT, page(neighbour), OTHER)?;
+        }
+        device.verify(StreamId::DEFAULT, page(2), TAG)?;
+        mapped(device).map(range(start, Bytes::mib(8), Bytes::mib(4)), Bytes::mib(4))?;
+        device.synchronize()?;
+        mapped(device).unmap(page(1))?;
+        mapped(device).unmap(page(3))?;
+        device.verify(StreamId::DEFAULT, page(2), TAG)?;
+        // Memory that is mapped anew is new: nobody relies on what it holds, and it is written like any other.
+        mapped(device).map(page(1), PAGE)?;
+        device.fill(StreamId::DEFAULT, page(1), OTHER)?;
+        device.verify(StreamId::DEFAULT, page(1), OTHER)?;
+        device.verify(StreamId::DEFAULT, page(2), TAG)?;
+        mapped(device).unmap(range(start, PAGE, Bytes::mib(4)))?;
+        mapped(device).unmap(range(start, Bytes::mib(8), Bytes::mib(4)))
+    })
+}
+
+fn pages_side_by_side_are_one_range(device: &mut dyn Device) -> Outcome {
+    with_reservation(device, Bytes::mib(10), |device, start| {
+        mapped(device).map(range(start, Bytes::ZERO, Bytes::mib(4)), PAGE)?;
+        mapped(device).map(range(start, Bytes::mib(4), Bytes::mib(4)), Bytes::mib(4))?;
+        let stream = device.create_stream()?;
+        for (offset, len) in [(0, 8 << 20), (1, (8 << 20) - 1), ((2 << 20) - 3, 7), ((4 << 20) - 8, 16), (100, 5 << 20)] {
+            let part = range(start, Bytes(offset), Bytes(len));
+            device.fill(stream, part, TAG)?;
+            device.verify(stream, part, TAG)?;
+        }
+        let beyond = range(start, Bytes::mib(6), Bytes(Bytes::mib(2).0 + 1));
+        invalid_access(device.fill(stream, beyond, TAG), beyond);
+        device.destroy_stream(stream)?;
+        mapped(device).unmap(range(start, Bytes::ZERO, Bytes::mib(8)))
+    })
+}
+
+fn memory_that_is_not_mapped_is_not_accessed(device: &mut dyn Device) -> Outcome {
+    let start = mapped(device).reserve(Bytes::mib(12))?;
+    let page = |index: u64| range(start, Bytes(index * PAGE.0), PAGE);
+    for index in [1, 3] {
+        mapped(device).map(page(index), PAGE)?;
+    }
+    let hole = range(start, PAGE, Bytes::mib(6));
+    for bad in [page(0), page(2), hole, range(start, Bytes(PAGE.0 - 1), Bytes(2)), range(start, Bytes::mib(4), Bytes(1)), page(6)] {
+        invalid_access(device.fill(StreamId::DEFAULT, bad, TAG), bad);
+        invalid_access(device.verify(StreamId::DEFAULT, bad, TAG), bad);
+    }
+    mapped(device).unmap(page(1))?;
+    invalid_access(device.fill(StreamId::DEFAULT, page(1), TAG), page(1));
+    device.fill(StreamId::DEFAULT, page(3), TAG)?;
+    device.verify(StreamId::DEFAULT, page(3), TAG)?;
+    mapped(device).unmap(page(3))?;
+    mapped(device).unreserve(start)?;
+    invalid_access(device.fill(StreamId::DEFAULT, page(3), TAG), page(3));
+    device.synchronize()
+}
+
+fn allocations_and_pages_share_one_memory(device: &mut dyn Device) -> Outcome {
+    let free = free_bytes(device)?;
+    let ptr = device.malloc(Bytes::mib(10))?;
+    let rest = Bytes((free.0 - Bytes::mib(10).0) / PAGE.0 * PAGE.0);
+    with_reservation(device, rest + PAGE, |device, start| {
+        let too_much = range(start, Bytes::ZERO, rest + PAGE);
+        assert!(mapped(device).map(too_much, PAGE).is_err_and(|error| error.is_out_of_memory()));
+        let most = range(start, Bytes::ZERO, rest);
+        mapped(device).map(most, PAGE)?;
+        assert!(device.malloc(PAGE).is_err_and(|error| error.is_out_of_memory()));
+        mapped(device).unmap(most)?;
+        let held = device.set_pressure(Bytes::gib(1 << 10))?;
+        assert!(mapped(device).map(range(start, Bytes::ZERO, PAGE), PAGE).is_err_and(|error| error.is_out_of_memory()), "{held} held");
+        device.set_pressure(Bytes::ZERO).map(drop)
+    })?;
+    device.free(ptr)
+}
+
+fn leaks_of_reservations_and_pages_are_counted(device: &mut dyn Device) -> Outcome {
+    let first = mapped(device).reserve(Bytes::mib(8))?;
+    let second = mapped(device).reserve(Bytes::mib(2))?;
+    assert_eq!(device.leaks(), Leaks { reservations: 2, ..Leaks::default() });
+    mapped(device).map(range(first, Bytes::mib(2), Bytes::mib(6)), PAGE)?;
+    assert_eq!(device.leaks(), Leaks { reservations: 2, bytes: Bytes::mib(6), ..Leaks::default() });
+    mapped(device).unmap(range(first, Bytes::mib(4), PAGE))?;
+    mapped(device).unreserve(second)?;
+    assert_eq!(device.leaks(), Leaks { reservations: 1, bytes: Bytes::mib(4), ..Leaks::default() });
+    mapped(device).unmap(range(first, Bytes::mib(2), PAGE))?;
+    mapped(device).unmap(range(first, Bytes::mib(6), PAGE))?;
+    mapped(device).unreserve(first)?;
+    assert!(device.leaks().is_empty());
+    Ok(())
+}
+
+fn pages_are_counted_as_calls(device: &mut dyn Device) -> Outcome {
+    with_reservation(device, Bytes::mib(8), |device, start| {
+        let whole = range(start, Bytes::ZERO, Bytes::mib(8));
+        mapped(device).map(whole, PAGE)?;
+        assert!(mapped(device).map(whole, PAGE).is_err(), "refused before any page was asked for");
+        mapped(device).unmap(whole)?;
+        mapped(device).map(whole, Bytes::mib(8))?;
+        mapped(device).unmap(whole)?;
+        assert_eq!(device.calls(), DeviceCalls { create: 5, release: 5, ..DeviceCalls::default() });
+        Ok(())
+    })
+}

@@ -1,11 +1,13 @@
 //! What the harness itself costs, on the simulated device. Compare figures of one run with each other: the machine's speed drifts.
 //!
+//! * `start-up`: how long from the command line to the end of a scenario of one step?
 //! * `catalogue`: how long does the whole catalogue take?
 //! * `storm/…`: what does an operation cost without and with the audit, and does the audit's cost grow with memory that is not touched?
 //! * `hit/…`: what does a cache hit cost beside a driver call?
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +28,20 @@ fn run(plan: &Plan) {
     let records = plan.run(&DeviceSource::simulated(), &Arc::default(), |_, _| {}).expect("the simulated device opens");
     assert!(records.runs.iter().all(|run| run.verdict == Verdict::Passed), "a run did not pass");
     black_box(records);
+}
+
+fn start_up(criterion: &mut Criterion) {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let path = folder.path().join("one_step.yaml");
+    let text = "about: One step.\nneeds: { memory: 2MiB }\nsteps:\n  - alloc: { buffer: a, size: 1B }\n";
+    std::fs::write(&path, text).expect("a temporary file can be written");
+    criterion.bench_function("start-up", |bencher| {
+        bencher.iter(|| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+            let status = command.arg("run").arg(&path).args(["--no-report", "--quiet"]).stderr(Stdio::null()).status();
+            assert!(status.is_ok_and(|status| status.success()), "the scenario passes");
+        });
+    });
 }
 
 fn catalogue(criterion: &mut Criterion) {
@@ -83,5 +99,5 @@ fn hits(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, catalogue, storms, hits);
+criterion_group!(benches, start_up, catalogue, storms, hits);
 criterion_main!(benches);

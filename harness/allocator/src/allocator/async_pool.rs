@@ -12,12 +12,10 @@
 //! fraction limits what is allocated, not what the pool reserves, which nobody knows beforehand; and memory that several streams used is
 //! freed on a stream of its own that waits for all of them, so that none of them waits.
 
-use std::collections::BTreeMap;
-
-use super::slab::Slab;
-use super::{Allocation, Allocator, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, Request};
-use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, Place, PoolId, PooledDevice, StreamId};
-use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo};
+use super::singles::{self, Single, Singles};
+use super::{Allocation, Allocator, AllocatorError, MemoryFraction, OomCause, Request};
+use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, PooledDevice, StreamId};
+use crate::stats::{MemoryStats, PoolKind, PooledStat, SegmentInfo};
 use crate::units::Bytes;
 
 /// The pool never gives memory back by itself: PyTorch's backend sets the same.
@@ -30,31 +28,9 @@ pub struct AsyncPoolAllocator {
     pool: Option<PoolId>,
     /// The stream of frees that wait for several streams, made with the first of them.
     joining: Option<StreamId>,
-    live: Slab<Live>,
-    by_address: BTreeMap<DevicePtr, u32>,
+    live: Singles,
     stats: MemoryStats,
     limit: Option<Bytes>,
-}
-
-#[derive(Debug)]
-struct Live {
-    range: MemoryRange,
-    stream: StreamId,
-    /// Other streams that were told to use it.
-    also: Vec<StreamId>,
-}
-
-impl Live {
-    fn pool(&self) -> PoolKind {
-        PoolKind::of_block(self.range.len)
-    }
-
-    fn segment(&self) -> SegmentInfo {
-        let MemoryRange { start: address, len: size } = self.range;
-        let (stream, pool) = (self.stream, self.pool());
-        let block = BlockInfo { address, size, stream, requested: size, state: BlockState::Allocated };
-        SegmentInfo { address, size, stream: Some(stream), pool, private_pool: None, expandable: false, blocks: vec![block] }
-    }
 }
 
 fn pooled(device: &mut dyn Device) -> Result<&mut dyn PooledDevice, DeviceError> {
@@ -118,35 +94,15 @@ impl AsyncPoolAllocator {
         ordered.map(|()| joining)
     }
 
-    fn out_of_memory(&mut self, device: &mut dyn Device, requested: Bytes, cause: OomCause) -> AllocatorError {
-        self.stats.num_ooms += 1;
-        AllocatorError::OutOfMemory(Box::new(OutOfMemory {
-            requested,
-            segment: requested,
-            cause,
-            allocated: Bytes(self.stats.allocated_bytes.all.current),
-            reserved: Bytes(self.stats.reserved_bytes.all.current),
-            largest_free_block: Bytes::ZERO,
-            total: device.info().total,
-        }))
-    }
-
     /// Counts an allocation in or out; what the pool has reserved as a whole is observed, not counted.
-    fn count(&mut self, live: &Live, apply: fn(&mut PooledStat, PoolKind, u64)) {
-        let (pool, size, stats) = (live.pool(), live.range.len.0, &mut self.stats);
-        let reserved = stats.reserved_bytes.all;
-        for bytes in [&mut stats.requested_bytes, &mut stats.allocated_bytes, &mut stats.active_bytes, &mut stats.reserved_bytes] {
-            apply(bytes, pool, size);
-        }
-        stats.reserved_bytes.all = reserved;
-        for pieces in [&mut stats.allocation, &mut stats.active, &mut stats.segment] {
-            apply(pieces, pool, 1);
-        }
+    fn count(&mut self, live: &Single, apply: fn(&mut PooledStat, PoolKind, u64)) {
+        let reserved = self.stats.reserved_bytes.all;
+        singles::count(&mut self.stats, live, apply);
+        self.stats.reserved_bytes.all = reserved;
     }
 
     fn forget(&mut self, slot: u32) {
         let live = self.live.remove(slot);
-        self.by_address.remove(&live.range.start);
         self.count(&live, PooledStat::decrease);
     }
 }
@@ -165,21 +121,21 @@ impl Allocator for AsyncPoolAllocator {
         if let Some(limit) = self.limit
             && allocated.checked_add(size).is_none_or(|total| total > limit)
         {
-            return Err(self.out_of_memory(device, size, OomCause::Fraction { limit }));
+            return Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Fraction { limit }));
         }
         let pool = self.pool(device)?;
         let answer = self.ask(device, pool, request);
         self.observe(device, pool)?;
         match answer {
             Ok(start) => {
-                let live = Live { range: MemoryRange::new(start, size), stream: request.stream, also: Vec::new() };
+                let live = Single { range: MemoryRange::new(start, size), stream: request.stream, also: Vec::new() };
                 self.count(&live, PooledStat::increase);
                 let range = live.range;
-                let slot = self.live.insert(live);
-                self.by_address.insert(start, slot);
-                Ok(Allocation::new(range, request, Handle(slot)))
+                Ok(Allocation::new(range, request, self.live.insert(live)))
             }
-            Err(DeviceError::OutOfMemory { free, .. }) => Err(self.out_of_memory(device, size, OomCause::Device { free })),
+            Err(DeviceError::OutOfMemory { free, .. }) => {
+                Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Device { free }))
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -188,25 +144,19 @@ impl Allocator for AsyncPoolAllocator {
         if allocation.is_null() {
             return Ok(());
         }
-        let slot = allocation.handle().0;
-        let known = self.live.get(slot).filter(|live| live.range.start == allocation.ptr());
-        let alone = known.map(|live| live.also.is_empty());
-        let stream = match alone.ok_or(DeviceError::InvalidFree { ptr: allocation.ptr(), place: Place::default() })? {
-            true => allocation.stream(),
-            false => self.joined(device, slot)?,
-        };
+        let slot = self.live.slot_of(&allocation)?;
+        let alone = self.live[slot].also.is_empty();
+        let stream = if alone { allocation.stream() } else { self.joined(device, slot)? };
         pooled(device)?.free_async(allocation.ptr(), stream)?;
         self.forget(slot);
         Ok(())
     }
 
     fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
-        let slot = allocation.handle().0;
-        if self.live.get(slot).is_some_and(|live| live.range.start == allocation.ptr() && live.stream != stream) {
-            let also = &mut self.live[slot].also;
-            if !also.contains(&stream) {
-                also.push(stream);
-            }
+        let Ok(slot) = self.live.slot_of(allocation) else { return };
+        let Single { stream: own, also, .. } = &mut self.live[slot];
+        if *own != stream && !also.contains(&stream) {
+            also.push(stream);
         }
     }
 
@@ -229,13 +179,11 @@ impl Allocator for AsyncPoolAllocator {
     }
 
     fn snapshot(&self) -> Vec<SegmentInfo> {
-        self.by_address.values().map(|&slot| self.live[slot].segment()).collect()
+        self.live.snapshot()
     }
 
     fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
-        let (&start, &slot) = self.by_address.range(..=address).next_back()?;
-        let live = &self.live[slot];
-        (address.0 - start.0 < live.range.len.0).then(|| live.segment())
+        self.live.segment_at(address)
     }
 
     fn driver_pool(&self) -> Option<PoolId> {
@@ -246,7 +194,7 @@ impl Allocator for AsyncPoolAllocator {
         let Some(pool) = self.pool else { return Ok(()) };
         // Everything is done afterwards, so that any stream will do, also where an allocation's own is gone.
         device.synchronize()?;
-        while let Some((&start, &slot)) = self.by_address.first_key_value() {
+        while let Some((start, slot)) = self.live.first() {
             pooled(device)?.free_async(start, StreamId::DEFAULT)?;
             self.forget(slot);
         }

@@ -1,80 +1,24 @@
 //! The allocator without a cache: one driver allocation and one driver free per request. The baseline of every timing.
 
-use std::collections::BTreeMap;
-
-use super::slab::Slab;
-use super::{Allocation, Allocator, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, Request};
-use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, Place, StreamId};
-use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
+use super::singles::{self, Single, Singles};
+use super::{Allocation, Allocator, AllocatorError, MemoryFraction, OomCause, Request};
+use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
+use crate::stats::{MemoryStats, PooledStat, SegmentInfo};
 use crate::units::Bytes;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct DirectAllocator {
-    live: Slab<Live>,
-    by_address: BTreeMap<DevicePtr, u32>,
+    live: Singles,
     stats: MemoryStats,
     limit: Option<Bytes>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Live {
-    range: MemoryRange,
-    stream: StreamId,
-}
-
-impl Live {
-    fn pool(self) -> PoolKind {
-        PoolKind::of_block(self.range.len)
-    }
-
-    fn segment(self) -> SegmentInfo {
-        let MemoryRange { start: address, len: size } = self.range;
-        let block = BlockInfo { address, size, stream: self.stream, requested: size, state: BlockState::Allocated };
-        let (stream, pool) = (Some(self.stream), self.pool());
-        SegmentInfo { address, size, stream, pool, private_pool: None, expandable: false, blocks: vec![block] }
-    }
-}
-
 impl DirectAllocator {
-    fn out_of_memory(&mut self, device: &mut dyn Device, requested: Bytes, cause: OomCause) -> AllocatorError {
-        self.stats.num_ooms += 1;
-        AllocatorError::OutOfMemory(Box::new(OutOfMemory {
-            requested,
-            segment: requested,
-            cause,
-            allocated: Bytes(self.stats.allocated_bytes.all.current),
-            reserved: Bytes(self.stats.reserved_bytes.all.current),
-            largest_free_block: Bytes::ZERO,
-            total: device.info().total,
-        }))
-    }
-
-    fn count_in(&mut self, live: Live) {
-        let (pool, size) = (live.pool(), live.range.len.0);
-        for bytes in self.byte_stats() {
-            bytes.increase(pool, size);
-        }
-        for pieces in [&mut self.stats.allocation, &mut self.stats.active, &mut self.stats.segment] {
-            pieces.increase(pool, 1);
-        }
-        self.stats.num_device_alloc += 1;
-    }
-
-    fn count_out(&mut self, live: Live) {
-        let (pool, size) = (live.pool(), live.range.len.0);
-        for bytes in self.byte_stats() {
-            bytes.decrease(pool, size);
-        }
-        for pieces in [&mut self.stats.allocation, &mut self.stats.active, &mut self.stats.segment] {
-            pieces.decrease(pool, 1);
-        }
+    fn forget(&mut self, slot: u32) {
+        let live = self.live.remove(slot);
+        singles::count(&mut self.stats, &live, PooledStat::decrease);
         self.stats.num_device_free += 1;
-    }
-
-    fn byte_stats(&mut self) -> [&mut crate::stats::PooledStat; 4] {
-        let stats = &mut self.stats;
-        [&mut stats.requested_bytes, &mut stats.allocated_bytes, &mut stats.active_bytes, &mut stats.reserved_bytes]
     }
 }
 
@@ -92,17 +36,18 @@ impl Allocator for DirectAllocator {
         if let Some(limit) = self.limit
             && reserved.checked_add(size).is_none_or(|total| total > limit)
         {
-            return Err(self.out_of_memory(device, size, OomCause::Fraction { limit }));
+            return Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Fraction { limit }));
         }
         match device.malloc(size) {
             Ok(start) => {
-                let live = Live { range: MemoryRange::new(start, size), stream: request.stream };
-                self.count_in(live);
-                let slot = self.live.insert(live);
-                self.by_address.insert(start, slot);
-                Ok(Allocation::new(live.range, request, Handle(slot)))
+                let live = Single { range: MemoryRange::new(start, size), stream: request.stream, also: Vec::new() };
+                singles::count(&mut self.stats, &live, PooledStat::increase);
+                self.stats.num_device_alloc += 1;
+                Ok(Allocation::new(live.range, request, self.live.insert(live)))
             }
-            Err(DeviceError::OutOfMemory { free, .. }) => Err(self.out_of_memory(device, size, OomCause::Device { free })),
+            Err(DeviceError::OutOfMemory { free, .. }) => {
+                Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Device { free }))
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -111,14 +56,9 @@ impl Allocator for DirectAllocator {
         if allocation.is_null() {
             return Ok(());
         }
-        let slot = allocation.handle().0;
-        if self.live.get(slot).is_none_or(|live| live.range.start != allocation.ptr()) {
-            return Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: Place::default() });
-        }
+        let slot = self.live.slot_of(&allocation)?;
         device.free(allocation.ptr())?;
-        let live = self.live.remove(slot);
-        self.by_address.remove(&live.range.start);
-        self.count_out(live);
+        self.forget(slot);
         Ok(())
     }
 
@@ -143,20 +83,17 @@ impl Allocator for DirectAllocator {
     }
 
     fn snapshot(&self) -> Vec<SegmentInfo> {
-        self.by_address.values().map(|&slot| self.live[slot].segment()).collect()
+        self.live.snapshot()
     }
 
     fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
-        let (&start, &slot) = self.by_address.range(..=address).next_back()?;
-        let live = self.live[slot];
-        (address.0 - start.0 < live.range.len.0).then(|| live.segment())
+        self.live.segment_at(address)
     }
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        while let Some((start, slot)) = self.by_address.pop_first() {
+        while let Some((start, slot)) = self.live.first() {
             device.free(start)?;
-            let live = self.live.remove(slot);
-            self.count_out(live);
+            self.forget(slot);
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ pub mod direct;
 mod events;
 mod regions;
 pub mod rmm_pool;
+mod singles;
 mod slab;
 
 use std::fmt;

@@ -1,0 +1,118 @@
+//! Allocations that are segments of their own: what allocators keep of what is live when they cut nothing up themselves.
+
+use std::collections::BTreeMap;
+use std::ops::{Index, IndexMut};
+
+use super::slab::Slab;
+use super::{Allocation, AllocatorError, Handle, OomCause, OutOfMemory};
+use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, Place, StreamId};
+use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo};
+use crate::units::Bytes;
+
+/// One live allocation.
+#[derive(Debug)]
+pub(super) struct Single {
+    pub(super) range: MemoryRange,
+    pub(super) stream: StreamId,
+    /// Other streams that were told to use it.
+    pub(super) also: Vec<StreamId>,
+}
+
+impl Single {
+    fn pool(&self) -> PoolKind {
+        PoolKind::of_block(self.range.len)
+    }
+
+    fn segment(&self) -> SegmentInfo {
+        let MemoryRange { start: address, len: size } = self.range;
+        let (stream, pool) = (self.stream, self.pool());
+        let block = BlockInfo { address, size, stream, requested: size, state: BlockState::Allocated };
+        SegmentInfo { address, size, stream: Some(stream), pool, private_pool: None, expandable: false, blocks: vec![block] }
+    }
+}
+
+/// All live allocations of an allocator, by slot and by address.
+#[derive(Debug, Default)]
+pub(super) struct Singles {
+    live: Slab<Single>,
+    by_address: BTreeMap<DevicePtr, u32>,
+}
+
+impl Singles {
+    /// Keeps an allocation and returns its handle.
+    pub(super) fn insert(&mut self, single: Single) -> Handle {
+        let start = single.range.start;
+        let slot = self.live.insert(single);
+        self.by_address.insert(start, slot);
+        Handle(slot)
+    }
+
+    /// The slot of an allocation, if it is one of these.
+    pub(super) fn slot_of(&self, allocation: &Allocation) -> Result<u32, DeviceError> {
+        let slot = allocation.handle().0;
+        let ours = self.live.get(slot).is_some_and(|single| single.range.start == allocation.ptr());
+        if ours { Ok(slot) } else { Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: Place::default() }) }
+    }
+
+    /// Forgets an allocation.
+    pub(super) fn remove(&mut self, slot: u32) -> Single {
+        let single = self.live.remove(slot);
+        self.by_address.remove(&single.range.start);
+        single
+    }
+
+    /// The allocation at the lowest address.
+    pub(super) fn first(&self) -> Option<(DevicePtr, u32)> {
+        self.by_address.first_key_value().map(|(&start, &slot)| (start, slot))
+    }
+
+    /// All of them as segments, in address order.
+    pub(super) fn snapshot(&self) -> Vec<SegmentInfo> {
+        self.by_address.values().map(|&slot| self.live[slot].segment()).collect()
+    }
+
+    /// The one that an address lies in.
+    pub(super) fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
+        let (&start, &slot) = self.by_address.range(..=address).next_back()?;
+        let single = &self.live[slot];
+        (address.0 - start.0 < single.range.len.0).then(|| single.segment())
+    }
+}
+
+/// Counts an allocation in or out, in bytes and in pieces.
+pub(super) fn count(stats: &mut MemoryStats, single: &Single, apply: fn(&mut PooledStat, PoolKind, u64)) {
+    let (pool, size) = (single.pool(), single.range.len.0);
+    for bytes in [&mut stats.requested_bytes, &mut stats.allocated_bytes, &mut stats.active_bytes, &mut stats.reserved_bytes] {
+        apply(bytes, pool, size);
+    }
+    for pieces in [&mut stats.allocation, &mut stats.active, &mut stats.segment] {
+        apply(pieces, pool, 1);
+    }
+}
+
+/// Counts a request that failed, and says why.
+pub(super) fn out_of_memory(stats: &mut MemoryStats, device: &dyn Device, requested: Bytes, cause: OomCause) -> AllocatorError {
+    stats.num_ooms += 1;
+    AllocatorError::OutOfMemory(Box::new(OutOfMemory {
+        requested,
+        segment: requested,
+        cause,
+        allocated: Bytes(stats.allocated_bytes.all.current),
+        reserved: Bytes(stats.reserved_bytes.all.current),
+        largest_free_block: Bytes::ZERO,
+        total: device.info().total,
+    }))
+}
+
+impl Index<u32> for Singles {
+    type Output = Single;
+    fn index(&self, slot: u32) -> &Single {
+        &self.live[slot]
+    }
+}
+
+impl IndexMut<u32> for Singles {
+    fn index_mut(&mut self, slot: u32) -> &mut Single {
+        &mut self.live[slot]
+    }
+}

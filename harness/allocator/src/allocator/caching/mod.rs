@@ -78,38 +78,34 @@ impl CachingAllocator {
         if self.config.garbage_collection_threshold.is_some() && self.fraction < MemoryFraction::ALL {
             self.pools[pool].lookups += 1;
         }
-        let mut found = self.pools.free.best_fit(lane, size)?;
-        if self.config.expandable_segments {
-            found = self.best_to_expand(lane, found);
+        let best = self.pools.free.best_fit(lane, size)?;
+        // Without unmapped addresses behind it a block is worth its size, and no later one is worth less.
+        if self.config.expandable_segments && self.worth(best) != best.size {
+            return self.take_growing(lane, best, size);
         }
-        if !self.config.accepts(size, found.size) {
+        if !self.config.accepts(size, best.size) {
             return None;
         }
-        self.pools.free.remove(lane, found.id);
-        Some(found.id)
+        self.pools.free.remove(lane, best.id);
+        Some(best.id)
     }
 
-    /// The block to take where segments are expandable, given the best fit. A block in front of unmapped addresses is worth what it could grow
-    /// to, so it is passed over as long as the next larger one is worth strictly less.
-    #[inline]
-    fn best_to_expand(&mut self, lane: LaneId, best: Free) -> Free {
-        // Without unmapped addresses behind it a block is worth its size, and no later one is worth less.
-        if self.worth(best) == best.size { best } else { self.pass_over(lane, best) }
-    }
-
-    fn pass_over(&mut self, lane: LaneId, mut best: Free) -> Free {
+    /// The block to take where segments are expandable, given a best fit that lies in front of unmapped addresses. Such a block is worth what
+    /// it could grow to, so it is passed over as long as the next larger one is worth strictly less.
+    fn take_growing(&mut self, lane: LaneId, mut best: Free, size: u64) -> Option<BlockId> {
         let mut passed = Vec::new();
-        loop {
-            // The next in order is the best fit once this one is away.
-            self.pools.free.remove(lane, best.id);
+        self.pools.free.remove(lane, best.id);
+        // The next in order is the best fit once this one is away.
+        while let Some(next) = self.pools.free.best_fit(lane, best.size).filter(|&next| self.worth(next) < self.worth(best)) {
             passed.push(best);
-            match self.pools.free.best_fit(lane, best.size) {
-                Some(next) if self.worth(next) < self.worth(best) => best = next,
-                _ => break,
-            }
+            self.pools.free.remove(lane, next.id);
+            best = next;
         }
-        passed.into_iter().for_each(|free| self.pools.free.insert(lane, free));
-        best
+        let refused = !self.config.accepts(size, best.size);
+        for free in passed.into_iter().chain(refused.then_some(best)) {
+            self.pools.free.insert(lane, free);
+        }
+        (!refused).then_some(best.id)
     }
 
     /// What a block could grow to.

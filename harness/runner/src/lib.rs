@@ -12,3 +12,4 @@ pub mod scenario;
 pub mod session;
 pub mod store;
 mod workload;
+mod world;

@@ -9,8 +9,8 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use crate::invariant::Invariant;
 use crate::rig::{Finding, Halt};
-use crate::run::World;
 use crate::scenario::{Policy, ReportKey};
+use crate::world::World;
 
 /// How something that can run out of memory ended, recovery included.
 #[derive(Debug)]

@@ -5,56 +5,16 @@ use std::collections::BTreeMap;
 use harness_allocator::allocator::Request;
 use harness_allocator::units::{Bytes, Nanos};
 
-use super::world::{LookUpError, World};
-use crate::record::{Outcome, Table};
+use crate::record::Outcome;
 use crate::recovery::{self, Recovered};
 use crate::rig::Halt;
 use crate::scenario::steps::alloc::{Alloc, Expected};
 use crate::scenario::steps::event::Synchronize;
 use crate::scenario::steps::free::{Free, FreeTarget};
 use crate::scenario::steps::{Action, Step};
-use crate::scenario::{Amount, AmountError, Expectation, Located, Position, ReportKey, Unit};
+use crate::scenario::{Amount, AmountError, Expectation, Located, ReportKey, Unit};
 use crate::workload::{pins, storm, train};
-
-/// What a step did.
-#[derive(Clone, Debug)]
-pub(crate) struct Done {
-    pub(crate) outcome: Outcome,
-    pub(crate) reports: BTreeMap<ReportKey, u64>,
-    pub(crate) notes: Vec<String>,
-    pub(crate) tables: Vec<Table>,
-    pub(crate) missed: Vec<Missed>,
-}
-
-impl Default for Done {
-    fn default() -> Self {
-        let (reports, notes, tables, missed) = Default::default();
-        Self { outcome: Outcome::Done, reports, notes, tables, missed }
-    }
-}
-
-impl Done {
-    /// What the step reports, its duration included.
-    pub(super) fn reports_with_time(&self, duration: Nanos) -> BTreeMap<ReportKey, u64> {
-        let mut reports = self.reports.clone();
-        reports.entry(ReportKey::Time).or_insert(duration.0);
-        reports
-    }
-}
-
-/// Something that was expected and not seen.
-#[derive(Clone, Debug)]
-pub(crate) struct Missed {
-    pub(crate) at: Position,
-    pub(crate) expected: String,
-    pub(crate) seen: String,
-}
-
-impl Missed {
-    pub(crate) fn at(step: &Step, expected: impl Into<String>, seen: impl Into<String>) -> Self {
-        Self { at: step.position, expected: expected.into(), seen: seen.into() }
-    }
-}
+use crate::world::{Done, LookUpError, Missed, World};
 
 /// Does one step, `repeat` apart, which the loop unrolls.
 pub(super) fn execute(world: &mut World, step: &Step) -> Result<Done, Halt> {

@@ -1,7 +1,6 @@
 //! The loop: a scenario, a device and an allocator in, a record out. Errors of the run are data in the record.
 
 mod execute;
-mod world;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -9,12 +8,11 @@ use std::sync::atomic::AtomicBool;
 use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::{Device, DeviceError};
 
-pub(crate) use self::execute::{Done, Missed};
-pub(crate) use self::world::World;
 use crate::record::{Outcome, Rule, RunRecord, StepRecord, Verdict, Violation};
 use crate::rig::{Finding, Halt, Rig, RigOptions};
 use crate::scenario::Scenario;
 use crate::scenario::steps::{Action, Step};
+use crate::world::{Done, Missed, World};
 
 /// Steps beyond this are counted but not recorded: a record is for reading.
 const MOST_STEPS: usize = 10_000;

@@ -8,8 +8,8 @@ use harness_allocator::units::Bytes;
 
 use crate::record::Table;
 use crate::rig::Halt;
-use crate::run::{Done, World};
 use crate::scenario::{ReportKey, StepName};
+use crate::world::{Done, World};
 
 /// Rows of the table: the segments that are cheapest to unpin.
 const MOST_ROWS: usize = 16;

@@ -1,63 +1,17 @@
 //! Storms: many requests and frees of random sizes and lifetimes, all drawn from one seed.
 
-use std::collections::BTreeMap;
-
 use harness_allocator::allocator::{AllocatorError, Request};
-use harness_allocator::device::{DevicePtr, StreamId};
+use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::record::Outcome;
-use crate::rig::{Buffer, Halt};
-use crate::run::{Done, Missed, World};
+use crate::rig::Halt;
 use crate::scenario::steps::storm::{Storm, StormSizes, Until};
 use crate::scenario::{ReportKey, Step};
-
-/// The live blocks of a storm, by the operation at which each is due and the order of their making.
-#[derive(Debug, Default)]
-pub(crate) struct LiveBlocks {
-    blocks: BTreeMap<(u64, u64), Buffer>,
-    bytes: u64,
-    made: u64,
-}
-
-impl LiveBlocks {
-    /// All of them, those due first in front.
-    pub(crate) fn into_buffers(self) -> impl Iterator<Item = Buffer> {
-        self.blocks.into_values()
-    }
-
-    /// Where they lie.
-    pub(crate) fn addresses(&self) -> impl Iterator<Item = DevicePtr> {
-        self.blocks.values().map(|buffer| buffer.range().start)
-    }
-
-    /// Takes those out that a condition on their address selects.
-    pub(crate) fn take_where(&mut self, select: impl Fn(DevicePtr) -> bool) -> Vec<Buffer> {
-        let keys: Vec<(u64, u64)> = self.blocks.iter().filter(|(_, buffer)| select(buffer.range().start)).map(|(&key, _)| key).collect();
-        keys.into_iter().filter_map(|key| self.take(key)).collect()
-    }
-
-    fn insert(&mut self, due: u64, buffer: Buffer) {
-        self.bytes += buffer.requested().0;
-        self.made += 1;
-        self.blocks.insert((due, self.made), buffer);
-    }
-
-    /// The block due next, if it is due by then.
-    fn take_due(&mut self, by: u64) -> Option<Buffer> {
-        let key = *self.blocks.first_key_value().filter(|((due, _), _)| *due <= by)?.0;
-        self.take(key)
-    }
-
-    fn take(&mut self, key: (u64, u64)) -> Option<Buffer> {
-        let buffer = self.blocks.remove(&key)?;
-        self.bytes -= buffer.requested().0;
-        Some(buffer)
-    }
-}
+use crate::world::{Done, Missed, World};
 
 /// What a storm counts.
 #[derive(Debug, Default)]
@@ -106,7 +60,7 @@ pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm) -> Result<Done,
         let (size, stream) = (draw_size(&mut rng, &storm.sizes), *streams.choose(&mut rng).unwrap_or(&StreamId::DEFAULT));
         let lifetime = rng.random_range(storm.lifetime.0..=storm.lifetime.1);
         let live = world.storm(&storm.id);
-        if live.bytes + size.0 > storm.live.0
+        if live.bytes() + size.0 > storm.live.0
             && let Some(next_due) = live.take_due(u64::MAX)
         {
             world.rig.free(next_due)?;
@@ -121,7 +75,7 @@ pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm) -> Result<Done,
                 let live = world.storm(&storm.id);
                 live.insert(now + lifetime, buffer);
                 tally.allocations += 1;
-                tally.peak_live = tally.peak_live.max(live.bytes);
+                tally.peak_live = tally.peak_live.max(live.bytes());
             }
             Err(error) => {
                 tally.ooms += 1;
@@ -174,7 +128,7 @@ fn failure(operation: u64, requested: Bytes, error: &AllocatorError, world: &Wor
 
 fn conclude(world: &mut World, step: &Step, storm: &Storm, tally: Tally) -> Done {
     let live = world.storm(&storm.id);
-    let (live_blocks, live_bytes) = (live.blocks.len() as u64, live.bytes);
+    let (live_blocks, live_bytes) = (live.count(), live.bytes());
     let mut done = Done::default();
     done.reports.extend([
         (ReportKey::Operations, tally.operations),

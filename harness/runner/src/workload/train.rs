@@ -9,10 +9,10 @@ use crate::invariant::Invariant;
 use crate::record::Outcome;
 use crate::recovery;
 use crate::rig::{Buffer, Finding, Halt};
-use crate::run::{Done, Missed, World};
 use crate::scenario::steps::alloc::Expected;
 use crate::scenario::steps::train::Train;
 use crate::scenario::{ReportKey, Step};
+use crate::world::{Done, Missed, World};
 
 /// Optimizer state for each byte of parameters: Adam keeps two moments (<https://arxiv.org/abs/1412.6980>).
 const OPTIMIZER_COPIES: u64 = 2;

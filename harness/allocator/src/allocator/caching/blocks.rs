@@ -2,15 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::free_index::LaneId;
+use super::ids::{BlockId, LaneId};
 use crate::allocator::slab::Slab;
 use crate::device::{DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use crate::units::Bytes;
-
-/// A block's slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct BlockId(pub(super) u32);
 
 /// A block, or none, in four bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::blocks::BlockId;
 use super::config::Quirks;
+use super::ids::BlockId;
 use crate::device::{Device, DeviceError, EventId, StreamId};
 
 /// The other streams of a block.

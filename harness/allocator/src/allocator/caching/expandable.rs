@@ -4,8 +4,9 @@
 //! further ones only when no stretch of the first fits.
 
 use super::CachingAllocator;
-use super::blocks::{Block, BlockId};
-use super::free_index::{Free, LaneId};
+use super::blocks::Block;
+use super::free_index::Free;
+use super::ids::{BlockId, LaneId};
 use super::pools::LaneOwner;
 use crate::device::{Device, DeviceError, DevicePtr, MappedDevice, MemoryRange};
 use crate::stats::BlockState;

@@ -15,8 +15,8 @@
 //! Invariants: a bit is set exactly where its bin has a block; a chain's sizes rise; every block of a heap has that heap's size; a parent
 //! lies at a lower address than its children.
 
-use super::blocks::BlockId;
 use super::config::UNIT;
+use super::ids::{BlockId, LaneId};
 
 /// No block.
 const NONE: u32 = u32::MAX;
@@ -26,10 +26,6 @@ const ROW_BITS: u32 = 12;
 const ROW: usize = 1 << ROW_BITS;
 /// Words of a row's bitmap.
 const WORDS: usize = ROW / 64;
-
-/// A lane's number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct LaneId(pub(super) u32);
 
 /// A free block, found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

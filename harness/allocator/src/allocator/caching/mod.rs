@@ -19,16 +19,18 @@ mod counters;
 mod deferred;
 mod expandable;
 mod free_index;
+mod ids;
 mod pools;
 mod reclaim;
 
 pub use conf::{ConfError, Excerpt};
 pub use config::{Config, Quirks};
 
-use self::blocks::{Block, BlockId, Blocks};
+use self::blocks::{Block, Blocks};
 use self::counters::Counters;
 use self::deferred::DeferredFrees;
-use self::free_index::{Free, LaneId};
+use self::free_index::Free;
+use self::ids::{BlockId, LaneId};
 use self::pools::{PoolId, Pools};
 use super::{
     Allocation, Allocator, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, PrivatePoolError, PrivatePoolId, PrivatePools,

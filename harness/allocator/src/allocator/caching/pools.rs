@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::blocks::{BlockId, Place};
-use super::free_index::{Free, FreeIndex, LaneId};
+use super::blocks::Place;
+use super::free_index::{Free, FreeIndex};
+use super::ids::{BlockId, LaneId};
 use crate::allocator::{PrivatePoolError, PrivatePoolId};
 use crate::device::StreamId;
 use crate::stats::PoolKind;

@@ -1,8 +1,9 @@
 //! Giving cached memory back: at an out-of-memory, by request, and by age.
 
-use super::free_index::{Free, LaneId};
+use super::CachingAllocator;
+use super::free_index::Free;
+use super::ids::{BlockId, LaneId};
 use super::pools::{PoolId, Pools};
-use super::{BlockId, CachingAllocator};
 use crate::allocator::PrivatePoolId;
 use crate::device::{Device, DeviceError, DevicePtr};
 

@@ -1,14 +1,15 @@
-//! What a scenario's names stand for while it runs: buffers, streams, events, measures, reports, storms.
+//! What a scenario's names stand for while it runs: buffers, streams, events, measures, reports, storms; and what a step leaves behind
+//! ([`Done`]).
 
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::AllocatorKind;
-use harness_allocator::device::{EventId, StreamId};
+use harness_allocator::device::{DevicePtr, EventId, StreamId};
+use harness_allocator::units::Nanos;
 
+use crate::record::{Outcome, Table};
 use crate::rig::{Buffer, Halt, Rig};
-use crate::scenario::Scenario;
-use crate::scenario::{BufferName, EventName, MeasureName, Metric, Readings, ReportKey, StepName, StreamName};
-use crate::workload::storm::LiveBlocks;
+use crate::scenario::{BufferName, EventName, MeasureName, Metric, Position, Readings, ReportKey, Scenario, Step, StepName, StreamName};
 
 /// See the module. The checks of the language have made sure that every name is used as it may be.
 pub(crate) struct World {
@@ -158,5 +159,99 @@ impl World {
     fn moment(&mut self) -> Result<Readings, Halt> {
         let (stats, memory, calls) = (self.rig.stats(), self.rig.memory()?, self.rig.calls());
         Ok(Readings { stats, memory, calls, now: self.rig.now() })
+    }
+}
+
+/// What a step did.
+#[derive(Clone, Debug)]
+pub(crate) struct Done {
+    pub(crate) outcome: Outcome,
+    pub(crate) reports: BTreeMap<ReportKey, u64>,
+    pub(crate) notes: Vec<String>,
+    pub(crate) tables: Vec<Table>,
+    pub(crate) missed: Vec<Missed>,
+}
+
+impl Default for Done {
+    fn default() -> Self {
+        let (reports, notes, tables, missed) = Default::default();
+        Self { outcome: Outcome::Done, reports, notes, tables, missed }
+    }
+}
+
+impl Done {
+    /// What the step reports, its duration included.
+    pub(crate) fn reports_with_time(&self, duration: Nanos) -> BTreeMap<ReportKey, u64> {
+        let mut reports = self.reports.clone();
+        reports.entry(ReportKey::Time).or_insert(duration.0);
+        reports
+    }
+}
+
+/// Something that was expected and not seen.
+#[derive(Clone, Debug)]
+pub(crate) struct Missed {
+    pub(crate) at: Position,
+    pub(crate) expected: String,
+    pub(crate) seen: String,
+}
+
+impl Missed {
+    pub(crate) fn at(step: &Step, expected: impl Into<String>, seen: impl Into<String>) -> Self {
+        Self { at: step.position, expected: expected.into(), seen: seen.into() }
+    }
+}
+
+/// The live blocks of a storm, by the operation at which each is due and the order of their making.
+#[derive(Debug, Default)]
+pub(crate) struct LiveBlocks {
+    blocks: BTreeMap<(u64, u64), Buffer>,
+    bytes: u64,
+    made: u64,
+}
+
+impl LiveBlocks {
+    /// How many there are.
+    pub(crate) fn count(&self) -> u64 {
+        self.blocks.len() as u64
+    }
+
+    /// Requested bytes of all of them.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// All of them, those due first in front.
+    pub(crate) fn into_buffers(self) -> impl Iterator<Item = Buffer> {
+        self.blocks.into_values()
+    }
+
+    /// Where they lie.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = DevicePtr> {
+        self.blocks.values().map(|buffer| buffer.range().start)
+    }
+
+    /// Takes those out that a condition on their address selects.
+    pub(crate) fn take_where(&mut self, select: impl Fn(DevicePtr) -> bool) -> Vec<Buffer> {
+        let keys: Vec<(u64, u64)> = self.blocks.iter().filter(|(_, buffer)| select(buffer.range().start)).map(|(&key, _)| key).collect();
+        keys.into_iter().filter_map(|key| self.take(key)).collect()
+    }
+
+    pub(crate) fn insert(&mut self, due: u64, buffer: Buffer) {
+        self.bytes += buffer.requested().0;
+        self.made += 1;
+        self.blocks.insert((due, self.made), buffer);
+    }
+
+    /// The block due next, if it is due by then.
+    pub(crate) fn take_due(&mut self, by: u64) -> Option<Buffer> {
+        let key = *self.blocks.first_key_value().filter(|((due, _), _)| *due <= by)?.0;
+        self.take(key)
+    }
+
+    fn take(&mut self, key: (u64, u64)) -> Option<Buffer> {
+        let buffer = self.blocks.remove(&key)?;
+        self.bytes -= buffer.requested().0;
+        Some(buffer)
     }
 }

@@ -69,7 +69,7 @@ pub(crate) fn recover<T>(
             Err(error) => error,
         };
         let prepared = match policy {
-            Some(policy) if retries < u64::from(policy.retries()) => act(world, policy, ask)?,
+            Some(policy) if retries < u64::from(policy.retries()) => Some(act(world, policy, ask)?),
             _ => None,
         };
         let spent = world.rig.scenario_clock().saturating_sub(began);
@@ -102,8 +102,8 @@ impl Policy {
     }
 }
 
-/// Does what the policy says before the next try; `None` where it has nothing left to do.
-fn act(world: &mut World, policy: &Policy, ask: u64) -> Result<Option<Prepared>, Halt> {
+/// Does what the policy says before the next try.
+fn act(world: &mut World, policy: &Policy, ask: u64) -> Result<Prepared, Halt> {
     let mut prepared = Prepared { ask, events_done: false };
     match policy {
         Policy::EmptyCache { .. } => {
@@ -128,5 +128,5 @@ fn act(world: &mut World, policy: &Policy, ask: u64) -> Result<Option<Prepared>,
             }
         }
     }
-    Ok(Some(prepared))
+    Ok(prepared)
 }

@@ -14,13 +14,13 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use harness::record::Verdict;
 use harness::scenario::Scenario;
-use harness::session::{DeviceSource, Plan};
+use harness::session::{DeviceSource, Plan, Selection};
 use harness_allocator::allocator::{AllocatorKind, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::units::Bytes;
 
-fn plan(scenarios: Vec<Scenario>, allocators: Option<Vec<AllocatorKind>>, audit: bool) -> Plan {
-    Plan { scenarios, allocators, seed: None, memory: None, repetitions: 1, audit, program: "harness".to_owned() }
+fn plan(scenarios: Vec<Scenario>, selection: Selection, audit: bool) -> Plan {
+    Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit, program: "harness".to_owned() }
 }
 
 /// Runs a plan whose runs must pass: a failing run is not worth timing.
@@ -51,7 +51,8 @@ fn catalogue(criterion: &mut Criterion) {
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "yaml"));
     paths.sort();
     let load = |path: &PathBuf| Scenario::load(path).expect("the catalogue is valid");
-    criterion.bench_function("catalogue", |bencher| bencher.iter(|| run(&plan(paths.iter().map(load).collect(), None, true))));
+    criterion
+        .bench_function("catalogue", |bencher| bencher.iter(|| run(&plan(paths.iter().map(load).collect(), Selection::default(), true))));
 }
 
 /// A storm of that many operations beside `idle` blocks of memory that it never touches.
@@ -74,7 +75,7 @@ fn storms(criterion: &mut Criterion) {
     for audit in [false, true] {
         for (operations, idle) in [(100_000, 1), (1_000_000, 1), (100_000, 10_000)] {
             let name = if audit { "audited" } else { "plain" };
-            let plan = plan(vec![storm(operations, idle)], Some(vec![AllocatorKind::Caching]), audit);
+            let plan = plan(vec![storm(operations, idle)], Selection::only(["caching"]), audit);
             group.throughput(Throughput::Elements(operations));
             group.bench_function(BenchmarkId::new(name, format!("{operations} operations, {idle} idle blocks")), |bencher| {
                 bencher.iter(|| run(&plan));

@@ -32,8 +32,11 @@ pub struct RunRecord {
     pub scenario: ScenarioInfo,
     /// On what.
     pub device: DeviceInfo,
-    /// With which allocator.
+    /// With which allocator: the name of the arm, unique in the scenario.
     pub allocator: String,
+    /// Its settings, in the form of `PYTORCH_ALLOC_CONF`, where it has other than its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<String>,
     /// Every random choice comes from this.
     pub seed: u64,
     /// Counted from 0.

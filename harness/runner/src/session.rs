@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use harness_allocator::allocator::AllocatorKind;
+use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::cuda::CudaDevice;
 use harness_allocator::device::limited::{Limited, admit};
 use harness_allocator::device::open::{DeviceChoice, Probe, Resolved};
@@ -93,8 +93,8 @@ impl fmt::Display for DeviceSource {
 pub struct Plan {
     /// In this order.
     pub scenarios: Vec<Scenario>,
-    /// These allocators only, where the user says so; a scenario runs with those of them that it lists.
-    pub allocators: Option<Vec<AllocatorKind>>,
+    /// With which allocators.
+    pub selection: Selection,
     /// This seed instead of the scenarios' own.
     pub seed: Option<u64>,
     /// This memory instead of what the scenarios need.
@@ -107,13 +107,53 @@ pub struct Plan {
     pub program: String,
 }
 
+/// Which of the arms that scenarios list are run, and which beside them.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Of those that a scenario lists, the ones of these names; `None`: all.
+    pub only: Option<Vec<String>>,
+    /// Arms of PyTorch's allocator, for every scenario that lists it under whatever settings.
+    pub added: Vec<AllocatorSpec>,
+}
+
+impl Selection {
+    /// Those of these names only.
+    #[must_use]
+    pub fn only(names: impl IntoIterator<Item = impl ToString>) -> Self {
+        Self { only: Some(names.into_iter().map(|name| name.to_string()).collect()), added: Vec::new() }
+    }
+
+    /// The arms of a scenario, in its order; what is added comes behind. An added arm that the scenario lists itself is run as listed, and once.
+    #[must_use]
+    pub fn of<'a>(&'a self, scenario: &'a Scenario) -> Vec<&'a AllocatorSpec> {
+        let wanted = |arm: &&AllocatorSpec| self.only.as_ref().is_none_or(|only| only.contains(&arm.to_string()));
+        let mut arms: Vec<&AllocatorSpec> = scenario.allocators.iter().filter(wanted).collect();
+        if !has_pytorchs(scenario) {
+            return arms;
+        }
+        for added in &self.added {
+            let arm = scenario.allocators.iter().find(|listed| listed.does_the_same(added)).unwrap_or(added);
+            if !arms.iter().any(|there| there.does_the_same(arm)) {
+                arms.push(arm);
+            }
+        }
+        arms
+    }
+}
+
+/// Whether PyTorch's allocator is among those that the scenario lists.
+#[must_use]
+pub fn has_pytorchs(scenario: &Scenario) -> bool {
+    scenario.allocators.iter().any(|arm| arm.kind().is_pytorchs())
+}
+
 /// One run of a plan, before it starts.
 #[derive(Clone, Copy, Debug)]
 pub struct Arm<'a> {
     /// The scenario.
     pub scenario: &'a Scenario,
-    /// The allocator.
-    pub allocator: AllocatorKind,
+    /// The allocator and its settings.
+    pub allocator: &'a AllocatorSpec,
     /// Counted from 0.
     pub repetition: u32,
 }
@@ -123,15 +163,10 @@ impl Plan {
     pub fn arms(&self) -> impl Iterator<Item = Arm<'_>> {
         let arms = move |repetition| {
             self.scenarios.iter().flat_map(move |scenario| {
-                self.allocators_of(scenario).into_iter().map(move |allocator| Arm { scenario, allocator, repetition })
+                self.selection.of(scenario).into_iter().map(move |allocator| Arm { scenario, allocator, repetition })
             })
         };
         (0..self.repetitions).flat_map(arms)
-    }
-
-    fn allocators_of(&self, scenario: &Scenario) -> Vec<AllocatorKind> {
-        let wanted = |kind: &AllocatorKind| self.allocators.as_ref().is_none_or(|only| only.contains(kind));
-        scenario.allocators.iter().copied().filter(wanted).collect()
     }
 
     /// Runs everything; stops early when the user interrupts.
@@ -182,17 +217,24 @@ impl Plan {
 
     fn reproduce(&self, arm: &Arm<'_>, source: &DeviceSource, seed: u64) -> String {
         let memory = self.memory.map(|memory| format!(" --memory {}B", memory.0)).unwrap_or_default();
-        let (program, path, allocator) = (&self.program, arm.scenario.path.display(), arm.allocator.name());
+        let (program, path, allocator) = (&self.program, arm.scenario.path.display(), quoted(&arm.allocator.to_string()));
         let audit = if self.audit { "" } else { " --no-audit" };
         format!("{program} run {path} --device {source} --allocator {allocator} --seed {seed}{memory}{audit}")
     }
+}
+
+/// A word that a shell takes as it is: names of arms have brackets where they tell settings, and never a quote.
+fn quoted(word: &str) -> String {
+    let plain = word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    if plain { word.to_owned() } else { format!("'{word}'") }
 }
 
 fn skipped(arm: &Arm<'_>, scenario: &Scenario, device: DeviceInfo, seed: u64, reproduce: String, reason: &DeviceError) -> RunRecord {
     RunRecord {
         scenario: scenario.info(),
         device,
-        allocator: arm.allocator.name().to_owned(),
+        allocator: arm.allocator.to_string(),
+        settings: arm.allocator.settings(),
         seed,
         repetition: arm.repetition,
         reproduce,

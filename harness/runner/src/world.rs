@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::{DevicePtr, EventId, StreamId};
 use harness_allocator::units::Nanos;
 
@@ -14,7 +13,8 @@ use crate::scenario::{BufferName, EventName, MeasureName, Metric, Position, Read
 /// See the module. The checks of the language have made sure that every name is used as it may be.
 pub(crate) struct World {
     pub(crate) rig: Rig,
-    pub(crate) allocator: AllocatorKind,
+    /// The name of the allocator's arm.
+    pub(crate) arm: String,
     pub(crate) seed: u64,
     buffers: BTreeMap<BufferName, Buffer>,
     /// By number of the name; number 0 is the default stream.
@@ -41,12 +41,7 @@ pub(crate) enum LookUpError {
 
 impl World {
     /// Makes the scenario's streams and takes the measure `start`.
-    pub(crate) fn new(
-        mut rig: Rig,
-        scenario: &Scenario,
-        allocator: AllocatorKind,
-        seed: u64,
-    ) -> Result<Self, Box<(Rig, Vec<StreamId>, Halt)>> {
+    pub(crate) fn new(mut rig: Rig, scenario: &Scenario, arm: String, seed: u64) -> Result<Self, Box<(Rig, Vec<StreamId>, Halt)>> {
         let mut streams = vec![StreamId::DEFAULT];
         for _ in scenario.streams.iter().skip(1) {
             match rig.create_stream() {
@@ -56,7 +51,7 @@ impl World {
         }
         let mut world = Self {
             rig,
-            allocator,
+            arm,
             seed,
             buffers: BTreeMap::new(),
             streams,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use harness::scenario::Scenario;
-use harness::session::{DeviceSource, Plan};
+use harness::session::{DeviceSource, Plan, Selection};
 use harness::store;
 
 const EXAMPLE: &str = "reports/example";
@@ -28,7 +28,7 @@ fn the_example_report_and_its_excerpt_are_what_the_catalogue_gives() {
     paths.sort();
     let plan = Plan {
         scenarios: paths.iter().map(|path| Scenario::load(path).expect("the catalogue is valid")).collect(),
-        allocators: None,
+        selection: Selection::default(),
         seed: None,
         memory: None,
         repetitions: 1,

@@ -8,7 +8,7 @@ use harness::scenario::steps::alloc::Expected;
 use harness::scenario::steps::free::{Free, FreeTarget};
 use harness::scenario::steps::storm::StormSizes;
 use harness::scenario::{Account, Action, Amount, DeviceMetric, Metric, Policy, Readings, ReportKey, Scenario, StepKind};
-use harness_allocator::allocator::AllocatorKind;
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_allocator::device::{DeviceCalls, DeviceMemory};
 use harness_allocator::stats::{MemoryStats, PoolKind};
 use harness_allocator::units::{Bytes, Nanos};
@@ -45,7 +45,7 @@ fn scenario() -> Scenario {
 fn the_head_of_a_scenario_is_typed() {
     let scenario = scenario();
     assert_eq!((scenario.name.as_str(), scenario.memory, scenario.seed), ("everything", Bytes::mib(1536), 42));
-    assert_eq!(scenario.allocators, [AllocatorKind::Direct, AllocatorKind::Caching]);
+    assert_eq!(scenario.allocators, [AllocatorKind::Direct, AllocatorKind::Caching].map(AllocatorSpec::from));
     let streams: Vec<(usize, &str)> = scenario.streams.iter().map(|stream| (stream.index(), stream.name())).collect();
     assert_eq!(streams, [(0, "default"), (1, "side")]);
     let step = scenario.steps[0].position;
@@ -109,8 +109,8 @@ fn an_expectation_belongs_to_its_allocator_and_its_place() {
     let (Action::Measure(before), Action::Expect(expect)) = (&repeat.steps[0].action, &repeat.steps[2].action) else {
         panic!("measure, expect")
     };
-    assert!(expect.of(AllocatorKind::Direct).is_empty());
-    let [first, second] = expect.of(AllocatorKind::Caching) else { panic!("two expectations") };
+    assert!(expect.of("direct").is_empty());
+    let [first, second] = expect.of("caching") else { panic!("two expectations") };
     assert_eq!((first.line, first.column, second.column), (18, 32, 71));
     let metrics: Vec<&Metric> = first.value.metrics().collect();
     let used = Account::Device(DeviceMetric::Used);

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use harness::record::Verdict;
 use harness::report::text::step_table;
 use harness::scenario::Scenario;
-use harness::session::{DeviceSource, Plan};
-use harness_allocator::allocator::AllocatorKind;
+use harness::session::{DeviceSource, Plan, Selection};
+use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::open::{self, DeviceChoice};
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     }
     let mut trials = Vec::new();
     for scenario in &scenarios {
-        for &allocator in &scenario.allocators {
+        for allocator in &scenario.allocators {
             trials.push(trial("sim", scenario, allocator, &simulated, program));
             trials.push(trial("cuda", scenario, allocator, &cuda, program));
         }
@@ -63,11 +63,11 @@ fn catalogue(folder: &Path) -> Result<Vec<Scenario>, String> {
     paths.iter().map(|path| Scenario::load(path).map_err(|error| error.to_string())).collect()
 }
 
-fn trial(device: &str, scenario: &Scenario, allocator: AllocatorKind, source: &Result<DeviceSource, String>, program: &str) -> Trial {
-    let name = format!("{}::{}::{device}", scenario.name, allocator.name());
+fn trial(device: &str, scenario: &Scenario, allocator: &AllocatorSpec, source: &Result<DeviceSource, String>, program: &str) -> Trial {
+    let name = format!("{}::{}::{device}", scenario.name, allocator);
     let plan = Plan {
         scenarios: vec![scenario.clone()],
-        allocators: Some(vec![allocator]),
+        selection: Selection::only([allocator]),
         seed: None,
         memory: None,
         repetitions: 1,

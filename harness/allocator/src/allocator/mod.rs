@@ -13,12 +13,15 @@ mod regions;
 pub mod rmm_pool;
 mod singles;
 mod slab;
+mod spec;
 
 use std::fmt;
 
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, StreamId};
 use crate::stats::{MemoryStats, SegmentInfo};
 use crate::units::Bytes;
+
+pub use spec::{AllocatorKind, AllocatorSpec, SpecError};
 
 /// What a caller asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -341,75 +344,5 @@ impl fmt::Display for OutOfMemory {
             self.reserved_but_unallocated(),
             self.largest_free_block
         )
-    }
-}
-
-/// Every allocator that can be named in a scenario: the one place where an allocator is registered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum AllocatorKind {
-    /// PyTorch's caching allocator in its default configuration.
-    Caching,
-    /// The same with expandable segments.
-    Expandable,
-    /// TensorFlow's best-fit-with-coalescing allocator.
-    Bfc,
-    /// The pool memory resource of RMM, the RAPIDS Memory Manager.
-    RmmPool,
-    /// The driver's stream-ordered pool.
-    AsyncPool,
-    /// One driver allocation and one driver free a request.
-    Direct,
-}
-
-impl AllocatorKind {
-    /// Every one, the baseline of all comparisons last.
-    pub const ALL: &'static [Self] = &[Self::Caching, Self::Expandable, Self::Bfc, Self::RmmPool, Self::AsyncPool, Self::Direct];
-
-    /// Its name in scenarios and reports.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Caching => "caching",
-            Self::Expandable => "expandable",
-            Self::Bfc => "bfc",
-            Self::RmmPool => "rmm_pool",
-            Self::AsyncPool => "async_pool",
-            Self::Direct => "direct",
-        }
-    }
-
-    /// One line for people who choose.
-    #[must_use]
-    pub const fn about(self) -> &'static str {
-        match self {
-            Self::Caching => "PyTorch's caching allocator in its default configuration, byte for byte",
-            Self::Expandable => "PyTorch's caching allocator with expandable_segments:True: segments grow and shrink by pages",
-            Self::Bfc => "TensorFlow's best-fit-with-coalescing allocator: few, doubling regions that are kept; grows on demand",
-            Self::RmmPool => "RMM's pool_memory_resource: half the memory at once, a free list per stream, stealing behind events",
-            Self::AsyncPool => "the driver's stream-ordered pool (`cudaMallocAsync`), which keeps all it has reserved until it is trimmed",
-            Self::Direct => "one driver allocation and one driver free per request: the baseline of every timing",
-        }
-    }
-
-    /// A fresh allocator of this kind, as scenarios and library users get it.
-    #[must_use]
-    pub fn build(self) -> Box<dyn Allocator> {
-        match self {
-            Self::Caching => Box::new(caching::CachingAllocator::new(caching::Config::default())),
-            Self::Expandable => {
-                let config = caching::Config { expandable_segments: true, ..caching::Config::default() };
-                Box::new(caching::CachingAllocator::new(config))
-            }
-            Self::Bfc => Box::new(bfc::BfcAllocator::new(bfc::Config::default())),
-            Self::RmmPool => Box::new(rmm_pool::RmmPool::new(rmm_pool::Config::default())),
-            Self::AsyncPool => Box::new(async_pool::AsyncPoolAllocator::default()),
-            Self::Direct => Box::new(direct::DirectAllocator::default()),
-        }
-    }
-
-    /// Reads a name.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 }

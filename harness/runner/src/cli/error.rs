@@ -82,8 +82,13 @@ impl CliError {
 
     /// Settings given as `--alloc-conf text`.
     pub(crate) fn conf(error: &ConfError, text: &str) -> Self {
+        Self::conf_of("--alloc-conf", error, text)
+    }
+
+    /// Settings given by this option.
+    pub(crate) fn conf_of(option: &str, error: &ConfError, text: &str) -> Self {
         let at = (error.offset(), error.length()).into();
-        Self::Conf { rule: error.rule(), text: NamedSource::new("--alloc-conf", text.to_owned()), at }
+        Self::Conf { rule: error.rule(), text: NamedSource::new(option, text.to_owned()), at }
     }
 
     fn exit(&self) -> Exit {

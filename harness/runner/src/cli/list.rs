@@ -58,8 +58,8 @@ fn table(scenarios: &[Scenario]) -> String {
     rows.iter().map(|[name, kind, size, about]| format!("{name:<names$}  {kind:<kinds$}  {size:>sizes$}  {about}\n")).collect()
 }
 
-fn allocators(scenario: &Scenario) -> Vec<&'static str> {
-    scenario.allocators.iter().map(|kind| kind.name()).collect()
+fn allocators(scenario: &Scenario) -> Vec<String> {
+    scenario.allocators.iter().map(ToString::to_string).collect()
 }
 
 /// Up to the first full stop that a space follows, on one line.

@@ -1,17 +1,18 @@
 //! `harness run`: runs scenarios on a device, prints what happened and saves a report.
 
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use clap::Args;
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use harness::record::{Records, RunRecord};
 use harness::report::{Counts, Report, json, text};
-use harness::scenario::{MAX_MEMORY, MIN_MEMORY, Scenario};
-use harness::session::{Arm, DeviceSource, Plan};
+use harness::scenario::{MAX_MEMORY, MIN_MEMORY, Scenario, choices};
+use harness::session::{Arm, DeviceSource, Plan, Selection, has_pytorchs};
 use harness::store::{self, StoreError};
-use harness_allocator::allocator::AllocatorKind;
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, SpecError};
 use harness_allocator::device::open::{self, DeviceChoice};
 use harness_allocator::units::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -25,6 +26,8 @@ const EXAMPLES: &str = "Examples:
   harness run scenarios
   harness run scenarios/oom_retry.yaml --allocator caching,direct
   harness run scenarios --device sim --no-report
+  harness run my.yaml --alloc-conf max_split_size_mb:512 --alloc-conf expandable_segments:True
+  harness run my.yaml --allocator 'caching(max_split_size_mb:512)'
   harness run scenarios --device cuda:1 --repeat 10 --report reports/h200
   harness run my.yaml --format json | jq '.runs[].verdict'";
 
@@ -44,9 +47,12 @@ pub(super) struct Run {
     /// Give each scenario this memory instead of what it needs, as in `2GiB`.
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     memory: Option<Bytes>,
-    /// Only these allocators, of those that a scenario lists; may be repeated, or be a list with commas.
-    #[arg(long = "allocator", value_name = "NAME", value_delimiter = ',', value_parser = allocator())]
-    allocators: Vec<AllocatorKind>,
+    /// Only these allocators, of those that a scenario lists, by the names of their arms; may be repeated, or be a list with commas.
+    #[arg(long = "allocator", value_name = "NAME", long_help = allocator_help())]
+    allocators: Vec<String>,
+    /// Run PyTorch's allocator under these settings too, in every scenario that lists it; may be repeated to compare settings side by side.
+    #[arg(long, value_name = "CONF", long_help = ALLOC_CONF_HELP)]
+    alloc_conf: Vec<String>,
     /// Draw all random choices from this seed instead of the scenarios' own.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -80,7 +86,7 @@ pub(super) struct Run {
 impl Run {
     pub(super) fn run(self, terminal: &Terminal) -> Result<Exit, Failures> {
         let scenarios = inputs::load(&self.paths)?;
-        self.check_allocators(&scenarios)?;
+        let selection = self.selection(&scenarios)?;
         self.check_report_folder()?;
         let bar = self.progress();
         let interrupt = interrupt::watch({
@@ -88,8 +94,8 @@ impl Run {
             move || bar.suspend(|| eprintln!("interrupted: stopping after the present operation; press Ctrl-C again to end at once"))
         })?;
         let source = self.device_source()?;
-        self.tell_beforehand(&scenarios, &source);
-        let plan = self.plan(scenarios, &source);
+        self.tell_beforehand(&scenarios, &selection, &source);
+        let plan = self.plan(scenarios, selection, &source);
         bar.set_length(plan.arms().count() as u64);
         let ran = plan.run(&source, &interrupt, |arm, record| advance(&bar, arm, record));
         bar.finish_and_clear();
@@ -108,13 +114,29 @@ impl Run {
         Ok(exit)
     }
 
-    /// Each allocator asked for must be listed by a scenario.
-    fn check_allocators(&self, scenarios: &[Scenario]) -> Result<(), CliError> {
-        let listed = |kind: &AllocatorKind| scenarios.iter().any(|scenario| scenario.allocators.contains(kind));
-        let Some(stray) = self.allocators.iter().find(|kind| !listed(kind)) else { return Ok(()) };
-        let lists = scenarios.iter().map(|scenario| format!("{} lists {}", scenario.path.display(), names(&scenario.allocators)));
-        let message = format!("no scenario given lists the allocator `{}`", stray.name());
-        Err(CliError::input(message, format!("{}; add it to `allocators:` of one, or leave it out", lists.collect::<Vec<_>>().join("; "))))
+    /// What the options choose. Each allocator asked for must be listed by a scenario, or be `caching` with settings.
+    fn selection(&self, scenarios: &[Scenario]) -> Result<Selection, CliError> {
+        let names: Vec<&str> = self.allocators.iter().flat_map(|list| split_names(list)).collect();
+        let mut selection = Selection::default();
+        for name in &names {
+            if scenarios.iter().any(|scenario| scenario.allocators.iter().any(|arm| arm.to_string() == *name)) {
+                selection.only.get_or_insert_default().push((*name).to_owned());
+            } else if name.contains('(') {
+                selection.only.get_or_insert_default();
+                selection.added.push(name.parse().map_err(|error| spec_error(name, error))?);
+            } else {
+                return Err(not_listed(name, scenarios));
+            }
+        }
+        for conf in &self.alloc_conf {
+            let config = Config::parse(conf).map_err(|error| CliError::conf(&error, conf))?;
+            selection.added.push(AllocatorSpec::caching(config));
+        }
+        if !selection.added.is_empty() && !scenarios.iter().any(has_pytorchs) {
+            let help = format!("{}; add `caching` to `allocators:` of one, or leave the settings out", lists(scenarios));
+            return Err(CliError::input("no scenario given lists PyTorch's allocator, whose settings these are", help));
+        }
+        Ok(selection)
     }
 
     /// Tells before a long run what would be told after it: that something else than a folder is in the way.
@@ -141,7 +163,7 @@ impl Run {
     }
 
     /// What the user would otherwise not expect.
-    fn tell_beforehand(&self, scenarios: &[Scenario], source: &DeviceSource) {
+    fn tell_beforehand(&self, scenarios: &[Scenario], selection: &Selection, source: &DeviceSource) {
         if self.quiet {
             return;
         }
@@ -149,16 +171,16 @@ impl Run {
             eprintln!("on the simulated device: {reason}");
         }
         for scenario in scenarios {
-            if !self.allocators.is_empty() && !scenario.allocators.iter().any(|kind| self.allocators.contains(kind)) {
+            if selection.of(scenario).is_empty() {
                 eprintln!("not run: {} lists only {}", scenario.path.display(), names(&scenario.allocators));
             }
         }
     }
 
-    fn plan(&self, scenarios: Vec<Scenario>, source: &DeviceSource) -> Plan {
+    fn plan(&self, scenarios: Vec<Scenario>, selection: Selection, source: &DeviceSource) -> Plan {
         Plan {
             scenarios,
-            allocators: (!self.allocators.is_empty()).then(|| self.allocators.clone()),
+            selection,
             seed: self.seed,
             memory: self.memory,
             repetitions: self.repeat.unwrap_or_else(|| source.default_repetitions()),
@@ -211,7 +233,7 @@ impl Run {
 
 fn advance(bar: &ProgressBar, arm: &Arm<'_>, record: Option<&RunRecord>) {
     match record {
-        None => bar.set_message(format!("{} with {}", arm.scenario.name, arm.allocator.name())),
+        None => bar.set_message(format!("{} with {}", arm.scenario.name, arm.allocator)),
         Some(_) => bar.inc(1),
     }
 }
@@ -234,8 +256,72 @@ fn program() -> String {
     std::env::args().next().unwrap_or_else(|| "harness".to_owned())
 }
 
-fn names(kinds: &[AllocatorKind]) -> String {
-    kinds.iter().map(|kind| format!("`{}`", kind.name())).collect::<Vec<_>>().join(", ")
+fn names(arms: &[AllocatorSpec]) -> String {
+    arms.iter().map(|arm| format!("`{arm}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// What each scenario lists.
+fn lists(scenarios: &[Scenario]) -> String {
+    let lists = scenarios.iter().map(|scenario| format!("{} lists {}", scenario.path.display(), names(&scenario.allocators)));
+    lists.collect::<Vec<_>>().join("; ")
+}
+
+fn not_listed(name: &str, scenarios: &[Scenario]) -> CliError {
+    if AllocatorKind::from_name(name).is_some() {
+        let help = format!("{}; add it to `allocators:` of one, or leave it out", lists(scenarios));
+        return CliError::input(format!("no scenario given lists the allocator `{name}`"), help);
+    }
+    let arms: BTreeSet<String> = scenarios.iter().flat_map(|scenario| scenario.allocators.iter().map(ToString::to_string)).collect();
+    let help = choices(name, "listed by the scenarios given", arms.iter().map(String::as_str));
+    CliError::input(format!("no scenario given has an allocator `{name}`"), help)
+}
+
+fn spec_error(name: &str, error: SpecError) -> CliError {
+    match error {
+        SpecError::Conf(error) => {
+            let conf = name.split_once('(').map_or("", |(_, conf)| conf).trim_end_matches(')');
+            CliError::conf_of("--allocator", &error, conf)
+        }
+        error @ (SpecError::Unknown { .. } | SpecError::Unclosed | SpecError::NoSettings(_)) => {
+            CliError::input(error.to_string(), "as in `--allocator 'caching(max_split_size_mb:512)'`")
+        }
+    }
+}
+
+/// The names of a list with commas; those inside brackets belong to settings.
+fn split_names(list: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0_u32;
+    list.split(move |c| {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        c == ',' && depth == 0
+    })
+}
+
+const ALLOC_CONF_HELP: &str = "\
+Run PyTorch's allocator under these settings too, in every scenario that lists it; may be repeated.
+
+CONF is what PYTORCH_ALLOC_CONF would hold, read by PyTorch's rules. Each one makes one more arm, called caching(CONF), beside those that the \
+scenario lists, or beside those that --allocator leaves of them: the report compares the settings side by side. One arm alone is \
+--allocator 'caching(CONF)'. What a scenario expects of an arm by its name is not asked of an added one.
+
+The variable PYTORCH_ALLOC_CONF itself is not read, so that a run does not depend on what the shell happens to hold: give it as \
+--alloc-conf \"$PYTORCH_ALLOC_CONF\".";
+
+/// The names that arms have unless a scenario names them itself.
+fn allocator_help() -> String {
+    let kinds = AllocatorKind::ALL.iter().map(|kind| format!("\n- {}: {}", kind.name(), kind.about()));
+    format!(
+        "Only these allocators, of those that a scenario lists, by the names of their arms; may be repeated, or be a list with commas.
+
+An arm is called by the `name:` that the scenario gives it, or by its allocator, with the settings behind it where it has any, as in \
+caching(max_split_size_mb:512); that last form runs in every scenario that lists PyTorch's allocator, listed under these settings or not.
+{}",
+        kinds.collect::<String>()
+    )
 }
 
 fn memory(text: &str) -> Result<Bytes, String> {
@@ -244,9 +330,4 @@ fn memory(text: &str) -> Result<Bytes, String> {
         return Ok(memory);
     }
     Err(format!("a scenario's memory is from {MIN_MEMORY}, one small segment, to {MAX_MEMORY}"))
-}
-
-fn allocator() -> impl TypedValueParser<Value = AllocatorKind> {
-    let values = AllocatorKind::ALL.iter().map(|kind| PossibleValue::new(kind.name()).help(kind.about()));
-    PossibleValuesParser::new(values).try_map(|name| AllocatorKind::from_name(&name).ok_or("there is no such allocator"))
 }

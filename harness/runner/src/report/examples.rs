@@ -299,6 +299,7 @@ impl Builder {
             scenario,
             device,
             allocator: allocator.to_owned(),
+            settings: None,
             seed,
             repetition,
             verdict: Verdict::Passed,

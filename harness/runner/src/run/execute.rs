@@ -58,7 +58,7 @@ pub(super) fn execute(world: &mut World, step: &Step) -> Result<Done, Halt> {
         Action::Train(train) => return train::run(world, step, train),
         Action::Measure(measure) => world.measure(measure.name.clone())?,
         Action::Expect(expect) => {
-            let missed = expect.of(world.allocator).iter().filter_map(|one| check(world, one)).collect();
+            let missed = expect.of(&world.arm).iter().filter_map(|one| check(world, one)).collect();
             return Ok(Done { missed, ..Done::default() });
         }
         Action::Repeat(_) => {}

@@ -5,7 +5,7 @@ mod execute;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use harness_allocator::allocator::AllocatorKind;
+use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::{Device, DeviceError};
 
 use crate::record::{Outcome, Rule, RunRecord, StepRecord, Verdict, Violation};
@@ -23,7 +23,7 @@ pub struct RunRequest<'a> {
     /// The scenario.
     pub scenario: &'a Scenario,
     /// The allocator.
-    pub allocator: AllocatorKind,
+    pub allocator: &'a AllocatorSpec,
     /// Every random choice comes from this.
     pub seed: u64,
     /// Counted from 0.
@@ -46,7 +46,7 @@ pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecor
     let cost_figures = device.cost_figures();
     let rig = Rig::new(device, request.allocator.build(), &options)?;
     let mut runner = Runner { request, steps: Vec::new(), unrecorded_steps: 0, number: 0, violations: Vec::new(), interrupted: false };
-    let mut world = match World::new(rig, request.scenario, request.allocator, request.seed) {
+    let mut world = match World::new(rig, request.scenario, request.allocator.to_string(), request.seed) {
         Ok(world) => world,
         Err(failed) => {
             let (rig, streams, halt) = *failed;
@@ -62,7 +62,8 @@ pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecor
     Ok(RunRecord {
         scenario: request.scenario.info(),
         device: device_info,
-        allocator: request.allocator.name().to_owned(),
+        allocator: request.allocator.to_string(),
+        settings: request.allocator.settings(),
         seed: request.seed,
         repetition: request.repetition,
         reproduce: request.reproduce.clone(),

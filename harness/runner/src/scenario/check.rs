@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use harness_allocator::allocator::AllocatorKind;
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_allocator::units::{Bytes, Nanos};
 
 use super::error::{Code, Problem, choices, nearest, quoted};
@@ -28,7 +28,7 @@ pub(crate) const START: &str = "start";
 /// What is known at one point of the walk.
 pub(crate) struct Checker<'a> {
     source: &'a str,
-    allocators: &'a [AllocatorKind],
+    allocators: &'a [AllocatorSpec],
     streams: &'a [StreamName],
     /// Ids and measures of the whole file, to tell "comes later" from "does not exist".
     announced: BTreeMap<String, Position>,
@@ -77,7 +77,7 @@ pub(crate) enum Freed {
 }
 
 impl<'a> Checker<'a> {
-    pub(crate) fn new(source: &'a str, allocators: &'a [AllocatorKind], streams: &'a [StreamName], steps: &[Located<StepWire>]) -> Self {
+    pub(crate) fn new(source: &'a str, allocators: &'a [AllocatorSpec], streams: &'a [StreamName], steps: &[Located<StepWire>]) -> Self {
         let mut announced = BTreeMap::new();
         announce(steps, &mut announced);
         let start = (MeasureName::new(0, START), Position::default());
@@ -338,17 +338,21 @@ impl<'a> Checker<'a> {
         }
     }
 
-    pub(crate) fn allocator(&self, name: &Located<String>) -> Result<AllocatorKind, Problem> {
-        match AllocatorKind::from_name(&name.value) {
-            Some(kind) if self.allocators.contains(&kind) => Ok(kind),
+    /// The name of an arm of this scenario.
+    pub(crate) fn arm(&self, name: &Located<String>) -> Result<String, Problem> {
+        let text = &name.value;
+        let arms: Vec<String> = self.allocators.iter().map(AllocatorSpec::to_string).collect();
+        match AllocatorKind::from_name(text) {
+            _ if arms.contains(text) => Ok(text.clone()),
             Some(kind) => {
                 Err(Problem::new(Code::Name, name.position(), format!("allocator `{}` is not among those of this scenario", kind.name()))
-                    .help(format!(
-                        "add it at the top, as in `allocators: [{}]`",
-                        self.allocators.iter().chain([&kind]).map(|k| k.name()).collect::<Vec<_>>().join(", ")
-                    )))
+                    .help(format!("add it at the top, as in `allocators: [{}, {}]`", arms.join(", "), kind.name())))
             }
-            None => Err(unknown_allocator(name)),
+            None => Err(Problem::new(Code::Name, name.position(), format!("this scenario has no allocator `{text}`")).help(choices(
+                text,
+                "allocators",
+                arms.iter().map(String::as_str),
+            ))),
         }
     }
 

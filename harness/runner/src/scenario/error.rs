@@ -190,7 +190,7 @@ impl Problem {
 }
 
 /// "did you mean" and the names there are, for a name that is not among them.
-pub(crate) fn choices<'a>(wrong: &str, kind: &str, names: impl IntoIterator<Item = &'a str>) -> String {
+pub fn choices<'a>(wrong: &str, kind: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.into_iter().collect();
     let nearest = nearest(wrong, names.iter().copied());
     let hint = if nearest.is_empty() { String::new() } else { format!("did you mean {}? ", quoted(&nearest, " or ")) };

@@ -18,7 +18,7 @@ mod yaml;
 
 use std::path::{Path, PathBuf};
 
-use harness_allocator::allocator::AllocatorKind;
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_allocator::units::Bytes;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -26,12 +26,12 @@ use serde::Deserialize;
 use crate::invariant::Invariant;
 use crate::record::{ScenarioInfo, SourceLine};
 use check::Checker;
-use error::{Code, Problem, choices};
+use error::{Code, Problem};
 use steps::StepWire;
 use text::{AllocatorText, ExpressionText, InvariantText, NameText, SizeText};
 
 pub use check::{MAX_EXECUTED_STEPS, MAX_REPEAT_DEPTH};
-pub use error::{ScenarioError, TextError};
+pub use error::{ScenarioError, TextError, choices};
 pub use expression::{Amount, AmountError, Comparison, Evaluation, Expectation, MAX_TERMS, Sign, Sum, Term};
 pub use located::{Located, Position};
 pub use metric::{Account, BufferName, DeviceMetric, EventName, MeasureName, Metric, Readings, ReportKey, StepName, StreamName, Unit};
@@ -59,8 +59,8 @@ pub struct Scenario {
     pub about: String,
     /// The memory that the device has for it.
     pub memory: Bytes,
-    /// The allocators to run it with, each once, in the order of the file.
-    pub allocators: Vec<AllocatorKind>,
+    /// The allocators to run it with, in the order of the file: no two have one name, nor the same settings unless they are named.
+    pub allocators: Vec<AllocatorSpec>,
     /// `default` first, then those that the file declares; [`StreamName::index`] is the place in this list.
     pub streams: Vec<StreamName>,
     /// Every random choice comes from this, unless the user gives another seed.
@@ -173,20 +173,21 @@ fn memory(given: &SizeText) -> Result<Bytes, Problem> {
         .help("`memory` is from 2MiB, one small segment, to 1PiB"))
 }
 
-fn allocators(given: Option<&Located<Vec<AllocatorText>>>) -> Result<Vec<AllocatorKind>, Problem> {
-    let Some(given) = given else { return Ok(vec![AllocatorKind::Caching]) };
+fn allocators(given: Option<&Located<Vec<AllocatorText>>>) -> Result<Vec<AllocatorSpec>, Problem> {
+    let Some(given) = given else { return Ok(vec![AllocatorKind::Caching.into()]) };
     if given.value.is_empty() {
         return Err(Problem::new(Code::Value, given.position(), "`allocators` names none").help("leave it out for `[caching]`"));
     }
     let mut kinds = Vec::new();
     for name in &given.value {
         let kind = AllocatorKind::from_name(name.text()).ok_or_else(|| check::unknown_allocator(&name.0))?;
-        if kinds.contains(&kind) {
+        let spec = AllocatorSpec::from(kind);
+        if kinds.contains(&spec) {
             return Err(
                 Problem::new(Code::Name, name.position(), format!("allocator `{}` is named twice", name.text())).help("name it once")
             );
         }
-        kinds.push(kind);
+        kinds.push(spec);
     }
     Ok(kinds)
 }

@@ -9,7 +9,7 @@ use harness::record::{Outcome, Rule, RunRecord, SourceLine, StepRecord, Verdict,
 use harness::report::text::step_table;
 use harness::run::{RunRequest, run as run_on};
 use harness::scenario::Scenario;
-use harness::session::{Arm, DeviceSource, Plan};
+use harness::session::{Arm, DeviceSource, Plan, Selection};
 use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::Leaks;
 use harness_allocator::units::Bytes;
@@ -23,9 +23,9 @@ fn scenario(steps: &str) -> Scenario {
 }
 
 fn run_with(scenario: &Scenario, allocator: AllocatorKind, interrupt: bool, seed: Option<u64>) -> RunRecord {
-    let (allocators, program) = (None, "harness".to_owned());
-    let plan = Plan { scenarios: vec![scenario.clone()], allocators, seed, memory: None, repetitions: 1, audit: true, program };
-    let arm = Arm { scenario, allocator, repetition: 0 };
+    let (selection, program) = (Selection::default(), "harness".to_owned());
+    let plan = Plan { scenarios: vec![scenario.clone()], selection, seed, memory: None, repetitions: 1, audit: true, program };
+    let arm = Arm { scenario, allocator: &allocator.into(), repetition: 0 };
     plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::new(AtomicBool::new(interrupt))).unwrap()
 }
 
@@ -365,7 +365,7 @@ fn a_storm_that_is_interrupted_leaves_nothing_on_the_device() {
     );
     let interrupt = Arc::<AtomicBool>::default();
     let (device, left) = Watched::new(scenario.memory, Arc::clone(&interrupt), 2);
-    let (allocator, reproduce) = (AllocatorKind::Caching, String::new());
+    let (allocator, reproduce) = (&AllocatorKind::Caching.into(), String::new());
     let run =
         run_on(&RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt }, Box::new(device))
             .unwrap();
@@ -392,7 +392,7 @@ fn a_scenario_without_leaks_leaves_nothing_and_one_that_fails_neither() {
         let (device, left) = Watched::new(scenario.memory, Arc::clone(&interrupt), u64::MAX);
         let request = RunRequest {
             scenario: &scenario,
-            allocator: AllocatorKind::Caching,
+            allocator: &AllocatorKind::Caching.into(),
             seed: 0,
             repetition: 0,
             reproduce: String::new(),
@@ -417,7 +417,7 @@ fn the_end_gives_the_cache_back_and_takes_the_whole_limit_once() {
     let mallocs = device.mallocs();
     let request = RunRequest {
         scenario: &scenario,
-        allocator: AllocatorKind::Caching,
+        allocator: &AllocatorKind::Caching.into(),
         seed: 0,
         repetition: 0,
         reproduce: String::new(),

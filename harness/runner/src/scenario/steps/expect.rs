@@ -1,7 +1,6 @@
 //! `expect`: what should hold now.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::fmt;
 
 use harness_allocator::allocator::AllocatorKind;
@@ -20,17 +19,17 @@ use crate::scenario::text::ExpressionText;
 pub enum Expect {
     /// With every allocator.
     Always(Vec<Located<Expectation>>),
-    /// With these allocators; nothing with the others.
-    PerAllocator(BTreeMap<AllocatorKind, Vec<Located<Expectation>>>),
+    /// With these allocators, by the names of their arms and in the order of the file; nothing with the others.
+    PerAllocator(Vec<(String, Vec<Located<Expectation>>)>),
 }
 
 impl Expect {
-    /// What should hold with this allocator.
+    /// What should hold with this allocator, by the name of its arm.
     #[must_use]
-    pub fn of(&self, allocator: AllocatorKind) -> &[Located<Expectation>] {
+    pub fn of(&self, arm: &str) -> &[Located<Expectation>] {
         match self {
             Self::Always(all) => all,
-            Self::PerAllocator(each) => each.get(&allocator).map_or(&[], Vec::as_slice),
+            Self::PerAllocator(each) => each.iter().find(|(name, _)| name == arm).map_or(&[], |(_, all)| all.as_slice()),
         }
     }
 }
@@ -40,7 +39,7 @@ impl fmt::Display for Expect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all: Vec<_> = match self {
             Self::Always(all) => all.iter().collect(),
-            Self::PerAllocator(each) => each.values().flatten().collect(),
+            Self::PerAllocator(each) => each.iter().flat_map(|(_, all)| all).collect(),
         };
         if let Some(first) = all.first() {
             write!(f, "{}", first.value)?;
@@ -88,9 +87,9 @@ impl StepFields for ExpectWire {
                     return Err(nothing(at));
                 }
                 let each = entries.iter().map(|(name, texts)| {
-                    let kind = checker.allocator(name)?;
+                    let arm = checker.arm(name)?;
                     match texts.texts() {
-                        Ok(texts) => Ok((kind, expectations(&texts, name.position(), checker)?)),
+                        Ok(texts) => Ok((arm, expectations(&texts, name.position(), checker)?)),
                         Err(no_map) => match *no_map {},
                     }
                 });

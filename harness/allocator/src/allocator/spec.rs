@@ -1,0 +1,280 @@
+//! Which allocator with which settings: [`AllocatorKind`] registers every allocator, [`AllocatorSpec`] is one of them as a scenario, a command
+//! line or a benchmark asks for it, under the name of its *arm*.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::caching::{self, ConfError, Config};
+use super::{Allocator, async_pool, bfc, direct, rmm_pool};
+
+/// Every allocator that can be named in a scenario: the one place where an allocator is registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AllocatorKind {
+    /// PyTorch's caching allocator in its default configuration.
+    Caching,
+    /// The same with expandable segments.
+    Expandable,
+    /// TensorFlow's best-fit-with-coalescing allocator.
+    Bfc,
+    /// The pool memory resource of RMM, the RAPIDS Memory Manager.
+    RmmPool,
+    /// The driver's stream-ordered pool.
+    AsyncPool,
+    /// One driver allocation and one driver free a request.
+    Direct,
+}
+
+impl AllocatorKind {
+    /// Every one, the baseline of all comparisons last.
+    pub const ALL: &'static [Self] = &[Self::Caching, Self::Expandable, Self::Bfc, Self::RmmPool, Self::AsyncPool, Self::Direct];
+
+    /// Its name in scenarios and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Caching => "caching",
+            Self::Expandable => "expandable",
+            Self::Bfc => "bfc",
+            Self::RmmPool => "rmm_pool",
+            Self::AsyncPool => "async_pool",
+            Self::Direct => "direct",
+        }
+    }
+
+    /// One line for people who choose.
+    #[must_use]
+    pub const fn about(self) -> &'static str {
+        match self {
+            Self::Caching => "PyTorch's caching allocator in its default configuration, byte for byte",
+            Self::Expandable => "PyTorch's caching allocator with expandable_segments:True: segments grow and shrink by pages",
+            Self::Bfc => "TensorFlow's best-fit-with-coalescing allocator: few, doubling regions that are kept; grows on demand",
+            Self::RmmPool => "RMM's pool_memory_resource: half the memory at once, a free list per stream, stealing behind events",
+            Self::AsyncPool => "the driver's stream-ordered pool (`cudaMallocAsync`), which keeps all it has reserved until it is trimmed",
+            Self::Direct => "one driver allocation and one driver free per request: the baseline of every timing",
+        }
+    }
+
+    /// A fresh allocator of this kind with its own defaults.
+    #[must_use]
+    pub fn build(self) -> Box<dyn Allocator> {
+        AllocatorSpec::from(self).build()
+    }
+
+    /// Whether it takes settings of `PYTORCH_ALLOC_CONF`.
+    #[must_use]
+    pub const fn has_settings(self) -> bool {
+        matches!(self, Self::Caching)
+    }
+
+    /// Whether it is PyTorch's allocator.
+    #[must_use]
+    pub const fn is_pytorchs(self) -> bool {
+        matches!(self, Self::Caching | Self::Expandable)
+    }
+
+    /// For those without settings: why, and what to write instead.
+    #[must_use]
+    pub fn why_no_settings(self) -> String {
+        let name = self.name();
+        match self {
+            Self::Expandable => {
+                format!("`{name}` is `caching` with expandable_segments:True: give `caching` this setting beside the others")
+            }
+            _ => format!("`{name}` has no settings: those of PYTORCH_ALLOC_CONF are for PyTorch's allocator, `caching`"),
+        }
+    }
+
+    /// Reads a name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| kind.name() == name)
+    }
+}
+
+/// An allocator and its settings: one arm of a comparison. Displayed as its name.
+///
+/// PyTorch's allocator has settings, those of `PYTORCH_ALLOC_CONF`; the others have none. Without a name of its own an arm is called after
+/// what it is, as in `direct` or `caching(max_split_size_mb:512)`, and that name reads back ([`FromStr`]) as the same arm.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AllocatorSpec {
+    kind: AllocatorKind,
+    /// Other settings than the kind's own; only [`AllocatorKind::Caching`] has any.
+    config: Option<Config>,
+    name: Option<String>,
+}
+
+impl AllocatorSpec {
+    /// PyTorch's allocator with these settings.
+    #[must_use]
+    pub fn caching(config: Config) -> Self {
+        let config = (config != Config::default()).then_some(config);
+        Self { kind: AllocatorKind::Caching, config, name: None }
+    }
+
+    /// The same under a name of its own. Such a name says nothing of the settings, so it does not read back.
+    #[must_use]
+    pub fn named(self, name: impl Into<String>) -> Self {
+        Self { name: Some(name.into()), ..self }
+    }
+
+    /// Which allocator it is.
+    #[must_use]
+    pub const fn kind(&self) -> AllocatorKind {
+        self.kind
+    }
+
+    /// Whether it was given a name of its own.
+    #[must_use]
+    pub const fn has_own_name(&self) -> bool {
+        self.name.is_some()
+    }
+
+    /// The settings that differ from PyTorch's defaults, in the form of `PYTORCH_ALLOC_CONF`; `None` where all are as they are by default for
+    /// this kind.
+    #[must_use]
+    pub fn settings(&self) -> Option<String> {
+        self.config.as_ref().map(Config::to_string)
+    }
+
+    /// Whether it is the same allocator with the same settings, whatever the names; `expandable` is `caching` with
+    /// `expandable_segments:True`.
+    #[must_use]
+    pub fn does_the_same(&self, other: &Self) -> bool {
+        match (self.effective(), other.effective()) {
+            (Some(config), Some(others)) => config == others,
+            (None, None) => self.kind == other.kind,
+            _ => false,
+        }
+    }
+
+    /// A fresh allocator.
+    #[must_use]
+    pub fn build(&self) -> Box<dyn Allocator> {
+        match (self.kind, self.effective()) {
+            (AllocatorKind::Caching | AllocatorKind::Expandable, config) => {
+                Box::new(caching::CachingAllocator::new(config.unwrap_or_default()))
+            }
+            (AllocatorKind::Bfc, _) => Box::new(bfc::BfcAllocator::new(bfc::Config::default())),
+            (AllocatorKind::RmmPool, _) => Box::new(rmm_pool::RmmPool::new(rmm_pool::Config::default())),
+            (AllocatorKind::AsyncPool, _) => Box::new(async_pool::AsyncPoolAllocator::default()),
+            (AllocatorKind::Direct, _) => Box::new(direct::DirectAllocator::default()),
+        }
+    }
+
+    /// The settings of PyTorch's allocator that it runs with; `None` for any other allocator.
+    fn effective(&self) -> Option<Config> {
+        match self.kind {
+            AllocatorKind::Caching => Some(self.config.clone().unwrap_or_default()),
+            AllocatorKind::Expandable => Some(Config { expandable_segments: true, ..Config::default() }),
+            AllocatorKind::Bfc | AllocatorKind::RmmPool | AllocatorKind::AsyncPool | AllocatorKind::Direct => None,
+        }
+    }
+}
+
+impl From<AllocatorKind> for AllocatorSpec {
+    fn from(kind: AllocatorKind) -> Self {
+        Self { kind, config: None, name: None }
+    }
+}
+
+impl fmt::Display for AllocatorSpec {
+    /// The name of the arm.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.name, &self.config) {
+            (Some(name), _) => f.write_str(name),
+            (None, Some(config)) => write!(f, "{}({config})", self.kind.name()),
+            (None, None) => f.write_str(self.kind.name()),
+        }
+    }
+}
+
+impl FromStr for AllocatorSpec {
+    type Err = SpecError;
+
+    /// Reads the name of an allocator, with or without settings in brackets: `direct`, `caching(max_split_size_mb:512)`.
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let (name, conf) = match text.split_once('(') {
+            Some((name, rest)) => (name, Some(rest.strip_suffix(')').ok_or(SpecError::Unclosed)?)),
+            None => (text, None),
+        };
+        let kind = AllocatorKind::from_name(name).ok_or_else(|| SpecError::Unknown { name: name.to_owned() })?;
+        match (kind, conf) {
+            (_, None) => Ok(kind.into()),
+            (AllocatorKind::Caching, Some(conf)) => Ok(Self::caching(Config::parse(conf)?)),
+            (_, Some(_)) => Err(SpecError::NoSettings(kind)),
+        }
+    }
+}
+
+/// A text that names no allocator.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// Name one of those there are.
+    #[error("there is no allocator `{name}`")]
+    Unknown {
+        /// What stands there.
+        name: String,
+    },
+    /// Close the bracket behind the settings.
+    #[error("settings stand in brackets, as in `caching(max_split_size_mb:512)`")]
+    Unclosed,
+    /// Leave the settings out.
+    #[error("{}", .0.why_no_settings())]
+    NoSettings(AllocatorKind),
+    /// Correct the settings.
+    #[error(transparent)]
+    Conf(#[from] ConfError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> AllocatorSpec {
+        text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    #[test]
+    fn an_arm_is_called_after_what_it_is_and_reads_back_as_the_same() {
+        for kind in AllocatorKind::ALL {
+            assert_eq!(read(kind.name()), AllocatorSpec::from(*kind));
+        }
+        for name in ["caching(max_split_size_mb:512)", "caching(max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,>:4])"] {
+            assert_eq!(read(name).to_string(), name);
+        }
+        assert_eq!(
+            read("caching( max_split_size_mb : 64.5 )").to_string(),
+            "caching(max_split_size_mb:64)",
+            "what counts, as PyTorch reads it"
+        );
+        assert_eq!(read("caching(large_segment_size_mb:20)").to_string(), "caching", "that is the default");
+    }
+
+    #[test]
+    fn settings_belong_to_the_arm_whatever_it_is_called() {
+        let tuned = read("caching(expandable_segments:True,max_split_size_mb:32)").named("tuned");
+        assert_eq!((tuned.to_string(), tuned.has_own_name()), ("tuned".to_owned(), true));
+        assert_eq!(tuned.settings().as_deref(), Some("max_split_size_mb:32,expandable_segments:True"));
+        assert_eq!(tuned.build().name(), "expandable");
+        assert_eq!(read("caching").settings(), None);
+    }
+
+    #[test]
+    fn two_arms_do_the_same_where_their_settings_come_down_to_the_same() {
+        assert!(read("expandable").does_the_same(&read("caching(expandable_segments:True)")));
+        assert!(read("caching()").does_the_same(&read("caching").named("plain")));
+        assert!(!read("caching").does_the_same(&read("expandable")));
+        assert!(!read("caching").does_the_same(&read("direct")));
+        assert!(!read("bfc").does_the_same(&read("direct")));
+    }
+
+    #[test]
+    fn what_is_no_arm_is_refused_with_a_sentence() {
+        let refusal = |text: &str| text.parse::<AllocatorSpec>().expect_err(text).to_string();
+        assert_eq!(refusal("cachign"), "there is no allocator `cachign`");
+        assert_eq!(refusal("caching(a"), "settings stand in brackets, as in `caching(max_split_size_mb:512)`");
+        assert!(refusal("direct(max_split_size_mb:512)").starts_with("`direct` has no settings"));
+        assert!(refusal("expandable(max_split_size_mb:512)").starts_with("`expandable` is `caching` with expandable_segments:True"));
+        assert!(refusal("caching(expandable_segments:true)").starts_with("expandable_segments must be `True` or `False`"));
+    }
+}

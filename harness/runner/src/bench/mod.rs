@@ -5,4 +5,5 @@
 //! what drifts on the machine hits all alike. A *night* is one run of all suites; its *baseline* is the last uncontended night before it of
 //! the same machine.
 
+pub mod machine;
 pub mod record;

@@ -14,6 +14,8 @@ pub struct Config {
     pub devices: u32,
     /// What another process holds of each device. `DOUBLE_OTHERS`.
     pub others: u64,
+    /// Whether NVML numbers this process otherwise than it sees itself, as in a container. `DOUBLE_CONTAINER`.
+    pub container: bool,
     /// Whether NVML names the devices as multi-instance slices. `DOUBLE_MIG`.
     pub mig: bool,
     /// Whether the devices have addresses and physical memory apart (virtual memory management). `DOUBLE_MAPPING`.
@@ -56,6 +58,7 @@ impl Default for Config {
             overhead: 300 << 20,
             devices: 1,
             others: 0,
+            container: false,
             mig: false,
             mapping: true,
             pools: true,
@@ -84,6 +87,7 @@ impl Config {
             ("DOUBLE_OVERHEAD", self.overhead.to_string()),
             ("DOUBLE_DEVICES", self.devices.to_string()),
             ("DOUBLE_OTHERS", self.others.to_string()),
+            ("DOUBLE_CONTAINER", u8::from(self.container).to_string()),
             ("DOUBLE_MIG", u8::from(self.mig).to_string()),
             ("DOUBLE_MAPPING", u8::from(self.mapping).to_string()),
             ("DOUBLE_POOLS", u8::from(self.pools).to_string()),
@@ -113,6 +117,7 @@ impl Config {
             overhead: variable("DOUBLE_OVERHEAD").map_or(Ok(default.overhead), |text| number(&text))?,
             devices: variable("DOUBLE_DEVICES").map_or(Ok(default.devices), |text| number(&text))?,
             others: variable("DOUBLE_OTHERS").map_or(Ok(default.others), |text| number(&text))?,
+            container: variable("DOUBLE_CONTAINER").map_or(Ok(0_u8), |text| number(&text))? != 0,
             mig: variable("DOUBLE_MIG").map_or(Ok(0_u8), |text| number(&text))? != 0,
             mapping: variable("DOUBLE_MAPPING").map_or(Ok(1_u8), |text| number(&text))? != 0,
             pools: variable("DOUBLE_POOLS").map_or(Ok(1_u8), |text| number(&text))? != 0,
@@ -137,6 +142,7 @@ mod tests {
             capacity: 5 << 30,
             devices: 3,
             others: 7 << 20,
+            container: true,
             mig: true,
             mapping: false,
             pools: false,

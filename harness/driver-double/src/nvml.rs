@@ -36,6 +36,9 @@ struct ProcessInfo {
 /// The other process: a number above every one that Linux gives (2^22), so it is never ours.
 const OTHER_PID: c_uint = 5_000_000;
 
+/// What is added to this process's number where the double plays a container: beyond the other process's.
+const CONTAINER: c_uint = 10_000_000;
+
 /// "No multi-instance slice" in a process's numbers.
 const NO_INSTANCE: c_uint = c_uint::MAX;
 
@@ -138,7 +141,8 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: *mut c_void, memory: *mu
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(handle: *mut c_void, count: *mut c_uint, infos: *mut ProcessInfo) -> u32 {
     device("nvmlDeviceGetComputeRunningProcesses_v3", handle, |gpu| {
-        let mine = (gpu.references > 0).then(|| (std::process::id(), gpu.process_used()));
+        let number = std::process::id() + if gpu.in_container { CONTAINER } else { 0 };
+        let mine = (gpu.references > 0).then(|| (number, gpu.process_used()));
         let other = Some((OTHER_PID, gpu.used() - gpu.process_used())).filter(|other| other.1 > 0);
         let processes: Vec<_> = mine.into_iter().chain(other).collect();
         // SAFETY: the caller's count, as NVML demands; null is refused.
@@ -185,6 +189,40 @@ unsafe extern "C" fn nvmlDeviceGetClockInfo(handle: *mut c_void, kind: c_int, cl
         };
         // SAFETY: the caller's place, as NVML demands.
         unsafe { put(clock, megahertz) }
+    })
+}
+
+/// 250 watts, in milliwatts.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetPowerUsage(handle: *mut c_void, power: *mut c_uint) -> u32 {
+    // SAFETY: the caller's place, as NVML demands.
+    device("nvmlDeviceGetPowerUsage", handle, |_| unsafe { put(power, 250_000) })
+}
+
+/// 40 degrees Celsius at the one sensor there is (kind 0).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetTemperature(handle: *mut c_void, kind: c_int, temperature: *mut c_uint) -> u32 {
+    device("nvmlDeviceGetTemperature", handle, |_| match kind {
+        // SAFETY: the caller's place, as NVML demands.
+        0 => unsafe { put(temperature, 40) },
+        _ => Err(code::INVALID_ARGUMENT),
+    })
+}
+
+/// `nvmlViolationTime_t` of nvml.h: microseconds, and nanoseconds.
+#[repr(C)]
+struct ViolationTime {
+    reference: u64,
+    violation: u64,
+}
+
+/// Neither power (policy 0) nor heat (policy 1) ever held the clocks down.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetViolationStatus(handle: *mut c_void, policy: c_uint, status: *mut ViolationTime) -> u32 {
+    device("nvmlDeviceGetViolationStatus", handle, |_| match policy {
+        // SAFETY: the caller's place, as NVML demands.
+        0 | 1 => unsafe { put(status, ViolationTime { reference: 0, violation: 0 }) },
+        _ => Err(code::INVALID_ARGUMENT),
     })
 }
 

@@ -56,6 +56,7 @@ pub(crate) struct Gpu {
     capacity: u64,
     overhead: u64,
     others: u64,
+    pub(crate) in_container: bool,
     /// Address and asked-for size of what is allocated.
     allocations: BTreeMap<u64, u64>,
     /// Addresses and pages, apart.
@@ -214,6 +215,7 @@ impl Gpu {
             capacity: config.capacity,
             overhead: config.overhead,
             others: config.others,
+            in_container: config.container,
             allocations: BTreeMap::new(),
             mapping: Mapping::default(),
             pools: Pools::default(),

@@ -95,9 +95,13 @@ impl CudaDevice {
         let nvml = NvmlDevice::find(found.uuid);
         // Before the context, so that this process is not in the list, whatever number it has in the driver's namespace.
         let facts = nvml.as_ref().map_or_else(|_| Fingerprint::default(), NvmlDevice::fingerprint);
+        let listed = nvml.as_ref().map(NvmlDevice::process_numbers).unwrap_or_default();
         let (memory, uuid_hash) = (Some(found.total), Some(found.uuid.hash()));
         let fingerprint = Fingerprint { memory, uuid_hash, cuda: Some(probe::cuda_version(driver)?), ..facts };
         let context = Context::retain(driver, device)?;
+        if let Ok(nvml) = &nvml {
+            nvml.notice_this_process(&listed);
+        }
         let (mapping, pools) = (Mapping::of(driver, device)?, Pools::of(driver, device)?);
         let kernels = Kernels::load(driver)?;
         let info = DeviceInfo {

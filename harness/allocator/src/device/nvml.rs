@@ -8,12 +8,13 @@ use std::sync::OnceLock;
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
-use nvml_wrapper::enum_wrappers::device::Clock as NvmlClock;
+use nvml_wrapper::enum_wrappers::device::{Clock as NvmlClock, PerformancePolicy, TemperatureSensor};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 
 use crate::device::Fingerprint;
-use crate::units::Bytes;
+use crate::hash::fnv1a;
+use crate::units::{Bytes, Nanos};
 
 /// One GPU, or one instance of a multi-instance GPU, as NVML sees it.
 pub struct NvmlDevice {
@@ -31,6 +32,36 @@ pub struct ProcessUse {
     pub name: Option<String>,
     /// What it holds, where NVML tells.
     pub used: Option<Bytes>,
+}
+
+/// What the sensors of a GPU tell at one moment. `None`: it could not be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Clock of the streaming multiprocessors, in MHz.
+    pub sm_mhz: Option<u32>,
+    /// Clock of the memory, in MHz.
+    pub memory_mhz: Option<u32>,
+    /// Power drawn, in milliwatts.
+    pub power_mw: Option<u32>,
+    /// In degrees Celsius.
+    pub temperature: Option<u32>,
+    /// What holds the clocks down at this moment.
+    pub throttled: Vec<Throttle>,
+    /// For how long power held the clocks down since the driver was loaded.
+    pub held_by_power: Option<Nanos>,
+    /// For how long heat did.
+    pub held_by_heat: Option<Nanos>,
+    /// Other processes with memory on the device.
+    pub others: Option<Vec<ProcessUse>>,
+}
+
+/// Something that holds the clocks of a GPU down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Throttle {
+    /// In words, as in `power cap`.
+    pub words: &'static str,
+    /// Whether somebody set the clocks so: then they are the same from day to day.
+    pub chosen: bool,
 }
 
 impl NvmlDevice {
@@ -68,7 +99,7 @@ impl NvmlDevice {
     #[must_use]
     pub fn used_by_this_process(&self) -> Option<Bytes> {
         let processes = self.device.running_compute_processes().ok()?;
-        let mine = processes.iter().find(|process| process.pid == std::process::id())?;
+        let mine = processes.iter().find(|process| is_this_process(process.pid))?;
         known(&mine.used_gpu_memory)
     }
 
@@ -78,7 +109,7 @@ impl NvmlDevice {
     /// NVML's sentence.
     pub fn other_processes(&self) -> Result<Vec<ProcessUse>, String> {
         let processes = self.device.running_compute_processes().map_err(sentence)?;
-        let others = processes.into_iter().filter(|process| process.pid != std::process::id());
+        let others = processes.into_iter().filter(|process| !is_this_process(process.pid));
         Ok(others
             .map(|process| ProcessUse {
                 pid: process.pid,
@@ -86,6 +117,43 @@ impl NvmlDevice {
                 used: known(&process.used_gpu_memory),
             })
             .collect())
+    }
+
+    /// The numbers of all processes with a CUDA context on the device; none where NVML does not tell.
+    pub(super) fn process_numbers(&self) -> Vec<u32> {
+        self.device.running_compute_processes().map(|all| all.iter().map(|process| process.pid).collect()).unwrap_or_default()
+    }
+
+    /// Learns this process's number in the kernel driver's namespace, which in a container is not the one seen inside: it is the one that
+    /// came to the list with this process's context. Where another process came at the same moment, nothing is learnt.
+    pub(super) fn notice_this_process(&self, before_context: &[u32]) {
+        let now = self.process_numbers();
+        let mut came = now.iter().filter(|number| !before_context.contains(number));
+        if let (Some(number), None) = (came.next(), came.next()) {
+            // Learnt before: it is the same number.
+            let _ = OWN_NUMBER.set(*number);
+        }
+    }
+
+    /// What its sensors tell now.
+    #[must_use]
+    pub fn reading(&self) -> Reading {
+        let clock = |kind| self.device.clock_info(kind).ok();
+        let held = |policy| self.device.violation_status(policy).ok().map(|status| Nanos(status.violation_time));
+        Reading {
+            sm_mhz: clock(NvmlClock::SM),
+            memory_mhz: clock(NvmlClock::Memory),
+            power_mw: self.device.power_usage().ok(),
+            temperature: self.device.temperature(TemperatureSensor::Gpu).ok(),
+            throttled: self.throttled(),
+            held_by_power: held(PerformancePolicy::Power),
+            held_by_heat: held(PerformancePolicy::Thermal),
+            others: self.other_processes().ok(),
+        }
+    }
+
+    fn throttled(&self) -> Vec<Throttle> {
+        self.device.current_throttle_reasons().map(throttles).unwrap_or_default()
     }
 
     /// What must be equal for two runs to be compared, as it is now. The CUDA version is the CUDA driver's to tell.
@@ -100,7 +168,7 @@ impl NvmlDevice {
             mig: self.device.mig_mode().ok().map(|mode| mode.current == MIG_ENABLED),
             ecc: self.device.is_ecc_enabled().ok().map(|state| state.currently_enabled),
             clocks_mhz: clock(NvmlClock::SM).zip(clock(NvmlClock::Memory)),
-            throttle_reasons: self.device.current_throttle_reasons().map(throttle_reasons).unwrap_or_default(),
+            throttle_reasons: self.throttled().into_iter().map(|throttle| throttle.words.to_owned()).collect(),
             other_processes: self.other_processes().ok().map(|others| u32::try_from(others.len()).unwrap_or(u32::MAX)),
             cost_model: None,
         }
@@ -117,6 +185,13 @@ pub fn driver_version() -> Result<String, String> {
 
 /// `NVML_DEVICE_MIG_ENABLE` of nvml.h.
 const MIG_ENABLED: u32 = 1;
+
+/// This process's number as the kernel driver has it, once a context was made and NVML listed it.
+static OWN_NUMBER: OnceLock<u32> = OnceLock::new();
+
+fn is_this_process(number: u32) -> bool {
+    number == std::process::id() || OWN_NUMBER.get() == Some(&number)
+}
 
 /// The library, loaded once for the whole process: never shut down, so devices can be kept.
 fn library() -> Result<&'static Nvml, String> {
@@ -151,18 +226,18 @@ const fn known(used: &UsedGpuMemory) -> Option<Bytes> {
 }
 
 /// The reasons in words. An idle GPU lowers its clocks too, which is no throttling and not named.
-fn throttle_reasons(reasons: ThrottleReasons) -> Vec<String> {
-    let words = [
-        (ThrottleReasons::APPLICATIONS_CLOCKS_SETTING, "application clocks are set"),
-        (ThrottleReasons::SW_POWER_CAP, "power cap"),
-        (ThrottleReasons::HW_SLOWDOWN, "hardware slowdown"),
-        (ThrottleReasons::SYNC_BOOST, "held by another GPU of its sync-boost group"),
-        (ThrottleReasons::SW_THERMAL_SLOWDOWN, "temperature (software)"),
-        (ThrottleReasons::HW_THERMAL_SLOWDOWN, "temperature (hardware)"),
-        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "power brake"),
-        (ThrottleReasons::DISPLAY_CLOCK_SETTING, "display clocks"),
+fn throttles(reasons: ThrottleReasons) -> Vec<Throttle> {
+    let all = [
+        (ThrottleReasons::APPLICATIONS_CLOCKS_SETTING, "application clocks are set", true),
+        (ThrottleReasons::SW_POWER_CAP, "power cap", false),
+        (ThrottleReasons::HW_SLOWDOWN, "hardware slowdown", false),
+        (ThrottleReasons::SYNC_BOOST, "held by another GPU of its sync-boost group", false),
+        (ThrottleReasons::SW_THERMAL_SLOWDOWN, "temperature (software)", false),
+        (ThrottleReasons::HW_THERMAL_SLOWDOWN, "temperature (hardware)", false),
+        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "power brake", false),
+        (ThrottleReasons::DISPLAY_CLOCK_SETTING, "display clocks", true),
     ];
-    words.into_iter().filter(|(reason, _)| reasons.contains(*reason)).map(|(_, word)| word.to_owned()).collect()
+    all.into_iter().filter(|(reason, ..)| reasons.contains(*reason)).map(|(_, words, chosen)| Throttle { words, chosen }).collect()
 }
 
 /// The identity of a GPU or of an instance of one. Displayed in the form 8-4-4-4-12.
@@ -170,8 +245,7 @@ fn throttle_reasons(reasons: ThrottleReasons) -> Vec<String> {
 pub struct Uuid(pub [u8; 16]);
 
 impl Uuid {
-    /// A hash that tells devices apart without naming them: FNV-1a, 64 bits, over the 16 bytes, in hexadecimal. The same on every machine
-    /// and in every version.
+    /// A hash that tells devices apart without naming them: [`fnv1a`] over the 16 bytes, in hexadecimal.
     #[must_use]
     pub fn hash(self) -> String {
         format!("{:016x}", fnv1a(&self.0))
@@ -188,11 +262,6 @@ impl fmt::Display for Uuid {
     }
 }
 
-/// FNV-1a with its published 64-bit basis and prime, <https://datatracker.ietf.org/doc/html/draft-eastlake-fnv>.
-fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,17 +272,10 @@ mod tests {
         assert_eq!(uuid.to_string(), "abcdef01-2345-6789-0abc-def012345678");
     }
 
-    /// Test vectors of the FNV draft.
-    #[test]
-    fn the_hash_is_fnv_1a() {
-        assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);
-        assert_eq!(fnv1a(b"a"), 0xaf63_dc4c_8601_ec8c);
-        assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
-    }
-
     #[test]
     fn throttle_reasons_are_told_in_words_and_idling_is_none() {
         let reasons = ThrottleReasons::GPU_IDLE | ThrottleReasons::SW_POWER_CAP | ThrottleReasons::HW_THERMAL_SLOWDOWN;
-        assert_eq!(throttle_reasons(reasons), ["power cap", "temperature (hardware)"]);
+        let words: Vec<_> = throttles(reasons).into_iter().map(|throttle| throttle.words).collect();
+        assert_eq!(words, ["power cap", "temperature (hardware)"]);
     }
 }

@@ -5,9 +5,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::DeviceError;
 use super::cuda::probe::{CudaFound, CudaProbe};
 use super::nvml::{self, NvmlDevice, ProcessUse};
+use super::{DeviceError, DeviceInfo};
 use crate::units::Bytes;
 
 /// The device that a user asks for.
@@ -112,6 +112,17 @@ fn look_at(found: CudaFound) -> DeviceFound {
         compute_capability: found.compute_capability,
         nvml,
     }
+}
+
+/// The management library's view of an open device, found by the hash of its UUID: also of one that is limited or closed since.
+///
+/// # Errors
+/// A sentence: why there is none. A simulated device has none.
+pub fn nvml_of(info: &DeviceInfo) -> Result<NvmlDevice, String> {
+    let Some(hash) = &info.fingerprint.uuid_hash else { return Err("a simulated device has no sensors".to_owned()) };
+    let driver = CudaProbe::new().map_err(|error| error.to_string())?;
+    let found = driver.devices.into_iter().find(|device| device.uuid.hash() == *hash);
+    NvmlDevice::find(found.ok_or("the CUDA driver does not have this device any more")?.uuid)
 }
 
 impl Probe {

@@ -1,0 +1,206 @@
+//! The host: what Linux tells of its processor, and of who else used it. Everything comes from `/proc`; elsewhere nothing is known.
+
+use std::fs;
+use std::time::Duration;
+
+/// Share of the time in which a thread may wait for a core that others use, or in which a hypervisor may give the cores to others. Waiting
+/// lengthens what is timed by about its share: below this one it cannot pass for the smallest change that suites look for, some per cent.
+const MAX_WAITING: f64 = 0.02;
+
+/// How far the yardstick may vary, as a share of its median. It is the same arithmetic each time, so its time shows the clock of the
+/// processor and what others took of it; the figures are corrected by it, and a correction of more than a tenth is not trusted.
+const MAX_VARIATION: f64 = 0.10;
+
+/// A load is an average over one minute, so at first it shows what ran before the watch began. After two minutes it has forgotten all but
+/// `e⁻²`, a seventh, of that (Linux, `kernel/sched/loadavg.c`, <https://docs.kernel.org/admin-guide/cpu-load.html>).
+pub(super) const LOAD_SETTLES: Duration = Duration::from_mins(2);
+
+/// Threads that ran or wanted to run, on average over the last minute, beside the processors of the whole host.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Load {
+    pub(super) running: f64,
+    processors: u32,
+}
+
+/// What was used so far, in units that only their ratios matter of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct HostUse {
+    /// Of this thread: time on a core, and time that it waited for one.
+    thread: Option<(u64, u64)>,
+    /// Of the whole host: time that its cores worked, and time that a hypervisor took.
+    cores: Option<(u64, u64)>,
+}
+
+/// Shares of time that were lost between two readings.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Waiting {
+    thread: Option<f64>,
+    stolen: Option<f64>,
+}
+
+impl HostUse {
+    pub(super) fn now() -> Self {
+        let read = |path: &str| fs::read_to_string(path).ok();
+        Self {
+            thread: read("/proc/thread-self/schedstat").as_deref().and_then(thread_use),
+            cores: read("/proc/stat").as_deref().and_then(cores_use),
+        }
+    }
+
+    /// What was lost from this reading to a later one of the same thread.
+    pub(super) fn until(&self, later: &Self) -> Waiting {
+        let share = |first: Option<(u64, u64)>, last: Option<(u64, u64)>| {
+            let (had, lost) = first.zip(last).map(|(first, last)| (last.0.saturating_sub(first.0), last.1.saturating_sub(first.1)))?;
+            (had + lost > 0).then(|| lost as f64 / (had + lost) as f64)
+        };
+        Waiting { thread: share(self.thread, later.thread), stolen: share(self.cores, later.cores) }
+    }
+}
+
+/// Why the host's times are not to be trusted: one sentence, or none.
+pub(super) fn contended(waiting: &Waiting, load: Option<Load>, yardsticks: &[u64]) -> Option<String> {
+    let percent = |share: f64| format!("{:.0} %", 100.0 * share);
+    let busy = [
+        load.filter(|load| load.running > f64::from(load.processors))
+            .map(|load| format!("load {:.1} on {}", load.running, cores(load.processors))),
+        waiting
+            .thread
+            .filter(|share| *share > MAX_WAITING)
+            .map(|share| format!("the harness waited for a core {} of its time", percent(share))),
+        waiting.stolen.filter(|share| *share > MAX_WAITING).map(|share| format!("the hypervisor took {} of the time", percent(share))),
+    ];
+    let varied =
+        variation(yardsticks).filter(|share| *share > MAX_VARIATION).map(|share| format!("the yardstick varied by {}", percent(share)));
+    let busy: Vec<String> = busy.into_iter().flatten().collect();
+    match (busy.is_empty(), varied) {
+        (true, None) => None,
+        (true, Some(varied)) => Some(format!("the processor did not run evenly: {varied}")),
+        (false, varied) => {
+            Some(format!("the processor was busy with other work: {}", busy.into_iter().chain(varied).collect::<Vec<_>>().join("; ")))
+        }
+    }
+}
+
+fn cores(count: u32) -> String {
+    if count == 1 { "1 core".to_owned() } else { format!("{count} cores") }
+}
+
+/// From the 10th to the 90th percentile, by nearest rank, as a share of the median: single stragglers do not count. `None` for less than
+/// two samples.
+fn variation(samples: &[u64]) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_unstable();
+    let rank = |percent: usize| sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1)).map(|sample| *sample as f64);
+    let (low, middle, high) = (rank(10)?, rank(50)?, rank(90)?);
+    (sorted.len() >= 2 && middle > 0.0).then(|| (high - low) / middle)
+}
+
+/// The load now.
+pub(super) fn load() -> Option<Load> {
+    let running = fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()?;
+    let processors = processors(&fs::read_to_string("/proc/stat").ok()?)?;
+    Some(Load { running, processors })
+}
+
+/// Processors of the whole host, which may be more than this process may use: lines `cpu0`, `cpu1`, … of `/proc/stat`.
+fn processors(stat: &str) -> Option<u32> {
+    let count =
+        stat.lines().filter_map(|line| line.strip_prefix("cpu")).filter(|rest| rest.starts_with(|digit: char| digit.is_ascii_digit()));
+    u32::try_from(count.count()).ok().filter(|count| *count > 0)
+}
+
+/// `/proc/PID/schedstat`: time on a core and time waiting on a run queue, in nanoseconds
+/// (<https://docs.kernel.org/scheduler/sched-stats.html>).
+fn thread_use(schedstat: &str) -> Option<(u64, u64)> {
+    let mut fields = schedstat.split_whitespace().map(str::parse);
+    Some((fields.next()?.ok()?, fields.next()?.ok()?))
+}
+
+/// The first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal, in ticks
+/// (<https://docs.kernel.org/filesystems/proc.html>). Time in which there was nothing to do is left out.
+fn cores_use(stat: &str) -> Option<(u64, u64)> {
+    let fields: Vec<u64> = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().map_while(|field| field.parse().ok()).collect();
+    let [user, nice, system, _idle, _iowait, irq, softirq, steal, ..] = fields[..] else { return None };
+    Some((user + nice + system + irq + softirq, steal))
+}
+
+/// Model of the processor.
+pub(super) fn cpu() -> Option<String> {
+    cpu_model(&fs::read_to_string("/proc/cpuinfo").ok()?)
+}
+
+/// `model name` on x86; ARM has numbers of the implementer and of its part instead.
+fn cpu_model(cpuinfo: &str) -> Option<String> {
+    let field = |name: &str| {
+        let values = cpuinfo.lines().filter_map(|line| line.split_once(':')).filter(|(key, _)| key.trim() == name);
+        values.map(|(_, value)| value.split_whitespace().collect::<Vec<_>>().join(" ")).find(|value| !value.is_empty())
+    };
+    field("model name").or_else(|| Some(format!("ARM implementer {}, part {}", field("CPU implementer")?, field("CPU part")?)))
+}
+
+/// As in `Linux 6.8.0`.
+pub(super) fn kernel() -> Option<String> {
+    let read = |name: &str| fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok().map(|text| text.trim().to_owned());
+    Some(format!("{} {}", read("ostype")?, read("osrelease")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAT: &str =
+        "cpu  100 5 20 900 7 1 2 32 0 0\ncpu0 50 0 10 450 0 0 0 16 0 0\ncpu1 50 5 10 450 7 1 2 16 0 0\nintr 12345\nctxt 99\n";
+
+    #[test]
+    fn the_kernels_files_are_read() {
+        assert_eq!(processors(STAT), Some(2));
+        assert_eq!(cores_use(STAT), Some((128, 32)));
+        assert_eq!(thread_use("218908 74658 2\n"), Some((218_908, 74_658)));
+        assert_eq!(cpu_model("processor\t: 0\nmodel name\t: Intel(R)  Xeon(R) Processor\n").as_deref(), Some("Intel(R) Xeon(R) Processor"));
+        let arm = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n";
+        assert_eq!(cpu_model(arm).as_deref(), Some("ARM implementer 0x41, part 0xd4f"));
+    }
+
+    #[test]
+    fn what_is_not_as_expected_is_not_known() {
+        assert_eq!((processors(""), cores_use(""), cores_use("cpu  1 2 3\n")), (None, None, None));
+        assert_eq!((thread_use(""), thread_use("0"), thread_use("a b c")), (None, None, None));
+        assert_eq!(cpu_model("processor : 0\nCPU part : 1\n"), None);
+    }
+
+    #[test]
+    fn shares_are_those_between_two_readings() {
+        let first = HostUse { thread: Some((1_000, 500)), cores: Some((10, 10)) };
+        let last = HostUse { thread: Some((1_900, 600)), cores: Some((10, 10)) };
+        assert_eq!(first.until(&last), Waiting { thread: Some(0.1), stolen: None });
+        assert_eq!(first.until(&HostUse::default()), Waiting::default());
+    }
+
+    #[test]
+    fn a_quiet_host_is_not_contended() {
+        let waiting = Waiting { thread: Some(0.001), stolen: Some(0.0) };
+        let load = Some(Load { running: 1.1, processors: 2 });
+        assert_eq!(contended(&waiting, load, &[1_000, 1_001, 1_003, 990]), None);
+        assert_eq!(contended(&Waiting::default(), None, &[]), None, "nothing is known");
+    }
+
+    #[test]
+    fn every_sign_of_other_work_is_told_in_one_sentence() {
+        let waiting = Waiting { thread: Some(0.12), stolen: Some(0.03) };
+        let load = Some(Load { running: 5.24, processors: 2 });
+        let told = contended(&waiting, load, &[800, 1_000, 1_200]);
+        let sentence = "the processor was busy with other work: load 5.2 on 2 cores; the harness waited for a core 12 % of its time; \
+                        the hypervisor took 3 % of the time; the yardstick varied by 40 %";
+        assert_eq!(told.as_deref(), Some(sentence));
+        let uneven = contended(&Waiting::default(), None, &[800, 1_000, 1_200]);
+        assert_eq!(uneven.as_deref(), Some("the processor did not run evenly: the yardstick varied by 40 %"));
+    }
+
+    #[test]
+    fn one_straggler_of_many_is_no_variation() {
+        let mut samples = vec![1_000; 19];
+        samples.push(9_000);
+        assert_eq!(variation(&samples), Some(0.0));
+        assert_eq!((variation(&[5]), variation(&[]), variation(&[0, 0])), (None, None, None));
+    }
+}

@@ -7,6 +7,7 @@ use std::env;
 use std::process::Command;
 
 use driver_double::{Config, Staging, WrongWrite};
+use harness::bench::machine::{Monitor, machine};
 use harness_allocator::allocator::{AllocatorKind, Request};
 use harness_allocator::device::cuda::CudaDevice;
 use harness_allocator::device::open::{self, DeviceChoice, Resolved};
@@ -113,6 +114,38 @@ on_the_double! {
         assert_eq!((memory.total, memory.free), (Bytes::gib(2), Bytes::mib(2048 - 364)));
         assert_eq!((memory.used, memory.context_overhead), (Bytes::mib(364), Bytes::mib(364)), "its context and the other process");
         assert_eq!(memory.process, Some(Bytes::mib(300)), "its context");
+    }
+
+    fn a_night_on_a_gpu_that_others_use_is_contended(Config { others: 64 << 20, ..Config::default() }) {
+        let mut device = device();
+        let machine = machine(&device);
+        assert_eq!((machine.device.as_str(), machine.driver.as_deref(), machine.ecc), ("Driver double", Some("0.0.double"), Some(true)));
+        let mut monitor = Monitor::start(&mut device);
+        drop(device);
+        monitor.observe();
+        let conditions = monitor.finish(&[1_000; 10]);
+        assert_eq!(conditions.free_at_start, Some(Bytes::mib(2048 - 364)));
+        let states: Vec<_> = conditions.gpu.iter().map(|state| (state.sm_mhz, state.memory_mhz, state.other_processes)).collect();
+        assert_eq!(states, [(Some(1000), Some(2000), Some(1)); 3], "before, between and after");
+        let states: Vec<_> = conditions.gpu.iter().map(|state| (state.power_mw, state.temperature)).collect();
+        assert_eq!(states, [(Some(250_000), Some(40)); 3]);
+        let told = ["1 other process held memory of the GPU (other-process, 64 MiB)", "clocks were held down: power cap"];
+        assert_eq!(conditions.contended[..2], told);
+    }
+
+    fn in_a_container_this_process_is_not_taken_for_another_one(Config { container: true, ..Config::default() }) {
+        let mut device = device();
+        let memory = device.memory().expect("memory is told");
+        assert_eq!(memory.process, Some(Bytes::mib(300)), "its context, by the number that came with it");
+        let nvml = open::nvml_of(device.info()).expect("there is NVML");
+        assert_eq!(nvml.other_processes(), Ok(Vec::new()));
+    }
+
+    fn a_monitor_without_nvml_still_watches_the_host(Config { nvml: false, ..Config::default() }) {
+        let conditions = Monitor::start(&mut device()).finish(&[600, 1_000, 1_000, 1_000, 1_400]);
+        assert_eq!(conditions.gpu, []);
+        assert_eq!(conditions.contended.len(), 1, "{:?}", conditions.contended);
+        assert!(conditions.contended[0].ends_with("the yardstick varied by 80 %"), "{:?}", conditions.contended);
     }
 
     fn memory_is_charged_in_whole_granules_and_runs_out_with_exact_figures(Config::default()) {

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use harness::files::Document;
 use harness::record::{Records, RunRecord};
 use harness::report::{Counts, Report, json, text};
 use harness::scenario::{MAX_MEMORY, MIN_MEMORY, Scenario};
@@ -126,7 +127,7 @@ impl Run {
         };
         match folder.ancestors().find(|path| path.exists()) {
             Some(there) if !there.is_dir() => {
-                Err(StoreError::Unwritable { path: folder.to_owned(), source: io::ErrorKind::NotADirectory.into() }.into())
+                Err(StoreError::writing(Document::Records, folder, io::ErrorKind::NotADirectory.into()).into())
             }
             _ => Ok(()),
         }

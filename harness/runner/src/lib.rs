@@ -1,6 +1,7 @@
 //! The harness: scenarios that drive memory allocators into exhaustion, the loop that runs and checks them, and reports of what happened.
 
 pub mod bench;
+pub mod files;
 pub mod invariant;
 pub mod record;
 mod recovery;

@@ -1,19 +1,17 @@
-//! Where reports lie on disk: a folder a run, with `report.md`, `records.json` and the pictures. Everything is written to a temporary
-//! place and renamed, so that neither an error nor a kill leaves half a file.
+//! Where reports lie on disk: a folder a run, with `report.md`, `records.json` and the pictures.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::fs::{self, File, Permissions};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use harness_allocator::device::Clock;
-use serde::Deserialize;
-use tempfile::NamedTempFile;
 
+use crate::files::{self, Document, Folder};
 use crate::record::{RECORD_VERSION, Records};
 use crate::report::{Report, json, markdown, slug};
+
+pub use crate::files::StoreError;
 
 /// Where numbered folders go unless the user says otherwise.
 pub const DEFAULT_ROOT: &str = "reports/runs";
@@ -22,75 +20,7 @@ pub const DEFAULT_ROOT: &str = "reports/runs";
 pub const REPORT: &str = "report.md";
 
 /// What the report was rendered from.
-pub const RECORDS: &str = "records.json";
-
-/// Temporary folders and files start with this; those of a killed process are removed by the next one.
-const TEMPORARY: &str = ".unfinished-";
-
-/// Why records could not be written or read.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// The place refuses files. Choose another place or change its rights.
-    #[error("cannot write to `{}`: {source}. Make it writable, or choose another place with `--report DIR`.", path.display())]
-    Unwritable {
-        /// What was to be written.
-        path: PathBuf,
-        /// Why it was not.
-        source: io::Error,
-    },
-    /// No room. Free some, or choose another disk.
-    #[error("cannot write to `{}`: the disk is full ({source}). Free some space, or choose another place with `--report DIR`.", path.display())]
-    DiskFull {
-        /// What was to be written.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The file could not be read. Check the path and its rights.
-    #[error("cannot read `{}`: {source}", path.display())]
-    Unreadable {
-        /// What was to be read.
-        path: PathBuf,
-        /// Why it was not.
-        source: io::Error,
-    },
-    /// The file stops in the middle. Copy it again, or run again.
-    #[error("`{}` is cut off at line {line}: it ends in the middle of a record. Copy it again, or run again.", path.display())]
-    Truncated {
-        /// The file.
-        path: PathBuf,
-        /// Its last line, counted from 1.
-        line: usize,
-    },
-    /// The file was written by a later harness. Use that one.
-    #[error("`{}` has version {found}, this harness reads up to version {supported}: use the harness that wrote it, or a newer one.", path.display())]
-    TooNew {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        found: u32,
-        /// The version of this build.
-        supported: u32,
-    },
-    /// The file is something else, or damaged. Name a `records.json`, or the folder that holds one.
-    #[error("`{}` does not hold records: {source}. Name a `records.json` that `harness run` wrote, or its folder.", path.display())]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// Where and what.
-        source: serde_json::Error,
-    },
-}
-
-impl StoreError {
-    fn writing(path: &Path, source: io::Error) -> Self {
-        let path = path.to_owned();
-        match source.kind() {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::DiskFull { path, source },
-            _ => Self::Unwritable { path, source },
-        }
-    }
-}
+pub const RECORDS: &str = Document::Records.file_name();
 
 /// Writes a report into a new folder of `root` with the next free number, and returns the folder. The folder appears whole or not at all.
 ///
@@ -98,24 +28,8 @@ impl StoreError {
 /// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; nothing has changed then, but that `root` may have been made.
 pub fn save_new(root: &Path, records: &Records) -> Result<PathBuf, StoreError> {
     let files = files(records);
-    let failed = |source| StoreError::writing(root, source);
-    make_folder(root).map_err(failed)?;
-    let _only_writer = lock(root).map_err(failed)?;
-    let everybody = Permissions::from_mode(0o777);
-    let folder = tempfile::Builder::new().prefix(TEMPORARY).permissions(everybody).tempdir_in(root).map_err(failed)?;
-    for (name, content) in &files {
-        let path = folder.path().join(name);
-        File::create_new(&path)
-            .and_then(|file| write_whole(&file, content))
-            .map_err(|source| StoreError::writing(&root.join(name), source))?;
-    }
-    sync_folder(folder.path()).map_err(failed)?;
     let name = folder_name(records);
-    let place = publish(folder.path(), root, &name).map_err(failed)?;
-    // It has another name now, and its owner has nothing left to remove.
-    let _ = folder.keep();
-    sync_folder(root).map_err(failed)?;
-    Ok(place)
+    Folder::open(root, Document::Records)?.add(&files, |root| Ok(format!("{:04}-{name}", next_number(root)?)))
 }
 
 /// Writes a report into `folder` itself, in place of an earlier one there; other files stay. Nothing is replaced before everything is
@@ -124,30 +38,16 @@ pub fn save_new(root: &Path, records: &Records) -> Result<PathBuf, StoreError> {
 /// # Errors
 /// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; an earlier report is intact then.
 pub fn save_into(folder: &Path, records: &Records) -> Result<(), StoreError> {
-    let failed = |source| StoreError::writing(folder, source);
     let files = files(records);
-    make_folder(folder).map_err(failed)?;
-    let _only_writer = lock(folder).map_err(failed)?;
+    let locked = Folder::open(folder, Document::Records)?;
     let earlier = pictures_of_earlier_report(folder);
-    let everybody = Permissions::from_mode(0o666);
-    let mut written = Vec::new();
-    for (name, content) in &files {
-        let target = folder.join(name);
-        let failed = |source| StoreError::writing(&target, source);
-        let file = tempfile::Builder::new().prefix(TEMPORARY).permissions(everybody.clone()).tempfile_in(folder).map_err(failed)?;
-        write_whole(file.as_file(), content).map_err(failed)?;
-        written.push((file, target));
-    }
-    refuse_folders(&written)?;
-    for (file, target) in written {
-        file.persist(&target).map_err(|error| StoreError::writing(&target, error.error))?;
-    }
+    locked.replace(&files)?;
     let kept: BTreeSet<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
     for name in earlier.iter().filter(|name| !kept.contains(name.as_str())) {
         // A picture that nothing links to any more is untidy, not wrong.
         let _ = fs::remove_file(folder.join(name));
     }
-    sync_folder(folder).map_err(failed)
+    Ok(())
 }
 
 /// Reads records back, from the file or from the folder that holds it.
@@ -155,22 +55,7 @@ pub fn save_into(folder: &Path, records: &Records) -> Result<(), StoreError> {
 /// # Errors
 /// All other kinds of [`StoreError`], each with what the user can do.
 pub fn read(path: &Path) -> Result<Records, StoreError> {
-    #[derive(Deserialize)]
-    struct Head {
-        version: u32,
-    }
-    let path = if path.is_dir() { path.join(RECORDS) } else { path.to_owned() };
-    let text = fs::read_to_string(&path).map_err(|source| StoreError::Unreadable { path: path.clone(), source })?;
-    let malformed = |source: serde_json::Error| match source.is_eof() {
-        true => StoreError::Truncated { path: path.clone(), line: source.line() },
-        false => StoreError::Malformed { path: path.clone(), source },
-    };
-    // The version first: a later version may mean something else by the rest.
-    let Head { version } = serde_json::from_str(&text).map_err(malformed)?;
-    if version > RECORD_VERSION {
-        return Err(StoreError::TooNew { path, found: version, supported: RECORD_VERSION });
-    }
-    serde_json::from_str(&text).map_err(malformed)
+    files::read(path, Document::Records, RECORD_VERSION)
 }
 
 /// Pictures first and the report last: what links comes after what it links to.
@@ -197,63 +82,16 @@ fn folder_name(records: &Records) -> String {
     format!("{what}-{device}")
 }
 
-fn make_folder(path: &Path) -> io::Result<()> {
-    fs::create_dir_all(path).map_err(|error| match error.kind() {
-        // What exists and is no folder.
-        ErrorKind::AlreadyExists => ErrorKind::NotADirectory.into(),
-        _ => error,
-    })
-}
-
-/// Renames the folder to the next free number.
-fn publish(folder: &Path, root: &Path, name: &str) -> io::Result<PathBuf> {
+/// One more than the greatest number of a folder in `root`.
+fn next_number(root: &Path) -> io::Result<u64> {
     let taken = fs::read_dir(root)?.filter_map(|entry| number(&entry.ok()?.file_name())).max().unwrap_or(0);
-    let place = root.join(format!("{:04}-{name}", taken.saturating_add(1)));
-    fs::rename(folder, &place)?;
-    Ok(place)
+    Ok(taken.saturating_add(1))
 }
 
 /// The number that a folder's name starts with.
 fn number(name: &OsStr) -> Option<u64> {
     let (digits, _) = name.to_str()?.split_once('-')?;
     digits.parse().ok()
-}
-
-/// Waits until no other process writes to `folder`, and removes what killed ones left there; the lock ends with the returned file. On
-/// file systems without locks, nothing is waited for and nothing removed.
-fn lock(folder: &Path) -> io::Result<File> {
-    let file = File::open(folder)?;
-    if file.lock().is_ok() {
-        for entry in fs::read_dir(folder)?.flatten() {
-            if entry.file_name().to_str().is_some_and(|name| name.starts_with(TEMPORARY)) {
-                let path = entry.path();
-                // If it cannot be removed it is in nobody's way: its name is not a report's.
-                let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
-            }
-        }
-    }
-    Ok(file)
-}
-
-fn write_whole(mut file: &File, content: &str) -> io::Result<()> {
-    file.write_all(content.as_bytes())?;
-    file.sync_all()
-}
-
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    match File::open(folder)?.sync_all() {
-        // Some file systems do not sync folders; the files themselves are on disk.
-        Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
-        other => other,
-    }
-}
-
-/// Renaming onto a folder would fail half-way, after other files were replaced.
-fn refuse_folders(written: &[(NamedTempFile, PathBuf)]) -> Result<(), StoreError> {
-    match written.iter().find(|(_, target)| target.is_dir()) {
-        Some((_, target)) => Err(StoreError::writing(target, ErrorKind::IsADirectory.into())),
-        None => Ok(()),
-    }
 }
 
 /// Pictures in `folder` that an earlier report there links to; other files are not ours to remove.
@@ -267,7 +105,10 @@ fn pictures_of_earlier_report(folder: &Path) -> Vec<String> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+    use crate::files::TEMPORARY;
     use crate::report::examples;
 
     fn names(folder: &Path) -> Vec<String> {
@@ -377,15 +218,6 @@ mod tests {
         insta::assert_snapshot!(told(&save_new(&file, &one_scenario()).unwrap_err(), root.path()), @"cannot write to `…/taken`: not a directory. Make it writable, or choose another place with `--report DIR`.");
         insta::assert_snapshot!(told(&save_into(&file.join("below"), &one_scenario()).unwrap_err(), root.path()), @"cannot write to `…/taken/below`: Not a directory (os error 20). Make it writable, or choose another place with `--report DIR`.");
         assert_eq!(fs::read_to_string(&file).unwrap(), "a file, not a folder");
-    }
-
-    #[test]
-    fn a_full_disk_is_told_from_other_failures() {
-        // A device that takes no byte stands for the full disk.
-        let error = File::options().write(true).open("/dev/full").and_then(|file| write_whole(&file, "report")).unwrap_err();
-        let error = StoreError::writing(Path::new("reports/runs"), error);
-        assert!(matches!(error, StoreError::DiskFull { .. }));
-        insta::assert_snapshot!(error, @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place with `--report DIR`.");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use clap::Args;
+use harness::files::Document;
 use harness::record::{Records, RunRecord};
 use harness::report::{Counts, Report, json, text};
 use harness::scenario::{MAX_MEMORY, MIN_MEMORY, Scenario, choices};
@@ -148,7 +149,7 @@ impl Run {
         };
         match folder.ancestors().find(|path| path.exists()) {
             Some(there) if !there.is_dir() => {
-                Err(StoreError::Unwritable { path: folder.to_owned(), source: io::ErrorKind::NotADirectory.into() }.into())
+                Err(StoreError::writing(Document::Records, folder, io::ErrorKind::NotADirectory.into()).into())
             }
             _ => Ok(()),
         }

@@ -1,0 +1,121 @@
+//! The files that hand benchmarks to schedulers: valid for the scheduler, and calling this program as it wants to be called.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+/// The JSON Schema of `batch/v1` `Job` in Kubernetes 1.31, without descriptions and without leave for unknown fields: from the OpenAPI
+/// definitions at <https://github.com/kubernetes/kubernetes/tree/release-1.31/api/openapi-spec>, by the crate k8s-openapi 0.25.
+const JOB_SCHEMA: &[u8] = include_bytes!("kubernetes-1.31-job.schema.json.gz");
+
+fn ci() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ci")
+}
+
+fn job() -> Value {
+    let text = fs::read_to_string(ci().join("kubernetes/bench.yaml")).unwrap();
+    serde_saphyr::from_str(&text).unwrap()
+}
+
+fn errors(job: &Value) -> Vec<String> {
+    let schema: Value = serde_json::from_reader(flate2::read::GzDecoder::new(JOB_SCHEMA)).unwrap();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    validator.iter_errors(job).map(|error| format!("{}: {error}", error.instance_path)).collect()
+}
+
+#[test]
+fn the_kubernetes_job_is_valid() {
+    assert_eq!(errors(&job()), Vec::<String>::new());
+}
+
+#[test]
+fn a_kubernetes_job_with_a_mistake_is_not_valid() {
+    let mistaken = |pointer: &str, field: &str, value: Value| {
+        let mut job = job();
+        job.pointer_mut(pointer).unwrap()[field] = value;
+        errors(&job).len()
+    };
+    assert_eq!(mistaken("/spec", "completionmode", json!("Indexed")), 1);
+    assert_eq!(mistaken("/spec", "completions", json!("four")), 1);
+    assert_eq!(mistaken("/spec/template/spec/containers/0", "gpu", json!(1)), 1);
+}
+
+#[test]
+fn each_pod_of_the_kubernetes_job_is_one_shard() {
+    let job = job();
+    let spec = &job["spec"];
+    assert_eq!(spec["completionMode"], "Indexed");
+    assert_eq!(spec["completions"], spec["parallelism"]);
+    let pod = &spec["template"]["spec"];
+    // Both demand each other: https://kubernetes.io/docs/concepts/workloads/controllers/job/#backoff-limit-per-index
+    assert!(spec["backoffLimitPerIndex"].is_u64() && pod["restartPolicy"] == "Never");
+    let container = &pod["containers"][0];
+    let shards = container["env"].as_array().unwrap().iter().find(|env| env["name"] == "SHARDS").unwrap();
+    assert_eq!(shards["value"], spec["completions"].to_string());
+    let volumes: Vec<_> = pod["volumes"].as_array().unwrap().iter().map(|volume| &volume["name"]).collect();
+    assert!(container["volumeMounts"].as_array().unwrap().iter().all(|mount| volumes.contains(&&mount["name"])));
+}
+
+/// An unpacked bundle whose program says how it was called.
+fn bundle() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = folder.path().join("harness-gpu-bundle");
+    fs::create_dir(&bundle).unwrap();
+    for script in ["shard", "slurm/bench.sbatch"] {
+        let from = ci().join(script);
+        fs::copy(&from, bundle.join(from.file_name().unwrap())).unwrap();
+    }
+    let program = bundle.join("harness");
+    fs::write(&program, "#!/bin/sh\necho \"$@\"\n").unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    folder
+}
+
+/// What the program was called with.
+fn called(folder: &Path, script: &str, settings: &[(&str, &str)]) -> String {
+    let output = Command::new("bash")
+        .arg(folder.join("harness-gpu-bundle").join(script))
+        .current_dir(folder)
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap())
+        .envs(settings.iter().copied())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().replace(&*folder.canonicalize().unwrap().to_string_lossy(), "…")
+}
+
+#[test]
+fn a_kubernetes_pod_runs_the_shard_behind_its_index() {
+    let folder = bundle();
+    let asked = called(folder.path(), "shard", &[("SHARDS", "4"), ("JOB_COMPLETION_INDEX", "0"), ("BUDGET", "300s")]);
+    assert_eq!(asked, "bench --device cuda --shard 1/4 --report …/shards/1-of-4 --budget 300s");
+}
+
+#[test]
+fn a_slurm_task_runs_the_shard_of_its_place_in_the_array() {
+    let folder = bundle();
+    let here = folder.path().to_string_lossy();
+    let task = |id, least| {
+        let settings =
+            [("SLURM_SUBMIT_DIR", &*here), ("SLURM_ARRAY_TASK_COUNT", "4"), ("SLURM_ARRAY_TASK_ID", id), ("SLURM_ARRAY_TASK_MIN", least)];
+        called(folder.path(), "bench.sbatch", &settings)
+    };
+    assert_eq!(task("4", "1"), "bench --device cuda --shard 4/4 --report …/shards/4-of-4");
+    assert_eq!(task("0", "0"), "bench --device cuda --shard 1/4 --report …/shards/1-of-4");
+}
+
+#[test]
+fn slurm_reads_every_setting_of_the_array_file() {
+    // sbatch reads `#SBATCH` lines up to the first command: https://slurm.schedmd.com/sbatch.html#SECTION_DESCRIPTION
+    let text = fs::read_to_string(ci().join("slurm/bench.sbatch")).unwrap();
+    let first_command = text.lines().position(|line| !line.is_empty() && !line.starts_with('#')).unwrap();
+    let settings: Vec<_> = text.lines().enumerate().filter(|(_, line)| line.starts_with("#SBATCH")).collect();
+    assert!(settings.iter().all(|&(number, line)| number < first_command && line.starts_with("#SBATCH --")));
+    assert!(settings.iter().any(|(_, line)| line.starts_with("#SBATCH --array=")));
+    assert!(text.starts_with("#!"));
+}

@@ -7,3 +7,4 @@
 
 pub mod machine;
 pub mod record;
+pub mod torch;

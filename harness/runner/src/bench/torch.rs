@@ -1,0 +1,211 @@
+//! PyTorch's own allocator, in a process of its own that takes its turn among the arms: `ci/torch_reference.py`, and the talk with it.
+//!
+//! One JSON object a line goes each way; the script documents them. It is compiled in, so that one program file is enough on a GPU machine.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use harness_allocator::units::Bytes;
+use serde::{Deserialize, Serialize};
+
+const SCRIPT: &str = include_str!("../../../../ci/torch_reference.py");
+
+/// How long it may take to import torch and open the device: a cold file system needs most of a minute.
+const START: Duration = Duration::from_secs(180);
+/// How long one answer may take. The longest request gives back a thousand segments, which is far below a second.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// What is asked of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+pub enum Question {
+    /// One allocation of this size.
+    Latency {
+        /// As suites name it.
+        case: &'static str,
+        /// In bytes.
+        size: Bytes,
+        /// Pairs of allocation and free to time together, where that is what is timed.
+        batch: u64,
+    },
+    /// `empty_cache` with so many segments in the cache.
+    EmptyCache {
+        /// How many.
+        segments: u64,
+        /// How large each is, in bytes.
+        size: Bytes,
+    },
+}
+
+/// What it answers.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum Answer {
+    /// Picoseconds for one operation, by the host's clock.
+    Samples {
+        /// The samples.
+        samples_ps: Vec<u64>,
+    },
+    /// It cannot do that.
+    Skipped {
+        /// Why.
+        skipped: String,
+    },
+    /// It tried and failed.
+    Failed {
+        /// What was seen.
+        failed: String,
+    },
+}
+
+/// What it says first.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Greeting {
+    Here { version: String, note: String },
+    Unavailable { unavailable: String },
+}
+
+/// PyTorch, running. It ends with its standard input, so also when this program is killed.
+#[derive(Debug)]
+pub struct Torch {
+    child: Child,
+    /// `None` once it must not be asked any more.
+    input: Option<ChildStdin>,
+    lines: Receiver<String>,
+    version: String,
+    note: String,
+}
+
+impl Torch {
+    /// Starts it with this interpreter, for the CUDA device of this number, limited to this memory.
+    ///
+    /// # Errors
+    /// A sentence: why PyTorch cannot be measured here.
+    pub fn start(python: &str, ordinal: u32, memory: Bytes) -> Result<Self, String> {
+        let arguments = ["-u".to_owned(), "-c".to_owned(), SCRIPT.to_owned(), ordinal.to_string(), memory.0.to_string()];
+        let mut command = Command::new(python);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().map_err(|error| format!("`{python}` cannot be started: {error}"))?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(format!("`{python}` has no standard input and output"));
+        };
+        let (send, lines) = channel();
+        std::thread::spawn(move || {
+            // Ends with the process, or when nobody listens any more.
+            BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| send.send(line))
+        });
+        let mut torch = Self { child, input: Some(input), lines, version: String::new(), note: String::new() };
+        match torch.hear(START)? {
+            Greeting::Here { version, note } => (torch.version, torch.note) = (version, note),
+            Greeting::Unavailable { unavailable } => return Err(unavailable),
+        }
+        Ok(torch)
+    }
+
+    /// Its version, as in `2.11.0`.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// How its figures are to be read.
+    #[must_use]
+    pub fn note(&self) -> &str {
+        &self.note
+    }
+
+    /// Asks and waits for the answer. After an answer that makes no sense, or none in time, it is asked no more.
+    pub fn ask(&mut self, question: &Question) -> Answer {
+        let Some(input) = &mut self.input else {
+            return Answer::Skipped { skipped: "PyTorch stopped answering earlier".to_owned() };
+        };
+        let asked = serde_json::to_string(question).map_err(|error| error.to_string());
+        let sent = asked.and_then(|line| writeln!(input, "{line}").and_then(|()| input.flush()).map_err(|error| error.to_string()));
+        sent.and_then(|()| self.hear(ANSWER)).unwrap_or_else(|failed| {
+            self.input = None;
+            Answer::Failed { failed }
+        })
+    }
+
+    fn hear<T: for<'a> Deserialize<'a>>(&self, patience: Duration) -> Result<T, String> {
+        let line = self.lines.recv_timeout(patience).map_err(|error| match error {
+            RecvTimeoutError::Timeout => format!("PyTorch gave no answer in {} s", patience.as_secs()),
+            RecvTimeoutError::Disconnected => "PyTorch ended without an answer".to_owned(),
+        })?;
+        serde_json::from_str(&line).map_err(|error| format!("PyTorch answered `{line}`: {error}"))
+    }
+}
+
+impl Drop for Torch {
+    fn drop(&mut self) {
+        self.input = None;
+        // It may hang in the driver; nothing of it is needed any more.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    const QUESTION: Question = Question::Latency { case: "hit", size: Bytes::mib(2), batch: 10 };
+
+    /// A program that stands for Python: it ignores its arguments and does what the shell script says.
+    fn python(script: &str) -> (tempfile::TempDir, String) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("python");
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let name = path.to_string_lossy().into_owned();
+        (folder, name)
+    }
+
+    fn start(script: &str) -> Result<Torch, String> {
+        let (_folder, python) = python(script);
+        Torch::start(&python, 0, Bytes::gib(1))
+    }
+
+    const GREETING: &str = r#"echo '{"arm": "torch", "version": "2.11.0", "note": "from Python"}'"#;
+
+    #[test]
+    fn each_question_is_answered_with_samples_a_reason_or_a_failure() {
+        let answers = r#"
+            read q; echo "{\"samples_ps\": [$(echo "$q" | tr -dc 0-9)]}"
+            read q; echo '{"skipped": "not known here"}'
+            read q; echo '{"failed": "RuntimeError: no"}'"#;
+        let mut torch = start(&format!("{GREETING}{answers}")).unwrap();
+        assert_eq!((torch.version(), torch.note()), ("2.11.0", "from Python"));
+        // The digits of the question: size and batch.
+        assert_eq!(torch.ask(&QUESTION), Answer::Samples { samples_ps: vec![209_715_210] });
+        assert_eq!(torch.ask(&QUESTION), Answer::Skipped { skipped: "not known here".to_owned() });
+        assert_eq!(torch.ask(&QUESTION), Answer::Failed { failed: "RuntimeError: no".to_owned() });
+    }
+
+    #[test]
+    fn a_process_that_ends_early_or_answers_nonsense_fails_once_and_is_asked_no_more() {
+        for (script, expected) in [("", "PyTorch ended without an answer"), ("read q; echo hello", "PyTorch answered `hello`")] {
+            let mut torch = start(&format!("{GREETING}\n{script}")).unwrap();
+            let Answer::Failed { failed } = torch.ask(&QUESTION) else { panic!("{script}") };
+            // Where it ended before it was asked, the pipe is broken.
+            assert!(failed.starts_with(expected) || failed.contains("Broken pipe"), "{failed}");
+            assert!(matches!(torch.ask(&QUESTION), Answer::Skipped { .. }));
+        }
+    }
+
+    #[test]
+    fn where_pytorch_cannot_be_measured_the_reason_is_told() {
+        assert_eq!(start(r#"echo '{"unavailable": "this Python has no torch"}'"#).unwrap_err(), "this Python has no torch");
+        assert_eq!(start("exit 1").unwrap_err(), "PyTorch ended without an answer");
+        let missing = Torch::start("/no/such/python", 0, Bytes::gib(1)).unwrap_err();
+        assert!(missing.starts_with("`/no/such/python` cannot be started: "), "{missing}");
+    }
+}

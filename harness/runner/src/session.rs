@@ -70,10 +70,18 @@ impl DeviceSource {
         })
     }
 
+    /// Whether that much may be taken of a device.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] with what is free, who has the rest, and what would be let in.
+    pub fn admit(&self, device: &mut dyn Device, need: Bytes) -> Result<(), DeviceError> {
+        let memory = device.memory()?;
+        admit(&memory, device.info().fingerprint.other_processes, need, self.whole_device)
+    }
+
     /// Limits a device to what a scenario needs, if that may be taken.
     fn limit(&self, mut device: Box<dyn Device>, need: Bytes) -> Result<Box<dyn Device>, DeviceError> {
-        let memory = device.memory()?;
-        admit(&memory, device.info().fingerprint.other_processes, need, self.whole_device)?;
+        self.admit(&mut *device, need)?;
         Ok(Box::new(Limited::new(device, need)?))
     }
 }
@@ -224,7 +232,7 @@ impl Plan {
 }
 
 /// A word that a shell takes as it is: names of arms have brackets where they tell settings, and never a quote.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     let plain = word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     if plain { word.to_owned() } else { format!("'{word}'") }
 }

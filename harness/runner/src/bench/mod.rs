@@ -5,6 +5,14 @@
 //! what drifts on the machine hits all alike. A *night* is one run of all suites; its *baseline* is the last uncontended night before it of
 //! the same machine.
 
+pub mod clock;
+pub mod execute;
 pub mod machine;
+mod measure;
+pub mod night;
 pub mod record;
+pub mod statistics;
+pub mod suite;
+pub mod text;
 pub mod torch;
+pub mod workshop;

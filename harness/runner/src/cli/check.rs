@@ -21,7 +21,7 @@ pub(super) struct Check {
 impl Check {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         let mut failures: Vec<CliError> = Vec::new();
-        for path in inputs::files(&self.paths)? {
+        for path in inputs::files(&self.paths, "scenario")? {
             match Scenario::load(&path) {
                 Ok(_) => terminal::print(&format!("valid    {}\n", path.display()))?,
                 Err(error) => {

@@ -63,7 +63,7 @@ fn allocators(scenario: &Scenario) -> Vec<String> {
 }
 
 /// Up to the first full stop that a space follows, on one line.
-fn first_sentence(about: &str) -> String {
+pub(super) fn first_sentence(about: &str) -> String {
     let text = about.split_whitespace().collect::<Vec<_>>().join(" ");
     match text.find(". ") {
         Some(end) => text[..=end].to_owned(),

@@ -2,6 +2,7 @@
 //!
 //! A command answers with an [`Exit`] code, or with [`Failures`] that are shown on standard error; results go to standard output.
 
+mod bench;
 mod check;
 mod doctor;
 mod error;
@@ -31,6 +32,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Schema(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Replay(command) => command.run(),
+        Command::Bench(command) => command.run(),
     };
     let exit = done.unwrap_or_else(|failures| failures.show(&terminal));
     exit.into()
@@ -45,6 +47,15 @@ struct Cli {
     color: ColorChoice,
     #[command(subcommand)]
     command: Command,
+}
+
+/// How the user started this program.
+fn program() -> String {
+    // Cargo tells its children where it is.
+    if std::env::var_os("CARGO").is_some() {
+        return if cfg!(debug_assertions) { "cargo run --" } else { "cargo run --release --" }.to_owned();
+    }
+    std::env::args().next().unwrap_or_else(|| "harness".to_owned())
 }
 
 /// When to use colour.
@@ -72,4 +83,5 @@ enum Command {
     Schema(schema::Schema),
     Doctor(doctor::Doctor),
     Replay(replay::Replay),
+    Bench(bench::Bench),
 }

@@ -21,7 +21,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
 use super::terminal::{self, Terminal};
-use super::{Format, inputs, interrupt};
+use super::{Format, inputs, interrupt, program};
 
 const EXAMPLES: &str = "Examples:
   harness run scenarios
@@ -246,15 +246,6 @@ const fn exit_of(counts: Counts) -> Exit {
         Counts { skipped: 1.., .. } => Exit::Device,
         Counts { .. } => Exit::Passed,
     }
-}
-
-/// How the user started this program.
-fn program() -> String {
-    // Cargo tells its children where it is.
-    if std::env::var_os("CARGO").is_some() {
-        return if cfg!(debug_assertions) { "cargo run --" } else { "cargo run --release --" }.to_owned();
-    }
-    std::env::args().next().unwrap_or_else(|| "harness".to_owned())
 }
 
 fn names(arms: &[AllocatorSpec]) -> String {

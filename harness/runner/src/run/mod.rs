@@ -5,7 +5,7 @@ mod execute;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use harness_allocator::allocator::AllocatorSpec;
+use harness_allocator::allocator::{Allocator, AllocatorSpec};
 use harness_allocator::device::{Device, DeviceError};
 
 use crate::record::{Outcome, Rule, RunRecord, StepRecord, Verdict, Violation};
@@ -41,10 +41,18 @@ pub struct RunRequest<'a> {
 /// # Errors
 /// [`DeviceError`] where the device cannot even tell its memory; whatever happens later is in the record.
 pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecord, DeviceError> {
+    run_with(request, device, request.allocator.build())
+}
+
+/// Runs a scenario with an allocator that somebody else made, in the place of the one that the request names.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with(request: &RunRequest<'_>, device: Box<dyn Device>, allocator: Box<dyn Allocator>) -> Result<RunRecord, DeviceError> {
     let options = RigOptions { audit: request.audit, seed: request.seed, interrupt: Arc::clone(&request.interrupt) };
     let device_info = device.info().clone();
     let cost_figures = device.cost_figures();
-    let rig = Rig::new(device, request.allocator.build(), &options)?;
+    let rig = Rig::new(device, allocator, &options)?;
     let mut runner = Runner { request, steps: Vec::new(), unrecorded_steps: 0, number: 0, violations: Vec::new(), interrupted: false };
     let mut world = match World::new(rig, request.scenario, request.allocator.to_string(), request.seed) {
         Ok(world) => world,

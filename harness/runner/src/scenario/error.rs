@@ -53,7 +53,7 @@ impl ScenarioError {
         }
     }
 
-    pub(super) fn text(problem: Problem, path: &Path, source: &str) -> Self {
+    pub(crate) fn text(problem: Problem, path: &Path, source: &str) -> Self {
         Self::Text(Box::new(TextError {
             path: path.to_owned(),
             source: NamedSource::new(path.display().to_string(), source.to_owned()),

@@ -4,17 +4,17 @@
 //! expectations parsed, and the order of the steps makes sense. What is wrong is answered with one [`ScenarioError`] that names the place.
 //! [`schema()`] and the generated parts of the language reference ([`Reference`]) come from the same types.
 
-mod check;
-mod error;
+pub(crate) mod check;
+pub(crate) mod error;
 mod expression;
-mod located;
+pub(crate) mod located;
 mod metric;
 mod policy;
 mod reference;
 mod schema;
 pub mod steps;
-mod text;
-mod yaml;
+pub(crate) mod text;
+pub(crate) mod yaml;
 
 use std::path::{Path, PathBuf};
 
@@ -79,7 +79,7 @@ impl Scenario {
     /// # Errors
     /// [`ScenarioError`]: what is wrong with the file, or with what it says.
     pub fn load(path: &Path) -> Result<Self, ScenarioError> {
-        Self::parse(&yaml::read(path)?, path)
+        Self::parse(&yaml::read(path, &yaml::SCENARIO)?, path)
     }
 
     /// What it says of itself, for records.
@@ -100,7 +100,7 @@ impl Scenario {
     /// # Errors
     /// [`ScenarioError::Text`].
     pub fn parse(source: &str, path: &Path) -> Result<Self, ScenarioError> {
-        let checked = yaml::parse(source).and_then(|wire| check_scenario(&wire, source, path));
+        let checked = yaml::parse(source, &yaml::SCENARIO).and_then(|wire| check_scenario(&wire, source, path));
         checked.map_err(|problem| ScenarioError::text(problem, path, source))
     }
 }
@@ -136,11 +136,11 @@ pub(crate) struct ScenarioWire {
 #[schemars(rename = "needs")]
 pub(crate) struct NeedsWire {
     /// The memory that the device has for it, from 2MiB to 1PiB. A larger device is limited to this.
-    memory: SizeText,
+    pub(crate) memory: SizeText,
 }
 
 fn check_scenario(wire: &ScenarioWire, source: &str, path: &Path) -> Result<Scenario, Problem> {
-    let about = about(&wire.about)?;
+    let about = about(&wire.about, yaml::SCENARIO.noun)?;
     let memory = memory(&wire.needs.memory)?;
     let allocators = allocators(wire.allocators.as_ref())?;
     let streams = streams(wire.streams.as_deref().unwrap_or_default())?;
@@ -157,14 +157,14 @@ fn check_scenario(wire: &ScenarioWire, source: &str, path: &Path) -> Result<Scen
     Ok(Scenario { name, path: path.to_owned(), about, memory, seed: wire.seed, steps, invariants, violates, allocators, streams })
 }
 
-fn about(given: &Located<String>) -> Result<String, Problem> {
+pub(crate) fn about(given: &Located<String>, noun: &str) -> Result<String, Problem> {
     match given.value.trim() {
-        "" => Err(Problem::new(Code::Value, given.position(), "`about` says nothing").help("write what a reader learns from the scenario")),
+        "" => Err(Problem::new(Code::Value, given.position(), "`about` says nothing").help(format!("write what a reader learns from the {noun}"))),
         text => Ok(text.to_owned()),
     }
 }
 
-fn memory(given: &SizeText) -> Result<Bytes, Problem> {
+pub(crate) fn memory(given: &SizeText) -> Result<Bytes, Problem> {
     let memory = check::size(given)?;
     if (MIN_MEMORY..=MAX_MEMORY).contains(&memory) {
         return Ok(memory);
@@ -173,7 +173,7 @@ fn memory(given: &SizeText) -> Result<Bytes, Problem> {
         .help("`memory` is from 2MiB, one small segment, to 1PiB"))
 }
 
-fn allocators(given: Option<&Located<Vec<AllocatorText>>>) -> Result<Vec<AllocatorSpec>, Problem> {
+pub(crate) fn allocators(given: Option<&Located<Vec<AllocatorText>>>) -> Result<Vec<AllocatorSpec>, Problem> {
     let Some(given) = given else { return Ok(vec![AllocatorKind::Caching.into()]) };
     if given.value.is_empty() {
         return Err(Problem::new(Code::Value, given.position(), "`allocators` names none").help("leave it out for `[caching]`"));

@@ -46,7 +46,7 @@ macro_rules! scalars {
         )*
 
         /// Every kind of scalar: its name and what it is.
-        pub(super) fn scalar_kinds() -> Vec<(&'static str, &'static str)> {
+        pub(crate) fn scalar_kinds() -> Vec<(&'static str, &'static str)> {
             vec![$(($name, concat!($($doc),+).trim())),*]
         }
     };

@@ -3,9 +3,9 @@
 use std::io::Read;
 use std::path::Path;
 
+use serde::de::DeserializeOwned;
 use serde_saphyr::Error;
 
-use super::ScenarioWire;
 use super::error::{Code, Problem, ScenarioError, choices};
 use super::located::Position;
 
@@ -14,22 +14,48 @@ pub const MAX_FILE: u64 = 32 << 20;
 /// Most scalars, lists and maps of one file: enough for some 200,000 steps (an `alloc` and its `free` are ten).
 pub const MAX_NODES: usize = 1_000_000;
 
+/// What a file is, in the words that its errors use.
+#[derive(Debug)]
+pub(crate) struct Language {
+    /// As in "a scenario file".
+    pub(crate) noun: &'static str,
+    /// A file to name.
+    pub(crate) example: &'static str,
+    /// The keys of the whole file.
+    pub(crate) shape: &'static str,
+    /// Those that must be there.
+    pub(crate) required: &'static [&'static str],
+    /// What to do where a file says too much.
+    pub(crate) shorter: &'static str,
+}
+
+/// The language of scenarios.
+pub(crate) const SCENARIO: Language = Language {
+    noun: "scenario",
+    example: "scenarios/rounding.yaml",
+    shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators`, `streams`, `seed`, `invariants` and `violates`",
+    required: &["about", "needs", "steps"],
+    shorter: "`repeat` and `storm`",
+};
+
 /// Reads a file as text.
-pub(super) fn read(path: &Path) -> Result<String, ScenarioError> {
-    let file = |why: String, help: &str| ScenarioError::File { path: path.to_owned(), why, help: help.to_owned() };
+pub(crate) fn read(path: &Path, language: &Language) -> Result<String, ScenarioError> {
+    let Language { noun, example, shorter, .. } = language;
+    let file = |why: String, help: String| ScenarioError::File { path: path.to_owned(), why, help };
     let io = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::NotFound => file("there is no such file".to_owned(), "name a scenario file, as in `scenarios/rounding.yaml`"),
-        _ => file(format!("cannot be read: {error}"), "make the file readable, or name another one"),
+        std::io::ErrorKind::NotFound => file("there is no such file".to_owned(), format!("name a {noun} file, as in `{example}`")),
+        _ => file(format!("cannot be read: {error}"), "make the file readable, or name another one".to_owned()),
     };
     if std::fs::metadata(path).map_err(io)?.is_dir() {
-        return Err(file("this is a directory, not a scenario file".to_owned(), "name the files in it, as in `scenarios/*.yaml`"));
+        let all = Path::new(example).with_file_name("*.yaml");
+        return Err(file(format!("this is a directory, not a {noun} file"), format!("name the files in it, as in `{}`", all.display())));
     }
     // Bounded while it is read: a pipe or a device has no length beforehand.
     let mut bytes = Vec::new();
     std::fs::File::open(path).and_then(|opened| opened.take(MAX_FILE + 1).read_to_end(&mut bytes)).map_err(io)?;
     if bytes.len() as u64 > MAX_FILE {
         let why = format!("the file has more than {MAX_FILE} bytes");
-        return Err(file(why, "use `repeat` and `storm` instead of writing every step"));
+        return Err(file(why, format!("use {shorter} instead of writing every step")));
     }
     String::from_utf8(bytes).map_err(|error| {
         let good = error.utf8_error().valid_up_to();
@@ -42,10 +68,10 @@ pub(super) fn read(path: &Path) -> Result<String, ScenarioError> {
 }
 
 /// Reads the wire types out of a text.
-pub(super) fn parse(source: &str) -> Result<ScenarioWire, Problem> {
+pub(crate) fn parse<T: DeserializeOwned>(source: &str, language: &Language) -> Result<T, Problem> {
     if source.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
         let at = Position { line: 1, column: 1, length: 1 };
-        return Err(Problem::new(Code::Shape, at, "the file is empty").help(SHAPE));
+        return Err(Problem::new(Code::Shape, at, "the file is empty").help(language.shape));
     }
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -55,19 +81,16 @@ pub(super) fn parse(source: &str) -> Result<ScenarioWire, Problem> {
         strict_booleans: true,
         with_snippet: false,
     };
-    serde_saphyr::from_str_with_options(source, options).map_err(|error| in_our_words(&error))
+    serde_saphyr::from_str_with_options(source, options).map_err(|error| in_our_words(&error, language))
 }
 
-const SHAPE: &str =
-    "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators`, `streams`, `seed`, `invariants` and `violates`";
-
 /// The same error in the words of this language. What is not listed is a mistake in YAML itself, which serde-saphyr words well.
-fn in_our_words(error: &Error) -> Problem {
+fn in_our_words(error: &Error, language: &Language) -> Problem {
     let error = error.without_snippet();
     let at = error.location().map_or(Position { line: 1, column: 1, length: 1 }, Position::of);
     let shape = |message: String| Problem::new(Code::Shape, at, message);
     match error {
-        Error::AliasError { error, .. } => in_our_words(error),
+        Error::AliasError { error, .. } => in_our_words(error, language),
         Error::SerdeUnknownField { field, expected, .. } => {
             shape(format!("there is no field `{field}` here")).help(choices(field, "fields", expected.iter().copied()))
         }
@@ -75,8 +98,8 @@ fn in_our_words(error: &Error) -> Problem {
             shape(format!("`{variant}` is not known here")).help(choices(variant, "accepted", expected.iter().copied()))
         }
         Error::SerdeMissingField { field, .. } => {
-            let help = if ["about", "needs", "steps"].contains(field) {
-                SHAPE.to_owned()
+            let help = if language.required.contains(&&**field) {
+                language.shape.to_owned()
             } else {
                 format!("add `{field}: …`, indented below what it belongs to")
             };
@@ -84,7 +107,8 @@ fn in_our_words(error: &Error) -> Problem {
         }
         Error::DuplicateMappingKey { key: Some(key), .. } => shape(format!("the key `{key}` stands here twice")).help("keep one of them"),
         Error::MultipleDocuments { .. } => {
-            shape("a second document begins here".to_owned()).help("one file is one scenario: put the others into files of their own")
+            let help = format!("one file is one {}: put the others into files of their own", language.noun);
+            shape("a second document begins here".to_owned()).help(help)
         }
         Error::InvalidScalar { ty, .. } => {
             let (message, help) = scalar(ty);
@@ -99,8 +123,9 @@ fn in_our_words(error: &Error) -> Problem {
         | Error::AliasReplayLimitExceeded { .. }
         | Error::AliasExpansionLimitExceeded { .. }
         | Error::AliasReplayStackDepthExceeded { .. } => {
+            let Language { noun, shorter, .. } = language;
             Problem::new(Code::Yaml, at, format!("the file unfolds into too much: {}", plain(error)))
-                .help(format!("a scenario has at most {MAX_NODES} values, and few aliases; use `repeat` and `storm` for many operations"))
+                .help(format!("a {noun} has at most {MAX_NODES} values, and few aliases; use {shorter} for many operations"))
         }
         _ => Problem::new(Code::Yaml, at, plain(error)).help("the file must be one YAML document, indented with spaces"),
     }

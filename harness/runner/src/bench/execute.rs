@@ -1,0 +1,277 @@
+//! The loop: a suite and a workshop in, a record of the suite out.
+//!
+//! Rounds are outermost. Each round does every entry once, in an order drawn anew from the seed, so that what drifts on the machine hits all
+//! alike. The first rounds warm up and are dropped, those on a virtual clock excepted, which has nothing to warm. It ends when every interval
+//! is narrow enough, or when rounds or time are used up.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use harness_allocator::allocator::AllocatorSpec;
+use harness_allocator::device::Clock;
+use harness_allocator::units::Nanos;
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+
+use super::clock::{Stopwatch, overhead_ps, yardstick_ps};
+use super::measure::{self, Fault, Reading, Visit};
+use super::record::{Entry, EntryOutcome, Measured, Point, Quantity, Shard, Stopped, SuiteRecord};
+use super::statistics::{precision, summarize};
+use super::suite::{Case, Fnv, Suite};
+use super::workshop::Workshop;
+
+/// Rounds that are dropped.
+const WARM_UP: u32 = 2;
+/// Equal rounds after which figures of a virtual clock are taken for deterministic.
+const EQUAL_ROUNDS: usize = 2;
+
+/// How a suite is run, apart from what it says itself.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// Every random choice comes from this.
+    pub seed: u64,
+    /// This time instead of the suite's own budget.
+    pub budget: Option<Nanos>,
+    /// Only this part of the cases.
+    pub shard: Option<Shard>,
+    /// Set by somebody else when it should stop.
+    pub interrupt: Arc<AtomicBool>,
+}
+
+/// How far a suite is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    /// Which.
+    pub suite: &'a Suite,
+    /// What is done next.
+    pub case: &'a Case,
+    /// By whom.
+    pub arm: &'a AllocatorSpec,
+    /// Counted from 1, those that warm up included.
+    pub round: u32,
+    /// The share of the budget that is used up, from 0 to 1.
+    pub used: f64,
+}
+
+/// The cases of a suite that belong to a part: all arms of a case belong to the same one, whatever else the suites contain.
+pub fn cases_of<'a>(suite: &'a Suite, shard: Option<Shard>) -> impl Iterator<Item = &'a Case> {
+    suite.cases.iter().filter(move |case| {
+        shard.is_none_or(|shard| {
+            let mut hash = Fnv::new();
+            hash.add(suite.name.as_bytes());
+            hash.add(case.name().as_bytes());
+            hash.get() % u64::from(shard.count.max(1)) + 1 == u64::from(shard.index)
+        })
+    })
+}
+
+/// Runs a suite.
+pub fn run_suite(suite: &Suite, workshop: &mut dyn Workshop, terms: &Terms, mut watch: impl FnMut(Progress<'_>)) -> SuiteRecord {
+    let overhead_ps = overhead_ps();
+    let cases = cases_of(suite, terms.shard);
+    let tasks = cases.flat_map(|case| suite.arms.iter().map(move |arm| Task::new(case, arm))).collect();
+    let budget = terms.budget.unwrap_or(suite.budget);
+    let mut run = Run { suite, terms, workshop, tasks, overhead_ps, yardstick_ps: Vec::new(), began: Stopwatch::start(), budget, round: 0 };
+    let stopped = run.rounds(&mut watch);
+    SuiteRecord {
+        name: suite.name.clone(),
+        about: suite.about.clone(),
+        hash: suite.hash.clone(),
+        threshold: suite.threshold,
+        rounds: run.tasks.iter().map(Task::rounds).max().unwrap_or_default(),
+        stopped,
+        overhead_ps,
+        yardstick_ps: run.yardstick_ps,
+        entries: entries(run.tasks, run.workshop.clock()),
+    }
+}
+
+struct Run<'a> {
+    suite: &'a Suite,
+    terms: &'a Terms,
+    workshop: &'a mut dyn Workshop,
+    /// By case, arms of one case next to each other.
+    tasks: Vec<Task<'a>>,
+    overhead_ps: u64,
+    yardstick_ps: Vec<u64>,
+    began: Stopwatch,
+    budget: Nanos,
+    /// Rounds begun, those that warm up included.
+    round: u32,
+}
+
+impl<'a> Run<'a> {
+    /// Does rounds until there is a reason to stop.
+    fn rounds(&mut self, watch: &mut impl FnMut(Progress<'_>)) -> Stopped {
+        let clock = self.workshop.clock();
+        if self.tasks.iter().any(|task| !is_virtual(task.quantity(clock))) {
+            for _ in 0..WARM_UP {
+                if self.round(watch, true).is_err() {
+                    return Stopped::Interrupted;
+                }
+                if self.time_is_up(0) {
+                    break;
+                }
+            }
+        }
+        for counted in 1.. {
+            let began = self.began.elapsed_ns();
+            self.yardstick_ps.push(yardstick_ps());
+            if self.round(watch, false).is_err() {
+                return Stopped::Interrupted;
+            }
+            if self.tasks.iter().all(Task::is_settled) {
+                return Stopped::Deterministic;
+            }
+            if counted >= self.suite.rounds.least && self.tasks.iter().all(|task| task.is_precise(self.suite.precision)) {
+                return Stopped::Precise;
+            }
+            if counted >= self.suite.rounds.most || self.time_is_up(self.began.elapsed_ns() - began) {
+                break;
+            }
+        }
+        Stopped::Budget
+    }
+
+    /// Whether another round of that many nanoseconds would go beyond the budget.
+    fn time_is_up(&self, round: u64) -> bool {
+        self.began.elapsed_ns().saturating_add(round) > self.budget.0
+    }
+
+    /// Does every entry once. Entries that can tell nothing new are passed over.
+    fn round(&mut self, watch: &mut impl FnMut(Progress<'_>), warm_up: bool) -> Result<(), Fault> {
+        self.round += 1;
+        let clock = self.workshop.clock();
+        let mut order: Vec<usize> = (0..self.tasks.len()).collect();
+        let mut salt = Fnv::new();
+        salt.add(self.suite.name.as_bytes());
+        salt.add(&self.round.to_le_bytes());
+        order.shuffle(&mut ChaCha8Rng::seed_from_u64(self.terms.seed ^ salt.get()));
+        for index in order {
+            let used = self.began.elapsed_ns() as f64 / self.budget.0.max(1) as f64;
+            let task = &mut self.tasks[index];
+            if task.is_settled() || (warm_up && is_virtual(task.quantity(clock))) {
+                continue;
+            }
+            watch(Progress { suite: self.suite, case: task.case, arm: task.arm, round: self.round, used: used.min(1.0) });
+            let mut visit = Visit {
+                workshop: &mut *self.workshop,
+                arm: task.arm,
+                memory: self.suite.memory,
+                overhead_ps: self.overhead_ps,
+                batch: &mut task.batch,
+                interrupt: &self.terms.interrupt,
+            };
+            match measure::visit(&task.case.measure, &mut visit) {
+                // What was done in the moment of the interruption may have been cut short.
+                _ if self.terms.interrupt.load(Ordering::Relaxed) => return Err(Fault::Interrupted),
+                Err(Fault::Interrupted) => return Err(Fault::Interrupted),
+                Err(fault) => task.fault = Some(fault),
+                Ok(_) if warm_up => {}
+                Ok(readings) => task.add(readings),
+            }
+        }
+        Ok(())
+    }
+}
+
+const fn is_virtual(quantity: Quantity) -> bool {
+    matches!(quantity, Quantity::ModelTime | Quantity::Memory)
+}
+
+/// A case done by an arm: what is visited once a round.
+struct Task<'a> {
+    case: &'a Case,
+    arm: &'a AllocatorSpec,
+    /// See [`Visit::batch`].
+    batch: Option<u64>,
+    fault: Option<Fault>,
+    /// By part of the case, in the order in which a visit tells them.
+    series: Vec<Series>,
+}
+
+/// All samples of one part of a case.
+struct Series {
+    part: Option<&'static str>,
+    quantity: Quantity,
+    batch: u64,
+    rounds: Vec<Vec<u64>>,
+}
+
+impl<'a> Task<'a> {
+    const fn new(case: &'a Case, arm: &'a AllocatorSpec) -> Self {
+        Self { case, arm, batch: None, fault: None, series: Vec::new() }
+    }
+
+    const fn quantity(&self, clock: Clock) -> Quantity {
+        measure::quantity(&self.case.measure, clock)
+    }
+
+    fn add(&mut self, readings: Vec<Reading>) {
+        for Reading { part, quantity, batch, samples } in readings {
+            match self.series.iter_mut().find(|series| (series.part, series.quantity) == (part, quantity)) {
+                Some(series) => series.rounds.push(samples),
+                None => self.series.push(Series { part, quantity, batch, rounds: vec![samples] }),
+            }
+        }
+    }
+
+    fn rounds(&self) -> u32 {
+        self.series.iter().map(|series| u32::try_from(series.rounds.len()).unwrap_or(u32::MAX)).max().unwrap_or_default()
+    }
+
+    /// Whether further visits would tell nothing new: it cannot be done, or a virtual clock has given the same figures each time.
+    fn is_settled(&self) -> bool {
+        let settled = |series: &Series| {
+            is_virtual(series.quantity) && series.rounds.len() >= EQUAL_ROUNDS && series.rounds.windows(2).all(|pair| pair[0] == pair[1])
+        };
+        self.fault.is_some() || (!self.series.is_empty() && self.series.iter().all(settled))
+    }
+
+    fn is_precise(&self, wanted: f64) -> bool {
+        let precise = |series: &Series| precision(&summarize(&series.rounds), series.rounds.len()).is_some_and(|reached| reached <= wanted);
+        self.is_settled() || (!self.series.is_empty() && self.series.iter().filter(|series| series.quantity.is_time()).all(precise))
+    }
+
+    /// What it comes to: one entry a part, or the one that says why there are no figures.
+    fn entries(self, clock: Clock) -> Vec<Entry> {
+        let (case, arm, quantity) = (self.case, self.arm.to_string(), self.quantity(clock));
+        let entry = |part: Option<&str>, quantity, outcome| Entry {
+            group: part.map_or_else(|| case.group.clone(), |part| format!("{}: {part}", case.group)),
+            point: case.point.clone(),
+            arm: arm.clone(),
+            quantity,
+            outcome,
+        };
+        let without = |outcome| vec![entry(None, quantity, outcome)];
+        match self.fault {
+            Some(Fault::Failed(reason)) => without(EntryOutcome::Failed { reason }),
+            Some(Fault::Skipped(reason)) => without(EntryOutcome::Skipped { reason }),
+            Some(Fault::Interrupted) => without(EntryOutcome::Skipped { reason: "interrupted".to_owned() }),
+            None if self.series.is_empty() => without(EntryOutcome::Skipped { reason: "interrupted".to_owned() }),
+            None => self
+                .series
+                .into_iter()
+                .map(|Series { part, quantity, batch, rounds }| {
+                    let summary = summarize(&rounds);
+                    let measured = Measured { batch, rounds, summary };
+                    entry(part, quantity, EntryOutcome::Measured(measured))
+                })
+                .collect(),
+        }
+    }
+}
+
+/// All entries: in the order of their first appearance, arms of one case next to each other.
+fn entries(tasks: Vec<Task<'_>>, clock: Clock) -> Vec<Entry> {
+    let mut cases: Vec<((String, Option<Point>, Quantity), Vec<Entry>)> = Vec::new();
+    for entry in tasks.into_iter().flat_map(|task| task.entries(clock)) {
+        let key = (entry.group.clone(), entry.point.clone(), entry.quantity);
+        match cases.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, arms)) => arms.push(entry),
+            None => cases.push((key, vec![entry])),
+        }
+    }
+    cases.into_iter().flat_map(|(_, arms)| arms).collect()
+}

@@ -1,0 +1,206 @@
+//! What is done in each case: one file a measure, and one arm in [`visit`].
+//!
+//! A visit does a case once with one arm: a fresh allocator, some samples in a short slice of time, everything given back. How often a
+//! case is visited is the business of [`super::execute`].
+
+mod empty_cache;
+mod latency;
+mod program;
+mod record_stream;
+mod recovery;
+mod scenario;
+mod start_up;
+mod threads;
+mod trace;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorSpec, Request};
+use harness_allocator::device::{Clock, Device, DeviceError};
+use harness_allocator::units::Bytes;
+
+use super::clock::{Stopwatch, Timer};
+use super::record::Quantity;
+use super::suite::Measure;
+use super::workshop::{Wall, Workshop};
+
+/// Host time that one visit may spend on samples, in nanoseconds: short, so that arms take turns often; the first sample is always taken.
+const SLICE_NS: u64 = 2_000_000;
+/// Most samples of one visit.
+const MOST_SAMPLES: usize = 50;
+/// A timed region should be this many times as long as what timing adds to it, where operations can be timed together: 1 %, so that the
+/// promise of 2 % also holds when the clock has a bad moment.
+const REGION_BY_OVERHEAD: u64 = 100;
+/// Most operations of one region.
+const MOST_BATCH: u64 = 1 << 20;
+
+/// Who does a case, with what, and what is known from earlier visits.
+pub(super) struct Visit<'a> {
+    pub(super) workshop: &'a mut dyn Workshop,
+    pub(super) arm: &'a AllocatorSpec,
+    /// The memory that the suite needs.
+    pub(super) memory: Bytes,
+    /// What timing adds to a region of the host's clock.
+    pub(super) overhead_ps: u64,
+    /// Operations of one region, found in the first visit.
+    pub(super) batch: &'a mut Option<u64>,
+    /// Set when the user wants it to stop.
+    pub(super) interrupt: &'a Arc<AtomicBool>,
+}
+
+/// Samples of one quantity.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Reading {
+    /// What it is of the case, where the case has several.
+    pub(super) part: Option<&'static str>,
+    pub(super) quantity: Quantity,
+    /// Operations that one sample is the mean of.
+    pub(super) batch: u64,
+    pub(super) samples: Vec<u64>,
+}
+
+/// Why a case has no figures.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Fault {
+    /// It did not do what it should.
+    Failed(String),
+    /// It cannot be done here.
+    Skipped(String),
+    /// The user wants it to stop.
+    Interrupted,
+}
+
+impl From<DeviceError> for Fault {
+    fn from(error: DeviceError) -> Self {
+        match error {
+            DeviceError::Unavailable { .. } => Self::Skipped(error.to_string()),
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+impl From<AllocatorError> for Fault {
+    /// A case that does not fit says something of the allocator, not of its being broken.
+    fn from(error: AllocatorError) -> Self {
+        match error {
+            AllocatorError::Device(error) => error.into(),
+            AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. } => Self::Skipped(error.to_string()),
+        }
+    }
+}
+
+/// Does a case once. The match is the checklist: a new measure does not compile until it is here and in [`quantity`].
+pub(super) fn visit(measure: &Measure, visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {
+    if visit.interrupt.load(Ordering::Relaxed) {
+        return Err(Fault::Interrupted);
+    }
+    match measure {
+        Measure::Latency { size, case } => latency::visit(visit, *size, *case),
+        Measure::Trace { events } => trace::visit(visit, events),
+        Measure::Scenario(scenario) => scenario::visit(visit, scenario),
+        Measure::Recovery { size } => recovery::visit(visit, *size),
+        Measure::EmptyCache { segments, size } => empty_cache::visit(visit, *segments, *size),
+        Measure::Threads { count, size } => threads::visit(visit, *count, *size),
+        Measure::RecordStream { streams, size } => record_stream::visit(visit, *streams, *size),
+        Measure::StartUp => start_up::visit(visit),
+    }
+}
+
+/// What the first of a case's figures are, on devices with this clock.
+pub(super) const fn quantity(measure: &Measure, clock: Clock) -> Quantity {
+    match measure {
+        Measure::Latency { .. }
+        | Measure::Scenario(_)
+        | Measure::Recovery { .. }
+        | Measure::EmptyCache { .. }
+        | Measure::RecordStream { .. } => Timer::of(clock).quantity(),
+        Measure::Trace { .. } | Measure::Threads { .. } | Measure::StartUp => Quantity::HostTime,
+    }
+}
+
+/// A device and a fresh allocator on it.
+struct Bench {
+    device: Box<dyn Device>,
+    allocator: Box<dyn Allocator>,
+}
+
+impl Bench {
+    fn allocate(&mut self, request: Request) -> Result<Allocation, AllocatorError> {
+        self.allocator.allocate(&mut *self.device, request)
+    }
+
+    fn free(&mut self, allocation: Allocation) -> Result<(), DeviceError> {
+        self.allocator.free(&mut *self.device, allocation)
+    }
+
+    fn empty_cache(&mut self) -> Result<(), DeviceError> {
+        self.allocator.empty_cache(&mut *self.device)
+    }
+
+    /// Gives everything back; something that stays is the allocator's failure.
+    fn close(mut self) -> Result<(), Fault> {
+        self.device.synchronize()?;
+        self.allocator.close(&mut *self.device)?;
+        let leaks = self.device.leaks();
+        if leaks.is_empty() { Ok(()) } else { Err(Fault::Failed(format!("left on the device at the end: {leaks}"))) }
+    }
+}
+
+impl Visit<'_> {
+    /// What calls to the device are timed by.
+    fn timer(&self) -> Timer {
+        Timer::of(self.workshop.clock())
+    }
+
+    /// Does something with a device and a fresh allocator, and gives everything back, whatever came of it.
+    fn bench<T>(&mut self, wall: Wall, body: impl FnOnce(&mut Bench, &mut Self) -> Result<T, Fault>) -> Result<T, Fault> {
+        let device = self.workshop.lend(self.memory, wall)?;
+        let mut bench = Bench { device, allocator: self.workshop.allocator(self.arm) };
+        let done = body(&mut bench, self);
+        let closed = bench.close();
+        // Why it failed first explains what was left behind, not the other way round.
+        let value = done?;
+        closed.map(|()| value)
+    }
+
+    /// Takes samples for a slice of time, on a virtual clock one. Each is the time of one operation.
+    fn sample(&mut self, timer: Timer, mut take: impl FnMut(&mut Self) -> Result<u64, Fault>) -> Result<Vec<u64>, Fault> {
+        let watch = Stopwatch::start();
+        let mut samples = vec![take(self)?];
+        while timer == Timer::Host && samples.len() < MOST_SAMPLES && watch.elapsed_ns() < SLICE_NS {
+            if self.interrupt.load(Ordering::Relaxed) {
+                return Err(Fault::Interrupted);
+            }
+            samples.push(take(self)?);
+        }
+        Ok(samples)
+    }
+
+    /// How many operations to time together: doubled in the first visit until a region is long beside what timing adds to it.
+    fn batch(&mut self, timer: Timer, mut region: impl FnMut(u64) -> Result<u64, Fault>) -> Result<u64, Fault> {
+        if let Some(batch) = *self.batch {
+            return Ok(batch);
+        }
+        let mut batch = 1;
+        if timer == Timer::Host {
+            while batch < MOST_BATCH && region(batch)? < self.overhead_ps.saturating_mul(REGION_BY_OVERHEAD) {
+                batch *= 2;
+            }
+        }
+        *self.batch = Some(batch);
+        Ok(batch)
+    }
+}
+
+impl Reading {
+    /// The times of a case, by that timer.
+    fn time(timer: Timer, batch: u64, samples: Vec<u64>) -> Self {
+        Self { part: None, quantity: timer.quantity(), batch, samples }
+    }
+
+    /// One amount of memory.
+    fn memory(part: &'static str, bytes: u64) -> Self {
+        Self { part: Some(part), quantity: Quantity::Memory, batch: 1, samples: vec![bytes] }
+    }
+}

@@ -1,0 +1,120 @@
+//! An allocation trace made ready to be gone through again and again: ids are slots, and nothing is looked up.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::allocator::{Allocation, Allocator, Request};
+use harness_allocator::device::{Device, DeviceError, StreamId};
+use harness_allocator::trace::TraceEvent;
+use harness_allocator::units::Bytes;
+
+/// See the module.
+pub(super) struct Program {
+    operations: Vec<Operation>,
+    live: Vec<Option<Allocation>>,
+    /// Streams of the device, by their number in the trace.
+    streams: Vec<StreamId>,
+}
+
+enum Operation {
+    Allocate { slot: usize, request: Request },
+    Free { slot: usize },
+    RecordStream { slot: usize, stream: StreamId },
+    Other(TraceEvent),
+}
+
+impl Program {
+    /// Makes the streams that the trace names.
+    pub(super) fn new(events: &[TraceEvent], device: &mut dyn Device) -> Result<Self, DeviceError> {
+        let streams = events.iter().map(|event| match event {
+            TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) => stream.0,
+            _ => 0,
+        });
+        let others = streams.max().unwrap_or_default();
+        let mut program = Self { operations: Vec::with_capacity(events.len()), live: Vec::new(), streams: vec![StreamId::DEFAULT] };
+        for _ in 0..others {
+            program.streams.push(device.create_stream()?);
+        }
+        let mut slots = BTreeMap::new();
+        for event in events {
+            let mut slot = |id: u64| {
+                let next = slots.len();
+                *slots.entry(id).or_insert(next)
+            };
+            let stream = |stream: StreamId| program.streams.get(stream.0 as usize).copied().unwrap_or_default();
+            let operation = match *event {
+                TraceEvent::Allocate { id, size, stream: on } => Operation::Allocate { slot: slot(id), request: Request { size, stream: stream(on) } },
+                TraceEvent::Free { id } => Operation::Free { slot: slot(id) },
+                TraceEvent::RecordStream { id, stream: on } => Operation::RecordStream { slot: slot(id), stream: stream(on) },
+                TraceEvent::SynchronizeStream(on) => Operation::Other(TraceEvent::SynchronizeStream(stream(on))),
+                other => Operation::Other(other),
+            };
+            program.operations.push(operation);
+        }
+        program.live = (0..slots.len()).map(|_| None).collect();
+        Ok(program)
+    }
+
+    /// Goes through the trace once and frees what is live at its end; returns how many allocations, failed ones included, and frees that
+    /// were. `watch` is called behind each allocation.
+    pub(super) fn pass(
+        &mut self,
+        device: &mut dyn Device,
+        allocator: &mut dyn Allocator,
+        mut watch: impl FnMut(&dyn Allocator),
+    ) -> Result<u64, DeviceError> {
+        let mut operations = 0;
+        for operation in &self.operations {
+            match *operation {
+                Operation::Allocate { slot, request } => {
+                    operations += 1;
+                    self.live[slot] = allocator.allocate(device, request).ok();
+                    watch(allocator);
+                }
+                Operation::Free { slot } => {
+                    if let Some(allocation) = self.live[slot].take() {
+                        operations += 1;
+                        allocator.free(device, allocation)?;
+                    }
+                }
+                Operation::RecordStream { slot, stream } => {
+                    if let Some(allocation) = &self.live[slot] {
+                        allocator.record_stream(allocation, stream);
+                    }
+                }
+                Operation::Other(event) => other(device, allocator, event)?,
+            }
+        }
+        for allocation in self.live.iter_mut().filter_map(Option::take) {
+            operations += 1;
+            allocator.free(device, allocation)?;
+        }
+        Ok(operations)
+    }
+
+    /// Gives the streams back, when the allocator has been closed.
+    pub(super) fn streams(self) -> impl Iterator<Item = StreamId> {
+        self.streams.into_iter().skip(1)
+    }
+}
+
+fn other(device: &mut dyn Device, allocator: &mut dyn Allocator, event: TraceEvent) -> Result<(), DeviceError> {
+    match event {
+        TraceEvent::SynchronizeStream(stream) => device.synchronize_stream(stream)?,
+        TraceEvent::Synchronize => device.synchronize()?,
+        TraceEvent::EmptyCache => allocator.empty_cache(device)?,
+        TraceEvent::SetFraction(fraction) => allocator.set_memory_fraction(device, fraction),
+        TraceEvent::ResetPeaks => allocator.reset_peaks(),
+        TraceEvent::Pressure(change) => {
+            let held = device.memory()?.pressure.0.saturating_add_signed(change);
+            device.set_pressure(Bytes(held))?;
+        }
+        // A pass must be repeatable: a pool that was released cannot be opened again, so misuse in a later pass is passed over. Allocators
+        // without private pools do without.
+        TraceEvent::BeginPool(pool) => drop(allocator.private_pools().map(|pools| pools.begin(pool))),
+        TraceEvent::EndPool(pool) => drop(allocator.private_pools().map(|pools| pools.end(pool))),
+        TraceEvent::ReleasePool(pool) => drop(allocator.private_pools().map(|pools| pools.release(device, pool))),
+        // These have operations of their own.
+        TraceEvent::Allocate { .. } | TraceEvent::Free { .. } | TraceEvent::RecordStream { .. } => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! A scenario, whole: the time of its steps on the device's clock, and the memory that it took.
+
+use std::sync::Arc;
+
+use harness_allocator::allocator::AllocatorSpec;
+use harness_allocator::units::Nanos;
+
+use super::{Fault, Reading, Visit};
+use crate::bench::workshop::Wall;
+use crate::record::{RunRecord, Verdict};
+use crate::run::{RunRequest, run_with};
+use crate::scenario::Scenario;
+use crate::session::{has_pytorchs, quoted};
+
+pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Reading>, Fault> {
+    let (arm, path) = (visit.arm, scenario.path.display());
+    if !lists(scenario, arm) {
+        return Err(Fault::Skipped(format!("`{path}` does not list `{arm}`")));
+    }
+    let reproduce = format!("harness run {path} --device {} --allocator {} --no-audit", visit.workshop.device_name(), quoted(&arm.to_string()));
+    let request = RunRequest {
+        scenario,
+        allocator: arm,
+        seed: scenario.seed,
+        repetition: 0,
+        reproduce,
+        audit: false,
+        interrupt: Arc::clone(visit.interrupt),
+    };
+    let device = visit.workshop.lend(scenario.memory, Wall::Real)?;
+    let record = run_with(&request, device, visit.workshop.allocator(arm))?;
+    match &record.verdict {
+        Verdict::Passed => Ok(readings(visit, &record)),
+        Verdict::Failed { first, .. } => Err(Fault::Failed(format!("{first}; see `{}`", record.reproduce))),
+        Verdict::Skipped { reason } => Err(Fault::Skipped(reason.clone())),
+        Verdict::Interrupted => Err(Fault::Interrupted),
+    }
+}
+
+/// As `harness run` has it: PyTorch's allocator runs a scenario that lists it, under whatever settings.
+fn lists(scenario: &Scenario, arm: &AllocatorSpec) -> bool {
+    let listed = scenario.allocators.iter().any(|listed| listed.does_the_same(arm));
+    listed || (arm.settings().is_some() && arm.kind().is_pytorchs() && has_pytorchs(scenario))
+}
+
+fn readings(visit: &Visit<'_>, record: &RunRecord) -> Vec<Reading> {
+    let (timer, ps) = (visit.timer(), |time: Nanos| time.0.saturating_mul(1000));
+    // Of equal peaks the first: later ones may be what was freed at the end.
+    let highest = record.curve.iter().rev().max_by_key(|point| point.reserved);
+    let unused = highest.map_or(0, |point| point.reserved.saturating_sub(point.allocated).0);
+    let mut readings = vec![Reading::time(timer, 1, vec![ps(record.timings.scenario)])];
+    if record.timings.lost_to_retry.0 > 0 {
+        let lost = vec![ps(record.timings.lost_to_retry)];
+        readings.push(Reading { part: Some("lost to retry"), ..Reading::time(timer, 1, lost) });
+    }
+    readings.push(Reading::memory("peak reserved", record.stats.reserved_bytes.all.peak));
+    readings.push(Reading::memory("not allocated at the peak", unused));
+    readings
+}

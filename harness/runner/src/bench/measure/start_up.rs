@@ -1,0 +1,45 @@
+//! From nothing: the program with one small scenario, opening a device, and the device memory that is used before the first request.
+
+use std::process::{Command, Stdio};
+
+use harness_allocator::units::Bytes;
+
+use super::{Fault, Reading, Visit};
+use crate::bench::clock::{Stopwatch, Timer};
+
+pub(super) fn visit(visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {
+    let watch = Stopwatch::start();
+    let mut device = visit.workshop.open()?;
+    let opened = watch.elapsed_ps();
+    let Bytes(overhead) = device.memory()?.context_overhead;
+    // Nothing else is open while the program is timed.
+    drop(device);
+    let process = process(visit)?;
+    Ok(vec![
+        Reading::time(Timer::Host, 1, vec![process]),
+        Reading { part: Some("opening the device"), ..Reading::time(Timer::Host, 1, vec![opened]) },
+        Reading::memory("context overhead", overhead),
+    ])
+}
+
+/// Starts this program with a scenario of one step, and waits for its end.
+fn process(visit: &Visit<'_>) -> Result<u64, Fault> {
+    let Some(program) = visit.workshop.program() else {
+        return Err(Fault::Skipped("this program cannot be started again: its own path is not known".to_owned()));
+    };
+    let failed = |error: std::io::Error| Fault::Failed(format!("`{}` cannot be started: {error}", program.display()));
+    let (arm, memory) = (visit.arm.kind().name(), visit.memory.0);
+    let scenario = format!("about: One step.\nneeds: {{ memory: {memory}B }}\nallocators: [{arm}]\nsteps:\n  - alloc: {{ buffer: a, size: 1B }}\n");
+    let folder = tempfile::tempdir().map_err(failed)?;
+    let path = folder.path().join("one_step.yaml");
+    std::fs::write(&path, scenario).map_err(failed)?;
+    let mut command = Command::new(program);
+    command.arg("run").arg(&path).args(["--no-report", "--quiet", "--device", &visit.workshop.device_name(), "--allocator", &visit.arm.to_string()]);
+    let watch = Stopwatch::start();
+    let output = command.stdin(Stdio::null()).output().map_err(failed)?;
+    let time = watch.elapsed_ps();
+    match output.status.success() {
+        true => Ok(time),
+        false => Err(Fault::Failed(format!("a scenario of one step ended with {}: {}{}", output.status, String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)))),
+    }
+}

@@ -1,0 +1,339 @@
+//! `harness bench`: times suites, prints what came of it and writes it down.
+
+use std::fs::Permissions;
+use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use harness::bench::execute::{Progress, Terms, cases_of};
+use harness::bench::machine::{self, Monitor};
+use harness::bench::night::{Circumstances, Plan};
+use harness::bench::record::{NightRecord, Shard};
+use harness::bench::suite::Suite;
+use harness::bench::text;
+use harness::bench::workshop::DeviceWorkshop;
+use harness::session::DeviceSource;
+use harness_allocator::device::open::{self, DeviceChoice};
+use harness_allocator::units::Nanos;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::error::{CliError, Failures};
+use super::exit::{self, Exit};
+use super::terminal;
+use super::{Format, inputs, interrupt, list};
+
+/// The suites that come with the project, as seen from its root.
+const SUITES: &str = "scenarios/bench";
+/// Where nights go unless the user says otherwise.
+const NIGHTS: &str = "reports/nightly";
+/// What a night is written to, in its folder.
+const NIGHT: &str = "night.json";
+/// Steps of the progress bar for the budget of one suite.
+const STEPS: u64 = 1000;
+
+const EXAMPLES: &str = "Examples:
+  harness bench                                     # all suites of scenarios/bench
+  harness bench latency traces --budget 30s
+  harness bench my-suite.yaml --device cuda:1 --report reports/mine
+  harness bench --shard 1/2                         # the first of two machines
+  harness bench latency --no-report --format json | jq '.suites[].entries[0]'";
+
+/// Time suites: allocators side by side, arms interleaved, until the figures are precise or the budget is used up.
+///
+/// A suite is named (as in `latency`, for scenarios/bench/latency.yaml) or given as a file or a folder. All suites are checked before
+/// anything is timed. Ctrl-C stops after the present measurement and saves nothing; a second one ends the program at once.
+#[derive(Args)]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::explained()))]
+pub(super) struct Bench {
+    /// Suites, by name or as files or folders (*.yaml, by name, not deeper) [default: all of scenarios/bench].
+    #[arg(value_name = "SUITE|PATH")]
+    suites: Vec<PathBuf>,
+    /// `auto` (the first GPU, or the simulated device where there is none), `sim`, `cuda` or `cuda:N`.
+    #[arg(long, env = "HARNESS_DEVICE", default_value = "auto", value_name = "DEVICE")]
+    device: DeviceChoice,
+    /// Take this time for all suites together, as in `60s`, divided in proportion to their own budgets.
+    #[arg(long, value_name = "TIME", value_parser = budget)]
+    budget: Option<Nanos>,
+    /// Do only part I of N, as in `1/2`; which cases belong to it depends on their names alone.
+    #[arg(long, value_name = "I/N", value_parser = shard)]
+    shard: Option<Shard>,
+    /// Draw the order of entries from this seed.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Write the night into this folder [default: one named after date and device in reports/nightly].
+    #[arg(long, value_name = "DIR", conflicts_with = "no_report")]
+    report: Option<PathBuf>,
+    /// Save nothing.
+    #[arg(long)]
+    no_report: bool,
+    /// What to print: `json` is the whole record of the night, all samples included, and nothing else.
+    #[arg(long, default_value = "text", value_name = "FORMAT")]
+    format: Format,
+    /// List the suites and what they time, and do nothing.
+    #[arg(long)]
+    list: bool,
+    /// Take what a suite needs even if that leaves less than usual of a GPU that others use.
+    #[arg(long)]
+    allow_full_device: bool,
+    /// Print no text where nothing fails, and show no progress.
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+impl Bench {
+    pub(super) fn run(self) -> Result<Exit, Failures> {
+        let suites = self.load()?;
+        if self.list {
+            terminal::print(&listed(&suites, self.shard))?;
+            return Ok(Exit::Passed);
+        }
+        let bar = self.progress();
+        let interrupt = interrupt::watch({
+            let bar = bar.clone();
+            move || bar.suspend(|| eprintln!("interrupted: stopping after the present measurement; press Ctrl-C again to end at once"))
+        })?;
+        let source = self.device_source()?;
+        let terms = Terms { seed: self.seed, budget: self.budget, shard: self.shard, interrupt: interrupt.clone() };
+        let plan = Plan { suites, terms };
+        let mut device = source.open()?;
+        let (started, reproduce) = (utc(SystemTime::now()), self.reproduce(&source));
+        let circumstances = Circumstances { started, reproduce, build: machine::build(), machine: machine::machine(&*device) };
+        let mut monitor = Monitor::start(&mut *device);
+        let mut workshop = DeviceWorkshop::new(source, device, std::env::current_exe().ok());
+        bar.set_length(plan.suites().len() as u64 * STEPS);
+        let mut done = 0_u64;
+        let night = plan.run(
+            &mut workshop,
+            || {
+                monitor.observe();
+                bar.set_position(done * STEPS);
+                done += 1;
+            },
+            |progress| advance(&bar, &progress),
+        );
+        bar.finish_and_clear();
+        if interrupt.load(Ordering::Relaxed) {
+            return Ok(Exit::Interrupted);
+        }
+        let yardsticks: Vec<u64> = night.0.iter().flat_map(|suite| &suite.yardstick_ps).copied().collect();
+        let night = plan.record(night, circumstances, monitor.finish(&yardsticks));
+        let exit = exit_of(&night);
+        self.print(&night, exit)?;
+        self.save(&night)?;
+        Ok(exit)
+    }
+
+    /// Reads and checks all suites, or tells everything that is wrong.
+    fn load(&self) -> Result<Vec<Suite>, Failures> {
+        let paths: Vec<PathBuf> = match self.suites.as_slice() {
+            [] => vec![PathBuf::from(SUITES)],
+            named => named.iter().map(|name| resolve(name)).collect::<Result<_, _>>()?,
+        };
+        let (mut suites, mut failures) = (Vec::<Suite>::new(), Vec::new());
+        for path in inputs::files(&paths, "suite")? {
+            match Suite::load(&path) {
+                Ok(suite) => suites.push(suite),
+                Err(error) => failures.push(error.into()),
+            }
+        }
+        if !failures.is_empty() {
+            return Err(Failures(failures));
+        }
+        // Entries are told apart by the name of their suite.
+        for (index, suite) in suites.iter().enumerate() {
+            if let Some(other) = suites[..index].iter().find(|other| other.name == suite.name) {
+                let message = format!("two suites are named `{}`: {} and {}", suite.name, other.path.display(), suite.path.display());
+                return Err(CliError::input(message, "a suite is named after its file: rename one, or leave it out").into());
+            }
+        }
+        Ok(suites)
+    }
+
+    /// Looks for a GPU only where one may be used.
+    fn device_source(&self) -> Result<DeviceSource, CliError> {
+        let source = match self.device {
+            DeviceChoice::Simulated => DeviceSource::simulated(),
+            DeviceChoice::Auto | DeviceChoice::Cuda(_) => DeviceSource::new(self.device, &open::probe(), self.allow_full_device)?,
+        };
+        if let (DeviceChoice::Auto, Some(reason), false) = (self.device, source.simulated_because(), self.quiet) {
+            eprintln!("on the simulated device: {reason}");
+        }
+        Ok(source)
+    }
+
+    fn reproduce(&self, source: &DeviceSource) -> String {
+        let mut command = format!("{} bench", super::program());
+        for suite in &self.suites {
+            command += &format!(" {}", suite.display());
+        }
+        command += &format!(" --device {source} --seed {}", self.seed);
+        if let Some(budget) = self.budget {
+            command += &format!(" --budget {}ns", budget.0);
+        }
+        if let Some(shard) = self.shard {
+            command += &format!(" --shard {shard}");
+        }
+        command
+    }
+
+    fn progress(&self) -> ProgressBar {
+        if self.quiet || !io::stderr().is_terminal() {
+            return ProgressBar::hidden();
+        }
+        let bar = ProgressBar::new(0);
+        // A template that indicatif does not understand leaves its own, which is good enough.
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {percent:>3} % {wide_msg}") {
+            bar.set_style(style);
+        }
+        bar
+    }
+
+    fn print(&self, night: &NightRecord, exit: Exit) -> Result<(), CliError> {
+        match self.format {
+            Format::Json => terminal::print_json(night),
+            Format::Text if self.quiet && exit == Exit::Passed => Ok(()),
+            Format::Text => terminal::print(&text::render(night)),
+        }
+    }
+
+    fn save(&self, night: &NightRecord) -> Result<(), CliError> {
+        let folder = match &self.report {
+            _ if self.no_report => return Ok(()),
+            Some(folder) => folder.clone(),
+            None => Path::new(NIGHTS).join(folder_name(night)),
+        };
+        let place = folder.join(NIGHT);
+        let failed = |error| CliError::Output { target: Some(place.clone()), error, help: "make room, or choose another place with `--report DIR`" };
+        write_whole(&folder, &place, night).map_err(failed)?;
+        match self.format {
+            _ if self.quiet => Ok(()),
+            Format::Text => terminal::print(&format!("night: {}\n", place.display())),
+            Format::Json => {
+                eprintln!("night: {}", place.display());
+                Ok(())
+            }
+        }
+    }
+}
+
+fn write_whole(folder: &Path, place: &Path, night: &NightRecord) -> io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let everybody = Permissions::from_mode(0o666);
+    let mut file = tempfile::Builder::new().prefix(".unfinished-").permissions(everybody).tempfile_in(folder)?;
+    serde_json::to_writer(io::BufWriter::new(file.as_file_mut()), night)?;
+    file.write_all(b"\n")?;
+    file.as_file().sync_all()?;
+    file.persist(place).map(drop).map_err(|error| error.error)
+}
+
+/// A file or folder as it is, and a name as the suite of that name.
+fn resolve(given: &Path) -> Result<PathBuf, CliError> {
+    let named = Path::new(SUITES).join(given).with_extension("yaml");
+    if given.exists() || given.components().count() > 1 || given.extension().is_some() {
+        return Ok(given.to_owned());
+    }
+    if named.is_file() {
+        return Ok(named);
+    }
+    let known: Vec<String> = inputs::files(&[PathBuf::from(SUITES)], "suite")
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()))
+        .collect();
+    let help = match known.as_slice() {
+        [] => format!("there is no folder {SUITES} here: name a file, as in `my-suite.yaml`"),
+        names => format!("suites: {}; or name a file, as in `my-suite.yaml`", names.join(", ")),
+    };
+    Err(CliError::input(format!("there is no suite `{}`", given.display()), help))
+}
+
+fn listed(suites: &[Suite], shard: Option<Shard>) -> String {
+    let width = suites.iter().map(|suite| suite.name.len()).max().unwrap_or_default();
+    let line = |suite: &Suite| {
+        let (cases, budget) = (cases_of(suite, shard).count(), suite.budget);
+        let arms: Vec<String> = suite.arms.iter().map(ToString::to_string).collect();
+        let about = list::first_sentence(&suite.about);
+        format!("{:<width$}  {cases:>3} cases × {}  {budget:>5}  {about}\n", suite.name, arms.join(", "))
+    };
+    suites.iter().map(line).collect()
+}
+
+fn advance(bar: &ProgressBar, progress: &Progress<'_>) {
+    let Progress { suite, case, arm, round, used } = progress;
+    let whole = bar.position() / STEPS * STEPS;
+    bar.set_position(whole + (used * (STEPS - 1) as f64) as u64);
+    bar.set_message(format!("{}, round {round}: {} with {arm}", suite.name, case.name()));
+}
+
+fn exit_of(night: &NightRecord) -> Exit {
+    match text::counts(night) {
+        (_, 1.., _) => Exit::Failed,
+        // Arms that a case is not for are skipped as a matter of course.
+        (entries, _, skipped) if entries == skipped => Exit::Device,
+        _ => Exit::Passed,
+    }
+}
+
+fn budget(text: &str) -> Result<Nanos, String> {
+    match Nanos::parse(text) {
+        Ok(Nanos::ZERO) => Err("a budget of nothing times nothing: as in `60s`".to_owned()),
+        Ok(budget) => Ok(budget),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn shard(text: &str) -> Result<Shard, String> {
+    const FORM: &str = "write part and number of parts, as in `1/2` and `2/2`";
+    let parts = text.split_once('/').and_then(|(index, count)| Some(Shard { index: index.parse().ok()?, count: count.parse().ok()? }));
+    match parts {
+        Some(Shard { count: 0, .. }) => Err(format!("there are no parts: {FORM}")),
+        Some(shard) if (1..=shard.count).contains(&shard.index) => Ok(shard),
+        Some(Shard { index, count }) => Err(format!("there is no part {index} of {count}: parts are counted from 1 to {count}; {FORM}")),
+        None => Err(FORM.to_owned()),
+    }
+}
+
+/// `2026-11-20-simulated`.
+fn folder_name(night: &NightRecord) -> String {
+    let date = night.started.split('T').next().unwrap_or_default();
+    format!("{date}-{}", harness::report::slug(&night.machine.device))
+}
+
+/// As in `2026-11-20T02:17:00Z`. Days to a date by H. Hinnant, <https://howardhinnant.github.io/date_algorithms.html#civil_from_days>.
+fn utc(now: SystemTime) -> String {
+    let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let day_of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn times_are_told_in_utc() {
+        let times = [0, 951_782_400, 1_795_141_020, 4_107_542_399];
+        let expected = ["1970-01-01T00:00:00Z", "2000-02-29T00:00:00Z", "2026-11-20T02:17:00Z", "2100-02-28T23:59:59Z"];
+        assert_eq!(times.map(|seconds| utc(UNIX_EPOCH + Duration::from_secs(seconds))), expected);
+    }
+
+    #[test]
+    fn a_shard_is_a_part_that_there_is() {
+        assert_eq!(shard("2/3"), Ok(Shard { index: 2, count: 3 }));
+        for wrong in ["0/3", "4/3", "1/0", "1", "a/b", "-1/2", "1/2/3"] {
+            assert!(shard(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,13 +1,11 @@
 //! The report that a person reads: verdicts first, then failures in full, then each scenario with its picture, times and steps.
 
-mod escape;
-
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 
 use harness_allocator::units::Bytes;
 
-use self::escape::{code, fenced, prose, prose_block};
+use super::escape::{code, fenced, prose, prose_block};
+use super::page::Page;
 use super::picture::{self, Picture};
 use super::steps::Selection;
 use super::timing::{self, Timing};
@@ -44,69 +42,6 @@ pub fn render(report: &Report<'_>) -> Rendered {
     page.cost_models(report);
     page.end();
     Rendered { markdown: page.text, pictures: page.pictures }
-}
-
-/// The page under construction.
-#[derive(Default)]
-struct Page {
-    text: String,
-    pictures: Vec<Picture>,
-    names: BTreeSet<String>,
-}
-
-impl Page {
-    /// Adds a paragraph, or any other block.
-    fn block(&mut self, block: impl AsRef<str>) {
-        let block = block.as_ref().trim_end();
-        if !block.is_empty() {
-            self.text.push_str(block);
-            self.text.push_str("\n\n");
-        }
-    }
-
-    fn anchor(&mut self, name: &str) {
-        // Writing to a string cannot fail.
-        let _ = writeln!(self.text, "<a id=\"{name}\"></a>\n");
-    }
-
-    fn fold(&mut self, summary: &str, content: impl FnOnce(&mut Self)) {
-        self.block(format!("<details><summary>{summary}</summary>"));
-        content(self);
-        self.block("</details>");
-    }
-
-    fn grid(&mut self, grid: &Grid) {
-        let columns: Vec<(String, Align)> = grid.columns.iter().map(|(head, align)| (prose(head), *align)).collect();
-        let rows = grid.rows.iter().map(|row| row.iter().map(|cell| prose(cell)).collect());
-        self.table(&columns, rows);
-    }
-
-    /// A table whose cells are markdown already.
-    fn table(&mut self, columns: &[(String, Align)], rows: impl IntoIterator<Item = Vec<String>>) {
-        let heads: Vec<&str> = columns.iter().map(|(head, _)| head.as_str()).collect();
-        let rules: Vec<&str> = columns.iter().map(|(_, align)| if *align == Align::Left { "---" } else { "---:" }).collect();
-        self.row(&heads);
-        self.row(&rules);
-        for row in rows {
-            self.row(&row);
-        }
-        self.text.push('\n');
-    }
-
-    fn row<S: AsRef<str>>(&mut self, cells: &[S]) {
-        for cell in cells {
-            self.text.push_str("| ");
-            self.text.push_str(cell.as_ref());
-            self.text.push(' ');
-        }
-        self.text.push_str("|\n");
-    }
-
-    fn list(&mut self, lines: &[String]) {
-        if !lines.is_empty() {
-            self.block(lines.iter().map(|line| format!("- {line}\n")).collect::<String>());
-        }
-    }
 }
 
 /// The first screen.
@@ -321,10 +256,6 @@ impl Page {
             self.bounded_list(others, "failed repetition");
         }
     }
-
-    fn command(&mut self, command: &str) {
-        self.block(fenced("sh", command));
-    }
 }
 
 /// The section of a scenario.
@@ -514,11 +445,6 @@ impl Page {
             grid.rows = figures.iter().map(|f| vec![f.name.clone(), f.value.clone(), f.source.clone()]).collect();
             page.grid(&grid);
         });
-    }
-
-    fn end(&mut self) {
-        self.text.truncate(self.text.trim_end().len());
-        self.text.push('\n');
     }
 }
 

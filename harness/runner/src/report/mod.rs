@@ -3,13 +3,17 @@
 //! Nouns: an *arm* is one allocator on one scenario and one device, with all its repetitions; a *bench* holds the arms of one scenario on
 //! one device, the only runs whose times are compared. The same records give the same bytes, whenever and wherever they are rendered.
 
+pub mod github;
 pub mod json;
 pub mod markdown;
+pub mod night;
 pub mod picture;
 pub mod statistics;
 pub mod text;
 pub mod timing;
 
+mod escape;
+mod page;
 mod steps;
 mod words;
 

@@ -21,7 +21,7 @@ pub struct Picture {
     pub svg: String,
 }
 
-const WIDTH: u32 = 880;
+pub(super) const WIDTH: u32 = 880;
 const HEAD: u32 = 52;
 const PANEL: u32 = 226;
 const LEFT: u32 = 64;
@@ -39,15 +39,15 @@ const DIGIT: f64 = 6.4;
 const ALLOCATED: RGBColor = RGBColor(0, 114, 178);
 const RESERVED: RGBColor = RGBColor(230, 159, 0);
 const USED: RGBColor = RGBColor(190, 190, 190);
-const LIMIT: RGBColor = RGBColor(70, 70, 70);
+pub(super) const LIMIT: RGBColor = RGBColor(70, 70, 70);
 const OOM: RGBColor = RGBColor(200, 40, 0);
 const RETRY: RGBColor = RGBColor(150, 60, 130);
-const INK: RGBColor = RGBColor(30, 30, 30);
-const GRID: RGBColor = RGBColor(228, 228, 228);
+pub(super) const INK: RGBColor = RGBColor(30, 30, 30);
+pub(super) const GRID: RGBColor = RGBColor(228, 228, 228);
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Panel<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
-type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+pub(super) type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 /// Draws runs of one scenario on one device below each other; `None` where no run has a curve. The picture has a white ground of its own,
 /// so that it reads on dark pages too, and a title and a description for those who cannot see it.
@@ -61,15 +61,14 @@ pub fn draw(runs: &[&RunRecord]) -> Option<String> {
         let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
         all(&root, &runs, &axes).expect("a picture in a string meets neither files nor fonts, so it cannot fail");
     }
-    Some(described(&svg, &runs))
+    let scenario = runs.first().map_or("", |run| run.scenario.name.as_str());
+    let panels: Vec<String> = runs.iter().map(|run| in_words(run)).collect();
+    Some(described(&svg, &format!("Memory over the steps of {scenario}"), &panels.join(" ")))
 }
 
 /// The picture with what it shows in words, as SVG wants it: <https://www.w3.org/TR/SVG2/struct.html#DescriptionAndTitleElements>.
-fn described(svg: &str, runs: &[&RunRecord]) -> String {
-    let scenario = runs.first().map_or("", |run| run.scenario.name.as_str());
-    let title = format!("Memory over the steps of {scenario}");
-    let panels: Vec<String> = runs.iter().map(|run| in_words(run)).collect();
-    let words = format!("<title>{}</title>\n<desc>{}</desc>\n", escaped(&title), escaped(&panels.join(" ")));
+pub(super) fn described(svg: &str, title: &str, description: &str) -> String {
+    let words = format!("<title>{}</title>\n<desc>{}</desc>\n", escaped(title), escaped(description));
     let Some((tag, content)) = svg.split_once('>') else { return svg.to_owned() };
     format!("{tag} role=\"img\">\n{words}{}", content.trim_start())
 }
@@ -179,7 +178,7 @@ fn columns(runs: &[&RunRecord]) -> (BTreeMap<u32, (f64, f64)>, f64) {
     (columns.collect(), right)
 }
 
-fn font(size: u32) -> TextStyle<'static> {
+pub(super) fn font(size: u32) -> TextStyle<'static> {
     ("sans-serif", f64::from(size) * 1.24).into_font().color(&INK)
 }
 

@@ -17,7 +17,7 @@ use crate::scenario::check::{bounded, duration, positive_size};
 use crate::scenario::error::{Code, Problem};
 use crate::scenario::located::{Located, Position};
 use crate::scenario::text::SizeText;
-use crate::scenario::{MAX_FILE, Scenario, ScenarioError, about, allocators, memory, yaml};
+use crate::scenario::{MAX_FILE, Scenario, ScenarioError, about, arms, memory, yaml};
 
 /// Most rounds of a suite.
 pub const MAX_ROUNDS: u64 = 1000;
@@ -51,7 +51,7 @@ impl From<Problem> for Refused {
     }
 }
 
-pub(super) fn check(wire: &SuiteWire, path: &Path) -> Result<Suite, Refused> {
+pub(super) fn check(wire: &SuiteWire, source: &str, path: &Path) -> Result<Suite, Refused> {
     let about = about(&wire.about, SUITE.noun)?;
     let memory = memory(&wire.needs.memory)?;
     let threshold = wire.threshold.as_ref().map_or(Ok(DEFAULT_THRESHOLD), percent)?;
@@ -59,7 +59,7 @@ pub(super) fn check(wire: &SuiteWire, path: &Path) -> Result<Suite, Refused> {
     let budget = wire.budget.as_ref().map_or(Ok(DEFAULT_BUDGET), duration)?;
     let rounds = wire.rounds.as_ref().map_or(Ok(DEFAULT_ROUNDS), rounds)?;
     not_empty(&wire.arms, "a suite has at least one arm", "as in `arms: [caching, direct]`")?;
-    let arms = allocators(Some(&wire.arms))?;
+    let arms = arms::check(None, Some(&wire.arms), source)?;
     not_empty(&wire.time, "a suite times at least one thing", "as in `time: [latency: { sizes: [2MiB] }]`")?;
     let mut checker = Checker { folder: path.parent().unwrap_or(Path::new("")), memory, cases: Vec::new(), seen: BTreeMap::new(), hash: Fnv::new() };
     checker.hash.add(memory.0.to_string().as_bytes());

@@ -175,7 +175,7 @@ impl Suite {
     /// [`ScenarioError`]: what is wrong with the text, or with a file that it refers to.
     pub fn parse(source: &str, path: &Path) -> Result<Self, ScenarioError> {
         let wire = crate::scenario::yaml::parse(source, &wire::SUITE).map_err(Refused::Here);
-        wire.and_then(|wire| check::check(&wire, path)).map_err(|refused| match refused {
+        wire.and_then(|wire| check::check(&wire, source, path)).map_err(|refused| match refused {
             Refused::Here(problem) => ScenarioError::text(problem, path, source),
             Refused::InFile(error) => *error,
         })

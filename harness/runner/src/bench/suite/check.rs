@@ -61,7 +61,8 @@ pub(super) fn check(wire: &SuiteWire, source: &str, path: &Path) -> Result<Suite
     not_empty(&wire.arms, "a suite has at least one arm", "as in `arms: [caching, direct]`")?;
     let arms = arms::check(None, Some(&wire.arms), source)?;
     not_empty(&wire.time, "a suite times at least one thing", "as in `time: [latency: { sizes: [2MiB] }]`")?;
-    let mut checker = Checker { folder: path.parent().unwrap_or(Path::new("")), memory, cases: Vec::new(), seen: BTreeMap::new(), hash: Fnv::new() };
+    let mut checker =
+        Checker { folder: path.parent().unwrap_or(Path::new("")), memory, cases: Vec::new(), seen: BTreeMap::new(), hash: Fnv::new() };
     checker.hash.add(memory.0.to_string().as_bytes());
     for measure in &wire.time.value {
         checker.measure(measure)?;
@@ -78,7 +79,9 @@ fn rounds(wire: &RoundsWire) -> Result<Rounds, Problem> {
         return Ok(rounds);
     }
     let message = format!("`most` is {}, which is below `least`, {}", rounds.most, rounds.least);
-    Err(Problem::new(Code::Value, wire.most.position(), message).see(wire.least.position(), "least").help("as in `rounds: { least: 10, most: 200 }`"))
+    Err(Problem::new(Code::Value, wire.most.position(), message)
+        .see(wire.least.position(), "least")
+        .help("as in `rounds: { least: 10, most: 200 }`"))
 }
 
 fn not_empty<T>(list: &Located<Vec<T>>, message: &str, help: &str) -> Result<(), Problem> {

@@ -64,13 +64,7 @@ struct Bench {
 ///
 /// # Errors
 /// [`DeviceError`]: the trace uses a device wrongly.
-pub fn bench(
-    events: &[TraceEvent],
-    config: Config,
-    capacity: Bytes,
-    repetitions: u32,
-    front: Front,
-) -> Result<BenchResult, DeviceError> {
+pub fn bench(events: &[TraceEvent], config: Config, capacity: Bytes, repetitions: u32, front: Front) -> Result<BenchResult, DeviceError> {
     let bench = Bench::new(events, config.clone(), capacity)?;
     match front {
         Front::Handle => measure(bench, repetitions),

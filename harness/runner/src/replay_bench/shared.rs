@@ -20,8 +20,7 @@ pub(super) struct SharedBench {
 impl SharedBench {
     /// The operations of a bench by the handle front, which has done none of them yet.
     pub(super) fn new(Bench { device, ops, live, .. }: Bench, config: Config) -> Self {
-        let of_pools =
-            |op: &Op| matches!(op, Op::Other(TraceEvent::BeginPool(_) | TraceEvent::EndPool(_) | TraceEvent::ReleasePool(_)));
+        let of_pools = |op: &Op| matches!(op, Op::Other(TraceEvent::BeginPool(_) | TraceEvent::EndPool(_) | TraceEvent::ReleasePool(_)));
         let cores = if ops.iter().any(of_pools) { Cores::One } else { Cores::PerStream };
         let live = vec![None; live.len()];
         Self { allocator: SharedAllocator::new(Box::new(device), config, cores), ops, live }

@@ -95,14 +95,12 @@ impl Peak {
 
     /// A part of the quantity, whose peaks cannot be above these.
     fn bound(&self, mut stat: PooledStat) -> PooledStat {
-        for (stat, peak) in [&mut stat.small_pool, &mut stat.large_pool, &mut stat.all].into_iter().zip([
-            self.pools[0],
-            self.pools[1],
-            self.all,
-        ]) {
+        for (stat, peak) in
+            [&mut stat.small_pool, &mut stat.large_pool, &mut stat.all].into_iter().zip([self.pools[0], self.pools[1], self.all])
+        {
             stat.peak = stat.peak.min(peak);
         }
-        stat
+        at_most_its_pools(stat)
     }
 }
 
@@ -113,9 +111,7 @@ const fn current(stat: &PooledStat) -> ByPool {
 fn add<'a>(parts: impl Iterator<Item = &'a PooledStat>) -> PooledStat {
     let mut sum = PooledStat::default();
     for part in parts {
-        for (sum, part) in
-            [(&mut sum.all, &part.all), (&mut sum.small_pool, &part.small_pool), (&mut sum.large_pool, &part.large_pool)]
-        {
+        for (sum, part) in [(&mut sum.all, &part.all), (&mut sum.small_pool, &part.small_pool), (&mut sum.large_pool, &part.large_pool)] {
             let &Stat { current, peak, allocated, freed } = part;
             sum.current += current;
             sum.peak += peak;
@@ -123,6 +119,11 @@ fn add<'a>(parts: impl Iterator<Item = &'a PooledStat>) -> PooledStat {
             sum.freed += freed;
         }
     }
-    sum.all.peak = sum.all.peak.min(sum.small_pool.peak + sum.large_pool.peak);
-    sum
+    at_most_its_pools(sum)
+}
+
+/// The peak of a sum is at most the sum of the peaks.
+fn at_most_its_pools(mut stat: PooledStat) -> PooledStat {
+    stat.all.peak = stat.all.peak.min(stat.small_pool.peak + stat.large_pool.peak);
+    stat
 }

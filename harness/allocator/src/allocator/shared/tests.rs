@@ -130,9 +130,8 @@ impl World {
             };
             match thread_rng().gen_range(0..16) {
                 0..=6 => {
-                    let sizes: RangeInclusive<u64> = [1..=2_000, 700_000..=900_000, 1_500_000..=9_000_000, 10 << 20..=22 << 20]
-                        [thread_rng().gen_range(0..4)]
-                    .clone();
+                    let sizes: RangeInclusive<u64> =
+                        [1..=2_000, 700_000..=900_000, 1_500_000..=9_000_000, 10 << 20..=22 << 20][thread_rng().gen_range(0..4)].clone();
                     let made = self.allocate(Bytes(thread_rng().gen_range(sizes)), stream);
                     self.exchange.lock().expect("no holder panics").extend(made);
                 }

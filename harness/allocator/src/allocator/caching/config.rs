@@ -69,6 +69,7 @@ impl Default for Config {
 
 impl Config {
     /// The size of the block that serves a request; `None` where it does not fit 64 bits.
+    #[inline]
     pub(super) fn round(&self, requested: u64) -> Option<u64> {
         if requested < UNIT {
             return Some(UNIT);
@@ -99,6 +100,7 @@ impl Config {
     }
 
     /// Whether a request of `wanted` may take a free block of `found` at all.
+    #[inline]
     pub(super) fn accepts(&self, wanted: u64, found: u64) -> bool {
         let Some(Bytes(max_split)) = self.max_split_size else { return true };
         // The sum wraps in PyTorch too: with the largest rounding no oversize block is ever reused.
@@ -106,6 +108,7 @@ impl Config {
     }
 
     /// Whether the block is cut after `wanted`, leaving `remaining`.
+    #[inline]
     pub(super) fn splits(&self, pool: PoolKind, wanted: u64, remaining: u64) -> bool {
         match pool {
             _ if self.expandable_segments => remaining >= UNIT,

@@ -140,7 +140,7 @@ impl Blocks {
     }
 
     /// A slot for a block.
-    #[inline]
+    #[inline(always)]
     fn slot(&mut self) -> BlockId {
         let slot = self.vacant;
         if slot.is_none() {
@@ -159,7 +159,7 @@ impl Blocks {
         slot
     }
 
-    #[inline]
+    #[inline(always)]
     fn vacate(&mut self, id: BlockId) {
         let before = std::mem::replace(&mut self.vacant, id);
         let block = &mut self[id];
@@ -204,7 +204,7 @@ impl Blocks {
 
     /// Cuts a block that nobody uses after its first `size` bytes and returns the rest, which is in the same state and keeps the figure of
     /// the last owner.
-    #[inline]
+    #[inline(always)]
     pub(super) fn split(&mut self, front: BlockId, size: u64) -> BlockId {
         let rest = self.slot();
         let block = &mut self[front];
@@ -230,7 +230,7 @@ impl Blocks {
     }
 
     /// Makes a block swallow its next neighbour.
-    #[inline]
+    #[inline(always)]
     pub(super) fn absorb_next(&mut self, block: BlockId) {
         let swallowed = self[block].next;
         let Block { size, next, .. } = self[swallowed];
@@ -242,7 +242,7 @@ impl Blocks {
     }
 
     /// Makes one block of a block and its previous neighbour, which is in the same state. The figure of the last owner is the block's.
-    #[inline]
+    #[inline(always)]
     pub(super) fn absorb_into_previous(&mut self, block: BlockId) -> BlockId {
         let Block { previous, requested, .. } = self[block];
         self.absorb_next(previous);

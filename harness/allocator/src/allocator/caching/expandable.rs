@@ -35,7 +35,7 @@ impl CachingAllocator {
                 None => return Ok(None),
             }
         }
-        self.pools.free.remove(&mut self.blocks, lane, candidate);
+        self.pools.free_mut(lane).remove(&mut self.blocks, candidate);
         Ok(Some(candidate))
     }
 
@@ -52,17 +52,17 @@ impl CachingAllocator {
         // Unlike a device free, unmapping waits for nothing.
         device.synchronize_stream(self.pools.owner(lane).stream)?;
         mapper(device)?.unmap(MemoryRange::new(DevicePtr(begin), Bytes(end - begin)))?;
-        self.pools.free.remove(&mut self.blocks, lane, free);
+        self.pools.free_mut(lane).remove(&mut self.blocks, free);
         let mut pages = free;
         if begin > address {
             pages = self.blocks.split(free, begin - address);
             self.blocks[free].requested = 0;
-            self.put_into_pool(free);
+            self.put_into_pool(lane, free);
         }
         if end < address + size {
             let after = self.blocks.split(pages, end - begin);
             self.blocks[after].requested = 0;
-            self.put_into_pool(after);
+            self.put_into_pool(lane, after);
         }
         self.blocks[pages].state = State::Unmapped;
         let unmapped = self.join_unmapped(pages);
@@ -128,7 +128,7 @@ impl CachingAllocator {
     /// Maps pages to the front of an unmapped block, enough for `size` or all of it, and makes them free memory, in one block with what is
     /// free beside it. Returns that block, or nothing where the device has not enough memory: then nothing has changed.
     fn map_block(&mut self, device: &mut dyn Device, id: BlockId, size: u64) -> Result<Option<BlockId>, DeviceError> {
-        let Block { kind, address, size: available, .. } = self.blocks[id];
+        let Block { lane, kind, address, size: available, .. } = self.blocks[id];
         let page = self.config.page(kind);
         let length = size.min(available).next_multiple_of(page);
         match mapper(device)?.map(MemoryRange::new(DevicePtr(address), Bytes(length)), Bytes(page)) {
@@ -143,7 +143,7 @@ impl CachingAllocator {
             self.remember_unmapped(rest);
         }
         let free = self.merge_free(id).block;
-        self.put_into_pool(free);
+        self.put_into_pool(lane, free);
         self.counters.reserved_bytes.increase(kind, length);
         self.counters.num_device_alloc += 1;
         Ok(Some(free))

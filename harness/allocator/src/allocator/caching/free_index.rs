@@ -18,7 +18,7 @@
 
 use super::blocks::{Blocks, HeapLinks};
 use super::config::UNIT;
-use super::ids::{BlockId, LaneId};
+use super::ids::BlockId;
 
 /// Bins of a row, as a power of two.
 const ROW_BITS: u32 = 12;
@@ -29,28 +29,32 @@ const WORDS: usize = ROW / 64;
 /// Rows of a lane: enough for every size that 64 bits can tell.
 const ROWS: usize = 64 - UNIT.ilog2() as usize - ROW_BITS as usize + 1;
 
-/// See the module.
-#[derive(Debug, Default)]
-pub(super) struct FreeIndex {
-    lanes: Vec<Lane>,
-}
-
-/// A free block, found, and where it was found.
+/// A free block, found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) id: BlockId,
-    /// Its bin; `None` for the block that became free last.
-    bin: Option<Bin>,
+    /// Where it was found, unless it is the block that became free last.
+    bin: Bin,
 }
 
-#[derive(Debug)]
-struct Lane {
+/// The free blocks of one lane.
+#[derive(Debug, Default)]
+pub(super) struct Lane {
     /// The block that became free last, unless it was taken.
     last: BlockId,
     /// Which rows have a block.
     occupied: u64,
     /// Row 0 holds sizes below 2 MiB; row n those from 2ⁿ MiB up to twice that. Made when they are first needed.
-    rows: [Option<Box<Row>>; ROWS],
+    rows: Rows,
+}
+
+#[derive(Debug)]
+struct Rows([Option<Box<Row>>; ROWS]);
+
+impl Default for Rows {
+    fn default() -> Self {
+        Self([const { None }; ROWS])
+    }
 }
 
 #[derive(Debug)]
@@ -73,72 +77,60 @@ impl Bin {
     /// Up to this row all blocks of a bin have one size.
     const LAST_EXACT_ROW: u32 = 1;
 
-    #[inline]
+    #[inline(always)]
     fn of(size: u64) -> Self {
         let units = size / UNIT;
-        if units < ROW as u64 {
-            return Self { row: 0, index: units as u32 };
-        }
-        let row = units.ilog2() - ROW_BITS + 1;
-        Self { row, index: (units >> (row - 1)) as u32 % ROW as u32 }
+        // Row 0 begins as row 1 does, with bins of one unit; no branch tells them apart.
+        let row = (units | ROW as u64 / 2).ilog2() - (ROW_BITS - 1);
+        Self { row, index: (units >> (row - u32::from(row > 0))) as u32 % ROW as u32 }
     }
 }
 
-impl FreeIndex {
-    /// A new lane, empty.
-    pub(super) fn add_lane(&mut self) -> LaneId {
-        self.lanes.push(Lane { last: BlockId::NONE, occupied: 0, rows: [const { None }; ROWS] });
-        LaneId(self.lanes.len() as u32 - 1)
-    }
-
+impl Lane {
     /// Adds a block.
-    #[inline]
-    pub(super) fn insert(&mut self, blocks: &mut Blocks, lane: LaneId, id: BlockId) {
-        let lane = &mut self.lanes[lane.0 as usize];
-        let before = std::mem::replace(&mut lane.last, id);
+    #[inline(always)]
+    pub(super) fn insert(&mut self, blocks: &mut Blocks, id: BlockId) {
+        let before = std::mem::replace(&mut self.last, id);
         if !before.is_none() {
-            lane.insert_into_bin(blocks, before);
+            self.insert_into_bin(blocks, before);
         }
     }
 
     /// Removes a block.
-    #[inline]
-    pub(super) fn remove(&mut self, blocks: &mut Blocks, lane: LaneId, id: BlockId) {
-        let lane = &mut self.lanes[lane.0 as usize];
-        if lane.last == id {
-            lane.last = BlockId::NONE;
-        } else {
-            lane.remove_from_bin(blocks, Bin::of(blocks[id].size), id);
-        }
+    #[inline(always)]
+    pub(super) fn remove(&mut self, blocks: &mut Blocks, id: BlockId) {
+        self.take(blocks, Found { id, bin: Bin::of(blocks[id].size) });
     }
 
     /// Removes a block that was found just now.
-    #[inline]
-    pub(super) fn take(&mut self, blocks: &mut Blocks, lane: LaneId, found: Found) {
-        let lane = &mut self.lanes[lane.0 as usize];
-        match found.bin {
-            None => lane.last = BlockId::NONE,
-            Some(bin) => lane.remove_from_bin(blocks, bin, found.id),
+    #[inline(always)]
+    pub(super) fn take(&mut self, blocks: &mut Blocks, found: Found) {
+        if found.id == self.last {
+            self.last = BlockId::NONE;
+        } else {
+            self.remove_from_bin(blocks, found);
         }
     }
 
-    /// The best fit for that size.
-    #[inline]
-    pub(super) fn best_fit(&self, blocks: &Blocks, lane: LaneId, size: u64) -> Option<Found> {
-        let lane = &self.lanes[lane.0 as usize];
-        let last = (!lane.last.is_none() && blocks[lane.last].size >= size).then_some(Found { id: lane.last, bin: None });
-        if lane.occupied == 0 {
-            return last;
+    /// The best fit for a size, which is not zero.
+    #[inline(always)]
+    pub(super) fn best_fit(&self, blocks: &Blocks, size: u64) -> Option<Found> {
+        // Where there is none, slot 0 answers, whose size is zero.
+        let fits = blocks[self.last].size >= size;
+        let best = if self.occupied == 0 { None } else { self.best_in_bins(blocks, size) };
+        match best {
+            None => fits.then_some(Found { id: self.last, bin: Bin { row: 0, index: 0 } }),
+            Some(best) => {
+                let last_is_best = fits & (key(blocks, self.last) < key(blocks, best.id));
+                Some(Found { id: if last_is_best { self.last } else { best.id }, ..best })
+            }
         }
-        let Some(best) = lane.best_in_bins(blocks, size) else { return last };
-        Some(last.filter(|last| key(blocks, last.id) < key(blocks, best.id)).unwrap_or(best))
     }
 
-    /// All blocks of a lane by size, then address. Sorts them: for rare use.
-    pub(super) fn in_order(&self, blocks: &Blocks, lane: LaneId) -> Vec<BlockId> {
-        let lane = &self.lanes[lane.0 as usize];
-        let mut all: Vec<BlockId> = Some(lane.last).filter(|last| !last.is_none()).into_iter().collect();
-        for row in lane.rows.iter().flatten() {
+    /// All blocks by size, then address. Sorts them: for rare use.
+    pub(super) fn in_order(&self, blocks: &Blocks) -> Vec<BlockId> {
+        let mut all: Vec<BlockId> = Some(self.last).filter(|last| !last.is_none()).into_iter().collect();
+        for row in self.rows.0.iter().flatten() {
             let mut from = 0;
             while let Some(index) = row.next(from) {
                 let mut root = row.heads[index];
@@ -153,37 +145,17 @@ impl FreeIndex {
         all
     }
 
-    /// The size of the largest block of a lane.
-    pub(super) fn largest(&self, blocks: &Blocks, lane: LaneId) -> u64 {
-        self.in_order(blocks, lane).last().map_or(0, |&id| blocks[id].size)
+    /// The size of the largest block.
+    pub(super) fn largest(&self, blocks: &Blocks) -> u64 {
+        self.in_order(blocks).last().map_or(0, |&id| blocks[id].size)
     }
-}
 
-/// What free blocks are ordered by.
-#[inline]
-fn key(blocks: &Blocks, id: BlockId) -> (u64, u64) {
-    let block = &blocks[id];
-    (block.size, block.address)
-}
-
-fn collect(blocks: &Blocks, root: BlockId, all: &mut Vec<BlockId>) {
-    let mut waiting = vec![root];
-    while let Some(id) = waiting.pop() {
-        all.push(id);
-        let mut child = blocks[id].heap.child;
-        while !child.is_none() {
-            waiting.push(child);
-            child = blocks[child].heap.sibling;
-        }
-    }
-}
-
-impl Lane {
+    #[inline(never)]
     fn insert_into_bin(&mut self, blocks: &mut Blocks, id: BlockId) {
         let block = &mut blocks[id];
         block.heap = HeapLinks::ALONE;
         let Bin { row, index } = Bin::of(block.size);
-        let bins = self.rows[row as usize].get_or_insert_with(Row::empty);
+        let bins = self.rows.0[row as usize].get_or_insert_with(Row::empty);
         let (word, bit) = (index as usize / 64, 1 << (index % 64));
         if bins.words[word] & bit == 0 {
             bins.words[word] |= bit;
@@ -195,40 +167,37 @@ impl Lane {
         }
     }
 
-    #[inline]
-    fn remove_from_bin(&mut self, blocks: &mut Blocks, Bin { row, index }: Bin, id: BlockId) {
-        let Some(bins) = &mut self.rows[row as usize] else { return };
+    #[inline(never)]
+    fn remove_from_bin(&mut self, blocks: &mut Blocks, Found { id, bin: Bin { row, index } }: Found) {
+        let Some(bins) = &mut self.rows.0[row as usize] else { return };
         let HeapLinks { child, next_size, .. } = blocks[id].heap;
         let head = &mut bins.heads[index as usize];
         if *head != id || child.0 | next_size.0 != 0 {
             remove_from_chain(blocks, head, id);
             return;
         }
+        // Every step is taken every time: whether more than a bin became empty is anybody's guess, and a wrong guess costs more.
         let word = index as usize / 64;
         bins.words[word] &= !(1 << (index % 64));
-        if bins.words[word] == 0 {
-            bins.summary &= !(1 << word);
-            if bins.summary == 0 {
-                self.occupied &= !(1 << row);
-            }
-        }
+        bins.summary &= !(u64::from(bins.words[word] == 0) << word);
+        self.occupied &= !(u64::from(bins.summary == 0) << row);
     }
 
-    #[inline]
+    #[inline(always)]
     fn best_in_bins(&self, blocks: &Blocks, size: u64) -> Option<Found> {
         let Bin { row, index } = Bin::of(size);
-        if let Some(bins) = &self.rows[row as usize] {
+        if let Some(bins) = &self.rows.0[row as usize] {
             let mut from = index as usize;
             if row > Bin::LAST_EXACT_ROW && bins.has(from) {
                 // Only here can there be smaller ones in the same bin.
                 let (_, fitting) = find_size(blocks, bins.heads[from], size);
                 if !fitting.is_none() {
-                    return Some(Found { id: fitting, bin: Some(Bin { row, index }) });
+                    return Some(Found { id: fitting, bin: Bin { row, index } });
                 }
                 from += 1;
             }
             if let Some(index) = bins.next(from) {
-                return Some(Found { id: bins.heads[index], bin: Some(Bin { row, index: index as u32 }) });
+                return Some(Found { id: bins.heads[index], bin: Bin { row, index: index as u32 } });
             }
         }
         let larger = self.occupied >> row >> 1;
@@ -236,8 +205,8 @@ impl Lane {
             return None;
         }
         let row = row + 1 + larger.trailing_zeros();
-        let bins = self.rows[row as usize].as_ref()?;
-        bins.next(0).map(|index| Found { id: bins.heads[index], bin: Some(Bin { row, index: index as u32 }) })
+        let bins = self.rows.0[row as usize].as_ref()?;
+        bins.next(0).map(|index| Found { id: bins.heads[index], bin: Bin { row, index: index as u32 } })
     }
 }
 
@@ -247,13 +216,13 @@ impl Row {
         Box::new(Self { summary: 0, words: [0; WORDS], heads: [BlockId::NONE; ROW] })
     }
 
-    #[inline]
+    #[inline(always)]
     fn has(&self, index: usize) -> bool {
         self.words[index / 64] >> (index % 64) & 1 == 1
     }
 
     /// The first bin with a block, from `index` on.
-    #[inline]
+    #[inline(always)]
     fn next(&self, index: usize) -> Option<usize> {
         let word = index / 64;
         let here = self.words.get(word)? >> (index % 64);
@@ -269,7 +238,27 @@ impl Row {
     }
 }
 
+/// What free blocks are ordered by: size, then address, in one number.
+#[inline(always)]
+fn key(blocks: &Blocks, id: BlockId) -> u128 {
+    let block = &blocks[id];
+    u128::from(block.size) << 64 | u128::from(block.address)
+}
+
+fn collect(blocks: &Blocks, root: BlockId, all: &mut Vec<BlockId>) {
+    let mut waiting = vec![root];
+    while let Some(id) = waiting.pop() {
+        all.push(id);
+        let mut child = blocks[id].heap.child;
+        while !child.is_none() {
+            waiting.push(child);
+            child = blocks[child].heap.sibling;
+        }
+    }
+}
+
 /// Adds a block to the chain of a bin that is not empty.
+#[inline(never)]
 fn insert_into_chain(blocks: &mut Blocks, head: &mut BlockId, id: BlockId) {
     let size = blocks[id].size;
     let (before, root) = find_size(blocks, *head, size);
@@ -286,6 +275,7 @@ fn insert_into_chain(blocks: &mut Blocks, head: &mut BlockId, id: BlockId) {
 }
 
 /// Takes a block out of the chain of its bin.
+#[inline(never)]
 fn remove_from_chain(blocks: &mut Blocks, head: &mut BlockId, id: BlockId) {
     let (before, root) = find_size(blocks, *head, blocks[id].size);
     let next = blocks[root].heap.next_size;
@@ -385,6 +375,7 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use super::super::ids::LaneId;
     use super::*;
     use crate::device::{DevicePtr, MemoryRange};
     use crate::stats::PoolKind;
@@ -400,35 +391,33 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(512))]
         #[test]
         fn it_finds_what_an_ordered_set_finds(operations in prop::collection::vec((sizes(), any::<prop::sample::Index>(), 0..12_u32), 1..300)) {
-            let (mut index, mut blocks) = (FreeIndex::default(), Blocks::default());
-            let (lane, other) = (index.add_lane(), index.add_lane());
+            let (mut lane, mut blocks) = (Lane::default(), Blocks::default());
             let mut model = BTreeSet::new();
             for (step, (size, choice, kind)) in operations.into_iter().enumerate() {
-                let best = index.best_fit(&blocks, lane, size);
+                let best = lane.best_fit(&blocks, size);
                 let expected = model.range((size, 0, BlockId::NONE)..).next().copied();
                 prop_assert_eq!(best.map(|found| found.id), expected.map(|(_, _, id)| id));
-                prop_assert_eq!(index.best_fit(&blocks, other, 0), None);
                 if kind < 6 {
                     // Addresses in no order.
                     let address = (step as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
                     let range = MemoryRange::new(DevicePtr(address), Bytes(size));
-                    let id = blocks.add_segment(range, lane, PoolKind::Large, false);
-                    index.insert(&mut blocks, lane, id);
+                    let id = blocks.add_segment(range, LaneId(0), PoolKind::Large, false);
+                    lane.insert(&mut blocks, id);
                     model.insert((size, address, id));
                 } else if let (Some(found), Some(entry), true) = (best, expected, kind < 8) {
-                    index.take(&mut blocks, lane, found);
+                    lane.take(&mut blocks, found);
                     blocks.remove_segment(found.id);
                     model.remove(&entry);
                 } else if kind < 11 && !model.is_empty() {
                     let entry = **choice.get(&model.iter().collect::<Vec<_>>());
-                    index.remove(&mut blocks, lane, entry.2);
+                    lane.remove(&mut blocks, entry.2);
                     blocks.remove_segment(entry.2);
                     model.remove(&entry);
                 }
             }
             let all: Vec<_> = model.iter().map(|&(_, _, id)| id).collect();
-            prop_assert_eq!(index.largest(&blocks, lane), model.last().map_or(0, |&(size, _, _)| size));
-            prop_assert_eq!(index.in_order(&blocks, lane), all);
+            prop_assert_eq!(lane.largest(&blocks), model.last().map_or(0, |&(size, _, _)| size));
+            prop_assert_eq!(lane.in_order(&blocks), all);
         }
     }
 

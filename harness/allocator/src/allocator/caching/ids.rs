@@ -1,7 +1,7 @@
 //! Numbers of blocks and of lanes, which cannot be taken for each other.
 
-/// A block's slot in the table of blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A block's slot in the table of blocks; slot 0 where there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct BlockId(pub(super) u32);
 
 impl BlockId {

@@ -22,6 +22,7 @@ mod free_index;
 mod ids;
 mod pools;
 mod reclaim;
+mod rules;
 
 pub use conf::{ConfError, Excerpt};
 pub use config::{Config, Quirks};
@@ -31,6 +32,7 @@ use self::counters::Counters;
 use self::deferred::DeferredFrees;
 use self::ids::{BlockId, LaneId};
 use self::pools::{PoolId, Pools};
+use self::rules::Rules;
 use super::{
     Allocation, Allocator, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, PrivatePoolError, PrivatePoolId, PrivatePools,
     Request,
@@ -43,6 +45,7 @@ use crate::units::Bytes;
 #[derive(Debug)]
 pub struct CachingAllocator {
     config: Config,
+    rules: Rules,
     blocks: Blocks,
     pools: Pools,
     deferred: DeferredFrees,
@@ -75,6 +78,7 @@ impl CachingAllocator {
     pub fn new(config: Config) -> Self {
         Self {
             fraction: config.memory_fraction,
+            rules: Rules::new(&config),
             config,
             blocks: Blocks::default(),
             pools: Pools::default(),
@@ -83,21 +87,43 @@ impl CachingAllocator {
         }
     }
 
+    /// Hands out a block for a request: slot 0, at the null address, for a request of nothing.
+    #[inline(never)]
+    fn serve(&mut self, device: &mut dyn Device, request: Request) -> Result<BlockId, Box<AllocatorError>> {
+        if request.size == Bytes::ZERO {
+            return Ok(BlockId::NONE);
+        }
+        if !self.deferred.is_empty() && !self.pools.context_is_open() {
+            self.poll_deferred(device).map_err(|error| Box::new(error.into()))?;
+        }
+        let Some(size) = self.rules.round(&self.config, request.size.0) else {
+            return Err(Box::new(too_large(device, request)));
+        };
+        let pool = self.pools.route(PoolKind::of_block(Bytes(size)));
+        let lane = self.pools.lane(pool, request.stream);
+        let block = match self.take_cached(pool, lane, size) {
+            Some(block) => block,
+            None => self.take_from_driver(device, lane, request, size).map_err(Box::new)?,
+        };
+        self.hand_out(block, lane, request.size.0, size);
+        Ok(block)
+    }
+
     /// A free block from the cache, taken out of its pool.
-    #[inline]
+    #[inline(always)]
     fn take_cached(&mut self, pool: PoolId, lane: LaneId, size: u64) -> Option<BlockId> {
-        if self.config.garbage_collection_threshold.is_some() && self.fraction < MemoryFraction::ALL {
+        if self.rules.ages && self.fraction < MemoryFraction::ALL {
             self.pools[pool].lookups += 1;
         }
-        let best = self.pools.free.best_fit(&self.blocks, lane, size)?;
+        let best = self.pools.free(lane).best_fit(&self.blocks, size)?;
         // Without unmapped addresses behind it a block is worth its size, and no later one is worth less.
-        if self.config.expandable_segments && self.blocks[self.blocks[best.id].next].state == State::Unmapped {
+        if self.rules.expandable && self.blocks[self.blocks[best.id].next].state == State::Unmapped {
             return self.take_growing(lane, best.id, size);
         }
         if !self.config.accepts(size, self.blocks[best.id].size) {
             return None;
         }
-        self.pools.free.take(&mut self.blocks, lane, best);
+        self.pools.free_mut(lane).take(&mut self.blocks, best);
         Some(best.id)
     }
 
@@ -105,18 +131,18 @@ impl CachingAllocator {
     /// it could grow to, so it is passed over as long as the next larger one is worth strictly less.
     fn take_growing(&mut self, lane: LaneId, mut best: BlockId, size: u64) -> Option<BlockId> {
         let mut passed = Vec::new();
-        self.pools.free.remove(&mut self.blocks, lane, best);
+        self.pools.free_mut(lane).remove(&mut self.blocks, best);
         // The next in order is the best fit once this one is away.
-        while let Some(next) = self.pools.free.best_fit(&self.blocks, lane, self.blocks[best].size)
+        while let Some(next) = self.pools.free(lane).best_fit(&self.blocks, self.blocks[best].size)
             && self.worth(next.id) < self.worth(best)
         {
             passed.push(best);
-            self.pools.free.take(&mut self.blocks, lane, next);
+            self.pools.free_mut(lane).take(&mut self.blocks, next);
             best = next.id;
         }
         let refused = !self.config.accepts(size, self.blocks[best].size);
         for free in passed.into_iter().chain(refused.then_some(best)) {
-            self.pools.free.insert(&mut self.blocks, lane, free);
+            self.pools.free_mut(lane).insert(&mut self.blocks, free);
         }
         (!refused).then_some(best)
     }
@@ -195,54 +221,46 @@ impl CachingAllocator {
             cause,
             allocated: Bytes(self.counters.allocated_bytes()),
             reserved: Bytes(self.counters.reserved_bytes.current()),
-            largest_free_block: Bytes(self.pools.free.largest(&self.blocks, lane)),
+            largest_free_block: Bytes(self.pools.free(lane).largest(&self.blocks)),
             total: device.info().total,
         }))
     }
 
     /// Cuts a free block to size where that is worth it, and hands it out.
-    #[inline]
-    fn hand_out(&mut self, id: BlockId, request: Request, size: u64) -> Allocation {
+    #[inline(always)]
+    fn hand_out(&mut self, id: BlockId, lane: LaneId, requested: u64, size: u64) {
         let block = &self.blocks[id];
-        let (kind, address, available, was_split) = (block.kind, block.address, block.size, block.is_split());
-        // Nothing in an expandable segment is counted as inactive split: its free pages can go back.
-        let counted = !block.expandable;
-        let charged = if self.config.splits(kind, size, available - size) {
+        let (kind, available, expandable) = (block.kind, block.size, block.expandable);
+        let before = inactive_split(block);
+        let (charged, after) = if self.rules.splits(kind, size, available - size) {
             let rest = self.blocks.split(id, size);
-            self.put_into_pool(rest);
-            if counted {
-                self.counters.split_taken(kind, was_split, size, available);
-            }
-            size
+            self.put_into_pool(lane, rest);
+            (size, (1, available - size))
         } else {
-            if counted && was_split {
-                self.counters.inactive_split_bytes.decrease(kind, available);
-                self.counters.inactive_splits.decrease(kind, 1);
-            }
-            available
+            (available, (0, 0))
         };
+        if !expandable {
+            self.counters.inactive_splits_changed(kind, before, after);
+        }
         let block = &mut self.blocks[id];
         block.state = State::Allocated;
-        block.requested = request.size.0;
-        self.counters.handed_out(kind, charged, request.size.0);
-        Allocation::new(MemoryRange::new(DevicePtr(address), Bytes(charged)), request, Handle::new(id.0))
+        block.requested = requested;
+        self.counters.handed_out(kind, charged, requested);
     }
 
     /// Merges a block that nobody uses any more with its free neighbours and keeps it for reuse.
-    #[inline]
+    #[inline(always)]
     fn make_reusable(&mut self, id: BlockId) {
-        let merged = self.merge_free(id);
-        self.put_into_pool(merged.block);
-        let block = &self.blocks[merged.block];
+        let Merged { block: id, neighbours, bytes } = self.merge_free(id);
+        let block = &self.blocks[id];
         if !block.expandable {
-            let (kind, added) = (block.kind, if block.is_split() { (1, block.size) } else { (0, 0) });
-            self.counters.inactive_splits.change(kind, merged.neighbours, added.0);
-            self.counters.inactive_split_bytes.change(kind, merged.bytes, added.1);
+            self.counters.inactive_splits_changed(block.kind, (neighbours, bytes), inactive_split(block));
         }
+        self.put_into_pool(block.lane, id);
     }
 
     /// Makes a block free, and one with its free neighbours, which leave their pool.
-    #[inline]
+    #[inline(always)]
     fn merge_free(&mut self, id: BlockId) -> Merged {
         let block = &mut self.blocks[id];
         block.state = State::Free;
@@ -251,25 +269,24 @@ impl CachingAllocator {
         if self.blocks[next].state == State::Free {
             merged.neighbours += 1;
             merged.bytes += self.blocks[next].size;
-            self.pools.free.remove(&mut self.blocks, lane, next);
+            self.pools.free_mut(lane).remove(&mut self.blocks, next);
             self.blocks.absorb_next(id);
         }
         if self.blocks[previous].state == State::Free {
             merged.neighbours += 1;
             merged.bytes += self.blocks[previous].size;
-            self.pools.free.remove(&mut self.blocks, lane, previous);
+            self.pools.free_mut(lane).remove(&mut self.blocks, previous);
             merged.block = self.blocks.absorb_into_previous(id);
         }
         merged
     }
 
-    #[inline]
-    fn put_into_pool(&mut self, id: BlockId) {
-        let lane = self.blocks[id].lane;
-        if self.config.garbage_collection_threshold.is_some() {
+    #[inline(always)]
+    fn put_into_pool(&mut self, lane: LaneId, id: BlockId) {
+        if self.rules.ages {
             self.blocks.set_free_since(id, self.pools[self.pools.owner(lane).pool].lookups);
         }
-        self.pools.free.insert(&mut self.blocks, lane, id);
+        self.pools.free_mut(lane).insert(&mut self.blocks, id);
     }
 
     /// Finishes the frees whose events are complete by now.
@@ -340,6 +357,13 @@ fn too_large(device: &dyn Device, request: Request) -> AllocatorError {
     AllocatorError::TooLarge { requested: request.size, total: device.info().total }
 }
 
+/// A free block as inactive splits are counted: pieces and bytes. Nothing in an expandable segment counts: its free pages can go back.
+#[inline]
+fn inactive_split(block: &Block) -> (u64, u64) {
+    let split = u64::from(block.is_split());
+    (split, block.size * split)
+}
+
 /// The answer to a free of what is not handed out: fine for nothing, wrong for anything else.
 #[cold]
 fn free_nothing(allocation: &Allocation) -> Result<(), DeviceError> {
@@ -360,22 +384,11 @@ impl Allocator for CachingAllocator {
 
     #[inline]
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
-        if request.size == Bytes::ZERO {
-            return Ok(Allocation::null(request));
-        }
-        if !self.deferred.is_empty() && !self.pools.context_is_open() {
-            self.poll_deferred(device)?;
-        }
-        let Some(size) = self.config.round(request.size.0) else {
-            return Err(too_large(device, request));
-        };
-        let pool = self.pools.route(PoolKind::of_block(Bytes(size)));
-        let lane = self.pools.lane(pool, request.stream);
-        let block = match self.take_cached(pool, lane, size) {
-            Some(block) => block,
-            None => self.take_from_driver(device, lane, request, size)?,
-        };
-        Ok(self.hand_out(block, request, size))
+        // What goes from one function to the other fits registers; the allocation is put together where the caller wants it. A copy of
+        // it would cost as much as finding the block: loads that span recent stores wait for them.
+        let id = self.serve(device, request).map_err(|error| *error)?;
+        let block = &self.blocks[id];
+        Ok(Allocation::new(MemoryRange::new(DevicePtr(block.address), Bytes(block.size)), request, Handle::new(id.0)))
     }
 
     #[inline]

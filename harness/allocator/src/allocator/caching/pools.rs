@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::blocks::{Blocks, Place};
-use super::free_index::FreeIndex;
+use super::free_index::Lane;
 use super::ids::{BlockId, LaneId};
 use crate::allocator::{PrivatePoolError, PrivatePoolId};
 use crate::device::StreamId;
@@ -44,8 +44,8 @@ pub(super) struct Pools {
     pools: Vec<Pool>,
     /// Indices of pairs that a released owner left behind.
     vacant: Vec<u32>,
-    /// The free blocks of all pools.
-    pub(super) free: FreeIndex,
+    /// The free blocks, by lane.
+    free: Vec<Lane>,
     /// By lane.
     owners: Vec<LaneOwner>,
     /// Empty lanes that a released owner left behind.
@@ -74,7 +74,7 @@ impl Default for Pools {
         let mut pools = Self {
             pools: Vec::new(),
             vacant: Vec::new(),
-            free: FreeIndex::default(),
+            free: Vec::new(),
             owners: Vec::new(),
             vacant_lanes: Vec::new(),
             private: Vec::new(),
@@ -139,7 +139,8 @@ impl Pools {
             }
             None => {
                 self.owners.push(owner);
-                self.free.add_lane()
+                self.free.push(Lane::default());
+                LaneId(self.free.len() as u32 - 1)
             }
         };
         let pool = &mut self[pool];
@@ -152,6 +153,18 @@ impl Pools {
         lane
     }
 
+    /// The free blocks of a lane.
+    #[inline]
+    pub(super) fn free(&self, lane: LaneId) -> &Lane {
+        &self.free[lane.0 as usize]
+    }
+
+    /// The free blocks of a lane, to change them.
+    #[inline]
+    pub(super) fn free_mut(&mut self, lane: LaneId) -> &mut Lane {
+        &mut self.free[lane.0 as usize]
+    }
+
     /// What a lane belongs to.
     #[inline]
     pub(super) fn owner(&self, lane: LaneId) -> LaneOwner {
@@ -160,7 +173,7 @@ impl Pools {
 
     /// The free blocks of a pool by stream, size and address. Sorts them: for rare use.
     pub(super) fn free_blocks(&self, blocks: &Blocks, pool: PoolId) -> Vec<BlockId> {
-        self[pool].lanes.values().flat_map(|&lane| self.free.in_order(blocks, lane)).collect()
+        self[pool].lanes.values().flat_map(|&lane| self.free(lane).in_order(blocks)).collect()
     }
 
     /// Whether any private pool's context is open.

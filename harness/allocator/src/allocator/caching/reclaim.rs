@@ -41,13 +41,13 @@ impl CachingAllocator {
         let Some(max_split) = self.config.max_split_size else { return Ok(false) };
         let wanted = size.max(max_split.0);
         let ordinary = |&free: &BlockId| !self.blocks[free].expandable;
-        if let Some(free) = self.pools.free.best_fit(&self.blocks, lane, wanted).map(|found| found.id).filter(ordinary) {
+        if let Some(free) = self.pools.free(lane).best_fit(&self.blocks, wanted).map(|found| found.id).filter(ordinary) {
             self.release_segment(device, free)?;
             return Ok(true);
         }
         let mut sum = 0_u64;
         let oversize = |&free: &BlockId| self.blocks[free].size >= max_split.0;
-        let free = self.pools.free.in_order(&self.blocks, lane);
+        let free = self.pools.free(lane).in_order(&self.blocks);
         let candidates: Vec<BlockId> = free.into_iter().rev().take_while(oversize).filter(ordinary).collect();
         for free in candidates {
             if sum >= wanted {
@@ -91,7 +91,7 @@ impl CachingAllocator {
     fn release_segment(&mut self, device: &mut dyn Device, whole: BlockId) -> Result<(), DeviceError> {
         let block = self.blocks[whole];
         device.free(DevicePtr(block.address))?;
-        self.pools.free.remove(&mut self.blocks, block.lane, whole);
+        self.pools.free_mut(block.lane).remove(&mut self.blocks, whole);
         self.pools.segment_removed(self.pools.owner(block.lane).pool);
         self.blocks.remove_segment(whole);
         self.counters.reserved_bytes.decrease(block.kind, block.size);

@@ -48,7 +48,8 @@ enum Op {
     Other(TraceEvent),
 }
 
-struct Bench {
+/// A trace, ready to be run over and over.
+pub struct Bench {
     device: SimDevice,
     allocator: CachingAllocator,
     ops: Vec<Op>,
@@ -89,7 +90,11 @@ pub fn bench(events: &[TraceEvent], config: Config, capacity: Bytes, repetitions
 }
 
 impl Bench {
-    fn new(events: &[TraceEvent], config: Config, capacity: Bytes) -> Result<Self, DeviceError> {
+    /// A trace on a fresh simulated device, which has the streams that the trace names.
+    ///
+    /// # Errors
+    /// [`DeviceError`]: the device cannot make the streams.
+    pub fn new(events: &[TraceEvent], config: Config, capacity: Bytes) -> Result<Self, DeviceError> {
         let mut slots = BTreeMap::new();
         let mut device = SimDevice::new(SimConfig::replay(capacity));
         let mut streams = 0;
@@ -119,8 +124,11 @@ impl Bench {
         Ok(Self { device, allocator: CachingAllocator::new(config), ops, live })
     }
 
-    /// One pass over the trace: allocations, frees and out-of-memories.
-    fn pass(&mut self) -> Result<(u64, u64, u64), DeviceError> {
+    /// One pass over the trace; everything live is freed at its end. Returns allocations, frees and out-of-memories.
+    ///
+    /// # Errors
+    /// [`DeviceError`]: the trace uses a device wrongly.
+    pub fn pass(&mut self) -> Result<(u64, u64, u64), DeviceError> {
         let (mut allocations, mut frees, mut ooms) = (0, 0, 0);
         for op in &self.ops {
             match *op {

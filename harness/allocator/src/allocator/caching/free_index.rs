@@ -81,7 +81,7 @@ impl Bin {
     fn of(size: u64) -> Self {
         let units = size / UNIT;
         // Row 0 begins as row 1 does, with bins of one unit; no branch tells them apart.
-        let row = (units | ROW as u64 / 2).ilog2() - (ROW_BITS - 1);
+        let row = (units | (ROW as u64 / 2)).ilog2() - (ROW_BITS - 1);
         Self { row, index: (units >> (row - u32::from(row > 0))) as u32 % ROW as u32 }
     }
 }

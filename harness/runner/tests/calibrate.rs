@@ -1,18 +1,25 @@
-//! Calibration against a device whose costs are known: the simulated one, by its virtual clock.
+//! Calibration against a device whose costs are known, the simulated one by its virtual clock; and the command, on the driver double, whose
+//! times say nothing of any GPU.
 
 #![allow(clippy::unwrap_used)]
 
+use std::fs;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
+use driver_double::{Config, Staging};
 use harness::calibrate::{CalibrateError, calibrate};
 use harness::date::Date;
 use harness::profile::{Figures, Profile, ProfileName};
-use harness_allocator::device::Device;
+use harness::record::Records;
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{CostModel, SimConfig, SimDevice};
+use harness_allocator::device::{Clock, Device};
 use harness_allocator::units::{Bytes, Nanos};
 use proptest::prelude::*;
+use tempfile::TempDir;
 
 fn device(cost: CostModel) -> SimDevice {
     let context_overhead = cost.context_overhead.value;
@@ -141,4 +148,127 @@ fn calibration_stops_where_the_user_wants_it_and_tells_each_round() {
         if done == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     assert_eq!((error, rounds), (Err(CalibrateError::Interrupted), vec![(1, 7), (2, 7), (3, 7)]));
+}
+
+/// A folder to work in, and a machine.
+struct World {
+    folder: TempDir,
+    staging: Staging,
+}
+
+/// A GPU small enough to be filled quickly: it really holds memory.
+fn small_gpu() -> Config {
+    Config { capacity: 512 << 20, overhead: 100 << 20, ..Config::default() }
+}
+
+const SCENARIO: &str = "about: One allocation.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 2MiB }\n  - free: a\n";
+
+impl World {
+    fn with_double(config: &Config) -> Self {
+        let world = Self { folder: TempDir::new().unwrap(), staging: Staging::new(config).unwrap() };
+        fs::write(world.path("one.yaml"), SCENARIO).unwrap();
+        world
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Exit code, standard output and standard error.
+    fn harness(&self, arguments: &str) -> (Option<i32>, String, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+        command.arg0("harness").args(arguments.split(' ')).current_dir(self.folder.path()).env_remove("HARNESS_DEVICE").env_remove("CARGO");
+        self.staging.apply(&mut command);
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = entries.filter(|name| name != "one.yaml").collect();
+        names.sort();
+        names
+    }
+}
+
+#[test]
+fn a_gpu_is_calibrated_and_the_simulated_device_runs_on_its_profile_and_says_so() {
+    let world = World::with_double(&small_gpu());
+    let (code, out, err) = world.harness("calibrate --rounds 3");
+    assert_eq!(code, Some(0), "{out}{err}");
+    assert!(out.ends_with("profile: scenarios/devices/driver-double.yaml\n"), "{out}");
+    assert_eq!(err.lines().next(), Some("the figures are not to be trusted fully: clocks were held down: power cap"));
+    let profile = Profile::load(&world.path("scenarios/devices/driver-double.yaml")).unwrap();
+    assert_eq!((profile.memory, profile.figures.context_overhead.value), (Bytes::mib(512), 100 << 20));
+    assert_eq!((profile.device.as_str(), profile.driver.as_deref()), ("Driver double", Some("0.0.double")));
+    assert_eq!(profile.figures.malloc.samples, 3 * 6, "2 MiB to 64 MiB");
+    assert!(profile.figures.malloc.value > 0 && profile.figures.event_query.value > 0, "calls take time");
+
+    let (code, out, err) = world.harness("run one.yaml --device sim --device-profile scenarios/devices/driver-double.yaml --report r");
+    assert_eq!(code, Some(0), "{out}{err}");
+    let report = fs::read_to_string(world.path("r/report.md")).unwrap();
+    assert!(report.contains(&profile.title()), "{report}");
+    assert!(report.contains("measured on Driver double, driver 0.0.double"), "{report}");
+    let records: Records = serde_json::from_str(&fs::read_to_string(world.path("r/records.json")).unwrap()).unwrap();
+    let device = &records.runs[0].device;
+    assert_eq!((device.clock, device.fingerprint.cost_model.as_ref()), (Clock::Simulated, Some(&profile.title())));
+    assert!(records.runs[0].reproduce.contains(" --device sim --device-profile scenarios/devices/driver-double.yaml "));
+}
+
+#[test]
+fn what_a_gpu_does_not_have_is_left_out_of_its_profile() {
+    let world = World::with_double(&Config { mapping: false, pools: false, ..small_gpu() });
+    let (code, out, err) = world.harness("calibrate --rounds 3 --quiet --output p.yaml --name plain");
+    assert_eq!((code, out.as_str()), (Some(0), ""), "{err}");
+    let profile = Profile::load(&world.path("p.yaml")).unwrap();
+    assert_eq!((profile.figures.map_page, profile.figures.unmap_page, profile.figures.pool_call), (None, None, None));
+    assert!(profile.title().starts_with("plain measured "), "{}", profile.title());
+}
+
+#[test]
+fn the_simulated_device_is_not_measured_and_a_machine_without_a_gpu_neither() {
+    let world = World::with_double(&Config { devices: 0, ..Config::default() });
+    let (code, _, err) = world.harness("calibrate --device sim");
+    assert_eq!(code, Some(2), "{err}");
+    assert!(err.contains("there is nothing to measure on the simulated device"), "{err}");
+    for device in ["calibrate", "calibrate --device auto", "calibrate --device cuda:1"] {
+        let (code, _, err) = world.harness(device);
+        assert_eq!(code, Some(3), "{err}");
+        assert!(err.contains("sees no GPU"), "{err}");
+    }
+    assert_eq!(world.names(), Vec::<String>::new());
+}
+
+#[test]
+fn a_gpu_that_breaks_or_is_full_leaves_no_profile() {
+    for config in [small_gpu().failing("cuMemAlloc_v2", 9, 2), Config { others: 300 << 20, ..small_gpu() }] {
+        let world = World::with_double(&config);
+        let (code, out, err) = world.harness("calibrate --rounds 3 --output p.yaml");
+        assert_eq!((code, world.names()), (Some(3), Vec::<String>::new()), "{out}{err}");
+    }
+}
+
+#[test]
+fn a_profile_that_cannot_be_written_is_told_and_what_is_there_stays() {
+    let world = World::with_double(&small_gpu());
+    fs::create_dir(world.path("p.yaml")).unwrap();
+    let (code, _, err) = world.harness("calibrate --rounds 3 --output p.yaml");
+    assert_eq!((code, world.names()), (Some(4), vec!["p.yaml".to_owned()]), "{err}");
+    assert!(err.contains("cannot write to `p.yaml`"), "{err}");
+}
+
+#[test]
+fn a_wrong_profile_is_refused_with_its_place_and_a_gpu_takes_none() {
+    let world = World::with_double(&small_gpu());
+    fs::write(world.path("bad.yaml"), "version: 1\nnme: x\n").unwrap();
+    let told = [
+        ("run one.yaml --device sim --device-profile bad.yaml", "bad.yaml:2:1: unknown field `nme`"),
+        ("run one.yaml --device sim --device-profile none.yaml", "none.yaml: there is no such file"),
+        ("run one.yaml --device cuda --device-profile bad.yaml", "a device profile is for the simulated device, and this one is cuda:0"),
+    ];
+    for (arguments, sentence) in told {
+        let (code, _, err) = world.harness(&format!("{arguments} --no-report"));
+        assert_eq!(code, Some(2), "{err}");
+        assert!(err.contains(sentence), "{err}");
+    }
 }

@@ -44,7 +44,7 @@ pub(super) struct Calibrate {
     /// How often everything is measured.
     #[arg(long, value_name = "N", default_value_t = calibrate::ROUNDS, value_parser = clap::value_parser!(u32).range(3..=10_000))]
     rounds: u32,
-    /// Print nothing where it succeeds, and show no progress.
+    /// Print only what is wrong, and show no progress.
     #[arg(long, short)]
     quiet: bool,
 }
@@ -85,7 +85,8 @@ impl Calibrate {
             DeviceChoice::Auto => DeviceChoice::Cuda(0),
             DeviceChoice::Cuda(_) => self.device,
         };
-        Ok(DeviceSource::new(choice, &open::probe(), false)?.open()?)
+        let opened = DeviceSource::new(choice, &open::probe(), false).and_then(|source| source.open());
+        opened.map_err(|error| CliError::Device { error, help: "only a GPU can be measured: see `harness doctor` for what is there" })
     }
 
     /// All figures, unless the user interrupts.

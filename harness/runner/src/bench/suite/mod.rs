@@ -176,7 +176,7 @@ impl Suite {
     pub fn parse(source: &str, path: &Path) -> Result<Self, ScenarioError> {
         let wire = crate::scenario::yaml::parse(source, &wire::SUITE).map_err(Refused::Here);
         wire.and_then(|wire| check::check(&wire, path)).map_err(|refused| match refused {
-            Refused::Here(problem) => ScenarioError::text(problem, path, source),
+            Refused::Here(problem) => ScenarioError::text(problem, path, source, wire::SUITE.noun),
             Refused::InFile(error) => *error,
         })
     }

@@ -18,7 +18,7 @@ use super::clock::{Stopwatch, overhead_ps, yardstick_ps};
 use super::measure::{self, Fault, Reading, Visit};
 use super::record::{Entry, EntryOutcome, Measured, Point, Quantity, Shard, Stopped, SuiteRecord};
 use super::statistics::{precision, summarize};
-use super::suite::{Case, Fnv, Suite};
+use super::suite::{Case, Pieces, Suite};
 use super::workshop::Workshop;
 
 /// Rounds that are dropped.
@@ -58,10 +58,10 @@ pub struct Progress<'a> {
 pub fn cases_of<'a>(suite: &'a Suite, shard: Option<Shard>) -> impl Iterator<Item = &'a Case> {
     suite.cases.iter().filter(move |case| {
         shard.is_none_or(|shard| {
-            let mut hash = Fnv::new();
-            hash.add(suite.name.as_bytes());
-            hash.add(case.name().as_bytes());
-            hash.get() % u64::from(shard.count.max(1)) + 1 == u64::from(shard.index)
+            let mut named = Pieces::default();
+            named.add(&suite.name);
+            named.add(&case.name());
+            named.hash() % u64::from(shard.count.max(1)) + 1 == u64::from(shard.index)
         })
     })
 }
@@ -144,10 +144,10 @@ impl<'a> Run<'a> {
         self.round += 1;
         let clock = self.workshop.clock();
         let mut order: Vec<usize> = (0..self.tasks.len()).collect();
-        let mut salt = Fnv::new();
-        salt.add(self.suite.name.as_bytes());
-        salt.add(&self.round.to_le_bytes());
-        order.shuffle(&mut ChaCha8Rng::seed_from_u64(self.terms.seed ^ salt.get()));
+        let mut salt = Pieces::default();
+        salt.add(&self.suite.name);
+        salt.add(&self.round.to_string());
+        order.shuffle(&mut ChaCha8Rng::seed_from_u64(self.terms.seed ^ salt.hash()));
         for index in order {
             let used = self.began.elapsed_ns() as f64 / self.budget.0.max(1) as f64;
             let task = &mut self.tasks[index];

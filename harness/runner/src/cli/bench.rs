@@ -206,7 +206,8 @@ impl Bench {
             None => Path::new(NIGHTS).join(folder_name(night)),
         };
         let place = folder.join(NIGHT);
-        let failed = |error| CliError::Output { target: Some(place.clone()), error, help: "make room, or choose another place with `--report DIR`" };
+        let failed =
+            |error| CliError::Output { target: Some(place.clone()), error, help: "make room, or choose another place with `--report DIR`" };
         write_whole(&folder, &place, night).map_err(failed)?;
         match self.format {
             _ if self.quiet => Ok(()),

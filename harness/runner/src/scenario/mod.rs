@@ -159,7 +159,10 @@ fn check_scenario(wire: &ScenarioWire, source: &str, path: &Path) -> Result<Scen
 
 pub(crate) fn about(given: &Located<String>, noun: &str) -> Result<String, Problem> {
     match given.value.trim() {
-        "" => Err(Problem::new(Code::Value, given.position(), "`about` says nothing").help(format!("write what a reader learns from the {noun}"))),
+        "" => {
+            Err(Problem::new(Code::Value, given.position(), "`about` says nothing")
+                .help(format!("write what a reader learns from the {noun}")))
+        }
         text => Ok(text.to_owned()),
     }
 }

@@ -33,8 +33,10 @@ fn all(cases: &[(&str, &str)]) -> String {
 
 /// Suites that time these things.
 fn timing(cases: &[(&'static str, &str)]) -> String {
-    let texts: Vec<(&str, String)> =
-        cases.iter().map(|(name, time)| (*name, format!("about: x\nneeds: {{ memory: 1GiB }}\narms: [caching]\ntime:\n  - {time}\n"))).collect();
+    let texts: Vec<(&str, String)> = cases
+        .iter()
+        .map(|(name, time)| (*name, format!("about: x\nneeds: {{ memory: 1GiB }}\narms: [caching]\ntime:\n  - {time}\n")))
+        .collect();
     all(&texts.iter().map(|(name, text)| (*name, text.as_str())).collect::<Vec<_>>())
 }
 
@@ -52,7 +54,10 @@ fn a_file_that_is_no_suite_is_answered_with_what_one_is() {
         ("no such key", "about: x\nneeds: { memory: 1GiB }\narms: [direct]\nbugdet: 1s\ntime: [start_up]\n"),
         ("a share without a sign", "about: x\nneeds: { memory: 1GiB }\narms: [direct]\nprecision: 2\ntime: [start_up]\n"),
         ("too large a share", "about: x\nneeds: { memory: 1GiB }\narms: [direct]\nthreshold: 200%\ntime: [start_up]\n"),
-        ("rounds the wrong way round", "about: x\nneeds: { memory: 1GiB }\narms: [direct]\nrounds: { least: 9, most: 3 }\ntime: [start_up]\n"),
+        (
+            "rounds the wrong way round",
+            "about: x\nneeds: { memory: 1GiB }\narms: [direct]\nrounds: { least: 9, most: 3 }\ntime: [start_up]\n"
+        ),
         ("no rounds", "about: x\nneeds: { memory: 1GiB }\narms: [direct]\nrounds: { least: 0, most: 3 }\ntime: [start_up]\n"),
         ("no time", "about: x\nneeds: { memory: 1GiB }\narms: [direct]\nbudget: 0s\ntime: [start_up]\n"),
     ]));

@@ -124,7 +124,8 @@ fn what_is_asked_for_wrongly_is_answered_with_what_there_is() {
         &["--budget", "0s"],
         &["--device", "cuda:0"],
     ];
-    let told: Vec<String> = wrong.iter().map(|arguments| format!("$ harness bench {}\n{}", arguments.join(" "), world.bench(arguments).told())).collect();
+    let told: Vec<String> =
+        wrong.iter().map(|arguments| format!("$ harness bench {}\n{}", arguments.join(" "), world.bench(arguments).told())).collect();
     insta::assert_snapshot!(told.join("\n"));
     assert!(!world.path("reports").exists(), "nothing is written");
 }
@@ -150,7 +151,12 @@ fn what_fails_ends_with_exit_code_1_and_is_in_the_record() {
 fn an_interrupted_night_saves_nothing() {
     let long = "about: Long.\nneeds: { memory: 64MiB }\narms: [caching]\nprecision: 0.0001%\nbudget: 60s\nrounds: { least: 1000, most: 1000 }\ntime: [threads: { counts: [1, 2] }]\n";
     let world = World::without_gpu().with("long.yaml", long);
-    let mut child = world.command(&["long.yaml", "--device", "sim", "--report", "night"]).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = world
+        .command(&["long.yaml", "--device", "sim", "--report", "night"])
+        .stderr(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     // The handler is there before anything is measured; where the signal came first, the program ended by it, and has saved nothing either.
     std::thread::sleep(Duration::from_millis(500));
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
@@ -175,7 +181,9 @@ time:
   - trace: { file: trace.txt }
 ";
     let trace: String = (0..200).map(|id| format!("a {id} 4096 0\nf {id}\n")).collect();
-    let world = World { staging: Staging::new(&Config::default()).unwrap(), ..World::without_gpu() }.with("cuda.yaml", text).with("trace.txt", &trace);
+    let world = World { staging: Staging::new(&Config::default()).unwrap(), ..World::without_gpu() }
+        .with("cuda.yaml", text)
+        .with("trace.txt", &trace);
     let ran = world.bench(&["cuda.yaml", "--device", "cuda:0", "--budget", "3s", "--report", "night"]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());
     let night = world.night("night");

@@ -63,6 +63,7 @@ fn a_tenth_slower() -> CostModel {
         map_page: slower(model.map_page),
         unmap_page: slower(model.unmap_page),
         pool_call: slower(model.pool_call),
+        submit: slower(model.submit),
         event_create: slower(model.event_create),
         event_record: slower(model.event_record),
         event_query: slower(model.event_query),
@@ -73,7 +74,8 @@ fn a_tenth_slower() -> CostModel {
 
 #[test]
 fn a_driver_that_is_a_tenth_slower_makes_every_model_time_a_tenth_longer() {
-    let suite = suite(EVERY_ARM, "latency: { sizes: [2MiB, 64MiB] }\n  - empty_cache: { segments: [10] }\n  - record_stream: { streams: [1] }");
+    let suite =
+        suite(EVERY_ARM, "latency: { sizes: [2MiB, 64MiB] }\n  - empty_cache: { segments: [10] }\n  - record_stream: { streams: [1] }");
     let before = Shop::new().run(&suite);
     let after = Shop { cost: a_tenth_slower(), ..Shop::new() }.run(&suite);
     let mut compared = 0;

@@ -16,7 +16,8 @@ const PAIRS: u64 = 20_000;
 
 pub(super) fn visit(visit: &mut Visit<'_>, count: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let each = PAIRS.div_ceil(count);
-    let samples = visit.bench(Wall::HostPath, |bench, visit| visit.sample(Timer::Host, |_| together(bench, count, each, Request::new(size))))?;
+    let samples =
+        visit.bench(Wall::HostPath, |bench, visit| visit.sample(Timer::Host, |_| together(bench, count, each, Request::new(size))))?;
     Ok(vec![Reading::time(Timer::Host, each * count, samples)])
 }
 
@@ -36,8 +37,10 @@ fn together(bench: &mut Bench, count: u64, each: u64, request: Request) -> Resul
         let threads: Vec<_> = (0..count).map(|_| scope.spawn(work)).collect();
         barrier.wait();
         let watch = Stopwatch::start();
-        let done: Vec<Result<(), Fault>> =
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(Fault::Failed("a thread panicked".to_owned())))).collect();
+        let done: Vec<Result<(), Fault>> = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err(Fault::Failed("a thread panicked".to_owned()))))
+            .collect();
         let time = watch.elapsed_ps();
         done.into_iter().collect::<Result<(), Fault>>()?;
         Ok(time / (each * count))

@@ -20,7 +20,7 @@ use super::record::Point;
 use crate::scenario::{Scenario, ScenarioError};
 use check::Refused;
 
-pub(super) use check::Fnv;
+pub(super) use check::Pieces;
 
 pub use check::{MAX_BLOCKS, MAX_ROUNDS, MAX_STREAMS, MAX_THREADS};
 

@@ -1,23 +1,26 @@
 //! Replaying allocation traces on the simulated device, and comparing with recorded runs of PyTorch's allocator.
 //!
-//! A [`Replay`] applies operations one by one; a [`Column`] is a figure that recordings keep; [`verify`] compares a recording with its
-//! own replay, row by row, and the final structure.
+//! A [`Replay`] applies operations one by one; a [`Front`] says by which of the allocator's fronts; a [`Column`] is a figure that recordings
+//! keep; [`verify`] compares a recording with its own replay, row by row, and the final structure.
 
-use std::collections::BTreeMap;
+mod subject;
+
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
-use harness_allocator::allocator::caching::{CachingAllocator, ConfError, Config, Quirks};
-use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, PrivatePoolError, PrivatePools, Request};
+use harness_allocator::allocator::caching::{ConfError, Config, Quirks};
+use harness_allocator::allocator::{AllocatorError, PrivatePoolError, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DeviceError, StreamId};
+use harness_allocator::device::{DeviceError, StreamId};
 use harness_allocator::stats::{BlockState, MemoryStats, PoolKind, SegmentInfo, StatKey};
 use harness_allocator::trace::{self, TraceEvent};
 use harness_allocator::units::Bytes;
 use serde::Deserialize;
 use serde_json::json;
+
+use self::subject::{ByHandle, Shared, Subject};
 
 /// A figure of a recording: column 0 is always [`Column::Result`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,11 +151,19 @@ pub enum ReplayError {
     },
 }
 
-/// A trace being replayed: a simulated device, a caching allocator, and what is live.
+/// By which front the caching allocator is used. The figures are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Front {
+    /// [`harness_allocator::allocator::Allocator`]: the device is passed in, and a free goes by handle.
+    #[default]
+    Handle,
+    /// [`harness_allocator::allocator::shared::SharedAllocator`]: locked, freeing by address; here with one core for all streams.
+    Shared,
+}
+
+/// A trace being replayed: an allocator on a simulated device.
 pub struct Replay {
-    device: SimDevice,
-    allocator: CachingAllocator,
-    live: BTreeMap<u64, Allocation>,
+    subject: Box<dyn Subject>,
     pressure: Bytes,
     streams: u32,
     done: usize,
@@ -161,16 +172,14 @@ pub struct Replay {
 impl Replay {
     /// An empty device of that capacity and an allocator that reproduces PyTorch's quirks.
     #[must_use]
-    pub fn new(config: Config, capacity: Bytes) -> Self {
+    pub fn new(config: Config, capacity: Bytes, front: Front) -> Self {
         let config = Config { quirks: Quirks::Torch211, ..config };
-        Self {
-            device: SimDevice::new(SimConfig::replay(capacity)),
-            allocator: CachingAllocator::new(config),
-            live: BTreeMap::new(),
-            pressure: Bytes::ZERO,
-            streams: 1,
-            done: 0,
-        }
+        let device = SimDevice::new(SimConfig::replay(capacity));
+        let subject: Box<dyn Subject> = match front {
+            Front::Handle => Box::new(ByHandle::new(device, config)),
+            Front::Shared => Box::new(Shared::new(device, config)),
+        };
+        Self { subject, pressure: Bytes::ZERO, streams: 1, done: 0 }
     }
 
     /// Applies one operation.
@@ -183,31 +192,28 @@ impl Replay {
         let device_error = |source| ReplayError::Device { operation, source };
         let pool_error = |source| ReplayError::PrivatePool { operation, source };
         self.make_streams(event).map_err(device_error)?;
+        let subject = &mut *self.subject;
         match *event {
             TraceEvent::Allocate { id, size, stream } => return self.allocate(id, Request { size, stream }),
-            TraceEvent::Free { id } => match self.live.remove(&id) {
-                Some(allocation) => self.allocator.free(&mut self.device, allocation).map_err(device_error)?,
-                None => return Ok(OpResult::Ignored),
-            },
-            TraceEvent::RecordStream { id, stream } => match self.live.get(&id) {
-                Some(allocation) => self.allocator.record_stream(allocation, stream),
-                None => return Ok(OpResult::Ignored),
-            },
-            TraceEvent::SynchronizeStream(stream) => self.device.synchronize_stream(stream).map_err(device_error)?,
-            TraceEvent::Synchronize => self.device.synchronize().map_err(device_error)?,
-            TraceEvent::EmptyCache => self.allocator.empty_cache(&mut self.device).map_err(device_error)?,
-            TraceEvent::SetFraction(fraction) => self.allocator.set_memory_fraction(&self.device, fraction),
-            TraceEvent::ResetPeaks => self.allocator.reset_peaks(),
-            TraceEvent::BeginPool(pool) => self.allocator.begin(pool).map_err(pool_error)?,
-            TraceEvent::EndPool(pool) => self.allocator.end(pool).map_err(pool_error)?,
-            TraceEvent::ReleasePool(pool) => match self.allocator.release(&mut self.device, pool) {
+            TraceEvent::Free { id } if !subject.is_live(id) => return Ok(OpResult::Ignored),
+            TraceEvent::Free { id } => subject.free(id).map_err(device_error)?,
+            TraceEvent::RecordStream { id, .. } if !subject.is_live(id) => return Ok(OpResult::Ignored),
+            TraceEvent::RecordStream { id, stream } => subject.record_stream(id, stream).map_err(device_error)?,
+            TraceEvent::SynchronizeStream(stream) => subject.device().synchronize_stream(stream).map_err(device_error)?,
+            TraceEvent::Synchronize => subject.device().synchronize().map_err(device_error)?,
+            TraceEvent::EmptyCache => subject.empty_cache().map_err(device_error)?,
+            TraceEvent::SetFraction(fraction) => subject.set_memory_fraction(fraction),
+            TraceEvent::ResetPeaks => subject.reset_peaks(),
+            TraceEvent::BeginPool(pool) => subject.begin(pool).map_err(pool_error)?,
+            TraceEvent::EndPool(pool) => subject.end(pool).map_err(pool_error)?,
+            TraceEvent::ReleasePool(pool) => match subject.release(pool) {
                 Ok(()) => {}
                 Err(PrivatePoolError::Unknown(_)) => return Ok(OpResult::Ignored),
                 Err(error) => return Err(pool_error(error)),
             },
             TraceEvent::Pressure(change) => {
                 let held = self.pressure.0.saturating_add_signed(change);
-                self.pressure = self.device.set_pressure(Bytes(held)).map_err(device_error)?;
+                self.pressure = subject.device().set_pressure(Bytes(held)).map_err(device_error)?;
             }
         }
         Ok(OpResult::Ok)
@@ -216,37 +222,38 @@ impl Replay {
     /// The figure of a column after the last operation.
     #[must_use]
     pub fn value(&mut self, column: Column, result: OpResult) -> u64 {
-        let calls = self.device.calls();
+        let column = match column {
+            Column::Result => return result as u64,
+            Column::Stat(key) => return self.subject.stats().get(key),
+            Column::Device(column) => column,
+        };
+        let mut device = self.subject.device();
+        let calls = device.calls();
         match column {
-            Column::Result => result as u64,
-            Column::Stat(key) => self.allocator.stats().get(key),
-            Column::Device(DeviceColumn::MallocCalls) => calls.malloc,
-            Column::Device(DeviceColumn::MallocFails) => calls.malloc_failures,
-            Column::Device(DeviceColumn::FreeCalls) => calls.free,
-            Column::Device(DeviceColumn::CreateCalls) => calls.create,
-            Column::Device(DeviceColumn::ReleaseCalls) => calls.release,
+            DeviceColumn::MallocCalls => calls.malloc,
+            DeviceColumn::MallocFails => calls.malloc_failures,
+            DeviceColumn::FreeCalls => calls.free,
+            DeviceColumn::CreateCalls => calls.create,
+            DeviceColumn::ReleaseCalls => calls.release,
             // The simulated device always answers.
-            Column::Device(DeviceColumn::FreeBytes) => self.device.memory().map_or(0, |memory| memory.free.0),
+            DeviceColumn::FreeBytes => device.memory().map_or(0, |memory| memory.free.0),
         }
     }
 
     /// The structure, in the form of a recording's last line.
     #[must_use]
     pub fn snapshot(&self) -> serde_json::Value {
-        let segments: Vec<_> = self.allocator.snapshot().iter().map(snapshot_segment).collect();
+        let segments: Vec<_> = self.subject.snapshot().iter().map(snapshot_segment).collect();
         json!({ "snapshot": segments })
     }
 
     fn allocate(&mut self, id: u64, request: Request) -> Result<OpResult, ReplayError> {
         let operation = self.done;
-        if self.live.contains_key(&id) {
+        if self.subject.is_live(id) {
             return Err(ReplayError::IdReused { operation, id });
         }
-        match self.allocator.allocate(&mut self.device, request) {
-            Ok(allocation) => {
-                self.live.insert(id, allocation);
-                Ok(OpResult::Ok)
-            }
+        match self.subject.allocate(id, request) {
+            Ok(()) => Ok(OpResult::Ok),
             Err(AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. }) => Ok(OpResult::OutOfMemory),
             Err(AllocatorError::Device(source)) => Err(ReplayError::Device { operation, source }),
         }
@@ -259,7 +266,7 @@ impl Replay {
             return Ok(());
         };
         while self.streams <= stream.0 {
-            let StreamId(made) = self.device.create_stream()?;
+            let StreamId(made) = self.subject.device().create_stream()?;
             self.streams = made + 1;
         }
         Ok(())
@@ -290,12 +297,13 @@ pub fn write_stats(
     events: &[TraceEvent],
     config: Config,
     capacity: Bytes,
+    front: Front,
     mut output: impl Write,
 ) -> io::Result<Result<MemoryStats, ReplayError>> {
     let columns = Column::recorded();
     let names: Vec<String> = columns.iter().map(Column::to_string).collect();
     writeln!(output, "{}", json!({ "capacity": capacity.0, "columns": names }))?;
-    let mut replay = Replay::new(config, capacity);
+    let mut replay = Replay::new(config, capacity, front);
     for event in events {
         let result = match replay.apply(event) {
             Ok(result) => result,
@@ -306,7 +314,7 @@ pub fn write_stats(
     }
     writeln!(output, "{}", replay.snapshot())?;
     output.flush()?;
-    Ok(Ok(replay.allocator.stats()))
+    Ok(Ok(replay.subject.stats()))
 }
 
 /// A recording that cannot be compared.
@@ -409,7 +417,7 @@ struct Header {
 ///
 /// # Errors
 /// [`RecordingError`] where the file is not a recording; a difference is an answer.
-pub fn verify(path: &Path) -> Result<Comparison, RecordingError> {
+pub fn verify(path: &Path, front: Front) -> Result<Comparison, RecordingError> {
     let read_error = |source| RecordingError::Read { path: path.to_owned(), source };
     let malformed = |line: usize, why: String| RecordingError::Malformed { path: path.to_owned(), line, why };
     let mut lines = open(path).map_err(read_error)?.lines();
@@ -419,7 +427,7 @@ pub fn verify(path: &Path) -> Result<Comparison, RecordingError> {
     let columns = header.columns.iter().map(column).collect::<Result<Vec<_>, _>>()?;
     let events = trace::parse_lines(header.trace.iter().map(String::as_str)).map_err(|error| malformed(1, error.to_string()))?;
     let config = Config::parse(&header.conf).map_err(|source| RecordingError::Settings { path: path.to_owned(), source })?;
-    let mut replay = Replay::new(config, Bytes(header.capacity));
+    let mut replay = Replay::new(config, Bytes(header.capacity), front);
     for (index, event) in events.iter().enumerate() {
         let line =
             lines.next().ok_or_else(|| malformed(index + 2, "the recording ends before its trace".to_owned()))?.map_err(read_error)?;

@@ -2,6 +2,8 @@
 //!
 //! The one place outside a device that reads a clock: it times the allocator's own code on this machine, not anything a device does.
 
+mod shared;
+
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -12,6 +14,9 @@ use harness_allocator::device::{Device, DeviceError, StreamId};
 use harness_allocator::trace::TraceEvent;
 use harness_allocator::units::Bytes;
 use serde::Serialize;
+
+use self::shared::SharedBench;
+use crate::replay::Front;
 
 /// What was measured, in nanoseconds on this machine's own clock. An operation is one allocation or one free.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -59,19 +64,38 @@ struct Bench {
 ///
 /// # Errors
 /// [`DeviceError`]: the trace uses a device wrongly.
-pub fn bench(events: &[TraceEvent], config: Config, capacity: Bytes, repetitions: u32) -> Result<BenchResult, DeviceError> {
-    let mut bench = Bench::new(events, config, capacity)?;
+pub fn bench(events: &[TraceEvent], config: Config, capacity: Bytes, repetitions: u32, front: Front) -> Result<BenchResult, DeviceError> {
+    let bench = Bench::new(events, config.clone(), capacity)?;
+    match front {
+        Front::Handle => measure(bench, repetitions),
+        Front::Shared => measure(SharedBench::new(bench, config), repetitions),
+    }
+}
+
+/// A trace that can be passed over again and again.
+trait Passes {
+    /// One pass over the trace: allocations, frees and out-of-memories.
+    fn pass(&mut self) -> Result<(u64, u64, u64), DeviceError>;
+
+    /// Mean time of an allocation and of a free, each timed by itself.
+    fn single_operations(&mut self) -> Result<(f64, f64), DeviceError>;
+
+    /// Calls of the device's memory manager so far.
+    fn memory_calls(&self) -> u64;
+}
+
+fn measure(mut bench: impl Passes, repetitions: u32) -> Result<BenchResult, DeviceError> {
     let (allocations, frees, ooms) = bench.pass()?;
     bench.pass()?;
     let operations = allocations + frees;
-    let before = bench.device.calls().memory_calls();
+    let before = bench.memory_calls();
     let mut passes = Vec::new();
     for _ in 0..repetitions {
         let start = Instant::now();
         bench.pass()?;
         passes.push(start.elapsed().as_nanos() as f64 / operations.max(1) as f64);
     }
-    let device_calls = bench.device.calls().memory_calls() - before;
+    let device_calls = bench.memory_calls() - before;
     passes.sort_by(f64::total_cmp);
     let (allocate_ns, free_ns) = bench.single_operations()?;
     Ok(BenchResult {
@@ -118,8 +142,9 @@ impl Bench {
         let live = (0..slots.len()).map(|_| None).collect();
         Ok(Self { device, allocator: CachingAllocator::new(config), ops, live })
     }
+}
 
-    /// One pass over the trace: allocations, frees and out-of-memories.
+impl Passes for Bench {
     fn pass(&mut self) -> Result<(u64, u64, u64), DeviceError> {
         let (mut allocations, mut frees, mut ooms) = (0, 0, 0);
         for op in &self.ops {
@@ -150,7 +175,6 @@ impl Bench {
         Ok((allocations, frees, ooms))
     }
 
-    /// Mean time of an allocation and of a free, each timed by itself.
     fn single_operations(&mut self) -> Result<(f64, f64), DeviceError> {
         let overhead = clock_overhead();
         let (mut allocate, mut free) = (Mean::default(), Mean::default());
@@ -182,6 +206,10 @@ impl Bench {
             }
         }
         Ok(((allocate.value() - overhead).max(0.0), (free.value() - overhead).max(0.0)))
+    }
+
+    fn memory_calls(&self) -> u64 {
+        self.device.calls().memory_calls()
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use flate2::read::GzDecoder;
-use harness::replay::{self, Comparison, Difference, RecordingError};
+use harness::replay::{self, Comparison, Difference, Front, RecordingError};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::{Value, json};
 
@@ -36,10 +36,13 @@ fn main() -> ExitCode {
         let sample = sample.clone();
         Trial::test(name, move || test(&sample))
     });
-    let trials = recordings.into_iter().map(|path| {
+    let trial = |path: &PathBuf, prefix: &str, front: Front| {
         let name = path.file_name().map(|name| name.to_string_lossy().replace(".jsonl.gz", "")).unwrap_or_default();
-        Trial::test(format!("equal::{name}"), move || is_equal(&path))
-    });
+        let path = path.clone();
+        Trial::test(format!("{prefix}::{name}"), move || is_equal(&path, front))
+    };
+    let fronts = [("equal", Front::Handle), ("equal_by_the_shared_front", Front::Shared)];
+    let trials = fronts.into_iter().flat_map(|(prefix, front)| recordings.iter().map(move |path| trial(path, prefix, front)));
     libtest_mimic::run(&Arguments::from_args(), trials.chain(comparison).collect()).exit_code()
 }
 
@@ -50,8 +53,8 @@ fn recordings(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-fn is_equal(path: &Path) -> Result<(), Failed> {
-    let Comparison { operations, difference } = replay::verify(path)?;
+fn is_equal(path: &Path, front: Front) -> Result<(), Failed> {
+    let Comparison { operations, difference } = replay::verify(path, front)?;
     match difference {
         None if operations > 0 => Ok(()),
         None => Err("the recording has no operations".into()),
@@ -71,7 +74,7 @@ fn verify(lines: &[Value]) -> Result<Result<Comparison, RecordingError>, Failed>
     let mut file = tempfile::NamedTempFile::new()?;
     lines.iter().try_for_each(|line| writeln!(file, "{line}"))?;
     file.flush()?;
-    Ok(replay::verify(file.path()))
+    Ok(replay::verify(file.path(), Front::Handle))
 }
 
 fn a_wrong_figure(sample: &Path) -> Result<(), Failed> {

@@ -1,8 +1,8 @@
 //! What an allocator does, whoever wrote it: requests in, allocations out, accounts of everything.
 //!
-//! The device is passed in with each call and never owned, so that one device can serve an allocator, an audit and a scenario.
+//! The device is passed in with each call and not owned, so that one device can serve an allocator, an audit and a scenario.
 //! [`caching`] is PyTorch's behaviour, [`bfc`] TensorFlow's, [`rmm_pool`] RMM's, [`async_pool`] the driver's own pool, [`direct`] the
-//! baseline without any cache.
+//! baseline without any cache. [`shared`] is PyTorch's behaviour for many host threads; it owns its device and frees by pointer.
 
 pub mod async_pool;
 pub mod bfc;
@@ -11,6 +11,7 @@ pub mod direct;
 mod events;
 mod regions;
 pub mod rmm_pool;
+pub mod shared;
 mod singles;
 mod slab;
 mod spec;

@@ -162,6 +162,15 @@ impl CudaDevice {
         }
     }
 
+    /// The driver's handle of a stream, for launches by other libraries; null for the default stream. Valid until the stream is destroyed
+    /// or this is dropped.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`].
+    pub fn raw_stream(&self, stream: StreamId) -> Result<CUstream, DeviceError> {
+        self.stream(stream)
+    }
+
     fn stream(&self, stream: StreamId) -> Result<CUstream, DeviceError> {
         self.streams.get(&stream.0).copied().ok_or(DeviceError::UnknownHandle { kind: "stream", number: stream.0 })
     }

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use clap::Args;
-use harness::replay::{self, Comparison, RecordingError, ReplayError};
+use clap::builder::PossibleValue;
+use clap::{Args, ValueEnum};
+use harness::replay::{self, Comparison, Front, RecordingError, ReplayError};
 use harness::replay_bench::{self, BenchResult};
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::MemoryStats;
@@ -63,9 +64,29 @@ pub(super) struct Replay {
     /// Print what `--bench` measures as JSON.
     #[arg(long, requires = "bench")]
     json: bool,
+    /// By which front the allocator is used.
+    #[arg(long, value_enum, default_value = "handle")]
+    front: FrontName,
     /// Compare these recordings with their own replay, row by row.
     #[arg(long, value_name = "RECORDING", num_args = 1.., conflicts_with_all = ["trace", "memory", "alloc_conf", "stats", "memory_summary"])]
     verify: Vec<PathBuf>,
+}
+
+/// A [`Front`] on the command line.
+#[derive(Clone, Copy)]
+struct FrontName(Front);
+
+impl ValueEnum for FrontName {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self(Front::Handle), Self(Front::Shared)]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(match self.0 {
+            Front::Handle => PossibleValue::new("handle").help("one host thread, frees by handle"),
+            Front::Shared => PossibleValue::new("shared").help("locked for many host threads, frees by address"),
+        })
+    }
 }
 
 impl Replay {
@@ -73,7 +94,7 @@ impl Replay {
         match (&self.trace, self.memory) {
             (Some(trace), Some(memory)) => self.replay(trace, memory),
             // The arguments' own rules leave nothing else.
-            _ => verify_all(&self.verify),
+            _ => verify_all(&self.verify, self.front.0),
         }
     }
 
@@ -85,8 +106,8 @@ impl Replay {
         }
         let interrupt = interrupt::watch(|| {})?;
         let written = match Target::of(&self.stats) {
-            Target::Stream(target) => trace.write_stats(config, memory, &interrupt, target),
-            Target::File(target) => target.write(|file| trace.write_stats(config, memory, &interrupt, file)),
+            Target::Stream(target) => trace.write_stats(config, memory, self.front.0, &interrupt, target),
+            Target::File(target) => target.write(|file| trace.write_stats(config, memory, self.front.0, &interrupt, file)),
         };
         match written {
             Ok(Ok(stats)) => Ok(self.tell(&stats).map(|()| Exit::Passed)?),
@@ -118,7 +139,7 @@ impl Replay {
     }
 
     fn time(&self, trace: &Trace<'_>, config: Config, memory: Bytes, repetitions: u32) -> Result<Exit, Failures> {
-        let result = replay_bench::bench(&trace.events, config, memory, repetitions)?;
+        let result = replay_bench::bench(&trace.events, config, memory, repetitions, self.front.0)?;
         if self.json {
             println!("{}", serde_json::json!(result));
             return Ok(Exit::Passed);
@@ -172,11 +193,12 @@ impl<'a> Trace<'a> {
         &self,
         config: Config,
         memory: Bytes,
+        front: Front,
         interrupt: &Interrupt,
         output: impl Write,
     ) -> io::Result<Result<MemoryStats, CliError>> {
         let output = BufWriter::new(Interruptible { output, interrupt });
-        Ok(replay::write_stats(&self.events, config, memory, output)?.map_err(|error| self.locate(&error)))
+        Ok(replay::write_stats(&self.events, config, memory, front, output)?.map_err(|error| self.locate(&error)))
     }
 
     fn locate(&self, error: &ReplayError) -> CliError {
@@ -265,7 +287,7 @@ impl WholeFile {
 }
 
 /// Compares all recordings, on all cores, and tells the results in the order given.
-fn verify_all(paths: &[PathBuf]) -> Result<Exit, Failures> {
+fn verify_all(paths: &[PathBuf], front: Front) -> Result<Exit, Failures> {
     let next = AtomicUsize::new(0);
     let workers = thread::available_parallelism().map_or(1, usize::from).min(paths.len());
     let (sender, results) = mpsc::channel();
@@ -277,7 +299,7 @@ fn verify_all(paths: &[PathBuf]) -> Result<Exit, Failures> {
                     && let Some(path) = paths.get(index)
                 {
                     // Nobody listens any more where the output is closed.
-                    let _ = sender.send((index, replay::verify(path)));
+                    let _ = sender.send((index, replay::verify(path, front)));
                 }
             });
         }

@@ -20,17 +20,22 @@ mod deferred;
 mod expandable;
 mod free_index;
 mod ids;
+mod others;
 mod pools;
 mod reclaim;
+mod unaided;
 
 pub use conf::{ConfError, Excerpt};
 pub use config::{Config, Quirks};
+pub(super) use others::{Others, Side};
+pub(super) use unaided::Freed;
 
 use self::blocks::{Block, Blocks};
 use self::counters::Counters;
 use self::deferred::DeferredFrees;
 use self::free_index::Free;
 use self::ids::{BlockId, LaneId};
+use self::others::Alone;
 use self::pools::{PoolId, Pools};
 use super::{
     Allocation, Allocator, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, PrivatePoolError, PrivatePoolId, PrivatePools,
@@ -72,6 +77,32 @@ impl CachingAllocator {
             deferred: DeferredFrees::default(),
             counters: Counters::default(),
         }
+    }
+
+    /// Hands out memory where others of the same kind hold memory of the same device.
+    #[inline]
+    pub(super) fn allocate_among(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+        others: &mut dyn Others,
+    ) -> Result<Allocation, AllocatorError> {
+        if request.size == Bytes::ZERO {
+            return Ok(Allocation::null(request));
+        }
+        if !self.deferred.is_empty() && !self.pools.context_is_open() {
+            self.poll_deferred(device)?;
+        }
+        let Some(size) = self.config.round(request.size.0) else {
+            return Err(AllocatorError::TooLarge { requested: request.size, total: device.info().total });
+        };
+        let pool = self.pools.route(PoolKind::of_block(Bytes(size)));
+        let lane = self.pools.lane(pool, request.stream);
+        let block = match self.take_cached(pool, lane, size) {
+            Some(block) => block,
+            None => self.take_from_driver(device, lane, request, size, others)?,
+        };
+        Ok(self.hand_out(block, request, size))
     }
 
     /// A free block from the cache, taken out of its pool.
@@ -119,31 +150,45 @@ impl CachingAllocator {
 
     /// A free block from the driver, giving cached memory back where that is what it takes.
     #[cold]
-    fn take_from_driver(&mut self, device: &mut dyn Device, lane: LaneId, request: Request, size: u64) -> Result<BlockId, AllocatorError> {
+    fn take_from_driver(
+        &mut self,
+        device: &mut dyn Device,
+        lane: LaneId,
+        request: Request,
+        size: u64,
+        others: &mut dyn Others,
+    ) -> Result<BlockId, AllocatorError> {
         let too_large = || AllocatorError::TooLarge { requested: request.size, total: device.info().total };
         let segment = self.config.segment_size(size).ok_or_else(too_large)?;
         self.collect_garbage(device)?;
-        if let Some(block) = self.try_segment(device, lane, size, segment)? {
+        if let Some(block) = self.try_segment(device, lane, size, segment, others)? {
             return Ok(block);
         }
         if self.release_available(device, lane, size)?
-            && let Some(block) = self.try_segment(device, lane, size, segment)?
+            && let Some(block) = self.try_segment(device, lane, size, segment, others)?
         {
             return Ok(block);
         }
         if !self.pools.context_is_open() {
-            self.release_all_cached(device)?;
+            self.release_all_cached(device, others)?;
             self.counters.num_alloc_retries += 1;
-            if let Some(block) = self.try_segment(device, lane, size, segment)? {
+            if let Some(block) = self.try_segment(device, lane, size, segment, others)? {
                 return Ok(block);
             }
         }
-        Err(self.out_of_memory(device, lane, request, segment))
+        Err(self.out_of_memory(device, lane, request, segment, others))
     }
 
     /// A block of at least `size` from a new segment, or from new pages of an expandable one; `None` where the limit or the driver says no.
-    fn try_segment(&mut self, device: &mut dyn Device, lane: LaneId, size: u64, segment: u64) -> Result<Option<BlockId>, DeviceError> {
-        if self.exceeded_limit(device, segment).is_some() {
+    fn try_segment(
+        &mut self,
+        device: &mut dyn Device,
+        lane: LaneId,
+        size: u64,
+        segment: u64,
+        others: &dyn Others,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        if self.exceeded_limit(device, segment, others).is_some() {
             return Ok(None);
         }
         if self.config.expandable_segments {
@@ -164,15 +209,22 @@ impl CachingAllocator {
     }
 
     /// The limit in force, where that much more would exceed it.
-    fn exceeded_limit(&self, device: &dyn Device, size: u64) -> Option<Bytes> {
-        let reserved = self.counters.reserved_bytes.current();
+    fn exceeded_limit(&self, device: &dyn Device, size: u64, others: &dyn Others) -> Option<Bytes> {
         let limit = self.fraction.limit(device.info().total)?;
+        let reserved = self.counters.reserved_bytes.current() + others.reserved();
         reserved.checked_add(size).is_none_or(|total| total > limit.0).then_some(limit)
     }
 
-    fn out_of_memory(&mut self, device: &mut dyn Device, lane: LaneId, request: Request, segment: u64) -> AllocatorError {
+    fn out_of_memory(
+        &mut self,
+        device: &mut dyn Device,
+        lane: LaneId,
+        request: Request,
+        segment: u64,
+        others: &dyn Others,
+    ) -> AllocatorError {
         self.counters.num_ooms += 1;
-        let cause = match self.exceeded_limit(device, segment) {
+        let cause = match self.exceeded_limit(device, segment, others) {
             Some(limit) => OomCause::Fraction { limit },
             None => match device.memory() {
                 Ok(memory) => OomCause::Device { free: memory.free },
@@ -183,8 +235,8 @@ impl CachingAllocator {
             requested: request.size,
             segment: Bytes(segment),
             cause,
-            allocated: Bytes(self.counters.allocated_bytes()),
-            reserved: Bytes(self.counters.reserved_bytes.current()),
+            allocated: Bytes(self.counters.allocated_bytes() + others.allocated()),
+            reserved: Bytes(self.counters.reserved_bytes.current() + others.reserved()),
             largest_free_block: Bytes(self.pools.free.largest(lane)),
             total: device.info().total,
         }))
@@ -312,22 +364,7 @@ impl Allocator for CachingAllocator {
     }
 
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
-        if request.size == Bytes::ZERO {
-            return Ok(Allocation::null(request));
-        }
-        if !self.deferred.is_empty() && !self.pools.context_is_open() {
-            self.poll_deferred(device)?;
-        }
-        let Some(size) = self.config.round(request.size.0) else {
-            return Err(AllocatorError::TooLarge { requested: request.size, total: device.info().total });
-        };
-        let pool = self.pools.route(PoolKind::of_block(Bytes(size)));
-        let lane = self.pools.lane(pool, request.stream);
-        let block = match self.take_cached(pool, lane, size) {
-            Some(block) => block,
-            None => self.take_from_driver(device, lane, request, size)?,
-        };
-        Ok(self.hand_out(block, request, size))
+        self.allocate_among(device, request, &mut Alone)
     }
 
     fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
@@ -373,7 +410,7 @@ impl Allocator for CachingAllocator {
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.release_all_cached(device)
+        self.release_all_cached(device, &mut Alone)
     }
 
     fn set_memory_fraction(&mut self, _device: &dyn Device, fraction: MemoryFraction) {

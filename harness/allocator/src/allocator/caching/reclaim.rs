@@ -3,18 +3,26 @@
 use super::CachingAllocator;
 use super::free_index::Free;
 use super::ids::{BlockId, LaneId};
+use super::others::{Others, Side};
 use super::pools::{PoolId, Pools};
 use crate::allocator::PrivatePoolId;
 use crate::device::{Device, DeviceError, DevicePtr};
+use crate::stats::PoolKind;
 
 impl CachingAllocator {
-    /// Gives back everything that can go: whole free segments of the default pools, behind a wait for all events, and those of private
-    /// pools that are released. While a pool context is open the default pools are left alone.
-    pub(super) fn release_all_cached(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+    /// Gives back everything that can go: whole free segments of the default pools, its own and the others', behind a wait for all events,
+    /// and those of private pools that are released. While a pool context is open the default pools are left alone.
+    pub(in crate::allocator) fn release_all_cached(&mut self, device: &mut dyn Device, others: &mut dyn Others) -> Result<(), DeviceError> {
         if !self.pools.context_is_open() {
-            self.wait_for_deferred(device, None)?;
-            self.release_whole_segments(device, Pools::LARGE)?;
-            self.release_whole_segments(device, Pools::SMALL)?;
+            others.before_release(&self.counters.stats());
+            self.counters.num_sync_all_streams += 1;
+            self.finish_deferred(device, None)?;
+            others.finish_deferred(device)?;
+            for kind in [PoolKind::Large, PoolKind::Small] {
+                others.release_default_pool(device, kind, Side::Before)?;
+                self.release_default_pool(device, kind)?;
+                others.release_default_pool(device, kind, Side::After)?;
+            }
         }
         for (_, pools) in self.pools.released() {
             for pool in pools {
@@ -25,9 +33,19 @@ impl CachingAllocator {
         Ok(())
     }
 
+    /// Gives back the whole free segments of one default pool.
+    pub(in crate::allocator) fn release_default_pool(&mut self, device: &mut dyn Device, kind: PoolKind) -> Result<(), DeviceError> {
+        let pool = match kind {
+            PoolKind::Small => Pools::SMALL,
+            PoolKind::Large => Pools::LARGE,
+        };
+        self.release_whole_segments(device, pool)
+    }
+
     /// The same for one private pool that its owner has just let go.
     pub(super) fn release_private(&mut self, device: &mut dyn Device, id: PrivatePoolId) -> Result<(), DeviceError> {
-        self.wait_for_deferred(device, Some(id))?;
+        self.counters.num_sync_all_streams += 1;
+        self.finish_deferred(device, Some(id))?;
         let pools = self.pools.released().into_iter().find(|&(released, _)| released == id).map(|(_, pools)| pools);
         for pool in pools.into_iter().flatten() {
             self.release_whole_segments(device, pool)?;
@@ -110,8 +128,11 @@ impl CachingAllocator {
     }
 
     /// Waits for the events of deferred frees, of all blocks or of one private pool's, and finishes those frees.
-    fn wait_for_deferred(&mut self, device: &mut dyn Device, owner: Option<PrivatePoolId>) -> Result<(), DeviceError> {
-        self.counters.num_sync_all_streams += 1;
+    pub(in crate::allocator) fn finish_deferred(
+        &mut self,
+        device: &mut dyn Device,
+        owner: Option<PrivatePoolId>,
+    ) -> Result<(), DeviceError> {
         self.file_put_off(device)?;
         let (blocks, pools) = (&self.blocks, &self.pools);
         let of_interest = |block: BlockId| owner.is_none() || pools[pools.owner(blocks[block].lane).pool].owner == owner;

@@ -1,0 +1,359 @@
+//! The caching allocator for many host threads on one device: [`SharedAllocator`], `Send` and `Sync`, freeing by pointer.
+//!
+//! Words: a *core* is a [`CachingAllocator`] behind a lock of its own; the *slow lock* guards the device and what all cores hold from it
+//! together. [`Cores`] says how many cores there are. `growing` is the table that readers need no lock for, `addresses` finds the core of
+//! an address, `held` what all cores hold, `rest` is what a core asks of the others, `sync` names the primitives.
+//!
+//! PyTorch's free blocks, blocks and segments belong to one stream each, so with a core for each stream a hit or an unshared free touches
+//! that stream's core only, and threads on different streams never wait for each other there. A miss lets the core go, takes the slow lock,
+//! then the core again, tries the cache again, and only then goes to the driver; meanwhile other streams' hits go on. Decisions are those of
+//! the plain allocator: the sequence of driver calls is one and the same code.
+//!
+//! Two rules keep this free of deadlocks, and the tests explore them with every lock and atomic as a scheduling point:
+//!
+//! 1. the slow lock is never waited for by a thread that holds a core;
+//! 2. a second core is locked only under the slow lock.
+
+mod addresses;
+mod growing;
+mod held;
+mod rest;
+mod sync;
+#[cfg(test)]
+mod tests;
+
+use std::ops::{Deref, DerefMut};
+
+use self::addresses::{Addresses, Owner};
+use self::growing::Growing;
+use self::held::Held;
+use self::rest::Rest;
+use self::sync::{Guard, Lock};
+use super::caching::{CachingAllocator, Config, Freed};
+use super::{Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePoolError, PrivatePoolId, PrivatePools, Request};
+use crate::device::{Device, DeviceError, DevicePtr, Place, StreamId};
+use crate::stats::{MemoryStats, SegmentInfo};
+
+/// How many cores a [`SharedAllocator`] has, each with a lock of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cores {
+    /// One for all streams, as PyTorch's one mutex for each device: threads wait for each other, and every figure is exact.
+    One,
+    /// One for each stream: threads on different streams do not wait for each other on hits. See [`SharedAllocator::stats`] for the
+    /// figures that become bounds. Without private pools and garbage collection.
+    PerStream,
+}
+
+/// See the module.
+///
+/// A pointer that was freed may be handed out again at once, to another thread: freeing it twice is noticed only while it is not.
+pub struct SharedAllocator {
+    config: Config,
+    cores: Cores,
+    /// Made on first use; with one core under key 0, otherwise under the stream's number.
+    by_key: Growing<Core, 64>,
+    addresses: Addresses,
+    slow: Lock<Slow>,
+}
+
+/// Apart from its neighbours in memory: two cache lines, since processors fetch them in pairs.
+#[repr(align(128))]
+struct Core(Lock<CachingAllocator>);
+
+/// What only misses and the like need.
+struct Slow {
+    device: Box<dyn Device>,
+    held: Held,
+    /// Of all cores; each takes it over before it goes to the driver.
+    fraction: MemoryFraction,
+}
+
+/// The device of a [`SharedAllocator`], lent: see [`SharedAllocator::device`].
+pub struct DeviceGuard<'a>(Guard<'a, Slow>);
+
+impl Deref for DeviceGuard<'_> {
+    type Target = dyn Device;
+    fn deref(&self) -> &Self::Target {
+        &*self.0.device
+    }
+}
+
+impl DerefMut for DeviceGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut *self.0.device
+    }
+}
+
+impl SharedAllocator {
+    /// An empty allocator on this device.
+    ///
+    /// With a garbage collection threshold there is one core whatever `cores` says, since ages are counted over all streams; see
+    /// [`SharedAllocator::cores`].
+    #[must_use]
+    pub fn new(device: Box<dyn Device>, config: Config, cores: Cores) -> Self {
+        let cores = if config.garbage_collection_threshold.is_some() { Cores::One } else { cores };
+        let slow = Lock::new(Slow { device, held: Held::default(), fraction: config.memory_fraction });
+        Self { config, cores, by_key: Growing::default(), addresses: Addresses::default(), slow }
+    }
+
+    /// How many cores are in force.
+    #[must_use]
+    pub const fn cores(&self) -> Cores {
+        self.cores
+    }
+
+    /// Hands out memory. Give it back with [`SharedAllocator::free`] and its address, or with [`SharedAllocator::free_allocation`], on any
+    /// thread.
+    ///
+    /// # Errors
+    /// As [`Allocator::allocate`].
+    #[inline]
+    pub fn allocate(&self, request: Request) -> Result<Allocation, AllocatorError> {
+        let key = self.key(request.stream);
+        let core = self.core(key);
+        {
+            let mut core = core.0.lock();
+            if let Some(allocation) = core.allocate_cached(request) {
+                self.note(key, &allocation);
+                return Ok(allocation);
+            }
+        }
+        self.allocate_slowly(key, core, request)
+    }
+
+    /// Takes memory back, given its address. The null pointer is passed over.
+    ///
+    /// # Errors
+    /// [`DeviceError::InvalidFree`] where nothing is handed out at this address: it was freed before, or never was ours.
+    /// [`DeviceError`] of a broken device.
+    #[inline]
+    pub fn free(&self, ptr: DevicePtr) -> Result<(), DeviceError> {
+        for owner in self.addresses.owners(ptr) {
+            let Some(core) = self.by_key.get(owner.key.into()) else { continue };
+            let freed = core.0.lock().free_unaided(ptr, owner.handle);
+            match freed {
+                Freed::Done => return Ok(()),
+                Freed::NeedsDevice => return self.free_slowly(core, ptr, owner),
+                Freed::NotLive => {}
+            }
+        }
+        if ptr == DevicePtr::NULL { Ok(()) } else { Err(not_live(ptr)) }
+    }
+
+    /// Takes memory back, given the allocation itself.
+    ///
+    /// # Errors
+    /// As [`SharedAllocator::free`].
+    #[inline]
+    pub fn free_allocation(&self, allocation: Allocation) -> Result<(), DeviceError> {
+        if allocation.is_null() {
+            return Ok(());
+        }
+        let owner = Owner { key: self.key(allocation.stream()), handle: allocation.handle() };
+        let core = self.core(owner.key);
+        let freed = core.0.lock().free_unaided(allocation.ptr(), owner.handle);
+        match freed {
+            Freed::Done => Ok(()),
+            Freed::NeedsDevice => self.free_slowly(core, allocation.ptr(), owner),
+            Freed::NotLive => Err(not_live(allocation.ptr())),
+        }
+    }
+
+    /// Tells that work on `stream` uses the memory at this address too. The null pointer is passed over.
+    ///
+    /// # Errors
+    /// [`DeviceError::InvalidFree`] where nothing is handed out at this address.
+    pub fn record_stream(&self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
+        for owner in self.addresses.owners(ptr) {
+            let Some(core) = self.by_key.get(owner.key.into()) else { continue };
+            let mut core = core.0.lock();
+            if let Some(allocation) = core.allocation_at(ptr, owner.handle) {
+                core.record_stream(&allocation, stream);
+                return Ok(());
+            }
+        }
+        if ptr == DevicePtr::NULL { Ok(()) } else { Err(not_live(ptr)) }
+    }
+
+    /// Gives the cached memory of all streams back to the driver.
+    ///
+    /// # Errors
+    /// [`DeviceError`] of a broken device.
+    pub fn empty_cache(&self) -> Result<(), DeviceError> {
+        let mut slow = self.slow.lock();
+        let Slow { device, held, .. } = &mut *slow;
+        let key = self.by_key.sorted().first().map_or(0, |&(key, _)| key as u32);
+        let mut core = self.core(key).0.lock();
+        let released = core.release_all_cached(&mut **device, &mut Rest::of(self, key, held));
+        held.set(key, &core.stats());
+        released
+    }
+
+    /// Limits what all cores together may hold from the driver to a share of the device, from 0 to 1; 1 lifts the limit.
+    pub fn set_memory_fraction(&self, fraction: MemoryFraction) {
+        let mut slow = self.slow.lock();
+        slow.fraction = fraction;
+        for (_, core) in self.by_key.sorted() {
+            core.0.lock().set_memory_fraction(&*slow.device, fraction);
+        }
+    }
+
+    /// Makes the present values the high-water marks.
+    pub fn reset_peaks(&self) {
+        let mut slow = self.slow.lock();
+        let mut all = self.lock_all();
+        all.iter_mut().for_each(|core| core.reset_peaks());
+        slow.held.reset_peaks();
+    }
+
+    /// The counters of all streams at one moment.
+    ///
+    /// All sums are exact. Peaks are exact for one core, while one stream only has been used, and always those of reserved bytes and
+    /// segments. The other peaks of several cores are upper bounds, at most the sum of the streams' own peaks (which may have been at
+    /// different times) and, for bytes, at most the peak of reserved bytes. What waits for events of a stream is active until that
+    /// stream's core has looked, which it does at its next allocation.
+    #[must_use]
+    pub fn stats(&self) -> MemoryStats {
+        let slow = self.slow.lock();
+        let parts: Vec<MemoryStats> = self.lock_all().iter().map(|core| core.stats()).collect();
+        match (self.cores, &parts[..]) {
+            (Cores::One, [stats]) => *stats,
+            _ => slow.held.sum(&parts),
+        }
+    }
+
+    /// The structure of all streams at one moment: all segments in address order.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<SegmentInfo> {
+        let _slow = self.slow.lock();
+        let cores = self.lock_all();
+        let mut segments: Vec<SegmentInfo> = cores.iter().flat_map(|core| core.snapshot()).collect();
+        segments.sort_by_key(|segment| segment.address);
+        segments
+    }
+
+    /// Opens a private pool's context, as [`PrivatePools::begin`].
+    ///
+    /// # Errors
+    /// [`PrivatePoolError`]; [`PrivatePoolError::Device`] with [`DeviceError::Unavailable`] where each stream has its own core.
+    pub fn begin_pool(&self, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
+        self.only_core()?.0.lock().begin(pool)
+    }
+
+    /// Closes a private pool's context, as [`PrivatePools::end`].
+    ///
+    /// # Errors
+    /// As [`SharedAllocator::begin_pool`].
+    pub fn end_pool(&self, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
+        self.only_core()?.0.lock().end(pool)
+    }
+
+    /// Lets go of a private pool, as [`PrivatePools::release`].
+    ///
+    /// # Errors
+    /// As [`SharedAllocator::begin_pool`].
+    pub fn release_pool(&self, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
+        let core = self.only_core()?;
+        let mut slow = self.slow.lock();
+        let mut core = core.0.lock();
+        let released = core.release(&mut *slow.device, pool);
+        slow.held.set(0, &core.stats());
+        released
+    }
+
+    /// The device, for the caller's own use: to make streams, to wait for work. Until the guard is dropped misses of other threads wait,
+    /// hits do not; the thread that has it must not call this allocator, or it waits for ever.
+    #[must_use]
+    pub fn device(&self) -> DeviceGuard<'_> {
+        DeviceGuard(self.slow.lock())
+    }
+
+    /// Gives everything back to the device, handles included. Allocations still live become invalid; the allocator is empty and can be
+    /// used on.
+    ///
+    /// # Errors
+    /// [`DeviceError`] of a broken device.
+    pub fn close(&self) -> Result<(), DeviceError> {
+        let mut slow = self.slow.lock();
+        let Slow { device, held, .. } = &mut *slow;
+        for (key, core) in self.by_key.sorted() {
+            let mut core = core.0.lock();
+            let closed = core.close(&mut **device);
+            held.set(key as u32, &core.stats());
+            closed?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn allocate_slowly(&self, key: u32, core: &Core, request: Request) -> Result<Allocation, AllocatorError> {
+        let mut slow = self.slow.lock();
+        let Slow { device, held, fraction } = &mut *slow;
+        let mut core = core.0.lock();
+        core.set_memory_fraction(&**device, *fraction);
+        let allocated = core.allocate_among(&mut **device, request, &mut Rest::of(self, key, held));
+        held.set(key, &core.stats());
+        if let Ok(allocation) = &allocated {
+            self.note(key, allocation);
+        }
+        allocated
+    }
+
+    /// A free that records events.
+    #[cold]
+    fn free_slowly(&self, core: &Core, ptr: DevicePtr, owner: Owner) -> Result<(), DeviceError> {
+        let mut slow = self.slow.lock();
+        let mut core = core.0.lock();
+        // Another thread may have freed it meanwhile.
+        let allocation = core.allocation_at(ptr, owner.handle).ok_or_else(|| not_live(ptr))?;
+        core.free(&mut *slow.device, allocation)
+    }
+
+    /// Writes down whose the address is, for the free. Under the core's lock, so that a slot changes only as its core does.
+    #[inline]
+    fn note(&self, key: u32, allocation: &Allocation) {
+        if !allocation.is_null() {
+            self.addresses.set(allocation.ptr(), allocation.size(), Owner { key, handle: allocation.handle() });
+        }
+    }
+
+    #[inline]
+    fn key(&self, stream: StreamId) -> u32 {
+        match self.cores {
+            Cores::One => 0,
+            Cores::PerStream => stream.0,
+        }
+    }
+
+    #[inline]
+    fn core(&self, key: u32) -> &Core {
+        self.by_key.get_or_insert(key.into(), || Core(Lock::new(CachingAllocator::new(self.config.clone()))))
+    }
+
+    fn only_core(&self) -> Result<&Core, PrivatePoolError> {
+        match self.cores {
+            Cores::One => Ok(self.core(0)),
+            Cores::PerStream => Err(PrivatePoolError::Device(DeviceError::Unavailable {
+                what: "private pools".to_owned(),
+                why: "here each stream has a core of its own, and a private pool takes the allocations of all streams; make the allocator \
+                      with `Cores::One`"
+                    .to_owned(),
+            })),
+        }
+    }
+
+    /// All cores at once, in the order of streams. Only for who holds the slow lock.
+    fn lock_all(&self) -> Vec<Guard<'_, CachingAllocator>> {
+        self.by_key.sorted().into_iter().map(|(_, core)| core.0.lock()).collect()
+    }
+}
+
+impl std::fmt::Debug for SharedAllocator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SharedAllocator").field("config", &self.config).field("cores", &self.cores).finish_non_exhaustive()
+    }
+}
+
+fn not_live(ptr: DevicePtr) -> DeviceError {
+    DeviceError::InvalidFree { ptr, place: Place::default() }
+}

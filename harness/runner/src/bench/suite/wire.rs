@@ -81,7 +81,8 @@ pub(super) enum KindWire {
     Recovery(SizesWire),
     /// `empty_cache`, by the number of segments in the cache.
     EmptyCache(EmptyCacheWire),
-    /// Allocations and frees by several threads at one allocator.
+    /// Allocations and frees by several threads at one allocator, which stands behind one lock; PyTorch's behind its shared front too, with a
+    /// stream for each thread.
     Threads(ThreadsWire),
     /// Allocation, `record_stream` for other streams, and free: what it costs that memory may be used on other streams.
     RecordStream(RecordStreamWire),

@@ -16,7 +16,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::clock::{Stopwatch, overhead_ps, yardstick_ps};
 use super::measure::{self, Fault, Reading, Visit};
-use super::record::{Entry, EntryOutcome, Measured, Point, Quantity, Shard, Stopped, SuiteRecord};
+use super::record::{Entry, EntryOutcome, Measured, Quantity, Shard, Stopped, SuiteRecord};
 use super::statistics::{precision, summarize};
 use super::suite::{Case, Pieces, Suite};
 use super::workshop::Workshop;
@@ -55,7 +55,7 @@ pub struct Progress<'a> {
 }
 
 /// The cases of a suite that belong to a part: all arms of a case belong to the same one, whatever else the suites contain.
-pub fn cases_of<'a>(suite: &'a Suite, shard: Option<Shard>) -> impl Iterator<Item = &'a Case> {
+pub fn cases_of(suite: &Suite, shard: Option<Shard>) -> impl Iterator<Item = &Case> {
     suite.cases.iter().filter(move |case| {
         shard.is_none_or(|shard| {
             let mut named = Pieces::default();
@@ -265,13 +265,13 @@ impl<'a> Task<'a> {
 
 /// All entries: in the order of their first appearance, arms of one case next to each other.
 fn entries(tasks: Vec<Task<'_>>, clock: Clock) -> Vec<Entry> {
-    let mut cases: Vec<((String, Option<Point>, Quantity), Vec<Entry>)> = Vec::new();
+    let mut cases: Vec<Vec<Entry>> = Vec::new();
     for entry in tasks.into_iter().flat_map(|task| task.entries(clock)) {
-        let key = (entry.group.clone(), entry.point.clone(), entry.quantity);
-        match cases.iter_mut().find(|(known, _)| *known == key) {
-            Some((_, arms)) => arms.push(entry),
-            None => cases.push((key, vec![entry])),
+        let same = |first: &Entry| (&first.group, &first.point, first.quantity) == (&entry.group, &entry.point, entry.quantity);
+        match cases.iter_mut().find(|arms| arms.first().is_some_and(same)) {
+            Some(arms) => arms.push(entry),
+            None => cases.push(vec![entry]),
         }
     }
-    cases.into_iter().flat_map(|(_, arms)| arms).collect()
+    cases.into_iter().flatten().collect()
 }

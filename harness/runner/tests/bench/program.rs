@@ -178,6 +178,7 @@ time:
   - empty_cache: { segments: [1, 8] }
   - record_stream: { streams: [0, 1] }
   - recovery: { sizes: [32MiB] }
+  - pipeline: { sizes: [32MiB] }
   - trace: { file: trace.txt }
 ";
     let trace: String = (0..200).map(|id| format!("a {id} 4096 0\nf {id}\n")).collect();
@@ -188,7 +189,10 @@ time:
     assert_eq!(ran.code, Some(0), "{}", ran.told());
     let night = world.night("night");
     let suite = &night.suites[0];
-    assert!(suite.entries.iter().all(|entry| matches!(entry.quantity, Quantity::HostTime | Quantity::Memory)), "nothing is a model's");
+    for entry in &suite.entries {
+        let device = (entry.group == "pipeline", entry.quantity == Quantity::DeviceTime);
+        assert!(entry.quantity != Quantity::ModelTime && device.0 == device.1, "{}, {}: {:?}", entry.case(), entry.arm, entry.quantity);
+    }
     for entry in suite.entries.iter().filter(|entry| entry.quantity == Quantity::HostTime) {
         let EntryOutcome::Measured(measured) = &entry.outcome else { panic!("{}, {}: {:?}", entry.case(), entry.arm, entry.outcome) };
         let region = measured.summary.median * measured.batch;

@@ -21,6 +21,7 @@ const EVERY_ARM: &str = "caching, expandable, bfc, rmm_pool, async_pool, direct"
 /// Everything that takes a time of the model.
 const OF_THE_MODEL: &str = "latency: { sizes: [512B, 2MiB, 64MiB] }
   - recovery: { sizes: [16MiB] }
+  - pipeline: { sizes: [32MiB] }
   - empty_cache: { segments: [1, 10] }
   - record_stream: { streams: [0, 2] }
   - scenario: { file: ../oom_retry.yaml }";

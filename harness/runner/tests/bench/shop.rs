@@ -89,7 +89,7 @@ pub(crate) fn measured(entry: &Entry) -> &Measured {
 }
 
 /// The medians of an arm, by case.
-pub(crate) fn medians<'a>(record: &'a SuiteRecord, arm: &str) -> Vec<(String, u64)> {
+pub(crate) fn medians(record: &SuiteRecord, arm: &str) -> Vec<(String, u64)> {
     let entries = record.entries.iter().filter(|entry| entry.arm == arm && entry.quantity.is_time());
     entries.map(|entry| (entry.case(), measured(entry).summary.median)).collect()
 }

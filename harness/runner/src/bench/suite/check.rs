@@ -118,6 +118,7 @@ impl Checker<'_> {
             KindWire::Trace(trace) => self.trace(&trace.file)?,
             KindWire::Scenario(scenario) => self.scenario(&scenario.file)?,
             KindWire::Recovery(recovery) => self.recovery(recovery)?,
+            KindWire::Pipeline(pipeline) => self.pipeline(pipeline)?,
             KindWire::EmptyCache(empty_cache) => self.empty_cache(empty_cache)?,
             KindWire::Threads(threads) => self.threads(threads)?,
             KindWire::RecordStream(record_stream) => self.record_stream(record_stream)?,
@@ -165,6 +166,13 @@ impl Checker<'_> {
                 return Err(Problem::new(Code::Value, at, message).help("name a larger size"));
             }
             self.add(at, "recovery", Some(by_size(size)), Measure::Recovery { size }, "")?;
+        }
+        Ok(())
+    }
+
+    fn pipeline(&mut self, wire: &SizesWire) -> Result<(), Problem> {
+        for (at, size) in self.sizes(&wire.sizes, 2)? {
+            self.add(at, "pipeline", Some(by_size(size)), Measure::Pipeline { size }, "")?;
         }
         Ok(())
     }

@@ -104,6 +104,11 @@ pub enum Measure {
         /// What each request asks for.
         size: Bytes,
     },
+    /// Allocation, work on the memory and free in a loop, in the device's time.
+    Pipeline {
+        /// What each request asks for.
+        size: Bytes,
+    },
     /// `empty_cache` with so many segments in the cache.
     EmptyCache {
         /// How many.

@@ -79,6 +79,8 @@ pub(super) enum KindWire {
     /// Out of memory and back: all memory is taken in requests of one size. Timed is from the start of the request that fails, over
     /// freeing everything and `empty_cache`, to the end of a step that makes half as many requests.
     Recovery(SizesWire),
+    /// A loop of allocation, writing all of it, and free: the time of one turn on the device, between events on the stream.
+    Pipeline(SizesWire),
     /// `empty_cache`, by the number of segments in the cache.
     EmptyCache(EmptyCacheWire),
     /// Allocations and frees by several threads at one allocator, which stands behind one lock; PyTorch's behind its shared front too, with a
@@ -93,7 +95,7 @@ pub(super) enum KindWire {
 impl KindWire {
     /// Every one by its name.
     pub(super) const NAMES: &'static [&'static str] =
-        &["latency", "trace", "scenario", "recovery", "empty_cache", "threads", "record_stream", "start_up"];
+        &["latency", "trace", "scenario", "recovery", "pipeline", "empty_cache", "threads", "record_stream", "start_up"];
 }
 
 /// A measure, or the name of one without the fields that it needs, which the check answers with its place.
@@ -168,7 +170,7 @@ pub(super) struct FileWire {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "by_size")]
 pub(super) struct SizesWire {
-    /// What each request asks for; at least two of them fit in the memory that the suite needs, and at most 100000.
+    /// What each request asks for. At least two fit in the memory that the suite needs; for `recovery` at most 100000 do.
     #[schemars(length(min = 1))]
     pub(super) sizes: Located<Vec<SizeText>>,
 }

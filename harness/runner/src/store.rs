@@ -249,6 +249,22 @@ mod tests {
     }
 
     #[test]
+    fn records_without_settings_are_read() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join(RECORDS);
+        let mut records = one_scenario();
+        let older = json::render(&Report::new(&records));
+        assert!(!older.contains("\"settings\""), "an arm without settings is written as ever");
+        fs::write(&file, &older).unwrap();
+        assert_eq!(read(&file).unwrap(), records);
+        records.runs[0].settings = Some("max_split_size_mb:512".to_owned());
+        let newer = json::render(&Report::new(&records));
+        assert_eq!(newer.replace(",\"settings\":\"max_split_size_mb:512\"", ""), older);
+        fs::write(&file, newer).unwrap();
+        assert_eq!(read(&file).unwrap(), records);
+    }
+
+    #[test]
     fn records_without_cost_figures_are_read() {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join(RECORDS);

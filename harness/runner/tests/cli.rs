@@ -211,6 +211,82 @@ fn an_allocator_that_no_scenario_lists_is_answered_with_what_they_list() {
     insta::assert_snapshot!(world.harness(&["run", "first.yaml", "second.yaml", "--allocator", "direct"]).told());
 }
 
+/// A cached block is cut, and the rest of it is too small for what comes next.
+const CUT: &str = "about: Which setting would have saved me?
+needs: { memory: 1GiB }
+allocators: [ caching, { caching: { name: tuned, conf: \"max_split_size_mb:100\" } }, direct ]
+steps:
+  - alloc: { buffer: a, size: 600MiB }
+  - free: a
+  - alloc: { buffer: kept, size: 30MiB }
+  - alloc: { buffer: again, size: 600MiB }
+";
+
+/// The arms that ran, and whether they passed.
+fn ended(ran: &Ran) -> Vec<(String, bool)> {
+    let records: Records = serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}\n{}", ran.told()));
+    records.runs.iter().map(|run| (run.allocator.clone(), run.verdict == Verdict::Passed)).collect()
+}
+
+#[test]
+fn settings_given_on_the_command_line_run_beside_the_arms_of_the_scenario() {
+    let world = World::without_gpu().holding(&[("cut.yaml", CUT), ("direct.yaml", &GOOD.replace("caching, ", ""))]);
+    let run = |arguments: &[&str]| {
+        let always = ["run", "cut.yaml", "direct.yaml", "--device", "sim", "--no-report", "--format", "json"];
+        ended(&world.harness(&[&always, arguments].concat()))
+    };
+    let arms = |names: &[(&str, bool)]| names.iter().map(|(name, passed)| ((*name).to_owned(), *passed)).collect::<Vec<_>>();
+    let (split, expandable) = ("caching(max_split_size_mb:200)", "caching(expandable_segments:True)");
+    let both = ["--alloc-conf", "max_split_size_mb:200", "--alloc-conf", "expandable_segments:True"];
+    assert_eq!(
+        run(&both),
+        arms(&[("caching", false), ("tuned", true), ("direct", true), (split, true), (expandable, true), ("direct", true)]),
+        "a scenario without PyTorch's allocator gets none"
+    );
+    assert_eq!(run(&[&both[..], &["--allocator", "caching"]].concat()), arms(&[("caching", false), (split, true), (expandable, true)]));
+    assert_eq!(run(&["--allocator", &format!("{split},direct")]), arms(&[("direct", true), (split, true), ("direct", true)]));
+    assert_eq!(run(&["--allocator", "caching", "--alloc-conf", "max_split_size_mb:100.5"]), arms(&[("caching", false), ("tuned", true)]));
+    assert_eq!(run(&["--allocator", "caching(max_split_size_mb:200,backend:native)"]), arms(&[(split, true)]));
+}
+
+#[test]
+fn the_variable_of_pytorch_is_not_read_unless_it_is_given() {
+    let world = World::without_gpu().holding(&[("cut.yaml", CUT)]);
+    let mut command = world.command(&["run", "cut.yaml", "--device", "sim", "--no-report", "--allocator", "caching"]);
+    let output = command.env("PYTORCH_ALLOC_CONF", "max_split_size_mb:200").output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "the plain arm fails as without the variable");
+}
+
+#[test]
+fn the_command_of_a_failed_arm_reproduces_that_arm() {
+    let world = World::without_gpu().holding(&[("cut.yaml", CUT)]);
+    let conf = "garbage_collection_threshold:0.6,per_process_memory_fraction:0.9";
+    let ran = world.harness(&["run", "cut.yaml", "--device", "sim", "--no-report", "--allocator", "tuned", "--alloc-conf", conf]);
+    assert_eq!(ran.code, Some(1), "{}", ran.told());
+    insta::assert_snapshot!(ran.paragraph("FAILED"));
+    let reproduce = ran.out.lines().find_map(|line| line.strip_prefix("reproduce: harness ")).unwrap();
+    let arguments: Vec<&str> = reproduce.split(' ').map(|word| word.trim_matches('\'')).chain(["--no-report"]).collect();
+    let again = world.harness(&arguments);
+    assert_eq!((again.code, again.paragraph("FAILED")), (ran.code, ran.paragraph("FAILED")));
+    assert!(!again.out.contains("tuned"), "that arm alone");
+}
+
+#[test]
+fn settings_that_cannot_be_are_answered_at_their_place() {
+    let world = World::without_gpu().holding(&[("cut.yaml", CUT), ("direct.yaml", &GOOD.replace("caching, ", ""))]);
+    let told = [
+        ["cut.yaml", "--alloc-conf", "max_split_size_mb:200,max_splt:1"],
+        ["cut.yaml", "--alloc-conf", "expandable_segments:true"],
+        ["cut.yaml", "--allocator", "caching(max_split_size_mb:1)"],
+        ["cut.yaml", "--allocator", "caching(max_split_size_mb:100"],
+        ["cut.yaml", "--allocator", "direct(max_split_size_mb:100)"],
+        ["cut.yaml", "--allocator", "tund"],
+        ["direct.yaml", "--alloc-conf", "max_split_size_mb:200"],
+    ]
+    .map(|arguments| world.harness(&[&["run"], &arguments[..]].concat()).told());
+    insta::assert_snapshot!(told.join("\n"));
+}
+
 #[test]
 fn a_scenario_that_needs_more_than_the_device_has_is_skipped_with_exit_code_3() {
     let world = World::without_gpu().holding(&[("huge.yaml", &GOOD.replace("64MiB", "512TiB"))]);

@@ -51,7 +51,7 @@ fn a_file_that_is_no_scenario_is_answered_with_what_it_is() {
         ("a list", "- about: x\n".to_owned()),
         ("a text", "hello\n".to_owned()),
         ("missing field", "about: x\nsteps: [empty_cache]\n".to_owned()),
-        ("unknown field", format!("{HEAD}allocator: caching\nsteps: [empty_cache]\n")),
+        ("unknown field", format!("{HEAD}alocator: caching\nsteps: [empty_cache]\n")),
         ("the same key twice", format!("{HEAD}about: y\nsteps: [empty_cache]\n")),
         ("no steps", format!("{HEAD}steps: []\n")),
         ("steps is nothing", format!("{HEAD}steps:\n")),
@@ -81,6 +81,74 @@ fn a_wrong_value_is_answered_with_the_accepted_forms() {
         ("bad stream name", format!("{HEAD}streams: [a-b]\nsteps: [empty_cache]\n")),
         ("seed", format!("{HEAD}seed: -3\nsteps: [empty_cache]\n")),
         ("invariant about a step", format!("{HEAD}invariants: [ x.time < 1s ]\nsteps: [{{ empty_cache: {{ id: x }} }}]\n")),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn wrong_settings_of_an_allocator_are_answered_at_the_very_character() {
+    let with = |arms: &str| format!("{HEAD}{arms}\nsteps: [empty_cache]\n");
+    let conf = |conf: &str| with(&format!("allocator: {{ caching: {{ conf: {conf} }} }}"));
+    let fields = |fields: &str| with(&format!("allocators: [ direct, {{ caching: {{ {fields} }} }} ]"));
+    let text = all(&[
+        ("unknown key", conf("\"max_split_size_mb:512,garbage_colection_threshold:0.8\"")),
+        ("out of range", conf("max_split_size_mb:19")),
+        ("out of range behind blanks", conf("' max_split_size_mb : 64 , garbage_collection_threshold : 1.5'")),
+        ("boolean in lower case", conf("expandable_segments:true")),
+        ("empty item", conf("'max_split_size_mb:64,,backend:native'")),
+        ("list with a gap", conf("\"roundup_power2_divisions:[64:8,,128:4]\"")),
+        ("list that does not end", conf("\"roundup_power2_divisions:[64:8\"")),
+        ("over several lines", with("allocators:\n  - caching:\n      conf: >-\n        max_split_size_mb:64,\n        max_split:64")),
+        ("nothing", conf("")),
+        ("a list", conf("[max_split_size_mb:64]")),
+        ("field out of range", fields("max_split_size_mb: 64, large_segment_size_mb: 100")),
+        ("field with a quoted boolean", fields("expandable_segments: \"true\"")),
+        ("field that is none", fields("max_split_size: 64")),
+        ("field without a blank", fields("max_split_size_mb:64")),
+        ("field without a value", fields("max_split_size_mb: ")),
+        ("field with two values", fields("max_split_size_mb: \"64,backend:native\"")),
+        ("field with a list", fields("max_split_size_mb: [64]")),
+        ("field with a wrong interval", fields("roundup_power2_divisions: [64:8, 63:4]")),
+        ("field with wrong divisions", fields("roundup_power2_divisions: [64: 8, \">\": 3]")),
+        ("field with two intervals in one", fields("roundup_power2_divisions: ['64:8,128:4']")),
+        ("string and fields", fields("conf: \"max_split_size_mb:64\", expandable_segments: true")),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn an_arm_that_is_none_or_cannot_be_told_from_another_is_answered() {
+    let with = |arms: &str| format!("{HEAD}{arms}\nsteps: [empty_cache]\n");
+    let text = all(&[
+        ("settings of what has none", with("allocators: [{ direct: { conf: \"max_split_size_mb:64\" } }]")),
+        ("settings of the shorthand", with("allocator: { expandable: { max_split_size_mb: 64 } }")),
+        ("unknown allocator with settings", with("allocator: { cachign: { max_split_size_mb: 64 } }")),
+        ("settings without a map", with("allocator: { caching: \"max_split_size_mb:64\" }")),
+        ("two in one map", with("allocators: [{ caching: {}, direct: {} }]")),
+        ("none in a map", with("allocators: [{}]")),
+        ("a list where one is wanted", with("allocator: [caching]")),
+        ("one where a list is wanted", with("allocators: caching")),
+        ("both", with("allocator: caching\nallocators: [direct]")),
+        ("the default twice", with("allocators: [caching, { caching: { conf: \"large_segment_size_mb:20\" } }]")),
+        ("the shorthand twice", with("allocators: [expandable, { caching: { expandable_segments: true } }]")),
+        ("one name twice", with("allocators: [{ caching: { name: a, max_split_size_mb: 64 } }, { direct: { name: a } }]")),
+        ("name of an allocator", with("allocator: { caching: { name: direct, max_split_size_mb: 64 } }")),
+        ("no name", with("allocator: { caching: { name: tuned-1 } }")),
+        ("nothing as a name", with("allocator: { caching: { name: } }")),
+        (
+            "expectation of an arm there is not",
+            with("allocator: { caching: { name: tuned } }").replace("empty_cache", "expect: { tund: num_ooms == 0 }"),
+        ),
+        ("wrong end of an arm", with("").replace("empty_cache", "alloc: { buffer: a, size: 1, expect: { caching: fit } }")),
+        ("end with nobody", with("").replace("empty_cache", "alloc: { buffer: a, size: 1, expect: {} }")),
+        (
+            "use of what may be gone",
+            with("")
+                .replace("empty_cache", "alloc: { buffer: a, size: 1, expect: { caching: oom } }, fill: { buffer: a }")
+                .replace("steps: [alloc", "steps: [{ alloc")
+                .replace("}, fill", "} }, { fill")
+                .replace("a }]", "a } }]"),
+        ),
     ]);
     insta::assert_snapshot!(text);
 }

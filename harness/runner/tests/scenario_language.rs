@@ -4,10 +4,9 @@
 use std::path::Path;
 
 use harness::invariant::Invariant;
-use harness::scenario::steps::alloc::Expected;
 use harness::scenario::steps::free::{Free, FreeTarget};
 use harness::scenario::steps::storm::StormSizes;
-use harness::scenario::{Account, Action, Amount, DeviceMetric, Metric, Policy, Readings, ReportKey, Scenario, StepKind};
+use harness::scenario::{Account, Action, Amount, DeviceMetric, Ending, Expected, Metric, Policy, Readings, ReportKey, Scenario, StepKind};
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_allocator::device::{DeviceCalls, DeviceMemory};
 use harness_allocator::stats::{MemoryStats, PoolKind};
@@ -81,7 +80,7 @@ fn fields_are_parsed_and_names_resolved() {
     let scenario = scenario();
     let [weights, more, free, storm, probe, both, repeat, _] = scenario.steps.as_slice() else { panic!("eight steps") };
     let Action::Alloc(more_fields) = &more.action else { panic!("alloc") };
-    assert_eq!((more_fields.size.clone(), more_fields.expect), (Amount::Fixed(Bytes::gib(2)), Expected::Oom));
+    assert_eq!((more_fields.size.clone(), more_fields.expect.clone()), (Amount::Fixed(Bytes::gib(2)), Ending::Always(Expected::Oom)));
     let Action::Alloc(weights) = &weights.action else { panic!("alloc") };
     assert_eq!(more_fields.on_oom, Some(Policy::Free { buffers: vec![weights.buffer.clone()] }));
     let expected = FreeTarget::Buffer { buffer: weights.buffer.clone(), may_be_gone: true };
@@ -166,4 +165,57 @@ fn a_body_that_leaves_everything_as_it_was_may_be_repeated() {
     let source = "about: x\nneeds: { memory: 1GiB }\nsteps:\n  - repeat:\n      times: 9\n      steps:\n        - storm: { id: s, operations: 9, sizes: 1MiB, live: 2MiB, lifetime: { min: 1, max: 2 } }\n        - measure: m\n        - free: s\n        - empty_cache: { id: e }\n        - expect: e.freed_bytes >= 0 + e.freed_bytes - m.device.used\n";
     let scenario = Scenario::parse(source, Path::new("body.yaml")).unwrap();
     assert_eq!(scenario.steps[0].action.kind(), StepKind::Repeat);
+}
+
+/// The arms of a scenario with these allocators: name and settings.
+fn arms(allocators: &str) -> Vec<(String, Option<String>)> {
+    let source = format!("about: x\nneeds: {{ memory: 1GiB }}\n{allocators}\nsteps: [empty_cache]\n");
+    let scenario = Scenario::parse(&source, Path::new("arms.yaml")).unwrap_or_else(|error| panic!("{error}"));
+    scenario.allocators.iter().map(|arm| (arm.to_string(), arm.settings())).collect()
+}
+
+#[test]
+fn settings_are_a_string_or_fields_and_both_come_down_to_the_same() {
+    let conf = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,>:4],garbage_collection_threshold:0.8,expandable_segments:True";
+    let divisions = ["[256:1, 512:2, \">:4\"]", "[256: 1, 512: 2, \">\": 4]", "\"[256:1,512:2,>:4]\""];
+    let fields = divisions.map(|divisions| {
+        format!("{{ garbage_collection_threshold: 0.80, expandable_segments: true, max_split_size_mb: 64, roundup_power2_divisions: {divisions} }}")
+    });
+    for settings in [format!("{{ conf: \"{conf}\" }}")].into_iter().chain(fields) {
+        assert_eq!(arms(&format!("allocator: {{ caching: {settings} }}")), [(format!("caching({conf})"), Some(conf.to_owned()))]);
+    }
+    let quoted = "allocator: { caching: { expandable_segments: \"True\", max_split_size_mb: \"64.5\" } }";
+    assert_eq!(arms(quoted)[0].0, "caching(max_split_size_mb:64,expandable_segments:True)", "as PyTorch reads them");
+}
+
+#[test]
+fn arms_are_named_after_their_settings_or_as_they_are_told() {
+    let several = "allocators:
+  - caching
+  - caching: { conf: \"max_split_size_mb:512\" }
+  - caching: { name: tuned, max_split_size_mb: 512 }
+  - caching: { name: again }
+  - direct: { name: baseline }
+  - expandable: {}";
+    let names: Vec<String> = arms(several).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["caching", "caching(max_split_size_mb:512)", "tuned", "again", "baseline", "expandable"]);
+    assert_eq!(arms("allocator: direct"), [("direct".to_owned(), None)]);
+    assert_eq!(arms(""), [("caching".to_owned(), None)]);
+}
+
+#[test]
+fn a_request_may_end_otherwise_with_each_arm() {
+    let source = "about: x
+needs: { memory: 1GiB }
+allocators: [caching, { caching: { name: tuned, max_split_size_mb: 64 } }, direct]
+steps:
+  - alloc: { buffer: a, size: 2GiB, expect: { caching: oom, tuned: fits } }
+  - free: a
+";
+    let scenario = Scenario::parse(source, Path::new("ends.yaml")).unwrap();
+    let (Action::Alloc(alloc), Action::Free(free)) = (&scenario.steps[0].action, &scenario.steps[1].action) else { panic!("alloc, free") };
+    let ends = ["caching", "tuned", "direct"].map(|arm| alloc.expect.of(arm));
+    assert_eq!(ends, [Some(Expected::Oom), Some(Expected::Fits), None], "an arm that is not named may end either way");
+    assert_eq!(alloc.to_string(), "a, 2 GiB, expected to fail with caching");
+    assert_eq!(*free, Free::Targets(vec![FreeTarget::Buffer { buffer: alloc.buffer.clone(), may_be_gone: true }]));
 }

@@ -127,6 +127,11 @@ pub trait Allocator: Send {
         device.info().granularity
     }
 
+    /// The largest request that `free` bytes of the device can serve: what is left when the request's own rounding is taken off.
+    fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {
+        Bytes(free.0 - free.0 % self.reserve_unit(device).0)
+    }
+
     /// Hands out memory.
     ///
     /// # Errors

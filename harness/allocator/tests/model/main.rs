@@ -2,6 +2,7 @@
 //! settings, and after every one the same answer, the same counters (peaks and sums included), the same structure and driver calls.
 
 mod plain;
+mod safety;
 
 use harness_allocator::allocator::caching::{CachingAllocator, Config, Quirks};
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePoolId, PrivatePools, Request};

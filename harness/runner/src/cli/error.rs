@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use harness::scenario::ScenarioError;
+use harness::scenario::{ScenarioError, advice_on_conf};
 use harness::store::StoreError;
 use harness_allocator::allocator::caching::ConfError;
 use harness_allocator::device::DeviceError;
@@ -39,6 +39,9 @@ pub(crate) enum CliError {
         /// Where.
         #[label("here")]
         at: SourceSpan,
+        /// What to do.
+        #[help]
+        help: String,
     },
     /// The device cannot be used.
     #[error("{error}")]
@@ -88,7 +91,7 @@ impl CliError {
     /// Settings given by this option.
     pub(crate) fn conf_of(option: &str, error: &ConfError, text: &str) -> Self {
         let at = (error.offset(), error.length()).into();
-        Self::Conf { rule: error.rule(), text: NamedSource::new(option, text.to_owned()), at }
+        Self::Conf { rule: error.rule(), text: NamedSource::new(option, text.to_owned()), at, help: advice_on_conf(error) }
     }
 
     fn exit(&self) -> Exit {

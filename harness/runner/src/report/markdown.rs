@@ -186,6 +186,9 @@ impl Page {
             rest.iter().for_each(|violation| self.violation(violation));
         }
         self.other_failures(arm, run);
+        if let Some(settings) = arm.settings_untold() {
+            self.block(format!("Settings: {}", code(settings)));
+        }
         self.block("Reproduce it:");
         self.command(&run.reproduce);
         let selection = Selection::last(run, STEPS_OF_A_FAILURE);
@@ -270,11 +273,21 @@ impl Page {
             if report.devices.len() > 1 {
                 self.block(format!("### On {}", prose(&device.label)));
             }
+            self.settings(bench);
             self.picture(report, scenario, bench);
             self.timing(bench, device);
             for arm in &bench.arms {
                 self.arm(arm);
             }
+        }
+    }
+
+    /// What the names of arms stand for.
+    fn settings(&mut self, bench: &Bench<'_>) {
+        let arms = bench.arms.iter().filter_map(|arm| Some(format!("{}: {}", code(arm.allocator), code(arm.settings_untold()?))));
+        let arms: Vec<String> = arms.collect();
+        if !arms.is_empty() {
+            self.block(format!("Settings of PyTorch's allocator, as in `PYTORCH_ALLOC_CONF`: {}.", arms.join("; ")));
         }
     }
 
@@ -325,6 +338,7 @@ impl Page {
 
     fn facts(&mut self, arm: &Arm<'_>, run: &RunRecord) {
         let mut facts = vec![format!("Seed {}.", run.seed)];
+        facts.extend(run.settings.iter().map(|settings| format!("Settings: {}.", code(settings))));
         if arm.runs.len() > 1 {
             facts.push(format!("The steps are those of repetition {} of {}.", run.repetition + 1, arm.runs.len()));
         }

@@ -221,6 +221,18 @@ impl<'a> Arm<'a> {
         self.runs.iter().copied().min_by_key(rank).expect("an arm is made with its first run")
     }
 
+    /// The settings it ran with, where they are other than the allocator's own.
+    #[must_use]
+    pub fn settings(&self) -> Option<&'a str> {
+        self.shown().settings.as_deref()
+    }
+
+    /// The same, where the name does not tell them already.
+    #[must_use]
+    pub fn settings_untold(&self) -> Option<&'a str> {
+        self.settings().filter(|settings| !self.allocator.contains(settings))
+    }
+
     /// The runs that passed: the only ones whose times are told.
     pub fn passed(&self) -> impl Iterator<Item = &'a RunRecord> {
         self.runs.iter().copied().filter(|run| run.verdict == Verdict::Passed)

@@ -130,6 +130,11 @@ fn verdicts(report: &Report<'_>, style: Style) -> String {
     let painted = if has_devices { 3 } else { 2 };
     let mut out = table(&grid, Some((painted, &paints)), style);
     for (scenario, _, arm) in report.arms() {
+        if let Some(settings) = arm.settings_untold() {
+            line(&mut out, &format!("settings: {} with {}: {settings}", scenario.info.name, arm.allocator));
+        }
+    }
+    for (scenario, _, arm) in report.arms() {
         if let Verdict::Skipped { reason } = &arm.shown().verdict {
             line(&mut out, &format!("skipped: {} with {}: {reason}", scenario.info.name, arm.allocator));
         }
@@ -162,6 +167,9 @@ fn ending(out: &mut String, run: &RunRecord) {
         Verdict::Passed | Verdict::Interrupted => {}
         Verdict::Skipped { reason } => line(out, &format!("skipped: {reason}")),
         Verdict::Failed { first, rest } => std::iter::once(first).chain(rest).for_each(|seen| line(out, &words::violation(seen))),
+    }
+    if let Some(settings) = &run.settings {
+        line(out, &format!("settings: {settings}"));
     }
     line(out, &format!("reproduce: {}", run.reproduce));
 }
@@ -245,6 +253,20 @@ mod tests {
     fn the_terminal_shows_verdicts_failures_and_times() {
         let records = examples::night();
         insta::assert_snapshot!(render(&Report::new(&records), Style::Plain));
+    }
+
+    #[test]
+    fn the_settings_of_an_arm_are_told_where_its_name_does_not_tell_them() {
+        let mut records = examples::night();
+        records.runs.truncate(2);
+        let conf = "max_split_size_mb:512";
+        for (run, name) in records.runs.iter_mut().zip(["tuned", "caching(max_split_size_mb:512)"]) {
+            (run.allocator, run.settings) = (name.to_owned(), Some(conf.to_owned()));
+        }
+        let text = render(&Report::new(&records), Style::Plain);
+        assert!(text.contains("\nsettings: oom_retry with tuned: max_split_size_mb:512\n"), "{text}");
+        assert!(!text.contains("with caching("), "{text}");
+        assert!(step_table(&records.runs[0]).contains("\nsettings: max_split_size_mb:512\nreproduce: "));
     }
 
     #[test]

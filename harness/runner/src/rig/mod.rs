@@ -517,8 +517,8 @@ impl Rig {
     }
 
     fn check_whole_limit_fits(&mut self) -> Result<(), Halt> {
-        let (free, unit) = (self.device.memory()?.free, self.allocator.reserve_unit(&*self.device));
-        let whole = Bytes(free.0 - free.0 % unit.0);
+        let free = self.device.memory()?.free;
+        let whole = self.allocator.largest_request(&*self.device, free);
         match self.allocator.allocate(&mut *self.device, Request::new(whole)) {
             Ok(allocation) => self.allocator.free(&mut *self.device, allocation)?,
             Err(AllocatorError::Device(error)) => return Err(error.into()),

@@ -8,11 +8,11 @@ use harness_allocator::units::{Bytes, Nanos};
 use crate::record::Outcome;
 use crate::recovery::{self, Recovered};
 use crate::rig::Halt;
-use crate::scenario::steps::alloc::{Alloc, Expected};
+use crate::scenario::steps::alloc::Alloc;
 use crate::scenario::steps::event::Synchronize;
 use crate::scenario::steps::free::{Free, FreeTarget};
 use crate::scenario::steps::{Action, Step};
-use crate::scenario::{Amount, AmountError, Expectation, Located, ReportKey, Unit};
+use crate::scenario::{Amount, AmountError, Expectation, Expected, Located, ReportKey, Unit};
 use crate::workload::{pins, storm, train};
 use crate::world::{Done, LookUpError, Missed, World};
 
@@ -104,10 +104,10 @@ fn allocate(world: &mut World, step: &Step, alloc: &Alloc) -> Result<Done, Halt>
         recovery::recover(world, alloc.on_oom.as_ref(), size.0, |size| Bytes(size).to_string(), |world, _| world.rig.allocate(request))?;
     let mut done = Done { reports: recovered.reports(), ..Done::default() };
     let Recovered { answer, retries, .. } = recovered;
-    match (answer, alloc.expect) {
+    match (answer, alloc.expect.of(&world.arm)) {
         (Ok(buffer), expected) => {
             done.outcome = Outcome::Fits { retries: retries as u32 };
-            if expected == Expected::Oom {
+            if expected == Some(Expected::Oom) {
                 let seen = format!("it fits: {} handed out", buffer.size());
                 done.missed.push(Missed::at(step, format!("the request for {size} to run out of memory"), seen));
             }
@@ -116,7 +116,7 @@ fn allocate(world: &mut World, step: &Step, alloc: &Alloc) -> Result<Done, Halt>
         (Err(error), expected) => {
             done.outcome = Outcome::OutOfMemory;
             done.notes.push(error.to_string());
-            if expected == Expected::Fits {
+            if expected == Some(Expected::Fits) {
                 done.missed.push(Missed::at(step, format!("{size} to fit"), error.to_string()));
             }
         }

@@ -47,7 +47,7 @@ enum Buffer {
     Live {
         filled: bool,
     },
-    /// A recovery policy may have freed it.
+    /// A recovery policy may have freed it, or its request may have failed.
     MaybeLive {
         since: Position,
     },
@@ -153,9 +153,9 @@ impl<'a> Checker<'a> {
             Some((_, Buffer::Live { .. })) => Err(Problem::new(Code::Order, name.position(), format!("buffer `{text}` is live already"))
                 .help(format!("free it first, with `- free: {text}`, or take another name"))),
             Some((_, Buffer::MaybeLive { since })) => {
-                let message = format!("buffer `{text}` may still be live: whether a policy freed it depends on the run");
+                let message = format!("buffer `{text}` may still be live: that depends on the run");
                 Err(Problem::new(Code::Order, name.position(), message)
-                    .see(*since, "may be freed here")
+                    .see(*since, "may be gone from here on")
                     .help(format!("put `- free: {text}` in front, which does nothing where it is gone")))
             }
             Some((buffer, old)) => {
@@ -171,9 +171,9 @@ impl<'a> Checker<'a> {
         match self.buffers.get(text) {
             Some((buffer, Buffer::Live { .. })) => Ok(buffer.clone()),
             Some((_, Buffer::MaybeLive { since })) => {
-                let message = format!("buffer `{text}` may be gone: whether a policy freed it depends on the run");
+                let message = format!("buffer `{text}` may be gone: that depends on the run");
                 Err(Problem::new(Code::Order, name.position(), message)
-                    .see(*since, "may be freed here")
+                    .see(*since, "may be gone from here on")
                     .help("only `free` may name it now"))
             }
             Some((_, dead)) => Err(dead_buffer(text, name.position(), dead)),
@@ -210,7 +210,7 @@ impl<'a> Checker<'a> {
     }
 
     /// After this, nobody knows whether the buffer is live.
-    pub(crate) fn may_be_freed(&mut self, buffer: &BufferName, since: Position) {
+    pub(crate) fn may_be_gone(&mut self, buffer: &BufferName, since: Position) {
         if let Some((_, state)) = self.buffers.get_mut(buffer.name()) {
             *state = Buffer::MaybeLive { since };
         }
@@ -383,23 +383,9 @@ impl<'a> Checker<'a> {
         expression::parse_expectation(text.text(), &resolve).map_err(|error| self.locate(&text.0, Code::Expression, error))
     }
 
-    /// Puts the place inside an expression into the file, where the file spells the text as it was read (or quoted).
+    /// Puts the place inside an expression into the file.
     fn locate(&self, text: &Located<String>, code: Code, error: ExpressionError) -> Problem {
-        let line: Vec<char> = self.source.lines().nth(text.line.saturating_sub(1) as usize).unwrap_or("").chars().collect();
-        let start = text.column.saturating_sub(1) as usize;
-        let spelled = |from: usize| {
-            line.get(from..).is_some_and(|rest| {
-                rest.iter().copied().zip(text.value.chars()).filter(|(a, b)| a == b).count() == text.value.chars().count()
-            })
-        };
-        let quoted = matches!(line.get(start), Some('"' | '\''));
-        let at = match (spelled(start), quoted && spelled(start + 1)) {
-            (false, false) => text.position(),
-            (plain, _) => {
-                let column = start + usize::from(!plain) + error.start + 1;
-                Position { line: text.line, column: column as u32, length: error.length as u32 }
-            }
-        };
+        let at = text.within(self.source, error.start, error.length);
         Problem::new(code, at, error.message).help(error.help)
     }
 

@@ -34,6 +34,25 @@ impl<T> Located<T> {
     }
 }
 
+impl Located<String> {
+    /// The place of some of its characters, where the file spells the text as it was read (or quoted) on one line; else its own place.
+    pub(crate) fn within(&self, source: &str, start: usize, length: usize) -> Position {
+        let line: Vec<char> = source.lines().nth(self.line.saturating_sub(1) as usize).unwrap_or("").chars().collect();
+        let first = self.column.saturating_sub(1) as usize;
+        let is_spelled = |from: usize| {
+            let wanted = self.value.chars().count();
+            line.get(from..).is_some_and(|rest| rest.iter().copied().zip(self.value.chars()).filter(|(a, b)| a == b).count() == wanted)
+        };
+        let is_quoted = matches!(line.get(first), Some('"' | '\''));
+        let from = match (is_spelled(first), is_quoted && is_spelled(first + 1)) {
+            (false, false) => return self.position(),
+            (true, _) => first,
+            (false, true) => first + 1,
+        };
+        Position { line: self.line, column: (from + start + 1) as u32, length: length as u32 }
+    }
+}
+
 /// A place in a scenario file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position {

@@ -4,7 +4,9 @@
 //! expectations parsed, and the order of the steps makes sense. What is wrong is answered with one [`ScenarioError`] that names the place.
 //! [`schema()`] and the generated parts of the language reference ([`Reference`]) come from the same types.
 
+pub(crate) mod arms;
 pub(crate) mod check;
+mod ending;
 pub(crate) mod error;
 mod expression;
 pub(crate) mod located;
@@ -18,19 +20,22 @@ pub(crate) mod yaml;
 
 use std::path::{Path, PathBuf};
 
-use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
+use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::units::Bytes;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::invariant::Invariant;
 use crate::record::{ScenarioInfo, SourceLine};
+use arms::ArmWire;
 use check::Checker;
 use error::{Code, Problem};
 use steps::StepWire;
-use text::{AllocatorText, ExpressionText, InvariantText, NameText, SizeText};
+use text::{ExpressionText, InvariantText, NameText, SizeText};
 
+pub use arms::advice as advice_on_conf;
 pub use check::{MAX_EXECUTED_STEPS, MAX_REPEAT_DEPTH};
+pub use ending::{Ending, Expected};
 pub use error::{ScenarioError, TextError, choices};
 pub use expression::{Amount, AmountError, Comparison, Evaluation, Expectation, MAX_TERMS, Sign, Sum, Term};
 pub use located::{Located, Position};
@@ -115,7 +120,9 @@ pub(crate) struct ScenarioWire {
     /// What it needs to run.
     needs: NeedsWire,
     /// The allocators to run it with: `[caching]` if not given.
-    allocators: Option<Located<Vec<AllocatorText>>>,
+    allocators: Option<Located<Vec<Located<ArmWire>>>>,
+    /// The same for one.
+    allocator: Option<Located<ArmWire>>,
     /// Names of streams to make; `default` always exists.
     streams: Option<Vec<NameText>>,
     /// Every random choice comes from this: 0 if not given.
@@ -142,7 +149,7 @@ pub(crate) struct NeedsWire {
 fn check_scenario(wire: &ScenarioWire, source: &str, path: &Path) -> Result<Scenario, Problem> {
     let about = about(&wire.about, yaml::SCENARIO.noun)?;
     let memory = memory(&wire.needs.memory)?;
-    let allocators = allocators(wire.allocators.as_ref())?;
+    let allocators = arms::check(wire.allocator.as_ref(), wire.allocators.as_ref(), source)?;
     let streams = streams(wire.streams.as_deref().unwrap_or_default())?;
     if wire.steps.value.is_empty() {
         return Err(Problem::new(Code::Shape, wire.steps.position(), "a scenario has at least one step")
@@ -174,25 +181,6 @@ pub(crate) fn memory(given: &SizeText) -> Result<Bytes, Problem> {
     }
     Err(Problem::new(Code::Value, given.position(), format!("`memory` cannot be {memory}"))
         .help("`memory` is from 2MiB, one small segment, to 1PiB"))
-}
-
-pub(crate) fn allocators(given: Option<&Located<Vec<AllocatorText>>>) -> Result<Vec<AllocatorSpec>, Problem> {
-    let Some(given) = given else { return Ok(vec![AllocatorKind::Caching.into()]) };
-    if given.value.is_empty() {
-        return Err(Problem::new(Code::Value, given.position(), "`allocators` names none").help("leave it out for `[caching]`"));
-    }
-    let mut kinds = Vec::new();
-    for name in &given.value {
-        let kind = AllocatorKind::from_name(name.text()).ok_or_else(|| check::unknown_allocator(&name.0))?;
-        let spec = AllocatorSpec::from(kind);
-        if kinds.contains(&spec) {
-            return Err(
-                Problem::new(Code::Name, name.position(), format!("allocator `{}` is named twice", name.text())).help("name it once")
-            );
-        }
-        kinds.push(spec);
-    }
-    Ok(kinds)
 }
 
 fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {

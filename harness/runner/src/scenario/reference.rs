@@ -6,6 +6,7 @@ use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::stats::{StatCounter, StatFamily, StatField, StatPool};
 use serde_json::Value;
 
+use super::arms;
 use super::metric::{DeviceMetric, ReportKey};
 use super::schema::schema;
 use super::steps::StepKind;
@@ -21,6 +22,8 @@ pub enum Reference {
     Scalars,
     /// Every allocator.
     Allocators,
+    /// What the map of an allocator takes.
+    Settings,
     /// Every step with its fields.
     Steps,
     /// Every recovery policy with its fields.
@@ -35,8 +38,17 @@ pub enum Reference {
 
 impl Reference {
     /// Every one.
-    pub const ALL: &'static [Self] =
-        &[Self::Scenario, Self::Scalars, Self::Allocators, Self::Steps, Self::Policies, Self::Metrics, Self::Reports, Self::Invariants];
+    pub const ALL: &'static [Self] = &[
+        Self::Scenario,
+        Self::Scalars,
+        Self::Allocators,
+        Self::Settings,
+        Self::Steps,
+        Self::Policies,
+        Self::Metrics,
+        Self::Reports,
+        Self::Invariants,
+    ];
 
     /// Its name in the marker.
     #[must_use]
@@ -45,6 +57,7 @@ impl Reference {
             Self::Scenario => "scenario",
             Self::Scalars => "scalars",
             Self::Allocators => "allocators",
+            Self::Settings => "settings",
             Self::Steps => "steps",
             Self::Policies => "policies",
             Self::Metrics => "metrics",
@@ -59,11 +72,14 @@ impl Reference {
         match self {
             Self::Scenario => fields(&schema(), &schema()),
             Self::Scalars => {
-                table(["form", "what it is"], scalar_kinds().iter().map(|(name, about)| [format!("*{name}*"), (*about).to_owned()]))
+                let allocator = ("allocator", arms::ABOUT);
+                let forms = scalar_kinds().into_iter().chain([allocator]);
+                table(["form", "what it is"], forms.map(|(name, about)| [format!("*{name}*"), about.to_owned()]))
             }
             Self::Allocators => {
                 table(["allocator", "what it is"], AllocatorKind::ALL.iter().map(|kind| [code(kind.name()), kind.about().to_owned()]))
             }
+            Self::Settings => table(["field", "takes", "meaning"], arms::fields()),
             Self::Steps => steps(&schema()),
             Self::Policies => policies(&schema()),
             Self::Metrics => metrics(),
@@ -119,7 +135,7 @@ fn about(schema: &Value) -> &str {
 /// The name of a form, for a table: `*size*`, a list of `*name*`, `fits` or `oom`.
 fn form(root: &Value, schema: &Value) -> String {
     if let Some(name) = schema.get("$ref").and_then(Value::as_str).and_then(|path| path.rsplit('/').next()) {
-        let explained = ["policy", "step"].contains(&name) || scalar_kinds().iter().any(|(scalar, _)| *scalar == name);
+        let explained = ["policy", "step", "allocator"].contains(&name) || scalar_kinds().iter().any(|(scalar, _)| *scalar == name);
         return if explained { format!("*{name}*") } else { form(root, resolved(root, schema)) };
     }
     for key in ["anyOf", "oneOf"] {

@@ -4,7 +4,6 @@
 
 use std::borrow::Cow;
 
-use harness_allocator::allocator::AllocatorKind;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
@@ -63,8 +62,6 @@ scalars! {
     DurationText = "duration", { "type": "string", "pattern": "^[0-9][0-9.]* ?(ns|us|µs|ms|s)$" };
     /// A comparison of two sums, for example `reserved_bytes.all.current == 400MiB`.
     ExpressionText = "expression", { "type": "string", "pattern": "==|!=|<|<=|>|>=" };
-    /// The name of an allocator, for example `caching`.
-    AllocatorText = "allocator", { "enum": AllocatorKind::ALL.iter().map(|kind| kind.name()).collect::<Vec<_>>() };
     /// The name of an always-checked invariant, for example `retry_makes_progress`.
     InvariantText = "invariant", { "enum": Invariant::ALL.iter().map(|invariant| invariant.name()).collect::<Vec<_>>() };
 }

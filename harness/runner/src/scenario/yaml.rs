@@ -33,7 +33,7 @@ pub(crate) struct Language {
 pub(crate) const SCENARIO: Language = Language {
     noun: "scenario",
     example: "scenarios/rounding.yaml",
-    shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators`, `streams`, `seed`, `invariants` and `violates`",
+    shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators` (or `allocator`), `streams`, `seed`, `invariants` and `violates`",
     required: &["about", "needs", "steps"],
     shorter: "`repeat` and `storm`",
 };

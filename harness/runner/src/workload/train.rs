@@ -9,7 +9,7 @@ use crate::invariant::Invariant;
 use crate::record::Outcome;
 use crate::recovery;
 use crate::rig::{Buffer, Finding, Halt};
-use crate::scenario::steps::alloc::Expected;
+use crate::scenario::Expected;
 use crate::scenario::steps::train::Train;
 use crate::scenario::{ReportKey, Step};
 use crate::world::{Done, Missed, World};
@@ -61,7 +61,7 @@ pub(crate) fn run(world: &mut World, step: &Step, train: &Train) -> Result<Done,
         }
     };
     free_all(world, model.state)?;
-    Ok(conclude(step, train, &tally, failed))
+    Ok(conclude(&world.arm, step, train, &tally, failed))
 }
 
 /// All iterations; the error that ended them early, if one did.
@@ -195,7 +195,7 @@ fn free_all(world: &mut World, buffers: Vec<Buffer>) -> Result<(), Halt> {
     buffers.into_iter().try_for_each(|buffer| world.rig.free(buffer))
 }
 
-fn conclude(step: &Step, train: &Train, tally: &Tally, failed: Option<AllocatorError>) -> Done {
+fn conclude(arm: &str, step: &Step, train: &Train, tally: &Tally, failed: Option<AllocatorError>) -> Done {
     let mut done = Done::default();
     done.reports.extend([
         (ReportKey::Iterations, tally.iterations),
@@ -209,21 +209,21 @@ fn conclude(step: &Step, train: &Train, tally: &Tally, failed: Option<AllocatorE
         (ReportKey::RetainedAfterOom, tally.retained),
     ]);
     let completed = format!("{} of {} iterations", tally.iterations, train.iterations);
-    match (failed, train.expect) {
+    match (failed, train.expect.of(arm)) {
         (None, expected) => {
             done.outcome = Outcome::Fits { retries: tally.retries as u32 };
             if tally.retries > 0 {
                 let lost = format!("{} lost to it", tally.lost);
                 done.notes.push(format!("{} retries: batch {} became {}, {lost}", tally.retries, train.batch, tally.final_batch));
             }
-            if expected == Expected::Oom {
+            if expected == Some(Expected::Oom) {
                 done.missed.push(Missed::at(step, "training to run out of memory", completed));
             }
         }
         (Some(error), expected) => {
             done.outcome = Outcome::OutOfMemory;
             done.notes.push(format!("{completed}, then {error}"));
-            if expected == Expected::Fits {
+            if expected == Some(Expected::Fits) {
                 done.missed.push(Missed::at(step, "training to its end", format!("{completed}, then {error}")));
             }
         }

@@ -233,6 +233,15 @@ fn what_is_broken_fails_and_what_is_not_for_an_arm_is_skipped() {
 }
 
 #[test]
+fn an_arm_with_settings_runs_what_pytorchs_allocator_runs() {
+    let time = "scenario: { file: ../oom_retry.yaml }\n  - latency: { sizes: [1MiB], cases: [miss] }";
+    let record = Shop::new().run(&suite("caching: { name: pages, conf: \"expandable_segments:True\" }, expandable", time));
+    let (named, built_in) = (medians(&record, "pages"), medians(&record, "expandable"));
+    assert!(named.len() >= 2);
+    assert_eq!(named, built_in, "they are the same but for the name");
+}
+
+#[test]
 fn a_scenario_that_fails_is_a_failure_with_the_command_that_shows_it() {
     let folder = tempfile::tempdir().unwrap();
     let scenario = "about: Wrong.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 1MiB }\n  - expect: reserved_bytes.all.current == 1\n";

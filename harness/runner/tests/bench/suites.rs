@@ -92,6 +92,8 @@ fn the_hash_is_of_what_is_measured_and_not_of_how_often() {
     assert_eq!(first, of("1024MiB", "arms: [direct]\nbudget: 1s\nprecision: 1%\nrounds: { least: 6, most: 7 }\n", "2048KiB"));
     assert_ne!(first, of("2GiB", "arms: [caching]\n", "2MiB"));
     assert_ne!(first, of("1GiB", "arms: [caching]\n", "4MiB"));
+    let arm = |conf: &str| of("1GiB", &format!("arms: [caching: {{ name: mine, conf: \"{conf}\" }}]\n"), "2MiB");
+    assert_ne!(arm("max_split_size_mb:64"), arm("max_split_size_mb:128"), "the name says nothing of the settings");
 }
 
 #[test]

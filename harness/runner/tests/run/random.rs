@@ -1,6 +1,7 @@
 //! Right allocators are never accused, whatever a right program does with them.
 
-use harness_allocator::allocator::AllocatorKind;
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, MemoryFraction};
 use harness_allocator::units::{Bytes, Nanos};
 use proptest::prelude::*;
 
@@ -33,6 +34,33 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..80)
 }
 
+prop_compose! {
+    /// Settings of PyTorch's allocator that mean something in so small a memory. Drivers map pages of whole 2 MiB only.
+    fn settings()(
+        large in prop_oneof![Just(20), (6_u64..20).prop_map(|pages| 2 * pages)],
+        split in proptest::option::of(0_u64..20),
+        rounding in 0_u64..20,
+        divisions in prop_oneof![
+            prop::sample::select(vec![0_u64, 1, 4, 16]).prop_map(|value| [value; 16]),
+            prop::array::uniform16(prop::sample::select(vec![0_u64, 2, 8])),
+        ],
+        threshold in proptest::option::of(0.05_f64..0.95),
+        fraction in prop_oneof![Just(1.0), 0.05_f64..1.0],
+        expandable_segments in any::<bool>(),
+    ) -> Config {
+        Config {
+            max_split_size: split.map(|more| Bytes::mib(large + more)),
+            max_non_split_rounding: Bytes::mib(large + rounding),
+            large_segment_size: Bytes::mib(large),
+            roundup_power2_divisions: divisions,
+            garbage_collection_threshold: threshold,
+            memory_fraction: MemoryFraction::new(fraction).expect("in range"),
+            expandable_segments,
+            ..Config::default()
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
@@ -41,5 +69,11 @@ proptest! {
         for &kind in AllocatorKind::ALL {
             prop_assert_eq!(Machine::new(kind.build()).run(&program), Ok(()), "{}", kind.name());
         }
+    }
+
+    #[test]
+    fn no_program_makes_pytorchs_allocator_break_an_invariant_whatever_its_settings(program in ops(), config in settings()) {
+        let arm = AllocatorSpec::caching(config);
+        prop_assert_eq!(Machine::new(arm.build()).run(&program), Ok(()), "{}", arm);
     }
 }

@@ -9,48 +9,17 @@
 //! Two things that PyTorch lets pass are errors here, because nobody means them: a wrong separator (PyTorch takes any of `:`, `,`, `[` and
 //! `]` for any other, so that `max_split_size_mb,64` works there) and hexadecimal fractions.
 
+mod error;
+mod setting;
+
 use std::fmt;
 
+pub use self::error::{ConfError, Excerpt};
+use self::setting::Key;
+pub use self::setting::Setting;
 use super::config::Config;
 use crate::allocator::MemoryFraction;
 use crate::units::Bytes;
-
-/// Everything between a key's colon and its comma is one of these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Key {
-    LargeSegmentSize,
-    MaxSplitSize,
-    MaxNonSplitRounding,
-    RoundupPower2Divisions,
-    GarbageCollectionThreshold,
-    PerProcessMemoryFraction,
-    ExpandableSegments,
-    Backend,
-    /// A boolean that does not concern device memory.
-    HostSwitch,
-    PinnedNumRegisterThreads,
-    PinnedReserveSegmentSize,
-}
-
-/// Every key, those with an effect here first.
-const KEYS: [(&str, Key); 16] = [
-    ("large_segment_size_mb", Key::LargeSegmentSize),
-    ("max_split_size_mb", Key::MaxSplitSize),
-    ("max_non_split_rounding_mb", Key::MaxNonSplitRounding),
-    ("roundup_power2_divisions", Key::RoundupPower2Divisions),
-    ("garbage_collection_threshold", Key::GarbageCollectionThreshold),
-    ("per_process_memory_fraction", Key::PerProcessMemoryFraction),
-    ("expandable_segments", Key::ExpandableSegments),
-    ("backend", Key::Backend),
-    ("pinned_use_background_threads", Key::HostSwitch),
-    ("pinned_use_cuda_host_register", Key::HostSwitch),
-    ("pinned_use_hip_host_register", Key::HostSwitch),
-    ("release_lock_on_cudamalloc", Key::HostSwitch),
-    ("release_lock_on_hipmalloc", Key::HostSwitch),
-    ("graph_capture_record_stream_reuse", Key::HostSwitch),
-    ("pinned_num_register_threads", Key::PinnedNumRegisterThreads),
-    ("pinned_reserve_segment_size_mb", Key::PinnedReserveSegmentSize),
-];
 
 /// `large_segment_size_mb` must be above this many MiB.
 const LARGE_SEGMENT_SIZE_ABOVE: u64 = 10;
@@ -66,9 +35,9 @@ impl Config {
         let mut reader = Reader { text, tokens: tokens(text), next: 0 };
         let mut config = Self { large_segment_size: reader.large_segment_size()?, ..Self::default() };
         config.max_non_split_rounding = config.large_segment_size;
-        while let Some(key) = reader.key()? {
+        while let Some(setting) = reader.key()? {
             reader.expect(":", "`:` and a value behind the key")?;
-            reader.value(&key, &mut config)?;
+            reader.value(setting, &mut config)?;
             if reader.peek().is_some() {
                 reader.expect(",", "`,` between two settings")?;
             }
@@ -108,12 +77,6 @@ fn tokens(text: &str) -> Vec<Token> {
     tokens
 }
 
-/// A key as it stands in the text.
-struct KeyToken {
-    key: Key,
-    name: &'static str,
-}
-
 struct Reader<'a> {
     text: &'a str,
     tokens: Vec<Token>,
@@ -140,17 +103,16 @@ impl Reader<'_> {
     }
 
     /// The next key, or `None` at the end of the text.
-    fn key(&mut self) -> Result<Option<KeyToken>, ConfError> {
+    fn key(&mut self) -> Result<Option<&'static Setting>, ConfError> {
         let Some(token) = self.take() else { return Ok(None) };
         if is_sign(&token.word) {
             return Err(self.syntax("a key: an item must not be empty", &token));
         }
-        let known = KEYS.iter().find(|(name, _)| *name == token.word);
         let unknown = || ConfError::UnknownKey { key: token.word.clone(), at: self.excerpt(&token) };
-        known.map(|&(name, key)| Some(KeyToken { key, name })).ok_or_else(unknown)
+        Setting::from_name(&token.word).map(Some).ok_or_else(unknown)
     }
 
-    fn value(&mut self, &KeyToken { key, name }: &KeyToken, config: &mut Config) -> Result<(), ConfError> {
+    fn value(&mut self, &Setting { key, name, .. }: &Setting, config: &mut Config) -> Result<(), ConfError> {
         match key {
             Key::LargeSegmentSize => self.whole_number(name).map(|_| ()),
             Key::MaxSplitSize => {
@@ -386,115 +348,6 @@ fn decimal_prefix(word: &str) -> Option<&str> {
     Some(&word[..end])
 }
 
-/// A configuration string that PyTorch would refuse, or that asks for what is not there.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfError {
-    /// Correct the key, or leave the setting out.
-    #[error("`{key}` is not a setting of PyTorch 2.11's allocator; there are {}\n{at}", key_names())]
-    UnknownKey {
-        /// What stands there.
-        key: String,
-        /// Where.
-        at: Excerpt,
-    },
-    /// Write what is expected.
-    #[error("expected {expected}; settings are written `KEY:VALUE,KEY:VALUE`\n{at}")]
-    Syntax {
-        /// What is accepted there.
-        expected: &'static str,
-        /// Where.
-        at: Excerpt,
-    },
-    /// Write a number.
-    #[error("{key} must be {form}\n{at}")]
-    NotANumber {
-        /// Of which setting.
-        key: &'static str,
-        /// What is accepted.
-        form: &'static str,
-        /// Where.
-        at: Excerpt,
-    },
-    /// Choose a value that PyTorch allows.
-    #[error("{key} must be {rule}\n{at}")]
-    OutOfRange {
-        /// Of which setting.
-        key: &'static str,
-        /// What PyTorch allows.
-        rule: String,
-        /// Where.
-        at: Excerpt,
-    },
-    /// Write `True` or `False`.
-    #[error("{key} must be `True` or `False`, capital letter included\n{at}")]
-    NotABoolean {
-        /// Of which setting.
-        key: &'static str,
-        /// Where.
-        at: Excerpt,
-    },
-    /// Leave the backend out.
-    #[error("the only backend here is `native`: PyTorch's `cudaMallocAsync` is not this allocator, and it knows no others\n{at}")]
-    Backend {
-        /// Where.
-        at: Excerpt,
-    },
-}
-
-impl ConfError {
-    /// Where in the text, in bytes; its length for something missing at the end.
-    #[must_use]
-    pub fn offset(&self) -> usize {
-        self.at().offset
-    }
-
-    /// How many bytes are meant; 0 for something missing.
-    #[must_use]
-    pub fn length(&self) -> usize {
-        self.at().length
-    }
-
-    /// What is wrong and what would be right, in one line, without the excerpt that [`fmt::Display`] adds.
-    #[must_use]
-    pub fn rule(&self) -> String {
-        self.to_string().lines().next().unwrap_or_default().to_owned()
-    }
-
-    fn at(&self) -> &Excerpt {
-        match self {
-            Self::UnknownKey { at, .. }
-            | Self::Syntax { at, .. }
-            | Self::NotANumber { at, .. }
-            | Self::OutOfRange { at, .. }
-            | Self::NotABoolean { at, .. }
-            | Self::Backend { at } => at,
-        }
-    }
-}
-
-fn key_names() -> String {
-    KEYS.map(|(name, _)| name).join(", ")
-}
-
-/// A place in a configuration string: displayed as the string and a line of carets below it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Excerpt {
-    text: String,
-    offset: usize,
-    length: usize,
-}
-
-impl fmt::Display for Excerpt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // One column a character: tabs and line ends become blanks.
-        let line: String = self.text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        let column = self.text[..self.offset].chars().count();
-        let carets = self.text[self.offset..self.offset + self.length].chars().count().max(1);
-        write!(f, "  `{line}`\n   {:column$}{:^<carets$}", "", "")
-    }
-}
-
 impl fmt::Display for Config {
     /// The shortest string that [`Config::parse`] reads as the same settings: defaults are left out, sizes are whole mebibytes, and
     /// [`Quirks`](super::Quirks), which PyTorch does not know, do not appear.
@@ -546,165 +399,4 @@ fn write_divisions(divisions: &[u64; 16]) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn parse(text: &str) -> Config {
-        Config::parse(text).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    #[test]
-    fn the_empty_string_and_blanks_are_the_default() {
-        for text in ["", "  ", "backend:native", "expandable_segments:False,", "pinned_use_background_threads:True"] {
-            assert_eq!(parse(text), Config::default(), "{text}");
-        }
-        assert_eq!(Config::default().to_string(), "");
-    }
-
-    #[test]
-    fn numbers_are_read_as_far_as_they_go_and_wrap_below_zero() {
-        let largest = Bytes(u64::MAX - 0xF_FFFF);
-        let sizes = [("64", Bytes::mib(64)), ("64.5", Bytes::mib(64)), ("64abc", Bytes::mib(64)), (" 6 4 ", Bytes::mib(64))];
-        for (text, size) in sizes.into_iter().chain([("+20", Bytes::mib(20)), ("-1", largest), ("18446744073709551615", largest)]) {
-            assert_eq!(parse(&format!("max_split_size_mb:{text},")).max_split_size, Some(size), "{text}");
-        }
-        for (text, value) in [(".5", 0.5), ("5e-1", 0.5), ("0.25xyz", 0.25), ("0.25e", 0.25), ("+0.25", 0.25)] {
-            assert_eq!(parse(&format!("garbage_collection_threshold:{text}")).garbage_collection_threshold, Some(value), "{text}");
-        }
-        assert_eq!(parse("per_process_memory_fraction:-0.0").memory_fraction.limit(Bytes::gib(1)), Some(Bytes::ZERO));
-    }
-
-    #[test]
-    fn the_segment_size_counts_before_the_others_wherever_it_stands() {
-        let config = parse("max_split_size_mb:11,large_segment_size_mb:11");
-        assert_eq!((config.max_split_size, config.max_non_split_rounding), (Some(Bytes::mib(11)), Bytes::mib(11)));
-        let error = Config::parse("max_split_size_mb:32,large_segment_size_mb:64").expect_err("32 is below 64");
-        assert_eq!(error.rule(), "max_split_size_mb must be at least large_segment_size_mb, which is 64");
-        assert_eq!((error.offset(), error.length()), (18, 2));
-    }
-
-    #[test]
-    fn what_is_given_twice_counts_as_it_stands_last() {
-        assert_eq!(parse("max_split_size_mb:64,max_split_size_mb:128").max_split_size, Some(Bytes::mib(128)));
-        let config = parse("roundup_power2_divisions:4,roundup_power2_divisions:[64:8]");
-        assert_eq!(config.roundup_power2_divisions, [8, 8, 8, 8, 8, 8, 8, 4, 4, 4, 4, 4, 4, 4, 4, 4]);
-        assert!(Config::parse("max_split_size_mb:19,max_split_size_mb:128").is_err(), "each is checked");
-    }
-
-    #[test]
-    fn a_list_of_divisions_leaves_what_it_does_not_name_unrounded() {
-        for (list, expected) in [
-            ("[64:8,256:4,>:1]", [8, 8, 8, 8, 8, 8, 8, 0, 4, 1, 1, 1, 1, 1, 1, 1]),
-            ("[64:8,256:4]", [8, 8, 8, 8, 8, 8, 8, 0, 4, 0, 0, 0, 0, 0, 0, 0]),
-            ("[>:4]", [0, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4]),
-            ("[>:4,2:8]", [8, 8, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4]),
-            ("[1048576:2,]", [2; 16]),
-            ("[32768:0,>:2]", [0; 16]),
-            ("[]", [0; 16]),
-        ] {
-            assert_eq!(parse(&format!("roundup_power2_divisions:{list}")).roundup_power2_divisions, expected, "{list}");
-        }
-    }
-
-    #[test]
-    fn what_pytorch_refuses_is_refused_at_its_place() {
-        for (text, offset, length) in [
-            ("max_split_size_mb:19", 18, 2),
-            ("max_split_size_mb:x", 18, 1),
-            ("max_split_size_mb:18446744073709551616", 18, 20),
-            ("max_split_size_mb:[64]", 18, 1),
-            ("max_split_size_mb", 17, 0),
-            ("max_split_size_mb:", 18, 0),
-            ("max_split_size_mb=64", 0, 20),
-            ("max_split_size_mb:64,,backend:native", 21, 1),
-            (",max_split_size_mb:64", 0, 1),
-            (",", 0, 1),
-            ("MAX_SPLIT_SIZE_MB:64", 0, 17),
-            ("large_segment_size_mb:10", 22, 2),
-            ("max_non_split_rounding_mb:19", 26, 2),
-            ("garbage_collection_threshold:0", 29, 1),
-            ("garbage_collection_threshold:1", 29, 1),
-            ("garbage_collection_threshold:nan", 29, 3),
-            ("garbage_collection_threshold:1e-400", 29, 6),
-            ("garbage_collection_threshold:1e-310", 29, 6),
-            ("per_process_memory_fraction:1.01", 28, 4),
-            ("per_process_memory_fraction:-0.1", 28, 4),
-            ("expandable_segments:true", 20, 4),
-            ("backend:cudaMallocAsync", 8, 15),
-            ("roundup_power2_divisions:0", 25, 1),
-            ("roundup_power2_divisions:[64:8", 30, 0),
-            ("roundup_power2_divisions:[,64:8]", 26, 1),
-            ("roundup_power2_divisions:[64:8,,128:4]", 31, 1),
-            ("roundup_power2_divisions:[64]", 28, 1),
-            ("roundup_power2_divisions:[63:8]", 26, 2),
-            ("roundup_power2_divisions:[64:3]", 29, 1),
-            ("roundup_power2_divisions:[64:8]max_split_size_mb:64", 31, 17),
-            ("pinned_use_background_threads:1", 30, 1),
-            ("pinned_num_register_threads:256", 28, 3),
-            ("pinned_reserve_segment_size_mb:0", 31, 1),
-            ("throw_on_cudamalloc_oom:True", 0, 23),
-            // Stricter than PyTorch, on purpose.
-            ("max_split_size_mb,64", 17, 1),
-            ("roundup_power2_divisions:[64:8:128:4]", 30, 1),
-            ("per_process_memory_fraction:0x1p-1", 28, 6),
-        ] {
-            let error = Config::parse(text).expect_err(text);
-            assert_eq!((error.offset(), error.length()), (offset, length), "{error}");
-        }
-    }
-
-    #[test]
-    fn an_error_quotes_the_string_and_points_at_the_character() {
-        let error = Config::parse("backend:native, roundup_power2_divisions:[64:3]").expect_err("3 is no power of two");
-        let shown = "the divisions of an interval must be a power of two, or 0 for none\n\
-                     \x20 `backend:native, roundup_power2_divisions:[64:3]`\n\
-                     \x20                                               ^";
-        assert_eq!(error.to_string(), shown);
-        assert!(parse("expandable_segments:True").expandable_segments);
-        assert!(!parse("expandable_segments:True,expandable_segments:False").expandable_segments, "the last one counts");
-    }
-
-    fn divisions() -> impl Strategy<Value = u64> {
-        prop_oneof![Just(0), (0_u32..64).prop_map(|shift| 1 << shift)]
-    }
-
-    prop_compose! {
-        fn configs()(
-            large in 11_u64..200,
-            split in proptest::option::of(0_u64..1 << 45),
-            rounding in prop_oneof![Just(0), 0_u64..1 << 45],
-            roundup in prop_oneof![divisions().prop_map(|value| [value; 16]), prop::array::uniform16(divisions())],
-            threshold in proptest::option::of((1_u32..u32::MAX).prop_map(|n| f64::from(n) / f64::from(u32::MAX))),
-            fraction in 0.0_f64..=1.0,
-            expandable_segments in any::<bool>(),
-        ) -> Config {
-            Config {
-                max_split_size: split.map(|more| mebibytes(large + more)),
-                max_non_split_rounding: mebibytes(large + rounding),
-                large_segment_size: Bytes::mib(large),
-                roundup_power2_divisions: roundup,
-                garbage_collection_threshold: threshold,
-                memory_fraction: MemoryFraction::new(fraction).expect("in range"),
-                expandable_segments,
-                ..Config::default()
-            }
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn every_config_reads_back_from_its_string(config in configs()) {
-            let text = config.to_string();
-            prop_assert_eq!(Config::parse(&text), Ok(config), "{}", text);
-        }
-
-        #[test]
-        fn any_text_is_read_or_refused_at_a_place_inside_it(text in "[a-z_:,\\[\\]>0-9. é-]{0,40}|(max_split_size_mb|backend)[:,][ -~]{0,20}") {
-            if let Err(error) = Config::parse(&text) {
-                prop_assert!(error.offset() + error.length() <= text.len());
-                prop_assert_eq!(error.to_string().lines().count(), 3);
-            }
-        }
-    }
-}
+mod tests;

@@ -81,6 +81,18 @@ impl Config {
         requested.checked_next_multiple_of(UNIT)
     }
 
+    /// The largest request that rounds to at most `size`, which is a multiple of the unit.
+    pub(super) fn round_down(&self, size: u64) -> u64 {
+        if self.round(size) == Some(size) {
+            return size;
+        }
+        let power = 1 << size.ilog2();
+        match power / self.roundup_power2_divisions[interval(size)] {
+            0 => power,
+            step => size - size % step,
+        }
+    }
+
     /// What is asked of the driver for a block of that size; `None` where it does not fit 64 bits.
     pub(super) fn segment_size(&self, size: u64) -> Option<u64> {
         match size {
@@ -184,8 +196,14 @@ mod tests {
         assert_eq!(config.round(5 << 20), Some(5 << 20));
         assert_eq!(config.round((5 << 20) + 1), Some(6 << 20));
         assert_eq!(config.round(8 << 20), Some(8 << 20));
+        for (size, request) in [(5, 5), (9, 8), (11, 10), (15, 14), (16, 16)].map(|(size, request): (u64, u64)| (size << 20, request << 20))
+        {
+            assert_eq!(config.round_down(size), request);
+            assert!(config.round(request) <= Some(size) && config.round(request + 1) > Some(size));
+        }
         let finest = Config { roundup_power2_divisions: [1 << 63; 16], ..Config::default() };
         assert_eq!(finest.round(3_000_000), Some(4 << 20), "as PyTorch's binary does");
+        assert_eq!((finest.round_down(3_000_000), Config::default().round_down(512)), (2 << 20, 512));
         assert_eq!((interval(1 << 20), interval(2 << 20), interval(1 << 40)), (0, 1, 15));
     }
 }

@@ -25,7 +25,7 @@ mod pools;
 mod reclaim;
 mod unaided;
 
-pub use conf::{ConfError, Excerpt};
+pub use conf::{ConfError, Excerpt, Setting};
 pub use config::{Config, Quirks};
 pub(super) use others::{Others, Side};
 pub(super) use unaided::Freed;
@@ -361,6 +361,10 @@ impl Allocator for CachingAllocator {
 
     fn reserve_unit(&self, device: &dyn Device) -> Bytes {
         if self.config.expandable_segments { Bytes(self.config.page(PoolKind::Large)) } else { device.info().granularity }
+    }
+
+    fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {
+        Bytes(self.config.round_down(free.0 - free.0 % self.reserve_unit(device).0))
     }
 
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {

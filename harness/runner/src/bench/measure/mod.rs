@@ -164,6 +164,12 @@ impl Visit<'_> {
         Timer::of(self.workshop.clock())
     }
 
+    /// The arm as `--allocator` takes it, whatever the suite calls it.
+    fn arm_for_shell(&self) -> String {
+        let kind = self.arm.kind().name();
+        self.arm.settings().map_or_else(|| kind.to_owned(), |settings| format!("{kind}({settings})"))
+    }
+
     /// Does something with a device and a fresh allocator, and gives everything back, whatever came of it.
     fn bench<T>(&mut self, wall: Wall, body: impl FnOnce(&mut Bench, &mut Self) -> Result<T, Fault>) -> Result<T, Fault> {
         let device = self.workshop.lend(self.memory, wall)?;

@@ -20,7 +20,7 @@ use crate::scenario::check::{bounded, duration, positive_size};
 use crate::scenario::error::{Code, Problem, choices};
 use crate::scenario::located::{Located, Position};
 use crate::scenario::text::SizeText;
-use crate::scenario::{MAX_FILE, Scenario, ScenarioError, about, allocators, memory, yaml};
+use crate::scenario::{MAX_FILE, Scenario, ScenarioError, about, arms, memory, yaml};
 
 /// Most rounds of a suite.
 pub const MAX_ROUNDS: u64 = 1000;
@@ -54,7 +54,7 @@ impl From<Problem> for Refused {
     }
 }
 
-pub(super) fn check(wire: &SuiteWire, path: &Path) -> Result<Suite, Refused> {
+pub(super) fn check(wire: &SuiteWire, source: &str, path: &Path) -> Result<Suite, Refused> {
     let about = about(&wire.about, SUITE.noun)?;
     let memory = memory(&wire.needs.memory)?;
     let threshold = wire.threshold.as_ref().map_or(Ok(DEFAULT_THRESHOLD), percent)?;
@@ -62,7 +62,7 @@ pub(super) fn check(wire: &SuiteWire, path: &Path) -> Result<Suite, Refused> {
     let budget = wire.budget.as_ref().map_or(Ok(DEFAULT_BUDGET), duration)?;
     let rounds = wire.rounds.as_ref().map_or(Ok(DEFAULT_ROUNDS), rounds)?;
     not_empty(&wire.arms, "a suite has at least one arm", "as in `arms: [caching, direct]`")?;
-    let arms = allocators(Some(&wire.arms))?;
+    let arms = arms::check(None, Some(&wire.arms), source)?;
     not_empty(&wire.time, "a suite times at least one thing", "as in `time: [latency: { sizes: [2MiB] }]`")?;
     let mut checker = Checker {
         folder: path.parent().unwrap_or(Path::new("")),
@@ -72,6 +72,10 @@ pub(super) fn check(wire: &SuiteWire, path: &Path) -> Result<Suite, Refused> {
         measured: Pieces::default(),
     };
     checker.measured.add(&memory.0.to_string());
+    // Entries are told apart by the names of arms. A name that the suite gives says nothing of the settings behind it.
+    for arm in arms.iter().filter(|arm| arm.has_own_name()) {
+        checker.measured.add(&format!("{arm}: {}({})", arm.kind().name(), arm.settings().unwrap_or_default()));
+    }
     for measure in &wire.time.value {
         checker.measure(measure)?;
     }

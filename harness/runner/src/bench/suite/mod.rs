@@ -47,7 +47,8 @@ pub struct Suite {
     pub arms: Vec<AllocatorSpec>,
     /// What is timed, in the order of the file; never empty.
     pub cases: Vec<Case>,
-    /// A hash of what is measured, files referred to included; how often and with which arms does not change it.
+    /// A hash of what is measured, files referred to included; how often, and with which arms unless
+    /// the suite names them itself, does not change it.
     pub hash: String,
 }
 
@@ -180,7 +181,7 @@ impl Suite {
     /// [`ScenarioError`]: what is wrong with the text, or with a file that it refers to.
     pub fn parse(source: &str, path: &Path) -> Result<Self, ScenarioError> {
         let wire = crate::scenario::yaml::parse(source, &wire::SUITE).map_err(Refused::Here);
-        wire.and_then(|wire| check::check(&wire, path)).map_err(|refused| match refused {
+        wire.and_then(|wire| check::check(&wire, source, path)).map_err(|refused| match refused {
             Refused::Here(problem) => ScenarioError::text(problem, path, source, wire::SUITE.noun),
             Refused::InFile(error) => *error,
         })

@@ -12,8 +12,9 @@ use super::LatencyCase;
 use super::check::{MAX_BLOCKS, MAX_ROUNDS, MAX_STREAMS, MAX_THREADS};
 use super::text::{FileText, PercentText};
 use crate::scenario::NeedsWire;
+use crate::scenario::arms::ArmWire;
 use crate::scenario::located::Located;
-use crate::scenario::text::{AllocatorText, DurationText, SizeText};
+use crate::scenario::text::{DurationText, SizeText};
 use crate::scenario::yaml::Language;
 
 /// The language of suites.
@@ -44,7 +45,7 @@ pub(crate) struct SuiteWire {
     pub(super) rounds: Option<RoundsWire>,
     /// The allocators that do it, at least one.
     #[schemars(length(min = 1))]
-    pub(super) arms: Located<Vec<AllocatorText>>,
+    pub(super) arms: Located<Vec<Located<ArmWire>>>,
     /// What is timed, at least one thing.
     #[schemars(length(min = 1))]
     pub(super) time: Located<Vec<Located<MeasureWire>>>,

@@ -8,6 +8,21 @@ use super::render;
 use crate::record::{Records, Verdict};
 use crate::report::{Report, examples};
 
+#[test]
+fn the_settings_of_an_arm_stand_in_its_scenario_and_beside_its_failure() {
+    let mut run = examples::failed("tuned", 0);
+    run.settings = Some("max_split_size_mb:512,garbage_collection_threshold:0.8".to_owned());
+    let text = markdown(&Records { runs: vec![run], ..examples::night() });
+    let settings = "`max_split_size_mb:512,garbage_collection_threshold:0.8`";
+    for told in [
+        format!("Settings of PyTorch's allocator, as in `PYTORCH_ALLOC_CONF`: `tuned`: {settings}.\n"),
+        format!("\nSettings: {settings}\n\nReproduce it:"),
+        format!("Seed 7. Settings: {settings}."),
+    ] {
+        assert!(text.contains(&told), "{told}\n{text}");
+    }
+}
+
 fn markdown(records: &Records) -> String {
     render(&Report::new(records)).markdown
 }

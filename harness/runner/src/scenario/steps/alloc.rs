@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::StepFields;
 use crate::scenario::check::Checker;
+use crate::scenario::ending::{Ending, EndingWire, Expected};
 use crate::scenario::error::Problem;
 use crate::scenario::expression::Amount;
 use crate::scenario::located::{Located, Position};
@@ -24,21 +25,9 @@ pub struct Alloc {
     /// The stream whose work uses it first.
     pub stream: StreamName,
     /// How it should end.
-    pub expect: Expected,
+    pub expect: Ending,
     /// What to do when it fails.
     pub on_oom: Option<Policy>,
-}
-
-/// How a request should end, recovery included.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-#[schemars(inline)]
-pub enum Expected {
-    /// It is served.
-    #[default]
-    Fits,
-    /// It fails for good.
-    Oom,
 }
 
 impl fmt::Display for Alloc {
@@ -47,10 +36,7 @@ impl fmt::Display for Alloc {
         if self.stream.index() != 0 {
             write!(f, ", on {}", self.stream)?;
         }
-        match self.expect {
-            Expected::Fits => {}
-            Expected::Oom => f.write_str(", expected to fail")?,
-        }
+        self.expect.fmt(f)?;
         match &self.on_oom {
             Some(policy) => write!(f, ", on out-of-memory: {policy}"),
             None => Ok(()),
@@ -70,8 +56,8 @@ pub(crate) struct AllocWire {
     /// The stream whose work uses it first: `default` if not given.
     stream: Option<NameText>,
     /// `fits` (if not given) or `oom`: how the request ends, recovery included. Anything else fails the run. After `oom` there is no buffer.
-    #[serde(default)]
-    expect: Expected,
+    /// A map says it for each allocator; with those not named it may end either way, and only `free` may name the buffer afterwards.
+    expect: Option<EndingWire>,
     /// What to do when the request fails, before trying again: nothing, if not given.
     on_oom: Option<Located<PolicyWire>>,
     /// A name for what the step reports.
@@ -84,7 +70,8 @@ impl StepFields for AllocWire {
     const EXAMPLE: &'static str = "\
 - alloc: { buffer: cache, size: 400MiB }
 - alloc: { buffer: weights, size: 1.5GiB, stream: side, expect: oom }
-- alloc: { buffer: activations, size: 700MiB, on_oom: { free: { buffers: [cache] } }, id: request }";
+- alloc: { buffer: activations, size: 700MiB, on_oom: { free: { buffers: [cache] } }, id: request }
+- alloc: { buffer: more, size: 3GiB, expect: { caching: oom } }";
 
     const REPORTS: &'static [ReportKey] =
         &[ReportKey::Retries, ReportKey::Attempts, ReportKey::RetriesWithoutProgress, ReportKey::RetryTime, ReportKey::Time];
@@ -97,12 +84,16 @@ impl StepFields for AllocWire {
         let size = checker.amount(&self.size)?;
         let stream = checker.stream(self.stream.as_ref())?;
         let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &Recoverable::Alloc, checker)).transpose()?;
-        let buffer = checker.make_buffer(&self.buffer, self.expect == Expected::Oom)?;
+        let expect = EndingWire::check(self.expect.as_ref(), checker)?;
+        let buffer = checker.make_buffer(&self.buffer, expect == Ending::Always(Expected::Oom))?;
+        if let Ending::PerAllocator(_) = expect {
+            checker.may_be_gone(&buffer, self.buffer.position());
+        }
         if let Some(Policy::Free { buffers }) = &on_oom {
             for given_up in buffers {
-                checker.may_be_freed(given_up, at);
+                checker.may_be_gone(given_up, at);
             }
         }
-        Ok(Alloc { buffer, size, stream, expect: self.expect, on_oom })
+        Ok(Alloc { buffer, size, stream, expect, on_oom })
     }
 }

@@ -65,7 +65,7 @@ impl JsonSchema for ExpectWire {
         let each: serde_json::Map<_, _> = AllocatorKind::ALL.iter().map(|kind| (kind.name().to_owned(), many.clone().to_value())).collect();
         json_schema!({
             "description": "Compares what is with what should be: an expression, a list of them, or a map from allocators to either.",
-            "anyOf": [one, { "type": "array", "items": one, "minItems": 1 }, { "type": "object", "properties": each, "additionalProperties": false, "minProperties": 1 }]
+            "anyOf": [one, { "type": "array", "items": one, "minItems": 1 }, { "type": "object", "properties": each, "additionalProperties": many, "minProperties": 1 }]
         })
     }
 }

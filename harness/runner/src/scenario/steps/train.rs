@@ -6,9 +6,9 @@ use harness_allocator::units::Bytes;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::alloc::Expected;
 use super::{StepFields, StepKind};
 use crate::scenario::check::{self, Checker};
+use crate::scenario::ending::{Ending, EndingWire};
 use crate::scenario::error::Problem;
 use crate::scenario::located::{Located, Position};
 use crate::scenario::metric::{ReportKey, StepName, StreamName};
@@ -42,7 +42,7 @@ pub struct Train {
     /// Where it runs.
     pub stream: StreamName,
     /// How it should end.
-    pub expect: Expected,
+    pub expect: Ending,
 }
 
 impl fmt::Display for Train {
@@ -78,9 +78,9 @@ pub(crate) struct TrainWire {
     /// How many, from 1 to 1000000.
     #[schemars(range(min = 1, max = MAX_ITERATIONS))]
     iterations: Located<u64>,
-    /// `fits` (if not given) or `oom`: how the training ends, recovery included. Anything else fails the run.
-    #[serde(default)]
-    expect: Expected,
+    /// `fits` (if not given) or `oom`: how the training ends, recovery included. Anything else fails the run. A map says it for each
+    /// allocator; with those not named it may end either way.
+    expect: Option<EndingWire>,
     /// What to do when an iteration fails, before trying it again: nothing, if not given.
     on_oom: Option<Located<PolicyWire>>,
     /// The stream: `default` if not given.
@@ -125,7 +125,7 @@ impl StepFields for TrainWire {
             layers: self.layers.as_ref().map_or(Ok(4), |layers| check::bounded(layers, "layers", 1..=MAX_LAYERS))?,
             activations_per_sample: check::positive_size(&self.activations_per_sample, "activations_per_sample")?,
             batch,
-            expect: self.expect,
+            expect: EndingWire::check(self.expect.as_ref(), checker)?,
             iterations: check::bounded(&self.iterations, "iterations", 1..=MAX_ITERATIONS)?,
             on_oom,
             stream: checker.stream(self.stream.as_ref())?,

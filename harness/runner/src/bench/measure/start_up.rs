@@ -41,7 +41,7 @@ fn process(visit: &Visit<'_>) -> Result<u64, Fault> {
         "--device",
         &visit.workshop.device_name(),
         "--allocator",
-        &visit.arm.to_string(),
+        &visit.arm_for_shell(),
     ]);
     let watch = Stopwatch::start();
     let output = command.stdin(Stdio::null()).output().map_err(failed)?;

@@ -3,7 +3,9 @@
 //! A command answers with an [`Exit`] code, or with [`Failures`] that are shown on standard error; results go to standard output.
 
 mod bench;
+mod calibrate;
 mod check;
+mod device;
 mod doctor;
 mod error;
 mod exit;
@@ -33,6 +35,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Doctor(command) => command.run(),
         Command::Replay(command) => command.run(),
         Command::Bench(command) => command.run(),
+        Command::Calibrate(command) => command.run(),
     };
     let exit = done.unwrap_or_else(|failures| failures.show(&terminal));
     exit.into()
@@ -84,4 +87,5 @@ enum Command {
     Doctor(doctor::Doctor),
     Replay(replay::Replay),
     Bench(bench::Bench),
+    Calibrate(calibrate::Calibrate),
 }

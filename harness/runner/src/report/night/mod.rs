@@ -16,6 +16,8 @@ mod picture;
 pub use self::ci::{annotations, smaller_is_better, summary};
 pub use self::index::{INDEX, index};
 
+pub(super) use self::ci::in_figures;
+pub(super) use self::words::{amount, short};
 use super::escape::prose;
 use super::page::Page;
 use super::words::{Align, Grid, NOTHING, or_nothing, size};

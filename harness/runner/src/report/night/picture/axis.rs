@@ -79,7 +79,7 @@ impl Axis {
     /// An axis of differences.
     pub(super) fn linear(unit: Unit, low: f64, high: f64, (from, to): (i32, i32)) -> Self {
         let middle = f64::midpoint(low, high);
-        let least = (middle.abs() * 0.02).max(f64::MIN_POSITIVE);
+        let least = (middle.abs() * 0.04).max(f64::MIN_POSITIVE);
         let (low, high) = if high - low < least { (middle - least / 2.0, middle + least / 2.0) } else { (low, high) };
         let margin = (high - low) * 0.08;
         let low = if low >= 0.0 { (low - margin).max(0.0) } else { low - margin };
@@ -141,7 +141,8 @@ fn log_ticks(low: f64, high: f64, room: usize) -> Vec<f64> {
     };
     let finest = within(&[1.0, 2.0, 5.0], 1);
     if finest.len() < 3 {
-        return linear_ticks(low, high, room.min(5));
+        let finer = within(&[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0], 1);
+        return if (3..=room).contains(&finer.len()) { finer } else { linear_ticks(low, high, room.min(5)) };
     }
     let coarser = [finest, within(&[1.0], 1), within(&[1.0], 2), within(&[1.0], 3)];
     coarser.into_iter().find(|ticks| (2..=room).contains(&ticks.len())).unwrap_or_else(|| within(&[1.0], 6))

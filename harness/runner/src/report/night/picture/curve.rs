@@ -3,7 +3,7 @@
 use plotters::prelude::*;
 
 use super::axis::{Axis, Unit};
-use super::{Canvas, Side, arms, colour, document, fitted};
+use super::{Canvas, Side, arms, colour, distinct, document, fitted, legend_height};
 use crate::bench::record::{EntryOutcome, EntrySummary, Quantity, SuiteRecord};
 use crate::report::night::words;
 use crate::report::picture::{Drawn, GRID, INK, WIDTH};
@@ -26,8 +26,8 @@ struct Group<'a> {
 /// Draws the curves of one quantity; `None` where no group has two points.
 pub(in super::super) fn draw(suite: &SuiteRecord, quantity: Quantity) -> Option<String> {
     let entries = || suite.entries.iter().filter(|entry| entry.quantity == quantity && entry.point.is_some());
-    let arms = arms(entries().map(|entry| entry.arm.as_str()));
-    let names = super::arms(entries().map(|entry| entry.group.as_str()));
+    let arms = arms(suite);
+    let names = distinct(entries().map(|entry| entry.group.as_str()));
     let groups: Vec<Group<'_>> = names.into_iter().filter_map(|name| group(suite, quantity, name, &arms)).take(PANELS).collect();
     if groups.is_empty() {
         return None;
@@ -58,7 +58,9 @@ fn picture(suite: &SuiteRecord, quantity: Quantity, groups: &[Group<'_>], arms: 
     let wide = WIDTH as i32 / columns;
     let rows = (groups.len() as i32 + columns - 1) / columns;
     let title = format!("{}: {}, by {}", suite.name, words::short(quantity), groups[0].axis);
-    let keys_end = 58 + legend_lines(arms) * 18;
+    let is_drawn = |index: usize| groups.iter().any(|group| !group.lines[index].is_empty());
+    let keys: Vec<(usize, &str)> = arms.iter().copied().enumerate().filter(|&(index, _)| is_drawn(index)).collect();
+    let keys_end = 58 + legend_height(&keys);
     let height = keys_end + rows * PANEL;
     let described: Vec<String> = groups.iter().flat_map(|group| in_words(group, quantity, arms)).collect();
     document(height, &title, &described.join(" "), |canvas| {
@@ -67,26 +69,13 @@ fn picture(suite: &SuiteRecord, quantity: Quantity, groups: &[Group<'_>], arms: 
             "Median and its 95 % confidence interval. Both axes are logarithmic: equal distances are equal multiples.",
             (12, 36),
         )?;
-        canvas.legend((12, 58), arms, |index, place| canvas.mark(place, index))?;
+        canvas.legend(58, &keys, |index, place| canvas.mark(place, index))?;
         for (index, group) in groups.iter().enumerate() {
             let corner = (index as i32 % columns * wide, keys_end + index as i32 / columns * PANEL);
             panel(canvas, group, quantity, corner, wide)?;
         }
         Ok(())
     })
-}
-
-/// How many lines the legend takes: as [`Canvas::legend`] breaks them.
-fn legend_lines(arms: &[&str]) -> i32 {
-    let (mut x, mut lines) = (12, 1);
-    for arm in arms {
-        let wide = super::width(arm) + 26;
-        if x > 12 && x + wide > WIDTH as i32 - 10 {
-            (x, lines) = (12, lines + 1);
-        }
-        x += wide + 18;
-    }
-    lines
 }
 
 fn panel(canvas: &Canvas<'_, '_>, group: &Group<'_>, quantity: Quantity, (left, top): (i32, i32), wide: i32) -> Drawn {

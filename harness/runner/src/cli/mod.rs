@@ -4,6 +4,7 @@
 
 mod bench;
 mod check;
+mod ci;
 mod doctor;
 mod error;
 mod exit;

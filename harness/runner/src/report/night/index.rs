@@ -102,7 +102,7 @@ fn overview(page: &mut Page, devices: &[Device<'_>]) {
 }
 
 fn verdict(night: &NightRecord) -> String {
-    prose(&important::verdict(night)).replace("\\`", "`")
+    prose(&important::verdict(night))
 }
 
 /// A path as the target of a link.

@@ -29,8 +29,6 @@ pub(super) struct Trend<'a> {
 /// What is told of a night in a trend.
 #[derive(Clone, Copy)]
 pub(super) struct Night<'a> {
-    /// Its place among all nights given, which may not all have the suite.
-    pub(super) place: usize,
     pub(super) started: &'a str,
     pub(super) build: &'a Build,
     pub(super) is_contended: bool,
@@ -43,12 +41,11 @@ impl<'a> Trend<'a> {
         let hash = all.iter().rev().find_map(|night| parts(night, name).next()).map(|suite| suite.hash.as_str());
         let is_same = |night: &&NightRecord| parts(night, name).all(|suite| Some(suite.hash.as_str()) == hash);
         let first = all.iter().rposition(|night| !is_same(night)).map_or(0, |redefined| redefined + 1);
-        let with_suite = all.iter().enumerate().skip(first).filter(|(_, night)| parts(night, name).next().is_some());
-        let nights: Vec<(usize, &'a NightRecord)> = with_suite.map(|(place, night)| (place, *night)).collect();
-        let reference = nights.last().and_then(|(_, night)| parts(night, name).find_map(yardstick));
-        for (index, &(place, night)) in nights.iter().enumerate() {
+        let nights: Vec<&'a NightRecord> = all[first..].iter().copied().filter(|night| parts(night, name).next().is_some()).collect();
+        let reference = nights.last().and_then(|night| parts(night, name).find_map(yardstick));
+        for (index, &night) in nights.iter().enumerate() {
             let is_contended = !night.conditions.contended.is_empty();
-            trend.nights.push(Night { place, started: &night.started, build: &night.build, is_contended });
+            trend.nights.push(Night { started: &night.started, build: &night.build, is_contended });
             for suite in parts(night, name) {
                 let correction = reference.zip(yardstick(suite)).map_or(1.0, |(reference, then)| reference / then);
                 trend.add(suite, index, nights.len(), correction);

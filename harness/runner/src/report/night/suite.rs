@@ -159,12 +159,14 @@ fn drift(page: &mut Page, suite: &SuiteRecord) {
 /// All figures of one quantity, folded.
 fn table(page: &mut Page, suite: &SuiteRecord, quantity: Quantity, changes: &Changes<'_>) {
     let entries: Vec<&Entry> = suite.entries.iter().filter(|entry| entry.quantity == quantity).collect();
+    let base = base_arm(&entries);
+    let to_base = base.map_or_else(|| NOTHING.to_owned(), |arm| format!("÷ {}", code(arm)));
     let heads = [("case", Align::Left), ("arm", Align::Left), ("median", Align::Right), ("95 % interval", Align::Right)];
-    let more = ["MAD", "p99", "n", "÷ direct", "to the baseline"].map(|head| (head, Align::Right));
+    let more = ["MAD", "p99", "n", to_base.as_str(), "to the baseline"].map(|head| (head, Align::Right));
     let columns: Vec<(String, Align)> = heads.into_iter().chain(more).map(|(head, align)| (head.to_owned(), align)).collect();
     let title = format!("All {} of {} ({})", count(entries.len(), "figure"), code_in_html(&suite.name), words::short(quantity));
     page.fold(&title, |page| {
-        let bases = bases(&entries);
+        let bases = bases(&entries, base);
         page.table(&columns, entries.iter().map(|entry| cells(entry, &bases, changes.get(entry))));
     });
 }
@@ -174,20 +176,21 @@ fn code_in_html(name: &str) -> String {
     name.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// For each case the median that others are told as multiples of: that of `direct`, or else of the first arm that has one.
-fn bases(entries: &[&Entry]) -> BTreeMap<String, u64> {
-    let mut bases: BTreeMap<String, u64> = BTreeMap::new();
-    for entry in entries {
-        if let EntryOutcome::Measured(measured) = &entry.outcome {
-            let median = measured.summary.median;
-            if entry.arm == "direct" {
-                bases.insert(entry.case(), median);
-            } else {
-                bases.entry(entry.case()).or_insert(median);
-            }
-        }
-    }
-    bases
+/// The arm that others are told as multiples of: `direct`, which asks the driver every time, or else the first that has figures.
+fn base_arm<'a>(entries: &[&'a Entry]) -> Option<&'a str> {
+    let measured = || entries.iter().filter(|entry| matches!(entry.outcome, EntryOutcome::Measured(_))).map(|entry| entry.arm.as_str());
+    measured().find(|arm| *arm == "direct").or_else(|| measured().next())
+}
+
+/// For each case the median of that arm.
+fn bases(entries: &[&Entry], arm: Option<&str>) -> BTreeMap<String, u64> {
+    let of_arm = entries.iter().filter(|entry| Some(entry.arm.as_str()) == arm);
+    of_arm
+        .filter_map(|entry| match &entry.outcome {
+            EntryOutcome::Measured(measured) => Some((entry.case(), measured.summary.median)),
+            EntryOutcome::Failed { .. } | EntryOutcome::Skipped { .. } => None,
+        })
+        .collect()
 }
 
 fn cells(entry: &Entry, bases: &BTreeMap<String, u64>, change: Option<&Change>) -> Vec<String> {

@@ -15,8 +15,8 @@ const LINES: usize = 3;
 const REASON: usize = 160;
 
 pub(super) fn write(page: &mut Page, night: &NightRecord) {
-    page.block(format!("# Benchmarks of {} on {}", words::date(&night.started), prose(&night.machine.device)));
-    page.block(format!("**{}**", prose(&important::verdict(night)).replace("\\`", "`")));
+    page.block(format!("# Benchmarks of {} on {}", words::date(&night.started), prose(&words::device(&night.machine))));
+    page.block(format!("**{}**", prose(&important::verdict(night))));
     page.block(what_and_where(night));
     let conditions = &night.conditions;
     if !conditions.contended.is_empty() {
@@ -68,7 +68,7 @@ fn changes(page: &mut Page, night: &NightRecord, comparison: &Comparison) {
     }
     let more: usize = kinds[shown.len()..].iter().map(|(_, alike)| 1 + alike).sum();
     if more > 0 {
-        page.block(format!("{} stand with their suites below.", count(more, "further change")).replace("change stand", "change stands"));
+        page.block(format!("With the suites below: {}.", count(more, "further change")));
     }
 }
 
@@ -120,10 +120,10 @@ fn failures(page: &mut Page, night: &NightRecord) {
 
 /// What the comparison leaves out.
 fn not_compared(page: &mut Page, comparison: &Comparison) {
-    let mut parts = Vec::new();
     if !comparison.across.is_empty() {
-        parts.push(format!("**Across machines**, as asked: {}", prose(&shortened(&comparison.across.join("; ")))));
+        page.block(format!("**Across machines**, as asked: {}.", prose(&shortened(&comparison.across.join("; ")))));
     }
+    let mut parts = Vec::new();
     let named = |entries: usize, what: &str| (entries > 0).then(|| format!("{entries} {what}"));
     parts.extend(named(comparison.new.len(), "new since then"));
     parts.extend(named(comparison.missing.len(), "missing since then"));
@@ -132,7 +132,7 @@ fn not_compared(page: &mut Page, comparison: &Comparison) {
         parts.push(format!("defined anew, and so not compared: {}", names.join(", ")));
     }
     if !parts.is_empty() {
-        page.block(format!("Not in the comparison: {}.", parts.join("; ")).replace("Not in the comparison: **Across", "**Across"));
+        page.block(format!("Not in the comparison: {}.", parts.join("; ")));
     }
 }
 

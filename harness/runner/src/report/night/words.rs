@@ -148,7 +148,12 @@ pub(super) fn clock(machine: &Machine) -> String {
     }
 }
 
-/// `yes`, `no`, or nothing known.
+/// The device as a sentence names it.
+pub(super) fn device(machine: &Machine) -> String {
+    if machine.device == "simulated" { "the simulated device".to_owned() } else { machine.device.clone() }
+}
+
+/// `on`, `off`, or nothing known.
 pub(super) fn on(value: Option<bool>) -> &'static str {
     match value {
         Some(true) => "on",

@@ -14,6 +14,8 @@ const ROWS: usize = 32;
 const DOTS: usize = 120;
 /// Figures that differ by more than this multiple share no axis.
 const MULTIPLE: u64 = 8;
+/// The axis of changes goes no farther than half and twice the median, whatever other programs did to a few samples.
+const FARTHEST: (f64, f64) = (0.5, 2.0);
 /// Pixels of a row, and of the name of a case above its rows.
 const ROW: i32 = 26;
 const NAME: i32 = 24;
@@ -143,6 +145,9 @@ fn row(canvas: &Canvas<'_, '_>, row: &Row<'_>, scale: &Scale, y: i32, index: usi
     if scale.is_beyond(row, summary.max) {
         canvas.area(vec![(RIGHT + 4, y - 5), (RIGHT + 10, y), (RIGHT + 4, y + 5)], ink.filled())?;
     }
+    if scale.is_beyond(row, summary.min) {
+        canvas.area(vec![(LEFT - 4, y - 5), (LEFT - 10, y), (LEFT - 4, y + 5)], ink.filled())?;
+    }
     canvas.text(&words::amount(quantity, summary.median), (RIGHT + 80, y), Side::Left, 12, INK)
 }
 
@@ -150,9 +155,9 @@ fn row(canvas: &Canvas<'_, '_>, row: &Row<'_>, scale: &Scale, y: i32, index: usi
 enum Scale {
     /// Figures, where they are of about one size.
     Figures(Axis),
-    /// Figures as a change from the median of their row, and the greatest that the axis shows: where the arms' figures differ by more than
+    /// Figures as a change from the median of their row, and the least and greatest that the axis shows: where the arms' figures differ by more than
     /// their samples do, nothing could be seen on one axis.
-    Shares(Axis, f64),
+    Shares(Axis, (f64, f64)),
 }
 
 impl Scale {
@@ -165,10 +170,10 @@ impl Scale {
             return Self::Figures(Axis::log(Unit::Of(quantity), summaries().flat_map(|summary| [summary.min, summary.max]), (LEFT, RIGHT)));
         }
         let share = |value: u64, median: u64| value as f64 / median as f64;
-        let low = summaries().map(|summary| share(summary.min, summary.median)).fold(1.0, f64::min);
+        let low = summaries().map(|summary| share(summary.min, summary.median)).fold(1.0, f64::min).max(FARTHEST.0);
         // One sample in a hundred may be far off; it must not press all others together.
-        let high = summaries().map(|summary| share(summary.p99.unwrap_or(summary.max), summary.median)).fold(1.0, f64::max);
-        Self::Shares(Axis::linear(Unit::Share, low, high, (LEFT, RIGHT)), high)
+        let high = summaries().map(|summary| share(summary.p99.unwrap_or(summary.max), summary.median)).fold(1.0, f64::max).min(FARTHEST.1);
+        Self::Shares(Axis::linear(Unit::Share, low, high, (LEFT, RIGHT)), (low, high))
     }
 
     const fn axis(&self) -> &Axis {
@@ -193,12 +198,12 @@ impl Scale {
     fn place(&self, row: &Row<'_>, value: u64) -> i32 {
         match self {
             Self::Figures(axis) => axis.place(value as f64),
-            Self::Shares(axis, high) => axis.place(Self::share(row, value).min(*high)),
+            Self::Shares(axis, (low, high)) => axis.place(Self::share(row, value).clamp(*low, *high)),
         }
     }
 
     fn is_beyond(&self, row: &Row<'_>, value: u64) -> bool {
-        matches!(self, Self::Shares(_, high) if Self::share(row, value) > *high)
+        matches!(self, Self::Shares(_, (low, high)) if !(*low..=*high).contains(&Self::share(row, value)))
     }
 }
 

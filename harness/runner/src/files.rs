@@ -236,6 +236,21 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path, document: Document, support
     serde_json::from_str(&text).map_err(malformed)
 }
 
+/// Writes one file whole, in place of an earlier one.
+///
+/// # Errors
+/// What the system says; an earlier file is intact then.
+pub fn write(path: &Path, content: &str) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if path.is_dir() {
+        return Err(ErrorKind::IsADirectory.into());
+    }
+    let everybody = Permissions::from_mode(0o666);
+    let file = tempfile::Builder::new().prefix(TEMPORARY).permissions(everybody).tempfile_in(folder)?;
+    write_whole(file.as_file(), content)?;
+    file.persist(path).map(drop).map_err(|error| error.error)
+}
+
 fn make_folder(path: &Path) -> io::Result<()> {
     fs::create_dir_all(path).map_err(|error| match error.kind() {
         // What exists and is no folder.

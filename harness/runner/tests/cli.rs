@@ -296,6 +296,20 @@ fn a_scenario_that_needs_more_than_the_device_has_is_skipped_with_exit_code_3() 
 }
 
 #[test]
+fn continuous_integration_gets_a_summary_and_junit() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("summary.md", "## Earlier step\n")]);
+    let ran = world.harness(&["run", "good.yaml", "--device", "sim", "--no-report", "--summary", "summary.md", "--junit", "junit.xml"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let summary = fs::read_to_string(world.path("summary.md")).unwrap();
+    assert!(summary.starts_with("## Earlier step\n\n# Out-of-memory report\n") && !summary.contains(".svg"), "{summary}");
+    let junit = fs::read_to_string(world.path("junit.xml")).unwrap();
+    assert!(junit.starts_with("<?xml") && junit.contains("<testsuite name=\"good\"") && junit.contains("failures=\"0\""), "{junit}");
+    let ran = world.harness(&["run", "good.yaml", "--device", "sim", "--no-report", "--junit", "nowhere/junit.xml"]);
+    assert_eq!(ran.code, Some(4), "{}", ran.err);
+    assert!(ran.err.contains("nowhere/junit.xml") && ran.err.contains("--junit FILE"), "{}", ran.err);
+}
+
+#[test]
 fn a_gpu_asked_for_by_name_must_be_there() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
     insta::assert_snapshot!(world.harness(&["run", "good.yaml", "--device", "cuda"]).told());

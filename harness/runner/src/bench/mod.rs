@@ -6,6 +6,7 @@
 //! the same machine.
 
 pub mod clock;
+pub mod criterion;
 pub mod execute;
 pub mod machine;
 mod measure;

@@ -5,6 +5,7 @@
 mod bench;
 mod calibrate;
 mod check;
+mod ci;
 mod device;
 mod doctor;
 mod error;

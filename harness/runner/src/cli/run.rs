@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use clap::Args;
 use harness::files::Document;
 use harness::record::{Records, RunRecord};
-use harness::report::{Counts, Report, json, text};
+use harness::report::{Counts, Report, github, json, junit, text};
 use harness::scenario::{MAX_MEMORY, MIN_MEMORY, Scenario, choices};
 use harness::session::{Arm, DeviceSource, Plan, Selection, has_pytorchs};
 use harness::store::{self, StoreError};
@@ -18,6 +18,7 @@ use harness_allocator::device::open::{self, DeviceChoice};
 use harness_allocator::units::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::ci::Ci;
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
 use super::terminal::{self, Terminal};
@@ -85,6 +86,8 @@ pub(super) struct Run {
     /// Print no text where everything passes, and show no progress.
     #[arg(long, short)]
     quiet: bool,
+    #[command(flatten)]
+    ci: Ci,
 }
 
 impl Run {
@@ -113,6 +116,7 @@ impl Run {
         let exit = if interrupted { Exit::Interrupted } else { exit_of(report.counts) };
         self.print(&report, exit, terminal)?;
         if !interrupted {
+            self.ci.write(|limit| github::summary(&report, limit), || junit::of_runs(&report))?;
             self.save(&records)?;
         }
         Ok(exit)

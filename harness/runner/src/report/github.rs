@@ -68,7 +68,7 @@ fn open_fence(text: &str) -> Option<String> {
 }
 
 /// At most [`ANNOTATIONS`] workflow commands; the last one says how many more there would be.
-pub(super) fn annotations(told: Vec<(Level, String, String)>) -> Vec<String> {
+pub(super) fn annotations(told: &[(Level, String, String)]) -> Vec<String> {
     let shown = if told.len() > ANNOTATIONS { ANNOTATIONS - 1 } else { told.len() };
     let more = told.len() - shown;
     let mut commands: Vec<String> = told.iter().take(shown).map(|(level, title, message)| command(*level, title, message)).collect();
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn commands_are_escaped_and_bounded() {
         assert_eq!(command(Level::Warning, "a: b, 5 %", "x\ny: 5 %"), "::warning title=a%3A b%2C 5 %25::x%0Ay: 5 %25");
-        let told = |number: usize| annotations(vec![(Level::Error, "t".to_owned(), "m".to_owned()); number]);
+        let told = |number: usize| annotations(&vec![(Level::Error, "t".to_owned(), "m".to_owned()); number]);
         assert_eq!(told(10).len(), 10);
         assert_eq!((told(11).len(), told(11)[9].as_str()), (10, "::notice title=2 more::The report tells all of them."));
     }

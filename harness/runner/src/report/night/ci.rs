@@ -4,9 +4,10 @@ use serde_json::{Value, json};
 
 use super::super::github::{self, Level};
 use super::super::page::Page;
+use super::super::words::count;
 use super::words;
 use super::{important, machine, suite, top};
-use crate::bench::record::{ChangeVerdict, EntryOutcome, NightRecord, Quantity};
+use crate::bench::record::{Change, ChangeVerdict, EntryOutcome, NightRecord, Quantity};
 
 /// The night as a step summary: its report without pictures, at most `limit` bytes long.
 #[must_use]
@@ -30,37 +31,44 @@ pub fn annotations(night: &NightRecord) -> Vec<String> {
         let failed = important::failed(night);
         told.extend(failed.map(|(suite, case, arm, reason)| (Level::Error, format!("{suite}: {case} by {arm} FAILED"), reason.to_owned())));
     }
-    let changes = night.comparison.iter().flat_map(important::by_importance);
-    let (bad, good): (Vec<_>, Vec<_>) = changes.partition(|change| matches!(change.verdict, ChangeVerdict::Broken | ChangeVerdict::Worse));
-    told.extend(bad.into_iter().map(|change| annotation(night, change)));
+    let changes = night.comparison.iter().flat_map(|comparison| important::kinds(night, comparison));
+    let (bad, good): (Vec<_>, Vec<_>) =
+        changes.partition(|(change, _)| matches!(change.verdict, ChangeVerdict::Broken | ChangeVerdict::Worse));
+    told.extend(bad.into_iter().map(|(change, alike)| annotation(night, change, alike)));
     if !night.conditions.contended.is_empty() {
         told.push((Level::Warning, "Contended: this night is no baseline".to_owned(), night.conditions.contended.join("; ")));
     }
-    told.extend(good.into_iter().map(|change| annotation(night, change)));
-    github::annotations(told)
+    told.extend(good.into_iter().map(|(change, alike)| annotation(night, change, alike)));
+    github::annotations(&told)
 }
 
-fn annotation(night: &NightRecord, change: &crate::bench::record::Change) -> (Level, String, String) {
+fn annotation(night: &NightRecord, change: &Change, alike: usize) -> (Level, String, String) {
     let entry = &change.entry;
     let (level, word) = match change.verdict {
         ChangeVerdict::Broken => (Level::Error, "broke"),
         ChangeVerdict::Worse => (Level::Warning, "became worse"),
         ChangeVerdict::Better => (Level::Notice, "became better"),
         ChangeVerdict::Mended => (Level::Notice, "was mended"),
-        ChangeVerdict::Same | ChangeVerdict::StillBroken | ChangeVerdict::NotCompared => (Level::Notice, "is as before"),
+        ChangeVerdict::StillBroken => (Level::Notice, "is still broken"),
+        ChangeVerdict::Same | ChangeVerdict::NotCompared => (Level::Notice, "is as before"),
     };
-    let message = match &change.figures {
+    let alike = if alike > 0 { format!(" (and {} alike)", count(alike, "other point")) } else { String::new() };
+    (level, format!("{}: {}{alike} by {} {word}", entry.suite, entry.case, entry.arm), in_figures(night, change))
+}
+
+/// What changed, in one line of plain text.
+pub(in crate::report) fn in_figures(night: &NightRecord, change: &Change) -> String {
+    match &change.figures {
         Some(figures) => format!(
             "{} → {}, {}, p {} ({})",
-            words::amount(entry.quantity, figures.base),
-            words::amount(entry.quantity, figures.new),
+            words::amount(change.entry.quantity, figures.base),
+            words::amount(change.entry.quantity, figures.new),
             words::change(figures),
             words::probability(figures.p),
-            words::short(entry.quantity)
+            words::short(change.entry.quantity)
         ),
         None => top::reason(night, change).unwrap_or("see the report").to_owned(),
-    };
-    (level, format!("{}: {} by {} {word}", entry.suite, entry.case, entry.arm), message)
+    }
 }
 
 /// The night's medians as `customSmallerIsBetter` of github-action-benchmark, one figure an entry. Times are in nanoseconds; those of a

@@ -96,6 +96,26 @@ pub(super) fn by_importance(comparison: &Comparison) -> Vec<&Change> {
     changes.into_iter().map(|(_, change)| change).collect()
 }
 
+/// Changes by importance, with those of the points of one curve told once: the most important, and how many others went the same way.
+pub(super) fn kinds<'a>(night: &NightRecord, comparison: &'a Comparison) -> Vec<(&'a Change, usize)> {
+    let entries =
+        night.suites.iter().flat_map(|suite| suite.entries.iter().map(|entry| ((suite.name.as_str(), entry.case()), entry.group.as_str())));
+    let groups: BTreeMap<(&str, String), &str> = entries.collect();
+    let kind = |change: &'a Change| {
+        let entry = &change.entry;
+        let group = groups.get(&(entry.suite.as_str(), entry.case.clone())).copied().unwrap_or(&entry.case);
+        (&entry.suite, group, &entry.arm, entry.quantity, change.verdict)
+    };
+    let mut kinds: Vec<(&Change, usize)> = Vec::new();
+    for change in by_importance(comparison) {
+        match kinds.iter_mut().find(|(first, _)| kind(first) == kind(change)) {
+            Some((_, alike)) => *alike += 1,
+            None => kinds.push((change, 0)),
+        }
+    }
+    kinds
+}
+
 /// How large a change is at least, on a logarithmic scale; zero where the interval holds no change at all.
 fn surely(change: &Change) -> f64 {
     let Some(figures) = &change.figures else { return 0.0 };

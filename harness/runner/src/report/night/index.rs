@@ -102,7 +102,7 @@ fn overview(page: &mut Page, devices: &[Device<'_>]) {
 }
 
 fn verdict(night: &NightRecord) -> String {
-    prose(&important::verdict(night)).replace("\\`", "`")
+    prose(&important::verdict(night))
 }
 
 /// A path as the target of a link.
@@ -156,7 +156,7 @@ fn trends(page: &mut Page, device: &Device<'_>) {
 
 fn list(page: &mut Page, nights: &[Place<'_>]) {
     let heads =
-        [("night", Align::Left), ("commit", Align::Left), ("worse", Align::Right), ("better", Align::Right), ("broken", Align::Right)];
+        [("night", Align::Left), ("commit", Align::Left), ("worse", Align::Right), ("better", Align::Right), ("failed", Align::Right)];
     let heads = heads.into_iter().chain([("skipped", Align::Right), ("entries", Align::Right), ("conditions", Align::Left)]);
     let columns: Vec<(String, Align)> = heads.map(|(head, align)| (head.to_owned(), align)).collect();
     page.table(&columns, nights.iter().map(|(folder, night)| night_cells(folder, night)));

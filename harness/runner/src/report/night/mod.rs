@@ -16,6 +16,8 @@ mod picture;
 pub use self::ci::{annotations, smaller_is_better, summary};
 pub use self::index::{INDEX, index};
 
+pub(super) use self::ci::in_figures;
+pub(super) use self::words::{amount, short};
 use super::escape::prose;
 use super::page::Page;
 use super::words::{Align, Grid, NOTHING, or_nothing, size};
@@ -125,7 +127,10 @@ fn how_to_read(page: &mut Page, night: &NightRecord) {
             "the 95 % confidence interval of the ratio to the night compared with lies beyond the suite's threshold; p is the probability of \
              a difference this large where there is none, corrected for the number of entries.",
         ),
-        ("÷ direct", "the median as a multiple of that of `direct`, or else of the case's first arm that has figures; below 1 is better."),
+        (
+            "÷ an arm",
+            "the median as a multiple of that arm's, which is `direct` where it ran: it asks the driver every time. Below 1 is better.",
+        ),
         ("host time", "picoseconds of this machine's monotonic clock: our own code, measured."),
         ("device time", "time between two events of a real device, measured."),
         ("model time", "a simulated device's virtual clock, moved by a cost model: not measured, and never compared with measured times."),

@@ -1,6 +1,7 @@
 //! The section of a suite: what it is, its pictures, its figures in folds.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::escape::{code, prose, prose_block};
 use super::super::page::Page;
@@ -8,8 +9,8 @@ use super::super::picture::Picture;
 use super::super::words::{Align, NOTHING, count};
 use super::super::{slug, unique};
 use super::important::{self, Counts};
-use super::picture::{curve, distribution, trend};
-use super::series::{Key, Trend};
+use super::picture::{curve, distribution, rounds, trend};
+use super::series::{Key, Series, Trend};
 use super::words;
 use crate::bench::record::{Change, ChangeVerdict, Entry, EntryOutcome, EntrySummary, Measured, NightRecord, Quantity, SuiteRecord};
 use crate::report::statistics;
@@ -28,6 +29,7 @@ pub(super) fn write(page: &mut Page, night: &NightRecord, suite: &SuiteRecord, n
         pictures(page, suite, quantity);
         table(page, suite, quantity, &changes);
     }
+    drift(page, suite);
     trends(page, suite, &Trend::new(&suite.name, nights), &changes);
 }
 
@@ -46,7 +48,8 @@ fn quantities_of(suite: &SuiteRecord) -> Vec<Quantity> {
 }
 
 fn head(page: &mut Page, night: &NightRecord, suite: &SuiteRecord, changes: &Changes<'_>) {
-    page.anchor(&format!("suite-{}", slug(&suite.name)));
+    let anchor = unique(&format!("suite-{}", slug(&suite.name)), "-", &mut page.names);
+    page.anchor(&anchor);
     page.block(format!("## {}", code(&suite.name)));
     page.block(prose_block(&suite.about));
     page.block(conditions(suite));
@@ -127,11 +130,11 @@ fn in_short(changes: &Changes<'_>) -> String {
 
 fn pictures(page: &mut Page, suite: &SuiteRecord, quantity: Quantity) {
     if let Some(svg) = curve::draw(suite, quantity) {
-        let alt = format!("{} of {} along the axis of each group, one line an arm", words::short(quantity), suite.name);
+        let alt = format!("{}: {}, along the axis of each group, one line an arm", suite.name, words::short(quantity));
         show(page, suite, &format!("{}-curve", words::slug(quantity)), &alt, svg);
     }
     if let Some(distribution) = distribution::draw(suite, quantity) {
-        let alt = format!("Spread of the samples of {}, {}", suite.name, words::short(quantity));
+        let alt = format!("{}: how samples are spread, {}", suite.name, words::short(quantity));
         show(page, suite, &format!("{}-spread", words::slug(quantity)), &alt, distribution.svg);
         page.block(distribution.left_out.unwrap_or_default());
     }
@@ -144,15 +147,26 @@ fn show(page: &mut Page, suite: &SuiteRecord, what: &str, alt: &str, svg: String
     page.pictures.push(Picture { file_name, svg });
 }
 
+/// What clocks and other programs did within the night.
+fn drift(page: &mut Page, suite: &SuiteRecord) {
+    if let Some(svg) = rounds::draw(suite) {
+        page.fold("How figures drifted over the rounds", |page| {
+            show(page, suite, "rounds", &format!("{}: the yardstick and each arm over the rounds", suite.name), svg);
+        });
+    }
+}
+
 /// All figures of one quantity, folded.
 fn table(page: &mut Page, suite: &SuiteRecord, quantity: Quantity, changes: &Changes<'_>) {
     let entries: Vec<&Entry> = suite.entries.iter().filter(|entry| entry.quantity == quantity).collect();
+    let base = base_arm(&entries);
+    let to_base = base.map_or_else(|| NOTHING.to_owned(), |arm| format!("÷ {}", code(arm)));
     let heads = [("case", Align::Left), ("arm", Align::Left), ("median", Align::Right), ("95 % interval", Align::Right)];
-    let more = ["MAD", "p99", "n", "÷ direct", "to the baseline"].map(|head| (head, Align::Right));
+    let more = ["MAD", "p99", "n", to_base.as_str(), "to the baseline"].map(|head| (head, Align::Right));
     let columns: Vec<(String, Align)> = heads.into_iter().chain(more).map(|(head, align)| (head.to_owned(), align)).collect();
     let title = format!("All {} of {} ({})", count(entries.len(), "figure"), code_in_html(&suite.name), words::short(quantity));
     page.fold(&title, |page| {
-        let bases = bases(&entries);
+        let bases = bases(&entries, base);
         page.table(&columns, entries.iter().map(|entry| cells(entry, &bases, changes.get(entry))));
     });
 }
@@ -162,20 +176,21 @@ fn code_in_html(name: &str) -> String {
     name.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// For each case the median that others are told as multiples of: that of `direct`, or else of the first arm that has one.
-fn bases(entries: &[&Entry]) -> BTreeMap<String, u64> {
-    let mut bases: BTreeMap<String, u64> = BTreeMap::new();
-    for entry in entries {
-        if let EntryOutcome::Measured(measured) = &entry.outcome {
-            let median = measured.summary.median;
-            if entry.arm == "direct" {
-                bases.insert(entry.case(), median);
-            } else {
-                bases.entry(entry.case()).or_insert(median);
-            }
-        }
-    }
-    bases
+/// The arm that others are told as multiples of: `direct`, which asks the driver every time, or else the first that has figures.
+fn base_arm<'a>(entries: &[&'a Entry]) -> Option<&'a str> {
+    let measured = || entries.iter().filter(|entry| matches!(entry.outcome, EntryOutcome::Measured(_))).map(|entry| entry.arm.as_str());
+    measured().find(|arm| *arm == "direct").or_else(|| measured().next())
+}
+
+/// For each case the median of that arm.
+fn bases(entries: &[&Entry], arm: Option<&str>) -> BTreeMap<String, u64> {
+    let of_arm = entries.iter().filter(|entry| Some(entry.arm.as_str()) == arm);
+    of_arm
+        .filter_map(|entry| match &entry.outcome {
+            EntryOutcome::Measured(measured) => Some((entry.case(), measured.summary.median)),
+            EntryOutcome::Failed { .. } | EntryOutcome::Skipped { .. } => None,
+        })
+        .collect()
 }
 
 fn cells(entry: &Entry, bases: &BTreeMap<String, u64>, change: Option<&Change>) -> Vec<String> {
@@ -238,35 +253,45 @@ fn trends(page: &mut Page, suite: &SuiteRecord, trend: &Trend<'_>, changes: &Cha
             panels.len(),
             trend.series.len()
         ));
-        show(page, suite, "trend", &format!("Medians of {} over the nights, with change points", suite.name), svg);
+        show(page, suite, "trend", &format!("{}: medians over the nights, with change points", suite.name), svg);
     }
 }
 
-/// What changed this night, then what changed last before it, then a few others so that something is always seen.
+/// A series that may be shown.
+struct Candidate<'a, 'b> {
+    key: &'a Key<'b>,
+    series: &'a Series<'b>,
+    change_points: Vec<usize>,
+    /// 0 where it became worse this night, 1 where it became better, 2 where it stayed.
+    rank: u8,
+}
+
+/// What changed this night, then what changed last before it, then a few others so that something is always seen. Of the points of one
+/// curve that go the same way the first is shown.
 fn panels<'a>(trend: &'a Trend<'_>, changes: &Changes<'_>) -> Vec<trend::Panel<'a>> {
-    let rank = |key: &Key<'_>| match changes.by_entry.get(key).map(|change| change.verdict) {
-        Some(ChangeVerdict::Broken | ChangeVerdict::Worse) => 0,
-        Some(ChangeVerdict::Better | ChangeVerdict::Mended) => 1,
-        _ => 2,
-    };
-    let mut series: Vec<(u8, std::cmp::Reverse<usize>, &Key<'_>, &Vec<Option<EntrySummary>>, Vec<usize>)> = trend
-        .series
-        .iter()
-        .map(|(key, figures)| {
-            let points = change_points(figures);
-            (rank(key), std::cmp::Reverse(points.last().copied().unwrap_or_default()), key, figures, points)
-        })
-        .collect();
-    series.sort_by_key(|(rank, last, ..)| (*rank, *last));
-    let moved = series.iter().filter(|(rank, last, ..)| *rank < 2 || last.0 > 0).count();
-    series.truncate(moved.clamp(QUIET_PANELS, TREND_PANELS));
-    let panel = |(_, _, key, figures, change_points): (u8, _, &Key<'_>, &'a Vec<Option<EntrySummary>>, Vec<usize>)| trend::Panel {
-        title: format!("{} by {}", key.0, key.1),
-        quantity: key.2,
-        figures,
+    let candidates = trend.series.iter().map(|(key, series)| {
+        let rank = match changes.by_entry.get(key).map(|change| change.verdict) {
+            Some(ChangeVerdict::Broken | ChangeVerdict::Worse) => 0,
+            Some(ChangeVerdict::Better | ChangeVerdict::Mended) => 1,
+            Some(ChangeVerdict::Same | ChangeVerdict::StillBroken | ChangeVerdict::NotCompared) | None => 2,
+        };
+        Candidate { key, series, change_points: change_points(&series.figures), rank }
+    });
+    let mut candidates: Vec<Candidate<'_, '_>> = candidates.collect();
+    let last = |candidate: &Candidate<'_, '_>| candidate.change_points.last().copied().unwrap_or_default();
+    candidates.sort_by_key(|candidate| (candidate.rank, Reverse(last(candidate))));
+    let mut seen = BTreeSet::new();
+    candidates.retain(|candidate| seen.insert((candidate.series.group, candidate.key.1, candidate.key.2)));
+    let moved = candidates.iter().filter(|candidate| candidate.rank < 2 || !candidate.change_points.is_empty()).count();
+    candidates.truncate(moved.clamp(QUIET_PANELS, TREND_PANELS));
+    let panel = |Candidate { key: (case, arm, quantity), series, change_points, .. }: Candidate<'a, '_>| trend::Panel {
+        title: format!("{case} by {arm}"),
+        quantity: *quantity,
+        figures: &series.figures,
+        failed: &series.failed,
         change_points,
     };
-    series.into_iter().map(panel).collect()
+    candidates.into_iter().map(panel).collect()
 }
 
 /// Nights from which on a series stands on another level.

@@ -15,8 +15,8 @@ const LINES: usize = 3;
 const REASON: usize = 160;
 
 pub(super) fn write(page: &mut Page, night: &NightRecord) {
-    page.block(format!("# Benchmarks of {} on {}", words::date(&night.started), prose(&night.machine.device)));
-    page.block(format!("**{}**", prose(&important::verdict(night)).replace("\\`", "`")));
+    page.block(format!("# Benchmarks of {} on {}", words::date(&night.started), prose(&words::device(&night.machine))));
+    page.block(format!("**{}**", prose(&important::verdict(night))));
     page.block(what_and_where(night));
     let conditions = &night.conditions;
     if !conditions.contended.is_empty() {
@@ -43,7 +43,7 @@ fn what_and_where(night: &NightRecord) -> String {
         night.suites.iter().map(|suite| format!("[{}](#suite-{})", code(&suite.name), crate::report::slug(&suite.name))).collect();
     let shard = night.shard.map_or_else(String::new, |shard| format!(" This is part {shard} of the suites."));
     format!(
-        "Measured {}, from {} on, in {}. {} in {}: {}.{shard} Clock of the device: {}. [Machine and conditions](#machine).",
+        "This is {}. The night began {} and took {}. {} in {}: {}.{shard} Clock of the device: {}. [Machine and conditions](#machine).",
         words::commit(&night.build),
         words::moment(&night.started),
         words::took(night.took_ms),
@@ -56,24 +56,26 @@ fn what_and_where(night: &NightRecord) -> String {
 
 /// A table for each quantity, so that model times never stand beside measured ones.
 fn changes(page: &mut Page, night: &NightRecord, comparison: &Comparison) {
-    let all = important::by_importance(comparison);
-    let shown = &all[..all.len().min(MOST_IMPORTANT)];
+    let kinds = important::kinds(night, comparison);
+    let shown = &kinds[..kinds.len().min(MOST_IMPORTANT)];
     let heads = [("suite", Align::Left), ("case", Align::Left), ("arm", Align::Left), ("before → after", Align::Right)];
     let heads = heads.into_iter().chain([("ratio (95 % interval)", Align::Right), ("p", Align::Right)]);
     let columns: Vec<(String, Align)> = heads.map(|(head, align)| (head.to_owned(), align)).collect();
-    for quantity in important::quantities(shown.iter().map(|change| change.entry.quantity)) {
-        let of = shown.iter().filter(|change| change.entry.quantity == quantity);
+    for quantity in important::quantities(shown.iter().map(|(change, _)| change.entry.quantity)) {
+        let of = shown.iter().filter(|(change, _)| change.entry.quantity == quantity);
         page.block(format!("Most important changes, **{}**:", prose(&words::heading(quantity, &night.machine))));
-        page.table(&columns, of.map(|change| cells(night, change)));
+        page.table(&columns, of.map(|(change, alike)| cells(night, change, *alike)));
     }
-    if all.len() > shown.len() {
-        page.block(format!("{} stand with their suites below.", count(all.len() - shown.len(), "further change")));
+    let more: usize = kinds[shown.len()..].iter().map(|(_, alike)| 1 + alike).sum();
+    if more > 0 {
+        page.block(format!("With the suites below: {}.", count(more, "further change")));
     }
 }
 
-fn cells(night: &NightRecord, change: &Change) -> Vec<String> {
+fn cells(night: &NightRecord, change: &Change, alike: usize) -> Vec<String> {
     let entry = &change.entry;
-    let mut cells = vec![code(&entry.suite), prose(&entry.case), code(&entry.arm)];
+    let alike = if alike > 0 { format!(" (and {} alike)", count(alike, "other point")) } else { String::new() };
+    let mut cells = vec![code(&entry.suite), format!("{}{alike}", prose(&entry.case)), code(&entry.arm)];
     let figures = change.figures.as_ref();
     let before_after =
         figures.map(|figures| format!("{} → {}", words::amount(entry.quantity, figures.base), words::amount(entry.quantity, figures.new)));
@@ -118,10 +120,10 @@ fn failures(page: &mut Page, night: &NightRecord) {
 
 /// What the comparison leaves out.
 fn not_compared(page: &mut Page, comparison: &Comparison) {
-    let mut parts = Vec::new();
     if !comparison.across.is_empty() {
-        parts.push(format!("**Across machines**, as asked: {}", prose(&shortened(&comparison.across.join("; ")))));
+        page.block(format!("**Across machines**, as asked: {}.", prose(&shortened(&comparison.across.join("; ")))));
     }
+    let mut parts = Vec::new();
     let named = |entries: usize, what: &str| (entries > 0).then(|| format!("{entries} {what}"));
     parts.extend(named(comparison.new.len(), "new since then"));
     parts.extend(named(comparison.missing.len(), "missing since then"));
@@ -130,7 +132,7 @@ fn not_compared(page: &mut Page, comparison: &Comparison) {
         parts.push(format!("defined anew, and so not compared: {}", names.join(", ")));
     }
     if !parts.is_empty() {
-        page.block(format!("Not in the comparison: {}.", parts.join("; ")).replace("Not in the comparison: **Across", "**Across"));
+        page.block(format!("Not in the comparison: {}.", parts.join("; ")));
     }
 }
 

@@ -9,7 +9,7 @@ use crate::bench::record::{Build, ChangeFigures, EntryOutcome, Machine, NightRec
 const UNITS: [(&str, f64); 5] = [("s", 1e12), ("ms", 1e9), ("µs", 1e6), ("ns", 1e3), ("ps", 1.0)];
 
 /// A figure with its unit, three significant digits for times: `4.23 ns`, `850 ps`, `2 MiB`.
-pub(super) fn amount(quantity: Quantity, value: u64) -> String {
+pub(in crate::report) fn amount(quantity: Quantity, value: u64) -> String {
     match quantity {
         Quantity::Memory => Bytes(value).to_string(),
         Quantity::HostTime | Quantity::DeviceTime | Quantity::ModelTime => time(value),
@@ -43,7 +43,7 @@ pub(super) fn heading(quantity: Quantity, machine: &Machine) -> String {
 }
 
 /// The same for axes and columns.
-pub(super) const fn short(quantity: Quantity) -> &'static str {
+pub(in crate::report) const fn short(quantity: Quantity) -> &'static str {
     match quantity {
         Quantity::HostTime => "host time, measured",
         Quantity::DeviceTime => "device time, measured",
@@ -67,6 +67,8 @@ pub(super) fn ratio(ratio: f64) -> String {
     match ratio {
         ratio if !ratio.is_finite() => super::super::words::NOTHING.to_owned(),
         ratio if (0.95..1.05).contains(&ratio) => format!("{ratio:.3}×"),
+        // Two significant digits.
+        ratio if ratio > 0.0 && ratio < 0.095 => format!("{ratio:.*}×", (1.0 - ratio.log10().floor()) as usize),
         ratio => super::super::words::multiple(Some(ratio)),
     }
 }
@@ -88,6 +90,12 @@ pub(super) fn probability(p: f64) -> String {
 pub(super) fn percent(share: f64) -> String {
     let percent = share * 100.0;
     if percent.abs() >= 9.95 || (percent - percent.round()).abs() < 0.05 { format!("{percent:.0} %") } else { format!("{percent:.1} %") }
+}
+
+/// A ratio as a change: `+12.4 %`, `-3.0 %`, `0.0 %`.
+pub(super) fn changed_by(ratio: f64) -> String {
+    let percent = (ratio - 1.0) * 100.0;
+    if percent.abs() < 0.05 { "0.0 %".to_owned() } else { format!("{percent:+.1} %") }
 }
 
 /// `2026-11-20 02:17 UTC`; what is written otherwise stays as it is.
@@ -140,7 +148,12 @@ pub(super) fn clock(machine: &Machine) -> String {
     }
 }
 
-/// `yes`, `no`, or nothing known.
+/// The device as a sentence names it.
+pub(super) fn device(machine: &Machine) -> String {
+    if machine.device == "simulated" { "the simulated device".to_owned() } else { machine.device.clone() }
+}
+
+/// `on`, `off`, or nothing known.
 pub(super) fn on(value: Option<bool>) -> &'static str {
     match value {
         Some(true) => "on",
@@ -195,8 +208,9 @@ mod tests {
     #[test]
     fn moments_ratios_and_shares_read_well() {
         assert_eq!([moment("2026-11-20T02:17:33Z"), moment("yesterday")], ["2026-11-20 02:17 UTC", "yesterday"]);
-        assert_eq!([1.3149, 1.0041, 0.5, f64::NAN].map(ratio), ["1.31×", "1.004×", "0.50×", "–"]);
+        assert_eq!([1.3149, 1.0041, 0.5, 0.000_147, f64::NAN].map(ratio), ["1.31×", "1.004×", "0.50×", "0.00015×", "–"]);
         assert_eq!([0.05, 0.012, 0.31].map(percent), ["5 %", "1.2 %", "31 %"]);
+        assert_eq!([1.1238, 0.97, 0.9999].map(changed_by), ["+12.4 %", "-3.0 %", "0.0 %"]);
         assert_eq!([4_200, 62_000, 3_720_000].map(took), ["4.2 s", "1 min 2 s", "1 h 2 min"]);
     }
 }

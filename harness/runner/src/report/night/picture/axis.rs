@@ -13,8 +13,6 @@ const ROOM_FOR_ZERO: f64 = 26.0;
 pub(super) enum Unit {
     /// Figures of an entry.
     Of(Quantity),
-    /// Bytes on a scale of doublings.
-    Doublings,
     /// Bare numbers.
     Number,
     /// Shares of the first figure: 1 is unchanged.
@@ -25,7 +23,7 @@ impl Unit {
     /// A figure beside an axis: no more digits than it has.
     fn label(self, value: f64) -> String {
         match self {
-            Self::Of(Quantity::Memory) | Self::Doublings => Bytes(value.round() as u64).to_string().replace(".00 ", " "),
+            Self::Of(Quantity::Memory) => Bytes(value.round() as u64).to_string().replace(".00 ", " "),
             Self::Of(Quantity::HostTime | Quantity::DeviceTime | Quantity::ModelTime) => plain_time(value),
             Self::Number => format!("{}", value.round()),
             Self::Share => format!("{:+.1} %", (value - 1.0) * 100.0).replace("+0.0", "0").replace("-0.0", "0").replace(".0 %", " %"),
@@ -79,7 +77,7 @@ impl Axis {
     /// An axis of differences.
     pub(super) fn linear(unit: Unit, low: f64, high: f64, (from, to): (i32, i32)) -> Self {
         let middle = f64::midpoint(low, high);
-        let least = (middle.abs() * 0.02).max(f64::MIN_POSITIVE);
+        let least = (middle.abs() * 0.04).max(f64::MIN_POSITIVE);
         let (low, high) = if high - low < least { (middle - least / 2.0, middle + least / 2.0) } else { (low, high) };
         let margin = (high - low) * 0.08;
         let low = if low >= 0.0 { (low - margin).max(0.0) } else { low - margin };
@@ -109,11 +107,22 @@ impl Axis {
         let room = (((self.to - self.start()).abs() / apart) as usize).max(2);
         let values = match self.unit {
             _ if !self.is_log => linear_ticks(self.low, self.high, room),
-            Unit::Doublings => doublings(self.low, self.high, room),
             Unit::Of(_) | Unit::Number | Unit::Share => log_ticks(self.low, self.high, room),
         };
         let zero = self.has_zero.then_some(0.0);
         zero.into_iter().chain(values).map(|value| (self.place(value), self.label(value))).collect()
+    }
+
+    /// Those of `values`, in their order, that stand at least `apart` pixels from the one before, with their words.
+    pub(super) fn marks(&self, values: impl IntoIterator<Item = u64>, apart: i32) -> Vec<(i32, String)> {
+        let mut marks: Vec<(i32, String)> = Vec::new();
+        for value in values {
+            let place = self.place(value as f64);
+            if marks.last().is_none_or(|(before, _)| place - before >= apart) {
+                marks.push((place, self.label(value as f64)));
+            }
+        }
+        marks
     }
 
     fn label(&self, value: f64) -> String {
@@ -141,17 +150,11 @@ fn log_ticks(low: f64, high: f64, room: usize) -> Vec<f64> {
     };
     let finest = within(&[1.0, 2.0, 5.0], 1);
     if finest.len() < 3 {
-        return linear_ticks(low, high, room.min(5));
+        let finer = within(&[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0], 1);
+        return if (3..=room).contains(&finer.len()) { finer } else { linear_ticks(low, high, room.min(5)) };
     }
     let coarser = [finest, within(&[1.0], 1), within(&[1.0], 2), within(&[1.0], 3)];
     coarser.into_iter().find(|ticks| (2..=room).contains(&ticks.len())).unwrap_or_else(|| within(&[1.0], 6))
-}
-
-/// Powers of two, as many as there is room for.
-fn doublings(low: f64, high: f64, room: usize) -> Vec<f64> {
-    let (first, last) = (low.log2().ceil() as i32, high.log2().floor() as i32);
-    let every = (last - first).max(0) as usize / room + 1;
-    (first..=last).step_by(every).map(|power| 2_f64.powi(power)).collect()
 }
 
 #[cfg(test)]
@@ -174,7 +177,13 @@ mod tests {
             ["10 ns", "100 ns", "1 µs", "10 µs", "100 µs", "1 ms", "10 ms"]
         );
         assert_eq!(labels(&Axis::log(host, [100_000, 103_000], (0, 600)), 60.0), ["100 ns", "101 ns", "102 ns", "103 ns"]);
-        assert_eq!(labels(&Axis::log(Unit::Doublings, [512, 1 << 30], (0, 600)), 60.0).len(), 8);
+    }
+
+    #[test]
+    fn marks_stand_at_the_points_that_there_are() {
+        let axis = Axis::log(Unit::Number, [1, 2, 4, 5], (0, 600));
+        let marks: Vec<String> = axis.marks([1, 2, 4, 5], 120).into_iter().map(|(_, label)| label).collect();
+        assert_eq!(marks, ["1", "2", "4"]);
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! How the samples of a suite are spread: one row an arm, all on one axis.
+//! How the samples of a suite are spread: one row an arm, all on one axis, of figures or of changes from each row's median.
 
 use plotters::prelude::*;
 
 use super::axis::{Axis, Unit};
-use super::{Canvas, Side, arms, colour, document, fitted};
+use super::{Canvas, Side, arms, colour, distinct, document, fitted};
 use crate::bench::record::{Entry, EntryOutcome, Measured, Quantity, SuiteRecord};
 use crate::report::night::words;
 use crate::report::picture::{Drawn, GRID, INK, LIMIT};
@@ -12,6 +12,10 @@ use crate::report::picture::{Drawn, GRID, INK, LIMIT};
 const ROWS: usize = 32;
 /// Samples drawn a row; of more, evenly chosen ones by rank, the least and the greatest among them.
 const DOTS: usize = 120;
+/// Figures that differ by more than this multiple share no axis.
+const MULTIPLE: u64 = 8;
+/// The axis of changes goes no farther than half and twice the median, whatever other programs did to a few samples.
+const FARTHEST: (f64, f64) = (0.5, 2.0);
 /// Pixels of a row, and of the name of a case above its rows.
 const ROW: i32 = 26;
 const NAME: i32 = 24;
@@ -70,7 +74,7 @@ fn rows(suite: &SuiteRecord, quantity: Quantity) -> Vec<Row<'_>> {
 
 /// The middle point of each group that has points.
 fn middles<'a>(rows: &[Row<'a>]) -> Vec<(&'a str, u64)> {
-    let groups = arms(rows.iter().map(|row| row.entry.group.as_str()));
+    let groups = distinct(rows.iter().map(|row| row.entry.group.as_str()));
     let middle = |group: &'a str| {
         let points = rows.iter().filter(|row| row.entry.group == group).filter_map(|row| row.entry.point.as_ref());
         let mut values: Vec<u64> = points.map(|point| point.value).collect();
@@ -87,22 +91,18 @@ fn shown_order(suite: &SuiteRecord, entry: &Entry) -> usize {
 }
 
 fn picture(suite: &SuiteRecord, quantity: Quantity, rows: &[Row<'_>]) -> String {
-    let arms = arms(suite.entries.iter().filter(|entry| entry.quantity == quantity).map(|entry| entry.arm.as_str()));
+    let arms = arms(suite);
     let cases = rows.chunk_by(|a, b| a.entry.case() == b.entry.case());
     let top = 58;
     let height = top + cases.clone().count() as i32 * NAME + rows.len() as i32 * ROW + 34;
-    let extremes = rows.iter().flat_map(|row| [row.measured.summary.min, row.measured.summary.max]);
-    let axis = Axis::log(Unit::Of(quantity), extremes, (LEFT, RIGHT));
+    let scale = Scale::of(rows, quantity);
     let title = format!("How the samples of {} are spread ({})", suite.name, words::short(quantity));
     let described: Vec<String> = rows.iter().map(|row| in_words(row, quantity)).collect();
     document(height, &title, &described.join(" "), |canvas| {
         canvas.text(&title, (12, 16), Side::Right, 13, INK)?;
-        canvas.caption(
-            "Dots: samples. Box: their middle half. Line in it: median. Black bar: its 95 % confidence interval. Tick: p99.",
-            (12, 36),
-        )?;
+        canvas.caption(scale.caption(), (12, 36))?;
         let bottom = height - 30;
-        for (x, label) in axis.ticks(64.0) {
+        for (x, label) in scale.axis().ticks(64.0) {
             canvas.line(&[(x, top - 6), (x, bottom)], GRID)?;
             canvas.text(&label, (x, bottom + 6), Side::Below, 11, INK)?;
         }
@@ -112,7 +112,7 @@ fn picture(suite: &SuiteRecord, quantity: Quantity, rows: &[Row<'_>]) -> String 
             y += NAME;
             for row in case {
                 let index = arms.iter().position(|arm| *arm == row.entry.arm).unwrap_or_default();
-                self::row(canvas, row, &axis, y + ROW / 2, index, quantity)?;
+                self::row(canvas, row, &scale, y + ROW / 2, index, quantity)?;
                 y += ROW;
             }
         }
@@ -120,9 +120,9 @@ fn picture(suite: &SuiteRecord, quantity: Quantity, rows: &[Row<'_>]) -> String 
     })
 }
 
-fn row(canvas: &Canvas<'_, '_>, row: &Row<'_>, axis: &Axis, y: i32, index: usize, quantity: Quantity) -> Drawn {
+fn row(canvas: &Canvas<'_, '_>, row: &Row<'_>, scale: &Scale, y: i32, index: usize, quantity: Quantity) -> Drawn {
     let (summary, ink) = (&row.measured.summary, colour(index));
-    let at = |value: u64| axis.place(value as f64);
+    let at = |value: u64| scale.place(row, value);
     canvas.mark((24, y), index)?;
     canvas.text(&fitted(&row.entry.arm, 18), (36, y), Side::Right, 12, INK)?;
     canvas.line(&[(at(summary.min), y), (at(summary.max), y)], ink.stroke_width(1))?;
@@ -132,7 +132,7 @@ fn row(canvas: &Canvas<'_, '_>, row: &Row<'_>, axis: &Axis, y: i32, index: usize
         canvas.bar((at(low), y - 8), (at(high), y + 8), ink.mix(0.22).filled())?;
         canvas.bar((at(low), y - 8), (at(high), y + 8), ink.stroke_width(1))?;
     }
-    for (number, sample) in thinned(&samples).into_iter().enumerate() {
+    for (number, sample) in thinned(&samples).into_iter().enumerate().filter(|&(_, sample)| !scale.is_beyond(row, sample)) {
         // Dots are strewn over the height of the row, so that equal samples do not hide each other.
         let offset = (number as i32 * 5) % 13 - 6;
         canvas.dot((at(sample), y + offset), 1, ink.mix(0.55).filled())?;
@@ -142,7 +142,69 @@ fn row(canvas: &Canvas<'_, '_>, row: &Row<'_>, axis: &Axis, y: i32, index: usize
     }
     canvas.line(&[(at(summary.low), y + 10), (at(summary.high).max(at(summary.low) + 1), y + 10)], BLACK.stroke_width(3))?;
     canvas.line(&[(at(summary.median), y - 9), (at(summary.median), y + 9)], ink.stroke_width(3))?;
+    if scale.is_beyond(row, summary.max) {
+        canvas.area(vec![(RIGHT + 4, y - 5), (RIGHT + 10, y), (RIGHT + 4, y + 5)], ink.filled())?;
+    }
+    if scale.is_beyond(row, summary.min) {
+        canvas.area(vec![(LEFT - 4, y - 5), (LEFT - 10, y), (LEFT - 4, y + 5)], ink.filled())?;
+    }
     canvas.text(&words::amount(quantity, summary.median), (RIGHT + 80, y), Side::Left, 12, INK)
+}
+
+/// What the axis of the picture shows.
+enum Scale {
+    /// Figures, where they are of about one size.
+    Figures(Axis),
+    /// Figures as a change from the median of their row, and the least and greatest that the axis shows: where the arms' figures differ by more than
+    /// their samples do, nothing could be seen on one axis.
+    Shares(Axis, (f64, f64)),
+}
+
+impl Scale {
+    fn of(rows: &[Row<'_>], quantity: Quantity) -> Self {
+        let summaries = || rows.iter().map(|row| &row.measured.summary);
+        let least = summaries().map(|summary| summary.min).min().unwrap_or_default();
+        let greatest = summaries().map(|summary| summary.max).max().unwrap_or_default();
+        let all_positive = summaries().all(|summary| summary.median > 0);
+        if !all_positive || greatest / MULTIPLE <= least {
+            return Self::Figures(Axis::log(Unit::Of(quantity), summaries().flat_map(|summary| [summary.min, summary.max]), (LEFT, RIGHT)));
+        }
+        let share = |value: u64, median: u64| value as f64 / median as f64;
+        let low = summaries().map(|summary| share(summary.min, summary.median)).fold(1.0, f64::min).max(FARTHEST.0);
+        // One sample in a hundred may be far off; it must not press all others together.
+        let high = summaries().map(|summary| share(summary.p99.unwrap_or(summary.max), summary.median)).fold(1.0, f64::max).min(FARTHEST.1);
+        Self::Shares(Axis::linear(Unit::Share, low, high, (LEFT, RIGHT)), (low, high))
+    }
+
+    const fn axis(&self) -> &Axis {
+        match self {
+            Self::Figures(axis) | Self::Shares(axis, _) => axis,
+        }
+    }
+
+    const fn caption(&self) -> &'static str {
+        match self {
+            Self::Figures(_) => "Dots: samples. Box: their middle half. Line in it: median. Black bar: its 95 % interval. Tick: p99.",
+            Self::Shares(..) => {
+                "As a change from the row's median. Box: middle half. Black bar: 95 % interval of the median. Tick: p99. Triangle: samples beyond."
+            }
+        }
+    }
+
+    fn share(row: &Row<'_>, value: u64) -> f64 {
+        value as f64 / row.measured.summary.median as f64
+    }
+
+    fn place(&self, row: &Row<'_>, value: u64) -> i32 {
+        match self {
+            Self::Figures(axis) => axis.place(value as f64),
+            Self::Shares(axis, (low, high)) => axis.place(Self::share(row, value).clamp(*low, *high)),
+        }
+    }
+
+    fn is_beyond(&self, row: &Row<'_>, value: u64) -> bool {
+        matches!(self, Self::Shares(_, (low, high)) if !(*low..=*high).contains(&Self::share(row, value)))
+    }
 }
 
 fn in_words(row: &Row<'_>, quantity: Quantity) -> String {

@@ -5,16 +5,21 @@
 mod axis;
 pub(super) mod curve;
 pub(super) mod distribution;
+pub(super) mod rounds;
 pub(super) mod trend;
 
 use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use crate::bench::record::{EntryOutcome, SuiteRecord};
 use crate::report::picture::{self, Area, Drawn, GRID, INK, LIMIT, WIDTH};
 
 /// No font is at hand to measure: what a character of 12-pixel sans-serif faces takes on average.
 const CHARACTER: f64 = 6.6;
+/// Where legends start, and pixels of each of their lines.
+const LEGEND_LEFT: i32 = 12;
+const LEGEND_LINE: i32 = 18;
 
 // Okabe and Ito's colours, told apart by colour-blind readers too, without the yellow that is too pale on white:
 // <https://jfly.uni-koeln.de/color/>. Arms differ by their mark as well.
@@ -86,6 +91,10 @@ impl Canvas<'_, '_> {
         self.0.draw(&Circle::new(place, radius, style))
     }
 
+    fn cross(&self, place: (i32, i32), style: ShapeStyle) -> Drawn {
+        self.0.draw(&Cross::new(place, 5, style))
+    }
+
     /// The mark of an arm: another shape and colour for each.
     fn mark(&self, (x, y): (i32, i32), index: usize) -> Drawn {
         let style = colour(index).filled();
@@ -98,19 +107,14 @@ impl Canvas<'_, '_> {
         }
     }
 
-    /// A row of keys that goes on in the next line where it is full. Returns where the next line would start.
-    fn legend(&self, (left, top): (i32, i32), keys: &[&str], draw: impl Fn(usize, (i32, i32)) -> Drawn) -> Result<i32, DrawError> {
-        let (mut x, mut y) = (left, top);
-        for (index, key) in keys.iter().enumerate() {
-            let wide = width(key) + 26;
-            if x > left && x + wide > WIDTH as i32 - 10 {
-                (x, y) = (left, y + 18);
-            }
+    /// Keys in rows, each with the number that it is drawn by.
+    fn legend(&self, top: i32, keys: &[(usize, &str)], draw: impl Fn(usize, (i32, i32)) -> Drawn) -> Drawn {
+        for (&(index, key), (x, line)) in keys.iter().zip(places(keys)) {
+            let y = top + line * LEGEND_LINE;
             draw(index, (x + 10, y))?;
             self.text(key, (x + 25, y), Side::Right, 12, INK)?;
-            x += wide + 18;
         }
-        Ok(y + 18)
+        Ok(())
     }
 
     /// Lines across a panel at the figures of its vertical axis, and those figures left of it.
@@ -127,7 +131,25 @@ impl Canvas<'_, '_> {
     }
 }
 
-type DrawError = plotters::drawing::DrawingAreaErrorKind<std::io::Error>;
+/// Where each key of a legend stands: pixels from the left, and its line.
+fn places(keys: &[(usize, &str)]) -> Vec<(i32, i32)> {
+    let (mut x, mut line) = (LEGEND_LEFT, 0);
+    let place = |(_, key): &(usize, &str)| {
+        let wide = width(key) + 26;
+        if x > LEGEND_LEFT && x + wide > WIDTH as i32 - 10 {
+            (x, line) = (LEGEND_LEFT, line + 1);
+        }
+        let place = (x, line);
+        x += wide + 18;
+        place
+    };
+    keys.iter().map(place).collect()
+}
+
+/// Pixels that a legend takes.
+fn legend_height(keys: &[(usize, &str)]) -> i32 {
+    places(keys).last().map_or(0, |(_, line)| (line + 1) * LEGEND_LINE)
+}
 
 /// What a text of size 12 takes, about.
 fn width(text: &str) -> i32 {
@@ -142,13 +164,19 @@ fn fitted(text: &str, characters: usize) -> String {
     text.chars().take(characters.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// Names of arms in the order in which they first appear.
-fn arms<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
-    let mut arms: Vec<&str> = Vec::new();
+/// Arms that have figures in a suite, in the order in which they first appear: the place of an arm is its colour and mark in all pictures
+/// of the suite.
+fn arms(suite: &SuiteRecord) -> Vec<&str> {
+    distinct(suite.entries.iter().filter(|entry| matches!(entry.outcome, EntryOutcome::Measured(_))).map(|entry| entry.arm.as_str()))
+}
+
+/// Each name once, in the order in which they first appear.
+fn distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut distinct: Vec<&str> = Vec::new();
     for name in names {
-        if !arms.contains(&name) {
-            arms.push(name);
+        if !distinct.contains(&name) {
+            distinct.push(name);
         }
     }
-    arms
+    distinct
 }

@@ -19,6 +19,8 @@ const MARKED_NIGHTS: usize = 60;
 /// A change point's line and words.
 const CHANGE: RGBColor = RGBColor(150, 60, 0);
 
+const FAILED: RGBColor = RGBColor(200, 40, 0);
+
 /// A series over nights.
 pub(in super::super) struct Panel<'a> {
     /// What it is.
@@ -27,6 +29,8 @@ pub(in super::super) struct Panel<'a> {
     pub(in super::super) quantity: Quantity,
     /// One a night.
     pub(in super::super) figures: &'a [Option<EntrySummary>],
+    /// Nights in which it failed.
+    pub(in super::super) failed: &'a [usize],
     /// Nights from which on the level is another one.
     pub(in super::super) change_points: Vec<usize>,
 }
@@ -40,9 +44,10 @@ pub(in super::super) fn draw(suite: &str, nights: &[Night<'_>], panels: &[Panel<
     let described: Vec<String> = panels.iter().map(|panel| in_words(panel, nights)).collect();
     Some(document(height, &title, &described.join(" "), |canvas| {
         canvas.text(&title, (12, 16), Side::Right, 13, INK)?;
-        let keys = ["median of a night", "its 95 % confidence interval", "contended night", "change point"];
-        canvas.legend((12, 40), &keys, |key, place| legend(canvas, key, place))?;
-        canvas.caption("Each axis starts where its figures do, not at zero.", (12, 60))?;
+        let keys =
+            [(0, "median of a night"), (1, "its 95 % confidence interval"), (2, "contended night"), (3, "change point"), (4, "failed")];
+        canvas.legend(40, &keys, |key, place| legend(canvas, key, place))?;
+        canvas.caption("Each axis starts where its figures do, not at zero. Host times are corrected by the yardstick, to the clock of the last night.", (12, 60))?;
         for (index, panel) in panels.iter().enumerate() {
             self::panel(canvas, panel, nights, top + index as i32 * PANEL)?;
         }
@@ -58,7 +63,8 @@ fn legend(canvas: &Canvas<'_, '_>, key: usize, (x, y): (i32, i32)) -> Drawn {
         }
         1 => canvas.bar((x - 10, y - 6), (x + 10, y + 6), colour(0).mix(0.22).filled()),
         2 => hollow(canvas, (x, y)),
-        _ => canvas.dashes((x, y - 8), (x, y + 8), CHANGE.stroke_width(2)),
+        3 => canvas.dashes((x, y - 10), (x, y + 10), CHANGE.stroke_width(2)),
+        _ => canvas.cross((x, y), FAILED.stroke_width(3)),
     }
 }
 
@@ -89,6 +95,9 @@ fn panel(canvas: &Canvas<'_, '_>, panel: &Panel<'_>, nights: &[Night<'_>], top: 
         } else if nights.len() <= MARKED_NIGHTS {
             canvas.dot(place, 3, colour(0).filled())?;
         }
+    }
+    for &night in panel.failed {
+        canvas.cross((across(night), lower - 10), FAILED.stroke_width(3))?;
     }
     for (index, &night) in panel.change_points.iter().enumerate() {
         change_point(canvas, panel, index, nights, (across(night), upper, lower))?;
@@ -145,7 +154,7 @@ fn words_of(panel: &Panel<'_>, index: usize, nights: &[Night<'_>]) -> String {
     let end = panel.change_points.get(index + 1).copied().unwrap_or(panel.figures.len());
     let (before, after) = (level(&panel.figures[start..night]), level(&panel.figures[night..end]));
     let by = match (before, after) {
-        (Some(before), Some(after)) if before > 0 => format!("{:+.1} % ", (after as f64 / before as f64 - 1.0) * 100.0),
+        (Some(before), Some(after)) if before > 0 => format!("{} ", words::changed_by(after as f64 / before as f64)),
         _ => String::new(),
     };
     let commit =
@@ -164,8 +173,9 @@ fn in_words(panel: &Panel<'_>, nights: &[Night<'_>]) -> String {
     let first = told.next().unwrap_or_default();
     let last = told.next_back().unwrap_or_else(|| first.clone());
     let changes: Vec<String> = (0..panel.change_points.len()).map(|index| words_of(panel, index, nights)).collect();
+    let failed = if panel.failed.is_empty() { String::new() } else { format!(" It failed in {} of the nights.", panel.failed.len()) };
     let changes = if changes.is_empty() { "no change point".to_owned() } else { changes.join("; ") };
-    format!("{}: {first} in the first night, {last} in the last; {changes}.", panel.title)
+    format!("{}: {first} in the first night, {last} in the last; {changes}.{failed}", panel.title)
 }
 
 /// A small line for the index: what it is, and its level in each night, 1 at the first.
@@ -187,7 +197,7 @@ pub(in super::super) fn small(title: &str, lines: &[Small]) -> Option<String> {
         lines.iter().map(|line| format!("{}: {} over {} nights.", line.title, moved(line), line.levels.len())).collect();
     Some(document(top + lines.len() as i32 * SMALL + 6, title, &described.join(" "), |canvas| {
         canvas.text(title, (12, 14), Side::Right, 13, INK)?;
-        canvas.caption("Geometric mean of all medians, as a change from the first night shown (grey line); lower is better.", (12, 32))?;
+        canvas.caption("Geometric mean of all medians, as a change from the first night shown (grey line); lower is better. Host times corrected by the yardstick.", (12, 32))?;
         for (index, line) in lines.iter().enumerate() {
             small_line(canvas, line, top + index as i32 * SMALL)?;
         }
@@ -196,7 +206,7 @@ pub(in super::super) fn small(title: &str, lines: &[Small]) -> Option<String> {
 }
 
 fn moved(line: &Small) -> String {
-    line.levels.last().map_or_else(String::new, |level| format!("{:+.1} %", (level - 1.0) * 100.0))
+    line.levels.last().map_or_else(String::new, |&level| words::changed_by(level))
 }
 
 fn small_line(canvas: &Canvas<'_, '_>, line: &Small, top: i32) -> Drawn {

@@ -12,6 +12,7 @@ mod inputs;
 mod interrupt;
 mod list;
 mod replay;
+mod report;
 mod run;
 mod schema;
 mod terminal;
@@ -34,6 +35,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Doctor(command) => command.run(),
         Command::Replay(command) => command.run(),
         Command::Bench(command) => command.run(),
+        Command::Report(command) => command.run(),
     };
     let exit = done.unwrap_or_else(|failures| failures.show(&terminal));
     exit.into()
@@ -85,4 +87,5 @@ enum Command {
     Doctor(doctor::Doctor),
     Replay(replay::Replay),
     Bench(bench::Bench),
+    Report(report::Report),
 }

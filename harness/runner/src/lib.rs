@@ -1,8 +1,11 @@
 //! The harness: scenarios that drive memory allocators into exhaustion, the loop that runs and checks them, and reports of what happened.
 
 pub mod bench;
+pub mod calibrate;
+pub mod date;
 pub mod files;
 pub mod invariant;
+pub mod profile;
 pub mod record;
 mod recovery;
 pub mod replay;

@@ -53,7 +53,8 @@ enum Op {
     Other(TraceEvent),
 }
 
-struct Bench {
+/// A trace, ready to be run over and over.
+pub struct Bench {
     device: SimDevice,
     allocator: CachingAllocator,
     ops: Vec<Op>,
@@ -73,11 +74,17 @@ pub fn bench(events: &[TraceEvent], config: Config, capacity: Bytes, repetitions
 }
 
 /// A trace that can be passed over again and again.
-trait Passes {
-    /// One pass over the trace: allocations, frees and out-of-memories.
+pub trait Passes {
+    /// One pass over the trace; everything live is freed at its end. Returns allocations, frees and out-of-memories.
+    ///
+    /// # Errors
+    /// [`DeviceError`]: the trace uses a device wrongly.
     fn pass(&mut self) -> Result<(u64, u64, u64), DeviceError>;
 
     /// Mean time of an allocation and of a free, each timed by itself.
+    ///
+    /// # Errors
+    /// [`DeviceError`]: the trace uses a device wrongly.
     fn single_operations(&mut self) -> Result<(f64, f64), DeviceError>;
 
     /// Calls of the device's memory manager so far.
@@ -113,7 +120,11 @@ fn measure(mut bench: impl Passes, repetitions: u32) -> Result<BenchResult, Devi
 }
 
 impl Bench {
-    fn new(events: &[TraceEvent], config: Config, capacity: Bytes) -> Result<Self, DeviceError> {
+    /// A trace on a fresh simulated device, which has the streams that the trace names.
+    ///
+    /// # Errors
+    /// [`DeviceError`]: the device cannot make the streams.
+    pub fn new(events: &[TraceEvent], config: Config, capacity: Bytes) -> Result<Self, DeviceError> {
         let mut slots = BTreeMap::new();
         let mut device = SimDevice::new(SimConfig::replay(capacity));
         let mut streams = 0;
@@ -151,8 +162,15 @@ impl Passes for Bench {
             match *op {
                 Op::Allocate { slot, request } => {
                     allocations += 1;
-                    self.live[slot] = self.allocator.allocate(&mut self.device, request).ok();
-                    ooms += u64::from(self.live[slot].is_none());
+                    self.live[slot] = match self.allocator.allocate(&mut self.device, request) {
+                        Ok(allocation) => Some(allocation),
+                        Err(error) => {
+                            ooms += 1;
+                            // In a box the error asks for no memory where the result stands, which can then stay in registers.
+                            drop(Box::new(error));
+                            None
+                        }
+                    };
                 }
                 Op::Free { slot } => {
                     if let Some(allocation) = self.live[slot].take() {

@@ -1,6 +1,7 @@
 //! A session: scenarios × allocators × repetitions on one device, arms interleaved, each on a device of its own.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,6 +14,7 @@ use harness_allocator::device::{Device, DeviceCalls, DeviceError, DeviceInfo};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 
+use crate::profile::{Profile, ProfileError};
 use crate::record::{RECORD_VERSION, Records, RunRecord, Timings, Verdict};
 use crate::run::{RunRequest, run};
 use crate::scenario::Scenario;
@@ -21,6 +23,8 @@ use crate::scenario::Scenario;
 #[derive(Clone, Debug)]
 pub struct DeviceSource {
     resolved: Resolved,
+    /// What the simulated device runs on, and the file that the user named for it.
+    profile: Option<(Profile, PathBuf)>,
     /// Whether a run may take the last of a GPU that others use.
     whole_device: bool,
 }
@@ -31,14 +35,22 @@ impl DeviceSource {
     /// # Errors
     /// [`DeviceError::Unavailable`] where a CUDA device was asked for by name and is not there.
     pub fn new(choice: DeviceChoice, probe: &Probe, whole_device: bool) -> Result<Self, DeviceError> {
-        Ok(Self { resolved: choice.resolve(probe)?, whole_device })
+        Ok(Self { resolved: choice.resolve(probe)?, profile: None, whole_device })
     }
 
     /// The simulated device.
     #[must_use]
     pub fn simulated() -> Self {
         let resolved = Resolved::Simulated { reason: "the simulated device was asked for".to_owned() };
-        Self { resolved, whole_device: false }
+        Self { resolved, profile: None, whole_device: false }
+    }
+
+    /// The same, but a simulated device runs on the profile in this file.
+    ///
+    /// # Errors
+    /// [`ProfileError`] where there is none.
+    pub fn with_profile(self, path: &Path) -> Result<Self, ProfileError> {
+        Ok(Self { profile: Some((Profile::load(path)?, path.to_owned())), ..self })
     }
 
     /// Why it is the simulated device, if it is.
@@ -65,7 +77,10 @@ impl DeviceSource {
     /// [`DeviceError`] where it cannot be opened.
     pub fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
         Ok(match self.resolved {
-            Resolved::Simulated { .. } => Box::new(SimDevice::new(SimConfig::default())),
+            Resolved::Simulated { .. } => {
+                let config = self.profile.as_ref().map_or_else(SimConfig::default, |(profile, _)| profile.sim_config());
+                Box::new(SimDevice::new(config))
+            }
             Resolved::Cuda(ordinal) => Box::new(CudaDevice::open(ordinal)?),
         })
     }
@@ -87,11 +102,12 @@ impl DeviceSource {
 }
 
 impl fmt::Display for DeviceSource {
-    /// As `--device` takes it.
+    /// As `--device` takes it, with the option for the profile behind it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.resolved {
-            Resolved::Simulated { .. } => f.write_str("sim"),
-            Resolved::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        match (&self.resolved, &self.profile) {
+            (Resolved::Simulated { .. }, None) => f.write_str("sim"),
+            (Resolved::Simulated { .. }, Some((_, path))) => write!(f, "sim --device-profile {}", path.display()),
+            (Resolved::Cuda(ordinal), _) => write!(f, "cuda:{ordinal}"),
         }
     }
 }

@@ -17,6 +17,7 @@ mod slab;
 mod spec;
 
 use std::fmt;
+use std::num::NonZeroU32;
 
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, StreamId};
 use crate::stats::{MemoryStats, SegmentInfo};
@@ -59,18 +60,36 @@ pub struct Allocation {
 }
 
 /// Where the allocator keeps its account of an allocation: a slot of its own table, so that a free needs no look-up by address.
+/// Never zero, so that an `Option<Allocation>` is as small as an [`Allocation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Handle(pub(crate) u32);
+pub(crate) struct Handle(NonZeroU32);
+
+impl Handle {
+    /// No slot: no table has that many.
+    const NULL: Self = Self(NonZeroU32::MAX);
+
+    /// The handle of a slot.
+    #[inline]
+    pub(crate) const fn new(slot: u32) -> Self {
+        Self(NonZeroU32::MIN.saturating_add(slot))
+    }
+
+    /// The slot.
+    #[inline]
+    pub(crate) const fn slot(self) -> u32 {
+        self.0.get() - 1
+    }
+}
 
 impl Allocation {
+    #[inline]
     pub(crate) const fn new(range: MemoryRange, request: Request, handle: Handle) -> Self {
         Self { ptr: range.start, requested: request.size, size: range.len, stream: request.stream, handle }
     }
 
     /// The answer to a request for nothing.
     pub(crate) const fn null(request: Request) -> Self {
-        let handle = Handle(u32::MAX);
-        Self { ptr: DevicePtr::NULL, requested: Bytes::ZERO, size: Bytes::ZERO, stream: request.stream, handle }
+        Self { ptr: DevicePtr::NULL, requested: Bytes::ZERO, size: Bytes::ZERO, stream: request.stream, handle: Handle::NULL }
     }
 
     /// Its address; null for a request of zero bytes.
@@ -103,6 +122,7 @@ impl Allocation {
         MemoryRange::new(self.ptr, self.requested)
     }
 
+    #[inline]
     pub(crate) const fn handle(&self) -> Handle {
         self.handle
     }

@@ -113,7 +113,7 @@ impl Regions {
         self.stats.active.increase(POOL, 1);
         self.stats.active_bytes.increase(POOL, range.len.0);
         self.stats.requested_bytes.increase(POOL, request.size.0);
-        Allocation::new(range, request, Handle(id.0))
+        Allocation::new(range, request, Handle::new(id.0))
     }
 
     /// The chunk of an allocation.
@@ -121,7 +121,7 @@ impl Regions {
     /// # Errors
     /// [`DeviceError::InvalidFree`] for an allocation of somebody else.
     pub(super) fn chunk_of(&self, allocation: &Allocation) -> Result<ChunkId, DeviceError> {
-        let Handle(slot) = allocation.handle();
+        let slot = allocation.handle().slot();
         let ours = |chunk: &&Chunk| chunk.address == allocation.ptr().0 && chunk.state == BlockState::Allocated;
         match self.chunks.get(slot).filter(ours) {
             Some(_) => Ok(ChunkId(slot)),

@@ -44,12 +44,12 @@ impl Singles {
         let start = single.range.start;
         let slot = self.live.insert(single);
         self.by_address.insert(start, slot);
-        Handle(slot)
+        Handle::new(slot)
     }
 
     /// The slot of an allocation, if it is one of these.
     pub(super) fn slot_of(&self, allocation: &Allocation) -> Result<u32, DeviceError> {
-        let slot = allocation.handle().0;
+        let slot = allocation.handle().slot();
         let ours = self.live.get(slot).is_some_and(|single| single.range.start == allocation.ptr());
         if ours { Ok(slot) } else { Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: Place::default() }) }
     }

@@ -162,7 +162,8 @@ impl AllocatorSpec {
     }
 
     /// The settings of PyTorch's allocator that it runs with; `None` for any other allocator.
-    fn effective(&self) -> Option<Config> {
+    #[must_use]
+    pub fn effective(&self) -> Option<Config> {
         match self.kind {
             AllocatorKind::Caching => Some(self.config.clone().unwrap_or_default()),
             AllocatorKind::Expandable => Some(Config { expandable_segments: true, ..Config::default() }),

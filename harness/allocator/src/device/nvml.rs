@@ -103,13 +103,13 @@ impl NvmlDevice {
         known(&mine.used_gpu_memory)
     }
 
-    /// The other processes with a CUDA context on the device.
+    /// The other processes with a CUDA context on the device, without those that this one started.
     ///
     /// # Errors
     /// NVML's sentence.
     pub fn other_processes(&self) -> Result<Vec<ProcessUse>, String> {
         let processes = self.device.running_compute_processes().map_err(sentence)?;
-        let others = processes.into_iter().filter(|process| !is_this_process(process.pid));
+        let others = processes.into_iter().filter(|process| !is_this_process(process.pid) && !is_child(process.pid));
         Ok(others
             .map(|process| ProcessUse {
                 pid: process.pid,
@@ -193,6 +193,16 @@ fn is_this_process(number: u32) -> bool {
     number == std::process::id() || OWN_NUMBER.get() == Some(&number)
 }
 
+/// Whether this process started that one: what it holds is held for this one. Where the numbers are of another namespace, it is not known.
+fn is_child(number: u32) -> bool {
+    // The program's name stands in parentheses and may hold anything; behind it come the state and the parent
+    // (<https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html>).
+    let parent = std::fs::read_to_string(format!("/proc/{number}/stat"))
+        .ok()
+        .and_then(|stat| stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse::<u32>().ok());
+    parent == Some(std::process::id())
+}
+
 /// The library, loaded once for the whole process: never shut down, so devices can be kept.
 fn library() -> Result<&'static Nvml, String> {
     static LIBRARY: OnceLock<Result<Nvml, String>> = OnceLock::new();
@@ -270,6 +280,16 @@ mod tests {
     fn a_uuid_is_written_as_nvml_writes_it() {
         let uuid = Uuid([0xab, 0xcd, 0xef, 0x01, 0x23, 0x45, 0x67, 0x89, 0x0a, 0xbc, 0xde, 0xf0, 0x12, 0x34, 0x56, 0x78]);
         assert_eq!(uuid.to_string(), "abcdef01-2345-6789-0abc-def012345678");
+    }
+
+    #[test]
+    fn a_process_that_this_one_started_is_told_from_all_others() -> std::io::Result<()> {
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn()?;
+        assert!(is_child(child.id()) && !is_this_process(child.id()));
+        assert!(is_this_process(std::process::id()) && !is_child(std::process::id()));
+        assert!(!is_child(1) && !is_child(u32::MAX));
+        drop(child.stdin.take());
+        child.wait().map(drop)
     }
 
     #[test]

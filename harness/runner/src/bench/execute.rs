@@ -16,9 +16,9 @@ use rand_chacha::ChaCha8Rng;
 
 use super::clock::{Stopwatch, overhead_ps, yardstick_ps};
 use super::measure::{self, Fault, Reading, Visit};
-use super::record::{Entry, EntryOutcome, Measured, Point, Quantity, Shard, Stopped, SuiteRecord};
+use super::record::{Entry, EntryOutcome, Measured, Quantity, Shard, Stopped, SuiteRecord};
 use super::statistics::{precision, summarize};
-use super::suite::{Case, Fnv, Suite};
+use super::suite::{Case, Pieces, Suite};
 use super::workshop::Workshop;
 
 /// Rounds that are dropped.
@@ -55,13 +55,13 @@ pub struct Progress<'a> {
 }
 
 /// The cases of a suite that belong to a part: all arms of a case belong to the same one, whatever else the suites contain.
-pub fn cases_of<'a>(suite: &'a Suite, shard: Option<Shard>) -> impl Iterator<Item = &'a Case> {
+pub fn cases_of(suite: &Suite, shard: Option<Shard>) -> impl Iterator<Item = &Case> {
     suite.cases.iter().filter(move |case| {
         shard.is_none_or(|shard| {
-            let mut hash = Fnv::new();
-            hash.add(suite.name.as_bytes());
-            hash.add(case.name().as_bytes());
-            hash.get() % u64::from(shard.count.max(1)) + 1 == u64::from(shard.index)
+            let mut named = Pieces::default();
+            named.add(&suite.name);
+            named.add(&case.name());
+            named.hash() % u64::from(shard.count.max(1)) + 1 == u64::from(shard.index)
         })
     })
 }
@@ -144,10 +144,10 @@ impl<'a> Run<'a> {
         self.round += 1;
         let clock = self.workshop.clock();
         let mut order: Vec<usize> = (0..self.tasks.len()).collect();
-        let mut salt = Fnv::new();
-        salt.add(self.suite.name.as_bytes());
-        salt.add(&self.round.to_le_bytes());
-        order.shuffle(&mut ChaCha8Rng::seed_from_u64(self.terms.seed ^ salt.get()));
+        let mut salt = Pieces::default();
+        salt.add(&self.suite.name);
+        salt.add(&self.round.to_string());
+        order.shuffle(&mut ChaCha8Rng::seed_from_u64(self.terms.seed ^ salt.hash()));
         for index in order {
             let used = self.began.elapsed_ns() as f64 / self.budget.0.max(1) as f64;
             let task = &mut self.tasks[index];
@@ -265,13 +265,13 @@ impl<'a> Task<'a> {
 
 /// All entries: in the order of their first appearance, arms of one case next to each other.
 fn entries(tasks: Vec<Task<'_>>, clock: Clock) -> Vec<Entry> {
-    let mut cases: Vec<((String, Option<Point>, Quantity), Vec<Entry>)> = Vec::new();
+    let mut cases: Vec<Vec<Entry>> = Vec::new();
     for entry in tasks.into_iter().flat_map(|task| task.entries(clock)) {
-        let key = (entry.group.clone(), entry.point.clone(), entry.quantity);
-        match cases.iter_mut().find(|(known, _)| *known == key) {
-            Some((_, arms)) => arms.push(entry),
-            None => cases.push((key, vec![entry])),
+        let same = |first: &Entry| (&first.group, &first.point, first.quantity) == (&entry.group, &entry.point, entry.quantity);
+        match cases.iter_mut().find(|arms| arms.first().is_some_and(same)) {
+            Some(arms) => arms.push(entry),
+            None => cases.push(vec![entry]),
         }
     }
-    cases.into_iter().flat_map(|(_, arms)| arms).collect()
+    cases.into_iter().flatten().collect()
 }

@@ -15,6 +15,7 @@ use harness::bench::record::{NightRecord, Shard};
 use harness::bench::suite::Suite;
 use harness::bench::text;
 use harness::bench::workshop::DeviceWorkshop;
+use harness::date::Date;
 use harness::session::DeviceSource;
 use harness_allocator::device::open::{self, DeviceChoice};
 use harness_allocator::units::Nanos;
@@ -23,7 +24,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
 use super::terminal;
-use super::{Format, inputs, interrupt, list};
+use super::{Format, device, inputs, interrupt, list};
 
 /// The suites that come with the project, as seen from its root.
 const SUITES: &str = "scenarios/bench";
@@ -54,6 +55,9 @@ pub(super) struct Bench {
     /// `auto` (the first GPU, or the simulated device where there is none), `sim`, `cuda` or `cuda:N`.
     #[arg(long, env = "HARNESS_DEVICE", default_value = "auto", value_name = "DEVICE")]
     device: DeviceChoice,
+    /// Let the simulated device have the memory and the costs of this device profile, which `harness calibrate` measured.
+    #[arg(long, value_name = "FILE")]
+    device_profile: Option<PathBuf>,
     /// Take this time for all suites together, as in `60s`, divided in proportion to their own budgets.
     #[arg(long, value_name = "TIME", value_parser = budget)]
     budget: Option<Nanos>,
@@ -161,7 +165,7 @@ impl Bench {
         if let (DeviceChoice::Auto, Some(reason), false) = (self.device, source.simulated_because(), self.quiet) {
             eprintln!("on the simulated device: {reason}");
         }
-        Ok(source)
+        device::profiled(source, self.device_profile.as_deref())
     }
 
     fn reproduce(&self, source: &DeviceSource) -> String {
@@ -206,7 +210,8 @@ impl Bench {
             None => Path::new(NIGHTS).join(folder_name(night)),
         };
         let place = folder.join(NIGHT);
-        let failed = |error| CliError::Output { target: Some(place.clone()), error, help: "make room, or choose another place with `--report DIR`" };
+        let failed =
+            |error| CliError::Output { target: Some(place.clone()), error, help: "make room, or choose another place with `--report DIR`" };
         write_whole(&folder, &place, night).map_err(failed)?;
         match self.format {
             _ if self.quiet => Ok(()),
@@ -302,18 +307,10 @@ fn folder_name(night: &NightRecord) -> String {
     format!("{date}-{}", harness::report::slug(&night.machine.device))
 }
 
-/// As in `2026-11-20T02:17:00Z`. Days to a date by H. Hinnant, <https://howardhinnant.github.io/date_algorithms.html#civil_from_days>.
+/// As in `2026-11-20T02:17:00Z`.
 fn utc(now: SystemTime) -> String {
-    let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
-    let (era, of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let day_of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
+    let second = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()) % 86_400;
+    format!("{}T{:02}:{:02}:{:02}Z", Date::of(now), second / 3600, second / 60 % 60, second % 60)
 }
 
 #[cfg(test)]

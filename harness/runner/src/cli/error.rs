@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use harness::profile::ProfileError;
 use harness::scenario::{ScenarioError, advice_on_conf};
 use harness::store::StoreError;
 use harness_allocator::allocator::caching::ConfError;
@@ -19,6 +20,10 @@ pub(crate) enum CliError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Scenario(#[from] ScenarioError),
+    /// A device profile is not valid: correct it at the place shown.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Profile(#[from] ProfileError),
     /// Something else that the user gave is not valid.
     #[error("{message}")]
     Input {
@@ -96,7 +101,7 @@ impl CliError {
 
     fn exit(&self) -> Exit {
         match self {
-            Self::Scenario(_) | Self::Input { .. } | Self::Conf { .. } => Exit::Invalid,
+            Self::Scenario(_) | Self::Profile(_) | Self::Input { .. } | Self::Conf { .. } => Exit::Invalid,
             Self::Device { .. } => Exit::Device,
             Self::Store(error) if error.is_of_input() => Exit::Invalid,
             Self::Store(_) | Self::Output { .. } | Self::Internal { .. } => Exit::Internal,

@@ -3,8 +3,10 @@
 //! A command answers with an [`Exit`] code, or with [`Failures`] that are shown on standard error; results go to standard output.
 
 mod bench;
+mod calibrate;
 mod check;
 mod ci;
+mod device;
 mod doctor;
 mod error;
 mod exit;
@@ -36,6 +38,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Replay(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Report(command) => command.run(),
+        Command::Calibrate(command) => command.run(),
     };
     let exit = done.unwrap_or_else(|failures| failures.show(&terminal));
     exit.into()
@@ -88,4 +91,5 @@ enum Command {
     Replay(replay::Replay),
     Bench(bench::Bench),
     Report(report::Report),
+    Calibrate(calibrate::Calibrate),
 }

@@ -22,7 +22,7 @@ use super::ci::Ci;
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
 use super::terminal::{self, Terminal};
-use super::{Format, inputs, interrupt, program};
+use super::{Format, device, inputs, interrupt, program};
 
 const EXAMPLES: &str = "Examples:
   harness run scenarios
@@ -46,6 +46,9 @@ pub(super) struct Run {
     /// `auto` (the first GPU, or the simulated device where there is none), `sim`, `cuda` or `cuda:N`.
     #[arg(long, env = "HARNESS_DEVICE", default_value = "auto", value_name = "DEVICE")]
     device: DeviceChoice,
+    /// Let the simulated device have the memory and the costs of this device profile, which `harness calibrate` measured.
+    #[arg(long, value_name = "FILE")]
+    device_profile: Option<PathBuf>,
     /// Give each scenario this memory instead of what it needs, as in `2GiB`.
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     memory: Option<Bytes>,
@@ -161,10 +164,11 @@ impl Run {
 
     /// Looks for a GPU only where one may be used.
     fn device_source(&self) -> Result<DeviceSource, CliError> {
-        match self.device {
-            DeviceChoice::Simulated => Ok(DeviceSource::simulated()),
-            DeviceChoice::Auto | DeviceChoice::Cuda(_) => Ok(DeviceSource::new(self.device, &open::probe(), self.allow_full_device)?),
-        }
+        let source = match self.device {
+            DeviceChoice::Simulated => DeviceSource::simulated(),
+            DeviceChoice::Auto | DeviceChoice::Cuda(_) => DeviceSource::new(self.device, &open::probe(), self.allow_full_device)?,
+        };
+        device::profiled(source, self.device_profile.as_deref())
     }
 
     /// What the user would otherwise not expect.

@@ -1,22 +1,27 @@
-//! `harness schema`: the JSON Schema of the scenario language.
+//! `harness schema`: the JSON Schema of scenarios, or of suites.
 
 use clap::Args;
+use harness::bench::suite;
 use harness::scenario;
 
 use super::error::Failures;
 use super::exit::Exit;
 use super::terminal;
 
-/// Print the JSON Schema of the scenario language, for editors that complete and check.
+/// Print the JSON Schema of scenarios, or of suites of benchmarks, for editors that complete and check.
 #[derive(Args)]
 #[command(
     after_help = "Example:\n  harness schema > schema.json\n  and as a scenario's first line: # yaml-language-server: $schema=schema.json"
 )]
-pub(super) struct Schema {}
+pub(super) struct Schema {
+    /// Of suites of benchmarks.
+    #[arg(long)]
+    suites: bool,
+}
 
 impl Schema {
     pub(super) fn run(self) -> Result<Exit, Failures> {
-        terminal::print_json(&scenario::schema())?;
+        terminal::print_json(&if self.suites { suite::schema() } else { scenario::schema() })?;
         Ok(Exit::Passed)
     }
 }

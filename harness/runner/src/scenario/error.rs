@@ -13,6 +13,8 @@ pub enum ScenarioError {
     /// The file could not be read: name another one, or make this one readable.
     #[error("{}: {why}", .path.display())]
     File {
+        /// What it should be: `scenario`, or `suite`.
+        noun: &'static str,
         /// The file, as the user named it.
         path: PathBuf,
         /// What is wrong with it.
@@ -28,10 +30,10 @@ pub enum ScenarioError {
 impl ScenarioError {
     /// A short name of the kind of mistake, for programs.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> String {
         match self {
-            Self::File { .. } => "scenario::file",
-            Self::Text(error) => error.problem.code.name(),
+            Self::File { noun, .. } => format!("{noun}::file"),
+            Self::Text(error) => format!("{}::{}", error.noun, error.problem.code.name()),
         }
     }
 
@@ -53,8 +55,10 @@ impl ScenarioError {
         }
     }
 
-    pub(crate) fn text(problem: Problem, path: &Path, source: &str) -> Self {
+    /// `noun` is what the text should be.
+    pub(crate) fn text(problem: Problem, path: &Path, source: &str, noun: &'static str) -> Self {
         Self::Text(Box::new(TextError {
+            noun,
             path: path.to_owned(),
             source: NamedSource::new(path.display().to_string(), source.to_owned()),
             problem,
@@ -65,6 +69,7 @@ impl ScenarioError {
 /// A mistake at one place of the text.
 #[derive(Debug)]
 pub struct TextError {
+    noun: &'static str,
     path: PathBuf,
     source: NamedSource<String>,
     problem: Problem,
@@ -146,12 +151,12 @@ pub(crate) enum Code {
 impl Code {
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::Yaml => "scenario::yaml",
-            Self::Shape => "scenario::shape",
-            Self::Value => "scenario::value",
-            Self::Name => "scenario::name",
-            Self::Expression => "scenario::expression",
-            Self::Order => "scenario::order",
+            Self::Yaml => "yaml",
+            Self::Shape => "shape",
+            Self::Value => "value",
+            Self::Name => "name",
+            Self::Expression => "expression",
+            Self::Order => "order",
         }
     }
 }

@@ -106,7 +106,7 @@ impl Scenario {
     /// [`ScenarioError::Text`].
     pub fn parse(source: &str, path: &Path) -> Result<Self, ScenarioError> {
         let checked = yaml::parse(source, &yaml::SCENARIO).and_then(|wire| check_scenario(&wire, source, path));
-        checked.map_err(|problem| ScenarioError::text(problem, path, source))
+        checked.map_err(|problem| ScenarioError::text(problem, path, source, yaml::SCENARIO.noun))
     }
 }
 

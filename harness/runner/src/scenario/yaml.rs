@@ -41,7 +41,7 @@ pub(crate) const SCENARIO: Language = Language {
 /// Reads a file as text.
 pub(crate) fn read(path: &Path, language: &Language) -> Result<String, ScenarioError> {
     let Language { noun, example, shorter, .. } = language;
-    let file = |why: String, help: String| ScenarioError::File { path: path.to_owned(), why, help };
+    let file = |why: String, help: String| ScenarioError::File { noun, path: path.to_owned(), why, help };
     let io = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::NotFound => file("there is no such file".to_owned(), format!("name a {noun} file, as in `{example}`")),
         _ => file(format!("cannot be read: {error}"), "make the file readable, or name another one".to_owned()),
@@ -63,7 +63,7 @@ pub(crate) fn read(path: &Path, language: &Language) -> Result<String, ScenarioE
         let (line, column) = (text.matches('\n').count() + 1, text.rsplit('\n').next().unwrap_or("").chars().count() + 1);
         let at = Position { line: line as u32, column: column as u32, length: 1 };
         let message = format!("byte {} of the file is not UTF-8", good + 1);
-        ScenarioError::text(Problem::new(Code::Yaml, at, message).help("save the file as UTF-8"), path, &text)
+        ScenarioError::text(Problem::new(Code::Yaml, at, message).help("save the file as UTF-8"), path, &text, noun)
     })
 }
 

@@ -1,96 +1,120 @@
 //! Blocks and segments: slots with neighbour links. A segment is a chain of blocks without gaps, in address order.
+//!
+//! Everything about a block stands in one cache line, its links among the free blocks included. Slot 0 holds no block: it stands for "no
+//! neighbour", so that links can be followed, and written through, without asking first. Invariants: a block's address never changes;
+//! where two blocks become one the lower one stays; slot 0 and all vacant slots have the state [`State::Vacant`].
 
 use std::collections::BTreeMap;
 
 use super::ids::{BlockId, LaneId};
-use crate::allocator::slab::Slab;
 use crate::device::{DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
-/// A block, or none, in four bytes.
+/// What a slot's block is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Link(u32);
-
-impl Link {
-    /// No block.
-    pub(super) const NONE: Self = Self(u32::MAX);
-
-    /// The block, if there is one.
-    #[inline]
-    pub(super) fn get(self) -> Option<BlockId> {
-        (self != Self::NONE).then_some(BlockId(self.0))
-    }
+pub(super) enum State {
+    /// There is no block.
+    Vacant,
+    /// Addresses of an expandable segment without memory behind them.
+    Unmapped,
+    /// Ready to be handed out.
+    Free,
+    /// Freed by its owner, waiting for events of other streams.
+    PendingFree,
+    /// Handed out.
+    Allocated,
 }
-
-impl From<BlockId> for Link {
-    fn from(id: BlockId) -> Self {
-        Self(id.0)
-    }
-}
-
-/// A segment's slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct SegmentId(u32);
 
 /// A slice of a segment: one cache line.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(super) struct Block {
     pub(super) address: u64,
     pub(super) size: u64,
     /// What its owner asked for; a free block keeps the figure of its last owner.
     pub(super) requested: u64,
-    /// Look-ups in its pool when it went into the free set: its birth, as garbage collection counts age.
-    pub(super) free_since: u64,
-    pub(super) previous: Link,
-    pub(super) next: Link,
-    pub(super) segment: SegmentId,
+    pub(super) previous: BlockId,
+    pub(super) next: BlockId,
     /// Its pool and stream.
     pub(super) lane: LaneId,
     /// Events that have to be seen complete before it is free.
     pub(super) pending_events: u32,
+    /// Its place among the free blocks.
+    pub(super) heap: HeapLinks,
     pub(super) kind: PoolKind,
-    pub(super) state: BlockState,
-    /// Whether there is memory behind it: not always in an expandable segment.
-    pub(super) mapped: bool,
+    pub(super) state: State,
     /// Whether its segment is expandable.
     pub(super) expandable: bool,
     /// Whether other streams use it: then the deferred frees know which.
     pub(super) shared: bool,
 }
 
+/// A free block's place in a heap of the free index, which alone reads and writes it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeapLinks {
+    pub(super) child: BlockId,
+    pub(super) sibling: BlockId,
+    /// The parent of a first child, the left sibling of another, nothing for a root.
+    pub(super) previous: BlockId,
+    /// Of a root: the root of the next larger size in the same bin.
+    pub(super) next_size: BlockId,
+}
+
+impl HeapLinks {
+    /// A heap of one.
+    pub(super) const ALONE: Self = Self { child: BlockId::NONE, sibling: BlockId::NONE, previous: BlockId::NONE, next_size: BlockId::NONE };
+}
+
 impl Block {
+    const VACANT: Self = Self {
+        address: 0,
+        size: 0,
+        requested: 0,
+        previous: BlockId::NONE,
+        next: BlockId::NONE,
+        lane: LaneId(0),
+        pending_events: 0,
+        heap: HeapLinks::ALONE,
+        kind: PoolKind::Small,
+        state: State::Vacant,
+        expandable: false,
+        shared: false,
+    };
+
     /// Whether it is a part of its segment and not the whole.
     #[inline]
     pub(super) fn is_split(&self) -> bool {
-        self.previous != Link::NONE || self.next != Link::NONE
-    }
-
-    /// Whether a neighbour may swallow it: nobody uses it, and it is as mapped as the neighbour.
-    #[inline]
-    fn joins(&self, mapped: bool) -> bool {
-        self.state == BlockState::Inactive && self.mapped == mapped
+        self.previous.0 | self.next.0 != 0
     }
 }
 
 /// What a block is part of, as a snapshot tells it: its stream and its private pool.
 pub(super) type Place = (StreamId, Option<u32>);
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Segment {
     first: BlockId,
     size: u64,
 }
 
 /// All blocks and segments of an allocator.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Blocks {
-    /// By slot. An empty slot's block has an address that no allocation has.
+    /// By slot.
     blocks: Vec<Block>,
-    vacant: Vec<BlockId>,
-    segments: Slab<Segment>,
+    /// The slot that became vacant last; [`Block::next`] leads to the one before it.
+    vacant: BlockId,
     /// Segments by their first address. Touched at driver calls only.
-    by_address: BTreeMap<u64, SegmentId>,
+    segments: BTreeMap<u64, Segment>,
+    /// By slot, where somebody asks for it: look-ups in the block's pool when it became free, as garbage collection counts age.
+    free_since: Vec<u64>,
+}
+
+impl Default for Blocks {
+    fn default() -> Self {
+        Self { blocks: vec![Block::VACANT], vacant: BlockId::NONE, segments: BTreeMap::new(), free_since: Vec::new() }
+    }
 }
 
 impl std::ops::Index<BlockId> for Blocks {
@@ -115,171 +139,181 @@ impl Blocks {
         self.blocks.get(id.0 as usize)
     }
 
+    /// The block in a slot, if there is such a slot.
     #[inline]
-    fn insert(&mut self, block: Block) -> BlockId {
-        if let Some(id) = self.vacant.pop() {
-            self[id] = block;
-            return id;
-        }
-        // 4 billion blocks of at least 512 B exceed any device.
-        let id = BlockId(self.blocks.len() as u32);
-        self.blocks.push(block);
-        id
+    pub(super) fn get_mut(&mut self, id: BlockId) -> Option<&mut Block> {
+        self.blocks.get_mut(id.0 as usize)
     }
 
-    #[inline]
-    fn take(&mut self, id: BlockId) -> Block {
-        self.vacant.push(id);
-        let block = self[id];
-        self[id].address = u64::MAX;
-        block
+    /// A slot for a block.
+    #[inline(always)]
+    fn slot(&mut self) -> BlockId {
+        let slot = self.vacant;
+        if slot.is_none() {
+            return self.new_slot();
+        }
+        self.vacant = self[slot].next;
+        slot
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn new_slot(&mut self) -> BlockId {
+        // 4 billion blocks of at least 512 B exceed any device.
+        let slot = BlockId(self.blocks.len() as u32);
+        self.blocks.push(Block::VACANT);
+        slot
+    }
+
+    #[inline(always)]
+    fn vacate(&mut self, id: BlockId) {
+        let before = std::mem::replace(&mut self.vacant, id);
+        let block = &mut self[id];
+        block.state = State::Vacant;
+        block.next = before;
     }
 
     /// A new segment that is one block: free, or unmapped where the segment is expandable.
     pub(super) fn add_segment(&mut self, range: MemoryRange, lane: LaneId, kind: PoolKind, expandable: bool) -> BlockId {
         let (address, size) = (range.start.0, range.len.0);
-        let segment = SegmentId(self.segments.insert(Segment { first: BlockId(0), size }));
-        let first = self.insert(Block {
-            address,
-            size,
-            requested: 0,
-            free_since: 0,
-            previous: Link::NONE,
-            next: Link::NONE,
-            segment,
-            lane,
-            pending_events: 0,
-            kind,
-            state: BlockState::Inactive,
-            mapped: !expandable,
-            expandable,
-            shared: false,
-        });
-        self.segments[segment.0].first = first;
-        self.by_address.insert(address, segment);
+        let first = self.slot();
+        let state = if expandable { State::Unmapped } else { State::Free };
+        self[first] = Block { address, size, lane, kind, state, expandable, ..Block::VACANT };
+        self.segments.insert(address, Segment { first, size });
         first
+    }
+
+    /// The segment that an address lies in.
+    fn segment(&self, address: u64) -> Option<Segment> {
+        self.segments.range(..=address).next_back().map(|(_, &segment)| segment)
     }
 
     /// The addresses of the segment that the block lies in.
     pub(super) fn reservation(&self, block: BlockId) -> MemoryRange {
-        let segment = &self.segments[self[block].segment.0];
+        let segment = self.segment(self[block].address).expect("every block lies in a segment");
         MemoryRange::new(DevicePtr(self[segment.first].address), Bytes(segment.size))
     }
 
     /// The mapped stretches of the segment that begins with a block.
     pub(super) fn mapped_stretches(&self, first: BlockId) -> Vec<MemoryRange> {
-        let segment = &self.segments[self[first].segment.0];
-        let stretches = self.stretches(segment, &|_| (StreamId::DEFAULT, None));
+        let stretches = self.stretches(first, &|_| (StreamId::DEFAULT, None));
         stretches.into_iter().map(|stretch| MemoryRange::new(stretch.address, stretch.size)).collect()
-    }
-
-    /// The neighbours that the block would swallow if it became free: previous, next.
-    #[inline]
-    pub(super) fn mergeable(&self, block: BlockId) -> (Option<BlockId>, Option<BlockId>) {
-        let block = &self[block];
-        let joins = |neighbour: &BlockId| self[*neighbour].joins(block.mapped);
-        (block.previous.get().filter(joins), block.next.get().filter(joins))
     }
 
     /// Forgets a segment, given as the one block that it is.
     pub(super) fn remove_segment(&mut self, whole: BlockId) {
-        let block = self.take(whole);
-        debug_assert!(!block.is_split(), "a segment goes back whole");
-        self.segments.remove(block.segment.0);
-        self.by_address.remove(&block.address);
+        debug_assert!(!self[whole].is_split(), "a segment goes back whole");
+        let address = self[whole].address;
+        self.segments.remove(&address);
+        self.vacate(whole);
     }
 
-    /// Cuts the first `size` bytes off a free block and returns them as a new block; the old one becomes the rest.
-    #[inline]
-    pub(super) fn split_front(&mut self, rest: BlockId, size: u64) -> BlockId {
-        let old = self[rest];
-        debug_assert!(size < old.size, "both parts have bytes");
-        let front = self.insert(Block { size, requested: 0, next: rest.into(), ..old });
-        match old.previous.get() {
-            Some(previous) => self[previous].next = front.into(),
-            None => self.segments[old.segment.0].first = front,
-        }
-        let rest = &mut self[rest];
-        rest.previous = front.into();
-        rest.address = old.address + size;
-        rest.size = old.size - size;
-        front
+    /// Cuts a block that nobody uses after its first `size` bytes and returns the rest, which is in the same state and keeps the figure of
+    /// the last owner.
+    #[inline(always)]
+    pub(super) fn split(&mut self, front: BlockId, size: u64) -> BlockId {
+        let rest = self.slot();
+        let block = &mut self[front];
+        debug_assert!(size < block.size, "both parts have bytes");
+        let Block { address, requested, lane, kind, state, expandable, .. } = *block;
+        let bytes = block.size - size;
+        block.size = size;
+        let next = std::mem::replace(&mut block.next, rest);
+        self[next].previous = rest;
+        let block = &mut self[rest];
+        block.address = address + size;
+        block.size = bytes;
+        block.requested = requested;
+        block.previous = front;
+        block.next = next;
+        block.lane = lane;
+        block.pending_events = 0;
+        block.kind = kind;
+        block.state = state;
+        block.expandable = expandable;
+        block.shared = false;
+        rest
     }
 
-    /// Cuts all but the first `size` bytes off a free block and returns them as a new block; the old one stays in front.
-    pub(super) fn split_back(&mut self, front: BlockId, size: u64) -> BlockId {
-        let old = self[front];
-        debug_assert!(size < old.size, "both parts have bytes");
-        let (address, rest) = (old.address + size, old.size - size);
-        let back = self.insert(Block { address, size: rest, requested: 0, previous: front.into(), ..old });
-        if let Some(next) = old.next.get() {
-            self[next].previous = back.into();
-        }
-        let front = &mut self[front];
-        front.next = back.into();
-        front.size = size;
-        back
-    }
-
-    /// Makes `block` swallow its previous neighbour.
-    #[inline]
-    pub(super) fn absorb_previous(&mut self, block: BlockId, previous: BlockId) {
-        let swallowed = self.take(previous);
-        match swallowed.previous.get() {
-            Some(before) => self[before].next = block.into(),
-            None => self.segments[swallowed.segment.0].first = block,
-        }
+    /// Makes a block swallow its next neighbour.
+    #[inline(always)]
+    pub(super) fn absorb_next(&mut self, block: BlockId) {
+        let swallowed = self[block].next;
+        let Block { size, next, .. } = self[swallowed];
+        self.vacate(swallowed);
+        self[next].previous = block;
         let block = &mut self[block];
-        block.address = swallowed.address;
-        block.size += swallowed.size;
-        block.previous = swallowed.previous;
+        block.size += size;
+        block.next = next;
     }
 
-    /// Makes `block` swallow its next neighbour.
-    #[inline]
-    pub(super) fn absorb_next(&mut self, block: BlockId, next: BlockId) {
-        let swallowed = self.take(next);
-        if let Some(after) = swallowed.next.get() {
-            self[after].previous = block.into();
+    /// Makes one block of a block and its previous neighbour, which is in the same state. The figure of the last owner is the block's.
+    #[inline(always)]
+    pub(super) fn absorb_into_previous(&mut self, block: BlockId) -> BlockId {
+        let Block { previous, requested, .. } = self[block];
+        self.absorb_next(previous);
+        self[previous].requested = requested;
+        previous
+    }
+
+    /// When a free block became free: see [`Blocks::free_since`].
+    pub(super) fn free_since(&self, id: BlockId) -> u64 {
+        self.free_since.get(id.0 as usize).copied().unwrap_or_default()
+    }
+
+    /// Notes when a block became free.
+    pub(super) fn set_free_since(&mut self, id: BlockId, lookups: u64) {
+        let slot = id.0 as usize;
+        if slot >= self.free_since.len() {
+            self.free_since.resize(slot + 1, 0);
         }
-        let block = &mut self[block];
-        block.size += swallowed.size;
-        block.next = swallowed.next;
+        self.free_since[slot] = lookups;
     }
 
     /// The segment that an address lies in, described: of an expandable one the mapped stretch around it. Linear in its blocks.
     pub(super) fn describe_at(&self, address: DevicePtr, place: impl Fn(LaneId) -> Place) -> Option<SegmentInfo> {
-        let (_, segment) = self.by_address.range(..=address.0).next_back()?;
+        let segment = self.segment(address.0)?;
         let around = |stretch: &SegmentInfo| stretch.address <= address && address < stretch.address.offset(stretch.size);
-        self.stretches(&self.segments[segment.0], &place).into_iter().find(around)
+        self.stretches(segment.first, &place).into_iter().find(around)
     }
 
     /// All segments in address order: of an expandable one each mapped stretch for itself, as PyTorch's snapshots have it.
     pub(super) fn snapshot(&self, place: impl Fn(LaneId) -> Place) -> Vec<SegmentInfo> {
-        self.by_address.values().flat_map(|segment| self.stretches(&self.segments[segment.0], &place)).collect()
+        self.segments.values().flat_map(|segment| self.stretches(segment.first, &place)).collect()
     }
 
     /// The first block of every segment.
     pub(super) fn first_blocks(&self) -> Vec<BlockId> {
-        self.by_address.values().map(|segment| self.segments[segment.0].first).collect()
+        self.segments.values().map(|segment| segment.first).collect()
     }
 
-    fn stretches(&self, segment: &Segment, place: &impl Fn(LaneId) -> Place) -> Vec<SegmentInfo> {
+    /// A block and those behind it in its segment.
+    pub(super) fn chain(&self, from: BlockId) -> impl Iterator<Item = BlockId> {
+        std::iter::successors(Some(from), |&id| Some(self[id].next)).take_while(|id| !id.is_none())
+    }
+
+    fn stretches(&self, first: BlockId, place: &impl Fn(LaneId) -> Place) -> Vec<SegmentInfo> {
         let mut stretches: Vec<SegmentInfo> = Vec::new();
         let mut joined = false;
-        for id in std::iter::successors(Some(segment.first), |&id| self[id].next.get()) {
+        for id in self.chain(first) {
             let block = &self[id];
             let (address, size) = (DevicePtr(block.address), Bytes(block.size));
             let (stream, private_pool) = place(block.lane);
-            if block.mapped && !joined {
+            let state = match block.state {
+                State::Unmapped | State::Vacant => None,
+                State::Free => Some(BlockState::Inactive),
+                State::PendingFree => Some(BlockState::PendingFree),
+                State::Allocated => Some(BlockState::Allocated),
+            };
+            if state.is_some() && !joined {
                 let (pool, expandable, whole) = (block.kind, block.expandable, Some(stream));
                 let blocks = Vec::new();
                 stretches.push(SegmentInfo { address, size: Bytes::ZERO, stream: whole, pool, private_pool, expandable, blocks });
             }
-            joined = block.mapped;
-            if let Some(stretch) = stretches.last_mut().filter(|_| joined) {
+            joined = state.is_some();
+            if let (Some(stretch), Some(state)) = (stretches.last_mut(), state) {
                 stretch.size += size;
-                stretch.blocks.push(BlockInfo { address, size, stream, requested: Bytes(block.requested), state: block.state });
+                stretch.blocks.push(BlockInfo { address, size, stream, requested: Bytes(block.requested), state });
             }
         }
         stretches

@@ -16,7 +16,7 @@ const MADE_TO_MEASURE: u64 = 10 << 20;
 /// Made-to-measure segments are multiples of this.
 const SEGMENT_UNIT: u64 = 2 << 20;
 /// A remainder up to and including this stays with a large block.
-const LARGEST_UNSPLIT_REMAINDER: u64 = 1 << 20;
+pub(super) const LARGEST_UNSPLIT_REMAINDER: u64 = 1 << 20;
 
 /// Settings of a caching allocator. The default is PyTorch's.
 #[derive(Clone, Debug, PartialEq)]
@@ -111,19 +111,11 @@ impl Config {
     }
 
     /// Whether a request of `wanted` may take a free block of `found` at all.
+    #[inline]
     pub(super) fn accepts(&self, wanted: u64, found: u64) -> bool {
         let Some(Bytes(max_split)) = self.max_split_size else { return true };
         // The sum wraps in PyTorch too: with the largest rounding no oversize block is ever reused.
         if wanted < max_split { found < max_split } else { found < wanted.wrapping_add(self.max_non_split_rounding.0) }
-    }
-
-    /// Whether the block is cut after `wanted`, leaving `remaining`.
-    pub(super) fn splits(&self, pool: PoolKind, wanted: u64, remaining: u64) -> bool {
-        match pool {
-            _ if self.expandable_segments => remaining >= UNIT,
-            PoolKind::Small => remaining >= UNIT,
-            PoolKind::Large => remaining > LARGEST_UNSPLIT_REMAINDER && self.max_split_size.is_none_or(|max| wanted < max.0),
-        }
     }
 }
 
@@ -171,14 +163,6 @@ mod tests {
         for (size, segment) in cases {
             assert_eq!(config.segment_size(size), Some(segment));
         }
-    }
-
-    #[test]
-    fn a_large_remainder_of_one_mebibyte_stays_with_the_block() {
-        let config = Config::default();
-        assert!(!config.splits(PoolKind::Large, 19 << 20, 1 << 20));
-        assert!(config.splits(PoolKind::Large, (19 << 20) - 512, (1 << 20) + 512));
-        assert!(config.splits(PoolKind::Small, 512, 512));
     }
 
     #[test]

@@ -32,8 +32,7 @@ impl Pooled {
         let gauge = &mut self.pools[pool as usize];
         gauge.current += amount;
         gauge.total += amount;
-        gauge.peak = gauge.peak.max(gauge.current);
-        self.peak = self.peak.max(self.current());
+        self.observe(pool);
     }
 
     /// Lowers it.
@@ -46,11 +45,24 @@ impl Pooled {
 
     /// One net change, as PyTorch counts it: the sums of increases and decreases depend on that.
     #[inline]
-    pub(super) fn change(&mut self, pool: PoolKind, before: u64, after: u64) {
-        if after > before {
-            self.increase(pool, after - before);
-        } else {
-            self.decrease(pool, before - after);
+    fn change(&mut self, pool: PoolKind, before: u64, after: u64) {
+        let gauge = &mut self.pools[pool as usize];
+        debug_assert!(gauge.current + after >= before, "a statistic fell below zero");
+        gauge.current = gauge.current + after - before;
+        gauge.total += after.saturating_sub(before);
+        self.observe(pool);
+    }
+
+    /// Raises the high-water marks where they were passed. They move seldom, so a branch is cheaper than a store.
+    #[inline]
+    fn observe(&mut self, pool: PoolKind) {
+        let current = self.current();
+        let gauge = &mut self.pools[pool as usize];
+        if gauge.current > gauge.peak {
+            gauge.peak = gauge.current;
+        }
+        if current > self.peak {
+            self.peak = current;
         }
     }
 
@@ -127,8 +139,8 @@ pub(super) struct Counters {
     waiting: Waiting,
     pub(super) reserved_bytes: Pooled,
     pub(super) segments: Pooled,
-    pub(super) inactive_split_bytes: Pooled,
-    pub(super) inactive_splits: Pooled,
+    inactive_split_bytes: Pooled,
+    inactive_splits: Pooled,
     pub(super) num_alloc_retries: u64,
     pub(super) num_ooms: u64,
     pub(super) num_sync_all_streams: u64,
@@ -146,6 +158,13 @@ impl Counters {
         if self.waiting.current != [0; 2] {
             self.observe_waiting();
         }
+    }
+
+    /// So many free pieces of partly used segments, with so many bytes, have become so many others.
+    #[inline]
+    pub(super) fn inactive_splits_changed(&mut self, pool: PoolKind, before: (u64, u64), after: (u64, u64)) {
+        self.inactive_splits.change(pool, before.0, after.0);
+        self.inactive_split_bytes.change(pool, before.1, after.1);
     }
 
     /// A block was freed by its owner, and can be reused at once.

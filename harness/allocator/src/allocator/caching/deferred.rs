@@ -28,6 +28,7 @@ pub(super) struct DeferredFrees {
 
 impl DeferredFrees {
     /// Whether there is nothing to look after: the one question a cache hit asks.
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.queues.is_empty() && self.unfiled.is_empty()
     }

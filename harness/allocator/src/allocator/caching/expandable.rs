@@ -4,12 +4,10 @@
 //! further ones only when no stretch of the first fits.
 
 use super::CachingAllocator;
-use super::blocks::Block;
-use super::free_index::Free;
+use super::blocks::{Block, State};
 use super::ids::{BlockId, LaneId};
 use super::pools::LaneOwner;
 use crate::device::{Device, DeviceError, DevicePtr, MappedDevice, MemoryRange};
-use crate::stats::BlockState;
 use crate::units::Bytes;
 
 impl CachingAllocator {
@@ -20,50 +18,58 @@ impl CachingAllocator {
             Some(block) => block,
             None => self.reserve(device, lane)?,
         };
-        if !self.blocks[candidate].mapped && !self.map_block(device, candidate, size)? {
-            return Ok(None);
+        if self.blocks[candidate].state == State::Unmapped {
+            match self.map_block(device, candidate, size)? {
+                Some(mapped) => candidate = mapped,
+                None => return Ok(None),
+            }
         }
         while self.blocks[candidate].size < size {
             // A free block is followed by an unmapped one here: otherwise the two would be one.
-            let Some(next) = self.blocks[candidate].next.get() else { return Ok(None) };
-            let missing = size - self.blocks[candidate].size;
-            if !self.map_block(device, next, missing)? {
+            let Block { next, size: available, .. } = self.blocks[candidate];
+            if next.is_none() {
                 return Ok(None);
             }
-            candidate = next;
+            match self.map_block(device, next, size - available)? {
+                Some(mapped) => candidate = mapped,
+                None => return Ok(None),
+            }
         }
-        self.pools.free.remove(lane, candidate);
+        self.pools.free_mut(lane).remove(&mut self.blocks, candidate);
         Ok(Some(candidate))
     }
 
     /// Gives back the whole pages inside a free block; its ragged ends stay free.
-    pub(super) fn release_pages(&mut self, device: &mut dyn Device, free: Free) -> Result<(), DeviceError> {
-        let Block { lane, kind, .. } = self.blocks[free.id];
+    pub(super) fn release_pages(&mut self, device: &mut dyn Device, free: BlockId) -> Result<(), DeviceError> {
+        let Block { lane, kind, address, size, .. } = self.blocks[free];
         let page = self.config.page(kind);
-        let start = self.blocks.reservation(free.id).start.0;
-        let begin = start + (free.address - start).next_multiple_of(page);
-        let end = start + (free.address + free.size - start) / page * page;
+        let start = self.blocks.reservation(free).start.0;
+        let begin = start + (address - start).next_multiple_of(page);
+        let end = start + (address + size - start) / page * page;
         if begin >= end {
             return Ok(());
         }
         // Unlike a device free, unmapping waits for nothing.
         device.synchronize_stream(self.pools.owner(lane).stream)?;
         mapper(device)?.unmap(MemoryRange::new(DevicePtr(begin), Bytes(end - begin)))?;
-        self.pools.free.remove(lane, free.id);
-        if begin > free.address {
-            let before = self.blocks.split_front(free.id, begin - free.address);
-            self.put_into_pool(before);
+        self.pools.free_mut(lane).remove(&mut self.blocks, free);
+        let mut pages = free;
+        if begin > address {
+            pages = self.blocks.split(free, begin - address);
+            self.blocks[free].requested = 0;
+            self.put_into_pool(lane, free);
         }
-        if end < free.address + free.size {
-            let after = self.blocks.split_back(free.id, end - begin);
-            self.put_into_pool(after);
+        if end < address + size {
+            let after = self.blocks.split(pages, end - begin);
+            self.blocks[after].requested = 0;
+            self.put_into_pool(lane, after);
         }
-        self.blocks[free.id].mapped = false;
-        self.join_unmapped(free.id);
+        self.blocks[pages].state = State::Unmapped;
+        let unmapped = self.join_unmapped(pages);
         self.counters.reserved_bytes.decrease(kind, end - begin);
         self.counters.num_device_free += 1;
-        if !self.blocks[free.id].is_split() {
-            self.unreserve(device, free.id)?;
+        if !self.blocks[unmapped].is_split() {
+            self.unreserve(device, unmapped)?;
         }
         Ok(())
     }
@@ -82,11 +88,11 @@ impl CachingAllocator {
     fn find_stretch(&self, lane: LaneId, size: u64) -> Option<BlockId> {
         let LaneOwner { pool, stream } = self.pools.owner(lane);
         let of_stream = (stream, 0, BlockId(0))..=(stream, u64::MAX, BlockId(u32::MAX));
-        let usable = |id: &BlockId| self.blocks[*id].state == BlockState::Inactive;
+        let usable = |&id: &BlockId| matches!(self.blocks[id].state, State::Free | State::Unmapped);
         self.pools[pool].unmapped.range(of_stream).find_map(|&(_, _, unmapped)| {
-            let start = self.blocks[unmapped].previous.get().filter(usable).unwrap_or(unmapped);
+            let start = Some(self.blocks[unmapped].previous).filter(usable).unwrap_or(unmapped);
             let mut bytes = 0;
-            for id in std::iter::successors(Some(start), |&id| self.blocks[id].next.get()).take_while(usable) {
+            for id in self.blocks.chain(start).take_while(usable) {
                 bytes += self.blocks[id].size;
                 if bytes >= size {
                     return Some(start);
@@ -119,50 +125,44 @@ impl CachingAllocator {
         Ok(())
     }
 
-    /// Maps pages to the front of an unmapped block, enough for `size` or all of it, and makes them free memory. Says whether there were
-    /// enough; if not, nothing has changed.
-    fn map_block(&mut self, device: &mut dyn Device, id: BlockId, size: u64) -> Result<bool, DeviceError> {
+    /// Maps pages to the front of an unmapped block, enough for `size` or all of it, and makes them free memory, in one block with what is
+    /// free beside it. Returns that block, or nothing where the device has not enough memory: then nothing has changed.
+    fn map_block(&mut self, device: &mut dyn Device, id: BlockId, size: u64) -> Result<Option<BlockId>, DeviceError> {
         let Block { lane, kind, address, size: available, .. } = self.blocks[id];
         let page = self.config.page(kind);
         let length = size.min(available).next_multiple_of(page);
         match mapper(device)?.map(MemoryRange::new(DevicePtr(address), Bytes(length)), Bytes(page)) {
             Ok(()) => {}
-            Err(error) if error.is_out_of_memory() => return Ok(false),
+            Err(error) if error.is_out_of_memory() => return Ok(None),
             Err(error) => return Err(error),
         }
         self.forget_unmapped(id);
         if length < available {
-            let rest = self.blocks.split_back(id, length);
+            let rest = self.blocks.split(id, length);
+            self.blocks[rest].requested = 0;
             self.remember_unmapped(rest);
         }
-        self.blocks[id].mapped = true;
-        let (previous, next) = self.blocks.mergeable(id);
-        if let Some(previous) = previous {
-            self.pools.free.remove(lane, previous);
-            self.blocks.absorb_previous(id, previous);
-        }
-        if let Some(next) = next {
-            self.pools.free.remove(lane, next);
-            self.blocks.absorb_next(id, next);
-        }
-        self.put_into_pool(id);
+        let free = self.merge_free(id).block;
+        self.put_into_pool(lane, free);
         self.counters.reserved_bytes.increase(kind, length);
         self.counters.num_device_alloc += 1;
-        Ok(true)
+        Ok(Some(free))
     }
 
     /// Joins an unmapped block with its unmapped neighbours.
-    fn join_unmapped(&mut self, id: BlockId) {
-        let (previous, next) = self.blocks.mergeable(id);
-        if let Some(previous) = previous {
-            self.forget_unmapped(previous);
-            self.blocks.absorb_previous(id, previous);
-        }
-        if let Some(next) = next {
+    fn join_unmapped(&mut self, id: BlockId) -> BlockId {
+        let mut joined = id;
+        let Block { previous, next, .. } = self.blocks[id];
+        if self.blocks[next].state == State::Unmapped {
             self.forget_unmapped(next);
-            self.blocks.absorb_next(id, next);
+            self.blocks.absorb_next(id);
         }
-        self.remember_unmapped(id);
+        if self.blocks[previous].state == State::Unmapped {
+            self.forget_unmapped(previous);
+            joined = self.blocks.absorb_into_previous(id);
+        }
+        self.remember_unmapped(joined);
+        joined
     }
 
     fn remember_unmapped(&mut self, id: BlockId) {

@@ -5,69 +5,56 @@
 //! short chain of *heaps*, one for each size in it, the smallest first; a heap orders blocks of one size by address.
 //!
 //! The heaps are pairing heaps (Fredman, Sedgewick, Sleator and Tarjan, <https://doi.org/10.1007/BF01840439>): an insertion is one
-//! comparison; taking the lowest, or any other, is logarithmic in the blocks of that size, amortized. Links are block numbers in one table,
-//! so nothing is allocated for a block that becomes free. The chain of a bin is as long as there are different sizes in it: one below 4 MiB,
-//! and never more than the device's memory has room for, some dozens at most.
+//! comparison; taking the lowest, or any other, is logarithmic in the blocks of that size, amortized. Links are block numbers and stand in
+//! the blocks themselves ([`HeapLinks`]), so nothing is allocated for a block that becomes free, and no second cache line is touched. The
+//! chain of a bin is as long as there are different sizes in it: one below 4 MiB, and never more than the device's memory has room for,
+//! some dozens at most.
 //!
 //! The block that became free last is kept apart, in front of the bins: programs tend to take it, or to free its neighbour, next, and then no
 //! bin is touched at all. It takes part in the order like any other.
 //!
 //! Invariants: a bit is set exactly where its bin has a block; a chain's sizes rise; every block of a heap has that heap's size; a parent
-//! lies at a lower address than its children.
+//! lies at a lower address than its children. A block's size and address do not change while it is in here.
 
+use super::blocks::{Blocks, HeapLinks};
 use super::config::UNIT;
-use super::ids::{BlockId, LaneId};
+use super::ids::BlockId;
 
-/// No block.
-const NONE: u32 = u32::MAX;
 /// Bins of a row, as a power of two.
 const ROW_BITS: u32 = 12;
 /// Bins of a row.
 const ROW: usize = 1 << ROW_BITS;
 /// Words of a row's bitmap.
 const WORDS: usize = ROW / 64;
+/// Rows of a lane: enough for every size that 64 bits can tell.
+const ROWS: usize = 64 - UNIT.ilog2() as usize - ROW_BITS as usize + 1;
 
 /// A free block, found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Free {
+pub(super) struct Found {
     pub(super) id: BlockId,
-    pub(super) size: u64,
-    pub(super) address: u64,
+    /// Where it was found, unless it is the block that became free last.
+    bin: Bin,
 }
 
-/// See the module.
+/// The free blocks of one lane.
 #[derive(Debug, Default)]
-pub(super) struct FreeIndex {
-    /// By block number; meaningful for free blocks only.
-    nodes: Vec<Node>,
-    lanes: Vec<Lane>,
-}
-
-/// A free block's place in its heap.
-#[derive(Clone, Copy, Debug)]
-struct Node {
-    address: u64,
-    size: u64,
-    child: u32,
-    sibling: u32,
-    /// The parent of a first child, the left sibling of another, nothing for a root.
-    previous: u32,
-    /// Of a root: the root of the next larger size in the same bin.
-    next_size: u32,
-}
-
-const NO_BLOCK: Free = Free { id: BlockId(NONE), size: 0, address: 0 };
-
-const VACANT: Node = Node { address: 0, size: 0, child: NONE, sibling: NONE, previous: NONE, next_size: NONE };
-
-#[derive(Debug)]
-struct Lane {
-    /// The block that became free last, unless it was taken; its number is [`NONE`] then.
-    last: Free,
+pub(super) struct Lane {
+    /// The block that became free last, unless it was taken.
+    last: BlockId,
     /// Which rows have a block.
     occupied: u64,
     /// Row 0 holds sizes below 2 MiB; row n those from 2ⁿ MiB up to twice that. Made when they are first needed.
-    rows: Vec<Option<Box<Row>>>,
+    rows: Rows,
+}
+
+#[derive(Debug)]
+struct Rows([Option<Box<Row>>; ROWS]);
+
+impl Default for Rows {
+    fn default() -> Self {
+        Self([const { None }; ROWS])
+    }
 }
 
 #[derive(Debug)]
@@ -76,196 +63,173 @@ struct Row {
     summary: u64,
     words: [u64; WORDS],
     /// The root of the smallest size of each bin; meaningful where its bit is set.
-    heads: [u32; ROW],
+    heads: [BlockId; ROW],
 }
 
 /// A bin of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bin {
-    row: usize,
-    index: usize,
+    row: u32,
+    index: u32,
 }
 
 impl Bin {
+    /// Up to this row all blocks of a bin have one size.
+    const LAST_EXACT_ROW: u32 = 1;
+
+    #[inline(always)]
     fn of(size: u64) -> Self {
         let units = size / UNIT;
-        if units < ROW as u64 {
-            return Self { row: 0, index: units as usize };
-        }
-        let row = units.ilog2() - ROW_BITS + 1;
-        Self { row: row as usize, index: (units >> (row - 1)) as usize & (ROW - 1) }
+        // Row 0 begins as row 1 does, with bins of one unit; no branch tells them apart.
+        let row = (units | (ROW as u64 / 2)).ilog2() - (ROW_BITS - 1);
+        Self { row, index: (units >> (row - u32::from(row > 0))) as u32 % ROW as u32 }
     }
 }
 
-impl FreeIndex {
-    /// A new lane, empty.
-    pub(super) fn add_lane(&mut self) -> LaneId {
-        self.lanes.push(Lane { last: NO_BLOCK, occupied: 0, rows: Vec::new() });
-        LaneId(self.lanes.len() as u32 - 1)
-    }
-
+impl Lane {
     /// Adds a block.
-    #[inline]
-    pub(super) fn insert(&mut self, lane: LaneId, free: Free) {
-        let before = std::mem::replace(&mut self.lanes[lane.0 as usize].last, free);
-        if before.id.0 != NONE {
-            self.insert_into_bin(lane, before);
+    #[inline(always)]
+    pub(super) fn insert(&mut self, blocks: &mut Blocks, id: BlockId) {
+        let before = std::mem::replace(&mut self.last, id);
+        if !before.is_none() {
+            self.insert_into_bin(blocks, before);
         }
     }
 
     /// Removes a block.
-    #[inline]
-    pub(super) fn remove(&mut self, lane: LaneId, id: BlockId) {
-        let last = &mut self.lanes[lane.0 as usize].last;
-        if last.id == id {
-            *last = NO_BLOCK;
+    #[inline(always)]
+    pub(super) fn remove(&mut self, blocks: &mut Blocks, id: BlockId) {
+        self.take(blocks, Found { id, bin: Bin::of(blocks[id].size) });
+    }
+
+    /// Removes a block that was found just now.
+    #[inline(always)]
+    pub(super) fn take(&mut self, blocks: &mut Blocks, found: Found) {
+        if found.id == self.last {
+            self.last = BlockId::NONE;
         } else {
-            self.remove_from_bin(lane, id);
+            self.remove_from_bin(blocks, found);
         }
     }
 
-    /// The best fit for that size.
-    #[inline]
-    pub(super) fn best_fit(&self, lane: LaneId, size: u64) -> Option<Free> {
-        let lane = &self.lanes[lane.0 as usize];
-        let last = (lane.last.id.0 != NONE && lane.last.size >= size).then_some(lane.last);
-        if lane.occupied == 0 {
-            return last;
-        }
-        match (last, self.best_in_bins(lane, size)) {
-            (Some(last), Some(best)) => Some(if (last.size, last.address) < (best.size, best.address) { last } else { best }),
-            (last, best) => last.or(best),
-        }
-    }
-
-    fn insert_into_bin(&mut self, lane: LaneId, free: Free) {
-        let Free { id, size, address } = free;
-        let slot = id.0 as usize;
-        if slot >= self.nodes.len() {
-            self.nodes.resize(slot + 1, VACANT);
-        }
-        self.nodes[slot] = Node { address, size, ..VACANT };
-        let Bin { row, index } = Bin::of(size);
-        let lane = &mut self.lanes[lane.0 as usize];
-        if row >= lane.rows.len() {
-            lane.rows.resize_with(row + 1, || None);
-        }
-        let row_bins = lane.rows[row].get_or_insert_with(|| Box::new(Row { summary: 0, words: [0; WORDS], heads: [NONE; ROW] }));
-        let (word, bit) = (index / 64, 1 << (index % 64));
-        if row_bins.words[word] & bit == 0 {
-            row_bins.words[word] |= bit;
-            row_bins.summary |= 1 << word;
-            lane.occupied |= 1 << row;
-            row_bins.heads[index] = id.0;
-            return;
-        }
-        insert_into_chain(&mut self.nodes, &mut row_bins.heads[index], id.0);
-    }
-
-    fn remove_from_bin(&mut self, lane: LaneId, id: BlockId) {
-        let node = self.nodes[id.0 as usize];
-        let Bin { row, index } = Bin::of(node.size);
-        let lane = &mut self.lanes[lane.0 as usize];
-        let Some(Some(row_bins)) = lane.rows.get_mut(row) else { return };
-        let alone = row_bins.heads[index] == id.0 && node.child == NONE && node.next_size == NONE;
-        if !alone {
-            remove_from_chain(&mut self.nodes, &mut row_bins.heads[index], id.0);
-            return;
-        }
-        let word = index / 64;
-        row_bins.words[word] &= !(1 << (index % 64));
-        if row_bins.words[word] == 0 {
-            row_bins.summary &= !(1 << word);
-            if row_bins.summary == 0 {
-                lane.occupied &= !(1 << row);
+    /// The best fit for a size, which is not zero.
+    #[inline(always)]
+    pub(super) fn best_fit(&self, blocks: &Blocks, size: u64) -> Option<Found> {
+        // Where there is none, slot 0 answers, whose size is zero.
+        let fits = blocks[self.last].size >= size;
+        let best = if self.occupied == 0 { None } else { self.best_in_bins(blocks, size) };
+        match best {
+            None => fits.then_some(Found { id: self.last, bin: Bin { row: 0, index: 0 } }),
+            Some(best) => {
+                let last_is_best = fits & (key(blocks, self.last) < key(blocks, best.id));
+                Some(Found { id: if last_is_best { self.last } else { best.id }, ..best })
             }
         }
     }
 
-    fn best_in_bins(&self, lane: &Lane, size: u64) -> Option<Free> {
-        let bin = Bin::of(size);
-        if let Some(Some(row)) = lane.rows.get(bin.row) {
-            if row.has(bin.index) {
-                // Only here can there be smaller ones in the same bin.
-                let mut root = row.heads[bin.index];
-                while root != NONE {
-                    let node = &self.nodes[root as usize];
-                    if node.size >= size {
-                        return Some(self.free(root));
-                    }
-                    root = node.next_size;
-                }
-            }
-            if let Some(index) = row.next(bin.index + 1) {
-                return Some(self.free(row.heads[index]));
-            }
-        }
-        let larger = lane.occupied.checked_shr(bin.row as u32 + 1).unwrap_or(0);
-        if larger == 0 {
-            return None;
-        }
-        let row = lane.rows[bin.row + 1 + larger.trailing_zeros() as usize].as_ref()?;
-        row.next(0).map(|index| self.free(row.heads[index]))
-    }
-
-    /// All blocks of a lane by size, then address. Sorts them: for rare use.
-    pub(super) fn in_order(&self, lane: LaneId) -> Vec<Free> {
-        let lane = &self.lanes[lane.0 as usize];
-        let mut all: Vec<Free> = Some(lane.last).filter(|last| last.id.0 != NONE).into_iter().collect();
-        for row in lane.rows.iter().flatten() {
+    /// All blocks by size, then address. Sorts them: for rare use.
+    pub(super) fn in_order(&self, blocks: &Blocks) -> Vec<BlockId> {
+        let mut all: Vec<BlockId> = Some(self.last).filter(|last| !last.is_none()).into_iter().collect();
+        for row in self.rows.0.iter().flatten() {
             let mut from = 0;
             while let Some(index) = row.next(from) {
                 let mut root = row.heads[index];
-                while root != NONE {
-                    self.collect(root, &mut all);
-                    root = self.nodes[root as usize].next_size;
+                while !root.is_none() {
+                    collect(blocks, root, &mut all);
+                    root = blocks[root].heap.next_size;
                 }
                 from = index + 1;
             }
         }
-        all.sort_unstable_by_key(|free| (free.size, free.address));
+        all.sort_unstable_by_key(|&id| key(blocks, id));
         all
     }
 
-    /// The largest block of a lane.
-    pub(super) fn largest(&self, lane: LaneId) -> u64 {
-        self.in_order(lane).last().map_or(0, |free| free.size)
+    /// The size of the largest block.
+    pub(super) fn largest(&self, blocks: &Blocks) -> u64 {
+        self.in_order(blocks).last().map_or(0, |&id| blocks[id].size)
     }
 
-    fn free(&self, slot: u32) -> Free {
-        let node = &self.nodes[slot as usize];
-        Free { id: BlockId(slot), size: node.size, address: node.address }
+    #[inline(never)]
+    fn insert_into_bin(&mut self, blocks: &mut Blocks, id: BlockId) {
+        let block = &mut blocks[id];
+        block.heap = HeapLinks::ALONE;
+        let Bin { row, index } = Bin::of(block.size);
+        let bins = self.rows.0[row as usize].get_or_insert_with(Row::empty);
+        let (word, bit) = (index as usize / 64, 1 << (index % 64));
+        if bins.words[word] & bit == 0 {
+            bins.words[word] |= bit;
+            bins.summary |= 1 << word;
+            self.occupied |= 1 << row;
+            bins.heads[index as usize] = id;
+        } else {
+            insert_into_chain(blocks, &mut bins.heads[index as usize], id);
+        }
     }
 
-    fn collect(&self, root: u32, all: &mut Vec<Free>) {
-        let mut waiting = vec![root];
-        while let Some(slot) = waiting.pop() {
-            all.push(self.free(slot));
-            let mut child = self.nodes[slot as usize].child;
-            while child != NONE {
-                waiting.push(child);
-                child = self.nodes[child as usize].sibling;
+    #[inline(never)]
+    fn remove_from_bin(&mut self, blocks: &mut Blocks, Found { id, bin: Bin { row, index } }: Found) {
+        let Some(bins) = &mut self.rows.0[row as usize] else { return };
+        let HeapLinks { child, next_size, .. } = blocks[id].heap;
+        let head = &mut bins.heads[index as usize];
+        if *head != id || child.0 | next_size.0 != 0 {
+            remove_from_chain(blocks, head, id);
+            return;
+        }
+        // Every step is taken every time: whether more than a bin became empty is anybody's guess, and a wrong guess costs more.
+        let word = index as usize / 64;
+        bins.words[word] &= !(1 << (index % 64));
+        bins.summary &= !(u64::from(bins.words[word] == 0) << word);
+        self.occupied &= !(u64::from(bins.summary == 0) << row);
+    }
+
+    #[inline(always)]
+    fn best_in_bins(&self, blocks: &Blocks, size: u64) -> Option<Found> {
+        let Bin { row, index } = Bin::of(size);
+        if let Some(bins) = &self.rows.0[row as usize] {
+            let mut from = index as usize;
+            if row > Bin::LAST_EXACT_ROW && bins.has(from) {
+                // Only here can there be smaller ones in the same bin.
+                let (_, fitting) = find_size(blocks, bins.heads[from], size);
+                if !fitting.is_none() {
+                    return Some(Found { id: fitting, bin: Bin { row, index } });
+                }
+                from += 1;
+            }
+            if let Some(index) = bins.next(from) {
+                return Some(Found { id: bins.heads[index], bin: Bin { row, index: index as u32 } });
             }
         }
+        let larger = self.occupied >> row >> 1;
+        if larger == 0 {
+            return None;
+        }
+        let row = row + 1 + larger.trailing_zeros();
+        let bins = self.rows.0[row as usize].as_ref()?;
+        bins.next(0).map(|index| Found { id: bins.heads[index], bin: Bin { row, index: index as u32 } })
     }
 }
 
 impl Row {
+    #[cold]
+    fn empty() -> Box<Self> {
+        Box::new(Self { summary: 0, words: [0; WORDS], heads: [BlockId::NONE; ROW] })
+    }
+
+    #[inline(always)]
     fn has(&self, index: usize) -> bool {
         self.words[index / 64] >> (index % 64) & 1 == 1
     }
 
     /// The first bin with a block, from `index` on.
+    #[inline(always)]
     fn next(&self, index: usize) -> Option<usize> {
-        if index >= ROW {
-            return None;
-        }
         let word = index / 64;
-        let here = self.words[word] >> (index % 64);
+        let here = self.words.get(word)? >> (index % 64);
         if here != 0 {
             return Some(index + here.trailing_zeros() as usize);
         }
-        let later = self.summary.checked_shr(word as u32 + 1).unwrap_or(0);
+        let later = self.summary >> word >> 1;
         if later == 0 {
             return None;
         }
@@ -274,109 +238,133 @@ impl Row {
     }
 }
 
-/// Adds a block to the chain of a bin that is not empty.
-fn insert_into_chain(nodes: &mut [Node], head: &mut u32, slot: u32) {
-    let size = nodes[slot as usize].size;
-    let (before, root) = find_size(nodes, *head, size);
-    let new_root = if root != NONE && nodes[root as usize].size == size {
-        let next = nodes[root as usize].next_size;
-        let melded = meld(nodes, root, slot);
-        nodes[melded as usize].next_size = next;
-        melded
-    } else {
-        nodes[slot as usize].next_size = root;
-        slot
-    };
-    match before {
-        NONE => *head = new_root,
-        before => nodes[before as usize].next_size = new_root,
+/// What free blocks are ordered by: size, then address, in one number.
+#[inline(always)]
+fn key(blocks: &Blocks, id: BlockId) -> u128 {
+    let block = &blocks[id];
+    u128::from(block.size) << 64 | u128::from(block.address)
+}
+
+fn collect(blocks: &Blocks, root: BlockId, all: &mut Vec<BlockId>) {
+    let mut waiting = vec![root];
+    while let Some(id) = waiting.pop() {
+        all.push(id);
+        let mut child = blocks[id].heap.child;
+        while !child.is_none() {
+            waiting.push(child);
+            child = blocks[child].heap.sibling;
+        }
     }
 }
 
+/// Adds a block to the chain of a bin that is not empty.
+#[inline(never)]
+fn insert_into_chain(blocks: &mut Blocks, head: &mut BlockId, id: BlockId) {
+    let size = blocks[id].size;
+    let (before, root) = find_size(blocks, *head, size);
+    let new_root = if !root.is_none() && blocks[root].size == size {
+        let next = blocks[root].heap.next_size;
+        let melded = meld(blocks, root, id);
+        blocks[melded].heap.next_size = next;
+        melded
+    } else {
+        blocks[id].heap.next_size = root;
+        id
+    };
+    put_behind(blocks, head, before, new_root);
+}
+
 /// Takes a block out of the chain of its bin.
-fn remove_from_chain(nodes: &mut [Node], head: &mut u32, slot: u32) {
-    let (before, root) = find_size(nodes, *head, nodes[slot as usize].size);
-    let next = nodes[root as usize].next_size;
-    let rest = remove_from_heap(nodes, root, slot);
-    let new_root = if rest == NONE {
+#[inline(never)]
+fn remove_from_chain(blocks: &mut Blocks, head: &mut BlockId, id: BlockId) {
+    let (before, root) = find_size(blocks, *head, blocks[id].size);
+    let next = blocks[root].heap.next_size;
+    let rest = remove_from_heap(blocks, root, id);
+    let new_root = if rest.is_none() {
         next
     } else {
-        nodes[rest as usize].next_size = next;
+        blocks[rest].heap.next_size = next;
         rest
     };
-    match before {
-        NONE => *head = new_root,
-        before => nodes[before as usize].next_size = new_root,
+    put_behind(blocks, head, before, new_root);
+}
+
+/// Makes `root` the next in a chain behind `before`, or the first where that is none.
+#[inline]
+fn put_behind(blocks: &mut Blocks, head: &mut BlockId, before: BlockId, root: BlockId) {
+    if before.is_none() {
+        *head = root;
+    } else {
+        blocks[before].heap.next_size = root;
     }
 }
 
 /// The root of the first size of at least `size` in a chain, and the one before it.
-fn find_size(nodes: &[Node], head: u32, size: u64) -> (u32, u32) {
-    let (mut before, mut root) = (NONE, head);
-    while root != NONE && nodes[root as usize].size < size {
-        (before, root) = (root, nodes[root as usize].next_size);
+#[inline]
+fn find_size(blocks: &Blocks, head: BlockId, size: u64) -> (BlockId, BlockId) {
+    let (mut before, mut root) = (BlockId::NONE, head);
+    while !root.is_none() && blocks[root].size < size {
+        (before, root) = (root, blocks[root].heap.next_size);
     }
     (before, root)
 }
 
 /// The root of a heap without one of its blocks.
-fn remove_from_heap(nodes: &mut [Node], root: u32, slot: u32) -> u32 {
-    let Node { child, sibling, previous, .. } = nodes[slot as usize];
-    let orphans = meld_siblings(nodes, child);
-    if slot == root {
+fn remove_from_heap(blocks: &mut Blocks, root: BlockId, id: BlockId) -> BlockId {
+    let HeapLinks { child, sibling, previous, .. } = blocks[id].heap;
+    let orphans = meld_siblings(blocks, child);
+    if id == root {
         return orphans;
     }
-    if nodes[previous as usize].child == slot {
-        nodes[previous as usize].child = sibling;
+    if blocks[previous].heap.child == id {
+        blocks[previous].heap.child = sibling;
     } else {
-        nodes[previous as usize].sibling = sibling;
+        blocks[previous].heap.sibling = sibling;
     }
-    if sibling != NONE {
-        nodes[sibling as usize].previous = previous;
-    }
-    if orphans == NONE { root } else { meld(nodes, root, orphans) }
+    blocks[sibling].heap.previous = previous;
+    if orphans.is_none() { root } else { meld(blocks, root, orphans) }
 }
 
 /// One heap of two, given and returned by their roots.
-fn meld(nodes: &mut [Node], left: u32, right: u32) -> u32 {
-    let (parent, child) = if nodes[left as usize].address < nodes[right as usize].address { (left, right) } else { (right, left) };
-    let first = nodes[parent as usize].child;
-    nodes[child as usize].sibling = first;
-    nodes[child as usize].previous = parent;
-    if first != NONE {
-        nodes[first as usize].previous = child;
-    }
-    nodes[parent as usize].child = child;
-    nodes[parent as usize].sibling = NONE;
-    nodes[parent as usize].previous = NONE;
+#[inline]
+fn meld(blocks: &mut Blocks, left: BlockId, right: BlockId) -> BlockId {
+    let (parent, child) = if blocks[left].address < blocks[right].address { (left, right) } else { (right, left) };
+    let links = &mut blocks[parent].heap;
+    links.sibling = BlockId::NONE;
+    links.previous = BlockId::NONE;
+    let first = std::mem::replace(&mut links.child, child);
+    let links = &mut blocks[child].heap;
+    links.sibling = first;
+    links.previous = parent;
+    blocks[first].heap.previous = child;
     parent
 }
 
 /// One heap of a list of siblings: melded in pairs from the left, then together from the right, which is what keeps the costs logarithmic.
-fn meld_siblings(nodes: &mut [Node], first: u32) -> u32 {
-    let mut pairs = NONE;
+fn meld_siblings(blocks: &mut Blocks, first: BlockId) -> BlockId {
+    let mut pairs = BlockId::NONE;
     let mut next = first;
-    while next != NONE {
+    while !next.is_none() {
         let left = next;
-        let right = nodes[left as usize].sibling;
-        let pair = if right == NONE {
-            next = NONE;
+        let right = blocks[left].heap.sibling;
+        let pair = if right.is_none() {
+            next = BlockId::NONE;
             left
         } else {
-            next = nodes[right as usize].sibling;
-            meld(nodes, left, right)
+            next = blocks[right].heap.sibling;
+            meld(blocks, left, right)
         };
         // The list of pairs runs backwards through the sibling links.
-        nodes[pair as usize].sibling = pairs;
+        blocks[pair].heap.sibling = pairs;
         pairs = pair;
     }
-    let mut root = NONE;
-    while pairs != NONE {
+    let mut root = BlockId::NONE;
+    while !pairs.is_none() {
         let pair = pairs;
-        pairs = nodes[pair as usize].sibling;
-        nodes[pair as usize].sibling = NONE;
-        nodes[pair as usize].previous = NONE;
-        root = if root == NONE { pair } else { meld(nodes, root, pair) };
+        let links = &mut blocks[pair].heap;
+        pairs = std::mem::replace(&mut links.sibling, BlockId::NONE);
+        links.previous = BlockId::NONE;
+        root = if root.is_none() { pair } else { meld(blocks, root, pair) };
     }
     root
 }
@@ -387,7 +375,11 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use super::super::ids::LaneId;
     use super::*;
+    use crate::device::{DevicePtr, MemoryRange};
+    use crate::stats::PoolKind;
+    use crate::units::Bytes;
 
     /// Sizes that share bins, sizes that do not, and many equal ones.
     fn sizes() -> impl Strategy<Value = u64> {
@@ -398,30 +390,34 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(512))]
         #[test]
-        fn it_finds_what_an_ordered_set_finds(operations in prop::collection::vec((sizes(), any::<prop::sample::Index>(), 0..10_u32), 1..300)) {
-            let mut index = FreeIndex::default();
-            let (lane, other) = (index.add_lane(), index.add_lane());
+        fn it_finds_what_an_ordered_set_finds(operations in prop::collection::vec((sizes(), any::<prop::sample::Index>(), 0..12_u32), 1..300)) {
+            let (mut lane, mut blocks) = (Lane::default(), Blocks::default());
             let mut model = BTreeSet::new();
-            let mut vacant: Vec<u32> = (0..300).rev().collect();
             for (step, (size, choice, kind)) in operations.into_iter().enumerate() {
-                if kind < 6 || model.is_empty() {
+                let best = lane.best_fit(&blocks, size);
+                let expected = model.range((size, 0, BlockId::NONE)..).next().copied();
+                prop_assert_eq!(best.map(|found| found.id), expected.map(|(_, _, id)| id));
+                if kind < 6 {
                     // Addresses in no order.
-                    let (id, address) = (vacant.pop().expect("enough"), (step as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20);
-                    index.insert(lane, Free { id: BlockId(id), size, address });
+                    let address = (step as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+                    let range = MemoryRange::new(DevicePtr(address), Bytes(size));
+                    let id = blocks.add_segment(range, LaneId(0), PoolKind::Large, false);
+                    lane.insert(&mut blocks, id);
                     model.insert((size, address, id));
-                } else if kind < 9 {
-                    let entry = **choice.get(&model.iter().collect::<Vec<_>>());
-                    index.remove(lane, BlockId(entry.2));
+                } else if let (Some(found), Some(entry), true) = (best, expected, kind < 8) {
+                    lane.take(&mut blocks, found);
+                    blocks.remove_segment(found.id);
                     model.remove(&entry);
-                    vacant.push(entry.2);
+                } else if kind < 11 && !model.is_empty() {
+                    let entry = **choice.get(&model.iter().collect::<Vec<_>>());
+                    lane.remove(&mut blocks, entry.2);
+                    blocks.remove_segment(entry.2);
+                    model.remove(&entry);
                 }
-                let best = model.range((size, 0, 0)..).next().map(|&(size, address, id)| Free { id: BlockId(id), size, address });
-                prop_assert_eq!(index.best_fit(lane, size), best);
-                prop_assert_eq!(index.best_fit(other, 0), None);
             }
-            let all: Vec<_> = model.iter().map(|&(size, address, id)| Free { id: BlockId(id), size, address }).collect();
-            prop_assert_eq!(index.largest(lane), all.last().map_or(0, |free| free.size));
-            prop_assert_eq!(index.in_order(lane), all);
+            let all: Vec<_> = model.iter().map(|&(_, _, id)| id).collect();
+            prop_assert_eq!(lane.largest(&blocks), model.last().map_or(0, |&(size, _, _)| size));
+            prop_assert_eq!(lane.in_order(&blocks), all);
         }
     }
 
@@ -429,6 +425,7 @@ mod tests {
     fn sizes_below_four_mebibytes_have_a_bin_of_their_own() {
         let bins: Vec<Bin> = (0..8192).map(|units| Bin::of(units * UNIT)).collect();
         assert!(bins.windows(2).all(|pair| pair[0] != pair[1]));
-        assert_eq!(Bin::of(u64::MAX - UNIT + 1), Bin { row: 43, index: ROW - 1 });
+        assert!(bins.iter().all(|bin| bin.row <= Bin::LAST_EXACT_ROW));
+        assert_eq!(Bin::of(u64::MAX - UNIT + 1), Bin { row: ROWS as u32 - 1, index: ROW as u32 - 1 });
     }
 }

@@ -23,6 +23,7 @@ mod ids;
 mod others;
 mod pools;
 mod reclaim;
+mod rules;
 mod unaided;
 
 pub use conf::{ConfError, Excerpt, Setting};
@@ -30,25 +31,26 @@ pub use config::{Config, Quirks};
 pub(super) use others::{Others, Side};
 pub(super) use unaided::Freed;
 
-use self::blocks::{Block, Blocks};
+use self::blocks::{Block, Blocks, State};
 use self::counters::Counters;
 use self::deferred::DeferredFrees;
-use self::free_index::Free;
 use self::ids::{BlockId, LaneId};
 use self::others::Alone;
 use self::pools::{PoolId, Pools};
+use self::rules::Rules;
 use super::{
     Allocation, Allocator, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, PrivatePoolError, PrivatePoolId, PrivatePools,
     Request,
 };
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, Place, StreamId};
-use crate::stats::{BlockState, MemoryStats, PoolKind, SegmentInfo};
+use crate::stats::{MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
 /// See the module.
 #[derive(Debug)]
 pub struct CachingAllocator {
     config: Config,
+    rules: Rules,
     blocks: Blocks,
     pools: Pools,
     deferred: DeferredFrees,
@@ -56,6 +58,16 @@ pub struct CachingAllocator {
     /// What may be held from the driver at most. Kept as a share, so that the setting needs no device: the limit itself is computed where
     /// a segment is asked for, which no cache hit does.
     fraction: MemoryFraction,
+}
+
+/// What became of a block that was freed.
+struct Merged {
+    /// The block that it is part of now.
+    block: BlockId,
+    /// Free neighbours that it was merged with.
+    neighbours: u64,
+    /// Their bytes.
+    bytes: u64,
 }
 
 impl Default for CachingAllocator {
@@ -71,6 +83,7 @@ impl CachingAllocator {
     pub fn new(config: Config) -> Self {
         Self {
             fraction: config.memory_fraction,
+            rules: Rules::new(&config),
             config,
             blocks: Blocks::default(),
             pools: Pools::default(),
@@ -79,73 +92,90 @@ impl CachingAllocator {
         }
     }
 
-    /// Hands out memory where others of the same kind hold memory of the same device.
-    #[inline]
-    pub(super) fn allocate_among(
-        &mut self,
-        device: &mut dyn Device,
-        request: Request,
-        others: &mut dyn Others,
-    ) -> Result<Allocation, AllocatorError> {
+    /// Hands out a block for a request where others of the same kind hold memory of the same device: slot 0, at the null address, for a
+    /// request of nothing.
+    #[inline(never)]
+    fn serve(&mut self, device: &mut dyn Device, request: Request, others: &mut impl Others) -> Result<BlockId, Box<AllocatorError>> {
         if request.size == Bytes::ZERO {
-            return Ok(Allocation::null(request));
+            return Ok(BlockId::NONE);
         }
         if !self.deferred.is_empty() && !self.pools.context_is_open() {
-            self.poll_deferred(device)?;
+            self.poll_deferred(device).map_err(|error| Box::new(error.into()))?;
         }
-        let Some(size) = self.config.round(request.size.0) else {
-            return Err(AllocatorError::TooLarge { requested: request.size, total: device.info().total });
+        let Some(size) = self.rules.round(&self.config, request.size.0) else {
+            return Err(Box::new(too_large(device, request)));
         };
         let pool = self.pools.route(PoolKind::of_block(Bytes(size)));
         let lane = self.pools.lane(pool, request.stream);
         let block = match self.take_cached(pool, lane, size) {
             Some(block) => block,
-            None => self.take_from_driver(device, lane, request, size, others)?,
+            None => self.take_from_driver(device, lane, request, size, others).map_err(Box::new)?,
         };
-        Ok(self.hand_out(block, request, size))
+        self.hand_out(block, lane, request.size.0, size);
+        Ok(block)
+    }
+
+    /// [`Allocator::allocate`] beside others.
+    pub(super) fn allocate_among(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+        others: &mut impl Others,
+    ) -> Result<Allocation, AllocatorError> {
+        let id = self.serve(device, request, others).map_err(|error| *error)?;
+        Ok(self.allocation(id, request))
+    }
+
+    /// What a request got.
+    #[inline]
+    fn allocation(&self, id: BlockId, request: Request) -> Allocation {
+        let block = &self.blocks[id];
+        Allocation::new(MemoryRange::new(DevicePtr(block.address), Bytes(block.size)), request, Handle::new(id.0))
     }
 
     /// A free block from the cache, taken out of its pool.
-    #[inline]
+    #[inline(always)]
     fn take_cached(&mut self, pool: PoolId, lane: LaneId, size: u64) -> Option<BlockId> {
-        if self.config.garbage_collection_threshold.is_some() && self.fraction < MemoryFraction::ALL {
+        if self.rules.ages && self.fraction < MemoryFraction::ALL {
             self.pools[pool].lookups += 1;
         }
-        let best = self.pools.free.best_fit(lane, size)?;
+        let best = self.pools.free(lane).best_fit(&self.blocks, size)?;
         // Without unmapped addresses behind it a block is worth its size, and no later one is worth less.
-        if self.config.expandable_segments && self.worth(best) != best.size {
-            return self.take_growing(lane, best, size);
+        if self.rules.expandable && self.blocks[self.blocks[best.id].next].state == State::Unmapped {
+            return self.take_growing(lane, best.id, size);
         }
-        if !self.config.accepts(size, best.size) {
+        if !self.config.accepts(size, self.blocks[best.id].size) {
             return None;
         }
-        self.pools.free.remove(lane, best.id);
+        self.pools.free_mut(lane).take(&mut self.blocks, best);
         Some(best.id)
     }
 
     /// The block to take where segments are expandable, given a best fit that lies in front of unmapped addresses. Such a block is worth what
     /// it could grow to, so it is passed over as long as the next larger one is worth strictly less.
-    fn take_growing(&mut self, lane: LaneId, mut best: Free, size: u64) -> Option<BlockId> {
+    fn take_growing(&mut self, lane: LaneId, mut best: BlockId, size: u64) -> Option<BlockId> {
         let mut passed = Vec::new();
-        self.pools.free.remove(lane, best.id);
+        self.pools.free_mut(lane).remove(&mut self.blocks, best);
         // The next in order is the best fit once this one is away.
-        while let Some(next) = self.pools.free.best_fit(lane, best.size).filter(|&next| self.worth(next) < self.worth(best)) {
+        while let Some(next) = self.pools.free(lane).best_fit(&self.blocks, self.blocks[best].size)
+            && self.worth(next.id) < self.worth(best)
+        {
             passed.push(best);
-            self.pools.free.remove(lane, next.id);
-            best = next;
+            self.pools.free_mut(lane).take(&mut self.blocks, next);
+            best = next.id;
         }
-        let refused = !self.config.accepts(size, best.size);
+        let refused = !self.config.accepts(size, self.blocks[best].size);
         for free in passed.into_iter().chain(refused.then_some(best)) {
-            self.pools.free.insert(lane, free);
+            self.pools.free_mut(lane).insert(&mut self.blocks, free);
         }
-        (!refused).then_some(best.id)
+        (!refused).then_some(best)
     }
 
-    /// What a block could grow to.
-    #[inline]
-    fn worth(&self, free: Free) -> u64 {
-        let behind = self.blocks[free.id].next.get().map(|next| &self.blocks[next]).filter(|next| !next.mapped);
-        free.size + behind.map_or(0, |unmapped| unmapped.size)
+    /// What a free block could grow to.
+    fn worth(&self, free: BlockId) -> u64 {
+        let Block { size, next, .. } = self.blocks[free];
+        let behind = &self.blocks[next];
+        if behind.state == State::Unmapped { size + behind.size } else { size }
     }
 
     /// A free block from the driver, giving cached memory back where that is what it takes.
@@ -158,8 +188,7 @@ impl CachingAllocator {
         size: u64,
         others: &mut dyn Others,
     ) -> Result<BlockId, AllocatorError> {
-        let too_large = || AllocatorError::TooLarge { requested: request.size, total: device.info().total };
-        let segment = self.config.segment_size(size).ok_or_else(too_large)?;
+        let segment = self.config.segment_size(size).ok_or_else(|| too_large(device, request))?;
         self.collect_garbage(device)?;
         if let Some(block) = self.try_segment(device, lane, size, segment, others)? {
             return Ok(block);
@@ -237,79 +266,72 @@ impl CachingAllocator {
             cause,
             allocated: Bytes(self.counters.allocated_bytes() + others.allocated()),
             reserved: Bytes(self.counters.reserved_bytes.current() + others.reserved()),
-            largest_free_block: Bytes(self.pools.free.largest(lane)),
+            largest_free_block: Bytes(self.pools.free(lane).largest(&self.blocks)),
             total: device.info().total,
         }))
     }
 
     /// Cuts a free block to size where that is worth it, and hands it out.
-    #[inline]
-    fn hand_out(&mut self, found: BlockId, request: Request, size: u64) -> Allocation {
-        let Block { kind, size: available, address, expandable, .. } = self.blocks[found];
-        let was_split = self.blocks[found].is_split();
-        // Nothing in an expandable segment is counted as inactive split: its free pages can go back.
-        let taken = if self.config.splits(kind, size, available - size) {
-            let front = self.blocks.split_front(found, size);
-            self.put_into_pool(found);
-            if expandable {
-            } else if was_split {
-                self.counters.inactive_split_bytes.decrease(kind, size);
-            } else {
-                self.counters.inactive_split_bytes.increase(kind, available - size);
-                self.counters.inactive_splits.increase(kind, 1);
-            }
-            front
+    #[inline(always)]
+    fn hand_out(&mut self, id: BlockId, lane: LaneId, requested: u64, size: u64) {
+        let block = &self.blocks[id];
+        let (kind, available, expandable) = (block.kind, block.size, block.expandable);
+        let before = inactive_split(block);
+        let (charged, after) = if self.rules.splits(kind, size, available - size) {
+            let rest = self.blocks.split(id, size);
+            self.put_into_pool(lane, rest);
+            (size, (1, available - size))
         } else {
-            if was_split && !expandable {
-                self.counters.inactive_split_bytes.decrease(kind, available);
-                self.counters.inactive_splits.decrease(kind, 1);
-            }
-            found
+            (available, (0, 0))
         };
-        let block = &mut self.blocks[taken];
-        block.state = BlockState::Allocated;
-        block.requested = request.size.0;
-        let range = MemoryRange::new(DevicePtr(address), Bytes(block.size));
-        self.counters.handed_out(kind, range.len.0, request.size.0);
-        Allocation::new(range, request, Handle(taken.0))
+        if !expandable {
+            self.counters.inactive_splits_changed(kind, before, after);
+        }
+        let block = &mut self.blocks[id];
+        block.state = State::Allocated;
+        block.requested = requested;
+        self.counters.handed_out(kind, charged, requested);
     }
 
     /// Merges a block that nobody uses any more with its free neighbours and keeps it for reuse.
-    #[inline]
+    #[inline(always)]
     fn make_reusable(&mut self, id: BlockId) {
-        let block = &mut self.blocks[id];
-        block.state = BlockState::Inactive;
-        let Block { lane, kind, expandable, .. } = *block;
-        let (mut merged_blocks, mut merged_bytes) = (0, 0);
-        let (previous, next) = self.blocks.mergeable(id);
-        if let Some(previous) = previous {
-            merged_blocks += 1;
-            merged_bytes += self.blocks[previous].size;
-            self.pools.free.remove(lane, previous);
-            self.blocks.absorb_previous(id, previous);
+        let Merged { block: id, neighbours, bytes } = self.merge_free(id);
+        let block = &self.blocks[id];
+        if !block.expandable {
+            self.counters.inactive_splits_changed(block.kind, (neighbours, bytes), inactive_split(block));
         }
-        if let Some(next) = next {
-            merged_blocks += 1;
-            merged_bytes += self.blocks[next].size;
-            self.pools.free.remove(lane, next);
-            self.blocks.absorb_next(id, next);
-        }
-        self.put_into_pool(id);
-        if !expandable {
-            let block = &self.blocks[id];
-            let (added_blocks, added_bytes) = if block.is_split() { (1, block.size) } else { (0, 0) };
-            self.counters.inactive_splits.change(kind, merged_blocks, added_blocks);
-            self.counters.inactive_split_bytes.change(kind, merged_bytes, added_bytes);
-        }
+        self.put_into_pool(block.lane, id);
     }
 
-    #[inline]
-    fn put_into_pool(&mut self, id: BlockId) {
+    /// Makes a block free, and one with its free neighbours, which leave their pool.
+    #[inline(always)]
+    fn merge_free(&mut self, id: BlockId) -> Merged {
         let block = &mut self.blocks[id];
-        if self.config.garbage_collection_threshold.is_some() {
-            block.free_since = self.pools[self.pools.owner(block.lane).pool].lookups;
+        block.state = State::Free;
+        let (previous, next, lane) = (block.previous, block.next, block.lane);
+        let mut merged = Merged { block: id, neighbours: 0, bytes: 0 };
+        if self.blocks[next].state == State::Free {
+            merged.neighbours += 1;
+            merged.bytes += self.blocks[next].size;
+            self.pools.free_mut(lane).remove(&mut self.blocks, next);
+            self.blocks.absorb_next(id);
         }
-        self.pools.free.insert(block.lane, Free { id, size: block.size, address: block.address });
+        if self.blocks[previous].state == State::Free {
+            merged.neighbours += 1;
+            merged.bytes += self.blocks[previous].size;
+            self.pools.free_mut(lane).remove(&mut self.blocks, previous);
+            merged.block = self.blocks.absorb_into_previous(id);
+        }
+        merged
+    }
+
+    #[inline(always)]
+    fn put_into_pool(&mut self, lane: LaneId, id: BlockId) {
+        if self.rules.ages {
+            self.blocks.set_free_since(id, self.pools[self.pools.owner(lane).pool].lookups);
+        }
+        self.pools.free_mut(lane).insert(&mut self.blocks, id);
     }
 
     /// Finishes the frees whose events are complete by now.
@@ -327,6 +349,27 @@ impl CachingAllocator {
     fn file_put_off(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         for (id, events) in self.deferred.file_put_off(device, self.config.quirks)? {
             self.wait_for_events(id, events);
+        }
+        Ok(())
+    }
+
+    /// Frees a block that other streams use too: it waits for an event of each.
+    #[cold]
+    fn free_shared(&mut self, device: &mut dyn Device, id: BlockId) -> Result<(), DeviceError> {
+        let block = &mut self.blocks[id];
+        block.state = State::PendingFree;
+        self.counters.put_to_wait(block.kind, block.size);
+        if self.pools.context_is_open() {
+            self.deferred.put_off(id);
+            return Ok(());
+        }
+        match self.deferred.file(device, id) {
+            Ok(events) => self.wait_for_events(id, events),
+            Err(error) => {
+                // The next allocation tries again; until then nobody gets the block.
+                self.deferred.put_off(id);
+                return Err(error);
+            }
         }
         Ok(())
     }
@@ -354,6 +397,27 @@ impl CachingAllocator {
     }
 }
 
+#[cold]
+fn too_large(device: &dyn Device, request: Request) -> AllocatorError {
+    AllocatorError::TooLarge { requested: request.size, total: device.info().total }
+}
+
+/// A free block as inactive splits are counted: pieces and bytes. Nothing in an expandable segment counts: its free pages can go back.
+#[inline]
+fn inactive_split(block: &Block) -> (u64, u64) {
+    let split = u64::from(block.is_split());
+    (split, block.size * split)
+}
+
+/// The answer to a free of what is not handed out: fine for nothing, wrong for anything else.
+#[cold]
+fn free_nothing(allocation: &Allocation) -> Result<(), DeviceError> {
+    if allocation.is_null() {
+        return Ok(());
+    }
+    Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: Place::default() })
+}
+
 impl Allocator for CachingAllocator {
     fn name(&self) -> &'static str {
         if self.config.expandable_segments { "expandable" } else { "caching" }
@@ -367,40 +431,26 @@ impl Allocator for CachingAllocator {
         Bytes(self.config.round_down(free.0 - free.0 % self.reserve_unit(device).0))
     }
 
+    #[inline]
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
-        self.allocate_among(device, request, &mut Alone)
+        // What goes from one function to the other fits registers; the allocation is put together where the caller wants it. A copy of
+        // it would cost as much as finding the block: loads that span recent stores wait for them.
+        let id = self.serve(device, request, &mut Alone).map_err(|error| *error)?;
+        Ok(self.allocation(id, request))
     }
 
+    #[inline]
     fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
-        if allocation.is_null() {
-            return Ok(());
+        let id = BlockId(allocation.handle().slot());
+        let ours = |block: &&mut Block| block.address == allocation.ptr().0 && block.state == State::Allocated;
+        let Some(block) = self.blocks.get_mut(id).filter(ours) else {
+            return free_nothing(&allocation);
+        };
+        if block.shared {
+            return self.free_shared(device, id);
         }
-        let id = BlockId(allocation.handle().0);
-        let ours = |address, state| address == allocation.ptr().0 && state == BlockState::Allocated;
-        if !self.blocks.get(id).is_some_and(|block| ours(block.address, block.state)) {
-            return Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: Place::default() });
-        }
-        let block = &mut self.blocks[id];
-        let Block { kind, size, requested, shared, .. } = *block;
-        if !shared {
-            self.counters.freed(kind, size, requested);
-            self.make_reusable(id);
-            return Ok(());
-        }
-        block.state = BlockState::PendingFree;
-        self.counters.put_to_wait(kind, size);
-        if self.pools.context_is_open() {
-            self.deferred.put_off(id);
-        } else {
-            match self.deferred.file(device, id) {
-                Ok(events) => self.wait_for_events(id, events),
-                Err(error) => {
-                    // The next allocation tries again; until then nobody gets the block.
-                    self.deferred.put_off(id);
-                    return Err(error);
-                }
-            }
-        }
+        self.counters.freed(block.kind, block.size, block.requested);
+        self.make_reusable(id);
         Ok(())
     }
 
@@ -408,7 +458,7 @@ impl Allocator for CachingAllocator {
         if allocation.is_null() || stream == allocation.stream() {
             return;
         }
-        let id = BlockId(allocation.handle().0);
+        let id = BlockId(allocation.handle().slot());
         self.blocks[id].shared = true;
         self.deferred.record_use(id, stream, self.pools.context_is_open());
     }

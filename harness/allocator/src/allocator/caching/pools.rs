@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::blocks::Place;
-use super::free_index::{Free, FreeIndex};
+use super::blocks::{Blocks, Place};
+use super::free_index::Lane;
 use super::ids::{BlockId, LaneId};
 use crate::allocator::{PrivatePoolError, PrivatePoolId};
 use crate::device::StreamId;
@@ -13,8 +13,8 @@ use crate::stats::PoolKind;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PoolId(u32);
 
-/// Streams with a smaller number are found without a search.
-const NEAR_STREAMS: usize = 64;
+/// Streams with a smaller number are found without a search. Devices number streams from 0, so others are rare.
+const NEAR_STREAMS: usize = 1 << 16;
 
 /// One size class of one owner.
 #[derive(Debug)]
@@ -25,8 +25,8 @@ pub(super) struct Pool {
     pub(super) unmapped: BTreeSet<(StreamId, u64, BlockId)>,
     /// Look-ups so far, hit or miss: the clock of garbage collection.
     pub(super) lookups: u64,
-    /// Lanes by stream number, as far as that is small.
-    near: [Option<LaneId>; NEAR_STREAMS],
+    /// Lanes by stream number, as far as that is small; grows to the highest number that was seen.
+    near: Vec<Option<LaneId>>,
     /// All lanes.
     lanes: BTreeMap<StreamId, LaneId>,
 }
@@ -44,8 +44,8 @@ pub(super) struct Pools {
     pools: Vec<Pool>,
     /// Indices of pairs that a released owner left behind.
     vacant: Vec<u32>,
-    /// The free blocks of all pools.
-    pub(super) free: FreeIndex,
+    /// The free blocks, by lane.
+    free: Vec<Lane>,
     /// By lane.
     owners: Vec<LaneOwner>,
     /// Empty lanes that a released owner left behind.
@@ -53,6 +53,8 @@ pub(super) struct Pools {
     private: Vec<PrivatePool>,
     /// Open contexts, the innermost last.
     open: Vec<PrivatePoolId>,
+    /// Where requests go, by kind: to the innermost open private pool, else to the default one.
+    route: [PoolId; 2],
 }
 
 /// A caller's own pools.
@@ -72,11 +74,12 @@ impl Default for Pools {
         let mut pools = Self {
             pools: Vec::new(),
             vacant: Vec::new(),
-            free: FreeIndex::default(),
+            free: Vec::new(),
             owners: Vec::new(),
             vacant_lanes: Vec::new(),
             private: Vec::new(),
             open: Vec::new(),
+            route: [Self::SMALL, Self::LARGE],
         };
         pools.add_pair(None);
         pools
@@ -85,12 +88,14 @@ impl Default for Pools {
 
 impl std::ops::Index<PoolId> for Pools {
     type Output = Pool;
+    #[inline]
     fn index(&self, id: PoolId) -> &Pool {
         &self.pools[id.0 as usize]
     }
 }
 
 impl std::ops::IndexMut<PoolId> for Pools {
+    #[inline]
     fn index_mut(&mut self, id: PoolId) -> &mut Pool {
         &mut self.pools[id.0 as usize]
     }
@@ -102,19 +107,16 @@ impl Pools {
     /// The default pool of large blocks.
     pub(super) const LARGE: PoolId = PoolId(1);
 
-    /// Where a request of that rounded size goes: to the innermost open private pool, else to the default one.
+    /// Where a request goes: to the innermost open private pool, else to the default one.
+    #[inline]
     pub(super) fn route(&self, kind: PoolKind) -> PoolId {
-        let (small, large) = match self.open.last() {
-            None => (Self::SMALL, Self::LARGE),
-            Some(&id) => {
-                let private = self.private.iter().find(|private| private.id == id).expect("an open pool exists");
-                (private.small, private.large)
-            }
-        };
-        match kind {
-            PoolKind::Small => small,
-            PoolKind::Large => large,
-        }
+        self.route[kind as usize]
+    }
+
+    /// Follows the contexts that are open now.
+    fn reroute(&mut self) {
+        let private = self.open.last().map(|&id| self.private.iter().find(|private| private.id == id).expect("an open pool exists"));
+        self.route = private.map_or([Self::SMALL, Self::LARGE], |private| [private.small, private.large]);
     }
 
     /// The lane of a pool and a stream, made on first use.
@@ -124,6 +126,7 @@ impl Pools {
         near.unwrap_or_else(|| self.find_lane(pool, stream))
     }
 
+    #[cold]
     fn find_lane(&mut self, pool: PoolId, stream: StreamId) -> LaneId {
         if let Some(&lane) = self[pool].lanes.get(&stream) {
             return lane;
@@ -136,15 +139,30 @@ impl Pools {
             }
             None => {
                 self.owners.push(owner);
-                self.free.add_lane()
+                self.free.push(Lane::default());
+                LaneId(self.free.len() as u32 - 1)
             }
         };
         let pool = &mut self[pool];
         pool.lanes.insert(stream, lane);
-        if let Some(near) = pool.near.get_mut(stream.0 as usize) {
-            *near = Some(lane);
+        let number = stream.0 as usize;
+        if number < NEAR_STREAMS {
+            pool.near.resize(pool.near.len().max(number + 1), None);
+            pool.near[number] = Some(lane);
         }
         lane
+    }
+
+    /// The free blocks of a lane.
+    #[inline]
+    pub(super) fn free(&self, lane: LaneId) -> &Lane {
+        &self.free[lane.0 as usize]
+    }
+
+    /// The free blocks of a lane, to change them.
+    #[inline]
+    pub(super) fn free_mut(&mut self, lane: LaneId) -> &mut Lane {
+        &mut self.free[lane.0 as usize]
     }
 
     /// What a lane belongs to.
@@ -154,8 +172,8 @@ impl Pools {
     }
 
     /// The free blocks of a pool by stream, size and address. Sorts them: for rare use.
-    pub(super) fn free_blocks(&self, pool: PoolId) -> Vec<Free> {
-        self[pool].lanes.values().flat_map(|&lane| self.free.in_order(lane)).collect()
+    pub(super) fn free_blocks(&self, blocks: &Blocks, pool: PoolId) -> Vec<BlockId> {
+        self[pool].lanes.values().flat_map(|&lane| self.free(lane).in_order(blocks)).collect()
     }
 
     /// Whether any private pool's context is open.
@@ -178,6 +196,7 @@ impl Pools {
             }
         }
         self.open.push(id);
+        self.reroute();
         Ok(())
     }
 
@@ -185,6 +204,7 @@ impl Pools {
     pub(super) fn end(&mut self, id: PrivatePoolId) -> Result<(), PrivatePoolError> {
         let position = self.open.iter().rposition(|&open| open == id).ok_or(PrivatePoolError::NotOpen(id))?;
         self.open.remove(position);
+        self.reroute();
         Ok(())
     }
 
@@ -244,7 +264,7 @@ impl Pools {
 
     fn add_pair(&mut self, owner: Option<PrivatePoolId>) -> (PoolId, PoolId) {
         let make = |kind| {
-            let (near, lanes) = ([None; NEAR_STREAMS], BTreeMap::new());
+            let (near, lanes) = (Vec::new(), BTreeMap::new());
             Pool { kind, owner, unmapped: BTreeSet::new(), lookups: 0, near, lanes }
         };
         let small = self.vacant.pop().unwrap_or(self.pools.len() as u32);

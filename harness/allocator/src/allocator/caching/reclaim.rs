@@ -1,7 +1,6 @@
 //! Giving cached memory back: at an out-of-memory, by request, and by age.
 
 use super::CachingAllocator;
-use super::free_index::Free;
 use super::ids::{BlockId, LaneId};
 use super::others::{Others, Side};
 use super::pools::{PoolId, Pools};
@@ -59,19 +58,20 @@ impl CachingAllocator {
     pub(super) fn release_available(&mut self, device: &mut dyn Device, lane: LaneId, size: u64) -> Result<bool, DeviceError> {
         let Some(max_split) = self.config.max_split_size else { return Ok(false) };
         let wanted = size.max(max_split.0);
-        let ordinary = |free: &Free| !self.blocks[free.id].expandable;
-        if let Some(free) = self.pools.free.best_fit(lane, wanted).filter(ordinary) {
+        let ordinary = |&free: &BlockId| !self.blocks[free].expandable;
+        if let Some(free) = self.pools.free(lane).best_fit(&self.blocks, wanted).map(|found| found.id).filter(ordinary) {
             self.release_segment(device, free)?;
             return Ok(true);
         }
         let mut sum = 0_u64;
-        let oversize = |free: &Free| free.size >= max_split.0;
-        let candidates: Vec<Free> = self.pools.free.in_order(lane).into_iter().rev().take_while(oversize).filter(ordinary).collect();
+        let oversize = |&free: &BlockId| self.blocks[free].size >= max_split.0;
+        let free = self.pools.free(lane).in_order(&self.blocks);
+        let candidates: Vec<BlockId> = free.into_iter().rev().take_while(oversize).filter(ordinary).collect();
         for free in candidates {
             if sum >= wanted {
                 break;
             }
-            sum += free.size;
+            sum += self.blocks[free].size;
             self.release_segment(device, free)?;
         }
         Ok(sum >= wanted)
@@ -87,18 +87,18 @@ impl CachingAllocator {
         let mut released = 0;
         while released < target {
             let lookups = self.pools[Pools::LARGE].lookups;
-            let whole = |free: &Free| !self.blocks[free.id].is_split();
-            let candidates: Vec<Free> = self.pools.free_blocks(Pools::LARGE).into_iter().filter(whole).collect();
-            let age = |free: &Free| lookups - self.blocks[free.id].free_since;
-            let total_age: u64 = candidates.iter().map(age).sum();
-            let old = |free: &Free| age(free) as f64 >= total_age as f64 / candidates.len() as f64;
-            let ordinary = |free: &Free| !self.blocks[free.id].expandable;
-            let round: Vec<Free> = candidates.iter().filter(|free| ordinary(free) && old(free)).copied().collect();
+            let whole = |&free: &BlockId| !self.blocks[free].is_split();
+            let candidates: Vec<BlockId> = self.pools.free_blocks(&self.blocks, Pools::LARGE).into_iter().filter(whole).collect();
+            let age = |free: BlockId| lookups - self.blocks.free_since(free);
+            let total_age: u64 = candidates.iter().map(|&free| age(free)).sum();
+            let old = |free: BlockId| age(free) as f64 >= total_age as f64 / candidates.len() as f64;
+            let ordinary = |free: BlockId| !self.blocks[free].expandable;
+            let round: Vec<BlockId> = candidates.iter().copied().filter(|&free| ordinary(free) && old(free)).collect();
             if round.is_empty() {
                 break;
             }
             for free in round {
-                released += free.size;
+                released += self.blocks[free].size;
                 self.release_segment(device, free)?;
             }
         }
@@ -106,13 +106,13 @@ impl CachingAllocator {
     }
 
     /// Gives a free block that is a whole segment back to the driver.
-    fn release_segment(&mut self, device: &mut dyn Device, whole: Free) -> Result<(), DeviceError> {
-        device.free(DevicePtr(whole.address))?;
-        let block = self.blocks[whole.id];
-        self.pools.free.remove(block.lane, whole.id);
+    fn release_segment(&mut self, device: &mut dyn Device, whole: BlockId) -> Result<(), DeviceError> {
+        let block = self.blocks[whole];
+        device.free(DevicePtr(block.address))?;
+        self.pools.free_mut(block.lane).remove(&mut self.blocks, whole);
         self.pools.segment_removed(self.pools.owner(block.lane).pool);
-        self.blocks.remove_segment(whole.id);
-        self.counters.reserved_bytes.decrease(block.kind, whole.size);
+        self.blocks.remove_segment(whole);
+        self.counters.reserved_bytes.decrease(block.kind, block.size);
         self.counters.segments.decrease(block.kind, 1);
         self.counters.num_device_free += 1;
         Ok(())
@@ -120,9 +120,9 @@ impl CachingAllocator {
 
     /// Gives back whole free segments, and whole free pages of expandable ones.
     fn release_whole_segments(&mut self, device: &mut dyn Device, pool: PoolId) -> Result<(), DeviceError> {
-        let (expandable, ordinary): (Vec<Free>, Vec<Free>) =
-            self.pools.free_blocks(pool).into_iter().partition(|free| self.blocks[free.id].expandable);
-        let whole: Vec<Free> = ordinary.into_iter().filter(|free| !self.blocks[free.id].is_split()).collect();
+        let (expandable, ordinary): (Vec<BlockId>, Vec<BlockId>) =
+            self.pools.free_blocks(&self.blocks, pool).into_iter().partition(|&free| self.blocks[free].expandable);
+        let whole: Vec<BlockId> = ordinary.into_iter().filter(|&free| !self.blocks[free].is_split()).collect();
         whole.into_iter().try_for_each(|free| self.release_segment(device, free))?;
         expandable.into_iter().try_for_each(|free| self.release_pages(device, free))
     }

@@ -1,11 +1,11 @@
 //! What a caching allocator does without a device, and so without waiting for one: hits, and frees of memory that one stream used.
 
 use super::CachingAllocator;
-use super::blocks::Block;
+use super::blocks::{Block, State};
 use super::ids::BlockId;
 use crate::allocator::{Allocation, Handle, Request};
 use crate::device::{DevicePtr, MemoryRange, StreamId};
-use crate::stats::{BlockState, PoolKind};
+use crate::stats::PoolKind;
 use crate::units::Bytes;
 
 /// How a free without a device ended.
@@ -29,7 +29,7 @@ impl CachingAllocator {
         if !self.deferred.is_empty() && !self.pools.context_is_open() {
             return None;
         }
-        let size = self.config.round(request.size.0)?;
+        let size = self.rules.round(&self.config, request.size.0)?;
         let pool = self.pools.route(PoolKind::of_block(Bytes(size)));
         let lane = self.pools.lane(pool, request.stream);
         let lookups = self.pools[pool].lookups;
@@ -38,13 +38,14 @@ impl CachingAllocator {
             self.pools[pool].lookups = lookups;
             return None;
         };
-        Some(self.hand_out(block, request, size))
+        self.hand_out(block, lane, request.size.0, size);
+        Some(self.allocation(block, request))
     }
 
     /// Takes back the memory at an address, if it is handed out there and no other stream uses it.
     #[inline]
     pub(in crate::allocator) fn free_unaided(&mut self, address: DevicePtr, handle: Handle) -> Freed {
-        let id = BlockId(handle.0);
+        let id = BlockId(handle.slot());
         let Some(&Block { kind, size, requested, shared, .. }) = self.live(address, id) else { return Freed::NotLive };
         if shared {
             return Freed::NeedsDevice;
@@ -56,7 +57,7 @@ impl CachingAllocator {
 
     /// The allocation at an address, if it is handed out there under that handle.
     pub(in crate::allocator) fn allocation_at(&self, address: DevicePtr, handle: Handle) -> Option<Allocation> {
-        let block = self.live(address, BlockId(handle.0))?;
+        let block = self.live(address, BlockId(handle.slot()))?;
         let stream: StreamId = self.pools.owner(block.lane).stream;
         let request = Request { size: Bytes(block.requested), stream };
         Some(Allocation::new(MemoryRange::new(address, Bytes(block.size)), request, handle))
@@ -64,6 +65,6 @@ impl CachingAllocator {
 
     #[inline]
     fn live(&self, address: DevicePtr, id: BlockId) -> Option<&Block> {
-        self.blocks.get(id).filter(|block| block.address == address.0 && block.state == BlockState::Allocated)
+        self.blocks.get(id).filter(|block| block.address == address.0 && block.state == State::Allocated)
     }
 }

@@ -97,7 +97,7 @@ impl Region {
 impl Slot {
     #[inline]
     fn set(&self, owner: Owner) {
-        let packed = u64::from(owner.key) << 32 | u64::from(owner.handle.0);
+        let packed = u64::from(owner.key) << 32 | u64::from(owner.handle.slot());
         if self.0.load(Ordering::Relaxed) != packed {
             self.0.store(packed, Ordering::Relaxed);
         }
@@ -106,7 +106,7 @@ impl Slot {
     #[inline]
     fn get(&self) -> Owner {
         let packed = self.0.load(Ordering::Relaxed);
-        Owner { key: (packed >> 32) as u32, handle: Handle(packed as u32) }
+        Owner { key: (packed >> 32) as u32, handle: Handle::new(packed as u32) }
     }
 }
 
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     fn owners(addresses: &Addresses, ptr: u64) -> Vec<(u32, u32)> {
-        addresses.owners(DevicePtr(ptr)).map(|owner| (owner.key, owner.handle.0)).collect()
+        addresses.owners(DevicePtr(ptr)).map(|owner| (owner.key, owner.handle.slot())).collect()
     }
 
     #[test]
@@ -134,7 +134,7 @@ mod tests {
         shuttle::check_random(
             || {
                 let addresses = Addresses::default();
-                let note = |ptr, size, key, handle| addresses.set(DevicePtr(ptr), size, Owner { key, handle: Handle(handle) });
+                let note = |ptr, size, key, handle| addresses.set(DevicePtr(ptr), size, Owner { key, handle: Handle::new(handle) });
                 const BASE: u64 = 0x7000_0000_0000;
                 assert!(owners(&addresses, BASE).is_empty(), "nothing was noted anywhere near");
                 note(BASE, Bytes(512), 3, 7);

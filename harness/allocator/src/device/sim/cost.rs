@@ -3,6 +3,8 @@
 //! These are figures for a virtual clock. They make a scenario's order of events plausible and its times reproducible; they are not
 //! measurements of anybody's GPU, and no report compares them with any.
 
+use std::borrow::Cow;
+
 use crate::device::CostFigure;
 use crate::units::{Bytes, Nanos};
 
@@ -10,7 +12,7 @@ use crate::units::{Bytes, Nanos};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CostModel {
     /// Its name and version, as fingerprints tell it.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Device used before the first allocation.
     pub context_overhead: Figure<Bytes>,
     /// A device allocation, whatever its size.
@@ -45,22 +47,22 @@ pub struct CostModel {
 }
 
 /// A number and where it comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Figure<T> {
     /// The number.
     pub value: T,
-    /// A publication, or `assumed: …` with the reason for this order of magnitude.
-    pub source: &'static str,
+    /// A publication, a measurement with device and date, or `assumed: …` with the reason for this order of magnitude.
+    pub source: Cow<'static, str>,
 }
 
 const fn figure<T>(value: T, source: &'static str) -> Figure<T> {
-    Figure { value, source }
+    Figure { value, source: Cow::Borrowed(source) }
 }
 
 impl CostModel {
     /// Figures from publications, collected in November 2026; where there is none, assumed and marked so.
     pub const PUBLISHED: Self = Self {
-        name: "published-2026-11 v1",
+        name: Cow::Borrowed("published-2026-11 v1"),
         context_overhead: figure(
             Bytes::mib(555),
             "https://github.com/ggml-org/llama.cpp/pull/23604: a bare CUDA context takes 555 MiB of an RTX PRO 6000 with 96 GB (107 MiB of an RTX 4060 Ti)",
@@ -133,7 +135,7 @@ impl CostModel {
         const SOURCE: &str = "by definition: this model charges nothing";
         const NOTHING: Figure<Nanos> = figure(Nanos::ZERO, SOURCE);
         Self {
-            name: "free-of-charge v1",
+            name: Cow::Borrowed("free-of-charge v1"),
             context_overhead: figure(Bytes::ZERO, SOURCE),
             malloc: NOTHING,
             malloc_per_mib: NOTHING,
@@ -156,52 +158,52 @@ impl CostModel {
     #[must_use]
     pub fn figures(&self) -> Vec<CostFigure> {
         let row = |name: &str, value: String, source: &str| CostFigure { name: name.to_owned(), value, source: source.to_owned() };
-        let time = |name, figure: Figure<Nanos>, unit: &str| row(name, format!("{}{unit}", figure.value), figure.source);
+        let time = |name, figure: &Figure<Nanos>, unit: &str| row(name, format!("{}{unit}", figure.value), &figure.source);
         vec![
-            row("context overhead", self.context_overhead.value.to_string(), self.context_overhead.source),
-            time("device allocation", self.malloc, ""),
-            time("device allocation, by size", self.malloc_per_mib, " per MiB"),
-            time("device free", self.free, ""),
-            time("device free, by size", self.free_per_mib, " per MiB"),
-            time("mapping a page", self.map_page, ""),
-            time("unmapping a page", self.unmap_page, ""),
-            time("a call to the driver's pool", self.pool_call, ""),
-            time("queueing work", self.submit, ""),
-            time("making a stream", self.stream_create, ""),
-            time("making an event", self.event_create, ""),
-            time("recording an event", self.event_record, ""),
-            time("asking for an event", self.event_query, ""),
-            time("a wait of the host, beside the waiting", self.synchronize, ""),
-            time("writing or reading memory", self.transfer_per_gib, " per GiB"),
+            row("context overhead", self.context_overhead.value.to_string(), &self.context_overhead.source),
+            time("device allocation", &self.malloc, ""),
+            time("device allocation, by size", &self.malloc_per_mib, " per MiB"),
+            time("device free", &self.free, ""),
+            time("device free, by size", &self.free_per_mib, " per MiB"),
+            time("mapping a page", &self.map_page, ""),
+            time("unmapping a page", &self.unmap_page, ""),
+            time("a call to the driver's pool", &self.pool_call, ""),
+            time("queueing work", &self.submit, ""),
+            time("making a stream", &self.stream_create, ""),
+            time("making an event", &self.event_create, ""),
+            time("recording an event", &self.event_record, ""),
+            time("asking for an event", &self.event_query, ""),
+            time("a wait of the host, beside the waiting", &self.synchronize, ""),
+            time("writing or reading memory", &self.transfer_per_gib, " per GiB"),
         ]
     }
 
     /// The time of a device allocation of this many charged bytes.
     #[must_use]
     pub fn malloc_time(&self, charged: Bytes) -> Nanos {
-        by_size(self.malloc, self.malloc_per_mib, charged)
+        by_size(self.malloc.value, self.malloc_per_mib.value, charged)
     }
 
     /// The time of a device free of this many charged bytes, without the wait for work in flight.
     #[must_use]
     pub fn free_time(&self, charged: Bytes) -> Nanos {
-        by_size(self.free, self.free_per_mib, charged)
+        by_size(self.free.value, self.free_per_mib.value, charged)
     }
 
     /// The time in which the device's memory takes this many bytes.
     #[must_use]
     pub fn transfer_time(&self, bytes: Bytes) -> Nanos {
-        scaled(self.transfer_per_gib, bytes, Bytes::gib(1))
+        scaled(self.transfer_per_gib.value, bytes, Bytes::gib(1))
     }
 }
 
-fn by_size(base: Figure<Nanos>, per_mib: Figure<Nanos>, size: Bytes) -> Nanos {
-    Nanos(base.value.0.saturating_add(scaled(per_mib, size, Bytes::mib(1)).0))
+fn by_size(base: Nanos, per_mib: Nanos, size: Bytes) -> Nanos {
+    Nanos(base.0.saturating_add(scaled(per_mib, size, Bytes::mib(1)).0))
 }
 
 /// `size` at a price for each `unit`, rounded down to whole nanoseconds.
-fn scaled(price: Figure<Nanos>, size: Bytes, unit: Bytes) -> Nanos {
-    let nanos = u128::from(size.0) * u128::from(price.value.0) / u128::from(unit.0);
+fn scaled(price: Nanos, size: Bytes, unit: Bytes) -> Nanos {
+    let nanos = u128::from(size.0) * u128::from(price.0) / u128::from(unit.0);
     Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 

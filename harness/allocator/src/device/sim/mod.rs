@@ -175,7 +175,7 @@ impl SimDevice {
             used_tolerance: Bytes::ZERO,
             fingerprint: Fingerprint {
                 memory: Some(config.total),
-                cost_model: Some(config.cost.name.to_owned()),
+                cost_model: Some(config.cost.name.to_string()),
                 ..Fingerprint::default()
             },
         };

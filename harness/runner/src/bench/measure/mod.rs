@@ -5,6 +5,7 @@
 
 mod empty_cache;
 mod latency;
+mod pipeline;
 mod program;
 mod record_stream;
 mod recovery;
@@ -100,6 +101,7 @@ pub(super) fn visit(measure: &Measure, visit: &mut Visit<'_>) -> Result<Vec<Read
         Measure::Trace { events } => trace::visit(visit, events),
         Measure::Scenario(scenario) => scenario::visit(visit, scenario),
         Measure::Recovery { size } => recovery::visit(visit, *size),
+        Measure::Pipeline { size } => pipeline::visit(visit, *size),
         Measure::EmptyCache { segments, size } => empty_cache::visit(visit, *segments, *size),
         Measure::Threads { count, size } => threads::visit(visit, *count, *size),
         Measure::RecordStream { streams, size } => record_stream::visit(visit, *streams, *size),
@@ -115,7 +117,16 @@ pub(super) const fn quantity(measure: &Measure, clock: Clock) -> Quantity {
         | Measure::Recovery { .. }
         | Measure::EmptyCache { .. }
         | Measure::RecordStream { .. } => Timer::of(clock).quantity(),
+        Measure::Pipeline { .. } => device_time(clock),
         Measure::Trace { .. } | Measure::Threads { .. } | Measure::StartUp => Quantity::HostTime,
+    }
+}
+
+/// What the time between two events is.
+const fn device_time(clock: Clock) -> Quantity {
+    match clock {
+        Clock::Simulated => Quantity::ModelTime,
+        Clock::Measured => Quantity::DeviceTime,
     }
 }
 
@@ -151,6 +162,12 @@ impl Visit<'_> {
     /// What calls to the device are timed by.
     fn timer(&self) -> Timer {
         Timer::of(self.workshop.clock())
+    }
+
+    /// The arm as `--allocator` takes it, whatever the suite calls it.
+    fn arm_for_shell(&self) -> String {
+        let kind = self.arm.kind().name();
+        self.arm.settings().map_or_else(|| kind.to_owned(), |settings| format!("{kind}({settings})"))
     }
 
     /// Does something with a device and a fresh allocator, and gives everything back, whatever came of it.

@@ -26,7 +26,9 @@ impl Program {
     /// Makes the streams that the trace names.
     pub(super) fn new(events: &[TraceEvent], device: &mut dyn Device) -> Result<Self, DeviceError> {
         let streams = events.iter().map(|event| match event {
-            TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) => stream.0,
+            TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) => {
+                stream.0
+            }
             _ => 0,
         });
         let others = streams.max().unwrap_or_default();
@@ -42,7 +44,9 @@ impl Program {
             };
             let stream = |stream: StreamId| program.streams.get(stream.0 as usize).copied().unwrap_or_default();
             let operation = match *event {
-                TraceEvent::Allocate { id, size, stream: on } => Operation::Allocate { slot: slot(id), request: Request { size, stream: stream(on) } },
+                TraceEvent::Allocate { id, size, stream: on } => {
+                    Operation::Allocate { slot: slot(id), request: Request { size, stream: stream(on) } }
+                }
                 TraceEvent::Free { id } => Operation::Free { slot: slot(id) },
                 TraceEvent::RecordStream { id, stream: on } => Operation::RecordStream { slot: slot(id), stream: stream(on) },
                 TraceEvent::SynchronizeStream(on) => Operation::Other(TraceEvent::SynchronizeStream(stream(on))),

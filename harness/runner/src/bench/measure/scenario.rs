@@ -17,7 +17,8 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
     if !lists(scenario, arm) {
         return Err(Fault::Skipped(format!("`{path}` does not list `{arm}`")));
     }
-    let reproduce = format!("harness run {path} --device {} --allocator {} --no-audit", visit.workshop.device_name(), quoted(&arm.to_string()));
+    let reproduce =
+        format!("harness run {path} --device {} --allocator {} --no-audit", visit.workshop.device_name(), quoted(&visit.arm_for_shell()));
     let request = RunRequest {
         scenario,
         allocator: arm,

@@ -29,17 +29,30 @@ fn process(visit: &Visit<'_>) -> Result<u64, Fault> {
     };
     let failed = |error: std::io::Error| Fault::Failed(format!("`{}` cannot be started: {error}", program.display()));
     let (arm, memory) = (visit.arm.kind().name(), visit.memory.0);
-    let scenario = format!("about: One step.\nneeds: {{ memory: {memory}B }}\nallocators: [{arm}]\nsteps:\n  - alloc: {{ buffer: a, size: 1B }}\n");
+    let scenario =
+        format!("about: One step.\nneeds: {{ memory: {memory}B }}\nallocators: [{arm}]\nsteps:\n  - alloc: {{ buffer: a, size: 1B }}\n");
     let folder = tempfile::tempdir().map_err(failed)?;
     let path = folder.path().join("one_step.yaml");
     std::fs::write(&path, scenario).map_err(failed)?;
     let mut command = Command::new(program);
-    command.arg("run").arg(&path).args(["--no-report", "--quiet", "--device", &visit.workshop.device_name(), "--allocator", &visit.arm.to_string()]);
+    command.arg("run").arg(&path).args([
+        "--no-report",
+        "--quiet",
+        "--device",
+        &visit.workshop.device_name(),
+        "--allocator",
+        &visit.arm_for_shell(),
+    ]);
     let watch = Stopwatch::start();
     let output = command.stdin(Stdio::null()).output().map_err(failed)?;
     let time = watch.elapsed_ps();
     match output.status.success() {
         true => Ok(time),
-        false => Err(Fault::Failed(format!("a scenario of one step ended with {}: {}{}", output.status, String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)))),
+        false => Err(Fault::Failed(format!(
+            "a scenario of one step ended with {}: {}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        ))),
     }
 }

@@ -6,15 +6,18 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
+use harness_allocator::hash::fnv1a;
 use harness_allocator::trace;
 use harness_allocator::units::{Bytes, Nanos};
 
 use super::text::{FileText, percent};
-use super::wire::{EmptyCacheWire, LatencyWire, MeasureWire, RecordStreamWire, RoundsWire, SUITE, SizesWire, SuiteWire, ThreadsWire};
+use super::wire::{
+    EmptyCacheWire, KindWire, LatencyWire, MeasureWire, RecordStreamWire, RoundsWire, SUITE, SizesWire, SuiteWire, ThreadsWire,
+};
 use super::{Case, LatencyCase, Measure, Rounds, Suite};
 use crate::bench::record::Point;
 use crate::scenario::check::{bounded, duration, positive_size};
-use crate::scenario::error::{Code, Problem};
+use crate::scenario::error::{Code, Problem, choices};
 use crate::scenario::located::{Located, Position};
 use crate::scenario::text::SizeText;
 use crate::scenario::{MAX_FILE, Scenario, ScenarioError, about, arms, memory, yaml};
@@ -61,14 +64,23 @@ pub(super) fn check(wire: &SuiteWire, source: &str, path: &Path) -> Result<Suite
     not_empty(&wire.arms, "a suite has at least one arm", "as in `arms: [caching, direct]`")?;
     let arms = arms::check(None, Some(&wire.arms), source)?;
     not_empty(&wire.time, "a suite times at least one thing", "as in `time: [latency: { sizes: [2MiB] }]`")?;
-    let mut checker =
-        Checker { folder: path.parent().unwrap_or(Path::new("")), memory, cases: Vec::new(), seen: BTreeMap::new(), hash: Fnv::new() };
-    checker.hash.add(memory.0.to_string().as_bytes());
+    let mut checker = Checker {
+        folder: path.parent().unwrap_or(Path::new("")),
+        memory,
+        cases: Vec::new(),
+        seen: BTreeMap::new(),
+        measured: Pieces::default(),
+    };
+    checker.measured.add(&memory.0.to_string());
+    // Entries are told apart by the names of arms. A name that the suite gives says nothing of the settings behind it.
+    for arm in arms.iter().filter(|arm| arm.has_own_name()) {
+        checker.measured.add(&format!("{arm}: {}({})", arm.kind().name(), arm.settings().unwrap_or_default()));
+    }
     for measure in &wire.time.value {
         checker.measure(measure)?;
     }
     let name = path.file_stem().map_or_else(|| SUITE.noun.to_owned(), |stem| stem.to_string_lossy().into_owned());
-    let (cases, hash) = (checker.cases, checker.hash.to_string());
+    let (cases, hash) = (checker.cases, format!("{:016x}", checker.measured.hash()));
     Ok(Suite { name, path: path.to_owned(), about, memory, threshold, precision, budget, rounds, arms, cases, hash })
 }
 
@@ -94,21 +106,27 @@ struct Checker<'a> {
     cases: Vec<Case>,
     /// Where each case was named first.
     seen: BTreeMap<String, Position>,
-    hash: Fnv,
+    /// What the hash is of.
+    measured: Pieces,
 }
 
 impl Checker<'_> {
     fn measure(&mut self, wire: &Located<MeasureWire>) -> Result<(), Refused> {
         let at = wire.position();
-        match &wire.value {
-            MeasureWire::Latency(latency) => self.latency(latency)?,
-            MeasureWire::Trace(trace) => self.trace(&trace.file)?,
-            MeasureWire::Scenario(scenario) => self.scenario(&scenario.file)?,
-            MeasureWire::Recovery(recovery) => self.recovery(recovery)?,
-            MeasureWire::EmptyCache(empty_cache) => self.empty_cache(empty_cache)?,
-            MeasureWire::Threads(threads) => self.threads(threads)?,
-            MeasureWire::RecordStream(record_stream) => self.record_stream(record_stream)?,
-            MeasureWire::StartUp => self.add(at, "start_up", None, Measure::StartUp, "")?,
+        let kind = match &wire.value {
+            MeasureWire::Kind(kind) => kind,
+            MeasureWire::Bare(name) => return Err(bare(at, name).into()),
+        };
+        match kind {
+            KindWire::Latency(latency) => self.latency(latency)?,
+            KindWire::Trace(trace) => self.trace(&trace.file)?,
+            KindWire::Scenario(scenario) => self.scenario(&scenario.file)?,
+            KindWire::Recovery(recovery) => self.recovery(recovery)?,
+            KindWire::Pipeline(pipeline) => self.pipeline(pipeline)?,
+            KindWire::EmptyCache(empty_cache) => self.empty_cache(empty_cache)?,
+            KindWire::Threads(threads) => self.threads(threads)?,
+            KindWire::RecordStream(record_stream) => self.record_stream(record_stream)?,
+            KindWire::StartUp => self.add(at, "start_up", None, Measure::StartUp, "")?,
         }
         Ok(())
     }
@@ -121,8 +139,8 @@ impl Checker<'_> {
             let message = format!("`{name}` is timed twice in this suite");
             return Err(Problem::new(Code::Name, at, message).see(*first, "first here").help("name it once, or in two suites"));
         }
-        self.hash.add(name.as_bytes());
-        self.hash.add(settings.as_bytes());
+        self.measured.add(&name);
+        self.measured.add(settings);
         self.seen.insert(name, at);
         self.cases.push(case);
         Ok(())
@@ -152,6 +170,13 @@ impl Checker<'_> {
                 return Err(Problem::new(Code::Value, at, message).help("name a larger size"));
             }
             self.add(at, "recovery", Some(by_size(size)), Measure::Recovery { size }, "")?;
+        }
+        Ok(())
+    }
+
+    fn pipeline(&mut self, wire: &SizesWire) -> Result<(), Problem> {
+        for (at, size) in self.sizes(&wire.sizes, 2)? {
+            self.add(at, "pipeline", Some(by_size(size)), Measure::Pipeline { size }, "")?;
         }
         Ok(())
     }
@@ -246,6 +271,15 @@ impl Checker<'_> {
     }
 }
 
+/// The answer to a name without fields, where the measure has some or does not exist.
+fn bare(at: Position, name: &str) -> Problem {
+    if KindWire::NAMES.contains(&name) {
+        return Problem::new(Code::Shape, at, format!("`{name}` needs to be told more"))
+            .help(format!("give it fields, as in `{name}: {{ … }}`; scenarios/bench/README.md tells which"));
+    }
+    Problem::new(Code::Shape, at, format!("`{name}` is not known here")).help(choices(name, "accepted", KindWire::NAMES.iter().copied()))
+}
+
 fn numbers(given: &Located<Vec<Located<u64>>>, what: &str, least: u64, most: u64) -> Result<Vec<(Position, u64)>, Problem> {
     not_empty(given, &format!("`{what}` names none"), &format!("as in `{what}: [1, 2, 4]`"))?;
     given.value.iter().map(|number| Ok((number.position(), bounded(number, what, least..=most)?))).collect()
@@ -276,29 +310,17 @@ fn stem(path: &Path) -> String {
     name.trim_end_matches(".gz").trim_end_matches(".txt").to_owned()
 }
 
-/// FNV-1a of 64 bits (<http://www.isthe.com/chongo/tech/comp/fnv/>): small and the same everywhere; nobody tries to deceive it.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::bench) struct Fnv(u64);
+/// Texts that are hashed together, each with a mark behind it that no text contains, so that they cannot run into each other.
+#[derive(Clone, Debug, Default)]
+pub(in crate::bench) struct Pieces(Vec<u8>);
 
-impl Fnv {
-    pub(in crate::bench) const fn new() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
+impl Pieces {
+    pub(in crate::bench) fn add(&mut self, text: &str) {
+        self.0.extend_from_slice(text.as_bytes());
+        self.0.push(0xff);
     }
 
-    /// Adds a piece, and a mark behind it, so that pieces cannot run into each other.
-    pub(in crate::bench) fn add(&mut self, bytes: &[u8]) {
-        for byte in bytes.iter().chain(&[0xff]) {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-    }
-
-    pub(in crate::bench) const fn get(self) -> u64 {
-        self.0
-    }
-}
-
-impl std::fmt::Display for Fnv {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:016x}", self.0)
+    pub(in crate::bench) fn hash(&self) -> u64 {
+        fnv1a(&self.0)
     }
 }

@@ -20,7 +20,7 @@ use super::record::Point;
 use crate::scenario::{Scenario, ScenarioError};
 use check::Refused;
 
-pub(super) use check::Fnv;
+pub(super) use check::Pieces;
 
 pub use check::{MAX_BLOCKS, MAX_ROUNDS, MAX_STREAMS, MAX_THREADS};
 
@@ -47,7 +47,8 @@ pub struct Suite {
     pub arms: Vec<AllocatorSpec>,
     /// What is timed, in the order of the file; never empty.
     pub cases: Vec<Case>,
-    /// A hash of what is measured, files referred to included; how often and with which arms does not change it.
+    /// A hash of what is measured, files referred to included; how often, and with which arms unless
+    /// the suite names them itself, does not change it.
     pub hash: String,
 }
 
@@ -101,6 +102,11 @@ pub enum Measure {
     Scenario(Box<Scenario>),
     /// From a failed request to the end of the next good step.
     Recovery {
+        /// What each request asks for.
+        size: Bytes,
+    },
+    /// Allocation, work on the memory and free in a loop, in the device's time.
+    Pipeline {
         /// What each request asks for.
         size: Bytes,
     },
@@ -176,7 +182,7 @@ impl Suite {
     pub fn parse(source: &str, path: &Path) -> Result<Self, ScenarioError> {
         let wire = crate::scenario::yaml::parse(source, &wire::SUITE).map_err(Refused::Here);
         wire.and_then(|wire| check::check(&wire, source, path)).map_err(|refused| match refused {
-            Refused::Here(problem) => ScenarioError::text(problem, path, source),
+            Refused::Here(problem) => ScenarioError::text(problem, path, source, wire::SUITE.noun),
             Refused::InFile(error) => *error,
         })
     }

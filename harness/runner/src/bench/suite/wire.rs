@@ -1,7 +1,12 @@
 //! What a suite's file says, before it is checked. The comments are the documentation of the language.
 
-use schemars::JsonSchema;
+use std::borrow::Cow;
+use std::fmt;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, Deserializer, MapAccess, Visitor};
 
 use super::LatencyCase;
 use super::check::{MAX_BLOCKS, MAX_ROUNDS, MAX_STREAMS, MAX_THREADS};
@@ -63,7 +68,7 @@ pub(super) struct RoundsWire {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "measure")]
-pub(super) enum MeasureWire {
+pub(super) enum KindWire {
     /// One allocation, by size and by what the allocator has cached.
     Latency(LatencyWire),
     /// Passes over an allocation trace: the allocator's own path on the host, in the time of one operation. On a simulated device, calls
@@ -75,14 +80,66 @@ pub(super) enum MeasureWire {
     /// Out of memory and back: all memory is taken in requests of one size. Timed is from the start of the request that fails, over
     /// freeing everything and `empty_cache`, to the end of a step that makes half as many requests.
     Recovery(SizesWire),
+    /// A loop of allocation, writing all of it, and free: the time of one turn on the device, between events on the stream.
+    Pipeline(SizesWire),
     /// `empty_cache`, by the number of segments in the cache.
     EmptyCache(EmptyCacheWire),
-    /// Allocations and frees by several threads at one allocator.
+    /// Allocations and frees by several threads at one allocator, which stands behind one lock; PyTorch's behind its shared front too, with a
+    /// stream for each thread.
     Threads(ThreadsWire),
     /// Allocation, `record_stream` for other streams, and free: what it costs that memory may be used on other streams.
     RecordStream(RecordStreamWire),
     /// From nothing: the program with one small scenario, opening the device, and the device memory that is used before the first request.
     StartUp,
+}
+
+impl KindWire {
+    /// Every one by its name.
+    pub(super) const NAMES: &'static [&'static str] =
+        &["latency", "trace", "scenario", "recovery", "pipeline", "empty_cache", "threads", "record_stream", "start_up"];
+}
+
+/// A measure, or the name of one without the fields that it needs, which the check answers with its place.
+#[derive(Clone, Debug)]
+pub(super) enum MeasureWire {
+    /// A measure.
+    Kind(KindWire),
+    /// A name alone that is no measure by itself.
+    Bare(String),
+}
+
+impl<'de> Deserialize<'de> for MeasureWire {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct MeasureVisitor;
+        impl<'de> Visitor<'de> for MeasureVisitor {
+            type Value = MeasureWire;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a measure, as in `latency: { sizes: [2MiB] }`")
+            }
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Self::Value, E> {
+                Ok(if name == "start_up" { MeasureWire::Kind(KindWire::StartUp) } else { MeasureWire::Bare(name.to_owned()) })
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                KindWire::deserialize(MapAccessDeserializer::new(map)).map(MeasureWire::Kind)
+            }
+        }
+        deserializer.deserialize_any(MeasureVisitor)
+    }
+}
+
+impl JsonSchema for MeasureWire {
+    fn inline_schema() -> bool {
+        KindWire::inline_schema()
+    }
+    fn schema_name() -> Cow<'static, str> {
+        KindWire::schema_name()
+    }
+    fn schema_id() -> Cow<'static, str> {
+        KindWire::schema_id()
+    }
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        KindWire::json_schema(generator)
+    }
 }
 
 /// One allocation, by size and by what the allocator has cached.
@@ -114,7 +171,7 @@ pub(super) struct FileWire {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "by_size")]
 pub(super) struct SizesWire {
-    /// What each request asks for; at least two of them fit in the memory that the suite needs, and at most 100000.
+    /// What each request asks for. At least two fit in the memory that the suite needs; for `recovery` at most 100000 do.
     #[schemars(length(min = 1))]
     pub(super) sizes: Located<Vec<SizeText>>,
 }

@@ -1,0 +1,165 @@
+//! From samples to figures: medians, and lines through samples of several sizes, both robust against disturbed samples.
+
+use crate::profile::{FitError, Measured, Share, Spread, UnitText};
+
+/// Costs at several sizes: for each size its samples, in nanoseconds.
+pub(super) type Curve = Vec<(f64, Vec<f64>)>;
+
+/// A straight line through a curve.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Line {
+    /// At size zero, not negative.
+    pub(super) base: f64,
+    /// More for each unit of size, not negative.
+    pub(super) slope: f64,
+}
+
+/// The line through the medians of a curve by Theil and Sen, pairs weighted with the distance of their sizes: the slope is the weighted
+/// median of the slopes of all pairs, the base the median of what is left. The medians keep disturbed samples out, the line keeps disturbed
+/// sizes out, but for the largest one, which weighs as much as all others together.
+///
+/// Sources: P. K. Sen, "Estimates of the Regression Coefficient Based on Kendall's Tau", Journal of the American Statistical Association
+/// 63 (324), 1968, <https://doi.org/10.1080/01621459.1968.10480934>; the weights are from G. L. Sievers, "Weighted Rank Statistics for
+/// Simple Linear Regression", the same journal 73 (363), 1978, <https://doi.org/10.1080/01621459.1978.10480067>. Without them the pairs of
+/// small sizes, which tell least of the slope, would be most. Quadratic in the number of sizes.
+pub(super) fn line(curve: &Curve) -> Line {
+    let points = medians(curve);
+    let pairs = points.iter().enumerate().flat_map(|(index, a)| points[index + 1..].iter().map(move |b| (a, b)));
+    let slopes = pairs.filter(|(a, b)| a.0 != b.0).map(|(a, b)| ((b.1 - a.1) / (b.0 - a.0), (b.0 - a.0).abs())).collect();
+    let slope = weighted_median(slopes).unwrap_or(0.0).max(0.0);
+    let base = median(points.iter().map(|(size, cost)| cost - slope * size).collect()).unwrap_or(0.0).max(0.0);
+    Line { base, slope }
+}
+
+/// The median cost at each size.
+fn medians(curve: &Curve) -> Vec<(f64, f64)> {
+    curve.iter().filter_map(|(size, samples)| Some((*size, median(samples.clone())?))).collect()
+}
+
+/// How far the model is from the median cost at each size.
+pub(super) fn error_of(curve: &Curve, model: impl Fn(f64) -> f64) -> FitError {
+    errors(medians(curve).into_iter().map(|(size, cost)| (cost, model(size))).collect())
+}
+
+/// A figure of a curve: its value, and the spread of the samples at one size, each divided by `units`.
+pub(super) fn of_curve<U: UnitText>(
+    value: f64,
+    curve: &Curve,
+    at: Option<&(f64, Vec<f64>)>,
+    units: f64,
+    fit_error: FitError,
+) -> Measured<U> {
+    let samples = curve.iter().map(|(_, samples)| samples.len() as u64).sum();
+    let spread = at.map_or(0.0, |(_, samples)| deviation(samples) / units);
+    Measured::new(whole(value), samples, Spread::of(spread), fit_error)
+}
+
+/// A figure that is the same each time: the median of its samples.
+pub(super) fn constant<U: UnitText>(samples: &[f64]) -> Measured<U> {
+    let value = median(samples.to_vec()).unwrap_or(0.0);
+    let fit_error = errors(samples.iter().map(|sample| (*sample, value)).collect());
+    Measured::new(whole(value), samples.len() as u64, Spread::of(deviation(samples)), fit_error)
+}
+
+/// Median and worst of the relative errors of pairs of a measured cost and the model's.
+fn errors(pairs: Vec<(f64, f64)>) -> FitError {
+    let relative: Vec<f64> = pairs.into_iter().filter_map(|(cost, model)| relative_error(cost, model)).collect();
+    let worst = relative.iter().copied().fold(0.0, f64::max);
+    FitError { median: Share::of(median(relative).unwrap_or(0.0)), worst: Share::of(worst) }
+}
+
+/// `None` where the cost is too small for the clock, which says nothing of the model.
+fn relative_error(cost: f64, model: f64) -> Option<f64> {
+    (cost > 0.0).then(|| (model - cost).abs() / cost)
+}
+
+/// The median absolute deviation from the median, unscaled.
+fn deviation(samples: &[f64]) -> f64 {
+    let Some(centre) = median(samples.to_vec()) else { return 0.0 };
+    median(samples.iter().map(|sample| (sample - centre).abs()).collect()).unwrap_or(0.0)
+}
+
+/// The middle value; of an even number the midpoint of the two middle ones.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    let upper = *values.get(middle)?;
+    Some(if values.len() % 2 == 1 { upper } else { f64::midpoint(values[middle - 1], upper) })
+}
+
+/// The value at which half of the weight is reached.
+fn weighted_median(mut values: Vec<(f64, f64)>) -> Option<f64> {
+    values.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+    let half = values.iter().map(|(_, weight)| weight).sum::<f64>() / 2.0;
+    let mut reached = 0.0;
+    values
+        .into_iter()
+        .find(|(_, weight)| {
+            reached += weight;
+            reached >= half
+        })
+        .map(|(value, _)| value)
+}
+
+/// Rounded to a whole number from 0.
+fn whole(value: f64) -> u64 {
+    // A float is cut off at the ends of the range by `as`, and NaN does not come from finite times.
+    value.round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::profile::Nanoseconds;
+
+    fn curve(sizes: u32, cost: impl Fn(f64) -> f64) -> Curve {
+        (0..sizes).map(|step| f64::from(1_u32 << step)).map(|size| (size, vec![cost(size); 3])).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn a_line_is_found_again(base in 0_u32..1_000_000, slope in 0_u32..100_000) {
+            let (base, slope) = (f64::from(base), f64::from(slope));
+            let curve = curve(12, |size| base + slope * size);
+            prop_assert_eq!(line(&curve), Line { base, slope });
+            let error = error_of(&curve, |size| base + slope * size);
+            prop_assert_eq!(error, FitError { median: Share::of(0.0), worst: Share::of(0.0) });
+        }
+
+        /// One sample of three at each size, and all samples of two of twelve sizes, may be anything.
+        #[test]
+        fn disturbed_samples_do_not_move_the_line(
+            disturbed in prop::collection::btree_set(0_usize..10, 2),
+            noise in prop::collection::vec(0.0..1e9, 12),
+        ) {
+            let mut curve = curve(12, |size| 50_000.0 + 1_000.0 * size);
+            for (index, ((_, samples), noise)) in curve.iter_mut().zip(noise).enumerate() {
+                let count = if disturbed.contains(&index) { samples.len() } else { 1 };
+                samples[..count].fill(noise);
+            }
+            let found = line(&curve);
+            prop_assert!((found.slope - 1_000.0).abs() < 1.0, "{found:?}");
+            prop_assert!((found.base - 50_000.0).abs() < 2_000.0, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_line_never_pays_back() {
+        assert_eq!(line(&curve(5, |size| 100.0 - size)).slope, 0.0);
+        assert_eq!(line(&curve(5, |size| size * size * 100.0)).base, 0.0);
+        assert_eq!(line(&Vec::new()), Line { base: 0.0, slope: 0.0 });
+    }
+
+    #[test]
+    fn the_error_of_a_fit_is_its_distance_from_what_was_measured() {
+        let curve = vec![(1.0, vec![100.0]), (2.0, vec![200.0]), (3.0, vec![400.0])];
+        let error = error_of(&curve, |size| 100.0 * size);
+        assert_eq!(error, FitError { median: Share::of(0.0), worst: Share::of(0.25) });
+        let figure: Measured<Nanoseconds> = constant(&[90.0, 100.0, 130.0]);
+        assert_eq!((figure.value, figure.samples, figure.spread), (100, 3, Spread::of(10.0)));
+        assert_eq!(figure.fit_error.median, Share::of(1.0 / 9.0));
+        assert_eq!(figure.fit_error.worst, Share::of(30.0 / 130.0));
+    }
+}

@@ -1,0 +1,252 @@
+//! What is measured in each round, and what its samples come to.
+
+use harness_allocator::device::{Device, DeviceError, MemoryRange, PoolId, StreamId, Tag};
+use harness_allocator::units::{Bytes, Nanos};
+
+use super::fit::{Curve, constant, error_of, line, of_curve};
+use crate::profile::{Figures, Measured, UnitText};
+
+/// Calls that are too short to be timed alone are timed as so many together: a call of 100 ns is then well above the clock's own cost, and
+/// so many launches still fit a stream's queue, where a further one would wait.
+const BATCH: usize = 64;
+/// Streams are made in smaller numbers: each takes memory of the device.
+const STREAMS: usize = 8;
+/// Smallest allocation, and the step from one size to the next.
+const SMALLEST: Bytes = Bytes::mib(2);
+/// Sizes of the pages that expandable segments are made of, for small and for large blocks
+/// (`kSmallBuffer` and `kLargeBuffer` of PyTorch's `c10/core/AllocatorConfig.h`).
+const PAGES: [Bytes; 2] = [Bytes::mib(2), Bytes::mib(20)];
+/// How many pages one call maps.
+const PAGE_COUNTS: [u64; 3] = [1, 2, 4];
+/// Least and most that one fill writes: long enough for the events' clock, which counts half microseconds
+/// (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html>), and short enough for many.
+const FILLS: (Bytes, Bytes) = (Bytes::mib(16), Bytes::gib(1));
+/// Keeps the stream busy while a fill and its two events are queued, so that they run without a gap.
+const HEAD_START: Nanos = Nanos::micros(500);
+
+/// Samples so far.
+pub(super) struct Probes {
+    stream: StreamId,
+    /// The most that is filled or mapped at a time.
+    room: Bytes,
+    pool: Option<PoolId>,
+    samples: Samples,
+}
+
+/// In nanoseconds for one call. Curves are over MiB, but over GiB for the fill.
+#[derive(Default)]
+struct Samples {
+    malloc: Curve,
+    free: Curve,
+    map: Vec<f64>,
+    unmap: Vec<f64>,
+    pool: Vec<f64>,
+    submit: Vec<f64>,
+    stream_create: Vec<f64>,
+    event_create: Vec<f64>,
+    event_record: Vec<f64>,
+    event_query: Vec<f64>,
+    synchronize: Vec<f64>,
+    transfer: Curve,
+}
+
+impl Probes {
+    /// Makes the stream and the pool that all rounds use. Allocations are of at most a quarter of what is free.
+    pub(super) fn new(device: &mut dyn Device, free: Bytes) -> Result<Self, DeviceError> {
+        let stream = device.create_stream()?;
+        let pool = device.pooled().map(|device| device.create_pool(Bytes(u64::MAX))).transpose()?;
+        let quarter = Bytes(free.0 / 4);
+        let room = quarter.min(FILLS.1);
+        let curve = |sizes: Vec<Bytes>, unit: Bytes| sizes.iter().map(|size| (in_units(*size, unit), Vec::new())).collect::<Curve>();
+        let allocations = curve(doubling(SMALLEST, quarter), Bytes::mib(1));
+        let (malloc, free) = (allocations.clone(), allocations);
+        let transfer = curve(doubling(FILLS.0, room), Bytes::gib(1));
+        Ok(Self { stream, room, pool, samples: Samples { malloc, free, transfer, ..Samples::default() } })
+    }
+
+    /// Drops all samples.
+    pub(super) fn forget(&mut self) {
+        let empty = |curve: &Curve| curve.iter().map(|(size, _)| (*size, Vec::new())).collect();
+        let Samples { malloc, free, transfer, .. } = &self.samples;
+        self.samples = Samples { malloc: empty(malloc), free: empty(free), transfer: empty(transfer), ..Samples::default() };
+    }
+
+    /// Measures everything once. Sizes go up in one round and down in the next.
+    pub(super) fn round(&mut self, device: &mut dyn Device, number: u32) -> Result<(), DeviceError> {
+        self.allocations(device, number % 2 == 1)?;
+        self.pages(device)?;
+        self.pool_calls(device)?;
+        self.streams(device)?;
+        self.events(device)?;
+        self.fills(device)
+    }
+
+    /// Gives the stream and the pool back.
+    pub(super) fn finish(&self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        if let (Some(pool), Some(device)) = (self.pool, device.pooled()) {
+            device.destroy_pool(pool)?;
+        }
+        device.destroy_stream(self.stream)
+    }
+
+    fn allocations(&mut self, device: &mut dyn Device, downward: bool) -> Result<(), DeviceError> {
+        let Samples { malloc, free, .. } = &mut self.samples;
+        let sizes = malloc.len();
+        for index in 0..sizes {
+            let index = if downward { sizes - 1 - index } else { index };
+            let ((mib, mallocs), (_, frees)) = (&mut malloc[index], &mut free[index]);
+            let size = Bytes::mib(*mib as u64);
+            let (start, time) = timed(device, |device| device.malloc(size))?;
+            mallocs.push(time);
+            let ((), time) = timed(device, |device| device.free(start))?;
+            frees.push(time);
+        }
+        Ok(())
+    }
+
+    fn pages(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        for (page, count) in PAGES.into_iter().flat_map(|page| PAGE_COUNTS.map(|count| (page, count))) {
+            let size = Bytes(page.0 * count);
+            if size > self.room {
+                continue;
+            }
+            let Some(mapped) = device.mapped() else { return Ok(()) };
+            let range = MemoryRange::new(mapped.reserve(size)?, size);
+            let absent = || refused("map");
+            let ((), time) = timed(device, |device| device.mapped().ok_or_else(absent)?.map(range, page))?;
+            self.samples.map.push(time / count as f64);
+            let ((), time) = timed(device, |device| device.mapped().ok_or_else(absent)?.unmap(range))?;
+            self.samples.unmap.push(time / count as f64);
+            device.mapped().ok_or_else(absent)?.unreserve(range.start)?;
+        }
+        Ok(())
+    }
+
+    /// Pairs of an allocation and a free on one stream, which the pool serves from what it holds.
+    fn pool_calls(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let (Some(pool), stream) = (self.pool, self.stream) else { return Ok(()) };
+        let pairs = |device: &mut dyn Device, count: usize| {
+            let pooled = device.pooled().ok_or_else(|| refused("malloc_async"))?;
+            for _ in 0..count {
+                let start = pooled.malloc_async(pool, SMALLEST, stream)?;
+                pooled.free_async(start, stream)?;
+            }
+            Ok(())
+        };
+        // The pool grows here, if it has to.
+        pairs(device, 1)?;
+        let ((), time) = timed(device, |device| pairs(device, BATCH / 2))?;
+        self.samples.pool.push(time / (BATCH / 2 * 2) as f64);
+        device.synchronize()
+    }
+
+    fn streams(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let (made, time) = timed(device, |device| (0..STREAMS).map(|_| device.create_stream()).collect::<Result<Vec<_>, _>>())?;
+        self.samples.stream_create.push(time / STREAMS as f64);
+        made.into_iter().try_for_each(|stream| device.destroy_stream(stream))?;
+        let stream = self.stream;
+        let ((), time) = timed(device, |device| (0..BATCH).try_for_each(|_| device.busy(stream, Nanos(1))))?;
+        self.samples.submit.push(time / BATCH as f64);
+        device.synchronize()?;
+        let ((), time) = timed(device, |device| (0..BATCH).try_for_each(|_| device.synchronize()))?;
+        self.samples.synchronize.push(time / BATCH as f64);
+        Ok(())
+    }
+
+    fn events(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let (events, time) = timed(device, |device| (0..BATCH).map(|_| device.create_event()).collect::<Result<Vec<_>, _>>())?;
+        self.samples.event_create.push(time / BATCH as f64);
+        let stream = self.stream;
+        let ((), time) = timed(device, |device| events.iter().try_for_each(|event| device.record_event(*event, stream)))?;
+        self.samples.event_record.push(time / BATCH as f64);
+        device.synchronize()?;
+        let ((), time) = timed(device, |device| events.iter().try_for_each(|event| device.event_done(*event).map(drop)))?;
+        self.samples.event_query.push(time / BATCH as f64);
+        events.into_iter().try_for_each(|event| device.destroy_event(event))
+    }
+
+    /// Device time of fills, between events that are queued with them behind other work.
+    fn fills(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let stream = self.stream;
+        let start = device.malloc(self.room)?;
+        let (before, behind) = (device.create_event()?, device.create_event()?);
+        for (gib, samples) in &mut self.samples.transfer {
+            let range = MemoryRange::new(start, Bytes((*gib * Bytes::gib(1).0 as f64) as u64));
+            device.busy(stream, HEAD_START)?;
+            device.record_event(before, stream)?;
+            device.fill(stream, range, Tag(0x5eed_ca11_b4a7_e000))?;
+            device.record_event(behind, stream)?;
+            device.synchronize_event(behind)?;
+            samples.push(device.elapsed(before, behind)?.0 as f64);
+        }
+        device.destroy_event(before)?;
+        device.destroy_event(behind)?;
+        device.free(start)
+    }
+
+    /// What all samples come to.
+    pub(super) fn figures(&self, context: Bytes) -> Figures {
+        let Samples { map, unmap, pool, submit, stream_create, event_create, event_record, event_query, synchronize, .. } = &self.samples;
+        let (malloc, malloc_per_mib) = by_size(&self.samples.malloc);
+        let (free, free_per_mib) = by_size(&self.samples.free);
+        Figures {
+            context_overhead: Measured::exact(context.0),
+            malloc,
+            malloc_per_mib,
+            free,
+            free_per_mib,
+            map_page: where_measured(map),
+            unmap_page: where_measured(unmap),
+            pool_call: where_measured(pool),
+            submit: constant(submit),
+            stream_create: constant(stream_create),
+            event_create: constant(event_create),
+            event_record: constant(event_record),
+            event_query: constant(event_query),
+            synchronize: constant(synchronize),
+            transfer_per_gib: transfer(&self.samples.transfer),
+        }
+    }
+}
+
+/// A base and a price for each MiB. The base has the spread of the smallest size, the price that of the largest.
+fn by_size<A: UnitText, B: UnitText>(curve: &Curve) -> (Measured<A>, Measured<B>) {
+    let line = line(curve);
+    let error = error_of(curve, |mib| line.base + line.slope * mib);
+    let (first, last) = (curve.first(), curve.last());
+    let largest = last.map_or(1.0, |(mib, _)| *mib);
+    (of_curve(line.base, curve, first, 1.0, error), of_curve(line.slope, curve, last, largest, error))
+}
+
+/// A price for each GiB. The time that a fill takes whatever its size is left out: the model has none, and the error shows it.
+fn transfer<U: UnitText>(curve: &Curve) -> Measured<U> {
+    let slope = line(curve).slope;
+    let largest = curve.last().map_or(1.0, |(gib, _)| *gib);
+    of_curve(slope, curve, curve.last(), largest, error_of(curve, |gib| slope * gib))
+}
+
+/// `None` where the device does not have such calls.
+fn where_measured<U: UnitText>(samples: &[f64]) -> Option<Measured<U>> {
+    (!samples.is_empty()).then(|| constant(samples))
+}
+
+/// What a call answers, and its time in nanoseconds by the device's clock.
+fn timed<R>(device: &mut dyn Device, call: impl FnOnce(&mut dyn Device) -> Result<R, DeviceError>) -> Result<(R, f64), DeviceError> {
+    let before = device.now();
+    let answer = call(device)?;
+    Ok((answer, device.now().saturating_sub(before).0 as f64))
+}
+
+/// Sizes from the least, each twice the one before, up to the most.
+fn doubling(least: Bytes, most: Bytes) -> Vec<Bytes> {
+    std::iter::successors(Some(least), |size| Some(Bytes(size.0.checked_mul(2)?))).take_while(|size| *size <= most).collect()
+}
+
+fn in_units(size: Bytes, unit: Bytes) -> f64 {
+    size.0 as f64 / unit.0 as f64
+}
+
+/// A device that had something when it was asked first and has it no more.
+fn refused(call: &'static str) -> DeviceError {
+    DeviceError::Unavailable { what: call.to_owned(), why: "the device had it when calibration began and does not have it now".to_owned() }
+}

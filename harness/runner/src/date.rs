@@ -1,0 +1,107 @@
+//! A day of the calendar: [`Date`].
+
+use std::fmt;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Deserialize;
+
+/// A day, in UTC. Written as in `2026-11-20`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Date {
+    year: u16,
+    month: u8,
+    day: u8,
+}
+
+impl Date {
+    /// The day of a moment; the first one of 1970 for all before.
+    #[must_use]
+    pub fn of(moment: SystemTime) -> Self {
+        let seconds = moment.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        civil(seconds / 86_400)
+    }
+}
+
+/// The day so many days behind 1 January 1970: `civil_from_days` of <https://howardhinnant.github.io/date_algorithms.html>, for days that
+/// are not negative. Years begin in March there, and 400 of them repeat.
+const fn civil(days: u64) -> Date {
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = era * 400 + year_of_era + (month <= 2) as u64;
+    Date { year: year as u16, month: month as u8, day: day as u8 }
+}
+
+const fn days_of(year: u16, month: u8) -> u8 {
+    match month {
+        4 | 6 | 9 | 11 => 30,
+        2 if year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400)) => 29,
+        2 => 28,
+        _ => 31,
+    }
+}
+
+impl TryFrom<String> for Date {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let read = || {
+            let [year, month, day] = text.split('-').collect::<Vec<_>>()[..] else { return None };
+            let digits = [(year, 4), (month, 2), (day, 2)];
+            let plain = digits.iter().all(|(field, len)| field.len() == *len && field.bytes().all(|byte| byte.is_ascii_digit()));
+            let (year, month, day) = (year.parse().ok()?, month.parse().ok()?, day.parse().ok()?);
+            (plain && (1..=12).contains(&month) && (1..=days_of(year, month)).contains(&day)).then_some(Self { year, month, day })
+        };
+        read().ok_or_else(|| format!("`{text}` is not a day: write year, month and day, as in `2026-11-20`"))
+    }
+}
+
+impl fmt::Display for Date {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04}-{:02}-{:02}", self.year, self.month, self.day)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn days_are_counted_as_the_calendar_has_them() {
+        let of = |seconds| Date::of(UNIX_EPOCH + Duration::from_secs(seconds)).to_string();
+        // `date -u -d @N +%F`.
+        for (seconds, day) in [
+            (0, "1970-01-01"),
+            (951_782_399, "2000-02-28"),
+            (951_782_400, "2000-02-29"),
+            (951_868_800, "2000-03-01"),
+            (1_795_132_800, "2026-11-20"),
+            (4_102_444_799, "2099-12-31"),
+        ] {
+            assert_eq!(of(seconds), day);
+        }
+        assert_eq!(Date::of(UNIX_EPOCH - Duration::from_secs(1)).to_string(), "1970-01-01");
+    }
+
+    #[test]
+    fn every_day_of_two_centuries_is_read_back_and_follows_the_one_before() {
+        let days: Vec<Date> = (0..73_000).map(civil).collect();
+        assert!(days.windows(2).all(|pair| pair[0] < pair[1]));
+        assert!(days.iter().all(|day| Date::try_from(day.to_string()) == Ok(*day)));
+    }
+
+    #[test]
+    fn what_is_not_a_day_is_refused() {
+        for text in ["", "2026-11", "2026-13-01", "2026-02-29", "2026-00-10", "26-11-20", "2026-11-20T00", "2026-1-1", "+026-11-20"] {
+            let error = Date::try_from(text.to_owned()).expect_err(text);
+            assert_eq!(error, format!("`{text}` is not a day: write year, month and day, as in `2026-11-20`"));
+        }
+    }
+}

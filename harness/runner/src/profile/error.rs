@@ -1,0 +1,99 @@
+//! What can be wrong with a device profile: [`ProfileError`], with file, line and column.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{ErrorKind, Read as _};
+use std::path::{Path, PathBuf};
+
+use miette::{Diagnostic, LabeledSpan, NamedSource, SourceCode};
+
+/// Why there is no profile to be had from a file.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// The file cannot be read: name another one, or make this one readable.
+    #[error("{}: {why}", path.display())]
+    File {
+        /// The file, as the user named it.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The file was read and is no profile: correct it at the place named, or measure a new one.
+    #[error("{}:{line}:{column}: {message}", path.display())]
+    Text {
+        /// The file, as the user named it.
+        path: PathBuf,
+        /// Counted from 1.
+        line: u64,
+        /// In characters, counted from 1.
+        column: u64,
+        /// What is wrong there.
+        message: String,
+        /// Its bytes, and where in them.
+        source_text: Box<(NamedSource<String>, usize)>,
+    },
+}
+
+impl ProfileError {
+    pub(super) fn text(error: &serde_saphyr::Error, path: &Path, text: &str) -> Self {
+        let error = error.without_snippet();
+        let (line, column) = error.location().map_or((1, 1), |location| (location.line(), location.column()));
+        let source_text = Box::new((NamedSource::new(path.display().to_string(), text.to_owned()), offset(text, line, column)));
+        Self::Text { path: path.to_owned(), line, column, message: plain(&error.to_string()), source_text }
+    }
+}
+
+/// Reads a file as text, unless it has more than `most` bytes.
+pub(super) fn read(path: &Path, most: u64) -> Result<String, ProfileError> {
+    let file = |why: String| ProfileError::File { path: path.to_owned(), why };
+    let io = |error: std::io::Error| match error.kind() {
+        ErrorKind::NotFound => file("there is no such file".to_owned()),
+        ErrorKind::InvalidData => file("the file is not UTF-8".to_owned()),
+        ErrorKind::IsADirectory => file("this is a directory, not a device profile".to_owned()),
+        _ => file(format!("cannot be read: {error}")),
+    };
+    let mut text = String::new();
+    // Bounded while it is read: a pipe or a device has no length beforehand.
+    File::open(path).and_then(|opened| opened.take(most + 1).read_to_string(&mut text)).map_err(io)?;
+    if text.len() as u64 > most { Err(file(format!("the file has more than {most} bytes, no device profile has"))) } else { Ok(text) }
+}
+
+/// The byte at a line and a column, or the end.
+fn offset(text: &str, line: u64, column: u64) -> usize {
+    let before = |count: u64| usize::try_from(count.saturating_sub(1)).unwrap_or(usize::MAX);
+    let start: usize = text.split_inclusive('\n').take(before(line)).map(str::len).sum();
+    let within = text[start..].char_indices().nth(before(column)).map_or(text.len() - start, |(at, _)| at);
+    start + within
+}
+
+/// The message without the place, which stands in front of ours already.
+fn plain(message: &str) -> String {
+    let end = [" at line ", ": line "].iter().filter_map(|mark| message.find(mark)).min().unwrap_or(message.len());
+    message[..end].trim().to_owned()
+}
+
+impl Diagnostic for ProfileError {
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        Some(match self {
+            Self::File { .. } => Box::new("name a file that `harness calibrate` wrote, as in `scenarios/devices/nvidia-h200.yaml`"),
+            Self::Text { .. } => Box::new("correct it there, or measure a new profile with `harness calibrate`"),
+        })
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        match self {
+            Self::File { .. } => None,
+            Self::Text { source_text, .. } => Some(&source_text.0),
+        }
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        match self {
+            Self::File { .. } => None,
+            Self::Text { source_text, .. } => {
+                let here = LabeledSpan::new_primary_with_span(Some("here".to_owned()), (source_text.1, 0));
+                Some(Box::new(std::iter::once(here)))
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! One measured figure of a profile: [`Measured`], whose unit is its type.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
+
+/// A figure with how it was measured. In the file: `{ value: 50200, unit: ns, samples: 315, spread: 12.5, fit_error: { … } }`.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, bound = "U: UnitText")]
+pub struct Measured<U> {
+    /// The figure.
+    pub value: u64,
+    unit: Unit<U>,
+    /// How many samples it comes from.
+    pub samples: u64,
+    /// How far samples of the same thing lie apart.
+    pub spread: Spread,
+    /// How far the model is from what was measured.
+    pub fit_error: FitError,
+}
+
+impl<U: UnitText> Measured<U> {
+    /// A figure in the unit of its type.
+    #[must_use]
+    pub const fn new(value: u64, samples: u64, spread: Spread, fit_error: FitError) -> Self {
+        Self { value, unit: Unit(PhantomData), samples, spread, fit_error }
+    }
+
+    /// A figure that was read once and does not vary.
+    #[must_use]
+    pub const fn exact(value: u64) -> Self {
+        Self::new(value, 1, Spread(0.0), FitError { median: Share(0.0), worst: Share(0.0) })
+    }
+}
+
+impl<U: UnitText> fmt::Display for Measured<U> {
+    /// As the file has it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { value, unit: _, samples, spread, fit_error: FitError { median, worst } } = self;
+        write!(f, "{{ value: {value}, unit: {}, samples: {samples}, spread: {}, ", U::TEXT, spread.0)?;
+        write!(f, "fit_error: {{ median: {}, worst: {} }} }}", median.0, worst.0)
+    }
+}
+
+/// A unit, as files write it.
+pub trait UnitText {
+    /// As in `ns per MiB`.
+    const TEXT: &'static str;
+}
+
+/// Defines units as types that only name them.
+macro_rules! units {
+    ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct $name;
+
+        impl UnitText for $name {
+            const TEXT: &'static str = $text;
+        }
+    )*};
+}
+
+units! {
+    /// Bytes.
+    ByteCount = "bytes";
+    /// Nanoseconds for one call, page or handle.
+    Nanoseconds = "ns";
+    /// Nanoseconds for each MiB.
+    NanosecondsPerMib = "ns per MiB";
+    /// Nanoseconds for each GiB.
+    NanosecondsPerGib = "ns per GiB";
+}
+
+/// The unit in the file: it must be the one of its figure.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Unit<U>(PhantomData<U>);
+
+impl<'de, U: UnitText> Deserialize<'de> for Unit<U> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match String::deserialize(deserializer)? {
+            text if text == U::TEXT => Ok(Self(PhantomData)),
+            text => Err(D::Error::custom(format_args!("this figure is in `{}`, not in `{text}`", U::TEXT))),
+        }
+    }
+}
+
+/// How far a model is from what was measured, relative to that: over all sizes that were measured, or over all samples where there is one.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FitError {
+    /// In the median.
+    pub median: Share,
+    /// At worst.
+    pub worst: Share,
+}
+
+/// A share: 0.03 is 3 %. Not negative, with four decimals.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "f64")]
+pub struct Share(f64);
+
+impl Share {
+    /// Rounded to four decimals; 0 for what is negative or no number.
+    #[must_use]
+    pub fn of(share: f64) -> Self {
+        Self(rounded(share, 10_000.0))
+    }
+}
+
+impl fmt::Display for Share {
+    /// As in `3 %`, or `0.4 %` below one.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = 100.0 * self.0;
+        if percent > 0.0 && percent < 1.0 { write!(f, "{percent:.1} %") } else { write!(f, "{percent:.0} %") }
+    }
+}
+
+/// A median absolute deviation, in the unit of its figure. Not negative, with one decimal.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "f64")]
+pub struct Spread(f64);
+
+impl Spread {
+    /// Rounded to one decimal; 0 for what is negative or no number.
+    #[must_use]
+    pub fn of(spread: f64) -> Self {
+        Self(rounded(spread, 10.0))
+    }
+}
+
+fn rounded(number: f64, parts: f64) -> f64 {
+    // Beyond 2^53 a number has no decimals left, and is no deviation that anybody measured.
+    (number.clamp(0.0, 2_f64.powi(53)) * parts).round().max(0.0) / parts
+}
+
+fn not_negative(number: f64) -> Result<f64, String> {
+    if number.is_finite() && number >= 0.0 { Ok(number) } else { Err(format!("{number} is not a number from 0")) }
+}
+
+impl TryFrom<f64> for Share {
+    type Error = String;
+
+    fn try_from(share: f64) -> Result<Self, Self::Error> {
+        not_negative(share).map(Self)
+    }
+}
+
+impl TryFrom<f64> for Spread {
+    type Error = String;
+
+    fn try_from(spread: f64) -> Result<Self, Self::Error> {
+        not_negative(spread).map(Self)
+    }
+}

@@ -24,13 +24,16 @@ pub const NIGHTLY: &str = "nightly";
 /// The file of a night that everything else is rendered from.
 pub const NIGHT: &str = Document::Night.file_name();
 
-/// How a night and the index of all are rendered: as files, by name and content, what links after what it links to.
+/// Files by name and content, what links after what it links to.
+pub type Files = Vec<(String, String)>;
+
+/// How a night and the index of all are rendered.
 #[derive(Clone, Copy, Debug)]
 pub struct Renderer {
     /// A night, with earlier nights of its machine, oldest first.
-    pub night: fn(&NightRecord, &[NightRecord]) -> Vec<(String, String)>,
+    pub night: fn(&NightRecord, &[NightRecord]) -> Files,
     /// All nights, with their folders relative to the index, oldest first.
-    pub index: fn(&[(String, NightRecord)]) -> Vec<(String, String)>,
+    pub index: fn(&[(String, NightRecord)]) -> Files,
 }
 
 /// All nights of a root.
@@ -201,7 +204,7 @@ fn without_samples(mut night: NightRecord) -> NightRecord {
 }
 
 /// The record before the report, so that what links comes after what it links to.
-fn files_of(night: &NightRecord, others: &[(String, NightRecord)], renderer: Renderer) -> Vec<(String, String)> {
+fn files_of(night: &NightRecord, others: &[(String, NightRecord)], renderer: Renderer) -> Files {
     let is_earlier = |other: &&NightRecord| other.started < night.started && is_alike(other, night);
     // Trends are drawn from medians.
     let earlier: Vec<NightRecord> = others.iter().map(|(_, other)| other).filter(is_earlier).cloned().map(without_samples).collect();

@@ -120,6 +120,15 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether what was given to read is to blame.
+    #[must_use]
+    pub const fn is_of_input(&self) -> bool {
+        match self {
+            Self::Unreadable { .. } | Self::Truncated { .. } | Self::TooNew { .. } | Self::Malformed { .. } => true,
+            Self::Unwritable { .. } | Self::DiskFull { .. } => false,
+        }
+    }
+
     /// That something could not be written, for this reason.
     #[must_use]
     pub fn writing(document: Document, path: &Path, source: io::Error) -> Self {

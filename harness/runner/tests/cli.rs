@@ -658,7 +658,7 @@ fn a_wrong_word_is_answered_with_the_nearest_subcommand() {
 fn the_help_has_the_exit_codes_and_examples() {
     let world = World::without_gpu();
     insta::assert_snapshot!(world.harness(&["--help"]).told());
-    for command in ["run", "list", "check", "schema", "doctor", "replay", "bench", "calibrate"] {
+    for command in ["run", "list", "check", "schema", "doctor", "replay", "bench", "report", "calibrate"] {
         let help = world.harness(&[command, "--help"]).out;
         assert!(help.contains("\nExample"), "{help}");
     }
@@ -686,4 +686,104 @@ fn the_whole_catalogue_passes_on_the_driver_double() {
     assert!(world.staging.report().unwrap().lines().all(|line| {
         line.ends_with("left: 0 allocations, 0 reservations, 0 pages, 0 pools, 0 streams, 0 events, 0 modules, 0 pieces of work")
     }));
+}
+
+/// A night of three entries, the figures of one of which are multiplied.
+fn night(day: u32, factor: u64) -> String {
+    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/nights/version-1.json")).unwrap();
+    let mut night: Value = serde_json::from_str(&text).unwrap();
+    night["started"] = json!(format!("2026-11-{day:02}T02:00:00Z"));
+    night["conditions"]["contended"] = json!([]);
+    night["shard"] = Value::Null;
+    night["comparison"] = Value::Null;
+    let entry = &mut night["suites"][0]["entries"][0];
+    entry["quantity"] = json!("memory");
+    let figure = 20_000 * factor;
+    entry["outcome"]["measured"]["rounds"] = json!([[figure], [figure]]);
+    entry["outcome"]["measured"]["summary"] =
+        json!({"count": 2, "median": figure, "mad": 0, "p99": null, "min": figure, "max": figure, "low": figure, "high": figure});
+    night.to_string()
+}
+
+/// A world with nights of two days below `reports/nightly`; the second one takes more memory.
+fn world_with_nights() -> World {
+    let world = World::without_gpu();
+    for (day, factor) in [(19, 1), (20, 2)] {
+        let folder = world.path(&format!("reports/nightly/2026-11-{day}-nvidia-h200"));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("night.json"), night(day, factor)).unwrap();
+    }
+    world
+}
+
+const FIRST_NIGHT: &str = "reports/nightly/2026-11-19-nvidia-h200";
+const SECOND_NIGHT: &str = "reports/nightly/2026-11-20-nvidia-h200";
+
+#[test]
+fn two_nights_are_compared_and_the_exit_code_says_whether_something_is_worse() {
+    let world = world_with_nights();
+    let worse = world.harness(&["report", "compare", FIRST_NIGHT, &format!("{SECOND_NIGHT}/night.json")]);
+    assert_eq!(worse.code, Some(1));
+    insta::assert_snapshot!(worse.out);
+    assert_eq!(world.harness(&["report", "compare", SECOND_NIGHT, FIRST_NIGHT]).code, Some(0), "less is not worse");
+    let document = world.harness(&["report", "compare", FIRST_NIGHT, SECOND_NIGHT, "--format", "json"]);
+    let document: Value = serde_json::from_str(&document.out).unwrap();
+    assert_eq!((&document["counts"]["worse"], &document["most_important"][0]["figures"]["ratio"]), (&json!(1), &json!(2.0)));
+}
+
+#[test]
+fn nights_of_different_machines_are_refused_unless_asked_for() {
+    let world = world_with_nights();
+    let file = world.path(SECOND_NIGHT).join("night.json");
+    fs::write(&file, fs::read_to_string(&file).unwrap().replace("NVIDIA H200", "NVIDIA A100")).unwrap();
+    let refused = world.harness(&["report", "compare", FIRST_NIGHT, SECOND_NIGHT]);
+    assert_eq!(refused.code, Some(2));
+    insta::assert_snapshot!(refused.err);
+    let across = world.harness(&["report", "compare", FIRST_NIGHT, SECOND_NIGHT, "--across"]);
+    assert!(across.out.contains("DIFFERENT MACHINES: device: NVIDIA H200 against NVIDIA A100"), "{}", across.out);
+}
+
+#[test]
+fn broken_nights_are_all_told_and_the_others_are_still_in_the_index() {
+    let world = world_with_nights();
+    fs::write(world.path(FIRST_NIGHT).join("night.json"), "{\"version\": 1, \"har").unwrap();
+    let told = world.harness(&["report", "compare", FIRST_NIGHT, "nowhere"]);
+    assert_eq!(told.code, Some(2));
+    assert!(told.err.contains("cut off at line 1") && told.err.contains("cannot read `nowhere`"), "{}", told.err);
+    let index = world.harness(&["report", "index"]);
+    assert_eq!(index.code, Some(2));
+    assert!(index.err.contains("2026-11-19-nvidia-h200/night.json` is cut off"), "{}", index.err);
+    let text = fs::read_to_string(world.path("reports/README.md")).unwrap();
+    assert!(text.contains("nightly/2026-11-20-nvidia-h200/report.md") && !text.contains("2026-11-19-nvidia-h200"), "{text}");
+}
+
+#[test]
+fn nights_are_rendered_again_and_trimmed_as_often_as_one_likes() {
+    let world = world_with_nights();
+    let render = || world.harness(&["report", "render", FIRST_NIGHT, SECOND_NIGHT]);
+    assert_eq!(render().code, Some(0));
+    let report = || fs::read(world.path(SECOND_NIGHT).join("report.md")).unwrap();
+    let before = report();
+    assert_eq!((render().code, report()), (Some(0), before.clone()), "the same records give the same bytes");
+    let trim = || world.harness(&["report", "trim", "--keep", "1"]);
+    assert_eq!(trim().out, format!("medians only: {FIRST_NIGHT}\n"));
+    assert_eq!((trim().out.as_str(), trim().code), ("", Some(0)));
+    let read = |folder: &str| fs::read_to_string(world.path(folder).join("night.json")).unwrap();
+    assert!(read(FIRST_NIGHT).contains("\"rounds\":[],") && read(SECOND_NIGHT).contains("\"rounds\":[["));
+    assert_eq!((render().code, report()), (Some(0), before), "trends are drawn from medians");
+}
+
+#[test]
+fn shards_are_merged_into_a_night() {
+    let world = World::without_gpu();
+    let one = night(20, 1).replace("\"shard\":null", "\"shard\":{\"index\":1,\"count\":2}");
+    let two = one.replace("\"index\":1", "\"index\":2").replace("\"arm\":\"", "\"arm\":\"other ");
+    let world = world.holding(&[("1.json", &one), ("2.json", &two)]);
+    let missing = world.harness(&["report", "merge", "1.json", "-o", "night.json"]);
+    assert_eq!(missing.code, Some(2));
+    insta::assert_snapshot!(missing.err);
+    let merged = world.harness(&["report", "merge", "2.json", "1.json", "-o", "night.json"]);
+    assert_eq!((merged.code, merged.out.as_str()), (Some(0), "night: night.json\n"));
+    let night: Value = serde_json::from_str(&fs::read_to_string(world.path("night.json")).unwrap()).unwrap();
+    assert_eq!((&night["shard"], night["suites"][0]["entries"].as_array().unwrap().len()), (&Value::Null, 6));
 }

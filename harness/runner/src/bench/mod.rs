@@ -6,14 +6,23 @@
 //! the same machine.
 
 pub mod clock;
+pub mod compare;
 pub mod criterion;
 pub mod execute;
+pub mod history;
+mod inference;
 pub mod machine;
 mod measure;
+pub mod merge;
 pub mod night;
+pub mod nights;
 pub mod record;
 pub mod statistics;
 pub mod suite;
 pub mod text;
 pub mod torch;
+pub mod verdict;
 pub mod workshop;
+
+#[cfg(test)]
+pub(crate) mod examples;

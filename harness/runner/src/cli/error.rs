@@ -57,7 +57,7 @@ pub(crate) enum CliError {
         #[help]
         help: &'static str,
     },
-    /// The report cannot be written; its sentence says what to do.
+    /// A report cannot be written, or what it is made of cannot be read; its sentence says what to do.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A file, or standard output, cannot be written.
@@ -103,6 +103,7 @@ impl CliError {
         match self {
             Self::Scenario(_) | Self::Profile(_) | Self::Input { .. } | Self::Conf { .. } => Exit::Invalid,
             Self::Device { .. } => Exit::Device,
+            Self::Store(error) if error.is_of_input() => Exit::Invalid,
             Self::Store(_) | Self::Output { .. } | Self::Internal { .. } => Exit::Internal,
         }
     }

@@ -14,6 +14,7 @@ mod inputs;
 mod interrupt;
 mod list;
 mod replay;
+mod report;
 mod run;
 mod schema;
 mod terminal;
@@ -36,6 +37,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Doctor(command) => command.run(),
         Command::Replay(command) => command.run(),
         Command::Bench(command) => command.run(),
+        Command::Report(command) => command.run(),
         Command::Calibrate(command) => command.run(),
     };
     let exit = done.unwrap_or_else(|failures| failures.show(&terminal));
@@ -88,5 +90,6 @@ enum Command {
     Doctor(doctor::Doctor),
     Replay(replay::Replay),
     Bench(bench::Bench),
+    Report(report::Report),
     Calibrate(calibrate::Calibrate),
 }

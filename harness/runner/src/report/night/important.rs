@@ -3,42 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::words::{self, Outcomes};
-use crate::bench::record::{Change, ChangeVerdict, Comparison, EntryOutcome, NightRecord, Quantity};
+use crate::bench::record::{Change, Comparison, EntryOutcome, NightRecord, Quantity};
 
-/// How the entries of a comparison came out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
-    pub(super) worse: usize,
-    pub(super) better: usize,
-    pub(super) same: usize,
-    pub(super) broken: usize,
-    pub(super) mended: usize,
-    pub(super) still_broken: usize,
-    pub(super) not_compared: usize,
-}
-
-impl Counts {
-    pub(super) fn of<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Self {
-        let mut counts = Self::default();
-        for change in changes {
-            *match change.verdict {
-                ChangeVerdict::Worse => &mut counts.worse,
-                ChangeVerdict::Better => &mut counts.better,
-                ChangeVerdict::Same => &mut counts.same,
-                ChangeVerdict::Broken => &mut counts.broken,
-                ChangeVerdict::Mended => &mut counts.mended,
-                ChangeVerdict::StillBroken => &mut counts.still_broken,
-                ChangeVerdict::NotCompared => &mut counts.not_compared,
-            } += 1;
-        }
-        counts
-    }
-
-    /// Entries of which it is known whether they changed.
-    pub(super) const fn compared(self) -> usize {
-        self.worse + self.better + self.same + self.broken + self.mended + self.still_broken
-    }
-}
+pub(super) use crate::bench::verdict::{Counts, by_importance};
 
 /// The line that is read first.
 pub(super) fn verdict(night: &NightRecord) -> String {
@@ -81,21 +48,6 @@ fn compared(comparison: &Comparison, outcomes: Outcomes) -> String {
     format!("{changed}; {}.", rest.join(", "))
 }
 
-/// Changes that the reader should know of, the most important first: what broke, what became worse, what became better, what was mended;
-/// among equals by how large the change surely is, the end of the interval that is nearer to no change.
-pub(super) fn by_importance(comparison: &Comparison) -> Vec<&Change> {
-    let rank = |change: &Change| match change.verdict {
-        ChangeVerdict::Broken => Some(0),
-        ChangeVerdict::Worse => Some(1),
-        ChangeVerdict::Better => Some(2),
-        ChangeVerdict::Mended => Some(3),
-        ChangeVerdict::Same | ChangeVerdict::StillBroken | ChangeVerdict::NotCompared => None,
-    };
-    let mut changes: Vec<(u8, &Change)> = comparison.changes.iter().filter_map(|change| rank(change).map(|rank| (rank, change))).collect();
-    changes.sort_by(|(rank_a, a), (rank_b, b)| rank_a.cmp(rank_b).then(surely(b).total_cmp(&surely(a))));
-    changes.into_iter().map(|(_, change)| change).collect()
-}
-
 /// Changes by importance, with those of the points of one curve told once: the most important, and how many others went the same way.
 pub(super) fn kinds<'a>(night: &NightRecord, comparison: &'a Comparison) -> Vec<(&'a Change, usize)> {
     let entries =
@@ -114,19 +66,6 @@ pub(super) fn kinds<'a>(night: &NightRecord, comparison: &'a Comparison) -> Vec<
         }
     }
     kinds
-}
-
-/// How large a change is at least, on a logarithmic scale; zero where the interval holds no change at all.
-fn surely(change: &Change) -> f64 {
-    let Some(figures) = &change.figures else { return 0.0 };
-    let (low, high) = (figures.low.ln(), figures.high.ln());
-    if low > 0.0 {
-        low
-    } else if high < 0.0 {
-        -high
-    } else {
-        0.0
-    }
 }
 
 /// What was left out and why, the most frequent reason first.

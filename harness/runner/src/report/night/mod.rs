@@ -4,6 +4,7 @@
 //! figures stand in folds. Figures of different quantities never share a table, and model times are headed as such.
 
 mod ci;
+mod compared;
 mod important;
 mod index;
 mod series;
@@ -14,6 +15,7 @@ mod words;
 mod picture;
 
 pub use self::ci::{annotations, smaller_is_better, summary};
+pub use self::compared::comparison;
 pub use self::index::{INDEX, index};
 
 pub(super) use self::ci::in_figures;

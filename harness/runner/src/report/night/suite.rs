@@ -12,6 +12,7 @@ use super::important::{self, Counts};
 use super::picture::{curve, distribution, rounds, trend};
 use super::series::{Key, Series, Trend};
 use super::words;
+use crate::bench::history;
 use crate::bench::record::{Change, ChangeVerdict, Entry, EntryOutcome, EntrySummary, Measured, NightRecord, Quantity, SuiteRecord};
 use crate::report::statistics;
 
@@ -245,7 +246,7 @@ fn trends(page: &mut Page, suite: &SuiteRecord, trend: &Trend<'_>, changes: &Cha
     if trend.nights.len() < 2 {
         return;
     }
-    let panels = panels(trend, changes);
+    let panels = panels(trend, suite.threshold, changes);
     if let Some(svg) = trend::draw(&suite.name, &trend.nights, &panels) {
         page.block("### Over the nights");
         page.block(format!(
@@ -268,14 +269,14 @@ struct Candidate<'a, 'b> {
 
 /// What changed this night, then what changed last before it, then a few others so that something is always seen. Of the points of one
 /// curve that go the same way the first is shown.
-fn panels<'a>(trend: &'a Trend<'_>, changes: &Changes<'_>) -> Vec<trend::Panel<'a>> {
+fn panels<'a>(trend: &'a Trend<'_>, threshold: f64, changes: &Changes<'_>) -> Vec<trend::Panel<'a>> {
     let candidates = trend.series.iter().map(|(key, series)| {
         let rank = match changes.by_entry.get(key).map(|change| change.verdict) {
             Some(ChangeVerdict::Broken | ChangeVerdict::Worse) => 0,
             Some(ChangeVerdict::Better | ChangeVerdict::Mended) => 1,
             Some(ChangeVerdict::Same | ChangeVerdict::StillBroken | ChangeVerdict::NotCompared) | None => 2,
         };
-        Candidate { key, series, change_points: change_points(&series.figures), rank }
+        Candidate { key, series, change_points: change_points(trend, key.2, &series.figures, threshold), rank }
     });
     let mut candidates: Vec<Candidate<'_, '_>> = candidates.collect();
     let last = |candidate: &Candidate<'_, '_>| candidate.change_points.last().copied().unwrap_or_default();
@@ -294,7 +295,11 @@ fn panels<'a>(trend: &'a Trend<'_>, changes: &Changes<'_>) -> Vec<trend::Panel<'
     candidates.into_iter().map(panel).collect()
 }
 
-/// Nights from which on a series stands on another level.
-fn change_points(_figures: &[Option<EntrySummary>]) -> Vec<usize> {
-    Vec::new()
+/// Nights from which on a series stands on another level, by more than the suite's threshold. Measured times of contended nights do not count.
+fn change_points(trend: &Trend<'_>, quantity: Quantity, figures: &[Option<EntrySummary>], threshold: f64) -> Vec<usize> {
+    let is_exact = matches!(quantity, Quantity::ModelTime | Quantity::Memory);
+    let nights = trend.nights.iter().zip(figures).enumerate().filter(|(_, (night, _))| is_exact || !night.is_contended);
+    let known: Vec<(usize, f64)> = nights.filter_map(|(night, (_, figure))| Some((night, figure.as_ref()?.median as f64))).collect();
+    let medians: Vec<f64> = known.iter().map(|(_, median)| *median).collect();
+    history::change_points(&medians, is_exact, threshold).into_iter().map(|point| known[point.at].0).collect()
 }

@@ -1,0 +1,612 @@
+//! One night against another: which entries changed surely and by more than their suite's threshold. Pure: records in, a record out.
+//!
+//! What is compared are figures of rounds, the medians of their samples: samples of one round share what the machine was like in it and
+//! are not independent, rounds nearly are. Host times are divided by the yardstick of their round, which follows the processor's clock as
+//! they do. Figures of a virtual clock and of memory that are equal in all rounds are exact: any difference is certain.
+//!
+//! Others are judged against what two nights of one build differ by. Between nights, addresses, pages and the state of the machine
+//! change, and an entry's median moves by more than rounds within a night tell (T. Kalibera and R. Jones, "Rigorous Benchmarking in
+//! Reasonable Time", 2013, <https://doi.org/10.1145/2464157.2464160>; T. Mytkowicz and others, "Producing Wrong Data Without Doing Anything
+//! Obviously Wrong!", 2009, <https://doi.org/10.1145/1508244.1508275>). So the hypothesis to refute is not that nothing changed, which is
+//! never quite true, but that the change is within that allowance (J. L. Hodges and E. L. Lehmann, "Testing the Approximate Validity of
+//! Statistical Hypotheses", 1954, <https://doi.org/10.1111/j.2517-6161.1954.tb00169.x>): the baseline is moved by the allowance towards
+//! the new night before the rank test. The allowance is the measured constant [`BETWEEN_NIGHTS`], or more where earlier nights of
+//! the machine show more.
+//!
+//! An entry is flagged where all of this holds: the probability, corrected for the number of entries, is below [`SIGNIFICANT`]; the ratio of
+//! the medians differs from one by more than the suite's threshold; its interval, widened by the spread between nights, does not contain
+//! one. Measured times are not flagged where either night was contended.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use super::history::{History, NightFigure, entry_name, is_measured_time, quiet_yardstick};
+use super::inference::{correct_for_many, median, rank_sum_p, ratio_interval, spread_about_zero};
+use super::nights;
+use super::record::{
+    Change, ChangeFigures, ChangeVerdict, Comparison, Entry, EntryName, EntryOutcome, Measured, NightRecord, Quantity, Stopped, SuiteRecord,
+};
+
+/// A corrected probability below this is significant.
+pub const SIGNIFICANT: f64 = 0.01;
+
+/// Of fewer rounds nothing is concluded: no rank test over two times five values can reach a hundredth on both sides together.
+pub const LEAST_ROUNDS: usize = 6;
+
+/// The least that is assumed of the standard deviation of the logarithm of the ratio of two nights' corrected medians, where the build is
+/// the same. It is what suites of threshold 5 % can afford: with [`ALLOWED_DEVIATIONS`] times as much allowed, a change of a tenth is found.
+///
+/// Measured on two cores of a virtual machine on 20 November 2026, medians of differences between nights of 30 rounds, times 1.48: 0.4 % in 22
+/// nights for cache hits of the caching allocator where addresses were not randomised (`setarch -R`), 2.2 % in 23 nights where they were.
+/// Whole traces in 40 nights, while eight processes wanted each core: 3 %. So this is enough where nights are measured with fixed addresses on
+/// a machine of their own; where earlier nights show more, that is taken instead.
+pub const BETWEEN_NIGHTS: f64 = 0.010;
+
+/// How many of those standard deviations two nights of one build are allowed to differ by: 3 are exceeded by 0.3 % of normal differences,
+/// and what exceeds them must still be significant.
+pub const ALLOWED_DEVIATIONS: f64 = 3.0;
+
+/// A yardstick that took more than this multiple of what it takes when nothing interrupts it was interrupted, and says nothing of the clock:
+/// no processor's clock changes so much within a night. The undisturbed value then stands in.
+const MOST_OF_A_CLOCK: f64 = 2.0;
+
+/// So many nights before a night tell what nights differ by: more would tell what they differed by when the code was another.
+const RECENT_NIGHTS: usize = 30;
+
+/// From so many differences between successive nights on, an entry's own spread is known.
+const LEAST_DIFFERENCES: usize = 6;
+
+/// The share of normally distributed values within so many standard deviations is 95 %.
+const WITHIN_95: f64 = 1.96;
+
+/// What is to be compared how.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms<'a> {
+    /// Compare nights of different machines too; the comparison then says what differs.
+    pub across: bool,
+    /// Nights whose differences tell what nights of this machine differ by, in any order: those of other machines, contended ones and those
+    /// that did not begin before the new night are passed over.
+    pub earlier: &'a [&'a NightRecord],
+    /// Every random choice comes from this.
+    pub seed: u64,
+}
+
+/// Why two nights are not compared.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompareError {
+    /// They are of different machines. Choose another baseline, or ask for the comparison across machines.
+    #[error("the nights are of different machines: {}", differences.join("; "))]
+    DifferentMachines {
+        /// What differs, in words.
+        differences: Vec<String>,
+    },
+}
+
+/// Compares a night with an earlier one. Takes time for 1000 resamples of each entry's rounds: some 0.1 ms an entry.
+///
+/// # Errors
+/// [`CompareError::DifferentMachines`], unless the terms ask for it.
+pub fn compare(base: &NightRecord, new: &NightRecord, terms: Terms<'_>) -> Result<Comparison, CompareError> {
+    let across = base.machine.differences(&new.machine);
+    if !across.is_empty() && !terms.across {
+        return Err(CompareError::DifferentMachines { differences: across });
+    }
+    let redefined = redefined(base, new);
+    let (old, entries) = (located(base, &redefined), located(new, &redefined));
+    let known: BTreeMap<&EntryName, Located<'_>> = old.iter().map(|(name, located)| (name, *located)).collect();
+    let spreads = Spreads::of(new, terms.earlier);
+    let judge = |(index, (name, new)): (u64, &(EntryName, Located<'_>))| {
+        let mut rng = ChaCha8Rng::seed_from_u64(terms.seed);
+        rng.set_stream(index);
+        Some(Judged::of(name.clone(), *known.get(name)?, *new, spreads.of_entry(name), &mut rng))
+    };
+    let mut judged: Vec<Judged> = (0..).zip(&entries).filter_map(judge).collect();
+    correct(&mut judged);
+    let unsure = [base, new].iter().any(|night| !night.conditions.contended.is_empty());
+    let only = |ours: &[(EntryName, Located<'_>)], theirs: &[(EntryName, Located<'_>)]| {
+        let known: BTreeSet<&EntryName> = theirs.iter().map(|(name, _)| name).collect();
+        ours.iter().map(|(name, _)| name).filter(|name| !known.contains(name)).cloned().collect()
+    };
+    Ok(Comparison {
+        base_started: base.started.clone(),
+        base_build: base.build.clone(),
+        across,
+        new: only(&entries, &old),
+        missing: only(&old, &entries),
+        changes: judged.into_iter().map(|entry| entry.conclude(unsure)).collect(),
+        redefined: redefined.into_iter().map(str::to_owned).collect(),
+    })
+}
+
+/// The comparison with the last night before it that may serve as a baseline, if there is one among `nights`, of whatever machines.
+#[must_use]
+pub fn compare_with_baseline(nights: &[&NightRecord], new: &NightRecord) -> Option<Comparison> {
+    let base = nights::baseline(nights, new)?;
+    // A baseline is of the same machine, which is all that could be wrong.
+    compare(base, new, Terms { across: false, earlier: nights, seed: new.seed }).ok()
+}
+
+/// An entry and the suite that holds its yardstick and its threshold.
+#[derive(Clone, Copy)]
+struct Located<'a> {
+    suite: &'a SuiteRecord,
+    entry: &'a Entry,
+}
+
+/// Names of suites that both nights have, and not alike.
+fn redefined<'a>(base: &'a NightRecord, new: &'a NightRecord) -> BTreeSet<&'a str> {
+    let hashes = |night: &'a NightRecord| night.suites.iter().map(|suite| (suite.name.as_str(), suite.hash.as_str()));
+    let old: BTreeMap<&str, &str> = hashes(base).collect();
+    hashes(new).filter(|(name, hash)| old.get(name).is_some_and(|old| old != hash)).map(|(name, _)| name).collect()
+}
+
+/// All entries of a night with their names, but for those of some suites.
+fn located<'a>(night: &'a NightRecord, without: &BTreeSet<&str>) -> Vec<(EntryName, Located<'a>)> {
+    let suites = night.suites.iter().filter(|suite| !without.contains(suite.name.as_str()));
+    suites.flat_map(|suite| suite.entries.iter().map(move |entry| (entry_name(suite, entry), Located { suite, entry }))).collect()
+}
+
+/// What is known of an entry in two nights before it is known how many there are.
+struct Judged {
+    entry: EntryName,
+    threshold: f64,
+    finding: Finding,
+}
+
+enum Finding {
+    /// One of the nights has no figures, and this follows.
+    Outcome(ChangeVerdict),
+    /// Both have figures. The probability is corrected later, where there was a test.
+    Figures { figures: ChangeFigures, is_tested: bool },
+}
+
+impl Judged {
+    fn of(entry: EntryName, base: Located<'_>, new: Located<'_>, deviation: f64, rng: &mut ChaCha8Rng) -> Self {
+        let finding = match (&base.entry.outcome, &new.entry.outcome) {
+            (EntryOutcome::Measured(old), EntryOutcome::Measured(measured)) => {
+                let (old, measured) = (Sample::of(base.suite, old, entry.quantity), Sample::of(new.suite, measured, entry.quantity));
+                judge(&old, &measured, deviation, rng)
+            }
+            (EntryOutcome::Failed { .. }, EntryOutcome::Failed { .. }) => Finding::Outcome(ChangeVerdict::StillBroken),
+            (_, EntryOutcome::Failed { .. }) => Finding::Outcome(ChangeVerdict::Broken),
+            (EntryOutcome::Failed { .. }, EntryOutcome::Measured(_)) => Finding::Outcome(ChangeVerdict::Mended),
+            (EntryOutcome::Skipped { .. }, _) | (_, EntryOutcome::Skipped { .. }) => Finding::Outcome(ChangeVerdict::NotCompared),
+        };
+        Self { entry, threshold: new.suite.threshold, finding }
+    }
+
+    fn conclude(self, unsure: bool) -> Change {
+        let (verdict, figures) = match self.finding {
+            Finding::Outcome(verdict) => (verdict, None),
+            Finding::Figures { figures, .. } if unsure && is_measured_time(self.entry.quantity) => (ChangeVerdict::Same, Some(figures)),
+            Finding::Figures { figures, .. } => (verdict(&figures, self.threshold), Some(figures)),
+        };
+        Change { entry: self.entry, verdict, figures }
+    }
+}
+
+fn verdict(figures: &ChangeFigures, threshold: f64) -> ChangeVerdict {
+    match figures {
+        ChangeFigures { p, .. } if *p >= SIGNIFICANT => ChangeVerdict::Same,
+        ChangeFigures { ratio, low, .. } if *ratio > 1.0 + threshold && *low > 1.0 => ChangeVerdict::Worse,
+        ChangeFigures { ratio, high, .. } if *ratio < 1.0 - threshold && *high < 1.0 => ChangeVerdict::Better,
+        _ => ChangeVerdict::Same,
+    }
+}
+
+fn correct(judged: &mut [Judged]) {
+    let mut tested: Vec<&mut f64> = judged
+        .iter_mut()
+        .filter_map(|entry| match &mut entry.finding {
+            Finding::Figures { figures, is_tested: true } => Some(&mut figures.p),
+            Finding::Figures { .. } | Finding::Outcome(_) => None,
+        })
+        .collect();
+    let mut probabilities: Vec<f64> = tested.iter().map(|p| **p).collect();
+    correct_for_many(&mut probabilities);
+    for (p, corrected) in tested.iter_mut().zip(probabilities) {
+        **p = corrected;
+    }
+}
+
+/// An entry's figures in one night, ready to be compared.
+struct Sample {
+    median: u64,
+    /// The medians of rounds, corrected or as they are; empty where only medians were kept.
+    rounds: Vec<f64>,
+    /// The same divided by the yardstick of their round, where the quantity is one that it corrects and each round has one.
+    corrected: Option<Vec<f64>>,
+    /// The median of all and its interval, as they are and divided by the undisturbed yardstick.
+    summary: [f64; 3],
+    corrected_summary: Option<[f64; 3]>,
+    is_exact: bool,
+}
+
+impl Sample {
+    fn of(suite: &SuiteRecord, measured: &Measured, quantity: Quantity) -> Self {
+        let summary = measured.summary;
+        let medians = measured.rounds.iter().map(|round| median(&mut round.iter().map(|&sample| sample as f64).collect::<Vec<_>>()));
+        // Rounds of other shards have no samples of this entry, and yardsticks of other machines.
+        let rounds: Vec<(f64, Option<u64>)> = medians
+            .enumerate()
+            .filter_map(|(round, median)| Some((at_least_one(median?), suite.yardstick_ps.get(round).copied())))
+            .collect();
+        let is_corrected = quantity == Quantity::HostTime;
+        let quiet = quiet_yardstick(rounds.iter().filter_map(|(_, yardstick)| *yardstick));
+        let correct = |&(median, yardstick): &(f64, Option<u64>)| {
+            let (yardstick, quiet) = (yardstick? as f64, quiet?);
+            Some(median / if yardstick > MOST_OF_A_CLOCK * quiet || yardstick < quiet / MOST_OF_A_CLOCK { quiet } else { yardstick })
+        };
+        let figures = [summary.median, summary.low, summary.high].map(|figure| at_least_one(figure as f64));
+        let unit = quiet_yardstick(suite.yardstick_ps.iter().copied());
+        let is_virtual = match quantity {
+            Quantity::ModelTime => true,
+            // One sample alone cannot show that all are equal.
+            Quantity::Memory => suite.stopped == Stopped::Deterministic || summary.count > 1,
+            Quantity::HostTime | Quantity::DeviceTime => false,
+        };
+        Self {
+            median: summary.median,
+            corrected: if is_corrected { rounds.iter().map(correct).collect() } else { None },
+            rounds: rounds.into_iter().map(|(median, _)| median).collect(),
+            summary: figures,
+            corrected_summary: unit.filter(|_| is_corrected).map(|unit| figures.map(|figure| figure / unit)),
+            is_exact: is_virtual && summary.min == summary.max,
+        }
+    }
+}
+
+/// Ratios to nothing do not exist, and nothing is less than one picosecond or one byte: what is 0 counts as one of them.
+const fn at_least_one(figure: f64) -> f64 {
+    figure.max(1.0)
+}
+
+/// `deviation`: of the logarithm of the ratio of two nights' medians, where the build is the same.
+fn judge(old: &Sample, new: &Sample, deviation: f64, rng: &mut ChaCha8Rng) -> Finding {
+    let (base_rounds, new_rounds) = match (&old.corrected, &new.corrected) {
+        (Some(old), Some(new)) => (old, new),
+        _ => (&old.rounds, &new.rounds),
+    };
+    let of = |ratio: f64, (low, high): (f64, f64), p: f64| ChangeFigures { base: old.median, new: new.median, ratio, low, high, p };
+    if old.is_exact && new.is_exact {
+        let ratio = new.summary[0] / old.summary[0];
+        let p = if old.median == new.median { 1.0 } else { 0.0 };
+        return Finding::Figures { figures: of(ratio, (ratio, ratio), p), is_tested: false };
+    }
+    let enough = base_rounds.len() >= LEAST_ROUNDS && new_rounds.len() >= LEAST_ROUNDS;
+    let tested = enough.then(|| {
+        let ratio = median(&mut new_rounds.clone())? / median(&mut base_rounds.clone())?;
+        Some((ratio, ratio_interval(base_rounds, new_rounds, rng)?))
+    });
+    if let Some((ratio, interval)) = tested.flatten() {
+        let figures = of(ratio, widened(ratio, interval, deviation), p_beyond(base_rounds, new_rounds, ALLOWED_DEVIATIONS * deviation));
+        return Finding::Figures { figures, is_tested: true };
+    }
+    let ([base, base_low, base_high], [new, new_low, new_high]) = match (old.corrected_summary, new.corrected_summary) {
+        (Some(old), Some(new)) => (old, new),
+        _ => (old.summary, new.summary),
+    };
+    // Two intervals of 95 % make a wider one than that, which is all that is left of rounds that were not kept.
+    let interval = (new_low / base_high, new_high / base_low);
+    Finding::Figures { figures: of(new / base, widened(new / base, interval, deviation), 1.0), is_tested: false }
+}
+
+/// An interval within nights, made one that holds between nights too: on the logarithmic scale, independent errors add by their squares.
+fn widened(ratio: f64, (low, high): (f64, f64), deviation: f64) -> (f64, f64) {
+    let between = WITHIN_95 * deviation;
+    let (below, above) = ((ratio / low).ln().max(0.0), (high / ratio).ln().max(0.0));
+    (ratio * (-below.hypot(between)).exp(), ratio * above.hypot(between).exp())
+}
+
+/// The probability of a difference this large, in either direction, where the true one is within the allowance.
+fn p_beyond(base: &[f64], new: &[f64], allowance: f64) -> f64 {
+    let moved = |by: f64| base.iter().map(|figure| figure * by.exp()).collect::<Vec<f64>>();
+    let (up, down) = (rank_sum_p(&moved(allowance), new), rank_sum_p(new, &moved(-allowance)));
+    (2.0 * up.min(down)).min(1.0)
+}
+
+/// By how much entries differ between nights without cause: the standard deviation of the logarithm of the ratio of two medians.
+struct Spreads {
+    history: History,
+    /// Of all entries of a suite and quantity together.
+    common: BTreeMap<(String, Quantity), f64>,
+}
+
+impl Spreads {
+    fn of(new: &NightRecord, earlier: &[&NightRecord]) -> Self {
+        let mut earlier: Vec<&NightRecord> = nights::before(earlier, new).collect();
+        earlier.sort_by(|a, b| a.started.cmp(&b.started));
+        let history = History::of(&earlier[earlier.len().saturating_sub(RECENT_NIGHTS)..]);
+        let mut together: BTreeMap<(String, Quantity), Vec<f64>> = BTreeMap::new();
+        for (name, figures) in history.entries() {
+            together.entry((name.suite.clone(), name.quantity)).or_default().extend(differences(figures));
+        }
+        let common = together.into_iter().filter_map(|(key, differences)| Some((key, spread_about_zero(&differences)?))).collect();
+        Self { history, common }
+    }
+
+    /// The least that is assumed, what all entries of the suite show together, or what this one shows: whichever is most.
+    ///
+    /// This one shows its own spread once there are enough nights; and, sooner, its second largest difference between successive nights,
+    /// taken for as far as it goes by itself: an entry that is slow in one night and back in the next leaves two, a true change only one.
+    fn of_entry(&self, entry: &EntryName) -> f64 {
+        if !is_measured_time(entry.quantity) {
+            return 0.0;
+        }
+        let common = self.common.get(&(entry.suite.clone(), entry.quantity)).copied().unwrap_or_default();
+        let own = differences(self.history.figures(entry));
+        let spread = if own.len() < LEAST_DIFFERENCES { 0.0 } else { spread_about_zero(&own).unwrap_or_default() };
+        let mut sizes: Vec<f64> = own.iter().map(|difference| difference.abs()).collect();
+        sizes.sort_unstable_by(f64::total_cmp);
+        let usual_extreme = sizes.iter().rev().nth(1).copied().unwrap_or_default() / ALLOWED_DEVIATIONS;
+        [BETWEEN_NIGHTS, common, spread, usual_extreme].into_iter().fold(0.0, f64::max)
+    }
+}
+
+/// Of the logarithms of successive figures.
+fn differences(figures: &[NightFigure]) -> Vec<f64> {
+    figures.windows(2).map(|pair| (at_least_one(pair[1].figure) / at_least_one(pair[0].figure)).ln()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::bench::examples::{self, Sampled, bell};
+
+    fn judged(base: &NightRecord, new: &NightRecord) -> Comparison {
+        compare(base, new, Terms::default()).expect("the machines are equal")
+    }
+
+    fn verdicts(comparison: &Comparison) -> Vec<ChangeVerdict> {
+        comparison.changes.iter().map(|change| change.verdict).collect()
+    }
+
+    fn flagged(comparison: &Comparison) -> usize {
+        let is_flagged = |change: &&Change| matches!(change.verdict, ChangeVerdict::Worse | ChangeVerdict::Better);
+        comparison.changes.iter().filter(is_flagged).count()
+    }
+
+    /// Entries of different lengths, each with this noise.
+    fn entries(count: usize, deviation: f64) -> Vec<Sampled> {
+        (0..count).map(|index| Sampled::noisy(&format!("arm {index:03}"), 20_000 + 977 * index as u64, deviation)).collect()
+    }
+
+    /// All of them slower by a share, and each by what nights differ by.
+    fn slower(entries: &[Sampled], share: f64, rng: &mut ChaCha8Rng) -> Vec<Sampled> {
+        let one = std::f64::consts::FRAC_1_SQRT_2 * BETWEEN_NIGHTS;
+        let of = |entry: &Sampled, rng: &mut ChaCha8Rng| (entry.typical as f64 * (1.0 + share) * (one * bell(rng)).exp()) as u64;
+        entries.iter().map(|entry| Sampled { typical: of(entry, rng), ..entry.clone() }).collect()
+    }
+
+    /// How many of 1000 entries in five pairs of nights are flagged where the second is slower by a share.
+    fn flagged_of_1000(share: f64, deviation: f64) -> usize {
+        let mut rng = ChaCha8Rng::seed_from_u64(11);
+        let all = entries(200, deviation);
+        let pairs = (0..5).map(|pair| {
+            let (base, new) = (slower(&all, 0.0, &mut rng), slower(&all, share, &mut rng));
+            flagged(&judged(&examples::sampled(1, 2 * pair, &base), &examples::sampled(2, 2 * pair + 1, &new)))
+        });
+        pairs.sum()
+    }
+
+    #[test]
+    fn two_nights_of_one_build_are_the_same() {
+        for deviation in [0.003, 0.03, 0.1] {
+            assert_eq!(flagged_of_1000(0.0, deviation), 0, "noise {deviation}");
+        }
+    }
+
+    #[test]
+    fn a_hundredth_more_is_never_flagged() {
+        for deviation in [0.003, 0.03] {
+            assert_eq!(flagged_of_1000(0.01, deviation), 0, "noise {deviation}");
+        }
+    }
+
+    #[test]
+    fn a_tenth_more_is_found_in_19_of_20_entries() {
+        for deviation in [0.003, 0.03] {
+            let found = flagged_of_1000(0.1, deviation);
+            assert!(found > 950, "noise {deviation}: {found} of 1000");
+        }
+    }
+
+    #[test]
+    fn a_tenth_more_or_less_of_one_allocator_is_told_from_the_others() {
+        let base = entries(20, 0.02);
+        let mut changed = base.clone();
+        changed[3].typical = changed[3].typical * 111 / 100;
+        changed[5].typical = changed[5].typical * 100 / 111;
+        let comparison = judged(&examples::night(1, &base), &examples::night(2, &changed));
+        let mut expected = [ChangeVerdict::Same; 20];
+        (expected[3], expected[5]) = (ChangeVerdict::Worse, ChangeVerdict::Better);
+        assert_eq!(verdicts(&comparison), expected);
+        let figures = comparison.changes[3].figures.expect("both have figures");
+        assert!((1.08..1.14).contains(&figures.ratio) && figures.low > 1.05 && figures.high < 1.2 && figures.p < 1e-4, "{figures:?}");
+    }
+
+    #[test]
+    fn a_comparison_is_the_same_each_time_and_no_change_of_a_night_with_itself() {
+        let (base, new) = (examples::night(1, &entries(5, 0.05)), examples::night(2, &entries(5, 0.05)));
+        assert_eq!(judged(&base, &new), judged(&base, &new));
+        let itself = judged(&base, &base);
+        assert!(itself.changes.iter().all(|change| change.figures.is_some_and(|figures| figures.ratio == 1.0 && figures.p == 1.0)));
+    }
+
+    #[test]
+    fn what_slows_the_whole_machine_down_is_no_change() {
+        let base = examples::night(1, &entries(10, 0.01));
+        let mut new = examples::night(2, &entries(10, 0.01));
+        new.suites[0].yardstick_ps.iter_mut().for_each(|value| *value = *value * 3 / 2);
+        for entry in &mut new.suites[0].entries {
+            if let EntryOutcome::Measured(Measured { rounds, .. }) = &mut entry.outcome {
+                rounds.iter_mut().flatten().for_each(|sample| *sample = *sample * 3 / 2);
+            }
+        }
+        assert_eq!(flagged(&judged(&base, &new)), 0);
+        // Without a yardstick nothing tells that it was the machine.
+        new.suites[0].yardstick_ps.clear();
+        assert_eq!(flagged(&judged(&base, &new)), 10);
+    }
+
+    #[test]
+    fn exact_figures_need_one_round_and_no_allowance() {
+        let exact = |typical, quantity| Sampled { rounds: 1, ..Sampled::steady("caching", typical) }.of(quantity);
+        let of = |old: u64, new: u64, quantity| {
+            judged(&examples::night(1, &[exact(old, quantity)]), &examples::night(2, &[exact(new, quantity)])).changes.remove(0)
+        };
+        for quantity in [Quantity::ModelTime, Quantity::Memory] {
+            assert_eq!(of(100_000, 105_001, quantity).verdict, ChangeVerdict::Worse);
+            assert_eq!(of(100_000, 94_000, quantity).verdict, ChangeVerdict::Better);
+            let within = of(100_000, 104_000, quantity);
+            assert_eq!((within.verdict, within.figures.map(|figures| figures.p)), (ChangeVerdict::Same, Some(0.0)));
+            let from_nothing = of(0, 4096, quantity);
+            assert_eq!((from_nothing.verdict, from_nothing.figures.map(|figures| figures.ratio)), (ChangeVerdict::Worse, Some(4096.0)));
+            assert_eq!(of(0, 0, quantity).verdict, ChangeVerdict::Same);
+        }
+        let measured = of(100_000, 200_000, Quantity::HostTime);
+        assert_eq!((measured.verdict, measured.figures.map(|figures| figures.p)), (ChangeVerdict::Same, Some(1.0)));
+    }
+
+    #[test]
+    fn few_rounds_prove_nothing() {
+        let night = |day, typical, rounds| examples::night(day, &[Sampled { rounds, ..Sampled::noisy("caching", typical, 0.01) }]);
+        assert_eq!(verdicts(&judged(&night(1, 1_000_000, 5), &night(2, 3_000_000, 30))), [ChangeVerdict::Same]);
+        assert_eq!(verdicts(&judged(&night(1, 1_000_000, 30), &night(2, 3_000_000, 30))), [ChangeVerdict::Worse]);
+    }
+
+    #[test]
+    fn a_contended_night_flags_no_measured_time_and_everything_else() {
+        let all = |factor: u64| {
+            let quantities = [Quantity::HostTime, Quantity::DeviceTime, Quantity::ModelTime, Quantity::Memory];
+            quantities.map(|quantity| Sampled::steady("caching", 10_000 * factor).of(quantity))
+        };
+        let (mut base, mut new) = (examples::night(1, &all(1)), examples::night(2, &all(2)));
+        assert_eq!(verdicts(&judged(&base, &new)), [ChangeVerdict::Worse; 4]);
+        let expected = [ChangeVerdict::Same, ChangeVerdict::Same, ChangeVerdict::Worse, ChangeVerdict::Worse];
+        new.conditions.contended.push("1 other process on the GPU".to_owned());
+        assert_eq!(verdicts(&judged(&base, &new)), expected);
+        base.conditions.contended.append(&mut new.conditions.contended);
+        assert_eq!(verdicts(&judged(&base, &new)), expected);
+    }
+
+    #[test]
+    fn an_entry_that_differs_from_night_to_night_needs_a_larger_change() {
+        // `jumpy` takes a quarter more in every fourth night, by itself; `calm` never does.
+        let entries = |jumpy: f64, calm: f64| {
+            let typical = |factor: f64| (50_000.0 * factor) as u64;
+            let all: Vec<Sampled> = (0..8).map(|index| Sampled::noisy(&format!("other {index}"), 70_000, 0.01)).collect();
+            [vec![Sampled::noisy("jumpy", typical(jumpy), 0.01), Sampled::noisy("calm", typical(calm), 0.01)], all].concat()
+        };
+        let earlier: Vec<NightRecord> =
+            (1..=8).map(|day| examples::night(day, &entries(if day % 4 == 2 { 1.25 } else { 1.0 }, 1.0))).collect();
+        let earlier: Vec<&NightRecord> = earlier.iter().collect();
+        let new = examples::night(9, &entries(1.25, 1.25));
+        let alone = compare(earlier[7], &new, Terms::default()).expect("the machines are equal");
+        assert_eq!(verdicts(&alone)[..2], [ChangeVerdict::Worse; 2]);
+        let known = compare(earlier[7], &new, Terms { earlier: &earlier, ..Terms::default() }).expect("the machines are equal");
+        assert_eq!(verdicts(&known)[..2], [ChangeVerdict::Same, ChangeVerdict::Worse]);
+        assert_eq!(compare_with_baseline(&earlier, &new).map(|comparison| verdicts(&comparison)), Some(verdicts(&known)));
+    }
+
+    #[test]
+    fn what_failed_or_was_skipped_is_told_from_what_changed() {
+        let failed = || EntryOutcome::Failed { reason: "a double free".to_owned() };
+        let skipped = || EntryOutcome::Skipped { reason: "no GPU".to_owned() };
+        let measured = || examples::night(1, &[Sampled::steady("caching", 9)]).suites[0].entries[0].outcome.clone();
+        let cases = [
+            (measured(), failed(), ChangeVerdict::Broken),
+            (skipped(), failed(), ChangeVerdict::Broken),
+            (failed(), measured(), ChangeVerdict::Mended),
+            (failed(), failed(), ChangeVerdict::StillBroken),
+            (failed(), skipped(), ChangeVerdict::NotCompared),
+            (skipped(), measured(), ChangeVerdict::NotCompared),
+            (measured(), skipped(), ChangeVerdict::NotCompared),
+            (skipped(), skipped(), ChangeVerdict::NotCompared),
+            (measured(), measured(), ChangeVerdict::Same),
+        ];
+        let night = |outcome: &EntryOutcome| {
+            let mut night = examples::night(1, &[Sampled::steady("caching", 9)]);
+            night.suites[0].entries[0].outcome = outcome.clone();
+            night
+        };
+        for (old, new, expected) in cases {
+            assert_eq!(verdicts(&judged(&night(&old), &night(&new))), [expected], "{old:?} then {new:?}");
+        }
+    }
+
+    #[test]
+    fn entries_and_suites_that_only_one_night_has_are_listed() {
+        let named = |arms: &[&str]| arms.iter().map(|arm| Sampled::steady(arm, 1000)).collect::<Vec<_>>();
+        let (mut base, mut new) = (examples::night(1, &named(&["a", "b"])), examples::night(2, &named(&["b", "c"])));
+        // A quantity that is another one is another entry.
+        new.suites[0].entries[0].quantity = Quantity::DeviceTime;
+        let comparison = judged(&base, &new);
+        let arms = |names: &[EntryName]| names.iter().map(|name| name.arm.clone()).collect::<Vec<_>>();
+        assert_eq!((arms(&comparison.new), arms(&comparison.missing)), (vec!["b".into(), "c".into()], vec!["a".into(), "b".into()]));
+        assert!(comparison.changes.is_empty() && comparison.redefined.is_empty());
+        base.suites[0].hash = "another".to_owned();
+        let comparison = judged(&base, &new);
+        assert_eq!(comparison.redefined, ["host"]);
+        assert!(comparison.changes.is_empty() && comparison.new.is_empty() && comparison.missing.is_empty());
+    }
+
+    #[test]
+    fn nights_of_different_machines_are_compared_only_when_asked_for() {
+        let entries = [Sampled::steady("caching", 1000)];
+        let (base, mut new) = (examples::night(1, &entries), examples::night(2, &entries));
+        new.machine.driver = Some("580.65.06".to_owned());
+        let error = compare(&base, &new, Terms::default()).expect_err("the drivers differ");
+        insta::assert_snapshot!(error, @"the nights are of different machines: driver: unknown against 580.65.06");
+        let comparison = compare(&base, &new, Terms { across: true, ..Terms::default() }).expect("it is asked for");
+        assert_eq!(comparison.across, ["driver: unknown against 580.65.06"]);
+        assert_eq!(comparison.changes.len(), 1);
+        assert_eq!(compare_with_baseline(&[&base], &new), None);
+    }
+
+    #[test]
+    fn a_night_of_medians_only_is_compared_as_far_as_that_goes() {
+        let all = |factor: u64| {
+            let of = |quantity| Sampled::noisy("caching", 10_000 * factor, 0.01).of(quantity);
+            [of(Quantity::HostTime), Sampled::steady("caching", 10_000 * factor).of(Quantity::Memory)]
+        };
+        let (mut base, new) = (examples::night(1, &all(1)), examples::night(2, &all(2)));
+        for entry in &mut base.suites[0].entries {
+            if let EntryOutcome::Measured(measured) = &mut entry.outcome {
+                measured.rounds.clear();
+            }
+        }
+        let comparison = judged(&base, &new);
+        assert_eq!(verdicts(&comparison), [ChangeVerdict::Same, ChangeVerdict::Worse]);
+        let figures = comparison.changes[0].figures.expect("there are medians");
+        assert!((1.9..2.1).contains(&figures.ratio) && figures.low < figures.ratio && figures.p == 1.0, "{figures:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_the_figures_a_comparison_has_sound_figures(
+            old in prop::collection::vec(prop::collection::vec(0..u64::MAX, 0..3), 0..9),
+            new in prop::collection::vec(prop::collection::vec(0..100_u64, 0..3), 0..9),
+            yardsticks in prop::collection::vec(0..3_u64, 0..12), thinned in any::<bool>(),
+        ) {
+            let night = |rounds: &[Vec<u64>]| {
+                let mut night = examples::night(1, &[Sampled::steady("caching", 1000)]);
+                night.suites[0].yardstick_ps.clone_from(&yardsticks);
+                if let EntryOutcome::Measured(measured) = &mut night.suites[0].entries[0].outcome {
+                    measured.rounds = rounds.to_vec();
+                }
+                night
+            };
+            let old = night(if thinned { &[] } else { &old });
+            for (base, new) in [(&old, &night(&new)), (&night(&new), &old)] {
+                let figures = judged(base, new).changes[0].figures.expect("both have figures");
+                prop_assert!((0.0..=1.0).contains(&figures.p) && figures.ratio.is_finite() && figures.ratio > 0.0, "{:?}", figures);
+                prop_assert!(figures.low <= figures.ratio && figures.ratio <= figures.high && figures.high.is_finite(), "{:?}", figures);
+            }
+        }
+    }
+}

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use harness::profile::ProfileError;
 use harness::scenario::{ScenarioError, advice_on_conf};
@@ -38,9 +39,9 @@ pub(crate) enum CliError {
     Conf {
         /// What is wrong, and what would be right.
         rule: String,
-        /// The settings.
+        /// The settings. Apart, because the error travels through every result.
         #[source_code]
-        text: NamedSource<String>,
+        text: Arc<NamedSource<String>>,
         /// Where.
         #[label("here")]
         at: SourceSpan,
@@ -96,7 +97,7 @@ impl CliError {
     /// Settings given by this option.
     pub(crate) fn conf_of(option: &str, error: &ConfError, text: &str) -> Self {
         let at = (error.offset(), error.length()).into();
-        Self::Conf { rule: error.rule(), text: NamedSource::new(option, text.to_owned()), at, help: advice_on_conf(error) }
+        Self::Conf { rule: error.rule(), text: Arc::new(NamedSource::new(option, text.to_owned())), at, help: advice_on_conf(error) }
     }
 
     fn exit(&self) -> Exit {

@@ -4,11 +4,11 @@
 `harness bench --torch python3` starts this program once, as a process of its own, and lets it take its turn in every round among the other
 arms: what drifts on the machine hits it like them, and its samples go into the same record. It can be tried by hand:
 
-    echo '{"do": "latency", "case": "hit", "size": 2097152, "batch": 100}' | python3 ci/torch_reference.py
+    echo '{"do": "latency", "case": "hit", "size": 2097152, "batch": 100}' | python3 ci/torch_reference.py [ORDINAL]
 
 Protocol: one JSON object a line. It first says what it is, {"arm": "torch", "version": "2.11.0", "note": "..."}, or {"unavailable": "why"}
 and ends. Each request is then answered with {"samples_ps": [...]}, {"skipped": "why"} or {"failed": "why"}. Unknown requests are skipped, so
-that it serves newer and older harnesses. It ends with its standard input.
+that it serves newer and older harnesses. "memory", in bytes, limits what the allocator may take from then on. It ends with its standard input.
 
 What is timed: `caching_allocator_alloc` and `caching_allocator_delete`, the thinnest way from Python to the allocator. The interpreter's own
 share of a call is measured with requests for zero bytes, which return before the allocator does anything, and taken off each sample: the
@@ -31,7 +31,7 @@ class Skipped(Exception):
 class Torch:
     """Torch's allocator on one device, asked for raw memory."""
 
-    def __init__(self, ordinal, memory):
+    def __init__(self, ordinal):
         import torch
 
         if not torch.cuda.is_available():
@@ -44,10 +44,14 @@ class Torch:
         # Below the wrappers of torch.cuda, which build context managers for each call.
         self.allocate = torch._C._cuda_cudaCachingAllocator_raw_alloc
         self.free = torch._C._cuda_cudaCachingAllocator_raw_delete
-        if memory is not None:
-            total = torch.cuda.get_device_properties(self.device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), self.device)
+        self.total = torch.cuda.get_device_properties(self.device).total_memory
+        self.memory = None
         self.handle = self.stream.cuda_stream
+
+    def limit(self, memory):
+        if memory != self.memory:
+            self.torch.cuda.set_per_process_memory_fraction(min(1.0, memory / self.total), self.device)
+            self.memory = memory
 
     def reset(self):
         """As fresh as an allocator of one process can be made: nothing live, nothing cached."""
@@ -105,6 +109,8 @@ class Torch:
 
     def answer(self, request):
         kind = request.get("do")
+        if "memory" in request:
+            self.limit(request["memory"])
         if kind == "latency":
             return self.latency(request["case"], request["size"], max(1, request.get("batch", 1)))
         if kind == "empty_cache":
@@ -118,9 +124,8 @@ def say(answer):
 
 def main():
     ordinal = int(sys.argv[1]) if len(sys.argv) > 1 else 0
-    memory = int(sys.argv[2]) if len(sys.argv) > 2 else None
     try:
-        torch = Torch(ordinal, memory)
+        torch = Torch(ordinal)
     except ImportError as error:
         return say({"unavailable": f"this Python has no torch ({error})"})
     except (Skipped, RuntimeError) as error:

@@ -211,20 +211,6 @@ impl<'a> Folder<'a> {
     }
 }
 
-/// Writes one file in place of an earlier one, and makes its folder if it is not there.
-///
-/// # Errors
-/// What the system says; an earlier file is intact then.
-pub fn write_file(path: &Path, content: &str) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-    make_folder(folder)?;
-    let everybody = Permissions::from_mode(0o666);
-    let file = tempfile::Builder::new().prefix(TEMPORARY).permissions(everybody).tempfile_in(folder)?;
-    write_whole(file.as_file(), content)?;
-    file.persist(path).map_err(|error| error.error)?;
-    sync_folder(folder)
-}
-
 /// Reads a document back, from the file or from the folder that holds it. It states its version, as `"version": 1`.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path, document: Document, supported: u32) -> Result<T, StoreError> {
     #[derive(Deserialize)]
@@ -245,7 +231,7 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path, document: Document, support
     serde_json::from_str(&text).map_err(malformed)
 }
 
-/// Writes one file whole, in place of an earlier one.
+/// Writes one file whole, in place of an earlier one, and makes its folder if it is not there.
 ///
 /// # Errors
 /// What the system says; an earlier file is intact then.
@@ -254,10 +240,12 @@ pub fn write(path: &Path, content: &str) -> io::Result<()> {
     if path.is_dir() {
         return Err(ErrorKind::IsADirectory.into());
     }
+    make_folder(folder)?;
     let everybody = Permissions::from_mode(0o666);
     let file = tempfile::Builder::new().prefix(TEMPORARY).permissions(everybody).tempfile_in(folder)?;
     write_whole(file.as_file(), content)?;
-    file.persist(path).map(drop).map_err(|error| error.error)
+    file.persist(path).map_err(|error| error.error)?;
+    sync_folder(folder)
 }
 
 fn make_folder(path: &Path) -> io::Result<()> {

@@ -62,6 +62,15 @@ impl DeviceSource {
         }
     }
 
+    /// The number of the CUDA device, if it is one.
+    #[must_use]
+    pub const fn cuda_ordinal(&self) -> Option<u32> {
+        match self.resolved {
+            Resolved::Simulated { .. } => None,
+            Resolved::Cuda(ordinal) => Some(ordinal),
+        }
+    }
+
     /// How often each arm runs where the user does not say: a simulated device gives the same figures every time.
     #[must_use]
     pub const fn default_repetitions(&self) -> u32 {

@@ -11,7 +11,7 @@ use crate::files::{self, Document, Folder};
 use crate::record::{RECORD_VERSION, Records};
 use crate::report::{Report, json, markdown, slug};
 
-pub use crate::files::{StoreError, write};
+pub use crate::files::StoreError;
 
 /// Where numbered folders go unless the user says otherwise.
 pub const DEFAULT_ROOT: &str = "reports/runs";

@@ -4,12 +4,13 @@
 //! alike. The first rounds warm up and are dropped, those on a virtual clock excepted, which has nothing to warm. It ends when every interval
 //! is narrow enough, or when rounds or time are used up.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::Clock;
-use harness_allocator::units::Nanos;
+use harness_allocator::units::{Bytes, Nanos};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -19,6 +20,7 @@ use super::measure::{self, Fault, Reading, Visit};
 use super::record::{Entry, EntryOutcome, Measured, Quantity, Shard, Stopped, SuiteRecord};
 use super::statistics::{precision, summarize};
 use super::suite::{Case, Pieces, Suite};
+use super::torch;
 use super::workshop::Workshop;
 
 /// Rounds that are dropped.
@@ -47,11 +49,30 @@ pub struct Progress<'a> {
     /// What is done next.
     pub case: &'a Case,
     /// By whom.
-    pub arm: &'a AllocatorSpec,
+    pub arm: Performer<'a>,
     /// Counted from 1, those that warm up included.
     pub round: u32,
     /// The share of the budget that is used up, from 0 to 1.
     pub used: f64,
+}
+
+/// Who does a case.
+#[derive(Clone, Copy, Debug)]
+pub enum Performer<'a> {
+    /// An allocator of ours.
+    Ours(&'a AllocatorSpec),
+    /// PyTorch's own.
+    Torch(torch::Task),
+}
+
+impl fmt::Display for Performer<'_> {
+    /// The arm's name in records.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ours(arm) => arm.fmt(f),
+            Self::Torch(_) => f.write_str("torch"),
+        }
+    }
 }
 
 /// The cases of a suite that belong to a part: all arms of a case belong to the same one, whatever else the suites contain.
@@ -70,7 +91,10 @@ pub fn cases_of(suite: &Suite, shard: Option<Shard>) -> impl Iterator<Item = &Ca
 pub fn run_suite(suite: &Suite, workshop: &mut dyn Workshop, terms: &Terms, mut watch: impl FnMut(Progress<'_>)) -> SuiteRecord {
     let overhead_ps = overhead_ps();
     let cases = cases_of(suite, terms.shard);
-    let tasks = cases.flat_map(|case| suite.arms.iter().map(move |arm| Task::new(case, arm))).collect();
+    let with_torch = workshop.torch().is_some();
+    let torch = |case: &Case| measure::torch::task(&case.measure).filter(|_| with_torch).map(Performer::Torch);
+    let performers = |case| suite.arms.iter().map(Performer::Ours).chain(torch(case));
+    let tasks = cases.flat_map(|case| performers(case).map(move |arm| Task::new(case, arm))).collect();
     let budget = terms.budget.unwrap_or(suite.budget);
     let mut run = Run { suite, terms, workshop, tasks, overhead_ps, yardstick_ps: Vec::new(), began: Stopwatch::start(), budget, round: 0 };
     let stopped = run.rounds(&mut watch);
@@ -155,15 +179,7 @@ impl<'a> Run<'a> {
                 continue;
             }
             watch(Progress { suite: self.suite, case: task.case, arm: task.arm, round: self.round, used: used.min(1.0) });
-            let mut visit = Visit {
-                workshop: &mut *self.workshop,
-                arm: task.arm,
-                memory: self.suite.memory,
-                overhead_ps: self.overhead_ps,
-                batch: &mut task.batch,
-                interrupt: &self.terms.interrupt,
-            };
-            match measure::visit(&task.case.measure, &mut visit) {
+            match visit(task, self.suite.memory, self.overhead_ps, self.workshop, &self.terms.interrupt) {
                 // What was done in the moment of the interruption may have been cut short.
                 _ if self.terms.interrupt.load(Ordering::Relaxed) => return Err(Fault::Interrupted),
                 Err(Fault::Interrupted) => return Err(Fault::Interrupted),
@@ -176,6 +192,23 @@ impl<'a> Run<'a> {
     }
 }
 
+/// Does a case once.
+fn visit(
+    task: &mut Task<'_>,
+    memory: Bytes,
+    overhead_ps: u64,
+    workshop: &mut dyn Workshop,
+    interrupt: &Arc<AtomicBool>,
+) -> Result<Vec<Reading>, Fault> {
+    match task.arm {
+        Performer::Torch(question) => measure::torch::visit(question, memory, workshop),
+        Performer::Ours(arm) => {
+            let mut visit = Visit { workshop, arm, memory, overhead_ps, batch: &mut task.batch, interrupt };
+            measure::visit(&task.case.measure, &mut visit)
+        }
+    }
+}
+
 const fn is_virtual(quantity: Quantity) -> bool {
     matches!(quantity, Quantity::ModelTime | Quantity::Memory)
 }
@@ -183,7 +216,7 @@ const fn is_virtual(quantity: Quantity) -> bool {
 /// A case done by an arm: what is visited once a round.
 struct Task<'a> {
     case: &'a Case,
-    arm: &'a AllocatorSpec,
+    arm: Performer<'a>,
     /// See [`Visit::batch`].
     batch: Option<u64>,
     fault: Option<Fault>,
@@ -200,12 +233,15 @@ struct Series {
 }
 
 impl<'a> Task<'a> {
-    const fn new(case: &'a Case, arm: &'a AllocatorSpec) -> Self {
+    const fn new(case: &'a Case, arm: Performer<'a>) -> Self {
         Self { case, arm, batch: None, fault: None, series: Vec::new() }
     }
 
     const fn quantity(&self, clock: Clock) -> Quantity {
-        measure::quantity(&self.case.measure, clock)
+        match self.arm {
+            Performer::Ours(_) => measure::quantity(&self.case.measure, clock),
+            Performer::Torch(_) => Quantity::HostTime,
+        }
     }
 
     fn add(&mut self, readings: Vec<Reading>) {

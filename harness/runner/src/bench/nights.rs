@@ -77,6 +77,15 @@ pub fn save(root: &Path, mut night: NightRecord, renderer: Renderer) -> Result<S
     Ok(Saved { folder, night, broken })
 }
 
+/// Renders a night and writes it into this folder, in place of an earlier one. It is compared with nothing, and stands in no index: for
+/// shards, and for nights that are looked at once.
+///
+/// # Errors
+/// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; what was there before is intact then.
+pub fn save_into(folder: &Path, night: &NightRecord, renderer: Renderer) -> Result<(), StoreError> {
+    Folder::open(folder, Document::Night)?.replace(&files_of(night, &[], renderer))
+}
+
 /// Renders nights anew from their records, each in its own folder; other files stay.
 ///
 /// # Errors

@@ -19,8 +19,18 @@ const ANSWER: Duration = Duration::from_secs(60);
 
 /// What is asked of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Question {
+    /// What to do.
+    #[serde(flatten)]
+    pub task: Task,
+    /// The memory that it may take meanwhile, in bytes.
+    pub memory: Bytes,
+}
+
+/// What it can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
-pub enum Question {
+pub enum Task {
     /// One allocation of this size.
     Latency {
         /// As suites name it.
@@ -80,12 +90,12 @@ pub struct Torch {
 }
 
 impl Torch {
-    /// Starts it with this interpreter, for the CUDA device of this number, limited to this memory.
+    /// Starts it with this interpreter, for the CUDA device of this number.
     ///
     /// # Errors
     /// A sentence: why PyTorch cannot be measured here.
-    pub fn start(python: &str, ordinal: u32, memory: Bytes) -> Result<Self, String> {
-        let arguments = ["-u".to_owned(), "-c".to_owned(), SCRIPT.to_owned(), ordinal.to_string(), memory.0.to_string()];
+    pub fn start(python: &str, ordinal: u32) -> Result<Self, String> {
+        let arguments = ["-u".to_owned(), "-c".to_owned(), SCRIPT.to_owned(), ordinal.to_string()];
         let mut command = Command::new(python);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().map_err(|error| format!("`{python}` cannot be started: {error}"))?;
@@ -157,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    const QUESTION: Question = Question::Latency { case: "hit", size: Bytes::mib(2), batch: 10 };
+    const QUESTION: Question = Question { task: Task::Latency { case: "hit", size: Bytes::mib(2), batch: 10 }, memory: Bytes::gib(1) };
 
     /// A program that stands for Python: it ignores its arguments and does what the shell script says.
     fn python(script: &str) -> (tempfile::TempDir, String) {
@@ -171,7 +181,7 @@ mod tests {
 
     fn start(script: &str) -> Result<Torch, String> {
         let (_folder, python) = python(script);
-        Torch::start(&python, 0, Bytes::gib(1))
+        Torch::start(&python, 0)
     }
 
     const GREETING: &str = r#"echo '{"arm": "torch", "version": "2.11.0", "note": "from Python"}'"#;
@@ -179,12 +189,12 @@ mod tests {
     #[test]
     fn each_question_is_answered_with_samples_a_reason_or_a_failure() {
         let answers = r#"
-            read q; echo "{\"samples_ps\": [$(echo "$q" | tr -dc 0-9)]}"
+            read q; echo "{\"samples_ps\": [$(echo "$q" | tr -dc 0-9 | cut -c1-9)]}"
             read q; echo '{"skipped": "not known here"}'
             read q; echo '{"failed": "RuntimeError: no"}'"#;
         let mut torch = start(&format!("{GREETING}{answers}")).unwrap();
         assert_eq!((torch.version(), torch.note()), ("2.11.0", "from Python"));
-        // The digits of the question: size and batch.
+        // The first digits of the question: size and batch.
         assert_eq!(torch.ask(&QUESTION), Answer::Samples { samples_ps: vec![209_715_210] });
         assert_eq!(torch.ask(&QUESTION), Answer::Skipped { skipped: "not known here".to_owned() });
         assert_eq!(torch.ask(&QUESTION), Answer::Failed { failed: "RuntimeError: no".to_owned() });
@@ -205,7 +215,7 @@ mod tests {
     fn where_pytorch_cannot_be_measured_the_reason_is_told() {
         assert_eq!(start(r#"echo '{"unavailable": "this Python has no torch"}'"#).unwrap_err(), "this Python has no torch");
         assert_eq!(start("exit 1").unwrap_err(), "PyTorch ended without an answer");
-        let missing = Torch::start("/no/such/python", 0, Bytes::gib(1)).unwrap_err();
+        let missing = Torch::start("/no/such/python", 0).unwrap_err();
         assert!(missing.starts_with("`/no/such/python` cannot be started: "), "{missing}");
     }
 }

@@ -13,6 +13,7 @@ use harness_allocator::device::{
 };
 use harness_allocator::units::{Bytes, Nanos};
 
+use super::torch::Torch;
 use crate::session::DeviceSource;
 
 /// What stands at the end of a lent device's memory.
@@ -52,6 +53,11 @@ pub trait Workshop {
         arm.build()
     }
 
+    /// PyTorch's own allocator, where it is wanted beside ours; or why it cannot be had.
+    fn torch(&mut self) -> Option<Result<&mut Torch, String>> {
+        None
+    }
+
     /// This program, where it can be started again.
     fn program(&self) -> Option<&Path> {
         None
@@ -64,6 +70,7 @@ pub struct DeviceWorkshop {
     clock: Clock,
     home: Home,
     program: Option<PathBuf>,
+    torch: Option<Result<Torch, String>>,
 }
 
 /// Where a device that is lent returns to.
@@ -74,7 +81,13 @@ impl DeviceWorkshop {
     #[must_use]
     pub fn new(source: DeviceSource, device: Box<dyn Device>, program: Option<PathBuf>) -> Self {
         let clock = device.info().clock;
-        Self { source, clock, home: Arc::new(Mutex::new(Some(device))), program }
+        Self { source, clock, home: Arc::new(Mutex::new(Some(device))), program, torch: None }
+    }
+
+    /// The same, with PyTorch beside our allocators, or the reason why it cannot be.
+    #[must_use]
+    pub fn with_torch(self, torch: Option<Result<Torch, String>>) -> Self {
+        Self { torch, ..self }
     }
 
     /// The device at home, or a new one.
@@ -114,6 +127,11 @@ impl Workshop for DeviceWorkshop {
     fn open(&mut self) -> Result<Box<dyn Device>, DeviceError> {
         *self.home.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.source.open()
+    }
+
+    fn torch(&mut self) -> Option<Result<&mut Torch, String>> {
+        let torch = self.torch.as_mut()?;
+        Some(torch.as_mut().map_err(|reason| reason.clone()))
     }
 
     fn program(&self) -> Option<&Path> {

@@ -1,51 +1,55 @@
 //! `harness bench`: times suites, prints what came of it and writes it down.
 
-use std::fs::Permissions;
-use std::io::{self, IsTerminal, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
+use harness::bench::criterion;
 use harness::bench::execute::{Progress, Terms, cases_of};
 use harness::bench::machine::{self, Monitor};
 use harness::bench::night::{Circumstances, Plan};
+use harness::bench::nights::{self, Saved};
 use harness::bench::record::{NightRecord, Shard};
 use harness::bench::suite::Suite;
 use harness::bench::text;
+use harness::bench::torch::Torch;
+use harness::bench::verdict::Counts;
 use harness::bench::workshop::DeviceWorkshop;
 use harness::date::Date;
+use harness::report::{junit, night};
 use harness::session::DeviceSource;
 use harness_allocator::device::open::{self, DeviceChoice};
 use harness_allocator::units::Nanos;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::ci::{self, Ci};
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
+use super::report::RENDERER;
 use super::terminal;
 use super::{Format, device, inputs, interrupt, list};
 
 /// The suites that come with the project, as seen from its root.
 const SUITES: &str = "scenarios/bench";
-/// Where nights go unless the user says otherwise.
-const NIGHTS: &str = "reports/nightly";
-/// What a night is written to, in its folder.
-const NIGHT: &str = "night.json";
 /// Steps of the progress bar for the budget of one suite.
 const STEPS: u64 = 1000;
 
 const EXAMPLES: &str = "Examples:
   harness bench                                     # all suites of scenarios/bench
   harness bench latency traces --budget 30s
-  harness bench my-suite.yaml --device cuda:1 --report reports/mine
-  harness bench --shard 1/2                         # the first of two machines
+  harness bench my-suite.yaml --device cuda:1 --report /tmp/mine
+  harness bench latency empty_cache --device cuda --torch auto   # PyTorch's own allocator beside ours
+  harness bench --shard 1/2 --report shards/1       # the first of two machines
   harness bench latency --no-report --format json | jq '.suites[].entries[0]'";
 
 /// Time suites: allocators side by side, arms interleaved, until the figures are precise or the budget is used up.
 ///
 /// A suite is named (as in `latency`, for scenarios/bench/latency.yaml) or given as a file or a folder. All suites are checked before
-/// anything is timed. Ctrl-C stops after the present measurement and saves nothing; a second one ends the program at once.
+/// anything is timed. The night is compared with the last uncontended one of the same machine, and stands in the index of all; the exit code
+/// is 1 where something became worse or broke. Ctrl-C stops after the present measurement and saves nothing; a second one ends the program at once.
 #[derive(Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{}", exit::explained()))]
 pub(super) struct Bench {
@@ -67,12 +71,27 @@ pub(super) struct Bench {
     /// Draw the order of entries from this seed.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Write the night into this folder [default: one named after date and device in reports/nightly].
-    #[arg(long, value_name = "DIR", conflicts_with = "no_report")]
+    /// Save the night in the folder `nightly` below this one, with the nights that it is compared with, and their index here.
+    #[arg(long, value_name = "DIR", default_value = nights::DEFAULT_ROOT)]
+    reports: PathBuf,
+    /// Write the night into this folder instead, compared with nothing and in no index: for shards, or to look at it once.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["reports", "no_report"])]
     report: Option<PathBuf>,
     /// Save nothing.
     #[arg(long)]
     no_report: bool,
+    /// Time PyTorch's own allocator on the same GPU too, with this Python, taking turns with ours: `never`, `auto` (python3, on a GPU),
+    /// or an interpreter. Where torch is missing the report says so.
+    #[arg(long, value_name = "PYTHON", default_value = "never")]
+    torch: TorchChoice,
+    /// Take the results of criterion benchmarks into the night, from this folder, as in `target/criterion`.
+    #[arg(long, value_name = "DIR")]
+    criterion: Option<PathBuf>,
+    #[command(flatten)]
+    ci: Ci,
+    /// Write the medians to this file as github-action-benchmark's `customSmallerIsBetter` takes them.
+    #[arg(long, value_name = "FILE")]
+    smaller_is_better: Option<PathBuf>,
     /// What to print: `json` is the whole record of the night, all samples included, and nothing else.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
@@ -94,6 +113,10 @@ impl Bench {
             terminal::print(&listed(&suites, self.shard))?;
             return Ok(Exit::Passed);
         }
+        // What cannot be read is told before a long night, not after it.
+        let measured_by_criterion = self.criterion.as_deref().map(criterion::read).transpose();
+        let measured_by_criterion = measured_by_criterion
+            .map_err(|error| CliError::input(error.to_string(), "run `cargo bench` first, and name the folder `target/criterion`"))?;
         let bar = self.progress();
         let interrupt = interrupt::watch({
             let bar = bar.clone();
@@ -106,7 +129,11 @@ impl Bench {
         let (started, reproduce) = (utc(SystemTime::now()), self.reproduce(&source));
         let circumstances = Circumstances { started, reproduce, build: machine::build(), machine: machine::machine(&*device) };
         let mut monitor = Monitor::start(&mut *device);
-        let mut workshop = DeviceWorkshop::new(source, device, std::env::current_exe().ok());
+        let torch = self.torch.start(&source);
+        if let (Some(Err(reason)), false) = (&torch, self.quiet) {
+            eprintln!("PyTorch's own allocator is not timed: {reason}");
+        }
+        let mut workshop = DeviceWorkshop::new(source, device, std::env::current_exe().ok()).with_torch(torch);
         bar.set_length(plan.suites().len() as u64 * STEPS);
         let mut done = 0_u64;
         let night = plan.run(
@@ -123,11 +150,12 @@ impl Bench {
             return Ok(Exit::Interrupted);
         }
         let yardsticks: Vec<u64> = night.0.iter().flat_map(|suite| &suite.yardstick_ps).copied().collect();
-        let night = plan.record(night, circumstances, monitor.finish(&yardsticks));
-        let exit = exit_of(&night);
-        self.print(&night, exit)?;
-        self.save(&night)?;
-        Ok(exit)
+        let mut night = plan.record(night, circumstances, monitor.finish(&yardsticks));
+        night.suites.extend(measured_by_criterion);
+        let (night, place) = self.save(night)?;
+        self.print(&night, place.as_deref())?;
+        self.write_for_ci(&night)?;
+        Ok(exit_of(&night))
     }
 
     /// Reads and checks all suites, or tells everything that is wrong.
@@ -195,43 +223,79 @@ impl Bench {
         bar
     }
 
-    fn print(&self, night: &NightRecord, exit: Exit) -> Result<(), CliError> {
+    /// Saves the night where it belongs. Returns it with its comparison, and where it lies.
+    fn save(&self, night: NightRecord) -> Result<(NightRecord, Option<PathBuf>), CliError> {
+        if self.no_report {
+            return Ok((night, None));
+        }
+        if let Some(folder) = &self.report {
+            nights::save_into(folder, &night, RENDERER)?;
+            return Ok((night, Some(folder.clone())));
+        }
+        let Saved { folder, night, broken } = nights::save(&self.reports, night, RENDERER)?;
+        for error in broken {
+            eprintln!("not compared with, and not in the index: {error}");
+        }
+        Ok((night, Some(folder)))
+    }
+
+    fn print(&self, night: &NightRecord, place: Option<&Path>) -> Result<(), CliError> {
+        let place = place.map(|folder| format!("report: {}\n", folder.join(night::REPORT).display())).unwrap_or_default();
         match self.format {
-            Format::Json => terminal::print_json(night),
-            Format::Text if self.quiet && exit == Exit::Passed => Ok(()),
-            Format::Text => terminal::print(&text::render(night)),
+            Format::Json => {
+                eprint!("{place}");
+                terminal::print_json(night)
+            }
+            Format::Text if self.quiet && exit_of(night) == Exit::Passed => Ok(()),
+            Format::Text => terminal::print(&format!("{}{}\n{place}", text::render(night), night::verdict(night))),
         }
     }
 
-    fn save(&self, night: &NightRecord) -> Result<(), CliError> {
-        let folder = match &self.report {
-            _ if self.no_report => return Ok(()),
-            Some(folder) => folder.clone(),
-            None => Path::new(NIGHTS).join(folder_name(night)),
-        };
-        let place = folder.join(NIGHT);
-        let failed =
-            |error| CliError::Output { target: Some(place.clone()), error, help: "make room, or choose another place with `--report DIR`" };
-        write_whole(&folder, &place, night).map_err(failed)?;
-        match self.format {
-            _ if self.quiet => Ok(()),
-            Format::Text => terminal::print(&format!("night: {}\n", place.display())),
-            Format::Json => {
-                eprintln!("night: {}", place.display());
-                Ok(())
+    fn write_for_ci(&self, night: &NightRecord) -> Result<(), CliError> {
+        self.ci.write(|limit| night::summary(night, limit), || junit::of_night(night))?;
+        if let Some(path) = &self.smaller_is_better {
+            let help = "make it writable, or choose another file with `--smaller-is-better FILE`";
+            ci::write(path, &night::smaller_is_better(night), help)?;
+        }
+        // GitHub reads annotations from what a step prints.
+        if std::env::var_os("GITHUB_ACTIONS").is_some_and(|value| value == "true") && self.format == Format::Text {
+            for annotation in night::annotations(night) {
+                terminal::print(&format!("{annotation}\n"))?;
             }
         }
+        Ok(())
     }
 }
 
-fn write_whole(folder: &Path, place: &Path, night: &NightRecord) -> io::Result<()> {
-    std::fs::create_dir_all(folder)?;
-    let everybody = Permissions::from_mode(0o666);
-    let mut file = tempfile::Builder::new().prefix(".unfinished-").permissions(everybody).tempfile_in(folder)?;
-    serde_json::to_writer(io::BufWriter::new(file.as_file_mut()), night)?;
-    file.write_all(b"\n")?;
-    file.as_file().sync_all()?;
-    file.persist(place).map(drop).map_err(|error| error.error)
+/// Whether PyTorch's own allocator is timed, and by which Python.
+#[derive(Clone, Debug)]
+enum TorchChoice {
+    Never,
+    Auto,
+    Python(String),
+}
+
+impl FromStr for TorchChoice {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "never" => Self::Never,
+            "auto" => Self::Auto,
+            python => Self::Python(python.to_owned()),
+        })
+    }
+}
+
+impl TorchChoice {
+    fn start(&self, source: &DeviceSource) -> Option<Result<Torch, String>> {
+        match (self, source.cuda_ordinal()) {
+            (Self::Never, _) | (Self::Auto, None) => None,
+            (Self::Auto, Some(ordinal)) => Some(Torch::start("python3", ordinal)),
+            (Self::Python(python), Some(ordinal)) => Some(Torch::start(python, ordinal)),
+            (Self::Python(_), None) => Some(Err("it needs a GPU, and this is the simulated device".to_owned())),
+        }
+    }
 }
 
 /// A file or folder as it is, and a name as the suite of that name.
@@ -274,7 +338,9 @@ fn advance(bar: &ProgressBar, progress: &Progress<'_>) {
 }
 
 fn exit_of(night: &NightRecord) -> Exit {
+    let regression = night.comparison.as_ref().is_some_and(|comparison| Counts::of(&comparison.changes).is_regression());
     match text::counts(night) {
+        _ if regression => Exit::Failed,
         (_, 1.., _) => Exit::Failed,
         // Arms that a case is not for are skipped as a matter of course.
         (entries, _, skipped) if entries == skipped => Exit::Device,
@@ -299,12 +365,6 @@ fn shard(text: &str) -> Result<Shard, String> {
         Some(Shard { index, count }) => Err(format!("there is no part {index} of {count}: parts are counted from 1 to {count}; {FORM}")),
         None => Err(FORM.to_owned()),
     }
-}
-
-/// `2026-11-20-simulated`.
-fn folder_name(night: &NightRecord) -> String {
-    let date = night.started.split('T').next().unwrap_or_default();
-    format!("{date}-{}", harness::report::slug(&night.machine.device))
 }
 
 /// As in `2026-11-20T02:17:00Z`.

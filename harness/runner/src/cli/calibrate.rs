@@ -65,7 +65,7 @@ impl Calibrate {
             eprintln!("the figures are not to be trusted fully: {reason}");
         }
         let profile = Profile::new(name, Date::of(SystemTime::now()), &info, contended, figures);
-        files::write_file(&output, &profile.to_yaml()).map_err(|error| {
+        files::write(&output, &profile.to_yaml()).map_err(|error| {
             let help = "make room, or choose another place with `--output FILE`";
             CliError::Output { target: Some(output.clone()), error, help }
         })?;

@@ -5,8 +5,8 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use harness::files;
 use harness::report::github::SUMMARY_LIMIT;
-use harness::store;
 
 use super::error::CliError;
 
@@ -28,11 +28,15 @@ impl Ci {
             add(path, summary).map_err(|error| failed(path, error, "make it writable, or choose another file with `--summary FILE`"))?;
         }
         if let Some(path) = &self.junit {
-            store::write(path, &junit())
-                .map_err(|error| failed(path, error, "make it writable, or choose another file with `--junit FILE`"))?;
+            write(path, &junit(), "make it writable, or choose another file with `--junit FILE`")?;
         }
         Ok(())
     }
+}
+
+/// Writes a file that the user named. `help` is told where it cannot be written.
+pub(super) fn write(path: &Path, text: &str, help: &'static str) -> Result<(), CliError> {
+    files::write(path, text).map_err(|error| failed(path, error, help))
 }
 
 /// Other commands of the same step may have written before, and GitHub counts all of it.
@@ -43,7 +47,7 @@ fn add(path: &Path, summary: impl FnOnce(usize) -> String) -> io::Result<()> {
     };
     let between = if before.is_empty() || before.ends_with("\n\n") { "" } else { "\n" };
     let room = SUMMARY_LIMIT.saturating_sub(before.len() + between.len());
-    store::write(path, &format!("{before}{between}{}", summary(room)))
+    files::write(path, &format!("{before}{between}{}", summary(room)))
 }
 
 fn failed(path: &Path, error: io::Error, help: &'static str) -> CliError {

@@ -12,6 +12,7 @@ mod recovery;
 mod scenario;
 mod start_up;
 mod threads;
+pub(super) mod torch;
 mod trace;
 
 use std::sync::Arc;

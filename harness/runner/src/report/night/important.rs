@@ -8,7 +8,8 @@ use crate::bench::record::{Change, Comparison, EntryOutcome, NightRecord, Quanti
 pub(super) use crate::bench::verdict::{Counts, by_importance};
 
 /// The line that is read first.
-pub(super) fn verdict(night: &NightRecord) -> String {
+#[must_use]
+pub fn verdict(night: &NightRecord) -> String {
     let outcomes = Outcomes::of(night);
     match &night.comparison {
         _ if outcomes == Outcomes::default() => "Nothing was measured.".to_owned(),

@@ -16,6 +16,7 @@ mod picture;
 
 pub use self::ci::{annotations, smaller_is_better, summary};
 pub use self::compared::comparison;
+pub use self::important::verdict;
 pub use self::index::{INDEX, index};
 
 pub(super) use self::ci::in_figures;

@@ -140,8 +140,8 @@ mod tests {
                 note(BASE, Bytes(512), 3, 7);
                 note(BASE + 512, Bytes::mib(1), 4, 8);
                 assert_eq!((owners(&addresses, BASE)[0], owners(&addresses, BASE + 512)[0]), ((3, 7), (4, 8)));
-                note(BASE, Bytes(512), u32::MAX, u32::MAX);
-                assert_eq!(owners(&addresses, BASE)[0], (u32::MAX, u32::MAX));
+                note(BASE, Bytes(512), u32::MAX, u32::MAX - 1);
+                assert_eq!(owners(&addresses, BASE)[0], (u32::MAX, u32::MAX - 1));
                 note(BASE + (5 << 30), Bytes::mib(2), 1, 2);
                 assert_eq!(owners(&addresses, BASE + (5 << 30)), [(1, 2)], "a large block alone has one candidate");
                 note(BASE + (1 << 20) - 512, Bytes::mib(2), 5, 6);

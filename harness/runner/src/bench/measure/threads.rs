@@ -16,8 +16,9 @@ use super::{Fault, Reading, Visit};
 use crate::bench::clock::{Stopwatch, Timer};
 use crate::bench::workshop::Wall;
 
-/// Pairs that all threads do together in one sample: long beside the start of threads, which is not timed, and their meeting, which is.
-const PAIRS: u64 = 20_000;
+/// Pairs that all threads do together in one sample: some ten milliseconds, because it takes the system's scheduler some to give threads that
+/// were woken together a processor each.
+const PAIRS: u64 = 200_000;
 
 pub(super) fn visit(visit: &mut Visit<'_>, count: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let each = PAIRS.div_ceil(count);
@@ -64,26 +65,34 @@ fn shared_front(visit: &mut Visit<'_>, config: Config, cores: Cores, count: u64,
     if leaks.is_empty() { samples } else { Err(Fault::Failed(format!("left on the device at the end: {leaks}"))) }
 }
 
-/// The time of one of `each` pairs that each of `count` threads does, from the moment that all are there to the end of the last. The first
-/// pair of each fills the cache before that.
+/// The time of one of `each` pairs that each of `count` threads does, from the first thread's begin to the last one's end. The first
+/// pair of each fills the cache before that. The threads tell the time themselves: where all processors are busy, the thread that started
+/// them gets to run when they are done.
 fn together(count: u64, each: u64, pair: impl Fn(usize) -> Result<(), Fault> + Sync) -> Result<u64, Fault> {
     let threads = usize::try_from(count).unwrap_or(usize::MAX);
-    let barrier = Barrier::new(threads.saturating_add(1));
+    let (barrier, watch) = (Barrier::new(threads), Stopwatch::start());
     let work = |thread: usize| {
         let warm = pair(thread);
         barrier.wait();
+        let begin = watch.elapsed_ps();
         warm?;
-        (0..each).try_for_each(|_| pair(thread))
+        (0..each).try_for_each(|_| pair(thread))?;
+        Ok((begin, watch.elapsed_ps()))
     };
-    thread::scope(|scope| {
-        let work = &work;
-        let workers: Vec<_> = (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
-        barrier.wait();
-        let watch = Stopwatch::start();
-        let panicked = |_| Err(Fault::Failed("a thread panicked".to_owned()));
-        let done: Vec<Result<(), Fault>> = workers.into_iter().map(|worker| worker.join().unwrap_or_else(panicked)).collect();
-        let time = watch.elapsed_ps();
-        done.into_iter().collect::<Result<(), Fault>>()?;
-        Ok(time / (each * count))
-    })
+    let all = || {
+        thread::scope(|scope| {
+            let work = &work;
+            let workers: Vec<_> = (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
+            workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(panicked()))).collect::<Result<Vec<(u64, u64)>, Fault>>()
+        })
+    };
+    // Who waits for one thread while the others run waits for a processor, too. The night's monitor takes that of the calling thread for
+    // other programs' work, so another one waits.
+    let done = thread::scope(|scope| scope.spawn(all).join().unwrap_or_else(|_| Err(panicked())))?;
+    let (begin, end) = done.iter().fold((u64::MAX, 0), |(begin, end), times| (begin.min(times.0), end.max(times.1)));
+    Ok(end.saturating_sub(begin) / (each * count))
+}
+
+fn panicked() -> Fault {
+    Fault::Failed("a thread panicked".to_owned())
 }

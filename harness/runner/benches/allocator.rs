@@ -135,50 +135,31 @@ fn traces(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// The traces of the suite `traces` of `harness bench`.
 fn all_traces() -> Vec<(&'static str, Vec<TraceEvent>)> {
-    let live = 1..=1000;
-    let mixed = packed(include_bytes!("traces/mixed.txt.gz"));
-    vec![
-        // What does the shortest way through cost, small and large?
-        ("small_loop", lines((1..=2000).flat_map(|id| [format!("a {id} 1024 0"), format!("f {id}")]))),
-        ("large_loop", lines((1..=2000).flat_map(|id| [format!("a {id} {} 0", 8 << 20), format!("f {id}")]))),
-        // What do splitting and merging cost in order?
-        ("small_batch_1000live", lines(live.clone().map(|id| format!("a {id} 1024 0")).chain(live.map(|id| format!("f {id}"))))),
-        // And in no order, in 1000 sizes?
-        ("small_batch_1000live_random", packed(include_bytes!("traces/small_batch_1000live_random.txt.gz"))),
-        // What does a program cost that uses one pool, the other, or both?
-        ("small", packed(include_bytes!("traces/small.txt.gz"))),
-        ("large", packed(include_bytes!("traces/large.txt.gz"))),
-        ("mixed", mixed.clone()),
-        // Steps of training: activations come in order and go in reverse.
-        ("train", packed(include_bytes!("traces/train.txt.gz"))),
-        // A cache of keys and values that grows block by block.
-        ("kv", packed(include_bytes!("traces/kv.txt.gz"))),
-        // Lifetimes that leave many holes.
-        ("frag", packed(include_bytes!("traces/frag.txt.gz"))),
-        // Who walks 4000 holes that are all too small?
-        ("holes", holes()),
-        // Do four streams cost more than one?
-        ("mixed_4streams", mixed.into_iter().map(over_four_streams).collect()),
-    ]
-}
-
-fn holes() -> Vec<TraceEvent> {
-    let filled = (1..=8000).map(|id| format!("a {id} 2048 0"));
-    let holes = (1..=8000).step_by(2).map(|id| format!("f {id}"));
-    let requests = (9001..=10_000).flat_map(|id| [format!("a {id} 4096 0"), format!("f {id}")]);
-    lines(filled.chain(holes).chain(requests))
-}
-
-fn over_four_streams(event: TraceEvent) -> TraceEvent {
-    match event {
-        TraceEvent::Allocate { id, size, .. } => TraceEvent::Allocate { id, size, stream: StreamId((id % 4) as u32) },
-        other => other,
+    macro_rules! traces {
+        ($($name:literal)*) => {
+            vec![$(($name, packed(include_bytes!(concat!("../../../scenarios/bench/traces/", $name, ".txt.gz"))))),*]
+        };
     }
-}
-
-fn lines(lines: impl Iterator<Item = String>) -> Vec<TraceEvent> {
-    trace::parse(&lines.collect::<Vec<_>>().join("\n")).expect("these are operations")
+    traces![
+        // What does the shortest way through cost, small and large?
+        "small_loop" "large_loop"
+        // What do splitting and merging cost in order? And in no order, in 1000 sizes?
+        "small_batch_1000live" "small_batch_1000live_random"
+        // What does a program cost that uses one pool, the other, or both?
+        "small" "large" "mixed"
+        // Steps of training: activations come in order and go in reverse.
+        "train"
+        // A cache of keys and values that grows block by block.
+        "kv"
+        // Lifetimes that leave many holes.
+        "frag"
+        // Who walks 4000 holes that are all too small?
+        "holes"
+        // Do four streams cost more than one?
+        "mixed_4streams"
+    ]
 }
 
 fn packed(trace: &[u8]) -> Vec<TraceEvent> {

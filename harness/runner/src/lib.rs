@@ -15,6 +15,7 @@ pub mod rig;
 pub mod run;
 pub mod scenario;
 pub mod session;
+pub mod shard;
 pub mod store;
 mod workload;
 mod world;

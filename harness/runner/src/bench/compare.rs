@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::history::{History, NightFigure, entry_name, is_measured_time, quiet_yardstick};
+use super::history::{History, NightFigure, corrected_rounds, entry_name, is_measured_time, rounds, unit};
 use super::inference::{correct_for_many, median, rank_sum_p, ratio_interval, spread_about_zero};
 use super::nights;
 use super::record::{
@@ -47,10 +47,6 @@ pub const BETWEEN_NIGHTS: f64 = 0.010;
 /// How many of those standard deviations two nights of one build are allowed to differ by: 3 are exceeded by 0.3 % of normal differences,
 /// and what exceeds them must still be significant.
 pub const ALLOWED_DEVIATIONS: f64 = 3.0;
-
-/// A yardstick that took more than this multiple of what it takes when nothing interrupts it was interrupted, and says nothing of the clock:
-/// no processor's clock changes so much within a night. The undisturbed value then stands in.
-const MOST_OF_A_CLOCK: f64 = 2.0;
 
 /// So many nights before a night tell what nights differ by: more would tell what they differed by when the code was another.
 const RECENT_NIGHTS: usize = 30;
@@ -227,20 +223,8 @@ struct Sample {
 impl Sample {
     fn of(suite: &SuiteRecord, measured: &Measured, quantity: Quantity) -> Self {
         let summary = measured.summary;
-        let medians = measured.rounds.iter().map(|round| median(&mut round.iter().map(|&sample| sample as f64).collect::<Vec<_>>()));
-        // Rounds of other shards have no samples of this entry, and yardsticks of other machines.
-        let rounds: Vec<(f64, Option<u64>)> = medians
-            .enumerate()
-            .filter_map(|(round, median)| Some((at_least_one(median?), suite.yardstick_ps.get(round).copied())))
-            .collect();
         let is_corrected = quantity == Quantity::HostTime;
-        let quiet = quiet_yardstick(rounds.iter().filter_map(|(_, yardstick)| *yardstick));
-        let correct = |&(median, yardstick): &(f64, Option<u64>)| {
-            let (yardstick, quiet) = (yardstick? as f64, quiet?);
-            Some(median / if yardstick > MOST_OF_A_CLOCK * quiet || yardstick < quiet / MOST_OF_A_CLOCK { quiet } else { yardstick })
-        };
         let figures = [summary.median, summary.low, summary.high].map(|figure| at_least_one(figure as f64));
-        let unit = quiet_yardstick(suite.yardstick_ps.iter().copied());
         let is_virtual = match quantity {
             Quantity::ModelTime => true,
             // One sample alone cannot show that all are equal.
@@ -249,10 +233,10 @@ impl Sample {
         };
         Self {
             median: summary.median,
-            corrected: if is_corrected { rounds.iter().map(correct).collect() } else { None },
-            rounds: rounds.into_iter().map(|(median, _)| median).collect(),
+            corrected: corrected_rounds(suite, measured).filter(|_| is_corrected),
+            rounds: rounds(suite, measured).map(|(median, _)| median).collect(),
             summary: figures,
-            corrected_summary: unit.filter(|_| is_corrected).map(|unit| figures.map(|figure| figure / unit)),
+            corrected_summary: unit(suite).filter(|_| is_corrected).map(|unit| figures.map(|figure| figure / unit)),
             is_exact: is_virtual && summary.min == summary.max,
         }
     }
@@ -310,8 +294,8 @@ fn p_beyond(base: &[f64], new: &[f64], allowance: f64) -> f64 {
 /// By how much entries differ between nights without cause: the standard deviation of the logarithm of the ratio of two medians.
 struct Spreads {
     history: History,
-    /// Of all entries of a suite and quantity together.
-    common: BTreeMap<(String, Quantity), f64>,
+    /// Of all arms of a case together, by suite and case.
+    common: BTreeMap<(String, String, Quantity), f64>,
 }
 
 impl Spreads {
@@ -319,15 +303,15 @@ impl Spreads {
         let mut earlier: Vec<&NightRecord> = nights::before(earlier, new).collect();
         earlier.sort_by(|a, b| a.started.cmp(&b.started));
         let history = History::of(&earlier[earlier.len().saturating_sub(RECENT_NIGHTS)..]);
-        let mut together: BTreeMap<(String, Quantity), Vec<f64>> = BTreeMap::new();
+        let mut together: BTreeMap<(String, String, Quantity), Vec<f64>> = BTreeMap::new();
         for (name, figures) in history.entries() {
-            together.entry((name.suite.clone(), name.quantity)).or_default().extend(differences(figures));
+            together.entry((name.suite.clone(), name.case.clone(), name.quantity)).or_default().extend(differences(figures));
         }
         let common = together.into_iter().filter_map(|(key, differences)| Some((key, spread_about_zero(&differences)?))).collect();
         Self { history, common }
     }
 
-    /// The least that is assumed, what all entries of the suite show together, or what this one shows: whichever is most.
+    /// The least that is assumed, what all arms of the case show together, or what this one shows: whichever is most.
     ///
     /// This one shows its own spread once there are enough nights; and, sooner, its second largest difference between successive nights,
     /// taken for as far as it goes by itself: an entry that is slow in one night and back in the next leaves two, a true change only one.
@@ -335,7 +319,7 @@ impl Spreads {
         if !is_measured_time(entry.quantity) {
             return 0.0;
         }
-        let common = self.common.get(&(entry.suite.clone(), entry.quantity)).copied().unwrap_or_default();
+        let common = self.common.get(&(entry.suite.clone(), entry.case.clone(), entry.quantity)).copied().unwrap_or_default();
         let own = differences(self.history.figures(entry));
         let spread = if own.len() < LEAST_DIFFERENCES { 0.0 } else { spread_about_zero(&own).unwrap_or_default() };
         let mut sizes: Vec<f64> = own.iter().map(|difference| difference.abs()).collect();

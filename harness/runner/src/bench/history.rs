@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::inference::{median, spread_about_zero};
-use super::record::{Entry, EntryName, EntryOutcome, NightRecord, Quantity, SuiteRecord};
+use super::record::{Entry, EntryName, EntryOutcome, Measured, NightRecord, Quantity, SuiteRecord};
 use crate::report::statistics::nearest_rank;
 
 /// The least number of nights that a change must last, and that must lie before it: fewer may be bad nights.
@@ -108,21 +108,48 @@ pub(super) const fn is_measured_time(quantity: Quantity) -> bool {
     }
 }
 
-/// What the yardstick takes on this machine when nothing interrupts it, in picoseconds: the first quartile of what it took. Where other
-/// programs wait for the processor, four yardsticks in ten were seen to take five to fifteen times as long, which is not the clock's doing.
-pub(super) fn quiet_yardstick(yardsticks: impl IntoIterator<Item = u64>) -> Option<f64> {
-    let mut values: Vec<u64> = yardsticks.into_iter().collect();
-    nearest_rank(&mut values, 25).filter(|&value| value > 0).map(|value| value as f64)
+/// A yardstick that took more than this multiple of what it takes when nothing interrupts it was interrupted, and says nothing of the clock:
+/// no processor's clock changes so much within a night. Where other programs wait for the processor, four yardsticks in ten were seen to take
+/// five to fifteen times as long.
+const MOST_OF_A_CLOCK: f64 = 2.0;
+
+/// What the yardstick took in rounds in which nothing interrupted it, in picoseconds: the median of those.
+fn undisturbed(yardsticks: &[u64]) -> Option<f64> {
+    let first_quartile = nearest_rank(&mut yardsticks.to_vec(), 25).filter(|&value| value > 0)? as f64;
+    let is_quiet = |value: &f64| *value <= MOST_OF_A_CLOCK * first_quartile;
+    median(&mut yardsticks.iter().map(|&value| value as f64).filter(is_quiet).collect::<Vec<f64>>())
+}
+
+/// The medians of an entry's rounds, each with the yardstick of its round where it has one. Rounds of other shards have no samples of the
+/// entry, and yardsticks of other machines. What is 0 counts as 1, because ratios to nothing do not exist.
+pub(super) fn rounds<'a>(suite: &'a SuiteRecord, measured: &'a Measured) -> impl Iterator<Item = (f64, Option<u64>)> + 'a {
+    let medians = measured.rounds.iter().map(|round| median(&mut round.iter().map(|&sample| sample as f64).collect::<Vec<_>>()));
+    medians.enumerate().filter_map(|(round, median)| Some((median?.max(1.0), suite.yardstick_ps.get(round).copied())))
+}
+
+/// The medians of rounds divided by the yardsticks of their rounds, where each has one.
+pub(super) fn corrected_rounds(suite: &SuiteRecord, measured: &Measured) -> Option<Vec<f64>> {
+    let yardsticks: Vec<u64> = rounds(suite, measured).filter_map(|(_, yardstick)| yardstick).collect();
+    let quiet = undisturbed(&yardsticks)?;
+    let corrected = rounds(suite, measured).map(|(median, yardstick)| {
+        let yardstick = yardstick? as f64;
+        Some(median / if yardstick > MOST_OF_A_CLOCK * quiet || yardstick < quiet / MOST_OF_A_CLOCK { quiet } else { yardstick })
+    });
+    corrected.collect()
+}
+
+/// What an undisturbed yardstick took in the whole suite: what host times are divided by where their rounds were not kept.
+pub(super) fn unit(suite: &SuiteRecord) -> Option<f64> {
+    undisturbed(&suite.yardstick_ps)
 }
 
 fn figure(suite: &SuiteRecord, reference: &SuiteRecord, entry: &Entry) -> Option<f64> {
     let EntryOutcome::Measured(measured) = &entry.outcome else { return None };
-    let median = measured.summary.median as f64;
-    let yardstick = |suite: &SuiteRecord| quiet_yardstick(suite.yardstick_ps.iter().copied());
-    match (entry.quantity, yardstick(reference)) {
-        (Quantity::HostTime, Some(reference)) => Some(median / yardstick(suite)? * reference),
-        _ => Some(median),
-    }
+    let uncorrected = measured.summary.median as f64;
+    let (Quantity::HostTime, Some(reference)) = (entry.quantity, unit(reference)) else { return Some(uncorrected) };
+    // As nights are compared: a clock that changed during the night is followed from round to round.
+    let corrected = corrected_rounds(suite, measured).and_then(|mut rounds| median(&mut rounds));
+    corrected.or_else(|| Some(uncorrected / unit(suite)?)).map(|figure| figure * reference)
 }
 
 /// Where figures changed to stay changed by more than the share `least`, as in 0.05. Exact figures are those of a virtual clock or of
@@ -285,12 +312,22 @@ mod tests {
         for entry in &mut suite.entries {
             if let EntryOutcome::Measured(measured) = &mut entry.outcome {
                 measured.summary.median *= 2;
+                measured.rounds.iter_mut().flatten().for_each(|sample| *sample *= 2);
             }
         }
         nights[1].conditions.contended.push("a busy processor".to_owned());
-        let history = History::of(&nights.iter().collect::<Vec<_>>());
-        let figures: Vec<&[NightFigure]> = history.entries().map(|(_, figures)| figures).collect();
-        assert_eq!(figures, [[NightFigure { night: 0, figure: 1000.0 }, NightFigure { night: 2, figure: 1000.0 }]]);
+        let figures = |nights: &[NightRecord]| -> Vec<Vec<NightFigure>> {
+            let history = History::of(&nights.iter().collect::<Vec<_>>());
+            history.entries().map(|(_, figures)| figures.to_vec()).collect()
+        };
+        let expected = [[NightFigure { night: 0, figure: 1000.0 }, NightFigure { night: 2, figure: 1000.0 }]];
+        assert_eq!(figures(&nights), expected);
+        for entry in nights.iter_mut().flat_map(|night| &mut night.suites[0].entries) {
+            if let EntryOutcome::Measured(measured) = &mut entry.outcome {
+                measured.rounds.clear();
+            }
+        }
+        assert_eq!(figures(&nights), expected, "nights of which only medians were kept");
         nights[2].suites[0].hash = "other".to_owned();
         let history = History::of(&nights.iter().collect::<Vec<_>>());
         assert_eq!(history.entries().map(|(_, figures)| figures.len()).collect::<Vec<_>>(), [1]);

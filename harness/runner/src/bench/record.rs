@@ -9,6 +9,8 @@ use harness_allocator::device::{Clock, CostFigure};
 use harness_allocator::units::Bytes;
 use serde::{Deserialize, Serialize};
 
+pub use crate::shard::Shard;
+
 /// The version that this build writes.
 pub const BENCH_RECORD_VERSION: u32 = 1;
 
@@ -39,22 +41,6 @@ pub struct NightRecord {
     pub suites: Vec<SuiteRecord>,
     /// Against the baseline, as it was when the night ended: later nights and thinning do not change it.
     pub comparison: Option<Comparison>,
-}
-
-/// Part `index` of `count`, counted from 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shard {
-    /// From 1 to `count`.
-    pub index: u32,
-    /// At least 1.
-    pub count: u32,
-}
-
-impl fmt::Display for Shard {
-    /// As `--shard` takes it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.index, self.count)
-    }
 }
 
 /// What was measured. `None`: it is not known.

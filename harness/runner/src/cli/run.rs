@@ -11,6 +11,7 @@ use harness::record::{Records, RunRecord};
 use harness::report::{Counts, Report, github, json, junit, text};
 use harness::scenario::{MAX_MEMORY, MIN_MEMORY, Scenario, choices};
 use harness::session::{Arm, DeviceSource, Plan, Selection, has_pytorchs};
+use harness::shard::Shard;
 use harness::store::{self, StoreError};
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, SpecError};
@@ -31,6 +32,7 @@ const EXAMPLES: &str = "Examples:
   harness run my.yaml --alloc-conf max_split_size_mb:512 --alloc-conf expandable_segments:True
   harness run my.yaml --allocator 'caching(max_split_size_mb:512)'
   harness run scenarios --device cuda:1 --repeat 10 --report reports/h200
+  harness run scenarios --shard 1/2                 # the first of two machines
   harness run my.yaml --format json | jq '.runs[].verdict'";
 
 /// Run scenarios on a GPU, or on the simulated device where there is none.
@@ -61,6 +63,9 @@ pub(super) struct Run {
     /// Draw all random choices from this seed instead of the scenarios' own.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Run only part I of N of the scenarios, as in `1/2`; which belong to it depends on their names alone.
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
     /// Run everything this often [default: 5 on a GPU, 1 on the simulated device, whose figures never differ].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     repeat: Option<u32>,
@@ -92,7 +97,14 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn run(self, terminal: &Terminal) -> Result<Exit, Failures> {
-        let scenarios = inputs::load(&self.paths)?;
+        let mut scenarios = inputs::load(&self.paths)?;
+        if let Some(shard) = self.shard {
+            scenarios.retain(|scenario| shard.has(&scenario.name));
+            if scenarios.is_empty() {
+                eprintln!("none of these scenarios belongs to part {shard}");
+                return Ok(Exit::Passed);
+            }
+        }
         let selection = self.selection(&scenarios)?;
         self.check_report_folder()?;
         let bar = self.progress();

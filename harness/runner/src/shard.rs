@@ -1,0 +1,76 @@
+//! Work divided among machines: [`Shard`]. What belongs to a part depends on its name alone, so every machine finds its own part without
+//! asking the others, and a new scenario or case moves no other one.
+
+use std::fmt;
+use std::str::FromStr;
+
+use harness_allocator::hash::fnv1a;
+use serde::{Deserialize, Serialize};
+
+/// Part `index` of `count`, counted from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shard {
+    /// From 1 to `count`.
+    pub index: u32,
+    /// At least 1.
+    pub count: u32,
+}
+
+impl Shard {
+    /// Whether what has this name belongs to the part. Each name belongs to exactly one part of a count.
+    #[must_use]
+    pub fn has(self, name: &str) -> bool {
+        fnv1a(name.as_bytes()) % u64::from(self.count.max(1)) + 1 == u64::from(self.index)
+    }
+}
+
+impl fmt::Display for Shard {
+    /// As `--shard` takes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.index, self.count)
+    }
+}
+
+/// Why a text names no part: write part and number of parts.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}write part and number of parts, as in `1/2` and `2/2`")]
+pub struct ShardError(String);
+
+impl FromStr for Shard {
+    type Err = ShardError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts = text.split_once('/').and_then(|(index, count)| Some(Self { index: index.parse().ok()?, count: count.parse().ok()? }));
+        match parts {
+            None => Err(ShardError(String::new())),
+            Some(Self { count: 0, .. }) => Err(ShardError("there are no parts: ".to_owned())),
+            Some(Self { index, count }) if !(1..=count).contains(&index) => {
+                Err(ShardError(format!("there is no part {index} of {count}: parts are counted from 1 to {count}; ")))
+            }
+            Some(shard) => Ok(shard),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_shard_is_a_part_that_there_is() {
+        assert_eq!("2/3".parse(), Ok(Shard { index: 2, count: 3 }));
+        for wrong in ["0/3", "4/3", "1/0", "1", "a/b", "-1/2", "1/2/3"] {
+            assert!(wrong.parse::<Shard>().is_err(), "{wrong}");
+        }
+        insta::assert_snapshot!("4/3".parse::<Shard>().expect_err("there is no fourth"), @"there is no part 4 of 3: parts are counted from 1 to 3; write part and number of parts, as in `1/2` and `2/2`");
+    }
+
+    proptest! {
+        #[test]
+        fn every_name_belongs_to_exactly_one_part(name in ".*", count in 1_u32..20) {
+            prop_assert_eq!((1..=count).filter(|&index| Shard { index, count }.has(&name)).count(), 1);
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! A session: scenarios × allocators × repetitions on one device, arms interleaved, each on a device of its own.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -59,6 +60,16 @@ impl DeviceSource {
         match &self.resolved {
             Resolved::Simulated { reason } => Some(reason),
             Resolved::Cuda(_) => None,
+        }
+    }
+
+    /// The arguments of this program that choose it.
+    #[must_use]
+    pub fn arguments(&self) -> Vec<OsString> {
+        match (&self.resolved, &self.profile) {
+            (Resolved::Simulated { .. }, None) => vec!["--device".into(), "sim".into()],
+            (Resolved::Simulated { .. }, Some((_, path))) => vec!["--device".into(), "sim".into(), "--device-profile".into(), path.into()],
+            (Resolved::Cuda(ordinal), _) => vec!["--device".into(), format!("cuda:{ordinal}").into()],
         }
     }
 

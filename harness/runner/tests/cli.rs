@@ -304,9 +304,9 @@ fn continuous_integration_gets_a_summary_and_junit() {
     assert!(summary.starts_with("## Earlier step\n\n# Out-of-memory report\n") && !summary.contains(".svg"), "{summary}");
     let junit = fs::read_to_string(world.path("junit.xml")).unwrap();
     assert!(junit.starts_with("<?xml") && junit.contains("<testsuite name=\"good\"") && junit.contains("failures=\"0\""), "{junit}");
-    let ran = world.harness(&["run", "good.yaml", "--device", "sim", "--no-report", "--junit", "nowhere/junit.xml"]);
+    let ran = world.harness(&["run", "good.yaml", "--device", "sim", "--no-report", "--junit", "good.yaml/junit.xml"]);
     assert_eq!(ran.code, Some(4), "{}", ran.err);
-    assert!(ran.err.contains("nowhere/junit.xml") && ran.err.contains("--junit FILE"), "{}", ran.err);
+    assert!(ran.err.contains("good.yaml/junit.xml") && ran.err.contains("--junit FILE"), "{}", ran.err);
 }
 
 #[test]

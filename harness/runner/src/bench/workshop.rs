@@ -1,6 +1,7 @@
 //! Where benchmarks get devices and allocators from: [`Workshop`]. Opening a GPU takes long beside what is timed on it, so a real device
 //! stays open and is lent from one measurement to the next; a simulated one is made new each time, and so is every allocator.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -35,6 +36,11 @@ pub trait Workshop {
 
     /// As `--device` takes it.
     fn device_name(&self) -> String;
+
+    /// The arguments that have this program use the same device.
+    fn device_arguments(&self) -> Vec<OsString> {
+        vec!["--device".into(), self.device_name().into()]
+    }
 
     /// A device with nothing allocated on it and that much memory, until it is dropped.
     ///
@@ -107,6 +113,10 @@ impl Workshop for DeviceWorkshop {
 
     fn device_name(&self) -> String {
         self.source.to_string()
+    }
+
+    fn device_arguments(&self) -> Vec<OsString> {
+        self.source.arguments()
     }
 
     fn lend(&mut self, memory: Bytes, wall: Wall) -> Result<Box<dyn Device>, DeviceError> {

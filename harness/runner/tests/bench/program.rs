@@ -1,6 +1,7 @@
 //! `harness bench` as a user meets it: what it prints, its exit code, and what it leaves on disk.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -56,7 +57,7 @@ impl World {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
         command.arg0("harness").arg("bench").args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
-        for variable in ["CARGO", "COLUMNS", "HARNESS_DEVICE", "NO_COLOR"] {
+        for variable in ["CARGO", "COLUMNS", "GITHUB_ACTIONS", "HARNESS_DEVICE", "NO_COLOR"] {
             command.env_remove(variable);
         }
         self.staging.apply(&mut command);
@@ -66,6 +67,16 @@ impl World {
     fn bench(&self, arguments: &[&str]) -> Ran {
         let output = self.command(arguments).output().unwrap();
         Ran { code: output.status.code(), out: String::from_utf8(output.stdout).unwrap(), err: String::from_utf8(output.stderr).unwrap() }
+    }
+
+    /// Changes the night that was saved first. It was yesterday, and nothing else ran on the machine, as it may well do today.
+    fn rewrite_first_night(&self, change: impl FnOnce(&mut NightRecord)) {
+        let folder = fs::read_dir(self.path("reports/nightly")).unwrap().next().unwrap().unwrap().path();
+        let mut night: NightRecord = serde_json::from_str(&fs::read_to_string(folder.join("night.json")).unwrap()).unwrap();
+        night.started = "2026-11-19T02:17:00Z".to_owned();
+        night.conditions.contended.clear();
+        change(&mut night);
+        fs::write(folder.join("night.json"), serde_json::to_string(&night).unwrap()).unwrap();
     }
 
     fn night(&self, folder: &str) -> NightRecord {
@@ -86,7 +97,9 @@ fn a_night_is_printed_and_written_whole() {
     assert_eq!((night.machine.clock, night.seed, night.shard), (Clock::Simulated, 0, None));
     assert_eq!(night.reproduce, "harness bench --device sim --seed 0");
     assert!(!night.conditions.cost_figures.is_empty(), "a model tells its figures");
-    assert_eq!(fs::read_dir(world.path("night")).unwrap().count(), 1, "nothing else is left");
+    let mut names: Vec<_> = fs::read_dir(world.path("night")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["night.json", "report.md", "small-model-curve.svg"], "nothing else is left");
 }
 
 #[test]
@@ -104,12 +117,72 @@ fn json_is_the_whole_record_and_nothing_else() {
 }
 
 #[test]
-fn without_a_folder_named_a_night_goes_to_one_named_after_date_and_device() {
+fn each_night_is_compared_with_the_one_before_and_stands_in_the_index() {
     let world = World::without_gpu().with("small.yaml", SMALL);
-    assert_eq!(world.bench(&["small.yaml", "--device", "sim", "--quiet"]).told(), "exit: 0\n--- stdout ---\n--- stderr ---\n");
-    let mut names = fs::read_dir(world.path("reports/nightly")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let name = names.next().unwrap();
-    assert!(name.starts_with("20") && name.ends_with("-simulated"), "{name}");
+    let night = ["small.yaml", "--device", "sim"];
+    assert_eq!(world.bench(&[&night[..], &["--quiet"]].concat()).told(), "exit: 0\n--- stdout ---\n--- stderr ---\n");
+    world.rewrite_first_night(|_| {});
+    let second = world.bench(&night);
+    assert_eq!(second.code, Some(0), "{}", second.told());
+    assert!(
+        second.out.contains("No entry became slower or faster, of 12 compared with the night of 2026-11-19 02:17 UTC"),
+        "{}",
+        second.out
+    );
+    let mut names: Vec<String> =
+        fs::read_dir(world.path("reports/nightly")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    // Where midnight lay between the two, both have the plain name of their date.
+    assert!(names.len() == 2 && names[0].starts_with("20") && names[0].ends_with("-sim"), "{names:?}");
+    let index = fs::read_to_string(world.path("reports/README.md")).unwrap();
+    assert!(names.iter().all(|name| index.contains(&format!("nightly/{name}/report.md"))), "{index}");
+}
+
+#[test]
+fn an_entry_that_got_worse_ends_with_exit_code_1_and_is_told_to_continuous_integration() {
+    let world = World::without_gpu().with("small.yaml", SMALL);
+    let night = ["small.yaml", "--device", "sim"];
+    world.bench(&night);
+    // As if the night before had been a tenth faster.
+    world.rewrite_first_night(|base| {
+        for entry in base.suites[0].entries.iter_mut().filter(|entry| entry.arm == "direct") {
+            let EntryOutcome::Measured(measured) = &mut entry.outcome else { panic!("{entry:?}") };
+            let summary = &mut measured.summary;
+            for figure in [&mut summary.median, &mut summary.min, &mut summary.max].into_iter().chain(measured.rounds.iter_mut().flatten())
+            {
+                *figure = *figure * 10 / 11;
+            }
+        }
+    });
+    let files = ["--summary", "summary.md", "--junit", "junit.xml", "--smaller-is-better", "bench.json"];
+    let output = world.command(&[&night[..], &files].concat()).env("GITHUB_ACTIONS", "true").output().unwrap();
+    let out = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{out}");
+    assert!(out.contains("6 entries became slower") && out.lines().any(|line| line.starts_with("::")), "{out}");
+    assert!(fs::read_to_string(world.path("summary.md")).unwrap().contains("6 entries became slower"));
+    assert!(fs::read_to_string(world.path("junit.xml")).unwrap().contains("failures=\"6\""));
+    let figures: Vec<serde_json::Value> = serde_json::from_str(&fs::read_to_string(world.path("bench.json")).unwrap()).unwrap();
+    assert_eq!(figures.len(), 12);
+}
+
+#[test]
+fn results_of_criterion_become_a_suite_of_the_night() {
+    let benchmark = r#"{"group_id":"hit","function_id":"caching","value_str":null,"throughput":null,"full_id":"hit/caching"}"#;
+    let estimate = r#"{"confidence_interval":{"confidence_level":0.95,"lower_bound":19.0,"upper_bound":21.0},"point_estimate":20.0,"standard_error":0.5}"#;
+    let estimates = ["mean", "median", "median_abs_dev", "slope", "std_dev"].map(|name| format!("\"{name}\":{estimate}")).join(",");
+    let world = World::without_gpu()
+        .with("small.yaml", SMALL)
+        .with("criterion/hit/caching/new/benchmark.json", benchmark)
+        .with("criterion/hit/caching/new/estimates.json", &format!("{{{estimates}}}"))
+        .with("criterion/hit/caching/new/sample.json", r#"{"sampling_mode":"Linear","iters":[10.0,20.0],"times":[200.0,400.0]}"#);
+    let ran = world.bench(&["small.yaml", "--device", "sim", "--report", "night", "--criterion", "criterion"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    let night = world.night("night");
+    assert_eq!(night.suites.iter().map(|suite| suite.name.as_str()).collect::<Vec<_>>(), ["small", "criterion"]);
+    let EntryOutcome::Measured(measured) = &night.suites[1].entries[0].outcome else { panic!("{:?}", night.suites[1]) };
+    assert_eq!(measured.summary.median, 20_000);
+    let missing = world.bench(&["small.yaml", "--device", "sim", "--no-report", "--criterion", "nowhere"]);
+    assert!(missing.code == Some(2) && missing.err.contains("nowhere"), "{}", missing.told());
 }
 
 #[test]
@@ -200,4 +273,58 @@ time:
         let alone = measured.batch == 1;
         assert!(alone || suite.overhead_ps * 50 < region, "{}, {}: {} ps beside {region} ps", entry.case(), entry.arm, suite.overhead_ps);
     }
+}
+
+/// A program that stands for Python with torch: it answers each question with the samples that it was given.
+const PYTHON: &str = "#!/bin/sh
+echo '{\"arm\": \"torch\", \"version\": \"2.11.0\", \"note\": \"from Python\"}'
+while read -r question; do
+    case $question in
+        *'\"do\":\"latency\"'*) echo '{\"samples_ps\": [5000, 6000]}' ;;
+        *) echo '{\"skipped\": \"not known here\"}' ;;
+    esac
+done
+";
+
+#[test]
+fn pytorchs_own_allocator_takes_its_turn_among_the_arms() {
+    let text = "about: x
+needs: { memory: 64MiB }
+arms: [caching]
+rounds: { least: 2, most: 2 }
+time:
+  - latency: { sizes: [2MiB] }
+  - empty_cache: { segments: [1] }
+  - record_stream: { streams: [1] }
+";
+    let world = World { staging: Staging::new(&Config::default()).unwrap(), ..World::without_gpu() }
+        .with("suite.yaml", text)
+        .with("python", PYTHON);
+    fs::set_permissions(world.path("python"), fs::Permissions::from_mode(0o755)).unwrap();
+    let ran = world.bench(&["suite.yaml", "--device", "cuda:0", "--report", "night", "--torch", "./python"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    let night = world.night("night");
+    let torch: Vec<_> = night.suites[0].entries.iter().filter(|entry| entry.arm == "torch").collect();
+    // It cannot do everything: what it is not asked for has no entry, what it cannot do says so.
+    let told = torch.iter().map(|entry| match &entry.outcome {
+        EntryOutcome::Measured(measured) => format!("{}: {} ps, {:?}", entry.case(), measured.summary.median, entry.quantity),
+        EntryOutcome::Skipped { reason } => format!("{}: {reason}", entry.case()),
+        EntryOutcome::Failed { reason } => panic!("{}: {reason}", entry.case()),
+    });
+    let expected = ["hit, 2 MiB", "miss, 2 MiB", "after_empty_cache, 2 MiB"].map(|case| format!("{case}: 5500 ps, HostTime"));
+    assert_eq!(told.collect::<Vec<_>>(), [&expected[..], &["empty_cache, 1 segments: not known here".to_owned()]].concat());
+}
+
+#[test]
+fn where_pytorch_is_missing_its_entries_say_why() {
+    let world = World::without_gpu().with("small.yaml", SMALL);
+    let ran = world.bench(&["small.yaml", "--device", "sim", "--report", "night", "--torch", "python3"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    let why = "it needs a GPU, and this is the simulated device";
+    assert!(ran.err.contains(why), "{}", ran.err);
+    let night = world.night("night");
+    let torch = night.suites[0].entries.iter().filter(|entry| entry.arm == "torch");
+    assert_eq!(torch.filter(|entry| entry.outcome == EntryOutcome::Skipped { reason: why.to_owned() }).count(), 6);
+    let auto = world.bench(&["small.yaml", "--device", "sim", "--report", "auto", "--torch", "auto"]);
+    assert!(auto.err.is_empty() && world.night("auto").suites[0].entries.iter().all(|entry| entry.arm != "torch"), "{}", auto.told());
 }

@@ -143,7 +143,7 @@ fn trends(page: &mut Page, device: &Device<'_>) {
     for suite in &latest.suites {
         let trend = Trend::new(&suite.name, &nights);
         for quantity in important::quantities(suite.entries.iter().map(|entry| entry.quantity)) {
-            lines.push(Small { title: format!("{}, {}", suite.name, words::short(quantity)), levels: trend.index(quantity) });
+            lines.push(Small { title: format!("{}, {}", suite.name, words::shortest(quantity)), levels: trend.index(quantity) });
         }
     }
     let title = format!("{}: every suite over the nights", latest.machine.device);

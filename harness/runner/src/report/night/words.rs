@@ -52,6 +52,14 @@ pub(in crate::report) const fn short(quantity: Quantity) -> &'static str {
     }
 }
 
+/// The same where there is little room.
+pub(super) const fn shortest(quantity: Quantity) -> &'static str {
+    match quantity {
+        Quantity::ModelTime => "model time, not measured",
+        Quantity::HostTime | Quantity::DeviceTime | Quantity::Memory => short(quantity),
+    }
+}
+
 /// A name for files and links.
 pub(super) const fn slug(quantity: Quantity) -> &'static str {
     match quantity {

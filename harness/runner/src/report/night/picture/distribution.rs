@@ -11,7 +11,7 @@ use crate::report::picture::{Drawn, GRID, INK, LIMIT};
 /// Rows of one picture; a suite with more shows those of its first cases.
 const ROWS: usize = 32;
 /// Samples drawn a row; of more, evenly chosen ones by rank, the least and the greatest among them.
-const DOTS: usize = 120;
+const DOTS: usize = 40;
 /// Figures that differ by more than this multiple share no axis.
 const MULTIPLE: u64 = 8;
 /// The axis of changes goes no farther than half and twice the median, whatever other programs did to a few samples.

@@ -248,6 +248,22 @@ pub fn write(path: &Path, content: &str) -> io::Result<()> {
     sync_folder(folder)
 }
 
+/// A text as part of a link or a file name: lower-case letters, digits, `_` and `-`; never empty, at most 60 long.
+#[must_use]
+pub fn slug(text: &str) -> String {
+    let mut slug = String::new();
+    for c in text.chars().map(|c| c.to_ascii_lowercase()) {
+        match c {
+            'a'..='z' | '0'..='9' | '_' => slug.push(c),
+            _ if slug.is_empty() || slug.ends_with('-') => {}
+            _ => slug.push('-'),
+        }
+    }
+    slug.truncate(60);
+    let trimmed = slug.trim_end_matches('-');
+    if trimmed.is_empty() { "unnamed".to_owned() } else { trimmed.to_owned() }
+}
+
 fn make_folder(path: &Path) -> io::Result<()> {
     fs::create_dir_all(path).map_err(|error| match error.kind() {
         // What exists and is no folder.
@@ -296,5 +312,15 @@ mod tests {
         assert!(matches!(told(Document::Records), StoreError::DiskFull { .. }));
         insta::assert_snapshot!(told(Document::Records), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place with `--report DIR`.");
         insta::assert_snapshot!(told(Document::Night), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place.");
+    }
+
+    #[test]
+    fn slugs_are_safe_for_files_and_links() {
+        for (text, expected) in
+            [("NVIDIA H200", "nvidia-h200"), ("oom_retry", "oom_retry"), ("../../etc", "etc"), ("µ", "unnamed"), ("a--b-", "a-b")]
+        {
+            assert_eq!(slug(text), expected);
+        }
+        assert_eq!(slug(&"x".repeat(500)).len(), 60);
     }
 }

@@ -16,6 +16,7 @@ pub mod run;
 pub mod scenario;
 pub mod session;
 pub mod shard;
+pub mod statistics;
 pub mod store;
 mod workload;
 mod world;

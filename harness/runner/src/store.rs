@@ -7,9 +7,10 @@ use std::{fs, io};
 
 use harness_allocator::device::Clock;
 
+use crate::files::slug;
 use crate::files::{self, Document, Folder};
 use crate::record::{RECORD_VERSION, Records};
-use crate::report::{Report, json, markdown, slug};
+use crate::report::{Report, json, markdown};
 
 pub use crate::files::StoreError;
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 use harness_allocator::device::{Clock, Device};
 
 use super::record::Quantity;
-use super::statistics::median;
+use super::summary::median;
 
 /// Steps of the yardstick: some tenths of a millisecond on today's processors, long beside an interrupt, short beside a round.
 const YARDSTICK_STEPS: u64 = 200_000;

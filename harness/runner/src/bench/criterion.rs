@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::record::{Entry, EntryOutcome, EntrySummary, Measured, Quantity, Stopped, SuiteRecord};
-use crate::report::statistics::{LEAST_FOR_P99, median, median_absolute_deviation, nearest_rank};
+use crate::statistics::{LEAST_FOR_P99, median, median_absolute_deviation, nearest_rank};
 
 /// The name of the suite.
 pub const SUITE: &str = "criterion";

@@ -18,8 +18,8 @@ use rand_chacha::ChaCha8Rng;
 use super::clock::{Stopwatch, overhead_ps, yardstick_ps};
 use super::measure::{self, Fault, Reading, Visit};
 use super::record::{Entry, EntryOutcome, Measured, Quantity, Shard, Stopped, SuiteRecord};
-use super::statistics::{precision, summarize};
 use super::suite::{Case, Pieces, Suite};
+use super::summary::{precision, summarize};
 use super::torch;
 use super::workshop::Workshop;
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::inference::{median, spread_about_zero};
 use super::record::{Entry, EntryName, EntryOutcome, Measured, NightRecord, Quantity, SuiteRecord};
-use crate::report::statistics::nearest_rank;
+use crate::statistics::nearest_rank;
 
 /// The least number of nights that a change must last, and that must lie before it: fewer may be bad nights.
 pub const LEAST_NIGHTS: usize = 3;

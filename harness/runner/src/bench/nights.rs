@@ -12,8 +12,8 @@ use harness_allocator::device::Clock;
 
 use super::compare;
 use super::record::{BENCH_RECORD_VERSION, EntryOutcome, NightRecord, Stopped};
+use crate::files::slug;
 use crate::files::{self, Document, Folder, StoreError};
-use crate::report::slug;
 
 /// Where nights and their index go unless the user says otherwise.
 pub const DEFAULT_ROOT: &str = "reports";

@@ -293,7 +293,7 @@ impl Page {
 
     fn picture(&mut self, report: &Report<'_>, scenario: &ScenarioGroup<'_>, bench: &Bench<'_>) {
         let device = &report.devices[bench.device];
-        let name = super::unique(&format!("{}-{}", scenario.slug, super::slug(&device.label)), "-", &mut self.names);
+        let name = super::unique(&format!("{}-{}", scenario.slug, crate::files::slug(&device.label)), "-", &mut self.names);
         let runs: Vec<&RunRecord> = bench.arms.iter().map(Arm::shown).collect();
         let Some(svg) = picture::draw(&runs) else { return };
         let file_name = format!("{name}.svg");
@@ -420,7 +420,7 @@ impl Page {
         let mut lines: Vec<String> = words.iter().map(|(word, meaning)| format!("**{word}**: {meaning}")).collect();
         lines.push(format!(
             "**max**: the largest sample, told instead of p99 where there are fewer than {} samples.",
-            super::statistics::LEAST_FOR_P99
+            crate::statistics::LEAST_FOR_P99
         ));
         lines.push("**(n)**: how many samples; `a of b`: the figures come from a random sample of a among b operations.".to_owned());
         lines.push(

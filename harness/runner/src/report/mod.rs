@@ -9,7 +9,6 @@ pub mod junit;
 pub mod markdown;
 pub mod night;
 pub mod picture;
-pub mod statistics;
 pub mod text;
 pub mod timing;
 
@@ -26,6 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use harness_allocator::device::{Clock, DeviceInfo};
 use harness_allocator::units::Bytes;
 
+use crate::files::slug;
 use crate::record::{CostFigure, Records, RunRecord, ScenarioInfo, Verdict};
 
 /// Runs, grouped and counted: what every format is rendered from.
@@ -289,22 +289,6 @@ impl<'a> Index<'a> {
     }
 }
 
-/// A text as part of a link or a file name: lower-case letters, digits, `_` and `-`; never empty, at most 60 long.
-#[must_use]
-pub fn slug(text: &str) -> String {
-    let mut slug = String::new();
-    for c in text.chars().map(|c| c.to_ascii_lowercase()) {
-        match c {
-            'a'..='z' | '0'..='9' | '_' => slug.push(c),
-            _ if slug.is_empty() || slug.ends_with('-') => {}
-            _ => slug.push('-'),
-        }
-    }
-    slug.truncate(60);
-    let trimmed = slug.trim_end_matches('-');
-    if trimmed.is_empty() { "unnamed".to_owned() } else { trimmed.to_owned() }
-}
-
 /// `name`, or `name` and the first number from 2 on that is not taken yet.
 fn unique(name: &str, separator: &str, taken: &mut BTreeSet<String>) -> String {
     let numbered = (2_u64..).map(|number| format!("{name}{separator}{number}"));
@@ -360,16 +344,6 @@ mod tests {
         records.runs.push(other);
         let labels: Vec<String> = Report::new(&records).devices.into_iter().map(|device| device.label).collect();
         assert_eq!(labels, ["simulated", "Example GPU", "Example GPU 2"]);
-    }
-
-    #[test]
-    fn slugs_are_safe_for_files_and_links() {
-        for (text, expected) in
-            [("NVIDIA H200", "nvidia-h200"), ("oom_retry", "oom_retry"), ("../../etc", "etc"), ("µ", "unnamed"), ("a--b-", "a-b")]
-        {
-            assert_eq!(slug(text), expected);
-        }
-        assert_eq!(slug(&"x".repeat(500)).len(), 60);
     }
 
     #[test]

@@ -3,10 +3,10 @@
 use harness_allocator::device::Clock;
 use harness_allocator::units::Nanos;
 
-use super::statistics::{self, Summary};
 use super::words::{self, Align, Grid, NOTHING};
 use super::{Arm, Bench, DeviceGroup};
 use crate::record::{RunRecord, Samples};
+use crate::statistics::{self, Summary};
 
 /// The allocator that the others are compared with: it asks the driver every time.
 pub const BASELINE: &str = "direct";

@@ -3,14 +3,15 @@
 use super::super::escape::{code, prose};
 use super::super::page::Page;
 use super::super::picture::Picture;
+use super::super::unique;
 use super::super::words::{Align, NOTHING, count};
-use super::super::{slug, unique};
 use super::REPORT;
 use super::important;
 use super::picture::trend::{self, Small};
 use super::series::Trend;
 use super::words::{self, Outcomes};
 use crate::bench::record::{Machine, NightRecord};
+use crate::files::slug;
 
 /// The file that GitHub shows with the folder.
 pub const INDEX: &str = "README.md";

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::bench::record::{Build, EntryOutcome, EntrySummary, NightRecord, Quantity, SuiteRecord};
-use crate::report::statistics;
+use crate::statistics;
 
 /// What identifies a series within a suite: case, arm, quantity.
 pub(super) type Key<'a> = (String, &'a str, Quantity);

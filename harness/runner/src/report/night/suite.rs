@@ -6,15 +6,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::super::escape::{code, prose, prose_block};
 use super::super::page::Page;
 use super::super::picture::Picture;
+use super::super::unique;
 use super::super::words::{Align, NOTHING, count};
-use super::super::{slug, unique};
 use super::important::{self, Counts};
 use super::picture::{curve, distribution, rounds, trend};
 use super::series::{Key, Series, Trend};
 use super::words;
 use crate::bench::history;
 use crate::bench::record::{Change, ChangeVerdict, Entry, EntryOutcome, EntrySummary, Measured, NightRecord, Quantity, SuiteRecord};
-use crate::report::statistics;
+use crate::files::slug;
+use crate::statistics;
 
 /// Series in one trend picture.
 const TREND_PANELS: usize = 5;

@@ -20,7 +20,7 @@ fn everything() -> Vec<(String, NightRecord)> {
     nights.extend([examples::eventful(), examples::model()]);
     nights
         .into_iter()
-        .map(|night| (format!("nightly/{}-{}", words::date(&night.started), crate::report::slug(&night.machine.device)), night))
+        .map(|night| (format!("nightly/{}-{}", words::date(&night.started), crate::files::slug(&night.machine.device)), night))
         .collect()
 }
 

@@ -40,7 +40,7 @@ pub(super) fn write(page: &mut Page, night: &NightRecord) {
 fn what_and_where(night: &NightRecord) -> String {
     let entries: usize = night.suites.iter().map(|suite| suite.entries.len()).sum();
     let names: Vec<String> =
-        night.suites.iter().map(|suite| format!("[{}](#suite-{})", code(&suite.name), crate::report::slug(&suite.name))).collect();
+        night.suites.iter().map(|suite| format!("[{}](#suite-{})", code(&suite.name), crate::files::slug(&suite.name))).collect();
     let shard = night.shard.map_or_else(String::new, |shard| format!(" This is part {shard} of the suites."));
     format!(
         "This is {}. The night began {} and took {}. {} in {}: {}.{shard} Clock of the device: {}. [Machine and conditions](#machine).",

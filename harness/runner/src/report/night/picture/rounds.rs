@@ -8,7 +8,7 @@ use super::{Canvas, LEGEND_LEFT, Side, arms, colour, document, legend_height};
 use crate::bench::record::{EntryOutcome, Quantity, SuiteRecord};
 use crate::report::night::words;
 use crate::report::picture::{Drawn, GRID, INK};
-use crate::report::statistics;
+use crate::statistics;
 
 /// Fewer rounds show no drift.
 const LEAST_ROUNDS: usize = 3;

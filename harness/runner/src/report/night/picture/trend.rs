@@ -165,7 +165,7 @@ fn words_of(panel: &Panel<'_>, index: usize, nights: &[Night<'_>]) -> String {
 /// The median of medians.
 fn level(figures: &[Option<EntrySummary>]) -> Option<u64> {
     let mut medians: Vec<u64> = figures.iter().flatten().map(|figure| figure.median).collect();
-    crate::report::statistics::median(&mut medians)
+    crate::statistics::median(&mut medians)
 }
 
 fn in_words(panel: &Panel<'_>, nights: &[Night<'_>]) -> String {

@@ -5,9 +5,9 @@
 //! Nonparametric Statistics, 3rd ed., section 3.2), since times have long tails that a mean and a standard deviation hide.
 
 use super::record::EntrySummary;
-use crate::report::statistics::{LEAST_FOR_P99, median_absolute_deviation, nearest_rank};
+use crate::statistics::{LEAST_FOR_P99, median_absolute_deviation, nearest_rank};
 
-pub use crate::report::statistics::median;
+pub use crate::statistics::median;
 
 /// The least number of rounds from which the interval covers the median with 95 %: of fewer, least and greatest together cover less.
 pub const LEAST_ROUNDS: usize = 6;

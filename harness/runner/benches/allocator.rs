@@ -13,7 +13,7 @@ use std::time::Duration;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use flate2::read::GzDecoder;
-use harness::replay_bench::{Bench, Passes as _};
+use harness::replay_bench::Bench;
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
 use harness_allocator::allocator::{Allocation, Allocator, Request};
 use harness_allocator::device::StreamId;
@@ -124,7 +124,7 @@ fn traces(criterion: &mut Criterion) {
     for (name, events) in all_traces() {
         for (mode, expandable_segments) in [("default", false), ("expandable", true)] {
             let config = Config { expandable_segments, ..Config::default() };
-            let mut bench = Bench::new(&events, config, CAPACITY).expect("the trace uses the device rightly");
+            let mut bench = Bench::by_handle(&events, config, CAPACITY).expect("the trace uses the device rightly");
             let (allocations, frees, _) = bench.pass().expect("the simulated device does not fail");
             group.throughput(Throughput::Elements(allocations + frees));
             group.bench_function(BenchmarkId::new(name, mode), |bencher| {

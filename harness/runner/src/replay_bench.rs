@@ -2,20 +2,22 @@
 //!
 //! The one place outside a device that reads a clock: it times the allocator's own code on this machine, not anything a device does.
 
+mod handle;
 mod shared;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use harness_allocator::allocator::caching::{CachingAllocator, Config};
-use harness_allocator::allocator::{Allocation, Allocator, PrivatePools, Request};
+use harness_allocator::allocator::Request;
+use harness_allocator::allocator::caching::Config;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{Device, DeviceError, StreamId};
 use harness_allocator::trace::TraceEvent;
 use harness_allocator::units::Bytes;
 use serde::Serialize;
 
-use self::shared::SharedBench;
+pub use self::handle::ByHandle;
+use self::shared::ByPointer;
 use crate::replay::Front;
 
 /// What was measured, in nanoseconds on this machine's own clock. An operation is one allocation or one free.
@@ -46,6 +48,7 @@ pub struct BenchResult {
 /// Passes in which each operation is timed by itself.
 const SINGLE_PASSES: u32 = 5;
 
+/// One operation, its allocation known by its place in a table.
 enum Op {
     Allocate { slot: usize, request: Request },
     Free { slot: usize },
@@ -53,12 +56,42 @@ enum Op {
     Other(TraceEvent),
 }
 
+/// How operations reach the allocator.
+pub trait Access {
+    /// What an allocation is freed by.
+    type Live;
+
+    /// Allocates; `None` where there is no memory.
+    fn allocate(&mut self, request: Request) -> Option<Self::Live>;
+
+    /// Frees.
+    ///
+    /// # Errors
+    /// [`DeviceError`]: the trace uses a device wrongly.
+    fn free(&mut self, live: Self::Live) -> Result<(), DeviceError>;
+
+    /// Tells of a use by another stream.
+    ///
+    /// # Errors
+    /// [`DeviceError`], as [`Access::free`].
+    fn record_stream(&mut self, live: &Self::Live, stream: StreamId) -> Result<(), DeviceError>;
+
+    /// Everything that is no allocation, free or use. A pass must be repeatable, and a pool that was released cannot be opened again: misuse
+    /// of pools in a later pass is passed over.
+    ///
+    /// # Errors
+    /// [`DeviceError`], as [`Access::free`].
+    fn other(&mut self, event: TraceEvent) -> Result<(), DeviceError>;
+
+    /// Calls of the device's memory manager so far.
+    fn memory_calls(&self) -> u64;
+}
+
 /// A trace, ready to be run over and over.
-pub struct Bench {
-    device: SimDevice,
-    allocator: CachingAllocator,
+pub struct Bench<A: Access> {
+    access: A,
     ops: Vec<Op>,
-    live: Vec<Option<Allocation>>,
+    live: Vec<Option<A::Live>>,
 }
 
 /// Times a trace: two passes to warm up, `repetitions` timed ones; everything live is freed at the end of each.
@@ -66,43 +99,24 @@ pub struct Bench {
 /// # Errors
 /// [`DeviceError`]: the trace uses a device wrongly.
 pub fn bench(events: &[TraceEvent], config: Config, capacity: Bytes, repetitions: u32, front: Front) -> Result<BenchResult, DeviceError> {
-    let bench = Bench::new(events, config.clone(), capacity)?;
     match front {
-        Front::Handle => measure(bench, repetitions),
-        Front::Shared => measure(SharedBench::new(bench, config), repetitions),
+        Front::Handle => measure(Bench::by_handle(events, config, capacity)?, repetitions),
+        Front::Shared => measure(Bench::new(events, capacity, |device, ops| ByPointer::new(device, ops, config))?, repetitions),
     }
 }
 
-/// A trace that can be passed over again and again.
-pub trait Passes {
-    /// One pass over the trace; everything live is freed at its end. Returns allocations, frees and out-of-memories.
-    ///
-    /// # Errors
-    /// [`DeviceError`]: the trace uses a device wrongly.
-    fn pass(&mut self) -> Result<(u64, u64, u64), DeviceError>;
-
-    /// Mean time of an allocation and of a free, each timed by itself.
-    ///
-    /// # Errors
-    /// [`DeviceError`]: the trace uses a device wrongly.
-    fn single_operations(&mut self) -> Result<(f64, f64), DeviceError>;
-
-    /// Calls of the device's memory manager so far.
-    fn memory_calls(&self) -> u64;
-}
-
-fn measure(mut bench: impl Passes, repetitions: u32) -> Result<BenchResult, DeviceError> {
+fn measure<A: Access>(mut bench: Bench<A>, repetitions: u32) -> Result<BenchResult, DeviceError> {
     let (allocations, frees, ooms) = bench.pass()?;
     bench.pass()?;
     let operations = allocations + frees;
-    let before = bench.memory_calls();
+    let before = bench.access.memory_calls();
     let mut passes = Vec::new();
     for _ in 0..repetitions {
         let start = Instant::now();
         bench.pass()?;
         passes.push(start.elapsed().as_nanos() as f64 / operations.max(1) as f64);
     }
-    let device_calls = bench.memory_calls() - before;
+    let device_calls = bench.access.memory_calls() - before;
     passes.sort_by(f64::total_cmp);
     let (allocate_ns, free_ns) = bench.single_operations()?;
     Ok(BenchResult {
@@ -119,12 +133,18 @@ fn measure(mut bench: impl Passes, repetitions: u32) -> Result<BenchResult, Devi
     })
 }
 
-impl Bench {
-    /// A trace on a fresh simulated device, which has the streams that the trace names.
+impl Bench<ByHandle> {
+    /// A trace by the plain allocator, on a fresh simulated device.
     ///
     /// # Errors
-    /// [`DeviceError`]: the device cannot make the streams.
-    pub fn new(events: &[TraceEvent], config: Config, capacity: Bytes) -> Result<Self, DeviceError> {
+    /// [`DeviceError`]: the device cannot make the streams that the trace names.
+    pub fn by_handle(events: &[TraceEvent], config: Config, capacity: Bytes) -> Result<Self, DeviceError> {
+        Self::new(events, capacity, |device, _| ByHandle::new(device, config))
+    }
+}
+
+impl<A: Access> Bench<A> {
+    fn new(events: &[TraceEvent], capacity: Bytes, access: impl FnOnce(SimDevice, &[Op]) -> A) -> Result<Self, DeviceError> {
         let mut slots = BTreeMap::new();
         let mut device = SimDevice::new(SimConfig::replay(capacity));
         let mut streams = 0;
@@ -151,48 +171,44 @@ impl Bench {
             device.create_stream()?;
         }
         let live = (0..slots.len()).map(|_| None).collect();
-        Ok(Self { device, allocator: CachingAllocator::new(config), ops, live })
+        Ok(Self { access: access(device, &ops), ops, live })
     }
-}
 
-impl Passes for Bench {
-    fn pass(&mut self) -> Result<(u64, u64, u64), DeviceError> {
+    /// One pass over the trace; everything live is freed at its end. Returns allocations, frees and out-of-memories.
+    ///
+    /// # Errors
+    /// [`DeviceError`]: the trace uses a device wrongly.
+    pub fn pass(&mut self) -> Result<(u64, u64, u64), DeviceError> {
         let (mut allocations, mut frees, mut ooms) = (0, 0, 0);
         for op in &self.ops {
             match *op {
                 Op::Allocate { slot, request } => {
                     allocations += 1;
-                    self.live[slot] = match self.allocator.allocate(&mut self.device, request) {
-                        Ok(allocation) => Some(allocation),
-                        Err(error) => {
-                            ooms += 1;
-                            // In a box the error asks for no memory where the result stands, which can then stay in registers.
-                            drop(Box::new(error));
-                            None
-                        }
-                    };
+                    self.live[slot] = self.access.allocate(request);
+                    ooms += u64::from(self.live[slot].is_none());
                 }
                 Op::Free { slot } => {
-                    if let Some(allocation) = self.live[slot].take() {
+                    if let Some(live) = self.live[slot].take() {
                         frees += 1;
-                        self.allocator.free(&mut self.device, allocation)?;
+                        self.access.free(live)?;
                     }
                 }
                 Op::RecordStream { slot, stream } => {
-                    if let Some(allocation) = &self.live[slot] {
-                        self.allocator.record_stream(allocation, stream);
+                    if let Some(live) = &self.live[slot] {
+                        self.access.record_stream(live, stream)?;
                     }
                 }
-                Op::Other(event) => other(&mut self.device, &mut self.allocator, event)?,
+                Op::Other(event) => self.access.other(event)?,
             }
         }
-        for allocation in self.live.iter_mut().filter_map(Option::take) {
+        for live in self.live.iter_mut().filter_map(Option::take) {
             frees += 1;
-            self.allocator.free(&mut self.device, allocation)?;
+            self.access.free(live)?;
         }
         Ok((allocations, frees, ooms))
     }
 
+    /// Mean time of an allocation and of a free, each timed by itself.
     fn single_operations(&mut self) -> Result<(f64, f64), DeviceError> {
         let overhead = clock_overhead();
         let (mut allocate, mut free) = (Mean::default(), Mean::default());
@@ -201,67 +217,29 @@ impl Passes for Bench {
                 match *op {
                     Op::Allocate { slot, request } => {
                         let start = Instant::now();
-                        self.live[slot] = self.allocator.allocate(&mut self.device, request).ok();
+                        self.live[slot] = self.access.allocate(request);
                         allocate.add(start.elapsed().as_nanos() as f64);
                     }
                     Op::Free { slot } => {
-                        if let Some(allocation) = self.live[slot].take() {
+                        if let Some(live) = self.live[slot].take() {
                             let start = Instant::now();
-                            self.allocator.free(&mut self.device, allocation)?;
+                            self.access.free(live)?;
                             free.add(start.elapsed().as_nanos() as f64);
                         }
                     }
                     Op::RecordStream { slot, stream } => {
-                        if let Some(allocation) = &self.live[slot] {
-                            self.allocator.record_stream(allocation, stream);
+                        if let Some(live) = &self.live[slot] {
+                            self.access.record_stream(live, stream)?;
                         }
                     }
-                    Op::Other(event) => other(&mut self.device, &mut self.allocator, event)?,
+                    Op::Other(event) => self.access.other(event)?,
                 }
             }
-            for allocation in self.live.iter_mut().filter_map(Option::take) {
-                self.allocator.free(&mut self.device, allocation)?;
+            for live in self.live.iter_mut().filter_map(Option::take) {
+                self.access.free(live)?;
             }
         }
         Ok(((allocate.value() - overhead).max(0.0), (free.value() - overhead).max(0.0)))
-    }
-
-    fn memory_calls(&self) -> u64 {
-        self.device.calls().memory_calls()
-    }
-}
-
-fn other(device: &mut SimDevice, allocator: &mut CachingAllocator, event: TraceEvent) -> Result<(), DeviceError> {
-    match event {
-        TraceEvent::SynchronizeStream(stream) => device.synchronize_stream(stream),
-        TraceEvent::Synchronize => device.synchronize(),
-        TraceEvent::EmptyCache => allocator.empty_cache(device),
-        TraceEvent::SetFraction(fraction) => {
-            allocator.set_memory_fraction(device, fraction);
-            Ok(())
-        }
-        TraceEvent::ResetPeaks => {
-            allocator.reset_peaks();
-            Ok(())
-        }
-        TraceEvent::Pressure(change) => {
-            let held = device.memory()?.pressure.0.saturating_add_signed(change);
-            device.set_pressure(Bytes(held)).map(drop)
-        }
-        // A pass must be repeatable: a pool that was released cannot be opened again, so misuse in a later pass is passed over.
-        TraceEvent::BeginPool(pool) => {
-            allocator.begin(pool).ok();
-            Ok(())
-        }
-        TraceEvent::EndPool(pool) => {
-            allocator.end(pool).ok();
-            Ok(())
-        }
-        TraceEvent::ReleasePool(pool) => {
-            allocator.release(device, pool).ok();
-            Ok(())
-        }
-        TraceEvent::Allocate { .. } | TraceEvent::Free { .. } | TraceEvent::RecordStream { .. } => Ok(()),
     }
 }
 

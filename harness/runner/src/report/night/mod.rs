@@ -127,8 +127,9 @@ fn how_to_read(page: &mut Page, night: &NightRecord) {
         ("n", "how many samples there were; each is the mean of a batch of operations."),
         (
             "worse, better",
-            "the 95 % confidence interval of the ratio to the night compared with lies beyond the suite's threshold; p is the probability of \
-             a difference this large where there is none, corrected for the number of entries.",
+            "the ratio to the night compared with differs from 1 by more than the suite's threshold, its 95 % confidence interval does not \
+             contain 1, and p is below 0.01: the probability of such a difference between nights of one build, corrected for the number of \
+             entries.",
         ),
         (
             "÷ an arm",

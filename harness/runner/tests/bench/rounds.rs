@@ -5,11 +5,14 @@ use std::hint::black_box;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use harness::bench::compare::{Terms as CompareTerms, compare};
 use harness::bench::execute::{Terms, cases_of, run_suite};
-use harness::bench::record::{EntryOutcome, Quantity, Shard, Stopped};
+use harness::bench::machine::machine;
+use harness::bench::night::{Circumstances, Plan};
+use harness::bench::record::{Build, ChangeVerdict, Conditions, EntryOutcome, Quantity, Shard, Stopped};
 use harness::bench::suite::Suite;
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, AllocatorSpec, MemoryFraction, Request};
-use harness_allocator::device::sim::{CostModel, Figure};
+use harness_allocator::device::sim::{CostModel, Figure, SimConfig, SimDevice};
 use harness_allocator::device::{Clock, Device, DeviceError, DevicePtr, StreamId};
 use harness_allocator::stats::{MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
@@ -155,6 +158,33 @@ fn an_allocator_that_is_a_tenth_slower_has_host_times_a_tenth_longer() {
     }
     let host = |entry: &harness::bench::record::Entry| entry.quantity == Quantity::HostTime && measured(entry).summary.p99.is_some();
     assert!(record.entries.iter().all(host), "{record:#?}");
+}
+
+/// PyTorch's allocator, with so many waits for an idle device before each allocation; each takes 466 ns of the model's time.
+fn slowed(arm: &AllocatorSpec, waits: u32) -> Box<dyn Allocator> {
+    let wait = move |device: &mut dyn Device| (0..waits).try_for_each(|_| device.synchronize());
+    if arm.kind() == AllocatorKind::Caching { Box::new(Before(arm.build(), Box::new(wait))) } else { arm.build() }
+}
+
+#[test]
+fn a_tenth_more_of_one_allocator_is_flagged_and_a_hundredth_is_not() {
+    let suite = suite("caching, bfc, direct", "latency: { sizes: [2MiB, 64MiB], cases: [miss, after_empty_cache] }");
+    let night = |started: &str, build| {
+        let (plan, device) = (Plan { suites: Vec::new(), terms: terms(0) }, SimDevice::new(SimConfig::default()));
+        let (started, machine) = (started.to_owned(), machine(&device));
+        let circumstances = Circumstances { started, reproduce: String::new(), build: Build::default(), machine };
+        plan.record((vec![Shop { build, ..Shop::new() }.run(&suite)], Nanos::ZERO), circumstances, Conditions::default())
+    };
+    let base = night("2026-11-19T02:17:00Z", AllocatorSpec::build);
+    let flagged = |build: fn(&AllocatorSpec) -> Box<dyn Allocator>| -> Vec<(String, ChangeVerdict)> {
+        let changes = compare(&base, &night("2026-11-20T02:17:00Z", build), CompareTerms::default()).unwrap().changes;
+        let flagged = changes.into_iter().filter(|change| change.verdict != ChangeVerdict::Same);
+        flagged.map(|change| (format!("{} {}", change.entry.case, change.entry.arm), change.verdict)).collect()
+    };
+    // 70 µs and 114 µs are what the model charges for the two: 16 waits are a tenth of the one and a fifteenth of the other.
+    let worse = ["miss, 2 MiB", "miss, 64 MiB", "after_empty_cache, 2 MiB", "after_empty_cache, 64 MiB"];
+    assert_eq!(flagged(|arm| slowed(arm, 16)), worse.map(|case| (format!("{case} caching"), ChangeVerdict::Worse)));
+    assert_eq!(flagged(|arm| slowed(arm, 1)), []);
 }
 
 #[test]

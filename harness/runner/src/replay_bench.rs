@@ -1,6 +1,7 @@
 //! Timing the host path of the caching allocator: the same trace over and over, on a simulated device whose calls cost next to nothing.
 //!
-//! The one place outside a device that reads a clock: it times the allocator's own code on this machine, not anything a device does.
+//! It times the allocator's own code on this machine, not anything a device does. [`Access`] is how operations reach the allocator: by handle,
+//! or by pointer behind the shared front's locks.
 
 mod handle;
 mod shared;

@@ -1,7 +1,8 @@
 //! The host's monotonic clock, for benchmarks: what a region of our own code takes on this machine, what reading the clock adds to it, and
 //! a yardstick that shows how fast the processor was at that moment.
 //!
-//! Nothing else outside a device reads a clock to measure something: a simulated device keeps the time of its model, and a real one is asked.
+//! Beside it only `replay_bench` and the monitor of a night read the host's clock: a simulated device keeps the time of its model, and a real
+//! one is asked.
 
 use std::hint::black_box;
 use std::time::Instant;

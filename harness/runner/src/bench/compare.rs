@@ -10,8 +10,8 @@
 //! Obviously Wrong!", 2009, <https://doi.org/10.1145/1508244.1508275>). So the hypothesis to refute is not that nothing changed, which is
 //! never quite true, but that the change is within that allowance (J. L. Hodges and E. L. Lehmann, "Testing the Approximate Validity of
 //! Statistical Hypotheses", 1954, <https://doi.org/10.1111/j.2517-6161.1954.tb00169.x>): the baseline is moved by the allowance towards
-//! the new night before the rank test. The allowance is the measured constant [`BETWEEN_NIGHTS`], or more where earlier nights of
-//! the machine show more.
+//! the new night before the rank test. The allowance follows from [`BETWEEN_NIGHTS`], or from what earlier nights of the machine show where
+//! that is more.
 //!
 //! An entry is flagged where all of this holds: the probability, corrected for the number of entries, is below [`SIGNIFICANT`]; the ratio of
 //! the medians differs from one by more than the suite's threshold; its interval, widened by the spread between nights, does not contain
@@ -36,12 +36,12 @@ pub const SIGNIFICANT: f64 = 0.01;
 pub const LEAST_ROUNDS: usize = 6;
 
 /// The least that is assumed of the standard deviation of the logarithm of the ratio of two nights' corrected medians, where the build is
-/// the same. It is what suites of threshold 5 % can afford: with [`ALLOWED_DEVIATIONS`] times as much allowed, a change of a tenth is found.
+/// the same. It is a floor that suites of threshold 5 % can afford: with [`ALLOWED_DEVIATIONS`] times as much allowed, a change of a tenth is
+/// found. Where earlier nights show more, that is taken instead.
 ///
-/// Measured on two cores of a virtual machine on 20 November 2026, medians of differences between nights of 30 rounds, times 1.48: 0.4 % in 22
-/// nights for cache hits of the caching allocator where addresses were not randomised (`setarch -R`), 2.2 % in 23 nights where they were.
-/// Whole traces in 40 nights, while eight processes wanted each core: 3 %. So this is enough where nights are measured with fixed addresses on
-/// a machine of their own; where earlier nights show more, that is taken instead.
+/// Measured on two cores of a virtual machine on 20 November 2026, as 1.4826 times the median difference between successive nights of one
+/// build: 1.1 % over 60 traces in ten uncontended nights; 0.4 % for cache hits where addresses were not randomised (`setarch -R`) and 2.2 %
+/// where they were, with ten programs beside; 3 % for traces while eight processes wanted each core.
 pub const BETWEEN_NIGHTS: f64 = 0.010;
 
 /// How many of those standard deviations two nights of one build are allowed to differ by: 3 are exceeded by 0.3 % of normal differences,
@@ -80,7 +80,7 @@ pub enum CompareError {
     },
 }
 
-/// Compares a night with an earlier one. Takes time for 1000 resamples of each entry's rounds: some 0.1 ms an entry.
+/// Compares a night with an earlier one. Linear in rounds, for each of 1000 resamples of each entry that both nights measured.
 ///
 /// # Errors
 /// [`CompareError::DifferentMachines`], unless the terms ask for it.

@@ -159,7 +159,7 @@ fn figure(suite: &SuiteRecord, reference: &SuiteRecord, entry: &Entry) -> Option
 /// The figures are cut where the squares of the distances of their logarithms from the mean of their stretch, together with a penalty for
 /// every cut, are least (B. Jackson and others, "An Algorithm for Optimal Partitioning of Data on an Interval", 2005,
 /// <https://doi.org/10.1109/LSP.2001.838216>). The spread comes from differences between neighbours, which few changes hardly touch. Takes
-/// quadratic time, some 0.1 ms for 365 figures.
+/// quadratic time.
 #[must_use]
 pub fn change_points(figures: &[f64], exact: bool, least: f64) -> Vec<ChangePoint> {
     // The least amount of any unit is one.

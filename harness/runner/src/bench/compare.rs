@@ -40,7 +40,7 @@ pub const LEAST_ROUNDS: usize = 6;
 /// found. Where earlier nights show more, that is taken instead.
 ///
 /// Measured on two cores of a virtual machine on 20 November 2026, as 1.4826 times the median difference between successive nights of one
-/// build: 1.1 % over 60 traces in ten uncontended nights; 0.4 % for cache hits where addresses were not randomised (`setarch -R`) and 2.2 %
+/// build: 1.1 % over the 60 entries of the suite `traces` in ten nights; 0.4 % for cache hits where addresses were not randomised (`setarch -R`) and 2.2 %
 /// where they were, with ten programs beside; 3 % for traces while eight processes wanted each core.
 pub const BETWEEN_NIGHTS: f64 = 0.010;
 

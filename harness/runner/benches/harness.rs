@@ -33,7 +33,7 @@ fn run(plan: &Plan) {
 fn start_up(criterion: &mut Criterion) {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let path = folder.path().join("one_step.yaml");
-    let text = "about: One step.\nneeds: { memory: 2MiB }\nsteps:\n  - alloc: { buffer: a, size: 1B }\n";
+    let text = "about: One step.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 1B }\n";
     std::fs::write(&path, text).expect("a temporary file can be written");
     criterion.bench_function("start-up", |bencher| {
         bencher.iter(|| {

@@ -10,17 +10,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::Clock;
-use harness_allocator::units::{Bytes, Nanos};
+use harness_allocator::units::Nanos;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
 use super::clock::{Stopwatch, overhead_ps, yardstick_ps};
+use super::measure::torch::TorchVisit;
 use super::measure::{self, Fault, Reading, Visit};
 use super::record::{Entry, EntryOutcome, Measured, Quantity, Shard, Stopped, SuiteRecord};
 use super::suite::{Case, Pieces, Suite};
 use super::summary::{precision, summarize};
-use super::torch;
 use super::workshop::Workshop;
 
 /// Rounds that are dropped.
@@ -62,7 +62,7 @@ pub enum Performer<'a> {
     /// An allocator of ours.
     Ours(&'a AllocatorSpec),
     /// PyTorch's own.
-    Torch(torch::Task),
+    Torch,
 }
 
 impl fmt::Display for Performer<'_> {
@@ -70,7 +70,7 @@ impl fmt::Display for Performer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ours(arm) => arm.fmt(f),
-            Self::Torch(_) => f.write_str("torch"),
+            Self::Torch => f.write_str("torch"),
         }
     }
 }
@@ -86,7 +86,7 @@ pub fn run_suite(suite: &Suite, workshop: &mut dyn Workshop, terms: &Terms, mut 
     let overhead_ps = overhead_ps();
     let cases = cases_of(suite, terms.shard);
     let with_torch = workshop.torch().is_some();
-    let torch = |case: &Case| measure::torch::task(&case.measure).filter(|_| with_torch).map(Performer::Torch);
+    let torch = |case: &Case| (with_torch && measure::torch::can(&case.measure)).then_some(Performer::Torch);
     let performers = |case| suite.arms.iter().map(Performer::Ours).chain(torch(case));
     let tasks = cases.flat_map(|case| performers(case).map(move |arm| Task::new(case, arm))).collect();
     let budget = terms.budget.unwrap_or(suite.budget);
@@ -173,7 +173,7 @@ impl<'a> Run<'a> {
                 continue;
             }
             watch(Progress { suite: self.suite, case: task.case, arm: task.arm, round: self.round, used: used.min(1.0) });
-            match visit(task, self.suite.memory, self.overhead_ps, self.workshop, &self.terms.interrupt) {
+            match visit(task, self.suite, self.overhead_ps, self.workshop, &self.terms.interrupt) {
                 // What was done in the moment of the interruption may have been cut short.
                 _ if self.terms.interrupt.load(Ordering::Relaxed) => return Err(Fault::Interrupted),
                 Err(Fault::Interrupted) => return Err(Fault::Interrupted),
@@ -189,16 +189,17 @@ impl<'a> Run<'a> {
 /// Does a case once.
 fn visit(
     task: &mut Task<'_>,
-    memory: Bytes,
+    suite: &Suite,
     overhead_ps: u64,
     workshop: &mut dyn Workshop,
     interrupt: &Arc<AtomicBool>,
 ) -> Result<Vec<Reading>, Fault> {
+    let (case, memory) = (task.case, suite.memory);
     match task.arm {
-        Performer::Torch(question) => measure::torch::visit(question, memory, workshop),
+        Performer::Torch => measure::torch::visit(TorchVisit { workshop, suite: &suite.name, case, memory, interrupt }),
         Performer::Ours(arm) => {
             let mut visit = Visit { workshop, arm, memory, overhead_ps, batch: &mut task.batch, interrupt };
-            measure::visit(&task.case.measure, &mut visit)
+            measure::visit(&case.measure, &mut visit)
         }
     }
 }
@@ -234,7 +235,7 @@ impl<'a> Task<'a> {
     const fn quantity(&self, clock: Clock) -> Quantity {
         match self.arm {
             Performer::Ours(_) => measure::quantity(&self.case.measure, clock),
-            Performer::Torch(_) => Quantity::HostTime,
+            Performer::Torch => measure::torch::quantity(&self.case.measure),
         }
     }
 

@@ -6,7 +6,8 @@ use std::fmt::Write;
 use harness_allocator::units::Bytes;
 use unicode_width::UnicodeWidthStr;
 
-use super::record::{Entry, EntryOutcome, NightRecord, Quantity, Stopped, SuiteRecord};
+use super::record::{Entry, EntryOutcome, Measured, NightRecord, Quantity, Stopped, SuiteRecord};
+use super::summary::precision;
 
 /// Renders a night.
 #[must_use]
@@ -124,10 +125,11 @@ const fn head(quantity: Quantity) -> &'static str {
     }
 }
 
-/// `1.23 µs ± 0.5 % (20)`: the median, half the width of its interval, and the number of samples where there is more than a model's one.
+/// `1.23 µs ± 0.5 % (20)`: the median, half the width of its interval where there are rounds enough for one, and the number of samples where
+/// there is more than a model's one.
 fn cell(entry: &Entry) -> String {
-    let summary = match &entry.outcome {
-        EntryOutcome::Measured(measured) => &measured.summary,
+    let Measured { summary, rounds, .. } = match &entry.outcome {
+        EntryOutcome::Measured(measured) => measured,
         EntryOutcome::Failed { .. } => return "failed".to_owned(),
         EntryOutcome::Skipped { .. } => return "–".to_owned(),
     };
@@ -135,8 +137,8 @@ fn cell(entry: &Entry) -> String {
         Quantity::Memory => Bytes(summary.median).to_string(),
         Quantity::ModelTime if summary.low == summary.high => picoseconds(summary.median),
         Quantity::ModelTime | Quantity::HostTime | Quantity::DeviceTime => {
-            let half = (summary.high - summary.low) as f64 / 2.0 / summary.median.max(1) as f64 * 100.0;
-            format!("{} ± {half:.1} % ({})", picoseconds(summary.median), summary.count)
+            let half = precision(summary, rounds.len()).map(|half| format!(" ± {:.1} %", 100.0 * half));
+            format!("{}{} ({})", picoseconds(summary.median), half.unwrap_or_default(), summary.count)
         }
     }
 }

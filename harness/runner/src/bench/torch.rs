@@ -2,6 +2,7 @@
 //!
 //! One JSON object a line goes each way; the script documents them. It is compiled in, so that one program file is enough on a GPU machine.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -17,12 +18,16 @@ const START: Duration = Duration::from_secs(180);
 /// How long one answer may take. The longest request gives back a thousand segments, which is far below a second.
 const ANSWER: Duration = Duration::from_secs(60);
 
+/// Variables that change what PyTorch's allocator does
+/// (<https://docs.pytorch.org/docs/stable/cuda_environment_variables.html>), under its older name too.
+const SETTINGS: [&str; 3] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"];
+
 /// What is asked of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Question {
+pub struct Question<'a> {
     /// What to do.
     #[serde(flatten)]
-    pub task: Task,
+    pub task: Task<'a>,
     /// The memory that it may take meanwhile, in bytes.
     pub memory: Bytes,
 }
@@ -30,7 +35,7 @@ pub struct Question {
 /// What it can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
-pub enum Task {
+pub enum Task<'a> {
     /// One allocation of this size.
     Latency {
         /// As suites name it.
@@ -47,17 +52,49 @@ pub enum Task {
         /// How large each is, in bytes.
         size: Bytes,
     },
+    /// From a request that fails with all memory taken to the end of the next good step.
+    Recovery {
+        /// What each request asks for, in bytes.
+        size: Bytes,
+    },
+    /// Memory that other streams use too.
+    RecordStream {
+        /// How many.
+        streams: u64,
+        /// What each request asks for, in bytes.
+        size: Bytes,
+        /// Cycles of allocation, `record_stream` and free to time together.
+        batch: u64,
+    },
+    /// Allocation, work on the memory and free in a loop, in the device's time.
+    Pipeline {
+        /// What each request asks for, in bytes.
+        size: Bytes,
+        /// Turns of the loop to time together.
+        turns: u64,
+    },
+    /// Keep an allocation trace, without doing anything with it.
+    Load {
+        /// Its name from then on.
+        trace: &'a str,
+        /// Its operations, one line each, as in a file.
+        events: &'a [String],
+        /// How many requests have to fail with out of memory, where it would not mean the same otherwise.
+        refused: Option<u64>,
+    },
+    /// A pass over a trace that was loaded.
+    Trace {
+        /// Which.
+        trace: &'a str,
+    },
 }
 
 /// What it answers.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum Answer {
-    /// Picoseconds for one operation, by the host's clock.
-    Samples {
-        /// The samples.
-        samples_ps: Vec<u64>,
-    },
+    /// It did it.
+    Done(Samples),
     /// It cannot do that.
     Skipped {
         /// Why.
@@ -68,6 +105,27 @@ pub enum Answer {
         /// What was seen.
         failed: String,
     },
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Samples {
+    /// Picoseconds for one operation.
+    pub samples_ps: Vec<u64>,
+    /// Of a trace: how many operations each sample is the mean of, and the memory that they took.
+    #[serde(flatten)]
+    pub pass: Option<Pass>,
+}
+
+/// What a pass over a trace came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct Pass {
+    /// Allocations, failed ones included, and frees.
+    pub operations: u64,
+    /// The most memory that it had reserved, in bytes.
+    pub reserved: u64,
+    /// What of that was not allocated then.
+    pub unused: u64,
 }
 
 /// What it says first.
@@ -87,6 +145,8 @@ pub struct Torch {
     lines: Receiver<String>,
     version: String,
     note: String,
+    /// Names of the traces that it has.
+    traces: BTreeSet<String>,
 }
 
 impl Torch {
@@ -97,6 +157,10 @@ impl Torch {
     pub fn start(python: &str, ordinal: u32) -> Result<Self, String> {
         let arguments = ["-u".to_owned(), "-c".to_owned(), SCRIPT.to_owned(), ordinal.to_string()];
         let mut command = Command::new(python);
+        // Somebody's own settings must not decide what is compared.
+        for variable in SETTINGS {
+            command.env_remove(variable);
+        }
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().map_err(|error| format!("`{python}` cannot be started: {error}"))?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
@@ -107,7 +171,7 @@ impl Torch {
             // Ends with the process, or when nobody listens any more.
             BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| send.send(line))
         });
-        let mut torch = Self { child, input: Some(input), lines, version: String::new(), note: String::new() };
+        let mut torch = Self { child, input: Some(input), lines, version: String::new(), note: String::new(), traces: BTreeSet::new() };
         match torch.hear(START)? {
             Greeting::Here { version, note } => (torch.version, torch.note) = (version, note),
             Greeting::Unavailable { unavailable } => return Err(unavailable),
@@ -127,8 +191,28 @@ impl Torch {
         &self.note
     }
 
+    /// Whether it keeps a trace of this name.
+    #[must_use]
+    pub fn has(&self, trace: &str) -> bool {
+        self.traces.contains(trace)
+    }
+
+    /// Gives it a trace to keep: its operations, one line each as in a file, and how many requests have to fail with out of memory, where it
+    /// would not mean the same otherwise.
+    pub fn load(&mut self, trace: &str, events: &[String], refused: Option<u64>) -> Answer {
+        let answer = self.say(&Task::Load { trace, events, refused });
+        if matches!(answer, Answer::Done(_)) {
+            self.traces.insert(trace.to_owned());
+        }
+        answer
+    }
+
     /// Asks and waits for the answer. After an answer that makes no sense, or none in time, it is asked no more.
-    pub fn ask(&mut self, question: &Question) -> Answer {
+    pub fn ask(&mut self, question: &Question<'_>) -> Answer {
+        self.say(question)
+    }
+
+    fn say(&mut self, question: &impl Serialize) -> Answer {
         let Some(input) = &mut self.input else {
             return Answer::Skipped { skipped: "PyTorch stopped answering earlier".to_owned() };
         };
@@ -167,7 +251,7 @@ mod tests {
 
     use super::*;
 
-    const QUESTION: Question = Question { task: Task::Latency { case: "hit", size: Bytes::mib(2), batch: 10 }, memory: Bytes::gib(1) };
+    const QUESTION: Question<'_> = Question { task: Task::Latency { case: "hit", size: Bytes::mib(2), batch: 10 }, memory: Bytes::gib(1) };
 
     /// A program that stands for Python: it ignores its arguments and does what the shell script says.
     fn python(script: &str) -> (tempfile::TempDir, String) {
@@ -195,7 +279,7 @@ mod tests {
         let mut torch = start(&format!("{GREETING}{answers}")).unwrap();
         assert_eq!((torch.version(), torch.note()), ("2.11.0", "from Python"));
         // The first digits of the question: size and batch.
-        assert_eq!(torch.ask(&QUESTION), Answer::Samples { samples_ps: vec![209_715_210] });
+        assert_eq!(torch.ask(&QUESTION), Answer::Done(Samples { samples_ps: vec![209_715_210], pass: None }));
         assert_eq!(torch.ask(&QUESTION), Answer::Skipped { skipped: "not known here".to_owned() });
         assert_eq!(torch.ask(&QUESTION), Answer::Failed { failed: "RuntimeError: no".to_owned() });
     }

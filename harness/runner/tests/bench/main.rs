@@ -6,3 +6,5 @@ mod program;
 mod rounds;
 mod shop;
 mod suites;
+mod torch;
+mod world;

@@ -1,88 +1,14 @@
 //! `harness bench` as a user meets it: what it prints, its exit code, and what it leaves on disk.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use driver_double::{Config, Staging};
 use harness::bench::record::{EntryOutcome, NightRecord, Quantity, Shard, Stopped};
 use harness_allocator::device::Clock;
-use tempfile::TempDir;
 
-/// A folder to work in, and a machine.
-struct World {
-    folder: TempDir,
-    staging: Staging,
-}
-
-struct Ran {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
-
-impl Ran {
-    fn told(&self) -> String {
-        let code = self.code.map_or_else(|| "none".to_owned(), |code| code.to_string());
-        format!("exit: {code}\n--- stdout ---\n{}--- stderr ---\n{}", self.out, self.err)
-    }
-}
-
-const SMALL: &str = "about: Small.
-needs: { memory: 64MiB }
-arms: [caching, direct]
-time:
-  - latency: { sizes: [1MiB, 2MiB] }
-";
-
-impl World {
-    fn without_gpu() -> Self {
-        Self { folder: TempDir::new().unwrap(), staging: Staging::without_driver().unwrap() }
-    }
-
-    fn with(self, name: &str, text: &str) -> Self {
-        let path = self.path(name);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-        self
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
-        command.arg0("harness").arg("bench").args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
-        for variable in ["CARGO", "COLUMNS", "GITHUB_ACTIONS", "HARNESS_DEVICE", "NO_COLOR"] {
-            command.env_remove(variable);
-        }
-        self.staging.apply(&mut command);
-        command
-    }
-
-    fn bench(&self, arguments: &[&str]) -> Ran {
-        let output = self.command(arguments).output().unwrap();
-        Ran { code: output.status.code(), out: String::from_utf8(output.stdout).unwrap(), err: String::from_utf8(output.stderr).unwrap() }
-    }
-
-    /// Changes the night that was saved first. It was yesterday, and nothing else ran on the machine, as it may well do today.
-    fn rewrite_first_night(&self, change: impl FnOnce(&mut NightRecord)) {
-        let folder = fs::read_dir(self.path("reports/nightly")).unwrap().next().unwrap().unwrap().path();
-        let mut night: NightRecord = serde_json::from_str(&fs::read_to_string(folder.join("night.json")).unwrap()).unwrap();
-        night.started = "2026-11-19T02:17:00Z".to_owned();
-        night.conditions.contended.clear();
-        change(&mut night);
-        fs::write(folder.join("night.json"), serde_json::to_string(&night).unwrap()).unwrap();
-    }
-
-    fn night(&self, folder: &str) -> NightRecord {
-        serde_json::from_str(&fs::read_to_string(self.path(folder).join("night.json")).unwrap()).unwrap()
-    }
-}
+use crate::world::{SMALL, World};
 
 #[test]
 fn a_night_is_printed_and_written_whole() {
@@ -273,58 +199,4 @@ time:
         let alone = measured.batch == 1;
         assert!(alone || suite.overhead_ps * 50 < region, "{}, {}: {} ps beside {region} ps", entry.case(), entry.arm, suite.overhead_ps);
     }
-}
-
-/// A program that stands for Python with torch: it answers each question with the samples that it was given.
-const PYTHON: &str = "#!/bin/sh
-echo '{\"arm\": \"torch\", \"version\": \"2.11.0\", \"note\": \"from Python\"}'
-while read -r question; do
-    case $question in
-        *'\"do\":\"latency\"'*) echo '{\"samples_ps\": [5000, 6000]}' ;;
-        *) echo '{\"skipped\": \"not known here\"}' ;;
-    esac
-done
-";
-
-#[test]
-fn pytorchs_own_allocator_takes_its_turn_among_the_arms() {
-    let text = "about: x
-needs: { memory: 64MiB }
-arms: [caching]
-rounds: { least: 2, most: 2 }
-time:
-  - latency: { sizes: [2MiB] }
-  - empty_cache: { segments: [1] }
-  - record_stream: { streams: [1] }
-";
-    let world = World { staging: Staging::new(&Config::default()).unwrap(), ..World::without_gpu() }
-        .with("suite.yaml", text)
-        .with("python", PYTHON);
-    fs::set_permissions(world.path("python"), fs::Permissions::from_mode(0o755)).unwrap();
-    let ran = world.bench(&["suite.yaml", "--device", "cuda:0", "--report", "night", "--torch", "./python"]);
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
-    let night = world.night("night");
-    let torch: Vec<_> = night.suites[0].entries.iter().filter(|entry| entry.arm == "torch").collect();
-    // It cannot do everything: what it is not asked for has no entry, what it cannot do says so.
-    let told = torch.iter().map(|entry| match &entry.outcome {
-        EntryOutcome::Measured(measured) => format!("{}: {} ps, {:?}", entry.case(), measured.summary.median, entry.quantity),
-        EntryOutcome::Skipped { reason } => format!("{}: {reason}", entry.case()),
-        EntryOutcome::Failed { reason } => panic!("{}: {reason}", entry.case()),
-    });
-    let expected = ["hit, 2 MiB", "miss, 2 MiB", "after_empty_cache, 2 MiB"].map(|case| format!("{case}: 5500 ps, HostTime"));
-    assert_eq!(told.collect::<Vec<_>>(), [&expected[..], &["empty_cache, 1 segments: not known here".to_owned()]].concat());
-}
-
-#[test]
-fn where_pytorch_is_missing_its_entries_say_why() {
-    let world = World::without_gpu().with("small.yaml", SMALL);
-    let ran = world.bench(&["small.yaml", "--device", "sim", "--report", "night", "--torch", "python3"]);
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
-    let why = "it needs a GPU, and this is the simulated device";
-    assert!(ran.err.contains(why), "{}", ran.err);
-    let night = world.night("night");
-    let torch = night.suites[0].entries.iter().filter(|entry| entry.arm == "torch");
-    assert_eq!(torch.filter(|entry| entry.outcome == EntryOutcome::Skipped { reason: why.to_owned() }).count(), 6);
-    let auto = world.bench(&["small.yaml", "--device", "sim", "--report", "auto", "--torch", "auto"]);
-    assert!(auto.err.is_empty() && world.night("auto").suites[0].entries.iter().all(|entry| entry.arm != "torch"), "{}", auto.told());
 }

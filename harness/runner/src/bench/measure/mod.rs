@@ -8,6 +8,7 @@ mod latency;
 mod pipeline;
 mod program;
 mod record_stream;
+mod recorder;
 mod recovery;
 mod scenario;
 mod start_up;
@@ -159,16 +160,16 @@ impl Bench {
     }
 }
 
+/// The arm as `--allocator` takes it, whatever the suite calls it.
+fn for_shell(arm: &AllocatorSpec) -> String {
+    let kind = arm.kind().name();
+    arm.settings().map_or_else(|| kind.to_owned(), |settings| format!("{kind}({settings})"))
+}
+
 impl Visit<'_> {
     /// What calls to the device are timed by.
     fn timer(&self) -> Timer {
         Timer::of(self.workshop.clock())
-    }
-
-    /// The arm as `--allocator` takes it, whatever the suite calls it.
-    fn arm_for_shell(&self) -> String {
-        let kind = self.arm.kind().name();
-        self.arm.settings().map_or_else(|| kind.to_owned(), |settings| format!("{kind}({settings})"))
     }
 
     /// Does something with a device and a fresh allocator, and gives everything back, whatever came of it.

@@ -9,7 +9,7 @@ use super::{Bench, Fault, Reading, Visit, device_time};
 use crate::bench::workshop::Wall;
 
 /// Turns of the loop in one sample: enough that what stands before the first and behind the last does not matter.
-const TURNS: u64 = 20;
+pub(super) const TURNS: u64 = 20;
 
 pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let (timer, quantity) = (visit.timer(), device_time(visit.workshop.clock()));

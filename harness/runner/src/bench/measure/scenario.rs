@@ -1,37 +1,51 @@
 //! A scenario, whole: the time of its steps on the device's clock, and the memory that it took.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use harness_allocator::allocator::AllocatorSpec;
+use harness_allocator::allocator::{Allocator, AllocatorSpec};
 use harness_allocator::units::Nanos;
 
-use super::{Fault, Reading, Visit};
-use crate::bench::workshop::Wall;
+use super::{Fault, Reading, Visit, for_shell};
+use crate::bench::clock::Timer;
+use crate::bench::workshop::{Wall, Workshop};
 use crate::record::{RunRecord, Verdict};
 use crate::run::{RunRequest, run_with};
 use crate::scenario::Scenario;
 use crate::session::{has_pytorchs, quoted};
 
 pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Reading>, Fault> {
-    let (arm, path) = (visit.arm, scenario.path.display());
+    let arm = visit.arm;
     if !lists(scenario, arm) {
-        return Err(Fault::Skipped(format!("`{path}` does not list `{arm}`")));
+        return Err(Fault::Skipped(format!("`{}` does not list `{arm}`", scenario.path.display())));
     }
-    let reproduce =
-        format!("harness run {path} --device {} --allocator {} --no-audit", visit.workshop.device_name(), quoted(&visit.arm_for_shell()));
+    let allocator = visit.workshop.allocator(arm);
+    let record = run(visit.workshop, scenario, arm, allocator, visit.interrupt)?;
+    Ok(readings(visit.timer(), &record))
+}
+
+/// Runs the scenario without the audit, with this allocator in the arm's name; what does not pass is a fault.
+pub(super) fn run(
+    workshop: &mut dyn Workshop,
+    scenario: &Scenario,
+    arm: &AllocatorSpec,
+    allocator: Box<dyn Allocator>,
+    interrupt: &Arc<AtomicBool>,
+) -> Result<RunRecord, Fault> {
+    let (path, device, arm_for_shell) = (scenario.path.display(), workshop.device_name(), quoted(&for_shell(arm)));
     let request = RunRequest {
         scenario,
         allocator: arm,
         seed: scenario.seed,
         repetition: 0,
-        reproduce,
+        reproduce: format!("harness run {path} --device {device} --allocator {arm_for_shell} --no-audit"),
         audit: false,
-        interrupt: Arc::clone(visit.interrupt),
+        interrupt: Arc::clone(interrupt),
     };
-    let device = visit.workshop.lend(scenario.memory, Wall::Real)?;
-    let record = run_with(&request, device, visit.workshop.allocator(arm))?;
+    let device = workshop.lend(scenario.memory, Wall::Real)?;
+    let record = run_with(&request, device, allocator)?;
     match &record.verdict {
-        Verdict::Passed => Ok(readings(visit, &record)),
+        Verdict::Passed => Ok(record),
         Verdict::Failed { first, .. } => Err(Fault::Failed(format!("{first}; see `{}`", record.reproduce))),
         Verdict::Skipped { reason } => Err(Fault::Skipped(reason.clone())),
         Verdict::Interrupted => Err(Fault::Interrupted),
@@ -44,8 +58,8 @@ fn lists(scenario: &Scenario, arm: &AllocatorSpec) -> bool {
     listed || (arm.settings().is_some() && arm.kind().is_pytorchs() && has_pytorchs(scenario))
 }
 
-fn readings(visit: &Visit<'_>, record: &RunRecord) -> Vec<Reading> {
-    let (timer, ps) = (visit.timer(), |time: Nanos| time.0.saturating_mul(1000));
+fn readings(timer: Timer, record: &RunRecord) -> Vec<Reading> {
+    let ps = |time: Nanos| time.0.saturating_mul(1000);
     // Of equal peaks the first: later ones may be what was freed at the end.
     let highest = record.curve.iter().rev().max_by_key(|point| point.reserved);
     let unused = highest.map_or(0, |point| point.reserved.saturating_sub(point.allocated).0);

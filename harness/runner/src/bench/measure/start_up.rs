@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use harness_allocator::device::Clock;
 use harness_allocator::units::Bytes;
 
-use super::{Fault, Reading, Visit};
+use super::{Fault, Reading, Visit, for_shell};
 use crate::bench::clock::{Stopwatch, Timer};
 
 pub(super) fn visit(visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {
@@ -38,7 +38,7 @@ fn process(visit: &Visit<'_>) -> Result<u64, Fault> {
     let path = folder.path().join("one_step.yaml");
     std::fs::write(&path, scenario).map_err(failed)?;
     let mut command = Command::new(program);
-    command.arg("run").arg(&path).args(["--no-report", "--quiet", "--allocator", &visit.arm_for_shell()]);
+    command.arg("run").arg(&path).args(["--no-report", "--quiet", "--allocator", &for_shell(visit.arm)]);
     command.args(visit.workshop.device_arguments());
     let watch = Stopwatch::start();
     let output = command.stdin(Stdio::null()).output().map_err(failed)?;

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use harness_allocator::allocator::AllocatorSpec;
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, MemoryFraction};
 use harness_allocator::device::Clock;
 use harness_allocator::units::Nanos;
 use rand::SeedableRng;
@@ -62,7 +62,7 @@ pub enum Performer<'a> {
     /// An allocator of ours.
     Ours(&'a AllocatorSpec),
     /// PyTorch's own.
-    Torch,
+    Torch(&'a TorchArm),
 }
 
 impl fmt::Display for Performer<'_> {
@@ -70,7 +70,7 @@ impl fmt::Display for Performer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ours(arm) => arm.fmt(f),
-            Self::Torch => f.write_str("torch"),
+            Self::Torch(arm) => f.write_str(&arm.name),
         }
     }
 }
@@ -81,13 +81,43 @@ pub fn cases_of(suite: &Suite, shard: Option<Shard>) -> impl Iterator<Item = &Ca
     suite.cases.iter().filter(move |case| shard.is_none_or(|shard| shard.has(&format!("{}\n{}", suite.name, case.name()))))
 }
 
+/// PyTorch with the settings of one of the suite's arms.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TorchArm {
+    /// As in records: `torch`, and behind it the arm that it stands beside, where that has settings.
+    pub name: String,
+    /// In the form of `PYTORCH_ALLOC_CONF`.
+    pub settings: String,
+    /// The arm of ours that does the same.
+    pub ours: AllocatorSpec,
+}
+
+/// PyTorch as each arm of the suite that is its allocator; as it is by default where there is none.
+#[must_use]
+pub fn torch_arms(suite: &Suite) -> Vec<TorchArm> {
+    let mut arms: Vec<TorchArm> = Vec::new();
+    let default = AllocatorSpec::from(AllocatorKind::Caching);
+    for ours in suite.arms.iter().filter(|arm| arm.kind().is_pytorchs()) {
+        // A share of the device is what each arm is given anyway.
+        let settings = ours.effective().filter(|config| config.memory_fraction == MemoryFraction::ALL).map(|config| config.to_string());
+        if let Some(settings) = settings.filter(|settings| arms.iter().all(|other| other.settings != *settings)) {
+            let name = if ours.does_the_same(&default) { "torch".to_owned() } else { format!("torch_{ours}") };
+            arms.push(TorchArm { name, settings, ours: ours.clone() });
+        }
+    }
+    if arms.is_empty() {
+        arms.push(TorchArm { name: "torch".to_owned(), settings: String::new(), ours: default });
+    }
+    arms
+}
+
 /// Runs a suite.
 pub fn run_suite(suite: &Suite, workshop: &mut dyn Workshop, terms: &Terms, mut watch: impl FnMut(Progress<'_>)) -> SuiteRecord {
     let overhead_ps = overhead_ps();
     let cases = cases_of(suite, terms.shard);
-    let with_torch = workshop.torch().is_some();
-    let torch = |case: &Case| (with_torch && measure::torch::can(&case.measure)).then_some(Performer::Torch);
-    let performers = |case| suite.arms.iter().map(Performer::Ours).chain(torch(case));
+    let torches = if workshop.torches().is_some() { torch_arms(suite) } else { Vec::new() };
+    let torches_of = |case: &Case| if measure::torch::can(&case.measure) { torches.as_slice() } else { &[] };
+    let performers = |case| suite.arms.iter().map(Performer::Ours).chain(torches_of(case).iter().map(Performer::Torch));
     let tasks = cases.flat_map(|case| performers(case).map(move |arm| Task::new(case, arm))).collect();
     let budget = terms.budget.unwrap_or(suite.budget);
     let mut run = Run { suite, terms, workshop, tasks, overhead_ps, yardstick_ps: Vec::new(), began: Stopwatch::start(), budget, round: 0 };
@@ -196,7 +226,7 @@ fn visit(
 ) -> Result<Vec<Reading>, Fault> {
     let (case, memory) = (task.case, suite.memory);
     match task.arm {
-        Performer::Torch => measure::torch::visit(TorchVisit { workshop, suite: &suite.name, case, memory, interrupt }),
+        Performer::Torch(arm) => measure::torch::visit(TorchVisit { workshop, arm, suite: &suite.name, case, memory, interrupt }),
         Performer::Ours(arm) => {
             let mut visit = Visit { workshop, arm, memory, overhead_ps, batch: &mut task.batch, interrupt };
             measure::visit(&case.measure, &mut visit)
@@ -235,7 +265,7 @@ impl<'a> Task<'a> {
     const fn quantity(&self, clock: Clock) -> Quantity {
         match self.arm {
             Performer::Ours(_) => measure::quantity(&self.case.measure, clock),
-            Performer::Torch => measure::torch::quantity(&self.case.measure),
+            Performer::Torch(_) => measure::torch::quantity(&self.case.measure),
         }
     }
 

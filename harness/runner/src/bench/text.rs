@@ -50,13 +50,42 @@ fn render_suite(text: &mut String, suite: &SuiteRecord) {
         }
     }
     for entry in &suite.entries {
-        match &entry.outcome {
-            EntryOutcome::Failed { reason } => drop(writeln!(text, "  failed: {}, {}: {reason}", entry.case(), entry.arm)),
-            EntryOutcome::Skipped { reason } => drop(writeln!(text, "  skipped: {}, {}: {reason}", entry.case(), entry.arm)),
-            EntryOutcome::Measured(_) => {}
+        if let EntryOutcome::Failed { reason } = &entry.outcome {
+            let _ = writeln!(text, "  failed: {}, {}: {reason}", entry.case(), entry.arm);
         }
     }
+    for (reason, entries) in skipped(suite) {
+        let _ = match entries.as_slice() {
+            [entry] => writeln!(text, "  skipped: {}, {}: {reason}", entry.case(), entry.arm),
+            _ => writeln!(text, "  skipped: {} entries of {}: {reason}", entries.len(), arms_of(&entries).join(", ")),
+        };
+    }
     text.push('\n');
+}
+
+/// What was skipped, by reason, in the order of its first entries.
+fn skipped(suite: &SuiteRecord) -> Vec<(&str, Vec<&Entry>)> {
+    let mut reasons: Vec<(&str, Vec<&Entry>)> = Vec::new();
+    for entry in &suite.entries {
+        if let EntryOutcome::Skipped { reason } = &entry.outcome {
+            match reasons.iter_mut().find(|(known, _)| known == reason) {
+                Some((_, entries)) => entries.push(entry),
+                None => reasons.push((reason, vec![entry])),
+            }
+        }
+    }
+    reasons
+}
+
+/// The names of these entries' arms, in the order of their first appearance.
+fn arms_of<'a>(entries: &[&'a Entry]) -> Vec<&'a str> {
+    let mut arms: Vec<&str> = Vec::new();
+    for entry in entries {
+        if !arms.contains(&entry.arm.as_str()) {
+            arms.push(&entry.arm);
+        }
+    }
+    arms
 }
 
 /// How it went.
@@ -86,14 +115,11 @@ pub fn worst_overhead(suite: &SuiteRecord) -> Option<(f64, String)> {
 }
 
 fn table(text: &mut String, entries: &[&Entry], quantity: Quantity) {
-    let mut arms: Vec<&str> = Vec::new();
+    let arms = arms_of(entries);
     let mut cases: Vec<String> = Vec::new();
     let mut cells: BTreeMap<(String, &str), String> = BTreeMap::new();
     for entry in entries {
         let case = entry.case();
-        if !arms.contains(&entry.arm.as_str()) {
-            arms.push(&entry.arm);
-        }
         if cases.last() != Some(&case) {
             cases.push(case.clone());
         }

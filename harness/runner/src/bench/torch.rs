@@ -2,7 +2,7 @@
 //!
 //! One JSON object a line goes each way; the script documents them. It is compiled in, so that one program file is enough on a GPU machine.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -18,9 +18,14 @@ const START: Duration = Duration::from_secs(180);
 /// How long one answer may take. The longest request gives back a thousand segments, which is far below a second.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// Variables that change what PyTorch's allocator does
-/// (<https://docs.pytorch.org/docs/stable/cuda_environment_variables.html>), under its older name too.
-const SETTINGS: [&str; 3] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"];
+/// The variable with the settings of PyTorch's allocator (<https://docs.pytorch.org/docs/stable/cuda_environment_variables.html>), and the
+/// one of versions before 2.9.
+const SETTINGS: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
+/// The variable that takes the cache away.
+const NO_CACHE: &str = "PYTORCH_NO_CUDA_MEMORY_CACHING";
+
+/// How often it is started at most: what one request breaks another may survive, and a night must not be spent on importing torch.
+const STARTS: u32 = 3;
 
 /// What is asked of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -136,6 +141,43 @@ enum Greeting {
     Unavailable { unavailable: String },
 }
 
+/// PyTorch under each of the settings that it is wanted with: a process each, since some settings are read only once.
+#[derive(Debug)]
+pub struct Torches {
+    /// The interpreter and the number of the CUDA device; or why there can be none.
+    place: Result<(String, u32), String>,
+    /// By settings, with the number of times that it was started.
+    running: BTreeMap<String, (Result<Torch, String>, u32)>,
+}
+
+impl Torches {
+    /// With this interpreter, on the CUDA device of this number. Nothing is started yet.
+    #[must_use]
+    pub fn new(python: &str, ordinal: u32) -> Self {
+        Self { place: Ok((python.to_owned(), ordinal)), running: BTreeMap::new() }
+    }
+
+    /// Where it cannot be had, for this reason.
+    #[must_use]
+    pub fn missing(reason: impl Into<String>) -> Self {
+        Self { place: Err(reason.into()), running: BTreeMap::new() }
+    }
+
+    /// PyTorch with these settings, started where it is not running yet, or not any more, which takes some seconds.
+    ///
+    /// # Errors
+    /// A sentence: why it cannot be measured here.
+    pub fn with(&mut self, settings: &str) -> Result<&mut Torch, String> {
+        let (python, ordinal) = self.place.as_ref().map_err(String::clone)?;
+        let start = || Torch::start(python, *ordinal, settings);
+        let (torch, starts) = self.running.entry(settings.to_owned()).or_insert_with(|| (start(), 1));
+        if *starts < STARTS && torch.as_ref().is_ok_and(|torch| torch.input.is_none()) {
+            (*torch, *starts) = (start(), *starts + 1);
+        }
+        torch.as_mut().map_err(|reason| reason.clone())
+    }
+}
+
 /// PyTorch, running. It ends with its standard input, so also when this program is killed.
 #[derive(Debug)]
 pub struct Torch {
@@ -150,16 +192,17 @@ pub struct Torch {
 }
 
 impl Torch {
-    /// Starts it with this interpreter, for the CUDA device of this number.
+    /// Starts it with this interpreter, for the CUDA device of this number, with these settings in the form of `PYTORCH_ALLOC_CONF`.
     ///
     /// # Errors
     /// A sentence: why PyTorch cannot be measured here.
-    pub fn start(python: &str, ordinal: u32) -> Result<Self, String> {
+    pub fn start(python: &str, ordinal: u32, settings: &str) -> Result<Self, String> {
         let arguments = ["-u".to_owned(), "-c".to_owned(), SCRIPT.to_owned(), ordinal.to_string()];
         let mut command = Command::new(python);
         // Somebody's own settings must not decide what is compared.
+        command.env_remove(NO_CACHE);
         for variable in SETTINGS {
-            command.env_remove(variable);
+            command.env(variable, settings);
         }
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().map_err(|error| format!("`{python}` cannot be started: {error}"))?;
@@ -265,7 +308,7 @@ mod tests {
 
     fn start(script: &str) -> Result<Torch, String> {
         let (_folder, python) = python(script);
-        Torch::start(&python, 0)
+        Torch::start(&python, 0, "")
     }
 
     const GREETING: &str = r#"echo '{"arm": "torch", "version": "2.11.0", "note": "from Python"}'"#;
@@ -296,10 +339,23 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_ended_is_started_again_for_the_next_question_but_not_for_ever() {
+        let (_folder, python) = python(&format!("{GREETING}\nread q; echo '{{\"samples_ps\": [1]}}'; read q"));
+        let mut torches = Torches::new(&python, 0);
+        for _ in 0..STARTS {
+            assert!(matches!(torches.with("").unwrap().ask(&QUESTION), Answer::Done(_)));
+            assert!(matches!(torches.with("").unwrap().ask(&QUESTION), Answer::Failed { .. }), "it read this one and ended");
+        }
+        assert!(matches!(torches.with("").unwrap().ask(&QUESTION), Answer::Skipped { .. }), "three are enough");
+        assert!(matches!(torches.with("expandable_segments:True").unwrap().ask(&QUESTION), Answer::Done(_)), "another has its own three");
+    }
+
+    #[test]
     fn where_pytorch_cannot_be_measured_the_reason_is_told() {
         assert_eq!(start(r#"echo '{"unavailable": "this Python has no torch"}'"#).unwrap_err(), "this Python has no torch");
         assert_eq!(start("exit 1").unwrap_err(), "PyTorch ended without an answer");
-        let missing = Torch::start("/no/such/python", 0).unwrap_err();
+        assert_eq!(Torches::missing("no GPU").with("").unwrap_err(), "no GPU");
+        let missing = Torch::start("/no/such/python", 0, "").unwrap_err();
         assert!(missing.starts_with("`/no/such/python` cannot be started: "), "{missing}");
     }
 }

@@ -14,7 +14,7 @@ use harness_allocator::device::{
 };
 use harness_allocator::units::{Bytes, Nanos};
 
-use super::torch::Torch;
+use super::torch::Torches;
 use crate::session::DeviceSource;
 
 /// What stands at the end of a lent device's memory.
@@ -59,8 +59,8 @@ pub trait Workshop {
         arm.build()
     }
 
-    /// PyTorch's own allocator, where it is wanted beside ours; or why it cannot be had.
-    fn torch(&mut self) -> Option<Result<&mut Torch, String>> {
+    /// PyTorch's own allocator, where it is wanted beside ours.
+    fn torches(&mut self) -> Option<&mut Torches> {
         None
     }
 
@@ -76,7 +76,7 @@ pub struct DeviceWorkshop {
     clock: Clock,
     home: Home,
     program: Option<PathBuf>,
-    torch: Option<Result<Torch, String>>,
+    torches: Option<Torches>,
 }
 
 /// Where a device that is lent returns to.
@@ -87,13 +87,13 @@ impl DeviceWorkshop {
     #[must_use]
     pub fn new(source: DeviceSource, device: Box<dyn Device>, program: Option<PathBuf>) -> Self {
         let clock = device.info().clock;
-        Self { source, clock, home: Arc::new(Mutex::new(Some(device))), program, torch: None }
+        Self { source, clock, home: Arc::new(Mutex::new(Some(device))), program, torches: None }
     }
 
-    /// The same, with PyTorch beside our allocators, or the reason why it cannot be.
+    /// The same, with PyTorch beside our allocators.
     #[must_use]
-    pub fn with_torch(self, torch: Option<Result<Torch, String>>) -> Self {
-        Self { torch, ..self }
+    pub fn with_torches(self, torches: Option<Torches>) -> Self {
+        Self { torches, ..self }
     }
 
     /// The device at home, or a new one.
@@ -139,9 +139,8 @@ impl Workshop for DeviceWorkshop {
         self.source.open()
     }
 
-    fn torch(&mut self) -> Option<Result<&mut Torch, String>> {
-        let torch = self.torch.as_mut()?;
-        Some(torch.as_mut().map_err(|reason| reason.clone()))
+    fn torches(&mut self) -> Option<&mut Torches> {
+        self.torches.as_mut()
     }
 
     fn program(&self) -> Option<&Path> {

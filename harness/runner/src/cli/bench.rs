@@ -1,5 +1,6 @@
 //! `harness bench`: times suites, prints what came of it and writes it down.
 
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -8,14 +9,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use harness::bench::criterion;
-use harness::bench::execute::{Progress, Terms, cases_of};
+use harness::bench::execute::{Progress, Terms, cases_of, torch_arms};
 use harness::bench::machine::{self, Monitor};
 use harness::bench::night::{Circumstances, Plan};
 use harness::bench::nights::{self, Saved};
 use harness::bench::record::{NightRecord, Shard};
 use harness::bench::suite::Suite;
 use harness::bench::text;
-use harness::bench::torch::Torch;
+use harness::bench::torch::Torches;
 use harness::bench::verdict::Counts;
 use harness::bench::workshop::DeviceWorkshop;
 use harness::date::Date;
@@ -129,11 +130,8 @@ impl Bench {
         let (started, reproduce) = (utc(SystemTime::now()), self.reproduce(&source));
         let circumstances = Circumstances { started, reproduce, build: machine::build(), machine: machine::machine(&*device) };
         let mut monitor = Monitor::start(&mut *device);
-        let torch = self.torch.start(&source);
-        if let (Some(Err(reason)), false) = (&torch, self.quiet) {
-            eprintln!("PyTorch's own allocator is not timed: {reason}");
-        }
-        let mut workshop = DeviceWorkshop::new(source, device, std::env::current_exe().ok()).with_torch(torch);
+        let torches = self.torches(&plan, &source);
+        let mut workshop = DeviceWorkshop::new(source, device, std::env::current_exe().ok()).with_torches(torches);
         bar.set_length(plan.suites().len() as u64 * STEPS);
         let mut done = 0_u64;
         let night = plan.run(
@@ -156,6 +154,17 @@ impl Bench {
         self.print(&night, place.as_deref())?;
         self.write_for_ci(&night)?;
         Ok(exit_of(&night))
+    }
+
+    /// PyTorch with all settings that the suites want it with, running before anything is timed. Why one is missing is told once.
+    fn torches(&self, plan: &Plan, source: &DeviceSource) -> Option<Torches> {
+        let mut torches = self.torch.place(source)?;
+        let wanted: BTreeSet<String> = plan.suites().iter().flat_map(|(suite, _)| torch_arms(suite)).map(|arm| arm.settings).collect();
+        let missing: BTreeSet<String> = wanted.iter().filter_map(|settings| torches.with(settings).err()).collect();
+        if !self.quiet {
+            missing.iter().for_each(|reason| eprintln!("PyTorch's own allocator is not timed: {reason}"));
+        }
+        Some(torches)
     }
 
     /// Reads and checks all suites, or tells everything that is wrong.
@@ -288,12 +297,13 @@ impl FromStr for TorchChoice {
 }
 
 impl TorchChoice {
-    fn start(&self, source: &DeviceSource) -> Option<Result<Torch, String>> {
+    /// `None` where PyTorch is not wanted.
+    fn place(&self, source: &DeviceSource) -> Option<Torches> {
         match (self, source.cuda_ordinal()) {
             (Self::Never, _) | (Self::Auto, None) => None,
-            (Self::Auto, Some(ordinal)) => Some(Torch::start("python3", ordinal)),
-            (Self::Python(python), Some(ordinal)) => Some(Torch::start(python, ordinal)),
-            (Self::Python(_), None) => Some(Err("it needs a GPU, and this is the simulated device".to_owned())),
+            (Self::Auto, Some(ordinal)) => Some(Torches::new("python3", ordinal)),
+            (Self::Python(python), Some(ordinal)) => Some(Torches::new(python, ordinal)),
+            (Self::Python(_), None) => Some(Torches::missing("it needs a GPU, and this is the simulated device")),
         }
     }
 }

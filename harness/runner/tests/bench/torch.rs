@@ -113,6 +113,32 @@ time:
     insta::assert_snapshot!(told.join("\n"));
 }
 
+#[test]
+fn each_arm_of_pytorchs_settings_meets_pytorch_with_the_same_ones() {
+    let Some(python) = python_with_a_fake() else {
+        eprintln!("python3 is not here: nothing was tested");
+        return;
+    };
+    let suite = r#"about: x
+needs: { memory: 64MiB }
+arms: [bfc, expandable, caching: { name: again, conf: "expandable_segments:True" }, caching: { name: rounded, conf: "roundup_power2_divisions:8" }]
+rounds: { least: 2, most: 2 }
+time: [latency: { sizes: [2MiB], cases: [miss] }]
+"#;
+    let world = World::with_gpu(Bytes::gib(2)).with_program("python", &python).with("suite.yaml", suite);
+    let arguments = ["suite.yaml", "--device", "cuda:0", "--report", "night", "--torch", "./python"];
+    let mut command = world.command(&arguments);
+    // That of whoever runs the benchmarks is nobody's.
+    let output = command.env("PYTORCH_ALLOC_CONF", "max_split_size_mb:21").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let night = world.night("night");
+    let torches = night.suites[0].entries.iter().filter(|entry| entry.arm.starts_with("torch"));
+    let told: Vec<String> = torches.map(|entry| format!("{}: {}", entry.arm, told(entry))).collect();
+    // By the fake's times, 4 µs and a nanosecond for each character of the settings.
+    let expected = ["torch_expandable: miss, 2 MiB: 4024000 ps", "torch_rounded: miss, 2 MiB: 4026000 ps"];
+    assert_eq!(told, expected.map(|entry| format!("{entry}, HostTime, 1 at a time")));
+}
+
 /// Requests as somebody types them; each line of the answer is that of one.
 #[test]
 fn the_script_says_why_it_cannot_do_something_and_goes_on() {

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_allocator::units::Bytes;
 
 use super::recorder::Recorder;
 use super::{Fault, MOST_SAMPLES, Reading, SLICE_NS, pipeline, scenario};
 use crate::bench::clock::{Stopwatch, Timer};
+use crate::bench::execute::TorchArm;
 use crate::bench::record::Quantity;
 use crate::bench::suite::{Case, LatencyCase, Measure};
 use crate::bench::torch::{Answer, Pass, Question, Samples, Task, Torch};
@@ -44,9 +44,10 @@ pub(in crate::bench) const fn quantity(measure: &Measure) -> Quantity {
     }
 }
 
-/// A case, the memory that its suite needs, and the name of its suite.
+/// A case, PyTorch as one of the arms, the memory that the suite needs, and its name.
 pub(in crate::bench) struct TorchVisit<'a> {
     pub(in crate::bench) workshop: &'a mut dyn Workshop,
+    pub(in crate::bench) arm: &'a TorchArm,
     pub(in crate::bench) suite: &'a str,
     pub(in crate::bench) case: &'a Case,
     pub(in crate::bench) memory: Bytes,
@@ -82,8 +83,8 @@ pub(in crate::bench) fn visit(mut visit: TorchVisit<'_>) -> Result<Vec<Reading>,
 
 impl TorchVisit<'_> {
     fn torch(&mut self) -> Result<&mut Torch, Fault> {
-        match self.workshop.torch() {
-            Some(torch) => torch.map_err(Fault::Skipped),
+        match self.workshop.torches() {
+            Some(torches) => torches.with(&self.arm.settings).map_err(Fault::Skipped),
             None => Err(Fault::Skipped("PyTorch was not asked for".to_owned())),
         }
     }
@@ -126,14 +127,14 @@ impl TorchVisit<'_> {
         ])
     }
 
-    /// The requests of a scenario, as our allocator that behaves like PyTorch's has them, and how many of them it refuses.
+    /// The requests of a scenario, as our allocator with the same settings has them, and how many of them it refuses.
     fn record(&mut self, scenario: &Scenario) -> Result<(Vec<String>, Option<u64>), Fault> {
         if !has_pytorchs(scenario) {
             return Err(Fault::Skipped(format!("`{}` lists no allocator of PyTorch's", scenario.path.display())));
         }
-        let arm = AllocatorSpec::from(AllocatorKind::Caching);
-        let (recorder, recording) = Recorder::new(self.workshop.allocator(&arm));
-        let record = scenario::run(self.workshop, scenario, &arm, Box::new(recorder), self.interrupt)?;
+        let arm = &self.arm.ours;
+        let (recorder, recording) = Recorder::new(self.workshop.allocator(arm));
+        let record = scenario::run(self.workshop, scenario, arm, Box::new(recorder), self.interrupt)?;
         // Behind its last step a run tries whether all memory is to be had again.
         let (events, refused) = recording.first(record.stats.allocation.all.allocated).map_err(Fault::Skipped)?;
         Ok((events, Some(refused)))

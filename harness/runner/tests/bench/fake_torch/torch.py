@@ -1,9 +1,10 @@
 """Stands for torch where there is none: as much of its interface as ci/torch_reference.py uses, over an allocator that rounds to 2 MiB.
 
 By the clock of `sitecustomize` requests of any size take PYTHON_NS, those for memory ALLOCATOR_NS more: what should be left of a sample is the
-latter. The device writes a kibibyte in a nanosecond.
+latter; a nanosecond more for each character of the settings. The device writes a kibibyte in a nanosecond.
 """
 
+import os
 from types import SimpleNamespace
 
 from sitecustomize import pass_time
@@ -11,7 +12,7 @@ from sitecustomize import pass_time
 __version__ = "0.0.fake"
 uint8 = "uint8"
 
-PYTHON_NS, ALLOCATOR_NS, SEGMENT_NS = 5_000, 4_000, 2_000
+PYTHON_NS, ALLOCATOR_NS, SEGMENT_NS = 5_000, 4_000 + len(os.environ.get("PYTORCH_ALLOC_CONF", "")), 2_000
 TOTAL, PAGE = 80 << 30, 2 << 20
 
 

@@ -21,8 +21,8 @@ pub struct Limited {
     pressure: Bytes,
     /// Pools that live: what they have reserved is charged as the driver tells it, whenever the limit matters.
     pools: Vec<PoolId>,
-    /// Pages of mappings that the limit refused: how many would have been asked for, and given back again.
-    refused_pages: (u64, u64),
+    /// Pages that the limit refused to make, each a call to a driver of a device of this size.
+    refused_pages: u64,
 }
 
 impl Limited {
@@ -45,7 +45,7 @@ impl Limited {
         let info = device.info();
         let info = DeviceInfo { total: limit, ..info.clone() };
         let (charges, charged, pools) = (BTreeMap::new(), Bytes::ZERO, Vec::new());
-        Ok(Self { inner: device, info, charges, charged, pressure: Bytes::ZERO, pools, refused_pages: (0, 0) })
+        Ok(Self { inner: device, info, charges, charged, pressure: Bytes::ZERO, pools, refused_pages: 0 })
     }
 
     /// Refuses an allocation. The device is asked for more than it has, so that a refusal is a driver call that fails, in its counts and in
@@ -94,8 +94,7 @@ impl Device for Limited {
 
     fn calls(&self) -> DeviceCalls {
         let inner = self.inner.calls();
-        let (created, released) = self.refused_pages;
-        DeviceCalls { create: inner.create + created, release: inner.release + released, ..inner }
+        DeviceCalls { create: inner.create + self.refused_pages, ..inner }
     }
 
     fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
@@ -295,9 +294,13 @@ impl MappedDevice for Limited {
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
         let left = self.left()?;
         if range.len > left {
-            let fitting = left.0.checked_div(page.0).unwrap_or(0);
-            self.refused_pages.0 += fitting + 1;
-            self.refused_pages.1 += fitting;
+            // As on a device of this size: pages are made until one is refused, and those are given back. It takes time, so it is done.
+            let fitting = MemoryRange::new(range.start, Bytes(left.0 - left.0.checked_rem(page.0).unwrap_or(left.0)));
+            if fitting.len > Bytes::ZERO {
+                self.inner_mapped()?.map(fitting, page)?;
+                self.inner_mapped()?.unmap(fitting)?;
+            }
+            self.refused_pages += 1;
             let free = left.min(self.inner.memory()?.free);
             return Err(DeviceError::OutOfMemory { requested: range.len, free });
         }

@@ -208,7 +208,7 @@ impl Nanos {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// Reads `250us`, `3ms`, `1.5s` or `800ns`.
+    /// Reads `250us`, `3ms`, `1.5s`, `800ns` or `20min`, for which `20m` stands too.
     ///
     /// # Errors
     /// [`ParseNanosError`], which says what is accepted.
@@ -222,6 +222,7 @@ impl Nanos {
             "us" | "µs" => 1e3,
             "ms" => 1e6,
             "s" => 1e9,
+            "m" | "min" => 6e10,
             _ => return Err(error()),
         };
         let nanos = number * scale;
@@ -266,7 +267,7 @@ impl std::iter::Sum for Nanos {
 
 /// A text that is not a span of time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a duration: write a number and one of ns, us, ms or s, at most one hour, as in `250us` or `3ms`")]
+#[error("`{0}` is not a duration: write a number and one of ns, us, ms, s or min, at most one hour, as in `250us` or `3ms`")]
 pub struct ParseNanosError(String);
 
 #[cfg(test)]
@@ -293,6 +294,8 @@ mod tests {
     fn durations_read_and_print_with_their_unit() {
         assert_eq!(Nanos::parse("250us"), Ok(Nanos::micros(250)));
         assert_eq!(Nanos::parse("1.5 s"), Ok(Nanos::millis(1500)));
+        assert_eq!((Nanos::parse("20m"), Nanos::parse("0.5 min")), (Ok(Nanos::millis(1_200_000)), Ok(Nanos::millis(30_000))));
+        assert!(Nanos::parse("61min").is_err());
         assert!(Nanos::parse("5").is_err());
         assert!(Nanos::parse("2 h").is_err());
         assert_eq!(Nanos(850).to_string(), "850 ns");

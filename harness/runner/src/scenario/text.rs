@@ -58,7 +58,7 @@ scalars! {
     SizeText = "size", { "anyOf": [{ "type": "integer", "minimum": 0 }, { "type": "string", "pattern": "^[0-9][0-9_.]* ?([KMGTPE]i)?B$|^[0-9][0-9_]*$" }] };
     /// A size, or a sum of sizes and of metrics that are known at that point, for example `storm.failed_request` or `device.free - 2MiB`.
     AmountText = "amount", { "type": ["string", "integer"] };
-    /// A span of time: a number and one of ns, us, ms or s, at most one hour, for example `5ms`.
+    /// A span of time: a number and one of ns, us, ms, s or min, at most one hour, for example `5ms`.
     DurationText = "duration", { "type": "string", "pattern": "^[0-9][0-9.]* ?(ns|us|µs|ms|s)$" };
     /// A comparison of two sums, for example `reserved_bytes.all.current == 400MiB`.
     ExpressionText = "expression", { "type": "string", "pattern": "==|!=|<|<=|>|>=" };

@@ -27,6 +27,31 @@ fn errors(job: &Value) -> Vec<String> {
     validator.iter_errors(job).map(|error| format!("{}: {error}", error.instance_path)).collect()
 }
 
+/// What is written there is typed in, or started by a machine at night.
+#[test]
+fn budgets_in_scripts_workflows_and_pages_are_ones_that_the_command_takes() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut files = vec![root.join("README.md"), root.join("scenarios/bench/README.md")];
+    for folder in ["ci", "ci/kubernetes", "ci/slurm", ".github/workflows"] {
+        let entries = fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        files.extend(entries.filter(|path| path.is_file()));
+    }
+    let mut budgets = Vec::new();
+    for text in files.iter().map(|path| fs::read_to_string(path).unwrap()) {
+        let text = text.replace(['`', '"', '\''], " ");
+        let mut words = text.split_ascii_whitespace();
+        while words.by_ref().any(|word| word == "--budget") {
+            budgets.extend(words.clone().next().filter(|word| word.starts_with(|first: char| first.is_ascii_digit())).map(str::to_owned));
+        }
+    }
+    assert!(budgets.len() >= 3, "{budgets:?}");
+    for budget in budgets {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+        let output = command.args(["bench", "--list", "--budget", &budget]).current_dir(&root).output().unwrap();
+        assert!(output.status.success(), "--budget {budget}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
 #[test]
 fn the_kubernetes_job_is_valid() {
     assert_eq!(errors(&job()), Vec::<String>::new());

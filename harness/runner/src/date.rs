@@ -21,6 +21,17 @@ impl Date {
         let seconds = moment.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         civil(seconds / 86_400)
     }
+
+    /// The day after it.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        let Self { year, month, day } = self;
+        match (day < days_of(year, month), month < 12) {
+            (true, _) => Self { day: day + 1, ..self },
+            (false, true) => Self { month: month + 1, day: 1, ..self },
+            (false, false) => Self { year: year + 1, month: 1, day: 1 },
+        }
+    }
 }
 
 /// The day so many days behind 1 January 1970: `civil_from_days` of <https://howardhinnant.github.io/date_algorithms.html>, for days that
@@ -93,7 +104,7 @@ mod tests {
     #[test]
     fn every_day_of_two_centuries_is_read_back_and_follows_the_one_before() {
         let days: Vec<Date> = (0..73_000).map(civil).collect();
-        assert!(days.windows(2).all(|pair| pair[0] < pair[1]));
+        assert!(days.windows(2).all(|pair| pair[0] < pair[1] && pair[0].next() == pair[1]));
         assert!(days.iter().all(|day| Date::try_from(day.to_string()) == Ok(*day)));
     }
 

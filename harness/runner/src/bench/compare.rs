@@ -15,7 +15,8 @@
 //!
 //! An entry is flagged where all of this holds: the probability, corrected for the number of entries, is below [`SIGNIFICANT`]; the ratio of
 //! the medians differs from one by more than the suite's threshold; its interval, widened by the spread between nights, does not contain
-//! one. Measured times are not flagged where either night was contended.
+//! one. Where either night was contended, or has so few rounds of an entry that no difference could be significant, nothing is concluded from
+//! measured times, and that is told.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +24,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::history::{History, NightFigure, corrected_rounds, entry_name, is_measured_time, rounds, unit};
-use super::inference::{correct_for_many, median, rank_sum_p, ratio_interval, spread_about_zero};
+use super::inference::{correct_for_many, least_p, median, rank_sum_p, ratio_interval, spread_about_zero, worth_testing};
 use super::nights;
 use super::record::{
     Change, ChangeFigures, ChangeVerdict, Comparison, Entry, EntryName, EntryOutcome, Measured, NightRecord, Quantity, Stopped, SuiteRecord,
@@ -113,15 +114,18 @@ pub fn compare(base: &NightRecord, new: &NightRecord, terms: Terms<'_>) -> Resul
         missing: only(&old, &entries),
         changes: judged.into_iter().map(|entry| entry.conclude(unsure)).collect(),
         redefined: redefined.into_iter().map(str::to_owned).collect(),
+        earlier: Vec::new(),
     })
 }
 
-/// The comparison with the last night before it that may serve as a baseline, if there is one among `nights`, of whatever machines.
+/// The comparison with the last night before it that may serve as a baseline, if there is one among `nights`, of whatever machines. A suite
+/// that was not measured in that night is compared with the last one in which it was.
 #[must_use]
 pub fn compare_with_baseline(nights: &[&NightRecord], new: &NightRecord) -> Option<Comparison> {
-    let base = nights::baseline(nights, new)?;
+    let (base, earlier) = nights::baseline(nights, new)?;
     // A baseline is of the same machine, which is all that could be wrong.
-    compare(base, new, Terms { across: false, earlier: nights, seed: new.seed }).ok()
+    let comparison = compare(&base, new, Terms { across: false, earlier: nights, seed: new.seed }).ok()?;
+    Some(Comparison { earlier, ..comparison })
 }
 
 /// An entry and the suite that holds its yardstick and its threshold.
@@ -155,7 +159,18 @@ enum Finding {
     /// One of the nights has no figures, and this follows.
     Outcome(ChangeVerdict),
     /// Both have figures. The probability is corrected later, where there was a test.
-    Figures { figures: ChangeFigures, is_tested: bool },
+    Figures { figures: ChangeFigures, basis: Basis },
+}
+
+/// What a conclusion from figures rests on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Basis {
+    /// All rounds of a night are equal: any difference is certain.
+    Exact,
+    /// A test over rounds, which can come to no probability below this.
+    Test { least: f64 },
+    /// Rounds are too few for a test, among so many entries, or were not kept.
+    Nothing,
 }
 
 impl Judged {
@@ -176,7 +191,8 @@ impl Judged {
     fn conclude(self, unsure: bool) -> Change {
         let (verdict, figures) = match self.finding {
             Finding::Outcome(verdict) => (verdict, None),
-            Finding::Figures { figures, .. } if unsure && is_measured_time(self.entry.quantity) => (ChangeVerdict::Same, Some(figures)),
+            Finding::Figures { figures, basis: Basis::Nothing } => (ChangeVerdict::Untested, Some(figures)),
+            Finding::Figures { figures, .. } if unsure && is_measured_time(self.entry.quantity) => (ChangeVerdict::Untested, Some(figures)),
             Finding::Figures { figures, .. } => (verdict(&figures, self.threshold), Some(figures)),
         };
         Change { entry: self.entry, verdict, figures }
@@ -192,14 +208,26 @@ fn verdict(figures: &ChangeFigures, threshold: f64) -> ChangeVerdict {
     }
 }
 
+/// Corrects the probabilities of all tests together. A test that could not be significant among so many is none.
 fn correct(judged: &mut [Judged]) {
-    let mut tested: Vec<&mut f64> = judged
-        .iter_mut()
-        .filter_map(|entry| match &mut entry.finding {
-            Finding::Figures { figures, is_tested: true } => Some(&mut figures.p),
+    let least: Vec<f64> = judged
+        .iter()
+        .filter_map(|entry| match &entry.finding {
+            Finding::Figures { basis: Basis::Test { least }, .. } => Some(*least),
             Finding::Figures { .. } | Finding::Outcome(_) => None,
         })
         .collect();
+    let mut worth = worth_testing(&least, SIGNIFICANT).into_iter();
+    let mut tested: Vec<&mut f64> = Vec::new();
+    for entry in judged {
+        if let Finding::Figures { figures, basis: basis @ Basis::Test { .. } } = &mut entry.finding {
+            if worth.next() == Some(true) {
+                tested.push(&mut figures.p);
+            } else {
+                (*basis, figures.p) = (Basis::Nothing, 1.0);
+            }
+        }
+    }
     let mut probabilities: Vec<f64> = tested.iter().map(|p| **p).collect();
     correct_for_many(&mut probabilities);
     for (p, corrected) in tested.iter_mut().zip(probabilities) {
@@ -257,16 +285,17 @@ fn judge(old: &Sample, new: &Sample, deviation: f64, rng: &mut ChaCha8Rng) -> Fi
     if old.is_exact && new.is_exact {
         let ratio = new.summary[0] / old.summary[0];
         let p = if old.median == new.median { 1.0 } else { 0.0 };
-        return Finding::Figures { figures: of(ratio, (ratio, ratio), p), is_tested: false };
+        return Finding::Figures { figures: of(ratio, (ratio, ratio), p), basis: Basis::Exact };
     }
     let enough = base_rounds.len() >= LEAST_ROUNDS && new_rounds.len() >= LEAST_ROUNDS;
+    let least = least_p(base_rounds.len(), new_rounds.len());
     let tested = enough.then(|| {
         let ratio = median(&mut new_rounds.clone())? / median(&mut base_rounds.clone())?;
         Some((ratio, ratio_interval(base_rounds, new_rounds, rng)?))
     });
     if let Some((ratio, interval)) = tested.flatten() {
         let figures = of(ratio, widened(ratio, interval, deviation), p_beyond(base_rounds, new_rounds, ALLOWED_DEVIATIONS * deviation));
-        return Finding::Figures { figures, is_tested: true };
+        return Finding::Figures { figures, basis: Basis::Test { least } };
     }
     let ([base, base_low, base_high], [new, new_low, new_high]) = match (old.corrected_summary, new.corrected_summary) {
         (Some(old), Some(new)) => (old, new),
@@ -274,7 +303,7 @@ fn judge(old: &Sample, new: &Sample, deviation: f64, rng: &mut ChaCha8Rng) -> Fi
     };
     // Two intervals of 95 % make a wider one than that, which is all that is left of rounds that were not kept.
     let interval = (new_low / base_high, new_high / base_low);
-    Finding::Figures { figures: of(new / base, widened(new / base, interval, deviation), 1.0), is_tested: false }
+    Finding::Figures { figures: of(new / base, widened(new / base, interval, deviation), 1.0), basis: Basis::Nothing }
 }
 
 /// An interval within nights, made one that holds between nights too: on the logarithmic scale, independent errors add by their squares.
@@ -340,6 +369,7 @@ mod tests {
 
     use super::*;
     use crate::bench::examples::{self, Sampled, bell};
+    use crate::bench::record::EarlierBase;
 
     fn judged(base: &NightRecord, new: &NightRecord) -> Comparison {
         compare(base, new, Terms::default()).expect("the machines are equal")
@@ -453,14 +483,26 @@ mod tests {
             assert_eq!(of(0, 0, quantity).verdict, ChangeVerdict::Same);
         }
         let measured = of(100_000, 200_000, Quantity::HostTime);
-        assert_eq!((measured.verdict, measured.figures.map(|figures| figures.p)), (ChangeVerdict::Same, Some(1.0)));
+        assert_eq!((measured.verdict, measured.figures.map(|figures| figures.p)), (ChangeVerdict::Untested, Some(1.0)));
     }
 
     #[test]
     fn few_rounds_prove_nothing() {
         let night = |day, typical, rounds| examples::night(day, &[Sampled { rounds, ..Sampled::noisy("caching", typical, 0.01) }]);
-        assert_eq!(verdicts(&judged(&night(1, 1_000_000, 5), &night(2, 3_000_000, 30))), [ChangeVerdict::Same]);
+        assert_eq!(verdicts(&judged(&night(1, 1_000_000, 5), &night(2, 3_000_000, 30))), [ChangeVerdict::Untested]);
         assert_eq!(verdicts(&judged(&night(1, 1_000_000, 30), &night(2, 3_000_000, 30))), [ChangeVerdict::Worse]);
+    }
+
+    #[test]
+    fn what_could_not_be_significant_among_so_many_is_said_to_be_unknown_and_does_not_hide_the_rest() {
+        let entries = |factor: u64, few: u64| {
+            let few = (0..few).map(|index| Sampled { rounds: 7, ..Sampled::noisy(&format!("few {index}"), 10_000 * factor, 0.01) });
+            few.chain([Sampled::noisy("many", 10_000 * factor, 0.01)]).collect::<Vec<_>>()
+        };
+        // Of 7 and 7 rounds nothing less than 2 / 3432 can come out: enough among a few, not among twenty.
+        let of = |few| verdicts(&judged(&examples::night(1, &entries(1, few)), &examples::night(2, &entries(3, few))));
+        assert_eq!(of(5), [ChangeVerdict::Worse; 6]);
+        assert_eq!(of(20), [vec![ChangeVerdict::Untested; 20], vec![ChangeVerdict::Worse]].concat());
     }
 
     #[test]
@@ -471,7 +513,7 @@ mod tests {
         };
         let (mut base, mut new) = (examples::night(1, &all(1)), examples::night(2, &all(2)));
         assert_eq!(verdicts(&judged(&base, &new)), [ChangeVerdict::Worse; 4]);
-        let expected = [ChangeVerdict::Same, ChangeVerdict::Same, ChangeVerdict::Worse, ChangeVerdict::Worse];
+        let expected = [ChangeVerdict::Untested, ChangeVerdict::Untested, ChangeVerdict::Worse, ChangeVerdict::Worse];
         new.conditions.contended.push("1 other process on the GPU".to_owned());
         assert_eq!(verdicts(&judged(&base, &new)), expected);
         base.conditions.contended.append(&mut new.conditions.contended);
@@ -553,6 +595,35 @@ mod tests {
     }
 
     #[test]
+    fn a_suite_that_was_left_out_in_between_is_compared_with_the_last_night_that_has_it() {
+        let of = |day: u32, suites: &[(&str, u64)]| {
+            let mut night = examples::night(day, &[]);
+            let suite = |&(name, typical): &(&str, u64)| {
+                let mut suite = examples::night(day, &[Sampled::noisy("caching", typical, 0.01)]).suites.remove(0);
+                name.clone_into(&mut suite.name);
+                suite
+            };
+            night.suites = suites.iter().map(suite).collect();
+            night
+        };
+        // Somebody ran one suite alone in the second night; in the third the other one takes three times as long.
+        let (first, second) = (of(1, &[("a", 10_000), ("b", 10_000)]), of(2, &[("a", 10_000)]));
+        let third = of(3, &[("a", 10_000), ("b", 30_000)]);
+        let comparison = compare_with_baseline(&[&second, &first], &third).expect("there is a baseline");
+        assert_eq!(
+            (comparison.base_started.as_str(), verdicts(&comparison)),
+            (&*second.started, vec![ChangeVerdict::Same, ChangeVerdict::Worse])
+        );
+        assert_eq!(comparison.earlier, [EarlierBase { suite: "b".to_owned(), started: first.started.clone() }]);
+        assert_eq!((comparison.new, comparison.redefined), (Vec::new(), Vec::new()));
+        // A suite that was defined anew is compared with none.
+        let mut anew = third.clone();
+        anew.suites[1].hash = "another".to_owned();
+        let comparison = compare_with_baseline(&[&second, &first], &anew).expect("there is a baseline");
+        assert_eq!((comparison.earlier, comparison.new.len()), (Vec::new(), 1));
+    }
+
+    #[test]
     fn a_night_of_medians_only_is_compared_as_far_as_that_goes() {
         let all = |factor: u64| {
             let of = |quantity| Sampled::noisy("caching", 10_000 * factor, 0.01).of(quantity);
@@ -565,7 +636,7 @@ mod tests {
             }
         }
         let comparison = judged(&base, &new);
-        assert_eq!(verdicts(&comparison), [ChangeVerdict::Same, ChangeVerdict::Worse]);
+        assert_eq!(verdicts(&comparison), [ChangeVerdict::Untested, ChangeVerdict::Worse]);
         let figures = comparison.changes[0].figures.expect("there are medians");
         assert!((1.9..2.1).contains(&figures.ratio) && figures.low < figures.ratio && figures.p == 1.0, "{figures:?}");
     }

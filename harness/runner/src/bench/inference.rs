@@ -6,8 +6,9 @@
 
 use rand::Rng;
 
-/// Up to so many values in both samples together, the distribution of the rank sum is computed; of more, it is near enough to normal.
-const MOST_EXACT: usize = 40;
+/// The distribution of the rank sum is computed as long as that takes no more steps than this, some milliseconds: up to 52 values of which
+/// half are on each side, and up to hundreds where one side is small. Of more values on both sides it is near enough to normal.
+const MOST_STEPS: usize = 4_000_000;
 
 /// Resamples for an interval. Its ends are then the 25th and the 976th value.
 const RESAMPLES: usize = 1000;
@@ -38,9 +39,9 @@ pub(super) fn spread_about_zero(values: &[f64]) -> Option<f64> {
 /// The probability that values drawn like `low` and `high` from one and the same distribution would have `high` rank so high above `low`,
 /// or higher: the one-sided rank-sum test. 1 where one of them is empty.
 ///
-/// Up to 40 values together it is exact, with ties too, by counting subsets of the mid-ranks by their sum (B. Streitberg and J. Röhmel,
-/// "Exact Distributions for Permutation and Rank Tests", Statistical Software Newsletter 12(1), 1986), in `N² · m` steps or fewer; above,
-/// by the normal distribution with corrections for ties and continuity (H. B. Mann and D. R. Whitney, "On a Test of Whether one of Two Random
+/// Up to [`MOST_STEPS`] it is exact, with ties too, by counting subsets of the mid-ranks by their sum (B. Streitberg and J. Röhmel,
+/// "Exact Distributions for Permutation and Rank Tests", Statistical Software Newsletter 12(1), 1986), in `2 · N² · m²` steps, `m` the size of
+/// the smaller sample; above, by the normal distribution with corrections for ties and continuity (H. B. Mann and D. R. Whitney, "On a Test of Whether one of Two Random
 /// Variables is Stochastically Larger than the Other", 1947, <https://doi.org/10.1214/aoms/1177730491>; ties: E. L. Lehmann,
 /// "Nonparametrics", 1975, section 1.4).
 pub(super) fn rank_sum_p(low: &[f64], high: &[f64]) -> f64 {
@@ -48,7 +49,24 @@ pub(super) fn rank_sum_p(low: &[f64], high: &[f64]) -> f64 {
         return 1.0;
     }
     let ranks = Ranks::of(low, high);
-    if low.len() + high.len() <= MOST_EXACT { ranks.exact_p() } else { ranks.normal_p() }
+    let steps = 2 * (low.len() + high.len()).pow(2) * low.len().min(high.len()).pow(2);
+    if steps <= MOST_STEPS { ranks.of_smaller().exact_p() } else { ranks.normal_p() }
+}
+
+/// The least probability that a two-sided [`rank_sum_p`] can come to with so many values: all of one sample above all of the other.
+pub(super) fn least_p(one: usize, other: usize) -> f64 {
+    let all = one + other;
+    let ways: f64 = (0..one.min(other)).map(|chosen| (all - chosen) as f64 / (chosen + 1) as f64).product();
+    (2.0 / ways).min(1.0)
+}
+
+/// Of tests that can come to probabilities no less than these, which to do so that the chance of any false finding is at most `level`: those
+/// that could still be significant when corrected for as many as are done. Others could find nothing, and would only make the correction of
+/// all harder (R. E. Tarone, "A Modified Bonferroni Method for Discrete Data", Biometrics 46(2), 1990, <https://doi.org/10.2307/2531456>).
+pub(super) fn worth_testing(least: &[f64], level: f64) -> Vec<bool> {
+    let able = |tests: usize| least.iter().filter(|&&least| least * (tests as f64) < level).count();
+    let tests = (1..=least.len()).find(|&tests| able(tests) <= tests).unwrap_or(1);
+    least.iter().map(|&least| least * (tests as f64) < level).collect()
 }
 
 /// Mid-ranks of two samples together, doubled so that they are whole numbers.
@@ -76,6 +94,19 @@ impl Ranks {
             ranks.ties += count * (count * count - 1.0);
         }
         ranks
+    }
+
+    /// The same question about the smaller sample: that the other one ranks so high is that this one ranks so low, which on mirrored ranks is
+    /// so high.
+    fn of_smaller(self) -> Self {
+        let count = self.all.len();
+        if 2 * self.high <= count {
+            return self;
+        }
+        // Ranks are doubled, the least is 2 and the greatest twice their number, but for ties, whose mid-ranks lie between.
+        let (mirror, high) = (2 * (count + 1), count - self.high);
+        let total: usize = self.all.iter().sum();
+        Self { all: self.all.iter().rev().map(|rank| mirror - rank).collect(), high, sum: mirror * high - (total - self.sum), ..self }
     }
 
     fn exact_p(&self) -> f64 {
@@ -145,7 +176,7 @@ mod tests {
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
-    use super::{DEVIATIONS, Ranks, correct_for_many, median, rank_sum_p, ratio_interval, spread_about_zero};
+    use super::{DEVIATIONS, Ranks, correct_for_many, least_p, median, rank_sum_p, ratio_interval, spread_about_zero, worth_testing};
 
     fn near(a: f64, b: f64) -> bool {
         (a - b).abs() < 1e-9
@@ -173,6 +204,37 @@ mod tests {
             let (exact, normal) = (ranks.exact_p(), ranks.normal_p());
             assert!((exact - normal).abs() < 0.01, "shift {shift}: {exact} against {normal}");
         }
+    }
+
+    #[test]
+    fn the_least_probability_is_that_of_samples_wholly_apart() {
+        for (one, other) in [(1, 1), (3, 3), (6, 9), (9, 6), (6, 200)] {
+            let low: Vec<f64> = (0..one).map(f64::from).collect();
+            let high: Vec<f64> = (0..other).map(|value| f64::from(value) + 1000.0).collect();
+            let least = least_p(low.len(), high.len());
+            assert!((2.0 * rank_sum_p(&low, &high) / least - 1.0).abs() < 1e-9 || least == 1.0, "{one} and {other}: {least}");
+        }
+        assert!(near(least_p(3, 3), 0.1));
+    }
+
+    #[test]
+    fn the_larger_sample_is_judged_as_the_smaller_one_mirrored() {
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        for _ in 0..50 {
+            let mut draw = |count: usize| -> Vec<f64> { (0..count).map(|_| (9.0 * rng.random::<f64>()).floor()).collect() };
+            let (low, high) = (draw(3), draw(12));
+            assert!(near(Ranks::of(&low, &high).exact_p(), Ranks::of(&low, &high).of_smaller().exact_p()), "{low:?} {high:?}");
+        }
+    }
+
+    #[test]
+    fn tests_that_could_find_nothing_are_left_out_and_no_others() {
+        assert_eq!(worth_testing(&[], 0.01), [false; 0]);
+        assert_eq!(worth_testing(&[0.02, 0.001], 0.01), [false, true]);
+        // Two tests of 0.004 are possible, three are not: each could come to 0.012 at least.
+        assert_eq!(worth_testing(&[0.004; 2], 0.01), [true; 2]);
+        assert_eq!(worth_testing(&[0.004; 3], 0.01), [false; 3]);
+        assert_eq!(worth_testing(&[0.004, 0.004, 0.004, 1e-9], 0.01), [false, false, false, true]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Shards of one night, done on several machines or one after another, put together.
 //!
-//! What must be equal: the versions, the build, the seed, the number of shards, the definitions of suites that several shards have, and all of
+//! What must be equal: the versions, the build, the seed, the day (or the day before), the number of shards, the definitions of suites that several shards have, and all of
 //! the machine but which one of its kind it was (the GPU's UUID) and the kernel of its operating system. Where those two differ, the merged
 //! night does not state them. Where the entries of a suite are divided among shards, the rounds of one shard come behind those of the shard
 //! before it, and an entry has no samples in the rounds of other shards: so each round keeps its own yardstick.
@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::history::entry_name;
 use super::record::{Conditions, EntryName, EntryOutcome, Machine, Measured, NightRecord, Shard, Stopped, SuiteRecord};
+use crate::date::Date;
 
 /// Why shards do not make a night.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -139,6 +140,9 @@ fn differences((first_shard, first): Part<'_>, (other_shard, other): Part<'_>) -
     };
     compare("changes beside the commit", dirty(first).to_owned(), dirty(other).to_owned());
     compare("seed", first.seed.to_string(), other.seed.to_string());
+    if !is_one_night(&first.started, &other.started) {
+        compare("begin", first.started.clone(), other.started.clone());
+    }
     let definitions = |night: &NightRecord| -> BTreeMap<String, String> {
         night.suites.iter().map(|suite| (suite.name.clone(), format!("{} at {}", suite.hash, suite.threshold))).collect()
     };
@@ -150,6 +154,16 @@ fn differences((first_shard, first): Part<'_>, (other_shard, other): Part<'_>) -
     let same_kind = Machine { uuid_hash: first.machine.uuid_hash.clone(), kernel: first.machine.kernel.clone(), ..other.machine.clone() };
     differences.extend(first.machine.differences(&same_kind));
     differences
+}
+
+/// Whether moments such as `2026-11-20T02:17:00Z` are of one day or of two that follow each other: what a queue held back until after midnight
+/// is of the same night; what an earlier night left behind is not.
+fn is_one_night(one: &str, other: &str) -> bool {
+    let day = |moment: &str| Date::try_from(moment.split('T').next().unwrap_or_default().to_owned()).ok();
+    match (day(one), day(other)) {
+        (Some(one), Some(other)) => one == other || one.next() == other || other.next() == one,
+        _ => one == other,
+    }
 }
 
 fn missing(shards: &[Part<'_>], count: u32) -> Result<Vec<Shard>, MergeError> {
@@ -303,6 +317,10 @@ mod tests {
         insta::assert_snapshot!(refusal(&[one.clone(), one.clone()]), @"shard 1/2 is there twice, begun 2026-11-20T02:00:00Z and 2026-11-20T02:00:00Z: leave one of them out");
         insta::assert_snapshot!(refusal(&[one.clone(), shard(2, 2, &["a"])]), @"shards 1/2 and 2/2 both hold `host: hit, a`: they were not divided alike, measure one of them again");
         insta::assert_snapshot!(refusal(&[one.clone(), shard(3, 2, &["b"])]), @"there is no shard 3/2: its file is damaged, measure it again");
+        let mut late = NightRecord { started: "2026-11-21T01:00:00Z".to_owned(), ..shard(2, 2, &["b"]) };
+        assert!(merge(&[one.clone(), late.clone()], false).is_ok(), "a queue held it back");
+        late.started = "2026-11-22T02:00:00Z".to_owned();
+        insta::assert_snapshot!(refusal(&[one.clone(), late]), @"shards 1/2 and 2/2 do not belong together: begin: 2026-11-20T02:00:00Z against 2026-11-22T02:00:00Z. Leave out the one that is of another night, or measure it again.");
         let mut other = shard(2, 3, &["b"]);
         other.build.dirty = Some(true);
         other.machine.driver = Some("580.65.06".to_owned());

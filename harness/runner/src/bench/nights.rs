@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use harness_allocator::device::Clock;
 
 use super::compare;
-use super::record::{BENCH_RECORD_VERSION, EntryOutcome, NightRecord, Stopped};
+use super::record::{BENCH_RECORD_VERSION, EarlierBase, Entry, EntryOutcome, NightRecord, Stopped, SuiteRecord};
 use crate::files::slug;
 use crate::files::{self, Document, Folder, StoreError};
 
@@ -165,13 +165,37 @@ pub fn before<'a>(nights: &[&'a NightRecord], new: &NightRecord) -> impl Iterato
     })
 }
 
-/// The last of the nights [`before`] it.
+/// The last of the nights [`before`] it, and in place of suites of the new night that were not measured in that one, or were defined
+/// otherwise, those of the last night in which they were: somebody may have run a few suites alone in between. Tells which suites are of
+/// another night.
 #[must_use]
-pub fn baseline<'a>(nights: &[&'a NightRecord], new: &NightRecord) -> Option<&'a NightRecord> {
-    before(nights, new).max_by(|a, b| a.started.cmp(&b.started))
+pub fn baseline(nights: &[&NightRecord], new: &NightRecord) -> Option<(NightRecord, Vec<EarlierBase>)> {
+    let mut before: Vec<&NightRecord> = before(nights, new).collect();
+    before.sort_by(|a, b| a.started.cmp(&b.started));
+    let mut base = (*before.last()?).clone();
+    let mut earlier = Vec::new();
+    for suite in &new.suites {
+        let of = |night: &'_ NightRecord| night.suites.iter().find(|other| is_measured_as(other, suite)).cloned();
+        if of(&base).is_some() {
+            continue;
+        }
+        if let Some((night, found)) = before.iter().rev().find_map(|night| Some((night, of(night)?))) {
+            base.suites.retain(|other| other.name != suite.name);
+            base.suites.push(found);
+            earlier.push(EarlierBase { suite: suite.name.clone(), started: night.started.clone() });
+        }
+    }
+    Some((base, earlier))
 }
 
-/// Of each machine and shard, keeps the last `keep` nights in full, and the last one that may be a baseline; of older ones, medians only.
+/// Whether it is the same suite, and something was measured.
+fn is_measured_as(other: &SuiteRecord, suite: &SuiteRecord) -> bool {
+    let measured = |entry: &Entry| matches!(entry.outcome, EntryOutcome::Measured(_));
+    other.name == suite.name && other.hash == suite.hash && other.entries.iter().any(measured)
+}
+
+/// Of each machine and shard, keeps the last `keep` nights in full, and those that a suite's next night is compared with; of older ones,
+/// medians only.
 /// Tells which folders it made smaller. Reports and pictures stay as they are.
 ///
 /// # Errors
@@ -183,8 +207,10 @@ pub fn thin(root: &Path, keep: usize) -> Result<(Vec<String>, Vec<StoreError>), 
     for (index, (folder, night)) in whole.iter().enumerate() {
         let later = || whole[index + 1..].iter().map(|(_, later)| later).filter(|later| is_alike(later, night));
         let is_recent = later().count() < keep;
-        let is_last_baseline = night.conditions.contended.is_empty() && later().all(|later| !later.conditions.contended.is_empty());
-        if is_recent || is_last_baseline || !has_samples(night) {
+        let has = |later: &NightRecord, suite: &SuiteRecord| later.suites.iter().any(|other| other.name == suite.name);
+        let is_last_of = |suite: &SuiteRecord| later().all(|later| !later.conditions.contended.is_empty() || !has(later, suite));
+        let is_baseline = night.conditions.contended.is_empty() && night.suites.iter().any(is_last_of);
+        if is_recent || is_baseline || !has_samples(night) {
             continue;
         }
         place.replace(&[(format!("{folder}/{NIGHT}"), document(&without_samples(night.clone())))])?;
@@ -257,7 +283,7 @@ mod tests {
 
     use super::*;
     use crate::bench::examples::{self, Sampled};
-    use crate::bench::record::{Quantity, Shard};
+    use crate::bench::record::{ChangeVerdict, Quantity, Shard};
     use crate::files::TEMPORARY;
 
     /// Renders just enough to tell what it was given.
@@ -348,7 +374,7 @@ mod tests {
         let told: Vec<String> = saved.broken.iter().map(|error| told(error, root.path())).collect();
         insta::assert_snapshot!(told.join("\n"), @"
         `…/nightly/2026-11-11-sim/night.json` is cut off at line 2: it ends in the middle of a record. Copy it again, or run again.
-        `…/nightly/2026-11-12-sim/night.json` has version 99, this harness reads up to version 1: use the harness that wrote it, or a newer one.
+        `…/nightly/2026-11-12-sim/night.json` has version 99, this harness reads up to version 2: use the harness that wrote it, or a newer one.
         `…/nightly/2026-11-13-sim/night.json` does not hold a night: missing field `started` at line 1 column 34. Name a `night.json` that `harness bench` wrote, or its folder.
         ");
         assert_eq!(fs::read_to_string(saved.folder.join("report.md")).unwrap(), "2026-11-14T02:00:00Z after 1");
@@ -438,7 +464,7 @@ mod tests {
         nights[5].shard = Some(Shard { index: 1, count: 2 });
         nights[4].suites[0].stopped = Stopped::Interrupted;
         let nights: Vec<&NightRecord> = nights.iter().rev().collect();
-        assert_eq!(baseline(&nights, nights[0]).map(|night| &night.started[..10]), Some("2026-11-04"));
+        assert_eq!(baseline(&nights, nights[0]).map(|(night, _)| night.started), Some("2026-11-04T02:00:00Z".to_owned()));
         assert_eq!(baseline(&nights, nights[8]), None);
         assert_eq!(baseline(&[], nights[0]), None);
     }
@@ -463,19 +489,29 @@ mod tests {
         }
     }
 
-    /// Kept as it was written, so that later versions go on reading it.
+    /// Kept as they were written, so that later versions go on reading them.
     #[test]
-    fn a_night_of_version_1_is_read() {
-        let night = read(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/nights/version-1.json"))).unwrap();
-        assert_eq!((night.version, night.started.as_str()), (1, "2026-11-20T02:00:00Z"));
+    fn a_night_of_each_version_is_read() {
+        let verdicts = [ChangeVerdict::Same, ChangeVerdict::Untested];
+        assert_eq!(verdicts.len(), BENCH_RECORD_VERSION as usize, "each version has a night here");
+        for (version, verdict) in (1..).zip(verdicts) {
+            let file = format!("{}/tests/nights/version-{version}.json", env!("CARGO_MANIFEST_DIR"));
+            let night = read(Path::new(&file)).unwrap();
+            assert_eq!((night.version, night.started.as_str()), (version, "2026-11-20T02:00:00Z"));
+            assert_is_known(&night, verdict);
+        }
+    }
+
+    fn assert_is_known(night: &NightRecord, verdict: ChangeVerdict) {
         let outcomes: Vec<&EntryOutcome> = night.suites.iter().flat_map(|suite| &suite.entries).map(|entry| &entry.outcome).collect();
         let [EntryOutcome::Measured(measured), EntryOutcome::Failed { .. }, EntryOutcome::Skipped { .. }] = outcomes[..] else {
             panic!("{outcomes:?}")
         };
         assert_eq!(measured.rounds[1], [20_240, 20_260]);
         assert_eq!((measured.summary.median, measured.summary.p99), (20_250, None));
-        let figures = night.comparison.unwrap().changes[0].figures.unwrap();
-        assert_eq!((figures.ratio, figures.p), (1.0123, 0.5));
+        let change = &night.comparison.as_ref().unwrap().changes[0];
+        let figures = change.figures.unwrap();
+        assert_eq!((figures.ratio, figures.p, change.verdict), (1.0123, 0.5, verdict));
         assert_eq!(night.suites[0].entries[0].case(), "hit, 2 MiB");
     }
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::shard::Shard;
 
 /// The version that this build writes.
-pub const BENCH_RECORD_VERSION: u32 = 1;
+pub const BENCH_RECORD_VERSION: u32 = 2;
 
 /// One run of `harness bench`, as written to `night.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -286,6 +286,18 @@ pub struct Comparison {
     pub missing: Vec<EntryName>,
     /// Suites of both whose definitions differ, which are not compared.
     pub redefined: Vec<String>,
+    /// Suites that the baseline has not, and that are compared with an earlier night instead. Since version 2.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier: Vec<EarlierBase>,
+}
+
+/// A suite that is compared with another night than the others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EarlierBase {
+    /// The suite.
+    pub suite: String,
+    /// When that night began.
+    pub started: String,
 }
 
 /// What identifies an entry from night to night.
@@ -328,6 +340,9 @@ pub enum ChangeVerdict {
     Mended,
     /// It failed both nights.
     StillBroken,
+    /// Both have figures, and nothing follows from them: of too few rounds, or measured while the machine did other work. Since version 2;
+    /// earlier versions called it [`ChangeVerdict::Same`].
+    Untested,
     /// One of the nights skipped it.
     NotCompared,
 }

@@ -19,6 +19,8 @@ pub struct Counts {
     pub mended: usize,
     /// Entries that fail as before.
     pub still_broken: usize,
+    /// Entries of which nothing is known, though both nights have figures.
+    pub untested: usize,
     /// Entries that one of the nights skipped.
     pub not_compared: usize,
 }
@@ -36,6 +38,7 @@ impl Counts {
                 ChangeVerdict::Broken => &mut counts.broken,
                 ChangeVerdict::Mended => &mut counts.mended,
                 ChangeVerdict::StillBroken => &mut counts.still_broken,
+                ChangeVerdict::Untested => &mut counts.untested,
                 ChangeVerdict::NotCompared => &mut counts.not_compared,
             } += 1;
         }
@@ -64,7 +67,7 @@ pub fn by_importance(comparison: &Comparison) -> Vec<&Change> {
         ChangeVerdict::Worse => Some(1),
         ChangeVerdict::Better => Some(2),
         ChangeVerdict::Mended => Some(3),
-        ChangeVerdict::Same | ChangeVerdict::StillBroken | ChangeVerdict::NotCompared => None,
+        ChangeVerdict::Same | ChangeVerdict::StillBroken | ChangeVerdict::Untested | ChangeVerdict::NotCompared => None,
     };
     let mut changes: Vec<(u8, &Change)> = comparison.changes.iter().filter_map(|change| rank(change).map(|rank| (rank, change))).collect();
     changes.sort_by(|(rank_a, a), (rank_b, b)| rank_a.cmp(rank_b).then(surely(b).total_cmp(&surely(a))));
@@ -93,6 +96,7 @@ mod tests {
         let changes = vec![
             change("mended", ChangeVerdict::Mended, None),
             change("same", ChangeVerdict::Same, Some((0.9, 1.1))),
+            change("few rounds", ChangeVerdict::Untested, Some((0.1, 9.0))),
             change("much better", ChangeVerdict::Better, Some((0.2, 0.3))),
             change("wide", ChangeVerdict::Worse, Some((1.1, 9.0))),
             change("sure", ChangeVerdict::Worse, Some((1.5, 1.6))),
@@ -102,13 +106,21 @@ mod tests {
         ];
         let (base_started, base_build) = (String::new(), Build::default());
         let none = Vec::new;
-        let comparison =
-            Comparison { base_started, base_build, across: none(), changes, new: Vec::new(), missing: Vec::new(), redefined: none() };
+        let comparison = Comparison {
+            base_started,
+            base_build,
+            across: none(),
+            changes,
+            new: Vec::new(),
+            missing: Vec::new(),
+            redefined: none(),
+            earlier: Vec::new(),
+        };
         let order: Vec<&str> = by_importance(&comparison).into_iter().map(|change| change.entry.arm.as_str()).collect();
         assert_eq!(order, ["broken", "sure", "wide", "much better", "mended"]);
         let counts = Counts::of(&comparison.changes);
         assert_eq!((counts.worse, counts.better, counts.broken, counts.mended, counts.still_broken), (2, 1, 1, 1, 1));
-        assert_eq!((counts.same, counts.not_compared, counts.compared(), counts.is_regression()), (1, 1, 7, true));
+        assert_eq!((counts.same, counts.untested, counts.not_compared, counts.compared(), counts.is_regression()), (1, 1, 1, 7, true));
         assert!(!Counts { worse: 0, broken: 0, ..counts }.is_regression());
     }
 }

@@ -50,7 +50,7 @@ fn annotation(night: &NightRecord, change: &Change, alike: usize) -> (Level, Str
         ChangeVerdict::Better => (Level::Notice, "became better"),
         ChangeVerdict::Mended => (Level::Notice, "was mended"),
         ChangeVerdict::StillBroken => (Level::Notice, "is still broken"),
-        ChangeVerdict::Same | ChangeVerdict::NotCompared => (Level::Notice, "is as before"),
+        ChangeVerdict::Same | ChangeVerdict::Untested | ChangeVerdict::NotCompared => (Level::Notice, "is as before"),
     };
     let alike = if alike > 0 { format!(" (and {} alike)", count(alike, "other point")) } else { String::new() };
     (level, format!("{}: {}{alike} by {} {word}", entry.suite, entry.case, entry.arm), in_figures(night, change))

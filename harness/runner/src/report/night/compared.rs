@@ -26,8 +26,11 @@ pub fn comparison(comparison: &Comparison, base: &NightRecord, new: &NightRecord
         }
     }
     let counts = Counts::of(&comparison.changes);
-    let Counts { worse, better, same, broken, mended, still_broken, not_compared } = counts;
+    let Counts { worse, better, same, broken, mended, still_broken, untested, not_compared } = counts;
     let _ = writeln!(text, "{worse} worse, {better} better, {same} same, {broken} broken, {mended} mended, {still_broken} still broken");
+    if untested > 0 {
+        let _ = writeln!(text, "{untested} cannot be told: a contended night, or too few rounds of a measured time");
+    }
     for change in important::by_importance(comparison) {
         let _ = writeln!(text, "  {}", line(change));
     }
@@ -56,6 +59,7 @@ fn line(change: &Change) -> String {
         ChangeVerdict::Broken => "BROKEN",
         ChangeVerdict::Mended => "mended",
         ChangeVerdict::StillBroken => "broken",
+        ChangeVerdict::Untested => "?     ",
         ChangeVerdict::NotCompared => "–     ",
     };
     let name = name(&change.entry);

@@ -4,7 +4,7 @@ use harness_allocator::device::{Clock, CostFigure};
 use harness_allocator::units::Bytes;
 
 use crate::bench::record::{
-    BENCH_RECORD_VERSION, Build, Change, ChangeFigures, ChangeVerdict, Comparison, Conditions, Entry, EntryName, EntryOutcome,
+    BENCH_RECORD_VERSION, Build, Change, ChangeFigures, ChangeVerdict, Comparison, Conditions, EarlierBase, Entry, EntryName, EntryOutcome,
     EntrySummary, GpuState, Machine, Measured, NightRecord, Point, Quantity, Stopped, SuiteRecord,
 };
 
@@ -104,6 +104,7 @@ pub(crate) fn eventful() -> NightRecord {
     let mut night = quiet(20, 1.47);
     let base = quiet(19, 1.12);
     let suite = &mut night.suites[0];
+    let suite_name = suite.name.clone();
     let reason = "the second allocation returned the address of the first, which is live | <see> step 3".to_owned();
     let broken = suite.entries.iter_mut().find(|entry| entry.group == "free" && entry.arm == "expandable").expect("it is there");
     broken.outcome = EntryOutcome::Failed { reason };
@@ -121,6 +122,7 @@ pub(crate) fn eventful() -> NightRecord {
         new: vec![name("hit_graph", "caching")],
         missing: vec![name("old case", "caching"), name("old case", "direct")],
         redefined: vec!["storm".to_owned()],
+        earlier: vec![EarlierBase { suite: suite_name, started: "2026-11-17T02:17:00Z".to_owned() }],
     });
     night
 }

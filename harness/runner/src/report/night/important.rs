@@ -37,7 +37,12 @@ fn compared(comparison: &Comparison, outcomes: Outcomes) -> String {
         (slower, faster) => format!("{} became {worse}, {faster} {better}, of {of} compared with {since}", words::entries(slower)),
     };
     let mut rest = Vec::new();
-    let kinds = [(counts.broken, "newly BROKEN"), (counts.still_broken, "still broken"), (counts.mended, "mended")];
+    let kinds = [
+        (counts.broken, "newly BROKEN"),
+        (counts.still_broken, "still broken"),
+        (counts.mended, "mended"),
+        (counts.untested, "with too little to tell"),
+    ];
     rest.extend(kinds.into_iter().filter(|&(number, _)| number > 0).map(|(number, word)| format!("{number} {word}")));
     let unknown = outcomes.failed.saturating_sub(counts.broken + counts.still_broken);
     if unknown > 0 {

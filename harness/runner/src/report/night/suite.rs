@@ -93,6 +93,8 @@ fn yardstick(suite: &SuiteRecord) -> String {
 /// What the comparison says of this suite's entries.
 struct Changes<'a> {
     by_entry: BTreeMap<Key<'a>, &'a Change>,
+    /// When the night began that the suite is compared with, where it is another one than for other suites.
+    earlier: Option<&'a str>,
 }
 
 impl<'a> Changes<'a> {
@@ -103,6 +105,11 @@ impl<'a> Changes<'a> {
             by_entry: of_suite
                 .map(|change| ((change.entry.case.clone(), change.entry.arm.as_str(), change.entry.quantity), change))
                 .collect(),
+            earlier: night
+                .comparison
+                .iter()
+                .flat_map(|comparison| &comparison.earlier)
+                .find_map(|base| (base.suite == suite.name).then_some(base.started.as_str())),
         }
     }
 
@@ -120,13 +127,15 @@ fn in_short(changes: &Changes<'_>) -> String {
         (counts.mended, "mended"),
         (counts.still_broken, "still broken"),
         (counts.same, "the same"),
+        (counts.untested, "with too little to tell"),
         (counts.not_compared, "not compared"),
     ];
     let told: Vec<String> = kinds.into_iter().filter(|&(number, _)| number > 0).map(|(number, word)| format!("{number} {word}")).collect();
     if told.is_empty() {
         "Against the baseline: nothing to compare.".to_owned()
     } else {
-        format!("Against the baseline: {}.", told.join(", "))
+        let earlier = changes.earlier.map(|started| format!(" (the night of {}, the last that has this suite)", words::moment(started)));
+        format!("Against the baseline{}: {}.", earlier.unwrap_or_default(), told.join(", "))
     }
 }
 
@@ -234,9 +243,11 @@ fn to_the_baseline(change: &Change) -> String {
         ChangeVerdict::Broken => "**broken**",
         ChangeVerdict::Mended => "mended",
         ChangeVerdict::StillBroken => "still broken",
+        ChangeVerdict::Untested => "cannot be told",
         ChangeVerdict::NotCompared => "not compared",
     };
     match &change.figures {
+        Some(figures) if change.verdict == ChangeVerdict::Untested => format!("{word}, {}", words::change(figures)),
         Some(figures) => format!("{word}, {}, p {}", words::change(figures), prose(&words::probability(figures.p))),
         None => word.to_owned(),
     }
@@ -275,7 +286,7 @@ fn panels<'a>(trend: &'a Trend<'_>, threshold: f64, changes: &Changes<'_>) -> Ve
         let rank = match changes.by_entry.get(key).map(|change| change.verdict) {
             Some(ChangeVerdict::Broken | ChangeVerdict::Worse) => 0,
             Some(ChangeVerdict::Better | ChangeVerdict::Mended) => 1,
-            Some(ChangeVerdict::Same | ChangeVerdict::StillBroken | ChangeVerdict::NotCompared) | None => 2,
+            Some(ChangeVerdict::Same | ChangeVerdict::StillBroken | ChangeVerdict::Untested | ChangeVerdict::NotCompared) | None => 2,
         };
         Candidate { key, series, change_points: change_points(trend, key.2, &series.figures, threshold), rank }
     });

@@ -85,7 +85,12 @@ fn cells(night: &NightRecord, change: &Change, alike: usize) -> Vec<String> {
             [format!("worked → **BROKEN**: {}", prose(&shortened(reason))), NOTHING.to_owned(), NOTHING.to_owned()]
         }
         ChangeVerdict::Mended => ["failed → works".to_owned(), NOTHING.to_owned(), NOTHING.to_owned()],
-        ChangeVerdict::Worse | ChangeVerdict::Better | ChangeVerdict::Same | ChangeVerdict::StillBroken | ChangeVerdict::NotCompared => [
+        ChangeVerdict::Worse
+        | ChangeVerdict::Better
+        | ChangeVerdict::Same
+        | ChangeVerdict::StillBroken
+        | ChangeVerdict::Untested
+        | ChangeVerdict::NotCompared => [
             before_after.unwrap_or_else(|| NOTHING.to_owned()),
             figures.map_or_else(|| NOTHING.to_owned(), |figures| format!("**{}**", words::change(figures))),
             figures.map_or_else(|| NOTHING.to_owned(), |figures| prose(&words::probability(figures.p))),

@@ -81,8 +81,11 @@ pub(super) fn ratio(ratio: f64) -> String {
     }
 }
 
-/// A ratio with its confidence interval.
+/// A ratio with its confidence interval; to nothing, and of nothing, there is none.
 pub(super) fn change(figures: &ChangeFigures) -> String {
+    if figures.base == 0 || figures.new == 0 {
+        return "no ratio to 0".to_owned();
+    }
     format!("{} ({} to {})", ratio(figures.ratio), ratio(figures.low), ratio(figures.high))
 }
 

@@ -388,6 +388,34 @@ mod tests {
     }
 
     #[test]
+    fn a_refused_mapping_takes_as_long_as_making_the_pages_that_fit_and_leaves_nothing() -> Result<(), DeviceError> {
+        let mut device = limited(Bytes::mib(64))?;
+        let mapped = device.mapped().expect("the simulated device maps");
+        let start = mapped.reserve(Bytes::mib(128))?;
+        let page = Bytes::mib(2);
+        let mut taken = |pages: u64| -> Result<(bool, Nanos, DeviceCalls), DeviceError> {
+            let (before, calls) = (device.now(), device.calls());
+            let range = MemoryRange::new(start, Bytes(pages * page.0));
+            let mapped = device.mapped().expect("the simulated device maps");
+            let served = mapped.map(range, page).is_ok();
+            if served {
+                mapped.unmap(range)?;
+            }
+            let after = device.calls();
+            let calls =
+                DeviceCalls { create: after.create - calls.create, release: after.release - calls.release, ..DeviceCalls::default() };
+            Ok((served, device.now().saturating_sub(before), calls))
+        };
+        let (fits, made, _) = taken(32)?;
+        let (too_large, refused, calls) = taken(33)?;
+        assert_eq!((fits, too_large, refused), (true, false, made));
+        assert_eq!((calls.create, calls.release), (33, 32), "one more was asked for");
+        assert!(made > Nanos::ZERO);
+        assert_eq!(device.memory()?.free, Bytes::mib(64));
+        Ok(())
+    }
+
+    #[test]
     fn the_wall_stands_at_the_limit_to_the_byte() -> Result<(), DeviceError> {
         let mut device = limited(Bytes::mib(9))?;
         assert_eq!(device.info().name, "simulated");

@@ -81,6 +81,14 @@ pub enum StoreError {
         /// What it was to hold.
         document: Document,
     },
+    /// A file of that name is there, and nothing beside it says that it is a report of ours. Choose another place, or move the file away.
+    #[error("`{}` is there already, and not from `{}`: move it away, or {}.", path.display(), document.writer(), document.elsewhere())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What was to be written there.
+        document: Document,
+    },
     /// The file could not be read. Check the path and its rights.
     #[error("cannot read `{}`: {source}", path.display())]
     Unreadable {
@@ -125,6 +133,7 @@ impl StoreError {
     pub const fn is_of_input(&self) -> bool {
         match self {
             Self::Unreadable { .. } | Self::Truncated { .. } | Self::TooNew { .. } | Self::Malformed { .. } => true,
+            Self::Foreign { .. } => true,
             Self::Unwritable { .. } | Self::DiskFull { .. } => false,
         }
     }
@@ -138,6 +147,29 @@ impl StoreError {
             _ => Self::Unwritable { path, source, document },
         }
     }
+}
+
+/// Tells before long work what would be told behind it: that nothing can be written to this folder. It is not made, and nothing stays in it.
+///
+/// # Errors
+/// [`StoreError::Unwritable`], [`StoreError::DiskFull`].
+pub fn check_writable(folder: &Path, document: Document) -> Result<(), StoreError> {
+    let failed = |source| StoreError::writing(document, folder, source);
+    let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
+    if !there.is_dir() {
+        return Err(failed(ErrorKind::NotADirectory.into()));
+    }
+    tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(there).map(drop).map_err(failed)
+}
+
+/// Refuses to write over a report that somebody else wrote: one that has no document of ours beside it, or, of an index, no folder.
+///
+/// # Errors
+/// [`StoreError::Foreign`].
+pub(crate) fn check_ours(folder: &Path, report: &str, beside: &str, document: Document) -> Result<(), StoreError> {
+    let path = folder.join(report);
+    let is_ours = !path.exists() || folder.join(beside).exists();
+    if is_ours { Ok(()) } else { Err(StoreError::Foreign { path, document }) }
 }
 
 /// A folder that nobody else writes to through this module until it is dropped, cleared of what killed processes left there. On file

@@ -268,8 +268,8 @@ pub struct Timings {
     pub empty_cache: Samples,
     /// From the first step to the end of the last one, the harness's own checks excluded.
     pub scenario: Nanos,
-    /// What a run without a failure would not have spent: failed tries, recovery, and calls in which the allocator had to give its cache
-    /// back first.
+    /// Time in what had to be tried again: tries of a policy that failed, with the recovery behind each, and whole requests in which the
+    /// allocator had to give cache back before the device served it. Requests that are refused for good are no part of it.
     pub lost_to_retry: Nanos,
 }
 

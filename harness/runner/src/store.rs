@@ -33,12 +33,22 @@ pub fn save_new(root: &Path, records: &Records) -> Result<PathBuf, StoreError> {
     Folder::open(root, Document::Records)?.add(&files, |root| Ok(format!("{:04}-{name}", next_number(root)?)))
 }
 
+/// Tells before a run that its report could not be written into `folder`, or that somebody else's lies there.
+///
+/// # Errors
+/// [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`].
+pub fn check_folder(folder: &Path) -> Result<(), StoreError> {
+    files::check_ours(folder, REPORT, RECORDS, Document::Records)?;
+    files::check_writable(folder, Document::Records)
+}
+
 /// Writes a report into `folder` itself, in place of an earlier one there; other files stay. Nothing is replaced before everything is
 /// written, then each file is replaced whole.
 ///
 /// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; an earlier report is intact then.
+/// [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`]; an earlier report is intact then.
 pub fn save_into(folder: &Path, records: &Records) -> Result<(), StoreError> {
+    files::check_ours(folder, REPORT, RECORDS, Document::Records)?;
     let files = files(records);
     let locked = Folder::open(folder, Document::Records)?;
     let earlier = pictures_of_earlier_report(folder);
@@ -133,6 +143,22 @@ mod tests {
         let folder = save_new(root.path(), &examples::night()).unwrap();
         assert_eq!(read(&folder).unwrap(), examples::night());
         assert_eq!(read(&folder.join(RECORDS)).unwrap(), examples::night());
+    }
+
+    #[test]
+    fn somebody_elses_report_is_left_alone_and_an_earlier_one_of_ours_is_replaced() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join(REPORT), "mine").unwrap();
+        let told = |result: Result<(), StoreError>| result.unwrap_err().to_string().replace(&*root.path().to_string_lossy(), "…");
+        insta::assert_snapshot!(told(save_into(root.path(), &one_scenario())), @"`…/report.md` is there already, and not from `harness run`: move it away, or choose another place with `--report DIR`.");
+        assert_eq!(told(check_folder(root.path())), told(save_into(root.path(), &one_scenario())));
+        assert_eq!(names(root.path()), [REPORT]);
+        fs::remove_file(root.path().join(REPORT)).unwrap();
+        for _ in 0..2 {
+            check_folder(root.path()).unwrap();
+            save_into(root.path(), &one_scenario()).unwrap();
+        }
+        assert_eq!(names(root.path()), ["oom_retry-simulated.svg", RECORDS, REPORT]);
     }
 
     #[test]

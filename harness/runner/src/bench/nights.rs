@@ -21,6 +21,12 @@ pub const DEFAULT_ROOT: &str = "reports";
 /// The folder of nights in the root.
 pub const NIGHTLY: &str = "nightly";
 
+/// The page of all nights, beside it.
+pub const INDEX: &str = "README.md";
+
+/// What a person reads of a night, in its folder.
+pub const REPORT: &str = "report.md";
+
 /// The file of a night that everything else is rendered from.
 pub const NIGHT: &str = Document::Night.file_name();
 
@@ -56,13 +62,34 @@ pub struct Saved {
     pub broken: Vec<StoreError>,
 }
 
+/// Tells before a night is measured that it could not be saved in `root`: that nothing can be written there, or that what lies in the place of
+/// the index is not one.
+///
+/// # Errors
+/// [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`].
+pub fn check_root(root: &Path) -> Result<(), StoreError> {
+    files::check_ours(root, INDEX, NIGHTLY, Document::Night)?;
+    files::check_writable(&root.join(NIGHTLY), Document::Night)?;
+    files::check_writable(root, Document::Night)
+}
+
+/// The same for [`save_into`].
+///
+/// # Errors
+/// As [`check_root`].
+pub fn check_folder(folder: &Path) -> Result<(), StoreError> {
+    files::check_ours(folder, REPORT, NIGHT, Document::Night)?;
+    files::check_writable(folder, Document::Night)
+}
+
 /// Compares a night with its baseline in `root`, renders it, writes it into a folder of its own, and writes the index anew. Other processes
 /// that save nights wait meanwhile.
 ///
 /// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`]. What was there before is intact then; the night itself may be there, where only the
-/// index could not be written.
+/// [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`]. What was there before is intact then; the night itself may
+/// be there, where only the index could not be written.
 pub fn save(root: &Path, mut night: NightRecord, renderer: Renderer) -> Result<Saved, StoreError> {
+    files::check_ours(root, INDEX, NIGHTLY, Document::Night)?;
     let place = Folder::open(root, Document::Night)?;
     let nightly = root.join(NIGHTLY);
     let nights = Folder::open(&nightly, Document::Night)?;
@@ -83,6 +110,7 @@ pub fn save(root: &Path, mut night: NightRecord, renderer: Renderer) -> Result<S
 /// # Errors
 /// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; what was there before is intact then.
 pub fn save_into(folder: &Path, night: &NightRecord, renderer: Renderer) -> Result<(), StoreError> {
+    files::check_ours(folder, REPORT, NIGHT, Document::Night)?;
     Folder::open(folder, Document::Night)?.replace(&files_of(night, &[], renderer))
 }
 
@@ -102,6 +130,7 @@ pub fn render_again(folder: &Path, night: &NightRecord, earlier: &[(String, Nigh
 /// # Errors
 /// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; the old index is intact then.
 pub fn save_index(root: &Path, renderer: Renderer) -> Result<Vec<StoreError>, StoreError> {
+    files::check_ours(root, INDEX, NIGHTLY, Document::Night)?;
     let place = Folder::open(root, Document::Night)?;
     let Nights { whole, broken } = load(root)?;
     place.replace(&(renderer.index)(&whole))?;

@@ -114,7 +114,8 @@ impl Bench {
             terminal::print(&listed(&suites, self.shard))?;
             return Ok(Exit::Passed);
         }
-        // What cannot be read is told before a long night, not after it.
+        // What cannot be written or read is told before a long night, not after it.
+        self.check_place()?;
         let measured_by_criterion = self.criterion.as_deref().map(criterion::read).transpose();
         let measured_by_criterion = measured_by_criterion
             .map_err(|error| CliError::input(error.to_string(), "run `cargo bench` first, and name the folder `target/criterion`"))?;
@@ -150,7 +151,14 @@ impl Bench {
         let yardsticks: Vec<u64> = night.0.iter().flat_map(|suite| &suite.yardstick_ps).copied().collect();
         let mut night = plan.record(night, circumstances, monitor.finish(&yardsticks));
         night.suites.extend(measured_by_criterion);
-        let (night, place) = self.save(night)?;
+        // Where it cannot be saved after all, what was measured is not lost for who reads the terminal.
+        let (night, place) = match self.save(night.clone()) {
+            Ok(saved) => saved,
+            Err(error) => {
+                self.print(&night, None)?;
+                return Err(error.into());
+            }
+        };
         self.print(&night, place.as_deref())?;
         self.write_for_ci(&night)?;
         Ok(exit_of(&night))
@@ -233,6 +241,14 @@ impl Bench {
     }
 
     /// Saves the night where it belongs. Returns it with its comparison, and where it lies.
+    fn check_place(&self) -> Result<(), CliError> {
+        match &self.report {
+            _ if self.no_report => Ok(()),
+            Some(folder) => Ok(nights::check_folder(folder)?),
+            None => Ok(nights::check_root(&self.reports)?),
+        }
+    }
+
     fn save(&self, night: NightRecord) -> Result<(NightRecord, Option<PathBuf>), CliError> {
         if self.no_report {
             return Ok((night, None));
@@ -249,7 +265,7 @@ impl Bench {
     }
 
     fn print(&self, night: &NightRecord, place: Option<&Path>) -> Result<(), CliError> {
-        let place = place.map(|folder| format!("report: {}\n", folder.join(night::REPORT).display())).unwrap_or_default();
+        let place = place.map(|folder| format!("report: {}\n", folder.join(nights::REPORT).display())).unwrap_or_default();
         match self.format {
             Format::Json => {
                 eprint!("{place}");

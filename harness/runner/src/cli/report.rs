@@ -180,7 +180,7 @@ impl Render {
         let mut failures: Vec<CliError> = Vec::new();
         for folder in &self.folders {
             match render(folder) {
-                Ok(()) => terminal::print(&format!("report: {}\n", folder.join(night::REPORT).display()))?,
+                Ok(()) => terminal::print(&format!("report: {}\n", folder.join(nights::REPORT).display()))?,
                 Err(error) => failures.push(error.into()),
             }
         }
@@ -206,7 +206,7 @@ struct Index {
 impl Index {
     fn run(self) -> Result<Exit, Failures> {
         let broken = nights::save_index(&self.root, RENDERER)?;
-        terminal::print(&format!("index: {}\n", self.root.join(night::INDEX).display()))?;
+        terminal::print(&format!("index: {}\n", self.root.join(nights::INDEX).display()))?;
         unless_broken(broken)
     }
 }

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use clap::Args;
-use harness::files::Document;
+use harness::files::{self, Document};
 use harness::record::{Records, RunRecord};
 use harness::report::{Counts, Report, github, json, junit, text};
 use harness::scenario::{MAX_MEMORY, MIN_MEMORY, Scenario, choices};
 use harness::session::{Arm, DeviceSource, Plan, Selection, has_pytorchs};
 use harness::shard::Shard;
-use harness::store::{self, StoreError};
+use harness::store;
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, SpecError};
 use harness_allocator::device::open::{self, DeviceChoice};
@@ -159,18 +159,12 @@ impl Run {
         Ok(selection)
     }
 
-    /// Tells before a long run what would be told after it: that something else than a folder is in the way.
+    /// Tells before a long run what would be told after it.
     fn check_report_folder(&self) -> Result<(), CliError> {
-        let folder = match &self.report {
-            _ if self.no_report => return Ok(()),
-            Some(folder) => folder,
-            None => Path::new(store::DEFAULT_ROOT),
-        };
-        match folder.ancestors().find(|path| path.exists()) {
-            Some(there) if !there.is_dir() => {
-                Err(StoreError::writing(Document::Records, folder, io::ErrorKind::NotADirectory.into()).into())
-            }
-            _ => Ok(()),
+        match &self.report {
+            _ if self.no_report => Ok(()),
+            Some(folder) => Ok(store::check_folder(folder)?),
+            None => Ok(files::check_writable(Path::new(store::DEFAULT_ROOT), Document::Records)?),
         }
     }
 

@@ -1,6 +1,7 @@
 //! `harness bench` as a user meets it: what it prints, its exit code, and what it leaves on disk.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -127,6 +128,25 @@ fn what_is_asked_for_wrongly_is_answered_with_what_there_is() {
         wrong.iter().map(|arguments| format!("$ harness bench {}\n{}", arguments.join(" "), world.bench(arguments).told())).collect();
     insta::assert_snapshot!(told.join("\n"));
     assert!(!world.path("reports").exists(), "nothing is written");
+}
+
+#[test]
+fn a_night_that_could_not_be_saved_is_refused_before_anything_is_measured() {
+    let world = World::without_gpu().with("small.yaml", SMALL).with("mine/report.md", "mine").with("pages/README.md", "mine");
+    fs::create_dir(world.path("closed")).unwrap();
+    fs::set_permissions(world.path("closed"), fs::Permissions::from_mode(0o555)).unwrap();
+    let root = fs::write(world.path("closed/try"), "").is_ok();
+    let places: &[&[&str]] = &[&["--report", "mine"], &["--reports", "pages"], &["--report", "small.yaml"], &["--report", "closed/night"]];
+    // Whoever may write everywhere finds no folder closed.
+    let places = if root { &places[..3] } else { places };
+    for place in places {
+        let ran = world.bench(&[&["small.yaml", "--device", "sim"], *place].concat());
+        assert!(matches!(ran.code, Some(2 | 4)) && ran.out.is_empty(), "{}", ran.told());
+        assert!(ran.err.contains(place[1]), "{}", ran.err);
+    }
+    assert_eq!(fs::read_to_string(world.path("mine/report.md")).unwrap(), "mine");
+    assert_eq!(fs::read_to_string(world.path("pages/README.md")).unwrap(), "mine");
+    assert!(!world.path("pages/nightly").exists());
 }
 
 #[test]

@@ -5,16 +5,13 @@ use super::super::page::Page;
 use super::super::picture::Picture;
 use super::super::unique;
 use super::super::words::{Align, NOTHING, count};
-use super::REPORT;
 use super::important;
 use super::picture::trend::{self, Small};
 use super::series::Trend;
 use super::words::{self, Outcomes};
+use crate::bench::nights::{INDEX, REPORT};
 use crate::bench::record::{Machine, NightRecord};
 use crate::files::slug;
-
-/// The file that GitHub shows with the folder.
-pub const INDEX: &str = "README.md";
 
 /// Nights listed before the fold.
 const LISTED: usize = 7;
@@ -30,8 +27,7 @@ pub fn index(nights: &[(String, NightRecord)]) -> Vec<(String, String)> {
     page.block("# Reports");
     page.block(
         "What the harness found, night after night: each night is a folder with a report to read, its pictures and the record that both are \
-         made from (`harness report render` makes them again, byte for byte). This page is made by the tool: do not edit it. The \
-         [example](example/report.md) shows what a report of out-of-memory scenarios looks like.",
+         made from (`harness report render` makes them again, byte for byte). This page is made by the tool: do not edit it.",
     );
     let devices = devices(nights);
     if devices.is_empty() {

@@ -17,17 +17,15 @@ mod picture;
 pub use self::ci::{annotations, smaller_is_better, summary};
 pub use self::compared::comparison;
 pub use self::important::verdict;
-pub use self::index::{INDEX, index};
+pub use self::index::index;
 
 pub(super) use self::ci::in_figures;
 pub(super) use self::words::{amount, short};
 use super::escape::prose;
 use super::page::Page;
 use super::words::{Align, Grid, NOTHING, or_nothing, size};
+use crate::bench::nights::REPORT;
 use crate::bench::record::{GpuState, Machine, NightRecord};
-
-/// The report that a person reads.
-pub const REPORT: &str = "report.md";
 
 /// Renders a night: [`REPORT`], and the pictures that it links to before it. `earlier` holds earlier nights of the same machine, the oldest
 /// first: trends are drawn from them, everything else from the night alone.

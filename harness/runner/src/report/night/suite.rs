@@ -262,7 +262,7 @@ fn trends(page: &mut Page, suite: &SuiteRecord, trend: &Trend<'_>, changes: &Cha
     if let Some(svg) = trend::draw(&suite.name, &trend.nights, &panels) {
         page.block("### Over the nights");
         page.block(format!(
-            "{} of {} series: those that changed first, of the nights since the suite was last defined anew.",
+            "{} of {} series, what changed before what did not, over the nights since the suite was last defined anew.",
             panels.len(),
             trend.series.len()
         ));

@@ -81,6 +81,7 @@ fn files(records: &Records) -> Vec<(String, String)> {
 fn folder_name(records: &Records) -> String {
     let report = Report::new(records);
     let what = match report.scenarios.as_slice() {
+        [] => return "nothing".to_owned(),
         [only] => slug(&only.info.name),
         several => format!("{}-scenarios", several.len()),
     };

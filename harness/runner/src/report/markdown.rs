@@ -34,6 +34,10 @@ const LINES_ON_TOP: usize = 15;
 pub fn render(report: &Report<'_>) -> Rendered {
     let mut page = Page::default();
     page.summary(report);
+    if report.counts.total() == 0 {
+        page.end();
+        return Rendered { markdown: page.text, pictures: page.pictures };
+    }
     page.failures(report);
     for scenario in &report.scenarios {
         page.scenario(report, scenario);
@@ -51,6 +55,9 @@ impl Page {
         self.block(format!("**{}**", words::verdict_line(report.counts)));
         if let Some(warning) = words::model_time_warning(report) {
             self.block(prose(&warning));
+        }
+        if report.counts.total() == 0 {
+            return;
         }
         self.failures_in_brief(report);
         self.devices(report);
@@ -407,8 +414,15 @@ impl Page {
             ("device used", "what NVML reports for the whole device; the tables show it less the context overhead."),
             ("context overhead", "device used before the first allocation: the CUDA context, its modules, and what others held."),
             ("peak", "the high-water mark since the start of the run or the last reset."),
-            ("retry", "a driver allocation that failed and made the allocator give its cached memory back."),
+            (
+                "allocator retry",
+                "a driver allocation that failed and made the allocator give its cached memory back (`num_alloc_retries`): nobody asks for it.",
+            ),
             ("OOM", "a request that failed even after that."),
+            (
+                "fits after 1 retry",
+                "an outcome: a request that failed was made again by the step's recovery policy. These retries are its own.",
+            ),
             (
                 "memory summary",
                 "the allocator's counters at the end of the run, laid out as by `torch.cuda.memory_summary()`; *non-releasable*: free \

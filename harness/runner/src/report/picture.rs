@@ -78,7 +78,7 @@ fn in_words(run: &RunRecord) -> String {
     let highest = |value: fn(&CurvePoint) -> Bytes| words::size(run.curve.iter().map(value).max().unwrap_or_default());
     let last = run.curve.last();
     format!(
-        "{}: {}; at most {} allocated, {} reserved and {} of device used less the context overhead, under a limit of {}; retries: {}, OOMs: {}.",
+        "{}: {}; at most {} allocated, {} reserved and {} of device used less the context overhead, under a limit of {}; allocator retries: {}, OOMs: {}.",
         run.allocator,
         words::verdict(&run.verdict),
         highest(|point| point.allocated),
@@ -492,7 +492,7 @@ mod tests {
         let run = RunRecord { allocator: "a<b>".to_owned(), ..examples::oom_retry("caching", 0) };
         let svg = draw(&[&run]).expect("it has a curve");
         let words = "role=\"img\">\n<title>Memory over the steps of oom_retry</title>\n<desc>a&lt;b&gt;: passed; at most 700.50 MiB allocated, \
-                     702 MiB reserved and 702 MiB of device used less the context overhead, under a limit of 1 GiB; retries: 1, OOMs: 0.</desc>\n";
+                     702 MiB reserved and 702 MiB of device used less the context overhead, under a limit of 1 GiB; allocator retries: 1, OOMs: 0.</desc>\n";
         assert!(svg.contains(words), "{svg}");
     }
 }

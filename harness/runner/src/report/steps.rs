@@ -91,7 +91,7 @@ fn heads(clock: Clock, has_pressure: bool) -> Vec<(&'static str, Align)> {
     let left = [("step", Align::Right), ("line", Align::Right), ("what", Align::Left), ("outcome", Align::Left)];
     let pressure = has_pressure.then_some("pressure");
     let accounts = ["allocated", "reserved", "active", "device used − overhead"].into_iter().chain(pressure);
-    let right = accounts.chain(["peak allocated", "peak reserved", "retries", time]).map(|head| (head, Align::Right));
+    let right = accounts.chain(["peak allocated", "peak reserved", "allocator retries", time]).map(|head| (head, Align::Right));
     left.into_iter().chain(right).collect()
 }
 

@@ -27,6 +27,10 @@ const STEPS_OF_A_FAILURE: usize = 25;
 #[must_use]
 pub fn render(report: &Report<'_>, style: Style) -> String {
     let mut out = String::new();
+    if report.counts.total() == 0 {
+        line(&mut out, &words::verdict_line(report.counts));
+        return out;
+    }
     for device in &report.devices {
         line(&mut out, &format!("{}: memory {}, clock {}", device.label, words::memory(device), words::clock(device)));
     }
@@ -117,7 +121,7 @@ const fn verdict_paint(verdict: &Verdict) -> Paint {
 fn verdicts(report: &Report<'_>, style: Style) -> String {
     let has_devices = report.devices.len() > 1;
     let names = ["scenario"].into_iter().chain(has_devices.then_some("device")).chain(["allocator", "verdict"]);
-    let figures = ["limit", "peak allocated", "peak reserved", "retries", "OOMs"].map(|head| (head, Align::Right));
+    let figures = ["limit", "peak allocated", "peak reserved", "allocator retries", "OOMs"].map(|head| (head, Align::Right));
     let mut grid = Grid::new(names.map(|head| (head, Align::Left)).chain(figures));
     let mut paints = Vec::new();
     for (scenario, device, arm) in report.arms() {

@@ -143,7 +143,8 @@ pub(super) fn verdicts(counts: Counts) -> String {
 pub(super) fn verdict_line(counts: Counts) -> String {
     let total = counts.total();
     let head = match (total, counts.failed) {
-        (0, _) => return "Nothing ran.".to_owned(),
+        // Only a shard can be empty: allocators that no scenario lists are refused.
+        (0, _) => return "Nothing ran: none of it belongs to this shard.".to_owned(),
         (1, 0) if counts.passed == 1 => return "The one run passed.".to_owned(),
         (_, 0) if counts.passed == total => return format!("All {total} runs passed."),
         (_, 0) => "No run failed".to_owned(),
@@ -229,7 +230,7 @@ mod tests {
 
     #[test]
     fn the_first_line_counts_every_kind_of_end() {
-        assert_eq!(verdict_line(Counts::default()), "Nothing ran.");
+        assert_eq!(verdict_line(Counts::default()), "Nothing ran: none of it belongs to this shard.");
         assert_eq!(verdict_line(Counts { passed: 1, ..Counts::default() }), "The one run passed.");
         assert_eq!(verdict_line(Counts { passed: 3, ..Counts::default() }), "All 3 runs passed.");
         assert_eq!(verdict_line(Counts { passed: 1, skipped: 2, ..Counts::default() }), "No run failed: 1 passed, 0 failed, 2 skipped.");

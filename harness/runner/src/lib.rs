@@ -3,8 +3,10 @@
 pub mod bench;
 pub mod calibrate;
 pub mod date;
+pub mod excerpt;
 pub mod files;
 pub mod invariant;
+pub mod packed;
 pub mod profile;
 pub mod record;
 mod recovery;

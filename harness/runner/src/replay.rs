@@ -6,10 +6,9 @@
 mod subject;
 
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead as _, Write};
 use std::path::{Path, PathBuf};
 
-use flate2::read::GzDecoder;
 use harness_allocator::allocator::caching::{ConfError, Config, Quirks};
 use harness_allocator::allocator::{AllocatorError, PrivatePoolError, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
@@ -21,6 +20,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use self::subject::{ByHandle, Shared, Subject};
+use crate::packed;
 
 /// A figure of a recording: column 0 is always [`Column::Result`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -420,7 +420,7 @@ struct Header {
 pub fn verify(path: &Path, front: Front) -> Result<Comparison, RecordingError> {
     let read_error = |source| RecordingError::Read { path: path.to_owned(), source };
     let malformed = |line: usize, why: String| RecordingError::Malformed { path: path.to_owned(), line, why };
-    let mut lines = open(path).map_err(read_error)?.lines();
+    let mut lines = packed::open(path).map_err(read_error)?.lines();
     let first = lines.next().ok_or_else(|| malformed(1, "the file is empty".to_owned()))?.map_err(read_error)?;
     let header: Header = serde_json::from_str(&first).map_err(|error| malformed(1, format!("not a recording's header: {error}")))?;
     let column = |name: &String| Column::from_name(name).ok_or_else(|| malformed(1, format!("unknown column `{name}`")));
@@ -463,13 +463,4 @@ fn compare_snapshots(recorded: &serde_json::Value, replayed: &serde_json::Value)
     let segments = [recorded, replayed].map(|value| value.as_array().map_or(0, Vec::len)).into_iter().max().unwrap_or_default();
     let segment = (0..segments).find(|&index| recorded.get(index) != replayed.get(index)).unwrap_or_default();
     Some(Difference::Snapshot { segment, recorded: text(recorded, segment), replayed: text(replayed, segment) })
-}
-
-/// Opens a file, unpacking it where it is compressed with gzip.
-fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
-    let mut file = std::fs::File::open(path)?;
-    let mut magic = [0; 2];
-    let read = file.read(&mut magic)?;
-    let whole = io::Cursor::new(magic[..read].to_vec()).chain(file);
-    Ok(if magic == [0x1f, 0x8b] { Box::new(BufReader::new(GzDecoder::new(whole))) } else { Box::new(BufReader::new(whole)) })
 }

@@ -4,12 +4,13 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use harness::excerpt::{Excerpt, shortened};
 use harness::profile::ProfileError;
 use harness::scenario::{ScenarioError, advice_on_conf};
 use harness::store::StoreError;
 use harness_allocator::allocator::caching::ConfError;
 use harness_allocator::device::DeviceError;
-use miette::{Diagnostic, NamedSource, SourceSpan};
+use miette::{Diagnostic, LabeledSpan};
 
 use super::exit::Exit;
 use super::terminal::Terminal;
@@ -41,10 +42,10 @@ pub(crate) enum CliError {
         rule: String,
         /// The settings. Apart, because the error travels through every result.
         #[source_code]
-        text: Arc<NamedSource<String>>,
+        text: Arc<Excerpt>,
         /// Where.
-        #[label("here")]
-        at: SourceSpan,
+        #[label(collection)]
+        at: Vec<LabeledSpan>,
         /// What to do.
         #[help]
         help: String,
@@ -96,8 +97,14 @@ impl CliError {
 
     /// Settings given by this option.
     pub(crate) fn conf_of(option: &str, error: &ConfError, text: &str) -> Self {
-        let at = (error.offset(), error.length()).into();
-        Self::Conf { rule: error.rule(), text: Arc::new(NamedSource::new(option, text.to_owned())), at, help: advice_on_conf(error) }
+        let place = (error.offset()..error.offset() + error.length(), "here".to_owned());
+        let excerpt = Excerpt::new(option, text, &[place]);
+        Self::Conf {
+            rule: shortened(&error.rule()).into_owned(),
+            at: excerpt.labels().collect(),
+            text: Arc::new(excerpt),
+            help: advice_on_conf(error),
+        }
     }
 
     fn exit(&self) -> Exit {

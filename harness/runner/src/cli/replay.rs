@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, Permissions};
-use std::io::{self, BufWriter, ErrorKind, Write};
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,6 +11,8 @@ use std::thread;
 
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
+use harness::excerpt::shortened;
+use harness::packed;
 use harness::replay::{self, Comparison, Front, RecordingError, ReplayError};
 use harness::replay_bench::{self, BenchResult};
 use harness_allocator::allocator::caching::Config;
@@ -36,7 +38,14 @@ A trace has one operation a line; `#` starts a comment:
   m FRACTION         memory fraction     p            reset peaks
   x BYTES            others take memory, or (negative) give it back
   g+ POOL  g- POOL   enter and leave a private pool
-  gr POOL            release it";
+  gr POOL            release it
+It may be packed by gzip.
+
+Statistics are a line with the names of the columns, an array of figures for each operation, and the segments at the end. The first
+column, `result`, says how the operation ended:
+  0   done
+  1   out of memory
+  2   ignored: its id or pool is not live";
 
 /// Replay an allocation trace on the simulated device, or compare recordings of PyTorch's allocator with their replay.
 #[derive(Args)]
@@ -45,7 +54,7 @@ pub(super) struct Replay {
     /// An allocation trace.
     #[arg(value_name = "FILE", required_unless_present = "verify", requires = "memory")]
     trace: Option<PathBuf>,
-    /// The allocator's settings, as in PYTORCH_CUDA_ALLOC_CONF.
+    /// The allocator's settings, as in PYTORCH_ALLOC_CONF, whose older name is PYTORCH_CUDA_ALLOC_CONF.
     #[arg(long, value_name = "CONF", default_value = "")]
     alloc_conf: String,
     /// The device's memory: a number of bytes, or a size as in `80GiB`.
@@ -58,7 +67,8 @@ pub(super) struct Replay {
     /// error where statistics go to standard output.
     #[arg(long)]
     memory_summary: bool,
-    /// Time the allocator's host path instead: this many passes over the trace, behind two that warm the cache.
+    /// Time the allocator's host path instead: this many passes over the trace, behind two that warm the cache. What is live at the end of
+    /// the trace is freed in each pass, and these frees count.
     #[arg(long, value_name = "REPS", conflicts_with_all = ["stats", "verify", "memory_summary"], value_parser = clap::value_parser!(u32).range(1..))]
     bench: Option<u32>,
     /// Print what `--bench` measures as JSON.
@@ -101,6 +111,7 @@ impl Replay {
     fn replay(&self, path: &Path, memory: Bytes) -> Result<Exit, Failures> {
         let config = Config::parse(&self.alloc_conf).map_err(|error| CliError::conf(&error, &self.alloc_conf))?;
         let trace = Trace::read(path)?;
+        config.idle_settings().iter().for_each(|told| eprintln!("{told}"));
         if let Some(repetitions) = self.bench {
             return self.time(&trace, config, memory, repetitions);
         }
@@ -139,6 +150,10 @@ impl Replay {
     }
 
     fn time(&self, trace: &Trace<'_>, config: Config, memory: Bytes, repetitions: u32) -> Result<Exit, Failures> {
+        if !trace.events.iter().any(|event| matches!(event, TraceEvent::Allocate { .. })) {
+            let message = format!("{}: there is nothing to time: the trace allocates nothing", trace.path.display());
+            return Err(CliError::input(message, "name a trace with allocations; `harness replay --help` tells the format").into());
+        }
         let result = replay_bench::bench(&trace.events, config, memory, repetitions, self.front.0)?;
         if self.json {
             println!("{}", serde_json::json!(result));
@@ -167,10 +182,12 @@ struct Trace<'a> {
 
 impl<'a> Trace<'a> {
     fn read(path: &'a Path) -> Result<Self, CliError> {
-        let text = std::fs::read_to_string(path).map_err(|error| {
+        let mut text = String::new();
+        packed::open(path).and_then(|mut file| file.read_to_string(&mut text)).map_err(|error| {
             let why = match error.kind() {
                 ErrorKind::NotFound => "there is no such file".to_owned(),
                 ErrorKind::InvalidData => "is not a text in UTF-8".to_owned(),
+                ErrorKind::IsADirectory => "this is a directory, not an allocation trace".to_owned(),
                 _ => format!("cannot be read: {error}"),
             };
             CliError::input(format!("{}: {why}", path.display()), "name an allocation trace; `harness replay --help` tells the format")
@@ -179,7 +196,8 @@ impl<'a> Trace<'a> {
         for (index, line) in text.lines().enumerate() {
             let line_number = index + 1;
             let events = trace::parse_lines([line]).map_err(|error| {
-                let message = format!("{}:{line_number}: `{}` is not an operation of an allocation trace", path.display(), error.text);
+                let message =
+                    format!("{}:{line_number}: `{}` is not an operation of an allocation trace", path.display(), shortened(&error.text));
                 CliError::input(message, error.expected)
             })?;
             trace.lines.extend(events.iter().map(|_| line_number));

@@ -5,7 +5,10 @@ use std::fs::File;
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
-use miette::{Diagnostic, LabeledSpan, NamedSource, SourceCode};
+use miette::{Diagnostic, LabeledSpan, SourceCode};
+
+use super::FOLDER;
+use crate::excerpt::{Excerpt, shortened};
 
 /// Why there is no profile to be had from a file.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +20,8 @@ pub enum ProfileError {
         path: PathBuf,
         /// What is wrong with it.
         why: String,
+        /// The profiles there are in [`FOLDER`], by name.
+        known: Vec<PathBuf>,
     },
     /// The file was read and is no profile: correct it at the place named, or measure a new one.
     #[error("{}:{line}:{column}: {message}", path.display())]
@@ -29,8 +34,8 @@ pub enum ProfileError {
         column: u64,
         /// What is wrong there.
         message: String,
-        /// Its bytes, and where in them.
-        source_text: Box<(NamedSource<String>, usize)>,
+        /// What is shown of it.
+        excerpt: Box<Excerpt>,
     },
 }
 
@@ -38,14 +43,16 @@ impl ProfileError {
     pub(super) fn text(error: &serde_saphyr::Error, path: &Path, text: &str) -> Self {
         let error = error.without_snippet();
         let (line, column) = error.location().map_or((1, 1), |location| (location.line(), location.column()));
-        let source_text = Box::new((NamedSource::new(path.display().to_string(), text.to_owned()), offset(text, line, column)));
-        Self::Text { path: path.to_owned(), line, column, message: plain(&error.to_string()), source_text }
+        let at = offset(text, line, column);
+        let excerpt = Box::new(Excerpt::new(path.display().to_string(), text, &[(at..at, "here".to_owned())]));
+        let message = shortened(&plain(&error.to_string())).into_owned();
+        Self::Text { path: path.to_owned(), line, column, message, excerpt }
     }
 }
 
 /// Reads a file as text, unless it has more than `most` bytes.
 pub(super) fn read(path: &Path, most: u64) -> Result<String, ProfileError> {
-    let file = |why: String| ProfileError::File { path: path.to_owned(), why };
+    let file = |why: String| ProfileError::File { path: path.to_owned(), why, known: known() };
     let io = |error: std::io::Error| match error.kind() {
         ErrorKind::NotFound => file("there is no such file".to_owned()),
         ErrorKind::InvalidData => file("the file is not UTF-8".to_owned()),
@@ -56,6 +63,14 @@ pub(super) fn read(path: &Path, most: u64) -> Result<String, ProfileError> {
     // Bounded while it is read: a pipe or a device has no length beforehand.
     File::open(path).and_then(|opened| opened.take(most + 1).read_to_string(&mut text)).map_err(io)?;
     if text.len() as u64 > most { Err(file(format!("the file has more than {most} bytes, no device profile has"))) } else { Ok(text) }
+}
+
+/// The profiles in [`FOLDER`]; none where that cannot be read.
+fn known() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(FOLDER).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut profiles: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|ending| ending == "yaml")).collect();
+    profiles.sort();
+    profiles
 }
 
 /// The byte at a line and a column, or the end.
@@ -75,7 +90,13 @@ fn plain(message: &str) -> String {
 impl Diagnostic for ProfileError {
     fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
         Some(match self {
-            Self::File { .. } => Box::new("name a file that `harness calibrate` wrote, as in `scenarios/devices/nvidia-h200.yaml`"),
+            Self::File { known, .. } if known.is_empty() => {
+                Box::new(format!("name a file that `harness calibrate` wrote on a GPU; there is none in {FOLDER}"))
+            }
+            Self::File { known, .. } => {
+                let known: Vec<String> = known.iter().map(|path| format!("`{}`", path.display())).collect();
+                Box::new(format!("name a file that `harness calibrate` wrote; in {FOLDER} there are: {}", known.join(", ")))
+            }
             Self::Text { .. } => Box::new("correct it there, or measure a new profile with `harness calibrate`"),
         })
     }
@@ -83,17 +104,14 @@ impl Diagnostic for ProfileError {
     fn source_code(&self) -> Option<&dyn SourceCode> {
         match self {
             Self::File { .. } => None,
-            Self::Text { source_text, .. } => Some(&source_text.0),
+            Self::Text { excerpt, .. } => Some(excerpt.as_ref()),
         }
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
         match self {
             Self::File { .. } => None,
-            Self::Text { source_text, .. } => {
-                let here = LabeledSpan::new_primary_with_span(Some("here".to_owned()), (source_text.1, 0));
-                Some(Box::new(std::iter::once(here)))
-            }
+            Self::Text { excerpt, .. } => Some(Box::new(excerpt.labels())),
         }
     }
 }

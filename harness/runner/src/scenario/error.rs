@@ -1,11 +1,13 @@
 //! What can be wrong with a scenario: [`ScenarioError`], one clear message with file, line, column and the accepted forms.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use miette::{Diagnostic, LabeledSpan, NamedSource, SourceCode};
+use miette::{Diagnostic, LabeledSpan, SourceCode};
 
 use super::located::Position;
+use crate::excerpt::{Excerpt, shortened};
 
 /// Why a scenario cannot be run. Its text is `file:line:column: message`; as a [`Diagnostic`] it shows the place and says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -57,12 +59,11 @@ impl ScenarioError {
 
     /// `noun` is what the text should be.
     pub(crate) fn text(problem: Problem, path: &Path, source: &str, noun: &'static str) -> Self {
-        Self::Text(Box::new(TextError {
-            noun,
-            path: path.to_owned(),
-            source: NamedSource::new(path.display().to_string(), source.to_owned()),
-            problem,
-        }))
+        let first = (byte_range(source, problem.at), problem.label.clone());
+        let related = problem.related.iter().map(|(at, text)| (byte_range(source, *at), text.clone()));
+        let places: Vec<_> = std::iter::once(first).chain(related).collect();
+        let excerpt = Excerpt::new(path.display().to_string(), source, &places);
+        Self::Text(Box::new(TextError { noun, path: path.to_owned(), excerpt, problem }))
     }
 }
 
@@ -71,14 +72,14 @@ impl ScenarioError {
 pub struct TextError {
     noun: &'static str,
     path: PathBuf,
-    source: NamedSource<String>,
+    excerpt: Excerpt,
     problem: Problem,
 }
 
 impl fmt::Display for TextError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Position { line, column, .. } = self.problem.at;
-        write!(f, "{}:{line}:{column}: {}", self.path.display(), self.problem.message)
+        write!(f, "{}:{line}:{column}: {}", self.path.display(), shortened(&self.problem.message))
     }
 }
 
@@ -96,31 +97,20 @@ impl Diagnostic for ScenarioError {
     fn source_code(&self) -> Option<&dyn SourceCode> {
         match self {
             Self::File { .. } => None,
-            Self::Text(error) => Some(&error.source),
+            Self::Text(error) => Some(&error.excerpt),
         }
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
         match self {
             Self::File { .. } => None,
-            Self::Text(error) => {
-                let TextError { source, problem, .. } = error.as_ref();
-                let (start, end) = byte_range(source.inner(), problem.at);
-                let first = LabeledSpan::new_primary_with_span(Some(problem.label.clone()), (start, end - start));
-                let others = problem.related.iter().map(|(at, text)| label(source.inner(), *at, text.clone()));
-                Some(Box::new(std::iter::once(first).chain(others)))
-            }
+            Self::Text(error) => Some(Box::new(error.excerpt.labels())),
         }
     }
 }
 
-fn label(source: &str, at: Position, text: String) -> LabeledSpan {
-    let (start, end) = byte_range(source, at);
-    LabeledSpan::new(Some(text), start, end - start)
-}
-
 /// Bytes from a place to its end, at most to the end of its line.
-fn byte_range(source: &str, at: Position) -> (usize, usize) {
+fn byte_range(source: &str, at: Position) -> Range<usize> {
     let line_start = match at.line {
         0 | 1 => 0,
         line => source.match_indices('\n').nth(line as usize - 2).map_or(source.len(), |(at, _)| at + 1),
@@ -128,7 +118,7 @@ fn byte_range(source: &str, at: Position) -> (usize, usize) {
     let line = source[line_start..].lines().next().unwrap_or("");
     let byte = |chars: usize| line.char_indices().nth(chars).map_or(line.len(), |(at, _)| at);
     let column = at.column.saturating_sub(1) as usize;
-    (line_start + byte(column), line_start + byte(column + at.length.max(1) as usize))
+    line_start + byte(column)..line_start + byte(column + at.length.max(1) as usize)
 }
 
 /// Kinds of mistake.

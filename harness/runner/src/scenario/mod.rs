@@ -105,7 +105,7 @@ impl Scenario {
     /// # Errors
     /// [`ScenarioError::Text`].
     pub fn parse(source: &str, path: &Path) -> Result<Self, ScenarioError> {
-        let checked = yaml::parse(source, &yaml::SCENARIO).and_then(|wire| check_scenario(&wire, source, path));
+        let checked = yaml::parse(source, path, &yaml::SCENARIO).and_then(|wire| check_scenario(&wire, source, path));
         checked.map_err(|problem| ScenarioError::text(problem, path, source, yaml::SCENARIO.noun))
     }
 }

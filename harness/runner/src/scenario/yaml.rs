@@ -27,6 +27,12 @@ pub(crate) struct Language {
     pub(crate) required: &'static [&'static str],
     /// What to do where a file says too much.
     pub(crate) shorter: &'static str,
+    /// Those of them that only this kind of file has.
+    pub(crate) own: &'static [&'static str],
+    /// Keys that only the other kind of file has.
+    pub(crate) foreign: &'static [&'static str],
+    /// What a file of the other kind is, and the command for it.
+    pub(crate) other: (&'static str, &'static str),
 }
 
 /// The language of scenarios.
@@ -36,6 +42,9 @@ pub(crate) const SCENARIO: Language = Language {
     shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators` (or `allocator`), `streams`, `seed`, `invariants` and `violates`",
     required: &["about", "needs", "steps"],
     shorter: "`repeat` and `storm`",
+    own: &["steps"],
+    foreign: &["arms", "time"],
+    other: ("a suite of benchmarks", "harness bench"),
 };
 
 /// Reads a file as text.
@@ -68,7 +77,7 @@ pub(crate) fn read(path: &Path, language: &Language) -> Result<String, ScenarioE
 }
 
 /// Reads the wire types out of a text.
-pub(crate) fn parse<T: DeserializeOwned>(source: &str, language: &Language) -> Result<T, Problem> {
+pub(crate) fn parse<T: DeserializeOwned>(source: &str, path: &Path, language: &Language) -> Result<T, Problem> {
     if source.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
         let at = Position { line: 1, column: 1, length: 1 };
         return Err(Problem::new(Code::Shape, at, "the file is empty").help(language.shape));
@@ -81,7 +90,21 @@ pub(crate) fn parse<T: DeserializeOwned>(source: &str, language: &Language) -> R
         strict_booleans: true,
         with_snippet: false,
     };
-    serde_saphyr::from_str_with_options(source, options).map_err(|error| in_our_words(&error, language))
+    serde_saphyr::from_str_with_options(source, options).map_err(|error| {
+        let problem = in_our_words(&error, language);
+        if is_of_another_kind(source, language) { problem.help(other_command(path, language)) } else { problem }
+    })
+}
+
+/// Whether the file has keys that only the other kind has, and none of this one's own. Its lines tell that, for its keys were not read.
+fn is_of_another_kind(source: &str, language: &Language) -> bool {
+    let has = |key: &str| source.lines().any(|line| line.strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with(':')));
+    language.foreign.iter().any(|key| has(key)) && !language.own.iter().any(|key| has(key))
+}
+
+fn other_command(path: &Path, language: &Language) -> String {
+    let (kind, command) = language.other;
+    format!("this is {kind}: run it by `{command} {}`", path.display())
 }
 
 /// The same error in the words of this language. What is not listed is a mistake in YAML itself, which serde-saphyr words well.

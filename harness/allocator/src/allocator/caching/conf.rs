@@ -46,6 +46,22 @@ impl Config {
     }
 }
 
+impl Config {
+    /// A sentence for each setting that does nothing because another one is missing.
+    #[must_use]
+    pub fn idle_settings(&self) -> Vec<&'static str> {
+        let collects_nothing = self.garbage_collection_threshold.is_some() && self.memory_fraction == MemoryFraction::ALL;
+        let rounds_nothing = self.max_non_split_rounding != self.large_segment_size && self.max_split_size.is_none();
+        let told = [
+            collects_nothing.then_some(
+                "garbage_collection_threshold does nothing without per_process_memory_fraction, unless the program sets a fraction itself",
+            ),
+            rounds_nothing.then_some("max_non_split_rounding_mb does nothing without max_split_size_mb"),
+        ];
+        told.into_iter().flatten().collect()
+    }
+}
+
 /// A piece of the text: a word, or one of the four signs.
 #[derive(Clone, Debug)]
 struct Token {

@@ -1,11 +1,9 @@
 //! The check of a suite: values within their bounds, files read, nothing timed twice; and the hash of what is measured.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use flate2::read::GzDecoder;
 use harness_allocator::hash::fnv1a;
 use harness_allocator::trace;
 use harness_allocator::units::{Bytes, Nanos};
@@ -16,6 +14,8 @@ use super::wire::{
 };
 use super::{Case, LatencyCase, Measure, Rounds, Suite};
 use crate::bench::record::Point;
+use crate::excerpt::shortened;
+use crate::packed;
 use crate::scenario::check::{bounded, duration, positive_size};
 use crate::scenario::error::{Code, Problem, choices};
 use crate::scenario::located::{Located, Position};
@@ -214,10 +214,11 @@ impl Checker<'_> {
         let refuse = |why: String, help: &str| Problem::new(Code::Value, at, format!("`{}` {why}", path.display())).help(help);
         let text = read_trace(&path).map_err(|error| match error.kind() {
             ErrorKind::NotFound => refuse("does not exist".to_owned(), "files are looked for in the folder of the suite"),
-            _ => refuse(format!("cannot be read: {error}"), "name an allocation trace, as text or packed by gzip (`.gz`)"),
+            _ => refuse(format!("cannot be read: {error}"), "name an allocation trace, as text or packed by gzip"),
         })?;
-        let events = trace::parse(&text)
-            .map_err(|error| refuse(format!("is not an allocation trace: line {}, `{}`", error.line, error.text), error.expected))?;
+        let events = trace::parse(&text).map_err(|error| {
+            refuse(format!("is not an allocation trace: line {}, `{}`", error.line, shortened(&error.text)), error.expected)
+        })?;
         if events.is_empty() {
             return Err(refuse("has no operations".to_owned(), "name an allocation trace with at least one"));
         }
@@ -293,14 +294,10 @@ fn by_count(axis: &str, value: u64) -> Point {
     Point { axis: axis.to_owned(), value, bytes: false }
 }
 
-/// A text, unpacked where its name ends in `.gz`; bounded, whatever it unpacks to.
+/// A text, packed or not; bounded, whatever it unpacks to.
 fn read_trace(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
-    let file = File::open(path)?;
-    let read = match path.extension().is_some_and(|ending| ending == "gz") {
-        true => GzDecoder::new(file).take(MAX_FILE + 1).read_to_string(&mut text)?,
-        false => file.take(MAX_FILE + 1).read_to_string(&mut text)?,
-    };
+    let read = packed::open(path)?.take(MAX_FILE + 1).read_to_string(&mut text)?;
     if read as u64 > MAX_FILE { Err(std::io::Error::other(format!("it has more than {MAX_FILE} bytes"))) } else { Ok(text) }
 }
 

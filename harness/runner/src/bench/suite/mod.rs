@@ -180,7 +180,7 @@ impl Suite {
     /// # Errors
     /// [`ScenarioError`]: what is wrong with the text, or with a file that it refers to.
     pub fn parse(source: &str, path: &Path) -> Result<Self, ScenarioError> {
-        let wire = crate::scenario::yaml::parse(source, &wire::SUITE).map_err(Refused::Here);
+        let wire = crate::scenario::yaml::parse(source, path, &wire::SUITE).map_err(Refused::Here);
         wire.and_then(|wire| check::check(&wire, source, path)).map_err(|refused| match refused {
             Refused::Here(problem) => ScenarioError::text(problem, path, source, wire::SUITE.noun),
             Refused::InFile(error) => *error,

@@ -24,6 +24,9 @@ pub(super) const SUITE: Language = Language {
     shape: "a suite has the keys `about`, `needs`, `arms` and `time`, and may have `threshold`, `precision`, `budget` and `rounds`",
     required: &["about", "needs", "arms", "time"],
     shorter: "sizes and counts in lists",
+    own: &["arms", "time"],
+    foreign: &["steps"],
+    other: ("a scenario", "harness run"),
 };
 
 /// A suite: what is timed, with which allocators, how often and how precisely.

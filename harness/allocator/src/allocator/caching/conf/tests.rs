@@ -160,3 +160,16 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_setting_that_does_nothing_alone_says_what_it_lacks() {
+    let idle = |text: &str| Config::parse(text).expect(text).idle_settings().join("; ");
+    let threshold =
+        "garbage_collection_threshold does nothing without per_process_memory_fraction, unless the program sets a fraction itself";
+    assert_eq!(idle("garbage_collection_threshold:0.6"), threshold);
+    assert_eq!(idle("garbage_collection_threshold:0.6,per_process_memory_fraction:1.0"), threshold, "1 is no limit");
+    assert_eq!(idle("garbage_collection_threshold:0.6,per_process_memory_fraction:0.9"), "");
+    assert_eq!(idle("max_non_split_rounding_mb:64"), "max_non_split_rounding_mb does nothing without max_split_size_mb");
+    assert_eq!(idle("max_non_split_rounding_mb:64,max_split_size_mb:64"), "");
+    assert_eq!(idle(""), "");
+}

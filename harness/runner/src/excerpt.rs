@@ -1,0 +1,213 @@
+//! What is shown of a text that has something wrong in it: [`Excerpt`], its lines cut to what stands around the places in question; and
+//! [`shortened`], a piece of it in the middle of a sentence.
+//!
+//! A file can be one line of many megabytes, and nobody who reads about a mistake in it wants them in the terminal.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use miette::{LabeledSpan, MietteError, MietteSpanContents, SourceCode, SourceSpan, SpanContents};
+
+/// Characters that are shown to each side of a place, and at most within it.
+const AROUND: usize = 60;
+/// Most characters of a line that is shown whole.
+const WHOLE: usize = 200;
+/// Characters that are kept of a longer message, at either end.
+const KEPT: usize = 160;
+/// Stands for what is left out.
+const LEFT_OUT: char = '…';
+
+/// A message, or a text quoted in one, that is short enough to read: itself, or its beginning and its end, where a message says what is wrong
+/// with what it quotes.
+#[must_use]
+pub fn shortened(text: &str) -> Cow<'_, str> {
+    let place = |(at, _): (usize, char)| at;
+    let (beginning, end) = (text.char_indices().nth(KEPT).map(place), text.char_indices().nth_back(KEPT - 1).map(place));
+    match (beginning, end) {
+        (Some(beginning), Some(end)) if text.char_indices().nth(2 * KEPT).is_some() => {
+            Cow::Owned(format!("{}{LEFT_OUT}{}", &text[..beginning], &text[end..]))
+        }
+        _ => Cow::Borrowed(text),
+    }
+}
+
+/// A text with marked places, to be shown. Long lines are cut, and characters that would do something to a terminal are replaced; lines and
+/// columns are still those of the whole text, the columns in characters.
+#[derive(Clone, Debug)]
+pub struct Excerpt {
+    name: String,
+    text: String,
+    labels: Vec<LabeledSpan>,
+    /// The column, counted from 0, in the whole text of what stands at this byte of the cut one.
+    columns: Vec<(usize, usize)>,
+}
+
+impl Excerpt {
+    /// Places are ranges of bytes with what is said there, the most important first; each lies within one line. Takes time in proportion to
+    /// the text.
+    #[must_use]
+    pub fn new(name: impl Into<String>, source: &str, places: &[(Range<usize>, String)]) -> Self {
+        let mut excerpt = Self { name: name.into(), text: String::new(), labels: Vec::new(), columns: Vec::new() };
+        let mut found: Vec<Option<(usize, usize)>> = vec![None; places.len()];
+        let mut start = 0;
+        // Behind the last line feed there is one more line, which is empty.
+        for line in source.split('\n') {
+            let line = &source[start..source.len().min(start + line.len() + 1)];
+            let is_last = !line.ends_with('\n');
+            let here = |at: usize| (start..start + line.len()).contains(&at) || (is_last && at == source.len());
+            let mine: Vec<usize> = (0..places.len()).filter(|&index| here(places[index].0.start)).collect();
+            let ranges: Vec<Range<usize>> = mine.iter().map(|&index| within(line, &places[index].0, start)).collect();
+            for (index, (range, column)) in mine.into_iter().zip(excerpt.add(line, &ranges)) {
+                excerpt.columns.push((range.start, column));
+                found[index] = Some((range.start, range.len()));
+            }
+            start += line.len();
+        }
+        let known = places.iter().zip(found).filter_map(|((_, label), found)| Some((label.clone(), found?)));
+        excerpt.labels = known
+            .enumerate()
+            .map(|(index, (label, span))| match index {
+                0 => LabeledSpan::new_primary_with_span(Some(label), span),
+                _ => LabeledSpan::new_with_span(Some(label), span),
+            })
+            .collect();
+        excerpt
+    }
+
+    /// The places and what is said there, as they lie in what is shown.
+    pub fn labels(&self) -> impl Iterator<Item = LabeledSpan> + '_ {
+        self.labels.iter().cloned()
+    }
+
+    /// Adds a line, or what is shown of it; tells where these ranges of its characters are now, and their columns.
+    fn add(&mut self, line: &str, ranges: &[Range<usize>]) -> Vec<(Range<usize>, usize)> {
+        let length = line.chars().count();
+        let is_line_feed = |at: usize| at + 1 == length && line.ends_with('\n');
+        let is_shown = |at: usize| match ranges {
+            _ if length <= WHOLE => true,
+            _ if is_line_feed(at) => true,
+            [] => at < AROUND,
+            _ => ranges.iter().any(|range| (range.start.saturating_sub(AROUND)..shown_end(range) + AROUND).contains(&at)),
+        };
+        // Bytes in front of each character that a range begins or ends at.
+        let mut places = vec![(0, 0); ranges.len()];
+        let mut left_out = false;
+        for (at, character) in line.chars().chain([' ']).enumerate() {
+            if at < length && !is_shown(at) {
+                left_out = true;
+                continue;
+            }
+            if std::mem::take(&mut left_out) {
+                self.text.push(LEFT_OUT);
+            }
+            for (range, place) in ranges.iter().zip(&mut places) {
+                if at == range.start {
+                    place.0 = self.text.len();
+                }
+                if at <= shown_end(range) {
+                    place.1 = self.text.len();
+                }
+            }
+            if at < length {
+                self.text.push(if character.is_control() && !matches!(character, '\n' | '\r' | '\t') { '\u{fffd}' } else { character });
+            }
+        }
+        ranges.iter().zip(places).map(|(range, (start, end))| (start..end.max(start), range.start)).collect()
+    }
+}
+
+/// Where the part of a range ends that is shown.
+fn shown_end(range: &Range<usize>) -> usize {
+    range.end.min(range.start + 2 * AROUND)
+}
+
+/// A range of bytes of the whole text as characters of a line that starts at `start`.
+fn within(line: &str, bytes: &Range<usize>, start: usize) -> Range<usize> {
+    let characters = |at: usize| {
+        let at = at.saturating_sub(start).min(line.len());
+        line.char_indices().take_while(|(byte, _)| *byte < at).count()
+    };
+    characters(bytes.start)..characters(bytes.end).max(characters(bytes.start))
+}
+
+impl SourceCode for Excerpt {
+    fn read_span<'a>(&'a self, span: &SourceSpan, before: usize, after: usize) -> Result<Box<dyn SpanContents<'a> + 'a>, MietteError> {
+        let contents = self.text.read_span(span, before, after)?;
+        let column =
+            self.columns.iter().find(|(at, _)| *at == span.offset() && before == 0).map_or(contents.column(), |(_, column)| *column);
+        let (line, lines) = (contents.line(), contents.line_count());
+        Ok(Box::new(MietteSpanContents::new_named(self.name.clone(), contents.data(), *contents.span(), line, column, lines)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn shown(excerpt: &Excerpt) -> Vec<&str> {
+        excerpt.labels.iter().map(|label| &excerpt.text[label.offset()..label.offset() + label.len()]).collect()
+    }
+
+    fn heading(excerpt: &Excerpt) -> (usize, usize) {
+        let contents = excerpt.read_span(excerpt.labels[0].inner(), 0, 0).unwrap();
+        (contents.line() + 1, contents.column() + 1)
+    }
+
+    #[test]
+    fn a_text_of_short_lines_is_shown_as_it_is() {
+        let text = "about: x\nsteps: []\n";
+        let excerpt = Excerpt::new("a.yaml", text, &[(9..14, "here".to_owned())]);
+        assert_eq!((excerpt.text.as_str(), shown(&excerpt), heading(&excerpt)), (text, vec!["steps"], (2, 1)));
+    }
+
+    #[test]
+    fn of_a_long_line_what_stands_around_the_places_is_shown_with_its_own_columns() {
+        let text = format!("first\n{}wrong{}other{}\nlast\n", "µ".repeat(1_000_000), "-".repeat(500), "+".repeat(1_000_000));
+        let at = text.find("wrong").unwrap();
+        let excerpt = Excerpt::new("a.yaml", &text, &[(at..at + 5, "here".to_owned()), (at + 505..at + 510, "see".to_owned())]);
+        assert_eq!((shown(&excerpt), heading(&excerpt)), (vec!["wrong", "other"], (2, 1_000_001)));
+        let (micro, dash, plus) = ("µ".repeat(60), "-".repeat(60), "+".repeat(60));
+        assert_eq!(excerpt.text, format!("first\n…{micro}wrong{dash}…{dash}other{plus}…\nlast\n"));
+    }
+
+    #[test]
+    fn a_place_as_long_as_its_line_is_cut_too() {
+        let text = "\0".repeat(3_000_000);
+        let excerpt = Excerpt::new("a.yaml", &text, &[(0..text.len(), "here".to_owned())]);
+        assert!(excerpt.text.chars().count() < 300 && excerpt.text.starts_with('\u{fffd}'), "{}", excerpt.text);
+        assert_eq!(heading(&excerpt), (1, 1));
+    }
+
+    #[test]
+    fn of_a_long_message_the_beginning_and_the_end_are_told() {
+        for whole in ["allocate 7".to_owned(), "µ".repeat(320)] {
+            assert_eq!(shortened(&whole), whole);
+        }
+        assert_eq!(shortened(&format!("a{}z", "µ".repeat(319))), format!("a{}…{}z", "µ".repeat(159), "µ".repeat(159)));
+    }
+
+    proptest! {
+        #[test]
+        fn every_place_of_every_text_is_found_again(
+            text in "([a-zµ\n\t]|[-]{250}){0,40}",
+            from in any::<prop::sample::Index>(),
+            length in 0_usize..20,
+        ) {
+            let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
+            let from = from.index(ends.len());
+            let line_end = text[ends[from]..].find('\n').map_or(text.len(), |end| ends[from] + end);
+            let range = ends[from]..ends[(from + length).min(ends.len() - 1)].min(line_end);
+            let excerpt = Excerpt::new("a", &text, &[(range.clone(), "here".to_owned())]);
+            let before = &text[..range.start];
+            prop_assert_eq!(shown(&excerpt), vec![&text[range]]);
+            prop_assert_eq!(excerpt.text.matches('\n').count(), text.matches('\n').count());
+            let line = before.matches('\n').count() + 1;
+            let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+            prop_assert_eq!(heading(&excerpt), (line, column));
+        }
+    }
+}

@@ -176,13 +176,19 @@ impl Selection {
             return arms;
         }
         for added in &self.added {
-            let arm = scenario.allocators.iter().find(|listed| listed.does_the_same(added)).unwrap_or(added);
+            let arm = listed_as(scenario, added).unwrap_or(added);
             if !arms.iter().any(|there| there.does_the_same(arm)) {
                 arms.push(arm);
             }
         }
         arms
     }
+}
+
+/// The arm that the scenario lists itself which does the same as this one, and is run in its place.
+#[must_use]
+pub fn listed_as<'a>(scenario: &'a Scenario, added: &AllocatorSpec) -> Option<&'a AllocatorSpec> {
+    scenario.allocators.iter().find(|listed| listed.does_the_same(added))
 }
 
 /// Whether PyTorch's allocator is among those that the scenario lists.

@@ -662,6 +662,7 @@ fn the_help_has_the_exit_codes_and_examples() {
         let help = world.harness(&[command, "--help"]).out;
         assert!(help.contains("\nExample"), "{help}");
     }
+    assert!(world.harness(&["check", "-h"]).out.contains("one line a file, and the first thing that is wrong in each\n"));
     assert_eq!(world.harness(&["--version"]).out, format!("harness {}\n", env!("CARGO_PKG_VERSION")));
 }
 
@@ -786,4 +787,212 @@ fn shards_are_merged_into_a_night() {
     assert_eq!((merged.code, merged.out.as_str()), (Some(0), "night: night.json\n"));
     let night: Value = serde_json::from_str(&fs::read_to_string(world.path("night.json")).unwrap()).unwrap();
     assert_eq!((&night["shard"], night["suites"][0]["entries"].as_array().unwrap().len()), (&Value::Null, 6));
+}
+
+/// A part of four that has this scenario, and one that has not.
+fn parts(scenario: &str) -> (String, String) {
+    let has = |index| harness::shard::Shard { index, count: 4 }.has(scenario);
+    let find = |wanted: bool| format!("{}/4", (1..=4).find(|&index| has(index) == wanted).unwrap());
+    (find(true), find(false))
+}
+
+#[test]
+fn a_shard_without_runs_leaves_all_that_it_was_asked_for() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let (_, empty) = parts("good");
+    let always = ["run", "good.yaml", "--device", "sim", "--shard", &empty];
+    let files = ["--junit", "junit.xml", "--summary", "summary.md", "--report", "report", "--format", "json"];
+    let ran = world.harness(&[&always[..], &files].concat());
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    let records: Records = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(records.runs, []);
+    assert_eq!(harness::store::read(&world.path("report")).unwrap(), records);
+    let text = |name: &str| fs::read_to_string(world.path(name)).unwrap();
+    assert_eq!(text("summary.md"), text("report/report.md"));
+    insta::assert_snapshot!([text("report/report.md"), text("junit.xml"), ran.err.replace(&empty, "I/N")].join("---\n"));
+    let told = world.harness(&[&always[..], &["--no-report"]].concat());
+    assert_eq!((told.code, told.out.as_str()), (Some(0), "Nothing ran: none of it belongs to this shard.\n"));
+}
+
+#[test]
+fn an_allocator_that_only_another_shard_has_is_no_mistake() {
+    let world = World::without_gpu().holding(&[("cut.yaml", CUT)]);
+    let (full, empty) = parts("cut");
+    for (shard, arms) in [(full, vec![("tuned".to_owned(), true)]), (empty, Vec::new())] {
+        let ran = world.harness(&[
+            "run",
+            "cut.yaml",
+            "--device",
+            "sim",
+            "--no-report",
+            "--format",
+            "json",
+            "--allocator",
+            "tuned",
+            "--shard",
+            &shard,
+        ]);
+        assert_eq!(ended(&ran), arms);
+    }
+}
+
+#[test]
+fn of_a_very_long_line_the_place_is_shown_and_not_the_line() {
+    let long = format!("about: {}{{ needs: 3 }}\nsteps: []\n", "x".repeat(2_000_000).replacen("xxxx", "x: x", 1));
+    let key = format!("about: x\n{}: 1\nneeds: {{ memory: 1GiB }}\n", "k".repeat(2_000_000));
+    let item = format!(
+        "about: x\nneeds: {{ memory: 1GiB }}\nsteps: [{} free: b ]\n",
+        "alloc: { buffer: a, size: 1MiB }, free: a, ".repeat(40_000)
+    );
+    let nothing = "\0".repeat(3_000_000);
+    let world = World::without_gpu().holding(&[("long.yaml", &long), ("key.yaml", &key), ("item.yaml", &item), ("nul.yaml", &nothing)]);
+    let world = world.holding(&[("good.yaml", GOOD), ("word.trace", &format!("d\n{}\n", "allocate ".repeat(300_000)))]);
+    let profile = format!("version: 1\nname: {}\n", "name".repeat(60_000));
+    let size = GOOD.replace("64MiB", &"9".repeat(2_000_000));
+    let world = world.holding(&[("profile.yaml", &profile), ("size.yaml", &size)]);
+    let commands: [&[&str]; 8] = [
+        &["check", "long.yaml"],
+        &["check", "key.yaml"],
+        &["check", "item.yaml"],
+        &["check", "nul.yaml"],
+        &["bench", "key.yaml"],
+        &["run", "good.yaml", "--device", "sim", "--device-profile", "profile.yaml"],
+        &["check", "size.yaml"],
+        &["replay", "word.trace", "--memory", "1GiB"],
+    ];
+    let told = commands.map(|arguments| world.harness(arguments).told());
+    for (told, command) in told.iter().zip(commands) {
+        assert!(told.len() < 3000, "{command:?}: {} bytes", told.len());
+    }
+    insta::assert_snapshot!(told.join("\n"));
+}
+
+#[test]
+fn a_packed_trace_is_replayed_like_the_trace_itself() {
+    use std::io::Write;
+
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let file = fs::File::create(world.path("packed.gz")).unwrap();
+    let mut encoder = flate2::write::GzEncoder::new(file, flate2::Compression::default());
+    encoder.write_all(TRACE.as_bytes()).unwrap();
+    encoder.finish().unwrap();
+    let [plain, packed] = ["job.trace", "packed.gz"].map(|trace| world.harness(&["replay", trace, "--memory", "1GiB"]));
+    assert_eq!((packed.code, packed.out), (Some(0), plain.out));
+    fs::write(world.path("cut.gz"), &fs::read(world.path("packed.gz")).unwrap()[..40]).unwrap();
+    insta::assert_snapshot!(world.harness(&["replay", "cut.gz", "--memory", "1GiB"]).told());
+}
+
+#[test]
+fn a_trace_without_allocations_is_not_timed() {
+    let world = World::without_gpu().holding(&[("none.trace", "# nothing\nd\nf 1\n"), ("one.trace", "a 1 512 0\n")]);
+    insta::assert_snapshot!(world.harness(&["replay", "none.trace", "--memory", "1GiB", "--bench", "3"]).told());
+    let one = world.harness(&["replay", "one.trace", "--memory", "1GiB", "--bench", "3"]);
+    assert!(one.out.starts_with("2 operations a pass: 1 allocations, 1 frees, "), "{}", one.told());
+}
+
+#[test]
+fn the_help_of_replay_explains_results_frees_and_settings() {
+    let help = World::without_gpu().harness(&["replay", "--help"]).out;
+    let plain = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for said in [
+        "0 done 1 out of memory 2 ignored: its id or pool is not live",
+        "What is live at the end of the trace is freed in each pass",
+        "as in PYTORCH_ALLOC_CONF, whose older name is PYTORCH_CUDA_ALLOC_CONF",
+        "It may be packed by gzip",
+    ] {
+        assert!(plain.contains(said), "{said:?} is not in\n{help}");
+    }
+}
+
+#[test]
+fn settings_that_add_no_arm_or_do_nothing_are_told_of() {
+    let also = CUT.replace("direct ]", "expandable ]");
+    let world = World::without_gpu().holding(&[("cut.yaml", CUT), ("also.yaml", &also)]);
+    let run = |arguments: &[&str]| {
+        world.harness(&[&["run", "cut.yaml", "also.yaml", "--device", "sim", "--no-report", "--format", "json"], arguments].concat())
+    };
+    let told = [
+        &["--alloc-conf", "max_split_size_mb:100"][..],
+        &["--alloc-conf", "expandable_segments:True", "--alloc-conf", "expandable_segments:False"],
+        &["--alloc-conf", ""],
+        &["--alloc-conf", "max_split_size_mb:200", "--alloc-conf", "max_split_size_mb:200.5"],
+        &["--alloc-conf", "garbage_collection_threshold:0.6"],
+        &["--allocator", "caching(max_non_split_rounding_mb:64)"],
+    ]
+    .map(|arguments| format!("{arguments:?}\n{}", run(arguments).err));
+    insta::assert_snapshot!(told.join("\n"));
+    assert_eq!(run(&["--alloc-conf", "max_split_size_mb:100", "--quiet"]).err, "");
+    let replayed = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let replayed = replayed.harness(&["replay", "job.trace", "--memory", "1GiB", "--alloc-conf", "garbage_collection_threshold:0.6"]);
+    assert!(replayed.err.starts_with("garbage_collection_threshold does nothing without "), "{}", replayed.told());
+}
+
+#[test]
+fn what_is_looked_for_outside_of_the_project_is_said_to_be_missing_here() {
+    let world = World::without_gpu();
+    let told = [["bench"].as_slice(), &["bench", "latency"]].map(|arguments| world.harness(arguments).told());
+    insta::assert_snapshot!(told.join("\n"));
+}
+
+#[test]
+fn a_folder_of_reports_that_is_not_there_is_an_error_and_is_not_made() {
+    let world = World::without_gpu().holding(&[("taken", "a file")]);
+    let commands: [&[&str]; 3] = [&["trim", "--keep", "1", "typo"], &["index", "typo"], &["index", "taken"]];
+    let told = commands.map(|arguments| world.harness(&[&["report"], arguments].concat()).told());
+    insta::assert_snapshot!(told.join("\n"));
+    assert_eq!(world.names(), ["taken"]);
+}
+
+#[test]
+fn a_night_is_rendered_by_its_folder_or_its_record() {
+    let world = world_with_nights();
+    let record = format!("{SECOND_NIGHT}/night.json");
+    let ran = world.harness(&["report", "render", FIRST_NIGHT, &record]);
+    assert_eq!(
+        ran.told(),
+        format!("exit: 0\n--- stdout ---\nreport: {FIRST_NIGHT}/report.md\nreport: {SECOND_NIGHT}/report.md\n--- stderr ---\n")
+    );
+    let mut command = world.command(&["report", "render", "night.json"]);
+    let output = command.current_dir(world.path(SECOND_NIGHT)).output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8(output.stdout).unwrap().as_str()), (Some(0), "report: ./report.md\n"));
+}
+
+#[test]
+fn the_variable_of_the_device_is_named_where_it_is_wrong_and_passed_over_where_it_is_empty() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let run = |value: &str, more: &[&str]| {
+        let mut command = world.command(&[&["run", "good.yaml", "--no-report"], more].concat());
+        let output = command.env("HARNESS_DEVICE", value).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, err) = run("gpu0", &[]);
+    assert_eq!(code, Some(2));
+    insta::assert_snapshot!(err);
+    assert_eq!(run("gpu0", &["--device", "sim"]), (Some(0), String::new()), "the option goes before it");
+    assert_eq!(run("sim", &[]), (Some(0), String::new()));
+    let (code, err) = run("", &[]);
+    assert!(code == Some(0) && err.starts_with("on the simulated device: no CUDA device"), "{err}");
+}
+
+#[test]
+fn a_file_of_the_other_kind_is_answered_with_the_command_for_it() {
+    let suite = "about: Times.\nneeds: { memory: 1GiB }\narms: [caching]\ntime: [latency: { sizes: [2MiB] }]\n";
+    let world = World::without_gpu().holding(&[("suite.yaml", suite), ("good.yaml", GOOD)]);
+    let commands: [&[&str]; 3] = [&["check", "suite.yaml"], &["run", "suite.yaml"], &["bench", "good.yaml"]];
+    insta::assert_snapshot!(commands.map(|arguments| world.harness(arguments).told()).join("\n"));
+    let slip = GOOD.replace("allocators", "arms");
+    let slip = World::without_gpu().holding(&[("slip.yaml", &slip)]).harness(&["check", "slip.yaml"]);
+    assert!(!slip.err.contains("harness bench"), "a scenario with a wrong key is still one: {}", slip.err);
+}
+
+#[test]
+fn a_device_profile_that_is_not_there_is_answered_with_those_that_are() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let run = || world.harness(&["run", "good.yaml", "--device", "sim", "--device-profile", "scenarios/devices/typo.yaml"]).told();
+    let none = run();
+    fs::create_dir_all(world.path("scenarios/devices")).unwrap();
+    for name in ["nvidia-a100.yaml", "README.md", "h200-node7.yaml"] {
+        fs::write(world.path("scenarios/devices").join(name), "").unwrap();
+    }
+    insta::assert_snapshot!([none, run()].join("\n"));
 }

@@ -57,9 +57,10 @@ pub(super) struct Bench {
     /// Suites, by name or as files or folders (*.yaml, by name, not deeper) [default: all of scenarios/bench].
     #[arg(value_name = "SUITE|PATH")]
     suites: Vec<PathBuf>,
-    /// `auto` (the first GPU, or the simulated device where there is none), `sim`, `cuda` or `cuda:N`.
-    #[arg(long, env = "HARNESS_DEVICE", default_value = "auto", value_name = "DEVICE")]
-    device: DeviceChoice,
+    /// `auto` (the first GPU, or the simulated device where there is none), `sim`, `cuda` or `cuda:N` [default: the variable
+    /// HARNESS_DEVICE, else `auto`].
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
     /// Let the simulated device have the memory and the costs of this device profile, which `harness calibrate` measured.
     #[arg(long, value_name = "FILE")]
     device_profile: Option<PathBuf>,
@@ -175,9 +176,15 @@ impl Bench {
         Some(torches)
     }
 
-    /// Reads and checks all suites, or tells everything that is wrong.
+    /// Reads and checks all suites, or tells of each that is wrong the first thing that is.
     fn load(&self) -> Result<Vec<Suite>, Failures> {
         let paths: Vec<PathBuf> = match self.suites.as_slice() {
+            [] if !Path::new(SUITES).is_dir() => {
+                let help = "run this at the root of the project, or name suites as files or folders, as in `harness bench my-suite.yaml`";
+                return Err(
+                    CliError::input(format!("there is no folder {SUITES} here, whose suites are timed if none is named"), help).into()
+                );
+            }
             [] => vec![PathBuf::from(SUITES)],
             named => named.iter().map(|name| resolve(name)).collect::<Result<_, _>>()?,
         };
@@ -203,11 +210,12 @@ impl Bench {
 
     /// Looks for a GPU only where one may be used.
     fn device_source(&self) -> Result<DeviceSource, CliError> {
-        let source = match self.device {
+        let choice = device::choice(self.device, DeviceChoice::Auto)?;
+        let source = match choice {
             DeviceChoice::Simulated => DeviceSource::simulated(),
-            DeviceChoice::Auto | DeviceChoice::Cuda(_) => DeviceSource::new(self.device, &open::probe(), self.allow_full_device)?,
+            DeviceChoice::Auto | DeviceChoice::Cuda(_) => DeviceSource::new(choice, &open::probe(), self.allow_full_device)?,
         };
-        if let (DeviceChoice::Auto, Some(reason), false) = (self.device, source.simulated_because(), self.quiet) {
+        if let (DeviceChoice::Auto, Some(reason), false) = (choice, source.simulated_because(), self.quiet) {
             eprintln!("on the simulated device: {reason}");
         }
         device::profiled(source, self.device_profile.as_deref())
@@ -333,13 +341,17 @@ fn resolve(given: &Path) -> Result<PathBuf, CliError> {
     if named.is_file() {
         return Ok(named);
     }
+    if !Path::new(SUITES).is_dir() {
+        let message = format!("there is no suite `{}`: suites are named in the folder {SUITES}, and there is none here", given.display());
+        return Err(CliError::input(message, "run this at the root of the project, or name a file, as in `my-suite.yaml`"));
+    }
     let known: Vec<String> = inputs::files(&[PathBuf::from(SUITES)], "suite")
         .unwrap_or_default()
         .iter()
         .filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()))
         .collect();
     let help = match known.as_slice() {
-        [] => format!("there is no folder {SUITES} here: name a file, as in `my-suite.yaml`"),
+        [] => format!("there is none in {SUITES}: name a file, as in `my-suite.yaml`"),
         names => format!("suites: {}; or name a file, as in `my-suite.yaml`", names.join(", ")),
     };
     Err(CliError::input(format!("there is no suite `{}`", given.display()), help))

@@ -19,12 +19,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
-use super::{interrupt, terminal};
+use super::{device, interrupt, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness calibrate
   harness calibrate --device cuda:1 --name h200-node7 --output scenarios/devices/h200-node7.yaml
-  harness run scenarios --device sim --device-profile scenarios/devices/nvidia-h200.yaml";
+  harness run scenarios --device sim --device-profile scenarios/devices/h200-node7.yaml   # on what that wrote";
 
 /// Measure what calls and work cost on a GPU, and write a dated device profile that the simulated device can run on.
 ///
@@ -32,9 +32,9 @@ const EXAMPLES: &str = "Examples:
 #[derive(Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{}", exit::explained()))]
 pub(super) struct Calibrate {
-    /// The GPU: `cuda` (the first one) or `cuda:N`.
-    #[arg(long, env = "HARNESS_DEVICE", default_value = "cuda", value_name = "DEVICE")]
-    device: DeviceChoice,
+    /// The GPU: `cuda` (the first one) or `cuda:N` [default: the variable HARNESS_DEVICE, else `cuda`].
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
     /// Write the profile here, in place of an earlier one [default: the profile's name in scenarios/devices].
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -76,14 +76,14 @@ impl Calibrate {
     }
 
     fn open(&self) -> Result<Box<dyn Device>, CliError> {
-        let choice = match self.device {
+        let choice = match device::choice(self.device, DeviceChoice::Cuda(0))? {
             DeviceChoice::Simulated => {
                 let message = "there is nothing to measure on the simulated device: its costs are those of its cost model";
                 return Err(CliError::input(message, "name a GPU, as in `--device cuda:0`; `harness doctor` says what is there"));
             }
             // Where there is no GPU, this one says why.
             DeviceChoice::Auto => DeviceChoice::Cuda(0),
-            DeviceChoice::Cuda(_) => self.device,
+            chosen @ DeviceChoice::Cuda(_) => chosen,
         };
         let opened = DeviceSource::new(choice, &open::probe(), false).and_then(|source| source.open());
         opened.map_err(|error| CliError::Device { error, help: "only a GPU can be measured: see `harness doctor` for what is there" })

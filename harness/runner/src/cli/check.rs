@@ -9,7 +9,7 @@ use super::error::{CliError, Failures};
 use super::exit::Exit;
 use super::{inputs, terminal};
 
-/// Check scenarios without running them: one line a file, and everything that is wrong.
+/// Check scenarios without running them: one line a file, and the first thing that is wrong in each.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  harness check scenarios\n  harness check my.yaml other.yaml")]
 pub(super) struct Check {

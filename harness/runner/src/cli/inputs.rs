@@ -22,7 +22,7 @@ pub(crate) fn files(paths: &[PathBuf], noun: &str) -> Result<Vec<PathBuf>, CliEr
     Ok(files)
 }
 
-/// Reads and checks all of them, or tells everything that is wrong.
+/// Reads and checks all of them, or tells of each that is wrong the first thing that is.
 pub(crate) fn load(paths: &[PathBuf]) -> Result<Vec<Scenario>, Failures> {
     let (mut scenarios, mut failures) = (Vec::new(), Vec::new());
     for path in files(paths, "scenario")? {

@@ -48,7 +48,7 @@ pub(crate) fn main() -> ExitCode {
 #[derive(Parser)]
 #[command(name = "harness", version, after_help = exit::explained(), arg_required_else_help = true)]
 struct Cli {
-    /// When to use colour; `auto`: on a terminal, unless NO_COLOR is set.
+    /// When to use colour; `auto`: on a terminal, unless NO_COLOR is set or TERM is `dumb`.
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto", display_order = 100)]
     color: ColorChoice,
     #[command(subcommand)]

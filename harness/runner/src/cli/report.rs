@@ -170,21 +170,35 @@ impl Merge {
 #[derive(Args)]
 #[command(after_help = "Example:\n  harness report render reports/nightly/*")]
 struct Render {
-    /// Folders of nights.
-    #[arg(required = true, value_name = "DIR")]
-    folders: Vec<PathBuf>,
+    /// The nights: their folders, or the `night.json` in these.
+    #[arg(required = true, value_name = "NIGHT")]
+    nights: Vec<PathBuf>,
 }
 
 impl Render {
     fn run(self) -> Result<Exit, Failures> {
         let mut failures: Vec<CliError> = Vec::new();
-        for folder in &self.folders {
+        for folder in self.nights.iter().map(|night| folder_of(night)) {
             match render(folder) {
                 Ok(()) => terminal::print(&format!("report: {}\n", folder.join(nights::REPORT).display()))?,
                 Err(error) => failures.push(error.into()),
             }
         }
         if failures.is_empty() { Ok(Exit::Passed) } else { Err(Failures(failures)) }
+    }
+}
+
+/// The folder of a night that is named by its folder or by the record in it.
+fn folder_of(night: &Path) -> &Path {
+    match night.parent() {
+        Some(folder) if night.ends_with(nights::NIGHT) && night.is_file() => {
+            if folder == Path::new("") {
+                Path::new(".")
+            } else {
+                folder
+            }
+        }
+        _ => night,
     }
 }
 
@@ -205,6 +219,7 @@ struct Index {
 
 impl Index {
     fn run(self) -> Result<Exit, Failures> {
+        check_root(&self.root)?;
         let broken = nights::save_index(&self.root, RENDERER)?;
         terminal::print(&format!("index: {}\n", self.root.join(nights::INDEX).display()))?;
         unless_broken(broken)
@@ -227,12 +242,22 @@ struct Trim {
 
 impl Trim {
     fn run(self) -> Result<Exit, Failures> {
+        check_root(&self.root)?;
         let (thinned, broken) = nights::thin(&self.root, self.keep)?;
         for folder in thinned {
             terminal::print(&format!("medians only: {}\n", self.root.join(folder).display()))?;
         }
         unless_broken(broken)
     }
+}
+
+/// A root that is not there is a slip of the pen: nothing is made of it.
+fn check_root(root: &Path) -> Result<(), CliError> {
+    if root.is_dir() {
+        return Ok(());
+    }
+    let why = if root.exists() { "this is no folder" } else { "there is no such folder" };
+    Err(CliError::input(format!("{}: {why}", root.display()), "name the folder that `harness bench --reports DIR` saves nights below"))
 }
 
 fn unless_broken(broken: Vec<StoreError>) -> Result<Exit, Failures> {

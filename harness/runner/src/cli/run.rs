@@ -1,6 +1,6 @@
 //! `harness run`: runs scenarios on a device, prints what happened and saves a report.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use harness::files::{self, Document};
 use harness::record::{Records, RunRecord};
 use harness::report::{Counts, Report, github, json, junit, text};
 use harness::scenario::{MAX_MEMORY, MIN_MEMORY, Scenario, choices};
-use harness::session::{Arm, DeviceSource, Plan, Selection, has_pytorchs};
+use harness::session::{Arm, DeviceSource, Plan, Selection, has_pytorchs, listed_as};
 use harness::shard::Shard;
 use harness::store;
 use harness_allocator::allocator::caching::Config;
@@ -45,9 +45,10 @@ pub(super) struct Run {
     /// Scenario files, or folders of them (*.yaml, by name, not deeper).
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// `auto` (the first GPU, or the simulated device where there is none), `sim`, `cuda` or `cuda:N`.
-    #[arg(long, env = "HARNESS_DEVICE", default_value = "auto", value_name = "DEVICE")]
-    device: DeviceChoice,
+    /// `auto` (the first GPU, or the simulated device where there is none), `sim`, `cuda` or `cuda:N` [default: the variable
+    /// HARNESS_DEVICE, else `auto`].
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
     /// Let the simulated device have the memory and the costs of this device profile, which `harness calibrate` measured.
     #[arg(long, value_name = "FILE")]
     device_profile: Option<PathBuf>,
@@ -97,23 +98,21 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn run(self, terminal: &Terminal) -> Result<Exit, Failures> {
+        let choice = device::choice(self.device, DeviceChoice::Auto)?;
         let mut scenarios = inputs::load(&self.paths)?;
+        // Before the shard is taken: an allocator that only scenarios of another shard list is not a mistake.
+        let selection = self.selection(&scenarios)?;
         if let Some(shard) = self.shard {
             scenarios.retain(|scenario| shard.has(&scenario.name));
-            if scenarios.is_empty() {
-                eprintln!("none of these scenarios belongs to part {shard}");
-                return Ok(Exit::Passed);
-            }
         }
-        let selection = self.selection(&scenarios)?;
         self.check_report_folder()?;
         let bar = self.progress();
         let interrupt = interrupt::watch({
             let bar = bar.clone();
             move || bar.suspend(|| eprintln!("interrupted: stopping after the present operation; press Ctrl-C again to end at once"))
         })?;
-        let source = self.device_source()?;
-        self.tell_beforehand(&scenarios, &selection, &source);
+        let source = self.device_source(choice)?;
+        self.tell_beforehand(&scenarios, &selection, choice, &source);
         let plan = self.plan(scenarios, selection, &source);
         bar.set_length(plan.arms().count() as u64);
         let ran = plan.run(&source, &interrupt, |arm, record| advance(&bar, arm, record));
@@ -169,27 +168,46 @@ impl Run {
     }
 
     /// Looks for a GPU only where one may be used.
-    fn device_source(&self) -> Result<DeviceSource, CliError> {
-        let source = match self.device {
+    fn device_source(&self, choice: DeviceChoice) -> Result<DeviceSource, CliError> {
+        let source = match choice {
             DeviceChoice::Simulated => DeviceSource::simulated(),
-            DeviceChoice::Auto | DeviceChoice::Cuda(_) => DeviceSource::new(self.device, &open::probe(), self.allow_full_device)?,
+            DeviceChoice::Auto | DeviceChoice::Cuda(_) => DeviceSource::new(choice, &open::probe(), self.allow_full_device)?,
         };
         device::profiled(source, self.device_profile.as_deref())
     }
 
     /// What the user would otherwise not expect.
-    fn tell_beforehand(&self, scenarios: &[Scenario], selection: &Selection, source: &DeviceSource) {
+    fn tell_beforehand(&self, scenarios: &[Scenario], selection: &Selection, choice: DeviceChoice, source: &DeviceSource) {
         if self.quiet {
             return;
         }
-        if let (DeviceChoice::Auto, Some(reason)) = (self.device, source.simulated_because()) {
+        if let (DeviceChoice::Auto, Some(reason)) = (choice, source.simulated_because()) {
             eprintln!("on the simulated device: {reason}");
         }
+        if let (Some(shard), []) = (self.shard, scenarios) {
+            eprintln!("none of these scenarios belongs to part {shard}");
+        }
+        self.tell_of_added(scenarios, &selection.added);
         for scenario in scenarios {
             if selection.of(scenario).is_empty() {
                 eprintln!("not run: {} lists only {}", scenario.path.display(), names(&scenario.allocators));
             }
         }
+    }
+
+    /// Settings that come down to an arm that is there already, and those that come to nothing.
+    fn tell_of_added(&self, scenarios: &[Scenario], added: &[AllocatorSpec]) {
+        // Those of `--alloc-conf` come last.
+        let (others, of_conf) = added.split_at(added.len().saturating_sub(self.alloc_conf.len()));
+        for (index, (conf, arm)) in self.alloc_conf.iter().zip(of_conf).enumerate() {
+            let earlier = others.iter().chain(&of_conf[..index]).find(|earlier| earlier.does_the_same(arm));
+            if let Some(there) = doing_the_same(arm, scenarios, earlier) {
+                let conf = if conf.is_empty() { "''" } else { conf };
+                eprintln!("no arm of its own for --alloc-conf {conf}: {there} the same already");
+            }
+        }
+        let idle: BTreeSet<&str> = added.iter().filter_map(AllocatorSpec::effective).flat_map(|config| config.idle_settings()).collect();
+        idle.iter().for_each(|told| eprintln!("{told}"));
     }
 
     fn plan(&self, scenarios: Vec<Scenario>, selection: Selection, source: &DeviceSource) -> Plan {
@@ -243,6 +261,31 @@ impl Run {
                 Ok(())
             }
         }
+    }
+}
+
+/// Which arms do the same as this one, with the verb: those of scenarios, by name, or one that was given before it.
+fn doing_the_same(arm: &AllocatorSpec, scenarios: &[Scenario], earlier: Option<&AllocatorSpec>) -> Option<String> {
+    if let Some(earlier) = earlier {
+        return Some(format!("`{earlier}`, given before it, does"));
+    }
+    let mut listed: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for scenario in scenarios {
+        if let Some(there) = listed_as(scenario, arm) {
+            listed.entry(there.to_string()).or_default().push(&scenario.name);
+        }
+    }
+    let places: Vec<String> = listed
+        .iter()
+        .map(|(name, scenarios)| match scenarios.as_slice() {
+            [only] => format!("`{name}` of {only}"),
+            several => format!("`{name}` of {} scenarios", several.len()),
+        })
+        .collect();
+    match places.as_slice() {
+        [] => None,
+        [only] => Some(format!("{only} does")),
+        several => Some(format!("{} do", several.join(", "))),
     }
 }
 
@@ -310,9 +353,9 @@ fn split_names(list: &str) -> impl Iterator<Item = &str> {
 const ALLOC_CONF_HELP: &str = "\
 Run PyTorch's allocator under these settings too, in every scenario that lists it; may be repeated.
 
-CONF is what PYTORCH_ALLOC_CONF would hold, read by PyTorch's rules. Each one makes one more arm, called caching(CONF), beside those that the \
-scenario lists, or beside those that --allocator leaves of them: the report compares the settings side by side. One arm alone is \
---allocator 'caching(CONF)'. What a scenario expects of an arm by its name is not asked of an added one.
+CONF is what PYTORCH_ALLOC_CONF would hold, read by PyTorch's rules. It makes one more arm, called caching(CONF), beside those that the \
+scenario lists, or beside those that --allocator leaves of them: the report compares the settings side by side. Where the scenario lists an arm \
+that does the same, that one is run, once and under its own name, and a line says so. One arm alone is --allocator 'caching(CONF)'. What a scenario expects of an arm by its name is not asked of an added one.
 
 The variable PYTORCH_ALLOC_CONF itself is not read, so that a run does not depend on what the shell happens to hold: give it as \
 --alloc-conf \"$PYTORCH_ALLOC_CONF\".";

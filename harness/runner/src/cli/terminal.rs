@@ -1,5 +1,6 @@
 //! Where output goes: results to standard output, everything else to standard error, colour only where it is wanted.
 
+use std::ffi::OsStr;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use harness::report::text::Style;
@@ -20,10 +21,9 @@ pub(crate) struct Terminal {
 
 impl Terminal {
     pub(crate) fn new(choice: ColorChoice) -> Self {
-        // Set and not empty, as https://no-color.org has it.
-        let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let (no_color, term) = (std::env::var_os("NO_COLOR"), std::env::var_os("TERM"));
         let colour = |is_terminal: bool| match choice {
-            ColorChoice::Auto => is_terminal && !refused,
+            ColorChoice::Auto => is_terminal && shows_colour(no_color.as_deref(), term.as_deref()),
             ColorChoice::Always => true,
             ColorChoice::Never => false,
         };
@@ -57,6 +57,12 @@ impl Terminal {
     }
 }
 
+/// Whether a terminal is to be sent colour, by the variables `NO_COLOR` (set and not empty, as <https://no-color.org> has it) and `TERM`: a
+/// dumb terminal prints escape codes as they are.
+fn shows_colour(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
+    no_color.is_none_or(OsStr::is_empty) && term.is_none_or(|term| term != "dumb")
+}
+
 /// Writes to standard output. A reader that has gone away, as in `harness list | head`, wants nothing more.
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
@@ -71,4 +77,16 @@ pub(crate) fn print_json(document: &impl serde::Serialize) -> Result<(), CliErro
     let internal = |error: serde_json::Error| CliError::Internal { message: error.to_string(), help: "report this with the command" };
     let text = serde_json::to_string_pretty(document).map_err(internal)?;
     print(&format!("{text}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dumb_terminal_and_one_where_colour_is_refused_get_none() {
+        let shown = |no_color: Option<&str>, term: Option<&str>| shows_colour(no_color.map(OsStr::new), term.map(OsStr::new));
+        assert!(shown(None, Some("xterm-256color")) && shown(None, None) && shown(Some(""), Some("xterm")));
+        assert!(!shown(None, Some("dumb")) && !shown(Some("1"), Some("xterm")) && !shown(Some(""), Some("dumb")));
+    }
 }

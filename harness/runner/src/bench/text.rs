@@ -20,8 +20,9 @@ pub fn render(night: &NightRecord) -> String {
     let shard = night.shard.map(|shard| format!(", shard {shard}")).unwrap_or_default();
     let _ = writeln!(
         text,
-        "{entries} entries in {} suites, {failed} failed, {skipped} skipped, in {:.1} s, seed {}{shard}, on {}",
-        night.suites.len(),
+        "{} in {}, {failed} failed, {skipped} skipped, in {:.1} s, seed {}{shard}, on {}",
+        counted(entries, "entry", "entries"),
+        counted(night.suites.len(), "suite", "suites"),
         night.took_ms as f64 / 1000.0,
         night.seed,
         night.machine.device
@@ -63,6 +64,10 @@ fn render_suite(text: &mut String, suite: &SuiteRecord) {
     text.push('\n');
 }
 
+fn counted(number: usize, one: &str, several: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { several })
+}
+
 /// What was skipped, by reason, in the order of its first entries.
 fn skipped(suite: &SuiteRecord) -> Vec<(&str, Vec<&Entry>)> {
     let mut reasons: Vec<(&str, Vec<&Entry>)> = Vec::new();
@@ -90,7 +95,7 @@ fn arms_of<'a>(entries: &[&'a Entry]) -> Vec<&'a str> {
 
 /// How it went.
 fn story(suite: &SuiteRecord) -> String {
-    let rounds = if suite.rounds == 1 { "1 round".to_owned() } else { format!("{} rounds", suite.rounds) };
+    let rounds = counted(suite.rounds as usize, "round", "rounds");
     let why = match suite.stopped {
         Stopped::Precise => "every interval is as narrow as asked",
         Stopped::Budget => "the time or the rounds were used up",

@@ -22,6 +22,8 @@ pub struct Config {
     pub mapping: bool,
     /// Whether the devices have stream-ordered pools. `DOUBLE_POOLS`.
     pub pools: bool,
+    /// Whether the name of each call is written to a file, for [`crate::calls`]. A matter of [`crate::Staging`].
+    pub list_calls: bool,
     /// Calls that fail. `DOUBLE_FAIL`.
     pub fail: Vec<Failure>,
     /// A fill that writes one byte wrongly. `DOUBLE_WRONG_WRITE`.
@@ -62,6 +64,7 @@ impl Default for Config {
             mig: false,
             mapping: true,
             pools: true,
+            list_calls: false,
             fail: Vec::new(),
             wrong_write: None,
             nvml: true,
@@ -123,6 +126,7 @@ impl Config {
             pools: variable("DOUBLE_POOLS").map_or(Ok(1_u8), |text| number(&text))? != 0,
             fail: failures.collect::<Result<_, _>>()?,
             wrong_write: wrong_write.transpose()?,
+            list_calls: default.list_calls,
             nvml: default.nvml,
         })
     }

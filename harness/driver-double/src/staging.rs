@@ -21,6 +21,8 @@ pub struct Staging {
 
 /// The variable that names the file for the report.
 pub(crate) const REPORT: &str = "DOUBLE_REPORT";
+/// The variable that names the file for the names of calls.
+pub(crate) const CALLS: &str = "DOUBLE_CALLS";
 const DRIVER_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 const NVML_NAME: &str = "libnvidia-ml.so.1";
 
@@ -39,7 +41,11 @@ impl Staging {
             true => symlink(&library, folder.path().join(NVML_NAME))?,
             false => unloadable(&folder.path().join(NVML_NAME))?,
         }
-        Ok(Self { folder, variables: config.to_env() })
+        let mut variables = config.to_env();
+        if config.list_calls {
+            variables.push((CALLS, folder.path().join("calls").to_string_lossy().into_owned()));
+        }
+        Ok(Self { folder, variables })
     }
 
     /// A machine without driver and NVML, also where the real ones are installed.
@@ -81,6 +87,16 @@ impl Staging {
         }
         path
     }
+}
+
+/// In a process on a staged machine with [`Config::list_calls`]: the names of the driver's and NVML's functions that were called so far, in
+/// their order, those included that failed.
+///
+/// # Errors
+/// Where calls are not listed, or none was made.
+pub fn calls() -> io::Result<Vec<String>> {
+    let path = env::var_os(CALLS).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no calls are listed here"))?;
+    Ok(fs::read_to_string(path)?.lines().map(str::to_owned).collect())
 }
 
 /// A file that hides an installed library of its name: the loader finds it first and refuses it.

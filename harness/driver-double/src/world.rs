@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::ptr;
@@ -12,7 +13,7 @@ use std::time::Instant;
 use crate::config::Config;
 use crate::mapping::Mapping;
 use crate::pool::Pools;
-use crate::staging::REPORT;
+use crate::staging::{CALLS, REPORT};
 use crate::work::{Kernel, Work};
 
 /// Device memory is charged in whole multiples of this.
@@ -42,6 +43,8 @@ pub(crate) struct World {
     pub(crate) nvml_initialised: bool,
     pub(crate) gpus: Vec<Gpu>,
     calls: BTreeMap<&'static str, u64>,
+    /// Where the name of each call is written.
+    list: Option<OsString>,
 }
 
 /// One GPU, with what the process holds of it while its primary context lives.
@@ -153,10 +156,13 @@ thread_local! {
 impl World {
     fn new(config: Config) -> Self {
         let gpus = (0..config.devices as usize).map(|ordinal| Gpu::new(&config, ordinal)).collect();
-        Self { config, initialised: false, nvml_initialised: false, gpus, calls: BTreeMap::new() }
+        Self { config, initialised: false, nvml_initialised: false, gpus, calls: BTreeMap::new(), list: std::env::var_os(CALLS) }
     }
 
     fn count(&mut self, function: &'static str) -> Result<(), u32> {
+        if let Some(path) = &self.list {
+            append(path, &format!("{function}\n"));
+        }
         let calls = self.calls.entry(function).or_default();
         *calls += 1;
         let failure = self.config.fail.iter().find(|failure| failure.function == function && [0, *calls].contains(&failure.nth));
@@ -376,10 +382,7 @@ impl Gpu {
             self.modules.len(),
             self.queue.len()
         );
-        let written = OpenOptions::new().create(true).append(true).open(path).and_then(|mut file| file.write_all(line.as_bytes()));
-        if let Err(error) = written {
-            eprintln!("driver double: cannot write the report: {error}");
-        }
+        append(&path, &line);
     }
 
     fn unmap_everything(&mut self) {
@@ -391,6 +394,14 @@ impl Gpu {
         for module in std::mem::take(&mut self.modules).into_values() {
             unmap(module.findings, 16);
         }
+    }
+}
+
+/// Writes behind what stands in a file of the staging.
+fn append(path: &OsStr, text: &str) {
+    let written = OpenOptions::new().create(true).append(true).open(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    if let Err(error) = written {
+        eprintln!("driver double: cannot write to {}: {error}", path.display());
     }
 }
 

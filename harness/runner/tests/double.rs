@@ -10,6 +10,7 @@ use driver_double::{Config, Staging, WrongWrite};
 use harness::bench::machine::{Monitor, machine};
 use harness_allocator::allocator::{AllocatorKind, Request};
 use harness_allocator::device::cuda::CudaDevice;
+use harness_allocator::device::limited::Limited;
 use harness_allocator::device::open::{self, DeviceChoice, Resolved};
 use harness_allocator::device::{
     Device, DeviceError, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag,
@@ -80,6 +81,11 @@ fn free_memory(device: &mut CudaDevice) -> Bytes {
 
 fn used_memory(device: &mut CudaDevice) -> Bytes {
     device.memory().expect("memory is told").used
+}
+
+/// How often NVML was called so far.
+fn nvml_calls() -> usize {
+    driver_double::calls().expect("calls are listed").into_iter().filter(|call| call.starts_with("nvml")).count()
 }
 
 /// One call inside a mapping of four pages is refused: nothing may stay of it, and it must work when tried again.
@@ -200,6 +206,41 @@ on_the_double! {
             assert_eq!((memory.used, memory.process), (overhead + charged, Some(overhead + charged)));
         }
         assert_eq!(device.memory().expect("memory is told").context_overhead, overhead);
+    }
+
+    fn no_answer_of_nvml_stands_in_the_time_of_a_refused_allocation(Config { list_calls: true, ..Config::default() }) {
+        let mut device = Limited::new(Box::new(device()), Bytes::gib(1)).expect("it has that much");
+        assert!(nvml_calls() > 0, "opening and admitting ask NVML");
+        for kind in AllocatorKind::ALL {
+            let mut allocator = kind.build();
+            let held = allocator.allocate(&mut device, Request::new(Bytes::mib(32))).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+            let before = nvml_calls();
+            let refused = allocator.allocate(&mut device, Request::new(Bytes::gib(2))).expect_err("it does not fit");
+            assert!(refused.is_out_of_memory(), "{kind:?}: {refused}");
+            assert_eq!(nvml_calls(), before, "{kind:?}");
+            allocator.free(&mut device, held).expect("it is live");
+            allocator.close(&mut device).expect("nothing is live");
+        }
+        let before = nvml_calls();
+        assert!(device.malloc(Bytes::gib(2)).is_err_and(|error| error.is_out_of_memory()));
+        let mapped = device.mapped().expect("it has addresses apart");
+        let start = mapped.reserve(Bytes::gib(2)).expect("there are addresses");
+        assert!(mapped.map(range(start, 0, 2 << 30), Bytes::mib(2)).is_err_and(|error| error.is_out_of_memory()));
+        mapped.unreserve(start).expect("nothing is mapped");
+        assert!(device.malloc(device.info().total + Bytes(1)).is_err_and(|error| error.is_out_of_memory()));
+        assert_eq!(nvml_calls(), before);
+    }
+
+    fn a_first_allocation_asks_nvml_nothing(Config { list_calls: true, ..Config::default() }) {
+        let mut device = device();
+        let before = nvml_calls();
+        for kind in AllocatorKind::ALL {
+            let mut allocator = kind.build();
+            let held = allocator.allocate(&mut device, Request::new(Bytes::mib(32))).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+            allocator.free(&mut device, held).expect("it is live");
+            allocator.close(&mut device).expect("nothing is live");
+        }
+        assert_eq!((nvml_calls(), device.free_memory()), (before, Ok(Bytes::mib(2048 - 300))));
     }
 
     fn the_third_allocation_fails_as_injected_and_the_fourth_succeeds(Config::default().failing("cuMemAlloc_v2", 3, 719)) {

@@ -282,8 +282,8 @@ impl Regions {
         let reserved = Bytes(self.reserved());
         let cause = match limit.filter(|limit| limit.saturating_sub(reserved).0 < size) {
             Some(limit) => OomCause::Fraction { limit },
-            None => match device.memory() {
-                Ok(memory) => OomCause::Device { free: memory.free },
+            None => match device.free_memory() {
+                Ok(free) => OomCause::Device { free },
                 Err(error) => return error.into(),
             },
         };

@@ -94,7 +94,7 @@ impl RmmPool {
         }
         let wanted = match self.config.initial_pool_size {
             Some(size) => size,
-            None => Bytes(device.memory()?.free.0 / 2),
+            None => Bytes(device.free_memory()?.0 / 2),
         };
         let size = wanted.0.min(maximum.0) / UNIT.0 * UNIT.0;
         if size > 0 {

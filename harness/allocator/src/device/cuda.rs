@@ -235,6 +235,10 @@ impl Device for CudaDevice {
         })
     }
 
+    fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
+        Ok(self.driver_free()?)
+    }
+
     fn now(&mut self) -> Nanos {
         Nanos(u64::try_from(self.opened.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }

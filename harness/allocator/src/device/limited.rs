@@ -63,7 +63,7 @@ impl Limited {
 
     /// The answer that there is no memory.
     fn out_of_memory(&mut self, requested: Bytes) -> Result<DeviceError, DeviceError> {
-        Ok(DeviceError::OutOfMemory { requested, free: self.left()?.min(self.inner.memory()?.free) })
+        Ok(DeviceError::OutOfMemory { requested, free: self.free_memory()? })
     }
 
     /// What the limit leaves.
@@ -90,6 +90,10 @@ impl Device for Limited {
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
         let inner = self.inner.memory()?;
         Ok(DeviceMemory { total: self.info.total, free: self.left()?.min(inner.free), pressure: self.pressure, ..inner })
+    }
+
+    fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
+        Ok(self.left()?.min(self.inner.free_memory()?))
     }
 
     fn calls(&self) -> DeviceCalls {
@@ -301,7 +305,7 @@ impl MappedDevice for Limited {
                 self.inner_mapped()?.unmap(fitting)?;
             }
             self.refused_pages += 1;
-            let free = left.min(self.inner.memory()?.free);
+            let free = left.min(self.inner.free_memory()?);
             return Err(DeviceError::OutOfMemory { requested: range.len, free });
         }
         self.inner_mapped()?.map(range, page)?;

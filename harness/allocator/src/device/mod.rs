@@ -214,6 +214,13 @@ pub trait Device: Send {
     /// [`DeviceError::Driver`].
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError>;
 
+    /// [`DeviceMemory::free`] alone. It is one question to the driver, and none to NVML, whose answers may take milliseconds: so it may stand
+    /// where time is measured, as in the error of a refused allocation.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    fn free_memory(&mut self) -> Result<Bytes, DeviceError>;
+
     /// Time since the device was opened: virtual on a simulated device, monotonic host time on a real one. The only clock there is.
     fn now(&mut self) -> Nanos;
 

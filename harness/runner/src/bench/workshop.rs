@@ -160,9 +160,14 @@ struct Lent {
 
 impl Lent {
     fn new(mut device: Box<dyn Device>, home: Home) -> Result<Self, DeviceError> {
-        let free = device.memory()?.free;
+        let free = device.free_memory()?;
         let info = device.info().clone();
         Ok(Self { device: Some(device), home, info, free })
+    }
+
+    /// What is free of the total that is told, where the device itself has that much free.
+    fn within_total(&self, free: Bytes) -> Bytes {
+        free.min(self.info.total.saturating_sub(self.free.saturating_sub(free)))
     }
 
     fn inner(&self) -> &dyn Device {
@@ -187,10 +192,13 @@ impl Device for Lent {
     }
 
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
-        let (total, free_at_start) = (self.info.total, self.free);
         let memory = self.inner_mut().memory()?;
-        let taken = free_at_start.saturating_sub(memory.free);
-        Ok(DeviceMemory { total, free: memory.free.min(total.saturating_sub(taken)), ..memory })
+        Ok(DeviceMemory { total: self.info.total, free: self.within_total(memory.free), ..memory })
+    }
+
+    fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
+        let free = self.inner_mut().free_memory()?;
+        Ok(self.within_total(free))
     }
 
     fn now(&mut self) -> Nanos {

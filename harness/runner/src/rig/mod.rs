@@ -358,7 +358,7 @@ impl Rig {
     /// [`Halt`].
     pub fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, Halt> {
         let held = self.device.set_pressure(held)?;
-        self.refresh_memory()?;
+        self.checked(Self::refresh_memory)?;
         self.plot();
         Ok(held)
     }
@@ -445,7 +445,7 @@ impl Rig {
     pub fn room(&mut self) -> Result<Bytes, Halt> {
         let stats = self.allocator.stats();
         let cached = stats.reserved_bytes.all.current.saturating_sub(stats.active_bytes.all.current);
-        Ok(self.device.memory()?.free + Bytes(cached))
+        Ok(self.device.free_memory()? + Bytes(cached))
     }
 
     /// The accounts now.
@@ -517,7 +517,7 @@ impl Rig {
     }
 
     fn check_whole_limit_fits(&mut self) -> Result<(), Halt> {
-        let free = self.device.memory()?.free;
+        let free = self.device.free_memory()?;
         let whole = self.allocator.largest_request(&*self.device, free);
         match self.allocator.allocate(&mut *self.device, Request::new(whole)) {
             Ok(allocation) => self.allocator.free(&mut *self.device, allocation)?,

@@ -92,8 +92,10 @@ fn memory_adds_up(device: &mut dyn Device) -> Outcome {
     assert_eq!(memory.total, device.info().total);
     assert!(memory.free > Bytes::ZERO && memory.free <= memory.total, "{memory:?}");
     assert!(memory.used >= memory.process.unwrap_or_default(), "{memory:?}");
-    assert_eq!(memory.pressure, Bytes::ZERO);
-    Ok(())
+    assert_eq!((memory.pressure, device.free_memory()?), (Bytes::ZERO, memory.free));
+    let ptr = device.malloc(Bytes::mib(3))?;
+    assert_eq!((device.free_memory()?, device.memory()?.free), (memory.free - Bytes::mib(4), memory.free - Bytes::mib(4)));
+    device.free(ptr)
 }
 
 fn malloc_returns_aligned_addresses_that_do_not_overlap(device: &mut dyn Device) -> Outcome {

@@ -67,6 +67,7 @@ impl Device for Watched {
 
     passed_on! {
         fn memory(&mut self) -> Result<DeviceMemory, DeviceError>;
+        fn free_memory(&mut self) -> Result<Bytes, DeviceError>;
         fn now(&mut self) -> Nanos;
         fn set_place(&mut self, place: Place);
         fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError>;

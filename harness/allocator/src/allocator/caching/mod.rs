@@ -255,8 +255,8 @@ impl CachingAllocator {
         self.counters.num_ooms += 1;
         let cause = match self.exceeded_limit(device, segment, others) {
             Some(limit) => OomCause::Fraction { limit },
-            None => match device.memory() {
-                Ok(memory) => OomCause::Device { free: memory.free },
+            None => match device.free_memory() {
+                Ok(free) => OomCause::Device { free },
                 Err(error) => return error.into(),
             },
         };

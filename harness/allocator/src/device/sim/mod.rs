@@ -323,6 +323,10 @@ impl Device for SimDevice {
         Ok(DeviceMemory { total, free, used: process + pressure, process: Some(process), context_overhead, pressure })
     }
 
+    fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
+        Ok(self.free_bytes())
+    }
+
     fn now(&mut self) -> Nanos {
         self.now
     }

@@ -13,6 +13,8 @@ pub(super) struct Program {
     live: Vec<Option<Allocation>>,
     /// Streams of the device, by their number in the trace.
     streams: Vec<StreamId>,
+    /// What others hold now: the device would have to be asked for it, which takes time.
+    pressure: Bytes,
 }
 
 enum Operation {
@@ -32,7 +34,12 @@ impl Program {
             _ => 0,
         });
         let others = streams.max().unwrap_or_default();
-        let mut program = Self { operations: Vec::with_capacity(events.len()), live: Vec::new(), streams: vec![StreamId::DEFAULT] };
+        let mut program = Self {
+            operations: Vec::with_capacity(events.len()),
+            live: Vec::new(),
+            streams: vec![StreamId::DEFAULT],
+            pressure: Bytes::ZERO,
+        };
         for _ in 0..others {
             program.streams.push(device.create_stream()?);
         }
@@ -85,7 +92,7 @@ impl Program {
                         allocator.record_stream(allocation, stream);
                     }
                 }
-                Operation::Other(event) => other(device, allocator, event)?,
+                Operation::Other(event) => other(device, allocator, &mut self.pressure, event)?,
             }
         }
         for allocation in self.live.iter_mut().filter_map(Option::take) {
@@ -101,7 +108,7 @@ impl Program {
     }
 }
 
-fn other(device: &mut dyn Device, allocator: &mut dyn Allocator, event: TraceEvent) -> Result<(), DeviceError> {
+fn other(device: &mut dyn Device, allocator: &mut dyn Allocator, pressure: &mut Bytes, event: TraceEvent) -> Result<(), DeviceError> {
     match event {
         TraceEvent::SynchronizeStream(stream) => device.synchronize_stream(stream)?,
         TraceEvent::Synchronize => device.synchronize()?,
@@ -109,8 +116,7 @@ fn other(device: &mut dyn Device, allocator: &mut dyn Allocator, event: TraceEve
         TraceEvent::SetFraction(fraction) => allocator.set_memory_fraction(device, fraction),
         TraceEvent::ResetPeaks => allocator.reset_peaks(),
         TraceEvent::Pressure(change) => {
-            let held = device.memory()?.pressure.0.saturating_add_signed(change);
-            device.set_pressure(Bytes(held))?;
+            *pressure = device.set_pressure(Bytes(pressure.0.saturating_add_signed(change)))?;
         }
         // A pass must be repeatable: a pool that was released cannot be opened again, so misuse in a later pass is passed over. Allocators
         // without private pools do without.

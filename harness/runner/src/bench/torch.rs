@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use harness_allocator::units::Bytes;
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,8 @@ const SCRIPT: &str = include_str!("../../../../ci/torch_reference.py");
 const START: Duration = Duration::from_secs(180);
 /// How long one answer may take. The longest request gives back a thousand segments, which is far below a second.
 const ANSWER: Duration = Duration::from_secs(60);
+/// How long its end is waited for: to take a context of many gigabytes down takes the driver some seconds at most.
+const END: Duration = Duration::from_secs(20);
 
 /// The variable with the settings of PyTorch's allocator (<https://docs.pytorch.org/docs/stable/cuda_environment_variables.html>), and the
 /// one of versions before 2.9.
@@ -182,8 +184,10 @@ impl Torches {
 #[derive(Debug)]
 pub struct Torch {
     child: Child,
-    /// `None` once it must not be asked any more.
+    /// `None` once it was ended.
     input: Option<ChildStdin>,
+    /// How long one answer may take.
+    patience: Duration,
     lines: Receiver<String>,
     version: String,
     note: String,
@@ -214,7 +218,15 @@ impl Torch {
             // Ends with the process, or when nobody listens any more.
             BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| send.send(line))
         });
-        let mut torch = Self { child, input: Some(input), lines, version: String::new(), note: String::new(), traces: BTreeSet::new() };
+        let mut torch = Self {
+            child,
+            input: Some(input),
+            patience: ANSWER,
+            lines,
+            version: String::new(),
+            note: String::new(),
+            traces: BTreeSet::new(),
+        };
         match torch.hear(START)? {
             Greeting::Here { version, note } => (torch.version, torch.note) = (version, note),
             Greeting::Unavailable { unavailable } => return Err(unavailable),
@@ -250,7 +262,8 @@ impl Torch {
         answer
     }
 
-    /// Asks and waits for the answer. After an answer that makes no sense, or none in time, it is asked no more.
+    /// Asks and waits for the answer. After an answer that makes no sense, or none in time, it is ended: what it was doing would go on beside
+    /// what is measured next, and the memory that it holds would be missing there.
     pub fn ask(&mut self, question: &Question<'_>) -> Answer {
         self.say(question)
     }
@@ -261,27 +274,34 @@ impl Torch {
         };
         let asked = serde_json::to_string(question).map_err(|error| error.to_string());
         let sent = asked.and_then(|line| writeln!(input, "{line}").and_then(|()| input.flush()).map_err(|error| error.to_string()));
-        sent.and_then(|()| self.hear(ANSWER)).unwrap_or_else(|failed| {
-            self.input = None;
+        sent.and_then(|()| self.hear(self.patience)).unwrap_or_else(|failed| {
+            self.end();
             Answer::Failed { failed }
         })
     }
 
     fn hear<T: for<'a> Deserialize<'a>>(&self, patience: Duration) -> Result<T, String> {
         let line = self.lines.recv_timeout(patience).map_err(|error| match error {
-            RecvTimeoutError::Timeout => format!("PyTorch gave no answer in {} s", patience.as_secs()),
+            RecvTimeoutError::Timeout => format!("PyTorch gave no answer in {} s", patience.as_secs_f64()),
             RecvTimeoutError::Disconnected => "PyTorch ended without an answer".to_owned(),
         })?;
         serde_json::from_str(&line).map_err(|error| format!("PyTorch answered `{line}`: {error}"))
+    }
+
+    /// Ends it at once, and waits until it is gone and has given its memory back. It is waited for in vain where it hangs in the driver.
+    fn end(&mut self) {
+        self.input = None;
+        self.child.kill().ok();
+        let began = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && began.elapsed() < END {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
 impl Drop for Torch {
     fn drop(&mut self) {
-        self.input = None;
-        // It may hang in the driver; nothing of it is needed any more.
-        self.child.kill().ok();
-        self.child.wait().ok();
+        self.end();
     }
 }
 
@@ -334,6 +354,22 @@ mod tests {
             let Answer::Failed { failed } = torch.ask(&QUESTION) else { panic!("{script}") };
             // Where it ended before it was asked, the pipe is broken.
             assert!(failed.starts_with(expected) || failed.contains("Broken pipe"), "{failed}");
+            assert!(matches!(torch.ask(&QUESTION), Answer::Skipped { .. }));
+        }
+    }
+
+    /// As where it waits for a device that does not answer: it would go on, with what it holds of the device.
+    #[test]
+    fn a_process_that_gives_no_answer_or_a_wrong_one_has_ended_when_the_next_one_is_measured() {
+        for (script, expected) in [("", "PyTorch gave no answer in 0.1 s"), ("echo hello; ", "PyTorch answered `hello`")] {
+            let mut torch = start(&format!("{GREETING}\nread q; {script}exec sleep 1000")).unwrap();
+            if script.is_empty() {
+                torch.patience = Duration::from_millis(100);
+            }
+            assert!(matches!(torch.child.try_wait(), Ok(None)), "it runs");
+            let Answer::Failed { failed } = torch.ask(&QUESTION) else { panic!("{script}") };
+            assert!(failed.starts_with(expected), "{failed}");
+            assert!(matches!(torch.child.try_wait(), Ok(Some(_))), "{script}: it was ended and waited for");
             assert!(matches!(torch.ask(&QUESTION), Answer::Skipped { .. }));
         }
     }

@@ -35,6 +35,9 @@ const MOST_SAMPLES: usize = 50;
 /// A timed region should be this many times as long as what timing adds to it, where operations can be timed together: 1 %, so that the
 /// promise of 2 % also holds when the clock has a bad moment.
 const REGION_BY_OVERHEAD: u64 = 100;
+/// Regions of each number of operations, of which the least decides: an interruption only ever makes a region longer, and five are not
+/// all interrupted.
+const TRIES: usize = 5;
 /// Most operations of one region.
 const MOST_BATCH: u64 = 1 << 20;
 
@@ -196,20 +199,34 @@ impl Visit<'_> {
         Ok(samples)
     }
 
-    /// How many operations to time together: doubled in the first visit until a region is long beside what timing adds to it.
-    fn batch(&mut self, timer: Timer, mut region: impl FnMut(u64) -> Result<u64, Fault>) -> Result<u64, Fault> {
+    /// How many operations to time together, settled in the first visit.
+    fn batch(&mut self, timer: Timer, region: impl FnMut(u64) -> Result<u64, Fault>) -> Result<u64, Fault> {
         if let Some(batch) = *self.batch {
             return Ok(batch);
         }
-        let mut batch = 1;
-        if timer == Timer::Host {
-            while batch < MOST_BATCH && region(batch)? < self.overhead_ps.saturating_mul(REGION_BY_OVERHEAD) {
-                batch *= 2;
-            }
-        }
+        let batch = match timer {
+            Timer::Host => batch_of(self.overhead_ps.saturating_mul(REGION_BY_OVERHEAD), region)?,
+            Timer::Virtual => 1,
+        };
         *self.batch = Some(batch);
         Ok(batch)
     }
+}
+
+/// The least power of two of operations that make a region so long, in picoseconds, also where nothing interrupts it: doubled until the
+/// least of some regions is.
+fn batch_of(length: u64, mut region: impl FnMut(u64) -> Result<u64, Fault>) -> Result<u64, Fault> {
+    let mut batch = 1;
+    'doubling: while batch < MOST_BATCH {
+        for _ in 0..TRIES {
+            if region(batch)? < length {
+                batch *= 2;
+                continue 'doubling;
+            }
+        }
+        break;
+    }
+    Ok(batch)
 }
 
 impl Reading {
@@ -221,5 +238,38 @@ impl Reading {
     /// One amount of memory.
     fn memory(part: &'static str, bytes: u64) -> Self {
         Self { part: Some(part), quantity: Quantity::Memory, batch: 1, samples: vec![bytes] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// Operations of 20 ns, the first of them cold, and 1 ms for whatever else the processor did in the regions of these numbers.
+    fn regions(interrupted: &[u64]) -> impl FnMut(u64) -> Result<u64, Fault> {
+        let mut count = 0;
+        move |batch| {
+            count += 1;
+            let cold = if count == 1 { 3_000_000 } else { 0 };
+            let interruption = if interrupted.contains(&count) { 1_000_000_000 } else { 0 };
+            Ok(batch * 20_000 + cold + interruption)
+        }
+    }
+
+    #[test]
+    fn an_interruption_does_not_settle_how_many_operations_are_timed_together() {
+        let length = 3_000_000;
+        assert_eq!(batch_of(length, regions(&[])).unwrap(), 256, "128 take 2.56 µs, 256 take 5.12 µs");
+        for interrupted in [&[1][..], &[2], &[3, 4], &[5, 6, 7, 8], &[1, 2, 4, 6, 8, 10, 12]] {
+            assert_eq!(batch_of(length, regions(interrupted)).unwrap(), 256, "{interrupted:?}");
+        }
+        assert_eq!(batch_of(u64::MAX, regions(&[])).unwrap(), MOST_BATCH, "it ends");
+    }
+
+    #[test]
+    fn a_fault_of_a_region_is_told() {
+        assert_eq!(batch_of(1, |_| Err(Fault::Interrupted)), Err(Fault::Interrupted));
     }
 }

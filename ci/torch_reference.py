@@ -24,7 +24,8 @@ how many requests of a trace have to fail with out of memory for the rest to mea
 What is timed: `raw_alloc` and `raw_delete`, the thinnest way from Python to the allocator, and tensors where it takes a tensor
 (`record_stream`, `pipeline`). The interpreter's own share is measured with the same calls for zero bytes, which return before the allocator
 does anything, and taken off each sample: the figures are those of the allocator, not of Python. In `pipeline` nothing is taken off: the
-device works while Python prepares what comes next, and where it would have to wait for Python there is no figure.
+device works while Python prepares what comes next, and where it would have to wait for Python there is no figure. Its tensors are of 8-byte
+words, which the harness writes too, but torch's `fill_` is a kernel of its own: what the two kernels differ by stands in the figures.
 
 Needs nothing but the standard library, and torch with a GPU. Allocations are plain device memory; nothing of the machine is set.
 """
@@ -41,6 +42,8 @@ clock = time.perf_counter_ns
 STREAMS = 32
 # The share of the device's time that the host may take to queue its work before the device would have to wait for it.
 LEAD = 0.9
+# How often a sample of `pipeline` is taken again that the interpreter was too slow for.
+TRIES = 5
 # Operations of a trace: (kind, slot, size, stream). What another stream is told to use has to be a tensor.
 ALLOCATE, FREE, ALLOCATE_TENSOR, FREE_TENSOR, RECORD, OTHER = range(6)
 
@@ -149,6 +152,10 @@ class Torch:
             self.streams.append(self.torch.cuda.Stream(self.device))
         return self.streams[1 : count + 1]
 
+    def words(self, size):
+        """A tensor of 8-byte words, as the harness's own kernel writes: bytes would be written by another kernel, which may be slower."""
+        return self.torch.empty((size + 7) // 8, dtype=self.torch.int64, device=self.device)
+
     def tensor(self, size, stream=0):
         torch = self.torch
         if stream == 0:
@@ -252,21 +259,26 @@ class Torch:
     def pipeline(self, size, turns):
         """The stream's time for one turn of allocation, writing all of it, and free."""
         self.turns(size, turns)
-        device, host = self.turns(size, turns)
-        if host > LEAD * device:
-            took = f"{host // turns} ns a turn beside the device's {device // turns} ns"
-            raise Skipped(f"the device waits for the interpreter, which takes {took}")
-        return [device * 1000 // turns]
+        # A moment in which the host did something else says nothing of the size: only the sample that it was in is lost.
+        tried = []
+        for _ in range(TRIES):
+            device, host = self.turns(size, turns)
+            if host <= LEAD * device:
+                return [device * 1000 // turns]
+            tried.append((host, device))
+        host, device = min(tried)
+        took = f"{host // turns} ns a turn beside the device's {device // turns} ns"
+        raise Skipped(f"the device waits for the interpreter, which takes {took}")
 
     def turns(self, size, turns):
         """Nanoseconds: of the stream between events before and behind, and of the host until all was queued."""
-        torch, tensor = self.torch, self.tensor
+        torch, words = self.torch, self.words
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize(self.device)
         start = clock()
         first.record()
         for turn in range(turns):
-            tensor(size).fill_(turn)
+            words(size).fill_(turn)
         last.record()
         host = clock() - start
         last.synchronize()

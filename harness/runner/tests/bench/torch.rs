@@ -166,6 +166,32 @@ nonsense
     insta::assert_snapshot!(String::from_utf8(ran.stdout).unwrap());
 }
 
+/// Where the request of this number takes 100 ms longer.
+fn pipeline_with_a_hiccup_in(request: u32, python: &str) -> String {
+    let question = r#"{"do": "pipeline", "size": 134217728, "turns": 20}"#;
+    let world = World::without_gpu().with_program("python", python).with("requests", question);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../ci/torch_reference.py");
+    let mut command = Command::new(world.path("python"));
+    command.arg(script).stdin(std::fs::File::open(world.path("requests")).unwrap()).env("FAKE_TORCH_HICCUP", request.to_string());
+    let ran = command.output().unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    String::from_utf8(ran.stdout).unwrap().lines().nth(1).unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_slow_moment_of_the_interpreter_does_not_lose_a_size_of_the_pipeline() {
+    let Some(python) = python_with_a_fake() else {
+        eprintln!("python3 is not here: nothing was tested");
+        return;
+    };
+    let undisturbed = pipeline_with_a_hiccup_in(0, &python);
+    assert_eq!(undisturbed, r#"{"samples_ps": [131072000]}"#);
+    // The first 20 turns warm up.
+    for request in [5, 25, 40] {
+        assert_eq!(pipeline_with_a_hiccup_in(request, &python), undisturbed, "in request {request}");
+    }
+}
+
 /// By the fake's clock, each time is the same wherever this runs.
 fn told(entry: &Entry) -> String {
     let outcome = match &entry.outcome {

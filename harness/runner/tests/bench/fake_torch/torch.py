@@ -1,7 +1,8 @@
 """Stands for torch where there is none: as much of its interface as ci/torch_reference.py uses, over an allocator that rounds to 2 MiB.
 
 By the clock of `sitecustomize` requests of any size take PYTHON_NS, those for memory ALLOCATOR_NS more: what should be left of a sample is the
-latter; a nanosecond more for each character of the settings. The device writes a kibibyte in a nanosecond.
+latter; a nanosecond more for each character of the settings. The device writes 128 elements in a nanosecond: a kibibyte, where they have 8
+bytes. In the request of the number FAKE_TORCH_HICCUP Python does something else for 100 ms.
 """
 
 import os
@@ -10,10 +11,11 @@ from types import SimpleNamespace
 from sitecustomize import pass_time
 
 __version__ = "0.0.fake"
-uint8 = "uint8"
+uint8, int64 = 1, 8
 
 PYTHON_NS, ALLOCATOR_NS, SEGMENT_NS = 5_000, 4_000 + len(os.environ.get("PYTORCH_ALLOC_CONF", "")), 2_000
 TOTAL, PAGE = 80 << 30, 2 << 20
+HICCUP = int(os.environ.get("FAKE_TORCH_HICCUP", "0"))
 
 
 class OutOfMemoryError(RuntimeError):
@@ -25,12 +27,16 @@ class Allocator:
 
     def __init__(self):
         self.live, self.cached, self.limit, self.next = {}, [], TOTAL, 1 << 40
+        self.requests = 0
 
     def reserved(self):
         return sum(self.live.values()) + sum(size for _, size in self.cached)
 
     def allocate(self, size, stream):
         pass_time(PYTHON_NS)
+        self.requests += 1
+        if self.requests == HICCUP:
+            pass_time(100_000_000)
         if size == 0:
             return 0
         pass_time(ALLOCATOR_NS)
@@ -61,22 +67,23 @@ allocator = Allocator()
 
 
 class Tensor:
-    def __init__(self, size):
-        self.size, self.address = size, allocator.allocate(size, 0)
+    def __init__(self, elements, of):
+        self.size, self.elements = elements * of, elements
+        self.address = allocator.allocate(self.size, 0)
 
     def record_stream(self, stream):
         if self.size:
             pass_time(ALLOCATOR_NS)
 
     def fill_(self, value):
-        Event.device_ns += self.size // 1024
+        Event.device_ns += self.elements // 128
 
     def __del__(self):
         allocator.free(getattr(self, "address", 0))
 
 
 def empty(size, dtype, device):
-    return Tensor(size)
+    return Tensor(size, dtype)
 
 
 def device(kind, index):

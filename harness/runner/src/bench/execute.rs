@@ -3,6 +3,11 @@
 //! Rounds are outermost. Each round does every entry once, in an order drawn anew from the seed, so that what drifts on the machine hits all
 //! alike. The first rounds warm up and are dropped, those on a virtual clock excepted, which has nothing to warm. It ends when every interval
 //! is narrow enough, or when rounds or time are used up.
+//!
+//! A visit that was skipped in one round, as where others had the device's memory for a moment, is a round without samples of that entry: what
+//! other rounds measured stays. Three rules keep that honest. A case that is skipped from the first visit on, [`GIVE_UP`] times, cannot be done
+//! here, and is not tried for the rest of the night. An entry that was skipped in more rounds than it was measured in has no figures: those of
+//! the lucky rounds would say something of luck. And one failure is a failure of the whole entry, whenever it comes: something is broken.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,6 +32,9 @@ use super::workshop::Workshop;
 const WARM_UP: u32 = 2;
 /// Equal rounds after which figures of a virtual clock are taken for deterministic.
 const EQUAL_ROUNDS: usize = 2;
+
+/// Skipped visits, from the first on, after which a case is taken not to be possible here; on a virtual clock the first one tells.
+const GIVE_UP: u32 = 3;
 
 /// How a suite is run, apart from what it says itself.
 #[derive(Clone, Debug)]
@@ -207,9 +215,10 @@ impl<'a> Run<'a> {
                 // What was done in the moment of the interruption may have been cut short.
                 _ if self.terms.interrupt.load(Ordering::Relaxed) => return Err(Fault::Interrupted),
                 Err(Fault::Interrupted) => return Err(Fault::Interrupted),
-                Err(fault) => task.fault = Some(fault),
-                Ok(_) if warm_up => {}
-                Ok(readings) => task.add(readings),
+                Err(Fault::Failed(reason)) => task.failure = Some(reason),
+                Err(Fault::Skipped(reason)) => task.skip(reason, warm_up, clock),
+                Ok(_) if warm_up => task.can_be_done = true,
+                Ok(readings) => task.add(readings, self.yardstick_ps.len()),
             }
         }
         Ok(())
@@ -244,7 +253,16 @@ struct Task<'a> {
     arm: Performer<'a>,
     /// See [`Visit::batch`].
     batch: Option<u64>,
-    fault: Option<Fault>,
+    /// Why it is broken.
+    failure: Option<String>,
+    /// Whether a visit, of those that warm up also, was not skipped.
+    can_be_done: bool,
+    /// Whether it will not be visited any more, because it cannot be done here.
+    given_up: bool,
+    /// Visits that were skipped, those that warm up included, and those without them.
+    skipped: (u32, u32),
+    /// Why the last of them was.
+    why_skipped: Option<String>,
     /// By part of the case, in the order in which a visit tells them.
     series: Vec<Series>,
 }
@@ -254,12 +272,39 @@ struct Series {
     part: Option<&'static str>,
     quantity: Quantity,
     batch: u64,
+    /// One for each round counted so far, without samples where there were none.
     rounds: Vec<Vec<u64>>,
+    /// Why this part cannot be had here, where it cannot.
+    missing: Option<String>,
+}
+
+impl Series {
+    /// The rounds that have samples.
+    fn measured(&self) -> impl Iterator<Item = &Vec<u64>> {
+        self.rounds.iter().filter(|round| !round.is_empty())
+    }
+
+    /// Whether a virtual clock has given the same figures each time.
+    fn is_settled(&self) -> bool {
+        let mut measured = self.measured();
+        let first = measured.next();
+        is_virtual(self.quantity) && self.measured().count() >= EQUAL_ROUNDS && measured.all(|round| Some(round) == first)
+    }
 }
 
 impl<'a> Task<'a> {
     const fn new(case: &'a Case, arm: Performer<'a>) -> Self {
-        Self { case, arm, batch: None, fault: None, series: Vec::new() }
+        Self {
+            case,
+            arm,
+            batch: None,
+            failure: None,
+            can_be_done: false,
+            given_up: false,
+            skipped: (0, 0),
+            why_skipped: None,
+            series: Vec::new(),
+        }
     }
 
     const fn quantity(&self, clock: Clock) -> Quantity {
@@ -269,29 +314,47 @@ impl<'a> Task<'a> {
         }
     }
 
-    fn add(&mut self, readings: Vec<Reading>) {
+    /// Takes what a visit measured in a round, which is the last of so many.
+    fn add(&mut self, readings: Vec<Reading>, rounds: usize) {
+        self.can_be_done = true;
         for Reading { part, quantity, batch, samples } in readings {
-            match self.series.iter_mut().find(|series| (series.part, series.quantity) == (part, quantity)) {
-                Some(series) => series.rounds.push(samples),
-                None => self.series.push(Series { part, quantity, batch, rounds: vec![samples] }),
+            let known = self.series.iter().position(|series| (series.part, series.quantity) == (part, quantity));
+            let index = known.unwrap_or_else(|| {
+                self.series.push(Series { part, quantity, batch, rounds: Vec::new(), missing: None });
+                self.series.len() - 1
+            });
+            let series = &mut self.series[index];
+            match samples {
+                Ok(samples) => {
+                    // The yardstick of each round stands at its index.
+                    series.rounds.resize(rounds.saturating_sub(1), Vec::new());
+                    series.rounds.push(samples);
+                }
+                Err(reason) => series.missing = Some(reason),
             }
         }
+    }
+
+    /// Notes a visit that was skipped.
+    fn skip(&mut self, reason: String, warm_up: bool, clock: Clock) {
+        self.skipped.0 += 1;
+        self.skipped.1 += u32::from(!warm_up);
+        self.why_skipped = Some(reason);
+        self.given_up = !self.can_be_done && (self.skipped.0 >= GIVE_UP || is_virtual(self.quantity(clock)));
     }
 
     fn rounds(&self) -> u32 {
         self.series.iter().map(|series| u32::try_from(series.rounds.len()).unwrap_or(u32::MAX)).max().unwrap_or_default()
     }
 
-    /// Whether further visits would tell nothing new: it cannot be done, or a virtual clock has given the same figures each time.
+    /// Whether further visits would tell nothing new: it is broken or cannot be done, or a virtual clock has given the same figures each time.
     fn is_settled(&self) -> bool {
-        let settled = |series: &Series| {
-            is_virtual(series.quantity) && series.rounds.len() >= EQUAL_ROUNDS && series.rounds.windows(2).all(|pair| pair[0] == pair[1])
-        };
-        self.fault.is_some() || (!self.series.is_empty() && self.series.iter().all(settled))
+        self.failure.is_some() || self.given_up || (!self.series.is_empty() && self.series.iter().all(Series::is_settled))
     }
 
     fn is_precise(&self, wanted: f64) -> bool {
-        let precise = |series: &Series| precision(&summarize(&series.rounds), series.rounds.len()).is_some_and(|reached| reached <= wanted);
+        let precise =
+            |series: &Series| precision(&summarize(&series.rounds), series.measured().count()).is_some_and(|reached| reached <= wanted);
         self.is_settled() || (!self.series.is_empty() && self.series.iter().filter(|series| series.quantity.is_time()).all(precise))
     }
 
@@ -306,21 +369,25 @@ impl<'a> Task<'a> {
             outcome,
         };
         let without = |outcome| vec![entry(None, quantity, outcome)];
-        match self.fault {
-            Some(Fault::Failed(reason)) => without(EntryOutcome::Failed { reason }),
-            Some(Fault::Skipped(reason)) => without(EntryOutcome::Skipped { reason }),
-            Some(Fault::Interrupted) => without(EntryOutcome::Skipped { reason: "interrupted".to_owned() }),
-            None if self.series.is_empty() => without(EntryOutcome::Skipped { reason: "interrupted".to_owned() }),
-            None => self
-                .series
-                .into_iter()
-                .map(|Series { part, quantity, batch, rounds }| {
-                    let summary = summarize(&rounds);
-                    let measured = Measured { batch, rounds, summary };
-                    entry(part, quantity, EntryOutcome::Measured(measured))
-                })
-                .collect(),
+        if let Some(reason) = self.failure {
+            return without(EntryOutcome::Failed { reason });
         }
+        let measured = self.series.iter().map(|series| series.measured().count()).max().unwrap_or_default();
+        let why = self.why_skipped.unwrap_or_else(|| "interrupted".to_owned());
+        if measured == 0 {
+            return without(EntryOutcome::Skipped { reason: why });
+        }
+        let skipped = self.skipped.1 as usize;
+        if skipped > measured {
+            let reason = format!("skipped in {skipped} of {} rounds, the last time because of this: {why}", skipped + measured);
+            return without(EntryOutcome::Skipped { reason });
+        }
+        let outcome = |batch, rounds: Vec<Vec<u64>>, missing| match missing {
+            Some(reason) if rounds.is_empty() => EntryOutcome::Skipped { reason },
+            _ => EntryOutcome::Measured(Measured { batch, summary: summarize(&rounds), rounds }),
+        };
+        let each = self.series.into_iter();
+        each.map(|Series { part, quantity, batch, rounds, missing }| entry(part, quantity, outcome(batch, rounds, missing))).collect()
     }
 }
 

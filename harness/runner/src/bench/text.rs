@@ -168,7 +168,8 @@ fn cell(entry: &Entry) -> String {
         Quantity::Memory => Bytes(summary.median).to_string(),
         Quantity::ModelTime if summary.low == summary.high => picoseconds(summary.median),
         Quantity::ModelTime | Quantity::HostTime | Quantity::DeviceTime => {
-            let half = precision(summary, rounds.len()).map(|half| format!(" ± {:.1} %", 100.0 * half));
+            let measured = rounds.iter().filter(|round| !round.is_empty()).count();
+            let half = precision(summary, measured).map(|half| format!(" ± {:.1} %", 100.0 * half));
             format!("{}{} ({})", picoseconds(summary.median), half.unwrap_or_default(), summary.count)
         }
     }

@@ -9,7 +9,7 @@ use harness::bench::compare::{Terms as CompareTerms, compare};
 use harness::bench::execute::{Terms, cases_of, run_suite};
 use harness::bench::machine::machine;
 use harness::bench::night::{Circumstances, Plan};
-use harness::bench::record::{Build, ChangeVerdict, Conditions, EntryOutcome, Quantity, Shard, Stopped};
+use harness::bench::record::{Build, ChangeVerdict, Conditions, EntryOutcome, Quantity, Shard, Stopped, SuiteRecord};
 use harness::bench::suite::Suite;
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, AllocatorSpec, MemoryFraction, Request};
 use harness_allocator::device::sim::{CostModel, Figure, SimConfig, SimDevice};
@@ -267,6 +267,49 @@ fn what_is_broken_fails_and_what_is_not_for_an_arm_is_skipped() {
     assert!(reason.starts_with("left on the device at the end: 1 allocations"), "{reason}");
     let EntryOutcome::Skipped { reason } = outcome("fragmentation_storm", "direct") else { panic!("it is not listed") };
     assert!(reason.ends_with("fragmentation_storm.yaml` does not list `direct`"), "{reason}");
+}
+
+/// One entry, measured by the host's clock in ten rounds behind two that warm up; each visit asks for one device.
+fn ten_rounds(refuse: fn(u64) -> Option<DeviceError>) -> (SuiteRecord, u64) {
+    let text = "about: x\nneeds: { memory: 64MiB }\nrounds: { least: 10, most: 10 }\nbudget: 60s\narms: [caching]
+time: [latency: { sizes: [1MiB], cases: [hit] }]\n";
+    let suite = Suite::parse(text, &catalogue().join("test.yaml")).unwrap();
+    let mut shop = Shop { clock: Clock::Measured, refuse, ..Shop::new() };
+    (shop.run(&suite), shop.lent)
+}
+
+fn taken() -> DeviceError {
+    DeviceError::Unavailable { what: "64 MiB of device memory".to_owned(), why: "others have it".to_owned() }
+}
+
+#[test]
+fn a_visit_that_is_skipped_loses_its_own_round_and_no_other() {
+    let (record, visits) = ten_rounds(|visit| [1, 3, 7].contains(&visit).then(taken));
+    let measured = measured(&record.entries[0]);
+    assert_eq!((visits, record.rounds, record.yardstick_ps.len()), (12, 10, 10));
+    // Of visits 3 to 12 the first and the fifth: each round keeps the index of its yardstick.
+    let empty: Vec<usize> = (0..10).filter(|&round| measured.rounds[round].is_empty()).collect();
+    assert_eq!((measured.rounds.len(), empty), (10, vec![0, 4]));
+    assert_eq!(measured.summary.count, measured.rounds.iter().flatten().count() as u64);
+}
+
+#[test]
+fn what_is_skipped_in_more_rounds_than_it_is_measured_in_has_no_figures() {
+    let (record, _) = ten_rounds(|visit| (8..=12).contains(&visit).then(taken));
+    assert_eq!(measured(&record.entries[0]).rounds.len(), 5, "half of the rounds are enough");
+    let (record, visits) = ten_rounds(|visit| (7..=12).contains(&visit).then(taken));
+    let EntryOutcome::Skipped { reason } = &record.entries[0].outcome else { panic!("{record:#?}") };
+    assert!(reason.starts_with("skipped in 6 of 10 rounds, ") && reason.ends_with("others have it"), "{reason}");
+    assert_eq!(visits, 12, "what could be done once is tried again");
+}
+
+#[test]
+fn what_was_never_possible_is_given_up_and_what_breaks_has_failed_whenever_it_does() {
+    let (record, visits) = ten_rounds(|_| Some(taken()));
+    assert_eq!((visits, &record.entries[0].outcome), (3, &EntryOutcome::Skipped { reason: taken().to_string() }));
+    let (record, visits) = ten_rounds(|visit| (visit == 9).then_some(DeviceError::NotReady(1)));
+    let EntryOutcome::Failed { reason } = &record.entries[0].outcome else { panic!("{record:#?}") };
+    assert_eq!((visits, reason), (9, &DeviceError::NotReady(1).to_string()));
 }
 
 #[test]

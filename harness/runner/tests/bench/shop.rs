@@ -22,13 +22,15 @@ pub(crate) struct Shop {
     pub(crate) clock: Clock,
     /// Which allocator stands for an arm.
     pub(crate) build: fn(&AllocatorSpec) -> Box<dyn Allocator>,
-    /// How many devices were lent.
+    /// What a request for a device is refused with, by its number, counted from 1.
+    pub(crate) refuse: fn(u64) -> Option<DeviceError>,
+    /// How many devices were lent, or refused.
     pub(crate) lent: u64,
 }
 
 impl Shop {
     pub(crate) fn new() -> Self {
-        Self { cost: CostModel::PUBLISHED, clock: Clock::Simulated, build: AllocatorSpec::build, lent: 0 }
+        Self { cost: CostModel::PUBLISHED, clock: Clock::Simulated, build: AllocatorSpec::build, refuse: |_| None, lent: 0 }
     }
 
     pub(crate) fn run(&mut self, suite: &Suite) -> SuiteRecord {
@@ -47,6 +49,9 @@ impl Workshop for Shop {
 
     fn lend(&mut self, memory: Bytes, wall: Wall) -> Result<Box<dyn Device>, DeviceError> {
         self.lent += 1;
+        if let Some(error) = (self.refuse)(self.lent) {
+            return Err(error);
+        }
         match wall {
             Wall::HostPath => Ok(Box::new(SimDevice::new(SimConfig::replay(memory)))),
             Wall::Told | Wall::Real => Ok(Box::new(Limited::new(self.open()?, memory)?)),

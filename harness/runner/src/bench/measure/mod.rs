@@ -63,7 +63,8 @@ pub(super) struct Reading {
     pub(super) quantity: Quantity,
     /// Operations that one sample is the mean of.
     pub(super) batch: u64,
-    pub(super) samples: Vec<u64>,
+    /// Or why this part of the case cannot be had here.
+    pub(super) samples: Result<Vec<u64>, String>,
 }
 
 /// Why a case has no figures.
@@ -232,12 +233,12 @@ fn batch_of(length: u64, mut region: impl FnMut(u64) -> Result<u64, Fault>) -> R
 impl Reading {
     /// The times of a case, by that timer.
     fn time(timer: Timer, batch: u64, samples: Vec<u64>) -> Self {
-        Self { part: None, quantity: timer.quantity(), batch, samples }
+        Self { part: None, quantity: timer.quantity(), batch, samples: Ok(samples) }
     }
 
     /// One amount of memory.
     fn memory(part: &'static str, bytes: u64) -> Self {
-        Self { part: Some(part), quantity: Quantity::Memory, batch: 1, samples: vec![bytes] }
+        Self { part: Some(part), quantity: Quantity::Memory, batch: 1, samples: Ok(vec![bytes]) }
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, 
         bench.device.destroy_event(events.1)?;
         measured
     })?;
-    Ok(vec![Reading { part: None, quantity, batch: TURNS, samples }])
+    Ok(vec![Reading { part: None, quantity, batch: TURNS, samples: Ok(samples) }])
 }
 
 /// The device's time for one turn.

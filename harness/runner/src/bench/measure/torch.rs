@@ -78,7 +78,7 @@ pub(in crate::bench) fn visit(mut visit: TorchVisit<'_>) -> Result<Vec<Reading>,
         Measure::Threads { .. } | Measure::StartUp => return Err(Fault::Skipped("it is not PyTorch's to do".to_owned())),
     };
     let samples = visit.samples(task, visit.memory)?.samples_ps;
-    Ok(vec![Reading { part: None, quantity: quantity(measure), batch, samples }])
+    Ok(vec![Reading { part: None, quantity: quantity(measure), batch, samples: Ok(samples) }])
 }
 
 impl TorchVisit<'_> {

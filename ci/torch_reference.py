@@ -110,6 +110,8 @@ class Torch:
         self.device = torch.device("cuda", ordinal)
         torch.cuda.set_device(self.device)
         torch.cuda.init()
+        # Makes the context, so that whoever started this sees it on the device from the first line on.
+        torch.cuda.synchronize(self.device)
         # Below the wrappers of torch.cuda, which build context managers for each call.
         self.allocate = torch._C._cuda_cudaCachingAllocator_raw_alloc
         self.free = torch._C._cuda_cudaCachingAllocator_raw_delete

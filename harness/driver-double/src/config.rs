@@ -22,6 +22,9 @@ pub struct Config {
     pub mapping: bool,
     /// Whether the devices have stream-ordered pools. `DOUBLE_POOLS`.
     pub pools: bool,
+    /// Whether other programs can be on the devices: each that writes a file of its own number, with the bytes that it holds of each device, to
+    /// the folder `DOUBLE_PROCESSES`, until it ends. A matter of [`crate::Staging`].
+    pub processes: bool,
     /// Whether the name of each call is written to a file, for [`crate::calls`]. A matter of [`crate::Staging`].
     pub list_calls: bool,
     /// Calls that fail. `DOUBLE_FAIL`.
@@ -64,6 +67,7 @@ impl Default for Config {
             mig: false,
             mapping: true,
             pools: true,
+            processes: false,
             list_calls: false,
             fail: Vec::new(),
             wrong_write: None,
@@ -126,6 +130,7 @@ impl Config {
             pools: variable("DOUBLE_POOLS").map_or(Ok(1_u8), |text| number(&text))? != 0,
             fail: failures.collect::<Result<_, _>>()?,
             wrong_write: wrong_write.transpose()?,
+            processes: default.processes,
             list_calls: default.list_calls,
             nvml: default.nvml,
         })

@@ -137,14 +137,15 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: *mut c_void, memory: *mu
     })
 }
 
-/// This process while it has a context, and the other one where it holds anything.
+/// This process while it has a context, the other one where it holds anything, and programs that say so.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(handle: *mut c_void, count: *mut c_uint, infos: *mut ProcessInfo) -> u32 {
     device("nvmlDeviceGetComputeRunningProcesses_v3", handle, |gpu| {
-        let number = std::process::id() + if gpu.in_container { CONTAINER } else { 0 };
-        let mine = (gpu.references > 0).then(|| (number, gpu.process_used()));
-        let other = Some((OTHER_PID, gpu.used() - gpu.process_used())).filter(|other| other.1 > 0);
-        let processes: Vec<_> = mine.into_iter().chain(other).collect();
+        let number = |number: u32| number + if gpu.in_container { CONTAINER } else { 0 };
+        let mine = (gpu.references > 0).then(|| (number(std::process::id()), gpu.process_used()));
+        let other = Some((OTHER_PID, gpu.others())).filter(|other| other.1 > 0);
+        let programs = gpu.processes().into_iter().map(|(program, held)| (number(program), held));
+        let processes: Vec<_> = mine.into_iter().chain(other).chain(programs).collect();
         // SAFETY: the caller's count, as NVML demands; null is refused.
         let room = *unsafe { count.as_ref() }.ok_or(code::INVALID_ARGUMENT)?;
         // SAFETY: as above.

@@ -23,6 +23,8 @@ pub struct Staging {
 pub(crate) const REPORT: &str = "DOUBLE_REPORT";
 /// The variable that names the file for the names of calls.
 pub(crate) const CALLS: &str = "DOUBLE_CALLS";
+/// The variable that names the folder of other programs.
+pub(crate) const PROCESSES: &str = "DOUBLE_PROCESSES";
 const DRIVER_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 const NVML_NAME: &str = "libnvidia-ml.so.1";
 
@@ -44,6 +46,11 @@ impl Staging {
         let mut variables = config.to_env();
         if config.list_calls {
             variables.push((CALLS, folder.path().join("calls").to_string_lossy().into_owned()));
+        }
+        if config.processes {
+            let processes = folder.path().join("processes");
+            fs::create_dir(&processes)?;
+            variables.push((PROCESSES, processes.to_string_lossy().into_owned()));
         }
         Ok(Self { folder, variables })
     }

@@ -3,8 +3,9 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -13,7 +14,7 @@ use std::time::Instant;
 use crate::config::Config;
 use crate::mapping::Mapping;
 use crate::pool::Pools;
-use crate::staging::{CALLS, REPORT};
+use crate::staging::{CALLS, PROCESSES, REPORT};
 use crate::work::{Kernel, Work};
 
 /// Device memory is charged in whole multiples of this.
@@ -59,6 +60,8 @@ pub(crate) struct Gpu {
     capacity: u64,
     overhead: u64,
     others: u64,
+    /// Where other programs write what they hold.
+    processes: Option<PathBuf>,
     pub(crate) in_container: bool,
     /// Address and asked-for size of what is allocated.
     allocations: BTreeMap<u64, u64>,
@@ -221,6 +224,7 @@ impl Gpu {
             capacity: config.capacity,
             overhead: config.overhead,
             others: config.others,
+            processes: std::env::var_os(PROCESSES).map(PathBuf::from),
             in_container: config.container,
             allocations: BTreeMap::new(),
             mapping: Mapping::default(),
@@ -243,9 +247,25 @@ impl Gpu {
             + self.pools.reserved()
     }
 
+    /// What a program without a file of its own holds.
+    pub(crate) fn others(&self) -> u64 {
+        self.others
+    }
+
+    /// Other programs that still run, by their numbers, with what they hold.
+    pub(crate) fn processes(&self) -> BTreeMap<u32, u64> {
+        let files = self.processes.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+        let held = files.filter_map(|file| {
+            let number = file.file_name().to_str()?.parse().ok()?;
+            let held = fs::read_to_string(file.path()).ok()?.trim().parse().ok()?;
+            Path::new("/proc").join(file.file_name()).exists().then_some((number, held))
+        });
+        held.collect()
+    }
+
     /// What everybody holds.
     pub(crate) fn used(&self) -> u64 {
-        self.process_used() + self.others
+        self.process_used() + self.others + self.processes().values().sum::<u64>()
     }
 
     /// What nobody holds.

@@ -3,8 +3,9 @@
 //! NVML numbers GPUs by itself, while `CUDA_VISIBLE_DEVICES` renumbers them for CUDA: an [`NvmlDevice`] is found by its [`Uuid`]. Only
 //! queries are made, never a setter. Everything here is optional: without NVML a device still opens, with less to tell.
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
@@ -120,18 +121,25 @@ impl NvmlDevice {
     }
 
     /// The numbers of all processes with a CUDA context on the device; none where NVML does not tell.
-    pub(super) fn process_numbers(&self) -> Vec<u32> {
+    #[must_use]
+    pub fn process_numbers(&self) -> Vec<u32> {
         self.device.running_compute_processes().map(|all| all.iter().map(|process| process.pid).collect()).unwrap_or_default()
     }
 
     /// Learns this process's number in the kernel driver's namespace, which in a container is not the one seen inside: it is the one that
     /// came to the list with this process's context. Where another process came at the same moment, nothing is learnt.
     pub(super) fn notice_this_process(&self, before_context: &[u32]) {
-        let now = self.process_numbers();
-        let mut came = now.iter().filter(|number| !before_context.contains(number));
-        if let (Some(number), None) = (came.next(), came.next()) {
+        if let Some(number) = newcomer(before_context, &self.process_numbers()) {
             // Learnt before: it is the same number.
-            let _ = OWN_NUMBER.set(*number);
+            let _ = OWN_NUMBER.set(number);
+        }
+    }
+
+    /// The same for a process that this one has started and that has made its context by now: it is no other process from now on. Where the
+    /// number of this process's children can be seen, nothing would have to be learnt.
+    pub fn notice_child(&self, before_context: &[u32]) {
+        if let Some(number) = newcomer(before_context, &self.process_numbers()) {
+            CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
         }
     }
 
@@ -189,12 +197,27 @@ const MIG_ENABLED: u32 = 1;
 /// This process's number as the kernel driver has it, once a context was made and NVML listed it.
 static OWN_NUMBER: OnceLock<u32> = OnceLock::new();
 
+/// The numbers of processes that this one started, as the kernel driver has them, as far as they had to be learnt.
+static CHILDREN: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+
+/// The number that came to a list, where it was one alone.
+fn newcomer(before: &[u32], now: &[u32]) -> Option<u32> {
+    let mut came = now.iter().filter(|number| !before.contains(number));
+    match (came.next(), came.next()) {
+        (Some(number), None) => Some(*number),
+        _ => None,
+    }
+}
+
 fn is_this_process(number: u32) -> bool {
     number == std::process::id() || OWN_NUMBER.get() == Some(&number)
 }
 
-/// Whether this process started that one: what it holds is held for this one. Where the numbers are of another namespace, it is not known.
+/// Whether this process started that one: what it holds is held for this one. Where the numbers are of another namespace, it has to be learnt.
 fn is_child(number: u32) -> bool {
+    if CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).contains(&number) {
+        return true;
+    }
     // The program's name stands in parentheses and may hold anything; behind it come the state and the parent
     // (<https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html>).
     let parent = std::fs::read_to_string(format!("/proc/{number}/stat"))
@@ -290,6 +313,13 @@ mod tests {
         assert!(!is_child(1) && !is_child(u32::MAX));
         drop(child.stdin.take());
         child.wait().map(drop)
+    }
+
+    #[test]
+    fn a_number_is_learnt_only_where_one_process_came_alone() {
+        assert_eq!(newcomer(&[], &[7]), Some(7));
+        assert_eq!(newcomer(&[3, 5], &[5, 7]), Some(7), "another one may have gone");
+        assert_eq!((newcomer(&[3], &[3]), newcomer(&[3], &[3, 7, 8]), newcomer(&[3], &[])), (None, None, None));
     }
 
     #[test]

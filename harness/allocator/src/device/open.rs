@@ -125,6 +125,16 @@ pub fn nvml_of(info: &DeviceInfo) -> Result<NvmlDevice, String> {
     NvmlDevice::find(found.ok_or("the CUDA driver does not have this device any more")?.uuid)
 }
 
+/// The same of a CUDA device that need not be open, by its ordinal.
+///
+/// # Errors
+/// A sentence: why there is none.
+pub fn nvml_at(ordinal: u32) -> Result<NvmlDevice, String> {
+    let driver = CudaProbe::new().map_err(|error| error.to_string())?;
+    let found = driver.devices.into_iter().find(|device| device.ordinal == ordinal);
+    NvmlDevice::find(found.ok_or_else(|| format!("the CUDA driver has no device {ordinal}"))?.uuid)
+}
+
 impl Probe {
     /// Whether the CUDA device with this ordinal is there.
     fn require(&self, ordinal: u32) -> Result<(), DeviceError> {

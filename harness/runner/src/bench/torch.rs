@@ -8,6 +8,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use harness_allocator::device::nvml::NvmlDevice;
+use harness_allocator::device::open::nvml_at;
 use harness_allocator::units::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -171,13 +173,24 @@ impl Torches {
     /// A sentence: why it cannot be measured here.
     pub fn with(&mut self, settings: &str) -> Result<&mut Torch, String> {
         let (python, ordinal) = self.place.as_ref().map_err(String::clone)?;
-        let start = || Torch::start(python, *ordinal, settings);
+        let start = || start_on_a_gpu(python, *ordinal, settings);
         let (torch, starts) = self.running.entry(settings.to_owned()).or_insert_with(|| (start(), 1));
         if *starts < STARTS && torch.as_ref().is_ok_and(|torch| torch.input.is_none()) {
             (*torch, *starts) = (start(), *starts + 1);
         }
         torch.as_mut().map_err(|reason| reason.clone())
     }
+}
+
+/// Starts it, and learns its number on the device, so that it is not taken for somebody else's process.
+fn start_on_a_gpu(python: &str, ordinal: u32, settings: &str) -> Result<Torch, String> {
+    let nvml = nvml_at(ordinal).ok();
+    let before = nvml.as_ref().map(NvmlDevice::process_numbers).unwrap_or_default();
+    let torch = Torch::start(python, ordinal, settings)?;
+    if let Some(nvml) = nvml {
+        nvml.notice_child(&before);
+    }
+    Ok(torch)
 }
 
 /// PyTorch, running. It ends with its standard input, so also when this program is killed.

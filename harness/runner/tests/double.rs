@@ -4,10 +4,12 @@
 //! Times in here are the double's and say nothing of any GPU.
 
 use std::env;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
 use driver_double::{Config, Staging, WrongWrite};
 use harness::bench::machine::{Monitor, machine};
+use harness::bench::torch::Torches;
 use harness_allocator::allocator::{AllocatorKind, Request};
 use harness_allocator::device::cuda::CudaDevice;
 use harness_allocator::device::limited::Limited;
@@ -120,6 +122,38 @@ on_the_double! {
         assert_eq!((memory.total, memory.free), (Bytes::gib(2), Bytes::mib(2048 - 364)));
         assert_eq!((memory.used, memory.context_overhead), (Bytes::mib(364), Bytes::mib(364)), "its context and the other process");
         assert_eq!(memory.process, Some(Bytes::mib(300)), "its context");
+        assert_eq!(device.own_context(), Ok(Bytes::mib(300)), "without the other process");
+    }
+
+    fn where_nvml_keeps_no_account_of_processes_the_context_is_what_came_with_it(
+        Config { others: 64 << 20, ..Config::default() }.failing("nvmlDeviceGetComputeRunningProcesses_v3", 0, 3)
+    ) {
+        let mut device = device();
+        assert_eq!(device.memory().expect("memory is told").process, None);
+        assert_eq!(device.own_context(), Ok(Bytes::mib(300)));
+    }
+
+    fn in_a_container_pytorch_beside_us_is_neither_another_process_nor_in_our_context(
+        Config { container: true, others: 64 << 20, processes: true, ..Config::default() }
+    ) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let python = folder.path().join("python");
+        let script = "#!/bin/sh\necho 209715200 > \"$DOUBLE_PROCESSES/$$\"\necho '{\"version\": \"2.11.0\", \"note\": \"\"}'\nread q\n";
+        std::fs::write(&python, script).expect("it is written");
+        std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).expect("it may be run");
+        let opened = device();
+        let nvml = open::nvml_of(opened.info()).expect("there is NVML");
+        let others = || nvml.other_processes().expect("NVML tells").into_iter().map(|other| other.used).collect::<Vec<_>>();
+        let mut torches = Torches::new(&python.to_string_lossy(), 0);
+        torches.with("").expect("it starts");
+        torches.with("expandable_segments:True").expect("it starts");
+        assert_eq!(others(), [Some(Bytes::mib(64))], "the one that is nobody's here");
+        drop(opened);
+        let mut opened = device();
+        assert_eq!(opened.info().fingerprint.other_processes, Some(1));
+        assert_eq!((used_memory(&mut opened), opened.own_context()), (Bytes::mib(300 + 64 + 2 * 200), Ok(Bytes::mib(300))));
+        drop(torches);
+        assert_eq!(used_memory(&mut opened), Bytes::mib(300 + 64), "they are gone");
     }
 
     fn a_night_on_a_gpu_that_others_use_is_contended(Config { others: 64 << 20, ..Config::default() }) {
@@ -585,12 +619,14 @@ on_the_double! {
         device.malloc(Bytes::mib(10)).expect("it fits");
         let memory = device.memory().expect("memory is told");
         assert_eq!((memory.used, memory.context_overhead, memory.process), (Bytes::mib(310), Bytes::mib(300), None));
+        let unknown = device.own_context().expect_err("what others hold is not known");
+        assert!(matches!(unknown, DeviceError::Unavailable { .. }), "{unknown}");
         let facts = &device.info().fingerprint;
         assert_eq!((facts.driver.as_deref(), facts.cuda.as_deref(), facts.other_processes), (None, Some("12.8"), None));
     }
 
     fn an_nvml_that_fails_in_the_middle_of_a_run_is_an_error_and_not_another_figure(
-        Config::default().failing("nvmlDeviceGetMemoryInfo_v2", 2, 15)
+        Config::default().failing("nvmlDeviceGetMemoryInfo_v2", 3, 15)
     ) {
         let error = device().memory().expect_err("NVML lost the GPU").to_string();
         assert!(error.starts_with("memory used, as NVML tells it: the GPU has fallen off the bus"), "{error}");

@@ -52,6 +52,7 @@ pub struct CudaDevice {
     info: DeviceInfo,
     opened: Instant,
     context_overhead: Bytes,
+    own_context: Result<Bytes, String>,
     place: Place,
     calls: DeviceCalls,
     /// Live allocations of callers, by address.
@@ -96,6 +97,7 @@ impl CudaDevice {
         // Before the context, so that this process is not in the list, whatever number it has in the driver's namespace.
         let facts = nvml.as_ref().map_or_else(|_| Fingerprint::default(), NvmlDevice::fingerprint);
         let listed = nvml.as_ref().map(NvmlDevice::process_numbers).unwrap_or_default();
+        let used_before = nvml.as_ref().map_err(String::clone).and_then(NvmlDevice::used);
         let (memory, uuid_hash) = (Some(found.total), Some(found.uuid.hash()));
         let fingerprint = Fingerprint { memory, uuid_hash, cuda: Some(probe::cuda_version(driver)?), ..facts };
         let context = Context::retain(driver, device)?;
@@ -116,6 +118,7 @@ impl CudaDevice {
             info,
             opened: Instant::now(),
             context_overhead: Bytes::ZERO,
+            own_context: Ok(Bytes::ZERO),
             place: Place::default(),
             calls: DeviceCalls::default(),
             live: BTreeMap::new(),
@@ -132,6 +135,7 @@ impl CudaDevice {
             context,
         };
         device.context_overhead = device.used(device.driver_free()?)?;
+        device.own_context = used_before.and_then(|before| device.taken_since(before));
         Ok(device)
     }
 
@@ -160,6 +164,18 @@ impl CudaDevice {
             Ok(nvml) => nvml.used().map_err(|why| DeviceError::Unavailable { what: "memory used, as NVML tells it".to_owned(), why }),
             Err(_) => Ok(self.info.total.saturating_sub(free)),
         }
+    }
+
+    /// What this process has taken since so much was used: by its own account where NVML keeps one, otherwise what is used beyond that, which
+    /// holds if no other process took or gave back memory in that moment.
+    fn taken_since(&self, before: Bytes) -> Result<Bytes, String> {
+        let nvml = self.nvml.as_ref().map_err(String::clone)?;
+        if let Some(own) = nvml.used_by_this_process() {
+            return Ok(own);
+        }
+        // A context always takes something.
+        let taken = nvml.used()?.saturating_sub(before);
+        if taken > Bytes::ZERO { Ok(taken) } else { Err("others gave memory back while the context was made".to_owned()) }
     }
 
     /// The driver's handle of a stream, for launches by other libraries; null for the default stream. Valid until the stream is destroyed
@@ -237,6 +253,11 @@ impl Device for CudaDevice {
 
     fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
         Ok(self.driver_free()?)
+    }
+
+    fn own_context(&self) -> Result<Bytes, DeviceError> {
+        let unavailable = |why| DeviceError::Unavailable { what: "memory of this process's context alone".to_owned(), why };
+        self.own_context.clone().map_err(unavailable)
     }
 
     fn now(&mut self) -> Nanos {

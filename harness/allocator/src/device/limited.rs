@@ -96,6 +96,10 @@ impl Device for Limited {
         Ok(self.left()?.min(self.inner.free_memory()?))
     }
 
+    fn own_context(&self) -> Result<Bytes, DeviceError> {
+        self.inner.own_context()
+    }
+
     fn calls(&self) -> DeviceCalls {
         let inner = self.inner.calls();
         DeviceCalls { create: inner.create + self.refused_pages, ..inner }

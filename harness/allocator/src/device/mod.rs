@@ -221,6 +221,12 @@ pub trait Device: Send {
     /// [`DeviceError::Driver`].
     fn free_memory(&mut self) -> Result<Bytes, DeviceError>;
 
+    /// What of [`DeviceMemory::context_overhead`] is this process's own: its context and the modules, without what others held.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] where nothing tells the two apart, with the reason.
+    fn own_context(&self) -> Result<Bytes, DeviceError>;
+
     /// Time since the device was opened: virtual on a simulated device, monotonic host time on a real one. The only clock there is.
     fn now(&mut self) -> Nanos;
 

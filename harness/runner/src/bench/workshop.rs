@@ -201,6 +201,10 @@ impl Device for Lent {
         Ok(self.within_total(free))
     }
 
+    fn own_context(&self) -> Result<Bytes, DeviceError> {
+        self.inner().own_context()
+    }
+
     fn now(&mut self) -> Nanos {
         self.inner_mut().now()
     }

@@ -186,6 +186,25 @@ fn an_interrupted_night_saves_nothing() {
     assert!(!world.path("night").exists());
 }
 
+#[test]
+fn the_context_of_a_start_is_without_what_others_hold_and_skipped_where_nobody_tells() {
+    let text = "about: x\nneeds: { memory: 64MiB }\narms: [caching]\nrounds: { least: 1, most: 1 }\ntime: [start_up]\n";
+    let context = |config: Config| {
+        let world = World { staging: Staging::new(&config).unwrap(), ..World::without_gpu() }.with("start.yaml", text);
+        let ran = world.bench(&["start.yaml", "--device", "cuda:0", "--report", "night"]);
+        assert_eq!(ran.code, Some(0), "{}", ran.told());
+        let entries = world.night("night").suites[0].entries.clone();
+        let measured = entries.iter().filter(|entry| matches!(entry.outcome, EntryOutcome::Measured(_)));
+        let others: Vec<_> = measured.filter(|entry| entry.quantity == Quantity::HostTime).map(|entry| entry.group.clone()).collect();
+        assert_eq!(others, ["start_up", "start_up: opening the device"]);
+        entries.into_iter().find(|entry| entry.group == "start_up: context overhead").expect("it has an entry").outcome
+    };
+    let EntryOutcome::Measured(alone) = context(Config { others: 64 << 20, ..Config::default() }) else { panic!("NVML tells it") };
+    assert_eq!(alone.rounds, [[300 << 20]]);
+    let EntryOutcome::Skipped { reason } = context(Config { nvml: false, ..Config::default() }) else { panic!("nobody tells it") };
+    assert!(reason.starts_with("memory of this process's context alone: libnvidia-ml.so.1 is not on the loader's path"), "{reason}");
+}
+
 /// Over the CUDA device's own code, on the double: its times say nothing of any GPU, but what timing adds to them is the harness's own.
 #[test]
 fn on_a_cuda_device_host_calls_are_measured_and_timing_adds_next_to_nothing() {

@@ -49,6 +49,10 @@ impl Device for Watched {
         self.device.info()
     }
 
+    fn own_context(&self) -> Result<Bytes, DeviceError> {
+        self.device.own_context()
+    }
+
     fn calls(&self) -> DeviceCalls {
         self.device.calls()
     }

@@ -327,6 +327,10 @@ impl Device for SimDevice {
         Ok(self.free_bytes())
     }
 
+    fn own_context(&self) -> Result<Bytes, DeviceError> {
+        Ok(self.config.context_overhead)
+    }
+
     fn now(&mut self) -> Nanos {
         self.now
     }

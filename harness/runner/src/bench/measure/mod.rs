@@ -240,6 +240,11 @@ impl Reading {
     fn memory(part: &'static str, bytes: u64) -> Self {
         Self { part: Some(part), quantity: Quantity::Memory, batch: 1, samples: Ok(vec![bytes]) }
     }
+
+    /// The same, which cannot be had here for this reason.
+    fn no_memory(part: &'static str, reason: String) -> Self {
+        Self { part: Some(part), quantity: Quantity::Memory, batch: 1, samples: Err(reason) }
+    }
 }
 
 #[cfg(test)]

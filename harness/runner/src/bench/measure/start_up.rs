@@ -1,8 +1,8 @@
-//! From nothing: the program with one small scenario, opening a device, and the device memory that is used before the first request.
+//! From nothing: the program with one small scenario, opening a device, and the device memory that its context takes before the first request.
 
 use std::process::{Command, Stdio};
 
-use harness_allocator::device::Clock;
+use harness_allocator::device::{Clock, DeviceError};
 use harness_allocator::units::Bytes;
 
 use super::{Fault, Reading, Visit, for_shell};
@@ -10,9 +10,9 @@ use crate::bench::clock::{Stopwatch, Timer};
 
 pub(super) fn visit(visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {
     let watch = Stopwatch::start();
-    let mut device = visit.workshop.open()?;
+    let device = visit.workshop.open()?;
     let opened = watch.elapsed_ps();
-    let Bytes(overhead) = device.memory()?.context_overhead;
+    let overhead = device.own_context();
     // Nothing else is open while the program is timed.
     drop(device);
     let process = process(visit)?;
@@ -21,7 +21,11 @@ pub(super) fn visit(visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {
     if visit.workshop.clock() == Clock::Measured {
         readings.push(Reading { part: Some("opening the device"), ..Reading::time(Timer::Host, 1, vec![opened]) });
     }
-    readings.push(Reading::memory("context overhead", overhead));
+    readings.push(match overhead {
+        Ok(Bytes(overhead)) => Reading::memory("context overhead", overhead),
+        Err(error @ DeviceError::Unavailable { .. }) => Reading::no_memory("context overhead", error.to_string()),
+        Err(error) => return Err(error.into()),
+    });
     Ok(readings)
 }
 

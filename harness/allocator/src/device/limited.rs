@@ -31,13 +31,14 @@ impl Limited {
     /// # Errors
     /// [`DeviceError::Unavailable`] where the limit is below one granule, or above what the device has free; the memory's own errors.
     pub fn new(mut device: Box<dyn Device>, limit: Bytes) -> Result<Self, DeviceError> {
-        let memory = device.memory()?;
+        let free = device.free_memory()?;
         let granularity = device.info().granularity;
         let refuse = |why| Err(DeviceError::Unavailable { what: format!("a limit of {limit}"), why });
         if limit < granularity {
             return refuse(format!("memory comes in pieces of {granularity}, so the limit must be at least that"));
         }
-        if limit > memory.free {
+        if limit > free {
+            let memory = device.memory()?;
             let others = held_by_others(&memory) + memory.pressure;
             let DeviceMemory { free, total, .. } = memory;
             return refuse(format!("only {free} of {total} are free and others hold {others}; lower the limit or free the device"));

@@ -10,6 +10,8 @@ use std::process::Command;
 use driver_double::{Config, Staging, WrongWrite};
 use harness::bench::machine::{Monitor, machine};
 use harness::bench::torch::Torches;
+use harness::bench::workshop::{DeviceWorkshop, Wall, Workshop};
+use harness::session::DeviceSource;
 use harness_allocator::allocator::{AllocatorKind, Request};
 use harness_allocator::device::cuda::CudaDevice;
 use harness_allocator::device::limited::Limited;
@@ -263,6 +265,28 @@ on_the_double! {
         mapped.unreserve(start).expect("nothing is mapped");
         assert!(device.malloc(device.info().total + Bytes(1)).is_err_and(|error| error.is_out_of_memory()));
         assert_eq!(nvml_calls(), before);
+    }
+
+    fn a_workshop_asks_nvml_again_only_when_somebody_took_memory(Config { list_calls: true, processes: true, ..Config::default() }) {
+        let source = DeviceSource::new(DeviceChoice::Cuda(0), &open::probe(), false).expect("the double is there");
+        let mut workshop = DeviceWorkshop::new(source, Box::new(device()), None);
+        let need = Bytes::gib(1);
+        drop(workshop.lend(need, Wall::Real).expect("it is free"));
+        let before = nvml_calls();
+        for wall in [Wall::Real, Wall::Told, Wall::Real] {
+            let mut lent = workshop.lend(need, wall).expect("it is free");
+            let ptr = lent.malloc(Bytes::mib(512)).expect("it fits");
+            lent.free(ptr).expect("it is live");
+        }
+        assert_eq!(nvml_calls(), before, "nothing has changed");
+        drop(workshop.lend(need + Bytes::mib(2), Wall::Real).expect("it is free"));
+        assert!(nvml_calls() > before, "more is wanted");
+        // A program that always runs.
+        let file = std::path::Path::new(&env::var_os("DOUBLE_PROCESSES").expect("it is staged")).join("1");
+        std::fs::write(&file, (1_u64 << 30).to_string()).expect("it is written");
+        assert!(matches!(workshop.lend(need, Wall::Real).err(), Some(DeviceError::Unavailable { .. })));
+        std::fs::remove_file(&file).expect("it is there");
+        drop(workshop.lend(need, Wall::Real).expect("it is free again"));
     }
 
     fn a_first_allocation_asks_nvml_nothing(Config { list_calls: true, ..Config::default() }) {

@@ -77,6 +77,8 @@ pub struct DeviceWorkshop {
     home: Home,
     program: Option<PathBuf>,
     torches: Option<Torches>,
+    /// The most that was let in, and what was free then.
+    admitted: Option<(Bytes, Bytes)>,
 }
 
 /// Where a device that is lent returns to.
@@ -87,13 +89,25 @@ impl DeviceWorkshop {
     #[must_use]
     pub fn new(source: DeviceSource, device: Box<dyn Device>, program: Option<PathBuf>) -> Self {
         let clock = device.info().clock;
-        Self { source, clock, home: Arc::new(Mutex::new(Some(device))), program, torches: None }
+        Self { source, clock, home: Arc::new(Mutex::new(Some(device))), program, torches: None, admitted: None }
     }
 
     /// The same, with PyTorch beside our allocators.
     #[must_use]
     pub fn with_torches(self, torches: Option<Torches>) -> Self {
         Self { torches, ..self }
+    }
+
+    /// Whether that much may be taken. The answer needs NVML, which may take milliseconds between samples that take microseconds: it is asked
+    /// again only where more is wanted or less is free than when that was let in, since otherwise nobody can have taken anything.
+    fn admit(&mut self, device: &mut dyn Device, memory: Bytes) -> Result<(), DeviceError> {
+        let free = device.free_memory()?;
+        if self.admitted.is_some_and(|(most, free_then)| memory <= most && free >= free_then) {
+            return Ok(());
+        }
+        self.source.admit(device, memory)?;
+        self.admitted = Some((memory, free));
+        Ok(())
     }
 
     /// The device at home, or a new one.
@@ -124,7 +138,7 @@ impl Workshop for DeviceWorkshop {
             return Ok(Box::new(SimDevice::new(SimConfig::replay(memory))));
         }
         let mut device = Lent::new(self.at_hand()?, Arc::clone(&self.home))?;
-        self.source.admit(&mut device, memory)?;
+        self.admit(&mut device, memory)?;
         match wall {
             Wall::Real => Ok(Box::new(Limited::new(Box::new(device), memory)?)),
             Wall::Told | Wall::HostPath => {

@@ -57,8 +57,8 @@ pub fn calibrate(
     if memory.free < MIN_FREE {
         return Err(CalibrateError::TooSmall { free: memory.free });
     }
-    // What NVML attributes to this process leaves others out.
-    let context = memory.process.unwrap_or(memory.context_overhead);
+    // Where nothing tells whose it is: the device is idle, so nobody else holds much.
+    let context = device.own_context().unwrap_or(memory.context_overhead);
     let mut probes = Probes::new(device, memory.free)?;
     let all = WARM_UP + rounds.max(1);
     for done in 0..all {

@@ -242,7 +242,8 @@ pub enum EntryOutcome {
 pub struct Measured {
     /// Operations that one sample is the mean of: as many as it takes for the harness's own overhead to be small beside them.
     pub batch: u64,
-    /// Samples by round, each for one operation, in the unit of the entry's [`Quantity`]. Empty in a night of which only medians are kept.
+    /// Samples by round, each for one operation, in the unit of the entry's [`Quantity`]. A round is empty where the entry was skipped in it, or
+    /// done by another shard; there are none at all in a night of which only medians are kept.
     pub rounds: Vec<Vec<u64>>,
     /// What they come to.
     pub summary: EntrySummary,

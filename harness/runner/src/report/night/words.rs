@@ -83,8 +83,11 @@ pub(super) fn ratio(ratio: f64) -> String {
 
 /// A ratio with its confidence interval; to nothing, and of nothing, there is none.
 pub(super) fn change(figures: &ChangeFigures) -> String {
-    if figures.base == 0 || figures.new == 0 {
-        return "no ratio to 0".to_owned();
+    match (figures.base, figures.new) {
+        (0, 0) => return "both 0".to_owned(),
+        (0, _) => return "from 0".to_owned(),
+        (_, 0) => return "to 0".to_owned(),
+        _ => {}
     }
     format!("{} ({} to {})", ratio(figures.ratio), ratio(figures.low), ratio(figures.high))
 }
@@ -221,6 +224,8 @@ mod tests {
         assert_eq!([moment("2026-11-20T02:17:33Z"), moment("yesterday")], ["2026-11-20 02:17 UTC", "yesterday"]);
         assert_eq!([1.3149, 1.0041, 0.5, 0.000_147, f64::NAN].map(ratio), ["1.31×", "1.004×", "0.50×", "0.00015×", "–"]);
         assert_eq!([0.05, 0.012, 0.31].map(percent), ["5 %", "1.2 %", "31 %"]);
+        let zero = |base, new| change(&ChangeFigures { base, new, ratio: 1.0, low: 1.0, high: 1.0, p: 0.0 });
+        assert_eq!([zero(0, 0), zero(0, 5), zero(5, 0), zero(5, 5)], ["both 0", "from 0", "to 0", "1.000× (1.000× to 1.000×)"]);
         assert_eq!([1.1238, 0.97, 0.9999].map(changed_by), ["+12.4 %", "-3.0 %", "0.0 %"]);
         assert_eq!([4_200, 62_000, 3_720_000].map(took), ["4.2 s", "1 min 2 s", "1 h 2 min"]);
     }

@@ -5,7 +5,7 @@
 //! is narrow enough, or when rounds or time are used up.
 //!
 //! A visit that was skipped in one round, as where others had the device's memory for a moment, is a round without samples of that entry: what
-//! other rounds measured stays. Three rules keep that honest. A case that is skipped from the first visit on, [`GIVE_UP`] times, cannot be done
+//! other rounds measured stays. Three rules keep that honest. A case that is skipped from the first visit on, three times, cannot be done
 //! here, and is not tried for the rest of the night. An entry that was skipped in more rounds than it was measured in has no figures: those of
 //! the lucky rounds would say something of luck. And one failure is a failure of the whole entry, whenever it comes: something is broken.
 

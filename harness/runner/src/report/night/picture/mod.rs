@@ -22,8 +22,9 @@ const LEGEND_LEFT: i32 = 12;
 const LEGEND_LINE: i32 = 18;
 
 // Okabe and Ito's colours, told apart by colour-blind readers too, without the yellow that is too pale on white:
-// <https://jfly.uni-koeln.de/color/>. Arms differ by their mark as well.
-const COLOURS: [RGBColor; 7] = [
+// <https://jfly.uni-koeln.de/color/>; behind them the wine and the olive of Paul Tol's muted scheme, which none of them resembles:
+// <https://sronpersonalpages.nl/~pault/>. Arms differ by their mark as well.
+const COLOURS: [RGBColor; 9] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
     RGBColor(0, 158, 115),
@@ -31,6 +32,8 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(213, 94, 0),
     RGBColor(86, 180, 233),
     RGBColor(90, 90, 90),
+    RGBColor(136, 34, 85),
+    RGBColor(153, 153, 51),
 ];
 
 /// Colour and mark of something that is drawn, by its place in the legend.

@@ -149,8 +149,8 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// A block was handed out.
-    #[inline]
+    /// A block was handed out. As a call of its own it would be a fiftieth of a cache hit; the compiler's choice changes with other code.
+    #[inline(always)]
     pub(super) fn handed_out(&mut self, pool: PoolKind, size: u64, requested: u64) {
         self.allocated_bytes.increase(pool, size);
         self.requested_bytes.increase(pool, requested);
@@ -167,8 +167,8 @@ impl Counters {
         self.inactive_split_bytes.change(pool, before.1, after.1);
     }
 
-    /// A block was freed by its owner, and can be reused at once.
-    #[inline]
+    /// A block was freed by its owner, and can be reused at once. As [`Counters::handed_out`].
+    #[inline(always)]
     pub(super) fn freed(&mut self, pool: PoolKind, size: u64, requested: u64) {
         self.allocated_bytes.decrease(pool, size);
         self.requested_bytes.decrease(pool, requested);

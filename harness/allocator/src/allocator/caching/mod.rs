@@ -244,6 +244,9 @@ impl CachingAllocator {
         reserved.checked_add(size).is_none_or(|total| total > limit.0).then_some(limit)
     }
 
+    /// Kept out of the way of requests that are served.
+    #[cold]
+    #[inline(never)]
     fn out_of_memory(
         &mut self,
         device: &mut dyn Device,

@@ -10,53 +10,32 @@
 //! Obviously Wrong!", 2009, <https://doi.org/10.1145/1508244.1508275>). So the hypothesis to refute is not that nothing changed, which is
 //! never quite true, but that the change is within that allowance (J. L. Hodges and E. L. Lehmann, "Testing the Approximate Validity of
 //! Statistical Hypotheses", 1954, <https://doi.org/10.1111/j.2517-6161.1954.tb00169.x>): the baseline is moved by the allowance towards
-//! the new night before the rank test. The allowance follows from [`BETWEEN_NIGHTS`], or from what earlier nights of the machine show where
-//! that is more.
+//! the new night before the rank test. The allowance follows from a floor, or from what earlier nights of the machine show where that is
+//! more ([`super::spread`]).
 //!
 //! An entry is flagged where all of this holds: the probability, corrected for the number of entries, is below [`SIGNIFICANT`]; the ratio of
 //! the medians differs from one by more than the suite's threshold; its interval, widened by the spread between nights, does not contain
-//! one. Where either night was contended, or has so few rounds of an entry that no difference could be significant, nothing is concluded from
-//! measured times, and that is told.
+//! one. All three must also hold against what all allocators of the suite changed by together ([`super::drift`]) instead of against one: what
+//! is flagged without that and not with it may be the machine or the allocator, and is told as unknown. Where either night was contended, or
+//! has so few rounds of an entry that no difference could be significant, nothing is concluded from measured times, and that is told.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::history::{History, NightFigure, corrected_rounds, entry_name, is_measured_time, rounds, unit};
-use super::inference::{correct_for_many, least_p, median, rank_sum_p, ratio_interval, spread_about_zero, worth_testing};
+use super::drift::{Drift, Drifts, Step};
+use super::evidence::{ALLOWED_DEVIATIONS, Basis, Expected, Finding, Sample, Two};
+use super::history::{entry_name, is_measured_time};
+use super::inference::{correct_for_many, worth_testing};
 use super::nights;
 use super::record::{
-    Change, ChangeFigures, ChangeVerdict, Comparison, Entry, EntryName, EntryOutcome, Measured, NightRecord, Quantity, Stopped, SuiteRecord,
+    Change, ChangeFigures, ChangeVerdict, CommonDrift, Comparison, Entry, EntryName, EntryOutcome, NightRecord, Quantity, SuiteRecord,
 };
+use super::spread::{BETWEEN_NIGHTS, Spreads};
 
 /// A corrected probability below this is significant.
 pub const SIGNIFICANT: f64 = 0.01;
-
-/// Of fewer rounds nothing is concluded: no rank test over two times five values can reach a hundredth on both sides together.
-pub const LEAST_ROUNDS: usize = 6;
-
-/// The least that is assumed of the standard deviation of the logarithm of the ratio of two nights' corrected medians, where the build is
-/// the same. It is a floor that suites of threshold 5 % can afford: with [`ALLOWED_DEVIATIONS`] times as much allowed, a change of a tenth is
-/// found. Where earlier nights show more, that is taken instead.
-///
-/// Measured on two cores of a virtual machine on 20 November 2026, as 1.4826 times the median difference between successive nights of one
-/// build: 1.1 % over the 60 entries of the suite `traces` in ten nights; 0.4 % for cache hits where addresses were not randomised (`setarch -R`) and 2.2 %
-/// where they were, with ten programs beside; 3 % for traces while eight processes wanted each core.
-pub const BETWEEN_NIGHTS: f64 = 0.010;
-
-/// How many of those standard deviations two nights of one build are allowed to differ by: 3 are exceeded by 0.3 % of normal differences,
-/// and what exceeds them must still be significant.
-pub const ALLOWED_DEVIATIONS: f64 = 3.0;
-
-/// So many nights before a night tell what nights differ by: more would tell what they differed by when the code was another.
-const RECENT_NIGHTS: usize = 30;
-
-/// From so many differences between successive nights on, an entry's own spread is known.
-const LEAST_DIFFERENCES: usize = 6;
-
-/// The share of normally distributed values within so many standard deviations is 95 %.
-const WITHIN_95: f64 = 1.96;
 
 /// What is to be compared how.
 #[derive(Clone, Copy, Debug, Default)]
@@ -94,12 +73,14 @@ pub fn compare(base: &NightRecord, new: &NightRecord, terms: Terms<'_>) -> Resul
     let (old, entries) = (located(base, &redefined), located(new, &redefined));
     let known: BTreeMap<&EntryName, Located<'_>> = old.iter().map(|(name, located)| (name, *located)).collect();
     let spreads = Spreads::of(new, terms.earlier);
-    let judge = |(index, (name, new)): (u64, &(EntryName, Located<'_>))| {
+    let both: Vec<Both<'_>> = entries.iter().filter_map(|(name, new)| Some(Both::of(name, *known.get(name)?, *new))).collect();
+    let drifts = Drifts::of(both.iter().filter_map(Both::step));
+    let judge = |(index, both): (u64, &Both<'_>)| {
         let mut rng = ChaCha8Rng::seed_from_u64(terms.seed);
         rng.set_stream(index);
-        Some(Judged::of(name.clone(), *known.get(name)?, *new, spreads.of_entry(name), &mut rng))
+        both.judged(spreads.of_entry(both.name), &drifts, &mut rng)
     };
-    let mut judged: Vec<Judged> = (0..).zip(&entries).filter_map(judge).collect();
+    let mut judged: Vec<Judged> = (0..).zip(&both).map(judge).collect();
     correct(&mut judged);
     let unsure = [base, new].iter().any(|night| !night.conditions.contended.is_empty());
     let only = |ours: &[(EntryName, Located<'_>)], theirs: &[(EntryName, Located<'_>)]| {
@@ -112,6 +93,7 @@ pub fn compare(base: &NightRecord, new: &NightRecord, terms: Terms<'_>) -> Resul
         across,
         new: only(&entries, &old),
         missing: only(&old, &entries),
+        drifts: if unsure { Vec::new() } else { told(&drifts, &judged) },
         changes: judged.into_iter().map(|entry| entry.conclude(unsure)).collect(),
         redefined: redefined.into_iter().map(str::to_owned).collect(),
         earlier: Vec::new(),
@@ -148,219 +130,115 @@ fn located<'a>(night: &'a NightRecord, without: &BTreeSet<&str>) -> Vec<(EntryNa
     suites.flat_map(|suite| suite.entries.iter().map(move |entry| (entry_name(suite, entry), Located { suite, entry }))).collect()
 }
 
+/// An entry in both nights.
+struct Both<'a> {
+    name: &'a EntryName,
+    threshold: f64,
+    /// Whose code it is, if that is known.
+    allocator: Option<&'a str>,
+    /// The figures of both, or what follows where one of them has none.
+    figures: Result<Two, ChangeVerdict>,
+}
+
+impl<'a> Both<'a> {
+    fn of(name: &'a EntryName, base: Located<'a>, new: Located<'a>) -> Self {
+        let figures = match (&base.entry.outcome, &new.entry.outcome) {
+            (EntryOutcome::Measured(old), EntryOutcome::Measured(measured)) => {
+                Ok(Two::of(Sample::of(base.suite, old, name.quantity), Sample::of(new.suite, measured, name.quantity)))
+            }
+            (EntryOutcome::Failed { .. }, EntryOutcome::Failed { .. }) => Err(ChangeVerdict::StillBroken),
+            (_, EntryOutcome::Failed { .. }) => Err(ChangeVerdict::Broken),
+            (EntryOutcome::Failed { .. }, EntryOutcome::Measured(_)) => Err(ChangeVerdict::Mended),
+            (EntryOutcome::Skipped { .. }, _) | (_, EntryOutcome::Skipped { .. }) => Err(ChangeVerdict::NotCompared),
+        };
+        Self { name, threshold: new.suite.threshold, allocator: new.suite.allocators.get(&name.arm).map(String::as_str), figures }
+    }
+
+    /// What the entry says of what all changed by, if it is of a measured time.
+    fn step(&self) -> Option<Step<'a>> {
+        let two = self.figures.as_ref().ok().filter(|_| is_measured_time(self.name.quantity))?;
+        Some(Step { suite: &self.name.suite, quantity: self.name.quantity, allocator: self.allocator?, log: two.ratio().ln() })
+    }
+
+    /// `deviation`: of the logarithm of the ratio of two nights' medians, where the build is the same.
+    fn judged(&self, deviation: f64, drifts: &Drifts<'_>, rng: &mut ChaCha8Rng) -> Judged {
+        let drift = drifts.get(&self.name.suite, self.name.quantity).log;
+        let finding = self.figures.as_ref().map(|two| two.judged(Expected { drift, deviation }, rng)).map_err(|verdict| *verdict);
+        Judged { entry: self.name.clone(), threshold: self.threshold, drift, finding }
+    }
+}
+
 /// What is known of an entry in two nights before it is known how many there are.
 struct Judged {
     entry: EntryName,
     threshold: f64,
-    finding: Finding,
-}
-
-enum Finding {
-    /// One of the nights has no figures, and this follows.
-    Outcome(ChangeVerdict),
-    /// Both have figures. The probability is corrected later, where there was a test.
-    Figures { figures: ChangeFigures, basis: Basis },
-}
-
-/// What a conclusion from figures rests on.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Basis {
-    /// All rounds of a night are equal: any difference is certain.
-    Exact,
-    /// A test over rounds, which can come to no probability below this.
-    Test { least: f64 },
-    /// Rounds are too few for a test, among so many entries, or were not kept.
-    Nothing,
+    /// The logarithm of what all allocators of the suite changed by together.
+    drift: f64,
+    /// Or what follows where one of the nights has no figures.
+    finding: Result<Finding, ChangeVerdict>,
 }
 
 impl Judged {
-    fn of(entry: EntryName, base: Located<'_>, new: Located<'_>, deviation: f64, rng: &mut ChaCha8Rng) -> Self {
-        let finding = match (&base.entry.outcome, &new.entry.outcome) {
-            (EntryOutcome::Measured(old), EntryOutcome::Measured(measured)) => {
-                let (old, measured) = (Sample::of(base.suite, old, entry.quantity), Sample::of(new.suite, measured, entry.quantity));
-                judge(&old, &measured, deviation, rng)
-            }
-            (EntryOutcome::Failed { .. }, EntryOutcome::Failed { .. }) => Finding::Outcome(ChangeVerdict::StillBroken),
-            (_, EntryOutcome::Failed { .. }) => Finding::Outcome(ChangeVerdict::Broken),
-            (EntryOutcome::Failed { .. }, EntryOutcome::Measured(_)) => Finding::Outcome(ChangeVerdict::Mended),
-            (EntryOutcome::Skipped { .. }, _) | (_, EntryOutcome::Skipped { .. }) => Finding::Outcome(ChangeVerdict::NotCompared),
+    fn conclude(self, unsure: bool) -> Change {
+        let untested = unsure && is_measured_time(self.entry.quantity);
+        let verdict = match &self.finding {
+            Err(verdict) => *verdict,
+            Ok(Finding { basis: Basis::Nothing, .. }) => ChangeVerdict::Untested,
+            Ok(_) if untested || self.is_untold() => ChangeVerdict::Untested,
+            Ok(Finding { figures, .. }) => verdict(figures, figures.p, self.threshold, self.drift),
         };
-        Self { entry, threshold: new.suite.threshold, finding }
+        Change { entry: self.entry, verdict, figures: self.finding.ok().map(|finding| finding.figures) }
     }
 
-    fn conclude(self, unsure: bool) -> Change {
-        let (verdict, figures) = match self.finding {
-            Finding::Outcome(verdict) => (verdict, None),
-            Finding::Figures { figures, basis: Basis::Nothing } => (ChangeVerdict::Untested, Some(figures)),
-            Finding::Figures { figures, .. } if unsure && is_measured_time(self.entry.quantity) => (ChangeVerdict::Untested, Some(figures)),
-            Finding::Figures { figures, .. } => (verdict(&figures, self.threshold), Some(figures)),
-        };
-        Change { entry: self.entry, verdict, figures }
+    /// Whether it would be flagged if all allocators together had not changed, and so is not.
+    fn is_untold(&self) -> bool {
+        let Ok(Finding { figures, p_without_drift, basis: Basis::Exact | Basis::Test { .. } }) = &self.finding else { return false };
+        let without_drift = verdict(figures, *p_without_drift, self.threshold, 0.0);
+        without_drift != ChangeVerdict::Same && verdict(figures, figures.p, self.threshold, self.drift) == ChangeVerdict::Same
     }
 }
 
-fn verdict(figures: &ChangeFigures, threshold: f64) -> ChangeVerdict {
+/// `drift`: the logarithm of what all allocators changed by together. A change must lie beyond it and beyond none at all.
+fn verdict(figures: &ChangeFigures, p: f64, threshold: f64, drift: f64) -> ChangeVerdict {
+    let (least, most) = (drift.min(0.0).exp(), drift.max(0.0).exp());
     match figures {
-        ChangeFigures { p, .. } if *p >= SIGNIFICANT => ChangeVerdict::Same,
-        ChangeFigures { ratio, low, .. } if *ratio > 1.0 + threshold && *low > 1.0 => ChangeVerdict::Worse,
-        ChangeFigures { ratio, high, .. } if *ratio < 1.0 - threshold && *high < 1.0 => ChangeVerdict::Better,
+        _ if p >= SIGNIFICANT => ChangeVerdict::Same,
+        ChangeFigures { ratio, low, .. } if *ratio > (1.0 + threshold) * most && *low > most => ChangeVerdict::Worse,
+        ChangeFigures { ratio, high, .. } if *ratio < (1.0 - threshold) * least && *high < least => ChangeVerdict::Better,
         _ => ChangeVerdict::Same,
     }
 }
 
+/// The common changes that a reader must know of: those that nights of one build hardly differ by, and those for which changes are not told.
+fn told(drifts: &Drifts<'_>, judged: &[Judged]) -> Vec<CommonDrift> {
+    let told = |(suite, quantity, drift): (&str, Quantity, Drift)| {
+        let of_suite = judged.iter().filter(|judged| judged.entry.suite == suite && judged.entry.quantity == quantity);
+        let untold = of_suite.filter(|judged| judged.is_untold()).count();
+        let is_notable = untold > 0 || drift.log.abs() > ALLOWED_DEVIATIONS * BETWEEN_NIGHTS;
+        is_notable.then(|| CommonDrift { suite: suite.to_owned(), quantity, ratio: drift.log.exp(), allocators: drift.allocators, untold })
+    };
+    drifts.iter().filter_map(told).collect()
+}
+
 /// Corrects the probabilities of all tests together. A test that could not be significant among so many is none.
 fn correct(judged: &mut [Judged]) {
-    let least: Vec<f64> = judged
-        .iter()
-        .filter_map(|entry| match &entry.finding {
-            Finding::Figures { basis: Basis::Test { least }, .. } => Some(*least),
-            Finding::Figures { .. } | Finding::Outcome(_) => None,
-        })
+    let mut tests: Vec<(f64, &mut Finding)> = judged
+        .iter_mut()
+        .filter_map(|entry| entry.finding.as_mut().ok())
+        .filter_map(|finding| if let Basis::Test { least } = finding.basis { Some((least, finding)) } else { None })
         .collect();
-    let mut worth = worth_testing(&least, SIGNIFICANT).into_iter();
-    let mut tested: Vec<&mut f64> = Vec::new();
-    for entry in judged {
-        if let Finding::Figures { figures, basis: basis @ Basis::Test { .. } } = &mut entry.finding {
-            if worth.next() == Some(true) {
-                tested.push(&mut figures.p);
-            } else {
-                (*basis, figures.p) = (Basis::Nothing, 1.0);
-            }
+    let least: Vec<f64> = tests.iter().map(|(least, _)| *least).collect();
+    for ((_, finding), _) in tests.iter_mut().zip(worth_testing(&least, SIGNIFICANT)).filter(|(_, worth)| !worth) {
+        (finding.basis, finding.figures.p) = (Basis::Nothing, 1.0);
+    }
+    tests.retain(|(_, finding)| finding.basis != Basis::Nothing);
+    for p in [(|finding| &mut finding.figures.p) as fn(&mut Finding) -> &mut f64, |finding| &mut finding.p_without_drift] {
+        let mut probabilities: Vec<f64> = tests.iter_mut().map(|(_, finding)| *p(finding)).collect();
+        correct_for_many(&mut probabilities);
+        for ((_, finding), corrected) in tests.iter_mut().zip(probabilities) {
+            *p(finding) = corrected;
         }
     }
-    let mut probabilities: Vec<f64> = tested.iter().map(|p| **p).collect();
-    correct_for_many(&mut probabilities);
-    for (p, corrected) in tested.iter_mut().zip(probabilities) {
-        **p = corrected;
-    }
-}
-
-/// An entry's figures in one night, ready to be compared.
-struct Sample {
-    median: u64,
-    /// The medians of rounds, corrected or as they are; empty where only medians were kept.
-    rounds: Vec<f64>,
-    /// The same divided by the yardstick of their round, where the quantity is one that it corrects and each round has one.
-    corrected: Option<Vec<f64>>,
-    /// The median of all and its interval, as they are and divided by the undisturbed yardstick.
-    summary: [f64; 3],
-    corrected_summary: Option<[f64; 3]>,
-    is_exact: bool,
-}
-
-impl Sample {
-    fn of(suite: &SuiteRecord, measured: &Measured, quantity: Quantity) -> Self {
-        let summary = measured.summary;
-        let is_corrected = quantity == Quantity::HostTime;
-        let figures = [summary.median, summary.low, summary.high].map(|figure| at_least_one(figure as f64));
-        let is_virtual = match quantity {
-            Quantity::ModelTime => true,
-            // One sample alone cannot show that all are equal.
-            Quantity::Memory => suite.stopped == Stopped::Deterministic || summary.count > 1,
-            Quantity::HostTime | Quantity::DeviceTime => false,
-        };
-        Self {
-            median: summary.median,
-            corrected: corrected_rounds(suite, measured).filter(|_| is_corrected),
-            rounds: rounds(suite, measured).map(|(median, _)| median).collect(),
-            summary: figures,
-            corrected_summary: unit(suite).filter(|_| is_corrected).map(|unit| figures.map(|figure| figure / unit)),
-            is_exact: is_virtual && summary.min == summary.max,
-        }
-    }
-}
-
-/// Ratios to nothing do not exist, and nothing is less than one picosecond or one byte: what is 0 counts as one of them.
-const fn at_least_one(figure: f64) -> f64 {
-    figure.max(1.0)
-}
-
-/// `deviation`: of the logarithm of the ratio of two nights' medians, where the build is the same.
-fn judge(old: &Sample, new: &Sample, deviation: f64, rng: &mut ChaCha8Rng) -> Finding {
-    let (base_rounds, new_rounds) = match (&old.corrected, &new.corrected) {
-        (Some(old), Some(new)) => (old, new),
-        _ => (&old.rounds, &new.rounds),
-    };
-    let of = |ratio: f64, (low, high): (f64, f64), p: f64| ChangeFigures { base: old.median, new: new.median, ratio, low, high, p };
-    if old.is_exact && new.is_exact {
-        let ratio = new.summary[0] / old.summary[0];
-        let p = if old.median == new.median { 1.0 } else { 0.0 };
-        return Finding::Figures { figures: of(ratio, (ratio, ratio), p), basis: Basis::Exact };
-    }
-    let enough = base_rounds.len() >= LEAST_ROUNDS && new_rounds.len() >= LEAST_ROUNDS;
-    let least = least_p(base_rounds.len(), new_rounds.len());
-    let tested = enough.then(|| {
-        let ratio = median(&mut new_rounds.clone())? / median(&mut base_rounds.clone())?;
-        Some((ratio, ratio_interval(base_rounds, new_rounds, rng)?))
-    });
-    if let Some((ratio, interval)) = tested.flatten() {
-        let figures = of(ratio, widened(ratio, interval, deviation), p_beyond(base_rounds, new_rounds, ALLOWED_DEVIATIONS * deviation));
-        return Finding::Figures { figures, basis: Basis::Test { least } };
-    }
-    let ([base, base_low, base_high], [new, new_low, new_high]) = match (old.corrected_summary, new.corrected_summary) {
-        (Some(old), Some(new)) => (old, new),
-        _ => (old.summary, new.summary),
-    };
-    // Two intervals of 95 % make a wider one than that, which is all that is left of rounds that were not kept.
-    let interval = (new_low / base_high, new_high / base_low);
-    Finding::Figures { figures: of(new / base, widened(new / base, interval, deviation), 1.0), basis: Basis::Nothing }
-}
-
-/// An interval within nights, made one that holds between nights too: on the logarithmic scale, independent errors add by their squares.
-fn widened(ratio: f64, (low, high): (f64, f64), deviation: f64) -> (f64, f64) {
-    let between = WITHIN_95 * deviation;
-    let (below, above) = ((ratio / low).ln().max(0.0), (high / ratio).ln().max(0.0));
-    (ratio * (-below.hypot(between)).exp(), ratio * above.hypot(between).exp())
-}
-
-/// The probability of a difference this large, in either direction, where the true one is within the allowance.
-fn p_beyond(base: &[f64], new: &[f64], allowance: f64) -> f64 {
-    let moved = |by: f64| base.iter().map(|figure| figure * by.exp()).collect::<Vec<f64>>();
-    let (up, down) = (rank_sum_p(&moved(allowance), new), rank_sum_p(new, &moved(-allowance)));
-    (2.0 * up.min(down)).min(1.0)
-}
-
-/// By how much entries differ between nights without cause: the standard deviation of the logarithm of the ratio of two medians.
-struct Spreads {
-    history: History,
-    /// Of all arms of a case together, by suite and case.
-    common: BTreeMap<(String, String, Quantity), f64>,
-}
-
-impl Spreads {
-    fn of(new: &NightRecord, earlier: &[&NightRecord]) -> Self {
-        let mut earlier: Vec<&NightRecord> = nights::before(earlier, new).collect();
-        earlier.sort_by(|a, b| a.started.cmp(&b.started));
-        let history = History::of(&earlier[earlier.len().saturating_sub(RECENT_NIGHTS)..]);
-        let mut together: BTreeMap<(String, String, Quantity), Vec<f64>> = BTreeMap::new();
-        for (name, figures) in history.entries() {
-            together.entry((name.suite.clone(), name.case.clone(), name.quantity)).or_default().extend(differences(figures));
-        }
-        let common = together.into_iter().filter_map(|(key, differences)| Some((key, spread_about_zero(&differences)?))).collect();
-        Self { history, common }
-    }
-
-    /// The least that is assumed, what all arms of the case show together, or what this one shows: whichever is most.
-    ///
-    /// This one shows its own spread once there are enough nights; and, sooner, its second largest difference between successive nights,
-    /// taken for as far as it goes by itself: an entry that is slow in one night and back in the next leaves two, a true change only one.
-    fn of_entry(&self, entry: &EntryName) -> f64 {
-        if !is_measured_time(entry.quantity) {
-            return 0.0;
-        }
-        let common = self.common.get(&(entry.suite.clone(), entry.case.clone(), entry.quantity)).copied().unwrap_or_default();
-        let own = differences(self.history.figures(entry));
-        let spread = if own.len() < LEAST_DIFFERENCES { 0.0 } else { spread_about_zero(&own).unwrap_or_default() };
-        let mut sizes: Vec<f64> = own.iter().map(|difference| difference.abs()).collect();
-        sizes.sort_unstable_by(f64::total_cmp);
-        let usual_extreme = sizes.iter().rev().nth(1).copied().unwrap_or_default() / ALLOWED_DEVIATIONS;
-        [BETWEEN_NIGHTS, common, spread, usual_extreme].into_iter().fold(0.0, f64::max)
-    }
-}
-
-/// Of the logarithms of successive figures.
-fn differences(figures: &[NightFigure]) -> Vec<f64> {
-    figures.windows(2).map(|pair| (at_least_one(pair[1].figure) / at_least_one(pair[0].figure)).ln()).collect()
 }
 
 #[cfg(test)]
@@ -369,7 +247,7 @@ mod tests {
 
     use super::*;
     use crate::bench::examples::{self, Sampled, bell};
-    use crate::bench::record::EarlierBase;
+    use crate::bench::record::{EarlierBase, Measured};
 
     fn judged(base: &NightRecord, new: &NightRecord) -> Comparison {
         compare(base, new, Terms::default()).expect("the machines are equal")
@@ -465,6 +343,76 @@ mod tests {
         // Without a yardstick nothing tells that it was the machine.
         new.suites[0].yardstick_ps.clear();
         assert_eq!(flagged(&judged(&base, &new)), 10);
+    }
+
+    /// Two nights of ten cases of each of these allocators, the second slower by these shares. `caching` has three arms.
+    fn allocators(shares: &[(&str, f64)]) -> (NightRecord, NightRecord) {
+        let of = |day: u32, changed: bool| {
+            let arms = |allocator: &str| if allocator == "caching" { 0..30 } else { 0..10 };
+            let all = shares.iter().flat_map(|&(allocator, share)| {
+                arms(allocator).map(move |index| {
+                    let typical = 20_000.0 * f64::from(index + 1) * if changed { 1.0 + share } else { 1.0 };
+                    (allocator, Sampled::noisy(&format!("{allocator} {index}"), typical as u64, 0.01))
+                })
+            });
+            let (names, all): (Vec<&str>, Vec<Sampled>) = all.unzip();
+            let mut night = examples::night(day, &all);
+            night.suites[0].allocators = all.into_iter().map(|entry| entry.arm).zip(names.into_iter().map(str::to_owned)).collect();
+            night
+        };
+        (of(1, false), of(2, true))
+    }
+
+    fn judged_allocators(shares: &[(&str, f64)]) -> Comparison {
+        let (base, new) = allocators(shares);
+        judged(&base, &new)
+    }
+
+    #[test]
+    fn what_all_allocators_changed_by_together_is_told_and_flagged_of_none() {
+        let all = |share| judged_allocators(&[("caching", share), ("bfc", share), ("rmm_pool", share), ("direct", share)]);
+        for share in [0.08, -0.08] {
+            let comparison = all(share);
+            let [CommonDrift { suite, quantity: Quantity::HostTime, ratio, allocators: 4, untold: 60 }] = &comparison.drifts[..] else {
+                panic!("{:?}", comparison.drifts)
+            };
+            assert!(suite == "host" && (ratio - 1.0 - share).abs() < 0.01, "{suite} {ratio}");
+            assert_eq!(verdicts(&comparison), [ChangeVerdict::Untested; 60]);
+        }
+        assert_eq!(all(0.0).drifts, []);
+        // More than nights of one build differ by, less than anybody wants to know of.
+        let some = all(0.04);
+        assert_eq!((verdicts(&some), some.drifts[0].untold), (vec![ChangeVerdict::Same; 60], 0));
+    }
+
+    #[test]
+    fn an_allocator_that_changed_alone_is_flagged_with_all_its_arms() {
+        for (caching, bfc) in [(0.11, 0.0), (0.0, 0.11), (0.11, -0.01)] {
+            let comparison = judged_allocators(&[("caching", caching), ("bfc", bfc), ("rmm_pool", 0.0)]);
+            let flagged: BTreeSet<&str> = comparison
+                .changes
+                .iter()
+                .filter(|change| change.verdict == ChangeVerdict::Worse)
+                .filter_map(|change| change.entry.arm.split(' ').next())
+                .collect();
+            assert_eq!(flagged, BTreeSet::from([if caching > 0.1 { "caching" } else { "bfc" }]));
+            assert_eq!(comparison.drifts, []);
+        }
+    }
+
+    #[test]
+    fn what_changed_by_more_than_all_did_together_is_flagged() {
+        let comparison = judged_allocators(&[("caching", 0.25), ("bfc", 0.08), ("rmm_pool", 0.08)]);
+        assert_eq!(verdicts(&comparison), [vec![ChangeVerdict::Worse; 30], vec![ChangeVerdict::Untested; 20]].concat());
+        assert_eq!(comparison.drifts[0].untold, 20);
+    }
+
+    #[test]
+    fn of_a_contended_night_no_common_change_is_told() {
+        let (mut base, new) = allocators(&[("caching", 0.08), ("bfc", 0.08), ("rmm_pool", 0.08)]);
+        assert_eq!(judged(&base, &new).drifts.len(), 1);
+        base.conditions.contended.push("a busy processor".to_owned());
+        assert_eq!(judged(&base, &new).drifts, []);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use harness_allocator::allocator::AllocatorKind;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::drift::code_of;
 use super::record::{Entry, EntryOutcome, EntrySummary, Measured, Quantity, Stopped, SuiteRecord};
 use crate::statistics::{LEAST_FOR_P99, median, median_absolute_deviation, nearest_rank};
 
@@ -87,6 +88,10 @@ pub fn read(folder: &Path) -> Result<SuiteRecord, CriterionError> {
         stopped: Stopped::Budget,
         overhead_ps: 0,
         yardstick_ps: Vec::new(),
+        allocators: entries
+            .iter()
+            .filter_map(|entry| Some((entry.arm.clone(), code_of(AllocatorKind::from_name(&entry.arm)?).to_owned())))
+            .collect(),
         entries,
     })
 }

@@ -1,5 +1,7 @@
 //! Nights for tests, made up: no figure here was measured on anything.
 
+use std::collections::BTreeMap;
+
 use harness_allocator::device::Clock;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -77,6 +79,7 @@ pub(crate) fn sampled(day: u32, seed: u64, entries: &[Sampled]) -> NightRecord {
         stopped: Stopped::Precise,
         overhead_ps: 0,
         yardstick_ps: drifts.iter().map(|drift| (YARDSTICK_PS * drift) as u64).collect(),
+        allocators: BTreeMap::new(),
         entries,
     };
     NightRecord {

@@ -21,6 +21,7 @@ use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
 use super::clock::{Stopwatch, overhead_ps, yardstick_ps};
+use super::drift::code_of;
 use super::measure::torch::TorchVisit;
 use super::measure::{self, Fault, Reading, Visit};
 use super::record::{Entry, EntryOutcome, Measured, Quantity, Shard, Stopped, SuiteRecord};
@@ -71,6 +72,16 @@ pub enum Performer<'a> {
     Ours(&'a AllocatorSpec),
     /// PyTorch's own.
     Torch(&'a TorchArm),
+}
+
+impl Performer<'_> {
+    /// Whose code is measured, in one word: arms of one allocator with other settings are one, and so is PyTorch.
+    fn allocator(&self) -> &'static str {
+        match self {
+            Self::Ours(arm) => code_of(arm.kind()),
+            Self::Torch(_) => "torch",
+        }
+    }
 }
 
 impl fmt::Display for Performer<'_> {
@@ -126,7 +137,8 @@ pub fn run_suite(suite: &Suite, workshop: &mut dyn Workshop, terms: &Terms, mut 
     let torches = if workshop.torches().is_some() { torch_arms(suite) } else { Vec::new() };
     let torches_of = |case: &Case| if measure::torch::can(&case.measure) { torches.as_slice() } else { &[] };
     let performers = |case| suite.arms.iter().map(Performer::Ours).chain(torches_of(case).iter().map(Performer::Torch));
-    let tasks = cases.flat_map(|case| performers(case).map(move |arm| Task::new(case, arm))).collect();
+    let tasks: Vec<Task<'_>> = cases.flat_map(|case| performers(case).map(move |arm| Task::new(case, arm))).collect();
+    let allocators = tasks.iter().map(|task| (task.arm.to_string(), task.arm.allocator().to_owned())).collect();
     let budget = terms.budget.unwrap_or(suite.budget);
     let mut run = Run { suite, terms, workshop, tasks, overhead_ps, yardstick_ps: Vec::new(), began: Stopwatch::start(), budget, round: 0 };
     let stopped = run.rounds(&mut watch);
@@ -139,6 +151,7 @@ pub fn run_suite(suite: &Suite, workshop: &mut dyn Workshop, terms: &Terms, mut 
         stopped,
         overhead_ps,
         yardstick_ps: run.yardstick_ps,
+        allocators,
         entries: entries(run.tasks, run.workshop.clock()),
     }
 }

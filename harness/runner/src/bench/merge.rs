@@ -220,6 +220,7 @@ fn append(suite: &mut SuiteRecord, part: &SuiteRecord) {
         entry
     }));
     suite.yardstick_ps.extend(&part.yardstick_ps);
+    suite.allocators.extend(part.allocators.clone());
     suite.rounds += part.rounds;
     suite.overhead_ps = suite.overhead_ps.max(part.overhead_ps);
     suite.stopped = match (suite.stopped, part.stopped) {

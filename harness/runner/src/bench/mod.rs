@@ -8,6 +8,8 @@
 pub mod clock;
 pub mod compare;
 pub mod criterion;
+mod drift;
+mod evidence;
 pub mod execute;
 pub mod history;
 mod inference;
@@ -17,6 +19,7 @@ pub mod merge;
 pub mod night;
 pub mod nights;
 pub mod record;
+mod spread;
 pub mod suite;
 pub mod summary;
 pub mod text;

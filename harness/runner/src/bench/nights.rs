@@ -403,7 +403,7 @@ mod tests {
         let told: Vec<String> = saved.broken.iter().map(|error| told(error, root.path())).collect();
         insta::assert_snapshot!(told.join("\n"), @"
         `…/nightly/2026-11-11-sim/night.json` is cut off at line 2: it ends in the middle of a record. Copy it again, or run again.
-        `…/nightly/2026-11-12-sim/night.json` has version 99, this harness reads up to version 2: use the harness that wrote it, or a newer one.
+        `…/nightly/2026-11-12-sim/night.json` has version 99, this harness reads up to version 3: use the harness that wrote it, or a newer one.
         `…/nightly/2026-11-13-sim/night.json` does not hold a night: missing field `started` at line 1 column 34. Name a `night.json` that `harness bench` wrote, or its folder.
         ");
         assert_eq!(fs::read_to_string(saved.folder.join("report.md")).unwrap(), "2026-11-14T02:00:00Z after 1");
@@ -521,7 +521,7 @@ mod tests {
     /// Kept as they were written, so that later versions go on reading them.
     #[test]
     fn a_night_of_each_version_is_read() {
-        let verdicts = [ChangeVerdict::Same, ChangeVerdict::Untested];
+        let verdicts = [ChangeVerdict::Same, ChangeVerdict::Untested, ChangeVerdict::Untested];
         assert_eq!(verdicts.len(), BENCH_RECORD_VERSION as usize, "each version has a night here");
         for (version, verdict) in (1..).zip(verdicts) {
             let file = format!("{}/tests/nights/version-{version}.json", env!("CARGO_MANIFEST_DIR"));

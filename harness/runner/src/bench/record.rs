@@ -3,6 +3,7 @@
 //! Three parts are kept apart. [`Machine`] is what must be equal for two nights to be compared at all. [`Conditions`] is what the machine was
 //! like that night; it decides whether the night may become a baseline. [`Build`] is what was measured, and may differ: that is the question.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use harness_allocator::device::{Clock, CostFigure};
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::shard::Shard;
 
 /// The version that this build writes.
-pub const BENCH_RECORD_VERSION: u32 = 2;
+pub const BENCH_RECORD_VERSION: u32 = 3;
 
 /// One run of `harness bench`, as written to `night.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -135,6 +136,9 @@ pub struct SuiteRecord {
     /// A fixed piece of integer arithmetic, timed at the start of each round, in picoseconds of the host's clock: what the processor's own
     /// clock and other programs did to the figures.
     pub yardstick_ps: Vec<u64>,
+    /// Which allocator each arm is: arms of one allocator run the same code. Since version 3; an arm that is not in it is not known.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub allocators: BTreeMap<String, String>,
     /// By case, arms of one case next to each other.
     pub entries: Vec<Entry>,
 }
@@ -290,6 +294,24 @@ pub struct Comparison {
     /// Suites that the baseline has not, and that are compared with an earlier night instead. Since version 2.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<EarlierBase>,
+    /// Suites of which all allocators changed together, by much or by so much that changes in it are not told. Since version 3.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drifts: Vec<CommonDrift>,
+}
+
+/// What all allocators of a suite changed by together: the machine, or code that they share.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CommonDrift {
+    /// The suite.
+    pub suite: String,
+    /// Of which figures.
+    pub quantity: Quantity,
+    /// New over old: the median over allocators of the median over their entries.
+    pub ratio: f64,
+    /// How many allocators.
+    pub allocators: usize,
+    /// Entries that would have been flagged if the allocators had not changed together, and are [`ChangeVerdict::Untested`] so.
+    pub untold: usize,
 }
 
 /// A suite that is compared with another night than the others.
@@ -341,8 +363,8 @@ pub enum ChangeVerdict {
     Mended,
     /// It failed both nights.
     StillBroken,
-    /// Both have figures, and nothing follows from them: of too few rounds, or measured while the machine did other work. Since version 2;
-    /// earlier versions called it [`ChangeVerdict::Same`].
+    /// Both have figures, and nothing follows from them: of too few rounds, measured while the machine did other work, or changed by no more
+    /// than all allocators of the suite did together. Since version 2; earlier versions called it [`ChangeVerdict::Same`].
     Untested,
     /// One of the nights skipped it.
     NotCompared,

@@ -115,6 +115,7 @@ mod tests {
             missing: Vec::new(),
             redefined: none(),
             earlier: Vec::new(),
+            drifts: Vec::new(),
         };
         let order: Vec<&str> = by_importance(&comparison).into_iter().map(|change| change.entry.arm.as_str()).collect();
         assert_eq!(order, ["broken", "sure", "wide", "much better", "mended"]);

@@ -61,7 +61,8 @@ impl Report {
 /// Compare two nights; exit code 1 where something became worse or broke.
 ///
 /// A change is flagged where it is significant (p below 0.01, corrected for the number of entries), beyond what two nights of one build
-/// differ by, and larger than the suite's threshold. Where the new night lies among others, these tell by how much nights differ.
+/// differ by, and larger than the suite's threshold, also against what all allocators of the suite changed by together, which the machine or
+/// code that they share did: that is told, and no entry flagged for it. Where the new night lies among others, these tell by how much nights differ.
 #[derive(Args)]
 #[command(after_help = "Examples:
   harness report compare reports/nightly/2026-11-19-sim reports/nightly/2026-11-20-sim

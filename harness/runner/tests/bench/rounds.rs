@@ -55,6 +55,14 @@ fn arms_of_a_case_stand_next_to_each_other() {
     assert_eq!(record.entries.len(), 6 * cases.len());
 }
 
+#[test]
+fn a_record_tells_which_arms_are_the_same_allocators_code() {
+    let arms = "caching, { caching: { name: kept, conf: \"garbage_collection_threshold:0.5\" } }, expandable, bfc, direct";
+    let record = Shop::new().run(&suite(arms, "recovery: { sizes: [16MiB] }"));
+    let allocators: Vec<(&str, &str)> = record.allocators.iter().map(|(arm, allocator)| (arm.as_str(), allocator.as_str())).collect();
+    assert_eq!(allocators, [("bfc", "bfc"), ("caching", "caching"), ("direct", "direct"), ("expandable", "caching"), ("kept", "caching")]);
+}
+
 /// The published model with every driver call a tenth slower.
 fn a_tenth_slower() -> CostModel {
     let slower = |figure: Figure<Nanos>| Figure { value: Nanos(figure.value.0 * 11 / 10), ..figure };

@@ -29,7 +29,13 @@ pub fn comparison(comparison: &Comparison, base: &NightRecord, new: &NightRecord
     let Counts { worse, better, same, broken, mended, still_broken, untested, not_compared } = counts;
     let _ = writeln!(text, "{worse} worse, {better} better, {same} same, {broken} broken, {mended} mended, {still_broken} still broken");
     if untested > 0 {
-        let _ = writeln!(text, "{untested} cannot be told: a contended night, or too few rounds of a measured time");
+        let _ = writeln!(
+            text,
+            "{untested} cannot be told: a contended night, too few rounds of a measured time, or no more than all allocators changed together"
+        );
+    }
+    for drift in &comparison.drifts {
+        let _ = writeln!(text, "{}", words::drift(&drift.suite, drift));
     }
     for change in important::by_importance(comparison) {
         let _ = writeln!(text, "  {}", line(change));
@@ -109,6 +115,19 @@ mod tests {
         new.conditions.contended.push("a busy processor".to_owned());
         new.machine.driver = Some("580.65.06".to_owned());
         let compared = compare(&base, &new, Terms { across: true, ..Terms::default() }).expect("it is asked for");
+        insta::assert_snapshot!(comparison(&compared, &base, &new));
+    }
+
+    #[test]
+    fn what_all_allocators_did_together_is_told_beside_what_one_did() {
+        let entries = |factor: f64, rmm_pool: f64| {
+            let of = |arm: &str, factor: f64| Sampled::noisy(arm, (20_000.0 * factor) as u64, 0.01);
+            let mut night = examples::night(20, &[of("caching", factor), of("bfc", factor), of("rmm_pool", rmm_pool)]);
+            night.suites[0].allocators = ["caching", "bfc", "rmm_pool"].map(|arm| (arm.to_owned(), arm.to_owned())).into();
+            night
+        };
+        let (base, new) = (entries(1.0, 1.0), entries(1.1, 1.3));
+        let compared = compare(&base, &new, Terms::default()).expect("the machines are equal");
         insta::assert_snapshot!(comparison(&compared, &base, &new));
     }
 }

@@ -1,11 +1,13 @@
 //! Nights for tests: made up by hand and by a small generator. No figure here was measured on anything.
 
+use std::collections::BTreeMap;
+
 use harness_allocator::device::{Clock, CostFigure};
 use harness_allocator::units::Bytes;
 
 use crate::bench::record::{
-    BENCH_RECORD_VERSION, Build, Change, ChangeFigures, ChangeVerdict, Comparison, Conditions, EarlierBase, Entry, EntryName, EntryOutcome,
-    EntrySummary, GpuState, Machine, Measured, NightRecord, Point, Quantity, Stopped, SuiteRecord,
+    BENCH_RECORD_VERSION, Build, Change, ChangeFigures, ChangeVerdict, CommonDrift, Comparison, Conditions, EarlierBase, Entry, EntryName,
+    EntryOutcome, EntrySummary, GpuState, Machine, Measured, NightRecord, Point, Quantity, Stopped, SuiteRecord,
 };
 
 /// Numbers that look random and are the same on every machine: Knuth's MMIX generator.
@@ -123,6 +125,7 @@ pub(crate) fn eventful() -> NightRecord {
         missing: vec![name("old case", "caching"), name("old case", "direct")],
         redefined: vec!["storm".to_owned()],
         earlier: vec![EarlierBase { suite: suite_name, started: "2026-11-17T02:17:00Z".to_owned() }],
+        drifts: vec![CommonDrift { suite: "host_path".to_owned(), quantity: Quantity::HostTime, ratio: 1.072, allocators: 4, untold: 2 }],
     });
     night
 }
@@ -216,6 +219,7 @@ fn suite(entries: Vec<Entry>) -> SuiteRecord {
         stopped: Stopped::Precise,
         overhead_ps: 21_400,
         yardstick_ps: Vec::new(),
+        allocators: BTreeMap::new(),
         entries,
     }
 }

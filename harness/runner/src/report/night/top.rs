@@ -29,6 +29,7 @@ pub(super) fn write(page: &mut Page, night: &NightRecord) {
         ));
     }
     if let Some(comparison) = &night.comparison {
+        drifts(page, comparison);
         changes(page, night, comparison);
         not_compared(page, comparison);
     } else {
@@ -52,6 +53,13 @@ fn what_and_where(night: &NightRecord) -> String {
         names.join(", "),
         prose(&words::clock(&night.machine)),
     )
+}
+
+/// What the reader must know before changes of single allocators.
+fn drifts(page: &mut Page, comparison: &Comparison) {
+    for drift in &comparison.drifts {
+        page.block(format!("> **Drift:** {}.", words::drift(&code(&drift.suite), drift)));
+    }
 }
 
 /// A table for each quantity, so that model times never stand beside measured ones.

@@ -3,7 +3,7 @@
 use harness_allocator::device::Clock;
 use harness_allocator::units::Bytes;
 
-use crate::bench::record::{Build, ChangeFigures, EntryOutcome, Machine, NightRecord, Quantity, Stopped};
+use crate::bench::record::{Build, ChangeFigures, CommonDrift, EntryOutcome, Machine, NightRecord, Quantity, Stopped};
 
 /// Units of time from the largest, each with its picoseconds.
 const UNITS: [(&str, f64); 5] = [("s", 1e12), ("ms", 1e9), ("µs", 1e6), ("ns", 1e3), ("ps", 1.0)];
@@ -90,6 +90,26 @@ pub(super) fn change(figures: &ChangeFigures) -> String {
         _ => {}
     }
     format!("{} ({} to {})", ratio(figures.ratio), ratio(figures.low), ratio(figures.high))
+}
+
+/// What all allocators of a suite changed by together, and what follows. `suite`: its name as it is written there.
+pub(super) fn drift(suite: &str, drift: &CommonDrift) -> String {
+    let together = format!(
+        "all {} allocators of {suite} became {} together ({}): the machine did that, or code that they share",
+        drift.allocators,
+        slower_by(drift.ratio),
+        short(drift.quantity)
+    );
+    match drift.untold {
+        0 => together,
+        1 => format!("{together}. Of 1 entry that moved with them it cannot be told whether it changed"),
+        untold => format!("{together}. Of {untold} entries that moved with them it cannot be told whether they changed"),
+    }
+}
+
+fn slower_by(ratio: f64) -> String {
+    let word = if ratio < 1.0 { "faster" } else { "slower" };
+    format!("{} {word}", percent((ratio - 1.0).abs()))
 }
 
 /// A probability.

@@ -25,14 +25,14 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::drift::{Drift, Drifts, Step};
-use super::evidence::{ALLOWED_DEVIATIONS, Basis, Expected, Finding, Sample, Two};
+use super::evidence::{Basis, Expected, Finding, Sample, Two};
 use super::history::{entry_name, is_measured_time};
 use super::inference::{correct_for_many, worth_testing};
 use super::nights;
 use super::record::{
     Change, ChangeFigures, ChangeVerdict, CommonDrift, Comparison, Entry, EntryName, EntryOutcome, NightRecord, Quantity, SuiteRecord,
 };
-use super::spread::{BETWEEN_NIGHTS, Spreads};
+use super::spread::Spreads;
 
 /// A corrected probability below this is significant.
 pub const SIGNIFICANT: f64 = 0.01;
@@ -209,13 +209,13 @@ fn verdict(figures: &ChangeFigures, p: f64, threshold: f64, drift: f64) -> Chang
     }
 }
 
-/// The common changes that a reader must know of: those that nights of one build hardly differ by, and those for which changes are not told.
+/// The common changes that a reader must know of: those larger than the suite's threshold, and those for which changes are not told.
 fn told(drifts: &Drifts<'_>, judged: &[Judged]) -> Vec<CommonDrift> {
-    let told = |(suite, quantity, drift): (&str, Quantity, Drift)| {
-        let of_suite = judged.iter().filter(|judged| judged.entry.suite == suite && judged.entry.quantity == quantity);
-        let untold = of_suite.filter(|judged| judged.is_untold()).count();
-        let is_notable = untold > 0 || drift.log.abs() > ALLOWED_DEVIATIONS * BETWEEN_NIGHTS;
-        is_notable.then(|| CommonDrift { suite: suite.to_owned(), quantity, ratio: drift.log.exp(), allocators: drift.allocators, untold })
+    let told = |(suite, quantity, Drift { log, allocators }): (&str, Quantity, Drift)| {
+        let of_suite = || judged.iter().filter(|judged| judged.entry.suite == suite && judged.entry.quantity == quantity);
+        let untold = of_suite().filter(|judged| judged.is_untold()).count();
+        let is_large = of_suite().any(|judged| log.exp() > 1.0 + judged.threshold || log.exp() < 1.0 - judged.threshold);
+        (untold > 0 || is_large).then(|| CommonDrift { suite: suite.to_owned(), quantity, ratio: log.exp(), allocators, untold })
     };
     drifts.iter().filter_map(told).collect()
 }
@@ -248,6 +248,7 @@ mod tests {
     use super::*;
     use crate::bench::examples::{self, Sampled, bell};
     use crate::bench::record::{EarlierBase, Measured};
+    use crate::bench::spread::BETWEEN_NIGHTS;
 
     fn judged(base: &NightRecord, new: &NightRecord) -> Comparison {
         compare(base, new, Terms::default()).expect("the machines are equal")
@@ -379,10 +380,10 @@ mod tests {
             assert!(suite == "host" && (ratio - 1.0 - share).abs() < 0.01, "{suite} {ratio}");
             assert_eq!(verdicts(&comparison), [ChangeVerdict::Untested; 60]);
         }
-        assert_eq!(all(0.0).drifts, []);
-        // More than nights of one build differ by, less than anybody wants to know of.
-        let some = all(0.04);
-        assert_eq!((verdicts(&some), some.drifts[0].untold), (vec![ChangeVerdict::Same; 60], 0));
+        for less_than_the_threshold in [0.0, 0.04] {
+            let comparison = all(less_than_the_threshold);
+            assert_eq!((verdicts(&comparison), comparison.drifts), (vec![ChangeVerdict::Same; 60], Vec::new()));
+        }
     }
 
     #[test]

@@ -22,6 +22,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::clock::{Stopwatch, overhead_ps, yardstick_ps};
 use super::drift::code_of;
+use super::layout::Layout;
 use super::measure::torch::TorchVisit;
 use super::measure::{self, Fault, Reading, Visit};
 use super::record::{Entry, EntryOutcome, Measured, Quantity, Shard, Stopped, SuiteRecord};
@@ -216,7 +217,8 @@ impl<'a> Run<'a> {
         let mut salt = Pieces::default();
         salt.add(&self.suite.name);
         salt.add(&self.round.to_string());
-        order.shuffle(&mut ChaCha8Rng::seed_from_u64(self.terms.seed ^ salt.hash()));
+        let mut rng = ChaCha8Rng::seed_from_u64(self.terms.seed ^ salt.hash());
+        order.shuffle(&mut rng);
         for index in order {
             let used = self.began.elapsed_ns() as f64 / self.budget.0.max(1) as f64;
             let task = &mut self.tasks[index];
@@ -224,7 +226,9 @@ impl<'a> Run<'a> {
                 continue;
             }
             watch(Progress { suite: self.suite, case: task.case, arm: task.arm, round: self.round, used: used.min(1.0) });
-            match visit(task, self.suite, self.overhead_ps, self.workshop, &self.terms.interrupt) {
+            let visited =
+                Layout::drawn(&mut rng).within(|| visit(task, self.suite, self.overhead_ps, self.workshop, &self.terms.interrupt));
+            match visited {
                 // What was done in the moment of the interruption may have been cut short.
                 _ if self.terms.interrupt.load(Ordering::Relaxed) => return Err(Fault::Interrupted),
                 Err(Fault::Interrupted) => return Err(Fault::Interrupted),

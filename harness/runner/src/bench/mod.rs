@@ -13,6 +13,7 @@ mod evidence;
 pub mod execute;
 pub mod history;
 mod inference;
+mod layout;
 pub mod machine;
 mod measure;
 pub mod merge;

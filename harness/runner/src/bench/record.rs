@@ -294,7 +294,8 @@ pub struct Comparison {
     /// Suites that the baseline has not, and that are compared with an earlier night instead. Since version 2.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<EarlierBase>,
-    /// Suites of which all allocators changed together, by much or by so much that changes in it are not told. Since version 3.
+    /// Suites of which all allocators changed together, by more than the suite's threshold or so that changes of single ones cannot be told.
+    /// Since version 3.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drifts: Vec<CommonDrift>,
 }

@@ -14,7 +14,8 @@ use super::record::{EntryName, NightRecord, Quantity};
 ///
 /// Measured on two cores of a virtual machine on 20 November 2026, as 1.4826 times the median difference between successive nights of one
 /// build: 1.1 % over the 60 entries of the suite `traces` in ten nights; 0.4 % for cache hits where addresses were not randomised (`setarch -R`) and 2.2 %
-/// where they were, with ten programs beside; 3 % for traces while eight processes wanted each core.
+/// where they were, with ten programs beside; 3 % for traces while eight processes wanted each core. Since the layout is drawn anew for each visit
+/// ([`super::layout`]), 1.0 % for traces, over 14 nights, which is what the spread of their rounds makes of it.
 pub(super) const BETWEEN_NIGHTS: f64 = 0.010;
 
 /// So many nights before a night tell what nights differ by: more would tell what they differed by when the code was another.

@@ -195,9 +195,13 @@ pub struct Point {
 }
 
 impl fmt::Display for Point {
-    /// `2 MiB`, or `100 segments`.
+    /// `2 MiB`, `100 segments` or `1 segment`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.bytes { write!(f, "{}", Bytes(self.value)) } else { write!(f, "{} {}", self.value, self.axis) }
+        match (self.bytes, self.value) {
+            (true, value) => write!(f, "{}", Bytes(value)),
+            (false, 1) => write!(f, "1 {}", self.axis.strip_suffix('s').unwrap_or(&self.axis)),
+            (false, value) => write!(f, "{value} {}", self.axis),
+        }
     }
 }
 

@@ -41,7 +41,7 @@ time:
         EntryOutcome::Failed { reason } => panic!("{}: {reason}", entry.case()),
     });
     let expected = ["hit, 2 MiB", "miss, 2 MiB", "after_empty_cache, 2 MiB"].map(|case| format!("{case}: 5500 ps, HostTime"));
-    assert_eq!(told.collect::<Vec<_>>(), [&expected[..], &["empty_cache, 1 segments: not known here".to_owned()]].concat());
+    assert_eq!(told.collect::<Vec<_>>(), [&expected[..], &["empty_cache, 1 segment: not known here".to_owned()]].concat());
 }
 
 #[test]

@@ -11,11 +11,11 @@
 //! never quite true, but that the change is within that allowance (J. L. Hodges and E. L. Lehmann, "Testing the Approximate Validity of
 //! Statistical Hypotheses", 1954, <https://doi.org/10.1111/j.2517-6161.1954.tb00169.x>): the baseline is moved by the allowance towards
 //! the new night before the rank test. The allowance follows from a floor, or from what earlier nights of the machine show where that is
-//! more ([`super::spread`]).
+//! more (`spread.rs`).
 //!
 //! An entry is flagged where all of this holds: the probability, corrected for the number of entries, is below [`SIGNIFICANT`]; the ratio of
 //! the medians differs from one by more than the suite's threshold; its interval, widened by the spread between nights, does not contain
-//! one. All three must also hold against what all allocators of the suite changed by together ([`super::drift`]) instead of against one: what
+//! one. All three must also hold against what all allocators of the suite changed by together (`drift.rs`) instead of against one: what
 //! is flagged without that and not with it may be the machine or the allocator, and is told as unknown. Where either night was contended, or
 //! has so few rounds of an entry that no difference could be significant, nothing is concluded from measured times, and that is told.
 

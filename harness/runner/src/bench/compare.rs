@@ -417,6 +417,24 @@ mod tests {
     }
 
     #[test]
+    fn an_entry_is_corrected_by_the_yardstick_beside_its_own_visits() {
+        let with_yardsticks = |day, slower: u64| {
+            let mut night = examples::night(day, &entries(10, 0.01));
+            let EntryOutcome::Measured(measured) = &mut night.suites[0].entries[3].outcome else { unreachable!("it was measured") };
+            measured.yardstick_ps = (0..measured.rounds.len() as u64).map(|round| 600_000_000 * slower + round).collect();
+            measured.rounds.iter_mut().flatten().for_each(|sample| *sample *= slower);
+            night
+        };
+        // The processor was slow in these visits alone.
+        assert_eq!(flagged(&judged(&with_yardsticks(1, 1), &with_yardsticks(2, 2))), 0);
+        let mut without = with_yardsticks(2, 2);
+        if let EntryOutcome::Measured(measured) = &mut without.suites[0].entries[3].outcome {
+            measured.yardstick_ps.clear();
+        }
+        assert_eq!(flagged(&judged(&with_yardsticks(1, 1), &without)), 1);
+    }
+
+    #[test]
     fn exact_figures_need_one_round_and_no_allowance() {
         let exact = |typical, quantity| Sampled { rounds: 1, ..Sampled::steady("caching", typical) }.of(quantity);
         let of = |old: u64, new: u64, quantity| {

@@ -158,7 +158,7 @@ fn entry(place: &Path) -> Result<Entry, CriterionError> {
     let mut iterations: Vec<u64> = sample.iters.iter().map(|&iterations| iterations.round() as u64).collect();
     // Samples follow each other in time: each is a round of its own.
     let rounds = samples.into_iter().map(|sample| vec![sample]).collect();
-    let measured = Measured { batch: self::median(&mut iterations).unwrap_or(1), rounds, summary };
+    let measured = Measured { batch: self::median(&mut iterations).unwrap_or(1), rounds, yardstick_ps: Vec::new(), summary };
     Ok(Entry { group, point: None, arm, quantity: Quantity::HostTime, outcome: EntryOutcome::Measured(measured) })
 }
 

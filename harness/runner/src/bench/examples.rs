@@ -126,7 +126,7 @@ fn measured(entry: &Sampled, drifts: &[f64], rng: &mut ChaCha8Rng) -> Measured {
         rounds.push((0..3).map(|_| (round * (entry.deviation / 10.0 * bell(rng)).exp()) as u64).collect::<Vec<u64>>());
     }
     let summary = summary(&rounds);
-    Measured { batch: 1, rounds, summary }
+    Measured { batch: 1, rounds, yardstick_ps: Vec::new(), summary }
 }
 
 /// With the least and greatest median of a round for its interval.

@@ -27,7 +27,7 @@ use super::measure::torch::TorchVisit;
 use super::measure::{self, Fault, Reading, Visit};
 use super::record::{Entry, EntryOutcome, Measured, Quantity, Shard, Stopped, SuiteRecord};
 use super::suite::{Case, Pieces, Suite};
-use super::summary::{precision, summarize};
+use super::summary::{median, precision, summarize};
 use super::workshop::Workshop;
 
 /// Rounds that are dropped.
@@ -187,7 +187,6 @@ impl<'a> Run<'a> {
         }
         for counted in 1.. {
             let began = self.began.elapsed_ns();
-            self.yardstick_ps.push(yardstick_ps());
             if self.round(watch, false).is_err() {
                 return Stopped::Interrupted;
             }
@@ -212,6 +211,16 @@ impl<'a> Run<'a> {
     /// Does every entry once. Entries that can tell nothing new are passed over.
     fn round(&mut self, watch: &mut impl FnMut(Progress<'_>), warm_up: bool) -> Result<(), Fault> {
         self.round += 1;
+        let mut yardsticks = vec![yardstick_ps()];
+        let done = self.visits(watch, warm_up, &mut yardsticks);
+        if !warm_up {
+            self.yardstick_ps.extend(median(&mut yardsticks));
+        }
+        done
+    }
+
+    /// Does the visits of a round, and tells what the yardstick took after each behind what it took before them.
+    fn visits(&mut self, watch: &mut impl FnMut(Progress<'_>), warm_up: bool, yardsticks: &mut Vec<u64>) -> Result<(), Fault> {
         let clock = self.workshop.clock();
         let mut order: Vec<usize> = (0..self.tasks.len()).collect();
         let mut salt = Pieces::default();
@@ -228,6 +237,9 @@ impl<'a> Run<'a> {
             watch(Progress { suite: self.suite, case: task.case, arm: task.arm, round: self.round, used: used.min(1.0) });
             let visited =
                 Layout::drawn(&mut rng).within(|| visit(task, self.suite, self.overhead_ps, self.workshop, &self.terms.interrupt));
+            let before = yardsticks.last().copied().unwrap_or(u64::MAX);
+            let after = yardstick_ps();
+            yardsticks.push(after);
             match visited {
                 // What was done in the moment of the interruption may have been cut short.
                 _ if self.terms.interrupt.load(Ordering::Relaxed) => return Err(Fault::Interrupted),
@@ -235,7 +247,8 @@ impl<'a> Run<'a> {
                 Err(Fault::Failed(reason)) => task.failure = Some(reason),
                 Err(Fault::Skipped(reason)) => task.skip(reason, warm_up, clock),
                 Ok(_) if warm_up => task.can_be_done = true,
-                Ok(readings) => task.add(readings, self.yardstick_ps.len()),
+                // An interruption only ever makes it longer.
+                Ok(readings) => task.add(readings, self.yardstick_ps.len(), before.min(after)),
             }
         }
         Ok(())
@@ -291,6 +304,8 @@ struct Series {
     batch: u64,
     /// One for each round counted so far, without samples where there were none.
     rounds: Vec<Vec<u64>>,
+    /// Of host times: as in [`Measured`].
+    yardstick_ps: Vec<u64>,
     /// Why this part cannot be had here, where it cannot.
     missing: Option<String>,
 }
@@ -331,21 +346,25 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Takes what a visit measured in a round, which is the last of so many.
-    fn add(&mut self, readings: Vec<Reading>, rounds: usize) {
+    /// Takes what a visit measured in a round that has so many before it, and the yardstick beside the visit.
+    fn add(&mut self, readings: Vec<Reading>, before: usize, yardstick: u64) {
         self.can_be_done = true;
         for Reading { part, quantity, batch, samples } in readings {
             let known = self.series.iter().position(|series| (series.part, series.quantity) == (part, quantity));
             let index = known.unwrap_or_else(|| {
-                self.series.push(Series { part, quantity, batch, rounds: Vec::new(), missing: None });
+                self.series.push(Series { part, quantity, batch, rounds: Vec::new(), yardstick_ps: Vec::new(), missing: None });
                 self.series.len() - 1
             });
             let series = &mut self.series[index];
             match samples {
                 Ok(samples) => {
-                    // The yardstick of each round stands at its index.
-                    series.rounds.resize(rounds.saturating_sub(1), Vec::new());
+                    // Each round stands at its index, with the suite's yardstick of it.
+                    series.rounds.resize(before, Vec::new());
                     series.rounds.push(samples);
+                    if quantity == Quantity::HostTime {
+                        series.yardstick_ps.resize(before, yardstick);
+                        series.yardstick_ps.push(yardstick);
+                    }
                 }
                 Err(reason) => series.missing = Some(reason),
             }
@@ -399,12 +418,15 @@ impl<'a> Task<'a> {
             let reason = format!("skipped in {skipped} of {} rounds, the last time because of this: {why}", skipped + measured);
             return without(EntryOutcome::Skipped { reason });
         }
-        let outcome = |batch, rounds: Vec<Vec<u64>>, missing| match missing {
+        let outcome = |batch, rounds: Vec<Vec<u64>>, yardstick_ps, missing| match missing {
             Some(reason) if rounds.is_empty() => EntryOutcome::Skipped { reason },
-            _ => EntryOutcome::Measured(Measured { batch, summary: summarize(&rounds), rounds }),
+            _ => EntryOutcome::Measured(Measured { batch, summary: summarize(&rounds), rounds, yardstick_ps }),
         };
         let each = self.series.into_iter();
-        each.map(|Series { part, quantity, batch, rounds, missing }| entry(part, quantity, outcome(batch, rounds, missing))).collect()
+        each.map(|Series { part, quantity, batch, rounds, yardstick_ps, missing }| {
+            entry(part, quantity, outcome(batch, rounds, yardstick_ps, missing))
+        })
+        .collect()
     }
 }
 

@@ -120,14 +120,15 @@ fn undisturbed(yardsticks: &[u64]) -> Option<f64> {
     median(&mut yardsticks.iter().map(|&value| value as f64).filter(is_quiet).collect::<Vec<f64>>())
 }
 
-/// The medians of an entry's rounds, each with the yardstick of its round where it has one. Rounds of other shards have no samples of the
-/// entry, and yardsticks of other machines. What is 0 counts as 1, because ratios to nothing do not exist.
+/// The medians of an entry's rounds, each with the yardstick beside the visit, or that of its round, where it has one. Rounds of other
+/// shards have no samples of the entry, and yardsticks of other machines. What is 0 counts as 1, because ratios to nothing do not exist.
 pub(super) fn rounds<'a>(suite: &'a SuiteRecord, measured: &'a Measured) -> impl Iterator<Item = (f64, Option<u64>)> + 'a {
+    let yardsticks = if measured.yardstick_ps.is_empty() { &suite.yardstick_ps } else { &measured.yardstick_ps };
     let medians = measured.rounds.iter().map(|round| median(&mut round.iter().map(|&sample| sample as f64).collect::<Vec<_>>()));
-    medians.enumerate().filter_map(|(round, median)| Some((median?.max(1.0), suite.yardstick_ps.get(round).copied())))
+    medians.enumerate().filter_map(|(round, median)| Some((median?.max(1.0), yardsticks.get(round).copied())))
 }
 
-/// The medians of rounds divided by the yardsticks of their rounds, where each has one.
+/// The medians of rounds divided by their yardsticks, where each has one.
 pub(super) fn corrected_rounds(suite: &SuiteRecord, measured: &Measured) -> Option<Vec<f64>> {
     let yardsticks: Vec<u64> = rounds(suite, measured).filter_map(|(_, yardstick)| yardstick).collect();
     let quiet = undisturbed(&yardsticks)?;

@@ -212,10 +212,13 @@ fn suites(nights: &[&NightRecord]) -> Vec<SuiteRecord> {
 fn append(suite: &mut SuiteRecord, part: &SuiteRecord) {
     let before = suite.yardstick_ps.len();
     suite.entries.extend(part.entries.iter().cloned().map(|mut entry| {
-        if let EntryOutcome::Measured(Measured { rounds, .. }) = &mut entry.outcome
+        if let EntryOutcome::Measured(Measured { rounds, yardstick_ps, .. }) = &mut entry.outcome
             && !rounds.is_empty()
         {
             rounds.splice(0..0, std::iter::repeat_n(Vec::new(), before));
+            if !yardstick_ps.is_empty() {
+                yardstick_ps.splice(0..0, std::iter::repeat_n(0, before));
+            }
         }
         entry
     }));
@@ -295,7 +298,17 @@ mod tests {
         if let EntryOutcome::Measured(measured) = &mut suite.entries[0].outcome {
             measured.rounds.iter_mut().flatten().for_each(|sample| *sample *= 2);
         }
-        let comparison = compare(&base, &whole(&one, &two), Terms::default()).expect("the machines are equal");
+        assert_same(&base, &whole(&one, &two));
+        // And those beside its visits, where it has them.
+        let suite = &mut two.suites[0];
+        if let EntryOutcome::Measured(measured) = &mut suite.entries[0].outcome {
+            measured.yardstick_ps = std::mem::replace(&mut suite.yardstick_ps, vec![1; measured.rounds.len()]);
+        }
+        assert_same(&base, &whole(&one, &two));
+    }
+
+    fn assert_same(base: &NightRecord, new: &NightRecord) {
+        let comparison = compare(base, new, Terms::default()).expect("the machines are equal");
         assert!(comparison.changes.iter().all(|change| change.verdict == ChangeVerdict::Same), "{comparison:?}");
         assert!(comparison.changes.iter().all(|change| change.figures.is_some_and(|figures| (0.999..1.001).contains(&figures.ratio))));
     }

@@ -261,7 +261,7 @@ fn has_samples(night: &NightRecord) -> bool {
 fn without_samples(mut night: NightRecord) -> NightRecord {
     for entry in night.suites.iter_mut().flat_map(|suite| &mut suite.entries) {
         if let EntryOutcome::Measured(measured) = &mut entry.outcome {
-            measured.rounds = Vec::new();
+            (measured.rounds, measured.yardstick_ps) = (Vec::new(), Vec::new());
         }
     }
     night

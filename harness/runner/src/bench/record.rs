@@ -133,8 +133,8 @@ pub struct SuiteRecord {
     pub stopped: Stopped,
     /// What the harness adds to one timed region: the median of empty ones, in picoseconds of the host's clock.
     pub overhead_ps: u64,
-    /// A fixed piece of integer arithmetic, timed at the start of each round, in picoseconds of the host's clock: what the processor's own
-    /// clock and other programs did to the figures.
+    /// What a fixed piece of integer arithmetic took in each round, in picoseconds of the host's clock: what the processor's own clock and
+    /// other programs did to the figures. The median of those between visits; before version 3 it was timed once, at the start of the round.
     pub yardstick_ps: Vec<u64>,
     /// Which allocator each arm is: arms of one allocator run the same code. Since version 3; an arm that is not in it is not known.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -253,6 +253,10 @@ pub struct Measured {
     /// Samples by round, each for one operation, in the unit of the entry's [`Quantity`]. A round is empty where the entry was skipped in it, or
     /// done by another shard; there are none at all in a night of which only medians are kept.
     pub rounds: Vec<Vec<u64>>,
+    /// Of host times, the yardstick of each round beside the visit: the lesser of those before and after it. Since version 3; where there is
+    /// none, that of the suite's round stands for it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub yardstick_ps: Vec<u64>,
     /// What they come to.
     pub summary: EntrySummary,
 }

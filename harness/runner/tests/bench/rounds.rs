@@ -9,7 +9,7 @@ use harness::bench::compare::{Terms as CompareTerms, compare};
 use harness::bench::execute::{Terms, cases_of, run_suite};
 use harness::bench::machine::machine;
 use harness::bench::night::{Circumstances, Plan};
-use harness::bench::record::{Build, ChangeVerdict, Conditions, EntryOutcome, Quantity, Shard, Stopped, SuiteRecord};
+use harness::bench::record::{Build, ChangeVerdict, Conditions, EntryOutcome, Measured, Quantity, Shard, Stopped, SuiteRecord};
 use harness::bench::suite::Suite;
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, AllocatorSpec, MemoryFraction, Request};
 use harness_allocator::device::sim::{CostModel, Figure, SimConfig, SimDevice};
@@ -61,6 +61,18 @@ fn a_record_tells_which_arms_are_the_same_allocators_code() {
     let record = Shop::new().run(&suite(arms, "recovery: { sizes: [16MiB] }"));
     let allocators: Vec<(&str, &str)> = record.allocators.iter().map(|(arm, allocator)| (arm.as_str(), allocator.as_str())).collect();
     assert_eq!(allocators, [("bfc", "bfc"), ("caching", "caching"), ("direct", "direct"), ("expandable", "caching"), ("kept", "caching")]);
+}
+
+#[test]
+fn each_round_of_a_host_time_has_the_yardstick_beside_its_visit_and_nothing_else_has() {
+    let record = Shop::new().run(&suite("caching, bfc", "trace: { file: traces/small_loop.txt.gz }"));
+    assert_eq!(record.yardstick_ps.len(), record.rounds as usize);
+    for entry in &record.entries {
+        let Measured { rounds, yardstick_ps, .. } = measured(entry);
+        let expected = if entry.quantity == Quantity::HostTime { rounds.len() } else { 0 };
+        assert_eq!(yardstick_ps.len(), expected, "{}", entry.case());
+        assert!(yardstick_ps.iter().all(|&yardstick| yardstick > 0));
+    }
 }
 
 /// The published model with every driver call a tenth slower.

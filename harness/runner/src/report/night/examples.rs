@@ -235,7 +235,7 @@ fn entry(group: &str, point: Option<Point>, arm: &str, quantity: Quantity, outco
 /// The same figure each time.
 fn exactly(value: u64) -> EntryOutcome {
     let summary = EntrySummary { count: 2, median: value, mad: 0, p99: None, min: value, max: value, low: value, high: value };
-    EntryOutcome::Measured(Measured { batch: 1, rounds: vec![vec![value], vec![value]], summary })
+    EntryOutcome::Measured(Measured { batch: 1, rounds: vec![vec![value], vec![value]], yardstick_ps: Vec::new(), summary })
 }
 
 /// Twelve rounds of twelve samples, with a tail to the right.
@@ -254,7 +254,7 @@ fn spread(base: f64, width: f64, noise: &mut Noise) -> EntryOutcome {
         low: samples[samples.len() * 42 / 100],
         high: samples[samples.len() * 58 / 100],
     };
-    EntryOutcome::Measured(Measured { batch: 64, rounds, summary })
+    EntryOutcome::Measured(Measured { batch: 64, rounds, yardstick_ps: Vec::new(), summary })
 }
 
 fn name(case: &str, arm: &str) -> EntryName {

@@ -346,22 +346,25 @@ mod tests {
         assert_eq!(flagged(&judged(&base, &new)), 10);
     }
 
-    /// Two nights of ten cases of each of these allocators, the second slower by these shares. `caching` has three arms.
+    /// Two nights, the second slower by these shares.
     fn allocators(shares: &[(&str, f64)]) -> (NightRecord, NightRecord) {
-        let of = |day: u32, changed: bool| {
-            let arms = |allocator: &str| if allocator == "caching" { 0..30 } else { 0..10 };
-            let all = shares.iter().flat_map(|&(allocator, share)| {
-                arms(allocator).map(move |index| {
-                    let typical = 20_000.0 * f64::from(index + 1) * if changed { 1.0 + share } else { 1.0 };
-                    (allocator, Sampled::noisy(&format!("{allocator} {index}"), typical as u64, 0.01))
-                })
-            });
-            let (names, all): (Vec<&str>, Vec<Sampled>) = all.unzip();
-            let mut night = examples::night(day, &all);
-            night.suites[0].allocators = all.into_iter().map(|entry| entry.arm).zip(names.into_iter().map(str::to_owned)).collect();
-            night
-        };
-        (of(1, false), of(2, true))
+        let unchanged: Vec<(&str, f64)> = shares.iter().map(|&(allocator, _)| (allocator, 0.0)).collect();
+        (night_of_allocators(1, &unchanged), night_of_allocators(2, shares))
+    }
+
+    /// A night of ten cases of each of these allocators, slower than usual by these shares. `caching` has three arms.
+    fn night_of_allocators(day: u32, shares: &[(&str, f64)]) -> NightRecord {
+        let all = shares.iter().flat_map(|&(allocator, share)| {
+            let entries = if allocator == "caching" { 0..30 } else { 0..10 };
+            entries.map(move |index| {
+                let typical = 20_000.0 * f64::from(index + 1) * (1.0 + share);
+                (allocator, Sampled::noisy(&format!("{allocator} {index}"), typical as u64, 0.01))
+            })
+        });
+        let (names, all): (Vec<&str>, Vec<Sampled>) = all.unzip();
+        let mut night = examples::night(day, &all);
+        night.suites[0].allocators = all.into_iter().map(|entry| entry.arm).zip(names.into_iter().map(str::to_owned)).collect();
+        night
     }
 
     fn judged_allocators(shares: &[(&str, f64)]) -> Comparison {
@@ -399,6 +402,23 @@ mod tests {
             assert_eq!(flagged, BTreeSet::from([if caching > 0.1 { "caching" } else { "bfc" }]));
             assert_eq!(comparison.drifts, []);
         }
+    }
+
+    #[test]
+    fn what_changed_in_code_that_some_share_is_flagged() {
+        let comparison = judged_allocators(&[("caching", 0.0), ("bfc", 1.0), ("rmm_pool", 1.0)]);
+        assert_eq!(verdicts(&comparison), [vec![ChangeVerdict::Same; 30], vec![ChangeVerdict::Worse; 20]].concat());
+        assert_eq!(comparison.drifts, []);
+    }
+
+    #[test]
+    fn nights_that_were_slow_for_all_do_not_make_a_change_of_one_harder_to_see() {
+        let night = |day, all: f64, caching: f64| night_of_allocators(day, &[("caching", caching), ("bfc", all), ("rmm_pool", all)]);
+        let slow = |day: u32| if day.is_multiple_of(2) { 0.1 } else { 0.0 };
+        let earlier: Vec<NightRecord> = (1..=8).map(|day| night(day, slow(day), slow(day))).collect();
+        let earlier: Vec<&NightRecord> = earlier.iter().collect();
+        let comparison = compare_with_baseline(&earlier, &night(9, 0.1, 0.25)).expect("there is a baseline");
+        assert_eq!(verdicts(&comparison), [vec![ChangeVerdict::Worse; 30], vec![ChangeVerdict::Same; 20]].concat());
     }
 
     #[test]

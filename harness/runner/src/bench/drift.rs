@@ -1,9 +1,10 @@
 //! What all allocators of a suite changed by together from one night to another.
 //!
 //! The yardstick follows the processor's clock. It does not see memory or caches that are slower for a night, as neighbours on a virtual
-//! machine make them, nor what a compiler does to code that all allocators share. Both move allocators of different code alike, and a change
-//! in one allocator moves only that one: the median over allocators stands for what has another cause than the allocator an entry is about.
-//! It is a median of medians, so that no allocator counts more because it has more arms or cases.
+//! machine make them, nor what a compiler does to code that all allocators share. Both move all allocators one way, and a change in one
+//! allocator, or in code that some share, moves only those. So what every allocator changed by at least has another cause than any one of
+//! them: of allocators that all moved one way, the change of the one that moved least; none where one stayed or moved the other way. An
+//! allocator's change is the median over its entries, so that none counts more because it has more arms or cases.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use harness_allocator::allocator::AllocatorKind;
 use super::inference::median;
 use super::record::Quantity;
 
-/// Of fewer allocators, one that changed could not be told from the others.
+/// Of fewer allocators, all may run the code that changed.
 const LEAST_ALLOCATORS: usize = 3;
 
 /// Whose code an allocator of this kind runs, in one word.
@@ -36,12 +37,12 @@ pub(super) struct Step<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Drifts<'a>(BTreeMap<(&'a str, Quantity), Drift>);
 
-/// What allocators changed by together.
+/// What every allocator changed by at least.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Drift {
     /// The logarithm of the ratio, new over old; zero where it is not known.
     pub(super) log: f64,
-    /// How many allocators it is the median of.
+    /// How many allocators there are.
     pub(super) allocators: usize,
 }
 
@@ -53,9 +54,12 @@ impl<'a> Drifts<'a> {
             by_suite.entry((suite, quantity)).or_default().entry(allocator).or_default().push(log);
         }
         let drift = |mut allocators: BTreeMap<&str, Vec<f64>>| {
-            let mut medians: Vec<f64> = allocators.values_mut().filter_map(|logs| median(logs)).collect();
-            let allocators = medians.len();
-            (allocators >= LEAST_ALLOCATORS).then_some(Drift { log: median(&mut medians)?, allocators })
+            let medians: Vec<f64> = allocators.values_mut().filter_map(|logs| median(logs)).collect();
+            let (least, most) =
+                medians.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), &log| (least.min(log), most.max(log)));
+            // The end that is nearer to no change, where both lie on one side of it.
+            let log = if least > 0.0 { least } else { most.min(0.0) };
+            (medians.len() >= LEAST_ALLOCATORS).then_some(Drift { log, allocators: medians.len() })
         };
         Self(by_suite.into_iter().filter_map(|(key, allocators)| Some((key, drift(allocators)?))).collect())
     }
@@ -80,15 +84,20 @@ mod tests {
     }
 
     #[test]
-    fn what_all_allocators_changed_by_is_their_median() {
-        assert_eq!(drift(&[("caching", 0.08), ("bfc", 0.09), ("rmm_pool", 0.07)]), Drift { log: 0.08, allocators: 3 });
+    fn what_all_allocators_changed_by_is_what_each_changed_by_at_least() {
+        let of = |caching, bfc, rmm_pool| drift(&[("caching", caching), ("bfc", bfc), ("rmm_pool", rmm_pool)]);
+        assert_eq!(of(0.08, 0.09, 0.07), Drift { log: 0.07, allocators: 3 });
+        assert_eq!(of(-0.08, -0.02, -0.07), Drift { log: -0.02, allocators: 3 });
+        assert_eq!(of(0.08, 0.0, 0.07), Drift { log: 0.0, allocators: 3 });
+        assert_eq!(of(0.5, -0.01, 0.5), Drift { log: 0.0, allocators: 3 });
     }
 
     #[test]
     fn many_arms_of_one_allocator_are_one_voice() {
         let caching = [("caching", 0.1); 7];
-        let others = [("bfc", 0.01), ("rmm_pool", -0.01)];
+        let others = [("bfc", 0.01), ("rmm_pool", 0.02), ("rmm_pool", 0.03), ("rmm_pool", 0.07)];
         assert_eq!(drift(&[&caching[..], &others].concat()), Drift { log: 0.01, allocators: 3 });
+        assert_eq!(drift(&[&caching[..], &others[1..]].concat()), Drift::default());
     }
 
     #[test]

@@ -185,13 +185,15 @@ pub fn read(path: &Path) -> Result<NightRecord, StoreError> {
 /// Nights that a night may be compared with and judged by: those before it, of the same machine and the same shard, that were not contended
 /// and not broken off. In the order given.
 pub fn before<'a>(nights: &[&'a NightRecord], new: &NightRecord) -> impl Iterator<Item = &'a NightRecord> {
-    nights.iter().copied().filter(|night| {
-        night.started < new.started
-            && night.machine == new.machine
-            && night.shard == new.shard
-            && night.conditions.contended.is_empty()
-            && night.suites.iter().all(|suite| suite.stopped != Stopped::Interrupted)
-    })
+    nights
+        .iter()
+        .copied()
+        .filter(|night| night.started < new.started && night.machine == new.machine && night.shard == new.shard && may_be_baseline(night))
+}
+
+/// Whether it was neither contended nor broken off.
+fn may_be_baseline(night: &NightRecord) -> bool {
+    night.conditions.contended.is_empty() && night.suites.iter().all(|suite| suite.stopped != Stopped::Interrupted)
 }
 
 /// The last of the nights [`before`] it, and in place of suites of the new night that were not measured in that one, or were defined
@@ -236,9 +238,9 @@ pub fn thin(root: &Path, keep: usize) -> Result<(Vec<String>, Vec<StoreError>), 
     for (index, (folder, night)) in whole.iter().enumerate() {
         let later = || whole[index + 1..].iter().map(|(_, later)| later).filter(|later| is_alike(later, night));
         let is_recent = later().count() < keep;
-        let has = |later: &NightRecord, suite: &SuiteRecord| later.suites.iter().any(|other| other.name == suite.name);
-        let is_last_of = |suite: &SuiteRecord| later().all(|later| !later.conditions.contended.is_empty() || !has(later, suite));
-        let is_baseline = night.conditions.contended.is_empty() && night.suites.iter().any(is_last_of);
+        let has = |later: &NightRecord, suite: &SuiteRecord| later.suites.iter().any(|other| is_measured_as(other, suite));
+        let is_last_of = |suite: &SuiteRecord| later().all(|later| !may_be_baseline(later) || !has(later, suite));
+        let is_baseline = may_be_baseline(night) && night.suites.iter().any(is_last_of);
         if is_recent || is_baseline || !has_samples(night) {
             continue;
         }
@@ -470,6 +472,18 @@ mod tests {
         assert_eq!(samples(root.path()), [true, true, false, false, true]);
         thin(root.path(), 0).unwrap();
         assert_eq!(samples(root.path()), [true, true, false, false, false]);
+    }
+
+    #[test]
+    fn a_later_night_that_measured_nothing_of_a_suite_is_no_reason_to_thin_its_baseline() {
+        let root = root([1]);
+        let mut skipped = night(2);
+        for entry in &mut skipped.suites[0].entries {
+            entry.outcome = EntryOutcome::Skipped { reason: "no memory".to_owned() };
+        }
+        save(root.path(), skipped, RENDERER).unwrap();
+        assert_eq!(thin(root.path(), 1).unwrap().0, Vec::<String>::new());
+        assert!(samples(root.path())[0]);
     }
 
     #[test]

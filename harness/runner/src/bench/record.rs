@@ -308,14 +308,14 @@ pub struct Comparison {
     pub drifts: Vec<CommonDrift>,
 }
 
-/// What all allocators of a suite changed by together: the machine, or code that they share.
+/// What every allocator of a suite changed by at least: the machine did it, or code that all share.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CommonDrift {
     /// The suite.
     pub suite: String,
     /// Of which figures.
     pub quantity: Quantity,
-    /// New over old: the median over allocators of the median over their entries.
+    /// New over old: what the allocator that changed least did, in the median over its entries.
     pub ratio: f64,
     /// How many allocators.
     pub allocators: usize,

@@ -89,7 +89,7 @@ pub enum Task<'a> {
         /// Its operations, one line each, as in a file.
         events: &'a [String],
         /// How many requests have to fail with out of memory, where it would not mean the same otherwise.
-        refused: Option<u64>,
+        refused: u64,
     },
     /// A pass over a trace that was loaded.
     Trace {
@@ -267,7 +267,7 @@ impl Torch {
 
     /// Gives it a trace to keep: its operations, one line each as in a file, and how many requests have to fail with out of memory, where it
     /// would not mean the same otherwise.
-    pub fn load(&mut self, trace: &str, events: &[String], refused: Option<u64>) -> Answer {
+    pub fn load(&mut self, trace: &str, events: &[String], refused: u64) -> Answer {
         let answer = self.say(&Task::Load { trace, events, refused });
         if matches!(answer, Answer::Done(_)) {
             self.traces.insert(trace.to_owned());

@@ -10,7 +10,8 @@ const MAX_WAITING: f64 = 0.02;
 /// How far the yardstick may vary, as a share of its median. It is the same arithmetic each time, so its time shows the clock of the
 /// processor and what others took of it; the figures are corrected by it, and a correction of more than a fifth is not trusted.
 ///
-/// Measured on two cores of a virtual machine on 20 November 2026, in 20 nights of one build and the suite `traces`: where one or both of two
+/// Measured on two cores of a virtual machine on 20 November 2026, in 20 nights of one build and the suite `traces`, the yardstick timed once a
+/// round, which is less exact than beside each visit: where one or both of two
 /// successive nights varied by 10 to 17 %, their corrected figures differed by 1.2 % (the standard deviation over entries, at most 4.0 %);
 /// where neither did, by 0.9 % (at most 3.4 %); without the correction by 2.5 % (at most 12 %).
 const MAX_VARIATION: f64 = 0.20;

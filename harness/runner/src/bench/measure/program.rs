@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::allocator::{Allocation, Allocator, Request};
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
 use harness_allocator::device::{Device, DeviceError, StreamId};
 use harness_allocator::trace::TraceEvent;
 use harness_allocator::units::Bytes;
@@ -11,8 +11,8 @@ use harness_allocator::units::Bytes;
 pub(super) struct Program {
     operations: Vec<Operation>,
     live: Vec<Option<Allocation>>,
-    /// Streams of the device, by their number in the trace.
-    streams: Vec<StreamId>,
+    /// Streams of the device, by their number in the trace; the default stream is itself.
+    streams: BTreeMap<u32, StreamId>,
     /// What others hold now: the device would have to be asked for it, which takes time.
     pressure: Bytes,
 }
@@ -24,24 +24,30 @@ enum Operation {
     Other(TraceEvent),
 }
 
+/// What a pass did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pass {
+    /// Allocations, refused ones included, and frees.
+    pub(super) operations: u64,
+    /// Allocations.
+    pub(super) requests: u64,
+    /// Allocations that did not fit.
+    pub(super) refused: u64,
+}
+
 impl Program {
     /// Makes the streams that the trace names.
     pub(super) fn new(events: &[TraceEvent], device: &mut dyn Device) -> Result<Self, DeviceError> {
-        let streams = events.iter().map(|event| match event {
-            TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) => {
-                stream.0
+        let mut program =
+            Self { operations: Vec::with_capacity(events.len()), live: Vec::new(), streams: BTreeMap::new(), pressure: Bytes::ZERO };
+        for event in events {
+            if let TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) =
+                event
+                && *stream != StreamId::DEFAULT
+                && !program.streams.contains_key(&stream.0)
+            {
+                program.streams.insert(stream.0, device.create_stream()?);
             }
-            _ => 0,
-        });
-        let others = streams.max().unwrap_or_default();
-        let mut program = Self {
-            operations: Vec::with_capacity(events.len()),
-            live: Vec::new(),
-            streams: vec![StreamId::DEFAULT],
-            pressure: Bytes::ZERO,
-        };
-        for _ in 0..others {
-            program.streams.push(device.create_stream()?);
         }
         let mut slots = BTreeMap::new();
         for event in events {
@@ -49,7 +55,7 @@ impl Program {
                 let next = slots.len();
                 *slots.entry(id).or_insert(next)
             };
-            let stream = |stream: StreamId| program.streams.get(stream.0 as usize).copied().unwrap_or_default();
+            let stream = |stream: StreamId| program.streams.get(&stream.0).copied().unwrap_or_default();
             let operation = match *event {
                 TraceEvent::Allocate { id, size, stream: on } => {
                     Operation::Allocate { slot: slot(id), request: Request { size, stream: stream(on) } }
@@ -65,25 +71,31 @@ impl Program {
         Ok(program)
     }
 
-    /// Goes through the trace once and frees what is live at its end; returns how many allocations, failed ones included, and frees that
-    /// were. `watch` is called behind each allocation.
+    /// Goes through the trace once and frees what is live at its end. `watch` is called behind each allocation.
     pub(super) fn pass(
         &mut self,
         device: &mut dyn Device,
         allocator: &mut dyn Allocator,
         mut watch: impl FnMut(&dyn Allocator),
-    ) -> Result<u64, DeviceError> {
-        let mut operations = 0;
+    ) -> Result<Pass, DeviceError> {
+        let mut pass = Pass::default();
         for operation in &self.operations {
             match *operation {
                 Operation::Allocate { slot, request } => {
-                    operations += 1;
-                    self.live[slot] = allocator.allocate(device, request).ok();
+                    pass.requests += 1;
+                    self.live[slot] = match allocator.allocate(device, request) {
+                        Ok(allocation) => Some(allocation),
+                        Err(AllocatorError::Device(error)) => return Err(error),
+                        Err(AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. }) => {
+                            pass.refused += 1;
+                            None
+                        }
+                    };
                     watch(allocator);
                 }
                 Operation::Free { slot } => {
                     if let Some(allocation) = self.live[slot].take() {
-                        operations += 1;
+                        pass.operations += 1;
                         allocator.free(device, allocation)?;
                     }
                 }
@@ -96,15 +108,16 @@ impl Program {
             }
         }
         for allocation in self.live.iter_mut().filter_map(Option::take) {
-            operations += 1;
+            pass.operations += 1;
             allocator.free(device, allocation)?;
         }
-        Ok(operations)
+        pass.operations += pass.requests;
+        Ok(pass)
     }
 
     /// Gives the streams back, when the allocator has been closed.
     pub(super) fn streams(self) -> impl Iterator<Item = StreamId> {
-        self.streams.into_iter().skip(1)
+        self.streams.into_values()
     }
 }
 

@@ -68,7 +68,8 @@ pub(in crate::bench) fn visit(mut visit: TorchVisit<'_>) -> Result<Vec<Reading>,
         Measure::RecordStream { streams, size } => (Task::RecordStream { streams: *streams, size: *size, batch: CYCLES }, CYCLES),
         Measure::Pipeline { size } => (Task::Pipeline { size: *size, turns: pipeline::TURNS }, pipeline::TURNS),
         Measure::Trace { events } => {
-            return visit.trace(visit.memory, |_| Ok((events.iter().map(ToString::to_string).collect(), None)));
+            // As with ours, an allocator that refuses requests has no figures.
+            return visit.trace(visit.memory, |_| Ok((events.iter().map(ToString::to_string).collect(), 0)));
         }
         Measure::Scenario(scenario) => {
             let readings = visit.trace(scenario.memory, |visit| visit.record(scenario))?;
@@ -106,11 +107,7 @@ impl TorchVisit<'_> {
     }
 
     /// Passes over a trace, which is made the first time.
-    fn trace(
-        &mut self,
-        memory: Bytes,
-        make: impl FnOnce(&mut Self) -> Result<(Vec<String>, Option<u64>), Fault>,
-    ) -> Result<Vec<Reading>, Fault> {
+    fn trace(&mut self, memory: Bytes, make: impl FnOnce(&mut Self) -> Result<(Vec<String>, u64), Fault>) -> Result<Vec<Reading>, Fault> {
         let name = format!("{}: {}", self.suite, self.case.name());
         if !self.torch()?.has(&name) {
             let (events, refused) = make(self)?;
@@ -128,7 +125,7 @@ impl TorchVisit<'_> {
     }
 
     /// The requests of a scenario, as our allocator with the same settings has them, and how many of them it refuses.
-    fn record(&mut self, scenario: &Scenario) -> Result<(Vec<String>, Option<u64>), Fault> {
+    fn record(&mut self, scenario: &Scenario) -> Result<(Vec<String>, u64), Fault> {
         if !has_pytorchs(scenario) {
             return Err(Fault::Skipped(format!("`{}` lists no allocator of PyTorch's", scenario.path.display())));
         }
@@ -137,7 +134,7 @@ impl TorchVisit<'_> {
         let record = scenario::run(self.workshop, scenario, arm, Box::new(recorder), self.interrupt)?;
         // Behind its last step a run tries whether all memory is to be had again.
         let (events, refused) = recording.first(record.stats.allocation.all.allocated).map_err(Fault::Skipped)?;
-        Ok((events, Some(refused)))
+        Ok((events, refused))
     }
 }
 

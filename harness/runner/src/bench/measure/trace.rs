@@ -2,7 +2,7 @@
 
 use harness_allocator::trace::TraceEvent;
 
-use super::program::Program;
+use super::program::{Pass, Program};
 use super::{Bench, Fault, Reading, Visit};
 use crate::bench::clock::{Stopwatch, Timer};
 use crate::bench::workshop::Wall;
@@ -22,18 +22,24 @@ pub(super) fn visit(visit: &mut Visit<'_>, events: &[TraceEvent]) -> Result<Vec<
 fn passes(visit: &mut Visit<'_>, bench: &mut Bench, program: &mut Program) -> Result<Vec<Reading>, Fault> {
     let (mut peak, mut unused) = (0, 0);
     let Bench { device, allocator } = bench;
-    let operations = program.pass(&mut **device, &mut **allocator, |allocator| {
+    let Pass { operations, requests, refused } = program.pass(&mut **device, &mut **allocator, |allocator| {
         let stats = allocator.stats();
         let reserved = stats.reserved_bytes.all.current;
         if reserved > peak {
             (peak, unused) = (reserved, reserved.saturating_sub(stats.allocated_bytes.all.current));
         }
     })?;
+    if refused > 0 {
+        let memory = visit.memory;
+        let reason =
+            format!("{refused} of the trace's {requests} requests do not fit in {memory}: an allocator that serves less is no faster");
+        return Err(Fault::Skipped(reason));
+    }
     let samples = visit.sample(Timer::Host, |_| {
         let watch = Stopwatch::start();
         // A cache that was cut up can serve fewer requests than a fresh one, so each pass counts its own operations.
         let done = program.pass(&mut **device, &mut **allocator, |_| {})?;
-        Ok(watch.elapsed_ps() / done.max(1))
+        Ok(watch.elapsed_ps() / done.operations.max(1))
     })?;
     Ok(vec![
         Reading::time(Timer::Host, operations.max(1), samples),

@@ -17,6 +17,9 @@ pub fn comparison(comparison: &Comparison, base: &NightRecord, new: &NightRecord
         words::commit(&base.build),
         new.machine.device
     );
+    if base.started > new.started {
+        let _ = writeln!(text, "THE BASELINE IS THE LATER NIGHT: what is called worse was worse before. Name the earlier night first.");
+    }
     for difference in &comparison.across {
         let _ = writeln!(text, "DIFFERENT MACHINES: {difference}");
     }

@@ -20,7 +20,7 @@ pub fn verdict(night: &NightRecord) -> String {
 
 fn alone(outcomes: Outcomes) -> String {
     let failed = if outcomes.failed == 0 { "nothing failed".to_owned() } else { format!("{} FAILED", outcomes.failed) };
-    format!("{} measured, {failed}. There is no earlier night to compare with.", words::entries(outcomes.measured))
+    format!("{} measured, {failed}. There is no earlier uncontended night to compare with.", words::entries(outcomes.measured))
 }
 
 fn compared(comparison: &Comparison, outcomes: Outcomes) -> String {
@@ -41,7 +41,7 @@ fn compared(comparison: &Comparison, outcomes: Outcomes) -> String {
         (counts.broken, "newly BROKEN"),
         (counts.still_broken, "still broken"),
         (counts.mended, "mended"),
-        (counts.untested, "with too little to tell"),
+        (counts.untested, "of which nothing can be told"),
     ];
     rest.extend(kinds.into_iter().filter(|&(number, _)| number > 0).map(|(number, word)| format!("{number} {word}")));
     let unknown = outcomes.failed.saturating_sub(counts.broken + counts.still_broken);

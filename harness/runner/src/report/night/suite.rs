@@ -127,7 +127,7 @@ fn in_short(changes: &Changes<'_>) -> String {
         (counts.mended, "mended"),
         (counts.still_broken, "still broken"),
         (counts.same, "the same"),
-        (counts.untested, "with too little to tell"),
+        (counts.untested, "of which nothing can be told"),
         (counts.not_compared, "not compared"),
     ];
     let told: Vec<String> = kinds.into_iter().filter(|&(number, _)| number > 0).map(|(number, word)| format!("{number} {word}")).collect();

@@ -95,7 +95,7 @@ pub(super) fn change(figures: &ChangeFigures) -> String {
 /// What all allocators of a suite changed by together, and what follows. `suite`: its name as it is written there.
 pub(super) fn drift(suite: &str, drift: &CommonDrift) -> String {
     let together = format!(
-        "all {} allocators of {suite} became {} together ({}): the machine did that, or code that they share",
+        "all {} allocators of {suite} became {} or more ({}): the machine did that, or code that all share",
         drift.allocators,
         slower_by(drift.ratio),
         short(drift.quantity)

@@ -86,13 +86,14 @@ time:
   - record_stream: { streams: [0, 2, 40] }
   - pipeline: { sizes: [2MiB, 128MiB] }
   - trace: { file: trace.txt }
+  - trace: { file: refused.txt }
   - trace: { file: pool.txt }
   - scenario: { file: s/full.yaml }
   - scenario: { file: s/other.yaml }
   - threads: { counts: [1] }
   - start_up
 ";
-    let trace = "a 0 2097152 0\na 1 3000000 1\nr 0 1\ns 1\nf 0\ne\na 2 9999999999 0\nf 2\na 3 6291456 0\nd\np\n";
+    let trace = "a 0 2097152 0\na 1 3000000 1\nr 0 1\ns 1\nf 0\ne\na 3 6291456 0\nd\np\n";
     let full = "about: x\nneeds: { memory: 64MiB }\nsteps:
   - alloc: { buffer: a, size: 40MiB }
   - alloc: { buffer: b, size: 40MiB, expect: oom }
@@ -103,6 +104,7 @@ time:
         .with_program("python", &python)
         .with("suite.yaml", suite)
         .with("trace.txt", trace)
+        .with("refused.txt", "a 0 2097152 0\na 2 9999999999 0\nf 2\nf 0\n")
         .with("pool.txt", "g+ 1\na 0 512 0\ng- 1\n")
         .with("s/full.yaml", full)
         .with("s/other.yaml", other);
@@ -111,6 +113,9 @@ time:
     let night = world.night("night");
     let told: Vec<String> = night.suites[0].entries.iter().filter(|entry| entry.arm == "torch").map(told).collect();
     insta::assert_snapshot!(told.join("\n"));
+    let refused = night.suites[0].entries.iter().filter(|entry| entry.arm == "caching" && entry.group == "refused").map(self::told);
+    let expected = "refused: skipped: 1 of the trace's 2 requests do not fit in 256 MiB: an allocator that serves less is no faster";
+    assert_eq!(refused.collect::<Vec<_>>(), [expected]);
 }
 
 #[test]

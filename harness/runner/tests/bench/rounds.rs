@@ -5,6 +5,7 @@ use std::hint::black_box;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use driver_double::Config;
 use harness::bench::compare::{Terms as CompareTerms, compare};
 use harness::bench::execute::{Terms, cases_of, run_suite};
 use harness::bench::machine::machine;
@@ -18,6 +19,7 @@ use harness_allocator::stats::{MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::shop::{Shop, catalogue, measured, medians, suite, terms, within};
+use crate::world::World;
 
 const EVERY_ARM: &str = "caching, expandable, bfc, rmm_pool, async_pool, direct";
 
@@ -352,4 +354,21 @@ fn a_scenario_that_fails_is_a_failure_with_the_command_that_shows_it() {
     let EntryOutcome::Failed { reason } = &record.entries[0].outcome else { panic!("{record:#?}") };
     assert!(reason.contains("wrong.yaml:5:"), "{reason}");
     assert!(reason.contains("see `harness run ") && reason.ends_with("--device sim --allocator caching --no-audit`"), "{reason}");
+}
+
+/// What a driver does not offer is no refusal of memory.
+#[test]
+fn an_arm_that_the_driver_cannot_do_is_skipped_in_traces_too() {
+    let suite = "about: x\nneeds: { memory: 64MiB }\narms: [caching, expandable, async_pool]\nrounds: { least: 2, most: 2 }\n\
+                 time:\n  - trace: { file: trace.txt }\n";
+    let config = Config { capacity: Bytes::gib(1).0, mapping: false, pools: false, ..Config::default() };
+    let world = World::with_driver(&config).with("suite.yaml", suite).with("trace.txt", "a 0 2097152 0\nf 0\n");
+    let ran = world.bench(&["suite.yaml", "--device", "cuda:0", "--report", "night"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    let arms = |is: fn(&EntryOutcome) -> bool| {
+        let entries = world.night("night").suites.remove(0).entries;
+        entries.into_iter().filter(|entry| is(&entry.outcome)).map(|entry| entry.arm).collect::<BTreeSet<String>>()
+    };
+    assert_eq!(arms(|outcome| matches!(outcome, EntryOutcome::Skipped { .. })), ["async_pool", "expandable"].map(str::to_owned).into());
+    assert_eq!(arms(|outcome| matches!(outcome, EntryOutcome::Measured(_))), ["caching".to_owned()].into());
 }

@@ -44,7 +44,12 @@ impl World {
 
     /// With a GPU of this much memory.
     pub(crate) fn with_gpu(memory: Bytes) -> Self {
-        Self { staging: Staging::new(&Config { capacity: memory.0, ..Config::default() }).unwrap(), ..Self::without_gpu() }
+        Self::with_driver(&Config { capacity: memory.0, ..Config::default() })
+    }
+
+    /// With a GPU that this describes.
+    pub(crate) fn with_driver(config: &Config) -> Self {
+        Self { staging: Staging::new(config).unwrap(), ..Self::without_gpu() }
     }
 
     /// The same as [`World::with`], for a program.

@@ -122,11 +122,11 @@ impl DeviceSource {
 }
 
 impl fmt::Display for DeviceSource {
-    /// As `--device` takes it, with the option for the profile behind it.
+    /// As `--device` takes it in a shell, with the option for the profile behind it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.resolved, &self.profile) {
             (Resolved::Simulated { .. }, None) => f.write_str("sim"),
-            (Resolved::Simulated { .. }, Some((_, path))) => write!(f, "sim --device-profile {}", path.display()),
+            (Resolved::Simulated { .. }, Some((_, path))) => write!(f, "sim --device-profile {}", quoted(&path.to_string_lossy())),
             (Resolved::Cuda(ordinal), _) => write!(f, "cuda:{ordinal}"),
         }
     }
@@ -267,16 +267,18 @@ impl Plan {
 
     fn reproduce(&self, arm: &Arm<'_>, source: &DeviceSource, seed: u64) -> String {
         let memory = self.memory.map(|memory| format!(" --memory {}B", memory.0)).unwrap_or_default();
-        let (program, path, allocator) = (&self.program, arm.scenario.path.display(), quoted(&arm.allocator.to_string()));
+        let (program, path) = (&self.program, quoted(&arm.scenario.path.to_string_lossy()));
+        let allocator = quoted(&arm.allocator.to_string());
         let audit = if self.audit { "" } else { " --no-audit" };
         format!("{program} run {path} --device {source} --allocator {allocator} --seed {seed}{memory}{audit}")
     }
 }
 
-/// A word that a shell takes as it is: names of arms have brackets where they tell settings, and never a quote.
-pub(crate) fn quoted(word: &str) -> String {
-    let plain = word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-    if plain { word.to_owned() } else { format!("'{word}'") }
+/// A word as a POSIX shell has to be given it: paths have spaces, and names of arms brackets where they tell settings.
+#[must_use]
+pub fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
 
 fn skipped(arm: &Arm<'_>, scenario: &Scenario, device: DeviceInfo, seed: u64, reproduce: String, reason: &DeviceError) -> RunRecord {
@@ -296,5 +298,17 @@ fn skipped(arm: &Arm<'_>, scenario: &Scenario, device: DeviceInfo, seed: u64, re
         calls: DeviceCalls::default(),
         stats: MemoryStats::default(),
         cost_figures: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn a_word_is_quoted_where_a_shell_would_not_take_it_as_it_is() {
+        let words = ["scenarios/oom_retry.yaml", "d one/job.yaml", "it's.yaml", "caching(x:1)", "$HOME", "~", ""];
+        let expected = ["scenarios/oom_retry.yaml", "'d one/job.yaml'", r"'it'\''s.yaml'", "'caching(x:1)'", "'$HOME'", "'~'", "''"];
+        assert_eq!(words.map(quoted), expected);
     }
 }

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, pipe};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -62,7 +62,20 @@ impl World {
     }
 
     fn harness(&self, arguments: &[&str]) -> Ran {
-        let output = self.command(arguments).output().unwrap();
+        Self::ran(self.command(arguments))
+    }
+
+    /// What a user's shell makes of a line, where `harness` is installed.
+    fn shell(&self, line: &str) -> Ran {
+        let program = Path::new(env!("CARGO_BIN_EXE_harness")).parent().unwrap();
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", line]).current_dir(self.folder.path()).stdin(Stdio::null()).env("PATH", program).env_remove("CARGO");
+        self.staging.apply(&mut command);
+        Self::ran(command)
+    }
+
+    fn ran(mut command: Command) -> Ran {
+        let output = command.output().unwrap();
         Ran { code: output.status.code(), out: String::from_utf8(output.stdout).unwrap(), err: String::from_utf8(output.stderr).unwrap() }
     }
 
@@ -995,4 +1008,63 @@ fn a_device_profile_that_is_not_there_is_answered_with_those_that_are() {
         fs::write(world.path("scenarios/devices").join(name), "").unwrap();
     }
     insta::assert_snapshot!([none, run()].join("\n"));
+}
+
+/// Ends of the program where nobody reads what it tells: a reader that has gone away, and a full disk.
+fn unread(command: impl Fn() -> Command) -> [Option<i32>; 2] {
+    let (reader, writer) = pipe().unwrap();
+    drop(reader);
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    [Stdio::from(writer), Stdio::from(full)].map(|err| command().stdout(Stdio::null()).stderr(err).status().unwrap().code())
+}
+
+#[test]
+fn messages_that_nobody_can_read_change_neither_what_is_done_nor_the_exit_code() {
+    let suite = "about: Times.\nneeds: { memory: 1GiB }\nbudget: 1ms\narms: [caching]\ntime: [latency: { sizes: [2MiB] }]\n";
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("cut.yaml", CUT), ("suite.yaml", suite), ("job.trace", TRACE)]);
+    let commands: [(&[&str], i32); 7] = [
+        (&["run", "good.yaml", "--report", "prep"], 0),
+        (&["run", "cut.yaml", "--no-report", "--alloc-conf", "max_split_size_mb:100"], 1),
+        (&["run", "nothing.yaml"], 2),
+        (&["run", "good.yaml", "--format", "json", "--device", "sim", "--report", "json"], 0),
+        (&["bench", "suite.yaml", "--format", "json", "--report", "night"], 0),
+        (&["replay", "job.trace", "--memory", "1GiB", "--memory-summary"], 0),
+        (&["run", "--no-such-option"], 2),
+    ];
+    for (arguments, code) in commands {
+        assert_eq!(unread(|| world.command(arguments)), [Some(code); 2], "{arguments:?}");
+    }
+    for report in ["prep/report.md", "json/report.md", "night/report.md"] {
+        assert!(world.path(report).is_file(), "{report}");
+    }
+}
+
+#[test]
+fn the_times_of_a_trace_may_have_no_reader() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let (reader, writer) = pipe().unwrap();
+    drop(reader);
+    let mut command = world.command(&["replay", "job.trace", "--memory", "1GiB", "--bench", "1"]);
+    let output = command.stdout(writer).output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap().as_str()), (Some(0), ""));
+}
+
+#[test]
+fn the_command_that_reproduces_a_run_is_quoted_for_a_shell() {
+    let world = World::without_gpu();
+    let folder = world.path("d one's");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("job $x.yaml"), with_step("expect: reserved_bytes.all.current == 1MiB")).unwrap();
+    let suite = "about: Times.\nneeds: { memory: 1GiB }\nbudget: 1ms\narms: [caching]\ntime: [latency: { sizes: [2MiB] }]\n";
+    fs::write(folder.join("a suite.yaml"), suite).unwrap();
+    let always = ["--device", "sim", "--no-report"];
+    let failed = world.harness(&[&["run", "d one's/job $x.yaml"], &always[..]].concat());
+    let reproduce = failed.out.lines().find_map(|line| line.strip_prefix("reproduce: ")).unwrap();
+    let again = world.shell(&format!("{reproduce} --no-report"));
+    assert_eq!((again.code, &again.out), (Some(1), &failed.out), "{reproduce}\n{}", again.err);
+    let night = world.harness(&[&["bench", "d one's/a suite.yaml", "--format", "json"], &always[..]].concat());
+    let night: Value = serde_json::from_str(&night.out).unwrap_or_else(|error| panic!("{error}\n{}", night.told()));
+    let reproduce = night["reproduce"].as_str().unwrap();
+    let again = world.shell(&format!("{reproduce} --no-report --quiet"));
+    assert_eq!(again.code, Some(0), "{reproduce}\n{}", again.told());
 }

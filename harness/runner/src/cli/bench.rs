@@ -21,7 +21,7 @@ use harness::bench::verdict::Counts;
 use harness::bench::workshop::DeviceWorkshop;
 use harness::date::Date;
 use harness::report::{junit, night};
-use harness::session::DeviceSource;
+use harness::session::{DeviceSource, quoted};
 use harness_allocator::device::open::{self, DeviceChoice};
 use harness_allocator::units::Nanos;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -123,7 +123,7 @@ impl Bench {
         let bar = self.progress();
         let interrupt = interrupt::watch({
             let bar = bar.clone();
-            move || bar.suspend(|| eprintln!("interrupted: stopping after the present measurement; press Ctrl-C again to end at once"))
+            move || bar.suspend(|| terminal::tell("interrupted: stopping after the present measurement; press Ctrl-C again to end at once"))
         })?;
         let source = self.device_source()?;
         let terms = Terms { seed: self.seed, budget: self.budget, shard: self.shard, interrupt: interrupt.clone() };
@@ -171,7 +171,7 @@ impl Bench {
         let wanted: BTreeSet<String> = plan.suites().iter().flat_map(|(suite, _)| torch_arms(suite)).map(|arm| arm.settings).collect();
         let missing: BTreeSet<String> = wanted.iter().filter_map(|settings| torches.with(settings).err()).collect();
         if !self.quiet {
-            missing.iter().for_each(|reason| eprintln!("PyTorch's own allocator is not timed: {reason}"));
+            missing.iter().for_each(|reason| terminal::tell(format_args!("PyTorch's own allocator is not timed: {reason}")));
         }
         Some(torches)
     }
@@ -216,7 +216,7 @@ impl Bench {
             DeviceChoice::Auto | DeviceChoice::Cuda(_) => DeviceSource::new(choice, &open::probe(), self.allow_full_device)?,
         };
         if let (DeviceChoice::Auto, Some(reason), false) = (choice, source.simulated_because(), self.quiet) {
-            eprintln!("on the simulated device: {reason}");
+            terminal::tell(format_args!("on the simulated device: {reason}"));
         }
         device::profiled(source, self.device_profile.as_deref())
     }
@@ -224,7 +224,7 @@ impl Bench {
     fn reproduce(&self, source: &DeviceSource) -> String {
         let mut command = format!("{} bench", super::program());
         for suite in &self.suites {
-            command += &format!(" {}", suite.display());
+            command += &format!(" {}", quoted(&suite.to_string_lossy()));
         }
         command += &format!(" --device {source} --seed {}", self.seed);
         if let Some(budget) = self.budget {
@@ -267,20 +267,23 @@ impl Bench {
         }
         let Saved { folder, night, broken } = nights::save(&self.reports, night, RENDERER)?;
         for error in broken {
-            eprintln!("not compared with, and not in the index: {error}");
+            terminal::tell(format_args!("not compared with, and not in the index: {error}"));
         }
         Ok((night, Some(folder)))
     }
 
     fn print(&self, night: &NightRecord, place: Option<&Path>) -> Result<(), CliError> {
-        let place = place.map(|folder| format!("report: {}\n", folder.join(nights::REPORT).display())).unwrap_or_default();
+        let place = place.map(|folder| format!("report: {}", folder.join(nights::REPORT).display()));
         match self.format {
             Format::Json => {
-                eprint!("{place}");
+                place.iter().for_each(terminal::tell);
                 terminal::print_json(night)
             }
             Format::Text if self.quiet && exit_of(night) == Exit::Passed => Ok(()),
-            Format::Text => terminal::print(&format!("{}{}\n{place}", text::render(night), night::verdict(night))),
+            Format::Text => {
+                let place = place.map(|place| format!("{place}\n")).unwrap_or_default();
+                terminal::print(&format!("{}{}\n{place}", text::render(night), night::verdict(night)))
+            }
         }
     }
 

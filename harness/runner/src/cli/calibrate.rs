@@ -62,7 +62,7 @@ impl Calibrate {
         let name = self.name.unwrap_or_else(|| ProfileName::of_device(&info.name));
         let output = self.output.unwrap_or_else(|| Path::new(profile::FOLDER).join(format!("{name}.yaml")));
         for reason in &contended {
-            eprintln!("the figures are not to be trusted fully: {reason}");
+            terminal::tell(format_args!("the figures are not to be trusted fully: {reason}"));
         }
         let profile = Profile::new(name, Date::of(SystemTime::now()), &info, contended, figures);
         files::write(&output, &profile.to_yaml()).map_err(|error| {
@@ -94,7 +94,7 @@ impl Calibrate {
         let bar = self.progress();
         let interrupt = interrupt::watch({
             let bar = bar.clone();
-            move || bar.suspend(|| eprintln!("interrupted: stopping after the present round; press Ctrl-C again to end at once"))
+            move || bar.suspend(|| terminal::tell("interrupted: stopping after the present round; press Ctrl-C again to end at once"))
         })?;
         let measured = calibrate::calibrate(device, self.rounds, |done, all| {
             bar.set_length(all.into());

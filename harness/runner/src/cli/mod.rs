@@ -1,6 +1,9 @@
 //! The command line: one file a subcommand, what they share beside them.
 //!
-//! A command answers with an [`Exit`] code, or with [`Failures`] that are shown on standard error; results go to standard output.
+//! A command answers with an [`Exit`] code, or with [`Failures`] that are shown on standard error; results go to standard output. Both are
+//! written by [`terminal`], which bears that a reader has gone away; the macros of the standard library panic there.
+
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod bench;
 mod calibrate;
@@ -22,6 +25,7 @@ mod terminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use harness::session::quoted;
 
 use terminal::Terminal;
 
@@ -55,13 +59,13 @@ struct Cli {
     command: Command,
 }
 
-/// How the user started this program.
+/// How the user started this program, as a shell takes it.
 fn program() -> String {
     // Cargo tells its children where it is.
     if std::env::var_os("CARGO").is_some() {
         return if cfg!(debug_assertions) { "cargo run --" } else { "cargo run --release --" }.to_owned();
     }
-    std::env::args().next().unwrap_or_else(|| "harness".to_owned())
+    std::env::args_os().next().map_or_else(|| "harness".to_owned(), |program| quoted(&program.to_string_lossy()))
 }
 
 /// When to use colour.

@@ -111,7 +111,7 @@ impl Replay {
     fn replay(&self, path: &Path, memory: Bytes) -> Result<Exit, Failures> {
         let config = Config::parse(&self.alloc_conf).map_err(|error| CliError::conf(&error, &self.alloc_conf))?;
         let trace = Trace::read(path)?;
-        config.idle_settings().iter().for_each(|told| eprintln!("{told}"));
+        config.idle_settings().iter().for_each(terminal::tell);
         if let Some(repetitions) = self.bench {
             return self.time(&trace, config, memory, repetitions);
         }
@@ -137,7 +137,7 @@ impl Replay {
         match self.memory_summary {
             false => Ok(()),
             true if self.stats_are_printed() => {
-                eprint!("{}", stats.summary());
+                terminal::tell(stats.summary().trim_end());
                 Ok(())
             }
             true => terminal::print(&stats.summary()),
@@ -156,14 +156,18 @@ impl Replay {
         }
         let result = replay_bench::bench(&trace.events, config, memory, repetitions, self.front.0)?;
         if self.json {
-            println!("{}", serde_json::json!(result));
+            terminal::print(&format!("{}\n", serde_json::json!(result)))?;
             return Ok(Exit::Passed);
         }
         let BenchResult { operations, allocations, frees, ooms, device_calls, .. } = result;
-        println!("{operations} operations a pass: {allocations} allocations, {frees} frees, {ooms} out of memory; {repetitions} passes");
-        println!("ns an operation: median {:.1}, min {:.1}", result.ns_per_op, result.ns_per_op_min);
-        println!("ns an allocation: mean {:.1}; ns a free: mean {:.1}", result.allocate_ns, result.free_ns);
-        println!("device calls in the timed passes: {device_calls}");
+        terminal::print(&format!(
+            "{operations} operations a pass: {allocations} allocations, {frees} frees, {ooms} out of memory; {repetitions} passes
+ns an operation: median {:.1}, min {:.1}
+ns an allocation: mean {:.1}; ns a free: mean {:.1}
+device calls in the timed passes: {device_calls}
+",
+            result.ns_per_op, result.ns_per_op_min, result.allocate_ns, result.free_ns
+        ))?;
         Ok(Exit::Passed)
     }
 }

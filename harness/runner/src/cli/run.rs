@@ -109,7 +109,7 @@ impl Run {
         let bar = self.progress();
         let interrupt = interrupt::watch({
             let bar = bar.clone();
-            move || bar.suspend(|| eprintln!("interrupted: stopping after the present operation; press Ctrl-C again to end at once"))
+            move || bar.suspend(|| terminal::tell("interrupted: stopping after the present operation; press Ctrl-C again to end at once"))
         })?;
         let source = self.device_source(choice)?;
         self.tell_beforehand(&scenarios, &selection, choice, &source);
@@ -182,15 +182,15 @@ impl Run {
             return;
         }
         if let (DeviceChoice::Auto, Some(reason)) = (choice, source.simulated_because()) {
-            eprintln!("on the simulated device: {reason}");
+            terminal::tell(format_args!("on the simulated device: {reason}"));
         }
         if let (Some(shard), []) = (self.shard, scenarios) {
-            eprintln!("none of these scenarios belongs to part {shard}");
+            terminal::tell(format_args!("none of these scenarios belongs to part {shard}"));
         }
         self.tell_of_added(scenarios, &selection.added);
         for scenario in scenarios {
             if selection.of(scenario).is_empty() {
-                eprintln!("not run: {} lists only {}", scenario.path.display(), names(&scenario.allocators));
+                terminal::tell(format_args!("not run: {} lists only {}", scenario.path.display(), names(&scenario.allocators)));
             }
         }
     }
@@ -203,11 +203,11 @@ impl Run {
             let earlier = others.iter().chain(&of_conf[..index]).find(|earlier| earlier.does_the_same(arm));
             if let Some(there) = doing_the_same(arm, scenarios, earlier) {
                 let conf = if conf.is_empty() { "''" } else { conf };
-                eprintln!("no arm of its own for --alloc-conf {conf}: {there} the same already");
+                terminal::tell(format_args!("no arm of its own for --alloc-conf {conf}: {there} the same already"));
             }
         }
         let idle: BTreeSet<&str> = added.iter().filter_map(AllocatorSpec::effective).flat_map(|config| config.idle_settings()).collect();
-        idle.iter().for_each(|told| eprintln!("{told}"));
+        idle.iter().for_each(terminal::tell);
     }
 
     fn plan(&self, scenarios: Vec<Scenario>, selection: Selection, source: &DeviceSource) -> Plan {
@@ -252,12 +252,12 @@ impl Run {
             Some(folder) => store::save_into(folder, records).map(|()| folder.clone())?,
             None => store::save_new(Path::new(store::DEFAULT_ROOT), records)?,
         };
-        let place = format!("report: {}\n", folder.join(store::REPORT).display());
+        let place = format!("report: {}", folder.join(store::REPORT).display());
         match self.format {
             _ if self.quiet => Ok(()),
-            Format::Text => terminal::print(&place),
+            Format::Text => terminal::print(&format!("{place}\n")),
             Format::Json => {
-                eprint!("{place}");
+                terminal::tell(place);
                 Ok(())
             }
         }

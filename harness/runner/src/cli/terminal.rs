@@ -1,6 +1,7 @@
-//! Where output goes: results to standard output, everything else to standard error, colour only where it is wanted.
+//! Where output goes: results to standard output ([`print`]), everything else to standard error ([`tell`]), colour only where it is wanted.
 
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use harness::report::text::Style;
@@ -53,7 +54,7 @@ impl Terminal {
             .graphical_theme(theme)
             .force_graphical(true);
         let options = if io::stderr().is_terminal() { options } else { options.width(WIDTH_OF_FILES) };
-        eprintln!("{:?}", Shown(&options.build(), &report));
+        tell(format_args!("{:?}", Shown(&options.build(), &report)));
     }
 }
 
@@ -70,6 +71,12 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         other => other.map_err(|error| CliError::Output { target: None, error, help: "make room, or send the output elsewhere" }),
     }
+}
+
+/// Writes a line to standard error. One that nobody can read, as in `harness run 2>&1 | head`, is no reason to stop or to end otherwise.
+pub(crate) fn tell(line: impl Display) {
+    // In one piece, so that lines of several processes do not mix.
+    let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Writes a document to standard output.

@@ -1,8 +1,9 @@
 //! Replaying allocation traces on the simulated device, and comparing with recorded runs of PyTorch's allocator.
 //!
 //! A [`Replay`] applies operations one by one; a [`Front`] says by which of the allocator's fronts; a [`Column`] is a figure that recordings
-//! keep; [`verify`] compares a recording with its own replay, row by row, and the final structure.
+//! keep; [`Streams`] are what a trace names and a device has; [`verify`] compares a recording with its own replay, row by row, and the final structure.
 
+mod streams;
 mod subject;
 
 use std::fmt;
@@ -11,14 +12,15 @@ use std::path::{Path, PathBuf};
 
 use harness_allocator::allocator::caching::{ConfError, Config, Quirks};
 use harness_allocator::allocator::{AllocatorError, PrivatePoolError, Request};
+use harness_allocator::device::DeviceError;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{DeviceError, StreamId};
 use harness_allocator::stats::{BlockState, MemoryStats, PoolKind, SegmentInfo, StatKey};
 use harness_allocator::trace::{self, TraceEvent};
 use harness_allocator::units::Bytes;
 use serde::Deserialize;
 use serde_json::json;
 
+pub use self::streams::Streams;
 use self::subject::{ByHandle, Shared, Subject};
 use crate::packed;
 
@@ -164,25 +166,29 @@ pub enum Front {
 /// A trace being replayed: an allocator on a simulated device.
 pub struct Replay {
     subject: Box<dyn Subject>,
+    streams: Streams,
     pressure: Bytes,
-    streams: u32,
     done: usize,
 }
 
 impl Replay {
-    /// An empty device of that capacity and an allocator that reproduces PyTorch's quirks.
-    #[must_use]
-    pub fn new(config: Config, capacity: Bytes, front: Front) -> Self {
+    /// An empty device of that capacity, with the streams that these operations name, and an allocator that reproduces PyTorch's quirks.
+    ///
+    /// # Errors
+    /// [`ReplayError::Device`]: the device cannot make that many streams.
+    pub fn new(events: &[TraceEvent], config: Config, capacity: Bytes, front: Front) -> Result<Self, ReplayError> {
         let config = Config { quirks: Quirks::Torch211, ..config };
-        let device = SimDevice::new(SimConfig::replay(capacity));
+        let mut device = SimDevice::new(SimConfig::replay(capacity));
+        // Nothing has been done, so it is the first operation that cannot be.
+        let streams = Streams::make(events, &mut device).map_err(|source| ReplayError::Device { operation: 1, source })?;
         let subject: Box<dyn Subject> = match front {
             Front::Handle => Box::new(ByHandle::new(device, config)),
             Front::Shared => Box::new(Shared::new(device, config)),
         };
-        Self { subject, pressure: Bytes::ZERO, streams: 1, done: 0 }
+        Ok(Self { subject, streams, pressure: Bytes::ZERO, done: 0 })
     }
 
-    /// Applies one operation.
+    /// Applies one operation, of those that this was made for.
     ///
     /// # Errors
     /// [`ReplayError`]; an out-of-memory is a result.
@@ -191,9 +197,8 @@ impl Replay {
         let operation = self.done;
         let device_error = |source| ReplayError::Device { operation, source };
         let pool_error = |source| ReplayError::PrivatePool { operation, source };
-        self.make_streams(event).map_err(device_error)?;
         let subject = &mut *self.subject;
-        match *event {
+        match self.streams.on_device(*event) {
             TraceEvent::Allocate { id, size, stream } => return self.allocate(id, Request { size, stream }),
             TraceEvent::Free { id } if !subject.is_live(id) => return Ok(OpResult::Ignored),
             TraceEvent::Free { id } => subject.free(id).map_err(device_error)?,
@@ -243,7 +248,7 @@ impl Replay {
     /// The structure, in the form of a recording's last line.
     #[must_use]
     pub fn snapshot(&self) -> serde_json::Value {
-        let segments: Vec<_> = self.subject.snapshot().iter().map(snapshot_segment).collect();
+        let segments: Vec<_> = self.subject.snapshot().iter().map(|segment| snapshot_segment(segment, &self.streams)).collect();
         json!({ "snapshot": segments })
     }
 
@@ -258,26 +263,14 @@ impl Replay {
             Err(AllocatorError::Device(source)) => Err(ReplayError::Device { operation, source }),
         }
     }
-
-    fn make_streams(&mut self, event: &TraceEvent) -> Result<(), DeviceError> {
-        let (TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream)) =
-            *event
-        else {
-            return Ok(());
-        };
-        while self.streams <= stream.0 {
-            let StreamId(made) = self.subject.device().create_stream()?;
-            self.streams = made + 1;
-        }
-        Ok(())
-    }
 }
 
-fn snapshot_segment(segment: &SegmentInfo) -> serde_json::Value {
+fn snapshot_segment(segment: &SegmentInfo, streams: &Streams) -> serde_json::Value {
     let blocks: Vec<_> = segment.blocks.iter().map(|block| json!([block.size.0, block.requested.0, state_code(block.state)])).collect();
     let pool = segment.private_pool.map_or(-1, i64::from);
     let large = u8::from(segment.pool == PoolKind::Large);
-    json!([segment.stream.map(|stream| stream.0), large, u8::from(segment.expandable), pool, segment.size.0, blocks])
+    let stream = segment.stream.map(|stream| streams.in_trace(stream).0);
+    json!([stream, large, u8::from(segment.expandable), pool, segment.size.0, blocks])
 }
 
 fn state_code(state: BlockState) -> u8 {
@@ -303,7 +296,10 @@ pub fn write_stats(
     let columns = Column::recorded();
     let names: Vec<String> = columns.iter().map(Column::to_string).collect();
     writeln!(output, "{}", json!({ "capacity": capacity.0, "columns": names }))?;
-    let mut replay = Replay::new(config, capacity, front);
+    let mut replay = match Replay::new(events, config, capacity, front) {
+        Ok(replay) => replay,
+        Err(error) => return Ok(Err(error)),
+    };
     for event in events {
         let result = match replay.apply(event) {
             Ok(result) => result,
@@ -427,7 +423,12 @@ pub fn verify(path: &Path, front: Front) -> Result<Comparison, RecordingError> {
     let columns = header.columns.iter().map(column).collect::<Result<Vec<_>, _>>()?;
     let events = trace::parse_lines(header.trace.iter().map(String::as_str)).map_err(|error| malformed(1, error.to_string()))?;
     let config = Config::parse(&header.conf).map_err(|source| RecordingError::Settings { path: path.to_owned(), source })?;
-    let mut replay = Replay::new(config, Bytes(header.capacity), front);
+    let stopped =
+        |operations: usize, error: ReplayError| Comparison { operations, difference: Some(Difference::Stopped { why: error.to_string() }) };
+    let mut replay = match Replay::new(&events, config, Bytes(header.capacity), front) {
+        Ok(replay) => replay,
+        Err(error) => return Ok(stopped(0, error)),
+    };
     for (index, event) in events.iter().enumerate() {
         let line =
             lines.next().ok_or_else(|| malformed(index + 2, "the recording ends before its trace".to_owned()))?.map_err(read_error)?;
@@ -435,10 +436,9 @@ pub fn verify(path: &Path, front: Front) -> Result<Comparison, RecordingError> {
         if recorded.len() != columns.len() {
             return Err(malformed(index + 2, format!("{} figures for {} columns", recorded.len(), columns.len())));
         }
-        let stopped = |why: String| Comparison { operations: index, difference: Some(Difference::Stopped { why }) };
         let result = match replay.apply(event) {
             Ok(result) => result,
-            Err(error) => return Ok(stopped(error.to_string())),
+            Err(error) => return Ok(stopped(index, error)),
         };
         let replayed: Vec<i64> = columns.iter().map(|&column| replay.value(column, result) as i64).collect();
         if recorded != replayed {

@@ -12,14 +12,14 @@ use std::time::Instant;
 use harness_allocator::allocator::Request;
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DeviceError, StreamId};
+use harness_allocator::device::{DeviceError, StreamId};
 use harness_allocator::trace::TraceEvent;
 use harness_allocator::units::Bytes;
 use serde::Serialize;
 
 pub use self::handle::ByHandle;
 use self::shared::ByPointer;
-use crate::replay::Front;
+use crate::replay::{Front, Streams};
 
 /// What was measured, in nanoseconds on this machine's own clock. An operation is one allocation or one free.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -148,28 +148,20 @@ impl<A: Access> Bench<A> {
     fn new(events: &[TraceEvent], capacity: Bytes, access: impl FnOnce(SimDevice, &[Op]) -> A) -> Result<Self, DeviceError> {
         let mut slots = BTreeMap::new();
         let mut device = SimDevice::new(SimConfig::replay(capacity));
-        let mut streams = 0;
+        let streams = Streams::make(events, &mut device)?;
         let mut ops = Vec::with_capacity(events.len());
         for event in events {
             let mut slot = |id: u64| {
                 let next = slots.len();
                 *slots.entry(id).or_insert(next)
             };
-            let op = match *event {
+            let op = match streams.on_device(*event) {
                 TraceEvent::Allocate { id, size, stream } => Op::Allocate { slot: slot(id), request: Request { size, stream } },
                 TraceEvent::Free { id } => Op::Free { slot: slot(id) },
                 TraceEvent::RecordStream { id, stream } => Op::RecordStream { slot: slot(id), stream },
                 other => Op::Other(other),
             };
-            if let TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) =
-                event
-            {
-                streams = streams.max(stream.0);
-            }
             ops.push(op);
-        }
-        for _ in 0..streams {
-            device.create_stream()?;
         }
         let live = (0..slots.len()).map(|_| None).collect();
         Ok(Self { access: access(device, &ops), ops, live })

@@ -899,6 +899,7 @@ fn a_packed_trace_is_replayed_like_the_trace_itself() {
 fn a_trace_without_allocations_is_not_timed() {
     let world = World::without_gpu().holding(&[("none.trace", "# nothing\nd\nf 1\n"), ("one.trace", "a 1 512 0\n")]);
     insta::assert_snapshot!(world.harness(&["replay", "none.trace", "--memory", "1GiB", "--bench", "3"]).told());
+    assert_eq!(world.harness(&["replay", "none.trace", "--memory", "1GiB"]).code, Some(0), "what is freed twice can be replayed");
     let one = world.harness(&["replay", "one.trace", "--memory", "1GiB", "--bench", "3"]);
     assert!(one.out.starts_with("2 operations a pass: 1 allocations, 1 frees, "), "{}", one.told());
 }
@@ -1067,4 +1068,36 @@ fn the_command_that_reproduces_a_run_is_quoted_for_a_shell() {
     let reproduce = night["reproduce"].as_str().unwrap();
     let again = world.shell(&format!("{reproduce} --no-report --quiet"));
     assert_eq!(again.code, Some(0), "{reproduce}\n{}", again.told());
+}
+
+/// A trace of two streams and what it leaves, with these numbers.
+fn trace_of_streams(one: u32, other: u32) -> String {
+    format!("a 1 3000000 {other}\na 2 1000 {one}\nr 2 {other}\na 3 30000000 0\nf 2\ns {other}\na 4 1000 {one}\nd\n")
+}
+
+#[test]
+fn streams_may_have_any_numbers_in_a_trace() {
+    let high = trace_of_streams(7, 3_000_000_000);
+    let world = World::without_gpu().holding(&[("low.trace", &trace_of_streams(1, 2)), ("high.trace", &high)]);
+    let replay = |trace: &str, front: &str| {
+        let ran = world.harness(&["replay", trace, "--memory", "1GiB", "--front", front]);
+        assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{}", ran.out);
+        ran.out.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let streams = |lines: &[String]| {
+        let last: Value = serde_json::from_str(lines.last().unwrap()).unwrap();
+        last["snapshot"].as_array().unwrap().iter().map(|segment| segment[0].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    for front in ["handle", "shared"] {
+        let [low, high] = [replay("low.trace", front), replay("high.trace", front)];
+        assert_eq!(low[..low.len() - 1], high[..high.len() - 1], "the figures do not depend on the numbers");
+        assert_eq!((streams(&low), streams(&high)), (vec![2, 1, 0], vec![3_000_000_000, 7, 0]), "reported as the trace calls them");
+        let bench = world.harness(&["replay", "high.trace", "--memory", "1GiB", "--bench", "1", "--front", front]);
+        assert!(bench.out.starts_with("8 operations a pass: 4 allocations, 4 frees, 0 out of memory"), "{}", bench.told());
+    }
+    let (header, rows) = (replay("high.trace", "handle"), high.lines().collect::<Vec<_>>());
+    let mut head: Value = serde_json::from_str(&header[0]).unwrap();
+    (head["conf"], head["trace"]) = (json!(""), json!(rows));
+    fs::write(world.path("high.jsonl"), format!("{head}\n{}\n", header[1..].join("\n"))).unwrap();
+    assert_eq!(world.harness(&["replay", "--verify", "high.jsonl"]).code, Some(0));
 }

@@ -1101,3 +1101,39 @@ fn streams_may_have_any_numbers_in_a_trace() {
     fs::write(world.path("high.jsonl"), format!("{head}\n{}\n", header[1..].join("\n"))).unwrap();
     assert_eq!(world.harness(&["replay", "--verify", "high.jsonl"]).code, Some(0));
 }
+
+#[test]
+fn a_merged_night_takes_the_place_of_none_of_its_shards() {
+    let world = World::without_gpu();
+    let one = night(20, 1).replace("\"shard\":null", "\"shard\":{\"index\":1,\"count\":2}");
+    let two = one.replace("\"index\":1", "\"index\":2").replace("\"arm\":\"", "\"arm\":\"other ");
+    for (folder, shard) in [("shards/1", &one), ("shards/2", &two)] {
+        fs::create_dir_all(world.path(folder)).unwrap();
+        fs::write(world.path(folder).join("night.json"), shard).unwrap();
+    }
+    let merge = |output: &str| world.harness(&["report", "merge", "shards/1", "shards/2/night.json", "-o", output]);
+    let told = ["shards/1/night.json", "shards/../shards/2/night.json"].map(|output| merge(output).told());
+    insta::assert_snapshot!(told.join("\n"));
+    for (folder, shard) in [("shards/1", &one), ("shards/2", &two)] {
+        assert_eq!(&fs::read_to_string(world.path(folder).join("night.json")).unwrap(), shard, "{folder}");
+    }
+    assert_eq!([merge("shards/night.json"), merge("shards/night.json")].map(|ran| ran.code), [Some(0); 2], "a night may be replaced");
+}
+
+#[test]
+fn a_folder_of_reports_that_is_named_too_deep_is_answered_with_the_one_above() {
+    let world = world_with_nights();
+    let commands: [&[&str]; 3] = [&["index", "reports/nightly"], &["index", FIRST_NIGHT], &["trim", "--keep", "1", "reports/nightly"]];
+    let told = commands.map(|arguments| world.harness(&[&["report"], arguments].concat()).told());
+    insta::assert_snapshot!(told.join("\n"));
+    let mut inside = world.command(&["report", "index", "."]);
+    inside.current_dir(world.path("reports/nightly"));
+    let inside = World::ran(inside);
+    assert_eq!(inside.code, Some(2), "{}", inside.told());
+    for folder in ["reports/nightly", FIRST_NIGHT] {
+        assert!(!world.path(folder).join("README.md").exists(), "{folder}");
+    }
+    let read = fs::read_to_string(world.path(FIRST_NIGHT).join("night.json")).unwrap();
+    assert!(read.contains("\"rounds\":[["), "nothing was thinned");
+    assert_eq!(world.harness(&["report", "index", "reports"]).code, Some(0));
+}

@@ -157,11 +157,26 @@ impl Merge {
         if !failures.is_empty() {
             return Err(Failures(failures));
         }
+        self.check_output()?;
         let night = merge::merge(&shards, self.allow_missing)
             .map_err(|error| CliError::input(error.to_string(), "shards come from `harness bench --shard I/N` with the same N and seed"))?;
         nights::write(&self.output, &night)?;
         terminal::print(&format!("night: {}\n", self.output.display()))?;
         Ok(Exit::Passed)
+    }
+
+    /// A shard that the night took the place of could not be merged again.
+    fn check_output(&self) -> Result<(), CliError> {
+        let Ok(output) = self.output.canonicalize() else { return Ok(()) };
+        let record = |shard: &Path| if shard.is_dir() { shard.join(nights::NIGHT) } else { shard.to_owned() };
+        let is_output = |shard: &&PathBuf| record(shard).canonicalize().is_ok_and(|shard| shard == output);
+        match self.shards.iter().find(is_output) {
+            None => Ok(()),
+            Some(shard) => {
+                let message = format!("{}: this is one of the shards, {}: nothing was written", self.output.display(), shard.display());
+                Err(CliError::input(message, "choose another place for the night with `-o FILE`"))
+            }
+        }
     }
 }
 
@@ -252,13 +267,28 @@ impl Trim {
     }
 }
 
-/// A root that is not there is a slip of the pen: nothing is made of it.
+/// A root that is not there, or one that is too deep, is a slip of the pen: nothing is made of it.
 fn check_root(root: &Path) -> Result<(), CliError> {
-    if root.is_dir() {
-        return Ok(());
+    const HELP: &str = "name the folder that `harness bench --reports DIR` saves nights below";
+    if !root.is_dir() {
+        let why = if root.exists() { "this is no folder" } else { "there is no such folder" };
+        return Err(CliError::input(format!("{}: {why}", root.display()), HELP));
     }
-    let why = if root.exists() { "this is no folder" } else { "there is no such folder" };
-    Err(CliError::input(format!("{}: {why}", root.display()), "name the folder that `harness bench --reports DIR` saves nights below"))
+    let Some(above) = too_deep(root) else { return Ok(()) };
+    let message = format!("{}: nights are looked for in the folder `{}` below the one named", root.display(), nights::NIGHTLY);
+    Err(CliError::input(message, format!("name the folder above: {}", above.display())))
+}
+
+/// The root that was meant where the folder of all nights is named instead, or that of one night in it.
+fn too_deep(root: &Path) -> Option<PathBuf> {
+    if root.join(nights::NIGHTLY).is_dir() {
+        return None;
+    }
+    let here = root.canonicalize().ok()?;
+    let above = if here.ends_with(nights::NIGHTLY) { here.parent()?.to_owned() } else { root_of(&here.join(nights::NIGHT))? };
+    // As the user would write it, where that is the same.
+    let written = root.ancestors().find(|ancestor| ancestor.canonicalize().is_ok_and(|ancestor| ancestor == above));
+    Some(written.map_or(above, Path::to_owned))
 }
 
 fn unless_broken(broken: Vec<StoreError>) -> Result<Exit, Failures> {

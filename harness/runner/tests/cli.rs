@@ -1070,6 +1070,20 @@ fn the_command_that_reproduces_a_run_is_quoted_for_a_shell() {
     assert_eq!(again.code, Some(0), "{reproduce}\n{}", again.told());
 }
 
+#[test]
+fn an_empty_trace_and_too_little_memory_are_refused_by_a_replay() {
+    let world = World::without_gpu().holding(&[("empty.trace", ""), ("comment.trace", "# nothing\n\n"), ("job.trace", TRACE)]);
+    let commands: [&[&str]; 5] = [
+        &["empty.trace", "--memory", "1GiB"],
+        &["comment.trace", "--memory", "1GiB", "--bench", "3"],
+        &["job.trace", "--memory", "80"],
+        &["job.trace", "--memory", "80", "--bench", "3"],
+        &["job.trace", "--memory", "2PiB"],
+    ];
+    let told = commands.map(|arguments| world.harness(&[&["replay"], arguments].concat()).told());
+    insta::assert_snapshot!(told.join("\n"));
+}
+
 /// A trace of two streams and what it leaves, with these numbers.
 fn trace_of_streams(one: u32, other: u32) -> String {
     format!("a 1 3000000 {other}\na 2 1000 {one}\nr 2 {other}\na 3 30000000 0\nf 2\ns {other}\na 4 1000 {one}\nd\n")

@@ -1,9 +1,11 @@
-//! Which device the user chose: by option, by variable, or not at all; and the device profile named for the simulated one.
+//! Which device the user chose: by option, by variable, or not at all; the device profile named for the simulated one; how much memory it has.
 
 use std::path::Path;
 
+use harness::scenario::{MAX_MEMORY, MIN_MEMORY};
 use harness::session::DeviceSource;
 use harness_allocator::device::open::{DeviceChoice, ParseDeviceError};
+use harness_allocator::units::Bytes;
 
 use super::error::CliError;
 
@@ -34,4 +36,13 @@ pub(crate) fn profiled(source: DeviceSource, profile: Option<&Path>) -> Result<D
             Err(CliError::input(message, "add `--device sim`, or leave `--device-profile` out"))
         }
     }
+}
+
+/// The value of an option `--memory`. Less than an allocator can use is a unit forgotten.
+pub(crate) fn memory(text: &str) -> Result<Bytes, String> {
+    let memory = Bytes::parse(text).map_err(|error| error.to_string())?;
+    if (MIN_MEMORY..=MAX_MEMORY).contains(&memory) {
+        return Ok(memory);
+    }
+    Err(format!("a device's memory is from {MIN_MEMORY}, one small segment, to {MAX_MEMORY}, and this is {memory}"))
 }

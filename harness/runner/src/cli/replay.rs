@@ -23,7 +23,7 @@ use harness_allocator::units::Bytes;
 use super::error::{CliError, Failures};
 use super::exit::Exit;
 use super::interrupt::{self, Interrupt};
-use super::terminal;
+use super::{device, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness replay job.trace --memory 80GiB --stats stats.jsonl
@@ -57,8 +57,8 @@ pub(super) struct Replay {
     /// The allocator's settings, as in PYTORCH_ALLOC_CONF, whose older name is PYTORCH_CUDA_ALLOC_CONF.
     #[arg(long, value_name = "CONF", default_value = "")]
     alloc_conf: String,
-    /// The device's memory: a number of bytes, or a size as in `80GiB`.
-    #[arg(long, value_name = "BYTES", value_parser = memory)]
+    /// The device's memory, 2MiB or more: a number of bytes, or a size as in `80GiB`.
+    #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
     /// Where to write a row of statistics an operation; `-` is standard output.
     #[arg(long, value_name = "OUT.jsonl", default_value = "-")]
@@ -172,10 +172,6 @@ device calls in the timed passes: {device_calls}
     }
 }
 
-fn memory(text: &str) -> Result<Bytes, String> {
-    Bytes::parse(text).map_err(|error| error.to_string())
-}
-
 /// A trace and where it was read.
 struct Trace<'a> {
     path: &'a Path,
@@ -206,6 +202,10 @@ impl<'a> Trace<'a> {
             })?;
             trace.lines.extend(events.iter().map(|_| line_number));
             trace.events.extend(events);
+        }
+        if trace.events.is_empty() {
+            let message = format!("{}: there is nothing to replay: the trace has no operations", path.display());
+            return Err(CliError::input(message, "name a trace with operations; `harness replay --help` tells the format"));
         }
         Ok(trace)
     }

@@ -9,7 +9,7 @@ use clap::Args;
 use harness::files::{self, Document};
 use harness::record::{Records, RunRecord};
 use harness::report::{Counts, Report, github, json, junit, text};
-use harness::scenario::{MAX_MEMORY, MIN_MEMORY, Scenario, choices};
+use harness::scenario::{Scenario, choices};
 use harness::session::{Arm, DeviceSource, Plan, Selection, has_pytorchs, listed_as};
 use harness::shard::Shard;
 use harness::store;
@@ -53,7 +53,7 @@ pub(super) struct Run {
     #[arg(long, value_name = "FILE")]
     device_profile: Option<PathBuf>,
     /// Give each scenario this memory instead of what it needs, as in `2GiB`.
-    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
     /// Only these allocators, of those that a scenario lists, by the names of their arms; may be repeated, or be a list with commas.
     #[arg(long = "allocator", value_name = "NAME", long_help = allocator_help())]
@@ -188,6 +188,7 @@ impl Run {
             terminal::tell(format_args!("none of these scenarios belongs to part {shard}"));
         }
         self.tell_of_added(scenarios, &selection.added);
+        tell_of_idle(scenarios, selection);
         for scenario in scenarios {
             if selection.of(scenario).is_empty() {
                 terminal::tell(format_args!("not run: {} lists only {}", scenario.path.display(), names(&scenario.allocators)));
@@ -195,7 +196,7 @@ impl Run {
         }
     }
 
-    /// Settings that come down to an arm that is there already, and those that come to nothing.
+    /// Settings that come down to an arm that is there already.
     fn tell_of_added(&self, scenarios: &[Scenario], added: &[AllocatorSpec]) {
         // Those of `--alloc-conf` come last.
         let (others, of_conf) = added.split_at(added.len().saturating_sub(self.alloc_conf.len()));
@@ -206,8 +207,6 @@ impl Run {
                 terminal::tell(format_args!("no arm of its own for --alloc-conf {conf}: {there} the same already"));
             }
         }
-        let idle: BTreeSet<&str> = added.iter().filter_map(AllocatorSpec::effective).flat_map(|config| config.idle_settings()).collect();
-        idle.iter().for_each(terminal::tell);
     }
 
     fn plan(&self, scenarios: Vec<Scenario>, selection: Selection, source: &DeviceSource) -> Plan {
@@ -262,6 +261,13 @@ impl Run {
             }
         }
     }
+}
+
+/// Settings that come to nothing, of the arms of all scenarios and of those added to them; each is told once.
+fn tell_of_idle(scenarios: &[Scenario], selection: &Selection) {
+    let arms = scenarios.iter().flat_map(|scenario| selection.of(scenario)).chain(&selection.added);
+    let idle: BTreeSet<&str> = arms.filter_map(AllocatorSpec::effective).flat_map(|config| config.idle_settings()).collect();
+    idle.iter().for_each(terminal::tell);
 }
 
 /// Which arms do the same as this one, with the verb: those of scenarios, by name, or one that was given before it.
@@ -371,12 +377,4 @@ caching(max_split_size_mb:512); that last form runs in every scenario that lists
 {}",
         kinds.collect::<String>()
     )
-}
-
-fn memory(text: &str) -> Result<Bytes, String> {
-    let memory = Bytes::parse(text).map_err(|error| error.to_string())?;
-    if (MIN_MEMORY..=MAX_MEMORY).contains(&memory) {
-        return Ok(memory);
-    }
-    Err(format!("a scenario's memory is from {MIN_MEMORY}, one small segment, to {MAX_MEMORY}"))
 }

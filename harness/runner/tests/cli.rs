@@ -1151,3 +1151,32 @@ fn a_folder_of_reports_that_is_named_too_deep_is_answered_with_the_one_above() {
     assert!(read.contains("\"rounds\":[["), "nothing was thinned");
     assert_eq!(world.harness(&["report", "index", "reports"]).code, Some(0));
 }
+
+#[test]
+fn the_commands_for_replays_in_the_readme_work() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let (header, rows) = recording(&world);
+    fs::write(world.path("good.jsonl"), format!("{header}\n{}\n", rows.join("\n"))).unwrap();
+    let readme = fs::read_to_string(project().join("README.md")).unwrap();
+    let commands: Vec<&str> =
+        readme.lines().filter_map(|line| line.strip_prefix("| `harness replay ")?.split_once('`')).map(|(command, _)| command).collect();
+    assert_eq!(commands.len(), 3, "{commands:?}");
+    for command in commands {
+        let placeholders = [("FILE", "job.trace"), ("SIZE", "1GiB"), ("REPS", "1"), ("RECORDING…", "good.jsonl"), (" …", "")];
+        let filled = placeholders.iter().fold(command.to_owned(), |line, (placeholder, value)| line.replace(placeholder, value));
+        let ran = world.shell(&format!("harness replay {filled}"));
+        assert_eq!(ran.code, Some(0), "{filled}\n{}", ran.err);
+    }
+}
+
+#[test]
+fn settings_of_a_scenario_that_do_nothing_are_told_of_like_those_of_an_option() {
+    let idle = "{ caching: { name: idle, garbage_collection_threshold: 0.6 } }";
+    let scenario = GOOD.replace("direct", idle);
+    let world = World::without_gpu().holding(&[("idle.yaml", &scenario), ("too.yaml", &scenario)]);
+    let err = |more: &[&str]| world.harness(&[&["run", "idle.yaml", "too.yaml", "--device", "sim", "--no-report"], more].concat()).err;
+    let told = "garbage_collection_threshold does nothing without per_process_memory_fraction, unless the program sets a fraction itself\n";
+    assert_eq!(err(&[]), told, "once");
+    assert_eq!(err(&["--alloc-conf", "garbage_collection_threshold:0.7"]), told);
+    assert_eq!([err(&["--allocator", "caching"]), err(&["--quiet"])], ["", ""], "that arm is not run, or nobody wants to know");
+}

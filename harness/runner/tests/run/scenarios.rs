@@ -459,6 +459,16 @@ fn a_training_that_cannot_even_begin_counts_its_failed_request() {
     );
 }
 
+#[test]
+fn a_storm_of_sizes_that_together_leave_64_bits_frees_what_is_due_next() {
+    let all = u64::MAX;
+    let run = passes(&format!(
+        "  - storm: {{ id: s, operations: 60, sizes: [1MiB, {all}B], live: {all}B, lifetime: {{ min: 50, max: 60 }} }}
+  - expect: [ s.allocations > 5, s.frees > 5, s.allocations + s.frees + s.ooms == s.operations, s.live_bytes < 64MiB ]"
+    ));
+    assert_eq!(run.unrecorded_steps, 0);
+}
+
 /// Of the storm's segment 3 MiB belong to another buffer; a segment of others only is neither free nor pinned by the storm.
 #[test]
 fn pins_tell_free_memory_from_memory_of_others() {

@@ -384,6 +384,12 @@ impl Rig {
         self.lost_to_retry += lost;
     }
 
+    /// Time so far that would not have been spent without a failed request.
+    #[must_use]
+    pub const fn lost_to_retry(&self) -> Nanos {
+        self.lost_to_retry
+    }
+
     /// The device's clock.
     pub fn now(&mut self) -> Nanos {
         self.device.now()

@@ -12,7 +12,7 @@ use harness::scenario::Scenario;
 use harness::session::{Arm, DeviceSource, Plan, Selection};
 use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::Leaks;
-use harness_allocator::units::Bytes;
+use harness_allocator::units::{Bytes, Nanos};
 
 use crate::watched::Watched;
 
@@ -457,6 +457,26 @@ fn a_training_that_cannot_even_begin_counts_its_failed_request() {
         "  - train: { id: t, parameters: 32MiB, layers: 2, activations_per_sample: 1MiB, batch: 1, iterations: 1, expect: oom }
   - expect: [ t.ooms == 1, t.iterations == 0, allocated_bytes.all.current == 0B ]",
     );
+}
+
+/// 40 MiB are cached for another stream: the first layer has the allocator give them back, and the second one finds no room.
+#[test]
+fn a_request_tried_again_inside_a_try_that_fails_is_lost_once() {
+    let run = passes(
+        "  - alloc: { buffer: a, size: 40MiB, stream: side }
+  - free: a
+  - train:
+      id: t
+      parameters: 4KiB
+      layers: 2
+      activations_per_sample: 30MiB
+      batch: 2
+      iterations: 1
+      on_oom: { halve_batch: { floor: 1, retries: 1, empty_cache: true } }
+  - expect: [ num_alloc_retries == 2, t.ooms == 1, t.retries == 1 ]",
+    );
+    assert_eq!(run.timings.lost_to_retry, Nanos(run.steps[2].reports["retry_time"]), "the failed try holds all that was tried again");
+    assert!(run.timings.lost_to_retry < run.timings.scenario, "{:?}", run.timings);
 }
 
 #[test]

@@ -421,12 +421,12 @@ impl Rig {
         self.allocator.snapshot()
     }
 
-    /// The device's memory.
+    /// The device's memory. The time of the answer, which may be NVML's, is not the scenario's.
     ///
     /// # Errors
     /// [`Halt`].
     pub fn memory(&mut self) -> Result<DeviceMemory, Halt> {
-        Ok(self.device.memory()?)
+        self.checked(|rig| rig.device.memory())
     }
 
     /// What the device is.

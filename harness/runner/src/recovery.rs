@@ -63,7 +63,7 @@ pub(crate) fn recover<T>(
     let (mut retries, mut without_progress, mut lost) = (0, 0, Nanos::ZERO);
     loop {
         let room = if policy.is_some() { world.rig.room()? } else { Bytes::ZERO };
-        let began = world.rig.scenario_clock();
+        let (began, counted) = (world.rig.scenario_clock(), world.rig.lost_to_retry());
         let error = match attempt(world, ask)? {
             Ok(value) => return Ok(Recovered { answer: Ok(value), ask, retries, without_progress, lost }),
             Err(error) => error,
@@ -74,7 +74,9 @@ pub(crate) fn recover<T>(
         };
         let spent = world.rig.scenario_clock().saturating_sub(began);
         lost += spent;
-        world.rig.count_lost(spent);
+        // Requests of this try that the allocator itself had to try again are counted already.
+        let of_these = world.rig.lost_to_retry().saturating_sub(counted);
+        world.rig.count_lost(spent.saturating_sub(of_these));
         let Some(next) = prepared else {
             return Ok(Recovered { answer: Err(error), ask, retries, without_progress, lost });
         };

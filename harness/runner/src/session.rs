@@ -16,7 +16,7 @@ use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 
 use crate::profile::{Profile, ProfileError};
-use crate::record::{RECORD_VERSION, Records, RunRecord, Timings, Verdict};
+use crate::record::{RECORD_VERSION, Records, Rule, RunRecord, Timings, Verdict, Violation};
 use crate::run::{RunRequest, run};
 use crate::scenario::Scenario;
 
@@ -219,7 +219,8 @@ impl Plan {
         (0..self.repetitions).flat_map(arms)
     }
 
-    /// Runs everything; stops early when the user interrupts.
+    /// Runs everything; stops early when the user interrupts. Where the device cannot be opened any more after runs on it, that arm has
+    /// failed and those behind it are skipped: what broke the device is most likely in the records that there are.
     ///
     /// # Errors
     /// [`DeviceError`] where no device can be opened at all; a scenario that does not fit on the device is skipped, with the reason.
@@ -229,13 +230,24 @@ impl Plan {
         interrupt: &Arc<AtomicBool>,
         mut watch: impl FnMut(&Arm<'_>, Option<&RunRecord>),
     ) -> Result<Records, DeviceError> {
-        let mut runs = Vec::new();
+        let mut runs: Vec<RunRecord> = Vec::new();
+        let mut lost = None;
         for arm in self.arms() {
             if interrupt.load(Ordering::Relaxed) {
                 break;
             }
             watch(&arm, None);
-            let record = self.run_arm(&arm, source, interrupt)?;
+            let record = match &lost {
+                Some(device) => self.not_run(&arm, source, DeviceInfo::clone(device), device_was_lost()),
+                None => match (self.run_arm(&arm, source, interrupt), runs.last()) {
+                    (Ok(record), _) => record,
+                    (Err(error), None) => return Err(error),
+                    (Err(error), Some(RunRecord { device, .. })) => {
+                        lost = Some(device.clone());
+                        self.not_run(&arm, source, device.clone(), device_failed(&error))
+                    }
+                },
+            };
             watch(&arm, Some(&record));
             runs.push(record);
         }
@@ -253,16 +265,46 @@ impl Plan {
             Some(memory) => &Scenario { memory, ..arm.scenario.clone() },
             None => arm.scenario,
         };
-        let seed = self.seed.unwrap_or(scenario.seed);
-        let reproduce = self.reproduce(arm, source, seed);
         let device = match source.limit(device, scenario.memory) {
             Ok(device) => device,
-            Err(error @ DeviceError::Unavailable { .. }) => return Ok(skipped(arm, scenario, info, seed, reproduce, &error)),
+            Err(error @ DeviceError::Unavailable { .. }) => {
+                return Ok(self.not_run(arm, source, info, Verdict::Skipped { reason: error.to_string() }));
+            }
             Err(error) => return Err(error),
         };
+        let seed = self.seed_of(arm);
+        let reproduce = self.reproduce(arm, source, seed);
         let (allocator, repetition) = (arm.allocator, arm.repetition);
         let (audit, interrupt) = (self.audit, Arc::clone(interrupt));
         run(&RunRequest { scenario, allocator, seed, repetition, reproduce, audit, interrupt }, device)
+    }
+
+    fn seed_of(&self, arm: &Arm<'_>) -> u64 {
+        self.seed.unwrap_or(arm.scenario.seed)
+    }
+
+    /// The record of an arm that never began.
+    fn not_run(&self, arm: &Arm<'_>, source: &DeviceSource, device: DeviceInfo, verdict: Verdict) -> RunRecord {
+        let mut scenario = arm.scenario.info();
+        scenario.memory = self.memory.unwrap_or(scenario.memory);
+        let seed = self.seed_of(arm);
+        RunRecord {
+            scenario,
+            device,
+            allocator: arm.allocator.to_string(),
+            settings: arm.allocator.settings(),
+            seed,
+            repetition: arm.repetition,
+            reproduce: self.reproduce(arm, source, seed),
+            verdict,
+            steps: Vec::new(),
+            unrecorded_steps: 0,
+            curve: Vec::new(),
+            timings: Timings::default(),
+            calls: DeviceCalls::default(),
+            stats: MemoryStats::default(),
+            cost_figures: Vec::new(),
+        }
     }
 
     fn reproduce(&self, arm: &Arm<'_>, source: &DeviceSource, seed: u64) -> String {
@@ -281,24 +323,21 @@ pub fn quoted(word: &str) -> String {
     if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
 
-fn skipped(arm: &Arm<'_>, scenario: &Scenario, device: DeviceInfo, seed: u64, reproduce: String, reason: &DeviceError) -> RunRecord {
-    RunRecord {
-        scenario: scenario.info(),
-        device,
-        allocator: arm.allocator.to_string(),
-        settings: arm.allocator.settings(),
-        seed,
-        repetition: arm.repetition,
-        reproduce,
-        verdict: Verdict::Skipped { reason: reason.to_string() },
-        steps: Vec::new(),
-        unrecorded_steps: 0,
-        curve: Vec::new(),
-        timings: Timings::default(),
-        calls: DeviceCalls::default(),
-        stats: MemoryStats::default(),
-        cost_figures: Vec::new(),
-    }
+/// The verdict of the arm at which a device that others ran on was lost.
+fn device_failed(error: &DeviceError) -> Verdict {
+    let first = Violation {
+        step: 0,
+        at: None,
+        rule: Rule::DeviceFailure,
+        expected: "the device to open again, as for the run before".to_owned(),
+        seen: error.to_string(),
+    };
+    Verdict::Failed { first, rest: Vec::new() }
+}
+
+/// The verdict of the arms behind it.
+fn device_was_lost() -> Verdict {
+    Verdict::Skipped { reason: "the device could not be opened for a run before this one, and was not tried again".to_owned() }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use driver_double::{Config, Staging};
-use harness::record::{Records, Verdict};
+use harness::record::{Records, Rule, Verdict};
 use harness::scenario::Scenario;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -306,6 +306,30 @@ fn a_scenario_that_needs_more_than_the_device_has_is_skipped_with_exit_code_3() 
     let ran = world.harness(&["run", "huge.yaml", "--allocator", "caching", "--no-report"]);
     assert_eq!(ran.code, Some(3), "{}", ran.told());
     insta::assert_snapshot!(ran.paragraph("skipped:"));
+}
+
+/// The second run meets a failed launch, and the driver refuses every context after it, once: the fourth run would find it well again.
+#[test]
+fn a_device_that_is_lost_on_the_way_takes_no_finished_run_with_it() {
+    let broken = Config::default().failing("cuMemAlloc_v2", 3, 719).failing("cuDevicePrimaryCtxRetain", 3, 719);
+    let world = World::with_double(&broken).holding(&[("good.yaml", GOOD)]);
+    let ran = world.harness(&["run", "good.yaml", "--device", "cuda", "--repeat", "2", "--report", "kept"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.told());
+    let records: Records = serde_json::from_str(&fs::read_to_string(world.path("kept/records.json")).unwrap()).unwrap();
+    let runs: Vec<_> = records.runs.iter().map(|run| (run.allocator.as_str(), run.repetition, &run.verdict)).collect();
+    let [("caching", 0, Verdict::Passed), ("direct", 0, Verdict::Failed { first, .. }), lost, skipped] = &runs[..] else {
+        panic!("{runs:?}")
+    };
+    assert!(first.seen.starts_with("cuMemAlloc_v2 failed: CUDA_ERROR_LAUNCH_FAILED (719)"), "{first}");
+    let ("caching", 1, Verdict::Failed { first, .. }) = lost else { panic!("{lost:?}") };
+    assert_eq!((first.step, &first.rule), (0, &Rule::DeviceFailure));
+    assert!(first.seen.starts_with("cuDevicePrimaryCtxRetain failed: CUDA_ERROR_LAUNCH_FAILED (719)"), "{first}");
+    let ("direct", 1, Verdict::Skipped { reason }) = skipped else { panic!("{skipped:?}") };
+    assert_eq!(reason, "the device could not be opened for a run before this one, and was not tried again");
+    assert!(ran.out.contains("cuMemAlloc_v2 failed") && ran.out.contains("report: kept/"), "{}", ran.out);
+    let first_of_all = World::with_double(&Config::default().failing("cuDevicePrimaryCtxRetain", 1, 719)).holding(&[("good.yaml", GOOD)]);
+    let ran = first_of_all.harness(&["run", "good.yaml", "--device", "cuda"]);
+    assert_eq!((ran.code, first_of_all.names()), (Some(3), vec!["good.yaml".to_owned()]), "nothing was run: {}", ran.told());
 }
 
 #[test]
@@ -626,6 +650,16 @@ fn mistakes_in_a_trace_are_told_with_file_and_line_and_leave_no_file() {
         .map(|trace| world.harness(&["replay", trace, "--memory", "1GiB", "--stats", "stats.jsonl"]).told());
     insta::assert_snapshot!(told.join("\n"));
     assert_eq!(world.names(), ["twice.trace", "word.trace"]);
+}
+
+/// A simulated device hands out no address twice, and there are fewer than 2^65 of them.
+#[test]
+fn a_replay_that_uses_up_all_addresses_is_out_of_memory() {
+    let world = World::without_gpu().holding(&[("huge.trace", "a 1 17000000000000000000 0\nf 1\na 2 17500000000000000000 0\n")]);
+    let ran = world.harness(&["replay", "huge.trace", "--memory", "18000000000000000000"]);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{}", ran.told());
+    let rows = ran.out.lines().skip(1).take(3).map(|row| serde_json::from_str::<Vec<u64>>(row).unwrap()[0]);
+    assert_eq!(rows.collect::<Vec<_>>(), [0, 0, 1], "the column `result`");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use harness::bench::machine::{Monitor, machine};
 use harness::bench::torch::Torches;
 use harness::bench::workshop::{DeviceWorkshop, Wall, Workshop};
 use harness::session::DeviceSource;
-use harness_allocator::allocator::{AllocatorKind, Request};
+use harness_allocator::allocator::{Allocator, AllocatorKind, Request};
 use harness_allocator::device::cuda::CudaDevice;
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::open::{self, DeviceChoice, Resolved};
@@ -594,6 +594,58 @@ on_the_double! {
         assert_eq!(device.leaks().allocations, 1);
         device.free_async(ptr, StreamId::DEFAULT).expect("the second try is not refused");
         assert_eq!(device.leaks().allocations, 0);
+    }
+
+    fn frees_whose_events_were_seen_before_the_device_failed_are_done_and_the_others_wait_on(
+        Config::default().failing("cuEventSynchronize", 2, 719)
+    ) {
+        let mut device = device();
+        let side = device.create_stream().expect("a stream");
+        let mut allocator = AllocatorKind::Caching.build();
+        let allocations: Vec<_> = (0..3)
+            .map(|_| allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect("it fits"))
+            .collect();
+        device.busy(side, Nanos::millis(20)).expect("it is queued");
+        for allocation in allocations {
+            allocator.record_stream(&allocation, side);
+            allocator.free(&mut device, allocation).expect("it is live");
+        }
+        let pending = |allocator: &dyn Allocator| allocator.stats().active.all.current;
+        assert_eq!(pending(&*allocator), 3, "all of them wait for the other stream");
+        let error = allocator.empty_cache(&mut device).expect_err("the second wait is refused");
+        assert!(matches!(error, DeviceError::Driver { call: "cuEventSynchronize", code: 719, .. }), "{error}");
+        assert_eq!(pending(&*allocator), 2, "the first event was seen");
+        allocator.empty_cache(&mut device).expect("the next try is not refused");
+        assert_eq!((pending(&*allocator), allocator.stats().reserved_bytes.all.current), (0, 0));
+        allocator.close(&mut device).expect("nothing is live");
+        device.destroy_stream(side).expect("it is there");
+        assert!(device.leaks().is_empty(), "{}", device.leaks());
+    }
+
+    fn what_a_pool_has_handed_out_goes_back_where_it_cannot_tell_what_it_holds(
+        Config::default().failing("cuMemPoolGetAttribute", 1, 719)
+    ) {
+        let mut device = device();
+        let mut allocator = AllocatorKind::AsyncPool.build();
+        let error = allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect_err("the pool cannot tell");
+        assert!(error.to_string().starts_with("cuMemPoolGetAttribute failed: CUDA_ERROR_LAUNCH_FAILED (719)"), "{error}");
+        assert_eq!((device.leaks().allocations, allocator.stats().allocation.all.current), (0, 0));
+        let held = allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect("the next try is not refused");
+        assert_eq!((device.leaks().allocations, allocator.stats().allocation.all.current), (1, 1));
+        allocator.free(&mut device, held).expect("it is live");
+        allocator.close(&mut device).expect("nothing is live");
+        assert!(device.leaks().is_empty(), "{}", device.leaks());
+    }
+
+    fn what_cannot_go_back_either_stays_counted_until_the_allocator_is_closed(
+        Config::default().failing("cuMemPoolGetAttribute", 1, 719).failing("cuMemFreeAsync", 1, 719)
+    ) {
+        let mut device = device();
+        let mut allocator = AllocatorKind::AsyncPool.build();
+        allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect_err("the pool cannot tell");
+        assert_eq!((device.leaks().allocations, allocator.stats().allocation.all.current), (1, 1));
+        allocator.close(&mut device).expect("the second free is not refused");
+        assert!(device.leaks().is_empty(), "{}", device.leaks());
     }
 
     fn a_page_that_the_driver_refuses_takes_those_before_it_back(Config::default().failing("cuMemCreate", 3, 999)) {

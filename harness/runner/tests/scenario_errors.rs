@@ -182,6 +182,14 @@ fn a_wrong_step_is_answered_with_the_steps_and_fields_there_are() {
         ),
         ("no retries", "- alloc: { buffer: a, size: 1MiB, on_oom: { empty_cache: { retries: 0 } } }"),
         ("batch of nothing", "- train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 0, iterations: 1 }"),
+        (
+            "batch beyond 64 bits",
+            "- train: { id: t, parameters: 1MiB, activations_per_sample: 1125899906842624B, batch: 16384, iterations: 1 }",
+        ),
+        (
+            "parameters beyond 64 bits",
+            "- train: { id: t, parameters: 9223372036854775808B, activations_per_sample: 1MiB, batch: 8, iterations: 1 }",
+        ),
         ("duration without unit", "- work: { duration: 5 }"),
         ("duration of nothing", "- work: { duration: 0ms }"),
         ("fraction above one", "- set_fraction: 1.5"),

@@ -94,6 +94,17 @@ impl AsyncPoolAllocator {
         ordered.map(|()| joining)
     }
 
+    /// Takes note of what the pool has handed out.
+    fn keep(&mut self, range: MemoryRange, request: Request) -> Allocation {
+        let live = Single { range, stream: request.stream, also: Vec::new() };
+        self.count(&live, PooledStat::increase);
+        // At least that much is reserved, whether or not the pool will tell.
+        let allocated = self.stats.allocated_bytes.all.current;
+        let reserved = &mut self.stats.reserved_bytes.all;
+        reserved.increase(allocated.saturating_sub(reserved.current));
+        Allocation::new(range, request, self.live.insert(live))
+    }
+
     /// Counts an allocation in or out; what the pool has reserved as a whole is observed, not counted.
     fn count(&mut self, live: &Single, apply: fn(&mut PooledStat, PoolKind, u64)) {
         let reserved = self.stats.reserved_bytes.all;
@@ -125,18 +136,20 @@ impl Allocator for AsyncPoolAllocator {
         }
         let pool = self.pool(device)?;
         let answer = self.ask(device, pool, request);
-        self.observe(device, pool)?;
-        match answer {
-            Ok(start) => {
-                let live = Single { range: MemoryRange::new(start, size), stream: request.stream, also: Vec::new() };
-                self.count(&live, PooledStat::increase);
-                let range = live.range;
-                Ok(Allocation::new(range, request, self.live.insert(live)))
+        // Kept before anything else can fail: `close` gives back what is live.
+        let answer = answer.map(|start| self.keep(MemoryRange::new(start, size), request));
+        let observed = self.observe(device, pool);
+        match (answer, observed) {
+            (Ok(allocation), Ok(())) => Ok(allocation),
+            (Ok(allocation), Err(error)) => {
+                // Nobody is told of it. Where it cannot go back either, it stays live, and counted.
+                let _ = self.free(device, allocation);
+                Err(error.into())
             }
-            Err(DeviceError::OutOfMemory { free, .. }) => {
+            (Err(DeviceError::OutOfMemory { free, .. }), Ok(())) => {
                 Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Device { free }))
             }
-            Err(error) => Err(error.into()),
+            (Err(DeviceError::OutOfMemory { .. }), Err(error)) | (Err(error), _) => Err(error.into()),
         }
     }
 

@@ -5,6 +5,7 @@ mod audit;
 mod curve;
 mod samples;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -106,8 +107,10 @@ pub struct Rig {
     interrupt: Arc<AtomicBool>,
     step: u32,
     tags: u64,
-    /// Streams with queued `work` that nobody has waited for.
+    /// Streams with queued `work` that nobody has waited for, or that wait for such a stream.
     working: Vec<StreamId>,
+    /// Events that stand behind such work, by the stream that they were recorded on.
+    behind_work: BTreeMap<EventId, StreamId>,
     findings: Vec<Finding>,
     curve: Curve,
     last_memory: DeviceMemory,
@@ -141,6 +144,7 @@ impl Rig {
             step: 0,
             tags: 0,
             working: Vec::new(),
+            behind_work: BTreeMap::new(),
             findings: Vec::new(),
             curve: Curve::default(),
             last_memory,
@@ -264,9 +268,7 @@ impl Rig {
     /// # Errors
     /// [`Halt`].
     pub fn work(&mut self, stream: StreamId, duration: Nanos) -> Result<(), Halt> {
-        if !self.working.contains(&stream) {
-            self.working.push(stream);
-        }
+        self.note_work(stream);
         Ok(self.device.busy(stream, duration)?)
     }
 
@@ -291,6 +293,10 @@ impl Rig {
     /// # Errors
     /// [`Halt`].
     pub fn record(&mut self, event: EventId, stream: StreamId) -> Result<(), Halt> {
+        match self.working.contains(&stream) {
+            true => drop(self.behind_work.insert(event, stream)),
+            false => drop(self.behind_work.remove(&event)),
+        }
         Ok(self.device.record_event(event, stream)?)
     }
 
@@ -299,6 +305,9 @@ impl Rig {
     /// # Errors
     /// [`Halt`].
     pub fn wait(&mut self, stream: StreamId, event: EventId) -> Result<(), Halt> {
+        if self.behind_work.get(&event).is_some_and(|worker| self.working.contains(worker)) {
+            self.note_work(stream);
+        }
         Ok(self.device.wait_event(stream, event)?)
     }
 
@@ -384,6 +393,12 @@ impl Rig {
         self.lost_to_retry += lost;
     }
 
+    /// Time so far that would not have been spent without a failed request.
+    #[must_use]
+    pub const fn lost_to_retry(&self) -> Nanos {
+        self.lost_to_retry
+    }
+
     /// The device's clock.
     pub fn now(&mut self) -> Nanos {
         self.device.now()
@@ -406,12 +421,12 @@ impl Rig {
         self.allocator.snapshot()
     }
 
-    /// The device's memory.
+    /// The device's memory. The time of the answer, which may be NVML's, is not the scenario's.
     ///
     /// # Errors
     /// [`Halt`].
     pub fn memory(&mut self) -> Result<DeviceMemory, Halt> {
-        Ok(self.device.memory()?)
+        self.checked(|rig| rig.device.memory())
     }
 
     /// What the device is.
@@ -514,6 +529,12 @@ impl Rig {
             lost_to_retry: self.lost_to_retry,
         };
         (timings, std::mem::take(&mut self.curve).into_points())
+    }
+
+    fn note_work(&mut self, stream: StreamId) {
+        if !self.working.contains(&stream) {
+            self.working.push(stream);
+        }
     }
 
     fn check_whole_limit_fits(&mut self) -> Result<(), Halt> {

@@ -58,8 +58,11 @@ pub(super) fn execute(world: &mut World, step: &Step) -> Result<Done, Halt> {
         Action::Train(train) => return train::run(world, step, train),
         Action::Measure(measure) => world.measure(measure.name.clone())?,
         Action::Expect(expect) => {
-            let missed = expect.of(&world.arm).iter().filter_map(|one| check(world, one)).collect();
-            return Ok(Done { missed, ..Done::default() });
+            let mut done = Done::default();
+            for expectation in expect.of(&world.arm) {
+                done.missed.extend(check(world, expectation)?);
+            }
+            return Ok(done);
         }
         Action::Repeat(_) => {}
     }
@@ -67,10 +70,10 @@ pub(super) fn execute(world: &mut World, step: &Step) -> Result<Done, Halt> {
 }
 
 /// Evaluates an expectation; what was missed, with every figure in it.
-pub(super) fn check(world: &mut World, expectation: &Located<Expectation>) -> Option<Missed> {
+pub(super) fn check(world: &mut World, expectation: &Located<Expectation>) -> Result<Option<Missed>, Halt> {
     let missed = |seen: String| {
         let expected = expectation.value.text.clone();
-        Some(Missed { at: expectation.position(), expected, seen })
+        Ok(Some(Missed { at: expectation.position(), expected, seen }))
     };
     let mut figures = Vec::new();
     let evaluated = expectation.value.evaluate(|metric| {
@@ -79,8 +82,9 @@ pub(super) fn check(world: &mut World, expectation: &Located<Expectation>) -> Op
         Ok::<u64, LookUpError>(value)
     });
     match evaluated {
-        Ok(evaluation) if evaluation.holds => None,
+        Ok(evaluation) if evaluation.holds => Ok(None),
         Ok(_) => missed(figures.join(", ")),
+        Err(LookUpError::Halt(halt)) => Err(halt),
         Err(error) => missed(error.to_string()),
     }
 }

@@ -183,7 +183,7 @@ impl Runner<'_> {
             self.find(finding, Some(step));
         }
         if done.is_some() && ended.is_some() {
-            self.check_invariants(world);
+            self.check_invariants(world, step);
         }
         let failed = self.violations.len() > seen;
         let stops = self.interrupted || (failed && !self.only_expected_violations()) || ended.is_none();
@@ -232,10 +232,11 @@ impl Runner<'_> {
         }
     }
 
-    fn check_invariants(&mut self, world: &mut World) {
+    fn check_invariants(&mut self, world: &mut World, step: &Step) {
         for invariant in &self.request.scenario.invariants {
-            if let Some(missed) = execute::check(world, invariant) {
-                self.miss(missed);
+            match execute::check(world, invariant) {
+                Ok(missed) => missed.into_iter().for_each(|missed| self.miss(missed)),
+                Err(halt) => return self.halt(halt, step),
             }
         }
     }

@@ -60,7 +60,7 @@ pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm) -> Result<Done,
         let (size, stream) = (draw_size(&mut rng, &storm.sizes), *streams.choose(&mut rng).unwrap_or(&StreamId::DEFAULT));
         let lifetime = rng.random_range(storm.lifetime.0..=storm.lifetime.1);
         let live = world.storm(&storm.id);
-        if live.bytes() + size.0 > storm.live.0
+        if live.bytes().checked_add(size.0).is_none_or(|bytes| bytes > storm.live.0)
             && let Some(next_due) = live.take_due(u64::MAX)
         {
             world.rig.free(next_due)?;

@@ -10,12 +10,9 @@ use crate::record::Outcome;
 use crate::recovery;
 use crate::rig::{Buffer, Finding, Halt};
 use crate::scenario::Expected;
-use crate::scenario::steps::train::Train;
+use crate::scenario::steps::train::{OPTIMIZER_COPIES, Train};
 use crate::scenario::{ReportKey, Step};
 use crate::world::{Done, Missed, World};
-
-/// Optimizer state for each byte of parameters: Adam keeps two moments (<https://arxiv.org/abs/1412.6980>).
-const OPTIMIZER_COPIES: u64 = 2;
 
 type Answer<T> = Result<Result<T, AllocatorError>, Halt>;
 

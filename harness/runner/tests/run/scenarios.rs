@@ -12,9 +12,9 @@ use harness::scenario::Scenario;
 use harness::session::{Arm, DeviceSource, Plan, Selection};
 use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::Leaks;
-use harness_allocator::units::Bytes;
+use harness_allocator::units::{Bytes, Nanos};
 
-use crate::watched::Watched;
+use crate::watched::{Watched, launch_failed};
 
 /// Steps begin at line 5.
 fn scenario(steps: &str) -> Scenario {
@@ -457,6 +457,106 @@ fn a_training_that_cannot_even_begin_counts_its_failed_request() {
         "  - train: { id: t, parameters: 32MiB, layers: 2, activations_per_sample: 1MiB, batch: 1, iterations: 1, expect: oom }
   - expect: [ t.ooms == 1, t.iterations == 0, allocated_bytes.all.current == 0B ]",
     );
+}
+
+/// Runs a scenario on a device that the test has made.
+fn run_on_device(scenario: &Scenario, device: Watched) -> RunRecord {
+    let (allocator, reproduce, interrupt) = (&AllocatorKind::Caching.into(), String::new(), Arc::default());
+    let request = RunRequest { scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt };
+    run_on(&request, Box::new(device)).unwrap()
+}
+
+#[test]
+fn what_a_device_takes_to_tell_its_memory_is_in_no_time_of_the_scenario() {
+    let scenario = scenario(
+        "  - alloc: { buffer: a, size: 3MiB, id: request }
+  - measure: m
+  - expect: [ device.used - m.device.used == 0B, num_ooms == 0 ]
+  - alloc: { buffer: b, size: 40MiB - 3MiB + device.pressure, id: sized }
+  - pressure: device.free - device.free
+  - storm: { id: s, operations: 9, sizes: 3MiB, live: 9MiB, lifetime: { min: 9, max: 9 } }
+  - free: { pinning: s, for: 60MiB }
+  - alloc: { buffer: c, size: 60MiB, expect: oom, id: refused, on_oom: { free: { buffers: [b] } } }",
+    );
+    let quick = run_on_device(&scenario, Watched::slow(scenario.memory, Nanos::ZERO));
+    let slow = run_on_device(&scenario, Watched::slow(scenario.memory, Nanos::millis(5)));
+    assert_eq!(quick.verdict, Verdict::Passed, "{}", step_table(&quick));
+    assert_eq!(slow.verdict, Verdict::Passed, "{}", step_table(&slow));
+    let times = |run: &RunRecord| run.steps.iter().map(|step| (step.number, step.duration, step.reports.clone())).collect::<Vec<_>>();
+    assert_eq!(times(&slow), times(&quick));
+    assert_eq!(slow.timings, quick.timings);
+}
+
+/// The first question of the step is that of its expectation, the last one that of the scenario's invariant.
+#[test]
+fn a_device_that_fails_while_an_expectation_looks_at_it_is_told_with_its_code() {
+    let scenario = scenario(
+        "  - alloc: { buffer: a, size: 3MiB }
+  - expect: [ num_ooms == 0, device.used > 0B ]
+invariants: [ device.free > 0B ]",
+    );
+    let failing = |nth| run_on_device(&scenario, Watched::failing(scenario.memory, 2, nth));
+    let last = (1..).take_while(|&nth| failing(nth).verdict != Verdict::Passed).count() as u64;
+    assert!(last > 2, "the accounts after the step are asked for between the two");
+    for nth in [1, last] {
+        let run = failing(nth);
+        let told = violations(&run);
+        let [found] = told.as_slice() else { panic!("{:?}", run.verdict) };
+        assert_eq!((&found.rule, &found.seen), (&Rule::DeviceFailure, &launch_failed().to_string()), "question {nth}");
+        let at = found.at.as_ref().map(ToString::to_string);
+        assert_eq!((found.step, at.as_deref()), (2, Some("test.yaml:6:5")), "question {nth}");
+    }
+}
+
+/// 40 MiB are cached for another stream: the first layer has the allocator give them back, and the second one finds no room.
+#[test]
+fn a_request_tried_again_inside_a_try_that_fails_is_lost_once() {
+    let run = passes(
+        "  - alloc: { buffer: a, size: 40MiB, stream: side }
+  - free: a
+  - train:
+      id: t
+      parameters: 4KiB
+      layers: 2
+      activations_per_sample: 30MiB
+      batch: 2
+      iterations: 1
+      on_oom: { halve_batch: { floor: 1, retries: 1, empty_cache: true } }
+  - expect: [ num_alloc_retries == 2, t.ooms == 1, t.retries == 1 ]",
+    );
+    assert_eq!(run.timings.lost_to_retry, Nanos(run.steps[2].reports["retry_time"]), "the failed try holds all that was tried again");
+    assert!(run.timings.lost_to_retry < run.timings.scenario, "{:?}", run.timings);
+}
+
+/// Stream `side` works for 50 ms, and the default stream waits for it. Filling a buffer has its free check the contents, which must not wait.
+#[test]
+fn filling_a_buffer_changes_nothing_of_what_a_scenario_sees() {
+    let steps = |fill: &str| {
+        format!(
+            "  - alloc: {{ buffer: b, size: 3MiB }}
+{fill}  - alloc: {{ buffer: c, size: 1MiB }}
+  - use_on: {{ buffer: c, stream: side }}
+  - work: {{ stream: side, duration: 50ms }}
+  - free: c
+  - record: {{ event: e, stream: side }}
+  - wait: {{ event: e }}
+  - free: b
+  - alloc: {{ buffer: d, size: 1MiB }}"
+        )
+    };
+    let (plain, filled) = (passes(&steps("")), passes(&steps("  - fill: { buffer: b }\n")));
+    assert_eq!((filled.stats, filled.calls.memory_calls()), (plain.stats, plain.calls.memory_calls()));
+    assert_eq!(plain.stats.active.all.current, 2, "`c` waits for the other stream");
+}
+
+#[test]
+fn a_storm_of_sizes_that_together_leave_64_bits_frees_what_is_due_next() {
+    let all = u64::MAX;
+    let run = passes(&format!(
+        "  - storm: {{ id: s, operations: 60, sizes: [1MiB, {all}B], live: {all}B, lifetime: {{ min: 50, max: 60 }} }}
+  - expect: [ s.allocations > 5, s.frees > 5, s.allocations + s.frees + s.ooms == s.operations, s.live_bytes < 64MiB ]"
+    ));
+    assert_eq!(run.unrecorded_steps, 0);
 }
 
 /// Of the storm's segment 3 MiB belong to another buffer; a segment of others only is neither free nor pinned by the storm.

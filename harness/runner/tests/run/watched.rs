@@ -1,4 +1,5 @@
-//! A simulated device that says what is left on it when it is closed, and can interrupt the run.
+//! A simulated device that says what is left on it when it is closed, can interrupt the run, and answers questions for its memory slowly, or
+//! not at all.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,6 +17,18 @@ pub(crate) struct Watched {
     at: u64,
     left: Arc<Mutex<Option<Leaks>>>,
     mallocs: Arc<Mutex<Vec<Bytes>>>,
+    /// How long each answer to [`Device::memory`] takes, and how long all of them took so far.
+    memory_takes: Nanos,
+    answering: Nanos,
+    /// Which question for the memory fails, counted from 1 in this step.
+    fails_at: Option<(Place, u64)>,
+    place: Place,
+    asked: u64,
+}
+
+/// What a question for the memory fails with.
+pub(crate) fn launch_failed() -> DeviceError {
+    DeviceError::Driver { call: "cuMemGetInfo_v2", code: 719, name: "CUDA_ERROR_LAUNCH_FAILED".into(), advice: "start again" }
 }
 
 impl Watched {
@@ -23,7 +36,33 @@ impl Watched {
         let mut config = SimConfig::default();
         config.total = config.context_overhead + memory;
         let left = Arc::default();
-        (Self { device: SimDevice::new(config), interrupt, at, left: Arc::clone(&left), mallocs: Arc::default() }, left)
+        let watched = Self {
+            device: SimDevice::new(config),
+            interrupt,
+            at,
+            left: Arc::clone(&left),
+            mallocs: Arc::default(),
+            memory_takes: Nanos::ZERO,
+            answering: Nanos::ZERO,
+            fails_at: None,
+            place: Place::default(),
+            asked: 0,
+        };
+        (watched, left)
+    }
+
+    /// A device on its own, whose memory is asked for with patience.
+    pub(crate) fn slow(memory: Bytes, memory_takes: Nanos) -> Self {
+        let (mut watched, _) = Self::new(memory, Arc::default(), 0);
+        watched.memory_takes = memory_takes;
+        watched
+    }
+
+    /// One whose memory cannot be told once: at the n-th question in this step.
+    pub(crate) fn failing(memory: Bytes, step: u32, nth: u64) -> Self {
+        let (mut watched, _) = Self::new(memory, Arc::default(), 0);
+        watched.fails_at = Some((Place(step), nth));
+        watched
     }
 
     /// What was asked for, in order.
@@ -69,11 +108,23 @@ impl Device for Watched {
         self.device.malloc(size)
     }
 
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
+        self.asked += 1;
+        self.answering += self.memory_takes;
+        if self.fails_at == Some((self.place, self.asked)) { Err(launch_failed()) } else { self.device.memory() }
+    }
+
+    fn now(&mut self) -> Nanos {
+        self.device.now() + self.answering
+    }
+
+    fn set_place(&mut self, place: Place) {
+        (self.place, self.asked) = (place, 0);
+        self.device.set_place(place);
+    }
+
     passed_on! {
-        fn memory(&mut self) -> Result<DeviceMemory, DeviceError>;
         fn free_memory(&mut self) -> Result<Bytes, DeviceError>;
-        fn now(&mut self) -> Nanos;
-        fn set_place(&mut self, place: Place);
         fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError>;
         fn create_stream(&mut self) -> Result<StreamId, DeviceError>;
         fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;

@@ -85,22 +85,36 @@ impl DeferredFrees {
         Ok(None)
     }
 
-    /// Waits for the events of all blocks that `of_interest` names and returns those blocks, once per event.
-    pub(super) fn wait_for(&mut self, device: &mut dyn Device, of_interest: impl Fn(BlockId) -> bool) -> Result<Vec<BlockId>, DeviceError> {
+    /// Waits for the events of all blocks that `of_interest` names and returns those blocks, once per event; where the device fails on
+    /// the way, those whose events were seen before that. The others wait on.
+    pub(super) fn wait_for(
+        &mut self,
+        device: &mut dyn Device,
+        of_interest: impl Fn(BlockId) -> bool,
+    ) -> (Vec<BlockId>, Result<(), DeviceError>) {
         let mut done = Vec::new();
-        for queue in self.queues.values_mut() {
-            for (event, block) in std::mem::take(queue) {
+        let waited = self.queues.values_mut().try_for_each(|queue| {
+            let mut kept = VecDeque::new();
+            let mut waited = Ok(());
+            while let Some(&(event, block)) = queue.front() {
                 if of_interest(block) {
-                    device.synchronize_event(event)?;
+                    waited = device.synchronize_event(event);
+                    if waited.is_err() {
+                        break;
+                    }
                     self.idle.push(event);
                     done.push(block);
                 } else {
-                    queue.push_back((event, block));
+                    kept.push_back((event, block));
                 }
+                queue.pop_front();
             }
-        }
+            kept.append(queue);
+            *queue = kept;
+            waited
+        });
         self.queues.retain(|_, queue| !queue.is_empty());
-        Ok(done)
+        (done, waited)
     }
 
     /// Gives all events back to the device. What still waits is forgotten.

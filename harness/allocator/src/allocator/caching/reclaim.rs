@@ -136,8 +136,8 @@ impl CachingAllocator {
         self.file_put_off(device)?;
         let (blocks, pools) = (&self.blocks, &self.pools);
         let of_interest = |block: BlockId| owner.is_none() || pools[pools.owner(blocks[block].lane).pool].owner == owner;
-        let done = self.deferred.wait_for(device, of_interest)?;
+        let (done, waited) = self.deferred.wait_for(device, of_interest);
         done.into_iter().for_each(|block| self.event_seen(block));
-        Ok(())
+        waited
     }
 }

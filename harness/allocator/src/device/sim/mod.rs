@@ -349,14 +349,16 @@ impl Device for SimDevice {
             return Err(refused("malloc", "ask for at least one byte"));
         }
         let free = self.free_bytes();
-        let Some(charged) = size.checked_round_up(GRANULARITY).filter(|charged| *charged <= free) else {
+        let charged = size.checked_round_up(GRANULARITY).filter(|charged| *charged <= free);
+        // No address is handed out twice, so that addresses may run out before memory does.
+        let placed = charged.and_then(|charged| Some((charged, self.next_address.checked_add(charged.0)?)));
+        let Some((charged, next_address)) = placed else {
             self.calls.malloc_failures += 1;
             self.spend(self.config.cost.malloc.value);
             return Err(DeviceError::OutOfMemory { requested: size, free });
         };
         self.spend(self.config.cost.malloc_time(charged));
-        let start = self.next_address;
-        self.next_address += charged.0;
+        let start = std::mem::replace(&mut self.next_address, next_address);
         self.held.allocations += 1;
         self.held.charged += charged;
         self.regions.push(Region { start, size, charged, state: RegionState::Live { made: self.place } });

@@ -460,3 +460,17 @@ fn a_pool_of_the_model_grows_by_whole_chunks_and_gives_whole_chunks_back() -> Re
     assert_eq!(reserved(&mut device)?, Bytes::mib(32));
     device.free_async(small, StreamId::DEFAULT)
 }
+
+#[test]
+fn addresses_that_run_out_before_memory_does_are_out_of_memory() {
+    let huge = Bytes(17_000_000_000_000_000_000);
+    let total = Bytes(18_000_000_000_000_000_000);
+    let mut device = SimDevice::new(SimConfig { total, context_overhead: Bytes::ZERO, ..SimConfig::default() });
+    let ptr = device.malloc(huge).expect("it fits");
+    device.free(ptr).expect("it is live");
+    let refused = device.malloc(huge).expect_err("its addresses would lie beyond 64 bits");
+    assert_eq!(refused, DeviceError::OutOfMemory { requested: huge, free: total });
+    assert_eq!((device.calls().malloc, device.calls().malloc_failures, device.leaks().allocations), (2, 1, 0));
+    let small = device.malloc(Bytes::mib(2)).expect("there are addresses for it");
+    assert!(small.0 > ptr.0 + huge.0 - 1, "{small}");
+}

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::{StepFields, StepKind};
 use crate::scenario::check::{self, Checker};
 use crate::scenario::ending::{Ending, EndingWire};
-use crate::scenario::error::Problem;
+use crate::scenario::error::{Code, Problem};
 use crate::scenario::located::{Located, Position};
 use crate::scenario::metric::{ReportKey, StepName, StreamName};
 use crate::scenario::policy::{self, Policy, PolicyWire, Recoverable};
@@ -21,17 +21,19 @@ pub const MAX_ITERATIONS: u64 = 1_000_000;
 pub const MAX_LAYERS: u64 = 10_000;
 /// Largest batch.
 pub const MAX_BATCH: u64 = 1_000_000;
+/// Optimizer state for each byte of parameters: Adam keeps two moments (<https://arxiv.org/abs/1412.6980>).
+pub const OPTIMIZER_COPIES: u64 = 2;
 
 /// Training, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Train {
     /// Its name.
     pub id: StepName,
-    /// All parameters together.
+    /// All parameters together. [`OPTIMIZER_COPIES`] of them fit in 64 bits.
     pub parameters: Bytes,
     /// Parts that the parameters and activations come in.
     pub layers: u64,
-    /// Activations that one sample takes, all layers together.
+    /// Activations that one sample takes, all layers together. Those of a batch fit in 64 bits.
     pub activations_per_sample: Bytes,
     /// Samples of the first iteration.
     pub batch: u64,
@@ -121,9 +123,9 @@ impl StepFields for TrainWire {
         let batch = check::bounded(&self.batch, "batch", 1..=MAX_BATCH)?;
         let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &Recoverable::Train { batch }, checker)).transpose()?;
         Ok(Train {
-            parameters: check::positive_size(&self.parameters, "parameters")?,
+            parameters: countable(&self.parameters, "parameters", OPTIMIZER_COPIES, "the optimizer's state")?,
             layers: self.layers.as_ref().map_or(Ok(4), |layers| check::bounded(layers, "layers", 1..=MAX_LAYERS))?,
-            activations_per_sample: check::positive_size(&self.activations_per_sample, "activations_per_sample")?,
+            activations_per_sample: countable(&self.activations_per_sample, "activations_per_sample", batch, "a batch")?,
             batch,
             expect: EndingWire::check(self.expect.as_ref(), checker)?,
             iterations: check::bounded(&self.iterations, "iterations", 1..=MAX_ITERATIONS)?,
@@ -131,5 +133,17 @@ impl StepFields for TrainWire {
             stream: checker.stream(self.stream.as_ref())?,
             id: checker.declare_id(&self.id, StepKind::Train)?,
         })
+    }
+}
+
+/// A size of which that many together can still be counted.
+fn countable(wire: &SizeText, field: &'static str, times: u64, what_for: &str) -> Result<Bytes, Problem> {
+    let size = check::positive_size(wire, field)?;
+    match size.0.checked_mul(times) {
+        Some(_) => Ok(size),
+        None => {
+            let message = format!("`{field}` is {size}, and {times} times that, for {what_for}, is more than 64 bits can count");
+            Err(Problem::new(Code::Value, wire.position(), message).help(format!("at most {}B", u64::MAX / times)))
+        }
     }
 }

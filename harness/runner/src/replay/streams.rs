@@ -40,6 +40,11 @@ impl Streams {
         event
     }
 
+    /// The device's streams that were made, the default stream not among them.
+    pub fn made(&self) -> impl Iterator<Item = StreamId> + '_ {
+        self.streams.iter().skip(1).map(|&(_, made)| made)
+    }
+
     /// What the trace calls a stream of the device.
     #[must_use]
     pub fn in_trace(&self, made: StreamId) -> StreamId {

@@ -7,12 +7,13 @@ use harness_allocator::device::{Device, DeviceError, StreamId};
 use harness_allocator::trace::TraceEvent;
 use harness_allocator::units::Bytes;
 
+use crate::replay::Streams;
+
 /// See the module.
 pub(super) struct Program {
     operations: Vec<Operation>,
     live: Vec<Option<Allocation>>,
-    /// Streams of the device, by their number in the trace; the default stream is itself.
-    streams: BTreeMap<u32, StreamId>,
+    streams: Streams,
     /// What others hold now: the device would have to be asked for it, which takes time.
     pressure: Bytes,
 }
@@ -38,37 +39,21 @@ pub(super) struct Pass {
 impl Program {
     /// Makes the streams that the trace names.
     pub(super) fn new(events: &[TraceEvent], device: &mut dyn Device) -> Result<Self, DeviceError> {
-        let mut program =
-            Self { operations: Vec::with_capacity(events.len()), live: Vec::new(), streams: BTreeMap::new(), pressure: Bytes::ZERO };
-        for event in events {
-            if let TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) =
-                event
-                && *stream != StreamId::DEFAULT
-                && !program.streams.contains_key(&stream.0)
-            {
-                program.streams.insert(stream.0, device.create_stream()?);
-            }
-        }
+        let streams = Streams::make(events, device)?;
         let mut slots = BTreeMap::new();
-        for event in events {
-            let mut slot = |id: u64| {
-                let next = slots.len();
-                *slots.entry(id).or_insert(next)
-            };
-            let stream = |stream: StreamId| program.streams.get(&stream.0).copied().unwrap_or_default();
-            let operation = match *event {
-                TraceEvent::Allocate { id, size, stream: on } => {
-                    Operation::Allocate { slot: slot(id), request: Request { size, stream: stream(on) } }
-                }
-                TraceEvent::Free { id } => Operation::Free { slot: slot(id) },
-                TraceEvent::RecordStream { id, stream: on } => Operation::RecordStream { slot: slot(id), stream: stream(on) },
-                TraceEvent::SynchronizeStream(on) => Operation::Other(TraceEvent::SynchronizeStream(stream(on))),
-                other => Operation::Other(other),
-            };
-            program.operations.push(operation);
-        }
-        program.live = (0..slots.len()).map(|_| None).collect();
-        Ok(program)
+        let mut slot = |id: u64| {
+            let next = slots.len();
+            *slots.entry(id).or_insert(next)
+        };
+        let operations = events.iter().map(|&event| match streams.on_device(event) {
+            TraceEvent::Allocate { id, size, stream } => Operation::Allocate { slot: slot(id), request: Request { size, stream } },
+            TraceEvent::Free { id } => Operation::Free { slot: slot(id) },
+            TraceEvent::RecordStream { id, stream } => Operation::RecordStream { slot: slot(id), stream },
+            other => Operation::Other(other),
+        });
+        let operations = operations.collect();
+        let live = (0..slots.len()).map(|_| None).collect();
+        Ok(Self { operations, live, streams, pressure: Bytes::ZERO })
     }
 
     /// Goes through the trace once and frees what is live at its end. `watch` is called behind each allocation.
@@ -116,8 +101,8 @@ impl Program {
     }
 
     /// Gives the streams back, when the allocator has been closed.
-    pub(super) fn streams(self) -> impl Iterator<Item = StreamId> {
-        self.streams.into_values()
+    pub(super) fn streams(&self) -> impl Iterator<Item = StreamId> + '_ {
+        self.streams.made()
     }
 }
 

@@ -32,7 +32,8 @@ pub(super) fn run(
     allocator: Box<dyn Allocator>,
     interrupt: &Arc<AtomicBool>,
 ) -> Result<RunRecord, Fault> {
-    let (path, device, arm_for_shell) = (scenario.path.display(), workshop.device_name(), quoted(&for_shell(arm)));
+    let (path, arm_for_shell) = (quoted(&scenario.path.to_string_lossy()), quoted(&for_shell(arm)));
+    let device = workshop.device_name();
     let request = RunRequest {
         scenario,
         allocator: arm,

@@ -293,7 +293,7 @@ impl Regions {
             cause,
             allocated: Bytes(self.stats.allocated_bytes.all.current),
             reserved,
-            largest_free_block: Bytes(self.largest(request.stream)),
+            largest_free_block: Some(Bytes(self.largest(request.stream))),
             total: device.info().total,
         }))
     }

@@ -102,6 +102,27 @@ impl CachingAllocator {
         })
     }
 
+    /// Bytes of pages that are to be mapped before a block of that size is there: where [`Self::try_expand`] would put it.
+    pub(super) fn missing_pages(&self, lane: LaneId, size: u64) -> u64 {
+        let page = self.config.page(self.pools[self.pools.owner(lane).pool].kind);
+        let (mut wanted, mut missing) = (size, 0);
+        if let Some(start) = self.find_stretch(lane, size) {
+            for id in self.blocks.chain(start) {
+                let Block { state, size: available, .. } = self.blocks[id];
+                if state == State::Unmapped {
+                    missing += wanted.min(available).next_multiple_of(page);
+                }
+                wanted = wanted.saturating_sub(available);
+                if wanted == 0 {
+                    break;
+                }
+            }
+            missing
+        } else {
+            wanted.next_multiple_of(page)
+        }
+    }
+
     /// Reserves addresses for a pool and stream: an eighth more than the device has, so that what was unmapped early in the segment can be
     /// mapped again at its end.
     fn reserve(&mut self, device: &mut dyn Device, lane: LaneId) -> Result<BlockId, DeviceError> {

@@ -155,9 +155,10 @@ impl fmt::Display for Cause {
         match *self {
             Self::Fraction { limit, held, free } => write!(
                 f,
-                "The memory fraction allows {}, of which {} are held already; of the {} free on the device no more may be taken.",
+                "The memory fraction allows {}, of which {} are held already: {} more, whatever the {} free on the device.",
                 size(limit),
                 size(held),
+                size(limit.saturating_sub(held)),
                 size(free)
             ),
             Self::Waiting(waiting) => write!(

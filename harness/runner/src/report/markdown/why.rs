@@ -43,7 +43,7 @@ pub(super) fn causes(shortage: &Shortage) -> Vec<Cause> {
     causes.extend(shortage.limit.map(|limit| Cause::Fraction { limit, held: figures.held, free }));
     causes.extend(figures.waiting());
     let in_other_lanes = figures.in_other_lanes();
-    if requested <= room && room < asked {
+    if shortage.lacking <= room && room < asked {
         causes.push(Cause::Rounding { room, asked });
     }
     causes.extend(figures.fragmented(!in_other_lanes.is_empty()));
@@ -107,9 +107,9 @@ impl<'a> Figures<'a> {
     fn in_other_lanes(&self) -> Vec<Cause> {
         let Shortage { stream: wanted, .. } = *self.shortage;
         let large_enough = self.lanes().filter(|lane| lane.free.largest >= self.requested);
-        let cause = |lane: &Lane| match lane {
-            &Lane { stream, free, .. } if stream != wanted => Some(Cause::OtherStream { stream, wanted, largest: free.largest }),
-            &Lane { pool: Some(pool), free, .. } if !self.has_own_pool(lane) => Some(Cause::OtherPool { pool, largest: free.largest }),
+        let cause = |lane: &Lane| match *lane {
+            Lane { stream, free, .. } if stream != wanted => Some(Cause::OtherStream { stream, wanted, largest: free.largest }),
+            Lane { pool: Some(pool), free, .. } if !self.has_own_pool(lane) => Some(Cause::OtherPool { pool, largest: free.largest }),
             // Of its own stream and pool: why that was not taken, these figures do not tell.
             _ => None,
         };
@@ -119,7 +119,7 @@ impl<'a> Figures<'a> {
     fn fragmented(&self, is_found_elsewhere: bool) -> Option<Cause> {
         let lanes = self.shortage.lanes.as_ref()?;
         let own = self.own().map(|lane| lane.free).unwrap_or_default();
-        if self.room >= self.requested || own.largest >= self.requested {
+        if self.room >= self.shortage.lacking || own.largest >= self.requested {
             return None;
         }
         let Self { requested, room, .. } = *self;

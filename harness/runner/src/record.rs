@@ -199,7 +199,9 @@ pub struct Shortage {
     pub requested: Bytes,
     /// The stream that it was for.
     pub stream: u32,
-    /// What it would have taken from the driver.
+    /// What the allocator could not do without, before rounding: less than requested, where new pages join memory that is free.
+    pub lacking: Bytes,
+    /// What it would have taken from the driver, in whole segments or pages.
     pub asked: Bytes,
     /// The limit that the memory fraction sets, where that refused and the driver was not asked.
     pub limit: Option<Bytes>,

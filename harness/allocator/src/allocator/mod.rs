@@ -312,6 +312,8 @@ impl AllocatorError {
 pub struct OutOfMemory {
     /// What was asked for.
     pub requested: Bytes,
+    /// What the allocator could not do without: less than was asked for, where it would have joined new pages to memory that is free.
+    pub lacking: Bytes,
     /// What was asked of the driver for it: a whole segment, or the pages that were still to be mapped.
     pub segment: Bytes,
     /// Who said no.
@@ -365,15 +367,16 @@ impl fmt::Display for OutOfMemory {
         }
         write!(
             f,
-            "; {} allocated, {} reserved, so {} reserved but unallocated, ",
+            "; {} allocated, {} reserved, so {} reserved but unallocated",
             self.allocated,
             self.reserved,
             self.reserved_but_unallocated(),
         )?;
         match self.largest_free_block {
-            Some(Bytes::ZERO) => f.write_str("none of it for this stream and size"),
-            Some(largest) => write!(f, "in pieces of at most {largest} for this stream and size"),
-            None => f.write_str("in pieces that the driver's pool does not tell"),
+            _ if self.reserved_but_unallocated() == Bytes::ZERO => Ok(()),
+            Some(Bytes::ZERO) => f.write_str(", none of it for this stream and size"),
+            Some(largest) => write!(f, ", in pieces of at most {largest} for this stream and size"),
+            None => f.write_str(", in pieces that the driver's pool does not tell"),
         }
     }
 }

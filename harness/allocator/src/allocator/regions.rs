@@ -289,6 +289,7 @@ impl Regions {
         };
         AllocatorError::OutOfMemory(Box::new(OutOfMemory {
             requested: request.size,
+            lacking: request.size,
             segment: Bytes(size),
             cause,
             allocated: Bytes(self.stats.allocated_bytes.all.current),

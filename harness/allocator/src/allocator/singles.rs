@@ -101,6 +101,7 @@ pub(super) fn out_of_memory(
     stats.num_ooms += 1;
     AllocatorError::OutOfMemory(Box::new(OutOfMemory {
         requested,
+        lacking: requested,
         segment: requested,
         cause,
         allocated: Bytes(stats.allocated_bytes.all.current),

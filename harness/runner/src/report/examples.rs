@@ -194,6 +194,7 @@ pub(crate) fn fragmented() -> RunRecord {
         last.shortage = Some(Shortage {
             requested: size,
             stream: 0,
+            lacking: size,
             asked: size,
             limit: None,
             accounts: last.accounts,

@@ -494,17 +494,17 @@ impl Rig {
     /// [`Halt`].
     pub fn shortage(&mut self, request: Request, error: &AllocatorError) -> Result<Shortage, Halt> {
         self.checked(|rig| {
-            let (asked, limit) = match error {
+            let (lacking, asked, limit) = match error {
                 AllocatorError::OutOfMemory(oom) => match oom.cause {
-                    OomCause::Fraction { limit } => (oom.segment, Some(limit)),
-                    OomCause::Device { .. } => (oom.segment, None),
+                    OomCause::Fraction { limit } => (oom.lacking, oom.segment, Some(limit)),
+                    OomCause::Device { .. } => (oom.lacking, oom.segment, None),
                 },
-                AllocatorError::TooLarge { .. } | AllocatorError::Device(_) => (request.size, None),
+                AllocatorError::TooLarge { .. } | AllocatorError::Device(_) => (request.size, request.size, None),
             };
             let lanes = rig.allocator.driver_pool().is_none().then(|| lanes(&rig.allocator.snapshot()));
             let inactive_split = Bytes(rig.allocator.stats().inactive_split_bytes.all.current);
             let Request { size: requested, stream: StreamId(stream) } = request;
-            Ok::<_, Halt>(Shortage { requested, stream, asked, limit, accounts: rig.accounts()?, inactive_split, lanes })
+            Ok::<_, Halt>(Shortage { requested, stream, lacking, asked, limit, accounts: rig.accounts()?, inactive_split, lanes })
         })
     }
 

@@ -264,9 +264,10 @@ impl CachingAllocator {
                 Err(error) => return error.into(),
             },
         };
-        let asked = if self.config.expandable_segments { self.missing_pages(lane, size) } else { segment };
+        let (lacking, asked) = if self.config.expandable_segments { self.missing_pages(lane, size) } else { (request.size.0, segment) };
         AllocatorError::OutOfMemory(Box::new(OutOfMemory {
             requested: request.size,
+            lacking: Bytes(lacking),
             segment: Bytes(asked),
             cause,
             allocated: Bytes(self.counters.allocated_bytes() + others.allocated()),

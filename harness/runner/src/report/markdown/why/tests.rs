@@ -90,6 +90,10 @@ const LESS_THAN_A_PAGE: &str = "
     alloc: { buffer: a, size: 490MiB }
     alloc: { buffer: b, size: 12MiB }";
 
+const LESS_THAN_A_PAGE_MORE: &str = "
+    alloc: { buffer: a, size: 490MiB }
+    alloc: { buffer: b, size: 22MiB }";
+
 const LESS_THAN_A_SEGMENT: &str = "
     alloc: { buffer: a, size: 500MiB }
     alloc: { buffer: b, size: 4MiB }";
@@ -127,6 +131,7 @@ fn each_failure_has_the_causes_that_its_figures_bear_out_and_no_others() {
         ("holes in a pool of the driver", "512MiB", HOLES, AsyncPool, vec![]),
         ("pages", "200MiB", LIVE_IN_EACH_PAGE, Expandable, vec![fragmented(pieces(3, 54, 18), 140, 0)]),
         ("less than a page", "512MiB", LESS_THAN_A_PAGE, Expandable, vec![Cause::Rounding { room: mib(12), asked: mib(20) }]),
+        ("less than a page more", "512MiB", LESS_THAN_A_PAGE_MORE, Expandable, vec![Cause::Rounding { room: mib(12), asked: mib(20) }]),
         ("less than a segment", "512MiB", LESS_THAN_A_SEGMENT, Caching, vec![Cause::Rounding { room: mib(12), asked: mib(20) }]),
         ("waited for", "1GiB", WAITED_FOR, Caching, vec![Cause::LargerThanAll { free: mib(724), cached: mib(0) }]),
         ("waited for in regions", "1GiB", WAITED_FOR, Bfc, vec![Cause::LargerThanAll { free: mib(0), cached: mib(724) }]),

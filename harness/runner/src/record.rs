@@ -5,7 +5,7 @@ use std::fmt;
 
 pub use harness_allocator::device::CostFigure;
 use harness_allocator::device::{DeviceCalls, DeviceInfo, DeviceMemory};
-use harness_allocator::stats::MemoryStats;
+use harness_allocator::stats::{MemoryStats, PoolKind};
 use harness_allocator::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
@@ -187,6 +187,63 @@ pub struct StepRecord {
     pub notes: Vec<String>,
     /// Tables worth reading, for example what pins each segment.
     pub tables: Vec<Table>,
+    /// Where a request failed for good: what was known at that moment, before the step gave anything back. Older builds did not keep it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shortage: Option<Shortage>,
+}
+
+/// A request that failed for good, and where the memory was at that moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shortage {
+    /// What was asked for.
+    pub requested: Bytes,
+    /// The stream that it was for.
+    pub stream: u32,
+    /// What the allocator could not do without, before rounding: less than requested, where new pages join memory that is free.
+    pub lacking: Bytes,
+    /// What it would have taken from the driver, in whole segments or pages.
+    pub asked: Bytes,
+    /// The limit that the memory fraction sets, where that refused and the driver was not asked.
+    pub limit: Option<Bytes>,
+    /// The accounts at that moment.
+    pub accounts: Accounts,
+    /// `inactive_split_bytes.all.current` at that moment.
+    pub inactive_split: Bytes,
+    /// What was free in the allocator, apart by who may have it. `None` where the driver keeps the memory and does not tell in what pieces.
+    pub lanes: Option<Vec<Lane>>,
+}
+
+/// Memory of an allocator that is of use to the same requests, and to no others without further ado.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lane {
+    /// Small or large blocks, where the allocator keeps them apart.
+    pub pool: Option<PoolKind>,
+    /// The stream that it is for.
+    pub stream: u32,
+    /// Free pieces.
+    pub free: Pieces,
+    /// Freed, but waiting for other streams.
+    pub waiting: Pieces,
+}
+
+/// Pieces of memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pieces {
+    /// How many.
+    pub count: u64,
+    /// All of them.
+    pub bytes: Bytes,
+    /// The largest.
+    pub largest: Bytes,
+}
+
+impl Pieces {
+    /// Counts one more.
+    pub fn add(&mut self, size: Bytes) {
+        self.count += 1;
+        self.bytes += size;
+        self.largest = self.largest.max(size);
+    }
 }
 
 /// How a step ended. Running out of memory is data here, not a failure of the harness.

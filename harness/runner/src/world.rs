@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use harness_allocator::device::{DevicePtr, EventId, StreamId};
 use harness_allocator::units::Nanos;
 
-use crate::record::{Outcome, Table};
+use crate::record::{Outcome, Shortage, Table};
 use crate::rig::{Buffer, Halt, Rig};
 use crate::scenario::{
     Account, BufferName, DeviceMetric, EventName, MeasureName, Metric, Position, Readings, ReportKey, Scenario, Step, StepName, StreamName,
@@ -170,12 +170,13 @@ pub(crate) struct Done {
     pub(crate) notes: Vec<String>,
     pub(crate) tables: Vec<Table>,
     pub(crate) missed: Vec<Missed>,
+    pub(crate) shortage: Option<Shortage>,
 }
 
 impl Default for Done {
     fn default() -> Self {
-        let (reports, notes, tables, missed) = Default::default();
-        Self { outcome: Outcome::Done, reports, notes, tables, missed }
+        let (reports, notes, tables, missed, shortage) = Default::default();
+        Self { outcome: Outcome::Done, reports, notes, tables, missed, shortage }
     }
 }
 

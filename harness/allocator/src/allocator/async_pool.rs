@@ -132,7 +132,7 @@ impl Allocator for AsyncPoolAllocator {
         if let Some(limit) = self.limit
             && allocated.checked_add(size).is_none_or(|total| total > limit)
         {
-            return Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Fraction { limit }));
+            return Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Fraction { limit }, None));
         }
         let pool = self.pool(device)?;
         let answer = self.ask(device, pool, request);
@@ -147,7 +147,7 @@ impl Allocator for AsyncPoolAllocator {
                 Err(error.into())
             }
             (Err(DeviceError::OutOfMemory { free, .. }), Ok(())) => {
-                Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Device { free }))
+                Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Device { free }, None))
             }
             (Err(DeviceError::OutOfMemory { .. }), Err(error)) | (Err(error), _) => Err(error.into()),
         }

@@ -36,7 +36,7 @@ impl Allocator for DirectAllocator {
         if let Some(limit) = self.limit
             && reserved.checked_add(size).is_none_or(|total| total > limit)
         {
-            return Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Fraction { limit }));
+            return Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Fraction { limit }, Some(Bytes::ZERO)));
         }
         match device.malloc(size) {
             Ok(start) => {
@@ -46,7 +46,7 @@ impl Allocator for DirectAllocator {
                 Ok(Allocation::new(live.range, request, self.live.insert(live)))
             }
             Err(DeviceError::OutOfMemory { free, .. }) => {
-                Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Device { free }))
+                Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Device { free }, Some(Bytes::ZERO)))
             }
             Err(error) => Err(error.into()),
         }

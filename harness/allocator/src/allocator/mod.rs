@@ -312,7 +312,9 @@ impl AllocatorError {
 pub struct OutOfMemory {
     /// What was asked for.
     pub requested: Bytes,
-    /// What was asked of the driver for it.
+    /// What the allocator could not do without: less than was asked for, where it would have joined new pages to memory that is free.
+    pub lacking: Bytes,
+    /// What was asked of the driver for it: a whole segment, or the pages that were still to be mapped.
     pub segment: Bytes,
     /// Who said no.
     pub cause: OomCause,
@@ -320,8 +322,9 @@ pub struct OutOfMemory {
     pub allocated: Bytes,
     /// Held from the driver when it failed.
     pub reserved: Bytes,
-    /// The largest free block that this request's stream and pool had.
-    pub largest_free_block: Bytes,
+    /// The largest free block that this request's stream and pool had, where the allocator knows its blocks: a pool of the driver does not
+    /// tell.
+    pub largest_free_block: Option<Bytes>,
     /// All the memory of the device.
     pub total: Bytes,
 }
@@ -364,11 +367,16 @@ impl fmt::Display for OutOfMemory {
         }
         write!(
             f,
-            "; {} allocated, {} reserved, so {} reserved but unallocated, in pieces of at most {} for this stream and size",
+            "; {} allocated, {} reserved, so {} reserved but unallocated",
             self.allocated,
             self.reserved,
             self.reserved_but_unallocated(),
-            self.largest_free_block
-        )
+        )?;
+        match self.largest_free_block {
+            _ if self.reserved_but_unallocated() == Bytes::ZERO => Ok(()),
+            Some(Bytes::ZERO) => f.write_str(", none of it for this stream and size"),
+            Some(largest) => write!(f, ", in pieces of at most {largest} for this stream and size"),
+            None => f.write_str(", in pieces that the driver's pool does not tell"),
+        }
     }
 }

@@ -289,11 +289,12 @@ impl Regions {
         };
         AllocatorError::OutOfMemory(Box::new(OutOfMemory {
             requested: request.size,
+            lacking: request.size,
             segment: Bytes(size),
             cause,
             allocated: Bytes(self.stats.allocated_bytes.all.current),
             reserved,
-            largest_free_block: Bytes(self.largest(request.stream)),
+            largest_free_block: Some(Bytes(self.largest(request.stream))),
             total: device.info().total,
         }))
     }

@@ -91,15 +91,22 @@ pub(super) fn count(stats: &mut MemoryStats, single: &Single, apply: fn(&mut Poo
 }
 
 /// Counts a request that failed, and says why.
-pub(super) fn out_of_memory(stats: &mut MemoryStats, device: &dyn Device, requested: Bytes, cause: OomCause) -> AllocatorError {
+pub(super) fn out_of_memory(
+    stats: &mut MemoryStats,
+    device: &dyn Device,
+    requested: Bytes,
+    cause: OomCause,
+    largest_free_block: Option<Bytes>,
+) -> AllocatorError {
     stats.num_ooms += 1;
     AllocatorError::OutOfMemory(Box::new(OutOfMemory {
         requested,
+        lacking: requested,
         segment: requested,
         cause,
         allocated: Bytes(stats.allocated_bytes.all.current),
         reserved: Bytes(stats.reserved_bytes.all.current),
-        largest_free_block: Bytes::ZERO,
+        largest_free_block,
         total: device.info().total,
     }))
 }

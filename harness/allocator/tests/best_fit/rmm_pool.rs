@@ -55,7 +55,7 @@ fn growth_that_the_driver_refuses_is_halved_down_to_the_request() {
     assert_eq!((bench.regions(), bench.device.calls().malloc), (vec![Bytes::mib(128)], 3), "512, 256 and 128 MiB");
     bench.leave(Bytes::mib(20));
     let oom = bench.oom(Bytes::mib(39));
-    assert_eq!((oom.cause, oom.largest_free_block), (OomCause::Device { free: Bytes::mib(20) }, Bytes::mib(38)));
+    assert_eq!((oom.cause, oom.largest_free_block), (OomCause::Device { free: Bytes::mib(20) }, Some(Bytes::mib(38))));
     bench.close();
 }
 

@@ -8,8 +8,8 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use crate::invariant::Invariant;
 use crate::record::{
-    Accounts, CostFigure, CurvePoint, Outcome, RECORD_VERSION, Records, Rule, RunRecord, Samples, ScenarioInfo, SourceLine, StepRecord,
-    Table, Timings, Verdict, Violation,
+    Accounts, CostFigure, CurvePoint, Lane, Outcome, Pieces, RECORD_VERSION, Records, Rule, RunRecord, Samples, ScenarioInfo, Shortage,
+    SourceLine, StepRecord, Table, Timings, Verdict, Violation,
 };
 
 const LIMIT: Bytes = Bytes::gib(1);
@@ -187,6 +187,21 @@ pub(crate) fn fragmented() -> RunRecord {
     let first = Violation { step: 3, at, rule: Rule::Expectation, expected: "64 MiB to fit".to_owned(), seen: seen.to_owned() };
     let mut record = run.finish(Verdict::Failed { first, rest: Vec::new() });
     record.stats.inactive_split_bytes.increase(PoolKind::Large, 224 << 20);
+    if let Some(last) = record.steps.last_mut() {
+        let free = Pieces { count: 14, bytes: Bytes::mib(224), largest: Bytes::mib(16) };
+        let lane = Lane { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() };
+        let size = Bytes::mib(64);
+        last.shortage = Some(Shortage {
+            requested: size,
+            stream: 0,
+            lacking: size,
+            asked: size,
+            limit: None,
+            accounts: last.accounts,
+            inactive_split: free.bytes,
+            lanes: Some(vec![lane]),
+        });
+    }
     record
 }
 
@@ -337,6 +352,7 @@ impl Builder {
             reports: BTreeMap::new(),
             notes: Vec::new(),
             tables: Vec::new(),
+            shortage: None,
         });
         self.record.curve.push(self.point(number));
     }

@@ -1,5 +1,7 @@
 //! The report that a person reads: verdicts first, then failures in full, then each scenario with its picture, times and steps.
 
+mod why;
+
 use std::collections::BTreeSet;
 
 use harness_allocator::units::Bytes;
@@ -11,7 +13,7 @@ use super::steps::Selection;
 use super::timing::{self, Timing};
 use super::words::{self, Align, Grid, NOTHING};
 use super::{Arm, Bench, Clocks, DeviceGroup, Report, ScenarioGroup};
-use crate::record::{CostFigure, Outcome, RunRecord, StepRecord, Table, Verdict, Violation};
+use crate::record::{CostFigure, RunRecord, StepRecord, Table, Verdict, Violation};
 
 /// A report and the pictures that it links to by their file names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -201,6 +203,9 @@ impl Page {
         let selection = Selection::last(run, STEPS_OF_A_FAILURE);
         let Some(last) = selection.steps().last() else { return };
         self.where_the_memory_was(run, last);
+        if let Some(shortage) = &last.shortage {
+            self.block(why::explain(shortage));
+        }
         let already_told: Vec<&str> = std::iter::once(first).chain(rest).map(|violation| violation.seen.as_str()).collect();
         self.list(&selection.steps().flat_map(|step| notes(step, &already_told)).collect::<Vec<_>>());
         self.step_tables(&selection, usize::MAX);
@@ -212,14 +217,15 @@ impl Page {
         self.unrecorded(run);
     }
 
-    /// The accounts after the last step, as parts of the memory that it ran in: who held what, and why it was of no use.
+    /// The accounts when the last step's request failed, or else after that step, as parts of the memory that it ran in: who held what.
     fn where_the_memory_was(&mut self, run: &RunRecord, last: &StepRecord) {
-        let accounts = &last.accounts;
+        let accounts = last.shortage.as_ref().map_or(&last.accounts, |shortage| &shortage.accounts);
         let device = &accounts.device;
         let unallocated = accounts.reserved.saturating_sub(accounts.active);
         // The counters are those after the last step: of a run with steps that are not recorded, they do not belong to this one.
-        let split = Bytes(run.stats.inactive_split_bytes.all.current).min(unallocated);
-        let split = (run.unrecorded_steps == 0 && split > Bytes::ZERO).then_some(split);
+        let after = (run.unrecorded_steps == 0).then_some(Bytes(run.stats.inactive_split_bytes.all.current));
+        let split = last.shortage.as_ref().map(|shortage| shortage.inactive_split).or(after);
+        let split = split.map(|split| split.min(unallocated)).filter(|&split| split > Bytes::ZERO);
         let beyond = device.used.saturating_sub(device.context_overhead + accounts.reserved + device.pressure);
         let mut grid = Grid::new([("the memory", Align::Left), ("size", Align::Right)]);
         let always = |name: &str, size: Bytes| Some((name.to_owned(), size));
@@ -237,15 +243,9 @@ impl Page {
             split.and_then(|split| always("– – of that in wholly free segments", unallocated.saturating_sub(split))),
         ];
         grid.rows = rows.into_iter().flatten().map(|(name, size)| vec![name, words::size(size)]).collect();
-        self.block(format!("Where the memory was after step {}:", last.number));
+        let when = if last.shortage.is_some() { "when a request failed in" } else { "after" };
+        self.block(format!("Where the memory was {when} step {}:", last.number));
         self.grid(&grid);
-        if let Some(split) = split.filter(|_| last.outcome == Outcome::OutOfMemory) {
-            self.block(format!(
-                "**Why free memory did not help:** {} are free in pieces, in segments in which something else is live. A request needs one \
-                 piece that is large enough, and a segment in use cannot go back to the driver whole.",
-                prose(&words::size(split))
-            ));
-        }
     }
 
     fn violation(&mut self, violation: &Violation) {

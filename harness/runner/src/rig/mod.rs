@@ -9,16 +9,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, Request};
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, OomCause, Request};
 use harness_allocator::device::{Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, EventId, MemoryRange, Place, StreamId, Tag};
-use harness_allocator::stats::{MemoryStats, SegmentInfo};
+use harness_allocator::stats::{BlockState, MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
 
 pub use self::audit::{Audit, Finding};
 use self::curve::Curve;
 use self::samples::Reservoir;
 use crate::invariant::Invariant;
-use crate::record::{Accounts, CurvePoint, Timings};
+use crate::record::{Accounts, CurvePoint, Lane, Pieces, Shortage, Timings};
 
 /// Why a run cannot go on.
 #[derive(Clone, Debug, PartialEq)]
@@ -435,6 +435,12 @@ impl Rig {
         self.device.info()
     }
 
+    /// What the allocator takes from the device for a large request comes in whole multiples of this.
+    #[must_use]
+    pub fn reserve_unit(&self) -> Bytes {
+        self.allocator.reserve_unit(&*self.device)
+    }
+
     /// Calls made to the device since the rig took it.
     #[must_use]
     pub fn calls(&self) -> DeviceCalls {
@@ -479,6 +485,26 @@ impl Rig {
             retries: stats.num_alloc_retries,
             ooms: stats.num_ooms,
             device: self.device.memory()?,
+        })
+    }
+
+    /// What is known of a request that failed just now, for a report to say why. Linear in blocks.
+    ///
+    /// # Errors
+    /// [`Halt`].
+    pub fn shortage(&mut self, request: Request, error: &AllocatorError) -> Result<Shortage, Halt> {
+        self.checked(|rig| {
+            let (lacking, asked, limit) = match error {
+                AllocatorError::OutOfMemory(oom) => match oom.cause {
+                    OomCause::Fraction { limit } => (oom.lacking, oom.segment, Some(limit)),
+                    OomCause::Device { .. } => (oom.lacking, oom.segment, None),
+                },
+                AllocatorError::TooLarge { .. } | AllocatorError::Device(_) => (request.size, request.size, None),
+            };
+            let lanes = rig.allocator.driver_pool().is_none().then(|| lanes(&rig.allocator.snapshot()));
+            let inactive_split = Bytes(rig.allocator.stats().inactive_split_bytes.all.current);
+            let Request { size: requested, stream: StreamId(stream) } = request;
+            Ok::<_, Halt>(Shortage { requested, stream, lacking, asked, limit, accounts: rig.accounts()?, inactive_split, lanes })
         })
     }
 
@@ -600,6 +626,28 @@ impl Rig {
             retries: stats.num_alloc_retries,
         });
     }
+}
+
+/// What is free in some segments, or waits to be, by pool and stream. A segment that serves several streams has blocks of all sizes.
+fn lanes(segments: &[SegmentInfo]) -> Vec<Lane> {
+    let mut lanes = BTreeMap::new();
+    for segment in segments {
+        let pool = segment.stream.map(|_| segment.pool);
+        for block in segment.blocks.iter().filter(|block| block.state != BlockState::Allocated) {
+            let lane = lanes.entry((pool, block.stream)).or_insert_with(|| Lane {
+                pool,
+                stream: block.stream.0,
+                free: Pieces::default(),
+                waiting: Pieces::default(),
+            });
+            match block.state {
+                BlockState::Inactive => lane.free.add(block.size),
+                BlockState::PendingFree => lane.waiting.add(block.size),
+                BlockState::Allocated => {}
+            }
+        }
+    }
+    lanes.into_values().collect()
 }
 
 fn violated<T>(invariant: Invariant, expected: impl Into<String>, seen: impl Into<String>) -> Result<T, Halt> {

@@ -120,6 +120,7 @@ fn allocate(world: &mut World, step: &Step, alloc: &Alloc) -> Result<Done, Halt>
         (Err(error), expected) => {
             done.outcome = Outcome::OutOfMemory;
             done.notes.push(error.to_string());
+            done.shortage = Some(world.rig.shortage(request, &error)?);
             if expected == Some(Expected::Fits) {
                 done.missed.push(Missed::at(step, format!("{size} to fit"), error.to_string()));
             }

@@ -207,6 +207,7 @@ impl Runner<'_> {
                 reports: step.id.iter().flat_map(|_| &done.reports).map(|(key, value)| (key.name().to_owned(), *value)).collect(),
                 notes: done.notes,
                 tables: done.tables,
+                shortage: done.shortage,
             };
             // The step that ends a run is the one that people look for.
             if self.steps.len() < MOST_STEPS || stops { self.steps.push(step) } else { self.unrecorded_steps += 1 }

@@ -7,7 +7,7 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::record::Outcome;
+use crate::record::{Outcome, Shortage};
 use crate::rig::Halt;
 use crate::scenario::steps::storm::{Storm, StormSizes, Until};
 use crate::scenario::{ReportKey, Step};
@@ -22,6 +22,8 @@ struct Tally {
     ooms: u64,
     peak_live: u64,
     failure: Option<Failure>,
+    /// Of the same request.
+    shortage: Option<Shortage>,
 }
 
 /// The request that is reported: the first that failed, or the one that ended the storm.
@@ -83,6 +85,7 @@ pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm) -> Result<Done,
                 let ends = storm.until == Some(Until::Fragmented) && failure.is_fragmentation();
                 if ends || tally.failure.is_none() {
                     tally.failure = Some(failure);
+                    tally.shortage = Some(world.rig.shortage(Request { size, stream }, &error)?);
                 }
                 if ends {
                     break;
@@ -118,7 +121,7 @@ fn failure(operation: u64, requested: Bytes, error: &AllocatorError, world: &Wor
         text: error.to_string(),
     };
     if let AllocatorError::OutOfMemory(oom) = error {
-        failure.largest_free = oom.largest_free_block;
+        failure.largest_free = oom.largest_free_block.unwrap_or_default();
         if let harness_allocator::allocator::OomCause::Device { free } = oom.cause {
             failure.device_free = free;
         }
@@ -151,6 +154,7 @@ fn conclude(world: &mut World, step: &Step, storm: &Storm, tally: Tally) -> Done
     let fragmented = tally.failure.as_ref().is_some_and(Failure::is_fragmentation);
     if let Some(failure) = tally.failure {
         done.outcome = Outcome::OutOfMemory;
+        done.shortage = tally.shortage;
         done.notes.push(format!("operation {}: {}", failure.operation, failure.text));
     }
     match storm.until {

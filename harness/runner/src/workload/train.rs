@@ -6,7 +6,7 @@ use harness_allocator::device::StreamId;
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::invariant::Invariant;
-use crate::record::Outcome;
+use crate::record::{Outcome, Shortage};
 use crate::recovery;
 use crate::rig::{Buffer, Finding, Halt};
 use crate::scenario::Expected;
@@ -30,6 +30,7 @@ struct Model {
 struct Iteration {
     activations: Vec<Buffer>,
     gradients: Vec<Buffer>,
+    shortage: Option<Shortage>,
 }
 
 #[derive(Default)]
@@ -42,6 +43,8 @@ struct Tally {
     ooms: u64,
     retained: u64,
     lost: Nanos,
+    /// Of the last request that failed.
+    shortage: Option<Shortage>,
 }
 
 /// Runs a training.
@@ -50,7 +53,7 @@ pub(crate) fn run(world: &mut World, step: &Step, train: &Train) -> Result<Done,
     let parameters_per_layer = Bytes(train.parameters.0 / train.layers);
     let mut model = Model { stream, state: Vec::new(), parameters_per_layer, layers: train.layers };
     let mut tally = Tally::default();
-    let failed = match model.build(world)? {
+    let failed = match model.build(world, &mut tally.shortage)? {
         Ok(()) => iterate(world, train, &mut model, &mut tally)?,
         Err(error) => {
             tally.ooms += 1;
@@ -58,7 +61,7 @@ pub(crate) fn run(world: &mut World, step: &Step, train: &Train) -> Result<Done,
         }
     };
     free_all(world, model.state)?;
-    Ok(conclude(&world.arm, step, train, &tally, failed))
+    Ok(conclude(&world.arm, step, train, tally, failed))
 }
 
 /// All iterations; the error that ended them early, if one did.
@@ -93,10 +96,10 @@ fn iterate(world: &mut World, train: &Train, model: &mut Model, tally: &mut Tall
 }
 
 impl Model {
-    fn build(&mut self, world: &mut World) -> Answer<()> {
+    fn build(&mut self, world: &mut World, shortage: &mut Option<Shortage>) -> Answer<()> {
         for size in [self.parameters_per_layer, Bytes(self.parameters_per_layer.0 * OPTIMIZER_COPIES)] {
             for _ in 0..self.layers {
-                match make(world, size, self.stream)? {
+                match make(world, size, self.stream, shortage)? {
                     Ok(buffer) => self.state.push(buffer),
                     Err(error) => return Ok(Err(error)),
                 }
@@ -117,6 +120,7 @@ impl Model {
             self.update(world)?;
         } else {
             tally.ooms += 1;
+            tally.shortage = iteration.shortage.take();
         }
         free_all(world, iteration.activations)?;
         free_all(world, iteration.gradients)?;
@@ -137,7 +141,7 @@ impl Model {
 
     fn forward(&self, world: &mut World, activation: Bytes, iteration: &mut Iteration) -> Answer<()> {
         for _ in 0..self.layers {
-            match make(world, activation, self.stream)? {
+            match make(world, activation, self.stream, &mut iteration.shortage)? {
                 Ok(buffer) => iteration.activations.push(buffer),
                 Err(error) => return Ok(Err(error)),
             }
@@ -148,9 +152,9 @@ impl Model {
     /// From the last layer to the first: the gradient of the activation lives while the layer is worked on, that of the parameters stays.
     fn backward(&self, world: &mut World, activation: Bytes, iteration: &mut Iteration) -> Answer<()> {
         while let Some(output) = iteration.activations.pop() {
-            let made = match make(world, activation, self.stream)? {
+            let made = match make(world, activation, self.stream, &mut iteration.shortage)? {
                 Ok(incoming) => {
-                    let made = make(world, self.parameters_per_layer, self.stream)?;
+                    let made = make(world, self.parameters_per_layer, self.stream, &mut iteration.shortage)?;
                     world.rig.verify(&output, self.stream)?;
                     world.rig.free(incoming)?;
                     made
@@ -180,10 +184,13 @@ impl Model {
     }
 }
 
-fn make(world: &mut World, size: Bytes, stream: StreamId) -> Answer<Buffer> {
-    let mut answer = world.rig.allocate(Request { size, stream })?;
-    if let Ok(buffer) = &mut answer {
-        world.rig.fill(buffer, stream)?;
+/// A buffer with contents. Where there is none, it is seen why before anything is given back.
+fn make(world: &mut World, size: Bytes, stream: StreamId, shortage: &mut Option<Shortage>) -> Answer<Buffer> {
+    let request = Request { size, stream };
+    let mut answer = world.rig.allocate(request)?;
+    match &mut answer {
+        Ok(buffer) => world.rig.fill(buffer, stream)?,
+        Err(error) => *shortage = Some(world.rig.shortage(request, error)?),
     }
     Ok(answer)
 }
@@ -192,7 +199,7 @@ fn free_all(world: &mut World, buffers: Vec<Buffer>) -> Result<(), Halt> {
     buffers.into_iter().try_for_each(|buffer| world.rig.free(buffer))
 }
 
-fn conclude(arm: &str, step: &Step, train: &Train, tally: &Tally, failed: Option<AllocatorError>) -> Done {
+fn conclude(arm: &str, step: &Step, train: &Train, tally: Tally, failed: Option<AllocatorError>) -> Done {
     let mut done = Done::default();
     done.reports.extend([
         (ReportKey::Iterations, tally.iterations),
@@ -219,6 +226,7 @@ fn conclude(arm: &str, step: &Step, train: &Train, tally: &Tally, failed: Option
         }
         (Some(error), expected) => {
             done.outcome = Outcome::OutOfMemory;
+            done.shortage = tally.shortage;
             done.notes.push(format!("{completed}, then {error}"));
             if expected == Some(Expected::Fits) {
                 done.missed.push(Missed::at(step, "training to its end", format!("{completed}, then {error}")));

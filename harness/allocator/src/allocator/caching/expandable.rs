@@ -102,6 +102,26 @@ impl CachingAllocator {
         })
     }
 
+    /// What is missing before a block of that size is there, where [`Self::try_expand`] would put it: in bytes, and in bytes of pages.
+    pub(super) fn missing_pages(&self, lane: LaneId, size: u64) -> (u64, u64) {
+        let page = self.config.page(self.pools[self.pools.owner(lane).pool].kind);
+        let Some(start) = self.find_stretch(lane, size) else { return (size, size.next_multiple_of(page)) };
+        let (mut wanted, mut missing, mut pages) = (size, 0, 0);
+        for id in self.blocks.chain(start) {
+            let Block { state, size: available, .. } = self.blocks[id];
+            let used = wanted.min(available);
+            if state == State::Unmapped {
+                missing += used;
+                pages += used.next_multiple_of(page);
+            }
+            wanted -= used;
+            if wanted == 0 {
+                break;
+            }
+        }
+        (missing, pages)
+    }
+
     /// Reserves addresses for a pool and stream: an eighth more than the device has, so that what was unmapped early in the segment can be
     /// mapped again at its end.
     fn reserve(&mut self, device: &mut dyn Device, lane: LaneId) -> Result<BlockId, DeviceError> {

@@ -205,7 +205,7 @@ impl CachingAllocator {
                 return Ok(block);
             }
         }
-        Err(self.out_of_memory(device, lane, request, segment, others))
+        Err(self.out_of_memory(device, lane, request, size, segment, others))
     }
 
     /// A block of at least `size` from a new segment, or from new pages of an expandable one; `None` where the limit or the driver says no.
@@ -252,6 +252,7 @@ impl CachingAllocator {
         device: &mut dyn Device,
         lane: LaneId,
         request: Request,
+        size: u64,
         segment: u64,
         others: &dyn Others,
     ) -> AllocatorError {
@@ -263,13 +264,15 @@ impl CachingAllocator {
                 Err(error) => return error.into(),
             },
         };
+        let (lacking, asked) = if self.config.expandable_segments { self.missing_pages(lane, size) } else { (request.size.0, segment) };
         AllocatorError::OutOfMemory(Box::new(OutOfMemory {
             requested: request.size,
-            segment: Bytes(segment),
+            lacking: Bytes(lacking),
+            segment: Bytes(asked),
             cause,
             allocated: Bytes(self.counters.allocated_bytes() + others.allocated()),
             reserved: Bytes(self.counters.reserved_bytes.current() + others.reserved()),
-            largest_free_block: Bytes(self.pools.free(lane).largest(&self.blocks)),
+            largest_free_block: Some(Bytes(self.pools.free(lane).largest(&self.blocks))),
             total: device.info().total,
         }))
     }

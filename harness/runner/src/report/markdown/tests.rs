@@ -71,7 +71,7 @@ fn a_failing_run_answers_why_memory_ran_out_though_some_was_free() {
         "```text\nscenarios/fits_in_pieces.yaml:10:5: expectation\n  expected: 64 MiB to fit\n  seen:     out of memory: 64 MiB requested",
         "```sh\nharness run scenarios/fits_in_pieces.yaml --allocator caching --seed 7\n```",
         "| – – of that in partly used segments (inactive split) | 224 MiB |",
-        "**Why free memory did not help:** 224 MiB",
+        "**Why free memory did not help:** What is free is enough together, but in pieces that are too small: 224 MiB",
         "2 of 2 segments are pinned",
         "\nStep 2: What pins each segment",
         "| step | line |",
@@ -81,10 +81,18 @@ fn a_failing_run_answers_why_memory_ran_out_though_some_was_free() {
     assert!(places.is_sorted(), "{places:?}\n{text}");
     assert_eq!(text.matches("What pins each segment").count(), 1, "told once, not folded");
 
-    // The counters are those of the last step: where that is not recorded, they would be compared with accounts of another one.
+    // What the step gave back after its request had failed hides nothing.
+    run.steps.last_mut().unwrap().accounts.allocated = harness_allocator::units::Bytes::ZERO;
+    let text = markdown(&Records { runs: vec![run.clone()], ..examples::night() });
+    assert!(text.contains("Where the memory was when a request failed in step 3:"), "{text}");
+    assert!(text.contains("| – of it allocated | 800 MiB |"), "{text}");
+
+    // Records of older builds have no figures of that moment. The counters are those of the last step: where that is not recorded, they would be compared with accounts of another one.
+    run.steps.last_mut().unwrap().shortage = None;
     run.unrecorded_steps = 3;
     let text = markdown(&Records { runs: vec![run], ..examples::night() });
-    assert!(!text.contains("inactive split)") && text.contains("3 further steps ran and are not recorded after step 3"), "{text}");
+    assert!(!text.contains("inactive split)") && !text.contains("**Why") && text.contains("was after step 3:"), "{text}");
+    assert!(text.contains("3 further steps ran and are not recorded after step 3"), "{text}");
 }
 
 #[test]

@@ -1,11 +1,10 @@
 //! Devices and allocators for GPU memory.
 //!
-//! * [`device`]: what a device supplies, on CUDA ([`device::cuda`]) or simulated and stricter than hardware ([`device::sim`]);
+//! * [`device`]: what a device supplies, and a simulated device that is stricter than hardware ([`device::sim`]). GPUs are in `harness-cuda`;
 //! * [`allocator`]: a caching allocator that behaves byte for byte like PyTorch's ([`allocator::caching`]), also for many host threads
 //!   ([`allocator::shared`]), the schools of TensorFlow ([`allocator::bfc`]) and RMM ([`allocator::rmm_pool`]), the driver's own pool
 //!   ([`allocator::async_pool`]), and a direct one;
 //! * [`stats`]: what allocators count, named as `torch.cuda.memory_stats()` names it;
-//! * [`trace`]: allocation traces, to be replayed anywhere;
 //! * [`hash`]: names for things in records.
 //!
 //! # A caching allocator for your program
@@ -13,23 +12,20 @@
 //! ```
 //! use harness_allocator::allocator::shared::{Cores, SharedAllocator};
 //! use harness_allocator::allocator::{Request, caching::Config};
-//! use harness_allocator::device::{Device, cuda::CudaDevice, sim::{SimConfig, SimDevice}};
+//! use harness_allocator::device::sim::{SimConfig, SimDevice};
 //! use harness_allocator::units::Bytes;
 //!
-//! let device: Box<dyn Device> = match CudaDevice::open(0) {
-//!     Ok(gpu) => Box::new(gpu),
-//!     Err(_) => Box::new(SimDevice::new(SimConfig::default())), // there is no GPU: the same calls, no memory behind them
-//! };
+//! let device = Box::new(SimDevice::new(SimConfig::default())); // or `harness_cuda::CudaDevice::open(0)?`
 //! let allocator = SharedAllocator::new(device, Config::parse("expandable_segments:True")?, Cores::PerStream);
 //! let allocation = allocator.allocate(Request::new(Bytes::mib(64)))?; // for the default stream; `.on(stream)` for another
-//! let address: cudarc::driver::sys::CUdeviceptr = allocation.ptr().0; // what kernels and `cuMemcpy*` take
+//! let address: u64 = allocation.ptr().0; // what kernels and `cuMemcpy*` take
 //! allocator.free(allocation.ptr())?; // from any thread; work in flight on that stream needs no waiting for
 //! assert_eq!(allocator.stats().allocated_bytes.all.peak, 64 << 20);
 //! # assert_ne!(address, 0);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `examples/caching.rs` is a whole program with several threads.
+//! `harness/cuda/examples/caching.rs` is a whole program with several threads.
 //!
 //! # Which front
 //!
@@ -49,31 +45,12 @@
 //! `bfc` and `rmm_pool` are there to compare with, and for who wants their terms of growth. `direct` calls the driver each time: the
 //! baseline, and the allocator under which a memory checker sees every buffer.
 //!
-//! # Beside cudarc and other users of the GPU
-//!
-//! [`device::cuda::CudaDevice`] retains the device's *primary* context, which cudarc's `CudaContext::new` and the CUDA runtime use too:
-//! addresses and streams of one are valid in the other, and it does not matter who opens first. It makes that context the calling thread's
-//! current one with each call and leaves it so. A stream made here is launched on elsewhere by its raw handle; ask for it before the device
-//! moves into the allocator:
-//!
-//! ```no_run
-//! use harness_allocator::device::{Device, cuda::CudaDevice};
-//!
-//! let mut gpu = CudaDevice::open(0)?;
-//! let stream = gpu.create_stream()?; // what a request names
-//! let raw: cudarc::driver::sys::CUstream = gpu.raw_stream(stream)?; // what a launch names
-//! # let _ = raw;
-//! # Ok::<(), harness_allocator::device::DeviceError>(())
-//! ```
-//!
-//! The other way round there is no way in: memory that is used on a stream of somebody else's making is allocated for a stream of ours, and
-//! freed when the other stream's work is known to be done, or ordered in front of ours by an event.
-//!
 //! Nothing in here knows scenarios, reports or a command line.
+
+#![forbid(unsafe_code)]
 
 pub mod allocator;
 pub mod device;
 pub mod hash;
 pub mod stats;
-pub mod trace;
 pub mod units;

@@ -1,13 +1,10 @@
 //! What a device supplies to allocators and scenarios, and nothing else: memory, streams, events, contents, a clock.
 //!
-//! [`Device`] is the trait; [`sim`] the simulated device, [`cuda`] the real one, [`limited`] a wrapper that gives any device a smaller
-//! memory. [`open`] finds out which of them to use.
+//! [`Device`] is the trait; [`sim`] the simulated device, [`limited`] a wrapper that gives any device a smaller memory. The real one is in the
+//! crate `harness-cuda`.
 
-pub mod cuda;
 pub mod limited;
-pub mod nvml;
-pub mod open;
-mod pages;
+pub mod pages;
 pub mod sim;
 
 use std::fmt;
@@ -53,7 +50,7 @@ impl StreamId {
 pub struct EventId(pub u32);
 
 /// Where in the caller's program the next device calls come from; a strict device names it in its errors.
-/// The runner uses the number of the step; 0 means "not told".
+/// The harness uses the number of the step; 0 means "not told".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place(pub u32);
 

@@ -8,7 +8,7 @@ use crate::units::Bytes;
 
 /// Reservations and mapped pages by address. `H` is what a device knows a page's physical memory by.
 #[derive(Debug)]
-pub(super) struct PageTable<H> {
+pub struct PageTable<H> {
     /// What starts of reservations, of mappings, and sizes of pages are multiples of.
     granularity: Bytes,
     reservations: BTreeMap<u64, Bytes>,
@@ -24,28 +24,28 @@ struct Page<H> {
 
 impl<H: Copy> PageTable<H> {
     /// With nothing reserved.
-    pub(super) const fn new(granularity: Bytes) -> Self {
+    pub const fn new(granularity: Bytes) -> Self {
         Self { granularity, reservations: BTreeMap::new(), pages: BTreeMap::new() }
     }
 
     /// Notes a reservation.
-    pub(super) fn reserve(&mut self, start: DevicePtr, size: Bytes) {
+    pub fn reserve(&mut self, start: DevicePtr, size: Bytes) {
         self.reservations.insert(start.0, size);
     }
 
     /// The size of a reservation that may be given back: it starts there and nothing is mapped in it.
-    pub(super) fn check_unreservable(&self, start: DevicePtr) -> Option<Bytes> {
+    pub fn check_unreservable(&self, start: DevicePtr) -> Option<Bytes> {
         let size = *self.reservations.get(&start.0)?;
         self.pages.range(start.0..start.0 + size.0).next().is_none().then_some(size)
     }
 
     /// Forgets a reservation that was checked.
-    pub(super) fn unreserve(&mut self, start: DevicePtr) {
+    pub fn unreserve(&mut self, start: DevicePtr) {
         self.reservations.remove(&start.0);
     }
 
     /// Whether pages of that size may be mapped to the range; why not, in words.
-    pub(super) fn check_mappable(&self, range: MemoryRange, page: Bytes) -> Result<(), String> {
+    pub fn check_mappable(&self, range: MemoryRange, page: Bytes) -> Result<(), String> {
         let end = range.start.0.checked_add(range.len.0).ok_or("the range goes beyond the address space")?;
         let aligned = |n: u64| n.is_multiple_of(self.granularity.0);
         let whole_pages = page > Bytes::ZERO && range.len > Bytes::ZERO && range.len.0.is_multiple_of(page.0);
@@ -64,12 +64,12 @@ impl<H: Copy> PageTable<H> {
     }
 
     /// Notes a page in a range that was checked.
-    pub(super) fn map(&mut self, start: DevicePtr, size: Bytes, memory: H) {
+    pub fn map(&mut self, start: DevicePtr, size: Bytes, memory: H) {
         self.pages.insert(start.0, Page { size, memory });
     }
 
     /// The pages that a range consists of, as address, size and memory; `None` where it is not made of whole pages.
-    pub(super) fn whole_pages(&self, range: MemoryRange) -> Option<Vec<(DevicePtr, Bytes, H)>> {
+    pub fn whole_pages(&self, range: MemoryRange) -> Option<Vec<(DevicePtr, Bytes, H)>> {
         if !self.is_mapped(range) || !self.pages.contains_key(&range.start.0) {
             return None;
         }
@@ -80,12 +80,12 @@ impl<H: Copy> PageTable<H> {
     }
 
     /// Forgets a page.
-    pub(super) fn unmap(&mut self, start: DevicePtr) {
+    pub fn unmap(&mut self, start: DevicePtr) {
         self.pages.remove(&start.0);
     }
 
     /// Whether there is memory behind every byte of the range, which is not empty.
-    pub(super) fn is_mapped(&self, range: MemoryRange) -> bool {
+    pub fn is_mapped(&self, range: MemoryRange) -> bool {
         let Some(end) = range.start.0.checked_add(range.len.0) else { return false };
         let mut next = range.start.0;
         let from = self.pages.range(..=next).next_back().map_or(next, |(&start, _)| start);
@@ -99,17 +99,17 @@ impl<H: Copy> PageTable<H> {
     }
 
     /// Whether an address lies in a reservation.
-    pub(super) fn is_reserved(&self, ptr: DevicePtr) -> bool {
+    pub fn is_reserved(&self, ptr: DevicePtr) -> bool {
         self.reservations.range(..=ptr.0).next_back().is_some_and(|(&start, &size)| ptr.0 < start + size.0)
     }
 
     /// Reservations that live, as start and size.
-    pub(super) fn reservations(&self) -> impl ExactSizeIterator<Item = (DevicePtr, Bytes)> {
+    pub fn reservations(&self) -> impl ExactSizeIterator<Item = (DevicePtr, Bytes)> {
         self.reservations.iter().map(|(&start, &size)| (DevicePtr(start), size))
     }
 
     /// Every mapped page, as address, size and memory.
-    pub(super) fn pages(&self) -> impl Iterator<Item = (DevicePtr, Bytes, H)> {
+    pub fn pages(&self) -> impl Iterator<Item = (DevicePtr, Bytes, H)> {
         self.pages.iter().map(|(&start, page)| (DevicePtr(start), page.size, page.memory))
     }
 }

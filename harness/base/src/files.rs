@@ -1,0 +1,358 @@
+//! Files written whole or not at all: to a temporary place first, then renamed, so that neither an error nor a kill leaves half a file;
+//! and versioned documents read back, each failure with what to do. What is in the files is the business of those who call.
+
+use std::fmt;
+use std::fs::{self, File, Permissions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tempfile::NamedTempFile;
+
+/// Temporary folders and files start with this; those of a killed process are removed by the next one.
+pub const TEMPORARY: &str = ".unfinished-";
+
+/// What a file is to hold: the words of its errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Document {
+    /// What `harness run` leaves behind.
+    Records,
+    /// What `harness bench` leaves behind.
+    Night,
+}
+
+impl Document {
+    /// The name of its file.
+    #[must_use]
+    pub const fn file_name(self) -> &'static str {
+        match self {
+            Self::Records => "records.json",
+            Self::Night => "night.json",
+        }
+    }
+
+    const fn writer(self) -> &'static str {
+        match self {
+            Self::Records => "harness run",
+            Self::Night => "harness bench",
+        }
+    }
+
+    /// How the user names another place.
+    const fn elsewhere(self) -> &'static str {
+        match self {
+            Self::Records => "choose another place with `--report DIR`",
+            Self::Night => "choose another place",
+        }
+    }
+}
+
+impl fmt::Display for Document {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Records => "records",
+            Self::Night => "a night",
+        })
+    }
+}
+
+/// Why a document could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The place refuses files. Choose another place or change its rights.
+    #[error("cannot write to `{}`: {source}. Make it writable, or {}.", path.display(), document.elsewhere())]
+    Unwritable {
+        /// What was to be written.
+        path: PathBuf,
+        /// Why it was not.
+        source: io::Error,
+        /// What it was to hold.
+        document: Document,
+    },
+    /// No room. Free some, or choose another disk.
+    #[error("cannot write to `{}`: the disk is full ({source}). Free some space, or {}.", path.display(), document.elsewhere())]
+    DiskFull {
+        /// What was to be written.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+        /// What it was to hold.
+        document: Document,
+    },
+    /// A file of that name is there, and nothing beside it says that it is a report of ours. Choose another place, or move the file away.
+    #[error("`{}` is there already, and not from `{}`: move it away, or {}.", path.display(), document.writer(), document.elsewhere())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What was to be written there.
+        document: Document,
+    },
+    /// The file could not be read. Check the path and its rights.
+    #[error("cannot read `{}`: {source}", path.display())]
+    Unreadable {
+        /// What was to be read.
+        path: PathBuf,
+        /// Why it was not.
+        source: io::Error,
+    },
+    /// The file stops in the middle. Copy it again, or run again.
+    #[error("`{}` is cut off at line {line}: it ends in the middle of a record. Copy it again, or run again.", path.display())]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Its last line, counted from 1.
+        line: usize,
+    },
+    /// The file was written by a later harness. Use that one.
+    #[error("`{}` has version {found}, this harness reads up to version {supported}: use the harness that wrote it, or a newer one.", path.display())]
+    TooNew {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// The version of this build.
+        supported: u32,
+    },
+    /// The file is something else, or damaged. Name one that the harness wrote, or the folder that holds it.
+    #[error("`{}` does not hold {document}: {source}. Name a `{}` that `{}` wrote, or its folder.", path.display(), document.file_name(), document.writer())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Where and what.
+        source: serde_json::Error,
+        /// What it was to hold.
+        document: Document,
+    },
+}
+
+impl StoreError {
+    /// Whether what was given to read is to blame.
+    #[must_use]
+    pub const fn is_of_input(&self) -> bool {
+        match self {
+            Self::Unreadable { .. } | Self::Truncated { .. } | Self::TooNew { .. } | Self::Malformed { .. } => true,
+            Self::Foreign { .. } => true,
+            Self::Unwritable { .. } | Self::DiskFull { .. } => false,
+        }
+    }
+
+    /// That something could not be written, for this reason.
+    #[must_use]
+    pub fn writing(document: Document, path: &Path, source: io::Error) -> Self {
+        let path = path.to_owned();
+        match source.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::DiskFull { path, source, document },
+            _ => Self::Unwritable { path, source, document },
+        }
+    }
+}
+
+/// Tells before long work what would be told behind it: that nothing can be written to this folder. It is not made, and nothing stays in it.
+///
+/// # Errors
+/// [`StoreError::Unwritable`], [`StoreError::DiskFull`].
+pub fn check_writable(folder: &Path, document: Document) -> Result<(), StoreError> {
+    let failed = |source| StoreError::writing(document, folder, source);
+    let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
+    if !there.is_dir() {
+        return Err(failed(ErrorKind::NotADirectory.into()));
+    }
+    tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(there).map(drop).map_err(failed)
+}
+
+/// Refuses to write over a report that somebody else wrote: one that has no document of ours beside it, or, of an index, no folder.
+///
+/// # Errors
+/// [`StoreError::Foreign`].
+pub fn check_ours(folder: &Path, report: &str, beside: &str, document: Document) -> Result<(), StoreError> {
+    let path = folder.join(report);
+    let is_ours = !path.exists() || folder.join(beside).exists();
+    if is_ours { Ok(()) } else { Err(StoreError::Foreign { path, document }) }
+}
+
+/// A folder that nobody else writes to through this module until it is dropped, cleared of what killed processes left there. On file
+/// systems without locks, nothing is waited for and nothing removed.
+#[derive(Debug)]
+pub struct Folder<'a> {
+    path: &'a Path,
+    document: Document,
+    _only_writer: File,
+}
+
+impl<'a> Folder<'a> {
+    /// Makes the folder if it is not there, and waits until no other process writes to it.
+    pub fn open(path: &'a Path, document: Document) -> Result<Self, StoreError> {
+        let failed = |source| StoreError::writing(document, path, source);
+        make_folder(path).map_err(failed)?;
+        let only_writer = lock(path).map_err(failed)?;
+        Ok(Self { path, document, _only_writer: only_writer })
+    }
+
+    /// Writes files, by name and content, into a new folder in this one, which appears whole or not at all under the name that `name`
+    /// chooses last of all.
+    pub fn add(&self, files: &[(String, String)], name: impl FnOnce(&Path) -> io::Result<String>) -> Result<PathBuf, StoreError> {
+        let failed = |source| self.failed(self.path, source);
+        let everybody = Permissions::from_mode(0o777);
+        let folder = tempfile::Builder::new().prefix(TEMPORARY).permissions(everybody).tempdir_in(self.path).map_err(failed)?;
+        for (name, content) in files {
+            let path = folder.path().join(name);
+            File::create_new(&path)
+                .and_then(|file| write_whole(&file, content))
+                .map_err(|source| self.failed(&self.path.join(name), source))?;
+        }
+        sync_folder(folder.path()).map_err(failed)?;
+        let place = self.path.join(name(self.path).map_err(failed)?);
+        fs::rename(folder.path(), &place).map_err(failed)?;
+        // It has another name now, and its owner has nothing left to remove.
+        let _ = folder.keep();
+        sync_folder(self.path).map_err(failed)?;
+        Ok(place)
+    }
+
+    /// Writes files into this folder, or into folders in it, in place of earlier ones. Nothing is replaced before everything is written,
+    /// then each file is replaced whole, in the order given.
+    pub fn replace(&self, files: &[(String, String)]) -> Result<(), StoreError> {
+        let everybody = Permissions::from_mode(0o666);
+        let mut written = Vec::new();
+        for (name, content) in files {
+            let target = self.path.join(name);
+            let failed = |source| self.failed(&target, source);
+            let file = tempfile::Builder::new().prefix(TEMPORARY).permissions(everybody.clone()).tempfile_in(self.path).map_err(failed)?;
+            write_whole(file.as_file(), content).map_err(failed)?;
+            written.push((file, target));
+        }
+        self.refuse_folders(&written)?;
+        for (file, target) in written {
+            file.persist(&target).map_err(|error| self.failed(&target, error.error))?;
+        }
+        sync_folder(self.path).map_err(|source| self.failed(self.path, source))
+    }
+
+    /// Renaming onto a folder would fail half-way, after other files were replaced.
+    fn refuse_folders(&self, written: &[(NamedTempFile, PathBuf)]) -> Result<(), StoreError> {
+        match written.iter().find(|(_, target)| target.is_dir()) {
+            Some((_, target)) => Err(self.failed(target, ErrorKind::IsADirectory.into())),
+            None => Ok(()),
+        }
+    }
+
+    fn failed(&self, path: &Path, source: io::Error) -> StoreError {
+        StoreError::writing(self.document, path, source)
+    }
+}
+
+/// Reads a document back, from the file or from the folder that holds it. It states its version, as `"version": 1`.
+pub fn read<T: DeserializeOwned>(path: &Path, document: Document, supported: u32) -> Result<T, StoreError> {
+    #[derive(Deserialize)]
+    struct Head {
+        version: u32,
+    }
+    let path = if path.is_dir() { path.join(document.file_name()) } else { path.to_owned() };
+    let text = fs::read_to_string(&path).map_err(|source| StoreError::Unreadable { path: path.clone(), source })?;
+    let malformed = |source: serde_json::Error| match source.is_eof() {
+        true => StoreError::Truncated { path: path.clone(), line: source.line() },
+        false => StoreError::Malformed { path: path.clone(), source, document },
+    };
+    // The version first: a later version may mean something else by the rest.
+    let Head { version } = serde_json::from_str(&text).map_err(malformed)?;
+    if version > supported {
+        return Err(StoreError::TooNew { path, found: version, supported });
+    }
+    serde_json::from_str(&text).map_err(malformed)
+}
+
+/// Writes one file whole, in place of an earlier one, and makes its folder if it is not there.
+///
+/// # Errors
+/// What the system says; an earlier file is intact then.
+pub fn write(path: &Path, content: &str) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if path.is_dir() {
+        return Err(ErrorKind::IsADirectory.into());
+    }
+    make_folder(folder)?;
+    let everybody = Permissions::from_mode(0o666);
+    let file = tempfile::Builder::new().prefix(TEMPORARY).permissions(everybody).tempfile_in(folder)?;
+    write_whole(file.as_file(), content)?;
+    file.persist(path).map_err(|error| error.error)?;
+    sync_folder(folder)
+}
+
+/// A text as part of a link or a file name: lower-case letters, digits, `_` and `-`; never empty, at most 60 long.
+#[must_use]
+pub fn slug(text: &str) -> String {
+    let mut slug = String::new();
+    for c in text.chars().map(|c| c.to_ascii_lowercase()) {
+        match c {
+            'a'..='z' | '0'..='9' | '_' => slug.push(c),
+            _ if slug.is_empty() || slug.ends_with('-') => {}
+            _ => slug.push('-'),
+        }
+    }
+    slug.truncate(60);
+    let trimmed = slug.trim_end_matches('-');
+    if trimmed.is_empty() { "unnamed".to_owned() } else { trimmed.to_owned() }
+}
+
+fn make_folder(path: &Path) -> io::Result<()> {
+    fs::create_dir_all(path).map_err(|error| match error.kind() {
+        // What exists and is no folder.
+        ErrorKind::AlreadyExists => ErrorKind::NotADirectory.into(),
+        _ => error,
+    })
+}
+
+/// The lock ends with the returned file.
+fn lock(folder: &Path) -> io::Result<File> {
+    let file = File::open(folder)?;
+    if file.lock().is_ok() {
+        for entry in fs::read_dir(folder)?.flatten() {
+            if entry.file_name().to_str().is_some_and(|name| name.starts_with(TEMPORARY)) {
+                let path = entry.path();
+                // If it cannot be removed it is in nobody's way: its name is not a report's.
+                let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+            }
+        }
+    }
+    Ok(file)
+}
+
+fn write_whole(mut file: &File, content: &str) -> io::Result<()> {
+    file.write_all(content.as_bytes())?;
+    file.sync_all()
+}
+
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    match File::open(folder)?.sync_all() {
+        // Some file systems do not sync folders; the files themselves are on disk.
+        Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_from_other_failures() {
+        // A device that takes no byte stands for the full disk.
+        let full = || File::options().write(true).open("/dev/full").and_then(|file| write_whole(&file, "report"));
+        let told = |document| StoreError::writing(document, Path::new("reports/runs"), full().expect_err("it takes no byte"));
+        assert!(matches!(told(Document::Records), StoreError::DiskFull { .. }));
+        insta::assert_snapshot!(told(Document::Records), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place with `--report DIR`.");
+        insta::assert_snapshot!(told(Document::Night), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place.");
+    }
+
+    #[test]
+    fn slugs_are_safe_for_files_and_links() {
+        for (text, expected) in
+            [("NVIDIA H200", "nvidia-h200"), ("oom_retry", "oom_retry"), ("../../etc", "etc"), ("µ", "unnamed"), ("a--b-", "a-b")]
+        {
+            assert_eq!(slug(text), expected);
+        }
+        assert_eq!(slug(&"x".repeat(500)).len(), 60);
+    }
+}

@@ -1,0 +1,9 @@
+//! What the parts above share and that knows nothing of memory: files, excerpts of texts, shell words, order statistics, dates, shards.
+
+pub mod date;
+pub mod excerpt;
+pub mod files;
+pub mod packed;
+pub mod shard;
+pub mod shell;
+pub mod statistics;

@@ -1,0 +1,311 @@
+//! Where a night is measured and in what state that machine is: [`machine()`], and [`Monitor`], which watches the night.
+//!
+//! Nothing is ever set, only read. What cannot be read is left out, and then nothing is concluded from it.
+
+mod host;
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use harness_allocator::device::{Clock, CostFigure, Device, DeviceInfo, Fingerprint};
+use harness_allocator::hash::fnv1a;
+use harness_allocator::units::{Bytes, Nanos};
+use harness_cuda::machine::nvml_of;
+use harness_cuda::nvml::{NvmlDevice, ProcessUse, Reading, Throttle};
+
+use self::host::{HostUse, Load};
+use super::record::{Conditions, GpuState, Machine};
+
+/// The machine and the device, and the compiler that built this program.
+#[must_use]
+pub fn machine(device: &dyn Device, compiler: &str) -> Machine {
+    let DeviceInfo { name, clock, fingerprint, .. } = device.info().clone();
+    let Fingerprint { memory, uuid_hash, driver, cuda, mig, ecc, cost_model, .. } = fingerprint;
+    let cores = thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
+    let (cpu, kernel, compiler) = (host::cpu(), host::kernel(), compiler.to_owned());
+    Machine { device: name, clock, memory, uuid_hash, driver, cuda, mig, ecc, cost_model, cpu, cores, kernel, compiler }
+}
+
+impl Machine {
+    /// A short name, 16 hexadecimal digits: equal machines have equal ones, in every version. It tells machines apart without naming them.
+    #[must_use]
+    pub fn id(&self) -> String {
+        let known = self.facts().into_iter().filter_map(|(name, fact)| Some(format!("{name}={}\n", fact?)));
+        format!("{:016x}", fnv1a(known.collect::<String>().as_bytes()))
+    }
+
+    /// What differs from another machine, in words, as in `driver: 580.65.06 against 570.12`. Empty where they are equal.
+    #[must_use]
+    pub fn differences(&self, other: &Self) -> Vec<String> {
+        let told = |fact: Option<String>| fact.unwrap_or_else(|| "unknown".to_owned());
+        let pairs = self.facts().into_iter().zip(other.facts());
+        pairs
+            .filter(|((_, mine), (_, theirs))| mine != theirs)
+            .map(|((name, mine), (_, theirs))| format!("{name}: {} against {}", told(mine), told(theirs)))
+            .collect()
+    }
+
+    /// Every fact with its name, in words that differ where the facts do.
+    fn facts(&self) -> [(&'static str, Option<String>); 13] {
+        let Self { device, clock, memory, uuid_hash, driver, cuda, mig, ecc, cost_model, cpu, cores, kernel, compiler } = self;
+        let clock = match clock {
+            Clock::Simulated => "virtual",
+            Clock::Measured => "real",
+        };
+        let on = |switch: &Option<bool>| switch.map(|on| if on { "on" } else { "off" }.to_owned());
+        [
+            ("device", Some(device.clone())),
+            ("clock", Some(clock.to_owned())),
+            ("device memory in bytes", memory.map(|memory| memory.0.to_string())),
+            ("hash of the device's UUID", uuid_hash.clone()),
+            ("driver", driver.clone()),
+            ("CUDA version", cuda.clone()),
+            ("multi-instance mode", on(mig)),
+            ("error correction", on(ecc)),
+            ("cost model", cost_model.clone()),
+            ("processor", cpu.clone()),
+            ("cores", Some(cores.to_string())),
+            ("kernel", kernel.clone()),
+            ("compiler", Some(compiler.clone())),
+        ]
+    }
+}
+
+/// Share of the time in which power or heat may hold the clocks down. Below it the figures of a whole night move by less than the smallest
+/// change that suites look for, some per cent.
+const MAX_HELD_DOWN: f64 = 0.01;
+
+/// Watches the machine while a night is measured.
+///
+/// ```no_run
+/// # use harness::bench::machine::Monitor;
+/// # fn night(device: &mut dyn harness_allocator::device::Device) {
+/// let mut monitor = Monitor::start(device);
+/// // A suite; then, between suites:
+/// monitor.observe();
+/// // The last suite; then, with all of its and the others' yardsticks:
+/// let conditions = monitor.finish(&[1_000, 1_010]);
+/// # }
+/// ```
+pub struct Monitor {
+    began: Instant,
+    nvml: Option<NvmlDevice>,
+    cost_figures: Vec<CostFigure>,
+    free_at_start: Option<Bytes>,
+    gpu: GpuWatch,
+    host: HostUse,
+    load: Option<Load>,
+}
+
+impl Monitor {
+    /// Begins before anything is measured, with a device open. Devices may be closed and opened while it watches.
+    #[must_use]
+    pub fn start(device: &mut dyn Device) -> Self {
+        let free_at_start = device.memory().ok().map(|memory| memory.free);
+        let nvml = nvml_of(device.info()).ok();
+        let (began, cost_figures, host) = (Instant::now(), device.cost_figures(), HostUse::now());
+        let mut monitor = Self { began, nvml, cost_figures, free_at_start, gpu: GpuWatch::default(), host, load: None };
+        monitor.read_gpu();
+        monitor
+    }
+
+    /// Looks again: between suites.
+    pub fn observe(&mut self) {
+        self.read_gpu();
+        let later = host::load().filter(|_| self.began.elapsed() >= host::LOAD_SETTLES);
+        self.load = [self.load, later].into_iter().flatten().max_by(|a, b| a.running.total_cmp(&b.running));
+    }
+
+    /// Looks a last time, and says what it all was like. The yardsticks are those of all suites, [`super::record::SuiteRecord::yardstick_ps`].
+    #[must_use]
+    pub fn finish(mut self, yardsticks: &[u64]) -> Conditions {
+        self.observe();
+        let waited = self.host.until(&HostUse::now());
+        let contended =
+            self.gpu.contended(self.began.elapsed()).into_iter().chain(host::contended(&waited, self.load, yardsticks)).collect();
+        Conditions { free_at_start: self.free_at_start, gpu: self.gpu.states, contended, cost_figures: self.cost_figures }
+    }
+
+    fn read_gpu(&mut self) {
+        if let Some(nvml) = &self.nvml {
+            self.gpu.note(self.began.elapsed(), nvml.reading());
+        }
+    }
+}
+
+/// What the GPU was seen to be like.
+#[derive(Default)]
+struct GpuWatch {
+    states: Vec<GpuState>,
+    /// By their numbers, with the most that each was seen to hold.
+    others: BTreeMap<u32, ProcessUse>,
+    throttled: Vec<Throttle>,
+    /// By power and by heat: at the first reading, and at the last.
+    held: Option<[[Option<Nanos>; 2]; 2]>,
+}
+
+impl GpuWatch {
+    fn note(&mut self, at: Duration, reading: Reading) {
+        let Reading { sm_mhz, memory_mhz, power_mw, temperature, throttled, held_by_power, held_by_heat, others } = reading;
+        self.states.push(GpuState {
+            at_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
+            sm_mhz,
+            memory_mhz,
+            power_mw,
+            temperature,
+            throttle_reasons: throttled.iter().map(|throttle| throttle.words.to_owned()).collect(),
+            other_processes: others.as_ref().map(|others| u32::try_from(others.len()).unwrap_or(u32::MAX)),
+        });
+        for other in others.into_iter().flatten() {
+            let most = self.others.get(&other.pid).and_then(|known| known.used);
+            let used = other.used.max(most);
+            self.others.insert(other.pid, ProcessUse { used, ..other });
+        }
+        for throttle in throttled {
+            if !throttle.chosen && !self.throttled.contains(&throttle) {
+                self.throttled.push(throttle);
+            }
+        }
+        let held = [held_by_power, held_by_heat];
+        self.held = Some([self.held.map_or(held, |[first, _]| first), held]);
+    }
+
+    /// Why the GPU's figures are not to be trusted, after a watch of this length.
+    fn contended(&self, watched: Duration) -> Vec<String> {
+        let others = (!self.others.is_empty()).then(|| others_in_words(self.others.values()));
+        let seen = self.throttled.iter().map(|throttle| throttle.words.to_owned());
+        let [first, last] = self.held.unwrap_or_default();
+        let lengths = ["power", "temperature"].into_iter().zip(first.into_iter().zip(last)).filter_map(|(cause, (first, last))| {
+            let share = Duration::from_nanos(last?.saturating_sub(first?).0).div_duration_f64(watched.max(Duration::from_nanos(1)));
+            (share > MAX_HELD_DOWN).then(|| format!("{cause}, for {:.0} % of the time", 100.0 * share.min(1.0)))
+        });
+        let held: Vec<String> = seen.chain(lengths).collect();
+        let held = (!held.is_empty()).then(|| format!("clocks were held down: {}", held.join("; ")));
+        others.into_iter().chain(held).collect()
+    }
+}
+
+/// As in `2 other processes held memory of the GPU (python3, 3.2 GiB; a process without a name)`.
+fn others_in_words<'a>(others: impl ExactSizeIterator<Item = &'a ProcessUse>) -> String {
+    let count = others.len();
+    let each = others.map(|other| {
+        let name = other.name.as_deref().and_then(|path| path.rsplit('/').next()).unwrap_or("a process without a name");
+        other.used.map_or_else(|| name.to_owned(), |used| format!("{name}, {used}"))
+    });
+    let processes = if count == 1 { "process" } else { "processes" };
+    format!("{count} other {processes} held memory of the GPU ({})", each.collect::<Vec<_>>().join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use harness_allocator::device::sim::{SimConfig, SimDevice};
+
+    use super::*;
+
+    fn simulated() -> SimDevice {
+        SimDevice::new(SimConfig::default())
+    }
+
+    fn process(pid: u32, name: Option<&str>, used: Option<Bytes>) -> ProcessUse {
+        ProcessUse { pid, name: name.map(str::to_owned), used }
+    }
+
+    #[test]
+    fn the_machine_is_the_same_each_time_and_names_what_it_is() {
+        let here = machine(&simulated(), "rustc");
+        assert_eq!(here, machine(&simulated(), "rustc"));
+        assert_eq!((here.device.as_str(), here.clock, here.uuid_hash.as_deref()), ("simulated", Clock::Simulated, None));
+        assert!(here.cores >= 1 && here.cost_model.is_some(), "{here:?}");
+    }
+
+    #[test]
+    fn each_fact_that_differs_is_told_and_makes_another_id() {
+        let here = machine(&simulated(), "rustc");
+        assert_eq!(here.differences(&here.clone()), Vec::<String>::new());
+        assert_eq!(here.id().len(), 16);
+        let others = [
+            (Machine { driver: Some("580.65.06".to_owned()), ..here.clone() }, "driver: unknown against 580.65.06"),
+            (Machine { mig: Some(false), ..here.clone() }, "multi-instance mode: unknown against off"),
+            (Machine { clock: Clock::Measured, ..here.clone() }, "clock: virtual against real"),
+            (Machine { device: "NVIDIA H200".to_owned(), ..here.clone() }, "device: simulated against NVIDIA H200"),
+        ];
+        for (other, told) in others {
+            assert_eq!(here.differences(&other), [told]);
+            assert_ne!(here.id(), other.id(), "{told}");
+        }
+    }
+
+    /// The id is written into folders and compared with those of earlier versions: it must not change.
+    #[test]
+    fn the_id_of_a_machine_is_for_good() {
+        let text = |text: &str| Some(text.to_owned());
+        let machine = Machine {
+            device: "NVIDIA H200".to_owned(),
+            clock: Clock::Measured,
+            memory: Some(Bytes::gib(139)),
+            uuid_hash: text("0123456789abcdef"),
+            driver: text("580.65.06"),
+            cuda: text("13.0"),
+            mig: Some(false),
+            ecc: Some(true),
+            cost_model: None,
+            cpu: text("Intel(R) Xeon(R) Platinum 8480C"),
+            cores: 16,
+            kernel: text("Linux 6.8.0"),
+            compiler: "rustc 1.95.0, release".to_owned(),
+        };
+        assert_eq!(machine.id(), "0bb6daeebc02e454");
+    }
+
+    #[test]
+    fn a_simulated_device_has_cost_figures_and_no_gpu() {
+        let mut device = simulated();
+        let mut monitor = Monitor::start(&mut device);
+        monitor.observe();
+        let conditions = monitor.finish(&[]);
+        assert_eq!(conditions.gpu, []);
+        assert_eq!(conditions.cost_figures, device.cost_figures());
+        assert_eq!(conditions.free_at_start, device.memory().ok().map(|memory| memory.free));
+    }
+
+    #[test]
+    fn other_processes_are_named_with_the_most_that_they_held() {
+        let mut watch = GpuWatch::default();
+        assert_eq!(watch.contended(Duration::from_secs(1)), Vec::<String>::new());
+        for used in [Bytes::gib(1), Bytes::mib(3277), Bytes::mib(1)] {
+            let others = Some(vec![process(7, Some("/usr/bin/python3"), Some(used))]);
+            watch.note(Duration::ZERO, Reading { others, ..Reading::default() });
+        }
+        assert_eq!(watch.contended(Duration::from_secs(1)), ["1 other process held memory of the GPU (python3, 3.20 GiB)"]);
+        watch.note(Duration::ZERO, Reading { others: Some(vec![process(9, None, None)]), ..Reading::default() });
+        let told = "2 other processes held memory of the GPU (python3, 3.20 GiB; a process without a name)";
+        assert_eq!(watch.contended(Duration::from_secs(1)), [told]);
+        let counts: Vec<_> = watch.states.iter().map(|state| state.other_processes).collect();
+        assert_eq!(counts, [Some(1); 4]);
+    }
+
+    #[test]
+    fn clocks_that_were_held_down_are_told_once_but_not_those_that_somebody_set() {
+        let (cap, set) = (Throttle { words: "power cap", chosen: false }, Throttle { words: "application clocks are set", chosen: true });
+        let mut watch = GpuWatch::default();
+        watch.note(Duration::ZERO, Reading { throttled: vec![set], ..Reading::default() });
+        assert_eq!(watch.contended(Duration::from_secs(1)), Vec::<String>::new());
+        assert_eq!(watch.states[0].throttle_reasons, ["application clocks are set"]);
+        for _ in 0..2 {
+            watch.note(Duration::ZERO, Reading { throttled: vec![cap], ..Reading::default() });
+        }
+        assert_eq!(watch.contended(Duration::from_secs(1)), ["clocks were held down: power cap"]);
+    }
+
+    #[test]
+    fn what_held_clocks_down_between_two_readings_is_known_by_its_length() {
+        let mut watch = GpuWatch::default();
+        for (power, heat) in [(500, 7), (540, 7), (590, 7)] {
+            let [held_by_power, held_by_heat] = [power, heat].map(|length| Some(Nanos::millis(length)));
+            watch.note(Duration::ZERO, Reading { held_by_power, held_by_heat, ..Reading::default() });
+        }
+        assert_eq!(watch.contended(Duration::from_secs(10)), Vec::<String>::new(), "90 ms of 10 s are less than 1 %");
+        assert_eq!(watch.contended(Duration::from_secs(1)), ["clocks were held down: power, for 9 % of the time"]);
+    }
+}

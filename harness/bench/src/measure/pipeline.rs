@@ -1,0 +1,39 @@
+//! Work of the device between allocations: how long a stream takes for a loop of allocation, fill and free, by events on that stream. What
+//! an allocator makes the device wait for shows here, even where the host's calls return at once.
+
+use harness_allocator::allocator::Request;
+use harness_allocator::device::{EventId, StreamId, Tag};
+use harness_allocator::units::Bytes;
+
+use super::{Bench, Fault, Reading, Visit, device_time};
+use crate::workshop::Wall;
+
+/// Turns of the loop in one sample: enough that what stands before the first and behind the last does not matter.
+pub(super) const TURNS: u64 = 20;
+
+pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, Fault> {
+    let (timer, quantity) = (visit.timer(), device_time(visit.workshop.clock()));
+    let samples = visit.bench(Wall::Told, |bench, visit| {
+        let events = (bench.device.create_event()?, bench.device.create_event()?);
+        let measured =
+            turns(bench, events, Request::new(size)).and_then(|_warm_up| visit.sample(timer, |_| turns(bench, events, Request::new(size))));
+        bench.device.destroy_event(events.0)?;
+        bench.device.destroy_event(events.1)?;
+        measured
+    })?;
+    Ok(vec![Reading { part: None, quantity, batch: TURNS, samples: Ok(samples) }])
+}
+
+/// The device's time for one turn.
+fn turns(bench: &mut Bench, (start, end): (EventId, EventId), request: Request) -> Result<u64, Fault> {
+    bench.device.synchronize()?;
+    bench.device.record_event(start, StreamId::DEFAULT)?;
+    for turn in 0..TURNS {
+        let allocation = bench.allocate(request)?;
+        bench.device.fill(StreamId::DEFAULT, allocation.range(), Tag(turn))?;
+        bench.free(allocation)?;
+    }
+    bench.device.record_event(end, StreamId::DEFAULT)?;
+    bench.device.synchronize_event(end)?;
+    Ok(bench.device.elapsed(start, end)?.0.saturating_mul(1000) / TURNS)
+}

@@ -1,0 +1,59 @@
+//! Out of memory and back: from the start of the request that fails to the end of the next good step.
+
+use harness_allocator::allocator::{Allocation, AllocatorError, Request};
+use harness_allocator::units::Bytes;
+
+use super::{Bench, Fault, Reading, Visit};
+use crate::workshop::Wall;
+
+pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, Fault> {
+    let timer = visit.timer();
+    // More requests than fit, were there no rounding at all.
+    let most = visit.memory.0 / size.0 + 1;
+    let samples = visit.sample(timer, |visit| {
+        visit.bench(Wall::Real, |bench, _| {
+            let live = fill(bench, Request::new(size), most)?;
+            let Bench { device, allocator } = bench;
+            let (recovered, time) = timer.time(&mut **device, |device| -> Result<Vec<Allocation>, Fault> {
+                match allocator.allocate(device, Request::new(size)) {
+                    Err(error) if error.is_out_of_memory() => {}
+                    Err(error) => return Err(error.into()),
+                    Ok(_) => return Err(Fault::Failed("a request that was refused before is served, though nothing was freed".to_owned())),
+                }
+                let half = live.len().div_ceil(2);
+                for allocation in live {
+                    allocator.free(device, allocation)?;
+                }
+                allocator.empty_cache(device)?;
+                (0..half).map(|_| allocator.allocate(device, Request::new(size)).map_err(not_recovered)).collect()
+            });
+            for allocation in recovered? {
+                bench.free(allocation)?;
+            }
+            Ok(time)
+        })
+    })?;
+    Ok(vec![Reading::time(timer, 1, samples)])
+}
+
+/// Takes all memory there is, so that the next request fails.
+fn fill(bench: &mut Bench, request: Request, most: u64) -> Result<Vec<Allocation>, Fault> {
+    let mut live = Vec::new();
+    loop {
+        match bench.allocate(request) {
+            Ok(allocation) => live.push(allocation),
+            Err(error) if error.is_out_of_memory() && !live.is_empty() => return Ok(live),
+            Err(error) => return Err(error.into()),
+        }
+        if live.len() as u64 > most {
+            return Err(Fault::Failed(format!("{most} × {} were handed out, more than the device has", request.size)));
+        }
+    }
+}
+
+fn not_recovered(error: AllocatorError) -> Fault {
+    match error {
+        AllocatorError::Device(error) => error.into(),
+        error => Fault::Failed(format!("half of what was freed is not to be had again: {error}")),
+    }
+}

@@ -1,0 +1,98 @@
+//! Several threads at one allocator: the time of one allocation and its free, for all threads together.
+//!
+//! Any allocator stands behind one lock, and all threads use one stream. PyTorch's is measured behind its shared front too, each thread with a
+//! stream of its own: with one core for all streams, as PyTorch has one mutex a device, and with a core for each stream.
+
+use std::sync::{Barrier, Mutex, PoisonError};
+use std::thread;
+
+use harness_allocator::allocator::Request;
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::allocator::shared::{Cores, SharedAllocator};
+use harness_allocator::device::StreamId;
+use harness_allocator::units::Bytes;
+
+use super::{Fault, Reading, Visit};
+use crate::clock::{Stopwatch, Timer};
+use crate::workshop::Wall;
+
+/// Pairs that all threads do together in one sample: some ten milliseconds, because it takes the system's scheduler some to give threads that
+/// were woken together a processor each.
+const PAIRS: u64 = 200_000;
+
+pub(super) fn visit(visit: &mut Visit<'_>, count: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
+    let each = PAIRS.div_ceil(count);
+    let reading = |part, samples| Reading { part, ..Reading::time(Timer::Host, each * count, samples) };
+    let locked = visit.bench(Wall::HostPath, |bench, visit| {
+        visit.sample(Timer::Host, |_| {
+            let shared = Mutex::new(&mut *bench);
+            together(count, each, |_| {
+                let allocation = shared.lock().unwrap_or_else(PoisonError::into_inner).allocate(Request::new(size))?;
+                Ok(shared.lock().unwrap_or_else(PoisonError::into_inner).free(allocation)?)
+            })
+        })
+    })?;
+    let mut readings = vec![reading(None, locked)];
+    if let Some(config) = visit.arm.effective() {
+        for (part, cores) in [("shared front, one core", Cores::One), ("shared front, a core for each stream", Cores::PerStream)] {
+            readings.push(reading(Some(part), shared_front(visit, config.clone(), cores, count, each, size)?));
+        }
+    }
+    Ok(readings)
+}
+
+fn shared_front(visit: &mut Visit<'_>, config: Config, cores: Cores, count: u64, each: u64, size: Bytes) -> Result<Vec<u64>, Fault> {
+    let mut device = visit.workshop.lend(visit.memory, Wall::HostPath)?;
+    let mut streams = vec![StreamId::DEFAULT];
+    for _ in 1..count {
+        streams.push(device.create_stream()?);
+    }
+    let allocator = SharedAllocator::new(device, config, cores);
+    let samples = visit.sample(Timer::Host, |_| {
+        together(count, each, |thread| {
+            let stream = streams.get(thread).copied().unwrap_or_default();
+            let allocation = allocator.allocate(Request { size, stream })?;
+            Ok(allocator.free(allocation.ptr())?)
+        })
+    });
+    allocator.device().synchronize()?;
+    allocator.close()?;
+    let mut device = allocator.device();
+    for stream in streams.into_iter().skip(1) {
+        device.destroy_stream(stream)?;
+    }
+    let leaks = device.leaks();
+    if leaks.is_empty() { samples } else { Err(Fault::Failed(format!("left on the device at the end: {leaks}"))) }
+}
+
+/// The time of one of `each` pairs that each of `count` threads does, from the first thread's begin to the last one's end. The first
+/// pair of each fills the cache before that. The threads tell the time themselves: where all processors are busy, the thread that started
+/// them gets to run when they are done.
+fn together(count: u64, each: u64, pair: impl Fn(usize) -> Result<(), Fault> + Sync) -> Result<u64, Fault> {
+    let threads = usize::try_from(count).unwrap_or(usize::MAX);
+    let (barrier, watch) = (Barrier::new(threads), Stopwatch::start());
+    let work = |thread: usize| {
+        let warm = pair(thread);
+        barrier.wait();
+        let begin = watch.elapsed_ps();
+        warm?;
+        (0..each).try_for_each(|_| pair(thread))?;
+        Ok((begin, watch.elapsed_ps()))
+    };
+    let all = || {
+        thread::scope(|scope| {
+            let work = &work;
+            let workers: Vec<_> = (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
+            workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(panicked()))).collect::<Result<Vec<(u64, u64)>, Fault>>()
+        })
+    };
+    // Who waits for one thread while the others run waits for a processor, too. The night's monitor takes that of the calling thread for
+    // other programs' work, so another one waits.
+    let done = thread::scope(|scope| scope.spawn(all).join().unwrap_or_else(|_| Err(panicked())))?;
+    let (begin, end) = done.iter().fold((u64::MAX, 0), |(begin, end), times| (begin.min(times.0), end.max(times.1)));
+    Ok(end.saturating_sub(begin) / (each * count))
+}
+
+fn panicked() -> Fault {
+    Fault::Failed("a thread panicked".to_owned())
+}

@@ -1,0 +1,324 @@
+//! The check of a suite: values within their bounds, files read, nothing timed twice; and the hash of what is measured.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use harness_allocator::hash::fnv1a;
+use harness_allocator::units::{Bytes, Nanos};
+use harness_trace::trace;
+
+use super::text::{FileText, percent};
+use super::wire::{
+    EmptyCacheWire, KindWire, LatencyWire, MeasureWire, RecordStreamWire, RoundsWire, SUITE, SizesWire, SuiteWire, ThreadsWire,
+};
+use super::{Case, LatencyCase, Measure, Rounds, Suite};
+use crate::record::Point;
+use harness_base::excerpt::shortened;
+use harness_base::packed;
+
+use harness_language::error::{Code, Problem, choices};
+use harness_language::located::{Located, Position};
+use harness_language::text::{SizeText, bounded, duration, positive_size};
+use harness_language::yaml;
+use harness_scenario::{MAX_FILE, SCENARIO, Scenario, ScenarioError, about, arms, memory};
+
+/// Most rounds of a suite.
+pub const MAX_ROUNDS: u64 = 1000;
+/// Most blocks that a case has live at once.
+pub const MAX_BLOCKS: u64 = 100_000;
+/// Most threads at one allocator.
+pub const MAX_THREADS: u64 = 256;
+/// Most other streams that use one block.
+pub const MAX_STREAMS: u64 = 64;
+
+const DEFAULT_THRESHOLD: f64 = 0.05;
+const DEFAULT_PRECISION: f64 = 0.02;
+const DEFAULT_BUDGET: Nanos = Nanos::millis(10_000);
+const DEFAULT_ROUNDS: Rounds = Rounds { least: 10, most: 200 };
+/// `kMinLargeAlloc` of PyTorch's `c10/cuda/CUDACachingAllocator.h`: from here on each request gets a segment of its own.
+const OWN_SEGMENT: Bytes = Bytes::mib(10);
+const SMALL_REQUEST: Bytes = Bytes(512);
+const LARGE_REQUEST: Bytes = Bytes::mib(2);
+
+/// Why a suite is refused.
+pub(super) enum Refused {
+    /// The suite's own text is wrong.
+    Here(Problem),
+    /// A scenario that it refers to is.
+    InFile(Box<ScenarioError>),
+}
+
+impl From<Problem> for Refused {
+    fn from(problem: Problem) -> Self {
+        Self::Here(problem)
+    }
+}
+
+pub(super) fn check(wire: &SuiteWire, source: &str, path: &Path) -> Result<Suite, Refused> {
+    let about = about(&wire.about, SUITE.noun)?;
+    let memory = memory(&wire.needs.memory)?;
+    let threshold = wire.threshold.as_ref().map_or(Ok(DEFAULT_THRESHOLD), percent)?;
+    let precision = wire.precision.as_ref().map_or(Ok(DEFAULT_PRECISION), percent)?;
+    let budget = wire.budget.as_ref().map_or(Ok(DEFAULT_BUDGET), duration)?;
+    let rounds = wire.rounds.as_ref().map_or(Ok(DEFAULT_ROUNDS), rounds)?;
+    not_empty(&wire.arms, "a suite has at least one arm", "as in `arms: [caching, direct]`")?;
+    let arms = arms::check(None, Some(&wire.arms), source)?;
+    not_empty(&wire.time, "a suite times at least one thing", "as in `time: [latency: { sizes: [2MiB] }]`")?;
+    let mut checker = Checker {
+        folder: path.parent().unwrap_or(Path::new("")),
+        memory,
+        cases: Vec::new(),
+        seen: BTreeMap::new(),
+        measured: Pieces::default(),
+    };
+    checker.measured.add(&memory.0.to_string());
+    // Entries are told apart by the names of arms. A name that the suite gives says nothing of the settings behind it.
+    for arm in arms.iter().filter(|arm| arm.has_own_name()) {
+        checker.measured.add(&format!("{arm}: {}({})", arm.kind().name(), arm.settings().unwrap_or_default()));
+    }
+    for measure in &wire.time.value {
+        checker.measure(measure)?;
+    }
+    let name = path.file_stem().map_or_else(|| SUITE.noun.to_owned(), |stem| stem.to_string_lossy().into_owned());
+    let (cases, hash) = (checker.cases, format!("{:016x}", checker.measured.hash()));
+    Ok(Suite { name, path: path.to_owned(), about, memory, threshold, precision, budget, rounds, arms, cases, hash })
+}
+
+fn rounds(wire: &RoundsWire) -> Result<Rounds, Problem> {
+    let number = |given, what| bounded(given, what, 1..=MAX_ROUNDS).map(|number| u32::try_from(number).unwrap_or(u32::MAX));
+    let rounds = Rounds { least: number(&wire.least, "least")?, most: number(&wire.most, "most")? };
+    if rounds.least <= rounds.most {
+        return Ok(rounds);
+    }
+    let message = format!("`most` is {}, which is below `least`, {}", rounds.most, rounds.least);
+    Err(Problem::new(Code::Value, wire.most.position(), message)
+        .see(wire.least.position(), "least")
+        .help("as in `rounds: { least: 10, most: 200 }`"))
+}
+
+fn not_empty<T>(list: &Located<Vec<T>>, message: &str, help: &str) -> Result<(), Problem> {
+    if list.value.is_empty() { Err(Problem::new(Code::Shape, list.position(), message).help(help)) } else { Ok(()) }
+}
+
+struct Checker<'a> {
+    folder: &'a Path,
+    memory: Bytes,
+    cases: Vec<Case>,
+    /// Where each case was named first.
+    seen: BTreeMap<String, Position>,
+    /// What the hash is of.
+    measured: Pieces,
+}
+
+impl Checker<'_> {
+    fn measure(&mut self, wire: &Located<MeasureWire>) -> Result<(), Refused> {
+        let at = wire.position();
+        let kind = match &wire.value {
+            MeasureWire::Kind(kind) => kind,
+            MeasureWire::Bare(name) => return Err(bare(at, name).into()),
+        };
+        match kind {
+            KindWire::Latency(latency) => self.latency(latency)?,
+            KindWire::Trace(trace) => self.trace(&trace.file)?,
+            KindWire::Scenario(scenario) => self.scenario(&scenario.file)?,
+            KindWire::Recovery(recovery) => self.recovery(recovery)?,
+            KindWire::Pipeline(pipeline) => self.pipeline(pipeline)?,
+            KindWire::EmptyCache(empty_cache) => self.empty_cache(empty_cache)?,
+            KindWire::Threads(threads) => self.threads(threads)?,
+            KindWire::RecordStream(record_stream) => self.record_stream(record_stream)?,
+            KindWire::StartUp => self.add(at, "start_up", None, Measure::StartUp, "")?,
+        }
+        Ok(())
+    }
+
+    /// Adds a case. `settings` is what its name does not say of what is measured.
+    fn add(&mut self, at: Position, group: &str, point: Option<Point>, measure: Measure, settings: &str) -> Result<(), Problem> {
+        let case = Case { group: group.to_owned(), point, measure };
+        let name = case.name();
+        if let Some(first) = self.seen.get(&name) {
+            let message = format!("`{name}` is timed twice in this suite");
+            return Err(Problem::new(Code::Name, at, message).see(*first, "first here").help("name it once, or in two suites"));
+        }
+        self.measured.add(&name);
+        self.measured.add(settings);
+        self.seen.insert(name, at);
+        self.cases.push(case);
+        Ok(())
+    }
+
+    fn latency(&mut self, wire: &LatencyWire) -> Result<(), Problem> {
+        const ALL: [LatencyCase; 3] = [LatencyCase::Hit, LatencyCase::Miss, LatencyCase::AfterEmptyCache];
+        let cases = match &wire.cases {
+            Some(cases) => {
+                not_empty(cases, "`cases` names none", "leave it out for `[hit, miss, after_empty_cache]`")?;
+                cases.value.as_slice()
+            }
+            None => &ALL,
+        };
+        for &case in cases {
+            for (at, size) in self.sizes(&wire.sizes, 1)? {
+                self.add(at, case.name(), Some(by_size(size)), Measure::Latency { size, case }, "")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn recovery(&mut self, wire: &SizesWire) -> Result<(), Problem> {
+        for (at, size) in self.sizes(&wire.sizes, 2)? {
+            if self.memory.0 / size.0 > MAX_BLOCKS {
+                let message = format!("more than {MAX_BLOCKS} requests of {size} fit in {}", self.memory);
+                return Err(Problem::new(Code::Value, at, message).help("name a larger size"));
+            }
+            self.add(at, "recovery", Some(by_size(size)), Measure::Recovery { size }, "")?;
+        }
+        Ok(())
+    }
+
+    fn pipeline(&mut self, wire: &SizesWire) -> Result<(), Problem> {
+        for (at, size) in self.sizes(&wire.sizes, 2)? {
+            self.add(at, "pipeline", Some(by_size(size)), Measure::Pipeline { size }, "")?;
+        }
+        Ok(())
+    }
+
+    fn empty_cache(&mut self, wire: &EmptyCacheWire) -> Result<(), Problem> {
+        let size = self.size_or(wire.size.as_ref(), OWN_SEGMENT)?;
+        for (at, segments) in numbers(&wire.segments, "segments", 1, MAX_BLOCKS)? {
+            self.fits(at, size, segments)?;
+            self.add(at, "empty_cache", Some(by_count("segments", segments)), Measure::EmptyCache { segments, size }, &size.0.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn threads(&mut self, wire: &ThreadsWire) -> Result<(), Problem> {
+        let size = self.size_or(wire.size.as_ref(), SMALL_REQUEST)?;
+        for (at, count) in numbers(&wire.counts, "counts", 1, MAX_THREADS)? {
+            self.fits(at, size, count)?;
+            self.add(at, "threads", Some(by_count("threads", count)), Measure::Threads { count, size }, &size.0.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn record_stream(&mut self, wire: &RecordStreamWire) -> Result<(), Problem> {
+        let size = self.size_or(wire.size.as_ref(), LARGE_REQUEST)?;
+        for (at, streams) in numbers(&wire.streams, "streams", 0, MAX_STREAMS)? {
+            let point = Some(by_count("other streams", streams));
+            self.add(at, "record_stream", point, Measure::RecordStream { streams, size }, &size.0.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn trace(&mut self, file: &FileText) -> Result<(), Problem> {
+        let at = file.0.position();
+        let path = self.folder.join(&file.0.value);
+        let refuse = |why: String, help: &str| Problem::new(Code::Value, at, format!("`{}` {why}", path.display())).help(help);
+        let text = read_trace(&path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => refuse("does not exist".to_owned(), "files are looked for in the folder of the suite"),
+            _ => refuse(format!("cannot be read: {error}"), "name an allocation trace, as text or packed by gzip"),
+        })?;
+        let events = trace::parse(&text).map_err(|error| {
+            refuse(format!("is not an allocation trace: line {}, `{}`", error.line, shortened(&error.text)), error.expected)
+        })?;
+        if events.is_empty() {
+            return Err(refuse("has no operations".to_owned(), "name an allocation trace with at least one"));
+        }
+        let content: String = events.iter().map(|event| format!("{event}\n")).collect();
+        self.add(at, &stem(&path), None, Measure::Trace { events }, &content)
+    }
+
+    fn scenario(&mut self, file: &FileText) -> Result<(), Refused> {
+        let at = file.0.position();
+        let path = self.folder.join(&file.0.value);
+        let in_file = |error| Refused::InFile(Box::new(error));
+        if !path.exists() {
+            let message = format!("`{}` does not exist", path.display());
+            return Err(Problem::new(Code::Value, at, message).help("files are looked for in the folder of the suite").into());
+        }
+        let text = yaml::read(&path, &SCENARIO).map_err(in_file)?;
+        let scenario = Scenario::parse(&text, &path).map_err(in_file)?;
+        if scenario.memory > self.memory {
+            let message = format!("`{}` needs {}, and this suite has {}", path.display(), scenario.memory, self.memory);
+            return Err(Problem::new(Code::Value, at, message).help("let the suite need as much").into());
+        }
+        let name = scenario.name.clone();
+        Ok(self.add(at, &name, None, Measure::Scenario(Box::new(scenario)), &text)?)
+    }
+
+    /// Sizes of which at least `count` fit.
+    fn sizes(&self, given: &Located<Vec<SizeText>>, count: u64) -> Result<Vec<(Position, Bytes)>, Problem> {
+        not_empty(given, "`sizes` names none", "as in `sizes: [512B, 2MiB]`")?;
+        let sized = given.value.iter().map(|text| {
+            let size = positive_size(text, "size")?;
+            self.fits(text.position(), size, count)?;
+            Ok((text.position(), size))
+        });
+        sized.collect()
+    }
+
+    fn size_or(&self, given: Option<&SizeText>, otherwise: Bytes) -> Result<Bytes, Problem> {
+        let Some(text) = given else { return Ok(otherwise) };
+        let size = positive_size(text, "size")?;
+        self.fits(text.position(), size, 1)?;
+        Ok(size)
+    }
+
+    fn fits(&self, at: Position, size: Bytes, count: u64) -> Result<(), Problem> {
+        if size.0.checked_mul(count).is_some_and(|all| all <= self.memory.0) {
+            return Ok(());
+        }
+        let what = if count == 1 { size.to_string() } else { format!("{count} × {size}") };
+        Err(Problem::new(Code::Value, at, format!("{what} does not fit in the {} that this suite needs", self.memory))
+            .help("let it need more, or name less"))
+    }
+}
+
+/// The answer to a name without fields, where the measure has some or does not exist.
+fn bare(at: Position, name: &str) -> Problem {
+    if KindWire::NAMES.contains(&name) {
+        return Problem::new(Code::Shape, at, format!("`{name}` needs to be told more"))
+            .help(format!("give it fields, as in `{name}: {{ … }}`; scenarios/bench/README.md tells which"));
+    }
+    Problem::new(Code::Shape, at, format!("`{name}` is not known here")).help(choices(name, "accepted", KindWire::NAMES.iter().copied()))
+}
+
+fn numbers(given: &Located<Vec<Located<u64>>>, what: &str, least: u64, most: u64) -> Result<Vec<(Position, u64)>, Problem> {
+    not_empty(given, &format!("`{what}` names none"), &format!("as in `{what}: [1, 2, 4]`"))?;
+    given.value.iter().map(|number| Ok((number.position(), bounded(number, what, least..=most)?))).collect()
+}
+
+fn by_size(size: Bytes) -> Point {
+    Point { axis: "size".to_owned(), value: size.0, bytes: true }
+}
+
+fn by_count(axis: &str, value: u64) -> Point {
+    Point { axis: axis.to_owned(), value, bytes: false }
+}
+
+/// A text, packed or not; bounded, whatever it unpacks to.
+fn read_trace(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    let read = packed::open(path)?.take(MAX_FILE + 1).read_to_string(&mut text)?;
+    if read as u64 > MAX_FILE { Err(std::io::Error::other(format!("it has more than {MAX_FILE} bytes"))) } else { Ok(text) }
+}
+
+/// `mixed` of `traces/mixed.txt.gz`.
+fn stem(path: &Path) -> String {
+    let name = path.file_name().map_or_else(PathBuf::new, PathBuf::from).display().to_string();
+    name.trim_end_matches(".gz").trim_end_matches(".txt").to_owned()
+}
+
+/// Texts that are hashed together, each with a mark behind it that no text contains, so that they cannot run into each other.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pieces(Vec<u8>);
+
+impl Pieces {
+    pub(crate) fn add(&mut self, text: &str) {
+        self.0.extend_from_slice(text.as_bytes());
+        self.0.push(0xff);
+    }
+
+    pub(crate) fn hash(&self) -> u64 {
+        fnv1a(&self.0)
+    }
+}

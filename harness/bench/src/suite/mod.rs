@@ -1,0 +1,196 @@
+//! Suites: YAML → wire types → a checked [`Suite`]. [`Suite::load`] reads a file, [`Suite::parse`] a text.
+//!
+//! What they return cannot be wrong in itself: every file that a suite refers to has been read and checked, every size fits in the memory
+//! that the suite needs, and nothing is timed twice. What is wrong is answered with one [`ScenarioError`] that names the place.
+
+mod check;
+mod text;
+mod wire;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use harness_allocator::allocator::AllocatorSpec;
+use harness_allocator::units::{Bytes, Nanos};
+use harness_trace::trace::TraceEvent;
+use schemars::generate::SchemaSettings;
+use serde_json::Value;
+
+use super::record::Point;
+use check::Refused;
+use harness_scenario::{Scenario, ScenarioError};
+
+pub(super) use check::Pieces;
+
+pub use check::{MAX_BLOCKS, MAX_ROUNDS, MAX_STREAMS, MAX_THREADS};
+
+/// What is timed, with what, how often and how precisely; checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Suite {
+    /// The file's name without ending.
+    pub name: String,
+    /// The file, as the user named it.
+    pub path: PathBuf,
+    /// What a reader learns from it.
+    pub about: String,
+    /// The memory that the device has for it.
+    pub memory: Bytes,
+    /// A change smaller than this share is never flagged.
+    pub threshold: f64,
+    /// It may stop when half the width of each median's confidence interval is at most this share of the median.
+    pub precision: f64,
+    /// It stops when this time is used up.
+    pub budget: Nanos,
+    /// Rounds that are counted: at least, and at most.
+    pub rounds: Rounds,
+    /// What does each case.
+    pub arms: Vec<AllocatorSpec>,
+    /// What is timed, in the order of the file; never empty.
+    pub cases: Vec<Case>,
+    /// A hash of what is measured, files referred to included; how often, and with which arms unless
+    /// the suite names them itself, does not change it.
+    pub hash: String,
+}
+
+/// How many rounds are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rounds {
+    /// At least these, where the budget allows more than one.
+    pub least: u32,
+    /// At most these.
+    pub most: u32,
+}
+
+/// One thing to time, at one point of its axis.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    /// What kind of case it is, as in `hit`.
+    pub group: String,
+    /// Where on the group's axis, if the group has one.
+    pub point: Option<Point>,
+    /// What is done.
+    pub measure: Measure,
+}
+
+impl Case {
+    /// Group and point, as in `hit, 2 MiB`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match &self.point {
+            Some(point) => format!("{}, {point}", self.group),
+            None => self.group.clone(),
+        }
+    }
+}
+
+/// What is done in a case.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Measure {
+    /// One allocation of this size.
+    Latency {
+        /// What is asked for.
+        size: Bytes,
+        /// In what state the allocator is.
+        case: LatencyCase,
+    },
+    /// A pass over an allocation trace.
+    Trace {
+        /// Its operations.
+        events: Vec<TraceEvent>,
+    },
+    /// A scenario, whole.
+    Scenario(Box<Scenario>),
+    /// From a failed request to the end of the next good step.
+    Recovery {
+        /// What each request asks for.
+        size: Bytes,
+    },
+    /// Allocation, work on the memory and free in a loop, in the device's time.
+    Pipeline {
+        /// What each request asks for.
+        size: Bytes,
+    },
+    /// `empty_cache` with so many segments in the cache.
+    EmptyCache {
+        /// How many.
+        segments: u64,
+        /// How large each is.
+        size: Bytes,
+    },
+    /// So many threads at one allocator.
+    Threads {
+        /// How many.
+        count: u64,
+        /// What each request asks for.
+        size: Bytes,
+    },
+    /// Memory that so many other streams use too.
+    RecordStream {
+        /// How many others.
+        streams: u64,
+        /// What each request asks for.
+        size: Bytes,
+    },
+    /// The program and the device, from nothing.
+    StartUp,
+}
+
+/// In what state an allocator is when its latency is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum LatencyCase {
+    /// A block of this size has just been freed: an allocation and its free are timed together.
+    Hit,
+    /// The allocator is fresh: its first allocation is timed.
+    Miss,
+    /// Everything was freed and the cache given back: the next allocation is timed.
+    AfterEmptyCache,
+}
+
+impl LatencyCase {
+    /// Its name in suites and records.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Hit => "hit",
+            Self::Miss => "miss",
+            Self::AfterEmptyCache => "after_empty_cache",
+        }
+    }
+}
+
+impl fmt::Display for LatencyCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Suite {
+    /// Reads and checks a file, and the files that it refers to.
+    ///
+    /// # Errors
+    /// [`ScenarioError`]: what is wrong with the file, or with what it says.
+    pub fn load(path: &Path) -> Result<Self, ScenarioError> {
+        Self::parse(&harness_language::yaml::read(path, &wire::SUITE)?, path)
+    }
+
+    /// Checks a text. `path` is for messages, its file name names the suite, and files are looked for in its folder.
+    ///
+    /// # Errors
+    /// [`ScenarioError`]: what is wrong with the text, or with a file that it refers to.
+    pub fn parse(source: &str, path: &Path) -> Result<Self, ScenarioError> {
+        let wire = harness_language::yaml::parse(source, path, &wire::SUITE).map_err(Refused::Here);
+        wire.and_then(|wire| check::check(&wire, source, path)).map_err(|refused| match refused {
+            Refused::Here(problem) => ScenarioError::text(problem, path, source, wire::SUITE.noun),
+            Refused::InFile(error) => *error,
+        })
+    }
+}
+
+/// The JSON Schema of suites, as committed in `scenarios/bench/schema.json`. Editors find it by a first line such as
+/// `# yaml-language-server: $schema=schema.json`.
+#[must_use]
+pub fn schema() -> Value {
+    SchemaSettings::draft2020_12().for_deserialize().into_generator().into_root_schema_for::<wire::SuiteWire>().to_value()
+}

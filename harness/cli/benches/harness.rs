@@ -1,0 +1,105 @@
+//! What the harness itself costs, on the simulated device. Compare figures of one run with each other: the machine's speed drifts.
+//!
+//! * `start-up`: how long from the command line to the end of a scenario of one step?
+//! * `catalogue`: how long does the whole catalogue take?
+//! * `storm/…`: what does an operation cost without and with the audit, and does the audit's cost grow with memory that is not touched?
+//! * `hit/…`: what does a cache hit cost beside a driver call?
+
+use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use harness_allocator::allocator::{AllocatorKind, Request};
+use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::units::Bytes;
+use harness_devices::DeviceSource;
+use harness_record::Verdict;
+use harness_run::session::{Plan, Selection};
+use harness_scenario::Scenario;
+
+fn plan(scenarios: Vec<Scenario>, selection: Selection, audit: bool) -> Plan {
+    Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit, program: "harness".to_owned() }
+}
+
+/// Runs a plan whose runs must pass: a failing run is not worth timing.
+fn run(plan: &Plan) {
+    let records = plan.run(&DeviceSource::simulated(), &Arc::default(), |_, _| {}).expect("the simulated device opens");
+    assert!(records.runs.iter().all(|run| run.verdict == Verdict::Passed), "a run did not pass");
+    black_box(records);
+}
+
+fn start_up(criterion: &mut Criterion) {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let path = folder.path().join("one_step.yaml");
+    let text = "about: One step.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 1B }\n";
+    std::fs::write(&path, text).expect("a temporary file can be written");
+    criterion.bench_function("start-up", |bencher| {
+        bencher.iter(|| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+            let status = command.arg("run").arg(&path).args(["--no-report", "--quiet"]).stderr(Stdio::null()).status();
+            assert!(status.is_ok_and(|status| status.success()), "the scenario passes");
+        });
+    });
+}
+
+fn catalogue(criterion: &mut Criterion) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
+    let mut paths: Vec<PathBuf> =
+        std::fs::read_dir(folder).expect("the catalogue is there").filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.retain(|path| path.extension().is_some_and(|ending| ending == "yaml"));
+    paths.sort();
+    let load = |path: &PathBuf| Scenario::load(path).expect("the catalogue is valid");
+    criterion
+        .bench_function("catalogue", |bencher| bencher.iter(|| run(&plan(paths.iter().map(load).collect(), Selection::default(), true))));
+}
+
+/// A storm of that many operations beside `idle` blocks of memory that it never touches.
+fn storm(operations: u64, idle: u64) -> Scenario {
+    let text = format!(
+        "about: A storm beside memory that it does not touch.
+needs: {{ memory: 64GiB }}
+streams: [idle]
+steps:
+  - storm: {{ id: still, operations: {idle}, sizes: {{ min: 64KiB, max: 4MiB }}, live: 60GiB, lifetime: {{ min: 1000000, max: 1000000 }}, streams: [idle] }}
+  - storm: {{ id: storm, operations: {operations}, sizes: {{ min: 4KiB, max: 16MiB }}, live: 2GiB, lifetime: {{ min: 10, max: 1000 }} }}
+"
+    );
+    Scenario::parse(&text, Path::new("storm.yaml")).expect("the scenario is valid")
+}
+
+fn storms(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("storm");
+    group.sample_size(10).warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(3));
+    for audit in [false, true] {
+        for (operations, idle) in [(100_000, 1), (1_000_000, 1), (100_000, 10_000)] {
+            let name = if audit { "audited" } else { "plain" };
+            let plan = plan(vec![storm(operations, idle)], Selection::only(["caching"]), audit);
+            group.throughput(Throughput::Elements(operations));
+            group.bench_function(BenchmarkId::new(name, format!("{operations} operations, {idle} idle blocks")), |bencher| {
+                bencher.iter(|| run(&plan));
+            });
+        }
+    }
+    group.finish();
+}
+
+fn hits(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("hit");
+    for kind in AllocatorKind::ALL {
+        let mut device = SimDevice::new(SimConfig::default());
+        let mut allocator = kind.build();
+        group.bench_function(BenchmarkId::new("allocate and free 1 MiB", kind.name()), |bencher| {
+            bencher.iter(|| {
+                let allocation = allocator.allocate(&mut device, Request::new(Bytes::mib(1))).expect("there is room");
+                allocator.free(&mut device, black_box(allocation)).expect("it is ours");
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, start_up, catalogue, storms, hits);
+criterion_main!(benches);

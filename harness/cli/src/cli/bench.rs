@@ -1,0 +1,426 @@
+//! `harness bench`: times suites, prints what came of it and writes it down.
+
+use std::collections::BTreeSet;
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::atomic::Ordering;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use harness_allocator::units::Nanos;
+use harness_base::date::Date;
+use harness_base::shell::quoted;
+use harness_bench::criterion;
+use harness_bench::execute::{Progress, Terms, cases_of, torch_arms};
+use harness_bench::machine::Monitor;
+use harness_bench::night::{Circumstances, Plan};
+use harness_bench::nights::{self, Saved};
+use harness_bench::record::{NightRecord, Shard};
+use harness_bench::suite::Suite;
+use harness_bench::text;
+use harness_bench::torch::Torches;
+use harness_bench::verdict::Counts;
+use harness_bench::workshop::DeviceWorkshop;
+use harness_cuda::machine::{self};
+use harness_devices::DeviceChoice;
+use harness_devices::DeviceSource;
+use harness_report::{junit, night};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::built;
+use super::ci::{self, Ci};
+use super::error::{CliError, Failures};
+use super::exit::{self, Exit};
+use super::report::RENDERER;
+use super::terminal;
+use super::{Format, device, inputs, interrupt, list};
+
+/// The suites that come with the project, as seen from its root.
+const SUITES: &str = "scenarios/bench";
+/// Steps of the progress bar for the budget of one suite.
+const STEPS: u64 = 1000;
+
+const EXAMPLES: &str = "Examples:
+  harness bench                                     # all suites of scenarios/bench
+  harness bench latency traces --budget 30s
+  harness bench my-suite.yaml --device cuda:1 --report /tmp/mine
+  harness bench latency empty_cache --device cuda --torch auto   # PyTorch's own allocator beside ours
+  harness bench --shard 1/2 --report shards/1       # the first of two machines
+  harness bench latency --no-report --format json | jq '.suites[].entries[0]'";
+
+/// Time suites: allocators side by side, arms interleaved, until the figures are precise or the budget is used up.
+///
+/// A suite is named (as in `latency`, for scenarios/bench/latency.yaml) or given as a file or a folder. All suites are checked before
+/// anything is timed. The night is compared with the last uncontended one of the same machine, and stands in the index of all; the exit code
+/// is 1 where something became worse or broke. Ctrl-C stops after the present measurement and saves nothing; a second one ends the program at once.
+#[derive(Args)]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::explained()))]
+pub(super) struct Bench {
+    /// Suites, by name or as files or folders (*.yaml, by name, not deeper) [default: all of scenarios/bench].
+    #[arg(value_name = "SUITE|PATH")]
+    suites: Vec<PathBuf>,
+    /// `auto` (the first GPU, or the simulated device where there is none), `sim`, `cuda` or `cuda:N` [default: the variable
+    /// HARNESS_DEVICE, else `auto`].
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
+    /// Let the simulated device have the memory and the costs of this device profile, which `harness calibrate` measured.
+    #[arg(long, value_name = "FILE")]
+    device_profile: Option<PathBuf>,
+    /// Take this time for all suites together, as in `60s`, divided in proportion to their own budgets.
+    #[arg(long, value_name = "TIME", value_parser = budget)]
+    budget: Option<Nanos>,
+    /// Do only part I of N, as in `1/2`; which cases belong to it depends on their names alone.
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
+    /// Draw the order of entries from this seed.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Save the night in the folder `nightly` below this one, with the nights that it is compared with, and their index here.
+    #[arg(long, value_name = "DIR", default_value = nights::DEFAULT_ROOT)]
+    reports: PathBuf,
+    /// Write the night into this folder instead, compared with nothing and in no index: for shards, or to look at it once.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["reports", "no_report"])]
+    report: Option<PathBuf>,
+    /// Save nothing.
+    #[arg(long)]
+    no_report: bool,
+    /// Time PyTorch's own allocator on the same GPU too, with this Python, taking turns with ours: `never`, `auto` (python3, on a GPU),
+    /// or an interpreter. Where torch is missing the report says so.
+    #[arg(long, value_name = "PYTHON", default_value = "never")]
+    torch: TorchChoice,
+    /// Take the results of criterion benchmarks into the night, from this folder, as in `target/criterion`.
+    #[arg(long, value_name = "DIR")]
+    criterion: Option<PathBuf>,
+    #[command(flatten)]
+    ci: Ci,
+    /// Write the medians to this file as github-action-benchmark's `customSmallerIsBetter` takes them.
+    #[arg(long, value_name = "FILE")]
+    smaller_is_better: Option<PathBuf>,
+    /// What to print: `json` is the whole record of the night, all samples included, and nothing else.
+    #[arg(long, default_value = "text", value_name = "FORMAT")]
+    format: Format,
+    /// List the suites and what they time, and do nothing.
+    #[arg(long)]
+    list: bool,
+    /// Take what a suite needs even if that leaves less than usual of a GPU that others use.
+    #[arg(long)]
+    allow_full_device: bool,
+    /// Print no text where nothing fails, and show no progress.
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+impl Bench {
+    pub(super) fn run(self) -> Result<Exit, Failures> {
+        let suites = self.load()?;
+        if self.list {
+            terminal::print(&listed(&suites, self.shard))?;
+            return Ok(Exit::Passed);
+        }
+        // What cannot be written or read is told before a long night, not after it.
+        self.check_place()?;
+        let measured_by_criterion = self.criterion.as_deref().map(criterion::read).transpose();
+        let measured_by_criterion = measured_by_criterion
+            .map_err(|error| CliError::input(error.to_string(), "run `cargo bench` first, and name the folder `target/criterion`"))?;
+        let bar = self.progress();
+        let interrupt = interrupt::watch({
+            let bar = bar.clone();
+            move || bar.suspend(|| terminal::tell("interrupted: stopping after the present measurement; press Ctrl-C again to end at once"))
+        })?;
+        let source = self.device_source()?;
+        let terms = Terms { seed: self.seed, budget: self.budget, shard: self.shard, interrupt: interrupt.clone() };
+        let plan = Plan { suites, terms };
+        let mut device = source.open()?;
+        let (started, reproduce) = (utc(SystemTime::now()), self.reproduce(&source));
+        let circumstances = Circumstances {
+            started,
+            reproduce,
+            build: built::build(),
+            machine: harness_bench::machine::machine(&*device, built::COMPILER),
+        };
+        let mut monitor = Monitor::start(&mut *device);
+        let torches = self.torches(&plan, &source);
+        let mut workshop = DeviceWorkshop::new(source, device, std::env::current_exe().ok()).with_torches(torches);
+        bar.set_length(plan.suites().len() as u64 * STEPS);
+        let mut done = 0_u64;
+        let night = plan.run(
+            &mut workshop,
+            || {
+                monitor.observe();
+                bar.set_position(done * STEPS);
+                done += 1;
+            },
+            |progress| advance(&bar, &progress),
+        );
+        bar.finish_and_clear();
+        if interrupt.load(Ordering::Relaxed) {
+            return Ok(Exit::Interrupted);
+        }
+        let yardsticks: Vec<u64> = night.0.iter().flat_map(|suite| &suite.yardstick_ps).copied().collect();
+        let mut night = plan.record(night, circumstances, monitor.finish(&yardsticks));
+        night.suites.extend(measured_by_criterion);
+        // Where it cannot be saved after all, what was measured is not lost for who reads the terminal.
+        let (night, place) = match self.save(night.clone()) {
+            Ok(saved) => saved,
+            Err(error) => {
+                self.print(&night, None)?;
+                return Err(error.into());
+            }
+        };
+        self.print(&night, place.as_deref())?;
+        self.write_for_ci(&night)?;
+        Ok(exit_of(&night))
+    }
+
+    /// PyTorch with all settings that the suites want it with, running before anything is timed. Why one is missing is told once.
+    fn torches(&self, plan: &Plan, source: &DeviceSource) -> Option<Torches> {
+        let mut torches = self.torch.place(source)?;
+        let wanted: BTreeSet<String> = plan.suites().iter().flat_map(|(suite, _)| torch_arms(suite)).map(|arm| arm.settings).collect();
+        let missing: BTreeSet<String> = wanted.iter().filter_map(|settings| torches.with(settings).err()).collect();
+        if !self.quiet {
+            missing.iter().for_each(|reason| terminal::tell(format_args!("PyTorch's own allocator is not timed: {reason}")));
+        }
+        Some(torches)
+    }
+
+    /// Reads and checks all suites, or tells of each that is wrong the first thing that is.
+    fn load(&self) -> Result<Vec<Suite>, Failures> {
+        let paths: Vec<PathBuf> = match self.suites.as_slice() {
+            [] if !Path::new(SUITES).is_dir() => {
+                let help = "run this at the root of the project, or name suites as files or folders, as in `harness bench my-suite.yaml`";
+                return Err(
+                    CliError::input(format!("there is no folder {SUITES} here, whose suites are timed if none is named"), help).into()
+                );
+            }
+            [] => vec![PathBuf::from(SUITES)],
+            named => named.iter().map(|name| resolve(name)).collect::<Result<_, _>>()?,
+        };
+        let (mut suites, mut failures) = (Vec::<Suite>::new(), Vec::new());
+        for path in inputs::files(&paths, "suite")? {
+            match Suite::load(&path) {
+                Ok(suite) => suites.push(suite),
+                Err(error) => failures.push(error.into()),
+            }
+        }
+        if !failures.is_empty() {
+            return Err(Failures(failures));
+        }
+        // Entries are told apart by the name of their suite.
+        for (index, suite) in suites.iter().enumerate() {
+            if let Some(other) = suites[..index].iter().find(|other| other.name == suite.name) {
+                let message = format!("two suites are named `{}`: {} and {}", suite.name, other.path.display(), suite.path.display());
+                return Err(CliError::input(message, "a suite is named after its file: rename one, or leave it out").into());
+            }
+        }
+        Ok(suites)
+    }
+
+    /// Looks for a GPU only where one may be used.
+    fn device_source(&self) -> Result<DeviceSource, CliError> {
+        let choice = device::choice(self.device, DeviceChoice::Auto)?;
+        let source = match choice {
+            DeviceChoice::Simulated => DeviceSource::simulated(),
+            DeviceChoice::Auto | DeviceChoice::Cuda(_) => DeviceSource::new(choice, &machine::probe(), self.allow_full_device)?,
+        };
+        if let (DeviceChoice::Auto, Some(reason), false) = (choice, source.simulated_because(), self.quiet) {
+            terminal::tell(format_args!("on the simulated device: {reason}"));
+        }
+        device::profiled(source, self.device_profile.as_deref())
+    }
+
+    fn reproduce(&self, source: &DeviceSource) -> String {
+        let mut command = format!("{} bench", super::program());
+        for suite in &self.suites {
+            command += &format!(" {}", quoted(&suite.to_string_lossy()));
+        }
+        command += &format!(" --device {source} --seed {}", self.seed);
+        if let Some(budget) = self.budget {
+            command += &format!(" --budget {}ns", budget.0);
+        }
+        if let Some(shard) = self.shard {
+            command += &format!(" --shard {shard}");
+        }
+        command
+    }
+
+    fn progress(&self) -> ProgressBar {
+        if self.quiet || !io::stderr().is_terminal() {
+            return ProgressBar::hidden();
+        }
+        let bar = ProgressBar::new(0);
+        // A template that indicatif does not understand leaves its own, which is good enough.
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {percent:>3} % {wide_msg}") {
+            bar.set_style(style);
+        }
+        bar
+    }
+
+    /// Saves the night where it belongs. Returns it with its comparison, and where it lies.
+    fn check_place(&self) -> Result<(), CliError> {
+        match &self.report {
+            _ if self.no_report => Ok(()),
+            Some(folder) => Ok(nights::check_folder(folder)?),
+            None => Ok(nights::check_root(&self.reports)?),
+        }
+    }
+
+    fn save(&self, night: NightRecord) -> Result<(NightRecord, Option<PathBuf>), CliError> {
+        if self.no_report {
+            return Ok((night, None));
+        }
+        if let Some(folder) = &self.report {
+            nights::save_into(folder, &night, RENDERER)?;
+            return Ok((night, Some(folder.clone())));
+        }
+        let Saved { folder, night, broken } = nights::save(&self.reports, night, RENDERER)?;
+        for error in broken {
+            terminal::tell(format_args!("not compared with, and not in the index: {error}"));
+        }
+        Ok((night, Some(folder)))
+    }
+
+    fn print(&self, night: &NightRecord, place: Option<&Path>) -> Result<(), CliError> {
+        let place = place.map(|folder| format!("report: {}", folder.join(nights::REPORT).display()));
+        match self.format {
+            Format::Json => {
+                place.iter().for_each(terminal::tell);
+                terminal::print_json(night)
+            }
+            Format::Text if self.quiet && exit_of(night) == Exit::Passed => Ok(()),
+            Format::Text => {
+                let place = place.map(|place| format!("{place}\n")).unwrap_or_default();
+                terminal::print(&format!("{}{}\n{place}", text::render(night), night::verdict(night)))
+            }
+        }
+    }
+
+    fn write_for_ci(&self, night: &NightRecord) -> Result<(), CliError> {
+        self.ci.write(|limit| night::summary(night, limit), || junit::of_night(night))?;
+        if let Some(path) = &self.smaller_is_better {
+            let help = "make it writable, or choose another file with `--smaller-is-better FILE`";
+            ci::write(path, &night::smaller_is_better(night), help)?;
+        }
+        // GitHub reads annotations from what a step prints.
+        if std::env::var_os("GITHUB_ACTIONS").is_some_and(|value| value == "true") && self.format == Format::Text {
+            for annotation in night::annotations(night) {
+                terminal::print(&format!("{annotation}\n"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether PyTorch's own allocator is timed, and by which Python.
+#[derive(Clone, Debug)]
+enum TorchChoice {
+    Never,
+    Auto,
+    Python(String),
+}
+
+impl FromStr for TorchChoice {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "never" => Self::Never,
+            "auto" => Self::Auto,
+            python => Self::Python(python.to_owned()),
+        })
+    }
+}
+
+impl TorchChoice {
+    /// `None` where PyTorch is not wanted.
+    fn place(&self, source: &DeviceSource) -> Option<Torches> {
+        match (self, source.cuda_ordinal()) {
+            (Self::Never, _) | (Self::Auto, None) => None,
+            (Self::Auto, Some(ordinal)) => Some(Torches::new("python3", ordinal)),
+            (Self::Python(python), Some(ordinal)) => Some(Torches::new(python, ordinal)),
+            (Self::Python(_), None) => Some(Torches::missing("it needs a GPU, and this is the simulated device")),
+        }
+    }
+}
+
+/// A file or folder as it is, and a name as the suite of that name.
+fn resolve(given: &Path) -> Result<PathBuf, CliError> {
+    let named = Path::new(SUITES).join(given).with_extension("yaml");
+    if given.exists() || given.components().count() > 1 || given.extension().is_some() {
+        return Ok(given.to_owned());
+    }
+    if named.is_file() {
+        return Ok(named);
+    }
+    if !Path::new(SUITES).is_dir() {
+        let message = format!("there is no suite `{}`: suites are named in the folder {SUITES}, and there is none here", given.display());
+        return Err(CliError::input(message, "run this at the root of the project, or name a file, as in `my-suite.yaml`"));
+    }
+    let known: Vec<String> = inputs::files(&[PathBuf::from(SUITES)], "suite")
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()))
+        .collect();
+    let help = match known.as_slice() {
+        [] => format!("there is none in {SUITES}: name a file, as in `my-suite.yaml`"),
+        names => format!("suites: {}; or name a file, as in `my-suite.yaml`", names.join(", ")),
+    };
+    Err(CliError::input(format!("there is no suite `{}`", given.display()), help))
+}
+
+fn listed(suites: &[Suite], shard: Option<Shard>) -> String {
+    let width = suites.iter().map(|suite| suite.name.len()).max().unwrap_or_default();
+    let line = |suite: &Suite| {
+        let (cases, budget) = (cases_of(suite, shard).count(), suite.budget);
+        let arms: Vec<String> = suite.arms.iter().map(ToString::to_string).collect();
+        let about = list::first_sentence(&suite.about);
+        format!("{:<width$}  {cases:>3} cases × {}  {budget:>5}  {about}\n", suite.name, arms.join(", "))
+    };
+    suites.iter().map(line).collect()
+}
+
+fn advance(bar: &ProgressBar, progress: &Progress<'_>) {
+    let Progress { suite, case, arm, round, used } = progress;
+    let whole = bar.position() / STEPS * STEPS;
+    bar.set_position(whole + (used * (STEPS - 1) as f64) as u64);
+    bar.set_message(format!("{}, round {round}: {} with {arm}", suite.name, case.name()));
+}
+
+fn exit_of(night: &NightRecord) -> Exit {
+    let regression = night.comparison.as_ref().is_some_and(|comparison| Counts::of(&comparison.changes).is_regression());
+    match text::counts(night) {
+        _ if regression => Exit::Failed,
+        (_, 1.., _) => Exit::Failed,
+        // Arms that a case is not for are skipped as a matter of course, and a shard may be empty.
+        (entries @ 1.., _, skipped) if entries == skipped => Exit::Device,
+        _ => Exit::Passed,
+    }
+}
+
+fn budget(text: &str) -> Result<Nanos, String> {
+    match Nanos::parse(text) {
+        Ok(Nanos::ZERO) => Err("a budget of nothing times nothing: as in `60s`".to_owned()),
+        Ok(budget) => Ok(budget),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// As in `2026-11-20T02:17:00Z`.
+fn utc(now: SystemTime) -> String {
+    let second = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()) % 86_400;
+    format!("{}T{:02}:{:02}:{:02}Z", Date::of(now), second / 3600, second / 60 % 60, second % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn times_are_told_in_utc() {
+        let times = [0, 951_782_400, 1_795_141_020, 4_107_542_399];
+        let expected = ["1970-01-01T00:00:00Z", "2000-02-29T00:00:00Z", "2026-11-20T02:17:00Z", "2100-02-28T23:59:59Z"];
+        assert_eq!(times.map(|seconds| utc(UNIX_EPOCH + Duration::from_secs(seconds))), expected);
+    }
+}

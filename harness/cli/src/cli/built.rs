@@ -1,0 +1,29 @@
+//! What this program was built from, as the build script found it.
+
+use harness_bench::record::Build;
+
+/// Version of the compiler, and the profile.
+pub(crate) const COMPILER: &str = env!("HARNESS_BUILD_COMPILER");
+
+/// The commit. Debug builds do not know it, unless `HARNESS_COMMIT` told them.
+pub(crate) fn build() -> Build {
+    option_env!("HARNESS_BUILD_COMMIT").map_or_else(Build::default, built_from)
+}
+
+/// As in `1a2b3c` or `1a2b3c-dirty`.
+fn built_from(text: &str) -> Build {
+    let clean = text.strip_suffix("-dirty");
+    Build { commit: Some(clean.unwrap_or(text).to_owned()), dirty: Some(clean.is_some()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_is_told_with_and_without_changes() {
+        let commit = Some("1a2b3c".to_owned());
+        assert_eq!(built_from("1a2b3c"), Build { commit: commit.clone(), dirty: Some(false) });
+        assert_eq!(built_from("1a2b3c-dirty"), Build { commit, dirty: Some(true) });
+    }
+}

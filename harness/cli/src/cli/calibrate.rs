@@ -1,0 +1,137 @@
+//! `harness calibrate`: measures what a GPU costs, and writes a device profile for the simulated device.
+
+use std::io::{self, IsTerminal};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::SystemTime;
+
+use clap::Args;
+use harness_allocator::device::{Device, DeviceError};
+use harness_base::date::Date;
+use harness_base::files;
+use harness_bench::machine::Monitor;
+use harness_cuda::machine::{self};
+use harness_devices::DeviceChoice;
+use harness_devices::DeviceSource;
+use harness_devices::calibrate::{self, CalibrateError};
+use harness_devices::profile::{self, Figures, Profile, ProfileName};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::error::{CliError, Failures};
+use super::exit::{self, Exit};
+use super::{device, interrupt, terminal};
+
+const EXAMPLES: &str = "Examples:
+  harness calibrate
+  harness calibrate --device cuda:1 --name h200-node7 --output scenarios/devices/h200-node7.yaml
+  harness run scenarios --device sim --device-profile scenarios/devices/h200-node7.yaml   # on what that wrote";
+
+/// Measure what calls and work cost on a GPU, and write a dated device profile that the simulated device can run on.
+///
+/// Takes up to a quarter of the GPU's free memory, for some seconds. Nothing is written where it is interrupted.
+#[derive(Args)]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::explained()))]
+pub(super) struct Calibrate {
+    /// The GPU: `cuda` (the first one) or `cuda:N` [default: the variable HARNESS_DEVICE, else `cuda`].
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
+    /// Write the profile here, in place of an earlier one [default: the profile's name in scenarios/devices].
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// What reports call it [default: the GPU's name, as in `nvidia-h200`].
+    #[arg(long, value_name = "NAME")]
+    name: Option<ProfileName>,
+    /// How often everything is measured.
+    #[arg(long, value_name = "N", default_value_t = calibrate::ROUNDS, value_parser = clap::value_parser!(u32).range(3..=10_000))]
+    rounds: u32,
+    /// Print only what is wrong, and show no progress.
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+impl Calibrate {
+    pub(super) fn run(self) -> Result<Exit, Failures> {
+        let mut device = self.open()?;
+        let info = device.info().clone();
+        let monitor = Monitor::start(&mut *device);
+        let figures = match self.measure(&mut *device)? {
+            ControlFlow::Continue(figures) => figures,
+            ControlFlow::Break(()) => return Ok(Exit::Interrupted),
+        };
+        let contended = monitor.finish(&[]).contended;
+        let name = self.name.unwrap_or_else(|| ProfileName::of_device(&info.name));
+        let output = self.output.unwrap_or_else(|| Path::new(profile::FOLDER).join(format!("{name}.yaml")));
+        for reason in &contended {
+            terminal::tell(format_args!("the figures are not to be trusted fully: {reason}"));
+        }
+        let profile = Profile::new(name, Date::of(SystemTime::now()), &info, contended, figures);
+        files::write(&output, &profile.to_yaml()).map_err(|error| {
+            let help = "make room, or choose another place with `--output FILE`";
+            CliError::Output { target: Some(output.clone()), error, help }
+        })?;
+        if !self.quiet {
+            terminal::print(&format!("{}\nprofile: {}\n", table(&profile), output.display()))?;
+        }
+        Ok(Exit::Passed)
+    }
+
+    fn open(&self) -> Result<Box<dyn Device>, CliError> {
+        let choice = match device::choice(self.device, DeviceChoice::Cuda(0))? {
+            DeviceChoice::Simulated => {
+                let message = "there is nothing to measure on the simulated device: its costs are those of its cost model";
+                return Err(CliError::input(message, "name a GPU, as in `--device cuda:0`; `harness doctor` says what is there"));
+            }
+            // Where there is no GPU, this one says why.
+            DeviceChoice::Auto => DeviceChoice::Cuda(0),
+            chosen @ DeviceChoice::Cuda(_) => chosen,
+        };
+        let opened = DeviceSource::new(choice, &machine::probe(), false).and_then(|source| source.open());
+        opened.map_err(|error| CliError::Device { error, help: "only a GPU can be measured: see `harness doctor` for what is there" })
+    }
+
+    /// All figures, unless the user interrupts.
+    fn measure(&self, device: &mut dyn Device) -> Result<ControlFlow<(), Figures>, CliError> {
+        let bar = self.progress();
+        let interrupt = interrupt::watch({
+            let bar = bar.clone();
+            move || bar.suspend(|| terminal::tell("interrupted: stopping after the present round; press Ctrl-C again to end at once"))
+        })?;
+        let measured = calibrate::calibrate(device, self.rounds, |done, all| {
+            bar.set_length(all.into());
+            bar.set_position(done.into());
+            if interrupt.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        bar.finish_and_clear();
+        match measured {
+            Ok(figures) => Ok(ControlFlow::Continue(figures)),
+            Err(CalibrateError::Interrupted) => Ok(ControlFlow::Break(())),
+            Err(CalibrateError::Device(error)) => Err(error.into()),
+            Err(error @ CalibrateError::TooSmall { .. }) => {
+                let (what, why) = (device.info().name.clone(), error.to_string());
+                Err(DeviceError::Unavailable { what, why }.into())
+            }
+        }
+    }
+
+    fn progress(&self) -> ProgressBar {
+        if self.quiet || !io::stderr().is_terminal() {
+            return ProgressBar::hidden();
+        }
+        let bar = ProgressBar::new(0).with_message("rounds");
+        // A template that indicatif does not understand leaves its own, which is good enough.
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg}") {
+            bar.set_style(style);
+        }
+        bar
+    }
+}
+
+/// The figures as reports show them.
+fn table(profile: &Profile) -> String {
+    let figures = profile.cost_model().figures();
+    let width = figures.iter().map(|figure| figure.name.len()).max().unwrap_or(0);
+    let values = figures.iter().map(|figure| figure.value.len()).max().unwrap_or(0);
+    let rows = figures.iter().map(|figure| format!("{:<width$}  {:>values$}  {}", figure.name, figure.value, figure.source));
+    rows.collect::<Vec<_>>().join("\n")
+}

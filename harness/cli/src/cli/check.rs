@@ -1,0 +1,35 @@
+//! `harness check`: whether scenarios are valid, without running them.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use harness_scenario::Scenario;
+
+use super::error::{CliError, Failures};
+use super::exit::Exit;
+use super::{inputs, terminal};
+
+/// Check scenarios without running them: one line a file, and the first thing that is wrong in each.
+#[derive(Args)]
+#[command(after_help = "Examples:\n  harness check scenarios\n  harness check my.yaml other.yaml")]
+pub(super) struct Check {
+    /// Scenario files, or folders of them (*.yaml, by name, not deeper).
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+}
+
+impl Check {
+    pub(super) fn run(self) -> Result<Exit, Failures> {
+        let mut failures: Vec<CliError> = Vec::new();
+        for path in inputs::files(&self.paths, "scenario")? {
+            match Scenario::load(&path) {
+                Ok(_) => terminal::print(&format!("valid    {}\n", path.display()))?,
+                Err(error) => {
+                    terminal::print(&format!("invalid  {}\n", path.display()))?;
+                    failures.push(error.into());
+                }
+            }
+        }
+        if failures.is_empty() { Ok(Exit::Passed) } else { Err(Failures(failures)) }
+    }
+}

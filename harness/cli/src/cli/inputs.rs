@@ -1,0 +1,54 @@
+//! Files of scenarios and suites that the user names: files as they are, a folder as the `*.yaml` in it.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use harness_scenario::Scenario;
+
+use super::error::{CliError, Failures};
+
+/// The catalogue, as seen from the root of the project.
+pub(crate) const CATALOGUE: &str = "scenarios";
+
+/// The files that paths stand for: in the order given, a folder's by name, each once.
+pub(crate) fn files(paths: &[PathBuf], noun: &str) -> Result<Vec<PathBuf>, CliError> {
+    let mut files = Vec::new();
+    let mut seen = BTreeSet::new();
+    for path in paths {
+        let found = if path.is_dir() { files_of_folder(path, noun)? } else { vec![path.clone()] };
+        // What does not exist stays as it is named, for the message that says so.
+        files.extend(found.into_iter().filter(|file| seen.insert(file.canonicalize().unwrap_or_else(|_| file.clone()))));
+    }
+    Ok(files)
+}
+
+/// Reads and checks all of them, or tells of each that is wrong the first thing that is.
+pub(crate) fn load(paths: &[PathBuf]) -> Result<Vec<Scenario>, Failures> {
+    let (mut scenarios, mut failures) = (Vec::new(), Vec::new());
+    for path in files(paths, "scenario")? {
+        match Scenario::load(&path) {
+            Ok(scenario) => scenarios.push(scenario),
+            Err(error) => failures.push(error.into()),
+        }
+    }
+    if failures.is_empty() { Ok(scenarios) } else { Err(Failures(failures)) }
+}
+
+fn files_of_folder(folder: &Path, noun: &str) -> Result<Vec<PathBuf>, CliError> {
+    let unreadable = |error: std::io::Error| {
+        CliError::input(format!("{}: cannot be read: {error}", folder.display()), "make the folder readable, or name files")
+    };
+    let entries = std::fs::read_dir(folder).map_err(unreadable)?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
+    let mut files: Vec<PathBuf> = paths.into_iter().filter(|path| is_yaml(path)).collect();
+    if files.is_empty() {
+        let message = format!("{}: there is no {noun} in this folder", folder.display());
+        return Err(CliError::input(message, "name a folder with files that end in .yaml (folders in it are not searched), or name files"));
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn is_yaml(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "yaml") && !path.is_dir()
+}

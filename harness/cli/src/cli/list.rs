@@ -1,0 +1,72 @@
+//! `harness list`: what scenarios there are.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use harness_scenario::Scenario;
+use serde_json::json;
+
+use super::error::Failures;
+use super::exit::Exit;
+use super::{Format, inputs, terminal};
+
+/// List scenarios: name, allocators, memory, and the first sentence of what they are about.
+#[derive(Args)]
+#[command(after_help = "Examples:\n  harness list\n  harness list my-scenarios --format json | jq -r '.[].path'")]
+pub(super) struct List {
+    /// Scenario files, or folders of them (*.yaml, by name, not deeper).
+    #[arg(value_name = "PATH", default_value = inputs::CATALOGUE)]
+    paths: Vec<PathBuf>,
+    /// What to print.
+    #[arg(long, default_value = "text", value_name = "FORMAT")]
+    format: Format,
+}
+
+impl List {
+    pub(super) fn run(self) -> Result<Exit, Failures> {
+        let scenarios = inputs::load(&self.paths)?;
+        match self.format {
+            Format::Text => terminal::print(&table(&scenarios))?,
+            Format::Json => terminal::print_json(&scenarios.iter().map(document).collect::<Vec<_>>())?,
+        }
+        Ok(Exit::Passed)
+    }
+}
+
+fn document(scenario: &Scenario) -> serde_json::Value {
+    json!({
+        "name": scenario.name,
+        "path": scenario.path,
+        "about": scenario.about,
+        "allocators": allocators(scenario),
+        "memory": scenario.memory,
+        "seed": scenario.seed,
+        "steps": scenario.steps.len(),
+    })
+}
+
+fn table(scenarios: &[Scenario]) -> String {
+    let rows: Vec<[String; 4]> = scenarios
+        .iter()
+        .map(|scenario| {
+            let memory = scenario.memory.to_string();
+            [scenario.name.clone(), allocators(scenario).join(", "), memory, first_sentence(&scenario.about)]
+        })
+        .collect();
+    let width = |column: usize| rows.iter().map(|row| unicode_width::UnicodeWidthStr::width(row[column].as_str())).max().unwrap_or(0);
+    let (names, kinds, sizes) = (width(0), width(1), width(2));
+    rows.iter().map(|[name, kind, size, about]| format!("{name:<names$}  {kind:<kinds$}  {size:>sizes$}  {about}\n")).collect()
+}
+
+fn allocators(scenario: &Scenario) -> Vec<String> {
+    scenario.allocators.iter().map(ToString::to_string).collect()
+}
+
+/// Up to the first full stop that a space follows, on one line.
+pub(super) fn first_sentence(about: &str) -> String {
+    let text = about.split_whitespace().collect::<Vec<_>>().join(" ");
+    match text.find(". ") {
+        Some(end) => text[..=end].to_owned(),
+        None => text,
+    }
+}

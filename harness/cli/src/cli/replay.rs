@@ -1,0 +1,397 @@
+//! `harness replay`: allocation traces on the simulated device, and recordings of PyTorch's allocator compared with their replay.
+
+use std::collections::BTreeMap;
+use std::fs::{File, Permissions};
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+
+use clap::builder::PossibleValue;
+use clap::{Args, ValueEnum};
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::stats::MemoryStats;
+use harness_allocator::units::Bytes;
+use harness_base::excerpt::shortened;
+use harness_base::packed;
+use harness_trace::replay::{self, Comparison, Front, RecordingError, ReplayError};
+use harness_trace::replay_bench::{self, BenchResult};
+use harness_trace::trace::{self, TraceEvent};
+
+use super::error::{CliError, Failures};
+use super::exit::Exit;
+use super::interrupt::{self, Interrupt};
+use super::{device, terminal};
+
+const EXAMPLES: &str = "Examples:
+  harness replay job.trace --memory 80GiB --stats stats.jsonl
+  harness replay job.trace --memory 8GiB --alloc-conf max_split_size_mb:64
+  harness replay job.trace --memory 8GiB --stats /dev/null --memory-summary
+  harness replay --verify recordings/*.jsonl.gz
+
+A trace has one operation a line; `#` starts a comment:
+  a ID SIZE STREAM   allocate            f ID         free
+  r ID STREAM        record_stream       e            empty_cache
+  s STREAM           synchronize it      d            synchronize the device
+  m FRACTION         memory fraction     p            reset peaks
+  x BYTES            others take memory, or (negative) give it back
+  g+ POOL  g- POOL   enter and leave a private pool
+  gr POOL            release it
+It may be packed by gzip.
+
+Statistics are a line with the names of the columns, an array of figures for each operation, and the segments at the end. The first
+column, `result`, says how the operation ended:
+  0   done
+  1   out of memory
+  2   ignored: its id or pool is not live";
+
+/// Replay an allocation trace on the simulated device, or compare recordings of PyTorch's allocator with their replay.
+#[derive(Args)]
+#[command(after_help = EXAMPLES, arg_required_else_help = true)]
+pub(super) struct Replay {
+    /// An allocation trace.
+    #[arg(value_name = "FILE", required_unless_present = "verify", requires = "memory")]
+    trace: Option<PathBuf>,
+    /// The allocator's settings, as in PYTORCH_ALLOC_CONF, whose older name is PYTORCH_CUDA_ALLOC_CONF.
+    #[arg(long, value_name = "CONF", default_value = "")]
+    alloc_conf: String,
+    /// The device's memory, 2MiB or more: a number of bytes, or a size as in `80GiB`.
+    #[arg(long, value_name = "SIZE", value_parser = device::memory)]
+    memory: Option<Bytes>,
+    /// Where to write a row of statistics an operation; `-` is standard output.
+    #[arg(long, value_name = "OUT.jsonl", default_value = "-")]
+    stats: PathBuf,
+    /// Print the counters after the last operation, in the layout of `torch.cuda.memory_summary()`: on standard output, or on standard
+    /// error where statistics go to standard output.
+    #[arg(long)]
+    memory_summary: bool,
+    /// Time the allocator's host path instead: this many passes over the trace, behind two that warm the cache. What is live at the end of
+    /// the trace is freed in each pass, and these frees count.
+    #[arg(long, value_name = "REPS", conflicts_with_all = ["stats", "verify", "memory_summary"], value_parser = clap::value_parser!(u32).range(1..))]
+    bench: Option<u32>,
+    /// Print what `--bench` measures as JSON.
+    #[arg(long, requires = "bench")]
+    json: bool,
+    /// By which front the allocator is used.
+    #[arg(long, value_enum, default_value = "handle")]
+    front: FrontName,
+    /// Compare these recordings with their own replay, row by row.
+    #[arg(long, value_name = "RECORDING", num_args = 1.., conflicts_with_all = ["trace", "memory", "alloc_conf", "stats", "memory_summary"])]
+    verify: Vec<PathBuf>,
+}
+
+/// A [`Front`] on the command line.
+#[derive(Clone, Copy)]
+struct FrontName(Front);
+
+impl ValueEnum for FrontName {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self(Front::Handle), Self(Front::Shared)]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(match self.0 {
+            Front::Handle => PossibleValue::new("handle").help("one host thread, frees by handle"),
+            Front::Shared => PossibleValue::new("shared").help("locked for many host threads, frees by address"),
+        })
+    }
+}
+
+impl Replay {
+    pub(super) fn run(self) -> Result<Exit, Failures> {
+        match (&self.trace, self.memory) {
+            (Some(trace), Some(memory)) => self.replay(trace, memory),
+            // The arguments' own rules leave nothing else.
+            _ => verify_all(&self.verify, self.front.0),
+        }
+    }
+
+    fn replay(&self, path: &Path, memory: Bytes) -> Result<Exit, Failures> {
+        let config = Config::parse(&self.alloc_conf).map_err(|error| CliError::conf(&error, &self.alloc_conf))?;
+        let trace = Trace::read(path)?;
+        config.idle_settings().iter().for_each(terminal::tell);
+        if let Some(repetitions) = self.bench {
+            return self.time(&trace, config, memory, repetitions);
+        }
+        let interrupt = interrupt::watch(|| {})?;
+        let written = match Target::of(&self.stats) {
+            Target::Stream(target) => trace.write_stats(config, memory, self.front.0, &interrupt, target),
+            Target::File(target) => target.write(|file| trace.write_stats(config, memory, self.front.0, &interrupt, file)),
+        };
+        match written {
+            Ok(Ok(stats)) => Ok(self.tell(&stats).map(|()| Exit::Passed)?),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) if interrupt.load(Ordering::Relaxed) => Ok(Exit::Interrupted),
+            // Who reads standard output wants no more.
+            Err(error) if self.stats_are_printed() && error.kind() == ErrorKind::BrokenPipe => Ok(Exit::Passed),
+            Err(error) => {
+                let target = (!self.stats_are_printed()).then(|| self.stats.clone());
+                Err(CliError::Output { target, error, help: "choose another place with `--stats`, or make room" }.into())
+            }
+        }
+    }
+
+    fn tell(&self, stats: &MemoryStats) -> Result<(), CliError> {
+        match self.memory_summary {
+            false => Ok(()),
+            true if self.stats_are_printed() => {
+                terminal::tell(stats.summary().trim_end());
+                Ok(())
+            }
+            true => terminal::print(&stats.summary()),
+        }
+    }
+
+    /// Whether standard output is taken.
+    fn stats_are_printed(&self) -> bool {
+        self.stats == Path::new("-")
+    }
+
+    fn time(&self, trace: &Trace<'_>, config: Config, memory: Bytes, repetitions: u32) -> Result<Exit, Failures> {
+        if !trace.events.iter().any(|event| matches!(event, TraceEvent::Allocate { .. })) {
+            let message = format!("{}: there is nothing to time: the trace allocates nothing", trace.path.display());
+            return Err(CliError::input(message, "name a trace with allocations; `harness replay --help` tells the format").into());
+        }
+        let result = replay_bench::bench(&trace.events, config, memory, repetitions, self.front.0)?;
+        if self.json {
+            terminal::print(&format!("{}\n", serde_json::json!(result)))?;
+            return Ok(Exit::Passed);
+        }
+        let BenchResult { operations, allocations, frees, ooms, device_calls, .. } = result;
+        terminal::print(&format!(
+            "{operations} operations a pass: {allocations} allocations, {frees} frees, {ooms} out of memory; {repetitions} passes
+ns an operation: median {:.1}, min {:.1}
+ns an allocation: mean {:.1}; ns a free: mean {:.1}
+device calls in the timed passes: {device_calls}
+",
+            result.ns_per_op, result.ns_per_op_min, result.allocate_ns, result.free_ns
+        ))?;
+        Ok(Exit::Passed)
+    }
+}
+
+/// A trace and where it was read.
+struct Trace<'a> {
+    path: &'a Path,
+    events: Vec<TraceEvent>,
+    /// The line of each event, counted from 1.
+    lines: Vec<usize>,
+}
+
+impl<'a> Trace<'a> {
+    fn read(path: &'a Path) -> Result<Self, CliError> {
+        let mut text = String::new();
+        packed::open(path).and_then(|mut file| file.read_to_string(&mut text)).map_err(|error| {
+            let why = match error.kind() {
+                ErrorKind::NotFound => "there is no such file".to_owned(),
+                ErrorKind::InvalidData => "is not a text in UTF-8".to_owned(),
+                ErrorKind::IsADirectory => "this is a directory, not an allocation trace".to_owned(),
+                _ => format!("cannot be read: {error}"),
+            };
+            CliError::input(format!("{}: {why}", path.display()), "name an allocation trace; `harness replay --help` tells the format")
+        })?;
+        let mut trace = Self { path, events: Vec::new(), lines: Vec::new() };
+        for (index, line) in text.lines().enumerate() {
+            let line_number = index + 1;
+            let events = trace::parse_lines([line]).map_err(|error| {
+                let message =
+                    format!("{}:{line_number}: `{}` is not an operation of an allocation trace", path.display(), shortened(&error.text));
+                CliError::input(message, error.expected)
+            })?;
+            trace.lines.extend(events.iter().map(|_| line_number));
+            trace.events.extend(events);
+        }
+        if trace.events.is_empty() {
+            let message = format!("{}: there is nothing to replay: the trace has no operations", path.display());
+            return Err(CliError::input(message, "name a trace with operations; `harness replay --help` tells the format"));
+        }
+        Ok(trace)
+    }
+
+    /// The error outside is of the output, the one inside of the trace.
+    fn write_stats(
+        &self,
+        config: Config,
+        memory: Bytes,
+        front: Front,
+        interrupt: &Interrupt,
+        output: impl Write,
+    ) -> io::Result<Result<MemoryStats, CliError>> {
+        let output = BufWriter::new(Interruptible { output, interrupt });
+        Ok(replay::write_stats(&self.events, config, memory, front, output)?.map_err(|error| self.locate(&error)))
+    }
+
+    fn locate(&self, error: &ReplayError) -> CliError {
+        let (ReplayError::IdReused { operation, .. } | ReplayError::PrivatePool { operation, .. } | ReplayError::Device { operation, .. }) =
+            error;
+        let place = match self.lines.get(operation.wrapping_sub(1)) {
+            Some(line) => format!("{}:{line}", self.path.display()),
+            None => self.path.display().to_string(),
+        };
+        match error {
+            ReplayError::IdReused { .. } | ReplayError::PrivatePool { .. } => {
+                CliError::input(format!("{place}: {error}"), "correct the trace there")
+            }
+            ReplayError::Device { .. } => CliError::Internal {
+                message: format!("{place}: {error}"),
+                help: "report this with the trace: it is a mistake in the harness",
+            },
+        }
+    }
+}
+
+/// An output that refuses to go on when the user interrupts.
+struct Interruptible<'a, W> {
+    output: W,
+    interrupt: &'a Interrupt,
+}
+
+impl<W: Write> Write for Interruptible<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Not ErrorKind::Interrupted, which means "try again".
+        if self.interrupt.load(Ordering::Relaxed) { Err(io::Error::other("interrupted")) } else { self.output.write(bytes) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.output.flush()
+    }
+}
+
+/// Where statistics go.
+enum Target {
+    /// What cannot be replaced: standard output, a pipe, a device file.
+    Stream(Box<dyn Write>),
+    /// A file, replaced whole or not at all.
+    File(WholeFile),
+}
+
+impl Target {
+    fn of(path: &Path) -> Self {
+        if path == Path::new("-") {
+            return Self::Stream(Box::new(io::stdout()));
+        }
+        let special = path.metadata().is_ok_and(|there| !there.is_file() && !there.is_dir());
+        match special.then(|| File::options().write(true).open(path)) {
+            Some(Ok(file)) => Self::Stream(Box::new(file)),
+            // Behind a link, the file that it leads to.
+            _ => Self::File(WholeFile(path.canonicalize().unwrap_or_else(|_| path.to_owned()))),
+        }
+    }
+}
+
+/// A file that is written beside its place and then renamed.
+struct WholeFile(PathBuf);
+
+impl WholeFile {
+    /// Nothing is left behind unless everything was written.
+    fn write<T, E>(&self, write: impl FnOnce(&mut File) -> io::Result<Result<T, E>>) -> io::Result<Result<T, E>> {
+        let folder = match self.0.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        if !folder.metadata()?.is_dir() {
+            return Err(ErrorKind::NotADirectory.into());
+        }
+        let everybody = Permissions::from_mode(0o666);
+        // The error's own text names the temporary file, which says nothing to anybody.
+        let nameless = |error: io::Error| io::Error::from(error.kind());
+        let mut file = tempfile::Builder::new().prefix(".unfinished-").permissions(everybody).tempfile_in(folder).map_err(nameless)?;
+        let written = match write(file.as_file_mut())? {
+            Ok(written) => written,
+            Err(error) => return Ok(Err(error)),
+        };
+        file.as_file().sync_all()?;
+        file.persist(&self.0).map_err(|error| error.error)?;
+        Ok(Ok(written))
+    }
+}
+
+/// Compares all recordings, on all cores, and tells the results in the order given.
+fn verify_all(paths: &[PathBuf], front: Front) -> Result<Exit, Failures> {
+    let next = AtomicUsize::new(0);
+    let workers = thread::available_parallelism().map_or(1, usize::from).min(paths.len());
+    let (sender, results) = mpsc::channel();
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            let (sender, next) = (sender.clone(), &next);
+            scope.spawn(move || {
+                while let index = next.fetch_add(1, Ordering::Relaxed)
+                    && let Some(path) = paths.get(index)
+                {
+                    // Nobody listens any more where the output is closed.
+                    let _ = sender.send((index, replay::verify(path, front)));
+                }
+            });
+        }
+        drop(sender);
+        tell_in_order(paths, results)
+    })
+}
+
+type Verified = Result<Comparison, RecordingError>;
+
+fn tell_in_order(paths: &[PathBuf], results: mpsc::Receiver<(usize, Verified)>) -> Result<Exit, Failures> {
+    let mut tally = Tally::default();
+    let mut early = BTreeMap::new();
+    let mut paths = paths.iter().enumerate().peekable();
+    for (index, verified) in results {
+        early.insert(index, verified);
+        while let Some((_, path)) = paths.next_if(|(index, _)| early.contains_key(index))
+            && let Some((_, verified)) = early.pop_first()
+        {
+            terminal::print(&tally.tell(path, verified))?;
+        }
+    }
+    terminal::print(&tally.summary())?;
+    Ok(tally.exit())
+}
+
+#[derive(Default)]
+struct Tally {
+    equal: usize,
+    different: usize,
+    unusable: usize,
+    operations: usize,
+}
+
+impl Tally {
+    /// Counts a result and puts it into a line, or more where something differs.
+    fn tell(&mut self, path: &Path, verified: Verified) -> String {
+        let path = path.display();
+        match verified {
+            Ok(Comparison { operations, difference: None }) => {
+                self.equal += 1;
+                self.operations += operations;
+                format!("equal    {path}  {operations} operations\n")
+            }
+            Ok(Comparison { operations, difference: Some(difference) }) => {
+                self.different += 1;
+                self.operations += operations;
+                format!("differs  {path}\n{difference}")
+            }
+            Err(error) => {
+                self.unusable += 1;
+                match error {
+                    // One line, without the excerpt.
+                    RecordingError::Settings { source, .. } => format!("unusable {path}: {}\n", source.rule()),
+                    error @ (RecordingError::Read { .. } | RecordingError::Malformed { .. }) => format!("unusable {error}\n"),
+                }
+            }
+        }
+    }
+
+    fn summary(&self) -> String {
+        let Self { equal, different, unusable, operations } = self;
+        format!("{equal} equal, {different} differ, {unusable} unusable; {operations} operations compared\n")
+    }
+
+    const fn exit(&self) -> Exit {
+        match self {
+            Self { different: 1.., .. } => Exit::Failed,
+            Self { unusable: 1.., .. } => Exit::Invalid,
+            Self { .. } => Exit::Passed,
+        }
+    }
+}

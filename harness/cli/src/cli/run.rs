@@ -1,0 +1,382 @@
+//! `harness run`: runs scenarios on a device, prints what happened and saves a report.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use clap::Args;
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, SpecError};
+use harness_allocator::units::Bytes;
+use harness_base::files::{self, Document};
+use harness_base::shard::Shard;
+use harness_cuda::machine::{self};
+use harness_devices::DeviceChoice;
+use harness_devices::DeviceSource;
+use harness_record::{Records, RunRecord};
+use harness_report::store;
+use harness_report::{Counts, Report, github, json, junit, text};
+use harness_run::session::{Arm, Plan, Selection, has_pytorchs, listed_as};
+use harness_scenario::{Scenario, choices};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::ci::Ci;
+use super::error::{CliError, Failures};
+use super::exit::{self, Exit};
+use super::terminal::{self, Terminal};
+use super::{Format, device, inputs, interrupt, program};
+
+const EXAMPLES: &str = "Examples:
+  harness run scenarios
+  harness run scenarios/oom_retry.yaml --allocator caching,direct
+  harness run scenarios --device sim --no-report
+  harness run my.yaml --alloc-conf max_split_size_mb:512 --alloc-conf expandable_segments:True
+  harness run my.yaml --allocator 'caching(max_split_size_mb:512)'
+  harness run scenarios --device cuda:1 --repeat 10 --report reports/h200
+  harness run scenarios --shard 1/2                 # the first of two machines
+  harness run my.yaml --format json | jq '.runs[].verdict'";
+
+/// Run scenarios on a GPU, or on the simulated device where there is none.
+///
+/// All scenarios are checked before anything runs. Ctrl-C stops after the present operation and saves no report; a second one ends the
+/// program at once.
+#[derive(Args)]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::explained()))]
+pub(super) struct Run {
+    /// Scenario files, or folders of them (*.yaml, by name, not deeper).
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// `auto` (the first GPU, or the simulated device where there is none), `sim`, `cuda` or `cuda:N` [default: the variable
+    /// HARNESS_DEVICE, else `auto`].
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
+    /// Let the simulated device have the memory and the costs of this device profile, which `harness calibrate` measured.
+    #[arg(long, value_name = "FILE")]
+    device_profile: Option<PathBuf>,
+    /// Give each scenario this memory instead of what it needs, as in `2GiB`.
+    #[arg(long, value_name = "SIZE", value_parser = device::memory)]
+    memory: Option<Bytes>,
+    /// Only these allocators, of those that a scenario lists, by the names of their arms; may be repeated, or be a list with commas.
+    #[arg(long = "allocator", value_name = "NAME", long_help = allocator_help())]
+    allocators: Vec<String>,
+    /// Run PyTorch's allocator under these settings too, in every scenario that lists it; may be repeated to compare settings side by side.
+    #[arg(long, value_name = "CONF", long_help = ALLOC_CONF_HELP)]
+    alloc_conf: Vec<String>,
+    /// Draw all random choices from this seed instead of the scenarios' own.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Run only part I of N of the scenarios, as in `1/2`; which belong to it depends on their names alone.
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
+    /// Run everything this often [default: 5 on a GPU, 1 on the simulated device, whose figures never differ].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    repeat: Option<u32>,
+    /// Write the report into this folder [default: a new numbered folder in reports/runs].
+    #[arg(long, value_name = "DIR", conflicts_with = "no_report")]
+    report: Option<PathBuf>,
+    /// Save no report.
+    #[arg(long)]
+    no_report: bool,
+    /// What to print: `json` is the document that reports are made of, and nothing else.
+    #[arg(long, default_value = "text", value_name = "FORMAT")]
+    format: Format,
+    /// Print each run's counters at its end too, in the layout of `torch.cuda.memory_summary()`; with `--format json` as `memory_stats`,
+    /// one flat object a run with the keys of `torch.cuda.memory_stats()`.
+    #[arg(long)]
+    memory_summary: bool,
+    /// Take what a scenario needs even if that leaves less than usual of a GPU that others use.
+    #[arg(long)]
+    allow_full_device: bool,
+    /// Do not audit every operation: for measuring the allocators' own speed, not for trusting them.
+    #[arg(long)]
+    no_audit: bool,
+    /// Print no text where everything passes, and show no progress.
+    #[arg(long, short)]
+    quiet: bool,
+    #[command(flatten)]
+    ci: Ci,
+}
+
+impl Run {
+    pub(super) fn run(self, terminal: &Terminal) -> Result<Exit, Failures> {
+        let choice = device::choice(self.device, DeviceChoice::Auto)?;
+        let mut scenarios = inputs::load(&self.paths)?;
+        // Before the shard is taken: an allocator that only scenarios of another shard list is not a mistake.
+        let selection = self.selection(&scenarios)?;
+        if let Some(shard) = self.shard {
+            scenarios.retain(|scenario| shard.has(&scenario.name));
+        }
+        self.check_report_folder()?;
+        let bar = self.progress();
+        let interrupt = interrupt::watch({
+            let bar = bar.clone();
+            move || bar.suspend(|| terminal::tell("interrupted: stopping after the present operation; press Ctrl-C again to end at once"))
+        })?;
+        let source = self.device_source(choice)?;
+        self.tell_beforehand(&scenarios, &selection, choice, &source);
+        let plan = self.plan(scenarios, selection, &source);
+        bar.set_length(plan.arms().count() as u64);
+        let ran = plan.run(&source, &interrupt, |arm, record| advance(&bar, arm, record));
+        bar.finish_and_clear();
+        let interrupted = interrupt.load(Ordering::Relaxed);
+        let records = match ran {
+            Ok(records) => records,
+            Err(_) if interrupted => return Ok(Exit::Interrupted),
+            Err(error) => return Err(error.into()),
+        };
+        let report = Report::new(&records);
+        let exit = if interrupted { Exit::Interrupted } else { exit_of(report.counts) };
+        self.print(&report, exit, terminal)?;
+        if !interrupted {
+            self.ci.write(|limit| github::summary(&report, limit), || junit::of_runs(&report))?;
+            self.save(&records)?;
+        }
+        Ok(exit)
+    }
+
+    /// What the options choose. Each allocator asked for must be listed by a scenario, or be `caching` with settings.
+    fn selection(&self, scenarios: &[Scenario]) -> Result<Selection, CliError> {
+        let names: Vec<&str> = self.allocators.iter().flat_map(|list| split_names(list)).collect();
+        let mut selection = Selection::default();
+        for name in &names {
+            if scenarios.iter().any(|scenario| scenario.allocators.iter().any(|arm| arm.to_string() == *name)) {
+                selection.only.get_or_insert_default().push((*name).to_owned());
+            } else if name.contains('(') {
+                selection.only.get_or_insert_default();
+                selection.added.push(name.parse().map_err(|error| spec_error(name, error))?);
+            } else {
+                return Err(not_listed(name, scenarios));
+            }
+        }
+        for conf in &self.alloc_conf {
+            let config = Config::parse(conf).map_err(|error| CliError::conf(&error, conf))?;
+            selection.added.push(AllocatorSpec::caching(config));
+        }
+        if !selection.added.is_empty() && !scenarios.iter().any(has_pytorchs) {
+            let help = format!("{}; add `caching` to `allocators:` of one, or leave the settings out", lists(scenarios));
+            return Err(CliError::input("no scenario given lists PyTorch's allocator, whose settings these are", help));
+        }
+        Ok(selection)
+    }
+
+    /// Tells before a long run what would be told after it.
+    fn check_report_folder(&self) -> Result<(), CliError> {
+        match &self.report {
+            _ if self.no_report => Ok(()),
+            Some(folder) => Ok(store::check_folder(folder)?),
+            None => Ok(files::check_writable(Path::new(store::DEFAULT_ROOT), Document::Records)?),
+        }
+    }
+
+    /// Looks for a GPU only where one may be used.
+    fn device_source(&self, choice: DeviceChoice) -> Result<DeviceSource, CliError> {
+        let source = match choice {
+            DeviceChoice::Simulated => DeviceSource::simulated(),
+            DeviceChoice::Auto | DeviceChoice::Cuda(_) => DeviceSource::new(choice, &machine::probe(), self.allow_full_device)?,
+        };
+        device::profiled(source, self.device_profile.as_deref())
+    }
+
+    /// What the user would otherwise not expect.
+    fn tell_beforehand(&self, scenarios: &[Scenario], selection: &Selection, choice: DeviceChoice, source: &DeviceSource) {
+        if self.quiet {
+            return;
+        }
+        if let (DeviceChoice::Auto, Some(reason)) = (choice, source.simulated_because()) {
+            terminal::tell(format_args!("on the simulated device: {reason}"));
+        }
+        if let (Some(shard), []) = (self.shard, scenarios) {
+            terminal::tell(format_args!("none of these scenarios belongs to part {shard}"));
+        }
+        self.tell_of_added(scenarios, &selection.added);
+        tell_of_idle(scenarios, selection);
+        for scenario in scenarios {
+            if selection.of(scenario).is_empty() {
+                terminal::tell(format_args!("not run: {} lists only {}", scenario.path.display(), names(&scenario.allocators)));
+            }
+        }
+    }
+
+    /// Settings that come down to an arm that is there already.
+    fn tell_of_added(&self, scenarios: &[Scenario], added: &[AllocatorSpec]) {
+        // Those of `--alloc-conf` come last.
+        let (others, of_conf) = added.split_at(added.len().saturating_sub(self.alloc_conf.len()));
+        for (index, (conf, arm)) in self.alloc_conf.iter().zip(of_conf).enumerate() {
+            let earlier = others.iter().chain(&of_conf[..index]).find(|earlier| earlier.does_the_same(arm));
+            if let Some(there) = doing_the_same(arm, scenarios, earlier) {
+                let conf = if conf.is_empty() { "''" } else { conf };
+                terminal::tell(format_args!("no arm of its own for --alloc-conf {conf}: {there} the same already"));
+            }
+        }
+    }
+
+    fn plan(&self, scenarios: Vec<Scenario>, selection: Selection, source: &DeviceSource) -> Plan {
+        Plan {
+            scenarios,
+            selection,
+            seed: self.seed,
+            memory: self.memory,
+            repetitions: self.repeat.unwrap_or_else(|| source.default_repetitions()),
+            audit: !self.no_audit,
+            program: program(),
+        }
+    }
+
+    fn progress(&self) -> ProgressBar {
+        if self.quiet || !io::stderr().is_terminal() {
+            return ProgressBar::hidden();
+        }
+        let bar = ProgressBar::new(0);
+        // A template that indicatif does not understand leaves its own, which is good enough.
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg}") {
+            bar.set_style(style);
+        }
+        bar
+    }
+
+    fn print(&self, report: &Report<'_>, exit: Exit, terminal: &Terminal) -> Result<(), CliError> {
+        match self.format {
+            Format::Json if self.memory_summary => terminal::print(&json::render_with_memory_stats(report)),
+            Format::Json => terminal::print(&json::render(report)),
+            Format::Text if self.quiet && exit == Exit::Passed => Ok(()),
+            Format::Text => {
+                terminal::print(&text::render(report, terminal.style()))?;
+                if self.memory_summary { terminal::print(&format!("{}\n", text::memory_summaries(report))) } else { Ok(()) }
+            }
+        }
+    }
+
+    fn save(&self, records: &Records) -> Result<(), CliError> {
+        let folder = match &self.report {
+            _ if self.no_report => return Ok(()),
+            Some(folder) => store::save_into(folder, records).map(|()| folder.clone())?,
+            None => store::save_new(Path::new(store::DEFAULT_ROOT), records)?,
+        };
+        let place = format!("report: {}", folder.join(store::REPORT).display());
+        match self.format {
+            _ if self.quiet => Ok(()),
+            Format::Text => terminal::print(&format!("{place}\n")),
+            Format::Json => {
+                terminal::tell(place);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Settings that come to nothing, of the arms of all scenarios and of those added to them; each is told once.
+fn tell_of_idle(scenarios: &[Scenario], selection: &Selection) {
+    let arms = scenarios.iter().flat_map(|scenario| selection.of(scenario)).chain(&selection.added);
+    let idle: BTreeSet<&str> = arms.filter_map(AllocatorSpec::effective).flat_map(|config| config.idle_settings()).collect();
+    idle.iter().for_each(terminal::tell);
+}
+
+/// Which arms do the same as this one, with the verb: those of scenarios, by name, or one that was given before it.
+fn doing_the_same(arm: &AllocatorSpec, scenarios: &[Scenario], earlier: Option<&AllocatorSpec>) -> Option<String> {
+    if let Some(earlier) = earlier {
+        return Some(format!("`{earlier}`, given before it, does"));
+    }
+    let mut listed: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for scenario in scenarios {
+        if let Some(there) = listed_as(scenario, arm) {
+            listed.entry(there.to_string()).or_default().push(&scenario.name);
+        }
+    }
+    let places: Vec<String> = listed
+        .iter()
+        .map(|(name, scenarios)| match scenarios.as_slice() {
+            [only] => format!("`{name}` of {only}"),
+            several => format!("`{name}` of {} scenarios", several.len()),
+        })
+        .collect();
+    match places.as_slice() {
+        [] => None,
+        [only] => Some(format!("{only} does")),
+        several => Some(format!("{} do", several.join(", "))),
+    }
+}
+
+fn advance(bar: &ProgressBar, arm: &Arm<'_>, record: Option<&RunRecord>) {
+    match record {
+        None => bar.set_message(format!("{} with {}", arm.scenario.name, arm.allocator)),
+        Some(_) => bar.inc(1),
+    }
+}
+
+const fn exit_of(counts: Counts) -> Exit {
+    match counts {
+        Counts { failed: 1.., .. } => Exit::Failed,
+        Counts { interrupted: 1.., .. } => Exit::Interrupted,
+        Counts { skipped: 1.., .. } => Exit::Device,
+        Counts { .. } => Exit::Passed,
+    }
+}
+
+fn names(arms: &[AllocatorSpec]) -> String {
+    arms.iter().map(|arm| format!("`{arm}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// What each scenario lists.
+fn lists(scenarios: &[Scenario]) -> String {
+    let lists = scenarios.iter().map(|scenario| format!("{} lists {}", scenario.path.display(), names(&scenario.allocators)));
+    lists.collect::<Vec<_>>().join("; ")
+}
+
+fn not_listed(name: &str, scenarios: &[Scenario]) -> CliError {
+    if AllocatorKind::from_name(name).is_some() {
+        let help = format!("{}; add it to `allocators:` of one, or leave it out", lists(scenarios));
+        return CliError::input(format!("no scenario given lists the allocator `{name}`"), help);
+    }
+    let arms: BTreeSet<String> = scenarios.iter().flat_map(|scenario| scenario.allocators.iter().map(ToString::to_string)).collect();
+    let help = choices(name, "listed by the scenarios given", arms.iter().map(String::as_str));
+    CliError::input(format!("no scenario given has an allocator `{name}`"), help)
+}
+
+fn spec_error(name: &str, error: SpecError) -> CliError {
+    match error {
+        SpecError::Conf(error) => {
+            let conf = name.split_once('(').map_or("", |(_, conf)| conf).trim_end_matches(')');
+            CliError::conf_of("--allocator", &error, conf)
+        }
+        error @ (SpecError::Unknown { .. } | SpecError::Unclosed | SpecError::NoSettings(_)) => {
+            CliError::input(error.to_string(), "as in `--allocator 'caching(max_split_size_mb:512)'`")
+        }
+    }
+}
+
+/// The names of a list with commas; those inside brackets belong to settings.
+fn split_names(list: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0_u32;
+    list.split(move |c| {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        c == ',' && depth == 0
+    })
+}
+
+const ALLOC_CONF_HELP: &str = "\
+Run PyTorch's allocator under these settings too, in every scenario that lists it; may be repeated.
+
+CONF is what PYTORCH_ALLOC_CONF would hold, read by PyTorch's rules. It makes one more arm, called caching(CONF), beside those that the \
+scenario lists, or beside those that --allocator leaves of them: the report compares the settings side by side. Where the scenario lists an arm \
+that does the same, that one is run, once and under its own name, and a line says so. One arm alone is --allocator 'caching(CONF)'. What a scenario expects of an arm by its name is not asked of an added one.
+
+The variable PYTORCH_ALLOC_CONF itself is not read, so that a run does not depend on what the shell happens to hold: give it as \
+--alloc-conf \"$PYTORCH_ALLOC_CONF\".";
+
+/// The names that arms have unless a scenario names them itself.
+fn allocator_help() -> String {
+    let kinds = AllocatorKind::ALL.iter().map(|kind| format!("\n- {}: {}", kind.name(), kind.about()));
+    format!(
+        "Only these allocators, of those that a scenario lists, by the names of their arms; may be repeated, or be a list with commas.
+
+An arm is called by the `name:` that the scenario gives it, or by its allocator, with the settings behind it where it has any, as in \
+caching(max_split_size_mb:512); that last form runs in every scenario that lists PyTorch's allocator, listed under these settings or not.
+{}",
+        kinds.collect::<String>()
+    )
+}

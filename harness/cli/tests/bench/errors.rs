@@ -1,0 +1,95 @@
+//! What a user sees who wrote a suite wrong: one clear error each, with file, line, column and the accepted forms.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use harness_bench::suite::Suite;
+use harness_scenario::ScenarioError;
+use miette::{GraphicalReportHandler, GraphicalTheme};
+
+/// The text that the command line prints, without colours.
+fn shown(error: &ScenarioError, folder: &Path) -> String {
+    let mut text = String::new();
+    let handler = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor()).with_width(140).with_links(false);
+    handler.render_report(&mut text, error).unwrap();
+    text.replace(&format!("{}/", folder.display()), "").lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+}
+
+/// What all of these texts are answered with.
+fn all(cases: &[(&str, &str)]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("empty.txt", "# nothing\n");
+    write("wrong.txt", "a 1 512 0\nb 2\n");
+    write("large.yaml", "about: x\nneeds: { memory: 4GiB }\nsteps: [empty_cache]\n");
+    write("wrong.yaml", "about: x\nneeds: { memory: 1GiB }\nsteps: [free: a]\n");
+    let mut text = String::new();
+    for (name, source) in cases {
+        let error = Suite::parse(source, &folder.path().join("bad.yaml")).map(|_| panic!("this was accepted:\n{source}")).unwrap_err();
+        let _ = write!(text, "──── {name}\n{}\n\n", shown(&error, folder.path()));
+    }
+    text
+}
+
+/// Suites that time these things.
+fn timing(cases: &[(&'static str, &str)]) -> String {
+    let texts: Vec<(&str, String)> = cases
+        .iter()
+        .map(|(name, time)| (*name, format!("about: x\nneeds: {{ memory: 1GiB }}\narms: [caching]\ntime:\n  - {time}\n")))
+        .collect();
+    all(&texts.iter().map(|(name, text)| (*name, text.as_str())).collect::<Vec<_>>())
+}
+
+#[test]
+fn a_file_that_is_no_suite_is_answered_with_what_one_is() {
+    insta::assert_snapshot!(all(&[
+        ("empty file", ""),
+        ("not YAML", "about: ["),
+        ("a scenario", "about: x\nneeds: { memory: 1GiB }\nsteps: [empty_cache]\n"),
+        ("no arms", "about: x\nneeds: { memory: 1GiB }\ntime: [start_up]\n"),
+        ("arms names none", "about: x\nneeds: { memory: 1GiB }\narms: []\ntime: [start_up]\n"),
+        ("an empty suite", "about: x\nneeds: { memory: 1GiB }\narms: [caching]\ntime: []\n"),
+        ("no such allocator", "about: x\nneeds: { memory: 1GiB }\narms: [cachign]\ntime: [start_up]\n"),
+        ("an arm twice", "about: x\nneeds: { memory: 1GiB }\narms: [direct, direct]\ntime: [start_up]\n"),
+        ("no such key", "about: x\nneeds: { memory: 1GiB }\narms: [direct]\nbugdet: 1s\ntime: [start_up]\n"),
+        ("a share without a sign", "about: x\nneeds: { memory: 1GiB }\narms: [direct]\nprecision: 2\ntime: [start_up]\n"),
+        ("too large a share", "about: x\nneeds: { memory: 1GiB }\narms: [direct]\nthreshold: 200%\ntime: [start_up]\n"),
+        (
+            "rounds the wrong way round",
+            "about: x\nneeds: { memory: 1GiB }\narms: [direct]\nrounds: { least: 9, most: 3 }\ntime: [start_up]\n"
+        ),
+        ("no rounds", "about: x\nneeds: { memory: 1GiB }\narms: [direct]\nrounds: { least: 0, most: 3 }\ntime: [start_up]\n"),
+        ("no time", "about: x\nneeds: { memory: 1GiB }\narms: [direct]\nbudget: 0s\ntime: [start_up]\n"),
+    ]));
+}
+
+#[test]
+fn a_wrong_measure_is_answered_with_what_there_is() {
+    insta::assert_snapshot!(timing(&[
+        ("no such measure", "latancy: { sizes: [1MiB] }"),
+        ("a measure without fields", "latency"),
+        ("fields for one that has none", "start_up: { times: 3 }"),
+        ("no such case", "latency: { sizes: [1MiB], cases: [hitt] }"),
+        ("no sizes", "latency: { sizes: [] }"),
+        ("a size of nothing", "latency: { sizes: [0] }"),
+        ("a decimal size", "latency: { sizes: [1MB] }"),
+        ("a size that does not fit", "latency: { sizes: [2GiB] }"),
+        ("the same size twice", "latency: { sizes: [1MiB, 1024KiB] }"),
+        ("too many segments for the memory", "empty_cache: { segments: [1, 1000] }"),
+        ("no threads", "threads: { counts: [0] }"),
+        ("too many streams", "record_stream: { streams: [1000] }"),
+        ("requests that are too small", "recovery: { sizes: [1KiB] }"),
+        ("no such trace", "trace: { file: nothing.txt }"),
+        ("a trace of nothing", "trace: { file: empty.txt }"),
+        ("not a trace", "trace: { file: wrong.txt }"),
+        ("no such scenario", "scenario: { file: nothing.yaml }"),
+        ("a scenario that is wrong itself", "scenario: { file: wrong.yaml }"),
+        ("a scenario that needs more", "scenario: { file: large.yaml }"),
+    ]));
+}
+
+#[test]
+fn a_suite_that_is_not_there_is_answered_with_what_to_name() {
+    let error = Suite::load(Path::new("nothing.yaml")).map(|_| ()).unwrap_err();
+    insta::assert_snapshot!(shown(&error, Path::new("/nowhere")));
+}

@@ -1,0 +1,374 @@
+//! The loop: when it stops, what it counts, and that it sees what is slower.
+
+use std::collections::BTreeSet;
+use std::hint::black_box;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use driver_double::Config;
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, AllocatorSpec, MemoryFraction, Request};
+use harness_allocator::device::sim::{CostModel, Figure, SimConfig, SimDevice};
+use harness_allocator::device::{Clock, Device, DeviceError, DevicePtr, StreamId};
+use harness_allocator::stats::{MemoryStats, SegmentInfo};
+use harness_allocator::units::{Bytes, Nanos};
+use harness_bench::compare::{Terms as CompareTerms, compare};
+use harness_bench::execute::{Terms, cases_of, run_suite};
+use harness_bench::machine::machine;
+use harness_bench::night::{Circumstances, Plan};
+use harness_bench::record::{Build, ChangeVerdict, Conditions, EntryOutcome, Measured, Quantity, Shard, Stopped, SuiteRecord};
+use harness_bench::suite::Suite;
+
+use crate::shop::{Shop, catalogue, measured, medians, suite, terms, within};
+use crate::world::World;
+
+const EVERY_ARM: &str = "caching, expandable, bfc, rmm_pool, async_pool, direct";
+
+/// Everything that takes a time of the model.
+const OF_THE_MODEL: &str = "latency: { sizes: [512B, 2MiB, 64MiB] }
+  - recovery: { sizes: [16MiB] }
+  - pipeline: { sizes: [32MiB] }
+  - empty_cache: { segments: [1, 10] }
+  - record_stream: { streams: [0, 2] }
+  - scenario: { file: ../oom_retry.yaml }";
+
+#[test]
+fn on_a_virtual_clock_two_equal_rounds_are_enough_and_seeds_change_nothing() {
+    let suite = suite(EVERY_ARM, OF_THE_MODEL);
+    let first = Shop::new().run(&suite);
+    assert_eq!((first.stopped, first.rounds), (Stopped::Deterministic, 2));
+    for entry in &first.entries {
+        let measured = measured(entry);
+        assert_eq!(measured.rounds[0], measured.rounds[1], "{}, {}", entry.case(), entry.arm);
+        assert_eq!((measured.summary.low, measured.summary.high), (measured.summary.median, measured.summary.median));
+        assert!(matches!(entry.quantity, Quantity::ModelTime | Quantity::Memory));
+    }
+    let second = run_suite(&suite, &mut Shop::new(), &terms(17), |_| {});
+    assert_eq!(first.entries, second.entries);
+}
+
+#[test]
+fn arms_of_a_case_stand_next_to_each_other() {
+    let suite = suite(EVERY_ARM, OF_THE_MODEL);
+    let record = Shop::new().run(&suite);
+    let mut cases: Vec<(String, Quantity)> = record.entries.iter().map(|entry| (entry.case(), entry.quantity)).collect();
+    cases.dedup();
+    let distinct: BTreeSet<_> = cases.iter().cloned().collect();
+    assert_eq!(cases.len(), distinct.len());
+    assert_eq!(record.entries.len(), 6 * cases.len());
+}
+
+#[test]
+fn a_record_tells_which_arms_are_the_same_allocators_code() {
+    let arms = "caching, { caching: { name: kept, conf: \"garbage_collection_threshold:0.5\" } }, expandable, bfc, direct";
+    let record = Shop::new().run(&suite(arms, "recovery: { sizes: [16MiB] }"));
+    let allocators: Vec<(&str, &str)> = record.allocators.iter().map(|(arm, allocator)| (arm.as_str(), allocator.as_str())).collect();
+    assert_eq!(allocators, [("bfc", "bfc"), ("caching", "caching"), ("direct", "direct"), ("expandable", "caching"), ("kept", "caching")]);
+}
+
+#[test]
+fn each_round_of_a_host_time_has_the_yardstick_beside_its_visit_and_nothing_else_has() {
+    let record = Shop::new().run(&suite("caching, bfc", "trace: { file: traces/small_loop.txt.gz }"));
+    assert_eq!(record.yardstick_ps.len(), record.rounds as usize);
+    for entry in &record.entries {
+        let Measured { rounds, yardstick_ps, .. } = measured(entry);
+        let expected = if entry.quantity == Quantity::HostTime { rounds.len() } else { 0 };
+        assert_eq!(yardstick_ps.len(), expected, "{}", entry.case());
+        assert!(yardstick_ps.iter().all(|&yardstick| yardstick > 0));
+    }
+}
+
+/// The published model with every driver call a tenth slower.
+fn a_tenth_slower() -> CostModel {
+    let slower = |figure: Figure<Nanos>| Figure { value: Nanos(figure.value.0 * 11 / 10), ..figure };
+    let model = CostModel::PUBLISHED;
+    CostModel {
+        malloc: slower(model.malloc),
+        malloc_per_mib: slower(model.malloc_per_mib),
+        free: slower(model.free),
+        free_per_mib: slower(model.free_per_mib),
+        map_page: slower(model.map_page),
+        unmap_page: slower(model.unmap_page),
+        pool_call: slower(model.pool_call),
+        submit: slower(model.submit),
+        event_create: slower(model.event_create),
+        event_record: slower(model.event_record),
+        event_query: slower(model.event_query),
+        synchronize: slower(model.synchronize),
+        ..model
+    }
+}
+
+#[test]
+fn a_driver_that_is_a_tenth_slower_makes_every_model_time_a_tenth_longer() {
+    let suite =
+        suite(EVERY_ARM, "latency: { sizes: [2MiB, 64MiB] }\n  - empty_cache: { segments: [10] }\n  - record_stream: { streams: [1] }");
+    let before = Shop::new().run(&suite);
+    let after = Shop { cost: a_tenth_slower(), ..Shop::new() }.run(&suite);
+    let mut compared = 0;
+    for (old, new) in before.entries.iter().zip(&after.entries) {
+        let (old_time, new_time) = (measured(old).summary.median, measured(new).summary.median);
+        let ratio = new_time as f64 / old_time as f64;
+        // A hit that asks no driver takes no time of the model, before and after.
+        assert!((old_time, new_time) == (0, 0) || (1.09..=1.11).contains(&ratio), "{}, {}: {old_time} {new_time}", old.case(), old.arm);
+        compared += usize::from(old_time > 0);
+    }
+    assert!(compared > 30, "only {compared} entries take a time");
+}
+
+/// An allocator that does something else before each allocation.
+struct Before(Box<dyn Allocator>, Box<Meddling>);
+
+type Meddling = dyn Fn(&mut dyn Device) -> Result<(), DeviceError> + Send;
+
+impl Allocator for Before {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+        (self.1)(device)?;
+        self.0.allocate(device, request)
+    }
+    fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
+        self.0.free(device, allocation)
+    }
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
+        self.0.record_stream(allocation, stream);
+    }
+    fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.0.empty_cache(device)
+    }
+    fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
+        self.0.set_memory_fraction(device, fraction);
+    }
+    fn reset_peaks(&mut self) {
+        self.0.reset_peaks();
+    }
+    fn stats(&self) -> MemoryStats {
+        self.0.stats()
+    }
+    fn snapshot(&self) -> Vec<SegmentInfo> {
+        self.0.snapshot()
+    }
+    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
+        self.0.segment_at(address)
+    }
+    fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.0.close(device)
+    }
+}
+
+/// Two arms that are the same but for a tenth of the time: they are measured side by side, so that the machine's moods cancel out.
+fn busy(arm: &AllocatorSpec) -> Box<dyn Allocator> {
+    let time = if arm.kind() == AllocatorKind::Caching { 100 } else { 110 };
+    let busy = move |_: &mut dyn Device| {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_micros(time) {
+            black_box(());
+        }
+        Ok(())
+    };
+    Box::new(Before(AllocatorKind::Caching.build(), Box::new(busy)))
+}
+
+#[test]
+fn an_allocator_that_is_a_tenth_slower_has_host_times_a_tenth_longer() {
+    let mut shop = Shop { clock: Clock::Measured, build: busy, ..Shop::new() };
+    let record = run_suite(&suite("caching, expandable", "latency: { sizes: [2MiB] }"), &mut shop, &within(Nanos::millis(2000)), |_| {});
+    for ((case, fast), (_, slow)) in medians(&record, "caching").into_iter().zip(medians(&record, "expandable")) {
+        let ratio = slow as f64 / fast as f64;
+        assert!((1.06..=1.14).contains(&ratio), "{case}: {fast} ps and {slow} ps, {ratio}");
+    }
+    let host = |entry: &harness_bench::record::Entry| entry.quantity == Quantity::HostTime && measured(entry).summary.p99.is_some();
+    assert!(record.entries.iter().all(host), "{record:#?}");
+}
+
+/// PyTorch's allocator, with so many waits for an idle device before each allocation; each takes 466 ns of the model's time.
+fn slowed(arm: &AllocatorSpec, waits: u32) -> Box<dyn Allocator> {
+    let wait = move |device: &mut dyn Device| (0..waits).try_for_each(|_| device.synchronize());
+    if arm.kind() == AllocatorKind::Caching { Box::new(Before(arm.build(), Box::new(wait))) } else { arm.build() }
+}
+
+#[test]
+fn a_tenth_more_of_one_allocator_is_flagged_and_a_hundredth_is_not() {
+    let suite = suite("caching, bfc, direct", "latency: { sizes: [2MiB, 64MiB], cases: [miss, after_empty_cache] }");
+    let night = |started: &str, build| {
+        let (plan, device) = (Plan { suites: Vec::new(), terms: terms(0) }, SimDevice::new(SimConfig::default()));
+        let (started, machine) = (started.to_owned(), machine(&device, "rustc"));
+        let circumstances = Circumstances { started, reproduce: String::new(), build: Build::default(), machine };
+        plan.record((vec![Shop { build, ..Shop::new() }.run(&suite)], Nanos::ZERO), circumstances, Conditions::default())
+    };
+    let base = night("2026-11-19T02:17:00Z", AllocatorSpec::build);
+    let flagged = |build: fn(&AllocatorSpec) -> Box<dyn Allocator>| -> Vec<(String, ChangeVerdict)> {
+        let changes = compare(&base, &night("2026-11-20T02:17:00Z", build), CompareTerms::default()).unwrap().changes;
+        let flagged = changes.into_iter().filter(|change| change.verdict != ChangeVerdict::Same);
+        flagged.map(|change| (format!("{} {}", change.entry.case, change.entry.arm), change.verdict)).collect()
+    };
+    // 70 µs and 114 µs are what the model charges for the two: 16 waits are a tenth of the one and a fifteenth of the other.
+    let worse = ["miss, 2 MiB", "miss, 64 MiB", "after_empty_cache, 2 MiB", "after_empty_cache, 64 MiB"];
+    assert_eq!(flagged(|arm| slowed(arm, 16)), worse.map(|case| (format!("{case} caching"), ChangeVerdict::Worse)));
+    assert_eq!(flagged(|arm| slowed(arm, 1)), []);
+}
+
+#[test]
+fn operations_are_timed_together_until_timing_adds_less_than_a_fiftieth() {
+    let mut shop = Shop { clock: Clock::Measured, ..Shop::new() };
+    let time = "latency: { sizes: [512B, 2MiB], cases: [hit] }\n  - record_stream: { streams: [0] }\n  - trace: { file: traces/small_loop.txt.gz }";
+    let record = run_suite(&suite("caching, bfc", time), &mut shop, &within(Nanos::millis(1000)), |_| {});
+    assert!(record.overhead_ps > 0, "reading a clock takes time");
+    for entry in record.entries.iter().filter(|entry| entry.quantity == Quantity::HostTime) {
+        let measured = measured(entry);
+        let region = measured.summary.median * measured.batch;
+        assert!(measured.batch > 1, "a hit is far shorter than reading a clock fifty times");
+        assert!(record.overhead_ps * 50 < region, "{}, {}: {} ps beside {region} ps", entry.case(), entry.arm, record.overhead_ps);
+    }
+    let (worst, _) = harness_bench::text::worst_overhead(&record).expect("there are host times");
+    assert!(worst < 0.02, "{worst}");
+}
+
+#[test]
+fn the_loop_goes_on_until_it_is_precise_or_the_time_is_up() {
+    let fixed = |rounds: &str, precision: &str| {
+        let text = format!(
+            "about: A test.\nneeds: {{ memory: 64MiB }}\nprecision: {precision}\nrounds: {rounds}\narms: [caching]\ntime:\n  - latency: {{ sizes: [1MiB], cases: [hit] }}\n"
+        );
+        Suite::parse(&text, &catalogue().join("test.yaml")).unwrap()
+    };
+    let mut shop = Shop { clock: Clock::Measured, build: busy, ..Shop::new() };
+    let record = run_suite(&fixed("{ least: 7, most: 500 }", "50%"), &mut shop, &within(Nanos::millis(60_000)), |_| {});
+    assert_eq!(record.stopped, Stopped::Precise, "busy waiting is precise to a half, on a busy machine after some rounds more");
+    assert!(record.rounds >= 7 && record.yardstick_ps.len() == record.rounds as usize, "{}", record.rounds);
+    let record = run_suite(&fixed("{ least: 7, most: 9 }", "0.000001%"), &mut shop, &within(Nanos::millis(60_000)), |_| {});
+    assert_eq!((record.stopped, record.rounds), (Stopped::Budget, 9), "nothing is as precise as that");
+    let record = run_suite(&fixed("{ least: 7, most: 500 }", "0.000001%"), &mut shop, &within(Nanos(1)), |_| {});
+    assert_eq!((record.stopped, record.rounds), (Stopped::Budget, 1), "one round is always done");
+}
+
+#[test]
+fn an_interruption_ends_the_loop_at_once() {
+    let interrupted = terms(0);
+    let suite = suite(EVERY_ARM, OF_THE_MODEL);
+    let mut visits = 0;
+    let record = run_suite(&suite, &mut Shop::new(), &interrupted, |_| {
+        visits += 1;
+        if visits == 5 {
+            interrupted.interrupt.store(true, Ordering::Relaxed);
+        }
+    });
+    assert_eq!((record.stopped, visits), (Stopped::Interrupted, 5));
+}
+
+#[test]
+fn parts_cover_all_cases_once_and_keep_arms_together() {
+    let suite = suite("caching, direct", "latency: { sizes: [512B, 1KiB, 2KiB, 4KiB, 8KiB, 16KiB, 32KiB, 64KiB, 128KiB] }");
+    let part = |index| Some(Shard { index, count: 3 });
+    let mut all: Vec<String> = (1..=3).flat_map(|index| cases_of(&suite, part(index)).map(|case| case.name())).collect();
+    assert!((1..=3).all(|index| cases_of(&suite, part(index)).next().is_some()), "of 27 cases each of 3 parts has some");
+    let mut expected: Vec<String> = suite.cases.iter().map(|case| case.name()).collect();
+    all.sort();
+    expected.sort();
+    assert_eq!(all, expected);
+    let record = run_suite(&suite, &mut Shop::new(), &Terms { shard: part(2), ..terms(0) }, |_| {});
+    assert_eq!(record.entries.len(), 2 * cases_of(&suite, part(2)).count(), "both arms of each case");
+    assert_eq!(record.hash, suite.hash, "a part is of the same suite");
+}
+
+#[test]
+fn what_is_broken_fails_and_what_is_not_for_an_arm_is_skipped() {
+    fn leaky(arm: &AllocatorSpec) -> Box<dyn Allocator> {
+        let leak = |device: &mut dyn Device| device.malloc(Bytes::mib(2)).map(drop);
+        if arm.kind() == AllocatorKind::Direct { Box::new(Before(arm.build(), Box::new(leak))) } else { arm.build() }
+    }
+    let time = "latency: { sizes: [2MiB], cases: [miss] }\n  - scenario: { file: ../fragmentation_storm.yaml }";
+    let record = Shop { build: leaky, ..Shop::new() }.run(&suite("caching, direct", time));
+    let outcome = |group: &str, arm: &str| {
+        let entry = record.entries.iter().find(|entry| entry.group == group && entry.arm == arm);
+        entry.map(|entry| entry.outcome.clone()).unwrap_or_else(|| panic!("{group}, {arm} is not there"))
+    };
+    assert!(matches!(outcome("miss", "caching"), EntryOutcome::Measured(_)), "the others go on");
+    let EntryOutcome::Failed { reason } = outcome("miss", "direct") else { panic!("what leaks is broken") };
+    assert!(reason.starts_with("left on the device at the end: 1 allocations"), "{reason}");
+    let EntryOutcome::Skipped { reason } = outcome("fragmentation_storm", "direct") else { panic!("it is not listed") };
+    assert!(reason.ends_with("fragmentation_storm.yaml` does not list `direct`"), "{reason}");
+}
+
+/// One entry, measured by the host's clock in ten rounds behind two that warm up; each visit asks for one device.
+fn ten_rounds(refuse: fn(u64) -> Option<DeviceError>) -> (SuiteRecord, u64) {
+    let text = "about: x\nneeds: { memory: 64MiB }\nrounds: { least: 10, most: 10 }\nbudget: 60s\narms: [caching]
+time: [latency: { sizes: [1MiB], cases: [hit] }]\n";
+    let suite = Suite::parse(text, &catalogue().join("test.yaml")).unwrap();
+    let mut shop = Shop { clock: Clock::Measured, refuse, ..Shop::new() };
+    (shop.run(&suite), shop.lent)
+}
+
+fn taken() -> DeviceError {
+    DeviceError::Unavailable { what: "64 MiB of device memory".to_owned(), why: "others have it".to_owned() }
+}
+
+#[test]
+fn a_visit_that_is_skipped_loses_its_own_round_and_no_other() {
+    let (record, visits) = ten_rounds(|visit| [1, 3, 7].contains(&visit).then(taken));
+    let measured = measured(&record.entries[0]);
+    assert_eq!((visits, record.rounds, record.yardstick_ps.len()), (12, 10, 10));
+    // Of visits 3 to 12 the first and the fifth: each round keeps the index of its yardstick.
+    let empty: Vec<usize> = (0..10).filter(|&round| measured.rounds[round].is_empty()).collect();
+    assert_eq!((measured.rounds.len(), empty), (10, vec![0, 4]));
+    assert_eq!(measured.summary.count, measured.rounds.iter().flatten().count() as u64);
+}
+
+#[test]
+fn what_is_skipped_in_more_rounds_than_it_is_measured_in_has_no_figures() {
+    let (record, _) = ten_rounds(|visit| (8..=12).contains(&visit).then(taken));
+    assert_eq!(measured(&record.entries[0]).rounds.len(), 5, "half of the rounds are enough");
+    let (record, visits) = ten_rounds(|visit| (7..=12).contains(&visit).then(taken));
+    let EntryOutcome::Skipped { reason } = &record.entries[0].outcome else { panic!("{record:#?}") };
+    assert!(reason.starts_with("skipped in 6 of 10 rounds, ") && reason.ends_with("others have it"), "{reason}");
+    assert_eq!(visits, 12, "what could be done once is tried again");
+}
+
+#[test]
+fn what_was_never_possible_is_given_up_and_what_breaks_has_failed_whenever_it_does() {
+    let (record, visits) = ten_rounds(|_| Some(taken()));
+    assert_eq!((visits, &record.entries[0].outcome), (3, &EntryOutcome::Skipped { reason: taken().to_string() }));
+    let (record, visits) = ten_rounds(|visit| (visit == 9).then_some(DeviceError::NotReady(1)));
+    let EntryOutcome::Failed { reason } = &record.entries[0].outcome else { panic!("{record:#?}") };
+    assert_eq!((visits, reason), (9, &DeviceError::NotReady(1).to_string()));
+}
+
+#[test]
+fn an_arm_with_settings_runs_what_pytorchs_allocator_runs() {
+    let time = "scenario: { file: ../oom_retry.yaml }\n  - latency: { sizes: [1MiB], cases: [miss] }";
+    let record = Shop::new().run(&suite("caching: { name: pages, conf: \"expandable_segments:True\" }, expandable", time));
+    let (named, built_in) = (medians(&record, "pages"), medians(&record, "expandable"));
+    assert!(named.len() >= 2);
+    assert_eq!(named, built_in, "they are the same but for the name");
+}
+
+#[test]
+fn a_scenario_that_fails_is_a_failure_with_the_command_that_shows_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let scenario = "about: Wrong.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 1MiB }\n  - expect: reserved_bytes.all.current == 1\n";
+    std::fs::write(folder.path().join("wrong.yaml"), scenario).unwrap();
+    let text = "about: x\nneeds: { memory: 64MiB }\narms: [caching]\ntime: [scenario: { file: wrong.yaml }]\n";
+    let suite = Suite::parse(text, &folder.path().join("suite.yaml")).unwrap();
+    let record = Shop::new().run(&suite);
+    let EntryOutcome::Failed { reason } = &record.entries[0].outcome else { panic!("{record:#?}") };
+    assert!(reason.contains("wrong.yaml:5:"), "{reason}");
+    assert!(reason.contains("see `harness run ") && reason.ends_with("--device sim --allocator caching --no-audit`"), "{reason}");
+}
+
+/// What a driver does not offer is no refusal of memory.
+#[test]
+fn an_arm_that_the_driver_cannot_do_is_skipped_in_traces_too() {
+    let suite = "about: x\nneeds: { memory: 64MiB }\narms: [caching, expandable, async_pool]\nrounds: { least: 2, most: 2 }\n\
+                 time:\n  - trace: { file: trace.txt }\n";
+    let config = Config { capacity: Bytes::gib(1).0, mapping: false, pools: false, ..Config::default() };
+    let world = World::with_driver(&config).with("suite.yaml", suite).with("trace.txt", "a 0 2097152 0\nf 0\n");
+    let ran = world.bench(&["suite.yaml", "--device", "cuda:0", "--report", "night"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    let arms = |is: fn(&EntryOutcome) -> bool| {
+        let entries = world.night("night").suites.remove(0).entries;
+        entries.into_iter().filter(|entry| is(&entry.outcome)).map(|entry| entry.arm).collect::<BTreeSet<String>>()
+    };
+    assert_eq!(arms(|outcome| matches!(outcome, EntryOutcome::Skipped { .. })), ["async_pool", "expandable"].map(str::to_owned).into());
+    assert_eq!(arms(|outcome| matches!(outcome, EntryOutcome::Measured(_))), ["caching".to_owned()].into());
+}

@@ -1,0 +1,100 @@
+//! A workshop whose devices and allocators are those that a test wants.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use harness_allocator::allocator::{Allocator, AllocatorSpec};
+use harness_allocator::device::limited::Limited;
+use harness_allocator::device::sim::{CostModel, SimConfig, SimDevice};
+use harness_allocator::device::{Clock, Device, DeviceError};
+use harness_allocator::units::{Bytes, Nanos};
+use harness_bench::execute::{Terms, run_suite};
+use harness_bench::record::{Entry, EntryOutcome, Measured, SuiteRecord};
+use harness_bench::suite::Suite;
+use harness_bench::workshop::{Wall, Workshop};
+
+/// Simulated devices.
+pub(crate) struct Shop {
+    /// What devices cost.
+    pub(crate) cost: CostModel,
+    /// Which clock the devices are said to run on: `Measured` has the harness read the host's.
+    pub(crate) clock: Clock,
+    /// Which allocator stands for an arm.
+    pub(crate) build: fn(&AllocatorSpec) -> Box<dyn Allocator>,
+    /// What a request for a device is refused with, by its number, counted from 1.
+    pub(crate) refuse: fn(u64) -> Option<DeviceError>,
+    /// How many devices were lent, or refused.
+    pub(crate) lent: u64,
+}
+
+impl Shop {
+    pub(crate) fn new() -> Self {
+        Self { cost: CostModel::PUBLISHED, clock: Clock::Simulated, build: AllocatorSpec::build, refuse: |_| None, lent: 0 }
+    }
+
+    pub(crate) fn run(&mut self, suite: &Suite) -> SuiteRecord {
+        run_suite(suite, self, &terms(0), |_| {})
+    }
+}
+
+impl Workshop for Shop {
+    fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    fn device_name(&self) -> String {
+        "sim".to_owned()
+    }
+
+    fn lend(&mut self, memory: Bytes, wall: Wall) -> Result<Box<dyn Device>, DeviceError> {
+        self.lent += 1;
+        if let Some(error) = (self.refuse)(self.lent) {
+            return Err(error);
+        }
+        match wall {
+            Wall::HostPath => Ok(Box::new(SimDevice::new(SimConfig::replay(memory)))),
+            Wall::Told | Wall::Real => Ok(Box::new(Limited::new(self.open()?, memory)?)),
+        }
+    }
+
+    fn open(&mut self) -> Result<Box<dyn Device>, DeviceError> {
+        Ok(Box::new(SimDevice::new(SimConfig { cost: self.cost.clone(), ..SimConfig::default() })))
+    }
+
+    fn allocator(&self, arm: &AllocatorSpec) -> Box<dyn Allocator> {
+        (self.build)(arm)
+    }
+}
+
+pub(crate) fn terms(seed: u64) -> Terms {
+    Terms { seed, budget: None, shard: None, interrupt: Arc::<AtomicBool>::default() }
+}
+
+pub(crate) fn within(budget: Nanos) -> Terms {
+    Terms { budget: Some(budget), ..terms(0) }
+}
+
+/// A suite that times these things with these arms.
+pub(crate) fn suite(arms: &str, time: &str) -> Suite {
+    let text = format!("about: A test.\nneeds: {{ memory: 1GiB }}\narms: [{arms}]\ntime:\n  - {time}\n");
+    Suite::parse(&text, &catalogue().join("test.yaml")).unwrap_or_else(|error| panic!("{:?}", miette::Report::new(error)))
+}
+
+/// The folder of the ready suites.
+pub(crate) fn catalogue() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/bench")
+}
+
+pub(crate) fn measured(entry: &Entry) -> &Measured {
+    match &entry.outcome {
+        EntryOutcome::Measured(measured) => measured,
+        other => panic!("{}, {}: {other:?}", entry.case(), entry.arm),
+    }
+}
+
+/// The medians of an arm, by case.
+pub(crate) fn medians(record: &SuiteRecord, arm: &str) -> Vec<(String, u64)> {
+    let entries = record.entries.iter().filter(|entry| entry.arm == arm && entry.quantity.is_time());
+    entries.map(|entry| (entry.case(), measured(entry).summary.median)).collect()
+}

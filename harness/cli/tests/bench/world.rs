@@ -1,0 +1,101 @@
+//! A folder, a machine, and the command `harness bench` in them.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use driver_double::{Config, Staging};
+use harness_allocator::units::Bytes;
+use harness_bench::record::NightRecord;
+use tempfile::TempDir;
+
+/// A folder to work in, and a machine.
+pub(crate) struct World {
+    pub(crate) folder: TempDir,
+    pub(crate) staging: Staging,
+}
+
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Ran {
+    pub(crate) fn told(&self) -> String {
+        let code = self.code.map_or_else(|| "none".to_owned(), |code| code.to_string());
+        format!("exit: {code}\n--- stdout ---\n{}--- stderr ---\n{}", self.out, self.err)
+    }
+}
+
+pub(crate) const SMALL: &str = "about: Small.
+needs: { memory: 64MiB }
+arms: [caching, direct]
+time:
+  - latency: { sizes: [1MiB, 2MiB] }
+";
+
+impl World {
+    pub(crate) fn without_gpu() -> Self {
+        Self { folder: TempDir::new().unwrap(), staging: Staging::without_driver().unwrap() }
+    }
+
+    /// With a GPU of this much memory.
+    pub(crate) fn with_gpu(memory: Bytes) -> Self {
+        Self::with_driver(&Config { capacity: memory.0, ..Config::default() })
+    }
+
+    /// With a GPU that this describes.
+    pub(crate) fn with_driver(config: &Config) -> Self {
+        Self { staging: Staging::new(config).unwrap(), ..Self::without_gpu() }
+    }
+
+    /// The same as [`World::with`], for a program.
+    pub(crate) fn with_program(self, name: &str, text: &str) -> Self {
+        let world = self.with(name, text);
+        fs::set_permissions(world.path(name), fs::Permissions::from_mode(0o755)).unwrap();
+        world
+    }
+
+    pub(crate) fn with(self, name: &str, text: &str) -> Self {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+        self
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+        command.arg0("harness").arg("bench").args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
+        for variable in ["CARGO", "COLUMNS", "GITHUB_ACTIONS", "HARNESS_DEVICE", "NO_COLOR"] {
+            command.env_remove(variable);
+        }
+        self.staging.apply(&mut command);
+        command
+    }
+
+    pub(crate) fn bench(&self, arguments: &[&str]) -> Ran {
+        let output = self.command(arguments).output().unwrap();
+        Ran { code: output.status.code(), out: String::from_utf8(output.stdout).unwrap(), err: String::from_utf8(output.stderr).unwrap() }
+    }
+
+    /// Changes the night that was saved first. It was yesterday, and nothing else ran on the machine, as it may well do today.
+    pub(crate) fn rewrite_first_night(&self, change: impl FnOnce(&mut NightRecord)) {
+        let folder = fs::read_dir(self.path("reports/nightly")).unwrap().next().unwrap().unwrap().path();
+        let mut night: NightRecord = serde_json::from_str(&fs::read_to_string(folder.join("night.json")).unwrap()).unwrap();
+        night.started = "2026-11-19T02:17:00Z".to_owned();
+        night.conditions.contended.clear();
+        change(&mut night);
+        fs::write(folder.join("night.json"), serde_json::to_string(&night).unwrap()).unwrap();
+    }
+
+    pub(crate) fn night(&self, folder: &str) -> NightRecord {
+        serde_json::from_str(&fs::read_to_string(self.path(folder).join("night.json")).unwrap()).unwrap()
+    }
+}

@@ -1,0 +1,1206 @@
+//! The program as a user meets it: what it prints, its exit code, and what it leaves on disk.
+//!
+//! Each test runs the built program in a folder of its own, on a machine without a GPU unless it says otherwise, also where there is one.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::io::{BufRead, BufReader, pipe};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use driver_double::{Config, Staging};
+use harness_record::{Records, Rule, Verdict};
+use harness_scenario::Scenario;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A folder to work in, and a machine.
+struct World {
+    folder: TempDir,
+    staging: Staging,
+}
+
+/// How a run of the program ended.
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl World {
+    fn without_gpu() -> Self {
+        Self { folder: TempDir::new().unwrap(), staging: Staging::without_driver().unwrap() }
+    }
+
+    fn with_double(config: &Config) -> Self {
+        Self { folder: TempDir::new().unwrap(), staging: Staging::new(config).unwrap() }
+    }
+
+    /// With files, by name and content.
+    fn holding(self, files: &[(&str, &str)]) -> Self {
+        for (name, content) in files {
+            fs::write(self.path(name), content).unwrap();
+        }
+        self
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+        command.arg0("harness").args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
+        for variable in ["CARGO", "COLUMNS", "HARNESS_DEVICE", "NO_COLOR"] {
+            command.env_remove(variable);
+        }
+        self.staging.apply(&mut command);
+        command
+    }
+
+    fn harness(&self, arguments: &[&str]) -> Ran {
+        Self::ran(self.command(arguments))
+    }
+
+    /// What a user's shell makes of a line, where `harness` is installed.
+    fn shell(&self, line: &str) -> Ran {
+        let program = Path::new(env!("CARGO_BIN_EXE_harness")).parent().unwrap();
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", line]).current_dir(self.folder.path()).stdin(Stdio::null()).env("PATH", program).env_remove("CARGO");
+        self.staging.apply(&mut command);
+        Self::ran(command)
+    }
+
+    fn ran(mut command: Command) -> Ran {
+        let output = command.output().unwrap();
+        Ran { code: output.status.code(), out: String::from_utf8(output.stdout).unwrap(), err: String::from_utf8(output.stderr).unwrap() }
+    }
+
+    /// Everything in the folder.
+    fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> =
+            fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Ran {
+    /// All of it as one text.
+    fn told(&self) -> String {
+        let code = self.code.map_or_else(|| "a signal".to_owned(), |code| code.to_string());
+        format!("exit: {code}\n--- stdout ---\n{}--- stderr ---\n{}", self.out, self.err)
+    }
+
+    /// The lines from one that starts with `start` to the next empty one.
+    fn paragraph(&self, start: &str) -> String {
+        self.out.lines().skip_while(|line| !line.starts_with(start)).take_while(|line| !line.is_empty()).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// What Ctrl-C does.
+fn interrupt(child: &Child) {
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+}
+
+/// The root of the project.
+fn project() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+const GOOD: &str = "about: One request is served. Nothing else happens.
+needs: { memory: 64MiB }
+allocators: [ caching, direct ]
+steps:
+  - alloc: { buffer: a, size: 10MiB }
+  - free: a
+";
+
+/// Runs one scenario text, which must be refused before anything runs.
+fn refused(scenario: &str) -> String {
+    let world = World::without_gpu().holding(&[("wrong.yaml", scenario)]);
+    let ran = world.harness(&["run", "wrong.yaml"]);
+    assert_eq!(world.names(), ["wrong.yaml"], "nothing is written");
+    ran.told()
+}
+
+fn with_step(step: &str) -> String {
+    format!("about: A mistake.\nneeds: {{ memory: 1GiB }}\nsteps:\n  - alloc: {{ buffer: a, size: 1MiB }}\n  - {step}\n")
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    insta::assert_snapshot!(World::without_gpu().harness(&["run", "nothing.yaml"]).told());
+}
+
+#[test]
+fn a_folder_without_scenarios_is_an_error() {
+    insta::assert_snapshot!(World::without_gpu().harness(&["run", "."]).told());
+}
+
+#[test]
+fn a_text_that_is_not_yaml_is_shown_at_its_place() {
+    insta::assert_snapshot!(refused("about: [\nneeds: {\n"));
+}
+
+#[test]
+fn an_unknown_step_is_shown_with_the_steps_there_are() {
+    insta::assert_snapshot!(refused(&with_step("aloc: { buffer: b, size: 1MiB }")));
+}
+
+#[test]
+fn an_unknown_metric_is_shown_with_the_nearest_one() {
+    insta::assert_snapshot!(refused(&with_step("expect: alocated_bytes.all.current == 0")));
+}
+
+#[test]
+fn a_size_with_a_decimal_unit_is_refused() {
+    insta::assert_snapshot!(refused(&with_step("alloc: { buffer: b, size: 600MB }")));
+}
+
+#[test]
+fn a_negative_size_is_refused() {
+    insta::assert_snapshot!(refused(&with_step("alloc: { buffer: b, size: -1 }")));
+}
+
+#[test]
+fn a_size_beyond_64_bits_is_refused() {
+    insta::assert_snapshot!(refused(&with_step("alloc: { buffer: b, size: 20EiB }")));
+}
+
+#[test]
+fn a_buffer_freed_twice_is_shown_with_both_places() {
+    insta::assert_snapshot!(refused(&with_step("free: a\n  - free: a")));
+}
+
+#[test]
+fn a_buffer_never_made_is_shown() {
+    insta::assert_snapshot!(refused(&with_step("free: weights")));
+}
+
+#[test]
+fn an_alias_bomb_is_refused_at_once() {
+    // Each line is ten times the line before it: a thousand million steps in all.
+    let mut bomb = "about: x\nneeds: { memory: 1GiB }\nsteps:\n  - &a { empty_cache: {} }\n".to_owned();
+    for (name, of) in ('b'..='j').zip('a'..='i') {
+        let ten = vec![format!("*{of}"); 10].join(", ");
+        bomb.push_str(&format!("  - &{name} {{ repeat: {{ times: 1, steps: [{ten}] }} }}\n"));
+    }
+    let start = Instant::now();
+    insta::assert_snapshot!(refused(&bomb));
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+#[test]
+fn sizes_on_the_command_line_are_refused_like_those_in_scenarios() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let told = ["600MB", "-1", "20EiB", "1KiB"].map(|size| world.harness(&["run", "good.yaml", &format!("--memory={size}")]).told());
+    insta::assert_snapshot!(told.join("\n"));
+}
+
+#[test]
+fn all_scenarios_are_checked_before_any_runs() {
+    let wrong = with_step("free: weights");
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("wrong.yaml", &wrong), ("worse.yaml", "about: [")]);
+    let ran = world.harness(&["run", "."]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""));
+    assert!(ran.err.contains("./wrong.yaml:5:11: ") && ran.err.contains("./worse.yaml:"), "{}", ran.err);
+    assert_eq!(world.names(), ["good.yaml", "worse.yaml", "wrong.yaml"]);
+}
+
+#[test]
+fn an_allocator_that_does_not_exist_is_answered_with_those_that_do() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    insta::assert_snapshot!(world.harness(&["run", "good.yaml", "--allocator", "cacheing"]).told());
+}
+
+#[test]
+fn an_allocator_that_no_scenario_lists_is_answered_with_what_they_list() {
+    let only_caching = GOOD.replace("allocators: [ caching, direct ]\n", "");
+    let world = World::without_gpu().holding(&[("first.yaml", &only_caching), ("second.yaml", &only_caching)]);
+    insta::assert_snapshot!(world.harness(&["run", "first.yaml", "second.yaml", "--allocator", "direct"]).told());
+}
+
+/// A cached block is cut, and the rest of it is too small for what comes next.
+const CUT: &str = "about: Which setting would have saved me?
+needs: { memory: 1GiB }
+allocators: [ caching, { caching: { name: tuned, conf: \"max_split_size_mb:100\" } }, direct ]
+steps:
+  - alloc: { buffer: a, size: 600MiB }
+  - free: a
+  - alloc: { buffer: kept, size: 30MiB }
+  - alloc: { buffer: again, size: 600MiB }
+";
+
+/// The arms that ran, and whether they passed.
+fn ended(ran: &Ran) -> Vec<(String, bool)> {
+    let records: Records = serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}\n{}", ran.told()));
+    records.runs.iter().map(|run| (run.allocator.clone(), run.verdict == Verdict::Passed)).collect()
+}
+
+#[test]
+fn settings_given_on_the_command_line_run_beside_the_arms_of_the_scenario() {
+    let world = World::without_gpu().holding(&[("cut.yaml", CUT), ("direct.yaml", &GOOD.replace("caching, ", ""))]);
+    let run = |arguments: &[&str]| {
+        let always = ["run", "cut.yaml", "direct.yaml", "--device", "sim", "--no-report", "--format", "json"];
+        ended(&world.harness(&[&always, arguments].concat()))
+    };
+    let arms = |names: &[(&str, bool)]| names.iter().map(|(name, passed)| ((*name).to_owned(), *passed)).collect::<Vec<_>>();
+    let (split, expandable) = ("caching(max_split_size_mb:200)", "caching(expandable_segments:True)");
+    let both = ["--alloc-conf", "max_split_size_mb:200", "--alloc-conf", "expandable_segments:True"];
+    assert_eq!(
+        run(&both),
+        arms(&[("caching", false), ("tuned", true), ("direct", true), (split, true), (expandable, true), ("direct", true)]),
+        "a scenario without PyTorch's allocator gets none"
+    );
+    assert_eq!(run(&[&both[..], &["--allocator", "caching"]].concat()), arms(&[("caching", false), (split, true), (expandable, true)]));
+    assert_eq!(run(&["--allocator", &format!("{split},direct")]), arms(&[("direct", true), (split, true), ("direct", true)]));
+    assert_eq!(run(&["--allocator", "caching", "--alloc-conf", "max_split_size_mb:100.5"]), arms(&[("caching", false), ("tuned", true)]));
+    assert_eq!(run(&["--allocator", "caching(max_split_size_mb:200,backend:native)"]), arms(&[(split, true)]));
+}
+
+#[test]
+fn the_variable_of_pytorch_is_not_read_unless_it_is_given() {
+    let world = World::without_gpu().holding(&[("cut.yaml", CUT)]);
+    let mut command = world.command(&["run", "cut.yaml", "--device", "sim", "--no-report", "--allocator", "caching"]);
+    let output = command.env("PYTORCH_ALLOC_CONF", "max_split_size_mb:200").output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "the plain arm fails as without the variable");
+}
+
+#[test]
+fn the_command_of_a_failed_arm_reproduces_that_arm() {
+    let world = World::without_gpu().holding(&[("cut.yaml", CUT)]);
+    let conf = "garbage_collection_threshold:0.6,per_process_memory_fraction:0.9";
+    let ran = world.harness(&["run", "cut.yaml", "--device", "sim", "--no-report", "--allocator", "tuned", "--alloc-conf", conf]);
+    assert_eq!(ran.code, Some(1), "{}", ran.told());
+    insta::assert_snapshot!(ran.paragraph("FAILED"));
+    let reproduce = ran.out.lines().find_map(|line| line.strip_prefix("reproduce: harness ")).unwrap();
+    let arguments: Vec<&str> = reproduce.split(' ').map(|word| word.trim_matches('\'')).chain(["--no-report"]).collect();
+    let again = world.harness(&arguments);
+    assert_eq!((again.code, again.paragraph("FAILED")), (ran.code, ran.paragraph("FAILED")));
+    assert!(!again.out.contains("tuned"), "that arm alone");
+}
+
+#[test]
+fn settings_that_cannot_be_are_answered_at_their_place() {
+    let world = World::without_gpu().holding(&[("cut.yaml", CUT), ("direct.yaml", &GOOD.replace("caching, ", ""))]);
+    let told = [
+        ["cut.yaml", "--alloc-conf", "max_split_size_mb:200,max_splt:1"],
+        ["cut.yaml", "--alloc-conf", "expandable_segments:true"],
+        ["cut.yaml", "--allocator", "caching(max_split_size_mb:1)"],
+        ["cut.yaml", "--allocator", "caching(max_split_size_mb:100"],
+        ["cut.yaml", "--allocator", "direct(max_split_size_mb:100)"],
+        ["cut.yaml", "--allocator", "tund"],
+        ["direct.yaml", "--alloc-conf", "max_split_size_mb:200"],
+    ]
+    .map(|arguments| world.harness(&[&["run"], &arguments[..]].concat()).told());
+    insta::assert_snapshot!(told.join("\n"));
+}
+
+#[test]
+fn a_scenario_that_needs_more_than_the_device_has_is_skipped_with_exit_code_3() {
+    let world = World::without_gpu().holding(&[("huge.yaml", &GOOD.replace("64MiB", "512TiB"))]);
+    let ran = world.harness(&["run", "huge.yaml", "--allocator", "caching", "--no-report"]);
+    assert_eq!(ran.code, Some(3), "{}", ran.told());
+    insta::assert_snapshot!(ran.paragraph("skipped:"));
+}
+
+/// The second run meets a failed launch, and the driver refuses every context after it, once: the fourth run would find it well again.
+#[test]
+fn a_device_that_is_lost_on_the_way_takes_no_finished_run_with_it() {
+    let broken = Config::default().failing("cuMemAlloc_v2", 3, 719).failing("cuDevicePrimaryCtxRetain", 3, 719);
+    let world = World::with_double(&broken).holding(&[("good.yaml", GOOD)]);
+    let ran = world.harness(&["run", "good.yaml", "--device", "cuda", "--repeat", "2", "--report", "kept"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.told());
+    let records: Records = serde_json::from_str(&fs::read_to_string(world.path("kept/records.json")).unwrap()).unwrap();
+    let runs: Vec<_> = records.runs.iter().map(|run| (run.allocator.as_str(), run.repetition, &run.verdict)).collect();
+    let [("caching", 0, Verdict::Passed), ("direct", 0, Verdict::Failed { first, .. }), lost, skipped] = &runs[..] else {
+        panic!("{runs:?}")
+    };
+    assert!(first.seen.starts_with("cuMemAlloc_v2 failed: CUDA_ERROR_LAUNCH_FAILED (719)"), "{first}");
+    let ("caching", 1, Verdict::Failed { first, .. }) = lost else { panic!("{lost:?}") };
+    assert_eq!((first.step, &first.rule), (0, &Rule::DeviceFailure));
+    assert!(first.seen.starts_with("cuDevicePrimaryCtxRetain failed: CUDA_ERROR_LAUNCH_FAILED (719)"), "{first}");
+    let ("direct", 1, Verdict::Skipped { reason }) = skipped else { panic!("{skipped:?}") };
+    assert_eq!(reason, "the device could not be opened for a run before this one, and was not tried again");
+    assert!(ran.out.contains("cuMemAlloc_v2 failed") && ran.out.contains("report: kept/"), "{}", ran.out);
+    let first_of_all = World::with_double(&Config::default().failing("cuDevicePrimaryCtxRetain", 1, 719)).holding(&[("good.yaml", GOOD)]);
+    let ran = first_of_all.harness(&["run", "good.yaml", "--device", "cuda"]);
+    assert_eq!((ran.code, first_of_all.names()), (Some(3), vec!["good.yaml".to_owned()]), "nothing was run: {}", ran.told());
+}
+
+#[test]
+fn continuous_integration_gets_a_summary_and_junit() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("summary.md", "## Earlier step\n")]);
+    let ran = world.harness(&["run", "good.yaml", "--device", "sim", "--no-report", "--summary", "summary.md", "--junit", "junit.xml"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let summary = fs::read_to_string(world.path("summary.md")).unwrap();
+    assert!(summary.starts_with("## Earlier step\n\n# Out-of-memory report\n") && !summary.contains(".svg"), "{summary}");
+    let junit = fs::read_to_string(world.path("junit.xml")).unwrap();
+    assert!(junit.starts_with("<?xml") && junit.contains("<testsuite name=\"good\"") && junit.contains("failures=\"0\""), "{junit}");
+    let ran = world.harness(&["run", "good.yaml", "--device", "sim", "--no-report", "--junit", "good.yaml/junit.xml"]);
+    assert_eq!(ran.code, Some(4), "{}", ran.err);
+    assert!(ran.err.contains("good.yaml/junit.xml") && ran.err.contains("--junit FILE"), "{}", ran.err);
+}
+
+#[test]
+fn a_gpu_asked_for_by_name_must_be_there() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    insta::assert_snapshot!(world.harness(&["run", "good.yaml", "--device", "cuda"]).told());
+}
+
+#[test]
+fn a_device_that_is_none_is_answered_with_the_accepted_forms() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    insta::assert_snapshot!(world.harness(&["run", "good.yaml", "--device", "gpu0"]).told());
+}
+
+#[test]
+fn without_a_gpu_the_simulated_device_is_taken_and_the_reason_told() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let ran = world.harness(&["run", "good.yaml", "--no-report"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert!(ran.err.starts_with("on the simulated device: no CUDA device can be opened: CUDA driver (libcuda.so.1): "), "{}", ran.err);
+    assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
+    let asked_for = world.harness(&["run", "good.yaml", "--no-report", "--device", "sim"]);
+    assert_eq!((asked_for.code, asked_for.err.as_str(), &asked_for.out), (Some(0), "", &ran.out));
+}
+
+#[test]
+fn the_device_can_be_chosen_by_a_variable() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let output = world.command(&["run", "good.yaml", "--no-report"]).env("HARNESS_DEVICE", "cuda:3").output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
+fn a_report_folder_that_cannot_be_made_is_told_before_anything_runs() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("taken", "a file")]);
+    let told = ["taken", "taken/below"].map(|folder| world.harness(&["run", "good.yaml", "--device", "sim", "--report", folder]).told());
+    insta::assert_snapshot!(told.join("\n"));
+    assert_eq!(world.names(), ["good.yaml", "taken"]);
+}
+
+#[test]
+fn reports_go_where_they_are_wanted() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let named = world.harness(&["run", "good.yaml", "--device", "sim", "--report", "here"]);
+    assert_eq!(named.out.lines().last(), Some("report: here/report.md"), "{}", named.told());
+    let numbered = world.harness(&["run", "good.yaml", "--device", "sim"]);
+    assert_eq!(numbered.out.lines().last(), Some("report: reports/runs/0001-good-sim/report.md"), "{}", numbered.told());
+    for folder in ["here", "reports/runs/0001-good-sim"] {
+        let records = harness_report::store::read(&world.path(folder)).unwrap();
+        assert_eq!(records.runs.iter().map(|run| run.allocator.as_str()).collect::<Vec<_>>(), ["caching", "direct"]);
+    }
+    let none = world.harness(&["run", "good.yaml", "--device", "sim", "--no-report", "--quiet"]);
+    assert_eq!((none.code, none.told()), (Some(0), "exit: 0\n--- stdout ---\n--- stderr ---\n".to_owned()));
+    assert_eq!(world.names(), ["good.yaml", "here", "reports"]);
+}
+
+#[test]
+fn a_missed_expectation_is_shown_with_place_figures_and_command() {
+    let world = World::without_gpu().holding(&[("missed.yaml", &with_step("expect: reserved_bytes.all.current == 1MiB"))]);
+    let ran = world.harness(&["run", "missed.yaml", "--no-report", "--seed", "7", "--memory", "512MiB", "--device", "sim"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.told());
+    insta::assert_snapshot!(ran.paragraph("FAILED"));
+    let reproduce = ran.out.lines().find_map(|line| line.strip_prefix("reproduce: harness ")).unwrap();
+    let again = world.harness(&reproduce.split(' ').chain(["--no-report"]).collect::<Vec<_>>());
+    assert_eq!((again.code, again.out), (ran.code, ran.out), "the command reproduces it");
+}
+
+#[test]
+fn json_on_standard_output_is_the_records_and_nothing_else() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let ran = world.harness(&["run", "good.yaml", "--device", "sim", "--format", "json", "--repeat", "2", "--allocator", "direct"]);
+    assert_eq!(ran.err, "report: reports/runs/0001-good-sim/report.md\n");
+    let records: Records = serde_json::from_str(&ran.out).unwrap();
+    let runs: Vec<_> = records.runs.iter().map(|run| (run.allocator.as_str(), run.repetition, &run.verdict)).collect();
+    assert_eq!(runs, [("direct", 0, &Verdict::Passed), ("direct", 1, &Verdict::Passed)]);
+    assert_eq!(harness_report::store::read(&world.path("reports/runs/0001-good-sim")).unwrap(), records);
+}
+
+#[test]
+fn memory_summaries_follow_the_text_report_one_a_run() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let arguments = ["run", "good.yaml", "--device", "sim", "--no-report", "--repeat", "2"];
+    let plain = world.harness(&arguments);
+    let ran = world.harness(&[arguments.as_slice(), &["--memory-summary"]].concat());
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{}", ran.told());
+    let summaries = ran.out.strip_prefix(&plain.out).expect("the text report is the same, and first");
+    let heads: Vec<&str> = summaries.lines().filter(|line| !line.is_empty() && !line.starts_with('|')).collect();
+    assert_eq!(
+        heads,
+        ["caching, repetition 1", "caching, repetition 2", "direct, repetition 1", "direct, repetition 2"]
+            .map(|which| format!("good on simulated with {which}, at its end:"))
+    );
+    insta::assert_snapshot!(ran.paragraph("good on simulated with caching, repetition 1"));
+    let quiet = world.harness(&[arguments.as_slice(), &["--memory-summary", "--quiet"]].concat());
+    assert_eq!(quiet.told(), "exit: 0\n--- stdout ---\n--- stderr ---\n");
+}
+
+#[test]
+fn memory_stats_are_printed_in_json_where_they_are_wanted_and_kept_nowhere() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let ran = world.harness(&["run", "good.yaml", "--device", "sim", "--format", "json", "--memory-summary", "--report", "kept"]);
+    let document: Value = serde_json::from_str(&ran.out).unwrap();
+    let stats: Vec<&Value> = document["runs"].as_array().unwrap().iter().map(|run| &run["memory_stats"]).collect();
+    let figures = |key: &str| stats.iter().map(|stats| stats[key].as_u64().unwrap()).collect::<Vec<_>>();
+    assert_eq!(figures("allocated_bytes.large_pool.peak"), [10 << 20, 10 << 20]);
+    assert_eq!(figures("reserved_bytes.all.current"), [10 << 20, 0], "only a cache keeps what is freed");
+    let kept = fs::read_to_string(world.path("kept/records.json")).unwrap();
+    assert!(!kept.contains("memory_stats"));
+    assert_eq!(serde_json::from_str::<Records>(&ran.out).unwrap(), serde_json::from_str::<Records>(&kept).unwrap());
+}
+
+#[test]
+fn colour_is_written_only_where_it_is_wanted() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let coloured =
+        |choice| world.harness(&["run", "good.yaml", "--device", "sim", "--no-report", "--color", choice]).out.contains('\u{1b}');
+    assert_eq!(["auto", "always", "never"].map(coloured), [false, true, false]);
+}
+
+/// Interrupts a run that would take minutes, and tells how it ended.
+#[test]
+fn an_interrupted_run_stops_cleanly_and_leaves_no_report() {
+    let storm = "about: Many requests.
+needs: { memory: 1GiB }
+steps:
+  - storm: { id: storm, operations: 10000000, sizes: { min: 1KiB, max: 1MiB }, live: 512MiB, lifetime: { min: 1, max: 1000 } }
+";
+    let world = World::without_gpu().holding(&[("storm.yaml", storm), ("good.yaml", GOOD)]);
+    let mut command = world.command(&["run", "storm.yaml", "good.yaml"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut err = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    // It watches for Ctrl-C before it says where it runs.
+    err.read_line(&mut line).unwrap();
+    assert!(line.starts_with("on the simulated device"), "{line}");
+    std::thread::sleep(Duration::from_millis(300));
+    interrupt(&child);
+    line.clear();
+    err.read_line(&mut line).unwrap();
+    assert_eq!(line, "interrupted: stopping after the present operation; press Ctrl-C again to end at once\n");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let out = String::from_utf8(output.stdout).unwrap();
+    assert!(out.lines().any(|line| line.starts_with("storm ") && line.contains("interrupted")), "{out}");
+    assert!(!out.contains("good"), "nothing runs after it: {out}");
+    assert_eq!(world.names(), ["good.yaml", "storm.yaml"]);
+}
+
+#[test]
+fn list_shows_what_there_is() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("b.yaml", &with_step("free: a")), ("notes.txt", "none")]);
+    insta::assert_snapshot!(world.harness(&["list", "."]).told());
+    let listed: Value = serde_json::from_str(&world.harness(&["list", "good.yaml", "--format", "json"]).out).unwrap();
+    assert_eq!(
+        listed,
+        json!([{
+            "name": "good",
+            "path": "good.yaml",
+            "about": "One request is served. Nothing else happens.",
+            "allocators": ["caching", "direct"],
+            "memory": 64 << 20,
+            "seed": 0,
+            "steps": 2,
+        }])
+    );
+}
+
+#[test]
+fn check_tells_of_all_files_even_where_one_is_wrong() {
+    let wrong = with_step("free: weights");
+    let world = World::without_gpu().holding(&[("a.yaml", "about: ["), ("b.yaml", GOOD), ("c.yaml", &wrong), ("d.yaml", GOOD)]);
+    insta::assert_snapshot!(world.harness(&["check", ".", "d.yaml"]).told());
+    assert_eq!(
+        world.harness(&["check", "b.yaml", "d.yaml"]).told(),
+        "exit: 0\n--- stdout ---\nvalid    b.yaml\nvalid    d.yaml\n--- stderr ---\n"
+    );
+}
+
+#[test]
+fn the_schema_is_the_one_that_is_committed() {
+    let printed: Value = serde_json::from_str(&World::without_gpu().harness(&["schema"]).out).unwrap();
+    assert_eq!(printed["title"], "scenario");
+    if let Ok(committed) = fs::read_to_string(project().join("scenarios/schema.json")) {
+        assert_eq!(printed, serde_json::from_str::<Value>(&committed).unwrap());
+    }
+}
+
+#[test]
+fn doctor_says_what_is_missing_and_what_follows() {
+    let world = World::without_gpu();
+    insta::assert_snapshot!(world.harness(&["doctor"]).told().replace(env!("CARGO_PKG_VERSION"), "VERSION"));
+    assert_eq!(world.harness(&["doctor", "--require-gpu"]).code, Some(3));
+}
+
+#[test]
+fn doctor_describes_every_gpu_and_tries_it() {
+    let world = World::with_double(&Config { devices: 2, others: 64 << 20, ..Config::default() });
+    insta::assert_snapshot!(world.harness(&["doctor", "--require-gpu"]).told().replace(env!("CARGO_PKG_VERSION"), "VERSION"));
+    let found: Value = serde_json::from_str(&world.harness(&["doctor", "--format", "json", "--no-open"]).out).unwrap();
+    assert_eq!((&found["devices"][1]["device"], &found["devices"][1]["opens"]), (&json!("cuda:1"), &Value::Null));
+    assert_eq!((&found["devices"][0]["total"], &found["devices"][0]["free"]), (&json!(2_u64 << 30), &json!((2048_u64 - 64) << 20)));
+    assert_eq!(found["missing"], json!([]));
+}
+
+#[test]
+fn doctor_tells_a_gpu_that_cannot_be_used_from_one_that_can() {
+    let world = World::with_double(&Config::default().failing("cuMemAlloc_v2", 0, 719));
+    let ran = world.harness(&["doctor", "--require-gpu"]);
+    assert_eq!(ran.code, Some(3), "{}", ran.told());
+    assert!(
+        ran.out.contains("\nmissing        cuda:0 cannot be used: cuMemAlloc_v2 failed: CUDA_ERROR_LAUNCH_FAILED (719)."),
+        "{}",
+        ran.out
+    );
+    assert!(ran.out.ends_with("which cannot be used: choose another one, or `--device sim`\n"), "{}", ran.out);
+}
+
+const TRACE: &str = "# the second request meets a full device
+a 1 600000000 0
+f 1
+a 2 700000000 0
+a 3 900000000 0
+";
+
+/// A recording of [`TRACE`] as the replay itself writes it.
+fn recording(world: &World) -> (Value, Vec<String>) {
+    let ran = world.harness(&["replay", "job.trace", "--memory", "1GiB", "--stats", "stats.jsonl"]);
+    assert_eq!(ran.told(), "exit: 0\n--- stdout ---\n--- stderr ---\n");
+    let stats = fs::read_to_string(world.path("stats.jsonl")).unwrap();
+    let mut lines = stats.lines().map(str::to_owned);
+    let mut header: Value = serde_json::from_str(&lines.next().unwrap()).unwrap();
+    header["conf"] = json!("");
+    header["trace"] = json!(TRACE.lines().skip(1).collect::<Vec<_>>());
+    (header, lines.collect())
+}
+
+#[test]
+fn a_replay_counts_what_pytorch_would_count() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let (header, rows) = recording(&world);
+    let columns: Vec<&str> = header["columns"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    let column = |name: &str| {
+        let at = columns.iter().position(|column| *column == name).unwrap();
+        rows[..4].iter().map(|row| serde_json::from_str::<Vec<u64>>(row).unwrap()[at]).collect::<Vec<_>>()
+    };
+    // 600000000 and 700000000 B in whole segments of 2 MiB.
+    let (first, second) = (287 << 21, 334 << 21);
+    assert_eq!(column("result"), [0, 0, 0, 1]);
+    assert_eq!(column("reserved_bytes.all.current"), [first, first, second, second]);
+    assert_eq!(column("num_alloc_retries"), [0, 0, 1, 2]);
+    assert_eq!(column("num_ooms"), [0, 0, 0, 1]);
+    assert_eq!(column("device_free"), [first, first, second, second].map(|taken| (1 << 30) - taken));
+    assert_eq!(world.names(), ["job.trace", "stats.jsonl"], "nothing temporary is left");
+    let printed = world.harness(&["replay", "job.trace", "--memory", "1073741824", "--alloc-conf", "", "--stats", "-"]);
+    assert_eq!(printed.out, fs::read_to_string(world.path("stats.jsonl")).unwrap());
+}
+
+#[test]
+fn a_replay_prints_its_memory_summary_where_statistics_do_not_go() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    recording(&world);
+    let arguments = ["replay", "job.trace", "--memory", "1GiB", "--memory-summary"];
+    let apart = world.harness(&[arguments.as_slice(), &["--stats", "again.jsonl"]].concat());
+    insta::assert_snapshot!(apart.told());
+    let stats = fs::read_to_string(world.path("stats.jsonl")).unwrap();
+    assert_eq!(fs::read_to_string(world.path("again.jsonl")).unwrap(), stats);
+    let together = world.harness(&arguments);
+    assert_eq!((together.code, together.out, together.err), (Some(0), stats, apart.out));
+    let contradiction = world.harness(&["replay", "--verify", "stats.jsonl", "--memory-summary"]);
+    assert_eq!(contradiction.code, Some(2), "{}", contradiction.told());
+}
+
+#[test]
+fn a_recording_equals_its_replay_until_one_figure_is_changed() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let (header, rows) = recording(&world);
+    fs::write(world.path("good.jsonl"), format!("{header}\n{}\n", rows.join("\n"))).unwrap();
+    let broken = rows.iter().map(|row| row.replace("700448768", "700448256")).collect::<Vec<_>>().join("\n");
+    fs::write(world.path("broken.jsonl"), format!("{header}\n{broken}\n")).unwrap();
+    insta::assert_snapshot!(world.harness(&["replay", "--verify", "good.jsonl", "broken.jsonl", "good.jsonl"]).told());
+    assert_eq!(
+        world.harness(&["replay", "--verify", "good.jsonl"]).told(),
+        "exit: 0\n--- stdout ---\nequal    good.jsonl  4 operations\n1 equal, 0 differ, 0 unusable; 4 operations compared\n--- stderr ---\n"
+    );
+}
+
+#[test]
+fn what_is_not_a_recording_is_told_and_the_others_are_compared() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let (header, rows) = recording(&world);
+    fs::write(world.path("good.jsonl"), format!("{header}\n{}\n", rows.join("\n"))).unwrap();
+    fs::write(world.path("short.jsonl"), format!("{header}\n{}\n", rows[0])).unwrap();
+    let mut unknown_settings = header;
+    unknown_settings["conf"] = json!("max_split_size_mb:1");
+    fs::write(world.path("settings.jsonl"), format!("{unknown_settings}\n{}\n", rows.join("\n"))).unwrap();
+    let files = ["job.trace", "short.jsonl", "nothing.jsonl", "settings.jsonl", "good.jsonl"];
+    insta::assert_snapshot!(world.harness(&[["replay", "--verify"].as_slice(), &files].concat()).told());
+}
+
+#[test]
+fn mistakes_in_a_trace_are_told_with_file_and_line_and_leave_no_file() {
+    let world = World::without_gpu().holding(&[("word.trace", "d\n\n# x\nallocate 7\n"), ("twice.trace", "a 1 512 0\n\na 1 512 0\n")]);
+    let told = ["word.trace", "twice.trace", "nothing.trace"]
+        .map(|trace| world.harness(&["replay", trace, "--memory", "1GiB", "--stats", "stats.jsonl"]).told());
+    insta::assert_snapshot!(told.join("\n"));
+    assert_eq!(world.names(), ["twice.trace", "word.trace"]);
+}
+
+#[test]
+fn an_interrupted_replay_leaves_no_file() {
+    let world = World::without_gpu();
+    let operations = (0..4_000_000).map(|id| format!("a {id} 512 0\nf {id}\n")).collect::<String>();
+    fs::write(world.path("long.trace"), operations).unwrap();
+    let mut child = world.command(&["replay", "long.trace", "--memory", "1GiB", "--stats", "stats.jsonl"]).spawn().unwrap();
+    // The temporary file shows that it has begun.
+    while world.names().len() == 1 {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended before it could be interrupted");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    interrupt(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(world.names(), ["long.trace"]);
+}
+
+#[test]
+fn settings_of_the_allocator_are_those_of_pytorch() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let told = ["max_split_size_mb:10", "garbage_collection_treshold:0.8", "max_split_size_mb:64,"]
+        .map(|conf| world.harness(&["replay", "job.trace", "--memory", "1GiB", "--stats", "stats.jsonl", "--alloc-conf", conf]));
+    assert_eq!(told.each_ref().map(|ran| ran.code), [Some(2), Some(2), Some(0)]);
+    insta::assert_snapshot!(told.map(|ran| ran.told()).join("\n"));
+}
+
+#[test]
+fn statistics_that_cannot_be_written_are_an_error() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE), ("taken", "a file")]);
+    let told = ["no-folder/stats", "taken/stats", ".", "/dev/full"]
+        .map(|stats| world.harness(&["replay", "job.trace", "--memory", "1GiB", "--stats", stats]).told());
+    insta::assert_snapshot!(told.join("\n"));
+    assert_eq!(world.names(), ["job.trace", "taken"]);
+}
+
+#[test]
+fn a_wrong_word_is_answered_with_the_nearest_subcommand() {
+    insta::assert_snapshot!(World::without_gpu().harness(&["doctr"]).told());
+}
+
+#[test]
+fn the_help_has_the_exit_codes_and_examples() {
+    let world = World::without_gpu();
+    insta::assert_snapshot!(world.harness(&["--help"]).told());
+    for command in ["run", "list", "check", "schema", "doctor", "replay", "bench", "report", "calibrate"] {
+        let help = world.harness(&[command, "--help"]).out;
+        assert!(help.contains("\nExample"), "{help}");
+    }
+    assert!(world.harness(&["check", "-h"]).out.contains("one line a file, and the first thing that is wrong in each\n"));
+    assert_eq!(world.harness(&["--version"]).out, format!("harness {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+/// The CUDA device's own code under every scenario of the catalogue.
+#[test]
+fn the_whole_catalogue_passes_on_the_driver_double() {
+    let world = World::with_double(&Config { capacity: 8 << 30, ..Config::default() });
+    let mut command = world.command(&["run", "scenarios", "--device", "cuda", "--no-report", "--repeat", "1", "--format", "json"]);
+    let output = command.current_dir(project()).output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    let records: Records = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}\n{err}"));
+    let not_passed: Vec<String> =
+        records.runs.iter().filter(|run| run.verdict != Verdict::Passed).map(harness_report::text::step_table).collect();
+    assert!(not_passed.is_empty(), "{}", not_passed.join("\n"));
+    let listed: usize = fs::read_dir(project().join("scenarios"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|ending| ending == "yaml"))
+        .map(|path| Scenario::load(&path).unwrap().allocators.len())
+        .sum();
+    assert_eq!((records.runs.len(), output.status.code()), (listed, Some(0)));
+    assert!(world.staging.report().unwrap().lines().all(|line| {
+        line.ends_with("left: 0 allocations, 0 reservations, 0 pages, 0 pools, 0 streams, 0 events, 0 modules, 0 pieces of work")
+    }));
+}
+
+/// A night of three entries, the figures of one of which are multiplied.
+fn night(day: u32, factor: u64) -> String {
+    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/tests/nights/version-1.json")).unwrap();
+    let mut night: Value = serde_json::from_str(&text).unwrap();
+    night["started"] = json!(format!("2026-11-{day:02}T02:00:00Z"));
+    night["conditions"]["contended"] = json!([]);
+    night["shard"] = Value::Null;
+    night["comparison"] = Value::Null;
+    let entry = &mut night["suites"][0]["entries"][0];
+    entry["quantity"] = json!("memory");
+    let figure = 20_000 * factor;
+    entry["outcome"]["measured"]["rounds"] = json!([[figure], [figure]]);
+    entry["outcome"]["measured"]["summary"] =
+        json!({"count": 2, "median": figure, "mad": 0, "p99": null, "min": figure, "max": figure, "low": figure, "high": figure});
+    night.to_string()
+}
+
+/// A world with nights of two days below `reports/nightly`; the second one takes more memory.
+fn world_with_nights() -> World {
+    let world = World::without_gpu();
+    for (day, factor) in [(19, 1), (20, 2)] {
+        let folder = world.path(&format!("reports/nightly/2026-11-{day}-nvidia-h200"));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("night.json"), night(day, factor)).unwrap();
+    }
+    world
+}
+
+const FIRST_NIGHT: &str = "reports/nightly/2026-11-19-nvidia-h200";
+const SECOND_NIGHT: &str = "reports/nightly/2026-11-20-nvidia-h200";
+
+#[test]
+fn two_nights_are_compared_and_the_exit_code_says_whether_something_is_worse() {
+    let world = world_with_nights();
+    let worse = world.harness(&["report", "compare", FIRST_NIGHT, &format!("{SECOND_NIGHT}/night.json")]);
+    assert_eq!(worse.code, Some(1));
+    insta::assert_snapshot!(worse.out);
+    assert_eq!(world.harness(&["report", "compare", SECOND_NIGHT, FIRST_NIGHT]).code, Some(0), "less is not worse");
+    let document = world.harness(&["report", "compare", FIRST_NIGHT, SECOND_NIGHT, "--format", "json"]);
+    let document: Value = serde_json::from_str(&document.out).unwrap();
+    assert_eq!((&document["counts"]["worse"], &document["most_important"][0]["figures"]["ratio"]), (&json!(1), &json!(2.0)));
+}
+
+#[test]
+fn nights_of_different_machines_are_refused_unless_asked_for() {
+    let world = world_with_nights();
+    let file = world.path(SECOND_NIGHT).join("night.json");
+    fs::write(&file, fs::read_to_string(&file).unwrap().replace("NVIDIA H200", "NVIDIA A100")).unwrap();
+    let refused = world.harness(&["report", "compare", FIRST_NIGHT, SECOND_NIGHT]);
+    assert_eq!(refused.code, Some(2));
+    insta::assert_snapshot!(refused.err);
+    let across = world.harness(&["report", "compare", FIRST_NIGHT, SECOND_NIGHT, "--across"]);
+    assert!(across.out.contains("DIFFERENT MACHINES: device: NVIDIA H200 against NVIDIA A100"), "{}", across.out);
+}
+
+#[test]
+fn broken_nights_are_all_told_and_the_others_are_still_in_the_index() {
+    let world = world_with_nights();
+    fs::write(world.path(FIRST_NIGHT).join("night.json"), "{\"version\": 1, \"har").unwrap();
+    let told = world.harness(&["report", "compare", FIRST_NIGHT, "nowhere"]);
+    assert_eq!(told.code, Some(2));
+    assert!(told.err.contains("cut off at line 1") && told.err.contains("cannot read `nowhere`"), "{}", told.err);
+    let index = world.harness(&["report", "index"]);
+    assert_eq!(index.code, Some(2));
+    assert!(index.err.contains("2026-11-19-nvidia-h200/night.json` is cut off"), "{}", index.err);
+    let text = fs::read_to_string(world.path("reports/README.md")).unwrap();
+    assert!(text.contains("nightly/2026-11-20-nvidia-h200/report.md") && !text.contains("2026-11-19-nvidia-h200"), "{text}");
+}
+
+#[test]
+fn nights_are_rendered_again_and_trimmed_as_often_as_one_likes() {
+    let world = world_with_nights();
+    let render = || world.harness(&["report", "render", FIRST_NIGHT, SECOND_NIGHT]);
+    assert_eq!(render().code, Some(0));
+    let report = || fs::read(world.path(SECOND_NIGHT).join("report.md")).unwrap();
+    let before = report();
+    assert_eq!((render().code, report()), (Some(0), before.clone()), "the same records give the same bytes");
+    let trim = || world.harness(&["report", "trim", "--keep", "1"]);
+    assert_eq!(trim().out, format!("medians only: {FIRST_NIGHT}\n"));
+    assert_eq!((trim().out.as_str(), trim().code), ("", Some(0)));
+    let read = |folder: &str| fs::read_to_string(world.path(folder).join("night.json")).unwrap();
+    assert!(read(FIRST_NIGHT).contains("\"rounds\":[],") && read(SECOND_NIGHT).contains("\"rounds\":[["));
+    assert_eq!((render().code, report()), (Some(0), before), "trends are drawn from medians");
+}
+
+#[test]
+fn shards_are_merged_into_a_night() {
+    let world = World::without_gpu();
+    let one = night(20, 1).replace("\"shard\":null", "\"shard\":{\"index\":1,\"count\":2}");
+    let two = one.replace("\"index\":1", "\"index\":2").replace("\"arm\":\"", "\"arm\":\"other ");
+    let world = world.holding(&[("1.json", &one), ("2.json", &two)]);
+    let missing = world.harness(&["report", "merge", "1.json", "-o", "night.json"]);
+    assert_eq!(missing.code, Some(2));
+    insta::assert_snapshot!(missing.err);
+    let merged = world.harness(&["report", "merge", "2.json", "1.json", "-o", "night.json"]);
+    assert_eq!((merged.code, merged.out.as_str()), (Some(0), "night: night.json\n"));
+    let night: Value = serde_json::from_str(&fs::read_to_string(world.path("night.json")).unwrap()).unwrap();
+    assert_eq!((&night["shard"], night["suites"][0]["entries"].as_array().unwrap().len()), (&Value::Null, 6));
+}
+
+/// A part of four that has this scenario, and one that has not.
+fn parts(scenario: &str) -> (String, String) {
+    let has = |index| harness_base::shard::Shard { index, count: 4 }.has(scenario);
+    let find = |wanted: bool| format!("{}/4", (1..=4).find(|&index| has(index) == wanted).unwrap());
+    (find(true), find(false))
+}
+
+#[test]
+fn a_shard_without_runs_leaves_all_that_it_was_asked_for() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let (_, empty) = parts("good");
+    let always = ["run", "good.yaml", "--device", "sim", "--shard", &empty];
+    let files = ["--junit", "junit.xml", "--summary", "summary.md", "--report", "report", "--format", "json"];
+    let ran = world.harness(&[&always[..], &files].concat());
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    let records: Records = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(records.runs, []);
+    assert_eq!(harness_report::store::read(&world.path("report")).unwrap(), records);
+    let text = |name: &str| fs::read_to_string(world.path(name)).unwrap();
+    assert_eq!(text("summary.md"), text("report/report.md"));
+    insta::assert_snapshot!([text("report/report.md"), text("junit.xml"), ran.err.replace(&empty, "I/N")].join("---\n"));
+    let told = world.harness(&[&always[..], &["--no-report"]].concat());
+    assert_eq!((told.code, told.out.as_str()), (Some(0), "Nothing ran: none of it belongs to this shard.\n"));
+}
+
+#[test]
+fn an_allocator_that_only_another_shard_has_is_no_mistake() {
+    let world = World::without_gpu().holding(&[("cut.yaml", CUT)]);
+    let (full, empty) = parts("cut");
+    for (shard, arms) in [(full, vec![("tuned".to_owned(), true)]), (empty, Vec::new())] {
+        let ran = world.harness(&[
+            "run",
+            "cut.yaml",
+            "--device",
+            "sim",
+            "--no-report",
+            "--format",
+            "json",
+            "--allocator",
+            "tuned",
+            "--shard",
+            &shard,
+        ]);
+        assert_eq!(ended(&ran), arms);
+    }
+}
+
+#[test]
+fn of_a_very_long_line_the_place_is_shown_and_not_the_line() {
+    let long = format!("about: {}{{ needs: 3 }}\nsteps: []\n", "x".repeat(2_000_000).replacen("xxxx", "x: x", 1));
+    let key = format!("about: x\n{}: 1\nneeds: {{ memory: 1GiB }}\n", "k".repeat(2_000_000));
+    let item = format!(
+        "about: x\nneeds: {{ memory: 1GiB }}\nsteps: [{} free: b ]\n",
+        "alloc: { buffer: a, size: 1MiB }, free: a, ".repeat(40_000)
+    );
+    let nothing = "\0".repeat(3_000_000);
+    let world = World::without_gpu().holding(&[("long.yaml", &long), ("key.yaml", &key), ("item.yaml", &item), ("nul.yaml", &nothing)]);
+    let world = world.holding(&[("good.yaml", GOOD), ("word.trace", &format!("d\n{}\n", "allocate ".repeat(300_000)))]);
+    let profile = format!("version: 1\nname: {}\n", "name".repeat(60_000));
+    let size = GOOD.replace("64MiB", &"9".repeat(2_000_000));
+    let world = world.holding(&[("profile.yaml", &profile), ("size.yaml", &size)]);
+    let commands: [&[&str]; 8] = [
+        &["check", "long.yaml"],
+        &["check", "key.yaml"],
+        &["check", "item.yaml"],
+        &["check", "nul.yaml"],
+        &["bench", "key.yaml"],
+        &["run", "good.yaml", "--device", "sim", "--device-profile", "profile.yaml"],
+        &["check", "size.yaml"],
+        &["replay", "word.trace", "--memory", "1GiB"],
+    ];
+    let told = commands.map(|arguments| world.harness(arguments).told());
+    for (told, command) in told.iter().zip(commands) {
+        assert!(told.len() < 3000, "{command:?}: {} bytes", told.len());
+    }
+    insta::assert_snapshot!(told.join("\n"));
+}
+
+#[test]
+fn a_packed_trace_is_replayed_like_the_trace_itself() {
+    use std::io::Write;
+
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let file = fs::File::create(world.path("packed.gz")).unwrap();
+    let mut encoder = flate2::write::GzEncoder::new(file, flate2::Compression::default());
+    encoder.write_all(TRACE.as_bytes()).unwrap();
+    encoder.finish().unwrap();
+    let [plain, packed] = ["job.trace", "packed.gz"].map(|trace| world.harness(&["replay", trace, "--memory", "1GiB"]));
+    assert_eq!((packed.code, packed.out), (Some(0), plain.out));
+    fs::write(world.path("cut.gz"), &fs::read(world.path("packed.gz")).unwrap()[..40]).unwrap();
+    insta::assert_snapshot!(world.harness(&["replay", "cut.gz", "--memory", "1GiB"]).told());
+}
+
+#[test]
+fn a_trace_without_allocations_is_not_timed() {
+    let world = World::without_gpu().holding(&[("none.trace", "# nothing\nd\nf 1\n"), ("one.trace", "a 1 512 0\n")]);
+    insta::assert_snapshot!(world.harness(&["replay", "none.trace", "--memory", "1GiB", "--bench", "3"]).told());
+    assert_eq!(world.harness(&["replay", "none.trace", "--memory", "1GiB"]).code, Some(0), "what is freed twice can be replayed");
+    let one = world.harness(&["replay", "one.trace", "--memory", "1GiB", "--bench", "3"]);
+    assert!(one.out.starts_with("2 operations a pass: 1 allocations, 1 frees, "), "{}", one.told());
+}
+
+#[test]
+fn the_help_of_replay_explains_results_frees_and_settings() {
+    let help = World::without_gpu().harness(&["replay", "--help"]).out;
+    let plain = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for said in [
+        "0 done 1 out of memory 2 ignored: its id or pool is not live",
+        "What is live at the end of the trace is freed in each pass",
+        "as in PYTORCH_ALLOC_CONF, whose older name is PYTORCH_CUDA_ALLOC_CONF",
+        "It may be packed by gzip",
+    ] {
+        assert!(plain.contains(said), "{said:?} is not in\n{help}");
+    }
+}
+
+#[test]
+fn settings_that_add_no_arm_or_do_nothing_are_told_of() {
+    let also = CUT.replace("direct ]", "expandable ]");
+    let world = World::without_gpu().holding(&[("cut.yaml", CUT), ("also.yaml", &also)]);
+    let run = |arguments: &[&str]| {
+        world.harness(&[&["run", "cut.yaml", "also.yaml", "--device", "sim", "--no-report", "--format", "json"], arguments].concat())
+    };
+    let told = [
+        &["--alloc-conf", "max_split_size_mb:100"][..],
+        &["--alloc-conf", "expandable_segments:True", "--alloc-conf", "expandable_segments:False"],
+        &["--alloc-conf", ""],
+        &["--alloc-conf", "max_split_size_mb:200", "--alloc-conf", "max_split_size_mb:200.5"],
+        &["--alloc-conf", "garbage_collection_threshold:0.6"],
+        &["--allocator", "caching(max_non_split_rounding_mb:64)"],
+    ]
+    .map(|arguments| format!("{arguments:?}\n{}", run(arguments).err));
+    insta::assert_snapshot!(told.join("\n"));
+    assert_eq!(run(&["--alloc-conf", "max_split_size_mb:100", "--quiet"]).err, "");
+    let replayed = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let replayed = replayed.harness(&["replay", "job.trace", "--memory", "1GiB", "--alloc-conf", "garbage_collection_threshold:0.6"]);
+    assert!(replayed.err.starts_with("garbage_collection_threshold does nothing without "), "{}", replayed.told());
+}
+
+#[test]
+fn what_is_looked_for_outside_of_the_project_is_said_to_be_missing_here() {
+    let world = World::without_gpu();
+    let told = [["bench"].as_slice(), &["bench", "latency"]].map(|arguments| world.harness(arguments).told());
+    insta::assert_snapshot!(told.join("\n"));
+}
+
+#[test]
+fn a_folder_of_reports_that_is_not_there_is_an_error_and_is_not_made() {
+    let world = World::without_gpu().holding(&[("taken", "a file")]);
+    let commands: [&[&str]; 3] = [&["trim", "--keep", "1", "typo"], &["index", "typo"], &["index", "taken"]];
+    let told = commands.map(|arguments| world.harness(&[&["report"], arguments].concat()).told());
+    insta::assert_snapshot!(told.join("\n"));
+    assert_eq!(world.names(), ["taken"]);
+}
+
+#[test]
+fn a_night_is_rendered_by_its_folder_or_its_record() {
+    let world = world_with_nights();
+    let record = format!("{SECOND_NIGHT}/night.json");
+    let ran = world.harness(&["report", "render", FIRST_NIGHT, &record]);
+    assert_eq!(
+        ran.told(),
+        format!("exit: 0\n--- stdout ---\nreport: {FIRST_NIGHT}/report.md\nreport: {SECOND_NIGHT}/report.md\n--- stderr ---\n")
+    );
+    let mut command = world.command(&["report", "render", "night.json"]);
+    let output = command.current_dir(world.path(SECOND_NIGHT)).output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8(output.stdout).unwrap().as_str()), (Some(0), "report: ./report.md\n"));
+}
+
+#[test]
+fn the_variable_of_the_device_is_named_where_it_is_wrong_and_passed_over_where_it_is_empty() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let run = |value: &str, more: &[&str]| {
+        let mut command = world.command(&[&["run", "good.yaml", "--no-report"], more].concat());
+        let output = command.env("HARNESS_DEVICE", value).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, err) = run("gpu0", &[]);
+    assert_eq!(code, Some(2));
+    insta::assert_snapshot!(err);
+    assert_eq!(run("gpu0", &["--device", "sim"]), (Some(0), String::new()), "the option goes before it");
+    assert_eq!(run("sim", &[]), (Some(0), String::new()));
+    let (code, err) = run("", &[]);
+    assert!(code == Some(0) && err.starts_with("on the simulated device: no CUDA device"), "{err}");
+}
+
+#[test]
+fn a_file_of_the_other_kind_is_answered_with_the_command_for_it() {
+    let suite = "about: Times.\nneeds: { memory: 1GiB }\narms: [caching]\ntime: [latency: { sizes: [2MiB] }]\n";
+    let world = World::without_gpu().holding(&[("suite.yaml", suite), ("good.yaml", GOOD)]);
+    let commands: [&[&str]; 3] = [&["check", "suite.yaml"], &["run", "suite.yaml"], &["bench", "good.yaml"]];
+    insta::assert_snapshot!(commands.map(|arguments| world.harness(arguments).told()).join("\n"));
+    let slip = GOOD.replace("allocators", "arms");
+    let slip = World::without_gpu().holding(&[("slip.yaml", &slip)]).harness(&["check", "slip.yaml"]);
+    assert!(!slip.err.contains("harness bench"), "a scenario with a wrong key is still one: {}", slip.err);
+}
+
+#[test]
+fn a_device_profile_that_is_not_there_is_answered_with_those_that_are() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let run = || world.harness(&["run", "good.yaml", "--device", "sim", "--device-profile", "scenarios/devices/typo.yaml"]).told();
+    let none = run();
+    fs::create_dir_all(world.path("scenarios/devices")).unwrap();
+    for name in ["nvidia-a100.yaml", "README.md", "h200-node7.yaml"] {
+        fs::write(world.path("scenarios/devices").join(name), "").unwrap();
+    }
+    insta::assert_snapshot!([none, run()].join("\n"));
+}
+
+/// Ends of the program where nobody reads what it tells: a reader that has gone away, and a full disk.
+fn unread(command: impl Fn() -> Command) -> [Option<i32>; 2] {
+    let (reader, writer) = pipe().unwrap();
+    drop(reader);
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    [Stdio::from(writer), Stdio::from(full)].map(|err| command().stdout(Stdio::null()).stderr(err).status().unwrap().code())
+}
+
+#[test]
+fn messages_that_nobody_can_read_change_neither_what_is_done_nor_the_exit_code() {
+    let suite = "about: Times.\nneeds: { memory: 1GiB }\nbudget: 1ms\narms: [caching]\ntime: [latency: { sizes: [2MiB] }]\n";
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("cut.yaml", CUT), ("suite.yaml", suite), ("job.trace", TRACE)]);
+    let commands: [(&[&str], i32); 7] = [
+        (&["run", "good.yaml", "--report", "prep"], 0),
+        (&["run", "cut.yaml", "--no-report", "--alloc-conf", "max_split_size_mb:100"], 1),
+        (&["run", "nothing.yaml"], 2),
+        (&["run", "good.yaml", "--format", "json", "--device", "sim", "--report", "json"], 0),
+        (&["bench", "suite.yaml", "--format", "json", "--report", "night"], 0),
+        (&["replay", "job.trace", "--memory", "1GiB", "--memory-summary"], 0),
+        (&["run", "--no-such-option"], 2),
+    ];
+    for (arguments, code) in commands {
+        assert_eq!(unread(|| world.command(arguments)), [Some(code); 2], "{arguments:?}");
+    }
+    for report in ["prep/report.md", "json/report.md", "night/report.md"] {
+        assert!(world.path(report).is_file(), "{report}");
+    }
+}
+
+#[test]
+fn the_times_of_a_trace_may_have_no_reader() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let (reader, writer) = pipe().unwrap();
+    drop(reader);
+    let mut command = world.command(&["replay", "job.trace", "--memory", "1GiB", "--bench", "1"]);
+    let output = command.stdout(writer).output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap().as_str()), (Some(0), ""));
+}
+
+#[test]
+fn the_command_that_reproduces_a_run_is_quoted_for_a_shell() {
+    let world = World::without_gpu();
+    let folder = world.path("d one's");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("job $x.yaml"), with_step("expect: reserved_bytes.all.current == 1MiB")).unwrap();
+    let suite = "about: Times.\nneeds: { memory: 1GiB }\nbudget: 1ms\narms: [caching]\ntime: [latency: { sizes: [2MiB] }]\n";
+    fs::write(folder.join("a suite.yaml"), suite).unwrap();
+    let always = ["--device", "sim", "--no-report"];
+    let failed = world.harness(&[&["run", "d one's/job $x.yaml"], &always[..]].concat());
+    let reproduce = failed.out.lines().find_map(|line| line.strip_prefix("reproduce: ")).unwrap();
+    let again = world.shell(&format!("{reproduce} --no-report"));
+    assert_eq!((again.code, &again.out), (Some(1), &failed.out), "{reproduce}\n{}", again.err);
+    let night = world.harness(&[&["bench", "d one's/a suite.yaml", "--format", "json"], &always[..]].concat());
+    let night: Value = serde_json::from_str(&night.out).unwrap_or_else(|error| panic!("{error}\n{}", night.told()));
+    let reproduce = night["reproduce"].as_str().unwrap();
+    let again = world.shell(&format!("{reproduce} --no-report --quiet"));
+    assert_eq!(again.code, Some(0), "{reproduce}\n{}", again.told());
+}
+
+#[test]
+fn an_empty_trace_and_too_little_memory_are_refused_by_a_replay() {
+    let world = World::without_gpu().holding(&[("empty.trace", ""), ("comment.trace", "# nothing\n\n"), ("job.trace", TRACE)]);
+    let commands: [&[&str]; 5] = [
+        &["empty.trace", "--memory", "1GiB"],
+        &["comment.trace", "--memory", "1GiB", "--bench", "3"],
+        &["job.trace", "--memory", "80"],
+        &["job.trace", "--memory", "80", "--bench", "3"],
+        &["job.trace", "--memory", "2PiB"],
+    ];
+    let told = commands.map(|arguments| world.harness(&[&["replay"], arguments].concat()).told());
+    insta::assert_snapshot!(told.join("\n"));
+}
+
+/// A trace of two streams and what it leaves, with these numbers.
+fn trace_of_streams(one: u32, other: u32) -> String {
+    format!("a 1 3000000 {other}\na 2 1000 {one}\nr 2 {other}\na 3 30000000 0\nf 2\ns {other}\na 4 1000 {one}\nd\n")
+}
+
+#[test]
+fn streams_may_have_any_numbers_in_a_trace() {
+    let high = trace_of_streams(7, 3_000_000_000);
+    let world = World::without_gpu().holding(&[("low.trace", &trace_of_streams(1, 2)), ("high.trace", &high)]);
+    let replay = |trace: &str, front: &str| {
+        let ran = world.harness(&["replay", trace, "--memory", "1GiB", "--front", front]);
+        assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{}", ran.out);
+        ran.out.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let streams = |lines: &[String]| {
+        let last: Value = serde_json::from_str(lines.last().unwrap()).unwrap();
+        last["snapshot"].as_array().unwrap().iter().map(|segment| segment[0].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    for front in ["handle", "shared"] {
+        let [low, high] = [replay("low.trace", front), replay("high.trace", front)];
+        assert_eq!(low[..low.len() - 1], high[..high.len() - 1], "the figures do not depend on the numbers");
+        assert_eq!((streams(&low), streams(&high)), (vec![2, 1, 0], vec![3_000_000_000, 7, 0]), "reported as the trace calls them");
+        let bench = world.harness(&["replay", "high.trace", "--memory", "1GiB", "--bench", "1", "--front", front]);
+        assert!(bench.out.starts_with("8 operations a pass: 4 allocations, 4 frees, 0 out of memory"), "{}", bench.told());
+    }
+    let (header, rows) = (replay("high.trace", "handle"), high.lines().collect::<Vec<_>>());
+    let mut head: Value = serde_json::from_str(&header[0]).unwrap();
+    (head["conf"], head["trace"]) = (json!(""), json!(rows));
+    fs::write(world.path("high.jsonl"), format!("{head}\n{}\n", header[1..].join("\n"))).unwrap();
+    assert_eq!(world.harness(&["replay", "--verify", "high.jsonl"]).code, Some(0));
+}
+
+#[test]
+fn a_merged_night_takes_the_place_of_none_of_its_shards() {
+    let world = World::without_gpu();
+    let one = night(20, 1).replace("\"shard\":null", "\"shard\":{\"index\":1,\"count\":2}");
+    let two = one.replace("\"index\":1", "\"index\":2").replace("\"arm\":\"", "\"arm\":\"other ");
+    for (folder, shard) in [("shards/1", &one), ("shards/2", &two)] {
+        fs::create_dir_all(world.path(folder)).unwrap();
+        fs::write(world.path(folder).join("night.json"), shard).unwrap();
+    }
+    let merge = |output: &str| world.harness(&["report", "merge", "shards/1", "shards/2/night.json", "-o", output]);
+    let told = ["shards/1/night.json", "shards/../shards/2/night.json"].map(|output| merge(output).told());
+    insta::assert_snapshot!(told.join("\n"));
+    for (folder, shard) in [("shards/1", &one), ("shards/2", &two)] {
+        assert_eq!(&fs::read_to_string(world.path(folder).join("night.json")).unwrap(), shard, "{folder}");
+    }
+    assert_eq!([merge("shards/night.json"), merge("shards/night.json")].map(|ran| ran.code), [Some(0); 2], "a night may be replaced");
+}
+
+#[test]
+fn a_folder_of_reports_that_is_named_too_deep_is_answered_with_the_one_above() {
+    let world = world_with_nights();
+    let commands: [&[&str]; 3] = [&["index", "reports/nightly"], &["index", FIRST_NIGHT], &["trim", "--keep", "1", "reports/nightly"]];
+    let told = commands.map(|arguments| world.harness(&[&["report"], arguments].concat()).told());
+    insta::assert_snapshot!(told.join("\n"));
+    let mut inside = world.command(&["report", "index", "."]);
+    inside.current_dir(world.path("reports/nightly"));
+    let inside = World::ran(inside);
+    assert_eq!(inside.code, Some(2), "{}", inside.told());
+    for folder in ["reports/nightly", FIRST_NIGHT] {
+        assert!(!world.path(folder).join("README.md").exists(), "{folder}");
+    }
+    let read = fs::read_to_string(world.path(FIRST_NIGHT).join("night.json")).unwrap();
+    assert!(read.contains("\"rounds\":[["), "nothing was thinned");
+    assert_eq!(world.harness(&["report", "index", "reports"]).code, Some(0));
+}
+
+#[test]
+fn the_commands_for_replays_in_the_readme_work() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
+    let (header, rows) = recording(&world);
+    fs::write(world.path("good.jsonl"), format!("{header}\n{}\n", rows.join("\n"))).unwrap();
+    let readme = fs::read_to_string(project().join("README.md")).unwrap();
+    let commands: Vec<&str> =
+        readme.lines().filter_map(|line| line.strip_prefix("| `harness replay ")?.split_once('`')).map(|(command, _)| command).collect();
+    assert_eq!(commands.len(), 3, "{commands:?}");
+    for command in commands {
+        let placeholders = [("FILE", "job.trace"), ("SIZE", "1GiB"), ("REPS", "1"), ("RECORDING…", "good.jsonl"), (" …", "")];
+        let filled = placeholders.iter().fold(command.to_owned(), |line, (placeholder, value)| line.replace(placeholder, value));
+        let ran = world.shell(&format!("harness replay {filled}"));
+        assert_eq!(ran.code, Some(0), "{filled}\n{}", ran.err);
+    }
+}
+
+#[test]
+fn settings_of_a_scenario_that_do_nothing_are_told_of_like_those_of_an_option() {
+    let idle = "{ caching: { name: idle, garbage_collection_threshold: 0.6 } }";
+    let scenario = GOOD.replace("direct", idle);
+    let world = World::without_gpu().holding(&[("idle.yaml", &scenario), ("too.yaml", &scenario)]);
+    let err = |more: &[&str]| world.harness(&[&["run", "idle.yaml", "too.yaml", "--device", "sim", "--no-report"], more].concat()).err;
+    let told = "garbage_collection_threshold does nothing without per_process_memory_fraction, unless the program sets a fraction itself\n";
+    assert_eq!(err(&[]), told, "once");
+    assert_eq!(err(&["--alloc-conf", "garbage_collection_threshold:0.7"]), told);
+    assert_eq!([err(&["--allocator", "caching"]), err(&["--quiet"])], ["", ""], "that arm is not run, or nobody wants to know");
+}

@@ -1,0 +1,845 @@
+//! The CUDA device's own code, run against the driver double: a driver and an NVML on host memory, each test in a child process of its own.
+//!
+//! What holds here holds of the code between the [`Device`] trait and the driver's functions; what the driver itself does, only a GPU tells.
+//! Times in here are the double's and say nothing of any GPU.
+
+use std::env;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+
+use driver_double::{Config, Staging, WrongWrite};
+use harness_allocator::allocator::{Allocator, AllocatorKind, Request};
+use harness_allocator::device::limited::Limited;
+use harness_allocator::device::{
+    Device, DeviceError, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag,
+};
+use harness_allocator::units::{Bytes, Nanos};
+use harness_bench::machine::{Monitor, machine};
+use harness_bench::torch::Torches;
+use harness_bench::workshop::{DeviceWorkshop, Wall, Workshop};
+use harness_cuda::CudaDevice;
+use harness_cuda::machine::{self};
+use harness_devices::DeviceSource;
+use harness_devices::{DeviceChoice, Resolved};
+
+/// Says to a child which test it is.
+const CHILD: &str = "DOUBLE_TEST_CHILD";
+/// An argument of the test for its child.
+const ARGUMENT: &str = "DOUBLE_TEST_ARGUMENT";
+/// How the double's line ends for a context that was left empty.
+const NOTHING_LEFT: &str = "left: 0 allocations, 0 reservations, 0 pages, 0 pools, 0 streams, 0 events, 0 modules, 0 pieces of work";
+
+const TAG: Tag = Tag(0x0123_4567_89ab_cdef);
+const OTHER: Tag = Tag(0xfedc_ba98_7654_3210);
+
+/// Declares a test whose body runs in a child process that sees a machine as configured. Whatever it opens must be given back wholly.
+macro_rules! on_the_double {
+    ($(fn $name:ident($config:expr) $body:block)*) => {$(
+        #[test]
+        fn $name() {
+            if is_child(stringify!($name)) {
+                return $body;
+            }
+            let staging = Staging::new(&$config).expect("the double is staged");
+            run_child(stringify!($name), &staging, "");
+            assert_nothing_left(&staging);
+        }
+    )*};
+}
+
+/// The double reports each context that was given back, if any was opened: none may have held anything.
+fn assert_nothing_left(staging: &Staging) {
+    let report = staging.report().unwrap_or_default();
+    let leftovers: Vec<_> = report.lines().filter(|line| !line.ends_with(NOTHING_LEFT)).collect();
+    assert!(leftovers.is_empty(), "{leftovers:?}");
+}
+
+fn is_child(test: &str) -> bool {
+    env::var(CHILD).is_ok_and(|name| name == test)
+}
+
+/// Runs one test of this program again, as a child on the staged machine.
+fn run_child(test: &str, staging: &Staging, argument: &str) {
+    let mut command = Command::new(env::current_exe().expect("this program has a path"));
+    command.args(["--exact", test, "--nocapture"]).env(CHILD, test).env(ARGUMENT, argument);
+    staging.apply(&mut command);
+    let output = command.output().expect("this program runs again");
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.contains("1 passed"), "the child of {test} ({argument}): {}\n{text}", output.status);
+}
+
+fn device() -> CudaDevice {
+    CudaDevice::open(0).expect("the double opens")
+}
+
+fn refused(opened: Result<CudaDevice, DeviceError>) -> DeviceError {
+    opened.err().expect("the device must not open")
+}
+
+fn range(start: DevicePtr, offset: u64, len: u64) -> MemoryRange {
+    MemoryRange::new(start.offset(Bytes(offset)), Bytes(len))
+}
+
+fn free_memory(device: &mut CudaDevice) -> Bytes {
+    device.memory().expect("memory is told").free
+}
+
+fn used_memory(device: &mut CudaDevice) -> Bytes {
+    device.memory().expect("memory is told").used
+}
+
+/// How often NVML was called so far.
+fn nvml_calls() -> usize {
+    driver_double::calls().expect("calls are listed").into_iter().filter(|call| call.starts_with("nvml")).count()
+}
+
+/// One call inside a mapping of four pages is refused: nothing may stay of it, and it must work when tried again.
+fn refused_mapping_is_undone(refused_call: &str, refused_code: u32) {
+    let mut device = device();
+    let start = device.reserve(Bytes::mib(8)).expect("there are addresses");
+    let whole = range(start, 0, 8 << 20);
+    let free = free_memory(&mut device);
+    let error = device.map(whole, Bytes::mib(2)).expect_err("a call is refused");
+    assert!(matches!(error, DeviceError::Driver { call, code, .. } if call == refused_call && code == refused_code), "{error}");
+    assert_eq!((device.calls().create, device.calls().release, free_memory(&mut device)), (4, 4, free));
+    assert!(matches!(device.fill(StreamId::DEFAULT, whole, TAG), Err(DeviceError::InvalidAccess { .. })));
+    device.map(whole, Bytes::mib(2)).expect("the second try is not refused");
+    device.fill(StreamId::DEFAULT, whole, TAG).expect("all of it is mapped");
+    device.verify(StreamId::DEFAULT, whole, TAG).expect("it is intact");
+    device.unmap(whole).expect("it is mapped");
+    device.unreserve(start).expect("nothing is mapped");
+}
+
+on_the_double! {
+    fn an_open_device_tells_what_it_is(Config { others: 64 << 20, ..Config::default() }) {
+        let mut device = device();
+        let info = device.info().clone();
+        assert_eq!((info.name.as_str(), info.total, info.granularity), ("Driver double", Bytes::gib(2), Bytes::mib(2)));
+        let facts = info.fingerprint;
+        assert_eq!((facts.driver.as_deref(), facts.cuda.as_deref()), (Some("0.0.double"), Some("12.8")));
+        assert_eq!((facts.mig, facts.ecc, facts.clocks_mhz), (Some(false), Some(true), Some((1000, 2000))));
+        assert_eq!((facts.throttle_reasons, facts.other_processes), (vec!["power cap".to_owned()], Some(1)));
+        assert_eq!(facts.uuid_hash.map(|hash| hash.len()), Some(16));
+        assert_eq!(device.nvml_problem(), None);
+        let memory = device.memory().expect("memory is told");
+        assert_eq!((memory.total, memory.free), (Bytes::gib(2), Bytes::mib(2048 - 364)));
+        assert_eq!((memory.used, memory.context_overhead), (Bytes::mib(364), Bytes::mib(364)), "its context and the other process");
+        assert_eq!(memory.process, Some(Bytes::mib(300)), "its context");
+        assert_eq!(device.own_context(), Ok(Bytes::mib(300)), "without the other process");
+    }
+
+    fn where_nvml_keeps_no_account_of_processes_the_context_is_what_came_with_it(
+        Config { others: 64 << 20, ..Config::default() }.failing("nvmlDeviceGetComputeRunningProcesses_v3", 0, 3)
+    ) {
+        let mut device = device();
+        assert_eq!(device.memory().expect("memory is told").process, None);
+        assert_eq!(device.own_context(), Ok(Bytes::mib(300)));
+    }
+
+    fn in_a_container_pytorch_beside_us_is_neither_another_process_nor_in_our_context(
+        Config { container: true, others: 64 << 20, processes: true, ..Config::default() }
+    ) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let python = folder.path().join("python");
+        let script = "#!/bin/sh\necho 209715200 > \"$DOUBLE_PROCESSES/$$\"\necho '{\"version\": \"2.11.0\", \"note\": \"\"}'\nread q\n";
+        std::fs::write(&python, script).expect("it is written");
+        std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).expect("it may be run");
+        let opened = device();
+        let nvml = machine::nvml_of(opened.info()).expect("there is NVML");
+        let others = || nvml.other_processes().expect("NVML tells").into_iter().map(|other| other.used).collect::<Vec<_>>();
+        let mut torches = Torches::new(&python.to_string_lossy(), 0);
+        torches.with("").expect("it starts");
+        torches.with("expandable_segments:True").expect("it starts");
+        assert_eq!(others(), [Some(Bytes::mib(64))], "the one that is nobody's here");
+        drop(opened);
+        let mut opened = device();
+        assert_eq!(opened.info().fingerprint.other_processes, Some(1));
+        assert_eq!((used_memory(&mut opened), opened.own_context()), (Bytes::mib(300 + 64 + 2 * 200), Ok(Bytes::mib(300))));
+        drop(torches);
+        assert_eq!(used_memory(&mut opened), Bytes::mib(300 + 64), "they are gone");
+    }
+
+    fn a_night_on_a_gpu_that_others_use_is_contended(Config { others: 64 << 20, ..Config::default() }) {
+        let mut device = device();
+        let machine = machine(&device, "rustc");
+        assert_eq!((machine.device.as_str(), machine.driver.as_deref(), machine.ecc), ("Driver double", Some("0.0.double"), Some(true)));
+        let mut monitor = Monitor::start(&mut device);
+        drop(device);
+        monitor.observe();
+        let conditions = monitor.finish(&[1_000; 10]);
+        assert_eq!(conditions.free_at_start, Some(Bytes::mib(2048 - 364)));
+        let states: Vec<_> = conditions.gpu.iter().map(|state| (state.sm_mhz, state.memory_mhz, state.other_processes)).collect();
+        assert_eq!(states, [(Some(1000), Some(2000), Some(1)); 3], "before, between and after");
+        let states: Vec<_> = conditions.gpu.iter().map(|state| (state.power_mw, state.temperature)).collect();
+        assert_eq!(states, [(Some(250_000), Some(40)); 3]);
+        let told = ["1 other process held memory of the GPU (other-process, 64 MiB)", "clocks were held down: power cap"];
+        assert_eq!(conditions.contended[..2], told);
+    }
+
+    fn in_a_container_this_process_is_not_taken_for_another_one(Config { container: true, ..Config::default() }) {
+        let mut device = device();
+        let memory = device.memory().expect("memory is told");
+        assert_eq!(memory.process, Some(Bytes::mib(300)), "its context, by the number that came with it");
+        let nvml = machine::nvml_of(device.info()).expect("there is NVML");
+        assert_eq!(nvml.other_processes(), Ok(Vec::new()));
+    }
+
+    fn a_monitor_without_nvml_still_watches_the_host(Config { nvml: false, ..Config::default() }) {
+        let conditions = Monitor::start(&mut device()).finish(&[600, 1_000, 1_000, 1_000, 1_400]);
+        assert_eq!(conditions.gpu, []);
+        assert_eq!(conditions.contended.len(), 1, "{:?}", conditions.contended);
+        assert!(conditions.contended[0].ends_with("the yardstick varied by 80 %"), "{:?}", conditions.contended);
+    }
+
+    fn memory_is_charged_in_whole_granules_and_runs_out_with_exact_figures(Config::default()) {
+        let mut device = device();
+        let room = Bytes::mib(2048 - 300);
+        assert_eq!(free_memory(&mut device), room);
+        let small = device.malloc(Bytes(1)).expect("it fits");
+        let large = device.malloc(Bytes::mib(1001)).expect("it fits");
+        assert_eq!(free_memory(&mut device), room - Bytes::mib(2 + 1002));
+        assert!(small.0.is_multiple_of(256) && large.0.is_multiple_of(256));
+        let left = free_memory(&mut device);
+        let requested = left + Bytes(1);
+        assert_eq!(device.malloc(requested), Err(DeviceError::OutOfMemory { requested, free: left }));
+        assert_eq!(free_memory(&mut device), left, "a refusal changes nothing");
+        let last = device.malloc(left).expect("exactly what is left fits");
+        assert_eq!(free_memory(&mut device), Bytes::ZERO);
+        assert_eq!(device.leaks(), Leaks { allocations: 3, bytes: room, ..Leaks::default() });
+        for ptr in [small, large, last] {
+            device.free(ptr).expect("it is live");
+        }
+        assert_eq!(free_memory(&mut device), room);
+        assert!(device.leaks().is_empty());
+        let calls = device.calls();
+        assert_eq!((calls.malloc, calls.malloc_failures, calls.free), (4, 1, 3));
+    }
+
+    fn sizes_beyond_any_machine_are_out_of_memory(Config::default()) {
+        let mut device = device();
+        for size in [Bytes::gib(1 << 20), Bytes(u64::MAX)] {
+            assert!(device.malloc(size).expect_err("it does not fit").is_out_of_memory());
+        }
+    }
+
+    fn capacity_costs_the_host_nothing_until_it_is_touched(Config { capacity: 512 << 30, ..Config::default() }) {
+        let mut device = device();
+        let ptr = device.malloc(Bytes::gib(500)).expect("it fits the double");
+        let end = range(ptr, (500 << 30) - 4096, 4096);
+        device.fill(StreamId::DEFAULT, end, TAG).expect("it is queued");
+        device.verify(StreamId::DEFAULT, end, TAG).expect("it is intact");
+        device.free(ptr).expect("it is live");
+    }
+
+    fn nvml_moves_exactly_with_what_is_charged(Config::default()) {
+        let mut device = device();
+        let overhead = used_memory(&mut device);
+        assert_eq!(overhead, Bytes::mib(300));
+        let mut charged = Bytes::ZERO;
+        for size in [Bytes(1), Bytes::mib(2), Bytes(Bytes::mib(2).0 + 1), Bytes::mib(777)] {
+            device.malloc(size).expect("it fits");
+            charged += size.checked_round_up(Bytes::mib(2)).expect("it is small");
+            let memory = device.memory().expect("memory is told");
+            assert_eq!((memory.used, memory.process), (overhead + charged, Some(overhead + charged)));
+        }
+        assert_eq!(device.memory().expect("memory is told").context_overhead, overhead);
+    }
+
+    fn no_answer_of_nvml_stands_in_the_time_of_a_refused_allocation(Config { list_calls: true, ..Config::default() }) {
+        let mut device = Limited::new(Box::new(device()), Bytes::gib(1)).expect("it has that much");
+        assert!(nvml_calls() > 0, "opening and admitting ask NVML");
+        for kind in AllocatorKind::ALL {
+            let mut allocator = kind.build();
+            let held = allocator.allocate(&mut device, Request::new(Bytes::mib(32))).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+            let before = nvml_calls();
+            let refused = allocator.allocate(&mut device, Request::new(Bytes::gib(2))).expect_err("it does not fit");
+            assert!(refused.is_out_of_memory(), "{kind:?}: {refused}");
+            assert_eq!(nvml_calls(), before, "{kind:?}");
+            allocator.free(&mut device, held).expect("it is live");
+            allocator.close(&mut device).expect("nothing is live");
+        }
+        let before = nvml_calls();
+        assert!(device.malloc(Bytes::gib(2)).is_err_and(|error| error.is_out_of_memory()));
+        let mapped = device.mapped().expect("it has addresses apart");
+        let start = mapped.reserve(Bytes::gib(2)).expect("there are addresses");
+        assert!(mapped.map(range(start, 0, 2 << 30), Bytes::mib(2)).is_err_and(|error| error.is_out_of_memory()));
+        mapped.unreserve(start).expect("nothing is mapped");
+        assert!(device.malloc(device.info().total + Bytes(1)).is_err_and(|error| error.is_out_of_memory()));
+        assert_eq!(nvml_calls(), before);
+    }
+
+    fn a_workshop_asks_nvml_again_only_when_somebody_took_memory(Config { list_calls: true, processes: true, ..Config::default() }) {
+        let source = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false).expect("the double is there");
+        let mut workshop = DeviceWorkshop::new(source, Box::new(device()), None);
+        let need = Bytes::gib(1);
+        drop(workshop.lend(need, Wall::Real).expect("it is free"));
+        let before = nvml_calls();
+        for wall in [Wall::Real, Wall::Told, Wall::Real] {
+            let mut lent = workshop.lend(need, wall).expect("it is free");
+            let ptr = lent.malloc(Bytes::mib(512)).expect("it fits");
+            lent.free(ptr).expect("it is live");
+        }
+        assert_eq!(nvml_calls(), before, "nothing has changed");
+        drop(workshop.lend(need + Bytes::mib(2), Wall::Real).expect("it is free"));
+        assert!(nvml_calls() > before, "more is wanted");
+        // A program that always runs.
+        let file = std::path::Path::new(&env::var_os("DOUBLE_PROCESSES").expect("it is staged")).join("1");
+        std::fs::write(&file, (1_u64 << 30).to_string()).expect("it is written");
+        assert!(matches!(workshop.lend(need, Wall::Real).err(), Some(DeviceError::Unavailable { .. })));
+        std::fs::remove_file(&file).expect("it is there");
+        drop(workshop.lend(need, Wall::Real).expect("it is free again"));
+    }
+
+    fn a_first_allocation_asks_nvml_nothing(Config { list_calls: true, ..Config::default() }) {
+        let mut device = device();
+        let before = nvml_calls();
+        for kind in AllocatorKind::ALL {
+            let mut allocator = kind.build();
+            let held = allocator.allocate(&mut device, Request::new(Bytes::mib(32))).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+            allocator.free(&mut device, held).expect("it is live");
+            allocator.close(&mut device).expect("nothing is live");
+        }
+        assert_eq!((nvml_calls(), device.free_memory()), (before, Ok(Bytes::mib(2048 - 300))));
+    }
+
+    fn the_third_allocation_fails_as_injected_and_the_fourth_succeeds(Config::default().failing("cuMemAlloc_v2", 3, 719)) {
+        let mut device = device();
+        device.malloc(Bytes::mib(2)).expect("the first");
+        device.malloc(Bytes::mib(2)).expect("the second");
+        let error = device.malloc(Bytes::mib(2)).expect_err("the third");
+        let sentence = error.to_string();
+        assert!(sentence.starts_with("cuMemAlloc_v2 failed: CUDA_ERROR_LAUNCH_FAILED (719). Earlier work broke the context"), "{sentence}");
+        device.malloc(Bytes::mib(2)).expect("the fourth");
+        assert_eq!((device.leaks().allocations, device.calls().malloc_failures), (3, 0), "only lack of memory is counted as such");
+    }
+
+    fn a_code_that_nobody_knows_is_a_sentence(Config::default().failing("cuEventQuery", 1, 9999)) {
+        let mut device = device();
+        let event = device.create_event().expect("an event");
+        let sentence = device.event_done(event).expect_err("it is refused").to_string();
+        assert!(sentence.starts_with("cuEventQuery failed: unknown driver code (9999). "), "{sentence}");
+    }
+
+    fn a_free_that_the_driver_refuses_leaves_the_accounts_as_they_were(Config::default().failing("cuMemFree_v2", 1, 999)) {
+        let mut device = device();
+        let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
+        assert!(matches!(device.free(ptr), Err(DeviceError::Driver { call: "cuMemFree_v2", code: 999, .. })));
+        assert_eq!(device.leaks().allocations, 1);
+        device.free(ptr).expect("the second try is not refused");
+    }
+
+    fn a_double_free_is_noticed_before_the_driver_is_asked(Config::default()) {
+        let mut device = device();
+        let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
+        device.set_place(Place(3));
+        device.free(ptr).expect("it is live");
+        device.set_place(Place(5));
+        assert_eq!(device.free(ptr), Err(DeviceError::DoubleFree { ptr, first: Place(3), second: Place(5) }));
+        let inside = DevicePtr(ptr.0 + 512);
+        assert_eq!(device.free(inside), Err(DeviceError::InvalidFree { ptr: inside, place: Place(5) }));
+        assert_eq!(device.free(DevicePtr::NULL), Err(DeviceError::InvalidFree { ptr: DevicePtr::NULL, place: Place(5) }));
+    }
+
+    fn what_is_filled_is_verified_at_every_size_and_alignment(Config::default()) {
+        let mut device = device();
+        let stream = device.create_stream().expect("a stream");
+        let ptr = device.malloc(Bytes::mib(8)).expect("it fits");
+        let whole = range(ptr, 0, 8 << 20);
+        let lengths = [1, 2, 3, 7, 8, 9, 15, 16, 17, 63, 64, 255, 256, 257, 4095, 4096, 100_003, (1 << 20) + 5];
+        for offset in (0..9).chain([255, 256, 4093]) {
+            for len in lengths {
+                let inner = range(ptr, 8192 + offset, len);
+                let after = range(inner.end(), 0, 4096);
+                device.fill(stream, whole, OTHER).expect("the whole is filled");
+                device.fill(stream, inner, TAG).expect("the inner range is filled");
+                device.verify(stream, inner, TAG).unwrap_or_else(|error| panic!("{offset} {len}: {error}"));
+                device.verify(stream, range(ptr, 0, 8192 + offset), OTHER).unwrap_or_else(|error| panic!("before {offset} {len}: {error}"));
+                let shifted = Tag(OTHER.0.rotate_right(((8192 + offset + len) % 8) as u32 * 8));
+                device.verify(stream, after, shifted).unwrap_or_else(|error| panic!("after {offset} {len}: {error}"));
+                assert!(matches!(device.verify(stream, inner, OTHER), Err(DeviceError::Corrupted { .. })), "{offset} {len}");
+            }
+        }
+        device.free(ptr).expect("it is live");
+        device.destroy_stream(stream).expect("it is there");
+    }
+
+    fn one_wrong_byte_anywhere_is_found_and_named(Config::default()) {
+        let mut device = device();
+        let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
+        let filled = range(ptr, 3, 1003);
+        for wrong in [0, 4, 5, 6, 13, 500, 996, 997, 1002] {
+            device.fill(StreamId::DEFAULT, filled, Tag(0)).expect("it is queued");
+            let byte = range(filled.start, wrong, 1);
+            device.fill(StreamId::DEFAULT, byte, Tag(0xee)).expect("it is queued");
+            let (at, shift) = (byte.start, wrong % 8 * 8);
+            let digits = if wrong / 8 == 125 { 6 } else { 16 };
+            let found = format!("its word holds 0x{:0digits$x}, and 1 of 1003 bytes differ", 0xee_u64 << shift);
+            let error = DeviceError::Corrupted { range: filled, at, expected: 0, found };
+            assert_eq!(device.verify(StreamId::DEFAULT, filled, Tag(0)), Err(error), "byte {wrong}");
+        }
+    }
+
+    fn a_fill_that_writes_wrongly_is_caught(Config { wrong_write: Some(WrongWrite { nth: 2, offset: 4096 }), ..Config::default() }) {
+        let mut device = device();
+        let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
+        let filled = range(ptr, 0, 1 << 20);
+        device.fill(StreamId::DEFAULT, filled, TAG).expect("it is queued");
+        device.verify(StreamId::DEFAULT, filled, TAG).expect("the first fill is right");
+        device.fill(StreamId::DEFAULT, filled, TAG).expect("it is queued");
+        let Err(DeviceError::Corrupted { at, found, .. }) = device.verify(StreamId::DEFAULT, filled, TAG) else {
+            panic!("the second fill is wrong");
+        };
+        assert_eq!(at, ptr.offset(Bytes(4096)));
+        assert_eq!(found, "its word holds 0x0123456789abcdee, and 1 of 1048576 bytes differ");
+    }
+
+    fn memory_that_nobody_holds_is_refused_and_the_device_stays_usable(Config::default()) {
+        let mut device = device();
+        let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
+        for bad in [range(ptr, 0, (2 << 20) + 1), range(ptr, 2 << 20, 8), range(DevicePtr(4096), 0, 8), range(ptr, 8, u64::MAX - ptr.0 - 8)] {
+            assert!(matches!(device.fill(StreamId::DEFAULT, bad, TAG), Err(DeviceError::InvalidAccess { .. })), "{bad}");
+            assert!(matches!(device.verify(StreamId::DEFAULT, bad, TAG), Err(DeviceError::InvalidAccess { .. })), "{bad}");
+        }
+        device.set_place(Place(7));
+        device.free(ptr).expect("it is live");
+        let error = device.fill(StreamId::DEFAULT, range(ptr, 0, 8), TAG).expect_err("it was freed").to_string();
+        assert!(error.ends_with("but it was freed at step 7"), "{error}");
+        device.synchronize().expect("the context is not broken");
+    }
+
+    fn an_event_behind_a_busy_stream_is_done_only_afterwards(Config::default()) {
+        let mut device = device();
+        let (stream, idle) = (device.create_stream().expect("a stream"), device.create_stream().expect("a stream"));
+        let (event, other) = (device.create_event().expect("an event"), device.create_event().expect("an event"));
+        assert_eq!(device.event_done(event), Ok(true), "never recorded");
+        let begin = device.now();
+        device.busy(stream, Nanos::millis(500)).expect("it is queued");
+        device.record_event(event, stream).expect("it is queued");
+        device.record_event(other, idle).expect("it is queued");
+        assert_eq!(device.event_done(event), Ok(false));
+        assert_eq!(device.event_done(other), Ok(true), "the other stream is idle");
+        assert_eq!(device.elapsed(other, event), Err(DeviceError::NotReady(event.0)));
+        device.synchronize_event(event).expect("it is waited for");
+        assert_eq!(device.event_done(event), Ok(true));
+        assert!(device.now().0 - begin.0 >= Nanos::millis(500).0, "the host waited");
+        let calls = device.calls();
+        assert_eq!((calls.event_record, calls.event_query, calls.synchronize), (2, 4, 1));
+    }
+
+    fn elapsed_is_the_time_that_the_stream_was_busy(Config::default()) {
+        let mut device = device();
+        let stream = device.create_stream().expect("a stream");
+        let (start, end, never) = (
+            device.create_event().expect("an event"), device.create_event().expect("an event"), device.create_event().expect("an event"),
+        );
+        // More than a second, so that the spin is cut into two kernels.
+        let duration = Nanos::millis(1200);
+        device.record_event(start, stream).expect("it is queued");
+        device.busy(stream, duration).expect("it is queued");
+        device.record_event(end, stream).expect("it is queued");
+        device.synchronize_stream(stream).expect("it is waited for");
+        let elapsed = device.elapsed(start, end).expect("both are done");
+        assert!((1199..1600).contains(&(elapsed.0 / 1_000_000)), "{elapsed} for {duration}");
+        assert_eq!(device.elapsed(end, start), Ok(Nanos(0)), "no time passes backwards");
+        assert_eq!(device.elapsed(start, never), Err(DeviceError::NotReady(never.0)));
+    }
+
+    fn a_stream_that_waits_for_an_event_reads_what_was_written_in_front_of_it(Config::default()) {
+        let mut device = device();
+        let (writer, reader) = (device.create_stream().expect("a stream"), device.create_stream().expect("a stream"));
+        let event = device.create_event().expect("an event");
+        let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
+        let whole = range(ptr, 0, 2 << 20);
+        device.fill(writer, whole, OTHER).expect("it is queued");
+        device.synchronize().expect("it is waited for");
+        device.busy(writer, Nanos::millis(500)).expect("it is queued");
+        device.fill(writer, whole, TAG).expect("it is queued");
+        device.record_event(event, writer).expect("it is queued");
+        device.verify(reader, whole, OTHER).expect("nothing orders the reader behind the writer, who has not written yet");
+        device.wait_event(reader, event).expect("it is queued");
+        device.destroy_event(event).expect("the wait keeps its meaning");
+        device.verify(reader, whole, TAG).expect("the reader waited");
+    }
+
+    fn a_free_waits_for_work_in_flight(Config::default()) {
+        let mut device = device();
+        let stream = device.create_stream().expect("a stream");
+        let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
+        let begin = device.now();
+        device.busy(stream, Nanos::millis(100)).expect("it is queued");
+        device.fill(stream, range(ptr, 0, 2 << 20), TAG).expect("it is queued");
+        device.free(ptr).expect("it is live");
+        assert!(device.now().0 - begin.0 >= Nanos::millis(100).0);
+        device.synchronize().expect("the fill met live memory");
+    }
+
+    fn pressure_takes_what_is_asked_and_at_most_what_is_free(Config::default()) {
+        let mut device = device();
+        let room = free_memory(&mut device);
+        for (asked, held) in [
+            (Bytes::mib(300), Bytes::mib(300)),
+            (Bytes::mib(1500), Bytes::mib(1500)),
+            (Bytes::mib(1026), Bytes::mib(1026)),
+            (Bytes::mib(3), Bytes::mib(2)),
+            (Bytes(u64::MAX), room),
+            (Bytes::mib(700), Bytes::mib(700)),
+        ] {
+            assert_eq!(device.set_pressure(asked), Ok(held), "{asked}");
+            let memory = device.memory().expect("memory is told");
+            assert_eq!((memory.pressure, memory.free), (held, room - held));
+        }
+        let left = free_memory(&mut device);
+        assert!(device.malloc(left + Bytes(1)).is_err());
+        device.malloc(left).expect("what is left fits");
+        assert_eq!(device.set_pressure(Bytes::mib(702)), Ok(Bytes::mib(700)), "nothing is left");
+        assert_eq!(device.leaks().allocations, 1, "pressure is nobody's leak");
+        assert_eq!(device.set_pressure(Bytes::ZERO), Ok(Bytes::ZERO));
+        let calls = device.calls();
+        assert_eq!((calls.malloc, calls.free), (2, 0), "pressure is nobody's call");
+    }
+
+    fn a_device_opened_again_starts_afresh(Config::default()) {
+        for _ in 0..3 {
+            let mut device = device();
+            assert_eq!(used_memory(&mut device), Bytes::mib(300));
+            device.malloc(Bytes::mib(100)).expect("it fits");
+        }
+    }
+
+    fn two_devices_are_used_side_by_side(Config { devices: 2, ..Config::default() }) {
+        let (mut first, mut second) = (device(), CudaDevice::open(1).expect("there are two"));
+        assert_ne!(first.info().fingerprint.uuid_hash, second.info().fingerprint.uuid_hash);
+        let ptr = first.malloc(Bytes::mib(100)).expect("it fits");
+        let other = second.malloc(Bytes::mib(50)).expect("it fits");
+        assert_eq!((used_memory(&mut first), used_memory(&mut second)), (Bytes::mib(400), Bytes::mib(350)));
+        assert!(second.free(ptr).is_err());
+        first.free(ptr).expect("it is live");
+        second.free(other).expect("it is live");
+        drop(first);
+        second.synchronize().expect("it is still open");
+    }
+
+    fn a_device_works_from_any_thread(Config::default()) {
+        let mut device = device();
+        let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
+        let worker = std::thread::spawn(move || {
+            device.fill(StreamId::DEFAULT, range(ptr, 0, 1000), TAG).expect("it is queued");
+            device
+        });
+        let mut device = worker.join().expect("the thread ends well");
+        device.verify(StreamId::DEFAULT, range(ptr, 0, 1000), TAG).expect("it is intact");
+        std::thread::spawn(move || drop(device)).join().expect("the thread ends well");
+    }
+
+    fn handles_that_are_not_there_are_named(Config::default()) {
+        let mut device = device();
+        let (stream, event) = (StreamId(7), EventId(9));
+        let no_stream = DeviceError::UnknownHandle { kind: "stream", number: 7 };
+        let no_event = DeviceError::UnknownHandle { kind: "event", number: 9 };
+        let live = device.create_event().expect("an event");
+        assert_eq!(device.synchronize_stream(stream), Err(no_stream.clone()));
+        assert_eq!(device.destroy_stream(stream), Err(no_stream.clone()));
+        assert_eq!(device.busy(stream, Nanos(1)), Err(no_stream.clone()));
+        assert_eq!(device.record_event(live, stream), Err(no_stream.clone()));
+        assert_eq!(device.wait_event(stream, live), Err(no_stream));
+        assert_eq!(device.event_done(event), Err(no_event.clone()));
+        assert_eq!(device.destroy_event(event), Err(no_event.clone()));
+        assert_eq!(device.synchronize_event(event), Err(no_event.clone()));
+        assert_eq!(device.elapsed(event, event), Err(no_event.clone()));
+        assert_eq!(device.record_event(event, StreamId::DEFAULT), Err(no_event));
+        assert!(matches!(device.destroy_stream(StreamId::DEFAULT), Err(DeviceError::UnknownHandle { number: 0, .. })));
+    }
+
+    fn stream_numbers_are_never_reused_and_event_numbers_are(Config::default()) {
+        let mut device = device();
+        let first = device.create_stream().expect("a stream");
+        device.destroy_stream(first).expect("it is there");
+        let second = device.create_stream().expect("a stream");
+        assert_eq!((first, second), (StreamId(1), StreamId(2)));
+        let (event, other) = (device.create_event().expect("an event"), device.create_event().expect("an event"));
+        device.record_event(event, second).expect("it is queued");
+        device.destroy_event(event).expect("it is there");
+        let again = device.create_event().expect("an event");
+        assert_eq!(again, event);
+        assert_eq!(device.elapsed(again, other), Err(DeviceError::NotReady(again.0)), "a reused number is a new event");
+    }
+
+    fn a_device_without_virtual_memory_management_says_so(Config { mapping: false, ..Config::default() }) {
+        let mut device = device();
+        assert!(device.mapped().is_none());
+        let ptr = device.malloc(Bytes::mib(2)).expect("the rest works");
+        device.free(ptr).expect("it is live");
+    }
+
+    fn a_device_without_pools_says_so(Config { pools: false, ..Config::default() }) {
+        let mut device = device();
+        assert!(device.pooled().is_none());
+        let refused = AllocatorKind::AsyncPool.build().allocate(&mut device, Request::new(Bytes(1))).expect_err("there is no pool");
+        assert!(refused.to_string().starts_with("the allocator `async_pool`: this device has no stream-ordered memory pools"), "{refused}");
+    }
+
+    fn a_pool_that_cannot_be_set_up_is_given_back(Config::default().failing("cuMemPoolSetAttribute", 2, 999)) {
+        let mut device = device();
+        let error = device.create_pool(Bytes::ZERO).expect_err("the second attribute is refused");
+        assert!(matches!(error, DeviceError::Driver { call: "cuMemPoolSetAttribute", code: 999, .. }), "{error}");
+        assert!(device.leaks().is_empty());
+        let pool = device.create_pool(Bytes::ZERO).expect("the second try is not refused");
+        device.destroy_pool(pool).expect("it is empty");
+    }
+
+    fn a_free_to_a_pool_that_the_driver_refuses_leaves_the_accounts_as_they_were(Config::default().failing("cuMemFreeAsync", 1, 999)) {
+        let mut device = device();
+        let pool = device.create_pool(Bytes::ZERO).expect("a pool");
+        let ptr = device.malloc_async(pool, Bytes::mib(2), StreamId::DEFAULT).expect("it fits");
+        assert!(matches!(device.free_async(ptr, StreamId::DEFAULT), Err(DeviceError::Driver { call: "cuMemFreeAsync", code: 999, .. })));
+        assert_eq!(device.leaks().allocations, 1);
+        device.free_async(ptr, StreamId::DEFAULT).expect("the second try is not refused");
+        assert_eq!(device.leaks().allocations, 0);
+    }
+
+    fn frees_whose_events_were_seen_before_the_device_failed_are_done_and_the_others_wait_on(
+        Config::default().failing("cuEventSynchronize", 2, 719)
+    ) {
+        let mut device = device();
+        let side = device.create_stream().expect("a stream");
+        let mut allocator = AllocatorKind::Caching.build();
+        let allocations: Vec<_> = (0..3)
+            .map(|_| allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect("it fits"))
+            .collect();
+        device.busy(side, Nanos::millis(20)).expect("it is queued");
+        for allocation in allocations {
+            allocator.record_stream(&allocation, side);
+            allocator.free(&mut device, allocation).expect("it is live");
+        }
+        let pending = |allocator: &dyn Allocator| allocator.stats().active.all.current;
+        assert_eq!(pending(&*allocator), 3, "all of them wait for the other stream");
+        let error = allocator.empty_cache(&mut device).expect_err("the second wait is refused");
+        assert!(matches!(error, DeviceError::Driver { call: "cuEventSynchronize", code: 719, .. }), "{error}");
+        assert_eq!(pending(&*allocator), 2, "the first event was seen");
+        allocator.empty_cache(&mut device).expect("the next try is not refused");
+        assert_eq!((pending(&*allocator), allocator.stats().reserved_bytes.all.current), (0, 0));
+        allocator.close(&mut device).expect("nothing is live");
+        device.destroy_stream(side).expect("it is there");
+        assert!(device.leaks().is_empty(), "{}", device.leaks());
+    }
+
+    fn what_a_pool_has_handed_out_goes_back_where_it_cannot_tell_what_it_holds(
+        Config::default().failing("cuMemPoolGetAttribute", 1, 719)
+    ) {
+        let mut device = device();
+        let mut allocator = AllocatorKind::AsyncPool.build();
+        let error = allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect_err("the pool cannot tell");
+        assert!(error.to_string().starts_with("cuMemPoolGetAttribute failed: CUDA_ERROR_LAUNCH_FAILED (719)"), "{error}");
+        assert_eq!((device.leaks().allocations, allocator.stats().allocation.all.current), (0, 0));
+        let held = allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect("the next try is not refused");
+        assert_eq!((device.leaks().allocations, allocator.stats().allocation.all.current), (1, 1));
+        allocator.free(&mut device, held).expect("it is live");
+        allocator.close(&mut device).expect("nothing is live");
+        assert!(device.leaks().is_empty(), "{}", device.leaks());
+    }
+
+    fn what_cannot_go_back_either_stays_counted_until_the_allocator_is_closed(
+        Config::default().failing("cuMemPoolGetAttribute", 1, 719).failing("cuMemFreeAsync", 1, 719)
+    ) {
+        let mut device = device();
+        let mut allocator = AllocatorKind::AsyncPool.build();
+        allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect_err("the pool cannot tell");
+        assert_eq!((device.leaks().allocations, allocator.stats().allocation.all.current), (1, 1));
+        allocator.close(&mut device).expect("the second free is not refused");
+        assert!(device.leaks().is_empty(), "{}", device.leaks());
+    }
+
+    fn a_page_that_the_driver_refuses_takes_those_before_it_back(Config::default().failing("cuMemCreate", 3, 999)) {
+        let mut device = device();
+        let start = device.reserve(Bytes::mib(8)).expect("there are addresses");
+        let free = free_memory(&mut device);
+        let error = device.map(range(start, 0, 8 << 20), Bytes::mib(2)).expect_err("the third page is refused");
+        assert!(matches!(error, DeviceError::Driver { call: "cuMemCreate", code: 999, .. }), "{error}");
+        assert_eq!((device.calls().create, device.calls().release, free_memory(&mut device)), (3, 2, free));
+        device.map(range(start, 0, 8 << 20), Bytes::mib(2)).expect("the second try is not refused");
+        device.fill(StreamId::DEFAULT, range(start, 0, 8 << 20), TAG).expect("all of it is mapped");
+        device.verify(StreamId::DEFAULT, range(start, 0, 8 << 20), TAG).expect("it is intact");
+    }
+
+    fn a_mapping_that_the_driver_refuses_in_the_middle_is_undone(Config::default().failing("cuMemMap", 2, 205)) {
+        refused_mapping_is_undone("cuMemMap", 205);
+    }
+
+    fn a_mapping_that_the_driver_lets_nobody_access_is_undone(Config::default().failing("cuMemSetAccess", 1, 801)) {
+        refused_mapping_is_undone("cuMemSetAccess", 801);
+    }
+
+    fn where_the_driver_unmaps_only_a_part_the_accounts_say_which(Config::default().failing("cuMemUnmap", 2, 206)) {
+        let mut device = device();
+        let start = device.reserve(Bytes::mib(6)).expect("there are addresses");
+        device.map(range(start, 0, 6 << 20), Bytes::mib(2)).expect("it fits");
+        let free = free_memory(&mut device);
+        let error = device.unmap(range(start, 0, 6 << 20)).expect_err("the second page is refused");
+        assert!(matches!(error, DeviceError::Driver { call: "cuMemUnmap", code: 206, .. }), "{error}");
+        assert_eq!((free_memory(&mut device), device.leaks().bytes), (free + Bytes::mib(2), Bytes::mib(4)));
+        device.fill(StreamId::DEFAULT, range(start, 2 << 20, 4 << 20), TAG).expect("the rest is mapped");
+        device.synchronize().expect("the context is not broken");
+        device.unmap(range(start, 2 << 20, 4 << 20)).expect("the second try is not refused");
+        device.unreserve(start).expect("nothing is mapped");
+    }
+
+    fn a_multi_instance_slice_is_matched_by_its_own_name(Config { mig: true, ..Config::default() }) {
+        let device = device();
+        assert_eq!((device.nvml_problem(), device.info().fingerprint.mig), (None, Some(true)));
+    }
+
+    fn without_nvml_a_device_opens_and_the_driver_tells_what_is_used(Config { nvml: false, ..Config::default() }) {
+        let mut device = device();
+        let why = device.nvml_problem().expect("there is no NVML");
+        assert!(why.starts_with("libnvidia-ml.so.1 is not on the loader's path"), "{why}");
+        assert_eq!(used_memory(&mut device), Bytes::mib(300));
+        device.malloc(Bytes::mib(10)).expect("it fits");
+        let memory = device.memory().expect("memory is told");
+        assert_eq!((memory.used, memory.context_overhead, memory.process), (Bytes::mib(310), Bytes::mib(300), None));
+        let unknown = device.own_context().expect_err("what others hold is not known");
+        assert!(matches!(unknown, DeviceError::Unavailable { .. }), "{unknown}");
+        let facts = &device.info().fingerprint;
+        assert_eq!((facts.driver.as_deref(), facts.cuda.as_deref(), facts.other_processes), (None, Some("12.8"), None));
+    }
+
+    fn an_nvml_that_fails_in_the_middle_of_a_run_is_an_error_and_not_another_figure(
+        Config::default().failing("nvmlDeviceGetMemoryInfo_v2", 3, 15)
+    ) {
+        let error = device().memory().expect_err("NVML lost the GPU").to_string();
+        assert!(error.starts_with("memory used, as NVML tells it: the GPU has fallen off the bus"), "{error}");
+    }
+
+    fn a_probe_describes_every_device_and_opens_none(Config { devices: 2, others: 64 << 20, ..Config::default() }) {
+        let probe = machine::probe();
+        assert_eq!(probe.nvml.as_deref(), Ok("0.0.double"));
+        let driver = probe.driver.as_ref().expect("there is a driver");
+        assert_eq!((driver.cuda.as_str(), driver.devices.len()), ("12.8", 2));
+        for (ordinal, device) in driver.devices.iter().enumerate() {
+            assert_eq!((device.ordinal, device.total, device.compute_capability), (ordinal as u32, Bytes::gib(2), (9, 0)));
+            let nvml = device.nvml.as_ref().expect("NVML knows it");
+            assert_eq!(nvml.free, Bytes::mib(2048 - 64), "no context is made");
+            assert_eq!(nvml.others.len(), 1);
+            assert_eq!((nvml.others[0].name.as_deref(), nvml.others[0].used), (Some("other-process"), Some(Bytes::mib(64))));
+        }
+        assert_eq!(DeviceChoice::Auto.resolve(&probe), Ok(Resolved::Cuda(0)));
+        assert_eq!(DeviceChoice::Cuda(1).resolve(&probe), Ok(Resolved::Cuda(1)));
+        assert!(DeviceChoice::Cuda(2).resolve(&probe).is_err());
+    }
+
+    fn a_driver_without_a_gpu_is_told_apart_from_no_driver(Config { devices: 0, ..Config::default() }) {
+        let no_gpu = "CUDA device 0: the driver is installed but sees no GPU; see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES";
+        assert_eq!(refused(CudaDevice::open(0)).to_string(), no_gpu);
+        let probe = machine::probe();
+        assert_eq!(probe.driver.as_ref().map(|driver| (driver.cuda.as_str(), driver.devices.len())), Ok(("12.8", 0)));
+        let reason = format!("no CUDA device can be opened: {no_gpu}");
+        assert_eq!(DeviceChoice::Auto.resolve(&probe), Ok(Resolved::Simulated { reason }));
+    }
+
+    fn an_ordinal_that_is_not_there_names_those_that_are(Config { devices: 3, ..Config::default() }) {
+        assert_eq!(refused(CudaDevice::open(3)).to_string(), "CUDA device 3: the driver has 3 devices, cuda:0 to cuda:2");
+        assert_eq!(refused(CudaDevice::open(u32::MAX)).to_string(), "CUDA device 4294967295: the driver has 3 devices, cuda:0 to cuda:2");
+    }
+
+    fn a_driver_that_cannot_start_says_what_to_do(Config::default().failing("cuInit", 0, 803)) {
+        let sentence = refused(CudaDevice::open(0)).to_string();
+        assert!(sentence.starts_with("cuInit failed: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803). The driver's installation"), "{sentence}");
+        let Ok(Resolved::Simulated { reason }) = DeviceChoice::Auto.resolve(&machine::probe()) else { panic!("there is no usable GPU") };
+        assert_eq!(reason, format!("no CUDA device can be opened: {sentence}"));
+    }
+}
+
+#[test]
+fn without_a_driver_the_reason_is_a_sentence_and_the_simulated_device_is_chosen() {
+    const NAME: &str = "without_a_driver_the_reason_is_a_sentence_and_the_simulated_device_is_chosen";
+    if !is_child(NAME) {
+        return run_child(NAME, &Staging::without_driver().expect("the folder is made"), "");
+    }
+    let sentence = refused(CudaDevice::open(0)).to_string();
+    assert!(sentence.starts_with("CUDA driver (libcuda.so.1): no such library is on the loader's path"), "{sentence}");
+    let probe = machine::probe();
+    assert!(probe.nvml.as_ref().is_err_and(|why| why.starts_with("libnvidia-ml.so.1 is not on the loader's path")), "{probe:?}");
+    let reason = format!("no CUDA device can be opened: {sentence}");
+    assert_eq!(DeviceChoice::Auto.resolve(&probe), Ok(Resolved::Simulated { reason }));
+    assert_eq!(DeviceChoice::Cuda(0).resolve(&probe).expect_err("there is none").to_string(), sentence);
+}
+
+/// Every driver function that opening calls, refused in turn: each time a driver error that names it, and nothing left behind.
+#[test]
+fn whichever_call_fails_while_opening_the_error_names_it_and_nothing_is_left() {
+    const NAME: &str = "whichever_call_fails_while_opening_the_error_names_it_and_nothing_is_left";
+    if is_child(NAME) {
+        let (call, code) = (env::var(ARGUMENT).expect("the parent told"), 999);
+        let error = refused(CudaDevice::open(0));
+        assert!(matches!(error, DeviceError::Driver { call: refused, code: 999, .. } if refused == call), "{call} {code}: {error}");
+        return;
+    }
+    let calls = [
+        "cuInit",
+        "cuDriverGetVersion",
+        "cuDeviceGetCount",
+        "cuDeviceGet",
+        "cuDeviceGetName",
+        "cuDeviceTotalMem_v2",
+        "cuDeviceGetAttribute",
+        "cuDeviceGetUuid_v2",
+        "cuDevicePrimaryCtxRetain",
+        "cuCtxSetCurrent",
+        "cuMemGetAllocationGranularity",
+        "cuModuleLoadData",
+        "cuModuleGetGlobal_v2",
+        "cuModuleGetFunction",
+        "cuLaunchKernel",
+        "cuCtxSynchronize",
+        "cuMemGetInfo_v2",
+    ];
+    for call in calls {
+        let staging = Staging::new(&Config::default().failing(call, 1, 999)).expect("the double is staged");
+        run_child(NAME, &staging, call);
+        assert_nothing_left(&staging);
+    }
+}
+
+#[test]
+fn a_dropped_device_leaves_nothing_behind() {
+    const NAME: &str = "a_dropped_device_leaves_nothing_behind";
+    if !is_child(NAME) {
+        let staging = Staging::new(&Config::default()).expect("the double is staged");
+        run_child(NAME, &staging, "");
+        return assert_eq!(staging.report().expect("the context was released"), format!("device 0 {NOTHING_LEFT}\n"));
+    }
+    let mut device = device();
+    let stream = device.create_stream().expect("a stream");
+    let event = device.create_event().expect("an event");
+    let ptr = device.malloc(Bytes::mib(10)).expect("it fits");
+    device.set_pressure(Bytes::mib(100)).expect("it fits");
+    device.busy(stream, Nanos::millis(20)).expect("it is queued");
+    device.fill(stream, range(ptr, 0, 10 << 20), TAG).expect("it is queued");
+    device.record_event(event, stream).expect("it is queued");
+    let start = device.reserve(Bytes::mib(40)).expect("there are addresses");
+    device.map(range(start, 2 << 20, 8 << 20), Bytes::mib(4)).expect("it fits");
+    device.fill(stream, range(start, 2 << 20, 8 << 20), TAG).expect("it is queued");
+    let pool = device.create_pool(Bytes(u64::MAX)).expect("a pool");
+    device.malloc_async(pool, Bytes::mib(3), stream).expect("it fits");
+    assert_eq!(device.leaks(), Leaks { allocations: 2, reservations: 1, pools: 1, bytes: Bytes::mib(18 + 32), streams: 1, events: 1 });
+}
+
+#[test]
+fn work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu() {
+    const NAME: &str = "work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu";
+    if !is_child(NAME) {
+        let staging = Staging::new(&Config::default()).expect("the double is staged");
+        run_child(NAME, &staging, "");
+        // What a broken context holds cannot be given back call by call: it goes with the context.
+        let report = staging.report().expect("the context was released");
+        return assert!(report.starts_with("device 0 left: 0 allocations, 1 reservations, 0 pages, 0 pools, 1 streams"), "{report}");
+    }
+    let mut device = device();
+    let stream = device.create_stream().expect("a stream");
+    let start = device.reserve(Bytes::mib(2)).expect("there are addresses");
+    device.map(range(start, 0, 2 << 20), Bytes::mib(2)).expect("it fits");
+    device.busy(stream, Nanos::millis(20)).expect("it is queued");
+    device.fill(stream, range(start, 0, 2 << 20), TAG).expect("it is queued");
+    device.unmap(range(start, 0, 2 << 20)).expect("unmapping does not wait");
+    let error = device.synchronize().expect_err("the fill met no memory");
+    assert!(matches!(error, DeviceError::Driver { code: 700, .. }), "{error}");
+}

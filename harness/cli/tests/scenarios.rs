@@ -1,0 +1,105 @@
+//! Every scenario of the catalogue, with every allocator that it lists, on every device of this machine: one trial each.
+//!
+//! The simulated device is always there. Where a GPU is, the same trials run on it, one after the other; where none is, they are shown as
+//! ignored, with the reason. `cargo test --test scenarios oom_retry` runs those whose name contains the word.
+//!
+//! A bundle runs this program on machines that do not have the project: there [`ROOT`] names the folder with `scenarios/` and `harness`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use harness_allocator::allocator::AllocatorSpec;
+use harness_cuda::machine::{self};
+use harness_devices::DeviceChoice;
+use harness_devices::DeviceSource;
+use harness_record::Verdict;
+use harness_report::text::step_table;
+use harness_run::session::{Plan, Selection};
+use harness_scenario::Scenario;
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// The variable that names the folder to run in, instead of the project that this was built from.
+const ROOT: &str = "HARNESS_ROOT";
+
+fn main() -> ExitCode {
+    // Paths in messages are as a user in this folder would write them.
+    let (root, program) = match std::env::var_os(ROOT) {
+        Some(root) => (PathBuf::from(root), "./harness"),
+        None => (Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), "cargo run --release --"),
+    };
+    if let Err(error) = std::env::set_current_dir(&root) {
+        eprintln!("{}: {error}", root.display());
+        return ExitCode::FAILURE;
+    }
+    let arguments = Arguments::from_args();
+    let scenarios = match catalogue(Path::new("scenarios")) {
+        Ok(scenarios) => scenarios,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let simulated = Ok(DeviceSource::simulated());
+    let cuda = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false).map_err(|error| error.to_string());
+    if let Err(reason) = cuda.as_ref().map_err(|reason| reason.as_str())
+        && !arguments.list
+    {
+        eprintln!("cuda: ignored, {reason}");
+    }
+    let mut trials = Vec::new();
+    for scenario in &scenarios {
+        for allocator in &scenario.allocators {
+            trials.push(trial("sim", scenario, allocator, &simulated, program));
+            trials.push(trial("cuda", scenario, allocator, &cuda, program));
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn catalogue(folder: &Path) -> Result<Vec<Scenario>, String> {
+    let entries = std::fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.retain(|path| path.extension().is_some_and(|ending| ending == "yaml"));
+    paths.sort();
+    paths.iter().map(|path| Scenario::load(path).map_err(|error| error.to_string())).collect()
+}
+
+fn trial(device: &str, scenario: &Scenario, allocator: &AllocatorSpec, source: &Result<DeviceSource, String>, program: &str) -> Trial {
+    let name = format!("{}::{}::{device}", scenario.name, allocator);
+    let plan = Plan {
+        scenarios: vec![scenario.clone()],
+        selection: Selection::only([allocator]),
+        seed: None,
+        memory: None,
+        repetitions: 1,
+        audit: true,
+        program: program.to_owned(),
+    };
+    match source {
+        Ok(source) => {
+            let source = source.clone();
+            Trial::test(name, move || run(&plan, &source))
+        }
+        // The reason was printed once, for all of them.
+        Err(_) => Trial::test(name, || Err("there is no CUDA device".into())).with_ignored_flag(true),
+    }
+}
+
+fn run(plan: &Plan, source: &DeviceSource) -> Result<(), Failed> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    // A GPU's memory is one; simulated devices are as many as there are trials.
+    let turn = source.simulated_because().is_none().then(|| ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));
+    let records = plan.run(source, &Arc::default(), |_, _| {})?;
+    drop(turn);
+    let record = records.runs.first().ok_or("nothing ran")?;
+    match &record.verdict {
+        Verdict::Passed => Ok(()),
+        // Found out only by opening the device: there is no other way to tell the test runner.
+        Verdict::Skipped { reason } => {
+            eprintln!("{} on {source}: skipped, {reason}", record.scenario.name);
+            Ok(())
+        }
+        Verdict::Failed { .. } | Verdict::Interrupted => Err(step_table(record).into()),
+    }
+}

@@ -1,0 +1,545 @@
+//! A real GPU, through the CUDA driver alone: no toolkit, nothing linked, everything probed before it is called.
+//!
+//! [`CudaDevice`] implements [`Device`] on the device's primary context. It keeps its own table of what callers hold, so a wrong free or an
+//! access to memory that nobody holds is noticed before the driver is asked: on a GPU such an access would break the context for good.
+//!
+//! * `driver` is the table of driver functions, `codes` names what they answer;
+//! * `kernels` and `kernels.ptx` fill, verify and spin;
+//! * `mapping` is address space and physical memory apart, [`harness_allocator::device::MappedDevice`];
+//! * `pool` is the driver's stream-ordered pools, [`harness_allocator::device::PooledDevice`];
+//! * `ballast` is the memory of [`Device::set_pressure`];
+//! * [`probe`] looks at GPUs without opening one.
+
+mod ballast;
+mod codes;
+mod driver;
+mod kernels;
+mod mapping;
+mod pool;
+pub mod probe;
+
+use std::collections::BTreeMap;
+use std::ptr;
+use std::time::Instant;
+
+use self::ballast::Ballast;
+use self::codes::Refusal;
+use self::driver::{CUcontext, CUdevice, CUevent, CUstream, Driver};
+use self::kernels::{Kernels, Mismatch};
+use self::mapping::Mapping;
+use self::pool::Pools;
+use crate::machine::no_such_device;
+use crate::nvml::NvmlDevice;
+use harness_allocator::device::{
+    Access, AccessKind, Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint, Leaks,
+    MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag,
+};
+use harness_allocator::units::{Bytes, Nanos};
+
+/// The driver takes device memory in pages of 2 MiB. Several small allocations may share one, so figures rounded to it are an upper bound
+/// for those. Source: <https://developer.nvidia.com/blog/introducing-low-level-gpu-virtual-memory-management/>, which gives 2 MiB as the
+/// granularity of device memory, also for `cudaMalloc`.
+const GRANULARITY: Bytes = Bytes::mib(2);
+
+/// How far device used may stray from what is allocated: room for what the driver takes for streams and events as they are made. An
+/// allowance, not a measured figure: a few granules, and small beside the megabytes that a scenario moves.
+const USED_TOLERANCE: Bytes = Bytes::mib(8);
+
+/// A GPU opened through the CUDA driver.
+///
+/// Dropping it waits for its work and gives everything back, also what callers still hold.
+pub struct CudaDevice {
+    info: DeviceInfo,
+    opened: Instant,
+    context_overhead: Bytes,
+    own_context: Result<Bytes, String>,
+    place: Place,
+    calls: DeviceCalls,
+    /// Live allocations of callers, by address.
+    live: BTreeMap<u64, Bytes>,
+    /// Addresses freed and not handed out again, and where they were freed.
+    freed: BTreeMap<u64, Place>,
+    streams: BTreeMap<u32, CUstream>,
+    next_stream: u32,
+    events: Vec<Option<Event>>,
+    free_events: Vec<u32>,
+    mapping: Option<Mapping>,
+    pools: Option<Pools>,
+    ballast: Ballast,
+    nvml: Result<NvmlDevice, String>,
+    kernels: Kernels,
+    // Last, as fields are dropped in order: everything above lives in it.
+    context: Context,
+}
+
+// SAFETY: the raw handles in here are the driver's, valid in every thread of the process; each method makes the context the calling thread's
+// first, and `&mut self` keeps calls one at a time.
+unsafe impl Send for CudaDevice {}
+
+struct Event {
+    handle: CUevent,
+    recorded: bool,
+}
+
+impl CudaDevice {
+    /// Opens the CUDA device with this ordinal, as the process sees them.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] without driver, device or function, in a sentence; [`DeviceError::Driver`] where a call is refused.
+    pub fn open(ordinal: u32) -> Result<Self, DeviceError> {
+        let driver = driver_with_devices(ordinal)?;
+        let count = probe::device_count(driver)?;
+        if ordinal >= count {
+            return Err(no_such_device(ordinal, count));
+        }
+        let (device, found) = probe::describe(driver, ordinal)?;
+        let nvml = NvmlDevice::find(found.uuid);
+        // Before the context, so that this process is not in the list, whatever number it has in the driver's namespace.
+        let facts = nvml.as_ref().map_or_else(|_| Fingerprint::default(), NvmlDevice::fingerprint);
+        let listed = nvml.as_ref().map(NvmlDevice::process_numbers).unwrap_or_default();
+        let used_before = nvml.as_ref().map_err(String::clone).and_then(NvmlDevice::used);
+        let (memory, uuid_hash) = (Some(found.total), Some(found.uuid.hash()));
+        let fingerprint = Fingerprint { memory, uuid_hash, cuda: Some(probe::cuda_version(driver)?), ..facts };
+        let context = Context::retain(driver, device)?;
+        if let Ok(nvml) = &nvml {
+            nvml.notice_this_process(&listed);
+        }
+        let (mapping, pools) = (Mapping::of(driver, device)?, Pools::of(driver, device)?);
+        let kernels = Kernels::load(driver)?;
+        let info = DeviceInfo {
+            name: found.name,
+            clock: Clock::Measured,
+            total: found.total,
+            granularity: GRANULARITY,
+            used_tolerance: USED_TOLERANCE,
+            fingerprint,
+        };
+        let mut device = Self {
+            info,
+            opened: Instant::now(),
+            context_overhead: Bytes::ZERO,
+            own_context: Ok(Bytes::ZERO),
+            place: Place::default(),
+            calls: DeviceCalls::default(),
+            live: BTreeMap::new(),
+            freed: BTreeMap::new(),
+            streams: BTreeMap::from([(StreamId::DEFAULT.0, ptr::null_mut())]),
+            next_stream: 1,
+            events: Vec::new(),
+            free_events: Vec::new(),
+            mapping,
+            pools,
+            ballast: Ballast::default(),
+            nvml,
+            kernels,
+            context,
+        };
+        device.context_overhead = device.used(device.driver_free()?)?;
+        device.own_context = used_before.and_then(|before| device.taken_since(before));
+        Ok(device)
+    }
+
+    /// Why NVML tells nothing of this device, where it does not: [`DeviceMemory::used`] then comes from the CUDA driver.
+    #[must_use]
+    pub fn nvml_problem(&self) -> Option<&str> {
+        self.nvml.as_ref().err().map(String::as_str)
+    }
+
+    /// The driver's functions, with this device's context made the calling thread's.
+    fn driver(&self) -> Result<&'static Driver, Refusal> {
+        self.context.make_current()
+    }
+
+    /// What the driver says is free.
+    fn driver_free(&self) -> Result<Bytes, Refusal> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are places for the answers.
+        unsafe { self.driver()?.memory_info(&raw mut free, &raw mut total) }?;
+        Ok(Bytes(free as u64))
+    }
+
+    /// Device used: NVML's figure, or where there is no NVML what is not free.
+    fn used(&self, free: Bytes) -> Result<Bytes, DeviceError> {
+        match &self.nvml {
+            Ok(nvml) => nvml.used().map_err(|why| DeviceError::Unavailable { what: "memory used, as NVML tells it".to_owned(), why }),
+            Err(_) => Ok(self.info.total.saturating_sub(free)),
+        }
+    }
+
+    /// What this process has taken since so much was used: by its own account where NVML keeps one, otherwise what is used beyond that, which
+    /// holds if no other process took or gave back memory in that moment.
+    fn taken_since(&self, before: Bytes) -> Result<Bytes, String> {
+        let nvml = self.nvml.as_ref().map_err(String::clone)?;
+        if let Some(own) = nvml.used_by_this_process() {
+            return Ok(own);
+        }
+        // A context always takes something.
+        let taken = nvml.used()?.saturating_sub(before);
+        if taken > Bytes::ZERO { Ok(taken) } else { Err("others gave memory back while the context was made".to_owned()) }
+    }
+
+    /// The driver's handle of a stream, for launches by other libraries; null for the default stream. Valid until the stream is destroyed
+    /// or this is dropped.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`].
+    pub fn raw_stream(&self, stream: StreamId) -> Result<CUstream, DeviceError> {
+        self.stream(stream)
+    }
+
+    fn stream(&self, stream: StreamId) -> Result<CUstream, DeviceError> {
+        self.streams.get(&stream.0).copied().ok_or(DeviceError::UnknownHandle { kind: "stream", number: stream.0 })
+    }
+
+    fn event(&mut self, event: EventId) -> Result<&mut Event, DeviceError> {
+        let slot = self.events.get_mut(event.0 as usize).and_then(Option::as_mut);
+        slot.ok_or(DeviceError::UnknownHandle { kind: "event", number: event.0 })
+    }
+
+    /// The error for freeing an address that nothing lives at.
+    fn wrong_free(&self, ptr: DevicePtr) -> DeviceError {
+        match self.freed.get(&ptr.0) {
+            Some(&first) => DeviceError::DoubleFree { ptr, first, second: self.place },
+            None => DeviceError::InvalidFree { ptr, place: self.place },
+        }
+    }
+
+    /// Refuses a range that is not wholly inside one live allocation, nor wholly mapped.
+    fn check_access(&self, range: MemoryRange, kind: AccessKind, stream: StreamId) -> Result<(), DeviceError> {
+        let plain = self.live.range(..=range.start.0).next_back();
+        let pooled = self.pools.as_ref().and_then(|pools| pools.live.range(..=range.start.0).next_back());
+        let allocation = plain.into_iter().chain(pooled.map(|(start, (size, _))| (start, size))).max();
+        let table = self.mapping.as_ref().map(|mapping| &mapping.table);
+        let why = match allocation {
+            _ if table.is_some_and(|table| table.is_mapped(range)) => return Ok(()),
+            _ if table.is_some_and(|table| table.is_reserved(range.start)) => "no memory is mapped to all of it".to_owned(),
+            Some((start, size)) if range.len <= size.saturating_sub(Bytes(range.start.0 - start)) => return Ok(()),
+            Some((start, size)) if range.start.0 < start + size.0 => {
+                format!("the allocation at {} ends at {}", DevicePtr(*start), DevicePtr(start + size.0))
+            }
+            _ => match self.freed.get(&range.start.0) {
+                Some(place) => format!("it was freed at {place}"),
+                None => "no allocation of this device lies there".to_owned(),
+            },
+        };
+        Err(DeviceError::InvalidAccess { range, access: Access { kind, stream, place: self.place }, why })
+    }
+}
+
+/// The driver, where it is there and has any device; the error for `ordinal` otherwise.
+fn driver_with_devices(ordinal: u32) -> Result<&'static Driver, DeviceError> {
+    Driver::get().map_err(|error| match error {
+        DeviceError::Driver { call: "cuInit", code: driver::NO_DEVICE, .. } => no_such_device(ordinal, 0),
+        other => other,
+    })
+}
+
+impl Device for CudaDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
+        let free = self.driver_free()?;
+        Ok(DeviceMemory {
+            total: self.info.total,
+            free,
+            used: self.used(free)?,
+            process: self.nvml.as_ref().ok().and_then(NvmlDevice::used_by_this_process),
+            context_overhead: self.context_overhead,
+            pressure: self.ballast.held(),
+        })
+    }
+
+    fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
+        Ok(self.driver_free()?)
+    }
+
+    fn own_context(&self) -> Result<Bytes, DeviceError> {
+        let unavailable = |why| DeviceError::Unavailable { what: "memory of this process's context alone".to_owned(), why };
+        self.own_context.clone().map_err(unavailable)
+    }
+
+    fn now(&mut self) -> Nanos {
+        Nanos(u64::try_from(self.opened.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    fn calls(&self) -> DeviceCalls {
+        self.calls
+    }
+
+    fn set_place(&mut self, place: Place) {
+        self.place = place;
+    }
+
+    fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
+        self.calls.malloc += 1;
+        let driver = self.driver()?;
+        let mut address = 0;
+        // SAFETY: `address` is a place for the answer.
+        match unsafe { driver.allocate(&raw mut address, usize::try_from(size.0).unwrap_or(usize::MAX)) } {
+            Ok(()) => {
+                self.live.insert(address, size);
+                self.freed.remove(&address);
+                Ok(DevicePtr(address))
+            }
+            Err(Refusal { code: driver::OUT_OF_MEMORY, .. }) => {
+                self.calls.malloc_failures += 1;
+                Err(DeviceError::OutOfMemory { requested: size, free: self.driver_free()? })
+            }
+            Err(refusal) => Err(refusal.into()),
+        }
+    }
+
+    fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
+        self.calls.free += 1;
+        if !self.live.contains_key(&ptr.0) {
+            return Err(self.wrong_free(ptr));
+        }
+        let driver = self.driver()?;
+        // SAFETY: the address is a live allocation of this context, as the table says, and is forgotten once it is freed. cuMemFree waits
+        // for work in flight today, but its documentation does not promise it, and the contract does: so the wait is our own.
+        unsafe {
+            driver.synchronize()?;
+            driver.free(ptr.0)?;
+        }
+        self.live.remove(&ptr.0);
+        self.freed.insert(ptr.0, self.place);
+        Ok(())
+    }
+
+    fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is a place for the answer.
+        unsafe { self.driver()?.create_stream(&raw mut handle, driver::STREAM_NON_BLOCKING) }?;
+        let stream = StreamId(self.next_stream);
+        self.next_stream += 1;
+        self.streams.insert(stream.0, handle);
+        Ok(stream)
+    }
+
+    fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        if stream == StreamId::DEFAULT {
+            return Err(DeviceError::UnknownHandle { kind: "removable stream", number: 0 });
+        }
+        let handle = self.stream(stream)?;
+        let driver = self.driver()?;
+        // SAFETY: the handle is a live stream of this context, as the table says, and is forgotten once it is destroyed.
+        unsafe {
+            driver.synchronize_stream(handle)?;
+            driver.destroy_stream(handle)?;
+        }
+        self.streams.remove(&stream.0);
+        Ok(())
+    }
+
+    fn create_event(&mut self) -> Result<EventId, DeviceError> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is a place for the answer.
+        unsafe { self.driver()?.create_event(&raw mut handle, driver::EVENT_DEFAULT) }?;
+        let event = Some(Event { handle, recorded: false });
+        if let Some(number) = self.free_events.pop() {
+            self.events[number as usize] = event;
+            return Ok(EventId(number));
+        }
+        self.events.push(event);
+        Ok(EventId(self.events.len() as u32 - 1))
+    }
+
+    fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError> {
+        let handle = self.event(event)?.handle;
+        // SAFETY: the handle is a live event of this context, as the table says, and is forgotten once it is destroyed. Waits that are
+        // queued keep their meaning: the driver releases an event that is in use when it completes.
+        unsafe { self.driver()?.destroy_event(handle) }?;
+        self.events[event.0 as usize] = None;
+        self.free_events.push(event.0);
+        Ok(())
+    }
+
+    fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
+        let queue = self.stream(stream)?;
+        let handle = self.event(event)?.handle;
+        self.calls.event_record += 1;
+        // SAFETY: both handles are live and of this context, as the tables say.
+        unsafe { self.driver()?.record_event(handle, queue) }?;
+        self.event(event)?.recorded = true;
+        Ok(())
+    }
+
+    fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError> {
+        let handle = self.event(event)?.handle;
+        self.calls.event_query += 1;
+        // SAFETY: the handle is a live event of this context, as the table says. One never recorded is answered with success.
+        match unsafe { self.driver()?.query_event(handle) } {
+            Ok(()) => Ok(true),
+            Err(Refusal { code: driver::NOT_READY, .. }) => Ok(false),
+            Err(refusal) => Err(refusal.into()),
+        }
+    }
+
+    fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
+        let queue = self.stream(stream)?;
+        let handle = self.event(event)?.handle;
+        // SAFETY: both handles are live and of this context, as the tables say; the only flags are 0.
+        Ok(unsafe { self.driver()?.wait_event(queue, handle, 0) }?)
+    }
+
+    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
+        let mut handles = [ptr::null_mut(); 2];
+        for (event, handle) in [start, end].into_iter().zip(&mut handles) {
+            let known = self.event(event)?;
+            if !known.recorded {
+                return Err(DeviceError::NotReady(event.0));
+            }
+            *handle = known.handle;
+        }
+        let driver = self.driver()?;
+        for (event, handle) in [start, end].into_iter().zip(handles) {
+            // SAFETY: the handle is a live event of this context, as the table says.
+            match unsafe { driver.query_event(handle) } {
+                Err(Refusal { code: driver::NOT_READY, .. }) => return Err(DeviceError::NotReady(event.0)),
+                answer => answer?,
+            }
+        }
+        let mut milliseconds = 0.0;
+        // SAFETY: `milliseconds` is a place for the answer; both events are live, recorded, with timing.
+        unsafe { driver.elapsed(&raw mut milliseconds, handles[0], handles[1]) }?;
+        // An end in front of its start is a negative time: none has passed.
+        Ok(Nanos((f64::from(milliseconds) * 1e6).round().max(0.0) as u64))
+    }
+
+    fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
+        let handle = self.event(event)?.handle;
+        self.calls.synchronize += 1;
+        // SAFETY: the handle is a live event of this context, as the table says.
+        Ok(unsafe { self.driver()?.synchronize_event(handle) }?)
+    }
+
+    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        let handle = self.stream(stream)?;
+        self.calls.synchronize += 1;
+        // SAFETY: the handle is a live stream of this context, as the table says.
+        Ok(unsafe { self.driver()?.synchronize_stream(handle) }?)
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.calls.synchronize += 1;
+        // SAFETY: the context is the calling thread's.
+        Ok(unsafe { self.driver()?.synchronize() }?)
+    }
+
+    fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        let queue = self.stream(stream)?;
+        self.check_access(range, AccessKind::Write, stream)?;
+        Ok(self.kernels.fill(self.driver()?, queue, range, tag)?)
+    }
+
+    fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        let queue = self.stream(stream)?;
+        self.check_access(range, AccessKind::Read, stream)?;
+        let mismatch = self.kernels.verify(self.driver()?, queue, range, tag)?;
+        mismatch.map_or(Ok(()), |mismatch| Err(corrupted(range, tag, &mismatch)))
+    }
+
+    fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
+        let queue = self.stream(stream)?;
+        Ok(self.kernels.busy(self.driver()?, queue, duration)?)
+    }
+
+    fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
+        let driver = self.driver()?;
+        Ok(self.ballast.resize(driver, held, self.info.granularity)?)
+    }
+
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        if self.mapping.is_some() { Some(self) } else { None }
+    }
+
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        if self.pools.is_some() { Some(self) } else { None }
+    }
+
+    fn leaks(&self) -> Leaks {
+        let charged = |size: &Bytes| size.checked_round_up(GRANULARITY).unwrap_or(*size);
+        let table = self.mapping.as_ref().map(|mapping| &mapping.table);
+        let pages: Bytes = table.into_iter().flat_map(|table| table.pages()).map(|(_, size, _)| size).sum();
+        let driver = self.driver().ok();
+        let pooled = self.pools.as_ref().zip(driver).map_or(Bytes::ZERO, |(pools, driver)| pools.reserved(driver));
+        Leaks {
+            reservations: table.map_or(0, |table| table.reservations().len() as u64),
+            allocations: (self.live.len() + self.pools.as_ref().map_or(0, |pools| pools.live.len())) as u64,
+            pools: self.pools.as_ref().map_or(0, Pools::count),
+            bytes: self.live.values().map(charged).sum::<Bytes>() + pages + pooled,
+            streams: self.streams.len() as u64 - 1,
+            events: self.events.iter().flatten().count() as u64,
+        }
+    }
+}
+
+fn corrupted(range: MemoryRange, tag: Tag, mismatch: &Mismatch) -> DeviceError {
+    let word: String = mismatch.word.iter().rev().map(|byte| format!("{byte:02x}")).collect();
+    let found = format!("its word holds 0x{word}, and {} of {} bytes differ", mismatch.bytes, range.len.0);
+    DeviceError::Corrupted { range, at: range.start.offset(Bytes(mismatch.offset)), expected: tag.0, found }
+}
+
+impl Drop for CudaDevice {
+    /// Gives everything back. Refusals are passed over: after a broken kernel every call is refused, and the context goes in any case.
+    fn drop(&mut self) {
+        let Ok(driver) = self.driver() else { return };
+        // SAFETY: each handle and address is live, as the tables say, and the tables end here; the wait comes first, so no work uses them.
+        unsafe {
+            let _ = driver.synchronize();
+            for event in self.events.iter().flatten() {
+                let _ = driver.destroy_event(event.handle);
+            }
+            for stream in self.streams.values().filter(|stream| !stream.is_null()) {
+                let _ = driver.destroy_stream(*stream);
+            }
+            for address in self.live.keys() {
+                let _ = driver.free(*address);
+            }
+        }
+        if let Some(mapping) = &mut self.mapping {
+            mapping.release(driver);
+        }
+        if let Some(pools) = &mut self.pools {
+            pools.release(driver);
+        }
+        self.ballast.release(driver);
+        let _ = self.kernels.unload(driver);
+    }
+}
+
+/// A reference to a device's primary context.
+struct Context {
+    driver: &'static Driver,
+    device: CUdevice,
+    handle: CUcontext,
+}
+
+impl Context {
+    /// Takes a reference, makes the context if this is the first, and makes it the calling thread's.
+    fn retain(driver: &'static Driver, device: CUdevice) -> Result<Self, Refusal> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is a place for the answer; the device's handle came from the driver.
+        unsafe { driver.retain_context(&raw mut handle, device) }?;
+        let context = Self { driver, device, handle };
+        context.make_current()?;
+        Ok(context)
+    }
+
+    /// Makes it the calling thread's, where it may not be: another thread may call, or other code may have changed it.
+    fn make_current(&self) -> Result<&'static Driver, Refusal> {
+        // SAFETY: the context is retained until `self` is dropped.
+        unsafe { self.driver.set_context(self.handle) }?;
+        Ok(self.driver)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: the reference was taken in `retain` and is given back once. A thread whose context it was gets an error from its next
+        // call, not undefined behaviour, as the driver's documentation of the primary context says.
+        let _ = unsafe { self.driver.release_context(self.device) };
+    }
+}

@@ -1,0 +1,212 @@
+//! Names of the driver's result codes and what a user can do about each: our own table, since naming a code through the bindings is
+//! undefined for codes that they do not know.
+//!
+//! Source: `CUresult` in the CUDA driver API,
+//! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>.
+
+use harness_allocator::device::DeviceError;
+
+/// A refused call: cheap to make and to match, for the calls whose refusal is an answer. [`DeviceError::from`] words it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// The driver's function.
+    pub(super) call: &'static str,
+    /// Its code, not 0.
+    pub(super) code: u32,
+}
+
+impl From<Refusal> for DeviceError {
+    fn from(Refusal { call, code }: Refusal) -> Self {
+        let (name, advice) = describe(code);
+        Self::Driver { call, code, name: name.to_owned(), advice }
+    }
+}
+
+/// Advice groups: codes with one remedy share one sentence.
+const BUG: &str = "This is a mistake of the caller or of this program: report it with the command that shows it";
+const STICKY: &str = "Earlier work broke the context, which stays unusable: end the process and start again, and see `dmesg | grep Xid`";
+const HARDWARE: &str = "The GPU reports a fault: see `dmesg | grep Xid` and `nvidia-smi -q`, drain the node and reset or replace the GPU";
+const INSTALLATION: &str = "The driver's installation is at fault: compare `nvidia-smi` and `cat /proc/driver/nvidia/version`, and reboot \
+                            after a driver update";
+const VISIBILITY: &str = "No GPU is visible: see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES, and give the container access to the GPU";
+const TOO_OLD: &str = "The driver does not support this: install a newer NVIDIA driver";
+const MEMORY: &str = "Device or host memory is exhausted: see `nvidia-smi` for other processes on the GPU";
+const ACCESS: &str = "Somebody else holds the GPU or forbids its use: see `nvidia-smi -q -d COMPUTE` and the other processes on it";
+const MPS: &str = "The MPS server refuses: see its log, and `echo get_server_list | nvidia-cuda-mps-control`";
+const EARLIER: &str = "Retry once; if it stays, end other processes on the GPU and look at `dmesg | grep Xid`";
+
+/// Name and advice of a code; codes that are not in the table are honestly called unknown.
+pub(super) fn describe(code: u32) -> (&'static str, &'static str) {
+    let unknown =
+        ("unknown driver code", "This program does not know the code: look it up in `cuda.h` of the installed driver's CUDA version");
+    CODES.binary_search_by_key(&code, |entry| entry.0).map_or(unknown, |at| (CODES[at].1, CODES[at].2))
+}
+
+/// Code, name, advice; sorted by code.
+const CODES: &[(u32, &str, &str)] = &[
+    (0, "CUDA_SUCCESS", "Nothing is wrong"),
+    (1, "CUDA_ERROR_INVALID_VALUE", BUG),
+    (2, "CUDA_ERROR_OUT_OF_MEMORY", MEMORY),
+    (3, "CUDA_ERROR_NOT_INITIALIZED", BUG),
+    (4, "CUDA_ERROR_DEINITIALIZED", "The driver is shutting down: the process is ending while a device is still in use"),
+    (5, "CUDA_ERROR_PROFILER_DISABLED", BUG),
+    (
+        34,
+        "CUDA_ERROR_STUB_LIBRARY",
+        "The toolkit's stub stands in for the driver: take `stubs` out of LD_LIBRARY_PATH and install the driver",
+    ),
+    (36, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER", TOO_OLD),
+    (46, "CUDA_ERROR_DEVICE_UNAVAILABLE", ACCESS),
+    (100, "CUDA_ERROR_NO_DEVICE", VISIBILITY),
+    (101, "CUDA_ERROR_INVALID_DEVICE", VISIBILITY),
+    (
+        102,
+        "CUDA_ERROR_DEVICE_NOT_LICENSED",
+        "The virtual GPU has no licence: check the licence server with `nvidia-smi -q | grep -i licen`",
+    ),
+    (200, "CUDA_ERROR_INVALID_IMAGE", BUG),
+    (201, "CUDA_ERROR_INVALID_CONTEXT", BUG),
+    (202, "CUDA_ERROR_CONTEXT_ALREADY_CURRENT", BUG),
+    (205, "CUDA_ERROR_MAP_FAILED", EARLIER),
+    (206, "CUDA_ERROR_UNMAP_FAILED", EARLIER),
+    (207, "CUDA_ERROR_ARRAY_IS_MAPPED", BUG),
+    (208, "CUDA_ERROR_ALREADY_MAPPED", BUG),
+    (209, "CUDA_ERROR_NO_BINARY_FOR_GPU", TOO_OLD),
+    (210, "CUDA_ERROR_ALREADY_ACQUIRED", BUG),
+    (211, "CUDA_ERROR_NOT_MAPPED", BUG),
+    (214, "CUDA_ERROR_ECC_UNCORRECTABLE", HARDWARE),
+    (215, "CUDA_ERROR_UNSUPPORTED_LIMIT", BUG),
+    (216, "CUDA_ERROR_CONTEXT_ALREADY_IN_USE", ACCESS),
+    (217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", BUG),
+    (218, "CUDA_ERROR_INVALID_PTX", TOO_OLD),
+    (220, "CUDA_ERROR_NVLINK_UNCORRECTABLE", HARDWARE),
+    (
+        221,
+        "CUDA_ERROR_JIT_COMPILER_NOT_FOUND",
+        "The driver's libnvidia-ptxjitcompiler.so.1 is missing: install the whole driver, in containers with \
+                                               NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+    ),
+    (222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", TOO_OLD),
+    (223, "CUDA_ERROR_JIT_COMPILATION_DISABLED", "CUDA_DISABLE_PTX_JIT is set: unset it, the kernels are translated when the device opens"),
+    (224, "CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY", BUG),
+    (226, "CUDA_ERROR_CONTAINED", STICKY),
+    (300, "CUDA_ERROR_INVALID_SOURCE", BUG),
+    (301, "CUDA_ERROR_FILE_NOT_FOUND", INSTALLATION),
+    (302, "CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND", INSTALLATION),
+    (303, "CUDA_ERROR_SHARED_OBJECT_INIT_FAILED", INSTALLATION),
+    (
+        304,
+        "CUDA_ERROR_OPERATING_SYSTEM",
+        "The operating system refused the driver: check the permissions of /dev/nvidia*, memory limits and cgroups",
+    ),
+    (400, "CUDA_ERROR_INVALID_HANDLE", BUG),
+    (401, "CUDA_ERROR_ILLEGAL_STATE", BUG),
+    (500, "CUDA_ERROR_NOT_FOUND", BUG),
+    (600, "CUDA_ERROR_NOT_READY", "Work is still running: synchronize first"),
+    (700, "CUDA_ERROR_ILLEGAL_ADDRESS", STICKY),
+    (701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", BUG),
+    (
+        702,
+        "CUDA_ERROR_LAUNCH_TIMEOUT",
+        "A kernel ran into the display watchdog, and the context stays unusable: use a GPU without a display",
+    ),
+    (708, "CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE", BUG),
+    (709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "Something in this process reset the device while it was in use"),
+    (710, "CUDA_ERROR_ASSERT", STICKY),
+    (714, "CUDA_ERROR_HARDWARE_STACK_ERROR", STICKY),
+    (715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", STICKY),
+    (716, "CUDA_ERROR_MISALIGNED_ADDRESS", STICKY),
+    (717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", STICKY),
+    (718, "CUDA_ERROR_INVALID_PC", STICKY),
+    (719, "CUDA_ERROR_LAUNCH_FAILED", STICKY),
+    (800, "CUDA_ERROR_NOT_PERMITTED", ACCESS),
+    (801, "CUDA_ERROR_NOT_SUPPORTED", TOO_OLD),
+    (
+        802,
+        "CUDA_ERROR_SYSTEM_NOT_READY",
+        "The fabric manager is not ready: `systemctl status nvidia-fabricmanager`, and `nvidia-smi -q | grep -i fabric`",
+    ),
+    (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", INSTALLATION),
+    (
+        804,
+        "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+        "A forward-compatibility driver meets a GPU it does not serve: take the `compat` folder out of \
+                                                       LD_LIBRARY_PATH",
+    ),
+    (805, "CUDA_ERROR_MPS_CONNECTION_FAILED", MPS),
+    (806, "CUDA_ERROR_MPS_RPC_FAILURE", MPS),
+    (807, "CUDA_ERROR_MPS_SERVER_NOT_READY", MPS),
+    (808, "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", MPS),
+    (809, "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED", MPS),
+    (810, "CUDA_ERROR_MPS_CLIENT_TERMINATED", MPS),
+    (911, "CUDA_ERROR_EXTERNAL_DEVICE", HARDWARE),
+    (
+        999,
+        "CUDA_ERROR_UNKNOWN",
+        "The driver does not say why: see `dmesg | grep Xid`; after a driver update or a suspend, reload nvidia_uvm or reboot",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_codes_are_sorted_and_each_has_a_name_and_advice() {
+        assert!(CODES.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        for (code, name, advice) in CODES {
+            assert!(name.starts_with("CUDA_"), "{code}");
+            assert!(!advice.ends_with('.') && advice.len() > 10, "{code}");
+            assert_eq!(describe(*code), (*name, *advice));
+        }
+    }
+
+    #[test]
+    fn a_known_code_is_named_with_advice() {
+        let error = DeviceError::from(Refusal { call: "cuInit", code: 100 });
+        assert_eq!(
+            error.to_string(),
+            "cuInit failed: CUDA_ERROR_NO_DEVICE (100). No GPU is visible: see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES, and give the \
+             container access to the GPU"
+        );
+    }
+
+    #[test]
+    fn an_unknown_code_is_called_unknown() {
+        let error = DeviceError::from(Refusal { call: "cuMemAlloc_v2", code: 9999 });
+        assert!(error.to_string().starts_with("cuMemAlloc_v2 failed: unknown driver code (9999). "), "{error}");
+    }
+
+    /// The bindings are the second source of the names: each number there that is in our table has the same name.
+    #[test]
+    fn names_agree_with_the_bindings() {
+        use cudarc::driver::sys::CUresult;
+        let known = [
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            CUresult::CUDA_ERROR_STUB_LIBRARY,
+            CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE,
+            CUresult::CUDA_ERROR_NO_DEVICE,
+            CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
+            CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
+            CUresult::CUDA_ERROR_INVALID_PTX,
+            CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
+            CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+            CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED,
+            CUresult::CUDA_ERROR_OPERATING_SYSTEM,
+            CUresult::CUDA_ERROR_INVALID_HANDLE,
+            CUresult::CUDA_ERROR_NOT_READY,
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+            CUresult::CUDA_ERROR_LAUNCH_TIMEOUT,
+            CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+            CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
+            CUresult::CUDA_ERROR_LAUNCH_FAILED,
+            CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
+            CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE,
+            CUresult::CUDA_ERROR_EXTERNAL_DEVICE,
+            CUresult::CUDA_ERROR_UNKNOWN,
+        ];
+        for code in known {
+            assert_eq!(describe(code as u32).0, format!("{code:?}"));
+        }
+    }
+}

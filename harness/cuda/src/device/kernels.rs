@@ -1,0 +1,238 @@
+//! The device's own kernels: fill, verify and spin. [`Kernels`] loads the PTX and queues them.
+
+use std::ffi::{CStr, c_uint, c_void};
+use std::ptr;
+
+use super::codes::Refusal;
+use super::driver::{CUdeviceptr, CUfunction, CUmodule, CUstream, Driver};
+use harness_allocator::device::{MemoryRange, Tag};
+use harness_allocator::units::Nanos;
+
+/// The loaded kernels. All methods need the context of [`Kernels::load`] to be the calling thread's.
+#[derive(Clone, Copy)]
+pub(super) struct Kernels {
+    module: CUmodule,
+    fill_words: CUfunction,
+    fill_bytes: CUfunction,
+    verify_words: CUfunction,
+    verify_bytes: CUfunction,
+    busy: CUfunction,
+    findings: CUdeviceptr,
+}
+
+/// Memory that does not hold its tag.
+pub(super) struct Mismatch {
+    /// Offset of the first wrong byte in the range.
+    pub(super) offset: u64,
+    /// Number of wrong bytes.
+    pub(super) bytes: u64,
+    /// What the tag's word around the first wrong byte holds; the range's last word may be shorter.
+    pub(super) word: Vec<u8>,
+}
+
+const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("kernels.ptx"), "\0").as_bytes()) {
+    Ok(text) => text,
+    Err(_) => panic!("kernels.ptx holds a NUL byte"),
+};
+
+/// Threads of a block: a multiple of every GPU's warp, and small enough for every GPU.
+const BLOCK: u32 = 256;
+/// Most blocks of a launch. 2048 blocks of 256 threads are more than any present GPU runs at once (an H200 has 132 multiprocessors of 8
+/// such blocks), so more would only queue.
+const MOST_BLOCKS: u64 = 2048;
+/// Longest single spin. Displays' watchdogs end kernels after some seconds, so a long one is cut up.
+const LONGEST_SPIN: Nanos = Nanos(1_000_000_000);
+
+impl Kernels {
+    /// Translates and loads the kernels, and runs each once with nothing to do: drivers load kernels lazily, and the memory that takes
+    /// belongs to the context overhead, not to the first step that happens to fill something.
+    pub(super) fn load(driver: &Driver) -> Result<Self, Refusal> {
+        let mut module = ptr::null_mut();
+        // SAFETY: `module` is a place for the handle; the image is NUL-terminated PTX text.
+        unsafe { driver.load_module(&raw mut module, PTX.as_ptr().cast()) }?;
+        let loaded = Self::find(driver, module).and_then(|kernels| kernels.warm_up(driver).map(|()| kernels));
+        if loaded.is_err() {
+            // SAFETY: the module was just loaded and nothing of it is kept. The first refusal is the one to tell.
+            let _ = unsafe { driver.unload_module(module) };
+        }
+        loaded
+    }
+
+    /// Queues work that writes the tag to the range. The range must be memory that the caller holds.
+    pub(super) fn fill(&self, driver: &Driver, stream: CUstream, range: MemoryRange, tag: Tag) -> Result<(), Refusal> {
+        let parts = Parts::of(range, tag);
+        if parts.head > 0 {
+            self.launch(driver, self.fill_bytes, 1, stream, &mut [range.start.0, 0, parts.head, tag.0])?;
+        }
+        if parts.words > 0 {
+            self.launch(driver, self.fill_words, parts.words, stream, &mut [range.start.0 + parts.head, parts.words, parts.value])?;
+        }
+        if parts.tail > 0 {
+            self.launch(driver, self.fill_bytes, 1, stream, &mut [range.start.0, parts.tail_offset(), parts.tail, tag.0])?;
+        }
+        Ok(())
+    }
+
+    /// Compares the range with the tag behind the stream's work so far, and waits. The range must be memory that the caller holds.
+    pub(super) fn verify(&self, driver: &Driver, stream: CUstream, range: MemoryRange, tag: Tag) -> Result<Option<Mismatch>, Refusal> {
+        let parts = Parts::of(range, tag);
+        // SAFETY: the findings are two words of the loaded module; the last verification was waited for, so nobody else uses them.
+        unsafe { driver.set_bytes(self.findings, 0xff, 16, stream) }?;
+        if parts.head > 0 {
+            self.launch(driver, self.verify_bytes, 1, stream, &mut [range.start.0, 0, parts.head, tag.0])?;
+        }
+        if parts.words > 0 {
+            let words_start = range.start.0 + parts.head;
+            self.launch(driver, self.verify_words, parts.words, stream, &mut [words_start, parts.words, parts.value, parts.head])?;
+        }
+        if parts.tail > 0 {
+            self.launch(driver, self.verify_bytes, 1, stream, &mut [range.start.0, parts.tail_offset(), parts.tail, tag.0])?;
+        }
+        let mut findings = [0; 16];
+        read(driver, stream, self.findings, &mut findings)?;
+        let [count, lowest] = words_of(findings);
+        let bytes = count.wrapping_add(1);
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let word_start = lowest / 8 * 8;
+        let word_len = usize::try_from((range.len.0 - word_start).min(8)).unwrap_or(8);
+        let mut word = vec![0; word_len];
+        read(driver, stream, range.start.0 + word_start, &mut word)?;
+        Ok(Some(Mismatch { offset: lowest, bytes, word }))
+    }
+
+    /// Queues work that spins for about `duration`, in pieces of at most a second.
+    pub(super) fn busy(&self, driver: &Driver, stream: CUstream, duration: Nanos) -> Result<(), Refusal> {
+        let mut left = duration.0;
+        while left > 0 {
+            let piece = left.min(LONGEST_SPIN.0);
+            self.launch(driver, self.busy, 1, stream, &mut [piece])?;
+            left -= piece;
+        }
+        Ok(())
+    }
+
+    /// Unloads the module; nothing of it may be used afterwards.
+    pub(super) fn unload(self, driver: &Driver) -> Result<(), Refusal> {
+        // SAFETY: the module was loaded by `load` and the kernels are used up by this call.
+        unsafe { driver.unload_module(self.module) }
+    }
+
+    fn find(driver: &Driver, module: CUmodule) -> Result<Self, Refusal> {
+        let function = |name: &CStr| {
+            let mut function = ptr::null_mut();
+            // SAFETY: `function` is a place for the handle, the module is loaded, the name is NUL-terminated.
+            unsafe { driver.module_function(&raw mut function, module, name.as_ptr()) }.map(|()| function)
+        };
+        let (mut findings, mut size) = (0, 0);
+        // SAFETY: both are places for the answers, the module is loaded, the name is NUL-terminated.
+        unsafe { driver.module_global(&raw mut findings, &raw mut size, module, c"harness_findings".as_ptr()) }?;
+        Ok(Self {
+            module,
+            fill_words: function(c"harness_fill_words")?,
+            fill_bytes: function(c"harness_fill_bytes")?,
+            verify_words: function(c"harness_verify_words")?,
+            verify_bytes: function(c"harness_verify_bytes")?,
+            busy: function(c"harness_busy")?,
+            findings,
+        })
+    }
+
+    fn warm_up(&self, driver: &Driver) -> Result<(), Refusal> {
+        let stream = ptr::null_mut();
+        self.launch(driver, self.fill_words, 1, stream, &mut [self.findings, 0, 0])?;
+        self.launch(driver, self.fill_bytes, 1, stream, &mut [self.findings, 0, 0, 0])?;
+        self.launch(driver, self.verify_words, 1, stream, &mut [self.findings, 0, 0, 0])?;
+        self.launch(driver, self.verify_bytes, 1, stream, &mut [self.findings, 0, 0, 0])?;
+        self.launch(driver, self.busy, 1, stream, &mut [1])?;
+        // SAFETY: the context is the calling thread's.
+        unsafe { driver.synchronize() }
+    }
+
+    /// Queues a kernel for `work` independent items. `arguments` are the kernel's parameters, all of them 64-bit, in order and in number.
+    fn launch(&self, driver: &Driver, kernel: CUfunction, work: u64, stream: CUstream, arguments: &mut [u64]) -> Result<(), Refusal> {
+        let grid = c_uint::try_from(work.div_ceil(u64::from(BLOCK)).clamp(1, MOST_BLOCKS)).unwrap_or(1);
+        let block = if work == 1 { 1 } else { BLOCK };
+        let mut pointers: Vec<*mut c_void> = arguments.iter_mut().map(|argument| ptr::from_mut(argument).cast()).collect();
+        // SAFETY: the kernel is one of this module and `arguments` has its parameters (each caller above matches kernels.ptx); the driver
+        // copies them before it returns. The memory that they name is held by the caller of `fill` or `verify`.
+        unsafe { driver.launch(kernel, grid, 1, 1, block, 1, 1, 0, stream, pointers.as_mut_ptr(), ptr::null_mut()) }
+    }
+}
+
+/// Copies device memory to the host behind the stream's work and waits for it.
+fn read(driver: &Driver, stream: CUstream, from: CUdeviceptr, into: &mut [u8]) -> Result<(), Refusal> {
+    // SAFETY: `into` has room for the copy and outlives it, because the stream is synchronized before returning, also after a failed copy.
+    let (copied, waited) =
+        unsafe { (driver.copy_to_host(into.as_mut_ptr().cast(), from, into.len(), stream), driver.synchronize_stream(stream)) };
+    copied.and(waited)
+}
+
+fn words_of(bytes: [u8; 16]) -> [u64; 2] {
+    let value = u128::from_le_bytes(bytes);
+    [value as u64, (value >> 64) as u64]
+}
+
+/// A range cut at the 8-byte boundaries of its addresses.
+#[derive(Debug, PartialEq, Eq)]
+struct Parts {
+    /// Bytes in front of the first aligned word.
+    head: u64,
+    /// Aligned words.
+    words: u64,
+    /// Bytes behind the last aligned word.
+    tail: u64,
+    /// What each aligned word holds: the tag, turned by the head.
+    value: u64,
+}
+
+impl Parts {
+    fn of(range: MemoryRange, tag: Tag) -> Self {
+        let head = (range.start.0.wrapping_neg() % 8).min(range.len.0);
+        let words = (range.len.0 - head) / 8;
+        let tail = range.len.0 - head - 8 * words;
+        Self { head, words, tail, value: tag.0.rotate_right(8 * head as u32) }
+    }
+
+    const fn tail_offset(&self) -> u64 {
+        self.head + 8 * self.words
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harness_allocator::device::DevicePtr;
+    use harness_allocator::units::Bytes;
+
+    /// The bytes that the kernels would write for these parts.
+    fn written(parts: &Parts, tag: Tag) -> Vec<u8> {
+        let tag_byte = |offset: u64| tag.0.to_le_bytes()[(offset % 8) as usize];
+        let head = (0..parts.head).map(tag_byte);
+        let words = (0..parts.words).flat_map(|_| parts.value.to_le_bytes());
+        let tail = (parts.tail_offset()..parts.tail_offset() + parts.tail).map(tag_byte);
+        head.chain(words).chain(tail).collect()
+    }
+
+    #[test]
+    fn every_start_and_length_is_covered_by_aligned_words_and_single_bytes() {
+        let tag = Tag(0x1122_3344_5566_7788);
+        for start in 0x1000..0x1010_u64 {
+            for len in 1..40_u64 {
+                let parts = Parts::of(MemoryRange::new(DevicePtr(start), Bytes(len)), tag);
+                assert!(parts.words == 0 || (start + parts.head).is_multiple_of(8), "{start:#x} {len}");
+                let expected: Vec<u8> = (0..len).map(|offset| tag.0.to_le_bytes()[(offset % 8) as usize]).collect();
+                assert_eq!(written(&parts, tag), expected, "{start:#x} {len}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_kernel_of_the_table_is_in_the_ptx() {
+        let text = PTX.to_str().expect("PTX is ASCII");
+        let entries: Vec<_> = text.match_indices(".visible .entry ").map(|(at, found)| &text[at + found.len()..]).collect();
+        let names: Vec<_> = entries.iter().filter_map(|rest| rest.split('(').next()).collect();
+        assert_eq!(names, ["harness_fill_words", "harness_fill_bytes", "harness_verify_words", "harness_verify_bytes", "harness_busy"]);
+    }
+}

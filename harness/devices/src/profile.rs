@@ -1,0 +1,322 @@
+//! Device profiles: what a real GPU was measured to cost, in a YAML file that the simulated device can run on.
+//!
+//! [`Profile::load`] reads one, [`Profile::to_yaml`] writes one, [`Profile::sim_config`] makes a simulated device of it. Every field has a
+//! type that cannot hold anything else, so what was read can be used without further checks.
+
+mod error;
+mod figure;
+
+use std::borrow::Cow;
+use std::fmt::{self, Write as _};
+use std::path::Path;
+
+use harness_allocator::device::DeviceInfo;
+use harness_allocator::device::sim::{CostModel, Figure, SimConfig};
+use harness_allocator::hash::fnv1a;
+use harness_allocator::units::{Bytes, Nanos};
+use serde::Deserialize;
+
+use harness_base::date::Date;
+
+pub use self::error::ProfileError;
+pub use self::figure::{ByteCount, FitError, Measured, Nanoseconds, NanosecondsPerGib, NanosecondsPerMib, Share, Spread, UnitText};
+
+/// The version of profiles that this build writes and reads.
+pub const PROFILE_VERSION: u32 = 1;
+
+/// Where profiles lie, as seen from the root of the project.
+pub const FOLDER: &str = "scenarios/devices";
+
+/// Largest file that is read, in bytes: a hundred times what a profile has.
+const MAX_FILE: u64 = 256 << 10;
+
+/// What a GPU was measured to cost.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// [`PROFILE_VERSION`].
+    pub version: Version,
+    /// What reports call it.
+    pub name: ProfileName,
+    /// When it was measured, in UTC.
+    pub measured: Date,
+    /// Version of the harness that measured it.
+    pub harness: String,
+    /// The GPU, as a user would recognise it.
+    pub device: String,
+    /// All of its memory, in bytes.
+    pub memory: Bytes,
+    /// Version of the kernel driver, where it was known.
+    pub driver: Option<String>,
+    /// CUDA version that the driver supports, where it was known.
+    pub cuda: Option<String>,
+    /// Why its figures are not to be trusted fully: other processes, throttling, a busy processor. Empty: nothing was seen.
+    pub contended: Vec<String>,
+    /// The costs.
+    pub figures: Figures,
+}
+
+/// Every figure of a cost model, measured. `None`: the device did not have such calls.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Figures {
+    /// [`CostModel::context_overhead`].
+    pub context_overhead: Measured<ByteCount>,
+    /// [`CostModel::malloc`].
+    pub malloc: Measured<Nanoseconds>,
+    /// [`CostModel::malloc_per_mib`].
+    pub malloc_per_mib: Measured<NanosecondsPerMib>,
+    /// [`CostModel::free`].
+    pub free: Measured<Nanoseconds>,
+    /// [`CostModel::free_per_mib`].
+    pub free_per_mib: Measured<NanosecondsPerMib>,
+    /// [`CostModel::map_page`].
+    pub map_page: Option<Measured<Nanoseconds>>,
+    /// [`CostModel::unmap_page`].
+    pub unmap_page: Option<Measured<Nanoseconds>>,
+    /// [`CostModel::pool_call`].
+    pub pool_call: Option<Measured<Nanoseconds>>,
+    /// [`CostModel::submit`].
+    pub submit: Measured<Nanoseconds>,
+    /// [`CostModel::stream_create`].
+    pub stream_create: Measured<Nanoseconds>,
+    /// [`CostModel::event_create`].
+    pub event_create: Measured<Nanoseconds>,
+    /// [`CostModel::event_record`].
+    pub event_record: Measured<Nanoseconds>,
+    /// [`CostModel::event_query`].
+    pub event_query: Measured<Nanoseconds>,
+    /// [`CostModel::synchronize`].
+    pub synchronize: Measured<Nanoseconds>,
+    /// [`CostModel::transfer_per_gib`].
+    pub transfer_per_gib: Measured<NanosecondsPerGib>,
+}
+
+impl Profile {
+    /// Figures of a device that were measured at this date.
+    #[must_use]
+    pub fn new(name: ProfileName, measured: Date, device: &DeviceInfo, contended: Vec<String>, figures: Figures) -> Self {
+        Self {
+            version: Version,
+            name,
+            measured,
+            harness: env!("CARGO_PKG_VERSION").to_owned(),
+            device: device.name.clone(),
+            memory: device.fingerprint.memory.unwrap_or(device.total),
+            driver: device.fingerprint.driver.clone(),
+            cuda: device.fingerprint.cuda.clone(),
+            contended,
+            figures,
+        }
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`ProfileError`], with file, line and column where it has them.
+    pub fn load(path: &Path) -> Result<Self, ProfileError> {
+        Self::parse(&error::read(path, MAX_FILE)?, path)
+    }
+
+    /// Reads a text; the path is for errors.
+    ///
+    /// # Errors
+    /// [`ProfileError`], with line and column.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
+        let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
+        serde_saphyr::from_str_with_options(text, options).map_err(|error| ProfileError::text(&error, path, text))
+    }
+
+    /// The file: what [`Profile::parse`] reads back as it was.
+    #[must_use]
+    pub fn to_yaml(&self) -> String {
+        let Self { version, name, measured, harness, device, memory, driver, cuda, contended, figures } = self;
+        let mut yaml =
+            "# A device profile, measured by `harness calibrate`: see the README.md of this project's scenarios/devices.\n".to_owned();
+        let mut line = |key: &str, value: String| {
+            // Writing to a string cannot fail.
+            let _ = writeln!(yaml, "{key}: {value}");
+        };
+        line("version", version.to_string());
+        line("name", quoted(&name.0));
+        line("measured", quoted(&measured.to_string()));
+        line("harness", quoted(harness));
+        line("device", quoted(device));
+        line("memory", memory.0.to_string());
+        driver.iter().for_each(|driver| line("driver", quoted(driver)));
+        cuda.iter().for_each(|cuda| line("cuda", quoted(cuda)));
+        line("contended", format!("[{}]", contended.iter().map(|reason| quoted(reason)).collect::<Vec<_>>().join(", ")));
+        yaml.push_str("figures:\n");
+        for (name, figure) in figures.rows() {
+            let _ = writeln!(yaml, "  {name}: {figure}");
+        }
+        yaml
+    }
+
+    /// The name that reports and records show: with the date, and eight digits that tell its figures from others of the same name.
+    #[must_use]
+    pub fn title(&self) -> String {
+        let rows = self.figures.rows().into_iter().map(|(name, figure)| format!("{name}: {figure}\n")).collect::<String>();
+        format!("{} measured {} ({:08x})", self.name.0, self.measured, fnv1a(rows.as_bytes()) >> 32)
+    }
+
+    /// What a simulated device charges by this profile. What was not measured is charged as published, and says so.
+    #[must_use]
+    pub fn cost_model(&self) -> CostModel {
+        let Figures { context_overhead, malloc, malloc_per_mib, free, free_per_mib, map_page, unmap_page, pool_call, .. } = &self.figures;
+        let Figures { submit, stream_create, event_create, event_record, event_query, synchronize, transfer_per_gib, .. } = &self.figures;
+        let published = CostModel::PUBLISHED;
+        CostModel {
+            name: Cow::Owned(self.title()),
+            context_overhead: Figure { value: Bytes(context_overhead.value), source: self.source(context_overhead.fit_error) },
+            malloc: self.time(malloc),
+            malloc_per_mib: self.time(malloc_per_mib),
+            free: self.time(free),
+            free_per_mib: self.time(free_per_mib),
+            map_page: map_page.as_ref().map_or(published.map_page, |figure| self.time(figure)),
+            unmap_page: unmap_page.as_ref().map_or(published.unmap_page, |figure| self.time(figure)),
+            pool_call: pool_call.as_ref().map_or(published.pool_call, |figure| self.time(figure)),
+            submit: self.time(submit),
+            stream_create: self.time(stream_create),
+            event_create: self.time(event_create),
+            event_record: self.time(event_record),
+            event_query: self.time(event_query),
+            synchronize: self.time(synchronize),
+            transfer_per_gib: self.time(transfer_per_gib),
+        }
+    }
+
+    /// A simulated device with this GPU's memory and costs.
+    #[must_use]
+    pub fn sim_config(&self) -> SimConfig {
+        let cost = self.cost_model();
+        SimConfig { total: self.memory, context_overhead: cost.context_overhead.value, cost, ..SimConfig::default() }
+    }
+
+    fn time<U: UnitText>(&self, figure: &Measured<U>) -> Figure<Nanos> {
+        Figure { value: Nanos(figure.value), source: self.source(figure.fit_error) }
+    }
+
+    /// As in `measured on NVIDIA H200, driver 580.65.06, 2026-11-20, fit error 3 %`.
+    fn source(&self, fit_error: FitError) -> Cow<'static, str> {
+        let driver = self.driver.as_ref().map(|driver| format!(", driver {driver}")).unwrap_or_default();
+        Cow::Owned(format!("measured on {}{driver}, {}, fit error {}", self.device, self.measured, fit_error.median))
+    }
+}
+
+impl Figures {
+    /// Each figure that was measured, by its name in the file, as the file has it.
+    fn rows(&self) -> Vec<(&'static str, &dyn fmt::Display)> {
+        let Self { context_overhead, malloc, malloc_per_mib, free, free_per_mib, map_page, unmap_page, pool_call, .. } = self;
+        let Self { submit, stream_create, event_create, event_record, event_query, synchronize, transfer_per_gib, .. } = self;
+        fn always<U: UnitText>(figure: &Measured<U>) -> Option<&dyn fmt::Display> {
+            Some(figure)
+        }
+        fn maybe<U: UnitText>(figure: &Option<Measured<U>>) -> Option<&dyn fmt::Display> {
+            figure.as_ref().and_then(always)
+        }
+        let rows: [(&'static str, Option<&dyn fmt::Display>); 15] = [
+            ("context_overhead", always(context_overhead)),
+            ("malloc", always(malloc)),
+            ("malloc_per_mib", always(malloc_per_mib)),
+            ("free", always(free)),
+            ("free_per_mib", always(free_per_mib)),
+            ("map_page", maybe(map_page)),
+            ("unmap_page", maybe(unmap_page)),
+            ("pool_call", maybe(pool_call)),
+            ("submit", always(submit)),
+            ("stream_create", always(stream_create)),
+            ("event_create", always(event_create)),
+            ("event_record", always(event_record)),
+            ("event_query", always(event_query)),
+            ("synchronize", always(synchronize)),
+            ("transfer_per_gib", always(transfer_per_gib)),
+        ];
+        rows.into_iter().filter_map(|(name, figure)| Some((name, figure?))).collect()
+    }
+}
+
+/// A double-quoted scalar of YAML 1.2, <https://yaml.org/spec/1.2.2/#57-escaped-characters>: what may not be printable is escaped.
+fn quoted(text: &str) -> String {
+    let escaped = text.chars().map(|character| match character {
+        '"' | '\\' => format!("\\{character}"),
+        ' '..='~' => character.to_string(),
+        printable if printable.is_alphanumeric() => printable.to_string(),
+        other => format!("\\U{:08X}", u32::from(other)),
+    });
+    format!("\"{}\"", escaped.collect::<String>())
+}
+
+/// [`PROFILE_VERSION`], and no other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "u32")]
+pub struct Version;
+
+impl TryFrom<u32> for Version {
+    type Error = String;
+
+    fn try_from(version: u32) -> Result<Self, Self::Error> {
+        match version {
+            PROFILE_VERSION => Ok(Self),
+            _ => Err(format!(
+                "this harness reads device profiles of version {PROFILE_VERSION}, not {version}: use the harness that wrote it"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PROFILE_VERSION}")
+    }
+}
+
+/// What a profile is called: letters, digits, `-`, `_` and `.`, at most 64, the first a letter or digit. So it can be a file's name too.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct ProfileName(String);
+
+impl ProfileName {
+    /// As a device is called, in small letters with `-` for everything else: `nvidia-h200` for `NVIDIA H200`.
+    #[must_use]
+    pub fn of_device(name: &str) -> Self {
+        let words = name.split(|character: char| !character.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+        let mut slug = words.collect::<Vec<_>>().join("-").to_ascii_lowercase();
+        slug.truncate(MAX_NAME);
+        Self(if slug.is_empty() { "unnamed".to_owned() } else { slug })
+    }
+}
+
+/// Most characters of a name.
+const MAX_NAME: usize = 64;
+
+impl TryFrom<String> for ProfileName {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, Self::Error> {
+        let allowed = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '_' | '.');
+        let fits = name.len() <= MAX_NAME && name.starts_with(|first: char| first.is_ascii_alphanumeric()) && name.chars().all(allowed);
+        if fits {
+            Ok(Self(name))
+        } else {
+            Err(format!("`{name}` is not a profile's name: write letters, digits, `-`, `_` and `.`, as in `nvidia-h200`"))
+        }
+    }
+}
+
+impl fmt::Display for ProfileName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::str::FromStr for ProfileName {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::try_from(name.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! What can be wrong with a device profile: [`ProfileError`], with file, line and column.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{ErrorKind, Read as _};
+use std::path::{Path, PathBuf};
+
+use miette::{Diagnostic, LabeledSpan, SourceCode};
+
+use super::FOLDER;
+use harness_base::excerpt::{Excerpt, shortened};
+
+/// Why there is no profile to be had from a file.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// The file cannot be read: name another one, or make this one readable.
+    #[error("{}: {why}", path.display())]
+    File {
+        /// The file, as the user named it.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+        /// The profiles there are in [`FOLDER`], by name.
+        known: Vec<PathBuf>,
+    },
+    /// The file was read and is no profile: correct it at the place named, or measure a new one.
+    #[error("{}:{line}:{column}: {message}", path.display())]
+    Text {
+        /// The file, as the user named it.
+        path: PathBuf,
+        /// Counted from 1.
+        line: u64,
+        /// In characters, counted from 1.
+        column: u64,
+        /// What is wrong there.
+        message: String,
+        /// What is shown of it.
+        excerpt: Box<Excerpt>,
+    },
+}
+
+impl ProfileError {
+    pub(super) fn text(error: &serde_saphyr::Error, path: &Path, text: &str) -> Self {
+        let error = error.without_snippet();
+        let (line, column) = error.location().map_or((1, 1), |location| (location.line(), location.column()));
+        let at = offset(text, line, column);
+        let excerpt = Box::new(Excerpt::new(path.display().to_string(), text, &[(at..at, "here".to_owned())]));
+        let message = shortened(&plain(&error.to_string())).into_owned();
+        Self::Text { path: path.to_owned(), line, column, message, excerpt }
+    }
+}
+
+/// Reads a file as text, unless it has more than `most` bytes.
+pub(super) fn read(path: &Path, most: u64) -> Result<String, ProfileError> {
+    let file = |why: String| ProfileError::File { path: path.to_owned(), why, known: known() };
+    let io = |error: std::io::Error| match error.kind() {
+        ErrorKind::NotFound => file("there is no such file".to_owned()),
+        ErrorKind::InvalidData => file("the file is not UTF-8".to_owned()),
+        ErrorKind::IsADirectory => file("this is a directory, not a device profile".to_owned()),
+        _ => file(format!("cannot be read: {error}")),
+    };
+    let mut text = String::new();
+    // Bounded while it is read: a pipe or a device has no length beforehand.
+    File::open(path).and_then(|opened| opened.take(most + 1).read_to_string(&mut text)).map_err(io)?;
+    if text.len() as u64 > most { Err(file(format!("the file has more than {most} bytes, no device profile has"))) } else { Ok(text) }
+}
+
+/// The profiles in [`FOLDER`]; none where that cannot be read.
+fn known() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(FOLDER).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut profiles: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|ending| ending == "yaml")).collect();
+    profiles.sort();
+    profiles
+}
+
+/// The byte at a line and a column, or the end.
+fn offset(text: &str, line: u64, column: u64) -> usize {
+    let before = |count: u64| usize::try_from(count.saturating_sub(1)).unwrap_or(usize::MAX);
+    let start: usize = text.split_inclusive('\n').take(before(line)).map(str::len).sum();
+    let within = text[start..].char_indices().nth(before(column)).map_or(text.len() - start, |(at, _)| at);
+    start + within
+}
+
+/// The message without the place, which stands in front of ours already.
+fn plain(message: &str) -> String {
+    let end = [" at line ", ": line "].iter().filter_map(|mark| message.find(mark)).min().unwrap_or(message.len());
+    message[..end].trim().to_owned()
+}
+
+impl Diagnostic for ProfileError {
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        Some(match self {
+            Self::File { known, .. } if known.is_empty() => {
+                Box::new(format!("name a file that `harness calibrate` wrote on a GPU; there is none in {FOLDER}"))
+            }
+            Self::File { known, .. } => {
+                let known: Vec<String> = known.iter().map(|path| format!("`{}`", path.display())).collect();
+                Box::new(format!("name a file that `harness calibrate` wrote; in {FOLDER} there are: {}", known.join(", ")))
+            }
+            Self::Text { .. } => Box::new("correct it there, or measure a new profile with `harness calibrate`"),
+        })
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        match self {
+            Self::File { .. } => None,
+            Self::Text { excerpt, .. } => Some(excerpt.as_ref()),
+        }
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        match self {
+            Self::File { .. } => None,
+            Self::Text { excerpt, .. } => Some(Box::new(excerpt.labels())),
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The scalars of the language as the file writes them: text with a place, a JSON Schema and a documented form.
+//!
+//! They are parsed in the check and not while YAML is read, so that every mistake is answered with its place and the accepted forms.
+
+use std::ops::RangeInclusive;
+
+use harness_allocator::units::{Bytes, Nanos};
+
+use crate::error::{Code, Problem};
+use crate::located::Located;
+
+/// Declares a scalar: its Rust name, its name in the schema, its schema and what it is.
+#[macro_export]
+macro_rules! scalars {
+    ($($(#[doc = $doc:literal])+ $type:ident = $name:literal, $schema:tt;)*) => {
+        $(
+            $(#[doc = $doc])+
+            #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+            #[serde(transparent)]
+            pub struct $type(pub $crate::located::Located<String>);
+
+            impl $type {
+                /// As the file writes it.
+                #[must_use]
+                pub fn text(&self) -> &str {
+                    &self.0.value
+                }
+            }
+
+            impl std::ops::Deref for $type {
+                type Target = $crate::located::Located<String>;
+                fn deref(&self) -> &Self::Target {
+                    &self.0
+                }
+            }
+
+            impl schemars::JsonSchema for $type {
+                fn schema_name() -> std::borrow::Cow<'static, str> {
+                    $name.into()
+                }
+                fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                    let mut schema = schemars::json_schema!($schema);
+                    schema.insert("description".to_owned(), concat!($($doc),+).trim().into());
+                    schema
+                }
+            }
+        )*
+
+        /// Every kind of scalar: its name and what it is.
+        #[must_use]
+        pub fn scalar_kinds() -> Vec<(&'static str, &'static str)> {
+            vec![$(($name, concat!($($doc),+).trim())),*]
+        }
+    };
+}
+
+scalars! {
+    /// A letter or `_`, then letters, digits and `_`, at most 64 in all, for example `weights`.
+    NameText = "name", { "type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]{0,63}$" };
+    /// An amount of memory: a number and one of B, KiB, MiB, GiB, TiB, PiB or EiB, for example `400MiB` or `1.5GiB`; a bare integer is bytes. Decimal units such as MB are errors.
+    SizeText = "size", { "anyOf": [{ "type": "integer", "minimum": 0 }, { "type": "string", "pattern": "^[0-9][0-9_.]* ?([KMGTPE]i)?B$|^[0-9][0-9_]*$" }] };
+    /// A size, or a sum of sizes and of metrics that are known at that point, for example `storm.failed_request` or `device.free - 2MiB`.
+    AmountText = "amount", { "type": ["string", "integer"] };
+    /// A span of time: a number and one of ns, us, ms, s or min, at most one hour, for example `5ms`.
+    DurationText = "duration", { "type": "string", "pattern": "^[0-9][0-9.]* ?(ns|us|µs|ms|s)$" };
+    /// A comparison of two sums, for example `reserved_bytes.all.current == 400MiB`.
+    ExpressionText = "expression", { "type": "string", "pattern": "==|!=|<|<=|>|>=" };
+}
+
+/// A number inside its bounds.
+///
+/// # Errors
+/// [`Problem`] with the bounds.
+pub fn bounded(given: &Located<u64>, what: &str, bounds: RangeInclusive<u64>) -> Result<u64, Problem> {
+    if bounds.contains(&given.value) {
+        return Ok(given.value);
+    }
+    let help = if *bounds.end() == u64::MAX {
+        format!("`{what}` is {} or more", bounds.start())
+    } else {
+        format!("`{what}` is from {} to {}", bounds.start(), bounds.end())
+    };
+    Err(Problem::new(Code::Value, given.position(), format!("`{what}` cannot be {}", given.value)).help(help))
+}
+
+/// A size.
+///
+/// # Errors
+/// [`Problem`] with the accepted forms.
+pub fn size(text: &SizeText) -> Result<Bytes, Problem> {
+    Bytes::parse(text.text()).map_err(|why| Problem::new(Code::Value, text.position(), why.to_string()).label("a size"))
+}
+
+/// A size of at least one byte.
+///
+/// # Errors
+/// [`Problem`] with the accepted forms.
+pub fn positive_size(text: &SizeText, what: &str) -> Result<Bytes, Problem> {
+    match size(text)? {
+        Bytes::ZERO => Err(Problem::new(Code::Value, text.position(), format!("`{what}` cannot be 0"))
+            .help(format!("`{what}` is a size of 1 B or more, as in `2MiB`"))),
+        bytes => Ok(bytes),
+    }
+}
+
+/// A duration that is not zero.
+///
+/// # Errors
+/// [`Problem`] with the accepted forms.
+pub fn duration(text: &DurationText) -> Result<Nanos, Problem> {
+    match Nanos::parse(text.text()) {
+        Ok(Nanos::ZERO) => Err(Problem::new(Code::Value, text.position(), "a duration of nothing does nothing").help("as in `5ms`")),
+        Ok(nanos) => Ok(nanos),
+        Err(why) => Err(Problem::new(Code::Value, text.position(), why.to_string()).label("a duration")),
+    }
+}

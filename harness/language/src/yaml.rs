@@ -1,0 +1,177 @@
+//! From a file to wire types: bounded reading, and serde-saphyr's errors in the words of this language.
+
+use std::io::Read;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde_saphyr::Error;
+
+use super::error::{Code, Problem, ScenarioError, choices};
+use super::located::Position;
+
+/// Largest file that is read, in bytes.
+pub const MAX_FILE: u64 = 32 << 20;
+/// Most scalars, lists and maps of one file: enough for some 200,000 steps (an `alloc` and its `free` are ten).
+pub const MAX_NODES: usize = 1_000_000;
+
+/// What a file is, in the words that its errors use.
+#[derive(Debug)]
+pub struct Language {
+    /// As in "a scenario file".
+    pub noun: &'static str,
+    /// A file to name.
+    pub example: &'static str,
+    /// The keys of the whole file.
+    pub shape: &'static str,
+    /// Those that must be there.
+    pub required: &'static [&'static str],
+    /// What to do where a file says too much.
+    pub shorter: &'static str,
+    /// Those of them that only this kind of file has.
+    pub own: &'static [&'static str],
+    /// Keys that only the other kind of file has.
+    pub foreign: &'static [&'static str],
+    /// What a file of the other kind is, and the command for it.
+    pub other: (&'static str, &'static str),
+}
+
+/// Reads a file as text.
+///
+/// # Errors
+/// [`ScenarioError`]: it cannot be read, is larger than [`MAX_FILE`], or is not UTF-8.
+pub fn read(path: &Path, language: &Language) -> Result<String, ScenarioError> {
+    let Language { noun, example, shorter, .. } = language;
+    let file = |why: String, help: String| ScenarioError::File { noun, path: path.to_owned(), why, help };
+    let io = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::NotFound => file("there is no such file".to_owned(), format!("name a {noun} file, as in `{example}`")),
+        _ => file(format!("cannot be read: {error}"), "make the file readable, or name another one".to_owned()),
+    };
+    if std::fs::metadata(path).map_err(io)?.is_dir() {
+        let all = Path::new(example).with_file_name("*.yaml");
+        return Err(file(format!("this is a directory, not a {noun} file"), format!("name the files in it, as in `{}`", all.display())));
+    }
+    // Bounded while it is read: a pipe or a device has no length beforehand.
+    let mut bytes = Vec::new();
+    std::fs::File::open(path).and_then(|opened| opened.take(MAX_FILE + 1).read_to_end(&mut bytes)).map_err(io)?;
+    if bytes.len() as u64 > MAX_FILE {
+        let why = format!("the file has more than {MAX_FILE} bytes");
+        return Err(file(why, format!("use {shorter} instead of writing every step")));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let good = error.utf8_error().valid_up_to();
+        let text = String::from_utf8_lossy(&error.as_bytes()[..good]).into_owned();
+        let (line, column) = (text.matches('\n').count() + 1, text.rsplit('\n').next().unwrap_or("").chars().count() + 1);
+        let at = Position { line: line as u32, column: column as u32, length: 1 };
+        let message = format!("byte {} of the file is not UTF-8", good + 1);
+        ScenarioError::text(Problem::new(Code::Yaml, at, message).help("save the file as UTF-8"), path, &text, noun)
+    })
+}
+
+/// Reads the wire types out of a text.
+///
+/// # Errors
+/// [`Problem`]: not YAML, or of another shape.
+pub fn parse<T: DeserializeOwned>(source: &str, path: &Path, language: &Language) -> Result<T, Problem> {
+    if source.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+        let at = Position { line: 1, column: 1, length: 1 };
+        return Err(Problem::new(Code::Shape, at, "the file is empty").help(language.shape));
+    }
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_nodes: MAX_NODES,
+            max_events: 2 * MAX_NODES,
+        },
+        strict_booleans: true,
+        with_snippet: false,
+    };
+    serde_saphyr::from_str_with_options(source, options).map_err(|error| {
+        let problem = in_our_words(&error, language);
+        if is_of_another_kind(source, language) { problem.help(other_command(path, language)) } else { problem }
+    })
+}
+
+/// Whether the file has keys that only the other kind has, and none of this one's own. Its lines tell that, for its keys were not read.
+fn is_of_another_kind(source: &str, language: &Language) -> bool {
+    let has = |key: &str| source.lines().any(|line| line.strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with(':')));
+    language.foreign.iter().any(|key| has(key)) && !language.own.iter().any(|key| has(key))
+}
+
+fn other_command(path: &Path, language: &Language) -> String {
+    let (kind, command) = language.other;
+    format!("this is {kind}: run it by `{command} {}`", path.display())
+}
+
+/// The same error in the words of this language. What is not listed is a mistake in YAML itself, which serde-saphyr words well.
+fn in_our_words(error: &Error, language: &Language) -> Problem {
+    let error = error.without_snippet();
+    let at = error.location().map_or(Position { line: 1, column: 1, length: 1 }, Position::of);
+    let shape = |message: String| Problem::new(Code::Shape, at, message);
+    match error {
+        Error::AliasError { error, .. } => in_our_words(error, language),
+        Error::SerdeUnknownField { field, expected, .. } => {
+            shape(format!("there is no field `{field}` here")).help(choices(field, "fields", expected.iter().copied()))
+        }
+        Error::SerdeUnknownVariant { variant, expected, .. } => {
+            shape(format!("`{variant}` is not known here")).help(choices(variant, "accepted", expected.iter().copied()))
+        }
+        Error::SerdeMissingField { field, .. } => {
+            let help = if language.required.contains(&&**field) {
+                language.shape.to_owned()
+            } else {
+                format!("add `{field}: …`, indented below what it belongs to")
+            };
+            shape(format!("the field `{field}` is missing")).help(help)
+        }
+        Error::DuplicateMappingKey { key: Some(key), .. } => shape(format!("the key `{key}` stands here twice")).help("keep one of them"),
+        Error::MultipleDocuments { .. } => {
+            let help = format!("one file is one {}: put the others into files of their own", language.noun);
+            shape("a second document begins here".to_owned()).help(help)
+        }
+        Error::InvalidScalar { ty, .. } => {
+            let (message, help) = scalar(ty);
+            Problem::new(Code::Value, at, message).help(help)
+        }
+        Error::SerdeInvalidType { unexpected, expected, .. } | Error::SerdeInvalidValue { unexpected, expected, .. } => {
+            shape(format!("{unexpected} stands where something else is wanted")).help(format!("wanted: {expected}"))
+        }
+        Error::NullIntoString { .. } => shape("nothing stands where a text is wanted".to_owned()).help("write a value behind the colon"),
+        Error::Unexpected { expected, .. } => shape(format!("something else stands where {} is wanted", noun(expected))).help(FORM),
+        Error::Budget { .. }
+        | Error::AliasReplayLimitExceeded { .. }
+        | Error::AliasExpansionLimitExceeded { .. }
+        | Error::AliasReplayStackDepthExceeded { .. } => {
+            let Language { noun, shorter, .. } = language;
+            Problem::new(Code::Yaml, at, format!("the file unfolds into too much: {}", plain(error)))
+                .help(format!("a {noun} has at most {MAX_NODES} values, and few aliases; use {shorter} for many operations"))
+        }
+        _ => Problem::new(Code::Yaml, at, plain(error)).help("the file must be one YAML document, indented with spaces"),
+    }
+}
+
+const FORM: &str = "fields stand in a map, as in `alloc: { buffer: a, size: 1MiB }`; lists in brackets, or with `- ` in front of each item";
+
+fn noun(expected: &str) -> &str {
+    match expected {
+        "mapping start" => "a map of fields",
+        "sequence start" => "a list",
+        "string scalar" => "a text",
+        other => other,
+    }
+}
+
+fn scalar(ty: &str) -> (&'static str, &'static str) {
+    if ty.starts_with('u') || ty.starts_with('i') {
+        ("this is not a whole number from 0 to 18446744073709551615", "write digits only, as in `3`")
+    } else if ty.starts_with('f') {
+        ("this is not a number", "write digits and a point, as in `0.5`")
+    } else {
+        ("this is neither true nor false", "write `true` or `false`")
+    }
+}
+
+/// Its text without the place, which stands in front of our message already.
+fn plain(error: &Error) -> String {
+    let text = error.to_string();
+    let end = [" at line ", ": line "].iter().filter_map(|mark| text.find(mark)).min().unwrap_or(text.len());
+    text[..end].trim().to_owned()
+}

@@ -1,0 +1,342 @@
+//! What a run leaves behind: plain, versioned data that reports are rendered from, on any machine, at any time.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+pub use harness_allocator::device::CostFigure;
+use harness_allocator::device::{DeviceCalls, DeviceInfo, DeviceMemory};
+use harness_allocator::stats::{MemoryStats, PoolKind};
+use harness_allocator::units::{Bytes, Nanos};
+use serde::{Deserialize, Serialize};
+
+pub mod invariant;
+
+pub use invariant::Invariant;
+
+/// The version that this build writes.
+pub const RECORD_VERSION: u32 = 1;
+
+/// All runs of one call of `harness run`, as written to `records.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Records {
+    /// [`RECORD_VERSION`] of the writer.
+    pub version: u32,
+    /// Version of the harness that wrote it.
+    pub harness: String,
+    /// In the order in which they ran: repetitions outermost, allocators of one scenario interleaved within.
+    pub runs: Vec<RunRecord>,
+}
+
+/// One scenario, once, on one device with one allocator.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunRecord {
+    /// What ran.
+    pub scenario: ScenarioInfo,
+    /// On what.
+    pub device: DeviceInfo,
+    /// With which allocator: the name of the arm, unique in the scenario.
+    pub allocator: String,
+    /// Its settings, in the form of `PYTORCH_ALLOC_CONF`, where it has other than its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<String>,
+    /// Every random choice comes from this.
+    pub seed: u64,
+    /// Counted from 0.
+    pub repetition: u32,
+    /// A command that does the same again.
+    pub reproduce: String,
+    /// How it ended.
+    pub verdict: Verdict,
+    /// What each step did. Steps inside `repeat` appear once an iteration.
+    pub steps: Vec<StepRecord>,
+    /// Steps that ran but are not in the list, where there were too many of them.
+    #[serde(default)]
+    pub unrecorded_steps: u64,
+    /// The accounts over time, within steps too: what the picture shows. Long runs are thinned, keeping each stretch's extremes.
+    pub curve: Vec<CurvePoint>,
+    /// How long the operations took.
+    pub timings: Timings,
+    /// Calls that the scenario made to the device.
+    pub calls: DeviceCalls,
+    /// The allocator's counters when the last step was done.
+    pub stats: MemoryStats,
+    /// What the simulated device charges for each operation; empty on a real device.
+    #[serde(default)]
+    pub cost_figures: Vec<CostFigure>,
+}
+
+/// What a scenario says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScenarioInfo {
+    /// The file's name without ending.
+    pub name: String,
+    /// The file, as the user named it.
+    pub path: String,
+    /// Its `about:`.
+    pub about: String,
+    /// The memory it ran in.
+    pub memory: Bytes,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Everything expected was seen.
+    Passed,
+    /// Something was not.
+    Failed {
+        /// What was seen first.
+        first: Violation,
+        /// What else was seen at the same step.
+        rest: Vec<Violation>,
+    },
+    /// It did not run.
+    Skipped {
+        /// Why.
+        reason: String,
+    },
+    /// The user stopped it.
+    Interrupted,
+}
+
+/// Something that should hold and does not.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Violation {
+    /// The number of the step after which it was seen; 0 before the first.
+    pub step: u32,
+    /// The place in the scenario, if one line is to blame.
+    pub at: Option<SourceLine>,
+    /// What should hold.
+    pub rule: Rule,
+    /// What was expected, in words or figures.
+    pub expected: String,
+    /// What was seen instead.
+    pub seen: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(at) = &self.at {
+            write!(f, "{at}: ")?;
+        }
+        write!(f, "{}: expected {}, seen {}", self.rule, self.expected, self.seen)
+    }
+}
+
+/// What a violation violates.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    /// An always-checked invariant.
+    Invariant(Invariant),
+    /// An `expect` step, an `expect:` of a step, or one of the scenario's `invariants:`.
+    Expectation,
+    /// `violates:` named an invariant and the run kept it.
+    ExpectedViolation,
+    /// A device or an allocator failed otherwise than for lack of memory.
+    DeviceFailure,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Invariant(invariant) => write!(f, "invariant {invariant}"),
+            Self::Expectation => f.write_str("expectation"),
+            Self::ExpectedViolation => f.write_str("expected violation"),
+            Self::DeviceFailure => f.write_str("device failure"),
+        }
+    }
+}
+
+/// A place in a scenario file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceLine {
+    /// The file, as the user named it.
+    pub path: String,
+    /// Counted from 1.
+    pub line: u32,
+    /// Counted from 1.
+    pub column: u32,
+}
+
+impl fmt::Display for SourceLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.path, self.line, self.column)
+    }
+}
+
+/// One step, done.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepRecord {
+    /// Counted from 1 over the whole run.
+    pub number: u32,
+    /// Line of the step in the scenario.
+    pub line: u32,
+    /// The step's key in YAML, for example `alloc`.
+    pub kind: String,
+    /// The step in a few words, for example `activations, 600 MiB`.
+    pub text: String,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The accounts after it.
+    pub accounts: Accounts,
+    /// How long it took on the device's clock.
+    pub duration: Nanos,
+    /// What the step counted of itself, by metric name: amounts in bytes, times in nanoseconds, counts.
+    pub reports: BTreeMap<String, u64>,
+    /// Sentences worth reading, for example why a request failed.
+    pub notes: Vec<String>,
+    /// Tables worth reading, for example what pins each segment.
+    pub tables: Vec<Table>,
+    /// Where a request failed for good: what was known at that moment, before the step gave anything back. Older builds did not keep it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shortage: Option<Shortage>,
+}
+
+/// A request that failed for good, and where the memory was at that moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shortage {
+    /// What was asked for.
+    pub requested: Bytes,
+    /// The stream that it was for.
+    pub stream: u32,
+    /// What the allocator could not do without, before rounding: less than requested, where new pages join memory that is free.
+    pub lacking: Bytes,
+    /// What it would have taken from the driver, in whole segments or pages.
+    pub asked: Bytes,
+    /// The limit that the memory fraction sets, where that refused and the driver was not asked.
+    pub limit: Option<Bytes>,
+    /// The accounts at that moment.
+    pub accounts: Accounts,
+    /// `inactive_split_bytes.all.current` at that moment.
+    pub inactive_split: Bytes,
+    /// What was free in the allocator, apart by who may have it. `None` where the driver keeps the memory and does not tell in what pieces.
+    pub lanes: Option<Vec<Lane>>,
+}
+
+/// Memory of an allocator that is of use to the same requests, and to no others without further ado.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lane {
+    /// Small or large blocks, where the allocator keeps them apart.
+    pub pool: Option<PoolKind>,
+    /// The stream that it is for.
+    pub stream: u32,
+    /// Free pieces.
+    pub free: Pieces,
+    /// Freed, but waiting for other streams.
+    pub waiting: Pieces,
+}
+
+/// Pieces of memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pieces {
+    /// How many.
+    pub count: u64,
+    /// All of them.
+    pub bytes: Bytes,
+    /// The largest.
+    pub largest: Bytes,
+}
+
+impl Pieces {
+    /// Counts one more.
+    pub fn add(&mut self, size: Bytes) {
+        self.count += 1;
+        self.bytes += size;
+        self.largest = self.largest.max(size);
+    }
+}
+
+/// How a step ended. Running out of memory is data here, not a failure of the harness.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Done; nothing more to say.
+    Done,
+    /// A request was served, after that many retries of a recovery policy.
+    Fits {
+        /// Retries by the policy, not by the allocator.
+        retries: u32,
+    },
+    /// A request failed for good.
+    OutOfMemory,
+    /// Something that should hold did not; the verdict says what.
+    Failed,
+}
+
+/// A table inside a step's record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Table {
+    /// One line above it.
+    pub title: String,
+    /// Heads of the columns.
+    pub columns: Vec<String>,
+    /// As many cells a row as there are columns.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// The accounts at one point: the allocator's counters and the device's own word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accounts {
+    /// `requested_bytes.all.current`.
+    pub requested: Bytes,
+    /// `allocated_bytes.all.current`.
+    pub allocated: Bytes,
+    /// `active_bytes.all.current`.
+    pub active: Bytes,
+    /// `reserved_bytes.all.current`.
+    pub reserved: Bytes,
+    /// `allocated_bytes.all.peak`.
+    pub peak_allocated: Bytes,
+    /// `reserved_bytes.all.peak`.
+    pub peak_reserved: Bytes,
+    /// `num_alloc_retries`: how often the allocator gave its cache back because the driver refused.
+    pub retries: u64,
+    /// `num_ooms`.
+    pub ooms: u64,
+    /// The device's memory, NVML's view included.
+    pub device: DeviceMemory,
+}
+
+/// One point of the picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CurvePoint {
+    /// The step it belongs to.
+    pub step: u32,
+    /// Rounded bytes handed out.
+    pub allocated: Bytes,
+    /// Bytes held from the driver.
+    pub reserved: Bytes,
+    /// Device used, less the context overhead.
+    pub used: Bytes,
+    /// `num_ooms` and `num_alloc_retries` so far, so that a picture can mark where they rose.
+    pub ooms: u64,
+    /// See `ooms`.
+    pub retries: u64,
+}
+
+/// How long operations took, on the device's clock (see [`DeviceInfo::clock`]: simulated and measured times are never mixed).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Timings {
+    /// Successful `allocate` calls.
+    pub allocate: Samples,
+    /// `free` calls.
+    pub free: Samples,
+    /// `empty_cache` calls.
+    pub empty_cache: Samples,
+    /// From the first step to the end of the last one, the harness's own checks excluded.
+    pub scenario: Nanos,
+    /// Time in what had to be tried again: tries of a policy that failed, with the recovery behind each, and whole requests in which the
+    /// allocator had to give cache back before the device served it. Requests that are refused for good are no part of it.
+    pub lost_to_retry: Nanos,
+}
+
+/// Durations of one operation.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Samples {
+    /// How many there were.
+    pub count: u64,
+    /// Those that were kept: all of them up to a bound, then a seeded reservoir.
+    pub kept: Vec<Nanos>,
+}

@@ -1,0 +1,133 @@
+//! What GitHub Actions takes: step summaries of a limited size, and annotations as workflow commands.
+
+use super::{Report, markdown};
+
+/// Bytes of a step summary: GitHub refuses more than 1 MiB a step; what the step itself writes beside it needs some room too.
+///
+/// Source: <https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands#step-isolation-and-limits>.
+pub const SUMMARY_LIMIT: usize = (1 << 20) - (16 << 10);
+
+/// Annotations a step: GitHub shows no more of each kind.
+///
+/// Source: <https://docs.github.com/en/actions/reference/limits>, and <https://github.com/orgs/community/discussions/26680>.
+pub const ANNOTATIONS: usize = 10;
+
+/// Said where a text was cut.
+const CUT: &str = "**Cut here**, because GitHub takes no more: the whole report is `report.md` in the folder of this run.\n";
+
+/// How grave an annotation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Level {
+    Error,
+    Warning,
+    Notice,
+}
+
+/// A report of scenarios as a step summary: what a person reads, without pictures, at most `limit` bytes long.
+#[must_use]
+pub fn summary(report: &Report<'_>, limit: usize) -> String {
+    let text = markdown::render(report).markdown;
+    let lines = text.lines().filter(|line| !line.starts_with("!["));
+    cut(&lines.flat_map(|line| [line, "\n"]).collect::<String>(), limit)
+}
+
+/// The lines of a text that fit `limit` bytes. Where some do not, folds and fences that are open are closed, and a last line says that and
+/// where the rest is. The text is cut between lines; a limit too small for that last line leaves nothing.
+pub(super) fn cut(text: &str, limit: usize) -> String {
+    if text.len() <= limit {
+        return text.to_owned();
+    }
+    // Folds do not nest and fences are short, so closing them takes little; the word itself has an empty line before it.
+    let Some(room) = limit.checked_sub(CUT.len() + "\n````````\n\n</details>\n\n".len()) else { return String::new() };
+    let end = text.char_indices().take_while(|&(at, _)| at < room).filter(|&(_, c)| c == '\n').last().map_or(0, |(at, _)| at + 1);
+    let mut kept = text[..end].to_owned();
+    if let Some(fence) = open_fence(&kept) {
+        kept.push_str(&fence);
+        kept.push('\n');
+    }
+    if kept.matches("<details>").count() > kept.matches("</details>").count() {
+        kept.push_str("\n</details>\n");
+    }
+    kept.push('\n');
+    kept.push_str(CUT);
+    kept
+}
+
+/// The fence that a text ends within, if any.
+fn open_fence(text: &str) -> Option<String> {
+    let mut open: Option<String> = None;
+    for line in text.lines().filter(|line| line.starts_with("```")) {
+        let ticks: String = line.chars().take_while(|c| *c == '`').collect();
+        match &open {
+            None => open = Some(ticks),
+            Some(fence) if line == fence => open = None,
+            Some(_) => {}
+        }
+    }
+    open
+}
+
+/// At most [`ANNOTATIONS`] workflow commands; the last one says how many more there would be.
+pub(super) fn annotations(told: &[(Level, String, String)]) -> Vec<String> {
+    let shown = if told.len() > ANNOTATIONS { ANNOTATIONS - 1 } else { told.len() };
+    let more = told.len() - shown;
+    let mut commands: Vec<String> = told.iter().take(shown).map(|(level, title, message)| command(*level, title, message)).collect();
+    if more > 0 {
+        commands.push(command(Level::Notice, &format!("{more} more"), "The report tells all of them."));
+    }
+    commands
+}
+
+/// One workflow command.
+///
+/// Source: <https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands>; what must be escaped:
+/// <https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts>.
+fn command(level: Level, title: &str, message: &str) -> String {
+    let level = match level {
+        Level::Error => "error",
+        Level::Warning => "warning",
+        Level::Notice => "notice",
+    };
+    let message = message.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
+    let title = title.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A").replace(':', "%3A").replace(',', "%2C");
+    format!("::{level} title={title}::{message}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::examples;
+
+    #[test]
+    fn a_text_that_fits_stays_as_it_is() {
+        assert_eq!(cut("one\ntwo\n", 8), "one\ntwo\n");
+    }
+
+    #[test]
+    fn a_text_that_does_not_fit_is_cut_between_lines_with_a_word() {
+        let text =
+            format!("first\n\n<details><summary>µ</summary>\n\n```text\n{}```\n\n</details>\n", "line of some length µ\n".repeat(100));
+        for limit in 150..text.len() {
+            let cut = cut(&text, limit);
+            assert!(cut.len() <= limit && cut.ends_with(CUT), "{limit}: {} bytes, {cut}", cut.len());
+            assert_eq!(cut.matches("<details>").count(), cut.matches("</details>").count());
+            assert_eq!(cut.lines().filter(|line| line.starts_with("```")).count() % 2, 0, "{cut}");
+        }
+        assert_eq!(cut(&text, 10), "");
+    }
+
+    #[test]
+    fn the_summary_of_runs_has_no_pictures() {
+        let records = examples::night();
+        let text = summary(&Report::new(&records), SUMMARY_LIMIT);
+        assert!(text.starts_with("# Out-of-memory report\n\n**2 of 16 runs failed") && !text.contains(".svg"), "{text}");
+    }
+
+    #[test]
+    fn commands_are_escaped_and_bounded() {
+        assert_eq!(command(Level::Warning, "a: b, 5 %", "x\ny: 5 %"), "::warning title=a%3A b%2C 5 %25::x%0Ay: 5 %25");
+        let told = |number: usize| annotations(&vec![(Level::Error, "t".to_owned(), "m".to_owned()); number]);
+        assert_eq!(told(10).len(), 10);
+        assert_eq!((told(11).len(), told(11)[9].as_str()), (10, "::notice title=2 more::The report tells all of them."));
+    }
+}

@@ -1,0 +1,115 @@
+//! The machine format: the records themselves, one line a run, so that two files can be compared line by line.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::stats::{MemoryStats, StatKey};
+use serde::Serialize;
+
+use super::Report;
+use harness_record::RunRecord;
+
+/// The document that [`crate::store::read`] reads back.
+#[must_use]
+pub fn render(report: &Report<'_>) -> String {
+    document(report, to_json)
+}
+
+/// The same with [`memory_stats`] in each run. They repeat the run's `stats` in some 4 KiB, so they are not in what is kept; whoever
+/// reads records passes over them.
+#[must_use]
+pub fn render_with_memory_stats(report: &Report<'_>) -> String {
+    #[derive(Serialize)]
+    struct WithMemoryStats<'a> {
+        #[serde(flatten)]
+        run: &'a RunRecord,
+        memory_stats: BTreeMap<String, u64>,
+    }
+    document(report, |run| to_json(&WithMemoryStats { run, memory_stats: memory_stats(&run.stats) }))
+}
+
+/// What `torch.cuda.memory_stats()` returns, flat and in its order (by key), as far as it is counted here: not the keys of oversize
+/// allocations and of settings.
+#[must_use]
+pub fn memory_stats(stats: &MemoryStats) -> BTreeMap<String, u64> {
+    StatKey::all().map(|key| (key.to_string(), stats.get(key))).collect()
+}
+
+fn document(report: &Report<'_>, run_to_json: impl Fn(&RunRecord) -> String) -> String {
+    let records = report.records;
+    let runs: Vec<String> = records.runs.iter().map(run_to_json).collect();
+    let harness = to_json(&records.harness);
+    let separator = if runs.is_empty() { "" } else { "\n" };
+    format!("{{\"version\":{},\"harness\":{harness},\"runs\":[{separator}{}{separator}]}}\n", records.version, runs.join(",\n"))
+}
+
+fn to_json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("records are plain data with text keys, which always have a JSON form")
+}
+
+#[cfg(test)]
+mod tests {
+    use harness_allocator::stats::PoolKind;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::examples;
+    use harness_record::Records;
+
+    #[test]
+    fn the_document_is_the_records_one_line_a_run() {
+        let records = examples::night();
+        let text = super::render(&Report::new(&records));
+        assert_eq!(serde_json::from_str::<Records>(&text).expect("it is JSON"), records);
+        assert_eq!(text.lines().count(), records.runs.len() + 2);
+        let empty = Records { runs: Vec::new(), ..records };
+        assert_eq!(serde_json::from_str::<Records>(&super::render(&Report::new(&empty))).expect("it is JSON"), empty);
+    }
+
+    #[test]
+    fn memory_stats_are_added_to_each_run_and_passed_over_by_readers() {
+        let mut records = examples::night();
+        records.runs[1].stats.inactive_split_bytes.increase(PoolKind::Large, 20 << 20);
+        let text = render_with_memory_stats(&Report::new(&records));
+        assert_eq!(serde_json::from_str::<Records>(&text).expect("it is JSON"), records);
+        let document: Value = serde_json::from_str(&text).expect("it is JSON");
+        assert_eq!(document["runs"][1]["memory_stats"]["inactive_split_bytes.large_pool.peak"], 20 << 20);
+        for (line, run) in text.lines().skip(1).zip(&records.runs) {
+            let flat = to_json(&memory_stats(&run.stats));
+            assert!(line.trim_end_matches(',').ends_with(&format!(",\"memory_stats\":{flat}}}")), "{line}");
+        }
+    }
+
+    #[test]
+    fn memory_stats_have_the_keys_of_pytorch_in_its_order() {
+        let stats = MemoryStats { num_ooms: 7, ..MemoryStats::default() };
+        let flat = memory_stats(&stats);
+        let keys: Vec<&str> = flat.keys().map(String::as_str).collect();
+        assert_eq!(keys.len(), 9 * 3 * 4 + 5);
+        // A key's parts are not compared one by one: `_` comes after `.`.
+        let ends = ["active.all.allocated", "active.all.current", "active.all.freed", "active.all.peak", "active.large_pool.allocated"];
+        assert_eq!(keys[..5], ends);
+        let firsts: Vec<&str> = keys.iter().map(|key| key.split('.').next().unwrap_or_default()).collect();
+        let mut families = firsts;
+        families.dedup();
+        assert_eq!(
+            families,
+            [
+                "active",
+                "active_bytes",
+                "allocated_bytes",
+                "allocation",
+                "inactive_split",
+                "inactive_split_bytes",
+                "num_alloc_retries",
+                "num_device_alloc",
+                "num_device_free",
+                "num_ooms",
+                "num_sync_all_streams",
+                "requested_bytes",
+                "reserved_bytes",
+                "segment",
+            ]
+        );
+        assert_eq!(flat["num_ooms"], 7);
+    }
+}

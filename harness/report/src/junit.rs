@@ -1,0 +1,182 @@
+//! JUnit, for continuous integration: scenario runs and nights of benchmarks as test cases.
+//!
+//! JUnit's `time` is taken for measured time everywhere, so only measured times stand there. Times of a simulated clock are a property.
+
+use std::time::Duration;
+
+use harness_allocator::device::Clock;
+use quick_junit::{NonSuccessKind, Report as Document, TestCase, TestCaseStatus, TestSuite};
+
+use super::night;
+use super::words;
+use super::{Arm, DeviceGroup, Report, ScenarioGroup};
+use harness_bench::record::{Change, ChangeVerdict, Entry, EntryOutcome, NightRecord, Quantity, SuiteRecord};
+use harness_record::{RunRecord, Verdict};
+
+/// Scenario runs: one suite a scenario, one case an allocator and repetition. A failure holds what should hold and does not, and the
+/// command that does the same again.
+#[must_use]
+pub fn of_runs(report: &Report<'_>) -> String {
+    let mut document = Document::new("harness run");
+    for scenario in &report.scenarios {
+        let mut suite = TestSuite::new(scenario.info.name.as_str());
+        suite.add_property(("file", scenario.info.path.as_str()));
+        for bench in &scenario.benches {
+            for arm in &bench.arms {
+                suite.add_test_cases(arm.runs.iter().map(|run| run_case(report, scenario, &report.devices[bench.device], arm, run)));
+            }
+        }
+        document.add_test_suite(suite);
+    }
+    written(&document)
+}
+
+fn run_case(report: &Report<'_>, scenario: &ScenarioGroup<'_>, device: &DeviceGroup<'_>, arm: &Arm<'_>, run: &RunRecord) -> TestCase {
+    let mut name = run.allocator.clone();
+    if report.devices.len() > 1 {
+        name.push_str(&format!(" on {}", device.label));
+    }
+    if arm.runs.len() > 1 {
+        name.push_str(&format!(", repetition {}", run.repetition + 1));
+    }
+    let mut case = TestCase::new(name, run_status(run));
+    case.set_classname(scenario.info.name.as_str());
+    case.add_property(("device", device.label.as_str()));
+    case.add_property(("seed", run.seed.to_string().as_str()));
+    case.add_property(("reproduce", run.reproduce.as_str()));
+    if run.verdict == Verdict::Passed {
+        match run.device.clock {
+            Clock::Measured => {
+                case.set_time(Duration::from_nanos(run.timings.scenario.get()));
+            }
+            Clock::Simulated => {
+                case.add_property(("model time (simulated clock), not measured", run.timings.scenario.to_string().as_str()));
+            }
+        }
+    }
+    case
+}
+
+fn run_status(run: &RunRecord) -> TestCaseStatus {
+    match &run.verdict {
+        Verdict::Passed => TestCaseStatus::success(),
+        Verdict::Failed { first, rest } => {
+            let told: Vec<String> = std::iter::once(first).chain(rest).map(words::violation).collect();
+            let description = format!("{}\n\nReproduce it:\n{}", told.join("\n"), run.reproduce);
+            failure(&first.rule.to_string(), &first.to_string(), &description)
+        }
+        Verdict::Skipped { reason } => skipped("skipped", reason),
+        Verdict::Interrupted => skipped("interrupted", "interrupted by the user"),
+    }
+}
+
+/// A night: one suite a suite, one case an entry. What became worse or is broken is a failure.
+#[must_use]
+pub fn of_night(record: &NightRecord) -> String {
+    let mut document = Document::new(format!("harness bench on {}", record.machine.device));
+    for suite in &record.suites {
+        let mut cases = TestSuite::new(suite.name.as_str());
+        cases.add_property(("night", record.started.as_str()));
+        cases.add_property(("commit", record.build.commit.as_deref().unwrap_or("unknown")));
+        if !record.conditions.contended.is_empty() {
+            cases.add_property(("contended", record.conditions.contended.join("; ").as_str()));
+        }
+        cases.add_test_cases(suite.entries.iter().map(|entry| entry_case(record, suite, entry)));
+        document.add_test_suite(cases);
+    }
+    written(&document)
+}
+
+fn entry_case(record: &NightRecord, suite: &SuiteRecord, entry: &Entry) -> TestCase {
+    let mut case =
+        TestCase::new(format!("{} by {} ({})", entry.case(), entry.arm, night::short(entry.quantity)), entry_status(record, suite, entry));
+    case.set_classname(suite.name.as_str());
+    if let EntryOutcome::Measured(measured) = &entry.outcome {
+        let median = measured.summary.median;
+        match entry.quantity {
+            // Rounded to nanoseconds, which is finer than JUnit's milliseconds; the property has all digits.
+            Quantity::HostTime | Quantity::DeviceTime => {
+                case.set_time(Duration::from_nanos(median / 1_000));
+            }
+            Quantity::ModelTime | Quantity::Memory => {}
+        }
+        case.add_property((night::short(entry.quantity), night::amount(entry.quantity, median).as_str()));
+    }
+    case
+}
+
+fn entry_status(record: &NightRecord, suite: &SuiteRecord, entry: &Entry) -> TestCaseStatus {
+    match &entry.outcome {
+        EntryOutcome::Failed { reason } => failure("broken", reason, &format!("{reason}\n\nReproduce it:\n{}", record.reproduce)),
+        EntryOutcome::Skipped { reason } => skipped("skipped", reason),
+        EntryOutcome::Measured(_) => match change(record, suite, entry) {
+            Some(change) if change.verdict == ChangeVerdict::Worse => {
+                let figures = night::in_figures(record, change);
+                failure("worse", &figures, &format!("{figures}\n\nReproduce it:\n{}", record.reproduce))
+            }
+            _ => TestCaseStatus::success(),
+        },
+    }
+}
+
+fn change<'a>(record: &'a NightRecord, suite: &SuiteRecord, entry: &Entry) -> Option<&'a Change> {
+    record.comparison.as_ref()?.changes.iter().find(|change| {
+        let name = &change.entry;
+        name.arm == entry.arm && name.quantity == entry.quantity && name.suite == suite.name && name.case == entry.case()
+    })
+}
+
+fn failure(kind: &str, message: &str, description: &str) -> TestCaseStatus {
+    let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
+    status.set_type(kind).set_message(message).set_description(description);
+    status
+}
+
+fn skipped(kind: &str, reason: &str) -> TestCaseStatus {
+    let mut status = TestCaseStatus::skipped();
+    status.set_type(kind).set_message(reason);
+    status
+}
+
+fn written(document: &Document) -> String {
+    document.to_string().expect("a document without times of day is written to memory, which cannot fail")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::examples;
+    use crate::night::examples as nights;
+
+    #[test]
+    fn runs_are_cases_with_verdicts_reasons_and_commands() {
+        let records = examples::night();
+        insta::assert_snapshot!(of_runs(&Report::new(&records)));
+    }
+
+    #[test]
+    fn model_times_are_no_times_of_cases() {
+        let document = Document::deserialize_from_str(&of_runs(&Report::new(&examples::night()))).expect("it was just written");
+        for case in document.test_suites.iter().flat_map(|suite| &suite.test_cases) {
+            assert_eq!(case.time.is_some(), case.name.as_str().contains("on Example GPU"), "{}", case.name.as_str());
+        }
+        let night = of_night(&nights::model());
+        assert!(!night.lines().any(|line| line.contains("<testcase") && line.contains(" time=\"")), "{night}");
+    }
+
+    #[test]
+    fn a_night_fails_where_it_is_broken_or_worse_and_nowhere_else() {
+        let document = Document::deserialize_from_str(&of_night(&nights::eventful())).expect("it was just written");
+        assert_eq!((document.tests, document.failures, document.skipped, document.errors), (38, 9, 3, 0));
+        let document = Document::deserialize_from_str(&of_night(&nights::quiet(3, 1.0))).expect("it was just written");
+        assert_eq!((document.tests, document.failures, document.skipped), (35, 0, 0));
+    }
+
+    #[test]
+    fn names_cannot_break_the_document() {
+        let mut night = nights::eventful();
+        night.suites[0].name = "a<b>&\"'\u{0}]]>".to_owned();
+        let document = Document::deserialize_from_str(&of_night(&night)).expect("it is well formed");
+        assert!(document.test_suites[0].name.as_str().starts_with("a<b>&\"'"), "{:?}", document.test_suites[0].name);
+    }
+}

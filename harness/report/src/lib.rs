@@ -1,0 +1,355 @@
+//! Reports: [`Report::new`] sorts what runs left behind, then one pure function a format renders it.
+//!
+//! Nouns: an *arm* is one allocator on one scenario and one device, with all its repetitions; a *bench* holds the arms of one scenario on
+//! one device, the only runs whose times are compared. The same records give the same bytes, whenever and wherever they are rendered.
+
+pub mod github;
+pub mod json;
+pub mod junit;
+pub mod markdown;
+pub mod night;
+pub mod picture;
+pub mod store;
+pub mod text;
+pub mod timing;
+
+mod escape;
+mod page;
+mod steps;
+mod words;
+
+#[cfg(test)]
+pub(crate) mod examples;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use harness_allocator::device::{Clock, DeviceInfo};
+use harness_allocator::units::Bytes;
+
+use harness_base::files::slug;
+use harness_record::{CostFigure, Records, RunRecord, ScenarioInfo, Verdict};
+
+/// Runs, grouped and counted: what every format is rendered from.
+#[derive(Clone, Debug)]
+pub struct Report<'a> {
+    /// What it is made of.
+    pub records: &'a Records,
+    /// How all runs ended.
+    pub counts: Counts,
+    /// What ran them, in order of appearance.
+    pub devices: Vec<DeviceGroup<'a>>,
+    /// What ran, in order of appearance.
+    pub scenarios: Vec<ScenarioGroup<'a>>,
+}
+
+/// How runs ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Everything expected was seen.
+    pub passed: usize,
+    /// Something was not.
+    pub failed: usize,
+    /// It did not run.
+    pub skipped: usize,
+    /// The user stopped it.
+    pub interrupted: usize,
+}
+
+/// One device, with everything that its runs say of it.
+#[derive(Clone, Debug)]
+pub struct DeviceGroup<'a> {
+    /// As its first run saw it.
+    pub info: &'a DeviceInfo,
+    /// A short name, unique among the devices of the report.
+    pub label: String,
+    /// Every pair of clocks (streaming multiprocessors, memory; MHz) that a run was opened with.
+    pub clocks_mhz: BTreeSet<(u32, u32)>,
+    /// Everything that held its clocks down.
+    pub throttle_reasons: BTreeSet<&'a str>,
+    /// The most other processes that a run saw.
+    pub other_processes: Option<u32>,
+    /// Its cost model's figures, where it is simulated.
+    pub cost_figures: Vec<&'a CostFigure>,
+}
+
+/// Everything about one scenario.
+#[derive(Clone, Debug)]
+pub struct ScenarioGroup<'a> {
+    /// What it says of itself.
+    pub info: &'a ScenarioInfo,
+    /// A name for links and files, unique in the report.
+    pub slug: String,
+    /// Its runs by device.
+    pub benches: Vec<Bench<'a>>,
+}
+
+/// One scenario on one device: the runs whose times may be compared.
+#[derive(Clone, Debug)]
+pub struct Bench<'a> {
+    /// Index in [`Report::devices`].
+    pub device: usize,
+    /// Its runs by allocator, in order of appearance.
+    pub arms: Vec<Arm<'a>>,
+}
+
+/// One allocator on one bench.
+#[derive(Clone, Debug)]
+pub struct Arm<'a> {
+    /// Its name.
+    pub allocator: &'a str,
+    /// A name for links, unique in the report.
+    pub slug: String,
+    /// Its repetitions, in the order in which they ran; never empty.
+    pub runs: Vec<&'a RunRecord>,
+    /// How they ended.
+    pub counts: Counts,
+}
+
+impl<'a> Report<'a> {
+    /// Groups runs by scenario, device and allocator. Takes `n log n` time for `n` runs.
+    #[must_use]
+    pub fn new(records: &'a Records) -> Self {
+        let mut report = Self { records, counts: Counts::default(), devices: Vec::new(), scenarios: Vec::new() };
+        let mut index = Index::default();
+        for run in &records.runs {
+            report.counts.add(&run.verdict);
+            index.insert(&mut report, run);
+        }
+        report.name_devices();
+        report.name_sections();
+        report
+    }
+
+    /// Whether all devices run on virtual clocks, none of them, or some; `None` where nothing ran.
+    #[must_use]
+    pub fn clocks(&self) -> Option<Clocks> {
+        let simulated = self.devices.iter().filter(|device| device.info.clock == Clock::Simulated).count();
+        match simulated {
+            _ if self.devices.is_empty() => None,
+            0 => Some(Clocks::Measured),
+            _ if simulated == self.devices.len() => Some(Clocks::Simulated),
+            _ => Some(Clocks::Both),
+        }
+    }
+
+    /// Every arm, in the order of the report.
+    pub fn arms(&self) -> impl Iterator<Item = (&ScenarioGroup<'a>, &DeviceGroup<'a>, &Arm<'a>)> {
+        self.scenarios.iter().flat_map(move |scenario| {
+            scenario.benches.iter().flat_map(move |bench| bench.arms.iter().map(move |arm| (scenario, &self.devices[bench.device], arm)))
+        })
+    }
+
+    fn name_devices(&mut self) {
+        let mut taken = BTreeSet::new();
+        for device in &mut self.devices {
+            device.label = unique(&device.info.name, " ", &mut taken);
+        }
+    }
+
+    fn name_sections(&mut self) {
+        let (mut scenarios, mut arms) = (BTreeSet::new(), BTreeSet::new());
+        for scenario in &mut self.scenarios {
+            scenario.slug = unique(&slug(&scenario.info.name), "-", &mut scenarios);
+            for arm in scenario.benches.iter_mut().flat_map(|bench| &mut bench.arms) {
+                arm.slug = unique(&format!("{}-{}", scenario.slug, slug(arm.allocator)), "-", &mut arms);
+            }
+        }
+    }
+}
+
+/// Whose clocks the times of a report come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clocks {
+    /// Real devices only.
+    Measured,
+    /// Simulated devices only.
+    Simulated,
+    /// Some of each.
+    Both,
+}
+
+impl Counts {
+    /// All runs.
+    #[must_use]
+    pub const fn total(self) -> usize {
+        self.passed + self.failed + self.skipped + self.interrupted
+    }
+
+    fn add(&mut self, verdict: &Verdict) {
+        *match verdict {
+            Verdict::Passed => &mut self.passed,
+            Verdict::Failed { .. } => &mut self.failed,
+            Verdict::Skipped { .. } => &mut self.skipped,
+            Verdict::Interrupted => &mut self.interrupted,
+        } += 1;
+    }
+}
+
+impl<'a> DeviceGroup<'a> {
+    fn new(run: &'a RunRecord) -> Self {
+        let mut group = Self {
+            info: &run.device,
+            label: String::new(),
+            clocks_mhz: BTreeSet::new(),
+            throttle_reasons: BTreeSet::new(),
+            other_processes: None,
+            cost_figures: run.cost_figures.iter().collect(),
+        };
+        group.add(run);
+        group
+    }
+
+    fn add(&mut self, run: &'a RunRecord) {
+        let fingerprint = &run.device.fingerprint;
+        self.clocks_mhz.extend(fingerprint.clocks_mhz);
+        self.throttle_reasons.extend(fingerprint.throttle_reasons.iter().map(String::as_str));
+        self.other_processes = self.other_processes.max(fingerprint.other_processes);
+        if self.cost_figures.is_empty() {
+            self.cost_figures = run.cost_figures.iter().collect();
+        }
+    }
+}
+
+impl<'a> Arm<'a> {
+    /// The run that is shown in full: the first that failed, else the first that did not pass, else the first.
+    #[must_use]
+    pub fn shown(&self) -> &'a RunRecord {
+        let rank = |run: &&RunRecord| match run.verdict {
+            Verdict::Failed { .. } => 0,
+            Verdict::Interrupted => 1,
+            Verdict::Passed => 2,
+            Verdict::Skipped { .. } => 3,
+        };
+        self.runs.iter().copied().min_by_key(rank).expect("an arm is made with its first run")
+    }
+
+    /// The settings it ran with, where they are other than the allocator's own.
+    #[must_use]
+    pub fn settings(&self) -> Option<&'a str> {
+        self.shown().settings.as_deref()
+    }
+
+    /// The same, where the name does not tell them already.
+    #[must_use]
+    pub fn settings_untold(&self) -> Option<&'a str> {
+        self.settings().filter(|settings| !self.allocator.contains(settings))
+    }
+
+    /// The runs that passed: the only ones whose times are told.
+    pub fn passed(&self) -> impl Iterator<Item = &'a RunRecord> {
+        self.runs.iter().copied().filter(|run| run.verdict == Verdict::Passed)
+    }
+}
+
+/// Where the groups of a report under construction are.
+#[derive(Default)]
+struct Index<'a> {
+    devices: BTreeMap<DeviceKey<'a>, usize>,
+    scenarios: BTreeMap<(&'a str, &'a str), usize>,
+    benches: BTreeMap<(usize, usize), usize>,
+    arms: BTreeMap<(usize, usize, &'a str), usize>,
+}
+
+/// What must be equal for two runs to count as runs on one device: everything that does not change between two runs on it.
+/// (Its total may change, for scenarios limit it; clocks, throttling and other processes do.)
+type DeviceKey<'a> = (&'a str, bool, Option<Bytes>, [Option<&'a str>; 4], [Option<bool>; 2]);
+
+fn device_key(info: &DeviceInfo) -> DeviceKey<'_> {
+    let print = &info.fingerprint;
+    let texts = [&print.uuid_hash, &print.driver, &print.cuda, &print.cost_model].map(Option::as_deref);
+    (&info.name, info.clock == Clock::Simulated, print.memory, texts, [print.mig, print.ecc])
+}
+
+impl<'a> Index<'a> {
+    fn insert(&mut self, report: &mut Report<'a>, run: &'a RunRecord) {
+        let device = *self.devices.entry(device_key(&run.device)).or_insert(report.devices.len());
+        match report.devices.get_mut(device) {
+            Some(group) => group.add(run),
+            None => report.devices.push(DeviceGroup::new(run)),
+        }
+
+        let key = (run.scenario.name.as_str(), run.scenario.path.as_str());
+        let scenario = *self.scenarios.entry(key).or_insert(report.scenarios.len());
+        if scenario == report.scenarios.len() {
+            report.scenarios.push(ScenarioGroup { info: &run.scenario, slug: String::new(), benches: Vec::new() });
+        }
+
+        let benches = &mut report.scenarios[scenario].benches;
+        let bench = *self.benches.entry((scenario, device)).or_insert(benches.len());
+        if bench == benches.len() {
+            benches.push(Bench { device, arms: Vec::new() });
+        }
+
+        let arms = &mut benches[bench].arms;
+        let arm = *self.arms.entry((scenario, device, &run.allocator)).or_insert(arms.len());
+        if arm == arms.len() {
+            arms.push(Arm { allocator: &run.allocator, slug: String::new(), runs: Vec::new(), counts: Counts::default() });
+        }
+        arms[arm].runs.push(run);
+        arms[arm].counts.add(&run.verdict);
+    }
+}
+
+/// `name`, or `name` and the first number from 2 on that is not taken yet.
+fn unique(name: &str, separator: &str, taken: &mut BTreeSet<String>) -> String {
+    let numbered = (2_u64..).map(|number| format!("{name}{separator}{number}"));
+    let free = std::iter::once(name.to_owned()).chain(numbered).find(|candidate| !taken.contains(candidate));
+    let free = free.unwrap_or_else(|| name.to_owned());
+    taken.insert(free.clone());
+    free
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::examples;
+
+    #[test]
+    fn runs_are_grouped_by_scenario_device_and_allocator_in_order_of_appearance() {
+        let records = examples::night();
+        let report = Report::new(&records);
+        let arms: Vec<String> =
+            report.arms().map(|(s, d, arm)| format!("{} {} {} {}", s.info.name, d.label, arm.allocator, arm.runs.len())).collect();
+        assert_eq!(
+            arms,
+            [
+                "oom_retry simulated caching 2",
+                "oom_retry simulated direct 2",
+                "oom_retry simulated async_pool 1",
+                "oom_retry Example GPU caching 3",
+                "oom_retry Example GPU direct 3",
+                "storm simulated caching 1",
+                "cross_stream_reuse simulated caching 2",
+                "cross_stream_reuse simulated expandable 1",
+                "training simulated caching 1",
+            ]
+        );
+        assert_eq!(report.counts, Counts { passed: 12, failed: 2, skipped: 1, interrupted: 1 });
+        assert_eq!(report.clocks(), Some(Clocks::Both));
+    }
+
+    #[test]
+    fn a_limited_device_stays_one_device_whatever_the_limit() {
+        let mut records = examples::night();
+        records.runs.truncate(2);
+        records.runs[1].device.total = Bytes::gib(2);
+        let report = Report::new(&records);
+        assert_eq!(report.devices.len(), 1);
+    }
+
+    #[test]
+    fn another_driver_makes_another_device() {
+        let mut records = examples::night();
+        let mut other = examples::measured("caching", 0);
+        other.device.fingerprint.driver = Some("2.0".to_owned());
+        records.runs.push(other);
+        let labels: Vec<String> = Report::new(&records).devices.into_iter().map(|device| device.label).collect();
+        assert_eq!(labels, ["simulated", "Example GPU", "Example GPU 2"]);
+    }
+
+    #[test]
+    fn names_that_look_alike_get_numbers() {
+        let mut taken = BTreeSet::new();
+        assert_eq!(["a", "a", "a-2"].map(|name| unique(name, "-", &mut taken)), ["a", "a-2", "a-2-2"]);
+    }
+}

@@ -1,0 +1,480 @@
+//! The report that a person reads: verdicts first, then failures in full, then each scenario with its picture, times and steps.
+
+mod why;
+
+use std::collections::BTreeSet;
+
+use harness_allocator::units::Bytes;
+
+use super::escape::{code, fenced, prose, prose_block};
+use super::page::Page;
+use super::picture::{self, Picture};
+use super::steps::Selection;
+use super::timing::{self, Timing};
+use super::words::{self, Align, Grid, NOTHING};
+use super::{Arm, Bench, Clocks, DeviceGroup, Report, ScenarioGroup};
+use harness_record::{CostFigure, RunRecord, StepRecord, Table, Verdict, Violation};
+
+/// A report and the pictures that it links to by their file names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendered {
+    /// GitHub-flavoured markdown.
+    pub markdown: String,
+    /// In the order in which they are shown.
+    pub pictures: Vec<Picture>,
+}
+
+/// Steps shown with a failure; the whole table stands in the scenario's section.
+const STEPS_OF_A_FAILURE: usize = 10;
+/// Longer tables are folded.
+const UNFOLDED: usize = 12;
+/// Lines that the first screen spends on failures, and on skipped runs.
+const LINES_ON_TOP: usize = 15;
+
+/// Renders everything.
+#[must_use]
+pub fn render(report: &Report<'_>) -> Rendered {
+    let mut page = Page::default();
+    page.summary(report);
+    if report.counts.total() == 0 {
+        page.end();
+        return Rendered { markdown: page.text, pictures: page.pictures };
+    }
+    page.failures(report);
+    for scenario in &report.scenarios {
+        page.scenario(report, scenario);
+    }
+    page.how_to_read(report);
+    page.cost_models(report);
+    page.end();
+    Rendered { markdown: page.text, pictures: page.pictures }
+}
+
+/// The first screen.
+impl Page {
+    fn summary(&mut self, report: &Report<'_>) {
+        self.block("# Out-of-memory report");
+        self.block(format!("**{}**", words::verdict_line(report.counts)));
+        if let Some(warning) = words::model_time_warning(report) {
+            self.block(prose(&warning));
+        }
+        if report.counts.total() == 0 {
+            return;
+        }
+        self.failures_in_brief(report);
+        self.devices(report);
+        self.verdicts(report);
+        self.skipped(report);
+    }
+
+    fn failures_in_brief(&mut self, report: &Report<'_>) {
+        let failed = report.arms().filter_map(|(scenario, device, arm)| match &arm.shown().verdict {
+            Verdict::Failed { first, .. } => Some((scenario, device, arm, first)),
+            Verdict::Passed | Verdict::Skipped { .. } | Verdict::Interrupted => None,
+        });
+        let lines = failed.map(|(scenario, device, arm, first)| {
+            let place = where_it_ran(report, scenario, device, arm);
+            let line = first.at.as_ref().map_or_else(String::new, |at| format!(" at line {}", at.line));
+            format!("[{place}](#failure-{}){line}: expected {}; seen: {}", arm.slug, prose(&first.expected), prose(&first.seen))
+        });
+        self.bounded_list(lines.collect(), "failure");
+    }
+
+    fn skipped(&mut self, report: &Report<'_>) {
+        let lines = report.arms().filter_map(|(scenario, device, arm)| match &arm.shown().verdict {
+            Verdict::Skipped { reason } => Some(format!("Skipped: {}: {}", where_it_ran(report, scenario, device, arm), prose(reason))),
+            Verdict::Passed | Verdict::Failed { .. } | Verdict::Interrupted => None,
+        });
+        self.bounded_list(lines.collect(), "skipped arm");
+    }
+
+    fn bounded_list(&mut self, mut lines: Vec<String>, noun: &str) {
+        let more = lines.len().saturating_sub(LINES_ON_TOP);
+        if more > 0 {
+            lines.truncate(LINES_ON_TOP);
+            lines.push(format!("… and {} more, in the sections below", words::count(more, noun)));
+        }
+        self.list(&lines);
+    }
+
+    /// Scenario × allocator.
+    fn verdicts(&mut self, report: &Report<'_>) {
+        let mut allocators: Vec<&str> = Vec::new();
+        for (_, _, arm) in report.arms() {
+            if !allocators.contains(&arm.allocator) {
+                allocators.push(arm.allocator);
+            }
+        }
+        let has_devices = report.devices.len() > 1;
+        let mut columns = vec![("scenario".to_owned(), Align::Left)];
+        columns.extend(has_devices.then(|| ("device".to_owned(), Align::Left)));
+        columns.extend(allocators.iter().map(|allocator| (code(allocator), Align::Left)));
+        let benches = report.scenarios.iter().flat_map(|scenario| scenario.benches.iter().map(move |bench| (scenario, bench)));
+        let rows = benches.map(|(scenario, bench)| {
+            let mut row = vec![format!("[{}](#scenario-{})", code(&scenario.info.name), scenario.slug)];
+            row.extend(has_devices.then(|| prose(&report.devices[bench.device].label)));
+            row.extend(allocators.iter().map(|allocator| {
+                let arm = bench.arms.iter().find(|arm| arm.allocator == *allocator);
+                arm.map_or_else(|| NOTHING.to_owned(), verdict_cell)
+            }));
+            row
+        });
+        self.table(&columns, rows.collect::<Vec<_>>());
+    }
+
+    fn devices(&mut self, report: &Report<'_>) {
+        let columns = ["device", "memory", "clock", "driver", "CUDA", "clocks (SM / memory)", "identity and state when opened"];
+        let columns = columns.map(|head| (head.to_owned(), Align::Left));
+        self.table(&columns, report.devices.iter().map(device_cells));
+    }
+}
+
+fn verdict_cell(arm: &Arm<'_>) -> String {
+    let words = words::verdicts(arm.counts);
+    match &arm.shown().verdict {
+        Verdict::Failed { first, .. } => {
+            let line = first.at.as_ref().map_or_else(String::new, |at| format!(", line {}", at.line));
+            format!("[**{words}**{line}](#failure-{})", arm.slug)
+        }
+        Verdict::Passed | Verdict::Interrupted => format!("[{words}](#arm-{})", arm.slug),
+        Verdict::Skipped { .. } => words,
+    }
+}
+
+fn device_cells(device: &DeviceGroup<'_>) -> Vec<String> {
+    let print = &device.info.fingerprint;
+    let (sm, memory): (BTreeSet<u32>, BTreeSet<u32>) = device.clocks_mhz.iter().copied().unzip();
+    let clocks = (!sm.is_empty()).then(|| format!("{} / {} MHz", words::range(&sm), words::range(&memory)));
+    let mut state: Vec<String> = print.uuid_hash.iter().map(|hash| format!("UUID hash {hash}")).collect();
+    state.extend(print.mig.map(|on| if on { "MIG on" } else { "MIG off" }.to_owned()));
+    state.extend(print.ecc.map(|on| if on { "ECC on" } else { "ECC off" }.to_owned()));
+    state.extend(device.other_processes.map(|number| format!("other processes: {number}")));
+    if !device.throttle_reasons.is_empty() {
+        let reasons: Vec<&str> = device.throttle_reasons.iter().copied().collect();
+        state.push(format!("throttled: {}", reasons.join(", ")));
+    }
+    let cells = [
+        device.label.clone(),
+        words::memory(device),
+        words::clock(device),
+        words::or_nothing(print.driver.as_deref()),
+        words::or_nothing(print.cuda.as_deref()),
+        words::or_nothing(clocks),
+        if state.is_empty() { NOTHING.to_owned() } else { state.join(", ") },
+    ];
+    cells.map(|cell| prose(&cell)).to_vec()
+}
+
+/// `scenario` with `allocator`, and the device where there are several.
+fn where_it_ran(report: &Report<'_>, scenario: &ScenarioGroup<'_>, device: &DeviceGroup<'_>, arm: &Arm<'_>) -> String {
+    let place = format!("{} with {}", code(&scenario.info.name), code(arm.allocator));
+    if report.devices.len() > 1 { format!("{place} on {}", prose(&device.label)) } else { place }
+}
+
+/// Failures in full.
+impl Page {
+    fn failures(&mut self, report: &Report<'_>) {
+        if report.counts.failed == 0 {
+            return;
+        }
+        self.block("## Failures");
+        for (scenario, device, arm) in report.arms() {
+            let run = arm.shown();
+            if let Verdict::Failed { first, rest } = &run.verdict {
+                self.anchor(&format!("failure-{}", arm.slug));
+                self.block(format!("### {}", where_it_ran(report, scenario, device, arm)));
+                self.failure(arm, run, first, rest);
+            }
+        }
+    }
+
+    fn failure(&mut self, arm: &Arm<'_>, run: &RunRecord, first: &Violation, rest: &[Violation]) {
+        self.violation(first);
+        if !rest.is_empty() {
+            self.block("Seen at the same step:");
+            rest.iter().for_each(|violation| self.violation(violation));
+        }
+        self.other_failures(arm, run);
+        if let Some(settings) = arm.settings_untold() {
+            self.block(format!("Settings: {}", code(settings)));
+        }
+        self.block("Reproduce it:");
+        self.command(&run.reproduce);
+        let selection = Selection::last(run, STEPS_OF_A_FAILURE);
+        let Some(last) = selection.steps().last() else { return };
+        self.where_the_memory_was(run, last);
+        if let Some(shortage) = &last.shortage {
+            self.block(why::explain(shortage));
+        }
+        let already_told: Vec<&str> = std::iter::once(first).chain(rest).map(|violation| violation.seen.as_str()).collect();
+        self.list(&selection.steps().flat_map(|step| notes(step, &already_told)).collect::<Vec<_>>());
+        self.step_tables(&selection, usize::MAX);
+        let shown = words::count(selection.steps().count(), "step");
+        let which = if selection.left_out() > 0 { format!("The last {shown}") } else { "All steps".to_owned() };
+        self.block(format!("{which} (picture, times and more in [the scenario's section](#arm-{})):", arm.slug));
+        self.grid(&selection.grid());
+        self.list(&selection.steps().filter_map(counted).collect::<Vec<_>>());
+        self.unrecorded(run);
+    }
+
+    /// The accounts when the last step's request failed, or else after that step, as parts of the memory that it ran in: who held what.
+    fn where_the_memory_was(&mut self, run: &RunRecord, last: &StepRecord) {
+        let accounts = last.shortage.as_ref().map_or(&last.accounts, |shortage| &shortage.accounts);
+        let device = &accounts.device;
+        let unallocated = accounts.reserved.saturating_sub(accounts.active);
+        // The counters are those after the last step: of a run with steps that are not recorded, they do not belong to this one.
+        let after = (run.unrecorded_steps == 0).then_some(Bytes(run.stats.inactive_split_bytes.all.current));
+        let split = last.shortage.as_ref().map(|shortage| shortage.inactive_split).or(after);
+        let split = split.map(|split| split.min(unallocated)).filter(|&split| split > Bytes::ZERO);
+        let beyond = device.used.saturating_sub(device.context_overhead + accounts.reserved + device.pressure);
+        let mut grid = Grid::new([("the memory", Align::Left), ("size", Align::Right)]);
+        let always = |name: &str, size: Bytes| Some((name.to_owned(), size));
+        let if_any = |name: &str, size: Bytes| (size > Bytes::ZERO).then(|| (name.to_owned(), size));
+        let rows = [
+            always("limit", run.scenario.memory),
+            always("free on the device", device.free),
+            if_any("held by others (pressure)", device.pressure),
+            if_any("device used beyond reserved (the driver's rounding, other processes)", beyond),
+            always("reserved by the allocator", accounts.reserved),
+            always("– of it allocated", accounts.allocated),
+            if_any("– of it freed, but waiting for an event", accounts.active.saturating_sub(accounts.allocated)),
+            always("– of it free", unallocated),
+            split.and_then(|split| always("– – of that in partly used segments (inactive split)", split)),
+            split.and_then(|split| always("– – of that in wholly free segments", unallocated.saturating_sub(split))),
+        ];
+        grid.rows = rows.into_iter().flatten().map(|(name, size)| vec![name, words::size(size)]).collect();
+        let when = if last.shortage.is_some() { "when a request failed in" } else { "after" };
+        self.block(format!("Where the memory was {when} step {}:", last.number));
+        self.grid(&grid);
+    }
+
+    fn violation(&mut self, violation: &Violation) {
+        self.block(fenced("text", &words::violation(violation)));
+    }
+
+    fn other_failures(&mut self, arm: &Arm<'_>, shown: &RunRecord) {
+        let others = arm.runs.iter().filter(|run| !std::ptr::eq(**run, shown)).filter_map(|run| match &run.verdict {
+            Verdict::Failed { first, .. } => {
+                Some(format!("repetition {} (seed {}): {}", run.repetition + 1, run.seed, prose(&first.to_string())))
+            }
+            Verdict::Passed | Verdict::Skipped { .. } | Verdict::Interrupted => None,
+        });
+        let others: Vec<String> = others.collect();
+        if !others.is_empty() {
+            let (shown, total) = (shown.repetition + 1, arm.runs.len());
+            self.block(format!("This is repetition {shown} of {total}. Others failed too:"));
+            self.bounded_list(others, "failed repetition");
+        }
+    }
+}
+
+/// The section of a scenario.
+impl Page {
+    fn scenario(&mut self, report: &Report<'_>, scenario: &ScenarioGroup<'_>) {
+        self.anchor(&format!("scenario-{}", scenario.slug));
+        self.block(format!("## {}", code(&scenario.info.name)));
+        self.block(prose_block(&scenario.info.about));
+        self.block(format!("File: {}. Memory limit: {}.", code(&scenario.info.path), prose(&words::size(scenario.info.memory))));
+        for bench in &scenario.benches {
+            let device = &report.devices[bench.device];
+            if report.devices.len() > 1 {
+                self.block(format!("### On {}", prose(&device.label)));
+            }
+            self.settings(bench);
+            self.picture(report, scenario, bench);
+            self.timing(bench, device);
+            for arm in &bench.arms {
+                self.arm(arm);
+            }
+        }
+    }
+
+    /// What the names of arms stand for.
+    fn settings(&mut self, bench: &Bench<'_>) {
+        let arms = bench.arms.iter().filter_map(|arm| Some(format!("{}: {}", code(arm.allocator), code(arm.settings_untold()?))));
+        let arms: Vec<String> = arms.collect();
+        if !arms.is_empty() {
+            self.block(format!("Settings of PyTorch's allocator, as in `PYTORCH_ALLOC_CONF`: {}.", arms.join("; ")));
+        }
+    }
+
+    fn picture(&mut self, report: &Report<'_>, scenario: &ScenarioGroup<'_>, bench: &Bench<'_>) {
+        let device = &report.devices[bench.device];
+        let name = super::unique(&format!("{}-{}", scenario.slug, harness_base::files::slug(&device.label)), "-", &mut self.names);
+        let runs: Vec<&RunRecord> = bench.arms.iter().map(Arm::shown).collect();
+        let Some(svg) = picture::draw(&runs) else { return };
+        let file_name = format!("{name}.svg");
+        let alt = format!("Allocated, reserved and device used over the steps of {}, one panel an allocator", scenario.info.name);
+        self.block(format!("![{}]({file_name})", prose(&alt)));
+        self.pictures.push(Picture { file_name, svg });
+    }
+
+    fn timing(&mut self, bench: &Bench<'_>, device: &DeviceGroup<'_>) {
+        let Some(timing) = Timing::new(bench, device) else { return };
+        self.block(format!("**{}** on {}", timing::title(timing.clock), prose(&device.label)));
+        self.grid(&timing.grid());
+        self.block(prose(&timing.footnotes().join(" ")));
+    }
+
+    fn arm(&mut self, arm: &Arm<'_>) {
+        self.anchor(&format!("arm-{}", arm.slug));
+        self.block(format!("#### {}: {}", code(arm.allocator), words::verdicts(arm.counts)));
+        let run = arm.shown();
+        let is_told = matches!(run.verdict, Verdict::Failed { .. }) && (1..=STEPS_OF_A_FAILURE).contains(&run.steps.len());
+        match &run.verdict {
+            Verdict::Skipped { reason } => return self.block(format!("Skipped: {}", prose(reason))),
+            Verdict::Failed { .. } => {
+                let steps = if is_told { ", with all its steps," } else { "" };
+                self.block(format!("Told in full{steps} [among the failures](#failure-{}).", arm.slug));
+            }
+            Verdict::Interrupted => self.block("The user stopped it; the steps below are those that were done."),
+            Verdict::Passed => {}
+        }
+        self.facts(arm, run);
+        let selection = Selection::notable(run);
+        match run.steps.len() {
+            _ if is_told => {}
+            0 => self.block("No step was done."),
+            steps if steps > UNFOLDED => {
+                self.fold(&format!("{} and the accounts after each", words::count(steps, "step")), |page| page.steps(&selection));
+            }
+            _ => self.steps(&selection),
+        }
+        self.fold("Memory summary", |page| page.block(format!("```text\n{}```", run.stats.summary())));
+    }
+
+    fn facts(&mut self, arm: &Arm<'_>, run: &RunRecord) {
+        let mut facts = vec![format!("Seed {}.", run.seed)];
+        facts.extend(run.settings.iter().map(|settings| format!("Settings: {}.", code(settings))));
+        if arm.runs.len() > 1 {
+            facts.push(format!("The steps are those of repetition {} of {}.", run.repetition + 1, arm.runs.len()));
+        }
+        if let Some(step) = run.steps.last() {
+            facts.push(format!("Context overhead: {}.", prose(&words::size(step.accounts.device.context_overhead))));
+        }
+        facts.push(format!("Reproduce: {}", code(&run.reproduce)));
+        self.block(facts.join(" "));
+    }
+
+    fn steps(&mut self, selection: &Selection<'_>) {
+        if selection.left_out() > 0 {
+            self.block("The run is long: both its ends are shown, and steps between in which something happened. All of them are in `records.json`.");
+        }
+        self.grid(&selection.grid());
+        self.unrecorded(selection.run());
+        self.list(&selection.steps().flat_map(|step| notes(step, &[]).into_iter().chain(counted(step))).collect::<Vec<_>>());
+        self.step_tables(selection, UNFOLDED);
+    }
+
+    fn unrecorded(&mut self, run: &RunRecord) {
+        words::unrecorded(run).iter().for_each(|text| self.block(text));
+    }
+
+    fn step_tables(&mut self, selection: &Selection<'_>, unfolded: usize) {
+        for (step, table) in selection.steps().flat_map(|step| step.tables.iter().map(move |table| (step, table))) {
+            self.step_table(step, table, unfolded);
+        }
+    }
+
+    fn step_table(&mut self, step: &StepRecord, table: &Table, unfolded: usize) {
+        let title = format!("Step {}: {}", step.number, prose(&table.title));
+        let mut grid = Grid::new(table.columns.iter().map(|head| (head.as_str(), Align::Left)));
+        grid.rows.clone_from(&table.rows);
+        if table.rows.len() > unfolded {
+            self.fold(&title, |page| page.grid(&grid));
+        } else {
+            self.block(title);
+            self.grid(&grid);
+        }
+    }
+}
+
+/// What a step says of itself, unless it was told before.
+fn notes(step: &StepRecord, told: &[&str]) -> Vec<String> {
+    let new = step.notes.iter().filter(|note| !told.contains(&note.as_str()));
+    new.map(|note| format!("Step {}: {}", step.number, prose(note))).collect()
+}
+
+/// What a step counted of itself.
+fn counted(step: &StepRecord) -> Option<String> {
+    let figures: Vec<String> =
+        step.reports.iter().map(|(name, &value)| format!("{} = {}", code(name), prose(&words::metric(name, value)))).collect();
+    (!figures.is_empty()).then(|| format!("Step {} counted: {}", step.number, figures.join(", ")))
+}
+
+/// The end.
+impl Page {
+    fn how_to_read(&mut self, report: &Report<'_>) {
+        self.block("## How to read this");
+        let words = [
+            ("requested", "what the caller asked for."),
+            ("allocated", "the rounded bytes that were handed out."),
+            ("active", "allocated, or freed but still waiting for an event of another stream."),
+            ("reserved", "what the allocator holds from the driver, cached memory included."),
+            ("device used", "what NVML reports for the whole device; the tables show it less the context overhead."),
+            ("context overhead", "device used before the first allocation: the CUDA context, its modules, and what others held."),
+            ("peak", "the high-water mark since the start of the run or the last reset."),
+            (
+                "allocator retry",
+                "a driver allocation that failed and made the allocator give its cached memory back (`num_alloc_retries`): nobody asks for it.",
+            ),
+            ("OOM", "a request that failed even after that."),
+            (
+                "fits after 1 retry",
+                "an outcome: a request that failed was made again by the step's recovery policy. These retries are its own.",
+            ),
+            (
+                "memory summary",
+                "the allocator's counters at the end of the run, laid out as by `torch.cuda.memory_summary()`; *non-releasable*: free \
+                 pieces of segments that are still partly in use. Oversize allocations are not counted.",
+            ),
+            ("runs", "repetitions that passed; allocators took turns, so that a drift of the device meets all of them."),
+            ("median, MAD, p99", "the middle sample, the median distance from it (unscaled), and the 99th percentile by nearest rank."),
+        ];
+        let mut lines: Vec<String> = words.iter().map(|(word, meaning)| format!("**{word}**: {meaning}")).collect();
+        lines.push(format!(
+            "**max**: the largest sample, told instead of p99 where there are fewer than {} samples.",
+            harness_base::statistics::LEAST_FOR_P99
+        ));
+        lines.push("**(n)**: how many samples; `a of b`: the figures come from a random sample of a among b operations.".to_owned());
+        lines.push(
+            "**÷ direct**: the median as a multiple of that of `direct`, which asks the driver every time; below 1 is faster.".to_owned(),
+        );
+        if matches!(report.clocks(), Some(Clocks::Simulated | Clocks::Both)) {
+            lines.push(
+                "**0 ns**, as a model time: an operation without a device call, for example an allocation served from the cache. The model \
+                 charges device calls only, not the allocator's work on the host."
+                    .to_owned(),
+            );
+        }
+        self.list(&lines);
+        self.block(format!("Written from records of harness {}.", prose(&report.records.harness)));
+        self.block(format!(
+            "Sizes have binary units (1 MiB = {} bytes); where the short form rounds, the bytes follow in brackets.",
+            Bytes::mib(1).get()
+        ));
+    }
+
+    /// Each model once, however many devices it moved.
+    fn cost_models(&mut self, report: &Report<'_>) {
+        let mut shown: Vec<(Option<&str>, &[&CostFigure])> = Vec::new();
+        for device in report.devices.iter().filter(|device| !device.cost_figures.is_empty()) {
+            let model = (device.info.fingerprint.cost_model.as_deref(), device.cost_figures.as_slice());
+            if !shown.contains(&model) {
+                shown.push(model);
+                self.cost_model(model.0.unwrap_or("without a name"), model.1);
+            }
+        }
+    }
+
+    fn cost_model(&mut self, name: &str, figures: &[&CostFigure]) {
+        self.fold(&format!("Cost model {}: what each operation is charged, and why", prose(name)), |page| {
+            let mut grid = Grid::new([("operation", Align::Left), ("charge", Align::Right), ("source", Align::Left)]);
+            grid.rows = figures.iter().map(|f| vec![f.name.clone(), f.value.clone(), f.source.clone()]).collect();
+            page.grid(&grid);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,192 @@
+//! Each cause by a scenario on the simulated device, as far as an allocator can be brought there; the rest by figures.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use harness_allocator::allocator::AllocatorKind;
+
+use super::*;
+use harness_devices::DeviceSource;
+use harness_record::{Outcome, Verdict};
+use harness_run::session::{Arm, Plan, Selection};
+use harness_scenario::Scenario;
+
+/// The shortage of the last step, which must have failed for lack of memory.
+fn shortage(memory: &str, steps: &str, allocator: AllocatorKind) -> Shortage {
+    let steps: String = steps.lines().map(str::trim).filter(|line| !line.is_empty()).fold(String::new(), |mut text, step| {
+        writeln!(text, "  - {step}").unwrap();
+        text
+    });
+    let text = format!("about: A test.\nneeds: {{ memory: {memory} }}\nstreams: [side]\nsteps:\n{steps}");
+    let scenario = Scenario::parse(&text, Path::new("why.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let (scenarios, selection, program) = (vec![scenario.clone()], Selection::default(), "harness".to_owned());
+    let plan = Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit: true, program };
+    let arm = Arm { scenario: &scenario, allocator: &allocator.into(), repetition: 0 };
+    let run = plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::new(AtomicBool::new(false))).unwrap();
+    assert!(matches!(run.verdict, Verdict::Failed { .. }), "{text}");
+    let last = run.steps.last().unwrap();
+    assert_eq!(last.outcome, Outcome::OutOfMemory, "{text}");
+    last.shortage.clone().unwrap()
+}
+
+const fn mib(count: u64) -> Bytes {
+    Bytes::mib(count)
+}
+
+const SMALL_AGAINST_LARGE: &str = "
+    alloc: { buffer: big, size: 62MiB }
+    free: big
+    alloc: { buffer: k, size: 20MiB }
+    alloc: { buffer: s, size: 1MiB }
+    alloc: { buffer: s2, size: 1MiB }
+    alloc: { buffer: s3, size: 1MiB }";
+
+const OF_ANOTHER_STREAM: &str = "
+    alloc: { buffer: a, size: 800MiB, stream: side }
+    free: a
+    alloc: { buffer: k, size: 20MiB, stream: side }
+    alloc: { buffer: b, size: 500MiB }";
+
+const LARGER_THAN_ALL: &str = "
+    alloc: { buffer: a, size: 4MiB }
+    alloc: { buffer: b, size: 1GiB }";
+
+const OTHERS: &str = "
+    alloc: { buffer: a, size: 300MiB }
+    pressure: 1000MiB
+    alloc: { buffer: b, size: 900MiB }";
+
+const FRACTION: &str = "
+    set_fraction: 0.5
+    alloc: { buffer: a, size: 400MiB }
+    alloc: { buffer: b, size: 400MiB }
+    free: a
+    alloc: { buffer: c, size: 700MiB }";
+
+const HOLES: &str = "
+    alloc: { buffer: big, size: 400MiB }
+    free: big
+    alloc: { buffer: a, size: 100MiB }
+    alloc: { buffer: b, size: 100MiB }
+    alloc: { buffer: c, size: 100MiB }
+    alloc: { buffer: d, size: 100MiB }
+    free: [a, c]
+    alloc: { buffer: e, size: 250MiB }";
+
+const LIVE_IN_EACH_PAGE: &str = "
+    alloc: { buffer: a1, size: 38MiB }
+    alloc: { buffer: s1, size: 2MiB }
+    alloc: { buffer: a2, size: 38MiB }
+    alloc: { buffer: s2, size: 2MiB }
+    alloc: { buffer: a3, size: 38MiB }
+    alloc: { buffer: s3, size: 2MiB }
+    free: [a1, a2, a3]
+    alloc: { buffer: big, size: 150MiB }";
+
+const LESS_THAN_A_PAGE: &str = "
+    alloc: { buffer: a, size: 490MiB }
+    alloc: { buffer: b, size: 12MiB }";
+
+const LESS_THAN_A_PAGE_MORE: &str = "
+    alloc: { buffer: a, size: 490MiB }
+    alloc: { buffer: b, size: 22MiB }";
+
+const LESS_THAN_A_SEGMENT: &str = "
+    alloc: { buffer: a, size: 500MiB }
+    alloc: { buffer: b, size: 4MiB }";
+
+const WAITED_FOR: &str = "
+    alloc: { buffer: a, size: 800MiB }
+    use_on: { buffer: a, stream: side }
+    work: { stream: side, duration: 1min }
+    free: a
+    alloc: { buffer: k, size: 300MiB }
+    alloc: { buffer: b, size: 800MiB }";
+
+#[test]
+fn each_failure_has_the_causes_that_its_figures_bear_out_and_no_others() {
+    use AllocatorKind::{AsyncPool, Bfc, Caching, Direct, Expandable, RmmPool};
+    let pieces = |count, bytes, largest| Pieces { count, bytes: mib(bytes), largest: mib(largest) };
+    let fragmented = |own, room, elsewhere| Cause::Fragmented { own, room: mib(room), elsewhere: mib(elsewhere) };
+    let others = Cause::Others { held: mib(1000), asked: mib(900) };
+    let fraction = |held, free| Cause::Fraction { limit: mib(1024), held: mib(held), free: mib(free) };
+    let cases: Vec<(&str, &str, &str, AllocatorKind, Vec<Cause>)> = vec![
+        ("small against large", "64MiB", SMALL_AGAINST_LARGE, Caching, vec![Cause::OtherPool { pool: PoolKind::Large, largest: mib(42) }]),
+        ("of another stream", "1GiB", OF_ANOTHER_STREAM, Caching, vec![Cause::OtherStream { stream: 1, wanted: 0, largest: mib(780) }]),
+        ("too large", "1GiB", LARGER_THAN_ALL, Caching, vec![Cause::LargerThanAll { free: mib(1004), cached: mib(16) }]),
+        ("too large for pages", "1GiB", LARGER_THAN_ALL, Expandable, vec![Cause::LargerThanAll { free: mib(1004), cached: mib(16) }]),
+        ("others", "2GiB", OTHERS, Caching, vec![others]),
+        ("others beside regions", "2GiB", OTHERS, Bfc, vec![others]),
+        ("others beside a pool", "2GiB", OTHERS, RmmPool, vec![others]),
+        ("others beside a pool of the driver", "2GiB", OTHERS, AsyncPool, vec![others]),
+        ("others without a cache", "2GiB", OTHERS, Direct, vec![others]),
+        ("fraction", "2GiB", FRACTION, Caching, vec![fraction(400, 1648)]),
+        ("fraction of regions", "2GiB", FRACTION, Bfc, vec![fraction(1024, 1024)]),
+        ("fraction of a pool of the driver", "2GiB", FRACTION, AsyncPool, vec![fraction(400, 1216)]),
+        ("holes", "512MiB", HOLES, Caching, vec![fragmented(pieces(2, 200, 100), 112, 0)]),
+        ("holes in regions", "512MiB", HOLES, Bfc, vec![fragmented(pieces(3, 312, 112), 0, 0)]),
+        ("holes in a pool of the driver", "512MiB", HOLES, AsyncPool, vec![]),
+        ("pages", "200MiB", LIVE_IN_EACH_PAGE, Expandable, vec![fragmented(pieces(3, 54, 18), 140, 0)]),
+        ("less than a page", "512MiB", LESS_THAN_A_PAGE, Expandable, vec![Cause::Rounding { room: mib(12), asked: mib(20) }]),
+        ("less than a page more", "512MiB", LESS_THAN_A_PAGE_MORE, Expandable, vec![Cause::Rounding { room: mib(12), asked: mib(20) }]),
+        ("less than a segment", "512MiB", LESS_THAN_A_SEGMENT, Caching, vec![Cause::Rounding { room: mib(12), asked: mib(20) }]),
+        ("waited for", "1GiB", WAITED_FOR, Caching, vec![Cause::LargerThanAll { free: mib(724), cached: mib(0) }]),
+        ("waited for in regions", "1GiB", WAITED_FOR, Bfc, vec![Cause::LargerThanAll { free: mib(0), cached: mib(724) }]),
+    ];
+    let mut told = String::new();
+    for (name, memory, steps, allocator, expected) in cases {
+        let shortage = shortage(memory, steps, allocator);
+        writeln!(told, "{name}: {}, {} requested\n  {}", allocator.name(), shortage.requested, explain(&shortage)).unwrap();
+        assert_eq!(causes(&shortage), expected, "{name} with {}: {shortage:#?}", allocator.name());
+    }
+    insta::assert_snapshot!(told);
+}
+
+#[test]
+fn what_waits_for_other_streams_is_a_cause_where_it_would_have_been_enough() {
+    // The allocators wait for events before they give up, so only figures show it.
+    let mut shortage = shortage("1GiB", LARGER_THAN_ALL, AllocatorKind::Caching);
+    let waiting = Pieces { count: 1, bytes: mib(8), largest: mib(8) };
+    shortage.lanes = Some(vec![Lane { pool: Some(PoolKind::Large), stream: 0, free: Pieces::default(), waiting }]);
+    shortage.requested = mib(1028);
+    assert_eq!(causes(&shortage), [Cause::Waiting(waiting)]);
+    shortage.requested = mib(1029);
+    assert_eq!(causes(&shortage), [Cause::LargerThanAll { free: mib(1004), cached: mib(16) }]);
+    shortage.requested = mib(1028);
+    assert_eq!(
+        explain(&shortage),
+        "**Why there was too little memory:** 8 MiB were freed but wait for other streams that still use them, in pieces of at most 8 MiB."
+    );
+}
+
+#[test]
+fn what_is_in_use_beyond_the_accounts_is_a_cause_where_the_driver_lacks_it() {
+    let mut shortage = shortage("2GiB", OTHERS, AllocatorKind::Caching);
+    // The same memory, held by somebody whom nobody announced.
+    shortage.accounts.device.pressure = Bytes::ZERO;
+    assert_eq!(causes(&shortage), [Cause::Unaccounted { used: mib(1000), asked: mib(900) }]);
+    // A larger device is used beyond what its smaller part holds: that takes nothing from it.
+    shortage.accounts.device.total = mib(1048);
+    assert_eq!(causes(&shortage), [Cause::LargerThanAll { free: mib(748), cached: mib(0) }]);
+}
+
+#[test]
+fn a_training_that_failed_tells_of_the_moment_at_which_it_failed() {
+    let steps = "train: { id: t, parameters: 64MiB, layers: 50, activations_per_sample: 32MiB, batch: 16, iterations: 1 }";
+    let shortage = shortage("512MiB", steps, AllocatorKind::Caching);
+    assert_eq!((shortage.accounts.allocated, shortage.accounts.reserved), (Bytes(473_126_400), mib(508)));
+    assert!(matches!(causes(&shortage)[..], [Cause::Fragmented { .. }]), "{:?}", causes(&shortage));
+}
+
+#[test]
+fn a_piece_of_its_own_that_was_not_taken_is_no_cause() {
+    let mut shortage = shortage("512MiB", HOLES, AllocatorKind::Caching);
+    let free = Pieces { count: 2, bytes: mib(400), largest: mib(300) };
+    shortage.lanes = Some(vec![Lane { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() }]);
+    assert_eq!(causes(&shortage), []);
+    assert!(explain(&shortage).contains("The figures do not tell: 250 MiB were requested"), "{}", explain(&shortage));
+}

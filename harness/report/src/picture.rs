@@ -1,0 +1,498 @@
+//! Pictures: allocated, reserved and device used over the steps, one panel an allocator, all panels on the same axes.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::units::Bytes;
+use plotters::coord::Shift;
+use plotters::coord::types::RangedCoordf64;
+use plotters::element::DashedPathElement;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use super::words;
+use harness_record::{CurvePoint, RunRecord, Verdict};
+
+/// A picture in its own file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Picture {
+    /// Without folder.
+    pub file_name: String,
+    /// The document.
+    pub svg: String,
+}
+
+pub(super) const WIDTH: u32 = 880;
+const HEAD: u32 = 52;
+const PANEL: u32 = 226;
+const LEFT: u32 = 64;
+const RIGHT: u32 = 44;
+/// Numbers of steps are at least so many pixels apart.
+const LABEL_SPACING: f64 = 36.0;
+/// Columns narrower than this have no line between them.
+const LEAST_COLUMN: f64 = 12.0;
+/// Marks closer than this many pixels would overlap: they are drawn as one, with their number.
+const MARK_SPACING: f64 = 14.0;
+/// What each character of that number takes.
+const DIGIT: f64 = 6.4;
+
+// Okabe and Ito's colours, told apart by colour-blind readers too: <https://jfly.uni-koeln.de/color/>.
+const ALLOCATED: RGBColor = RGBColor(0, 114, 178);
+const RESERVED: RGBColor = RGBColor(230, 159, 0);
+const USED: RGBColor = RGBColor(190, 190, 190);
+pub(super) const LIMIT: RGBColor = RGBColor(70, 70, 70);
+const OOM: RGBColor = RGBColor(200, 40, 0);
+const RETRY: RGBColor = RGBColor(150, 60, 130);
+pub(super) const INK: RGBColor = RGBColor(30, 30, 30);
+pub(super) const GRID: RGBColor = RGBColor(228, 228, 228);
+
+pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Panel<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+pub(super) type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+
+/// Draws runs of one scenario on one device below each other; `None` where no run has a curve. The picture has a white ground of its own,
+/// so that it reads on dark pages too, and a title and a description for those who cannot see it.
+#[must_use]
+pub fn draw(runs: &[&RunRecord]) -> Option<String> {
+    let runs: Vec<&RunRecord> = runs.iter().copied().filter(|run| !run.curve.is_empty()).collect();
+    let axes = Axes::new(&runs)?;
+    let mut svg = String::new();
+    let height = HEAD + PANEL * u32::try_from(runs.len()).ok()?;
+    {
+        let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
+        all(&root, &runs, &axes).expect("a picture in a string meets neither files nor fonts, so it cannot fail");
+    }
+    let scenario = runs.first().map_or("", |run| run.scenario.name.as_str());
+    let panels: Vec<String> = runs.iter().map(|run| in_words(run)).collect();
+    Some(described(&svg, &format!("Memory over the steps of {scenario}"), &panels.join(" ")))
+}
+
+/// The picture with what it shows in words, as SVG wants it: <https://www.w3.org/TR/SVG2/struct.html#DescriptionAndTitleElements>.
+pub(super) fn described(svg: &str, title: &str, description: &str) -> String {
+    let words = format!("<title>{}</title>\n<desc>{}</desc>\n", escaped(title), escaped(description));
+    let Some((tag, content)) = svg.split_once('>') else { return svg.to_owned() };
+    format!("{tag} role=\"img\">\n{words}{}", content.trim_start())
+}
+
+/// What a panel shows.
+fn in_words(run: &RunRecord) -> String {
+    let highest = |value: fn(&CurvePoint) -> Bytes| words::size(run.curve.iter().map(value).max().unwrap_or_default());
+    let last = run.curve.last();
+    format!(
+        "{}: {}; at most {} allocated, {} reserved and {} of device used less the context overhead, under a limit of {}; allocator retries: {}, OOMs: {}.",
+        run.allocator,
+        words::verdict(&run.verdict),
+        highest(|point| point.allocated),
+        highest(|point| point.reserved),
+        highest(|point| point.used),
+        words::size(run.scenario.memory),
+        last.map_or(0, |point| point.retries),
+        last.map_or(0, |point| point.ooms),
+    )
+}
+
+fn escaped(text: &str) -> String {
+    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+fn all(root: &Area<'_>, runs: &[&RunRecord], axes: &Axes) -> Drawn {
+    root.fill(&WHITE)?;
+    let (head, body) = root.split_vertically(HEAD);
+    legend(&head, axes)?;
+    for (area, run) in body.split_evenly((runs.len(), 1)).iter().zip(runs) {
+        panel(area, run, axes)?;
+    }
+    root.present()
+}
+
+/// What all panels share.
+struct Axes {
+    /// Where the column of each step starts and ends.
+    columns: BTreeMap<u32, (f64, f64)>,
+    /// Where the last column ends; the first starts at 0.
+    right: f64,
+    /// The top of the axis, in `unit`.
+    top: f64,
+    unit: Unit,
+    memory: Bytes,
+    shows_limit: bool,
+}
+
+struct Unit {
+    name: &'static str,
+    bytes: f64,
+}
+
+impl Axes {
+    fn new(runs: &[&RunRecord]) -> Option<Self> {
+        let points = || runs.iter().flat_map(|run| &run.curve);
+        let highest = points().map(|point| point.allocated.max(point.reserved).max(point.used)).max()?;
+        let memory = runs.first()?.scenario.memory;
+        // A limit far above everything would press the curves flat: then only the legend tells it.
+        let shows_limit = memory.get() / 4 <= highest.get();
+        let highest = if shows_limit { highest.max(memory) } else { highest.max(Bytes(1)) };
+        let unit = match highest.get() {
+            bytes if bytes >= 4 << 30 => Unit { name: "GiB", bytes: (1_u64 << 30) as f64 },
+            bytes if bytes >= 4 << 20 => Unit { name: "MiB", bytes: (1_u64 << 20) as f64 },
+            _ => Unit { name: "KiB", bytes: 1024.0 },
+        };
+        // The room above holds two lanes of marks.
+        let top = highest.get() as f64 / unit.bytes * 1.27;
+        let (columns, right) = columns(runs);
+        Some(Self { columns, right, top, unit, memory, shows_limit })
+    }
+
+    fn y(&self, bytes: Bytes) -> f64 {
+        bytes.get() as f64 / self.unit.bytes
+    }
+
+    fn column(&self, step: u32) -> (f64, f64) {
+        self.columns.get(&step).copied().unwrap_or_default()
+    }
+
+    /// Where a step ends; of one that has no column, where the last column before it ends.
+    fn end_of(&self, step: u32) -> f64 {
+        self.columns.range(..=step).next_back().map_or(0.0, |(_, &(_, right))| right)
+    }
+
+    /// Pixels a unit of the x axis.
+    fn pixels(&self) -> f64 {
+        f64::from(WIDTH - LEFT - RIGHT) / self.right
+    }
+}
+
+/// A column for each step. A step with many points gets more room, by the square root of their number, so that a long step can be seen
+/// and the short ones beside it too.
+fn columns(runs: &[&RunRecord]) -> (BTreeMap<u32, (f64, f64)>, f64) {
+    let mut points: BTreeMap<u32, usize> = runs.iter().flat_map(|run| &run.steps).map(|step| (step.number, 1)).collect();
+    for step in runs.iter().flat_map(|run| run.curve.chunk_by(|a, b| a.step == b.step)) {
+        let most = points.entry(step[0].step).or_insert(1);
+        *most = step.len().max(*most);
+    }
+    let mut right = 0.0;
+    let columns = points.into_iter().map(|(step, points)| {
+        let left = right;
+        right += (points as f64).sqrt();
+        (step, (left, right))
+    });
+    (columns.collect(), right)
+}
+
+pub(super) fn font(size: u32) -> TextStyle<'static> {
+    ("sans-serif", f64::from(size) * 1.24).into_font().color(&INK)
+}
+
+/// A row of keys, each with its line or mark.
+fn legend(head: &Area<'_>, axes: &Axes) -> Drawn {
+    let style = font(12).pos(Pos::new(HPos::Left, VPos::Center));
+    let mut x = LEFT as i32;
+    let y = 18;
+    let limit = words::size(axes.memory);
+    let keys = [
+        ("device used − context overhead", Key::Line(USED.stroke_width(6))),
+        ("reserved", Key::Line(RESERVED.stroke_width(2))),
+        ("allocated", Key::Area),
+        ("retry", Key::Retry),
+        ("OOM", Key::Oom),
+        (&format!("memory limit {limit}"), Key::Dashes),
+    ];
+    let keys = keys.into_iter().take(if axes.shows_limit { 6 } else { 5 });
+    for (text, key) in keys {
+        key.draw(head, x, y)?;
+        head.draw(&Text::new(text, (x + 26, y), style.clone()))?;
+        // No font is at hand to measure: 6.4 pixels a character is what 12-pixel sans-serif faces take.
+        x += 26 + (text.chars().count() as f64 * 6.4) as i32 + 22;
+    }
+    let off_scale = if axes.shows_limit { String::new() } else { format!(" The memory limit, {limit}, is far above.") };
+    let axis =
+        format!("{} by step: a column shows the accounts after its step, a wide one those within it too.{off_scale}", axes.unit.name);
+    let style = font(11).color(&LIMIT).pos(Pos::new(HPos::Left, VPos::Center));
+    head.draw(&Text::new(axis, (LEFT as i32, 40), style))
+}
+
+enum Key {
+    Line(ShapeStyle),
+    Area,
+    Dashes,
+    Retry,
+    Oom,
+}
+
+impl Key {
+    fn draw(self, head: &Area<'_>, x: i32, y: i32) -> Drawn {
+        match self {
+            Self::Line(style) => head.draw(&PathElement::new([(x, y), (x + 20, y)], style)),
+            Self::Area => {
+                head.draw(&Rectangle::new([(x, y - 5), (x + 20, y + 5)], ALLOCATED.mix(0.25).filled()))?;
+                head.draw(&PathElement::new([(x, y - 5), (x + 20, y - 5)], ALLOCATED.stroke_width(2)))
+            }
+            Self::Dashes => head.draw(&DashedPathElement::new([(x, y), (x + 20, y)], 5, 4, LIMIT.stroke_width(1))),
+            Self::Retry => head.draw(&TriangleMarker::new((x + 10, y), 6, RETRY.filled())),
+            Self::Oom => head.draw(&Cross::new((x + 10, y), 5, OOM.stroke_width(3))),
+        }
+    }
+}
+
+fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
+    let line = match &run.verdict {
+        Verdict::Failed { first, .. } => format!(" (thick vertical line: violation after step {})", first.step),
+        Verdict::Passed | Verdict::Skipped { .. } | Verdict::Interrupted => String::new(),
+    };
+    let title = format!("{}: {}{line}", run.allocator, words::verdict(&run.verdict));
+    let title_style = font(13).pos(Pos::new(HPos::Left, VPos::Top));
+    area.draw(&Text::new(title, (LEFT as i32, 2), title_style))?;
+    let mut chart = ChartBuilder::on(area)
+        .margin_top(20)
+        .margin_right(RIGHT)
+        .set_label_area_size(LabelAreaPosition::Left, LEFT)
+        .set_label_area_size(LabelAreaPosition::Bottom, 30)
+        .build_cartesian_2d(0.0..axes.right, 0.0..axes.top)?;
+    let unit = axes.unit.name;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(GRID)
+        .axis_style(INK)
+        .label_style(font(11))
+        .x_labels(0)
+        .y_labels(6)
+        .y_label_formatter(&|y| format!("{} {unit}", (y * 1e3).round() / 1e3))
+        .draw()?;
+    step_numbers(&mut chart, axes)?;
+    curves(&mut chart, run, axes)?;
+    marks(&mut chart, run, axes)
+}
+
+/// The number of each step below the middle of its column, as many as there is room for, and lines between wide columns.
+fn step_numbers(chart: &mut Panel<'_, '_>, axes: &Axes) -> Drawn {
+    let style = font(11).pos(Pos::new(HPos::Center, VPos::Top));
+    let mut free_from = f64::NEG_INFINITY;
+    for (step, &(left, right)) in &axes.columns {
+        if left > 0.0 && (right - left) * axes.pixels() >= LEAST_COLUMN {
+            chart.draw_series([PathElement::new([(left, 0.0), (left, axes.top)], GRID.stroke_width(1))])?;
+        }
+        let middle = f64::midpoint(left, right);
+        if middle * axes.pixels() >= free_from {
+            free_from = middle * axes.pixels() + LABEL_SPACING;
+            chart.draw_series([EmptyElement::at((middle, 0.0)) + Text::new(step.to_string(), (0, 7), style.clone())])?;
+        }
+    }
+    Ok(())
+}
+
+fn curves(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
+    let stairs = |value: fn(&CurvePoint) -> Bytes| stairs(&run.curve, |step| axes.column(step), |point| axes.y(value(point)));
+    let allocated = stairs(|point| point.allocated);
+    let ends = allocated.first().zip(allocated.last()).map(|(&(first, _), &(last, _))| (first, last)).unwrap_or_default();
+    let ground = allocated.iter().copied().chain([(ends.1, 0.0), (ends.0, 0.0)]).collect::<Vec<_>>();
+    // Device used and reserved often coincide: the wide pale line stays visible behind the thin one.
+    chart.draw_series([PathElement::new(stairs(|point| point.used), USED.stroke_width(6))])?;
+    chart.draw_series([Polygon::new(ground, ALLOCATED.mix(0.25))])?;
+    chart.draw_series([PathElement::new(allocated, ALLOCATED.stroke_width(2))])?;
+    chart.draw_series([PathElement::new(stairs(|point| point.reserved), RESERVED.stroke_width(2))])?;
+    if axes.shows_limit {
+        let limit = axes.y(axes.memory);
+        chart.draw_series(DashedLineSeries::new([(0.0, limit), (axes.right, limit)], 5, 4, LIMIT.stroke_width(1)))?;
+    }
+    Ok(())
+}
+
+/// Where each point stands: the points of a step share its column.
+fn positions(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64)) -> Vec<(f64, &CurvePoint)> {
+    let steps = curve.chunk_by(|a, b| a.step == b.step);
+    steps
+        .flat_map(|step| {
+            let (left, right) = column(step[0].step);
+            step.iter().enumerate().map(move |(index, point)| (left + (right - left) * index as f64 / step.len() as f64, point))
+        })
+        .collect()
+}
+
+/// Accounts jump, so each value holds until the next point.
+fn stairs(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64), y: impl Fn(&CurvePoint) -> f64) -> Vec<(f64, f64)> {
+    let mut path: Vec<(f64, f64)> = Vec::new();
+    for (x, point) in positions(curve, &column) {
+        let y = y(point);
+        match path.last() {
+            Some(&(_, before)) if before == y => {}
+            Some(&(_, before)) => path.extend([(x, before), (x, y)]),
+            None => path.push((x, y)),
+        }
+    }
+    if let (Some(&(_, before)), Some(last)) = (path.last(), curve.last()) {
+        path.push((column(last.step).1, before));
+    }
+    path
+}
+
+/// Events that stand so close that one mark shows them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Mark {
+    /// Pixels from the left: where the first of them happened.
+    x: f64,
+    /// How many there were.
+    count: u64,
+}
+
+impl Mark {
+    fn number(self) -> String {
+        if self.count > 1 { format!("×{}", self.count) } else { String::new() }
+    }
+
+    /// Where the next mark may stand.
+    fn free_from(self) -> f64 {
+        self.x + MARK_SPACING + self.number().chars().count() as f64 * DIGIT
+    }
+}
+
+/// Where a counter rises, in pixels. What would overlap becomes one mark.
+fn rises(run: &RunRecord, axes: &Axes, counter: fn(&CurvePoint) -> u64) -> Vec<Mark> {
+    let mut marks: Vec<Mark> = Vec::new();
+    let mut before = 0;
+    for (x, point) in positions(&run.curve, |step| axes.column(step)) {
+        let (x, count) = (x * axes.pixels(), counter(point).saturating_sub(before));
+        before = counter(point);
+        match marks.last_mut() {
+            _ if count == 0 => {}
+            Some(last) if x < last.free_from() => last.count += count,
+            _ => marks.push(Mark { x, count }),
+        }
+    }
+    marks
+}
+
+/// OOMs and retries, each in a lane above the limit, and a line where a violation was seen.
+fn marks(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
+    let (upper, lower) = (axes.top * 0.96, axes.top * 0.87);
+    for mark in rises(run, axes, |point| point.ooms) {
+        let place = (mark.x / axes.pixels(), upper);
+        chart.draw_series([Cross::new(place, 5, OOM.stroke_width(3))])?;
+        number_of(mark, place, &OOM, chart)?;
+    }
+    for mark in rises(run, axes, |point| point.retries) {
+        let place = (mark.x / axes.pixels(), lower);
+        chart.draw_series([TriangleMarker::new(place, 6, RETRY.filled())])?;
+        number_of(mark, place, &RETRY, chart)?;
+    }
+    match &run.verdict {
+        Verdict::Failed { first, .. } => violation(chart, first.step, axes),
+        Verdict::Passed | Verdict::Skipped { .. } | Verdict::Interrupted => Ok(()),
+    }
+}
+
+/// The number of events right of their mark, where there are several.
+fn number_of(mark: Mark, place: (f64, f64), colour: &RGBColor, chart: &mut Panel<'_, '_>) -> Drawn {
+    if mark.count > 1 {
+        let style = font(11).color(colour).pos(Pos::new(HPos::Left, VPos::Center));
+        chart.draw_series([EmptyElement::at(place) + Text::new(mark.number(), (8, 0), style)])?;
+    }
+    Ok(())
+}
+
+/// A line at the end of the step; the panel's title says what it is.
+fn violation(chart: &mut Panel<'_, '_>, step: u32, axes: &Axes) -> Drawn {
+    let x = axes.end_of(step);
+    chart.draw_series([PathElement::new([(x, 0.0), (x, axes.top)], OOM.stroke_width(2))])?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::examples;
+
+    #[test]
+    fn curves_are_stairs_and_the_points_of_a_step_share_its_width() {
+        let point =
+            |step, mib| CurvePoint { step, allocated: Bytes::mib(mib), reserved: Bytes::ZERO, used: Bytes::ZERO, ooms: 0, retries: 0 };
+        let curve = [point(1, 2), point(2, 2), point(2, 4), point(3, 1)];
+        let path = stairs(&curve, |step| (f64::from(step), f64::from(step) + 1.0), |point| (point.allocated.get() >> 20) as f64);
+        assert_eq!(path, [(1.0, 2.0), (2.5, 2.0), (2.5, 4.0), (3.0, 4.0), (3.0, 1.0), (4.0, 1.0)]);
+    }
+
+    #[test]
+    fn a_step_with_many_points_has_a_wider_column() {
+        let (columns, right) = columns(&[&examples::storm()]);
+        let widths: Vec<f64> = columns.values().map(|(left, right)| (right - left).round()).collect();
+        assert_eq!(widths, [1.0, 24.0, 1.0]);
+        assert_eq!(columns.values().last().map(|column| column.1), Some(right));
+    }
+
+    #[test]
+    fn a_picture_has_one_panel_an_allocator_and_its_own_ground() {
+        let (caching, direct) = (examples::oom_retry("caching", 0), examples::oom_retry("direct", 0));
+        let svg = draw(&[&caching, &direct]).expect("both have curves");
+        assert!(svg.contains("caching: passed") && svg.contains("direct: passed"));
+        assert!(svg.contains(&format!("height=\"{}\"", HEAD + 2 * PANEL)) && svg.contains("fill=\"#FFFFFF\""));
+        assert!(svg.contains("memory limit 1 GiB"));
+        assert_eq!(Some(svg), draw(&[&caching, &direct]));
+    }
+
+    #[test]
+    fn names_cannot_break_the_picture() {
+        let run = RunRecord { allocator: "a<b>&\"".to_owned(), ..examples::oom_retry("caching", 0) };
+        let svg = draw(&[&run]).expect("it has a curve");
+        assert!(svg.contains("a&lt;b&gt;&amp;") && !svg.contains("a<b"), "{svg}");
+    }
+
+    #[test]
+    fn a_run_without_a_curve_has_no_picture() {
+        assert_eq!(draw(&[&examples::skipped()]), None);
+        assert_eq!(draw(&[]), None);
+    }
+
+    #[test]
+    fn a_limit_far_above_everything_is_told_but_not_drawn() {
+        let mut run = examples::oom_retry("caching", 0);
+        run.scenario.memory = Bytes::gib(80);
+        let svg = draw(&[&run]).expect("it has a curve");
+        assert!(svg.contains("The memory limit, 80 GiB, is far above.") && !svg.contains(">memory limit"));
+    }
+
+    #[test]
+    fn marks_stand_where_the_counters_rise_and_merge_where_they_would_overlap() {
+        let mut run = examples::storm();
+        run.curve.iter_mut().for_each(|point| (point.ooms, point.retries) = (0, 0));
+        let raise = |run: &mut RunRecord, from: usize, by: u64| run.curve[from..].iter_mut().for_each(|point| point.ooms += by);
+        for (from, by) in [(100, 1), (102, 1), (104, 1), (400, 2)] {
+            raise(&mut run, from, by);
+        }
+        let axes = Axes::new(&[&run]).expect("it has a curve");
+        let at = |index: usize| positions(&run.curve, |step| axes.column(step))[index].0 * axes.pixels();
+        let expected = [Mark { x: at(100), count: 3 }, Mark { x: at(400), count: 2 }];
+        assert_eq!(rises(&run, &axes, |point| point.ooms), expected);
+        assert_eq!(rises(&run, &axes, |point| point.retries), []);
+        let svg = draw(&[&run]).expect("it has a curve");
+        assert!(svg.contains("×3") && svg.contains("×2"), "{svg}");
+    }
+
+    #[test]
+    fn thousands_of_marks_are_merged_and_none_is_lost() {
+        let steps: Vec<u32> = (1..=5_000).collect();
+        let run = examples::long_run(5_000, &steps);
+        let axes = Axes::new(&[&run]).expect("it has a curve");
+        let marks = rises(&run, &axes, |point| point.ooms);
+        assert_eq!(marks.iter().map(|mark| mark.count).sum::<u64>(), 5_000);
+        assert!(marks.windows(2).all(|pair| pair[0].free_from() <= pair[1].x), "{marks:?}");
+        assert!(marks.len() < 60, "{} marks", marks.len());
+    }
+
+    #[test]
+    fn a_violation_is_marked_at_the_end_of_its_step_even_where_that_is_not_recorded() {
+        let run = examples::failed("caching", 0);
+        let axes = Axes::new(&[&run]).expect("it has a curve");
+        assert_eq!([0, 1, 3, 9].map(|step| axes.end_of(step)), [0.0, 1.0, 3.0, 3.0]);
+        let svg = draw(&[&run]).expect("it has a curve");
+        assert!(svg.contains("caching: FAILED (thick vertical line: violation after step 3)"), "{svg}");
+    }
+
+    #[test]
+    fn a_picture_says_in_words_what_it_shows() {
+        let run = RunRecord { allocator: "a<b>".to_owned(), ..examples::oom_retry("caching", 0) };
+        let svg = draw(&[&run]).expect("it has a curve");
+        let words = "role=\"img\">\n<title>Memory over the steps of oom_retry</title>\n<desc>a&lt;b&gt;: passed; at most 700.50 MiB allocated, \
+                     702 MiB reserved and 702 MiB of device used less the context overhead, under a limit of 1 GiB; allocator retries: 1, OOMs: 0.</desc>\n";
+        assert!(svg.contains(words), "{svg}");
+    }
+}

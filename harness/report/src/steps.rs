@@ -1,0 +1,136 @@
+//! The step table: which steps of a run are shown, and the cells of each. Markdown and terminal show the same cells.
+
+use std::collections::BTreeSet;
+
+use harness_allocator::device::Clock;
+use harness_allocator::units::Bytes;
+
+use super::words::{self, Align, Grid};
+use harness_record::{Outcome, RunRecord, StepRecord};
+
+/// Up to this many steps, the whole run is shown.
+const WHOLE: usize = 200;
+/// Of a longer run, so many steps at either end are shown,
+const EDGE: usize = 30;
+/// and so many steps between that have something to say.
+const NOTABLE: usize = 100;
+
+/// The steps of a run that are shown, with the gaps between them.
+pub(super) struct Selection<'a> {
+    run: &'a RunRecord,
+    /// Indices into the steps, ascending.
+    shown: Vec<usize>,
+}
+
+impl<'a> Selection<'a> {
+    /// The last `count` steps.
+    pub(super) fn last(run: &'a RunRecord, count: usize) -> Self {
+        Self { run, shown: (run.steps.len().saturating_sub(count)..run.steps.len()).collect() }
+    }
+
+    /// The whole run where it is short; else both its ends and the first hundred steps between that have something to say.
+    pub(super) fn notable(run: &'a RunRecord) -> Self {
+        let steps = &run.steps;
+        if steps.len() <= WHOLE {
+            return Self::last(run, WHOLE);
+        }
+        let notable = (EDGE..steps.len() - EDGE).filter(|&index| is_notable(&steps[index], &steps[index - 1])).take(NOTABLE);
+        let shown: BTreeSet<usize> = (0..EDGE).chain(notable).chain(steps.len() - EDGE..steps.len()).collect();
+        Self { run, shown: shown.into_iter().collect() }
+    }
+
+    /// The run whose steps they are.
+    pub(super) const fn run(&self) -> &'a RunRecord {
+        self.run
+    }
+
+    /// The steps that are shown.
+    pub(super) fn steps(&self) -> impl Iterator<Item = &'a StepRecord> {
+        self.shown.iter().map(|&index| &self.run.steps[index])
+    }
+
+    /// How many are not shown.
+    pub(super) fn left_out(&self) -> usize {
+        self.run.steps.len() - self.shown.len()
+    }
+
+    /// The table, with a row for each gap.
+    pub(super) fn grid(&self) -> Grid {
+        let has_pressure = self.steps().any(|step| step.accounts.device.pressure > Bytes::ZERO);
+        let mut grid = Grid::new(heads(self.run.device.clock, has_pressure));
+        let mut next = 0;
+        for &index in &self.shown {
+            self.gap(&mut grid, index - next);
+            grid.rows.push(cells(&self.run.steps[index], has_pressure));
+            next = index + 1;
+        }
+        grid
+    }
+
+    fn gap(&self, grid: &mut Grid, steps: usize) {
+        if steps > 0 {
+            let mut row = vec![String::new(); grid.columns.len()];
+            row[0] = "…".to_owned();
+            row[2] = format!("{} left out", words::count(steps, "step"));
+            grid.rows.push(row);
+        }
+    }
+}
+
+/// Whether something happened that a reader looks for.
+fn is_notable(step: &StepRecord, before: &StepRecord) -> bool {
+    let is_plain = matches!(step.outcome, Outcome::Done | Outcome::Fits { retries: 0 }) && step.notes.is_empty() && step.tables.is_empty();
+    !is_plain || step.accounts.retries > before.accounts.retries || step.accounts.ooms > before.accounts.ooms
+}
+
+fn heads(clock: Clock, has_pressure: bool) -> Vec<(&'static str, Align)> {
+    let time = match clock {
+        Clock::Measured => "time",
+        Clock::Simulated => "model time",
+    };
+    let left = [("step", Align::Right), ("line", Align::Right), ("what", Align::Left), ("outcome", Align::Left)];
+    let pressure = has_pressure.then_some("pressure");
+    let accounts = ["allocated", "reserved", "active", "device used − overhead"].into_iter().chain(pressure);
+    let right = accounts.chain(["peak allocated", "peak reserved", "allocator retries", time]).map(|head| (head, Align::Right));
+    left.into_iter().chain(right).collect()
+}
+
+fn cells(step: &StepRecord, has_pressure: bool) -> Vec<String> {
+    let accounts = &step.accounts;
+    let used = accounts.device.used.saturating_sub(accounts.device.context_overhead);
+    let what = if step.text.is_empty() { step.kind.clone() } else { format!("{}: {}", step.kind, step.text) };
+    let pressure = has_pressure.then_some(accounts.device.pressure);
+    let sizes = [accounts.allocated, accounts.reserved, accounts.active, used].into_iter().chain(pressure);
+    let sizes = sizes.chain([accounts.peak_allocated, accounts.peak_reserved]).map(words::size);
+    [step.number.to_string(), step.line.to_string(), what, words::outcome(&step.outcome)]
+        .into_iter()
+        .chain(sizes)
+        .chain([accounts.retries.to_string(), step.duration.to_string()])
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::examples;
+
+    #[test]
+    fn a_long_run_shows_its_ends_and_every_step_that_has_something_to_say() {
+        let run = examples::long_run(1_000, &[500, 700]);
+        let selection = Selection::notable(&run);
+        let numbers: Vec<u32> = selection.steps().map(|step| step.number).collect();
+        let expected: Vec<u32> = (1..=30).chain([500, 700]).chain(971..=1_000).collect();
+        assert_eq!(numbers, expected);
+        assert_eq!(selection.left_out(), 938);
+        let gaps: Vec<String> = selection.grid().rows.into_iter().filter(|row| row[0] == "…").map(|row| row[2].clone()).collect();
+        assert_eq!(gaps, ["469 steps left out", "199 steps left out", "270 steps left out"]);
+    }
+
+    #[test]
+    fn every_row_has_a_cell_for_each_column() {
+        for run in examples::night().runs {
+            let grid = Selection::notable(&run).grid();
+            assert!(grid.rows.iter().all(|row| row.len() == grid.columns.len()), "{}", run.scenario.name);
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! Timing comparisons: one table for each scenario on each device, so that measured and model times never meet.
+
+use harness_allocator::device::Clock;
+use harness_allocator::units::Nanos;
+
+use super::words::{self, Align, Grid, NOTHING};
+use super::{Arm, Bench, DeviceGroup};
+use harness_base::statistics::{self, Summary};
+use harness_record::{RunRecord, Samples};
+
+/// The allocator that the others are compared with: it asks the driver every time.
+pub const BASELINE: &str = "direct";
+
+/// The times of one bench.
+#[derive(Clone, Debug)]
+pub struct Timing<'a> {
+    /// Whose clock all of them come from.
+    pub clock: Clock,
+    /// Whether there is something to compare with.
+    pub baseline: Baseline,
+    /// By allocator, in the order of the arms; only those with runs that passed.
+    pub rows: Vec<Row<'a>>,
+    /// How many runs did not pass and are left out, for their times end early.
+    pub left_out: usize,
+}
+
+/// What became of [`BASELINE`] on a bench.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Baseline {
+    /// It has runs that passed: the others are compared with them.
+    Passed,
+    /// It ran, or was to run, and no run of it passed.
+    NotPassed,
+    /// The scenario does not list it, or the user left it out.
+    NotRun,
+}
+
+/// The times of one arm.
+#[derive(Clone, Debug)]
+pub struct Row<'a> {
+    /// The allocator.
+    pub allocator: &'a str,
+    /// How many runs are summarised.
+    pub runs: usize,
+    /// Successful `allocate` calls of all runs together.
+    pub allocate: Summary,
+    /// `free` calls of all runs together.
+    pub free: Summary,
+    /// `empty_cache` calls of all runs together.
+    pub empty_cache: Summary,
+    /// Whole runs.
+    pub scenario: Summary,
+    /// Time lost to retry, a run.
+    pub lost_to_retry: Summary,
+    /// The least and the most calls of the driver's malloc and free in a run.
+    pub device_calls: (u64, u64),
+    /// Median allocate as a multiple of the baseline's.
+    pub allocate_ratio: Option<f64>,
+    /// Median of whole runs as a multiple of the baseline's.
+    pub scenario_ratio: Option<f64>,
+}
+
+impl<'a> Timing<'a> {
+    /// Summarises the runs of a bench that passed; `None` where none did.
+    #[must_use]
+    pub fn new(bench: &Bench<'a>, device: &DeviceGroup<'a>) -> Option<Self> {
+        let mut rows: Vec<Row<'a>> = bench.arms.iter().filter_map(Row::new).collect();
+        let base = rows.iter().find(|row| row.allocator == BASELINE).map(|row| (row.allocate.median, row.scenario.median));
+        if let Some((allocate, scenario)) = base {
+            for row in &mut rows {
+                row.allocate_ratio = ratio(row.allocate.median, allocate);
+                row.scenario_ratio = ratio(row.scenario.median, scenario);
+            }
+        }
+        let baseline = match base {
+            Some(_) => Baseline::Passed,
+            None if bench.arms.iter().any(|arm| arm.allocator == BASELINE) => Baseline::NotPassed,
+            None => Baseline::NotRun,
+        };
+        let left_out = bench.arms.iter().map(|arm| arm.counts.failed + arm.counts.interrupted).sum();
+        (!rows.is_empty()).then_some(Self { clock: device.info.clock, baseline, rows, left_out })
+    }
+
+    /// The table of one bench.
+    pub(super) fn grid(&self) -> Grid {
+        let rows: Vec<&Row<'_>> = self.rows.iter().collect();
+        let names = rows.iter().map(|row| vec![row.allocator.to_owned()]);
+        columns(Grid { columns: vec![("allocator".to_owned(), Align::Left)], rows: names.collect() }, &rows, FULL)
+    }
+
+    /// One table for many benches of one device, each with its scenario's name: medians only.
+    pub(super) fn overview(benches: &[(&str, Self)]) -> Grid {
+        let rows: Vec<(&str, &Row<'_>)> = benches.iter().flat_map(|(name, timing)| timing.rows.iter().map(|row| (*name, row))).collect();
+        let names = rows.iter().map(|(name, row)| vec![(*name).to_owned(), row.allocator.to_owned()]);
+        let heads = ["scenario", "allocator"].map(|head| (head.to_owned(), Align::Left));
+        let rows: Vec<&Row<'_>> = rows.iter().map(|(_, row)| *row).collect();
+        columns(Grid { columns: heads.to_vec(), rows: names.collect() }, &rows, BRIEF)
+    }
+
+    /// What is special about this table; what holds for all of them is said once, where a report tells how to read it.
+    #[must_use]
+    pub fn footnotes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        match self.baseline {
+            Baseline::Passed => {}
+            Baseline::NotPassed => notes.push(format!("No run of `{BASELINE}` passed here, so there is nothing to compare with.")),
+            Baseline::NotRun => notes.push(format!("`{BASELINE}` did not run here, so there is nothing to compare with.")),
+        }
+        match self.left_out {
+            0 => {}
+            1 => notes.push("One run that did not end well is left out, for its times end early.".to_owned()),
+            more => notes.push(format!("{more} runs that did not end well are left out, for their times end early.")),
+        }
+        notes
+    }
+}
+
+/// What stands above tables of times.
+#[must_use]
+pub const fn title(clock: Clock) -> &'static str {
+    match clock {
+        Clock::Measured => "Measured times",
+        Clock::Simulated => "Model times (simulated clock, not measured)",
+    }
+}
+
+/// A column of figures. It is left out of a table in which no row has something to tell.
+struct Column {
+    head: &'static str,
+    cell: fn(&Row<'_>) -> String,
+    tells: fn(&Row<'_>) -> bool,
+}
+
+const RUNS: Column = Column { head: "runs", cell: |row| row.runs.to_string(), tells: |_| true };
+const CALLS: Column = Column { head: "device calls", cell: |row| row.calls(), tells: |_| true };
+const LOST: Column = Column {
+    head: "lost to retry",
+    cell: |row| words::or_nothing(row.lost_to_retry.median),
+    tells: |row| row.lost_to_retry.max > Some(Nanos::ZERO),
+};
+const ALLOCATE_RATIO: Column =
+    Column { head: "allocate ÷ direct", cell: |row| words::multiple(row.allocate_ratio), tells: |row| row.allocate_ratio.is_some() };
+const SCENARIO_RATIO: Column =
+    Column { head: "scenario ÷ direct", cell: |row| words::multiple(row.scenario_ratio), tells: |row| row.scenario_ratio.is_some() };
+
+/// For a page. Cells of operations read `median / p99 / MAD (n)`.
+const FULL: &[Column] = &[
+    RUNS,
+    Column { head: "allocate: median / p99 / MAD (n)", cell: |row| summary(&row.allocate), tells: |row| row.allocate.count > 0 },
+    Column { head: "free: median / p99 / MAD (n)", cell: |row| summary(&row.free), tells: |row| row.free.count > 0 },
+    Column { head: "empty_cache: median / p99 / MAD (n)", cell: |row| summary(&row.empty_cache), tells: |row| row.empty_cache.count > 0 },
+    Column { head: "whole scenario: median / MAD", cell: |row| row.whole_scenario(), tells: |_| true },
+    Column { head: "device calls (malloc + free)", ..CALLS },
+    LOST,
+    ALLOCATE_RATIO,
+    SCENARIO_RATIO,
+];
+
+/// For a terminal: medians.
+const BRIEF: &[Column] = &[
+    Column { tells: |row| row.runs > 1, ..RUNS },
+    Column { head: "allocate", cell: |row| words::or_nothing(row.allocate.median), tells: |row| row.allocate.count > 0 },
+    Column { head: "free", cell: |row| words::or_nothing(row.free.median), tells: |row| row.free.count > 0 },
+    Column { head: "whole scenario", cell: |row| words::or_nothing(row.scenario.median), tells: |_| true },
+    CALLS,
+    LOST,
+    ALLOCATE_RATIO,
+    SCENARIO_RATIO,
+];
+
+/// Adds those columns that tell something to a table that has the names of its rows.
+fn columns(mut grid: Grid, rows: &[&Row<'_>], columns: &[Column]) -> Grid {
+    for column in columns.iter().filter(|column| rows.iter().any(|row| (column.tells)(row))) {
+        grid.columns.push((column.head.to_owned(), Align::Right));
+        for (cells, row) in grid.rows.iter_mut().zip(rows) {
+            cells.push((column.cell)(row));
+        }
+    }
+    grid
+}
+
+impl<'a> Row<'a> {
+    fn new(arm: &Arm<'a>) -> Option<Self> {
+        let runs: Vec<&RunRecord> = arm.passed().collect();
+        let calls = || runs.iter().map(|run| run.calls.memory_calls());
+        let device_calls = (calls().min()?, calls().max()?);
+        Some(Self {
+            allocator: arm.allocator,
+            runs: runs.len(),
+            allocate: operation(&runs, |run| &run.timings.allocate),
+            free: operation(&runs, |run| &run.timings.free),
+            empty_cache: operation(&runs, |run| &run.timings.empty_cache),
+            scenario: whole(&runs, |run| run.timings.scenario),
+            lost_to_retry: whole(&runs, |run| run.timings.lost_to_retry),
+            device_calls,
+            allocate_ratio: None,
+            scenario_ratio: None,
+        })
+    }
+
+    fn whole_scenario(&self) -> String {
+        match (self.scenario.median, self.scenario.mad) {
+            (Some(median), Some(mad)) => format!("{median} / {mad}"),
+            (median, _) => words::or_nothing(median),
+        }
+    }
+
+    fn calls(&self) -> String {
+        let (least, most) = self.device_calls;
+        if least == most { least.to_string() } else { format!("{least} to {most}") }
+    }
+}
+
+fn operation(runs: &[&RunRecord], samples: impl Fn(&RunRecord) -> &Samples) -> Summary {
+    let count = runs.iter().map(|run| samples(run).count).sum();
+    Summary::new(count, runs.iter().flat_map(|run| &samples(run).kept).map(|time| time.get()).collect())
+}
+
+fn whole(runs: &[&RunRecord], time: impl Fn(&RunRecord) -> Nanos) -> Summary {
+    Summary::new(runs.len() as u64, runs.iter().map(|run| time(run).get()).collect())
+}
+
+fn ratio(value: Option<Nanos>, base: Option<Nanos>) -> Option<f64> {
+    statistics::ratio(value?, base?)
+}
+
+fn summary(summary: &Summary) -> String {
+    let Some(median) = summary.median else { return NOTHING.to_owned() };
+    let sampled = if summary.count > summary.kept as u64 { format!(" of {}", summary.count) } else { String::new() };
+    format!("{median} / {} / {} ({}{sampled})", tail(summary), words::or_nothing(summary.mad), summary.kept)
+}
+
+/// The 99th percentile, or the largest sample where there are too few.
+fn tail(summary: &Summary) -> String {
+    match (summary.p99, summary.max) {
+        (Some(p99), _) => p99.to_string(),
+        (None, Some(max)) => format!("max {max}"),
+        (None, None) => NOTHING.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Report, examples};
+    use harness_record::{Records, Verdict};
+
+    #[test]
+    fn model_and_measured_times_of_one_scenario_are_summarised_apart() {
+        let records = examples::night();
+        let report = Report::new(&records);
+        let scenario = report.scenarios.iter().find(|scenario| scenario.info.name == "oom_retry").expect("it is in the example");
+        let timings: Vec<(Clock, usize)> = scenario
+            .benches
+            .iter()
+            .filter_map(|bench| Timing::new(bench, &report.devices[bench.device]))
+            .map(|timing| (timing.clock, timing.rows.len()))
+            .collect();
+        assert_eq!(timings, [(Clock::Simulated, 2), (Clock::Measured, 2)]);
+        for run in &records.runs {
+            let own: Vec<u64> = run.timings.allocate.kept.iter().map(|time| time.get()).collect();
+            assert_eq!(own.len() as u64, run.timings.allocate.count, "the examples keep every sample");
+        }
+    }
+
+    #[test]
+    fn runs_that_did_not_pass_are_left_out_and_counted() {
+        let mut records = examples::night();
+        records.runs.retain(|run| run.scenario.name == "cross_stream_reuse");
+        let report = Report::new(&records);
+        let timing = Timing::new(&report.scenarios[0].benches[0], &report.devices[0]).expect("one run passed");
+        assert_eq!((timing.rows.len(), timing.left_out), (1, 2));
+    }
+
+    #[test]
+    fn nothing_is_compared_with_a_baseline_that_took_no_time() {
+        let mut records = Records { runs: vec![examples::oom_retry("caching", 0), examples::oom_retry("direct", 0)], ..examples::night() };
+        let direct = &mut records.runs[1].timings;
+        direct.allocate.kept.iter_mut().for_each(|time| *time = Nanos::ZERO);
+        direct.scenario = Nanos::ZERO;
+        let report = Report::new(&records);
+        let timing = Timing::new(&report.scenarios[0].benches[0], &report.devices[0]).expect("both runs passed");
+        assert_eq!(timing.baseline, Baseline::Passed);
+        assert!(timing.rows.iter().all(|row| row.allocate_ratio.is_none() && row.scenario_ratio.is_none()));
+        assert!(timing.grid().columns.iter().all(|(head, _)| !head.contains('÷')));
+    }
+
+    #[test]
+    fn a_baseline_that_did_not_run_is_told_from_one_that_failed() {
+        let baseline = |runs: Vec<RunRecord>| {
+            let records = Records { runs, ..examples::night() };
+            let report = Report::new(&records);
+            Timing::new(&report.scenarios[0].benches[0], &report.devices[0]).map(|timing| (timing.baseline, timing.footnotes().join(" ")))
+        };
+        let alone = "`direct` did not run here, so there is nothing to compare with.";
+        assert_eq!(baseline(vec![examples::oom_retry("caching", 0)]), Some((Baseline::NotRun, alone.to_owned())));
+        let direct = RunRecord { verdict: Verdict::Interrupted, ..examples::oom_retry("direct", 0) };
+        let (told, notes) = baseline(vec![examples::oom_retry("caching", 0), direct]).expect("one run passed");
+        assert_eq!(told, Baseline::NotPassed);
+        assert!(notes.starts_with("No run of `direct` passed here"), "{notes}");
+    }
+
+    #[test]
+    fn a_column_that_tells_nothing_is_left_out() {
+        let mut records = Records { runs: vec![examples::oom_retry("caching", 0)], ..examples::night() };
+        records.runs[0].timings.lost_to_retry = Nanos::ZERO;
+        let report = Report::new(&records);
+        let timing = Timing::new(&report.scenarios[0].benches[0], &report.devices[0]).expect("the run passed");
+        let overview = Timing::overview(&[("oom_retry", timing)]);
+        let heads: Vec<&str> = overview.columns.iter().map(|(head, _)| head.as_str()).collect();
+        assert_eq!(heads, ["scenario", "allocator", "allocate", "free", "whole scenario", "device calls"]);
+        assert_eq!(overview.rows.len(), 1);
+        assert_eq!(overview.rows[0].len(), heads.len());
+    }
+}

@@ -1,0 +1,288 @@
+//! How figures and facts are put into words, the same in every format.
+
+use std::collections::BTreeSet;
+use std::fmt::Display;
+
+use harness_allocator::device::Clock;
+use harness_allocator::stats::StatKey;
+use harness_allocator::units::{Bytes, Nanos};
+
+use super::{Clocks, Counts, DeviceGroup, Report};
+use harness_record::{Outcome, Rule, RunRecord, Verdict, Violation};
+
+/// What is written where there is nothing to tell.
+pub(super) const NOTHING: &str = "–";
+
+/// Which way a column leans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Align {
+    /// Words.
+    Left,
+    /// Figures.
+    Right,
+}
+
+/// A table of plain text.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Grid {
+    /// Heads of the columns.
+    pub(super) columns: Vec<(String, Align)>,
+    /// As many cells a row as there are columns.
+    pub(super) rows: Vec<Vec<String>>,
+}
+
+impl Grid {
+    /// A table without rows.
+    pub(super) fn new<S: Into<String>>(columns: impl IntoIterator<Item = (S, Align)>) -> Self {
+        Self { columns: columns.into_iter().map(|(head, align)| (head.into(), align)).collect(), rows: Vec::new() }
+    }
+}
+
+/// An amount of memory: the human form where it is exact, else the human form and the bytes.
+pub(super) fn size(bytes: Bytes) -> String {
+    let human = bytes.to_string();
+    if Bytes::parse(&human) == Ok(bytes) { human } else { format!("{human} ({})", bytes.get()) }
+}
+
+/// A figure, or [`NOTHING`].
+pub(super) fn or_nothing(value: Option<impl Display>) -> String {
+    value.map_or_else(|| NOTHING.to_owned(), |value| value.to_string())
+}
+
+/// A multiple, as `1.25×`; small ones with three digits.
+pub(super) fn multiple(ratio: Option<f64>) -> String {
+    match ratio {
+        None => NOTHING.to_owned(),
+        Some(0.0) => "0×".to_owned(),
+        Some(ratio) if ratio > 0.0 && ratio < 0.1 => format!("{ratio:.4}×"),
+        Some(ratio) => format!("{ratio:.2}×"),
+    }
+}
+
+/// The least and the most of some figures: `1980`, `1965 to 1980`.
+pub(super) fn range(figures: &BTreeSet<u32>) -> String {
+    match (figures.first(), figures.last()) {
+        (Some(least), Some(most)) if least < most => format!("{least} to {most}"),
+        (one, _) => or_nothing(one),
+    }
+}
+
+/// `1 run`, `2 runs`.
+pub(super) fn count(number: usize, noun: &str) -> String {
+    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
+}
+
+/// What steps count in bytes, beside the names that say so.
+const IN_BYTES: [&str; 7] = [
+    "failed_request",
+    "reserved_at_failure",
+    "allocated_at_failure",
+    "largest_free_at_failure",
+    "device_free_at_failure",
+    "free_in_pinned_segments",
+    "retained_after_oom",
+];
+
+/// What a step counted of itself, with the unit that its name tells.
+pub(super) fn metric(name: &str, value: u64) -> String {
+    let is_bytes = StatKey::from_name(name).is_some_and(StatKey::is_bytes) || name.ends_with("bytes") || IN_BYTES.contains(&name);
+    if is_bytes {
+        size(Bytes(value))
+    } else if name.ends_with("_ns") || name.ends_with("nanos") || name.ends_with("time") {
+        Nanos(value).to_string()
+    } else {
+        value.to_string()
+    }
+}
+
+/// How a step ended.
+pub(super) fn outcome(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Done => "done".to_owned(),
+        Outcome::Fits { retries: 0 } => "fits".to_owned(),
+        Outcome::Fits { retries: 1 } => "fits after 1 retry".to_owned(),
+        Outcome::Fits { retries } => format!("fits after {retries} retries"),
+        Outcome::OutOfMemory => "out of memory".to_owned(),
+        Outcome::Failed => "FAILED".to_owned(),
+    }
+}
+
+/// How a run ended.
+pub(super) const fn verdict(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Verdict::Passed => "passed",
+        Verdict::Failed { .. } => "FAILED",
+        Verdict::Skipped { .. } => "skipped",
+        Verdict::Interrupted => "interrupted",
+    }
+}
+
+/// What should hold and does not, on lines that can be copied.
+pub(super) fn violation(violation: &Violation) -> String {
+    let place = violation.at.as_ref().map_or_else(|| format!("after step {}", violation.step), ToString::to_string);
+    let promise = match &violation.rule {
+        Rule::Invariant(invariant) => format!("\n  promise:  {}", invariant.promise()),
+        Rule::Expectation | Rule::ExpectedViolation | Rule::DeviceFailure => String::new(),
+    };
+    format!("{place}: {}{promise}\n  expected: {}\n  seen:     {}", violation.rule, violation.expected, violation.seen)
+}
+
+/// How all repetitions of an arm ended: `passed`, `passed ×5`, `FAILED 1 of 5`.
+pub(super) fn verdicts(counts: Counts) -> String {
+    let total = counts.total();
+    let parts = [("FAILED", counts.failed), ("interrupted", counts.interrupted), ("passed", counts.passed), ("skipped", counts.skipped)];
+    let told = parts.into_iter().filter(|&(_, number)| number > 0).map(|(word, number)| match (number, total) {
+        (1, 1) => word.to_owned(),
+        _ if number == total => format!("{word} ×{number}"),
+        _ => format!("{word} {number} of {total}"),
+    });
+    told.collect::<Vec<_>>().join(", ")
+}
+
+/// The line that is read first.
+pub(super) fn verdict_line(counts: Counts) -> String {
+    let total = counts.total();
+    let head = match (total, counts.failed) {
+        // Only a shard can be empty: allocators that no scenario lists are refused.
+        (0, _) => return "Nothing ran: none of it belongs to this shard.".to_owned(),
+        (1, 0) if counts.passed == 1 => return "The one run passed.".to_owned(),
+        (_, 0) if counts.passed == total => return format!("All {total} runs passed."),
+        (_, 0) => "No run failed".to_owned(),
+        (_, failed) => format!("{failed} of {} failed", count(total, "run")),
+    };
+    let mut tail = vec![format!("{} passed", counts.passed), format!("{} failed", counts.failed), format!("{} skipped", counts.skipped)];
+    if counts.interrupted > 0 {
+        tail.push(format!("{} interrupted by the user", counts.interrupted));
+    }
+    format!("{head}: {}.", tail.join(", "))
+}
+
+/// Whose clock a device runs on, in a few words.
+pub(super) fn clock(device: &DeviceGroup<'_>) -> String {
+    match (device.info.clock, &device.info.fingerprint.cost_model) {
+        (Clock::Measured, _) => "measured".to_owned(),
+        (Clock::Simulated, Some(model)) => format!("simulated, cost model {model}"),
+        (Clock::Simulated, None) => "simulated, without a named cost model".to_owned(),
+    }
+}
+
+/// All memory of a device, whatever limit scenarios run under.
+pub(super) fn memory(device: &DeviceGroup<'_>) -> String {
+    or_nothing(device.info.fingerprint.memory.map(size))
+}
+
+/// The end of a run that had too many steps to record; `None` where all are recorded.
+pub(super) fn unrecorded(run: &RunRecord) -> Option<String> {
+    let further = match run.unrecorded_steps {
+        0 => return None,
+        1 => "1 further step ran and is".to_owned(),
+        more => format!("{more} further steps ran and are"),
+    };
+    let last = run.steps.last().map_or_else(String::new, |step| format!(" after step {}", step.number));
+    Some(format!("{further} not recorded{last}: a record holds only the first steps of so long a run."))
+}
+
+/// The sentence that says whether times are to be believed; `None` where all were measured.
+pub(super) fn model_time_warning(report: &Report<'_>) -> Option<String> {
+    let simulated: Vec<&DeviceGroup<'_>> = report.devices.iter().filter(|device| device.info.clock == Clock::Simulated).collect();
+    let mut models: Vec<&str> = Vec::new();
+    for model in simulated.iter().filter_map(|device| device.info.fingerprint.cost_model.as_deref()) {
+        if !models.contains(&model) {
+            models.push(model);
+        }
+    }
+    let model = match models.as_slice() {
+        [] => "its cost model".to_owned(),
+        [one] => format!("the cost model {one}"),
+        several => format!("the cost models {}", several.join(" and ")),
+    };
+    match report.clocks()? {
+        Clocks::Measured => None,
+        Clocks::Simulated => Some(format!(
+            "All times in this report are model times: a virtual clock, moved by {model}. No GPU was measured, and the allocator's own work \
+             on the host takes no model time."
+        )),
+        Clocks::Both => {
+            let labels: Vec<&str> = simulated.iter().map(|device| device.label.as_str()).collect();
+            Some(format!(
+                "All times of {} are model times: a virtual clock, moved by {model}, in which the allocator's own work on the host takes no \
+                 time. They stand in tables of their own and are never compared with measured times.",
+                labels.join(" and ")
+            ))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::examples;
+    use harness_scenario::{ReportKey, Unit};
+
+    #[test]
+    fn sizes_show_their_bytes_only_where_the_human_form_rounds() {
+        assert_eq!(size(Bytes::mib(400)), "400 MiB");
+        assert_eq!(size(Bytes(43_008_000)), "41.02 MiB (43008000)");
+        assert_eq!(size(Bytes(1_610_612_736)), "1.50 GiB");
+        assert_eq!(size(Bytes::ZERO), "0 B");
+        assert_eq!(size(Bytes(u64::MAX)), "16 EiB (18446744073709551615)");
+    }
+
+    #[test]
+    fn the_first_line_counts_every_kind_of_end() {
+        assert_eq!(verdict_line(Counts::default()), "Nothing ran: none of it belongs to this shard.");
+        assert_eq!(verdict_line(Counts { passed: 1, ..Counts::default() }), "The one run passed.");
+        assert_eq!(verdict_line(Counts { passed: 3, ..Counts::default() }), "All 3 runs passed.");
+        assert_eq!(verdict_line(Counts { passed: 1, skipped: 2, ..Counts::default() }), "No run failed: 1 passed, 0 failed, 2 skipped.");
+        assert_eq!(
+            verdict_line(Counts { passed: 4, failed: 1, skipped: 0, interrupted: 1 }),
+            "1 of 6 runs failed: 4 passed, 1 failed, 0 skipped, 1 interrupted by the user."
+        );
+    }
+
+    #[test]
+    fn repetitions_are_counted_in_the_verdict() {
+        assert_eq!(verdicts(Counts { passed: 1, ..Counts::default() }), "passed");
+        assert_eq!(verdicts(Counts { passed: 5, ..Counts::default() }), "passed ×5");
+        assert_eq!(verdicts(Counts { passed: 4, failed: 1, ..Counts::default() }), "FAILED 1 of 5, passed 4 of 5");
+    }
+
+    #[test]
+    fn metrics_have_the_unit_of_their_name() {
+        assert_eq!(metric("reserved_bytes.all.peak", 1 << 20), "1 MiB");
+        assert_eq!(metric("given_back_bytes", 2048), "2 KiB");
+        assert_eq!(metric("recovery_time", 1_500), "1.50 µs");
+        assert_eq!(metric("num_ooms", 3), "3");
+    }
+
+    #[test]
+    fn everything_that_a_step_may_count_has_its_unit() {
+        for key in ReportKey::ALL {
+            let expected = match key.unit() {
+                Unit::Bytes => "1 MiB".to_owned(),
+                Unit::Count => (1 << 20).to_string(),
+                Unit::Time => Nanos(1 << 20).to_string(),
+            };
+            assert_eq!(metric(key.name(), 1 << 20), expected, "{key}");
+        }
+    }
+
+    #[test]
+    fn steps_that_are_not_recorded_are_told() {
+        let run = |unrecorded_steps| RunRecord { unrecorded_steps, ..examples::long_run(2, &[]) };
+        assert_eq!(unrecorded(&run(0)), None);
+        let one = "1 further step ran and is not recorded after step 2: a record holds only the first steps of so long a run.";
+        assert_eq!(unrecorded(&run(1)).as_deref(), Some(one));
+        assert!(unrecorded(&run(9)).is_some_and(|text| text.starts_with("9 further steps ran and are not recorded")));
+    }
+
+    #[test]
+    fn a_cost_model_of_several_devices_is_named_once() {
+        let mut records = examples::night();
+        records.runs.truncate(2);
+        records.runs[1].device.name = "another".to_owned();
+        let report = Report::new(&records);
+        let warning = model_time_warning(&report).expect("both are simulated");
+        assert_eq!((report.devices.len(), warning.matches("example 1").count()), (2, 1), "{warning}");
+    }
+}

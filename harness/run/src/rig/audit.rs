@@ -1,0 +1,479 @@
+//! The audit: a second account of everything, kept apart from the allocator's own, and compared with it and with the device.
+//!
+//! It remembers what was handed out ([`Audit::handed_out`], [`Audit::taken_back`]) and the sums of every segment it has seen. A check
+//! after one operation reads the one segment that the operation touched, in time proportional to that segment's blocks, and asks the device
+//! where the driver was called; when counters or calls moved otherwise than the operation explains, it reads the whole structure.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::allocator::{Allocation, Allocator, Request};
+use harness_allocator::device::{Device, DeviceCalls, DeviceError, DeviceMemory, DevicePtr, PoolMemory, StreamId};
+use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat};
+use harness_allocator::units::Bytes;
+
+use harness_record::Invariant;
+
+/// An invariant that does not hold, before anybody knows in which step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Which.
+    pub invariant: Invariant,
+    /// What should be.
+    pub expected: String,
+    /// What is.
+    pub seen: String,
+}
+
+impl Finding {
+    fn new(invariant: Invariant, expected: impl Into<String>, seen: impl Into<String>) -> Self {
+        Self { invariant, expected: expected.into(), seen: seen.into() }
+    }
+}
+
+/// What was handed out at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HandedOut {
+    requested: Bytes,
+    size: Bytes,
+    stream: StreamId,
+}
+
+/// Sums over blocks, of one pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sums {
+    requested: u64,
+    allocated: u64,
+    active: u64,
+    reserved: u64,
+    charged: u64,
+    inactive_split: u64,
+    allocations: u64,
+    actives: u64,
+    segments: u64,
+    inactive_splits: u64,
+}
+
+impl Sums {
+    fn of(segment: &SegmentInfo, granularity: Bytes) -> Self {
+        let charged = segment.size.checked_round_up(granularity).unwrap_or(segment.size).0;
+        // PyTorch counts no segments where they are expandable.
+        let segments = u64::from(!segment.expandable);
+        let mut sums = Self { reserved: segment.size.0, charged, segments, ..Self::default() };
+        let split = segment.blocks.len() > 1 && !segment.expandable;
+        for block in &segment.blocks {
+            match block.state {
+                BlockState::Inactive if split => {
+                    sums.inactive_split += block.size.0;
+                    sums.inactive_splits += 1;
+                }
+                BlockState::Inactive => {}
+                BlockState::PendingFree | BlockState::Allocated => {
+                    sums.requested += block.requested.0;
+                    sums.active += block.size.0;
+                    sums.actives += 1;
+                }
+            }
+            if block.state == BlockState::Allocated {
+                sums.allocated += block.size.0;
+                sums.allocations += 1;
+            }
+        }
+        sums
+    }
+
+    fn combine(self, other: Self, op: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            requested: op(self.requested, other.requested),
+            allocated: op(self.allocated, other.allocated),
+            active: op(self.active, other.active),
+            reserved: op(self.reserved, other.reserved),
+            charged: op(self.charged, other.charged),
+            inactive_split: op(self.inactive_split, other.inactive_split),
+            allocations: op(self.allocations, other.allocations),
+            actives: op(self.actives, other.actives),
+            segments: op(self.segments, other.segments),
+            inactive_splits: op(self.inactive_splits, other.inactive_splits),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Audit {
+    live: BTreeMap<DevicePtr, HandedOut>,
+    segments: BTreeMap<DevicePtr, (PoolKind, Sums)>,
+    small: Sums,
+    large: Sums,
+    granularity: Bytes,
+    tolerance: Bytes,
+    /// Whether the device is ours alone, so that device used moves by our doing only.
+    alone: bool,
+    /// Device used and pressure before the first allocation.
+    start: DeviceMemory,
+    last_stats: MemoryStats,
+    last_calls: DeviceCalls,
+    /// What the driver's pool holds, where the allocator's memory comes from one: the structure shows only what is handed out of it, so
+    /// the driver's word takes the place of the sum over segments.
+    pool: Option<PoolMemory>,
+}
+
+impl Audit {
+    /// Begins before the first allocation.
+    ///
+    /// # Errors
+    /// [`DeviceError`] where the device cannot tell its memory.
+    pub fn new(device: &mut dyn Device) -> Result<Self, DeviceError> {
+        let start = device.memory()?;
+        let info = device.info();
+        Ok(Self {
+            live: BTreeMap::new(),
+            segments: BTreeMap::new(),
+            small: Sums::default(),
+            large: Sums::default(),
+            granularity: info.granularity,
+            tolerance: info.used_tolerance,
+            alone: info.fingerprint.other_processes.unwrap_or(0) == 0,
+            start,
+            last_stats: MemoryStats::default(),
+            last_calls: device.calls(),
+            pool: None,
+        })
+    }
+
+    /// Notes what was handed out for a request and checks that it answers the request, and what it touched.
+    ///
+    /// # Errors
+    /// The findings.
+    pub fn handed_out(
+        &mut self,
+        allocator: &dyn Allocator,
+        device: &mut dyn Device,
+        request: Request,
+        allocation: &Allocation,
+    ) -> Result<(), Vec<Finding>> {
+        let answered = Request { size: allocation.requested(), stream: allocation.stream() };
+        if answered != request || allocation.is_null() != (request.size == Bytes::ZERO) {
+            let expected = format!("{} for stream {}, as was asked for", request.size, request.stream.0);
+            let seen = format!("{} for stream {} at {} handed out", answered.size, answered.stream.0, allocation.ptr());
+            return Err(vec![Finding::new(Invariant::AllocationsAreDisjoint, expected, seen)]);
+        }
+        if allocation.is_null() {
+            return Ok(());
+        }
+        let entry = HandedOut { requested: allocation.requested(), size: allocation.size(), stream: allocation.stream() };
+        if let Some(before) = self.live.insert(allocation.ptr(), entry) {
+            let expected = format!("{} free when {} are handed out there", allocation.ptr(), entry.requested);
+            let seen = format!("it is still in use, {} on stream {}", before.requested, before.stream.0);
+            return Err(vec![Finding::new(Invariant::AllocationsAreDisjoint, expected, seen)]);
+        }
+        self.after_operation(allocator, device, allocation.ptr(), 1)
+    }
+
+    /// Forgets what was taken back and checks what it touched.
+    ///
+    /// # Errors
+    /// The findings.
+    pub fn taken_back(&mut self, allocator: &dyn Allocator, device: &mut dyn Device, address: DevicePtr) -> Result<(), Vec<Finding>> {
+        if self.live.remove(&address).is_none() {
+            return Ok(());
+        }
+        self.after_operation(allocator, device, address, -1)
+    }
+
+    /// Checks that an out-of-memory changed nothing but cached memory given back.
+    ///
+    /// # Errors
+    /// The findings.
+    pub fn out_of_memory(&mut self, allocator: &dyn Allocator, device: &mut dyn Device, counted: bool) -> Result<(), Vec<Finding>> {
+        let (before, after) = (self.last_stats, allocator.stats());
+        let mut findings = Vec::new();
+        let mut expect = |holds: bool, expected: String, seen: String| {
+            if !holds {
+                findings.push(Finding::new(Invariant::OomChangesOnlyTheCache, expected, seen));
+            }
+        };
+        let allocated = |stats: &MemoryStats| stats.allocated_bytes.all.current;
+        let reserved = |stats: &MemoryStats| stats.reserved_bytes.all.current;
+        let wanted = before.num_ooms + u64::from(counted);
+        expect(allocated(&after) == allocated(&before), bytes("allocated", allocated(&before)), bytes("", allocated(&after)));
+        expect(reserved(&after) <= reserved(&before), bytes("reserved at most", reserved(&before)), bytes("", reserved(&after)));
+        expect(after.num_ooms == wanted, format!("num_ooms {wanted}"), after.num_ooms.to_string());
+        findings.extend(self.everything(allocator, device).err().unwrap_or_default());
+        if findings.is_empty() { Ok(()) } else { Err(findings) }
+    }
+
+    /// Reads the whole structure and asks the device: after each step, and whenever the driver was called.
+    ///
+    /// # Errors
+    /// The findings.
+    pub fn everything(&mut self, allocator: &dyn Allocator, device: &mut dyn Device) -> Result<(), Vec<Finding>> {
+        let mut findings = Vec::new();
+        self.ask_pool(allocator, device, &mut findings);
+        self.segments.clear();
+        (self.small, self.large) = (Sums::default(), Sums::default());
+        let snapshot = allocator.snapshot();
+        for segment in &snapshot {
+            self.check_segment(segment, &mut findings);
+        }
+        let seen = self.small.allocations + self.large.allocations;
+        if seen != self.live.len() as u64 {
+            let expected = format!("{} allocations in the structure", self.live.len());
+            findings.push(Finding::new(Invariant::AllocationsAreDisjoint, expected, seen.to_string()));
+        }
+        self.check_counters(&allocator.stats(), &mut findings);
+        self.check_device(&allocator.stats(), device, &mut findings);
+        self.remember(allocator, device);
+        if findings.is_empty() { Ok(()) } else { Err(findings) }
+    }
+
+    /// One more or one less live block at an address: reads its segment only, unless counters or calls moved otherwise than that explains.
+    fn after_operation(
+        &mut self,
+        allocator: &dyn Allocator,
+        device: &mut dyn Device,
+        address: DevicePtr,
+        change: i64,
+    ) -> Result<(), Vec<Finding>> {
+        let (before, after) = (self.last_stats, allocator.stats());
+        let (calls_before, calls) = (self.last_calls, device.calls());
+        let made = after.num_device_alloc - before.num_device_alloc;
+        let gone = after.num_device_free - before.num_device_free;
+        let actives = |stats: &MemoryStats| stats.active.all.current as i64;
+        let explained = actives(&after) - actives(&before) == change
+            && made + gone <= 1
+            && calls.malloc - calls_before.malloc == made
+            && calls.free - calls_before.free == gone;
+        if !explained {
+            return self.everything(allocator, device);
+        }
+        let mut findings = Vec::new();
+        self.ask_pool(allocator, device, &mut findings);
+        let segment = allocator.segment_at(address);
+        let serves_several = segment.as_ref().is_some_and(|segment| segment.stream.is_none());
+        match segment {
+            Some(segment) => self.check_segment(&segment, &mut findings),
+            None if gone == 1 || (change < 0 && self.pool.is_some()) => self.forget_segment(address),
+            None => findings.push(Finding::new(Invariant::AllocationsAreDisjoint, format!("a segment around {address}"), "none")),
+        }
+        self.check_counters(&after, &mut findings);
+        if serves_several && !findings.is_empty() {
+            // What one stream takes over of another's may merge blocks in any segment. The whole structure tells that from a mistake.
+            return self.everything(allocator, device);
+        }
+        if made + gone > 0 || self.pool.is_some() {
+            self.check_device(&after, device, &mut findings);
+        }
+        self.remember(allocator, device);
+        if findings.is_empty() { Ok(()) } else { Err(findings) }
+    }
+
+    /// Asks the driver for its pool, if the allocator uses one.
+    fn ask_pool(&mut self, allocator: &dyn Allocator, device: &mut dyn Device, findings: &mut Vec<Finding>) {
+        let told = allocator.driver_pool().and_then(|pool| device.pooled().map(|device| device.pool_memory(pool)));
+        self.pool = told.transpose().unwrap_or_else(|error| {
+            let expected = "the driver tells what its pool holds";
+            findings.push(Finding::new(Invariant::DeviceUsedFollowsReserved, expected, error.to_string()));
+            None
+        });
+    }
+
+    /// What is reserved, by another account than the allocator's counters.
+    fn reserved(&self) -> u64 {
+        self.pool.map_or(self.small.reserved + self.large.reserved, |pool| pool.reserved.0)
+    }
+
+    /// Takes a segment that went back to the driver out of the sums.
+    fn forget_segment(&mut self, address: DevicePtr) {
+        let known = self.segments.range(..=address).next_back().map(|(&start, &(pool, sums))| (start, pool, sums));
+        if let Some((start, pool, sums)) = known {
+            self.segments.remove(&start);
+            let total = self.sums_mut(pool);
+            *total = total.combine(sums, |sum, part| sum - part);
+        }
+    }
+
+    fn remember(&mut self, allocator: &dyn Allocator, device: &dyn Device) {
+        self.last_stats = allocator.stats();
+        self.last_calls = device.calls();
+    }
+
+    /// Checks one segment and replaces what was known of it in the sums.
+    fn check_segment(&mut self, segment: &SegmentInfo, findings: &mut Vec<Finding>) {
+        check_tiling(segment, findings);
+        self.check_apart(segment, findings);
+        self.check_owners(segment, findings);
+        let sums = Sums::of(segment, self.granularity);
+        if let Some((pool, old)) = self.segments.insert(segment.address, (segment.pool, sums)) {
+            let total = self.sums_mut(pool);
+            *total = total.combine(old, |sum, part| sum - part);
+        }
+        let total = self.sums_mut(segment.pool);
+        *total = total.combine(sums, |sum, part| sum + part);
+    }
+
+    fn sums_mut(&mut self, pool: PoolKind) -> &mut Sums {
+        match pool {
+            PoolKind::Small => &mut self.small,
+            PoolKind::Large => &mut self.large,
+        }
+    }
+
+    /// Every allocated block was handed out as it stands, and everything handed out in this segment is an allocated block.
+    fn check_owners(&self, segment: &SegmentInfo, findings: &mut Vec<Finding>) {
+        let mut handed_out = self.live.range(segment.address..segment.address.offset(segment.size));
+        for block in segment.blocks.iter().filter(|block| block.state == BlockState::Allocated) {
+            let owner = handed_out.next();
+            let fits = owner.is_some_and(|(&address, owner)| {
+                let same = address == block.address && owner.size == block.size && owner.requested == block.requested;
+                same && owner.requested <= owner.size && owner.stream == block.stream
+            });
+            if !fits {
+                let what = format!("{} for {} on stream {}", block.size, block.requested, block.stream.0);
+                let expected = format!("the allocated block at {} ({what}) handed out as such", block.address);
+                let seen = owner.map_or_else(
+                    || "nothing was handed out there".to_owned(),
+                    |(address, owner)| format!("{} for {} on stream {} at {address}", owner.size, owner.requested, owner.stream.0),
+                );
+                findings.push(Finding::new(Invariant::AllocationsAreDisjoint, expected, seen));
+                return;
+            }
+        }
+        if let Some((address, owner)) = handed_out.next() {
+            let expected = format!("{} at {address} in an allocated block of its own", owner.requested);
+            findings.push(Finding::new(Invariant::AllocationsAreDisjoint, expected, "its block is not allocated"));
+        }
+    }
+
+    /// No other segment reaches into this one.
+    fn check_apart(&self, segment: &SegmentInfo, findings: &mut Vec<Finding>) {
+        let before = self.segments.range(..segment.address).next_back();
+        let end = segment.address.offset(segment.size);
+        let after = self.segments.range(segment.address.offset(Bytes(1))..end).next();
+        let overlapping = before.filter(|(start, (_, sums))| start.0 + sums.reserved > segment.address.0).or(after);
+        if let Some((start, (_, sums))) = overlapping {
+            let expected = format!("the segment of {} at {} apart from all others", segment.size, segment.address);
+            findings.push(Finding::new(Invariant::BlocksTileSegments, expected, format!("one of {} at {start}", Bytes(sums.reserved))));
+        }
+    }
+
+    fn check_counters(&self, stats: &MemoryStats, findings: &mut Vec<Finding>) {
+        let all = Sums { reserved: self.reserved(), ..self.small.combine(self.large, |small, large| small + large) };
+        let mut compare = |name: &str, counted: &PooledStat, of: fn(&Sums) -> u64| {
+            let parts = [
+                ("all", counted.all, of(&all)),
+                ("small_pool", counted.small_pool, of(&self.small)),
+                ("large_pool", counted.large_pool, of(&self.large)),
+            ];
+            for (pool, Stat { current, peak, allocated, freed }, summed) in parts {
+                let mut finding = |expected, seen| findings.push(Finding::new(Invariant::CountersEqualStructure, expected, seen));
+                if current != summed {
+                    finding(format!("{name}.{pool}.current = {summed}, the sum over the structure"), current.to_string());
+                }
+                if peak < current {
+                    finding(format!("{name}.{pool}.peak at least the current {current}"), peak.to_string());
+                }
+                if allocated.checked_sub(freed) != Some(current) {
+                    let expected = format!("{name}.{pool}.allocated − {name}.{pool}.freed = the current {current}");
+                    finding(expected, format!("{allocated} − {freed}"));
+                }
+            }
+        };
+        compare("allocated_bytes", &stats.allocated_bytes, |sums| sums.allocated);
+        compare("reserved_bytes", &stats.reserved_bytes, |sums| sums.reserved);
+        compare("active_bytes", &stats.active_bytes, |sums| sums.active);
+        compare("requested_bytes", &stats.requested_bytes, |sums| sums.requested);
+        compare("inactive_split_bytes", &stats.inactive_split_bytes, |sums| sums.inactive_split);
+        compare("allocation", &stats.allocation, |sums| sums.allocations);
+        compare("segment", &stats.segment, |sums| sums.segments);
+        compare("active", &stats.active, |sums| sums.actives);
+        compare("inactive_split", &stats.inactive_split, |sums| sums.inactive_splits);
+    }
+
+    fn check_device(&self, stats: &MemoryStats, device: &mut dyn Device, findings: &mut Vec<Finding>) {
+        let memory = match device.memory() {
+            Ok(memory) => memory,
+            Err(error) => {
+                let expected = "the device tells its memory";
+                findings.push(Finding::new(Invariant::DeviceUsedFollowsReserved, expected, error.to_string()));
+                return;
+            }
+        };
+        // What others hold counts as used too, and must not make room for memory that is not there.
+        let held = memory.used.saturating_sub(memory.context_overhead).saturating_sub(memory.pressure);
+        let requested = ("requested", stats.requested_bytes.all.current);
+        let allocated = ("allocated", stats.allocated_bytes.all.current);
+        let active = ("active", stats.active_bytes.all.current);
+        let reserved = ("reserved", stats.reserved_bytes.all.current);
+        let used = ("device used − context overhead − pressure", held.0.saturating_add(self.tolerance.0));
+        // A block that waits for events is still charged to its request, though not allocated any more: requested is part of active.
+        let mut pairs = vec![(requested, active), (allocated, active), (active, reserved), (reserved, used)];
+        if let Some(pool) = self.pool {
+            let handed_out = ("used of the driver's pool", pool.used.0);
+            pairs.extend([(allocated, handed_out), (handed_out, reserved)]);
+        }
+        for ((lower_name, lower), (upper_name, upper)) in pairs {
+            if lower > upper {
+                let expected = format!("{lower_name} ≤ {upper_name}");
+                let seen = format!("{lower} B ({}) > {upper} B ({})", Bytes(lower), Bytes(upper));
+                findings.push(Finding::new(Invariant::AccountsAreOrdered, expected, seen));
+            }
+        }
+        if self.alone {
+            self.check_used(memory, findings);
+        }
+    }
+
+    /// What the segments are charged, against how far device used has moved since the start, pressure by others apart.
+    fn check_used(&self, memory: DeviceMemory, findings: &mut Vec<Finding>) {
+        let reserved = self.reserved();
+        let charged = if self.pool.is_some() { reserved } else { self.small.charged + self.large.charged };
+        let moved = i128::from(memory.used.0) - i128::from(self.start.used.0);
+        let pressure = i128::from(memory.pressure.0) - i128::from(self.start.pressure.0);
+        let ours = moved - pressure;
+        let tolerance = i128::from(self.tolerance.0);
+        if ours < i128::from(reserved) - tolerance || ours > i128::from(charged) + tolerance {
+            let charge = if charged == reserved { String::new() } else { format!(" (charged as {charged})") };
+            let expected = format!("device used moved by the {reserved} B reserved{charge}, within {}", self.tolerance);
+            findings.push(Finding::new(
+                Invariant::DeviceUsedFollowsReserved,
+                expected,
+                format!("it moved by {ours} B, {:+} B off", ours - i128::from(reserved)),
+            ));
+        }
+    }
+}
+
+fn check_tiling(segment: &SegmentInfo, findings: &mut Vec<Finding>) {
+    let mut next = segment.address;
+    for block in &segment.blocks {
+        if block.address != next || block.size == Bytes::ZERO {
+            let expected = format!("a block at {next} in the segment at {}", segment.address);
+            let seen = format!("{} at {}", block.size, block.address);
+            findings.push(Finding::new(Invariant::BlocksTileSegments, expected, seen));
+            return;
+        }
+        next = next.offset(block.size);
+    }
+    if next != segment.address.offset(segment.size) {
+        let expected = format!("blocks of {} in the segment at {}", segment.size, segment.address);
+        findings.push(Finding::new(Invariant::BlocksTileSegments, expected, format!("they end at {next}")));
+    }
+    let foreign = |block: &&BlockInfo| segment.stream.is_some_and(|stream| stream != block.stream);
+    if let (Some(stream), Some(block)) = (segment.stream, segment.blocks.iter().find(foreign)) {
+        let expected = format!("blocks of stream {} in the segment at {}", stream.0, segment.address);
+        let seen = format!("{} of stream {} at {}", block.size, block.stream.0, block.address);
+        findings.push(Finding::new(Invariant::BlocksTileSegments, expected, seen));
+    }
+    // What is free for different streams has to stay apart until something orders the two.
+    let free = |block: &BlockInfo| block.state == BlockState::Inactive;
+    let mergeable = |pair: &&[BlockInfo]| free(&pair[0]) && free(&pair[1]) && pair[0].stream == pair[1].stream;
+    if let Some(pair) = segment.blocks.windows(2).find(mergeable) {
+        let expected = format!("the free block at {} merged with its neighbour", pair[0].address);
+        let seen = format!("{} and {} side by side", pair[0].size, pair[1].size);
+        findings.push(Finding::new(Invariant::FreeNeighboursAreMerged, expected, seen));
+    }
+}
+
+fn bytes(name: &str, amount: u64) -> String {
+    format!("{name} {amount} B ({})", Bytes(amount)).trim_start().to_owned()
+}

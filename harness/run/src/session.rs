@@ -1,0 +1,216 @@
+//! A session: scenarios × allocators × repetitions on one device, arms interleaved, each on a device of its own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use harness_allocator::allocator::AllocatorSpec;
+use harness_allocator::device::{DeviceCalls, DeviceError, DeviceInfo};
+use harness_allocator::stats::MemoryStats;
+use harness_allocator::units::Bytes;
+
+use crate::run::{RunRequest, run};
+use harness_base::shell::quoted;
+use harness_devices::DeviceSource;
+use harness_record::{RECORD_VERSION, Records, Rule, RunRecord, Timings, Verdict, Violation};
+use harness_scenario::Scenario;
+
+/// What is to be run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// In this order.
+    pub scenarios: Vec<Scenario>,
+    /// With which allocators.
+    pub selection: Selection,
+    /// This seed instead of the scenarios' own.
+    pub seed: Option<u64>,
+    /// This memory instead of what the scenarios need.
+    pub memory: Option<Bytes>,
+    /// How often each arm runs.
+    pub repetitions: u32,
+    /// Whether every operation is audited. Off only where the allocators' own speed is measured.
+    pub audit: bool,
+    /// How the user started this program, for the command that reproduces a run: `harness`, or `cargo run --release --`.
+    pub program: String,
+}
+
+/// Which of the arms that scenarios list are run, and which beside them.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Of those that a scenario lists, the ones of these names; `None`: all.
+    pub only: Option<Vec<String>>,
+    /// Arms of PyTorch's allocator, for every scenario that lists it under whatever settings.
+    pub added: Vec<AllocatorSpec>,
+}
+
+impl Selection {
+    /// Those of these names only.
+    #[must_use]
+    pub fn only(names: impl IntoIterator<Item = impl ToString>) -> Self {
+        Self { only: Some(names.into_iter().map(|name| name.to_string()).collect()), added: Vec::new() }
+    }
+
+    /// The arms of a scenario, in its order; what is added comes behind. An added arm that the scenario lists itself is run as listed, and once.
+    #[must_use]
+    pub fn of<'a>(&'a self, scenario: &'a Scenario) -> Vec<&'a AllocatorSpec> {
+        let wanted = |arm: &&AllocatorSpec| self.only.as_ref().is_none_or(|only| only.contains(&arm.to_string()));
+        let mut arms: Vec<&AllocatorSpec> = scenario.allocators.iter().filter(wanted).collect();
+        if !has_pytorchs(scenario) {
+            return arms;
+        }
+        for added in &self.added {
+            let arm = listed_as(scenario, added).unwrap_or(added);
+            if !arms.iter().any(|there| there.does_the_same(arm)) {
+                arms.push(arm);
+            }
+        }
+        arms
+    }
+}
+
+/// The arm that the scenario lists itself which does the same as this one, and is run in its place.
+#[must_use]
+pub fn listed_as<'a>(scenario: &'a Scenario, added: &AllocatorSpec) -> Option<&'a AllocatorSpec> {
+    scenario.allocators.iter().find(|listed| listed.does_the_same(added))
+}
+
+/// Whether PyTorch's allocator is among those that the scenario lists.
+#[must_use]
+pub fn has_pytorchs(scenario: &Scenario) -> bool {
+    scenario.allocators.iter().any(|arm| arm.kind().is_pytorchs())
+}
+
+/// One run of a plan, before it starts.
+#[derive(Clone, Copy, Debug)]
+pub struct Arm<'a> {
+    /// The scenario.
+    pub scenario: &'a Scenario,
+    /// The allocator and its settings.
+    pub allocator: &'a AllocatorSpec,
+    /// Counted from 0.
+    pub repetition: u32,
+}
+
+impl Plan {
+    /// All runs in order: repetitions outermost, so that what drifts on the machine hits all arms alike.
+    pub fn arms(&self) -> impl Iterator<Item = Arm<'_>> {
+        let arms = move |repetition| {
+            self.scenarios.iter().flat_map(move |scenario| {
+                self.selection.of(scenario).into_iter().map(move |allocator| Arm { scenario, allocator, repetition })
+            })
+        };
+        (0..self.repetitions).flat_map(arms)
+    }
+
+    /// Runs everything; stops early when the user interrupts. Where the device cannot be opened any more after runs on it, that arm has
+    /// failed and those behind it are skipped: what broke the device is most likely in the records that there are.
+    ///
+    /// # Errors
+    /// [`DeviceError`] where no device can be opened at all; a scenario that does not fit on the device is skipped, with the reason.
+    pub fn run(
+        &self,
+        source: &DeviceSource,
+        interrupt: &Arc<AtomicBool>,
+        mut watch: impl FnMut(&Arm<'_>, Option<&RunRecord>),
+    ) -> Result<Records, DeviceError> {
+        let mut runs: Vec<RunRecord> = Vec::new();
+        let mut lost = None;
+        for arm in self.arms() {
+            if interrupt.load(Ordering::Relaxed) {
+                break;
+            }
+            watch(&arm, None);
+            let record = match &lost {
+                Some(device) => self.not_run(&arm, source, DeviceInfo::clone(device), device_was_lost()),
+                None => match (self.run_arm(&arm, source, interrupt), runs.last()) {
+                    (Ok(record), _) => record,
+                    (Err(error), None) => return Err(error),
+                    (Err(error), Some(RunRecord { device, .. })) => {
+                        lost = Some(device.clone());
+                        self.not_run(&arm, source, device.clone(), device_failed(&error))
+                    }
+                },
+            };
+            watch(&arm, Some(&record));
+            runs.push(record);
+        }
+        Ok(Records { version: RECORD_VERSION, harness: env!("CARGO_PKG_VERSION").to_owned(), runs })
+    }
+
+    /// Runs one arm on a device of its own.
+    ///
+    /// # Errors
+    /// [`DeviceError`] where the device cannot be opened.
+    pub fn run_arm(&self, arm: &Arm<'_>, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<RunRecord, DeviceError> {
+        let device = source.open()?;
+        let info = device.info().clone();
+        let scenario = match self.memory {
+            Some(memory) => &Scenario { memory, ..arm.scenario.clone() },
+            None => arm.scenario,
+        };
+        let device = match source.limit(device, scenario.memory) {
+            Ok(device) => device,
+            Err(error @ DeviceError::Unavailable { .. }) => {
+                return Ok(self.not_run(arm, source, info, Verdict::Skipped { reason: error.to_string() }));
+            }
+            Err(error) => return Err(error),
+        };
+        let seed = self.seed_of(arm);
+        let reproduce = self.reproduce(arm, source, seed);
+        let (allocator, repetition) = (arm.allocator, arm.repetition);
+        let (audit, interrupt) = (self.audit, Arc::clone(interrupt));
+        run(&RunRequest { scenario, allocator, seed, repetition, reproduce, audit, interrupt }, device)
+    }
+
+    fn seed_of(&self, arm: &Arm<'_>) -> u64 {
+        self.seed.unwrap_or(arm.scenario.seed)
+    }
+
+    /// The record of an arm that never began.
+    fn not_run(&self, arm: &Arm<'_>, source: &DeviceSource, device: DeviceInfo, verdict: Verdict) -> RunRecord {
+        let mut scenario = arm.scenario.info();
+        scenario.memory = self.memory.unwrap_or(scenario.memory);
+        let seed = self.seed_of(arm);
+        RunRecord {
+            scenario,
+            device,
+            allocator: arm.allocator.to_string(),
+            settings: arm.allocator.settings(),
+            seed,
+            repetition: arm.repetition,
+            reproduce: self.reproduce(arm, source, seed),
+            verdict,
+            steps: Vec::new(),
+            unrecorded_steps: 0,
+            curve: Vec::new(),
+            timings: Timings::default(),
+            calls: DeviceCalls::default(),
+            stats: MemoryStats::default(),
+            cost_figures: Vec::new(),
+        }
+    }
+
+    fn reproduce(&self, arm: &Arm<'_>, source: &DeviceSource, seed: u64) -> String {
+        let memory = self.memory.map(|memory| format!(" --memory {}B", memory.0)).unwrap_or_default();
+        let (program, path) = (&self.program, quoted(&arm.scenario.path.to_string_lossy()));
+        let allocator = quoted(&arm.allocator.to_string());
+        let audit = if self.audit { "" } else { " --no-audit" };
+        format!("{program} run {path} --device {source} --allocator {allocator} --seed {seed}{memory}{audit}")
+    }
+}
+
+/// The verdict of the arm at which a device that others ran on was lost.
+fn device_failed(error: &DeviceError) -> Verdict {
+    let first = Violation {
+        step: 0,
+        at: None,
+        rule: Rule::DeviceFailure,
+        expected: "the device to open again, as for the run before".to_owned(),
+        seen: error.to_string(),
+    };
+    Verdict::Failed { first, rest: Vec::new() }
+}
+
+/// The verdict of the arms behind it.
+fn device_was_lost() -> Verdict {
+    Verdict::Skipped { reason: "the device could not be opened for a run before this one, and was not tried again".to_owned() }
+}

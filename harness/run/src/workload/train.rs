@@ -1,0 +1,237 @@
+//! Training: parameters that stay, activations that come forward and go backward, gradients between, and an optimizer that reads and
+//! writes the parameters. Contents are checked all the way, so that memory handed out twice cannot go unseen.
+
+use harness_allocator::allocator::{AllocatorError, Request};
+use harness_allocator::device::StreamId;
+use harness_allocator::units::{Bytes, Nanos};
+
+use crate::recovery;
+use crate::rig::{Buffer, Finding, Halt};
+use crate::world::{Done, Missed, World};
+use harness_record::Invariant;
+use harness_record::{Outcome, Shortage};
+use harness_scenario::Expected;
+use harness_scenario::steps::train::{OPTIMIZER_COPIES, Train};
+use harness_scenario::{ReportKey, Step};
+
+type Answer<T> = Result<Result<T, AllocatorError>, Halt>;
+
+/// What lives as long as the training.
+struct Model {
+    stream: StreamId,
+    /// Parameters, then optimizer state, layer by layer.
+    state: Vec<Buffer>,
+    parameters_per_layer: Bytes,
+    layers: u64,
+}
+
+/// What one iteration holds.
+#[derive(Default)]
+struct Iteration {
+    activations: Vec<Buffer>,
+    gradients: Vec<Buffer>,
+    shortage: Option<Shortage>,
+}
+
+#[derive(Default)]
+struct Tally {
+    iterations: u64,
+    final_batch: u64,
+    attempts: u64,
+    retries: u64,
+    without_progress: u64,
+    ooms: u64,
+    retained: u64,
+    lost: Nanos,
+    /// Of the last request that failed.
+    shortage: Option<Shortage>,
+}
+
+/// Runs a training.
+pub(crate) fn run(world: &mut World, step: &Step, train: &Train) -> Result<Done, Halt> {
+    let stream = world.stream(&train.stream);
+    let parameters_per_layer = Bytes(train.parameters.0 / train.layers);
+    let mut model = Model { stream, state: Vec::new(), parameters_per_layer, layers: train.layers };
+    let mut tally = Tally::default();
+    let failed = match model.build(world, &mut tally.shortage)? {
+        Ok(()) => iterate(world, train, &mut model, &mut tally)?,
+        Err(error) => {
+            tally.ooms += 1;
+            Some(error)
+        }
+    };
+    free_all(world, model.state)?;
+    Ok(conclude(&world.arm, step, train, tally, failed))
+}
+
+/// All iterations; the error that ended them early, if one did.
+fn iterate(world: &mut World, train: &Train, model: &mut Model, tally: &mut Tally) -> Result<Option<AllocatorError>, Halt> {
+    let mut batch = train.batch;
+    for _ in 0..train.iterations {
+        let recovered = recovery::recover(
+            world,
+            train.on_oom.as_ref(),
+            batch,
+            |batch| format!("a batch of {batch}"),
+            |world, batch| {
+                let per_layer = Bytes(train.activations_per_sample.0 * batch / train.layers);
+                model.iterate(world, per_layer, tally)
+            },
+        )?;
+        tally.attempts += recovered.retries + 1;
+        tally.retries += recovered.retries;
+        tally.without_progress += recovered.without_progress;
+        tally.lost += recovered.lost;
+        match recovered.answer {
+            Ok(()) => {
+                // The smaller batch stays: going back up would only fail again.
+                batch = recovered.ask;
+                tally.final_batch = batch;
+                tally.iterations += 1;
+            }
+            Err(error) => return Ok(Some(error)),
+        }
+    }
+    Ok(None)
+}
+
+impl Model {
+    fn build(&mut self, world: &mut World, shortage: &mut Option<Shortage>) -> Answer<()> {
+        for size in [self.parameters_per_layer, Bytes(self.parameters_per_layer.0 * OPTIMIZER_COPIES)] {
+            for _ in 0..self.layers {
+                match make(world, size, self.stream, shortage)? {
+                    Ok(buffer) => self.state.push(buffer),
+                    Err(error) => return Ok(Err(error)),
+                }
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// One iteration; where it fails, everything of it is given back and the model is checked.
+    fn iterate(&mut self, world: &mut World, activation: Bytes, tally: &mut Tally) -> Answer<()> {
+        let before = world.rig.stats().allocated_bytes.all.current;
+        let mut iteration = Iteration::default();
+        let answer = match self.forward(world, activation, &mut iteration)? {
+            Ok(()) => self.backward(world, activation, &mut iteration)?,
+            Err(error) => Err(error),
+        };
+        if answer.is_ok() {
+            self.update(world)?;
+        } else {
+            tally.ooms += 1;
+            tally.shortage = iteration.shortage.take();
+        }
+        free_all(world, iteration.activations)?;
+        free_all(world, iteration.gradients)?;
+        let after = world.rig.stats().allocated_bytes.all.current;
+        if answer.is_err() {
+            tally.retained = tally.retained.max(after.saturating_sub(before));
+            self.verify(world)?;
+        }
+        if after != before {
+            world.rig.note(Finding {
+                invariant: Invariant::OomChangesOnlyTheCache,
+                expected: format!("{before} B allocated after an iteration as before it"),
+                seen: format!("{after} B"),
+            });
+        }
+        Ok(answer)
+    }
+
+    fn forward(&self, world: &mut World, activation: Bytes, iteration: &mut Iteration) -> Answer<()> {
+        for _ in 0..self.layers {
+            match make(world, activation, self.stream, &mut iteration.shortage)? {
+                Ok(buffer) => iteration.activations.push(buffer),
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// From the last layer to the first: the gradient of the activation lives while the layer is worked on, that of the parameters stays.
+    fn backward(&self, world: &mut World, activation: Bytes, iteration: &mut Iteration) -> Answer<()> {
+        while let Some(output) = iteration.activations.pop() {
+            let made = match make(world, activation, self.stream, &mut iteration.shortage)? {
+                Ok(incoming) => {
+                    let made = make(world, self.parameters_per_layer, self.stream, &mut iteration.shortage)?;
+                    world.rig.verify(&output, self.stream)?;
+                    world.rig.free(incoming)?;
+                    made
+                }
+                Err(error) => Err(error),
+            };
+            world.rig.free(output)?;
+            match made {
+                Ok(gradient) => iteration.gradients.push(gradient),
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// The optimizer reads and writes everything that stays.
+    fn update(&mut self, world: &mut World) -> Result<(), Halt> {
+        for buffer in &mut self.state {
+            world.rig.verify(buffer, self.stream)?;
+            world.rig.fill(buffer, self.stream)?;
+        }
+        Ok(())
+    }
+
+    fn verify(&self, world: &mut World) -> Result<(), Halt> {
+        self.state.iter().try_for_each(|buffer| world.rig.verify(buffer, self.stream))
+    }
+}
+
+/// A buffer with contents. Where there is none, it is seen why before anything is given back.
+fn make(world: &mut World, size: Bytes, stream: StreamId, shortage: &mut Option<Shortage>) -> Answer<Buffer> {
+    let request = Request { size, stream };
+    let mut answer = world.rig.allocate(request)?;
+    match &mut answer {
+        Ok(buffer) => world.rig.fill(buffer, stream)?,
+        Err(error) => *shortage = Some(world.rig.shortage(request, error)?),
+    }
+    Ok(answer)
+}
+
+fn free_all(world: &mut World, buffers: Vec<Buffer>) -> Result<(), Halt> {
+    buffers.into_iter().try_for_each(|buffer| world.rig.free(buffer))
+}
+
+fn conclude(arm: &str, step: &Step, train: &Train, tally: Tally, failed: Option<AllocatorError>) -> Done {
+    let mut done = Done::default();
+    done.reports.extend([
+        (ReportKey::Iterations, tally.iterations),
+        (ReportKey::FirstBatch, train.batch),
+        (ReportKey::FinalBatch, tally.final_batch),
+        (ReportKey::Attempts, tally.attempts),
+        (ReportKey::Retries, tally.retries),
+        (ReportKey::RetriesWithoutProgress, tally.without_progress),
+        (ReportKey::RetryTime, tally.lost.0),
+        (ReportKey::Ooms, tally.ooms),
+        (ReportKey::RetainedAfterOom, tally.retained),
+    ]);
+    let completed = format!("{} of {} iterations", tally.iterations, train.iterations);
+    match (failed, train.expect.of(arm)) {
+        (None, expected) => {
+            done.outcome = Outcome::Fits { retries: tally.retries as u32 };
+            if tally.retries > 0 {
+                let lost = format!("{} lost to it", tally.lost);
+                done.notes.push(format!("{} retries: batch {} became {}, {lost}", tally.retries, train.batch, tally.final_batch));
+            }
+            if expected == Some(Expected::Oom) {
+                done.missed.push(Missed::at(step, "training to run out of memory", completed));
+            }
+        }
+        (Some(error), expected) => {
+            done.outcome = Outcome::OutOfMemory;
+            done.shortage = tally.shortage;
+            done.notes.push(format!("{completed}, then {error}"));
+            if expected == Some(Expected::Fits) {
+                done.missed.push(Missed::at(step, "training to its end", format!("{completed}, then {error}")));
+            }
+        }
+    }
+    done
+}

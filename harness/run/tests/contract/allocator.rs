@@ -1,0 +1,372 @@
+//! The contract of an [`Allocator`], run with every allocator on every device. The audit of the harness watches all the way.
+
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, MemoryFraction, Request};
+use harness_allocator::device::{Device, DeviceError, StreamId, Tag};
+use harness_allocator::units::{Bytes, Nanos};
+use harness_run::rig::Audit;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::{Case, Outcome};
+
+type Call = fn(&mut Bench<'_>) -> Outcome;
+
+macro_rules! bodies {
+    ($($body:ident),* $(,)?) => { [$((stringify!($body), $body as Call)),*] };
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    let bodies = bodies![
+        a_fresh_allocator_holds_nothing,
+        a_request_for_nothing_is_null_and_costs_nothing,
+        what_is_handed_out_is_counted_and_apart,
+        everything_goes_back_after_the_last_free_and_empty_cache,
+        an_out_of_memory_is_an_answer_that_changes_nothing_live,
+        what_can_never_fit_says_so,
+        after_an_out_of_memory_a_smaller_request_fits,
+        the_memory_fraction_refuses_without_asking_the_device,
+        a_limit_of_exactly_what_is_wanted_is_enough,
+        pressure_by_others_is_an_out_of_memory_like_any_other,
+        freed_memory_is_not_handed_to_another_stream_that_could_race,
+        memory_used_by_another_stream_is_not_handed_out_while_it_works,
+        peaks_stay_until_they_are_reset,
+        an_allocation_of_another_allocator_is_refused,
+        close_gives_everything_back_even_what_is_live,
+        at_every_memory_size_failures_leave_the_accounts_right,
+        random_programs_keep_every_invariant,
+    ];
+    let pairs = AllocatorKind::ALL.iter().flat_map(|&kind| bodies.map(|(name, body)| (kind, name, body)));
+    let case = |(kind, name, body): (AllocatorKind, &str, Call)| Case {
+        name: format!("allocator::{}::{name}", kind.name()),
+        run: Box::new(move |device| {
+            let mut bench = Bench::new(kind, device)?;
+            body(&mut bench)?;
+            bench.finish()
+        }),
+    };
+    pairs.map(case).collect()
+}
+
+/// An allocator, a device, and the audit of both.
+struct Bench<'a> {
+    kind: AllocatorKind,
+    allocator: Box<dyn Allocator>,
+    device: &'a mut dyn Device,
+    audit: Audit,
+    streams: Vec<StreamId>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(kind: AllocatorKind, device: &'a mut dyn Device) -> Result<Self, DeviceError> {
+        let audit = Audit::new(device)?;
+        Ok(Self { kind, allocator: kind.build(), device, audit, streams: Vec::new() })
+    }
+
+    fn stream(&mut self) -> Result<StreamId, DeviceError> {
+        let stream = self.device.create_stream()?;
+        self.streams.push(stream);
+        Ok(stream)
+    }
+
+    fn allocate(&mut self, request: Request) -> Result<Option<Allocation>, DeviceError> {
+        match self.allocator.allocate(self.device, request) {
+            Ok(allocation) => {
+                let found = self.audit.handed_out(&*self.allocator, self.device, request, &allocation);
+                found.unwrap_or_else(|findings| panic!("{findings:?}"));
+                Ok(Some(allocation))
+            }
+            Err(AllocatorError::Device(error)) => Err(error),
+            Err(error) => {
+                let counted = matches!(error, AllocatorError::OutOfMemory(_));
+                let found = self.audit.out_of_memory(&*self.allocator, self.device, counted);
+                found.unwrap_or_else(|findings| panic!("{findings:?}"));
+                Ok(None)
+            }
+        }
+    }
+
+    fn must_allocate(&mut self, size: Bytes) -> Result<Allocation, DeviceError> {
+        Ok(self.allocate(Request::new(size))?.expect("there is room"))
+    }
+
+    fn free(&mut self, allocation: Allocation) -> Outcome {
+        let address = allocation.ptr();
+        self.allocator.free(self.device, allocation)?;
+        let found = self.audit.taken_back(&*self.allocator, self.device, address);
+        found.unwrap_or_else(|findings| panic!("{findings:?}"));
+        Ok(())
+    }
+
+    fn empty_cache(&mut self) -> Outcome {
+        self.allocator.empty_cache(self.device)?;
+        let found = self.audit.everything(&*self.allocator, self.device);
+        found.unwrap_or_else(|findings| panic!("{findings:?}"));
+        Ok(())
+    }
+
+    /// Sets the memory fraction that comes to this limit.
+    fn set_limit(&mut self, limit: Bytes) -> Bytes {
+        let total = self.device.info().total;
+        // Half a byte more than wanted, so that truncation gives the limit itself.
+        let fraction = MemoryFraction::new((limit.0 as f64 + 0.5) / total.0 as f64).expect("less than there is");
+        assert_eq!(fraction.limit(total), Some(limit));
+        self.allocator.set_memory_fraction(self.device, fraction);
+        limit
+    }
+
+    fn reserved(&self) -> u64 {
+        self.allocator.stats().reserved_bytes.all.current
+    }
+
+    /// All but one granule of what is free, in whole units of what the allocator takes.
+    fn nearly_all(&mut self) -> Result<Bytes, DeviceError> {
+        let unit = self.allocator.reserve_unit(self.device);
+        let most = self.device.memory()?.free.saturating_sub(self.device.info().granularity);
+        Ok(Bytes(most.0 - most.0 % unit.0))
+    }
+
+    /// Gives back what a body left, handles included.
+    fn finish(mut self) -> Outcome {
+        self.device.synchronize()?;
+        self.device.set_pressure(Bytes::ZERO)?;
+        self.allocator.close(self.device)?;
+        self.streams.iter().try_for_each(|&stream| self.device.destroy_stream(stream))
+    }
+}
+
+fn a_fresh_allocator_holds_nothing(bench: &mut Bench<'_>) -> Outcome {
+    assert_eq!(bench.allocator.name(), bench.kind.name());
+    assert_eq!(bench.allocator.stats(), Default::default());
+    assert!(bench.allocator.snapshot().is_empty());
+    bench.empty_cache()
+}
+
+fn a_request_for_nothing_is_null_and_costs_nothing(bench: &mut Bench<'_>) -> Outcome {
+    let calls = bench.device.calls();
+    let nothing = bench.must_allocate(Bytes::ZERO)?;
+    assert!(nothing.is_null() && nothing.size() == Bytes::ZERO);
+    bench.allocator.record_stream(&nothing, StreamId::DEFAULT);
+    bench.free(nothing)?;
+    assert_eq!((bench.allocator.stats(), bench.device.calls()), (Default::default(), calls));
+    Ok(())
+}
+
+fn what_is_handed_out_is_counted_and_apart(bench: &mut Bench<'_>) -> Outcome {
+    let sizes = [1, 511, 512, 513, 4096, 1 << 20, (1 << 20) + 1, 3 << 20, 11 << 20];
+    let live = sizes.iter().map(|&size| bench.must_allocate(Bytes(size))).collect::<Result<Vec<_>, _>>()?;
+    let stats = bench.allocator.stats();
+    assert_eq!(stats.allocation.all.current, sizes.len() as u64);
+    assert_eq!(stats.requested_bytes.all.current, sizes.iter().sum::<u64>());
+    assert_eq!(Bytes(stats.allocated_bytes.all.current), live.iter().map(Allocation::size).sum());
+    for (index, allocation) in live.iter().enumerate() {
+        bench.device.fill(StreamId::DEFAULT, allocation.range(), Tag(index as u64 + 1))?;
+    }
+    for (index, allocation) in live.iter().enumerate() {
+        bench.device.verify(StreamId::DEFAULT, allocation.range(), Tag(index as u64 + 1))?;
+        let segment = bench.allocator.segment_at(allocation.ptr()).expect("what was handed out lies in a segment");
+        assert!(segment.address <= allocation.ptr() && allocation.range().end() <= segment.address.offset(segment.size));
+    }
+    live.into_iter().try_for_each(|allocation| bench.free(allocation))
+}
+
+fn everything_goes_back_after_the_last_free_and_empty_cache(bench: &mut Bench<'_>) -> Outcome {
+    let before = bench.device.memory()?;
+    let live = (0..20).map(|n| bench.must_allocate(Bytes(700_000 * (n % 5 + 1)))).collect::<Result<Vec<_>, _>>()?;
+    live.into_iter().try_for_each(|allocation| bench.free(allocation))?;
+    assert_eq!(bench.allocator.stats().allocated_bytes.all.current, 0);
+    bench.empty_cache()?;
+    assert_eq!(bench.reserved(), 0);
+    assert!(bench.allocator.snapshot().is_empty());
+    assert_eq!(bench.device.memory()?.free, before.free);
+    Ok(())
+}
+
+fn an_out_of_memory_is_an_answer_that_changes_nothing_live(bench: &mut Bench<'_>) -> Outcome {
+    let kept = bench.must_allocate(Bytes::mib(8))?;
+    bench.device.fill(StreamId::DEFAULT, kept.range(), Tag(7))?;
+    let before = bench.allocator.stats();
+    // A driver that can move a pool's memory behind its addresses makes one piece of what is free and what is reserved but not allocated.
+    let unallocated = Bytes(bench.reserved() - before.allocated_bytes.all.current);
+    let too_much = bench.device.memory()?.free + unallocated + Bytes::mib(2);
+    let error = bench.allocator.allocate(bench.device, Request::new(too_much)).expect_err("more than there is");
+    let AllocatorError::OutOfMemory(oom) = &error else { panic!("untimely, not {error:?}") };
+    assert_eq!((oom.requested, oom.allocated), (too_much, Bytes(before.allocated_bytes.all.current)));
+    assert!(error.to_string().contains("out of memory"), "{error}");
+    assert_eq!(bench.allocator.stats().num_ooms, before.num_ooms + 1);
+    bench.device.verify(StreamId::DEFAULT, kept.range(), Tag(7))?;
+    bench.free(kept)
+}
+
+fn what_can_never_fit_says_so(bench: &mut Bench<'_>) -> Outcome {
+    let ask = |bench: &mut Bench<'_>, size| bench.allocator.allocate(bench.device, Request::new(Bytes(size)));
+    let hopeless = bench.device.info().total.0 + 1;
+    match ask(bench, hopeless).expect_err("more than the device has") {
+        AllocatorError::OutOfMemory(oom) => assert!(oom.is_hopeless()),
+        AllocatorError::TooLarge { .. } => {}
+        AllocatorError::Device(error) => return Err(error),
+    }
+    assert!(ask(bench, u64::MAX).expect_err("no device has that").is_out_of_memory());
+    assert_eq!(bench.reserved(), 0);
+    Ok(())
+}
+
+fn after_an_out_of_memory_a_smaller_request_fits(bench: &mut Bench<'_>) -> Outcome {
+    let nearly_all = bench.nearly_all()?;
+    assert!(bench.allocate(Request::new(nearly_all + bench.allocator.reserve_unit(bench.device) + Bytes::mib(2)))?.is_none());
+    let most = bench.must_allocate(nearly_all)?;
+    bench.free(most)
+}
+
+fn the_memory_fraction_refuses_without_asking_the_device(bench: &mut Bench<'_>) -> Outcome {
+    let limit = bench.set_limit(Bytes::mib(16));
+    let before = bench.device.calls();
+    assert!(bench.allocate(Request::new(limit + Bytes::mib(2)))?.is_none());
+    assert_eq!(bench.device.calls().malloc, before.malloc);
+    bench.allocator.set_memory_fraction(bench.device, MemoryFraction::ALL);
+    let fits = bench.must_allocate(limit + Bytes::mib(2))?;
+    bench.free(fits)
+}
+
+fn a_limit_of_exactly_what_is_wanted_is_enough(bench: &mut Bench<'_>) -> Outcome {
+    let limit = bench.set_limit(Bytes::mib(32));
+    let all_of_it = bench.must_allocate(limit)?;
+    assert!(bench.allocate(Request::new(Bytes(1)))?.is_none());
+    bench.free(all_of_it)
+}
+
+fn pressure_by_others_is_an_out_of_memory_like_any_other(bench: &mut Bench<'_>) -> Outcome {
+    let free = bench.device.memory()?.free;
+    bench.device.set_pressure(free.saturating_sub(Bytes::mib(4)))?;
+    assert!(bench.allocate(Request::new(Bytes::mib(12)))?.is_none());
+    bench.device.set_pressure(Bytes::ZERO)?;
+    let fits = bench.must_allocate(Bytes::mib(12))?;
+    bench.free(fits)
+}
+
+fn freed_memory_is_not_handed_to_another_stream_that_could_race(bench: &mut Bench<'_>) -> Outcome {
+    let (first, second) = (bench.stream()?, bench.stream()?);
+    let size = Bytes::mib(4);
+    let written = bench.allocate(Request::new(size).on(first))?.expect("there is room");
+    bench.device.busy(first, Nanos::millis(20))?;
+    bench.device.fill(first, written.range(), Tag(1))?;
+    bench.free(written)?;
+    let other = bench.allocate(Request::new(size).on(second))?.expect("there is room");
+    bench.device.fill(second, other.range(), Tag(2))?;
+    bench.device.synchronize()?;
+    bench.device.verify(second, other.range(), Tag(2))?;
+    bench.free(other)
+}
+
+fn memory_used_by_another_stream_is_not_handed_out_while_it_works(bench: &mut Bench<'_>) -> Outcome {
+    let side = bench.stream()?;
+    let size = Bytes::mib(4);
+    let shared = bench.must_allocate(size)?;
+    bench.allocator.record_stream(&shared, side);
+    bench.allocator.record_stream(&shared, side);
+    bench.device.busy(side, Nanos::millis(20))?;
+    bench.device.fill(side, shared.range(), Tag(1))?;
+    bench.free(shared)?;
+    let next = bench.must_allocate(size)?;
+    bench.device.fill(StreamId::DEFAULT, next.range(), Tag(2))?;
+    bench.device.synchronize()?;
+    bench.device.verify(StreamId::DEFAULT, next.range(), Tag(2))?;
+    bench.free(next)?;
+    let later = bench.must_allocate(size)?;
+    bench.free(later)?;
+    assert_eq!(bench.allocator.stats().active.all.current, 0, "after the event nothing waits any more");
+    Ok(())
+}
+
+fn peaks_stay_until_they_are_reset(bench: &mut Bench<'_>) -> Outcome {
+    let allocation = bench.must_allocate(Bytes::mib(6))?;
+    let high = bench.allocator.stats().allocated_bytes.all.peak;
+    bench.free(allocation)?;
+    assert_eq!(bench.allocator.stats().allocated_bytes.all.peak, high);
+    bench.allocator.reset_peaks();
+    assert_eq!(bench.allocator.stats().allocated_bytes.all.peak, 0);
+    Ok(())
+}
+
+fn an_allocation_of_another_allocator_is_refused(bench: &mut Bench<'_>) -> Outcome {
+    let mut other = bench.kind.build();
+    let ours = bench.must_allocate(Bytes::mib(1))?;
+    let theirs = other.allocate(bench.device, Request::new(Bytes::mib(1))).expect("there is room");
+    let before = bench.allocator.stats();
+    let refused = bench.allocator.free(bench.device, theirs);
+    assert!(matches!(refused, Err(DeviceError::InvalidFree { .. })), "{refused:?}");
+    assert_eq!(bench.allocator.stats(), before);
+    other.close(bench.device)?;
+    bench.free(ours)
+}
+
+fn close_gives_everything_back_even_what_is_live(bench: &mut Bench<'_>) -> Outcome {
+    let free = bench.device.memory()?.free;
+    let side = bench.stream()?;
+    let live = [Bytes::kib(3), Bytes::mib(3), Bytes::mib(12)].map(|size| bench.must_allocate(size));
+    for allocation in live {
+        let allocation = allocation?;
+        bench.allocator.record_stream(&allocation, side);
+        if allocation.size() > Bytes::mib(10) {
+            bench.free(allocation)?;
+        }
+    }
+    bench.allocator.close(bench.device)?;
+    assert_eq!(bench.device.memory()?.free, free);
+    assert_eq!(bench.device.leaks().events, 0);
+    Ok(())
+}
+
+/// The same program with less and less memory, so that each of its requests is once the first to fail.
+fn at_every_memory_size_failures_leave_the_accounts_right(bench: &mut Bench<'_>) -> Outcome {
+    let free = bench.device.memory()?.free;
+    let mut left = Bytes::ZERO;
+    while left <= free {
+        bench.device.set_pressure(free - left)?;
+        let mut live = Vec::new();
+        for n in 1..=14_u64 {
+            let request = Request::new(Bytes(n * n * 90_000));
+            live.extend(bench.allocate(request)?);
+            if n % 3 == 0 && !live.is_empty() {
+                bench.free(live.remove(0))?;
+            }
+        }
+        live.into_iter().try_for_each(|allocation| bench.free(allocation))?;
+        bench.empty_cache()?;
+        assert_eq!(bench.reserved(), 0);
+        bench.device.set_pressure(Bytes::ZERO)?;
+        left += Bytes::mib(4);
+    }
+    Ok(())
+}
+
+fn random_programs_keep_every_invariant(bench: &mut Bench<'_>) -> Outcome {
+    let streams = [StreamId::DEFAULT, bench.stream()?, bench.stream()?];
+    let mut rng = ChaCha8Rng::seed_from_u64(20_261_120);
+    let mut live: Vec<Allocation> = Vec::new();
+    for _ in 0..1500 {
+        match rng.random_range(0..20) {
+            0..=9 => {
+                let doublings = rng.random_range(4..=24);
+                let size = Bytes(rng.random_range(1..=1_u64 << doublings));
+                let stream = streams[rng.random_range(0..streams.len())];
+                live.extend(bench.allocate(Request { size, stream })?);
+            }
+            10..=16 if !live.is_empty() => {
+                let allocation = live.swap_remove(rng.random_range(0..live.len()));
+                bench.free(allocation)?;
+            }
+            17 if !live.is_empty() => {
+                let stream = streams[rng.random_range(0..streams.len())];
+                bench.allocator.record_stream(&live[rng.random_range(0..live.len())], stream);
+                bench.device.busy(stream, Nanos::micros(20))?;
+            }
+            18 => bench.device.synchronize_stream(streams[rng.random_range(0..streams.len())])?,
+            19 if rng.random_range(0..5) == 0 => bench.empty_cache()?,
+            _ => {}
+        }
+    }
+    live.into_iter().try_for_each(|allocation| bench.free(allocation))?;
+    bench.empty_cache()?;
+    assert_eq!(bench.reserved(), 0);
+    Ok(())
+}

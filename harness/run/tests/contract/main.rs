@@ -1,0 +1,205 @@
+//! Contracts: what every implementation of a trait must do, written once and run on all of them.
+//!
+//! A [`Case`] is a body and knows no implementation; a [`Row`] is an implementation of a device and knows no body. Every case runs on
+//! every row, on a device of its own, and must leave nothing behind on it. Adding a body is a line in its module's table, adding a
+//! module of bodies a line in [`cases`], adding an implementation a line in [`rows`].
+//!
+//! A row may need a process of its own, as a driver library that is loaded once for good does. Its cases run in a child: this program
+//! again, told by [`CHILD`] which case to run on which row. A row that is not available here is shown as ignored, with the reason
+//! printed (a run-time skip would be shown as passed by nextest).
+
+mod allocator;
+mod device;
+mod mapped;
+mod pooled;
+
+use std::process::{Command, ExitCode};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use driver_double::{Config, Staging};
+use harness_allocator::device::limited::Limited;
+use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::device::{Clock, Device, DeviceError};
+use harness_allocator::units::Bytes;
+use harness_cuda::CudaDevice;
+use harness_cuda::machine::{self};
+use harness_devices::DeviceChoice;
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// Set for a child process: `row::case`.
+const CHILD: &str = "HARNESS_CONTRACT_CHILD";
+
+/// What each row's device has to allocate: small, so that filling it whole is quick.
+const MEMORY: Bytes = Bytes::mib(64);
+
+/// What a body says: an error of the device that it did not expect. What it does not find as promised, it panics about.
+pub(crate) type Outcome = Result<(), DeviceError>;
+
+/// A body, bound to all it needs but the device.
+pub(crate) type Body = Box<dyn Fn(&mut dyn Device) -> Outcome + Send + Sync>;
+
+/// A body, under the name of its contract.
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) run: Body,
+}
+
+/// An implementation of a device.
+struct Row {
+    name: &'static str,
+    /// Makes a fresh one with [`MEMORY`] to allocate.
+    make: fn() -> Result<Box<dyn Device>, DeviceError>,
+    process: Process,
+    /// Why its cases cannot run here, if they cannot.
+    unavailable: Option<String>,
+}
+
+/// Where a row's cases run.
+enum Process {
+    /// In this process, in parallel with others.
+    Here,
+    /// Each in a process of its own on this machine, one at a time.
+    Child(Machine),
+}
+
+/// What a child process finds.
+#[derive(Clone, Copy)]
+enum Machine {
+    /// What there is.
+    Real,
+    /// The driver double as its driver, with one device that has [`MEMORY`] to allocate.
+    Double,
+    /// The same with more memory than is allocated.
+    RoomyDouble,
+}
+
+/// All bodies of all contracts.
+fn cases() -> Vec<Case> {
+    [device::cases(), mapped::cases(), pooled::cases(), allocator::cases()].into_iter().flatten().collect()
+}
+
+/// All implementations of a device.
+fn rows() -> Vec<Row> {
+    vec![
+        Row { name: "simulated", make: simulated, process: Process::Here, unavailable: None },
+        Row { name: "simulated_limited", make: simulated_limited, process: Process::Here, unavailable: None },
+        // What a child process adds is tested on a device that is always there.
+        Row { name: "simulated_in_a_child", make: simulated, process: Process::Child(Machine::Real), unavailable: None },
+        Row { name: "cuda_on_the_double", make: cuda, process: Process::Child(Machine::Double), unavailable: None },
+        Row { name: "cuda_on_the_double_limited", make: cuda_limited, process: Process::Child(Machine::RoomyDouble), unavailable: None },
+        Row { name: "cuda_limited", make: cuda_limited, process: Process::Child(Machine::Real), unavailable: no_cuda_device() },
+    ]
+}
+
+fn no_cuda_device() -> Option<String> {
+    let there = DeviceChoice::Cuda(0).resolve(&machine::probe()).is_ok();
+    (!there).then(|| "no CUDA device here, ask `harness doctor` why".to_owned())
+}
+
+fn cuda() -> Result<Box<dyn Device>, DeviceError> {
+    Ok(Box::new(CudaDevice::open(0)?))
+}
+
+fn cuda_limited() -> Result<Box<dyn Device>, DeviceError> {
+    Ok(Box::new(Limited::new(cuda()?, MEMORY)?))
+}
+
+fn simulated() -> Result<Box<dyn Device>, DeviceError> {
+    let config = SimConfig::default();
+    Ok(Box::new(SimDevice::new(SimConfig { total: MEMORY + config.context_overhead, ..config })))
+}
+
+fn simulated_limited() -> Result<Box<dyn Device>, DeviceError> {
+    Ok(Box::new(Limited::new(Box::new(SimDevice::new(SimConfig::default())), MEMORY)?))
+}
+
+fn main() -> ExitCode {
+    if let Ok(wanted) = std::env::var(CHILD) {
+        return child(&wanted);
+    }
+    let arguments = Arguments::from_args();
+    let cases: Vec<Arc<Case>> = cases().into_iter().map(Arc::new).collect();
+    let rows: Vec<Arc<Row>> = rows().into_iter().map(Arc::new).collect();
+    let mut trials = vec![Trial::test("a_case_that_fails_in_a_child_fails_here_with_its_message", a_failing_child_is_noticed)];
+    for row in &rows {
+        if let Some(reason) = row.unavailable.as_ref().filter(|_| !arguments.list) {
+            eprintln!("{}: ignored, {reason}", row.name);
+        }
+        trials.extend(cases.iter().map(|case| trial(Arc::clone(row), Arc::clone(case))));
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn trial(row: Arc<Row>, case: Arc<Case>) -> Trial {
+    let name = format!("{}::{}", row.name, case.name);
+    match &row.unavailable {
+        None => Trial::test(name, move || match &row.process {
+            Process::Here => run(&row, &case),
+            Process::Child(machine) => run_in_child(&format!("{}::{}", row.name, case.name), *machine),
+        }),
+        // The reason was printed once, for the whole row.
+        Some(_) => Trial::test(name, || Err("an ignored trial was run".into())).with_ignored_flag(true),
+    }
+}
+
+/// Runs a case on a fresh device of the row, which must have nothing left of it afterwards.
+fn run(row: &Row, case: &Case) -> Result<(), Failed> {
+    let mut device = (row.make)()?;
+    (case.run)(device.as_mut())?;
+    let leaks = device.leaks();
+    if leaks.is_empty() { Ok(()) } else { Err(format!("left behind: {leaks}").into()) }
+}
+
+/// Whether a device is made for these tests, and so has everything that a device can have. A real one may lack what virtual GPUs lack.
+pub(crate) fn is_made_for_tests(device: &dyn Device) -> bool {
+    device.info().clock == Clock::Simulated || device.info().name == "Driver double"
+}
+
+fn run_in_child(wanted: &str, machine: Machine) -> Result<(), Failed> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut command = Command::new(std::env::current_exe()?);
+    // Lives until the child has ended: the libraries are in its folder.
+    let staging = match machine {
+        Machine::Real => None,
+        Machine::Double => {
+            let config = Config::default();
+            Some(Staging::new(&Config { capacity: MEMORY.0 + config.overhead, ..config })?)
+        }
+        Machine::RoomyDouble => Some(Staging::new(&Config::default())?),
+    };
+    if let Some(staging) = &staging {
+        staging.apply(&mut command);
+    }
+    let output = command.env(CHILD, wanted).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("{}\n{}", output.status, String::from_utf8_lossy(&output.stderr)).into())
+}
+
+/// Runs the one case that the parent wants; what it prints to standard error is the parent's message.
+fn child(wanted: &str) -> ExitCode {
+    let (rows, cases) = (rows(), cases());
+    let pairs = rows.iter().flat_map(|row| cases.iter().map(move |case| (row, case)));
+    let found = pairs.into_iter().find(|(row, case)| format!("{}::{}", row.name, case.name) == wanted);
+    let result = match found {
+        Some((row, case)) => run(row, case),
+        None => Err(format!("there is no case {wanted}").into()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failed) => {
+            eprintln!("{}", failed.message().unwrap_or("failed without a message"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn a_failing_child_is_noticed() -> Result<(), Failed> {
+    match run_in_child("no_row::no_case", Machine::Real) {
+        Err(failed) if failed.message().is_some_and(|text| text.contains("there is no case no_row::no_case")) => Ok(()),
+        Err(failed) => Err(format!("another message: {failed:?}").into()),
+        Ok(()) => Err("the child's failure was not noticed".into()),
+    }
+}

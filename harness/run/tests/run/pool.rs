@@ -1,0 +1,104 @@
+//! An allocator over the driver's pool that tells lies about it: the driver's own figures give it away.
+
+use harness_allocator::allocator::async_pool::AsyncPoolAllocator;
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, Request};
+use harness_allocator::device::{Device, DeviceError, DevicePtr, PoolId, StreamId};
+use harness_allocator::stats::{MemoryStats, SegmentInfo};
+use harness_allocator::units::Bytes;
+use harness_record::Invariant;
+
+use crate::program::{Machine, Op};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lie {
+    Nothing,
+    /// The counter of what is reserved is one byte too high.
+    Reserved,
+    /// Nobody is told that there is a pool.
+    HidesThePool,
+    /// Another stream's use is not heard of.
+    ForgetsStreams,
+}
+
+struct Lying(Lie, AsyncPoolAllocator);
+
+impl Allocator for Lying {
+    fn name(&self) -> &'static str {
+        self.1.name()
+    }
+
+    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+        self.1.allocate(device, request)
+    }
+
+    fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
+        self.1.free(device, allocation)
+    }
+
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
+        if self.0 != Lie::ForgetsStreams {
+            self.1.record_stream(allocation, stream);
+        }
+    }
+
+    fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.1.empty_cache(device)
+    }
+
+    fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
+        self.1.set_memory_fraction(device, fraction);
+    }
+
+    fn reset_peaks(&mut self) {
+        self.1.reset_peaks();
+    }
+
+    fn stats(&self) -> MemoryStats {
+        let mut stats = self.1.stats();
+        if self.0 == Lie::Reserved && stats.reserved_bytes.all.current > 0 {
+            stats.reserved_bytes.all.increase(1);
+        }
+        stats
+    }
+
+    fn snapshot(&self) -> Vec<SegmentInfo> {
+        self.1.snapshot()
+    }
+
+    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
+        self.1.segment_at(address)
+    }
+
+    fn driver_pool(&self) -> Option<PoolId> {
+        if self.0 == Lie::HidesThePool { None } else { self.1.driver_pool() }
+    }
+
+    fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.1.close(device)
+    }
+}
+
+/// The invariants that the first stop tells.
+fn found(lie: Lie, program: &[Op]) -> Vec<Invariant> {
+    let stopped = Machine::new(Box::new(Lying(lie, AsyncPoolAllocator::default()))).run(program);
+    let mut told: Vec<_> = stopped.err().iter().flat_map(|stopped| stopped.findings()).map(|finding| finding.invariant).collect();
+    told.dedup();
+    told
+}
+
+#[test]
+fn lies_about_a_pool_of_the_driver_are_found() {
+    let program = [Op::Alloc(0, Bytes::mib(3), 0), Op::EndStep, Op::Free(0), Op::EndStep];
+    assert_eq!(found(Lie::Nothing, &program), []);
+    // One byte more than the driver has reserved is also more than the device has given.
+    assert_eq!(found(Lie::Reserved, &program), [Invariant::CountersEqualStructure, Invariant::AccountsAreOrdered]);
+    assert_eq!(found(Lie::HidesThePool, &program), [Invariant::CountersEqualStructure]);
+}
+
+/// A free that is not behind every use of the memory: the free itself is the race, before anybody is handed the memory.
+#[test]
+fn a_free_to_the_pool_in_front_of_another_streams_work_is_found() {
+    let program = [Op::Alloc(0, Bytes::mib(3), 0), Op::Fill(0), Op::HandOver(0, 1), Op::Free(0), Op::EndStep];
+    assert_eq!(found(Lie::Nothing, &program), []);
+    assert_eq!(found(Lie::ForgetsStreams, &program), [Invariant::ContentsAreIntact]);
+}

@@ -1,0 +1,150 @@
+//! Small programs for a rig: operations on numbered buffers, and where the first thing went wrong.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use harness_allocator::allocator::{Allocator, MemoryFraction, Request};
+use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::device::{EventId, StreamId};
+use harness_allocator::units::{Bytes, Nanos};
+use harness_run::rig::{Buffer, Finding, Halt, Rig, RigOptions};
+
+/// The memory that programs have, the context apart.
+pub(crate) const MEMORY: Bytes = Bytes::mib(64);
+/// Streams besides the default one.
+pub(crate) const STREAMS: usize = 2;
+
+/// Streams are numbered from 0, the default stream. Programs of these are right: streams that share a buffer are ordered by an event.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Op {
+    Alloc(usize, Bytes, usize),
+    Fill(usize),
+    /// Another stream uses the buffer, ordered behind the stream that used it last.
+    HandOver(usize, usize),
+    Verify(usize),
+    Work(usize, Nanos),
+    Free(usize),
+    Synchronize,
+    EmptyCache,
+    Pressure(Bytes),
+    /// Of [`MEMORY`], not of the device, which has a context too.
+    Fraction(f64),
+    EndStep,
+}
+
+/// Where a program was stopped, and by what.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Stopped {
+    /// The operation, or `the end`, or `closing`.
+    pub(crate) at: String,
+    pub(crate) halt: Halt,
+}
+
+impl Stopped {
+    pub(crate) fn findings(&self) -> &[Finding] {
+        match &self.halt {
+            Halt::Violated(findings) => findings,
+            Halt::Device(_) | Halt::Interrupted => panic!("{self:?}"),
+        }
+    }
+}
+
+/// A rig with a program's buffers and streams.
+pub(crate) struct Machine {
+    pub(crate) rig: Rig,
+    streams: Vec<StreamId>,
+    event: EventId,
+    /// With the stream that used each last.
+    buffers: BTreeMap<usize, (Buffer, StreamId)>,
+    step: u32,
+    /// Requests that found no memory.
+    pub(crate) ooms: u64,
+}
+
+impl Machine {
+    pub(crate) fn new(allocator: Box<dyn Allocator>) -> Self {
+        let mut config = SimConfig::default();
+        config.total = config.context_overhead + MEMORY;
+        let mut rig = Rig::new(Box::new(SimDevice::new(config)), allocator, &RigOptions::default()).unwrap();
+        let mut streams = vec![StreamId::DEFAULT];
+        streams.extend((0..STREAMS).map(|_| rig.create_stream().unwrap()));
+        let event = rig.create_event().unwrap();
+        rig.begin_step(1);
+        Self { rig, streams, event, buffers: BTreeMap::new(), step: 1, ooms: 0 }
+    }
+
+    /// Runs a program, gives everything back, and checks the end.
+    pub(crate) fn run(mut self, program: &[Op]) -> Result<(), Stopped> {
+        for &op in program {
+            self.op(op).map_err(|halt| Stopped { at: format!("{op:?}"), halt })?;
+        }
+        self.finish()
+    }
+
+    pub(crate) fn finish(mut self) -> Result<(), Stopped> {
+        for (buffer, _) in std::mem::take(&mut self.buffers).into_values() {
+            self.rig.free(buffer).map_err(|halt| Stopped { at: "the last frees".to_owned(), halt })?;
+        }
+        self.rig.finish().map_err(|halt| Stopped { at: "the end".to_owned(), halt })?;
+        self.close().map_err(|halt| Stopped { at: "closing".to_owned(), halt })
+    }
+
+    /// Closes without giving anything back first, as after a failure.
+    pub(crate) fn close(self) -> Result<(), Halt> {
+        self.rig.close(self.streams.into_iter().skip(1).collect(), vec![self.event])
+    }
+
+    /// Operations on buffers that are not there, for example because their request failed, do nothing.
+    pub(crate) fn op(&mut self, op: Op) -> Result<(), Halt> {
+        let rig = &mut self.rig;
+        match op {
+            Op::Alloc(slot, size, stream) => {
+                let stream = self.streams[stream];
+                if let Entry::Vacant(free) = self.buffers.entry(slot) {
+                    match rig.allocate(Request { size, stream })? {
+                        Ok(buffer) => drop(free.insert((buffer, stream))),
+                        Err(_) => self.ooms += 1,
+                    }
+                }
+            }
+            Op::Fill(slot) => {
+                if let Some((buffer, stream)) = self.buffers.get_mut(&slot) {
+                    rig.fill(buffer, *stream)?;
+                }
+            }
+            Op::HandOver(slot, to) => {
+                if let Some((buffer, stream)) = self.buffers.get_mut(&slot) {
+                    rig.record(self.event, *stream)?;
+                    *stream = self.streams[to];
+                    rig.wait(*stream, self.event)?;
+                    rig.use_on(buffer, *stream);
+                    rig.fill(buffer, *stream)?;
+                }
+            }
+            Op::Verify(slot) => {
+                if let Some((buffer, stream)) = self.buffers.get(&slot) {
+                    rig.verify(buffer, *stream)?;
+                }
+            }
+            Op::Work(stream, duration) => rig.work(self.streams[stream], duration)?,
+            Op::Free(slot) => {
+                if let Some((buffer, _)) = self.buffers.remove(&slot) {
+                    rig.free(buffer)?;
+                }
+            }
+            Op::Synchronize => rig.synchronize()?,
+            Op::EmptyCache => drop(rig.empty_cache()?),
+            Op::Pressure(held) => drop(rig.set_pressure(held)?),
+            Op::Fraction(fraction) => {
+                let share = if fraction < 1.0 { fraction * MEMORY.0 as f64 / rig.info().total.0 as f64 } else { 1.0 };
+                rig.set_memory_fraction(MemoryFraction::new(share).unwrap());
+            }
+            Op::EndStep => {
+                rig.end_step()?;
+                self.step += 1;
+                rig.begin_step(self.step);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,581 @@
+//! Scenarios that must fail, and what they say when they do; scenarios that must pass beside them, so that it is the mistake that is told.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use harness_allocator::allocator::AllocatorKind;
+use harness_allocator::device::Leaks;
+use harness_allocator::units::{Bytes, Nanos};
+use harness_devices::DeviceSource;
+use harness_record::Invariant;
+use harness_record::{Outcome, Rule, RunRecord, SourceLine, StepRecord, Verdict, Violation};
+use harness_report::text::step_table;
+use harness_run::run::{RunRequest, run as run_on};
+use harness_run::session::{Arm, Plan, Selection};
+use harness_scenario::Scenario;
+
+use crate::watched::{Watched, launch_failed};
+
+/// Steps begin at line 5.
+fn scenario(steps: &str) -> Scenario {
+    let text = format!("about: A test.\nneeds: {{ memory: 64MiB }}\nstreams: [side]\nsteps:\n{steps}\n");
+    Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+fn run_with(scenario: &Scenario, allocator: AllocatorKind, interrupt: bool, seed: Option<u64>) -> RunRecord {
+    let (selection, program) = (Selection::default(), "harness".to_owned());
+    let plan = Plan { scenarios: vec![scenario.clone()], selection, seed, memory: None, repetitions: 1, audit: true, program };
+    let arm = Arm { scenario, allocator: &allocator.into(), repetition: 0 };
+    plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::new(AtomicBool::new(interrupt))).unwrap()
+}
+
+fn run(steps: &str) -> RunRecord {
+    run_with(&scenario(steps), AllocatorKind::Caching, false, None)
+}
+
+fn violations(run: &RunRecord) -> Vec<&Violation> {
+    match &run.verdict {
+        Verdict::Failed { first, rest } => std::iter::once(first).chain(rest).collect(),
+        Verdict::Passed | Verdict::Skipped { .. } | Verdict::Interrupted => Vec::new(),
+    }
+}
+
+/// One line for each violation.
+fn told(run: &RunRecord) -> Vec<String> {
+    violations(run).iter().map(ToString::to_string).collect()
+}
+
+fn passes(steps: &str) -> RunRecord {
+    let run = run(steps);
+    assert_eq!(run.verdict, Verdict::Passed, "{}", step_table(&run));
+    run
+}
+
+fn last(run: &RunRecord) -> &StepRecord {
+    run.steps.last().unwrap()
+}
+
+#[test]
+fn a_failed_expectation_names_its_place_and_every_figure() {
+    let run = run("  - alloc: { buffer: a, size: 3MiB }
+  - measure: m
+  - expect:
+      - num_ooms == 0
+      - reserved_bytes.all.current - m.allocated_bytes.all.current == 16MiB + 8B");
+    insta::assert_snapshot!(step_table(&run));
+}
+
+#[test]
+fn an_expectation_of_counts_and_times_shows_their_units() {
+    let run = run("  - alloc: { buffer: a, size: 3MiB, id: request }
+  - expect: [ num_device_alloc == 2, request.time > 1s, device.pressure > 0B ]");
+    let at = |column| Some(SourceLine { path: "test.yaml".to_owned(), line: 6, column });
+    let seen: Vec<_> =
+        violations(&run).into_iter().map(|found| (found.step, found.at.clone(), found.rule.clone(), found.expected.clone())).collect();
+    assert_eq!(
+        seen,
+        [
+            (2, at(15), Rule::Expectation, "num_device_alloc == 2".to_owned()),
+            (2, at(38), Rule::Expectation, "request.time > 1s".to_owned()),
+            (2, at(57), Rule::Expectation, "device.pressure > 0B".to_owned()),
+        ]
+    );
+    assert_eq!(violations(&run)[0].seen, "num_device_alloc = 1");
+    assert!(
+        violations(&run)[1].seen.starts_with("request.time = ") && violations(&run)[1].seen.ends_with("µs"),
+        "{}",
+        violations(&run)[1].seen
+    );
+    assert_eq!(violations(&run)[2].seen, "device.pressure = 0 B");
+}
+
+#[test]
+fn an_invariant_of_the_scenario_fails_at_the_first_step_that_breaks_it() {
+    let run = run("  - alloc: { buffer: a, size: 1MiB }
+  - alloc: { buffer: b, size: 3MiB }
+  - free: b
+invariants: [ reserved_bytes.all.current < 20MiB ]");
+    assert_eq!(
+        told(&run),
+        ["test.yaml:8:15: expectation: expected reserved_bytes.all.current < 20MiB, seen reserved_bytes.all.current = 23068672 B (22 MiB)"]
+    );
+    assert_eq!((violations(&run)[0].step, run.steps.len()), (2, 2), "the run stops there");
+}
+
+#[test]
+fn a_request_that_should_not_fit_and_does_fails_the_run() {
+    let run = run("  - alloc: { buffer: a, size: 1000B, expect: oom }");
+    assert_eq!(
+        told(&run),
+        ["test.yaml:5:5: expectation: expected the request for 1000 B to run out of memory, seen it fits: 1 KiB handed out"]
+    );
+    assert_eq!(last(&run).outcome, Outcome::Fits { retries: 0 });
+}
+
+#[test]
+fn a_request_that_should_fit_and_does_not_fails_the_run_with_the_figures() {
+    let run = run("  - alloc: { buffer: a, size: 40MiB }
+  - alloc: { buffer: b, size: 30MiB }");
+    insta::assert_snapshot!(step_table(&run));
+    assert_eq!(last(&run).outcome, Outcome::OutOfMemory);
+}
+
+#[test]
+fn an_invariant_that_should_be_violated_and_holds_fails_the_run() {
+    let run = run("  - alloc: { buffer: a, size: 1MiB }
+violates: retry_makes_progress");
+    assert_eq!(
+        told(&run),
+        [
+            "test.yaml:6:11: expected violation: expected the run to violate `retry_makes_progress`: a retry asks for less, or for the same with \
+          more room must not hold, seen it holds all the time"
+        ]
+    );
+}
+
+/// Two streams write the same memory and nothing orders them.
+const RACE: &str = "  - alloc: { buffer: a, size: 1MiB }
+  - fill: { buffer: a }
+  - fill: { buffer: a, stream: side }";
+
+#[test]
+fn a_race_of_the_scenario_is_a_violation_that_names_both_steps() {
+    let run = run(RACE);
+    let told = violations(&run);
+    let [found] = told.as_slice() else { panic!("{:?}", run.verdict) };
+    assert_eq!((found.step, &found.rule), (3, &Rule::Invariant(Invariant::ContentsAreIntact)));
+    assert_eq!(found.at.as_ref().map(ToString::to_string).as_deref(), Some("test.yaml:7:5"));
+    assert!(found.seen.contains("written on stream 1 at step 3 while it may still be written on stream 0 at step 2"), "{}", found.seen);
+    assert_eq!(last(&run).outcome, Outcome::Failed);
+}
+
+#[test]
+fn an_event_between_the_two_streams_makes_the_race_go_away() {
+    passes(
+        "  - alloc: { buffer: a, size: 1MiB }
+  - fill: { buffer: a }
+  - record: { event: e }
+  - wait: { event: e, stream: side }
+  - fill: { buffer: a, stream: side }
+  - synchronize: { stream: side }
+  - free: a",
+    );
+}
+
+#[test]
+fn memory_freed_while_another_stream_writes_it_is_a_race_unless_the_allocator_was_told() {
+    let steps = |told: &str| {
+        format!(
+            "  - alloc: {{ buffer: a, size: 1MiB }}
+{told}  - fill: {{ buffer: a, stream: side }}
+  - free: a"
+        )
+    };
+    let run = run(&steps(""));
+    let told = violations(&run);
+    let [found] = told.as_slice() else { panic!("{:?}", run.verdict) };
+    assert_eq!((found.step, &found.rule), (3, &Rule::Invariant(Invariant::ContentsAreIntact)));
+    passes(&steps("  - use_on: { buffer: a, stream: side }\n"));
+}
+
+#[test]
+fn a_violation_that_is_expected_hides_no_other_one() {
+    assert_eq!(
+        run(&format!(
+            "{RACE}
+violates: contents_are_intact"
+        ))
+        .verdict,
+        Verdict::Passed
+    );
+    let run = run(&format!(
+        "{RACE}
+violates: retry_makes_progress"
+    ));
+    assert_eq!(violations(&run).iter().map(|found| &found.rule).collect::<Vec<_>>(), [&Rule::Invariant(Invariant::ContentsAreIntact)]);
+}
+
+/// A retry without progress is noted and the run goes on to its end, where the race of the last free is still to be found.
+#[test]
+fn the_end_is_checked_although_a_violation_was_expected_before() {
+    let steps = "  - alloc: { buffer: w, size: 80MiB, expect: oom, on_oom: { empty_cache: {} } }
+  - alloc: { buffer: a, size: 1MiB }
+  - fill: { buffer: a, stream: side }
+violates: retry_makes_progress";
+    let run = run(steps);
+    let rules: Vec<_> = violations(&run).iter().map(|found| (found.step, found.rule.clone())).collect();
+    assert_eq!(rules, [(1, Rule::Invariant(Invariant::RetryMakesProgress)), (3, Rule::Invariant(Invariant::ContentsAreIntact))]);
+}
+
+#[test]
+fn pressure_that_cannot_be_had_fails_with_what_could() {
+    let run = run("  - alloc: { buffer: a, size: 40MiB }
+  - pressure: 30MiB");
+    assert_eq!(told(&run), ["test.yaml:6:5: expectation: expected others to hold 30 MiB, seen only 24 MiB could be had"]);
+    assert_eq!(last(&run).accounts.device.pressure, Bytes::mib(24));
+}
+
+#[test]
+fn a_fraction_limits_the_allocator_and_is_lifted_again() {
+    let run = passes(
+        "  - set_fraction: 0.5
+  - alloc: { buffer: a, size: 40MiB, expect: oom }
+  - expect: [ device.malloc_calls == 0, num_ooms == 1 ]
+  - set_fraction: 1
+  - alloc: { buffer: a, size: 40MiB }",
+    );
+    assert!(run.steps[1].notes[0].contains("the memory fraction allows 32 MiB"), "{:?}", run.steps[1].notes);
+}
+
+#[test]
+fn a_storm_that_never_fragments_fails_if_it_should() {
+    let run = run("  - storm: { id: s, operations: 50, sizes: 1MiB, live: 8MiB, lifetime: { min: 1, max: 9 }, until: fragmented }");
+    assert_eq!(
+        told(&run),
+        [
+            "test.yaml:5:5: expectation: expected a request that fails although reserved − allocated is at least its size, seen 50 operations \
+          with 0 failed requests, none of them so"
+        ]
+    );
+}
+
+/// The same request again: `w` has most of the memory, and a cached block is of no use to another stream.
+fn recovery(policy: &str, expect: &str, figures: &str, violates: &str) -> String {
+    format!(
+        "  - alloc: {{ buffer: w, size: 40MiB }}
+  - alloc: {{ buffer: x, size: 30MiB, expect: {expect}, id: x, on_oom: {policy} }}
+  - expect: [ {figures} ]
+{violates}"
+    )
+}
+
+#[test]
+fn a_policy_that_changes_nothing_makes_no_progress() {
+    let figures = "x.retries == 2, x.retries_without_progress == 2, x.attempts == 3, num_ooms == 3";
+    let steps = |violates| recovery("{ empty_cache: { retries: 2 } }", "oom", figures, violates);
+    passes(&steps("violates: retry_makes_progress"));
+    let run = run(&steps(""));
+    assert_eq!(
+        told(&run),
+        vec![
+            "test.yaml:6:5: invariant retry_makes_progress: expected the retry to ask for less, or for the same with more room, seen a retry \
+             without progress: it asks for 30 MiB again with 24 MiB of room, 24 MiB before";
+            2
+        ]
+    );
+}
+
+#[test]
+fn a_policy_that_frees_makes_progress() {
+    let figures = "x.retries == 1, x.retries_without_progress == 0, x.attempts == 2, num_ooms == 1, allocated_bytes.all.current == 30MiB";
+    let run = passes(&recovery("{ free: { buffers: [w] } }", "fits", figures, ""));
+    assert_eq!(run.steps[1].outcome, Outcome::Fits { retries: 1 });
+    assert_eq!(run.steps[1].reports["retries"], 1);
+}
+
+#[test]
+fn a_policy_that_waits_for_deferred_frees_makes_progress() {
+    // The pending block lies beside a live one, so that its segment cannot go back; the failed request waits for the events, the next takes it.
+    passes(
+        "  - alloc: { buffer: w, size: 16MiB }
+  - alloc: { buffer: p, size: 30MiB }
+  - use_on: { buffer: p, stream: side }
+  - work: { stream: side, duration: 5ms }
+  - free: p
+  - alloc: { buffer: x, size: 30MiB, id: x, on_oom: { synchronize: {} } }
+  - expect: [ x.retries_without_progress == 0, num_ooms == x.retries ]",
+    );
+}
+
+#[test]
+fn expectations_of_an_allocator_are_held_against_it_only() {
+    let scenario = scenario(
+        "  - alloc: { buffer: a, size: 3MiB }
+  - expect: { caching: [ reserved_bytes.all.current == 20MiB ], direct: [ reserved_bytes.all.current == 4MiB ] }
+allocators: [caching, direct]",
+    );
+    assert_eq!(run_with(&scenario, AllocatorKind::Caching, false, None).verdict, Verdict::Passed);
+    let direct = run_with(&scenario, AllocatorKind::Direct, false, None);
+    assert_eq!(
+        told(&direct),
+        ["test.yaml:6:75: expectation: expected reserved_bytes.all.current == 4MiB, seen reserved_bytes.all.current = 3145728 B (3 MiB)"]
+    );
+}
+
+#[test]
+fn measures_are_what_was_there_when_they_were_taken() {
+    passes(
+        "  - alloc: { buffer: a, size: 3MiB }
+  - measure: m
+  - free: a
+  - empty_cache: { id: gone }
+  - expect:
+      - m.reserved_bytes.all.current == 20MiB
+      - reserved_bytes.all.current == 0B
+      - gone.freed_bytes == m.device.used - start.device.used
+      - device.used == start.device.used",
+    );
+}
+
+#[test]
+fn repeated_steps_are_recorded_once_an_iteration() {
+    let run = passes(
+        "  - repeat:
+      times: 3
+      steps:
+        - alloc: { buffer: a, size: 3MiB }
+        - free: a",
+    );
+    let steps: Vec<_> = run.steps.iter().map(|step| (step.number, step.line, step.kind.as_str())).collect();
+    assert_eq!(steps, [(1, 8, "alloc"), (2, 9, "free"), (3, 8, "alloc"), (4, 9, "free"), (5, 8, "alloc"), (6, 9, "free")]);
+    assert_eq!(run.unrecorded_steps, 0);
+}
+
+/// The record is for reading, so it has a bound; the step that ends the run is in it all the same.
+#[test]
+fn a_very_long_repeat_is_counted_and_the_step_that_fails_is_recorded() {
+    let run = run("  - repeat:
+      times: 6000
+      steps:
+        - alloc: { buffer: a, size: 3MiB }
+        - free: a
+  - expect: num_ooms == 1");
+    assert_eq!((run.steps.len(), run.unrecorded_steps), (10_001, 2_000));
+    assert_eq!((last(&run).number, last(&run).kind.as_str(), last(&run).outcome.clone()), (12_001, "expect", Outcome::Failed));
+}
+
+#[test]
+fn a_run_that_is_interrupted_before_it_begins_does_nothing() {
+    for steps in [
+        "  - alloc: { buffer: a, size: 3MiB }",
+        "  - work: { duration: 5ms }
+  - synchronize: device",
+    ] {
+        let run = run_with(&scenario(steps), AllocatorKind::Caching, true, None);
+        assert_eq!((run.verdict, run.steps), (Verdict::Interrupted, vec![]));
+    }
+}
+
+#[test]
+fn a_storm_that_is_interrupted_leaves_nothing_on_the_device() {
+    let scenario = scenario(
+        "  - alloc: { buffer: a, size: 3MiB }
+  - fill: { buffer: a }
+  - storm: { id: s, operations: 1000000, sizes: 3MiB, live: 32MiB, lifetime: { min: 1, max: 9 } }",
+    );
+    let interrupt = Arc::<AtomicBool>::default();
+    let (device, left) = Watched::new(scenario.memory, Arc::clone(&interrupt), 2);
+    let (allocator, reproduce) = (&AllocatorKind::Caching.into(), String::new());
+    let run =
+        run_on(&RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt }, Box::new(device))
+            .unwrap();
+    assert_eq!(run.verdict, Verdict::Interrupted);
+    assert_eq!(
+        run.steps.iter().map(|step| step.kind.as_str()).collect::<Vec<_>>(),
+        ["alloc", "fill"],
+        "the storm is neither done nor failed"
+    );
+    assert!(run.stats.allocation.all.current > 1, "the storm had begun");
+    assert_eq!(*left.lock().unwrap(), Some(Leaks::default()));
+}
+
+#[test]
+fn a_scenario_without_leaks_leaves_nothing_and_one_that_fails_neither() {
+    for steps in [
+        "  - alloc: { buffer: a, size: 3MiB }
+  - record: { event: e }",
+        RACE,
+        "  - alloc: { buffer: a, size: 80MiB }",
+    ] {
+        let scenario = scenario(steps);
+        let interrupt = Arc::<AtomicBool>::default();
+        let (device, left) = Watched::new(scenario.memory, Arc::clone(&interrupt), u64::MAX);
+        let request = RunRequest {
+            scenario: &scenario,
+            allocator: &AllocatorKind::Caching.into(),
+            seed: 0,
+            repetition: 0,
+            reproduce: String::new(),
+            audit: true,
+            interrupt,
+        };
+        run_on(&request, Box::new(device)).unwrap();
+        assert_eq!(*left.lock().unwrap(), Some(Leaks::default()), "{steps}");
+    }
+}
+
+/// One device call for the segment, one for the whole limit at the end, and both are given back: nothing of it is in the scenario's calls.
+#[test]
+fn the_end_gives_the_cache_back_and_takes_the_whole_limit_once() {
+    let scenario = scenario(
+        "  - alloc: { buffer: a, size: 3MiB }
+  - pressure: 8MiB
+  - set_fraction: 0.5",
+    );
+    let interrupt = Arc::<AtomicBool>::default();
+    let (device, _) = Watched::new(scenario.memory, Arc::clone(&interrupt), u64::MAX);
+    let mallocs = device.mallocs();
+    let request = RunRequest {
+        scenario: &scenario,
+        allocator: &AllocatorKind::Caching.into(),
+        seed: 0,
+        repetition: 0,
+        reproduce: String::new(),
+        audit: true,
+        interrupt,
+    };
+    let run = run_on(&request, Box::new(device)).unwrap();
+    assert_eq!(run.verdict, Verdict::Passed);
+    assert_eq!(*mallocs.lock().unwrap(), [Bytes::mib(20), Bytes::mib(64)]);
+    assert_eq!((run.calls.malloc, run.calls.free), (1, 0));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_record_and_another_one_another() {
+    let scenario = scenario(
+        "  - storm: { id: s, operations: 500, sizes: { min: 1KiB, max: 8MiB }, live: 48MiB, lifetime: { min: 1, max: 50 }, streams: [default, side], fill: true }",
+    );
+    let record = |seed| serde_json::to_string(&run_with(&scenario, AllocatorKind::Caching, false, Some(seed))).unwrap();
+    let first = record(7);
+    assert_eq!(first, record(7));
+    assert_ne!(first.replace("\"seed\":7", "").replace("--seed 7", ""), record(8).replace("\"seed\":8", "").replace("--seed 8", ""));
+}
+
+#[test]
+fn a_scenario_that_needs_more_than_the_device_has_is_skipped_with_the_figures() {
+    let mut scenario = scenario("  - alloc: { buffer: a, size: 3MiB }");
+    scenario.memory = Bytes::gib(100);
+    let run = run_with(&scenario, AllocatorKind::Caching, false, None);
+    let Verdict::Skipped { reason } = &run.verdict else { panic!("{:?}", run.verdict) };
+    assert!(reason.starts_with("100 GiB of device memory: only ") && reason.contains("of 80 GiB are free"), "{reason}");
+    assert!(run.steps.is_empty());
+}
+
+#[test]
+fn a_training_that_cannot_even_begin_counts_its_failed_request() {
+    passes(
+        "  - train: { id: t, parameters: 32MiB, layers: 2, activations_per_sample: 1MiB, batch: 1, iterations: 1, expect: oom }
+  - expect: [ t.ooms == 1, t.iterations == 0, allocated_bytes.all.current == 0B ]",
+    );
+}
+
+/// Runs a scenario on a device that the test has made.
+fn run_on_device(scenario: &Scenario, device: Watched) -> RunRecord {
+    let (allocator, reproduce, interrupt) = (&AllocatorKind::Caching.into(), String::new(), Arc::default());
+    let request = RunRequest { scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt };
+    run_on(&request, Box::new(device)).unwrap()
+}
+
+#[test]
+fn what_a_device_takes_to_tell_its_memory_is_in_no_time_of_the_scenario() {
+    let scenario = scenario(
+        "  - alloc: { buffer: a, size: 3MiB, id: request }
+  - measure: m
+  - expect: [ device.used - m.device.used == 0B, num_ooms == 0 ]
+  - alloc: { buffer: b, size: 40MiB - 3MiB + device.pressure, id: sized }
+  - pressure: device.free - device.free
+  - storm: { id: s, operations: 9, sizes: 3MiB, live: 9MiB, lifetime: { min: 9, max: 9 } }
+  - free: { pinning: s, for: 60MiB }
+  - alloc: { buffer: c, size: 60MiB, expect: oom, id: refused, on_oom: { free: { buffers: [b] } } }",
+    );
+    let quick = run_on_device(&scenario, Watched::slow(scenario.memory, Nanos::ZERO));
+    let slow = run_on_device(&scenario, Watched::slow(scenario.memory, Nanos::millis(5)));
+    assert_eq!(quick.verdict, Verdict::Passed, "{}", step_table(&quick));
+    assert_eq!(slow.verdict, Verdict::Passed, "{}", step_table(&slow));
+    let times = |run: &RunRecord| run.steps.iter().map(|step| (step.number, step.duration, step.reports.clone())).collect::<Vec<_>>();
+    assert_eq!(times(&slow), times(&quick));
+    assert_eq!(slow.timings, quick.timings);
+}
+
+/// The first question of the step is that of its expectation, the last one that of the scenario's invariant.
+#[test]
+fn a_device_that_fails_while_an_expectation_looks_at_it_is_told_with_its_code() {
+    let scenario = scenario(
+        "  - alloc: { buffer: a, size: 3MiB }
+  - expect: [ num_ooms == 0, device.used > 0B ]
+invariants: [ device.free > 0B ]",
+    );
+    let failing = |nth| run_on_device(&scenario, Watched::failing(scenario.memory, 2, nth));
+    let last = (1..).take_while(|&nth| failing(nth).verdict != Verdict::Passed).count() as u64;
+    assert!(last > 2, "the accounts after the step are asked for between the two");
+    for nth in [1, last] {
+        let run = failing(nth);
+        let told = violations(&run);
+        let [found] = told.as_slice() else { panic!("{:?}", run.verdict) };
+        assert_eq!((&found.rule, &found.seen), (&Rule::DeviceFailure, &launch_failed().to_string()), "question {nth}");
+        let at = found.at.as_ref().map(ToString::to_string);
+        assert_eq!((found.step, at.as_deref()), (2, Some("test.yaml:6:5")), "question {nth}");
+    }
+}
+
+/// 40 MiB are cached for another stream: the first layer has the allocator give them back, and the second one finds no room.
+#[test]
+fn a_request_tried_again_inside_a_try_that_fails_is_lost_once() {
+    let run = passes(
+        "  - alloc: { buffer: a, size: 40MiB, stream: side }
+  - free: a
+  - train:
+      id: t
+      parameters: 4KiB
+      layers: 2
+      activations_per_sample: 30MiB
+      batch: 2
+      iterations: 1
+      on_oom: { halve_batch: { floor: 1, retries: 1, empty_cache: true } }
+  - expect: [ num_alloc_retries == 2, t.ooms == 1, t.retries == 1 ]",
+    );
+    assert_eq!(run.timings.lost_to_retry, Nanos(run.steps[2].reports["retry_time"]), "the failed try holds all that was tried again");
+    assert!(run.timings.lost_to_retry < run.timings.scenario, "{:?}", run.timings);
+}
+
+/// Stream `side` works for 50 ms, and the default stream waits for it. Filling a buffer has its free check the contents, which must not wait.
+#[test]
+fn filling_a_buffer_changes_nothing_of_what_a_scenario_sees() {
+    let steps = |fill: &str| {
+        format!(
+            "  - alloc: {{ buffer: b, size: 3MiB }}
+{fill}  - alloc: {{ buffer: c, size: 1MiB }}
+  - use_on: {{ buffer: c, stream: side }}
+  - work: {{ stream: side, duration: 50ms }}
+  - free: c
+  - record: {{ event: e, stream: side }}
+  - wait: {{ event: e }}
+  - free: b
+  - alloc: {{ buffer: d, size: 1MiB }}"
+        )
+    };
+    let (plain, filled) = (passes(&steps("")), passes(&steps("  - fill: { buffer: b }\n")));
+    assert_eq!((filled.stats, filled.calls.memory_calls()), (plain.stats, plain.calls.memory_calls()));
+    assert_eq!(plain.stats.active.all.current, 2, "`c` waits for the other stream");
+}
+
+#[test]
+fn a_storm_of_sizes_that_together_leave_64_bits_frees_what_is_due_next() {
+    let all = u64::MAX;
+    let run = passes(&format!(
+        "  - storm: {{ id: s, operations: 60, sizes: [1MiB, {all}B], live: {all}B, lifetime: {{ min: 50, max: 60 }} }}
+  - expect: [ s.allocations > 5, s.frees > 5, s.allocations + s.frees + s.ooms == s.operations, s.live_bytes < 64MiB ]"
+    ));
+    assert_eq!(run.unrecorded_steps, 0);
+}
+
+/// Of the storm's segment 3 MiB belong to another buffer; a segment of others only is neither free nor pinned by the storm.
+#[test]
+fn pins_tell_free_memory_from_memory_of_others() {
+    let figures =
+        "p.pinned_segments == 1, p.pinning_blocks == 4, p.pinning_bytes == 12MiB, p.free_in_pinned_segments == 5MiB, p.free_segments == 0";
+    let run = passes(&format!(
+        "  - alloc: {{ buffer: apart, size: 12MiB }}
+  - alloc: {{ buffer: beside, size: 3MiB }}
+  - storm: {{ id: s, operations: 4, sizes: 3MiB, live: 12MiB, lifetime: {{ min: 9, max: 9 }} }}
+  - pins: {{ storm: s, id: p }}
+  - expect: [ {figures} ]
+  - free: {{ pinning: s, for: 60MiB, id: f }}
+  - expect: f.freed_blocks == 0"
+    ));
+    assert_eq!(
+        run.steps[5].notes,
+        ["0 blocks (0 B) in 0 segments freed: room for 32 MiB in whole segments, not enough for 60 MiB: what else is live pins the rest"]
+    );
+}

@@ -1,0 +1,439 @@
+//! The allocators that a scenario runs with: names, or maps with settings, as the file writes them and as they are checked. Settings stand in
+//! one string, as in `PYTORCH_ALLOC_CONF`, or in fields of the same names; both are read by the same parser and refused at their place.
+
+use std::borrow::Cow;
+
+use harness_allocator::allocator::caching::{ConfError, Config, Setting};
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+use super::check::{checked_name, unknown_allocator};
+use harness_language::error::{Code, Problem, choices};
+use harness_language::located::{Entries, Located, Position};
+use harness_language::text::NameText;
+
+/// What an allocator is, for the reference.
+pub(crate) const ABOUT: &str = "The name of an allocator, for example `caching`, or a map from it to its settings, for example \
+     `{ caching: { conf: \"max_split_size_mb:512\" } }`.";
+/// The key with all settings in one string.
+const CONF: &str = "conf";
+/// The key with the name of the arm.
+const NAME: &str = "name";
+const CONF_ABOUT: &str = "All settings in one string, as in `PYTORCH_ALLOC_CONF`.";
+const NAME_ABOUT: &str = "A name for the arm, to tell it from others of the same allocator; if not given it is made from the settings.";
+const EXAMPLE: &str = "`{ caching: { conf: \"max_split_size_mb:512\" } }`";
+
+/// An allocator as the file says it. What cannot be one is kept, to be answered by the check with its place.
+#[derive(Clone, Debug)]
+pub enum ArmWire {
+    /// A name alone.
+    Name(String),
+    /// A name with settings.
+    Map(Located<String>, SettingsWire),
+    /// A map with several keys.
+    Crowded(Located<String>, Located<String>),
+    /// A map without any.
+    Empty,
+}
+
+/// What stands behind the name of an allocator.
+#[derive(Clone, Debug)]
+pub enum SettingsWire {
+    /// One by one.
+    Fields(Vec<(Located<String>, Located<ValueWire>)>),
+    /// A scalar, or nothing.
+    Bare,
+}
+
+/// The value of a setting.
+#[derive(Clone, Debug)]
+pub enum ValueWire {
+    /// One scalar.
+    Scalar(String),
+    /// A list.
+    List(Vec<Located<ItemWire>>),
+    /// Nothing behind the key.
+    Nothing,
+}
+
+/// An item of a list of intervals: `256:1`, quoted or not, or the map `256: 1`.
+#[derive(Clone, Debug)]
+pub struct ItemWire(String);
+
+/// The arms of a scenario: from `allocator:`, from `allocators:`, or `caching` where there is neither.
+pub fn check(
+    one: Option<&Located<ArmWire>>,
+    several: Option<&Located<Vec<Located<ArmWire>>>>,
+    source: &str,
+) -> Result<Vec<AllocatorSpec>, Problem> {
+    let arms: &[Located<ArmWire>] = match (one, several) {
+        (Some(one), Some(several)) => {
+            return Err(Problem::new(Code::Shape, one.position(), "`allocator` and `allocators` stand here both")
+                .see(several.position(), "the list")
+                .help("put all of them into `allocators`"));
+        }
+        (Some(one), None) => std::slice::from_ref(one),
+        (None, Some(several)) if several.value.is_empty() => {
+            return Err(Problem::new(Code::Value, several.position(), "`allocators` names none").help("leave it out for `[caching]`"));
+        }
+        (None, Some(several)) => &several.value,
+        (None, None) => return Ok(vec![AllocatorKind::Caching.into()]),
+    };
+    let mut specs: Vec<(AllocatorSpec, Position)> = Vec::new();
+    for arm in arms {
+        let (spec, at) = (check_arm(arm, source)?, arm.position());
+        if let Some((first, first_at)) = specs.iter().find(|(first, _)| is_twice(first, &spec)) {
+            return Err(twice(first, &spec, *first_at, at));
+        }
+        specs.push((spec, at));
+    }
+    Ok(specs.into_iter().map(|(spec, _)| spec).collect())
+}
+
+/// Whether a report could not tell them apart, or would tell the same twice without anybody having asked for it.
+fn is_twice(first: &AllocatorSpec, second: &AllocatorSpec) -> bool {
+    let is_unnamed = !first.has_own_name() && !second.has_own_name();
+    first.to_string() == second.to_string() || (is_unnamed && first.does_the_same(second))
+}
+
+fn twice(first: &AllocatorSpec, second: &AllocatorSpec, first_at: Position, at: Position) -> Problem {
+    let message = match first.to_string() == second.to_string() {
+        true => format!("allocator `{first}` is named twice"),
+        false => format!("`{second}` is the same as `{first}`"),
+    };
+    Problem::new(Code::Name, at, message)
+        .see(first_at, "the first one")
+        .help("name it once; to run the same settings twice, give each a `name:` of its own")
+}
+
+fn check_arm(arm: &Located<ArmWire>, source: &str) -> Result<AllocatorSpec, Problem> {
+    match &arm.value {
+        ArmWire::Name(name) => kind_of(&arm.with(name.clone())).map(AllocatorSpec::from),
+        ArmWire::Map(name, settings) => with_settings(kind_of(name)?, name.position(), settings, source),
+        ArmWire::Crowded(first, second) => {
+            let message = format!("`{}` stands in the same map as `{}`", second.value, first.value);
+            Err(Problem::new(Code::Shape, second.position(), message)
+                .help("an allocator is a list item of its own; its settings are indented below it, as in ".to_owned() + EXAMPLE))
+        }
+        ArmWire::Empty => Err(Problem::new(Code::Shape, arm.position(), "this map names no allocator").help(format!("as in {EXAMPLE}"))),
+    }
+}
+
+fn kind_of(name: &Located<String>) -> Result<AllocatorKind, Problem> {
+    AllocatorKind::from_name(&name.value).ok_or_else(|| unknown_allocator(name))
+}
+
+fn with_settings(kind: AllocatorKind, at: Position, settings: &SettingsWire, source: &str) -> Result<AllocatorSpec, Problem> {
+    let SettingsWire::Fields(fields) = settings else {
+        return Err(Problem::new(Code::Shape, at, format!("behind `{}` stands no map of settings", kind.name()))
+            .help(format!("as in {EXAMPLE}; the name alone needs no colon")));
+    };
+    let (names, settings): (Vec<_>, Vec<_>) = fields.iter().partition(|(key, _)| key.value == NAME);
+    let spec = match settings.first() {
+        None => kind.into(),
+        Some((key, _)) if !kind.has_settings() => return Err(Problem::new(Code::Name, key.position(), kind.why_no_settings())),
+        Some(_) => AllocatorSpec::caching(config(&settings, source)?),
+    };
+    match names.first() {
+        None => Ok(spec),
+        Some((_, name)) => Ok(spec.named(arm_name(name)?)),
+    }
+}
+
+fn arm_name(given: &Located<ValueWire>) -> Result<String, Problem> {
+    let ValueWire::Scalar(text) = &given.value else {
+        return Err(Problem::new(Code::Shape, given.position(), "a name is wanted here").help("as in `name: large_blocks_whole`"));
+    };
+    let name = NameText(given.with(text.clone()));
+    let text = checked_name(&name)?;
+    match AllocatorKind::from_name(text) {
+        None => Ok(text.to_owned()),
+        Some(_) => Err(Problem::new(Code::Name, name.position(), format!("`{text}` is the name of an allocator"))
+            .help("take another name, or leave `name` out")),
+    }
+}
+
+type Field = (Located<String>, Located<ValueWire>);
+
+/// The settings, from `conf` or from fields.
+fn config(fields: &[&Field], source: &str) -> Result<Config, Problem> {
+    match fields.iter().find(|(key, _)| key.value == CONF) {
+        None => config_of_fields(fields, source),
+        Some((key, _)) if fields.len() > 1 => {
+            let other = fields.iter().find(|(other, _)| other.value != CONF).map_or(key, |(other, _)| other);
+            let message = format!("`{CONF}` and `{}` stand here both", other.value);
+            Err(Problem::new(Code::Shape, other.position(), message)
+                .see(key.position(), "all settings in one string")
+                .help("put the setting into the string, or all of them into fields"))
+        }
+        Some((_, value)) => {
+            let ValueWire::Scalar(text) = &value.value else {
+                let message = format!("`{CONF}` is one text");
+                return Err(Problem::new(Code::Shape, value.position(), message).help(format!("as in {EXAMPLE}")));
+            };
+            let text = value.with(text.clone());
+            Config::parse(&text.value).map_err(|error| refused(&error, &[(0, text.clone())], source))
+        }
+    }
+}
+
+/// Puts the fields together to the string that PyTorch would read, and a mistake back to where it stands.
+fn config_of_fields(fields: &[&Field], source: &str) -> Result<Config, Problem> {
+    let mut conf = Composed::default();
+    for (key, value) in fields {
+        let Some(setting) = Setting::from_name(&key.value) else { return Err(unknown_key(key)) };
+        if !conf.text.is_empty() {
+            conf.text.push(',');
+        }
+        conf.add(key.clone());
+        conf.text.push(':');
+        match &value.value {
+            ValueWire::Scalar(text) => conf.add(plain(setting, value.with(text.clone()), source)?),
+            ValueWire::List(items) => {
+                conf.add(value.with("[".to_owned()));
+                for (index, item) in items.iter().enumerate() {
+                    if index > 0 {
+                        conf.text.push(',');
+                    }
+                    conf.add(without_signs(setting, item.with(item.value.0.clone()), &[',', '[', ']'], source)?);
+                }
+                conf.text.push(']');
+            }
+            ValueWire::Nothing => {
+                return Err(Problem::new(Code::Shape, key.position(), format!("nothing stands behind `{}`", key.value))
+                    .help(format!("`{}` takes {}", setting.name, setting.takes)));
+            }
+        }
+    }
+    Config::parse(&conf.text).map_err(|error| refused(&error, &conf.pieces, source))
+}
+
+/// A configuration string and the places in the file that its pieces come from.
+#[derive(Default)]
+struct Composed {
+    text: String,
+    /// Each with its offset in the text, in order.
+    pieces: Vec<(usize, Located<String>)>,
+}
+
+impl Composed {
+    fn add(&mut self, piece: Located<String>) {
+        let start = self.text.len();
+        self.text.push_str(&piece.value);
+        self.pieces.push((start, piece));
+    }
+}
+
+/// A scalar that is one value; of intervals it may be a whole list in brackets.
+fn plain(setting: &Setting, value: Located<String>, source: &str) -> Result<Located<String>, Problem> {
+    let inside = value.value.strip_prefix('[').and_then(|rest| rest.trim_end().strip_suffix(']'));
+    match inside {
+        Some(inside) if !inside.contains(['[', ']']) => Ok(value),
+        _ => without_signs(setting, value, &[',', ':', '[', ']'], source),
+    }
+}
+
+/// Refuses what would be more than one value once it is put together with others.
+fn without_signs(setting: &Setting, value: Located<String>, signs: &[char], source: &str) -> Result<Located<String>, Problem> {
+    match value.value.chars().position(|c| signs.contains(&c)) {
+        None => Ok(value),
+        Some(at) => Err(Problem::new(Code::Value, value.within(source, at, 1), "one value is wanted here")
+            .help(format!("`{}` takes {}; a string of several settings stands behind `{CONF}`", setting.name, setting.takes))),
+    }
+}
+
+/// The parser's answer at its place in the file: in the piece that the mistake lies in, or begins behind.
+fn refused(error: &ConfError, pieces: &[(usize, Located<String>)], source: &str) -> Problem {
+    let at = pieces.iter().rev().find(|(start, _)| *start <= error.offset());
+    let at = at.map_or_else(Position::default, |(start, piece)| {
+        let (before, rest) = piece.value.split_at((error.offset() - start).min(piece.value.len()));
+        let length = rest.get(..error.length()).unwrap_or(rest).chars().count();
+        piece.within(source, before.chars().count(), length)
+    });
+    Problem::new(Code::Value, at, error.rule()).help(advice(error))
+}
+
+fn unknown_key(key: &Located<String>) -> Problem {
+    let keys = Setting::ALL.iter().map(|setting| setting.name).chain([CONF, NAME]);
+    if let Some((name, value)) = key.value.split_once(':')
+        && Setting::from_name(name).is_some()
+    {
+        return Problem::new(Code::Shape, key.position(), format!("`{}` is one word to YAML", key.value))
+            .help(format!("put a blank behind the colon, as in `{name}: {value}`, or the whole string behind `{CONF}:`"));
+    }
+    Problem::new(Code::Name, key.position(), format!("`{}` is not a setting of PyTorch 2.11's allocator", key.value))
+        .help(choices(&key.value, "accepted", keys))
+}
+
+/// What to do about a mistake in a configuration string: what the setting takes, or the settings there are.
+#[must_use]
+pub fn advice(error: &ConfError) -> String {
+    match (error, error.setting()) {
+        (ConfError::UnknownKey { key, .. }, _) => choices(key, "settings", Setting::ALL.iter().map(|setting| setting.name)),
+        (_, Some(setting)) => format!("`{}` takes {}", setting.name, setting.takes),
+        (_, None) => "as in `max_split_size_mb:512,garbage_collection_threshold:0.8`".to_owned(),
+    }
+}
+
+impl<'de> Deserialize<'de> for ArmWire {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ArmVisitor;
+        impl<'de> Visitor<'de> for ArmVisitor {
+            type Value = ArmWire;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "the name of an allocator, or a map as {EXAMPLE}")
+            }
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Self::Value, E> {
+                Ok(ArmWire::Name(name.to_owned()))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let Some(name) = map.next_key::<Located<String>>()? else { return Ok(ArmWire::Empty) };
+                let settings = map.next_value()?;
+                let mut second = None;
+                while let Some(key) = map.next_key::<Located<String>>()? {
+                    map.next_value::<IgnoredAny>()?;
+                    second = second.or(Some(key));
+                }
+                Ok(match second {
+                    None => ArmWire::Map(name, settings),
+                    Some(second) => ArmWire::Crowded(name, second),
+                })
+            }
+        }
+        deserializer.deserialize_any(ArmVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for SettingsWire {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct SettingsVisitor;
+        impl<'de> Visitor<'de> for SettingsVisitor {
+            type Value = SettingsWire;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "a map of settings, as in {EXAMPLE}")
+            }
+            fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+                Ok(SettingsWire::Bare)
+            }
+            fn visit_str<E: de::Error>(self, _: &str) -> Result<Self::Value, E> {
+                Ok(SettingsWire::Bare)
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                Entries::deserialize(MapAccessDeserializer::new(map)).map(|Entries(fields)| SettingsWire::Fields(fields))
+            }
+        }
+        deserializer.deserialize_any(SettingsVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for ValueWire {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ValueVisitor;
+        impl<'de> Visitor<'de> for ValueVisitor {
+            type Value = ValueWire;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("the value of a setting, or a list of intervals")
+            }
+            fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+                Ok(ValueWire::Nothing)
+            }
+            /// YAML's own booleans are spelled as PyTorch spells them; a quoted text is taken as it stands.
+            fn visit_bool<E: de::Error>(self, value: bool) -> Result<Self::Value, E> {
+                Ok(ValueWire::Scalar(if value { "True" } else { "False" }.to_owned()))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(ValueWire::Scalar(text.to_owned()))
+            }
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
+                Ok(ValueWire::Scalar(number.to_string()))
+            }
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {
+                Ok(ValueWire::Scalar(number.to_string()))
+            }
+            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Self::Value, E> {
+                Ok(ValueWire::Scalar(number.to_string()))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(seq)).map(ValueWire::List)
+            }
+        }
+        deserializer.deserialize_any(ValueVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for ItemWire {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ItemVisitor;
+        impl<'de> Visitor<'de> for ItemVisitor {
+            type Value = ItemWire;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an interval and its divisions, as `256:2` or `\">:4\"`")
+            }
+            fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+                Ok(ItemWire(String::new()))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(ItemWire(text.to_owned()))
+            }
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
+                Ok(ItemWire(number.to_string()))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                let Entries(entries) = Entries::<String>::deserialize(MapAccessDeserializer::new(map))?;
+                let items: Vec<String> = entries.into_iter().map(|(key, value)| format!("{}:{value}", key.value)).collect();
+                Ok(ItemWire(items.join(",")))
+            }
+        }
+        deserializer.deserialize_any(ItemVisitor)
+    }
+}
+
+impl JsonSchema for ArmWire {
+    fn schema_name() -> Cow<'static, str> {
+        "allocator".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let names: Vec<&str> = AllocatorKind::ALL.iter().map(|kind| kind.name()).collect();
+        let maps: Map<String, Value> = AllocatorKind::ALL.iter().map(|kind| (kind.name().to_owned(), settings_schema(*kind))).collect();
+        json_schema!({
+            "description": ABOUT,
+            "anyOf": [
+                { "enum": names },
+                { "type": "object", "properties": maps, "additionalProperties": false, "minProperties": 1, "maxProperties": 1 }
+            ]
+        })
+    }
+}
+
+fn settings_schema(kind: AllocatorKind) -> Value {
+    let mut fields = Map::new();
+    fields.insert(NAME.to_owned(), serde_json::json!({ "type": "string", "description": NAME_ABOUT }));
+    if kind.has_settings() {
+        fields.insert(CONF.to_owned(), serde_json::json!({ "type": "string", "description": CONF_ABOUT }));
+        fields.extend(Setting::ALL.iter().map(|setting| (setting.name.to_owned(), setting_schema(setting))));
+    }
+    serde_json::json!({ "type": "object", "description": kind.about(), "properties": fields, "additionalProperties": false })
+}
+
+/// What may be written; the rule of PyTorch stands in the description.
+fn setting_schema(setting: &Setting) -> Value {
+    let description = format!("{} Takes {}.", setting.about, setting.takes);
+    match setting.name {
+        "roundup_power2_divisions" => serde_json::json!({ "description": description, "type": ["integer", "string", "array"] }),
+        _ if setting.takes.contains("`True`") => {
+            serde_json::json!({ "description": description, "anyOf": [{ "type": "boolean" }, { "enum": ["True", "False"] }] })
+        }
+        "backend" => serde_json::json!({ "description": description, "const": "native" }),
+        _ => serde_json::json!({ "description": description, "type": ["number", "string"] }),
+    }
+}
+
+/// The fields of an allocator's map, for the reference: each with what it takes and what it does.
+pub(crate) fn fields() -> Vec<[String; 3]> {
+    let row = |name: &str, takes: &str, about: &str| [format!("`{name}`"), takes.to_owned(), about.to_owned()];
+    let first = [row(NAME, "*name*", NAME_ABOUT), row(CONF, "text", CONF_ABOUT)];
+    first.into_iter().chain(Setting::ALL.iter().map(|setting| row(setting.name, setting.takes, setting.about))).collect()
+}

@@ -1,0 +1,307 @@
+//! What a scenario can look at: [`Metric`], resolved from its name once, when the scenario is checked.
+
+use std::fmt;
+use std::sync::Arc;
+
+use harness_allocator::device::{DeviceCalls, DeviceMemory};
+use harness_allocator::stats::{MemoryStats, StatKey};
+use harness_allocator::units::Nanos;
+
+/// A value that expectations and sizes refer to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Metric {
+    /// An account as it stands now: `reserved_bytes.all.current`, `device.used`, `time.now`.
+    Now(Account),
+    /// An account as it stood at a `measure` step, or before the first step: `before.device.used`, `start.device.used`.
+    At(MeasureName, Account),
+    /// What a step counted of itself: `storm.failed_request`.
+    Report(StepName, ReportKey),
+}
+
+impl Metric {
+    /// What its values are.
+    #[must_use]
+    pub fn unit(&self) -> Unit {
+        match self {
+            Self::Now(account) | Self::At(_, account) => account.unit(),
+            Self::Report(_, key) => key.unit(),
+        }
+    }
+}
+
+impl fmt::Display for Metric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Now(account) => account.fmt(f),
+            Self::At(measure, account) => write!(f, "{measure}.{account}"),
+            Self::Report(step, key) => write!(f, "{step}.{key}"),
+        }
+    }
+}
+
+/// Everything that accounts are read from, at one moment: what a `measure` step keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Readings {
+    /// The allocator's counters.
+    pub stats: MemoryStats,
+    /// The device's memory.
+    pub memory: DeviceMemory,
+    /// Calls made to the device.
+    pub calls: DeviceCalls,
+    /// The device's clock.
+    pub now: Nanos,
+}
+
+impl Readings {
+    /// The value of an account, in its unit; `None` where the device cannot tell.
+    #[must_use]
+    pub fn get(&self, account: Account) -> Option<u64> {
+        let Self { stats, memory, calls, now } = self;
+        let metric = match account {
+            Account::Stat(key) => return Some(stats.get(key)),
+            Account::Device(metric) => metric,
+        };
+        Some(match metric {
+            DeviceMetric::Used => memory.used.get(),
+            DeviceMetric::Free => memory.free.get(),
+            DeviceMetric::Total => memory.total.get(),
+            DeviceMetric::ContextOverhead => memory.context_overhead.get(),
+            DeviceMetric::Pressure => memory.pressure.get(),
+            DeviceMetric::Process => return memory.process.map(|process| process.get()),
+            DeviceMetric::MallocCalls => calls.malloc,
+            DeviceMetric::MallocFailures => calls.malloc_failures,
+            DeviceMetric::FreeCalls => calls.free,
+            DeviceMetric::MemoryCalls => calls.memory_calls(),
+            DeviceMetric::Synchronizations => calls.synchronize,
+            DeviceMetric::Now => now.get(),
+        })
+    }
+}
+
+/// What a value counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unit {
+    /// Bytes.
+    Bytes,
+    /// Pieces.
+    Count,
+    /// Nanoseconds on the device's clock.
+    Time,
+}
+
+impl Unit {
+    /// The noun for it.
+    #[must_use]
+    pub const fn noun(self) -> &'static str {
+        match self {
+            Self::Bytes => "an amount of memory",
+            Self::Count => "a count",
+            Self::Time => "a time",
+        }
+    }
+
+    /// The word in tables.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Bytes => "bytes",
+            Self::Count => "count",
+            Self::Time => "ns",
+        }
+    }
+}
+
+/// An account that exists at any point of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Account {
+    /// A counter of the allocator.
+    Stat(StatKey),
+    /// Something the device says.
+    Device(DeviceMetric),
+}
+
+impl Account {
+    /// Every one, the allocator's counters first.
+    pub fn all() -> impl Iterator<Item = Self> {
+        StatKey::all().map(Self::Stat).chain(DeviceMetric::ALL.iter().map(|&metric| Self::Device(metric)))
+    }
+
+    /// Reads a name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        StatKey::from_name(name).map(Self::Stat).or_else(|| DeviceMetric::from_name(name).map(Self::Device))
+    }
+
+    /// What its values are.
+    #[must_use]
+    pub fn unit(self) -> Unit {
+        match self {
+            Self::Stat(key) if key.is_bytes() => Unit::Bytes,
+            Self::Stat(_) => Unit::Count,
+            Self::Device(metric) => metric.unit(),
+        }
+    }
+}
+
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stat(key) => key.fmt(f),
+            Self::Device(metric) => metric.fmt(f),
+        }
+    }
+}
+
+/// Declares metrics once: variant, name in scenarios, unit and what it is.
+macro_rules! metrics {
+    ($(#[$meta:meta])* $type:ident { $($variant:ident = $name:literal, $unit:ident: $about:literal;)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $type { $(#[doc = $about] $variant,)* }
+
+        impl $type {
+            /// Every one, in the order of the reference.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
+            /// Its name in scenarios and records.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),* }
+            }
+
+            /// What its values are.
+            #[must_use]
+            pub const fn unit(self) -> Unit {
+                match self { $(Self::$variant => Unit::$unit),* }
+            }
+
+            /// What it is, in a sentence for the reference.
+            #[must_use]
+            pub const fn about(self) -> &'static str {
+                match self { $(Self::$variant => $about),* }
+            }
+
+            /// Reads a name.
+            #[must_use]
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name { $($name => Some(Self::$variant),)* _ => None }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
+metrics! {
+    /// What the device says, apart from the allocator.
+    DeviceMetric {
+        Used = "device.used", Bytes: "Used on the whole device, as NVML reports it: context overhead, this process and all others.";
+        Free = "device.free", Bytes: "What the next device allocation could take at most.";
+        Total = "device.total", Bytes: "All of the device's memory: the scenario's `needs.memory`.";
+        ContextOverhead = "device.context_overhead", Bytes: "Device used before the first allocation of this process.";
+        Pressure = "device.pressure", Bytes: "Memory held by others through `pressure` steps.";
+        Process = "device.process", Bytes: "What NVML attributes to this process; an expectation on it fails where NVML cannot tell.";
+        MallocCalls = "device.malloc_calls", Count: "Driver allocations asked for, failed ones included.";
+        MallocFailures = "device.malloc_failures", Count: "Driver allocations that failed for lack of memory.";
+        FreeCalls = "device.free_calls", Count: "Driver frees.";
+        MemoryCalls = "device.memory_calls", Count: "Driver allocations and frees together, pages and calls to the driver's pools included: what a cache exists to avoid.";
+        Synchronizations = "device.synchronizations", Count: "Waits of the host for an event, a stream or the whole device.";
+        Now = "time.now", Time: "Time since the device was opened, on the device's clock: virtual on a simulated device.";
+    }
+}
+
+metrics! {
+    /// What steps count of themselves. A step that runs again, in a `repeat`, replaces its figures.
+    ReportKey {
+        Time = "time", Time: "How long the step took.";
+        Attempts = "attempts", Count: "Times the work was tried: 1 and one for each retry of the recovery policy.";
+        Retries = "retries", Count: "Retries by the recovery policy (the allocator's own are `num_alloc_retries`).";
+        RetriesWithoutProgress = "retries_without_progress", Count: "Retries that asked for no less and had no more room than the failed try before them.";
+        RetryTime = "retry_time", Time: "Failed tries and recovery together: what a step without a failure would not have spent.";
+        Ooms = "ooms", Count: "Requests that failed for good.";
+        FreedBlocks = "freed_blocks", Count: "Blocks that the step freed.";
+        FreedBytes = "freed_bytes", Bytes: "Bytes that the step freed: allocated bytes for `free`, reserved bytes for `empty_cache`.";
+        Operations = "operations", Count: "Requests and frees that the storm made.";
+        Allocations = "allocations", Count: "Requests that were served.";
+        Frees = "frees", Count: "Blocks freed on the way.";
+        FailedRequest = "failed_request", Bytes: "Size of the first request that failed; 0 where none did.";
+        FailedOperation = "failed_operation", Count: "Number of the operation that failed first, counted from 1; 0 where none did.";
+        ReservedAtFailure = "reserved_at_failure", Bytes: "Reserved when that request failed; 0 where none did.";
+        AllocatedAtFailure = "allocated_at_failure", Bytes: "Allocated when that request failed; 0 where none did.";
+        LargestFreeAtFailure = "largest_free_at_failure", Bytes: "The largest free block that request could have taken from the cache; 0 where none failed.";
+        DeviceFreeAtFailure = "device_free_at_failure", Bytes: "Free on the device when that request failed; 0 where none did.";
+        LiveBlocks = "live_blocks", Count: "Blocks still live at the end.";
+        LiveBytes = "live_bytes", Bytes: "Requested bytes of the blocks still live at the end.";
+        PeakLiveBytes = "peak_live_bytes", Bytes: "The most requested bytes that were live at once.";
+        PinnedSegments = "pinned_segments", Count: "Segments that live blocks of the storm keep from going back to the driver.";
+        PinningBlocks = "pinning_blocks", Count: "Live blocks of the storm in those segments.";
+        PinningBytes = "pinning_bytes", Bytes: "Allocated bytes of those blocks.";
+        FreeInPinnedSegments = "free_in_pinned_segments", Bytes: "Free bytes in those segments, which cannot go back to the driver.";
+        FreeSegments = "free_segments", Count: "Segments without any live block, which `empty_cache` gives back.";
+        Iterations = "iterations", Count: "Training iterations that completed.";
+        FirstBatch = "first_batch", Count: "Batch of the first iteration tried.";
+        FinalBatch = "final_batch", Count: "Batch of the last iteration that completed; 0 where none did.";
+        RetainedAfterOom = "retained_after_oom", Bytes: "Allocated bytes of the failed iteration that were still allocated when its recovery was done: 0 where nothing leaks.";
+    }
+}
+
+/// Declares kinds of names, which cannot be taken for each other.
+macro_rules! names {
+    ($($(#[doc = $doc:literal])+ $type:ident;)*) => {$(
+        $(#[doc = $doc])+
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $type {
+            index: u32,
+            name: Arc<str>,
+        }
+
+        impl $type {
+            pub(crate) fn new(index: usize, name: &str) -> Self {
+                Self { index: u32::try_from(index).unwrap_or(u32::MAX), name: name.into() }
+            }
+
+            /// Its number, counted from 0 in order of appearance, for tables indexed by it.
+            #[must_use]
+            pub const fn index(&self) -> usize {
+                self.index as usize
+            }
+
+            /// As the scenario says it.
+            #[must_use]
+            pub fn name(&self) -> &str {
+                &self.name
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.name)
+            }
+        }
+    )*};
+}
+
+names! {
+    /// A buffer: memory that a scenario holds by name.
+    BufferName;
+    /// A stream. Number 0 is `default`, the others follow in the order of `streams:`.
+    StreamName;
+    /// An event.
+    EventName;
+    /// The `id` of a step that reports, or whose blocks outlive it.
+    StepName;
+    /// A measure. Number 0 is `start`, taken before the first step.
+    MeasureName;
+}
+
+impl MeasureName {
+    /// The measure taken before the first step.
+    #[must_use]
+    pub fn start() -> Self {
+        Self::new(0, super::check::START)
+    }
+}

@@ -1,0 +1,118 @@
+//! `empty_cache`, `reset_peaks` and `set_fraction`: an allocator's own switches.
+
+use std::fmt;
+
+use harness_allocator::allocator::MemoryFraction;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::StepFields;
+use crate::check::Checker;
+use crate::metric::ReportKey;
+use harness_language::error::{Code, Problem};
+use harness_language::located::{Located, Position};
+use harness_language::text::NameText;
+
+/// Cached memory goes back to the driver.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EmptyCache;
+
+/// The present values become the high-water marks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResetPeaks;
+
+/// The allocator's share of the device, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SetFraction {
+    /// From 0 to 1.
+    pub fraction: MemoryFraction,
+}
+
+impl fmt::Display for EmptyCache {
+    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ok(())
+    }
+}
+
+impl fmt::Display for ResetPeaks {
+    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ok(())
+    }
+}
+
+impl fmt::Display for SetFraction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.fraction.get())
+    }
+}
+
+/// Gives all cached memory that can be given back to the driver.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "empty_cache")]
+pub(crate) struct EmptyCacheWire {
+    /// A name for what the step reports.
+    id: Option<NameText>,
+}
+
+/// Makes the present values the high-water marks (`….peak`).
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "reset_peaks")]
+pub(crate) struct ResetPeaksWire {}
+
+/// Limits what the allocator may hold to a share of `needs.memory`, from 0 to 1; 1 lifts the limit. What it holds already stays.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(rename = "set_fraction")]
+pub(crate) struct SetFractionWire(#[schemars(range(min = 0, max = 1))] Located<f64>);
+
+impl StepFields for EmptyCacheWire {
+    type Checked = EmptyCache;
+
+    const EXAMPLE: &'static str = "\
+- empty_cache
+- empty_cache: { id: emptied }";
+
+    const REPORTS: &'static [ReportKey] = &[ReportKey::FreedBytes, ReportKey::Time];
+
+    fn bare() -> Option<Self> {
+        Some(Self { id: None })
+    }
+
+    fn id(&self) -> Option<&NameText> {
+        self.id.as_ref()
+    }
+
+    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<EmptyCache, Problem> {
+        Ok(EmptyCache)
+    }
+}
+
+impl StepFields for ResetPeaksWire {
+    type Checked = ResetPeaks;
+
+    const EXAMPLE: &'static str = "- reset_peaks";
+
+    fn bare() -> Option<Self> {
+        Some(Self {})
+    }
+
+    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<ResetPeaks, Problem> {
+        Ok(ResetPeaks)
+    }
+}
+
+impl StepFields for SetFractionWire {
+    type Checked = SetFraction;
+
+    const EXAMPLE: &'static str = "- set_fraction: 0.5";
+
+    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<SetFraction, Problem> {
+        let given = &self.0;
+        MemoryFraction::new(given.value).map(|fraction| SetFraction { fraction }).ok_or_else(|| {
+            Problem::new(Code::Value, given.position(), format!("`set_fraction` cannot be {}", given.value))
+                .help("a fraction is from 0 to 1, as in `0.5`")
+        })
+    }
+}

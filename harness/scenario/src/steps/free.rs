@@ -1,0 +1,133 @@
+//! `free`: memory given back to the allocator.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Deserialize;
+
+use super::StepFields;
+use crate::check::{Checker, Freed};
+use crate::expression::Amount;
+use crate::metric::{BufferName, ReportKey, StepName};
+use harness_language::error::{Code, Problem};
+use harness_language::located::{ListOr, Located, Position};
+use harness_language::text::{AmountText, NameText};
+
+/// Memory given back, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Free {
+    /// All of these, in order.
+    Targets(Vec<FreeTarget>),
+    /// The live blocks of a storm that pin just enough segments for a request of that size.
+    Pinning {
+        /// Whose blocks.
+        storm: StepName,
+        /// The request that should fit afterwards.
+        request: Amount,
+    },
+}
+
+/// One thing to free.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FreeTarget {
+    /// A buffer.
+    Buffer {
+        /// Which one.
+        buffer: BufferName,
+        /// Whether a recovery policy may have freed it: then there may be nothing to do.
+        may_be_gone: bool,
+    },
+    /// All live blocks of a storm.
+    Storm(StepName),
+}
+
+impl fmt::Display for Free {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Targets(targets) => {
+                for (i, target) in targets.iter().enumerate() {
+                    let name = match target {
+                        FreeTarget::Buffer { buffer, .. } => buffer.name(),
+                        FreeTarget::Storm(storm) => storm.name(),
+                    };
+                    write!(f, "{}{name}", if i == 0 { "" } else { ", " })?;
+                }
+                Ok(())
+            }
+            Self::Pinning { storm, request } => write!(f, "what pins segments in {storm}, for {request}"),
+        }
+    }
+}
+
+/// Gives memory back to the allocator: a buffer, a list of them, the id of a storm (all its live blocks), or the blocks that pin.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct FreeWire(Located<ListOr<PinningWire>>);
+
+/// Frees the live blocks of a storm that pin just enough segments for a request of a given size.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "free_pinning")]
+struct PinningWire {
+    /// The id of the storm.
+    pinning: NameText,
+    /// The size of the request that should fit afterwards.
+    #[serde(rename = "for")]
+    request: AmountText,
+    /// A name for what the step reports.
+    id: Option<NameText>,
+}
+
+impl JsonSchema for FreeWire {
+    fn schema_name() -> Cow<'static, str> {
+        "free".into()
+    }
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let name = generator.subschema_for::<NameText>();
+        let pinning = generator.subschema_for::<PinningWire>();
+        json_schema!({
+            "description": "Gives memory back to the allocator: a buffer, a list of them, the id of a storm (all its live blocks), or the blocks that pin segments.",
+            "anyOf": [name, { "type": "array", "items": name, "minItems": 1 }, pinning]
+        })
+    }
+}
+
+impl StepFields for FreeWire {
+    type Checked = Free;
+
+    const EXAMPLE: &'static str = "\
+- alloc: { buffer: a, size: 4MiB }
+- alloc: { buffer: b, size: 4MiB }
+- storm: { id: churn, operations: 1000, sizes: [1MiB, 3MiB], live: 64MiB, lifetime: { min: 1, max: 100 } }
+- free: a
+- free: [b]
+- free: { pinning: churn, for: 40MiB, id: rescue }
+- free: churn";
+
+    const REPORTS: &'static [ReportKey] = &[ReportKey::FreedBlocks, ReportKey::FreedBytes, ReportKey::Time];
+
+    fn id(&self) -> Option<&NameText> {
+        match &self.0.value {
+            ListOr::Map(pinning) => pinning.id.as_ref(),
+            ListOr::One(_) | ListOr::Many(_) => None,
+        }
+    }
+
+    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Free, Problem> {
+        match self.0.texts() {
+            Err(pinning) => Ok(Free::Pinning { storm: checker.live_storm(&pinning.pinning)?, request: checker.amount(&pinning.request)? }),
+            Ok(names) if names.is_empty() => {
+                Err(Problem::new(Code::Shape, at, "`free` names nothing").help("as in `- free: a` or `- free: [a, b]`"))
+            }
+            Ok(names) => Ok(Free::Targets(names.iter().map(|name| target(name, checker)).collect::<Result<_, _>>()?)),
+        }
+    }
+}
+
+fn target(name: &Located<String>, checker: &mut Checker<'_>) -> Result<FreeTarget, Problem> {
+    Ok(match checker.free(name)? {
+        Freed::Buffer(buffer, certain) => FreeTarget::Buffer { buffer, may_be_gone: !certain },
+        Freed::Storm(storm) => FreeTarget::Storm(storm),
+    })
+}

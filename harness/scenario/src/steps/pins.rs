@@ -1,0 +1,61 @@
+//! `pins`: what keeps segments from going back to the driver.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::StepFields;
+use crate::check::Checker;
+use crate::metric::{ReportKey, StepName};
+use harness_language::error::Problem;
+use harness_language::located::Position;
+use harness_language::text::NameText;
+
+/// A question for what pins segments, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pins {
+    /// Whose blocks.
+    pub storm: StepName,
+}
+
+impl fmt::Display for Pins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.storm.fmt(f)
+    }
+}
+
+/// Lists, for each segment, the live blocks of a storm that keep it from going back to the driver: a table in the report.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "pins")]
+pub(crate) struct PinsWire {
+    /// The id of a storm with live blocks.
+    storm: NameText,
+    /// A name for what the step reports.
+    id: Option<NameText>,
+}
+
+impl StepFields for PinsWire {
+    type Checked = Pins;
+
+    const EXAMPLE: &'static str = "\
+- storm: { id: churn, operations: 1000, sizes: [1MiB, 3MiB], live: 64MiB, lifetime: { min: 1, max: 100 } }
+- pins: { storm: churn, id: pinned }";
+
+    const REPORTS: &'static [ReportKey] = &[
+        ReportKey::PinnedSegments,
+        ReportKey::PinningBlocks,
+        ReportKey::PinningBytes,
+        ReportKey::FreeInPinnedSegments,
+        ReportKey::FreeSegments,
+    ];
+
+    fn id(&self) -> Option<&NameText> {
+        self.id.as_ref()
+    }
+
+    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Pins, Problem> {
+        Ok(Pins { storm: checker.live_storm(&self.storm)? })
+    }
+}

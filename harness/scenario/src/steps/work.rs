@@ -1,0 +1,50 @@
+//! `work`: a busy stream.
+
+use std::fmt;
+
+use harness_allocator::units::Nanos;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::StepFields;
+use crate::check::Checker;
+use crate::metric::StreamName;
+use harness_language::error::Problem;
+use harness_language::located::Position;
+use harness_language::text::{DurationText, NameText, duration};
+
+/// A busy stream, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Work {
+    /// Which one.
+    pub stream: StreamName,
+    /// For how long.
+    pub duration: Nanos,
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}", self.duration, self.stream)
+    }
+}
+
+/// Queues work that keeps a stream busy. The scenario goes on at once.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "work")]
+pub(crate) struct WorkWire {
+    /// The stream: `default` if not given.
+    stream: Option<NameText>,
+    /// For how long.
+    duration: DurationText,
+}
+
+impl StepFields for WorkWire {
+    type Checked = Work;
+
+    const EXAMPLE: &'static str = "- work: { stream: side, duration: 5ms }";
+
+    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Work, Problem> {
+        Ok(Work { stream: checker.stream(self.stream.as_ref())?, duration: duration(&self.duration)? })
+    }
+}

@@ -1,0 +1,126 @@
+//! The catalogue, the schema and the language reference agree with the code. `UPDATE=1 cargo test -p harness --test scenario_catalogue`
+//! rewrites what is generated.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::path::{Path, PathBuf};
+
+use harness_scenario::{Scenario, StepKind, schema, update_reference};
+use serde_json::Value;
+
+fn scenarios() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios")
+}
+
+fn catalogue() -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(scenarios()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
+    files.sort();
+    assert!(!files.is_empty(), "the catalogue is empty");
+    files
+}
+
+/// Compares a committed file with what the code generates, or rewrites it.
+fn fresh(path: &Path, expected: &str) {
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(path, expected).unwrap();
+    }
+    let committed = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(committed == expected, "{} is stale: run `UPDATE=1 cargo test -p harness --test scenario_catalogue`", path.display());
+}
+
+/// A text as a scenario: step lists, as the reference shows them, are given what else a scenario needs.
+fn as_scenario(block: &str) -> String {
+    if !block.trim_start().starts_with("- ") {
+        return block.to_owned();
+    }
+    let steps: String = block.lines().map(|line| format!("  {line}\n")).collect();
+    format!("about: An example.\nneeds: {{ memory: 4GiB }}\nstreams: [side, copy]\nsteps:\n{steps}")
+}
+
+/// The blocks of a markdown text fenced as ```` ```yaml ````.
+fn yaml_blocks(markdown: &str) -> Vec<String> {
+    let blocks: Vec<&str> = markdown.split("\n```").collect();
+    let fenced = blocks.iter().skip(1).step_by(2);
+    fenced.filter_map(|block| block.strip_prefix("yaml\n")).map(str::to_owned).collect()
+}
+
+fn value(yaml: &str) -> Value {
+    serde_saphyr::from_str(yaml).unwrap()
+}
+
+fn assert_valid(validator: &jsonschema::Validator, yaml: &str, what: &str) {
+    let errors: Vec<String> = validator.iter_errors(&value(yaml)).map(|error| format!("{}: {error}", error.instance_path)).collect();
+    assert!(errors.is_empty(), "{what} does not match the schema: {errors:#?}");
+}
+
+#[test]
+fn every_scenario_of_the_catalogue_checks_and_matches_the_schema() {
+    let validator = jsonschema::validator_for(&schema()).unwrap();
+    for path in catalogue() {
+        if let Err(error) = Scenario::load(&path) {
+            panic!("{:?}", miette::Report::new(error));
+        }
+        assert_valid(&validator, &std::fs::read_to_string(&path).unwrap(), &path.display().to_string());
+    }
+}
+
+#[test]
+fn every_yaml_block_of_the_reference_checks_and_matches_the_schema() {
+    let path = scenarios().join("README.md");
+    let validator = jsonschema::validator_for(&schema()).unwrap();
+    let blocks = yaml_blocks(&std::fs::read_to_string(&path).unwrap());
+    assert!(blocks.len() > StepKind::ALL.len(), "only {} blocks were found", blocks.len());
+    for block in blocks {
+        let source = as_scenario(&block);
+        if let Err(error) = Scenario::parse(&source, &path) {
+            panic!("{:?}", miette::Report::new(error));
+        }
+        assert_valid(&validator, &source, &block);
+    }
+}
+
+#[test]
+fn the_example_of_every_step_shows_the_step_and_all_of_its_fields_are_documented() {
+    let schema = schema();
+    for kind in StepKind::ALL {
+        let source = as_scenario(kind.example());
+        let scenario = Scenario::parse(&source, Path::new("example.yaml")).unwrap_or_else(|error| panic!("{kind}: {error}"));
+        assert!(scenario.steps.iter().any(|step| step.action.kind() == *kind), "{kind}");
+        let definition = schema.pointer(&format!("/$defs/{kind}")).unwrap_or_else(|| panic!("{kind} is not in the schema"));
+        assert!(definition["description"].as_str().is_some_and(|text| text.len() > 20), "{kind} is not documented");
+        for (name, field) in definition["properties"].as_object().into_iter().flatten() {
+            assert!(field["description"].is_string(), "{kind}.{name} is not documented");
+        }
+    }
+}
+
+#[test]
+fn the_schema_refuses_what_the_check_refuses_by_shape() {
+    let validator = jsonschema::validator_for(&schema()).unwrap();
+    let scenario = |steps: &str| value(&format!("about: x\nneeds: {{ memory: 1GiB }}\nsteps: [{steps}]\n"));
+    assert!(validator.is_valid(&scenario("reset_peaks")));
+    for wrong in [
+        "alocate: { buffer: a }",
+        "alloc: { buffer: a }",
+        "alloc: { buffer: a, size: 1, colour: red }",
+        "alloc",
+        "free: []",
+        "reset_peaks: { id: x }",
+        "",
+    ] {
+        assert!(!validator.is_valid(&scenario(wrong)), "{wrong}");
+    }
+}
+
+#[test]
+fn the_committed_schema_is_fresh() {
+    fresh(&scenarios().join("schema.json"), &format!("{}\n", serde_json::to_string_pretty(&schema()).unwrap()));
+}
+
+#[test]
+fn the_generated_parts_of_the_reference_are_fresh() {
+    let path = scenarios().join("README.md");
+    let document = std::fs::read_to_string(&path).unwrap();
+    let expected = update_reference(&document).unwrap_or_else(|part| panic!("the markers of part `{part}` are not in {}", path.display()));
+    fresh(&path, &expected);
+}

@@ -1,0 +1,370 @@
+//! What a user sees who wrote something wrong: one clear error each, with file, line, column and the accepted forms.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fmt::Write;
+use std::path::Path;
+
+use harness_scenario::{MAX_FILE, MAX_NODES, Scenario, ScenarioError, Step};
+use miette::{GraphicalReportHandler, GraphicalTheme};
+
+/// The text that the command line prints, without colours.
+fn shown(error: &ScenarioError) -> String {
+    let mut text = String::new();
+    let handler = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor()).with_width(140).with_links(false);
+    handler.render_report(&mut text, error).unwrap();
+    text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+}
+
+fn error(source: &str) -> ScenarioError {
+    Scenario::parse(source, Path::new("bad.yaml")).map(|_| panic!("this was accepted:\n{source}")).unwrap_err()
+}
+
+/// A scenario with these steps.
+fn with_steps(steps: &str) -> String {
+    let steps: String = steps.lines().map(|line| format!("  {line}\n")).collect();
+    format!("about: x\nneeds: {{ memory: 1GiB }}\nstreams: [side]\nsteps:\n{steps}")
+}
+
+/// What all of these texts are answered with.
+fn all(cases: &[(&str, String)]) -> String {
+    let mut text = String::new();
+    for (name, source) in cases {
+        let _ = write!(text, "──── {name}\n{}\n\n", shown(&error(source)));
+    }
+    text
+}
+
+fn steps(cases: &[(&'static str, &str)]) -> String {
+    all(&cases.iter().map(|(name, steps)| (*name, with_steps(steps))).collect::<Vec<_>>())
+}
+
+const HEAD: &str = "about: x\nneeds: { memory: 1GiB }\n";
+
+#[test]
+fn a_file_that_is_no_scenario_is_answered_with_what_it_is() {
+    let text = all(&[
+        ("empty file", String::new()),
+        ("only comments", "# nothing\n\n".to_owned()),
+        ("not YAML", format!("{HEAD}steps: [a, b\n")),
+        ("tabs", format!("{HEAD}steps:\n\t- empty_cache\n")),
+        ("several documents", format!("{HEAD}steps: [empty_cache]\n---\nabout: y\n")),
+        ("a list", "- about: x\n".to_owned()),
+        ("a text", "hello\n".to_owned()),
+        ("missing field", "about: x\nsteps: [empty_cache]\n".to_owned()),
+        ("unknown field", format!("{HEAD}alocator: caching\nsteps: [empty_cache]\n")),
+        ("the same key twice", format!("{HEAD}about: y\nsteps: [empty_cache]\n")),
+        ("no steps", format!("{HEAD}steps: []\n")),
+        ("steps is nothing", format!("{HEAD}steps:\n")),
+        ("steps is a map", format!("{HEAD}steps: {{ alloc: {{ buffer: a, size: 1 }} }}\n")),
+        ("about says nothing", "about: ' '\nneeds: { memory: 1GiB }\nsteps: [empty_cache]\n".to_owned()),
+        ("about is nothing", "about:\nneeds: { memory: 1GiB }\nsteps: [empty_cache]\n".to_owned()),
+        ("unknown anchor", format!("{HEAD}steps: [*x]\n")),
+        ("include", format!("{HEAD}steps: !include steps.yaml\n")),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn a_wrong_value_is_answered_with_the_accepted_forms() {
+    let text = all(&[
+        ("decimal unit", "about: x\nneeds: { memory: 600MB }\nsteps: [empty_cache]\n".to_owned()),
+        ("negative", "about: x\nneeds: { memory: -1 }\nsteps: [empty_cache]\n".to_owned()),
+        ("too large", "about: x\nneeds: { memory: 20EiB }\nsteps: [empty_cache]\n".to_owned()),
+        ("too small", "about: x\nneeds: { memory: 1MiB }\nsteps: [empty_cache]\n".to_owned()),
+        ("absurd memory", "about: x\nneeds: { memory: 2PiB }\nsteps: [empty_cache]\n".to_owned()),
+        ("unknown allocator", format!("{HEAD}allocators: [cachign]\nsteps: [empty_cache]\n")),
+        ("allocator twice", format!("{HEAD}allocators: [caching, caching]\nsteps: [empty_cache]\n")),
+        ("no allocator", format!("{HEAD}allocators: []\nsteps: [empty_cache]\n")),
+        ("unknown invariant", format!("{HEAD}violates: retry_make_progress\nsteps: [empty_cache]\n")),
+        ("default stream", format!("{HEAD}streams: [default]\nsteps: [empty_cache]\n")),
+        ("stream twice", format!("{HEAD}streams: [a, a]\nsteps: [empty_cache]\n")),
+        ("bad stream name", format!("{HEAD}streams: [a-b]\nsteps: [empty_cache]\n")),
+        ("seed", format!("{HEAD}seed: -3\nsteps: [empty_cache]\n")),
+        ("invariant about a step", format!("{HEAD}invariants: [ x.time < 1s ]\nsteps: [{{ empty_cache: {{ id: x }} }}]\n")),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn wrong_settings_of_an_allocator_are_answered_at_the_very_character() {
+    let with = |arms: &str| format!("{HEAD}{arms}\nsteps: [empty_cache]\n");
+    let conf = |conf: &str| with(&format!("allocator: {{ caching: {{ conf: {conf} }} }}"));
+    let fields = |fields: &str| with(&format!("allocators: [ direct, {{ caching: {{ {fields} }} }} ]"));
+    let text = all(&[
+        ("unknown key", conf("\"max_split_size_mb:512,garbage_colection_threshold:0.8\"")),
+        ("out of range", conf("max_split_size_mb:19")),
+        ("out of range behind blanks", conf("' max_split_size_mb : 64 , garbage_collection_threshold : 1.5'")),
+        ("boolean in lower case", conf("expandable_segments:true")),
+        ("empty item", conf("'max_split_size_mb:64,,backend:native'")),
+        ("list with a gap", conf("\"roundup_power2_divisions:[64:8,,128:4]\"")),
+        ("list that does not end", conf("\"roundup_power2_divisions:[64:8\"")),
+        ("over several lines", with("allocators:\n  - caching:\n      conf: >-\n        max_split_size_mb:64,\n        max_split:64")),
+        ("nothing", conf("")),
+        ("a list", conf("[max_split_size_mb:64]")),
+        ("field out of range", fields("max_split_size_mb: 64, large_segment_size_mb: 100")),
+        ("field with a quoted boolean", fields("expandable_segments: \"true\"")),
+        ("field that is none", fields("max_split_size: 64")),
+        ("field without a blank", fields("max_split_size_mb:64")),
+        ("field without a value", fields("max_split_size_mb: ")),
+        ("field with two values", fields("max_split_size_mb: \"64,backend:native\"")),
+        ("field with a list", fields("max_split_size_mb: [64]")),
+        ("field with a wrong interval", fields("roundup_power2_divisions: [64:8, 63:4]")),
+        ("field with wrong divisions", fields("roundup_power2_divisions: [64: 8, \">\": 3]")),
+        ("field with two intervals in one", fields("roundup_power2_divisions: ['64:8,128:4']")),
+        ("string and fields", fields("conf: \"max_split_size_mb:64\", expandable_segments: true")),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn an_arm_that_is_none_or_cannot_be_told_from_another_is_answered() {
+    let with = |arms: &str| format!("{HEAD}{arms}\nsteps: [empty_cache]\n");
+    let text = all(&[
+        ("settings of what has none", with("allocators: [{ direct: { conf: \"max_split_size_mb:64\" } }]")),
+        ("settings of the shorthand", with("allocator: { expandable: { max_split_size_mb: 64 } }")),
+        ("unknown allocator with settings", with("allocator: { cachign: { max_split_size_mb: 64 } }")),
+        ("settings without a map", with("allocator: { caching: \"max_split_size_mb:64\" }")),
+        ("two in one map", with("allocators: [{ caching: {}, direct: {} }]")),
+        ("none in a map", with("allocators: [{}]")),
+        ("a list where one is wanted", with("allocator: [caching]")),
+        ("one where a list is wanted", with("allocators: caching")),
+        ("both", with("allocator: caching\nallocators: [direct]")),
+        ("the default twice", with("allocators: [caching, { caching: { conf: \"large_segment_size_mb:20\" } }]")),
+        ("the shorthand twice", with("allocators: [expandable, { caching: { expandable_segments: true } }]")),
+        ("one name twice", with("allocators: [{ caching: { name: a, max_split_size_mb: 64 } }, { direct: { name: a } }]")),
+        ("name of an allocator", with("allocator: { caching: { name: direct, max_split_size_mb: 64 } }")),
+        ("no name", with("allocator: { caching: { name: tuned-1 } }")),
+        ("nothing as a name", with("allocator: { caching: { name: } }")),
+        (
+            "expectation of an arm there is not",
+            with("allocator: { caching: { name: tuned } }").replace("empty_cache", "expect: { tund: num_ooms == 0 }"),
+        ),
+        ("wrong end of an arm", with("").replace("empty_cache", "alloc: { buffer: a, size: 1, expect: { caching: fit } }")),
+        ("end with nobody", with("").replace("empty_cache", "alloc: { buffer: a, size: 1, expect: {} }")),
+        (
+            "use of what may be gone",
+            with("")
+                .replace("empty_cache", "alloc: { buffer: a, size: 1, expect: { caching: oom } }, fill: { buffer: a }")
+                .replace("steps: [alloc", "steps: [{ alloc")
+                .replace("}, fill", "} }, { fill")
+                .replace("a }]", "a } }]"),
+        ),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn a_wrong_step_is_answered_with_the_steps_and_fields_there_are() {
+    let text = steps(&[
+        ("unknown step", "- aloc: { buffer: a, size: 1MiB }"),
+        ("unknown bare step", "- empty_cash"),
+        ("bare step that needs fields", "- alloc"),
+        ("unknown field", "- alloc: { bufer: a, size: 1MiB }"),
+        ("missing field", "- alloc: { buffer: a }"),
+        ("a scalar where fields belong", "- alloc: a"),
+        ("a number as step", "- 5"),
+        ("two steps in one item", "- alloc: { buffer: a, size: 1MiB }\n  free: a"),
+        ("fields beside the step", "- alloc:\n  buffer: a\n  size: 1MiB"),
+        ("wrong type", "- alloc: { buffer: [a], size: 1MiB }"),
+        ("decimal unit", "- alloc: { buffer: a, size: 600MB }"),
+        ("negative size", "- alloc: { buffer: a, size: -1 }"),
+        ("size too large", "- alloc: { buffer: a, size: 20EiB }"),
+        ("wrong expectation of alloc", "- alloc: { buffer: a, size: 1MiB, expect: fit }"),
+        ("unknown policy", "- alloc: { buffer: a, size: 1MiB, on_oom: { retry: {} } }"),
+        ("policy of another step", "- alloc: { buffer: a, size: 1MiB, on_oom: { halve_batch: { floor: 1 } } }"),
+        (
+            "free while training",
+            "- alloc: { buffer: a, size: 1 }\n- train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 8, iterations: 1, on_oom: { free: { buffers: [a] } } }",
+        ),
+        (
+            "floor above batch",
+            "- train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 8, iterations: 1, on_oom: { halve_batch: { floor: 16 } } }",
+        ),
+        ("no retries", "- alloc: { buffer: a, size: 1MiB, on_oom: { empty_cache: { retries: 0 } } }"),
+        ("batch of nothing", "- train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 0, iterations: 1 }"),
+        (
+            "batch beyond 64 bits",
+            "- train: { id: t, parameters: 1MiB, activations_per_sample: 1125899906842624B, batch: 16384, iterations: 1 }",
+        ),
+        (
+            "parameters beyond 64 bits",
+            "- train: { id: t, parameters: 9223372036854775808B, activations_per_sample: 1MiB, batch: 8, iterations: 1 }",
+        ),
+        ("duration without unit", "- work: { duration: 5 }"),
+        ("duration of nothing", "- work: { duration: 0ms }"),
+        ("fraction above one", "- set_fraction: 1.5"),
+        ("fraction in words", "- set_fraction: half"),
+        ("synchronize what", "- synchronize: host"),
+        ("repeat never", "- repeat: { times: 0, steps: [reset_peaks] }"),
+        ("repeat nothing", "- repeat: { times: 2, steps: [] }"),
+        ("repeat too often", "- repeat: { times: 1000000, steps: [{ repeat: { times: 1000000, steps: [reset_peaks] } }] }"),
+        (
+            "repeat too deep",
+            "- repeat: { times: 1, steps: [{ repeat: { times: 1, steps: [{ repeat: { times: 1, steps: [{ repeat: { times: 1, steps: [{ repeat: { times: 1, steps: [reset_peaks] } }] } }] } }] } }] }",
+        ),
+        ("storm of nothing", "- storm: { id: s, operations: 0, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }"),
+        ("storm without sizes", "- storm: { id: s, operations: 5, sizes: [], live: 2MiB, lifetime: { min: 1, max: 2 } }"),
+        (
+            "storm sizes the wrong way",
+            "- storm: { id: s, operations: 5, sizes: { min: 2MiB, max: 1MiB }, live: 2MiB, lifetime: { min: 1, max: 2 } }",
+        ),
+        ("storm that holds nothing", "- storm: { id: s, operations: 5, sizes: [4MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }"),
+        ("storm lifetime the wrong way", "- storm: { id: s, operations: 5, sizes: [1MiB], live: 2MiB, lifetime: { min: 3, max: 2 } }"),
+        (
+            "storm size range with a wrong field",
+            "- storm: { id: s, operations: 5, sizes: { min: 1MiB, maximum: 2MiB }, live: 2MiB, lifetime: { min: 1, max: 2 } }",
+        ),
+        ("free nothing", "- free: []"),
+        ("free with a wrong field", "- free: { pining: s, for: 1MiB }"),
+        ("expect nothing", "- expect: []"),
+        ("expect of an allocator not listed", "- expect: { direct: num_ooms == 0 }"),
+        ("expect of an allocator that does not exist", "- expect: { chaching: num_ooms == 0 }"),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn steps_in_an_order_that_cannot_work_are_answered_with_the_step_to_blame() {
+    let text = steps(&[
+        ("free twice", "- alloc: { buffer: a, size: 1MiB }\n- free: a\n- free: a"),
+        ("free twice in a list", "- alloc: { buffer: a, size: 1MiB }\n- free: [a, a]"),
+        ("free what was never made", "- alloc: { buffer: weights, size: 1MiB }\n- free: weight"),
+        ("alloc what is live", "- alloc: { buffer: a, size: 1MiB }\n- alloc: { buffer: a, size: 1MiB }"),
+        ("free what was refused", "- alloc: { buffer: a, size: 2GiB, expect: oom }\n- free: a"),
+        ("use after free", "- alloc: { buffer: a, size: 1MiB }\n- free: a\n- use_on: { buffer: a, stream: side }"),
+        (
+            "alloc what a policy may have freed",
+            "- alloc: { buffer: a, size: 1MiB }\n- alloc: { buffer: b, size: 1MiB, on_oom: { free: { buffers: [a] } } }\n- alloc: { buffer: a, size: 1MiB }",
+        ),
+        (
+            "fill what a policy may have freed",
+            "- alloc: { buffer: a, size: 1MiB }\n- alloc: { buffer: b, size: 1MiB, on_oom: { free: { buffers: [a] } } }\n- fill: { buffer: a }",
+        ),
+        ("verify before fill", "- alloc: { buffer: a, size: 1MiB }\n- verify: { buffer: a }"),
+        ("unknown stream", "- work: { stream: sid, duration: 1ms }"),
+        ("wait for what nobody records", "- record: { event: done }\n- wait: { event: don }"),
+        ("synchronize with what nobody records", "- synchronize: { event: done }"),
+        (
+            "policy that frees twice",
+            "- alloc: { buffer: a, size: 1MiB }\n- alloc: { buffer: b, size: 1MiB, on_oom: { free: { buffers: [a, a] } } }",
+        ),
+        ("second iteration allocates again", "- repeat: { times: 2, steps: [{ alloc: { buffer: a, size: 1MiB } }] }"),
+        ("second iteration frees again", "- alloc: { buffer: a, size: 1MiB }\n- repeat:\n    times: 2\n    steps:\n      - free: a"),
+        (
+            "second iteration storms over live blocks",
+            "- repeat: { times: 2, steps: [{ storm: { id: s, operations: 5, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2 } } }] }",
+        ),
+        ("id twice", "- empty_cache: { id: x }\n- empty_cache: { id: x }"),
+        ("id and measure", "- measure: x\n- empty_cache: { id: x }"),
+        ("reserved name", "- measure: device"),
+        ("pins of what is no storm", "- empty_cache: { id: x }\n- pins: { storm: x }"),
+        (
+            "pins of what is freed",
+            "- storm: { id: s, operations: 5, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }\n- free: s\n- pins: { storm: s }",
+        ),
+        (
+            "buffer named as a storm",
+            "- storm: { id: s, operations: 5, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }\n- alloc: { buffer: s, size: 1MiB }",
+        ),
+        ("metric of a later step", "- expect: x.freed_bytes == 0\n- empty_cache: { id: x }"),
+        ("metric of the step itself", "- alloc: { buffer: a, size: x.freed_bytes, id: x }"),
+        ("metric that the step does not report", "- empty_cache: { id: x }\n- expect: x.freed_byte == 0"),
+        ("metric that a measure does not have", "- measure: m\n- expect: m.reserved_bytes.all.curent == 0"),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn a_wrong_expression_is_answered_with_the_piece_to_blame() {
+    let text = steps(&[
+        ("unknown metric", "- expect: reserved_byte.all.current == 0"),
+        ("unknown metric on the right", "- expect: [ num_ooms == 0, num_ooms == num_oom ]"),
+        ("no comparison", "- expect: num_ooms"),
+        ("one equals sign", "- expect: num_ooms = 0"),
+        ("two comparisons", "- expect: 0 < num_ooms < 5"),
+        ("nothing on the right", "- expect: num_ooms =="),
+        ("stray sign", "- expect: num_ooms == * 3"),
+        ("decimal unit", "- expect: reserved_bytes.all.peak <= 600MB"),
+        ("fractional count", "- expect: num_ooms == 1.5"),
+        ("bytes and count", "- expect: reserved_bytes.all.peak == num_ooms"),
+        ("time and bytes", "- expect: time.now - start.time.now < 5MiB"),
+        ("units within a sum", "- expect: reserved_bytes.all.peak + 5ms > 0"),
+        ("no metric", "- expect: 1MiB == 1MiB"),
+        ("same on both sides", "- expect: num_ooms == num_ooms"),
+        ("empty", "- expect: ''"),
+        ("quoted", "- expect: \"num_ooms == num_oom\""),
+        ("folded over lines", "- expect: >-\n    num_ooms ==\n    num_oom"),
+        ("size from a count", "- alloc: { buffer: a, size: num_ooms }"),
+        ("size from nothing", "- alloc: { buffer: a, size: strom.failed_request }"),
+        ("negative sum", "- alloc: { buffer: a, size: 1MiB - 2MiB }"),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_answered_with_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let huge = folder.path().join("huge.yaml");
+    std::fs::File::create(&huge).unwrap().set_len(MAX_FILE + 1).unwrap();
+    let paths = [
+        folder.path().join("missing.yaml"),
+        folder.path().to_owned(),
+        file("latin1.yaml", b"about: x\nneeds: { memory: \xb5 }\n"),
+        file("empty.yaml", b""),
+        huge,
+    ];
+    let text: Vec<String> = paths.iter().map(|path| shown(&Scenario::load(path).unwrap_err())).collect();
+    let text = text.join("\n\n").replace(&folder.path().display().to_string(), "<folder>");
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn the_plain_text_begins_with_file_line_and_column() {
+    let text = error(&with_steps("- alloc: { buffer: a, size: 1MiB }\n- free: a\n- free: a")).to_string();
+    assert_eq!(text, "bad.yaml:7:11: buffer `a` is freed already, at line 6");
+}
+
+#[test]
+fn an_alias_bomb_is_refused_quickly() {
+    let mut bomb = "about: x\nneeds: { memory: 1GiB }\nstreams: &a0 [s]\n".to_owned();
+    for level in 1..12 {
+        let _ = writeln!(bomb, "k{level}: &a{level} [{}]", vec![format!("*a{}", level - 1); 10].join(", "));
+    }
+    let as_steps = format!("{HEAD}steps:\n  - &a0 {{ repeat: {{ times: 1, steps: [reset_peaks] }} }}\n{}", {
+        let mut text = String::new();
+        for level in 1..8 {
+            let _ =
+                writeln!(text, "  - &a{level} {{ repeat: {{ times: 1, steps: [{}] }} }}", vec![format!("*a{}", level - 1); 20].join(", "));
+        }
+        text
+    });
+    for source in [bomb, as_steps] {
+        let text = error(&source).to_string();
+        assert!(text.starts_with("bad.yaml:"), "{text}");
+    }
+}
+
+#[test]
+fn a_scenario_of_many_steps_is_read_and_one_of_too_many_is_refused() {
+    let many = "- alloc: { buffer: a, size: 1MiB }\n- free: a\n".repeat(40_000);
+    let scenario = Scenario::parse(&with_steps(&many), Path::new("long.yaml")).unwrap();
+    assert_eq!(scenario.steps.len(), 80_000);
+    assert!(scenario.steps.iter().zip(5..).all(|(Step { position, .. }, expected)| position.line == expected));
+    let too_many = format!("{HEAD}steps: [{}]\n", "reset_peaks, ".repeat(MAX_NODES + 1));
+    let refused = error(&too_many).to_string();
+    assert!(refused.contains("unfolds into too much"), "{refused}");
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_text_makes_the_parser_panic(text in "\\PC{0,40}", step in "[a-z_]{1,9}") {
+        let _ = Scenario::parse(&text, Path::new("any.yaml"));
+        let _ = Scenario::parse(&with_steps(&format!("- expect: '{}'", text.replace('\'', "''"))), Path::new("any.yaml"));
+        let _ = Scenario::parse(&with_steps(&format!("- {step}: {text}")), Path::new("any.yaml"));
+    }
+}

@@ -1,0 +1,221 @@
+//! What comes out of a scenario that is right: typed steps at their places, names resolved, sizes and expectations parsed.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::path::Path;
+
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
+use harness_allocator::device::{DeviceCalls, DeviceMemory};
+use harness_allocator::stats::{MemoryStats, PoolKind};
+use harness_allocator::units::{Bytes, Nanos};
+use harness_record::Invariant;
+use harness_scenario::steps::free::{Free, FreeTarget};
+use harness_scenario::steps::storm::StormSizes;
+use harness_scenario::{Account, Action, Amount, DeviceMetric, Ending, Expected, Metric, Policy, Readings, ReportKey, Scenario, StepKind};
+
+const SOURCE: &str = "\
+about: Everything at once.
+needs: { memory: 1.5GiB }
+allocators: [direct, caching]
+streams: [side]
+seed: 42
+steps:
+  - alloc: { buffer: weights, size: 400MiB }
+  - alloc: { buffer: more, size: 2GiB, stream: side, expect: oom, on_oom: { free: { buffers: [weights] } }, id: rescue }
+  - free: weights
+  - storm: { id: churn, operations: 100, sizes: { min: 512B, max: 1MiB }, live: 8MiB, lifetime: { min: 1, max: 9 } }
+  - alloc: { buffer: probe, size: churn.failed_request + 1MiB }
+  - free: [churn, probe]
+  - repeat:
+      times: 3
+      steps:
+        - measure: before
+        - work: { stream: side, duration: 5ms }
+        - expect: { caching: [ device.used - before.device.used == 0, rescue.retry_time < 1s ] }
+  - empty_cache
+invariants: [ reserved_bytes.all.peak <= start.device.free ]
+violates: retry_makes_progress
+";
+
+fn scenario() -> Scenario {
+    Scenario::parse(SOURCE, Path::new("folder/everything.yaml")).unwrap()
+}
+
+#[test]
+fn the_head_of_a_scenario_is_typed() {
+    let scenario = scenario();
+    assert_eq!((scenario.name.as_str(), scenario.memory, scenario.seed), ("everything", Bytes::mib(1536), 42));
+    assert_eq!(scenario.allocators, [AllocatorKind::Direct, AllocatorKind::Caching].map(AllocatorSpec::from));
+    let streams: Vec<(usize, &str)> = scenario.streams.iter().map(|stream| (stream.index(), stream.name())).collect();
+    assert_eq!(streams, [(0, "default"), (1, "side")]);
+    let step = scenario.steps[0].position;
+    assert_eq!(scenario.place(step).to_string(), "folder/everything.yaml:7:5");
+    assert_eq!(scenario.info().about, "Everything at once.");
+    assert_eq!(scenario.violates.map(|found| (found.value, found.line)), Some((Invariant::RetryMakesProgress, 21)));
+    let metrics: Vec<String> = scenario.invariants[0].value.metrics().map(ToString::to_string).collect();
+    assert_eq!(metrics, ["reserved_bytes.all.peak", "start.device.free"]);
+}
+
+#[test]
+fn steps_know_their_kind_their_place_and_their_text() {
+    let steps: Vec<(u32, u32, &str, String)> = scenario()
+        .steps
+        .iter()
+        .map(|step| (step.position.line, step.position.column, step.action.kind().name(), step.action.to_string()))
+        .collect();
+    let text = steps.iter().map(|(line, column, kind, text)| format!("{line}:{column} {kind} {text}\n")).collect::<String>();
+    insta::assert_snapshot!(text, @r"
+    7:5 alloc weights, 400 MiB
+    8:5 alloc more, 2 GiB, on side, expected to fail, on out-of-memory: free weights
+    9:5 free weights
+    10:5 storm churn, 100 operations, 512 B to 1 MiB, at most 8 MiB live
+    11:5 alloc probe, churn.failed_request + 1MiB
+    12:5 free churn, probe
+    13:5 repeat 3 steps, 3 times
+    19:5 empty_cache
+    ");
+}
+
+#[test]
+fn fields_are_parsed_and_names_resolved() {
+    let scenario = scenario();
+    let [weights, more, free, storm, probe, both, repeat, _] = scenario.steps.as_slice() else { panic!("eight steps") };
+    let Action::Alloc(more_fields) = &more.action else { panic!("alloc") };
+    assert_eq!((more_fields.size.clone(), more_fields.expect.clone()), (Amount::Fixed(Bytes::gib(2)), Ending::Always(Expected::Oom)));
+    let Action::Alloc(weights) = &weights.action else { panic!("alloc") };
+    assert_eq!(more_fields.on_oom, Some(Policy::Free { buffers: vec![weights.buffer.clone()] }));
+    let expected = FreeTarget::Buffer { buffer: weights.buffer.clone(), may_be_gone: true };
+    assert_eq!(free.action, Action::Free(Free::Targets(vec![expected])), "a policy may have freed it");
+    let Action::Storm(churn) = &storm.action else { panic!("storm") };
+    assert_eq!(churn.sizes, StormSizes::LogUniform { min: Bytes(512), max: Bytes::mib(1) });
+    assert_eq!(storm.id.as_ref(), Some(&churn.id));
+    let Action::Alloc(probe) = &probe.action else { panic!("alloc") };
+    let looked_up = |metric: &Metric| {
+        assert_eq!(*metric, Metric::Report(churn.id.clone(), ReportKey::FailedRequest));
+        Ok::<_, ()>(1 << 20)
+    };
+    assert_eq!(probe.size.evaluate(looked_up), Ok(Bytes::mib(2)));
+    assert!(matches!(&both.action, Action::Free(Free::Targets(targets)) if targets[0] == FreeTarget::Storm(churn.id.clone())));
+    let Action::Repeat(repeat) = &repeat.action else { panic!("repeat") };
+    assert_eq!((repeat.times, repeat.steps.len()), (3, 3));
+    let Action::Work(work) = &repeat.steps[1].action else { panic!("work") };
+    assert_eq!((work.duration, work.stream.index()), (Nanos::millis(5), 1));
+}
+
+#[test]
+fn an_expectation_belongs_to_its_allocator_and_its_place() {
+    let scenario = scenario();
+    let Action::Repeat(repeat) = &scenario.steps[6].action else { panic!("repeat") };
+    let (Action::Measure(before), Action::Expect(expect)) = (&repeat.steps[0].action, &repeat.steps[2].action) else {
+        panic!("measure, expect")
+    };
+    assert!(expect.of("direct").is_empty());
+    let [first, second] = expect.of("caching") else { panic!("two expectations") };
+    assert_eq!((first.line, first.column, second.column), (18, 32, 71));
+    let metrics: Vec<&Metric> = first.value.metrics().collect();
+    let used = Account::Device(DeviceMetric::Used);
+    assert_eq!(metrics, [&Metric::Now(used), &Metric::At(before.name.clone(), used)]);
+}
+
+#[test]
+fn every_account_can_be_read_from_the_readings() {
+    let memory =
+        DeviceMemory { total: Bytes(1), free: Bytes(2), used: Bytes(3), process: None, context_overhead: Bytes(4), pressure: Bytes(5) };
+    let calls = DeviceCalls { malloc: 6, malloc_failures: 7, free: 8, synchronize: 9, ..DeviceCalls::default() };
+    let mut stats = MemoryStats { num_ooms: 10, ..MemoryStats::default() };
+    stats.reserved_bytes.increase(PoolKind::Small, 11);
+    let readings = Readings { stats, memory, calls, now: Nanos(12) };
+    let missing: Vec<Account> = Account::all().filter(|&account| readings.get(account).is_none()).collect();
+    assert_eq!(missing, [Account::Device(DeviceMetric::Process)], "NVML could not tell it");
+    let values = [
+        ("device.total", 1),
+        ("device.free", 2),
+        ("device.used", 3),
+        ("device.context_overhead", 4),
+        ("device.pressure", 5),
+        ("device.malloc_calls", 6),
+        ("device.malloc_failures", 7),
+        ("device.free_calls", 8),
+        ("device.memory_calls", 14),
+        ("device.synchronizations", 9),
+        ("num_ooms", 10),
+        ("reserved_bytes.small_pool.peak", 11),
+        ("time.now", 12),
+    ];
+    for (name, expected) in values {
+        assert_eq!(readings.get(Account::from_name(name).unwrap()), Some(expected), "{name}");
+    }
+}
+
+#[test]
+fn names_that_other_yaml_readers_take_for_something_else_are_names() {
+    let source = "about: x\nneeds: { memory: 1GiB }\nsteps:\n  - alloc: { buffer: y, size: 1 }\n  - alloc: { buffer: on, size: 1 }\n  - free: [y, on]\n";
+    assert_eq!(Scenario::parse(source, Path::new("names.yaml")).unwrap().steps.len(), 3);
+}
+
+#[test]
+fn files_from_other_systems_are_read_as_they_are() {
+    let windows = format!("\u{feff}{}", SOURCE.replace('\n', "\r\n"));
+    let scenario = Scenario::parse(&windows, Path::new("windows.yaml")).unwrap();
+    assert_eq!(scenario.steps.len(), 8);
+    assert_eq!(scenario.steps[7].position.line, 19);
+}
+
+#[test]
+fn a_body_that_leaves_everything_as_it_was_may_be_repeated() {
+    let source = "about: x\nneeds: { memory: 1GiB }\nsteps:\n  - repeat:\n      times: 9\n      steps:\n        - storm: { id: s, operations: 9, sizes: 1MiB, live: 2MiB, lifetime: { min: 1, max: 2 } }\n        - measure: m\n        - free: s\n        - empty_cache: { id: e }\n        - expect: e.freed_bytes >= 0 + e.freed_bytes - m.device.used\n";
+    let scenario = Scenario::parse(source, Path::new("body.yaml")).unwrap();
+    assert_eq!(scenario.steps[0].action.kind(), StepKind::Repeat);
+}
+
+/// The arms of a scenario with these allocators: name and settings.
+fn arms(allocators: &str) -> Vec<(String, Option<String>)> {
+    let source = format!("about: x\nneeds: {{ memory: 1GiB }}\n{allocators}\nsteps: [empty_cache]\n");
+    let scenario = Scenario::parse(&source, Path::new("arms.yaml")).unwrap_or_else(|error| panic!("{error}"));
+    scenario.allocators.iter().map(|arm| (arm.to_string(), arm.settings())).collect()
+}
+
+#[test]
+fn settings_are_a_string_or_fields_and_both_come_down_to_the_same() {
+    let conf = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,>:4],garbage_collection_threshold:0.8,expandable_segments:True";
+    let divisions = ["[256:1, 512:2, \">:4\"]", "[256: 1, 512: 2, \">\": 4]", "\"[256:1,512:2,>:4]\""];
+    let fields = divisions.map(|divisions| {
+        format!("{{ garbage_collection_threshold: 0.80, expandable_segments: true, max_split_size_mb: 64, roundup_power2_divisions: {divisions} }}")
+    });
+    for settings in [format!("{{ conf: \"{conf}\" }}")].into_iter().chain(fields) {
+        assert_eq!(arms(&format!("allocator: {{ caching: {settings} }}")), [(format!("caching({conf})"), Some(conf.to_owned()))]);
+    }
+    let quoted = "allocator: { caching: { expandable_segments: \"True\", max_split_size_mb: \"64.5\" } }";
+    assert_eq!(arms(quoted)[0].0, "caching(max_split_size_mb:64,expandable_segments:True)", "as PyTorch reads them");
+}
+
+#[test]
+fn arms_are_named_after_their_settings_or_as_they_are_told() {
+    let several = "allocators:
+  - caching
+  - caching: { conf: \"max_split_size_mb:512\" }
+  - caching: { name: tuned, max_split_size_mb: 512 }
+  - caching: { name: again }
+  - direct: { name: baseline }
+  - expandable: {}";
+    let names: Vec<String> = arms(several).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["caching", "caching(max_split_size_mb:512)", "tuned", "again", "baseline", "expandable"]);
+    assert_eq!(arms("allocator: direct"), [("direct".to_owned(), None)]);
+    assert_eq!(arms(""), [("caching".to_owned(), None)]);
+}
+
+#[test]
+fn a_request_may_end_otherwise_with_each_arm() {
+    let source = "about: x
+needs: { memory: 1GiB }
+allocators: [caching, { caching: { name: tuned, max_split_size_mb: 64 } }, direct]
+steps:
+  - alloc: { buffer: a, size: 2GiB, expect: { caching: oom, tuned: fits } }
+  - free: a
+";
+    let scenario = Scenario::parse(source, Path::new("ends.yaml")).unwrap();
+    let (Action::Alloc(alloc), Action::Free(free)) = (&scenario.steps[0].action, &scenario.steps[1].action) else { panic!("alloc, free") };
+    let ends = ["caching", "tuned", "direct"].map(|arm| alloc.expect.of(arm));
+    assert_eq!(ends, [Some(Expected::Oom), Some(Expected::Fits), None], "an arm that is not named may end either way");
+    assert_eq!(alloc.to_string(), "a, 2 GiB, expected to fail with caching");
+    assert_eq!(*free, Free::Targets(vec![FreeTarget::Buffer { buffer: alloc.buffer.clone(), may_be_gone: true }]));
+}

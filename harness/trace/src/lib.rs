@@ -1,0 +1,9 @@
+//! Allocation traces and recordings of PyTorch.
+//!
+//! * [`trace`]: the format and its reader;
+//! * [`replay`]: a trace on a device, and a recording compared row by row;
+//! * [`replay_bench`]: the host time of an allocator over a trace.
+
+pub mod replay;
+pub mod replay_bench;
+pub mod trace;

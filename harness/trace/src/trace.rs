@@ -1,0 +1,171 @@
+//! Allocation trace v1: one operation a line, `#` starts a comment. Reader and writer.
+//!
+//! ```text
+//! a ID SIZE STREAM   allocate          f ID   free            r ID STREAM   record_stream
+//! s STREAM           synchronize it    d      synchronize     e             empty_cache
+//! m FRACTION         memory fraction   p      reset peaks     x BYTES       others take (or, negative, give back)
+//! g+ POOL  g- POOL   private pool context    gr POOL   release the pool
+//! ```
+
+use std::fmt;
+use std::str::FromStr;
+
+use harness_allocator::allocator::{MemoryFraction, PrivatePoolId};
+use harness_allocator::device::StreamId;
+use harness_allocator::units::Bytes;
+
+/// One operation of a trace.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum TraceEvent {
+    /// Allocate; after an out-of-memory the id is not live.
+    Allocate {
+        /// Never used twice.
+        id: u64,
+        /// Zero gives a null pointer.
+        size: Bytes,
+        /// The stream it is for.
+        stream: StreamId,
+    },
+    /// Free.
+    Free {
+        /// What.
+        id: u64,
+    },
+    /// The block is also used on another stream.
+    RecordStream {
+        /// What.
+        id: u64,
+        /// By whom.
+        stream: StreamId,
+    },
+    /// Wait for one stream.
+    SynchronizeStream(StreamId),
+    /// Wait for the device.
+    Synchronize,
+    /// Give cached memory back.
+    EmptyCache,
+    /// Limit the allocator to a share of the device.
+    SetFraction(MemoryFraction),
+    /// Make the present values the peaks.
+    ResetPeaks,
+    /// Route allocations to a private pool.
+    BeginPool(PrivatePoolId),
+    /// Stop routing.
+    EndPool(PrivatePoolId),
+    /// Let go of a private pool.
+    ReleasePool(PrivatePoolId),
+    /// Another process takes memory, at most what is free; negative: gives back, at most what it took.
+    Pressure(i64),
+}
+
+impl fmt::Display for TraceEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Allocate { id, size, stream } => write!(f, "a {id} {} {}", size.0, stream.0),
+            Self::Free { id } => write!(f, "f {id}"),
+            Self::RecordStream { id, stream } => write!(f, "r {id} {}", stream.0),
+            Self::SynchronizeStream(stream) => write!(f, "s {}", stream.0),
+            Self::Synchronize => write!(f, "d"),
+            Self::EmptyCache => write!(f, "e"),
+            Self::SetFraction(fraction) => write!(f, "m {}", fraction.get()),
+            Self::ResetPeaks => write!(f, "p"),
+            Self::BeginPool(pool) => write!(f, "g+ {}", pool.0),
+            Self::EndPool(pool) => write!(f, "g- {}", pool.0),
+            Self::ReleasePool(pool) => write!(f, "gr {}", pool.0),
+            Self::Pressure(bytes) => write!(f, "x {bytes}"),
+        }
+    }
+}
+
+/// A line that is not an operation.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: `{text}` is not an operation of an allocation trace: {expected}")]
+pub struct TraceError {
+    /// Counted from 1.
+    pub line: usize,
+    /// What stands there.
+    pub text: String,
+    /// What would be accepted.
+    pub expected: &'static str,
+}
+
+/// Reads a whole trace.
+///
+/// # Errors
+/// The first line that is not an operation.
+pub fn parse(text: &str) -> Result<Vec<TraceEvent>, TraceError> {
+    parse_lines(text.lines())
+}
+
+/// Reads a trace line by line.
+///
+/// # Errors
+/// The first line that is not an operation.
+pub fn parse_lines<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Vec<TraceEvent>, TraceError> {
+    let mut events = Vec::new();
+    for (index, full) in lines.into_iter().enumerate() {
+        let text = full.split('#').next().unwrap_or_default().trim();
+        if text.is_empty() {
+            continue;
+        }
+        let event = parse_event(text).map_err(|expected| TraceError { line: index + 1, text: text.to_owned(), expected })?;
+        events.push(event);
+    }
+    Ok(events)
+}
+
+fn parse_event(text: &str) -> Result<TraceEvent, &'static str> {
+    let words: Vec<&str> = text.split_ascii_whitespace().collect();
+    match words[..] {
+        ["a", id, size, stream] => {
+            const FORM: &str = "expected `a ID SIZE STREAM`, three whole numbers";
+            let (id, size) = (number(id, FORM)?, Bytes(number(size, FORM)?));
+            Ok(TraceEvent::Allocate { id, size, stream: StreamId(number(stream, FORM)?) })
+        }
+        ["f", id] => Ok(TraceEvent::Free { id: number(id, "expected `f ID`")? }),
+        ["r", id, stream] => {
+            const FORM: &str = "expected `r ID STREAM`, two whole numbers";
+            Ok(TraceEvent::RecordStream { id: number(id, FORM)?, stream: StreamId(number(stream, FORM)?) })
+        }
+        ["s", stream] => Ok(TraceEvent::SynchronizeStream(StreamId(number(stream, "expected `s STREAM`")?))),
+        ["d"] => Ok(TraceEvent::Synchronize),
+        ["e"] => Ok(TraceEvent::EmptyCache),
+        ["m", fraction] => {
+            const FORM: &str = "expected `m FRACTION`, a number from 0 to 1";
+            MemoryFraction::new(number(fraction, FORM)?).map(TraceEvent::SetFraction).ok_or(FORM)
+        }
+        ["p"] => Ok(TraceEvent::ResetPeaks),
+        ["g+", pool] => Ok(TraceEvent::BeginPool(PrivatePoolId(number(pool, "expected `g+ POOL`")?))),
+        ["g-", pool] => Ok(TraceEvent::EndPool(PrivatePoolId(number(pool, "expected `g- POOL`")?))),
+        ["gr", pool] => Ok(TraceEvent::ReleasePool(PrivatePoolId(number(pool, "expected `gr POOL`")?))),
+        ["x", bytes] => Ok(TraceEvent::Pressure(number(bytes, "expected `x BYTES`, a whole number, negative to give back")?)),
+        _ => Err("expected one of a, f, r, s, d, e, m, p, g+, g-, gr, x with its operands"),
+    }
+}
+
+fn number<T: FromStr>(word: &str, expected: &'static str) -> Result<T, &'static str> {
+    word.parse().map_err(|_| expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_reads_back_as_it_was_written() {
+        let text = "a 1 512 0\nf 1\nr 2 3\ns 1\nd\ne\nm 0.5\np\ng+ 7\ng- 7\ngr 7\nx 2097152\nx -5\n";
+        let events = parse(text).expect("all are operations");
+        let written: String = events.iter().map(|event| format!("{event}\n")).collect();
+        assert_eq!(written, text);
+    }
+
+    #[test]
+    fn comments_and_empty_lines_are_passed_over_and_errors_name_their_line() {
+        assert_eq!(parse("# a trace\n\n d # wait\n").expect("one operation").len(), 1);
+        let error = parse("d\na 1 -5 0\n").expect_err("a negative size");
+        assert_eq!((error.line, error.expected), (2, "expected `a ID SIZE STREAM`, three whole numbers"));
+        for wrong in ["q", "a 1 2", "f x", "m 1.5", "m nan", "d 1", "a 1 99999999999999999999 0"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

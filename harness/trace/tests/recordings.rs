@@ -1,0 +1,118 @@
+//! Recorded runs of PyTorch's own allocator against ours: one trial a file in `tests/recordings`, every column of every row and the final
+//! structure equal. And the comparison itself: a recording with one wrong figure must be found out.
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use flate2::read::GzDecoder;
+use harness_trace::replay::{self, Comparison, Difference, Front, RecordingError};
+use libtest_mimic::{Arguments, Failed, Trial};
+use serde_json::{Value, json};
+
+/// A test of the comparison, on a recording that it falsifies.
+type Check = fn(&Path) -> Result<(), Failed>;
+
+fn main() -> ExitCode {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings");
+    let recordings = match recordings(&folder) {
+        Ok(recordings) if !recordings.is_empty() => recordings,
+        Ok(_) => {
+            eprintln!("{}: no recordings", folder.display());
+            return ExitCode::FAILURE;
+        }
+        Err(error) => {
+            eprintln!("{}: {error}", folder.display());
+            return ExitCode::FAILURE;
+        }
+    };
+    let sample = recordings[0].clone();
+    let about_the_comparison: [(&str, Check); 3] = [
+        ("a_wrong_figure_is_reported_with_its_row_and_column", a_wrong_figure),
+        ("a_wrong_block_of_the_snapshot_is_reported_with_its_segment", a_wrong_block),
+        ("another_setting_than_the_recorded_one_is_noticed", another_setting),
+    ];
+    let comparison = about_the_comparison.map(|(name, test)| {
+        let sample = sample.clone();
+        Trial::test(name, move || test(&sample))
+    });
+    let trial = |path: &PathBuf, prefix: &str, front: Front| {
+        let name = path.file_name().map(|name| name.to_string_lossy().replace(".jsonl.gz", "")).unwrap_or_default();
+        let path = path.clone();
+        Trial::test(format!("{prefix}::{name}"), move || is_equal(&path, front))
+    };
+    let fronts = [("equal", Front::Handle), ("equal_by_the_shared_front", Front::Shared)];
+    let trials = fronts.into_iter().flat_map(|(prefix, front)| recordings.iter().map(move |path| trial(path, prefix, front)));
+    libtest_mimic::run(&Arguments::from_args(), trials.chain(comparison).collect()).exit_code()
+}
+
+fn recordings(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut paths = std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>()?;
+    paths.retain(|path| path.extension().is_some_and(|ending| ending == "gz"));
+    paths.sort();
+    Ok(paths)
+}
+
+fn is_equal(path: &Path, front: Front) -> Result<(), Failed> {
+    let Comparison { operations, difference } = replay::verify(path, front)?;
+    match difference {
+        None if operations > 0 => Ok(()),
+        None => Err("the recording has no operations".into()),
+        Some(difference) => Err(format!("{}: {difference}", path.display()).into()),
+    }
+}
+
+/// The lines of a recording, to be falsified.
+fn lines(path: &Path) -> Result<Vec<Value>, Failed> {
+    let mut text = String::new();
+    GzDecoder::new(std::fs::File::open(path)?).read_to_string(&mut text)?;
+    Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
+}
+
+/// What a comparison with these lines says.
+fn verify(lines: &[Value]) -> Result<Result<Comparison, RecordingError>, Failed> {
+    let mut file = tempfile::NamedTempFile::new()?;
+    lines.iter().try_for_each(|line| writeln!(file, "{line}"))?;
+    file.flush()?;
+    Ok(replay::verify(file.path(), Front::Handle))
+}
+
+fn a_wrong_figure(sample: &Path) -> Result<(), Failed> {
+    const COLUMN: &str = "reserved_bytes.large_pool.current";
+    let mut lines = lines(sample)?;
+    let row = lines.len() / 2;
+    let names = lines[0]["columns"].as_array().ok_or("a header has columns")?;
+    let column = names.iter().position(|name| name == COLUMN).ok_or("the column is recorded")?;
+    let right = lines[row][column].as_i64().ok_or("a figure")?;
+    lines[row][column] = json!(right + 512);
+    let Some(Difference::Row { operation, figures, .. }) = verify(&lines)??.difference else {
+        return Err("the wrong figure was not noticed".into());
+    };
+    let wrong: Vec<_> = figures.into_iter().filter(|(_, recorded, replayed)| recorded != replayed).collect();
+    if (operation, &wrong[..]) == (row, &[(COLUMN.to_owned(), right + 512, right)]) {
+        Ok(())
+    } else {
+        Err(format!("operation {operation} instead of {row}: {wrong:?}").into())
+    }
+}
+
+fn a_wrong_block(sample: &Path) -> Result<(), Failed> {
+    let mut lines = lines(sample)?;
+    let last = lines.len() - 1;
+    let segments = lines[last]["snapshot"].as_array_mut().ok_or("the last line is the snapshot")?;
+    let wrong = segments.len() - 1;
+    segments[wrong][5][0][1] = json!(1);
+    match verify(&lines)??.difference {
+        Some(Difference::Snapshot { segment, .. }) if segment == wrong => Ok(()),
+        other => Err(format!("segment {wrong} is wrong, but: {other:?}").into()),
+    }
+}
+
+fn another_setting(sample: &Path) -> Result<(), Failed> {
+    let mut lines = lines(sample)?;
+    lines[0]["conf"] = json!("large_segment_size_mb:32");
+    match verify(&lines)??.difference {
+        Some(Difference::Row { .. }) => Ok(()),
+        other => Err(format!("replayed with other settings, but: {other:?}").into()),
+    }
+}

@@ -101,7 +101,7 @@ impl Pair {
             }
             &Op::RecordStream(index, stream) if !live.is_empty() => {
                 let (allocation, ptr) = &live[index.index(live.len())];
-                plain.record_stream(allocation, StreamId(stream));
+                prop_assert_eq!(plain.record_stream(allocation, StreamId(stream)), Ok(()));
                 prop_assert_eq!(shared.record_stream(*ptr, StreamId(stream)), Ok(()));
             }
             &Op::SynchronizeStream(stream) => {

@@ -608,7 +608,7 @@ on_the_double! {
             .collect();
         device.busy(side, Nanos::millis(20)).expect("it is queued");
         for allocation in allocations {
-            allocator.record_stream(&allocation, side);
+            allocator.record_stream(&allocation, side).expect("it is live");
             allocator.free(&mut device, allocation).expect("it is live");
         }
         let pending = |allocator: &dyn Allocator| allocator.stats().active.all.current;

@@ -168,8 +168,7 @@ impl SharedAllocator {
             let Some(core) = self.by_key.get(owner.key.into()) else { continue };
             let mut core = core.0.lock();
             if let Some(allocation) = core.allocation_at(ptr, owner.handle) {
-                core.record_stream(&allocation, stream);
-                return Ok(());
+                return core.record_stream(&allocation, stream);
             }
         }
         if ptr == DevicePtr::NULL { Ok(()) } else { Err(not_live(ptr)) }

@@ -207,7 +207,7 @@ impl Program {
                 let stream = StreamId(*stream);
                 self.device.record_event(self.event, writer)?;
                 self.device.wait_event(stream, self.event)?;
-                self.allocator.record_stream(&allocation, stream);
+                self.allocator.record_stream(&allocation, stream)?;
                 let tag = self.fill(&allocation, stream)?;
                 self.live.push((allocation, tag, stream));
             }

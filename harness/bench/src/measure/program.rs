@@ -86,7 +86,7 @@ impl Program {
                 }
                 Operation::RecordStream { slot, stream } => {
                     if let Some(allocation) = &self.live[slot] {
-                        allocator.record_stream(allocation, stream);
+                        allocator.record_stream(allocation, stream)?;
                     }
                 }
                 Operation::Other(event) => other(device, allocator, &mut self.pressure, event)?,

@@ -123,9 +123,13 @@ impl Allocator for Recorder {
         self.inner.free(device, allocation)
     }
 
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
         self.beyond("lets other streams use its memory");
-        self.inner.record_stream(allocation, stream);
+        self.inner.record_stream(allocation, stream)
+    }
+
+    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner.release_stream(device, stream)
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {

@@ -258,9 +258,12 @@ impl Rig {
     }
 
     /// Tells the allocator that another stream uses the buffer too.
-    pub fn use_on(&mut self, buffer: &mut Buffer, stream: StreamId) {
+    ///
+    /// # Errors
+    /// [`Halt`].
+    pub fn use_on(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Halt> {
         buffer.shared |= stream != buffer.stream();
-        self.allocator.record_stream(&buffer.allocation, stream);
+        Ok(self.allocator.record_stream(&buffer.allocation, stream)?)
     }
 
     /// Keeps a stream busy.

@@ -213,10 +213,15 @@ impl Allocator for Lying {
         self.inner.free(device, allocation)
     }
 
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
-        if self.lie != Lie::ForgetsStreams {
-            self.inner.record_stream(allocation, stream);
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+        if self.lie == Lie::ForgetsStreams {
+            return Ok(());
         }
+        self.inner.record_stream(allocation, stream)
+    }
+
+    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner.release_stream(device, stream)
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {

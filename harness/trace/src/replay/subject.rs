@@ -59,10 +59,7 @@ impl Subject for ByHandle {
     }
 
     fn record_stream(&mut self, id: u64, stream: StreamId) -> Result<(), DeviceError> {
-        if let Some(allocation) = self.live.get(&id) {
-            self.allocator.record_stream(allocation, stream);
-        }
-        Ok(())
+        self.live.get(&id).map_or(Ok(()), |allocation| self.allocator.record_stream(allocation, stream))
     }
 
     fn empty_cache(&mut self) -> Result<(), DeviceError> {

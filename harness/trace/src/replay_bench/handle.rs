@@ -42,8 +42,7 @@ impl Access for ByHandle {
     }
 
     fn record_stream(&mut self, live: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
-        self.allocator.record_stream(live, stream);
-        Ok(())
+        self.allocator.record_stream(live, stream)
     }
 
     fn other(&mut self, event: TraceEvent) -> Result<(), DeviceError> {

@@ -39,8 +39,8 @@ impl Others for Rest<'_> {
         self.held.set(self.own, own);
     }
 
-    fn finish_deferred(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.cores().try_for_each(|(_, core)| core.0.lock().finish_deferred(device, None))
+    fn finish_pending(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.cores().try_for_each(|(_, core)| core.0.lock().finish_pending(device, None))
     }
 
     fn release_default_pool(&mut self, device: &mut dyn Device, kind: PoolKind, side: Side) -> Result<(), DeviceError> {

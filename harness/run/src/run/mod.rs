@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
-use harness_allocator::device::{Device, DeviceError};
+use harness_allocator::device::{Device, DeviceError, TestDevice};
 
 use crate::rig::{Finding, Halt, Rig, RigOptions};
 use crate::world::{Done, Missed, World};
@@ -40,7 +40,7 @@ pub struct RunRequest<'a> {
 ///
 /// # Errors
 /// [`DeviceError`] where the device cannot even tell its memory; whatever happens later is in the record.
-pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecord, DeviceError> {
+pub fn run(request: &RunRequest<'_>, device: Box<dyn TestDevice>) -> Result<RunRecord, DeviceError> {
     run_with(request, device, request.allocator.build())
 }
 
@@ -48,7 +48,7 @@ pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecor
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_with(request: &RunRequest<'_>, device: Box<dyn Device>, allocator: Box<dyn Allocator>) -> Result<RunRecord, DeviceError> {
+pub fn run_with(request: &RunRequest<'_>, device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>) -> Result<RunRecord, DeviceError> {
     let options = RigOptions { audit: request.audit, seed: request.seed, interrupt: Arc::clone(&request.interrupt) };
     let device_info = device.info().clone();
     let cost_figures = device.cost_figures();

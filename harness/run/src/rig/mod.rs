@@ -29,6 +29,8 @@ pub enum Halt {
     Violated(Vec<Finding>),
     /// The device, or the allocator, failed otherwise than for lack of memory.
     Device(DeviceError),
+    /// Other processes disturbed the device: what they did, in words.
+    Contended(String),
     /// The user wants it to stop.
     Interrupted,
 }

@@ -11,7 +11,7 @@ use driver_double::{Config, Staging, WrongWrite};
 use harness_allocator::allocator::{Allocator, AllocatorKind, Request};
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::{
-    Device, DeviceError, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag,
+    Device, DeviceError, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag, TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
 use harness_bench::machine::{Monitor, machine};

@@ -7,7 +7,7 @@ mod safety;
 use harness_allocator::allocator::caching::{CachingAllocator, Config, Quirks};
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePoolId, PrivatePools, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DeviceError, StreamId, Tag};
+use harness_allocator::device::{Device, DeviceError, StreamId, Tag, TestDevice};
 use harness_allocator::units::Bytes;
 use proptest::prelude::*;
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, PrivatePoolId, PrivatePools, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DeviceError, EventId, Leaks, StreamId, Tag};
+use harness_allocator::device::{Device, DeviceError, EventId, Leaks, StreamId, Tag, TestDevice};
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use proptest::prelude::*;

@@ -95,12 +95,7 @@ impl Allocator for Recorder {
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
         let (id, stream) = (self.allocations, self.number(request.stream));
         self.allocations += 1;
-        let before = device.calls();
         let served = self.inner.allocate(device, request);
-        // Of the device's memory a request knows only where it asked the device.
-        if device.calls() != before && device.memory().is_ok_and(|memory| memory.pressure > Bytes::ZERO) {
-            self.beyond("takes memory as another program would");
-        }
         let mut notes = notes(&self.shared);
         let place = notes.events.len();
         notes.events.push(TraceEvent::Allocate { id, size: request.size, stream });

@@ -1,7 +1,7 @@
 //! The contract of an [`Allocator`], run with every allocator on every device. The audit of the harness watches all the way.
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, MemoryFraction, Request};
-use harness_allocator::device::{Device, DeviceError, StreamId, Tag};
+use harness_allocator::device::{DeviceError, StreamId, Tag, TestDevice};
 use harness_allocator::stats::SegmentInfo;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_run::rig::Audit;
@@ -57,13 +57,13 @@ pub(crate) fn cases() -> Vec<Case> {
 struct Bench<'a> {
     kind: AllocatorKind,
     allocator: Box<dyn Allocator>,
-    device: &'a mut dyn Device,
+    device: &'a mut dyn TestDevice,
     audit: Audit,
     streams: Vec<StreamId>,
 }
 
 impl<'a> Bench<'a> {
-    fn new(kind: AllocatorKind, device: &'a mut dyn Device) -> Result<Self, DeviceError> {
+    fn new(kind: AllocatorKind, device: &'a mut dyn TestDevice) -> Result<Self, DeviceError> {
         let audit = Audit::new(device)?;
         Ok(Self { kind, allocator: kind.build(), device, audit, streams: Vec::new() })
     }

@@ -44,7 +44,7 @@ impl Stopped {
     pub(crate) fn findings(&self) -> &[Finding] {
         match &self.halt {
             Halt::Violated(findings) => findings,
-            Halt::Device(_) | Halt::Interrupted => panic!("{self:?}"),
+            Halt::Device(_) | Halt::Contended(_) | Halt::Interrupted => panic!("{self:?}"),
         }
     }
 }

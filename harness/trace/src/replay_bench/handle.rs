@@ -4,7 +4,7 @@ use crate::trace::TraceEvent;
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
 use harness_allocator::allocator::{Allocation, Allocator, PrivatePools, Request};
 use harness_allocator::device::sim::SimDevice;
-use harness_allocator::device::{Device, DeviceError, StreamId};
+use harness_allocator::device::{Device, DeviceError, StreamId, TestDevice};
 use harness_allocator::units::Bytes;
 
 use super::Access;

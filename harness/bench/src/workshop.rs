@@ -293,6 +293,10 @@ impl TestDevice for Lent {
         self.inner_mut().set_place(place);
     }
 
+    fn create_timed_event(&mut self) -> Result<EventId, DeviceError> {
+        self.inner_mut().create_timed_event()
+    }
+
     fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
         self.inner_mut().elapsed(start, end)
     }

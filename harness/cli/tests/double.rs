@@ -19,6 +19,7 @@ use harness_bench::torch::Torches;
 use harness_bench::workshop::{DeviceWorkshop, Wall, Workshop};
 use harness_cuda::CudaDevice;
 use harness_cuda::machine::{self};
+use harness_cuda::nvml::Reading;
 use harness_devices::DeviceSource;
 use harness_devices::{DeviceChoice, Resolved};
 
@@ -88,9 +89,27 @@ fn used_memory(device: &mut CudaDevice) -> Bytes {
     device.memory().expect("memory is told").used
 }
 
+/// What was called so far.
+fn calls() -> Vec<String> {
+    driver_double::calls().expect("calls are listed")
+}
+
 /// How often NVML was called so far.
 fn nvml_calls() -> usize {
-    driver_double::calls().expect("calls are listed").into_iter().filter(|call| call.starts_with("nvml")).count()
+    calls().into_iter().filter(|call| call.starts_with("nvml")).count()
+}
+
+/// A machine whose NVML is older than the successors of deprecated functions.
+fn without_successors() -> Config {
+    let newer = ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetFieldValues"];
+    newer.into_iter().fold(Config::default(), |config, function| config.failing(function, 0, 13))
+}
+
+/// All that deprecated functions and their successors tell of the double.
+fn assert_told(reading: &Reading) {
+    let throttled = reading.throttled.as_ref().map(|reasons| reasons.iter().map(|reason| reason.words).collect::<Vec<_>>());
+    assert_eq!((reading.temperature, throttled), (Some(40), Some(vec!["power cap"])));
+    assert_eq!((reading.held_by_power, reading.held_by_heat), (Some(Nanos(0)), Some(Nanos(0))));
 }
 
 /// One call inside a mapping of four pages is refused: nothing may stay of it, and it must work when tried again.
@@ -410,7 +429,7 @@ on_the_double! {
     fn an_event_behind_a_busy_stream_is_done_only_afterwards(Config::default()) {
         let mut device = device();
         let (stream, idle) = (device.create_stream().expect("a stream"), device.create_stream().expect("a stream"));
-        let (event, other) = (device.create_event().expect("an event"), device.create_event().expect("an event"));
+        let (event, other) = (device.create_timed_event().expect("an event"), device.create_timed_event().expect("an event"));
         assert_eq!(device.event_done(event), Ok(true), "never recorded");
         let begin = device.now();
         device.busy(stream, Nanos::millis(500)).expect("it is queued");
@@ -429,9 +448,7 @@ on_the_double! {
     fn elapsed_is_the_time_that_the_stream_was_busy(Config::default()) {
         let mut device = device();
         let stream = device.create_stream().expect("a stream");
-        let (start, end, never) = (
-            device.create_event().expect("an event"), device.create_event().expect("an event"), device.create_event().expect("an event"),
-        );
+        let [start, end, never] = [(); 3].map(|()| device.create_timed_event().expect("an event"));
         // More than a second, so that the spin is cut into two kernels.
         let duration = Nanos::millis(1200);
         device.record_event(start, stream).expect("it is queued");
@@ -471,6 +488,94 @@ on_the_double! {
         device.free(ptr).expect("it is live");
         assert!(device.now().0 - begin.0 >= Nanos::millis(100).0);
         device.synchronize().expect("the fill met live memory");
+    }
+
+    fn a_free_is_one_call_of_the_driver_and_nothing_is_waited_for_before(Config { list_calls: true, ..Config::default() }) {
+        let mut device = device();
+        let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
+        let before = calls().len();
+        device.free(ptr).expect("it is live");
+        assert_eq!(calls()[before..], ["cuCtxSetCurrent", "cuMemFree_v2"]);
+    }
+
+    fn an_event_of_an_allocator_keeps_no_time(Config::default()) {
+        let mut device = device();
+        let (plain, timed) = (device.create_event().expect("an event"), device.create_timed_event().expect("an event"));
+        for event in [plain, timed] {
+            device.record_event(event, StreamId::DEFAULT).expect("it is queued");
+            device.synchronize_event(event).expect("it is waited for");
+        }
+        assert!(device.elapsed(timed, timed).is_ok());
+        let untimed = DeviceError::UnknownHandle { kind: "timed event", number: plain.0 };
+        assert_eq!(device.elapsed(plain, timed), Err(untimed.clone()));
+        assert_eq!(device.elapsed(timed, plain), Err(untimed));
+    }
+
+    fn an_allocation_of_a_pool_asks_the_driver_for_no_more_attributes_than_it_needs(Config { list_calls: true, ..Config::default() }) {
+        let attributes = || calls().iter().filter(|call| *call == "cuMemPoolGetAttribute").count();
+        let asked = |device: &mut dyn TestDevice| {
+            let mut allocator = AllocatorKind::AsyncPool.build();
+            // The first one makes the pool.
+            let mut held = vec![allocator.allocate(device, Request::new(Bytes::mib(20))).expect("it fits")];
+            let before = attributes();
+            held.extend((0..10).map(|_| allocator.allocate(device, Request::new(Bytes::mib(20))).expect("it fits")));
+            let asked = attributes() - before;
+            held.into_iter().for_each(|allocation| allocator.free(device, allocation).expect("it is live"));
+            allocator.close(device).expect("nothing is live");
+            asked
+        };
+        assert_eq!(asked(&mut device()), 10, "what is reserved, once each time");
+        let mut limited = Limited::new(Box::new(device()), Bytes::gib(1)).expect("it has that much");
+        assert_eq!(asked(&mut limited), 4 * 10, "what is reserved: for the room, before, after, and by the allocator");
+    }
+
+    fn verification_that_works_is_shown_to_work(Config::default()) {
+        let mut device = device();
+        let calls = device.calls();
+        device.check_verification().expect("it works");
+        assert_eq!((device.calls(), device.leaks()), (calls, Leaks::default()), "it leaves nothing, and no call is counted");
+    }
+
+    fn a_verify_kernel_that_finds_nothing_is_found_out_before_a_run(Config { blind_verify: true, ..Config::default() }) {
+        let error = device().check_verification().expect_err("no wrong byte is found").to_string();
+        assert!(error.starts_with("verification of GPU memory: a wrong byte at offset 0 of 4.00 KiB was not found"), "{error}");
+        let source = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false).expect("the double is there");
+        assert!(source.open().is_err(), "no run gets such a device");
+    }
+
+    fn a_fill_kernel_that_writes_wrongly_is_found_out_before_a_run(
+        Config { wrong_write: Some(WrongWrite { nth: 2, offset: 4000 }), ..Config::default() }
+    ) {
+        let error = device().check_verification().expect_err("a byte is wrong").to_string();
+        assert!(error.starts_with("verification of GPU memory: a right range was refused ("), "{error}");
+    }
+
+    fn successors_of_deprecated_functions_of_nvml_are_asked_first(Config { list_calls: true, ..Config::default() }) {
+        let device = device();
+        let reading = machine::nvml_of(device.info()).expect("there is NVML").reading();
+        assert_told(&reading);
+        let old = ["nvmlDeviceGetTemperature", "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetViolationStatus"];
+        assert_eq!(calls().iter().filter(|call| old.contains(&call.as_str())).count(), 0);
+    }
+
+    fn an_nvml_without_the_successors_is_asked_the_old_way(without_successors()) {
+        let device = device();
+        assert_told(&machine::nvml_of(device.info()).expect("there is NVML").reading());
+    }
+
+    fn throttling_that_nvml_does_not_tell_is_not_taken_for_none(
+        without_successors().failing("nvmlDeviceGetCurrentClocksThrottleReasons", 0, 26)
+    ) {
+        let device = device();
+        assert_eq!(device.info().fingerprint.throttle_reasons, ["not known"]);
+        assert_eq!(machine::nvml_of(device.info()).expect("there is NVML").reading().throttled, None);
+    }
+
+    fn nothing_is_learnt_from_a_list_of_processes_that_nvml_refused(
+        Config { container: true, ..Config::default() }.failing("nvmlDeviceGetComputeRunningProcesses_v3", 2, 999)
+    ) {
+        let mut device = device();
+        assert_eq!(device.memory().expect("memory is told").process, None, "what was there before the context is not known");
     }
 
     fn pressure_takes_what_is_asked_and_at_most_what_is_free(Config::default()) {
@@ -556,10 +661,10 @@ on_the_double! {
         device.destroy_stream(first).expect("it is there");
         let second = device.create_stream().expect("a stream");
         assert_eq!((first, second), (StreamId(1), StreamId(2)));
-        let (event, other) = (device.create_event().expect("an event"), device.create_event().expect("an event"));
+        let (event, other) = (device.create_timed_event().expect("an event"), device.create_timed_event().expect("an event"));
         device.record_event(event, second).expect("it is queued");
         device.destroy_event(event).expect("it is there");
-        let again = device.create_event().expect("an event");
+        let again = device.create_timed_event().expect("an event");
         assert_eq!(again, event);
         assert_eq!(device.elapsed(again, other), Err(DeviceError::NotReady(again.0)), "a reused number is a new event");
     }
@@ -842,4 +947,44 @@ fn work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu()
     device.unmap(range(start, 0, 2 << 20)).expect("unmapping does not wait");
     let error = device.synchronize().expect_err("the fill met no memory");
     assert!(matches!(error, DeviceError::Driver { code: 700, .. }), "{error}");
+}
+
+/// How `harness doctor` ends on a staged machine: its exit code and what it prints.
+fn doctor(staging: &Staging, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+    command.arg("doctor").args(arguments);
+    staging.apply(&mut command);
+    let output = command.output().expect("the program runs");
+    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn doctor_gives_up_on_a_driver_that_hangs_and_says_what_it_waited_for() {
+    for (function, waits_for) in [
+        ("cuInit", "the CUDA driver and NVML to say which GPUs there are"),
+        ("nvmlInit_v2", "the CUDA driver and NVML to say which GPUs there are"),
+        ("cuDevicePrimaryCtxRetain", "cuda:0 to be opened and used"),
+    ] {
+        let staging = Staging::new(&Config { hang: Some(function.to_owned()), ..Config::default() }).expect("the double is staged");
+        let (code, text) = doctor(&staging, &["--limit", "2s", "--require-gpu"]);
+        assert_eq!(code, Some(3), "{function}: {text}");
+        assert!(text.contains(&format!("waiting for {waits_for}: the driver hangs; ")), "{function}: {text}");
+        assert!(text.contains("scenarios run with `--device sim`"), "{function}: {text}");
+    }
+}
+
+#[test]
+fn doctor_does_not_pass_a_gpu_whose_verification_finds_nothing() {
+    let staging = Staging::new(&Config { blind_verify: true, ..Config::default() }).expect("the double is staged");
+    let (code, text) = doctor(&staging, &["--require-gpu"]);
+    assert_eq!(code, Some(3), "{text}");
+    assert!(text.contains("cuda:0 cannot be used: verification of GPU memory: a wrong byte at offset 0"), "{text}");
+}
+
+#[test]
+fn doctor_tells_a_library_that_cannot_be_loaded_from_one_that_is_missing() {
+    let (code, text) = doctor(&Staging::with_broken_libraries().expect("the folder is made"), &[]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("CUDA driver (libcuda.so.1): the library is there but cannot be loaded: "), "{text}");
+    assert!(text.contains("NVML: libnvidia-ml.so.1 is there but cannot be loaded: "), "{text}");
 }

@@ -7,15 +7,15 @@
 //! * `kernels` and `kernels.ptx` fill, verify and spin;
 //! * `mapping` is address space and physical memory apart, [`harness_allocator::device::MappedDevice`];
 //! * `pool` is the driver's stream-ordered pools, [`harness_allocator::device::PooledDevice`];
-//! * `ballast` is the memory of [`TestDevice::set_pressure`];
+//! * `pressure` is the memory of [`TestDevice::set_pressure`];
 //! * [`probe`] looks at GPUs without opening one.
 
-mod ballast;
 mod codes;
 mod driver;
 mod kernels;
 mod mapping;
 mod pool;
+mod pressure;
 pub mod probe;
 mod types;
 
@@ -23,11 +23,11 @@ use std::collections::BTreeMap;
 use std::ptr;
 use std::time::Instant;
 
-use self::ballast::Ballast;
 use self::driver::Driver;
 use self::kernels::{Kernels, Mismatch};
 use self::mapping::Mapping;
 use self::pool::Pools;
+use self::pressure::Pressure;
 use self::types::{CUcontext, CUdevice, CUevent};
 pub use self::types::{CUstream, CUstream_st};
 use crate::library::Refusal;
@@ -48,6 +48,11 @@ const GRANULARITY: Bytes = Bytes::mib(2);
 /// allowance, not a measured figure: a few granules, and small beside the megabytes that a scenario moves.
 const USED_TOLERANCE: Bytes = Bytes::mib(8);
 
+/// `CU_STREAM_LEGACY`: the default stream by another name.
+const LEGACY_STREAM: usize = 1;
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD_STREAM: usize = 2;
+
 /// A GPU opened through the CUDA driver.
 ///
 /// Dropping it waits for its work and gives everything back, also what callers still hold.
@@ -62,13 +67,13 @@ pub struct CudaDevice {
     live: BTreeMap<u64, Bytes>,
     /// Addresses freed and not handed out again, and where they were freed.
     freed: BTreeMap<u64, Place>,
-    streams: BTreeMap<u32, CUstream>,
+    streams: BTreeMap<u32, Stream>,
     next_stream: u32,
     events: Vec<Option<Event>>,
     free_events: Vec<u32>,
     mapping: Option<Mapping>,
     pools: Option<Pools>,
-    ballast: Ballast,
+    pressure: Pressure,
     nvml: Result<NvmlDevice, String>,
     kernels: Kernels,
     // Last, as fields are dropped in order: everything above lives in it.
@@ -79,9 +84,19 @@ pub struct CudaDevice {
 // first, and `&mut self` keeps calls one at a time.
 unsafe impl Send for CudaDevice {}
 
+/// A stream that callers may name.
+#[derive(Clone, Copy)]
+struct Stream {
+    handle: CUstream,
+    /// Whether this device made it, and destroys it.
+    own: bool,
+}
+
 struct Event {
     handle: CUevent,
     recorded: bool,
+    /// Whether it keeps the time of its record.
+    timed: bool,
 }
 
 impl CudaDevice {
@@ -129,13 +144,13 @@ impl CudaDevice {
             calls: DeviceCalls::default(),
             live: BTreeMap::new(),
             freed: BTreeMap::new(),
-            streams: BTreeMap::from([(StreamId::DEFAULT.0, ptr::null_mut())]),
+            streams: BTreeMap::from([(StreamId::DEFAULT.0, Stream { handle: ptr::null_mut(), own: false })]),
             next_stream: 1,
             events: Vec::new(),
             free_events: Vec::new(),
             mapping,
             pools,
-            ballast: Ballast::default(),
+            pressure: Pressure::default(),
             nvml,
             kernels,
             context,
@@ -193,8 +208,104 @@ impl CudaDevice {
         self.stream(stream)
     }
 
+    /// Takes a stream that the program has made, by whatever binding to CUDA, so that requests can name it. It stays the program's: this device
+    /// never destroys it. A stream that is borrowed already keeps its number; the driver's default stream is [`StreamId::DEFAULT`].
+    ///
+    /// [`Device::release_stream`] ends it, without waiting for the stream's work. An allocator keeps free memory and events by stream: let it
+    /// go of the stream first (`Allocator::release_stream`).
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] for a stream of another context than the device's primary one, and for `CU_STREAM_PER_THREAD`, which is
+    /// another stream in each thread; [`DeviceError::Driver`] where the driver does not know the stream.
+    ///
+    /// # Safety
+    /// The stream must live until it is released or this device is dropped.
+    pub unsafe fn borrow_stream(&mut self, stream: CUstream) -> Result<StreamId, DeviceError> {
+        let refused = |why: &str| DeviceError::Unavailable { what: "a stream to borrow".to_owned(), why: why.to_owned() };
+        match stream.addr() {
+            0 | LEGACY_STREAM => return Ok(StreamId::DEFAULT),
+            PER_THREAD_STREAM => return Err(refused("CU_STREAM_PER_THREAD is another stream in each thread: make a stream")),
+            _ => {}
+        }
+        if let Some((number, _)) = self.streams.iter().find(|(_, known)| known.handle == stream) {
+            return Ok(StreamId(*number));
+        }
+        let mut context = ptr::null_mut();
+        // SAFETY: `context` is a place for the answer; the caller says that the stream lives.
+        unsafe { self.driver()?.stream_context(stream, &raw mut context) }?;
+        if context != self.context.handle {
+            return Err(refused("it is of another context: make it in the primary context of this device"));
+        }
+        Ok(self.add_stream(Stream { handle: stream, own: false }))
+    }
+
+    fn add_stream(&mut self, stream: Stream) -> StreamId {
+        let number = self.next_stream;
+        self.next_stream += 1;
+        self.streams.insert(number, stream);
+        StreamId(number)
+    }
+
     fn stream(&self, stream: StreamId) -> Result<CUstream, DeviceError> {
+        self.known_stream(stream).map(|known| known.handle)
+    }
+
+    fn known_stream(&self, stream: StreamId) -> Result<Stream, DeviceError> {
         self.streams.get(&stream.0).copied().ok_or(DeviceError::UnknownHandle { kind: "stream", number: stream.0 })
+    }
+
+    /// Shows that [`TestDevice::verify`] works here: it must pass a range that holds its tag, and find each wrong byte in a range that begins
+    /// and ends at odd addresses. Without that a run whose contents are never wrong would prove nothing. Not counted in
+    /// [`TestDevice::calls`].
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] where it does not; [`DeviceError`] where memory cannot be had or used.
+    pub fn check_verification(&mut self) -> Result<(), DeviceError> {
+        let calls = self.calls;
+        let start = self.malloc(GRANULARITY)?;
+        let checked = self.verification_works(start);
+        let freed = self.free(start);
+        self.calls = calls;
+        checked.and(freed)
+    }
+
+    fn verification_works(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
+        // Odd at both ends, so that the kernels for single bytes and the one for words take part; no byte of the tag is zero.
+        let (range, tag, wrong) = (MemoryRange::new(start.offset(Bytes(3)), Bytes(4099)), Tag(0x1122_3344_5566_7788), Tag(0));
+        let fails = |why: String| DeviceError::Unavailable {
+            what: "verification of GPU memory".to_owned(),
+            why: format!("{why}: the program's own kernels do not work on this GPU, so that no result of theirs means anything"),
+        };
+        self.fill(StreamId::DEFAULT, range, tag)?;
+        self.verify(StreamId::DEFAULT, range, tag).map_err(|error| fails(format!("a right range was refused ({error})")))?;
+        for offset in [0, 4, 5, 2050, 4096, 4098] {
+            let byte = MemoryRange::new(range.start.offset(Bytes(offset)), Bytes(1));
+            self.fill(StreamId::DEFAULT, byte, wrong)?;
+            match self.verify(StreamId::DEFAULT, range, tag) {
+                Err(DeviceError::Corrupted { at, .. }) if at == byte.start => {}
+                Err(DeviceError::Corrupted { at, .. }) => {
+                    return Err(fails(format!("a wrong byte at {} was reported at {at}", byte.start)));
+                }
+                Err(error) => return Err(error),
+                Ok(()) => return Err(fails(format!("a wrong byte at offset {offset} of {} was not found", range.len))),
+            }
+            self.fill(StreamId::DEFAULT, range, tag)?;
+        }
+        self.synchronize()
+    }
+
+    fn make_event(&mut self, timed: bool) -> Result<EventId, DeviceError> {
+        let mut handle = ptr::null_mut();
+        let flags = if timed { driver::EVENT_WITH_TIMING } else { driver::EVENT_WITHOUT_TIMING };
+        // SAFETY: `handle` is a place for the answer.
+        unsafe { self.driver()?.create_event(&raw mut handle, flags) }?;
+        let event = Some(Event { handle, recorded: false, timed });
+        if let Some(number) = self.free_events.pop() {
+            self.events[number as usize] = event;
+            return Ok(EventId(number));
+        }
+        self.events.push(event);
+        Ok(EventId(self.events.len() as u32 - 1))
     }
 
     fn event(&mut self, event: EventId) -> Result<&mut Event, DeviceError> {
@@ -274,12 +385,9 @@ impl Device for CudaDevice {
             return Err(self.wrong_free(ptr));
         }
         let driver = self.driver()?;
-        // SAFETY: the address is a live allocation of this context, as the table says, and is forgotten once it is freed. cuMemFree waits
-        // for work in flight today, but its documentation does not promise it, and the contract does: so the wait is our own.
-        unsafe {
-            driver.synchronize()?;
-            driver.free(ptr.0)?;
-        }
+        // SAFETY: the address is a live allocation of this context, as the table says, and is forgotten once it is freed. The driver itself
+        // waits for work in flight.
+        unsafe { driver.free(ptr.0) }?;
         self.live.remove(&ptr.0);
         self.freed.insert(ptr.0, self.place);
         Ok(())
@@ -289,17 +397,14 @@ impl Device for CudaDevice {
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` is a place for the answer.
         unsafe { self.driver()?.create_stream(&raw mut handle, driver::STREAM_NON_BLOCKING) }?;
-        let stream = StreamId(self.next_stream);
-        self.next_stream += 1;
-        self.streams.insert(stream.0, handle);
-        Ok(stream)
+        Ok(self.add_stream(Stream { handle, own: true }))
     }
 
     fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        if stream == StreamId::DEFAULT {
-            return Err(DeviceError::UnknownHandle { kind: "removable stream", number: 0 });
+        let Stream { handle, own } = self.known_stream(stream)?;
+        if !own {
+            return Err(DeviceError::UnknownHandle { kind: "stream of its own", number: stream.0 });
         }
-        let handle = self.stream(stream)?;
         let driver = self.driver()?;
         // SAFETY: the handle is a live stream of this context, as the table says, and is forgotten once it is destroyed.
         unsafe {
@@ -311,20 +416,16 @@ impl Device for CudaDevice {
     }
 
     fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        Err(DeviceError::UnknownHandle { kind: "borrowed stream", number: stream.0 })
+        let lent = stream != StreamId::DEFAULT && self.streams.get(&stream.0).is_some_and(|known| !known.own);
+        if !lent {
+            return Err(DeviceError::UnknownHandle { kind: "borrowed stream", number: stream.0 });
+        }
+        self.streams.remove(&stream.0);
+        Ok(())
     }
 
     fn create_event(&mut self) -> Result<EventId, DeviceError> {
-        let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is a place for the answer.
-        unsafe { self.driver()?.create_event(&raw mut handle, driver::EVENT_WITH_TIMING) }?;
-        let event = Some(Event { handle, recorded: false });
-        if let Some(number) = self.free_events.pop() {
-            self.events[number as usize] = event;
-            return Ok(EventId(number));
-        }
-        self.events.push(event);
-        Ok(EventId(self.events.len() as u32 - 1))
+        self.make_event(false)
     }
 
     fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError> {
@@ -403,7 +504,7 @@ impl TestDevice for CudaDevice {
             used: self.used(free)?,
             process: self.nvml.as_ref().ok().and_then(|nvml| nvml.used_by_this_process().ok().flatten()),
             context_overhead: self.context_overhead,
-            pressure: self.ballast.held(),
+            pressure: self.pressure.held(),
         })
     }
 
@@ -424,10 +525,17 @@ impl TestDevice for CudaDevice {
         self.place = place;
     }
 
+    fn create_timed_event(&mut self) -> Result<EventId, DeviceError> {
+        self.make_event(true)
+    }
+
     fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
         let mut handles = [ptr::null_mut(); 2];
         for (event, handle) in [start, end].into_iter().zip(&mut handles) {
             let known = self.event(event)?;
+            if !known.timed {
+                return Err(DeviceError::UnknownHandle { kind: "timed event", number: event.0 });
+            }
             if !known.recorded {
                 return Err(DeviceError::NotReady(event.0));
             }
@@ -468,7 +576,7 @@ impl TestDevice for CudaDevice {
 
     fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
         let driver = self.driver()?;
-        Ok(self.ballast.resize(driver, held, self.info.granularity)?)
+        Ok(self.pressure.resize(driver, held, self.info.granularity)?)
     }
 
     fn leaks(&self) -> Leaks {
@@ -482,7 +590,7 @@ impl TestDevice for CudaDevice {
             allocations: (self.live.len() + self.pools.as_ref().map_or(0, |pools| pools.live.len())) as u64,
             pools: self.pools.as_ref().map_or(0, Pools::count),
             bytes: self.live.values().map(charged).sum::<Bytes>() + pages + pooled,
-            streams: self.streams.len() as u64 - 1,
+            streams: self.streams.values().filter(|stream| stream.own).count() as u64,
             events: self.events.iter().flatten().count() as u64,
         }
     }
@@ -504,8 +612,8 @@ impl Drop for CudaDevice {
             for event in self.events.iter().flatten() {
                 let _ = driver.destroy_event(event.handle);
             }
-            for stream in self.streams.values().filter(|stream| !stream.is_null()) {
-                let _ = driver.destroy_stream(*stream);
+            for stream in self.streams.values().filter(|stream| stream.own) {
+                let _ = driver.destroy_stream(stream.handle);
             }
             for address in self.live.keys() {
                 let _ = driver.free(*address);
@@ -517,7 +625,7 @@ impl Drop for CudaDevice {
         if let Some(pools) = &mut self.pools {
             pools.release(driver);
         }
-        self.ballast.release(driver);
+        self.pressure.release(driver);
         let _ = self.kernels.unload(driver);
     }
 }

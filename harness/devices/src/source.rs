@@ -86,17 +86,21 @@ impl DeviceSource {
         }
     }
 
-    /// Opens the device whole.
+    /// Opens the device whole. A GPU shows first that wrong contents would be found: [`CudaDevice::check_verification`].
     ///
     /// # Errors
-    /// [`DeviceError`] where it cannot be opened.
+    /// [`DeviceError`] where it cannot be opened, or does not show that.
     pub fn open(&self) -> Result<Box<dyn TestDevice>, DeviceError> {
         Ok(match self.resolved {
             Resolved::Simulated { .. } => {
                 let config = self.profile.as_ref().map_or_else(SimConfig::default, |(profile, _)| profile.sim_config());
                 Box::new(SimDevice::new(config))
             }
-            Resolved::Cuda(ordinal) => Box::new(CudaDevice::open(ordinal)?),
+            Resolved::Cuda(ordinal) => {
+                let mut device = CudaDevice::open(ordinal)?;
+                device.check_verification()?;
+                Box::new(device)
+            }
         })
     }
 

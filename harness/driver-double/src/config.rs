@@ -31,6 +31,10 @@ pub struct Config {
     pub fail: Vec<Failure>,
     /// A fill that writes one byte wrongly. `DOUBLE_WRONG_WRITE`.
     pub wrong_write: Option<WrongWrite>,
+    /// Whether the verify kernels find nothing, whatever memory holds. `DOUBLE_BLIND_VERIFY`.
+    pub blind_verify: bool,
+    /// A function that never returns. `DOUBLE_HANG`.
+    pub hang: Option<String>,
     /// Whether there is an NVML library; a matter of [`crate::Staging`], not of a variable.
     pub nvml: bool,
 }
@@ -71,6 +75,8 @@ impl Default for Config {
             list_calls: false,
             fail: Vec::new(),
             wrong_write: None,
+            blind_verify: false,
+            hang: None,
             nvml: true,
         }
     }
@@ -100,6 +106,8 @@ impl Config {
             ("DOUBLE_POOLS", u8::from(self.pools).to_string()),
             ("DOUBLE_FAIL", failures.collect::<Vec<_>>().join(",")),
             ("DOUBLE_WRONG_WRITE", wrong_write.unwrap_or_default()),
+            ("DOUBLE_BLIND_VERIFY", u8::from(self.blind_verify).to_string()),
+            ("DOUBLE_HANG", self.hang.clone().unwrap_or_default()),
         ]
     }
 
@@ -130,6 +138,8 @@ impl Config {
             pools: variable("DOUBLE_POOLS").map_or(Ok(1_u8), |text| number(&text))? != 0,
             fail: failures.collect::<Result<_, _>>()?,
             wrong_write: wrong_write.transpose()?,
+            blind_verify: variable("DOUBLE_BLIND_VERIFY").map_or(Ok(0_u8), |text| number(&text))? != 0,
+            hang: variable("DOUBLE_HANG"),
             processes: default.processes,
             list_calls: default.list_calls,
             nvml: default.nvml,
@@ -156,6 +166,8 @@ mod tests {
             mapping: false,
             pools: false,
             wrong_write: Some(WrongWrite { nth: 2, offset: 77 }),
+            blind_verify: true,
+            hang: Some("cuInit".to_owned()),
             ..Config::default()
         }
         .failing("cuMemAlloc_v2", 3, 2)

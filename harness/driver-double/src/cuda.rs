@@ -4,8 +4,9 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::time::{Duration, Instant};
 
+use crate::memory::{GRANULARITY, code};
 use crate::work::{Kernel, Work};
-use crate::world::{Event, GRANULARITY, Gpu, Stream, call, code, synchronize, wait, with_context};
+use crate::world::{Event, Gpu, Stream, call, synchronize, wait_and, with_context};
 
 /// CUDA version that the double claims to support: 12.8.
 const CUDA_VERSION: c_int = 12_080;
@@ -195,10 +196,11 @@ unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, size: usize) -> u32 {
     })
 }
 
-/// Gives the memory back at once. Drivers wait for work in flight, but do not promise it: here work that comes too late breaks the context.
+/// Waits for all work of the context, as drivers do, and gives the memory back.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(address: u64) -> u32 {
-    with_context("cuMemFree_v2", |gpu| gpu.deallocate(address))
+    let until = |gpu: &mut Gpu| if gpu.is_allocation(address) { Ok(gpu.idle_at()) } else { Err(code::INVALID_VALUE) };
+    wait_and("cuMemFree_v2", until, |gpu| gpu.deallocate(address))
 }
 
 /// `CUmemLocation` of cuda.h: kind 1 is a device.
@@ -432,17 +434,15 @@ extern "C" fn cuMemFreeAsync(address: u64, stream: *mut c_void) -> u32 {
 /// Copies to pageable host memory, which as on a GPU has happened when the call returns.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, size: usize, stream: *mut c_void) -> u32 {
-    match wait("cuMemcpyDtoHAsync_v2", |gpu| gpu.ready_at(stream as usize)) {
-        0 => with_context("cuMemcpyDtoHAsync_v2 after waiting", |gpu| {
-            if to.is_null() || !gpu.is_live(from, size as u64) {
-                return Err(code::INVALID_VALUE);
-            }
-            // SAFETY: the source is live, as was just seen; the caller has room for `size` bytes, as the driver API demands.
-            unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.cast(), size) };
-            Ok(())
-        }),
-        refused => refused,
-    }
+    let copy = |gpu: &mut Gpu| {
+        if to.is_null() || !gpu.is_live(from, size as u64) {
+            return Err(code::INVALID_VALUE);
+        }
+        // SAFETY: the source is live, as was just seen; the caller has room for `size` bytes, as the driver API demands.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.cast(), size) };
+        Ok(())
+    };
+    wait_and("cuMemcpyDtoHAsync_v2", |gpu| gpu.ready_at(stream as usize), copy)
 }
 
 /// Queues setting bytes.
@@ -474,6 +474,16 @@ extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> u32 {
     })
 }
 
+/// The context that a stream was made in.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamGetCtx(stream: *mut c_void, context: *mut *mut c_void) -> u32 {
+    call("cuStreamGetCtx", |world| {
+        let found = world.context_of(stream as usize)?;
+        // SAFETY: the caller's place, as the driver API demands.
+        unsafe { put(context, pointer(found)) }
+    })
+}
+
 /// Waits for a stream.
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> u32 {
@@ -491,15 +501,15 @@ extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, _flags:
     })
 }
 
-/// Makes an event with timing.
+/// Makes an event, with timing (flags 0) or without (2).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, flags: c_uint) -> u32 {
     with_context("cuEventCreate", |gpu| {
-        if flags != 0 {
+        if ![0, 2].contains(&flags) {
             return Err(code::NOT_SUPPORTED);
         }
         let handle = gpu.handle();
-        gpu.events.insert(handle, Event { done_at: None });
+        gpu.events.insert(handle, Event { done_at: None, timing: flags == 0 });
         // SAFETY: the caller's place, as the driver API demands.
         unsafe { put(event, pointer(handle)) }
     })
@@ -539,11 +549,13 @@ extern "C" fn cuEventSynchronize(event: *mut c_void) -> u32 {
     })
 }
 
-/// Milliseconds from one event to another; both must be recorded and done.
+/// Milliseconds from one event to another; both must be recorded, done and with timing.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, start: *mut c_void, end: *mut c_void) -> u32 {
     with_context("cuEventElapsedTime", |gpu| {
-        let done_at = |event: *mut c_void| gpu.events.get(&(event as usize)).and_then(|event| event.done_at).ok_or(code::INVALID_HANDLE);
+        let done_at = |event: *mut c_void| {
+            gpu.events.get(&(event as usize)).filter(|event| event.timing).and_then(|event| event.done_at).ok_or(code::INVALID_HANDLE)
+        };
         let (start, end) = (done_at(start)?, done_at(end)?);
         if start.max(end) > Instant::now() {
             return Err(code::NOT_READY);

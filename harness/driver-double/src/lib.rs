@@ -7,11 +7,12 @@
 //! * [`Config`] says how it behaves, and travels to it as environment variables;
 //! * [`Staging`] puts it where the loader of a child process finds it;
 //! * `cuda` and `nvml` are the exported functions, `world` is their state, `mapping` its addresses and pages,
-//!   `pool` its stream-ordered pools, `work` what streams do.
+//!   `pool` its stream-ordered pools, `work` what streams do, `memory` what all of them share.
 
 mod config;
 mod cuda;
 mod mapping;
+mod memory;
 mod nvml;
 mod pool;
 mod staging;

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ptr;
 
-use crate::world::{GRANULARITY, code};
+use crate::memory::{GRANULARITY, code, unmap};
 
 /// What a process holds of a GPU apart from plain allocations.
 #[derive(Default)]
@@ -190,6 +190,6 @@ fn accessible(address: u64, size: u64) -> Result<(), u32> {
 /// Gives host addresses back.
 fn give_back(address: u64, size: u64) {
     if size > 0 {
-        crate::world::unmap(address, size);
+        unmap(address, size);
     }
 }

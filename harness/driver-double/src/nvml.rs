@@ -10,6 +10,7 @@ use crate::world::{Gpu, World, call};
 mod code {
     pub(super) const UNINITIALIZED: u32 = 1;
     pub(super) const INVALID_ARGUMENT: u32 = 2;
+    pub(super) const NOT_SUPPORTED: u32 = 3;
     pub(super) const NOT_FOUND: u32 = 6;
     pub(super) const INSUFFICIENT_SIZE: u32 = 7;
 }
@@ -210,6 +211,53 @@ unsafe extern "C" fn nvmlDeviceGetTemperature(handle: *mut c_void, kind: c_int, 
     })
 }
 
+/// `nvmlTemperature_v1_t` of nvml.h.
+#[repr(C)]
+struct Temperature {
+    version: c_uint,
+    sensor: c_uint,
+    celsius: c_int,
+}
+
+/// The same at the one sensor there is, by the newer function.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetTemperatureV(handle: *mut c_void, temperature: *mut Temperature) -> u32 {
+    device("nvmlDeviceGetTemperatureV", handle, |_| {
+        // SAFETY: the caller's struct, with version and sensor set, as NVML demands; null is refused.
+        let temperature = unsafe { temperature.as_mut() }.ok_or(code::INVALID_ARGUMENT)?;
+        if temperature.version != size_of::<Temperature>() as c_uint | 1 << 24 || temperature.sensor != 0 {
+            return Err(code::INVALID_ARGUMENT);
+        }
+        temperature.celsius = 40;
+        Ok(())
+    })
+}
+
+/// `nvmlFieldValue_t` of nvml.h.
+#[repr(C)]
+struct FieldValue {
+    field: c_uint,
+    scope: c_uint,
+    timestamp: i64,
+    latency: i64,
+    kind: c_uint,
+    code: c_uint,
+    value: u64,
+}
+
+/// The fields 74 and 75: neither power nor heat ever held the clocks down, in nanoseconds (kind 3, 64 bits without sign).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetFieldValues(handle: *mut c_void, count: c_int, values: *mut FieldValue) -> u32 {
+    device("nvmlDeviceGetFieldValues", handle, |_| {
+        for index in 0..usize::try_from(count).map_err(|_| code::INVALID_ARGUMENT)? {
+            // SAFETY: the caller's array of `count` fields, as NVML demands; null is refused.
+            let value = unsafe { values.wrapping_add(index).as_mut() }.ok_or(code::INVALID_ARGUMENT)?;
+            (value.code, value.kind, value.value) = if [74, 75].contains(&value.field) { (0, 3, 0) } else { (code::NOT_SUPPORTED, 0, 0) };
+        }
+        Ok(())
+    })
+}
+
 /// `nvmlViolationTime_t` of nvml.h: microseconds, and nanoseconds.
 #[repr(C)]
 struct ViolationTime {
@@ -225,6 +273,13 @@ unsafe extern "C" fn nvmlDeviceGetViolationStatus(handle: *mut c_void, policy: c
         0 | 1 => unsafe { put(status, ViolationTime { reference: 0, violation: 0 }) },
         _ => Err(code::INVALID_ARGUMENT),
     })
+}
+
+/// The same by the newer function.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetCurrentClocksEventReasons(handle: *mut c_void, reasons: *mut u64) -> u32 {
+    // SAFETY: the caller's place, as NVML demands.
+    device("nvmlDeviceGetCurrentClocksEventReasons", handle, |_| unsafe { put(reasons, 4) })
 }
 
 /// The power cap (bit 2) holds the clocks down.

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use crate::world::{code, map, unmap};
+use crate::memory::{code, map, unmap};
 
 /// A pool reserves multiples of this; no documentation tells what a driver does.
 const CHUNK: u64 = 32 << 20;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::world::code;
+use crate::memory::code;
 
 /// A kernel that the double can stand in for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

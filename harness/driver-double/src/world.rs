@@ -6,36 +6,16 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::mapping::Mapping;
+use crate::memory::{GRANULARITY, code, map, unmap};
 use crate::pool::Pools;
 use crate::staging::{CALLS, PROCESSES, REPORT};
 use crate::work::{Kernel, Work};
-
-/// Device memory is charged in whole multiples of this.
-pub(crate) const GRANULARITY: u64 = 2 << 20;
-
-/// Codes of the CUDA driver API that the double answers with.
-pub(crate) mod code {
-    pub(crate) const INVALID_VALUE: u32 = 1;
-    pub(crate) const OUT_OF_MEMORY: u32 = 2;
-    pub(crate) const NOT_INITIALIZED: u32 = 3;
-    pub(crate) const NO_DEVICE: u32 = 100;
-    pub(crate) const INVALID_DEVICE: u32 = 101;
-    pub(crate) const INVALID_CONTEXT: u32 = 201;
-    pub(crate) const INVALID_PTX: u32 = 218;
-    pub(crate) const INVALID_HANDLE: u32 = 400;
-    pub(crate) const NOT_FOUND: u32 = 500;
-    pub(crate) const NOT_READY: u32 = 600;
-    pub(crate) const ILLEGAL_ADDRESS: u32 = 700;
-    pub(crate) const MISALIGNED_ADDRESS: u32 = 716;
-    pub(crate) const NOT_SUPPORTED: u32 = 801;
-}
 
 /// Everything.
 pub(crate) struct World {
@@ -76,6 +56,7 @@ pub(crate) struct Gpu {
     /// The code that every call gets since work broke the context.
     broken: Option<u32>,
     wrong_write: Option<crate::WrongWrite>,
+    blind_verify: bool,
     fills: u64,
 }
 
@@ -87,6 +68,8 @@ pub(crate) struct Stream {
 /// An event, and when what was in front of its last record is done.
 pub(crate) struct Event {
     pub(crate) done_at: Option<Instant>,
+    /// Whether it keeps the time of its record.
+    pub(crate) timing: bool,
 }
 
 /// A loaded module: its text, its kernels by handle, its one variable.
@@ -114,6 +97,10 @@ pub(crate) fn world() -> MutexGuard<'static, Option<World>> {
 pub(crate) fn call(function: &'static str, body: impl FnOnce(&mut World) -> Result<(), u32>) -> u32 {
     let mut world = world();
     let Some(world) = world.as_mut() else { return code::NOT_INITIALIZED };
+    while world.config.hang.as_deref() == Some(function) {
+        // With the lock in hand: in a driver that hangs, every later call hangs too.
+        thread::sleep(Duration::from_secs(60));
+    }
     world.count(function).and_then(|()| body(world)).err().unwrap_or(0)
 }
 
@@ -132,6 +119,18 @@ pub(crate) fn wait(function: &'static str, until: impl FnOnce(&mut Gpu) -> Resul
     let Some(end) = end.filter(|_| answer == 0) else { return answer };
     sleep_until(end);
     world().as_mut().map_or(code::NOT_INITIALIZED, |world| world.current().err().unwrap_or(0))
+}
+
+/// A call that waits as [`wait`], and then does something. It counts as one call.
+pub(crate) fn wait_and(
+    function: &'static str,
+    until: impl FnOnce(&mut Gpu) -> Result<Instant, u32>,
+    body: impl FnOnce(&mut Gpu) -> Result<(), u32>,
+) -> u32 {
+    match wait(function, until) {
+        0 => world().as_mut().map_or(code::NOT_INITIALIZED, |world| world.current().and_then(body).err().unwrap_or(0)),
+        refused => refused,
+    }
 }
 
 /// A wait of the host behind which pools give memory back.
@@ -196,6 +195,14 @@ impl World {
         gpu.broken.map_or(Ok(gpu), Err)
     }
 
+    /// The context that a stream is of. The default stream is the calling thread's context's.
+    pub(crate) fn context_of(&mut self, stream: usize) -> Result<usize, u32> {
+        if stream == 0 {
+            return self.current().map(|gpu| gpu.ordinal + 1);
+        }
+        self.gpus.iter().position(|gpu| gpu.streams.contains_key(&stream)).map(|ordinal| ordinal + 1).ok_or(code::INVALID_HANDLE)
+    }
+
     /// Gives a reference to a GPU's context back; the last one destroys it and reports what was left in it.
     pub(crate) fn release(&mut self, ordinal: i32) -> Result<(), u32> {
         let fresh = Gpu::new(&self.config, ordinal as usize);
@@ -231,9 +238,11 @@ impl Gpu {
             pools: Pools::default(),
             queue: BTreeMap::new(),
             submitted: 0,
-            next_handle: 0x1000,
+            // Handles of different GPUs are different ones.
+            next_handle: 0x1000 + (ordinal << 32),
             broken: None,
             wrong_write: config.wrong_write,
+            blind_verify: config.blind_verify,
             fills: 0,
         }
     }
@@ -299,6 +308,11 @@ impl Gpu {
         Ok(())
     }
 
+    /// Whether an allocation begins there.
+    pub(crate) fn is_allocation(&self, address: u64) -> bool {
+        self.allocations.contains_key(&address)
+    }
+
     /// When all work of all streams is done.
     pub(crate) fn idle_at(&self) -> Instant {
         self.streams.values().map(|stream| stream.ready_at).chain(self.queue.keys().map(|key| key.0)).max().unwrap_or_else(Instant::now)
@@ -338,6 +352,9 @@ impl Gpu {
     fn run(&mut self, work: &Work) -> Result<(), u32> {
         if let Work::Free { address } = *work {
             self.pools.finish(address);
+            return Ok(());
+        }
+        if self.blind_verify && matches!(work, Work::Verify { .. }) {
             return Ok(());
         }
         let Some((address, len)) = work.touches() else { return Ok(()) };
@@ -422,23 +439,5 @@ fn append(path: &OsStr, text: &str) {
     let written = OpenOptions::new().create(true).append(true).open(path).and_then(|mut file| file.write_all(text.as_bytes()));
     if let Err(error) = written {
         eprintln!("driver double: cannot write to {}: {error}", path.display());
-    }
-}
-
-/// Address space for `size` bytes, zeroed when touched.
-pub(crate) fn map(size: u64) -> Result<u64, u32> {
-    let size = usize::try_from(size).map_err(|_| code::OUT_OF_MEMORY)?;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new anonymous mapping wherever the system likes; it overlaps nothing.
-    let address = unsafe { libc::mmap(ptr::null_mut(), size, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-    if address == libc::MAP_FAILED { Err(code::OUT_OF_MEMORY) } else { Ok(address as u64) }
-}
-
-/// Gives back what [`map`] returned for `size`, or addresses of a reservation.
-pub(crate) fn unmap(address: u64, size: u64) {
-    // SAFETY: the mapping is the double's, of this size, and its owner has just forgotten it.
-    let answer = unsafe { libc::munmap(address as *mut libc::c_void, size as usize) };
-    if answer != 0 {
-        eprintln!("driver double: munmap failed: {}", std::io::Error::last_os_error());
     }
 }

@@ -56,7 +56,7 @@ impl AsyncPoolAllocator {
 
     /// Reads what the pool has reserved.
     fn observe(&mut self, device: &mut dyn Device, pool: PoolId) -> Result<(), DeviceError> {
-        let reserved = pooled(device)?.pool_memory(pool)?.reserved.0;
+        let reserved = pooled(device)?.pool_reserved(pool)?.0;
         self.set_reserved(reserved);
         Ok(())
     }

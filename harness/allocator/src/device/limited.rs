@@ -77,7 +77,7 @@ impl Limited {
         let mut charged = self.charged;
         for index in 0..self.pools.len() {
             let pool = self.pools[index];
-            charged += self.inner_pooled()?.pool_memory(pool)?.reserved;
+            charged += self.inner_pooled()?.pool_reserved(pool)?;
         }
         Ok(charged)
     }
@@ -193,6 +193,10 @@ impl TestDevice for Limited {
         self.inner.set_place(place);
     }
 
+    fn create_timed_event(&mut self) -> Result<EventId, DeviceError> {
+        self.inner.create_timed_event()
+    }
+
     fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
         self.inner.elapsed(start, end)
     }
@@ -229,10 +233,20 @@ impl Limited {
         self.inner.pooled().ok_or_else(why)
     }
 
+    /// Whether what the limit leaves and what the pool has unused are so much together. The pool is asked only where it matters.
+    fn may_fit(&mut self, pool: PoolId, size: Bytes) -> Result<bool, DeviceError> {
+        let left = self.left()?;
+        if left >= size {
+            return Ok(true);
+        }
+        let memory = self.inner_pooled()?.pool_memory(pool)?;
+        Ok(left.0.saturating_add(memory.reserved.saturating_sub(memory.used).0) >= size.0)
+    }
+
     /// A piece of the pool, if the pool then is within the limit. Where it is not, the piece goes back, and so does what the pool took for
     /// it: the pool gives memory back only behind a wait for the stream.
     fn try_pool(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<Option<DevicePtr>, DeviceError> {
-        let before = self.inner_pooled()?.pool_memory(pool)?.reserved;
+        let before = self.inner_pooled()?.pool_reserved(pool)?;
         let ptr = match self.inner_pooled()?.malloc_async(pool, size, stream) {
             Ok(ptr) => ptr,
             Err(error) if error.is_out_of_memory() => return Ok(None),
@@ -264,9 +278,7 @@ impl PooledDevice for Limited {
     }
 
     fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError> {
-        let memory = self.inner_pooled()?.pool_memory(pool)?;
-        let unused = memory.reserved.saturating_sub(memory.used);
-        if self.left()?.0.saturating_add(unused.0) >= size.0 {
+        if self.may_fit(pool, size)? {
             if let Some(ptr) = self.try_pool(pool, size, stream)? {
                 return Ok(ptr);
             }
@@ -290,6 +302,10 @@ impl PooledDevice for Limited {
 
     fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError> {
         self.inner_pooled()?.trim_pool(pool, keep)
+    }
+
+    fn pool_reserved(&mut self, pool: PoolId) -> Result<Bytes, DeviceError> {
+        self.inner_pooled()?.pool_reserved(pool)
     }
 
     fn pool_memory(&mut self, pool: PoolId) -> Result<PoolMemory, DeviceError> {

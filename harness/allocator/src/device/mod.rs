@@ -398,7 +398,14 @@ pub trait TestDevice: Device {
     /// Says where in the caller's program the next calls come from.
     fn set_place(&mut self, place: Place);
 
-    /// Device time from one completed event to another.
+    /// Makes an event that keeps the time of its record, for [`TestDevice::elapsed`]. It costs more than one of [`Device::create_event`], which
+    /// on a GPU keeps none.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    fn create_timed_event(&mut self) -> Result<EventId, DeviceError>;
+
+    /// Device time from one completed event to another, both made by [`TestDevice::create_timed_event`].
     ///
     /// # Errors
     /// [`DeviceError::NotReady`] where one of them was not recorded or is not done.
@@ -508,6 +515,14 @@ pub trait PooledDevice {
     /// # Errors
     /// [`DeviceError::UnknownHandle`].
     fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError>;
+
+    /// [`PoolMemory::reserved`] alone: one question to the driver, where [`PooledDevice::pool_memory`] asks four.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`].
+    fn pool_reserved(&mut self, pool: PoolId) -> Result<Bytes, DeviceError> {
+        Ok(self.pool_memory(pool)?.reserved)
+    }
 
     /// What the pool holds, as the driver tells it.
     ///

@@ -14,7 +14,7 @@ pub(super) const TURNS: u64 = 20;
 pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let (timer, quantity) = (visit.timer(), device_time(visit.workshop.clock()));
     let samples = visit.bench(Wall::Told, |bench, visit| {
-        let events = (bench.device.create_event()?, bench.device.create_event()?);
+        let events = (bench.device.create_timed_event()?, bench.device.create_timed_event()?);
         let measured =
             turns(bench, events, Request::new(size)).and_then(|_warm_up| visit.sample(timer, |_| turns(bench, events, Request::new(size))));
         bench.device.destroy_event(events.0)?;

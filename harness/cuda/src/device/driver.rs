@@ -148,6 +148,8 @@ function_table! {
     create_stream = cuStreamCreate(stream: *mut CUstream, flags: c_uint);
     /// Removes a stream.
     destroy_stream = cuStreamDestroy_v2(stream: CUstream);
+    /// The context that a stream was made in.
+    stream_context = cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
     /// Waits for a stream's work.
     synchronize_stream = cuStreamSynchronize(stream: CUstream);
     /// Makes a stream wait for an event.

@@ -160,6 +160,12 @@ impl PooledDevice for CudaDevice {
         Ok(unsafe { driver.trim_pool(handle, usize::try_from(keep.0).unwrap_or(usize::MAX)) }?)
     }
 
+    fn pool_reserved(&mut self, pool: PoolId) -> Result<Bytes, DeviceError> {
+        let driver = self.driver()?;
+        let handle = self.pools()?.handle(pool)?;
+        Ok(attribute(driver, handle, driver::POOL_RESERVED)?)
+    }
+
     fn pool_memory(&mut self, pool: PoolId) -> Result<PoolMemory, DeviceError> {
         let driver = self.driver()?;
         let handle = self.pools()?.handle(pool)?;

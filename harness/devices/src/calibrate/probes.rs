@@ -169,7 +169,7 @@ impl Probes {
     fn fills(&mut self, device: &mut dyn TestDevice) -> Result<(), DeviceError> {
         let stream = self.stream;
         let start = device.malloc(self.room)?;
-        let (before, behind) = (device.create_event()?, device.create_event()?);
+        let (before, behind) = (device.create_timed_event()?, device.create_timed_event()?);
         for (gib, samples) in &mut self.samples.transfer {
             let range = MemoryRange::new(start, Bytes((*gib * Bytes::gib(1).0 as f64) as u64));
             device.busy(stream, HEAD_START)?;

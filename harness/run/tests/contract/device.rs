@@ -325,8 +325,17 @@ fn a_queued_wait_outlives_its_event(device: &mut dyn TestDevice) -> Outcome {
     })
 }
 
+/// Runs with a stream and two events that keep time, and gives them back.
+fn with_timed_events(device: &mut dyn TestDevice, body: impl FnOnce(&mut dyn TestDevice, StreamId, [EventId; 2]) -> Outcome) -> Outcome {
+    with_handles(device, |device, [stream, _], _| {
+        let events = [device.create_timed_event()?, device.create_timed_event()?];
+        body(device, stream, events)?;
+        events.into_iter().try_for_each(|event| device.destroy_event(event))
+    })
+}
+
 fn elapsed_needs_both_events_done(device: &mut dyn TestDevice) -> Outcome {
-    with_handles(device, |device, [stream, _], [start, end]| {
+    with_timed_events(device, |device, stream, [start, end]| {
         assert_eq!(device.elapsed(start, end), Err(DeviceError::NotReady(start.0)), "never recorded");
         device.record_event(start, stream)?;
         device.synchronize_event(start)?;
@@ -340,7 +349,7 @@ fn elapsed_needs_both_events_done(device: &mut dyn TestDevice) -> Outcome {
 }
 
 fn elapsed_covers_the_work_between(device: &mut dyn TestDevice) -> Outcome {
-    with_handles(device, |device, [stream, _], [start, end]| {
+    with_timed_events(device, |device, stream, [start, end]| {
         for duration in [Nanos::micros(500), Nanos::millis(10)] {
             device.record_event(start, stream)?;
             device.busy(stream, duration)?;

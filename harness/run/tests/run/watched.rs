@@ -142,6 +142,7 @@ impl TestDevice for Watched {
     }
 
     passed_on! {
+        fn create_timed_event(&mut self) -> Result<EventId, DeviceError>;
         fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError>;
         fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
         fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;

@@ -493,6 +493,10 @@ impl TestDevice for SimDevice {
         self.place = place;
     }
 
+    fn create_timed_event(&mut self) -> Result<EventId, DeviceError> {
+        self.create_event()
+    }
+
     fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
         let (start, end) = (self.done_at(start)?, self.done_at(end)?);
         Ok(end.saturating_sub(start))

@@ -53,6 +53,7 @@ fn every_function_has_the_arguments_that_cudarc_declares() {
         cuMemsetD8Async(_, _, _, _),
         cuStreamCreate(_, _),
         cuStreamDestroy_v2(_),
+        cuStreamGetCtx(_, _),
         cuStreamSynchronize(_),
         cuStreamWaitEvent(_, _, _),
         cuEventCreate(_, _),

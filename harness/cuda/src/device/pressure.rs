@@ -7,14 +7,14 @@ use harness_allocator::units::Bytes;
 
 /// Plain driver allocations, apart from those of the device's callers, newest last.
 #[derive(Default)]
-pub(super) struct Ballast {
+pub(super) struct Pressure {
     pieces: Vec<(CUdeviceptr, Bytes)>,
 }
 
 /// Largest piece: a few calls take a whole GPU, and giving back a little does not mean giving back everything.
 const LARGEST: Bytes = Bytes::gib(1);
 
-impl Ballast {
+impl Pressure {
     /// What is held.
     pub(super) fn held(&self) -> Bytes {
         self.pieces.iter().map(|piece| piece.1).sum()

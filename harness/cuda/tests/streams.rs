@@ -1,0 +1,111 @@
+//! Streams of other libraries, borrowed: the driver double stands in for the driver, and cudarc makes the streams.
+
+use std::env;
+use std::process::Command;
+
+use cudarc::driver::result;
+use cudarc::driver::sys;
+use driver_double::{Config, Staging};
+use harness_allocator::allocator::Request;
+use harness_allocator::allocator::caching::Config as Settings;
+use harness_allocator::allocator::shared::{Cores, SharedAllocator};
+use harness_allocator::device::{Device, DeviceError, StreamId, Tag, TestDevice};
+use harness_allocator::units::{Bytes, Nanos};
+use harness_cuda::CudaDevice;
+
+/// Says to a child which test it is.
+const CHILD: &str = "STREAMS_TEST_CHILD";
+
+/// Runs a test again as a child that sees two GPUs of the double, and says whether this is that child.
+fn is_child(test: &str) -> bool {
+    if env::var(CHILD).is_ok_and(|name| name == test) {
+        return true;
+    }
+    let staging = Staging::new(&Config { devices: 2, ..Config::default() }).expect("the double is staged");
+    let mut command = Command::new(env::current_exe().expect("this program has a path"));
+    command.args(["--exact", test, "--nocapture"]).env(CHILD, test);
+    staging.apply(&mut command);
+    let output = command.output().expect("this program runs again");
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.contains("1 passed"), "{}\n{text}", output.status);
+    false
+}
+
+/// A stream that cudarc makes in the primary context of a device.
+fn stream_of_cudarc(ordinal: i32) -> sys::CUstream {
+    result::init().expect("there is a driver");
+    let device = result::device::get(ordinal).expect("there is such a device");
+    // SAFETY: the context is retained until the process ends, and made this thread's.
+    unsafe {
+        let context = result::primary_ctx::retain(device).expect("it has a context");
+        result::ctx::set_current(context).expect("it is this thread's");
+    }
+    result::stream::create(result::stream::StreamKind::NonBlocking).expect("a stream")
+}
+
+#[test]
+fn memory_is_allocated_on_a_stream_that_cudarc_made_and_the_stream_stays_cudarcs() {
+    if !is_child("memory_is_allocated_on_a_stream_that_cudarc_made_and_the_stream_stays_cudarcs") {
+        return;
+    }
+    let theirs = stream_of_cudarc(0);
+    let mut device = CudaDevice::open(0).expect("the double opens");
+    // SAFETY: the stream is destroyed below, after the device.
+    let stream = unsafe { device.borrow_stream(theirs.cast()) }.expect("it is of the same context");
+    assert_eq!(device.raw_stream(stream).map(|raw| raw.cast()), Ok(theirs));
+    let allocator = SharedAllocator::new(device, Settings::default(), Cores::PerStream);
+    let batch = allocator.allocate(Request::new(Bytes::mib(20)).on(stream)).expect("it fits");
+    allocator.device().busy(stream, Nanos::millis(20)).expect("it is queued");
+    allocator.device().fill(stream, batch.range(), Tag(7)).expect("it is queued");
+    allocator.device().verify(stream, batch.range(), Tag(7)).expect("it is intact");
+    allocator.free(batch.ptr()).expect("it is live");
+    allocator.close().expect("nothing is live");
+    drop(allocator);
+    // SAFETY: the stream lives, as nobody has destroyed it; nothing uses it any more.
+    unsafe {
+        result::stream::synchronize(theirs).expect("it is still there");
+        result::stream::destroy(theirs).expect("it was not destroyed");
+    }
+}
+
+#[test]
+fn a_borrowed_stream_is_released_and_not_destroyed() {
+    if !is_child("a_borrowed_stream_is_released_and_not_destroyed") {
+        return;
+    }
+    let theirs = stream_of_cudarc(0);
+    let mut device = CudaDevice::open(0).expect("the double opens");
+    // SAFETY: nobody destroys the stream.
+    let borrow = |device: &mut CudaDevice| unsafe { device.borrow_stream(theirs.cast()) }.expect("it is of the same context");
+    let stream = borrow(&mut device);
+    assert_eq!(borrow(&mut device), stream, "it keeps its number");
+    assert_eq!(device.leaks().streams, 0, "it is nobody's to destroy here");
+    assert_eq!(device.destroy_stream(stream), Err(DeviceError::UnknownHandle { kind: "stream of its own", number: stream.0 }));
+    device.busy(stream, Nanos::millis(500)).expect("it is queued");
+    let before = device.now();
+    device.release_stream(stream).expect("it was borrowed");
+    assert!(device.now().saturating_sub(before) < Nanos::millis(400), "nothing waits");
+    assert_eq!(device.synchronize_stream(stream), Err(DeviceError::UnknownHandle { kind: "stream", number: stream.0 }));
+    assert_ne!(borrow(&mut device), stream, "numbers are not used again");
+    let own = device.create_stream().expect("a stream");
+    for not_borrowed in [StreamId::DEFAULT, own, stream] {
+        let refused = DeviceError::UnknownHandle { kind: "borrowed stream", number: not_borrowed.0 };
+        assert_eq!(device.release_stream(not_borrowed), Err(refused));
+    }
+}
+
+#[test]
+fn streams_that_cannot_be_meant_are_refused() {
+    if !is_child("streams_that_cannot_be_meant_are_refused") {
+        return;
+    }
+    let elsewhere = stream_of_cudarc(1);
+    let mut device = CudaDevice::open(0).expect("the double opens");
+    // SAFETY: nobody destroys the stream, and the others are names that the driver has for its own.
+    let mut borrow = |stream: usize| unsafe { device.borrow_stream(std::ptr::without_provenance_mut(stream)) };
+    assert_eq!((borrow(0), borrow(1)), (Ok(StreamId::DEFAULT), Ok(StreamId::DEFAULT)), "both name the default stream");
+    let per_thread = borrow(2).expect_err("it is another one in each thread").to_string();
+    assert_eq!(per_thread, "a stream to borrow: CU_STREAM_PER_THREAD is another stream in each thread: make a stream");
+    let other = borrow(elsewhere.addr()).expect_err("it is of the other GPU").to_string();
+    assert_eq!(other, "a stream to borrow: it is of another context: make it in the primary context of this device");
+}

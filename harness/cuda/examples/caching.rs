@@ -20,6 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             Box::new(SimDevice::new(SimConfig::default()))
         }
     };
+    // A program that has streams already lends them instead: `CudaDevice::borrow_stream`.
     let streams = [device.create_stream()?, device.create_stream()?];
     let allocator = SharedAllocator::new(device, Config::parse("max_split_size_mb:256")?, Cores::PerStream);
 

@@ -8,24 +8,37 @@
 //!
 //! # Beside cudarc and other users of the GPU
 //!
+//! This crate declares the driver's functions itself and finds them at run time, so it takes part in nobody's choice of CUDA version or
+//! linking: a program may use cudarc beside it with any of cudarc's features. What both share are plain handles of the driver. An address is
+//! the same number, and a stream the same pointer, which is `cast()` from one type to the other.
+//!
 //! [`CudaDevice`] retains the device's *primary* context, which cudarc's `CudaContext::new` and the CUDA runtime use too:
 //! addresses and streams of one are valid in the other, and it does not matter who opens first. It makes that context the calling thread's
-//! current one with each call and leaves it so. A stream made here is launched on elsewhere by its raw handle; ask for it before the device
-//! moves into the allocator:
+//! current one with each call and leaves it so.
+//!
+//! A stream that the program has is borrowed, and then named by requests:
 //!
 //! ```no_run
-//! use harness_allocator::device::Device;
+//! use harness_allocator::allocator::Request;
+//! use harness_allocator::allocator::caching::Config;
+//! use harness_allocator::allocator::shared::{Cores, SharedAllocator};
+//! use harness_allocator::units::Bytes;
 //! use harness_cuda::CudaDevice;
 //!
-//! let mut gpu = CudaDevice::open(0)?;
-//! let stream = gpu.create_stream()?; // what a request names
-//! let raw: cudarc::driver::sys::CUstream = gpu.raw_stream(stream)?.cast(); // what a launch names
-//! # let _ = raw;
-//! # Ok::<(), harness_allocator::device::DeviceError>(())
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let theirs: cudarc::driver::sys::CUstream = std::ptr::null_mut();
+//! // `theirs` is a stream of cudarc's: `stream.cu_stream()`.
+//! let allocator = SharedAllocator::new(CudaDevice::open(0)?, Config::default(), Cores::PerStream);
+//! // SAFETY: the stream is destroyed after the device.
+//! let stream = unsafe { allocator.device().borrow_stream(theirs.cast()) }?;
+//! let batch = allocator.allocate(Request::new(Bytes::mib(64)).on(stream))?;
+//! // Kernels on `theirs` may use the memory at `batch.ptr().0`.
+//! allocator.free(batch.ptr())?;
+//! # Ok(())
+//! # }
 //! ```
 //!
-//! The other way round there is no way in: memory that is used on a stream of somebody else's making is allocated for a stream of ours, and
-//! freed when the other stream's work is known to be done, or ordered in front of ours by an event.
+//! The other way round, [`CudaDevice::raw_stream`] gives the driver's handle of a stream that was made here.
 
 pub mod device;
 mod library;

@@ -385,7 +385,7 @@ fn more_than_can_be_run_in_bounded_time_is_refused_at_the_first_thing_too_many()
     let streams = names(20_000, &|stream| format!("s{stream}")).join(", ");
     let buffers = names(100_000, &|buffer| format!("  - alloc: {{ buffer: b{buffer}, size: 512B }}\n")).concat();
     let invariants = names(101, &|bytes| format!("reserved_bytes.all.peak <= {bytes}MiB")).join(", ");
-    let expectations = vec!["num_ooms == 0"; 11].join(", ");
+    let expectations = ["num_ooms == 0"; 11].join(", ");
     let text = all(&[
         ("allocators", format!("{HEAD}allocators: [{{ {arms} }}]\nsteps: [empty_cache]\n")),
         ("streams", format!("{HEAD}streams: [{streams}]\nsteps: [empty_cache]\n")),

@@ -250,7 +250,7 @@ fn replay<E>(
         }
         Front::Shared => {
             let executor = Executor::new(events, &mut device)?;
-            let allocator = SharedAllocator::new(Box::new(device), config, Cores::One);
+            let allocator = SharedAllocator::new(device, config, Cores::One);
             replay_on(&mut ByPointer(&allocator), executor, each)
         }
     }

@@ -58,7 +58,7 @@ pub fn bench(events: &[TraceEvent], config: Config, capacity: Bytes, repetitions
         }
         Front::Shared => {
             let executor = Executor::new(events, &mut device)?;
-            let allocator = SharedAllocator::new(Box::new(device), config, cores(events));
+            let allocator = SharedAllocator::new(device, config, cores(events));
             measure(executor, &mut ByPointer(&allocator), repetitions)
         }
     };

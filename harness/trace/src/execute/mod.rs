@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 use harness_allocator::allocator::{AllocatorError, PrivatePoolError, Request};
-use harness_allocator::device::{Device, DeviceError, StreamId};
+use harness_allocator::device::{DeviceError, StreamId, TestDevice};
 use harness_allocator::units::Bytes;
 
 use crate::trace::TraceEvent;
@@ -180,7 +180,7 @@ impl<L> Executor<L> {
     ///
     /// # Errors
     /// [`PrepareError`].
-    pub fn new(events: &[TraceEvent], device: &mut dyn Device) -> Result<Self, PrepareError> {
+    pub fn new(events: &[TraceEvent], device: &mut dyn TestDevice) -> Result<Self, PrepareError> {
         let streams = Streams::make(events, device)?;
         let mut slots = Slots::default();
         let mut operations = Vec::with_capacity(events.len());

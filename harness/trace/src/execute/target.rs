@@ -2,7 +2,7 @@
 
 use harness_allocator::allocator::shared::SharedAllocator;
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePoolError, PrivatePoolId, Request};
-use harness_allocator::device::{Device, DeviceError, DevicePtr, StreamId};
+use harness_allocator::device::{DeviceError, DevicePtr, StreamId, TestDevice};
 use harness_allocator::stats::{MemoryStats, SegmentInfo};
 
 /// An allocator on a device.
@@ -65,13 +65,13 @@ pub trait Target {
     fn snapshot(&self) -> Vec<SegmentInfo>;
 
     /// Calls the device. `call` must not use the allocator.
-    fn with_device<R>(&mut self, call: impl FnOnce(&mut dyn Device) -> R) -> R;
+    fn with_device<R>(&mut self, call: impl FnOnce(&mut dyn TestDevice) -> R) -> R;
 }
 
 /// A plain allocator: the device is passed in, and an allocation is freed by the handle in it.
 pub struct ByHandle<'a, A: ?Sized> {
     /// The device.
-    pub device: &'a mut dyn Device,
+    pub device: &'a mut dyn TestDevice,
     /// The allocator.
     pub allocator: &'a mut A,
 }
@@ -90,8 +90,7 @@ impl<A: Allocator + ?Sized> Target for ByHandle<'_, A> {
     }
 
     fn record_stream(&mut self, live: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
-        self.allocator.record_stream(live, stream);
-        Ok(())
+        self.allocator.record_stream(live, stream)
     }
 
     fn empty_cache(&mut self) -> Result<(), DeviceError> {
@@ -126,16 +125,16 @@ impl<A: Allocator + ?Sized> Target for ByHandle<'_, A> {
         self.allocator.snapshot()
     }
 
-    fn with_device<R>(&mut self, call: impl FnOnce(&mut dyn Device) -> R) -> R {
+    fn with_device<R>(&mut self, call: impl FnOnce(&mut dyn TestDevice) -> R) -> R {
         call(self.device)
     }
 }
 
 /// The shared front: every operation locked, every free by address.
 #[derive(Debug)]
-pub struct ByPointer<'a>(pub &'a SharedAllocator);
+pub struct ByPointer<'a, D: TestDevice>(pub &'a SharedAllocator<D>);
 
-impl Target for ByPointer<'_> {
+impl<D: TestDevice> Target for ByPointer<'_, D> {
     type Live = DevicePtr;
 
     #[inline(always)]
@@ -184,7 +183,7 @@ impl Target for ByPointer<'_> {
         self.0.snapshot()
     }
 
-    fn with_device<R>(&mut self, call: impl FnOnce(&mut dyn Device) -> R) -> R {
+    fn with_device<R>(&mut self, call: impl FnOnce(&mut dyn TestDevice) -> R) -> R {
         call(&mut *self.0.device())
     }
 }

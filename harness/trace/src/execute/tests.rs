@@ -110,7 +110,7 @@ fn the_shared_front_does_what_the_handle_front_does() {
     let (counts, handle, stats) = second_pass(text);
     let mut device = SimDevice::new(SimConfig::replay(CAPACITY));
     let mut executor = Executor::new(&events(text), &mut device).expect("the trace can be prepared");
-    let allocator = SharedAllocator::new(Box::new(device), Config::default(), Cores::One);
+    let allocator = SharedAllocator::new(device, Config::default(), Cores::One);
     let mut target = ByPointer(&allocator);
     executor.pass(&mut target, &mut Unobserved).expect("the simulated device does not fail");
     let mut shared = Seen::default();

@@ -16,15 +16,16 @@ mod blocks;
 mod conf;
 mod config;
 mod counters;
-mod deferred;
 mod expandable;
 mod free_index;
 mod ids;
 mod others;
 mod pools;
 mod reclaim;
+mod released;
 mod rules;
 mod unaided;
+mod uses;
 
 pub use conf::{ConfError, Excerpt, Setting};
 pub use config::{Config, Quirks};
@@ -33,11 +34,14 @@ pub(super) use unaided::Freed;
 
 use self::blocks::{Block, Blocks, State};
 use self::counters::Counters;
-use self::deferred::DeferredFrees;
+use self::free_index::Lane;
 use self::ids::{BlockId, LaneId};
 use self::others::Alone;
 use self::pools::{PoolId, Pools};
+use self::released::ReleasedStreams;
 use self::rules::Rules;
+use self::uses::Uses;
+use super::pending::PendingFrees;
 use super::{
     Allocation, Allocator, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, PrivatePoolError, PrivatePoolId, PrivatePools,
     Request,
@@ -53,7 +57,11 @@ pub struct CachingAllocator {
     rules: Rules,
     blocks: Blocks,
     pools: Pools,
-    deferred: DeferredFrees,
+    /// Which other streams use a live block.
+    uses: Uses,
+    /// Blocks that were freed while other streams used them.
+    pending: PendingFrees<BlockId>,
+    released_streams: ReleasedStreams,
     counters: Counters,
     /// What may be held from the driver at most. Kept as a share, so that the setting needs no device: the limit itself is computed where
     /// a segment is asked for, which no cache hit does.
@@ -87,7 +95,9 @@ impl CachingAllocator {
             config,
             blocks: Blocks::default(),
             pools: Pools::default(),
-            deferred: DeferredFrees::default(),
+            uses: Uses::default(),
+            pending: PendingFrees::default(),
+            released_streams: ReleasedStreams::default(),
             counters: Counters::default(),
         }
     }
@@ -99,8 +109,8 @@ impl CachingAllocator {
         if request.size == Bytes::ZERO {
             return Ok(BlockId::NONE);
         }
-        if !self.deferred.is_empty() && !self.pools.context_is_open() {
-            self.poll_deferred(device).map_err(|error| Box::new(error.into()))?;
+        if !self.pending.is_empty() && !self.pools.context_is_open() {
+            self.poll_pending(device).map_err(|error| Box::new(error.into()))?;
         }
         let Some(size) = self.rules.round(&self.config, request.size.0) else {
             return Err(Box::new(too_large(device, request)));
@@ -139,7 +149,8 @@ impl CachingAllocator {
         if self.rules.ages && self.fraction < MemoryFraction::ALL {
             self.pools[pool].lookups += 1;
         }
-        let best = self.pools.free(lane).best_fit(&self.blocks, size)?;
+        let free = self.pools.free_mut(lane);
+        let best = free.best_fit(&self.blocks, size)?;
         // Without unmapped addresses behind it a block is worth its size, and no later one is worth less.
         if self.rules.expandable && self.blocks[self.blocks[best].next].state == State::Unmapped {
             return self.take_growing(lane, best, size);
@@ -147,7 +158,7 @@ impl CachingAllocator {
         if !self.config.accepts(size, self.blocks[best].size) {
             return None;
         }
-        self.pools.free_mut(lane).remove(&mut self.blocks, best);
+        free.remove(&mut self.blocks, best);
         Some(best)
     }
 
@@ -233,7 +244,7 @@ impl CachingAllocator {
         self.counters.reserved_bytes.increase(kind, segment);
         self.counters.segments.increase(kind, 1);
         self.counters.num_device_alloc += 1;
-        self.pools.segment_added(pool);
+        self.pools.segment_added(lane);
         Ok(Some(self.blocks.add_segment(MemoryRange::new(address, Bytes(segment)), lane, kind, false)))
     }
 
@@ -306,40 +317,23 @@ impl CachingAllocator {
     /// Merges a block that nobody uses any more with its free neighbours and keeps it for reuse.
     #[inline(always)]
     fn make_reusable(&mut self, id: BlockId) {
-        let own_size = self.blocks[id].size;
-        let Merged { block: id, neighbours, bytes } = self.merge_free(id);
-        let block = &self.blocks[id];
-        let lane = block.lane;
+        let Self { blocks, pools, counters, rules, .. } = self;
+        let Block { size: own_size, lane, .. } = blocks[id];
+        let now = if rules.ages { pools[pools.owner(lane).pool].lookups } else { 0 };
+        let free = pools.free_mut(lane);
+        let Merged { block: id, neighbours, bytes } = merge_free(blocks, free, id);
+        let block = &blocks[id];
         if !block.expandable {
             if block.is_split() {
-                self.counters.piece_was_freed(block.kind, neighbours, own_size);
+                counters.piece_was_freed(block.kind, neighbours, own_size);
             } else {
-                self.counters.pieces_became_whole(block.kind, neighbours, bytes);
+                counters.pieces_became_whole(block.kind, neighbours, bytes);
             }
         }
-        self.put_into_pool(lane, id);
-    }
-
-    /// Makes a block free, and one with its free neighbours, which leave their pool.
-    #[inline(always)]
-    fn merge_free(&mut self, id: BlockId) -> Merged {
-        let block = &mut self.blocks[id];
-        block.state = State::Free;
-        let (previous, next, lane) = (block.previous, block.next, block.lane);
-        let mut merged = Merged { block: id, neighbours: 0, bytes: 0 };
-        if self.blocks[next].state == State::Free {
-            merged.neighbours += 1;
-            merged.bytes += self.blocks[next].size;
-            self.pools.free_mut(lane).remove(&mut self.blocks, next);
-            self.blocks.absorb_next(id);
+        if rules.ages {
+            blocks.set_free_since(id, now);
         }
-        if self.blocks[previous].state == State::Free {
-            merged.neighbours += 1;
-            merged.bytes += self.blocks[previous].size;
-            self.pools.free_mut(lane).remove(&mut self.blocks, previous);
-            merged.block = self.blocks.absorb_into_previous(id);
-        }
-        merged
+        free.insert(blocks, id);
     }
 
     #[inline(always)]
@@ -351,59 +345,27 @@ impl CachingAllocator {
     }
 
     /// Finishes the frees whose events are complete by now.
-    fn poll_deferred(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.file_put_off(device)?;
-        let mut stream = StreamId::DEFAULT;
-        while let Some((polled, block)) = self.deferred.next_complete(device, stream)? {
-            self.event_seen(block);
-            stream = polled;
-        }
-        Ok(())
-    }
-
-    /// Records the events of frees that were put off while a pool context was open.
-    fn file_put_off(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        for (id, events) in self.deferred.file_put_off(device, self.config.quirks)? {
-            self.wait_for_events(id, events);
-        }
-        Ok(())
+    fn poll_pending(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let (done, polled) = self.pending.poll(device);
+        done.into_iter().for_each(|block| self.finish_wait(block));
+        polled
     }
 
     /// Frees a block that other streams use too: it waits for an event of each.
     #[cold]
     fn free_shared(&mut self, device: &mut dyn Device, id: BlockId) -> Result<(), DeviceError> {
+        let context_is_open = self.pools.context_is_open();
+        let streams = self.uses.take(id, self.config.quirks, context_is_open);
         let block = &mut self.blocks[id];
         block.state = State::PendingFree;
+        block.shared = false;
         self.counters.put_to_wait(block.kind, block.size);
-        if self.pools.context_is_open() {
-            self.deferred.put_off(id);
-            return Ok(());
-        }
-        match self.deferred.file(device, id) {
-            Ok(events) => self.wait_for_events(id, events),
-            Err(error) => {
-                // The next allocation tries again; until then nobody gets the block.
-                self.deferred.put_off(id);
-                return Err(error);
-            }
+        if context_is_open {
+            self.pending.put_off(id, streams);
+        } else if !self.pending.add(device, id, streams)? {
+            self.finish_wait(id);
         }
         Ok(())
-    }
-
-    fn wait_for_events(&mut self, id: BlockId, events: u32) {
-        self.blocks[id].shared = false;
-        self.blocks[id].pending_events = events;
-        if events == 0 {
-            self.finish_wait(id);
-        }
-    }
-
-    fn event_seen(&mut self, id: BlockId) {
-        let block = &mut self.blocks[id];
-        block.pending_events -= 1;
-        if block.pending_events == 0 {
-            self.finish_wait(id);
-        }
     }
 
     fn finish_wait(&mut self, id: BlockId) {
@@ -413,14 +375,36 @@ impl CachingAllocator {
     }
 }
 
+/// Makes a block free, and one with its free neighbours, which leave their lane.
+#[inline(always)]
+fn merge_free(blocks: &mut Blocks, free: &mut Lane, id: BlockId) -> Merged {
+    let block = &mut blocks[id];
+    block.state = State::Free;
+    let (previous, next) = (block.previous, block.next);
+    let mut merged = Merged { block: id, neighbours: 0, bytes: 0 };
+    if blocks[next].state == State::Free {
+        merged.neighbours += 1;
+        merged.bytes += blocks[next].size;
+        free.remove(blocks, next);
+        blocks.absorb_next(id);
+    }
+    if blocks[previous].state == State::Free {
+        merged.neighbours += 1;
+        merged.bytes += blocks[previous].size;
+        free.remove(blocks, previous);
+        merged.block = blocks.absorb_into_previous(id);
+    }
+    merged
+}
+
 #[cold]
 fn too_large(device: &dyn Device, request: Request) -> AllocatorError {
     AllocatorError::TooLarge { requested: request.size, total: device.info().total }
 }
 
-/// The answer to a free of what is not handed out: fine for nothing, wrong for anything else.
+/// The answer to a call about memory that is not handed out: an error, unless it is the null allocation.
 #[cold]
-fn free_nothing(allocation: &Allocation) -> Result<(), DeviceError> {
+fn not_live(allocation: &Allocation) -> Result<(), DeviceError> {
     if allocation.is_null() {
         return Ok(());
     }
@@ -453,7 +437,7 @@ impl Allocator for CachingAllocator {
         let id = BlockId(allocation.handle().slot());
         let ours = |block: &&mut Block| block.address == allocation.ptr().0 && block.state == State::Allocated;
         let Some(block) = self.blocks.get_mut(id).filter(ours) else {
-            return free_nothing(&allocation);
+            return not_live(&allocation);
         };
         if block.shared {
             return self.free_shared(device, id);
@@ -463,13 +447,21 @@ impl Allocator for CachingAllocator {
         Ok(())
     }
 
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
-        if allocation.is_null() || stream == allocation.stream() {
-            return;
-        }
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
         let id = BlockId(allocation.handle().slot());
-        self.blocks[id].shared = true;
-        self.deferred.record_use(id, stream, self.pools.context_is_open());
+        let ours = |block: &&mut Block| block.address == allocation.ptr().0 && block.state == State::Allocated;
+        let Some(block) = self.blocks.get_mut(id).filter(ours) else {
+            return not_live(allocation);
+        };
+        if stream != allocation.stream() {
+            block.shared = true;
+            self.uses.record(id, stream, self.pools.context_is_open());
+        }
+        Ok(())
+    }
+
+    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        self.release_lanes_of(device, stream)
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
@@ -501,13 +493,19 @@ impl Allocator for CachingAllocator {
     }
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.deferred.close(device)?;
-        for first in self.blocks.first_blocks() {
+        self.pending.close(device)?;
+        self.uses.clear();
+        if self.config.expandable_segments {
+            // Unlike a device free, unmapping waits for nothing.
+            device.synchronize()?;
+        }
+        while let Some(first) = self.blocks.first_segment() {
             if self.blocks[first].expandable {
                 self.close_reservation(device, first)?;
             } else {
                 device.free(DevicePtr(self.blocks[first].address))?;
             }
+            self.blocks.forget_segment(first);
         }
         *self = Self::new(self.config.clone());
         Ok(())

@@ -36,13 +36,14 @@ pub struct Executor<L> {
 /// One operation. An id that the trace frees gives its slot to the next allocation, so the table is as small as the trace allows.
 #[derive(Clone, Copy, Debug)]
 enum Operation {
-    Allocate {
-        slot: u32,
-        request: Request,
-    },
-    Free {
-        slot: u32,
-    },
+    Allocate { slot: u32, request: Request },
+    Free { slot: u32 },
+    Rare(Rare),
+}
+
+/// An operation that is no allocation and no free: kept out of the loop, which is timed.
+#[derive(Clone, Copy, Debug)]
+enum Rare {
     RecordStream {
         slot: u32,
         stream: StreamId,
@@ -190,11 +191,11 @@ impl<L> Executor<L> {
                     let slot = slots.take(id).ok_or(PrepareError::IdReused { operation: index + 1, id })?;
                     Operation::Allocate { slot, request: Request { size, stream } }
                 }
-                TraceEvent::Free { id } => slots.give_back(id).map_or(Operation::Ignored, |slot| Operation::Free { slot }),
+                TraceEvent::Free { id } => slots.give_back(id).map_or(Operation::Rare(Rare::Ignored), |slot| Operation::Free { slot }),
                 TraceEvent::RecordStream { id, stream } => {
-                    slots.of(id).map_or(Operation::Ignored, |slot| Operation::RecordStream { slot, stream })
+                    Operation::Rare(slots.of(id).map_or(Rare::Ignored, |slot| Rare::RecordStream { slot, stream }))
                 }
-                other => Operation::Other(other),
+                other => Operation::Rare(Rare::Other(other)),
             });
         }
         let live = (0..slots.count).map(|_| None).collect();
@@ -257,25 +258,8 @@ impl<L> Executor<L> {
                     }
                     None => (Kind::Other, Outcome::Ignored),
                 },
-                Operation::RecordStream { slot, stream } => match &self.live[slot as usize] {
-                    Some(live) => {
-                        observer.before(Kind::Other);
-                        target.record_stream(live, stream).map_err(device_failed)?;
-                        (Kind::Other, Outcome::Done)
-                    }
-                    None => (Kind::Other, Outcome::Ignored),
-                },
-                Operation::Ignored => (Kind::Other, Outcome::Ignored),
-                Operation::Other(event) => {
-                    observer.before(Kind::Other);
-                    let outcome = match other(target, &mut self.pressure, event) {
-                        Ok(outcome) => outcome,
-                        Err(Failed::Device(source)) => return Err(device_failed(source)),
-                        Err(Failed::Pool(error)) => {
-                            observer.pool_misused(index, error).map_err(Stopped::Observer)?;
-                            Outcome::Ignored
-                        }
-                    };
+                Operation::Rare(ref operation) => {
+                    let outcome = rare(index, operation, &self.live, &mut self.pressure, target, observer)?;
                     (Kind::Other, outcome)
                 }
             };
@@ -315,8 +299,38 @@ impl From<PrivatePoolError> for Failed {
     }
 }
 
-/// Does what is no allocation, free or use. Kept out of the loop, which is timed.
+/// Does what is no allocation and no free.
 #[inline(never)]
+fn rare<T: Target, O: Observer<T>>(
+    index: usize,
+    operation: &Rare,
+    live: &[Option<T::Live>],
+    pressure: &mut Bytes,
+    target: &mut T,
+    observer: &mut O,
+) -> Result<Outcome, Stopped<O::Error>> {
+    let device_failed = |source| Stopped::Device { operation: index + 1, source };
+    match *operation {
+        Rare::RecordStream { slot, stream } => match &live[slot as usize] {
+            Some(live) => {
+                observer.before(Kind::Other);
+                target.record_stream(live, stream).map(|()| Outcome::Done).map_err(device_failed)
+            }
+            None => Ok(Outcome::Ignored),
+        },
+        Rare::Ignored => Ok(Outcome::Ignored),
+        Rare::Other(event) => {
+            observer.before(Kind::Other);
+            match other(target, pressure, event) {
+                Ok(outcome) => Ok(outcome),
+                Err(Failed::Device(source)) => Err(device_failed(source)),
+                Err(Failed::Pool(error)) => observer.pool_misused(index, error).map(|()| Outcome::Ignored).map_err(Stopped::Observer),
+            }
+        }
+    }
+}
+
+/// Does what concerns no allocation.
 fn other<T: Target>(target: &mut T, pressure: &mut Bytes, event: TraceEvent) -> Result<Outcome, Failed> {
     match event {
         TraceEvent::SynchronizeStream(stream) => target.with_device(|device| device.synchronize_stream(stream))?,

@@ -58,23 +58,24 @@ impl<'a> Selection<'a> {
     pub(super) fn grid(&self) -> Grid {
         let has_pressure = self.steps().any(|step| step.accounts.device.pressure > Bytes::ZERO);
         let mut grid = Grid::new(heads(self.run.device.clock, has_pressure));
-        let mut next = 0;
-        for &index in &self.shown {
-            self.gap(&mut grid, index - next);
-            grid.rows.push(cells(&self.run.steps[index], has_pressure));
-            next = index + 1;
+        // Steps that are not recorded leave a gap in the numbers, as those do that are not shown.
+        let mut next = 1;
+        for step in self.steps() {
+            gap(&mut grid, step.number.saturating_sub(next));
+            grid.rows.push(cells(step, has_pressure));
+            next = step.number + 1;
         }
         grid
     }
+}
 
-    fn gap(&self, grid: &mut Grid, steps: usize) {
+fn gap(grid: &mut Grid, steps: u32) {
         if steps > 0 {
             let mut row = vec![String::new(); grid.columns.len()];
             row[0] = "…".to_owned();
-            row[2] = format!("{} left out", words::count(steps, "step"));
+            row[2] = format!("{} left out", words::count(steps as usize, "step"));
             grid.rows.push(row);
         }
-    }
 }
 
 /// Whether something happened that a reader looks for.

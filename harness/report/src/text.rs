@@ -29,6 +29,7 @@ pub fn render(report: &Report<'_>, style: Style) -> String {
     let mut out = String::new();
     if report.counts.total() == 0 {
         line(&mut out, &words::verdict_line(report.counts));
+        words::not_started(report.records).iter().for_each(|text| line(&mut out, text));
         return out;
     }
     for device in &report.devices {
@@ -46,6 +47,7 @@ pub fn render(report: &Report<'_>, style: Style) -> String {
     }
     let paint = if report.counts.failed > 0 { FAILED } else { PASSED };
     line(&mut out, &format!("\n{}", painted(&words::verdict_line(report.counts), paint, style)));
+    words::not_started(report.records).iter().for_each(|text| line(&mut out, text));
     out
 }
 

@@ -109,7 +109,7 @@ impl<'a> Checker<'a> {
             Some(name) => Some(self.declare_id(name, kind)?),
             None => None,
         };
-        Ok(Step { position: wire.position(), id, action })
+        Ok(Step { position: wire.position(), id, time_limit: wire.value.time_limit()?, action })
     }
 
     /// Walks the body of a `repeat`, twice where it runs more than once: what the first iteration leaves must suit the second.

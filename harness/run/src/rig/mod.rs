@@ -7,7 +7,6 @@ mod samples;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, OomCause, Request};
 use harness_allocator::device::{Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, EventId, MemoryRange, Place, StreamId, Tag};
@@ -15,6 +14,7 @@ use harness_allocator::stats::{BlockState, MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
 
 pub use self::audit::{Audit, Finding};
+use crate::control::{Call, Control};
 use self::curve::Curve;
 use self::samples::Reservoir;
 use harness_record::Invariant;
@@ -29,7 +29,7 @@ pub enum Halt {
     Device(DeviceError),
     /// Other processes disturbed the device: what they did, in words.
     Contended(String),
-    /// The user wants it to stop.
+    /// It is to stop: the user wants it, or a step has run past its time limit.
     Interrupted,
 }
 
@@ -91,13 +91,13 @@ pub struct RigOptions {
     pub audit: bool,
     /// For everything random inside the rig: which samples are kept of many.
     pub seed: u64,
-    /// Set by somebody else when the run should stop.
-    pub interrupt: Arc<AtomicBool>,
+    /// Says when the run should stop, and is told which call begins.
+    pub control: Arc<Control>,
 }
 
 impl Default for RigOptions {
     fn default() -> Self {
-        Self { audit: true, seed: 0, interrupt: Arc::default() }
+        Self { audit: true, seed: 0, control: Arc::default() }
     }
 }
 
@@ -106,7 +106,7 @@ pub struct Rig {
     device: Box<dyn Device>,
     allocator: Box<dyn Allocator>,
     audit: Option<Audit>,
-    interrupt: Arc<AtomicBool>,
+    control: Arc<Control>,
     step: u32,
     tags: u64,
     /// Streams with queued `work` that nobody has waited for, or that wait for such a stream.
@@ -142,7 +142,7 @@ impl Rig {
             device,
             allocator,
             audit,
-            interrupt: Arc::clone(&options.interrupt),
+            control: Arc::clone(&options.control),
             step: 0,
             tags: 0,
             working: Vec::new(),
@@ -193,6 +193,7 @@ impl Rig {
         }
         let retries = self.allocator.stats().num_alloc_retries;
         let start = self.device.now();
+        self.control.calls(Call::Allocate);
         let answer = self.allocator.allocate(&mut *self.device, request);
         let duration = self.device.now().saturating_sub(start);
         match answer {
@@ -227,6 +228,7 @@ impl Rig {
         }
         let address = buffer.allocation.ptr();
         let start = self.device.now();
+        self.control.calls(Call::Free);
         self.allocator.free(&mut *self.device, buffer.allocation)?;
         let duration = self.device.now().saturating_sub(start);
         self.free.push(duration);
@@ -245,6 +247,7 @@ impl Rig {
         // An odd factor spreads the counter over all eight bytes, so that no two tags look alike and none looks like zeroed memory.
         let tag = Tag(self.tags.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         buffer.content = Some((tag, stream));
+        self.control.calls(Call::Fill);
         Ok(self.device.fill(stream, buffer.range(), tag)?)
     }
 
@@ -254,6 +257,7 @@ impl Rig {
     /// [`Halt`].
     pub fn verify(&mut self, buffer: &Buffer, stream: StreamId) -> Result<(), Halt> {
         let Some((tag, _)) = buffer.content else { return Ok(()) };
+        self.control.calls(Call::Verify);
         self.device.verify(stream, buffer.range(), tag)?;
         self.working.retain(|&working| working != stream);
         Ok(())
@@ -271,6 +275,7 @@ impl Rig {
     /// [`Halt`].
     pub fn work(&mut self, stream: StreamId, duration: Nanos) -> Result<(), Halt> {
         self.note_work(stream);
+        self.control.calls(Call::Work);
         Ok(self.device.busy(stream, duration)?)
     }
 
@@ -299,6 +304,7 @@ impl Rig {
             true => drop(self.behind_work.insert(event, stream)),
             false => drop(self.behind_work.remove(&event)),
         }
+        self.control.calls(Call::Event);
         Ok(self.device.record_event(event, stream)?)
     }
 
@@ -310,6 +316,7 @@ impl Rig {
         if self.behind_work.get(&event).is_some_and(|worker| self.working.contains(worker)) {
             self.note_work(stream);
         }
+        self.control.calls(Call::Event);
         Ok(self.device.wait_event(stream, event)?)
     }
 
@@ -318,6 +325,7 @@ impl Rig {
     /// # Errors
     /// [`Halt`].
     pub fn synchronize_event(&mut self, event: EventId) -> Result<(), Halt> {
+        self.control.calls(Call::Synchronize);
         Ok(self.device.synchronize_event(event)?)
     }
 
@@ -327,6 +335,7 @@ impl Rig {
     /// [`Halt`].
     pub fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), Halt> {
         self.working.retain(|&working| working != stream);
+        self.control.calls(Call::Synchronize);
         Ok(self.device.synchronize_stream(stream)?)
     }
 
@@ -336,6 +345,7 @@ impl Rig {
     /// [`Halt`].
     pub fn synchronize(&mut self) -> Result<(), Halt> {
         self.working.clear();
+        self.control.calls(Call::Synchronize);
         Ok(self.device.synchronize()?)
     }
 
@@ -346,6 +356,7 @@ impl Rig {
     pub fn empty_cache(&mut self) -> Result<Bytes, Halt> {
         let before = self.allocator.stats().reserved_bytes.all.current;
         let start = self.device.now();
+        self.control.calls(Call::EmptyCache);
         self.allocator.empty_cache(&mut *self.device)?;
         let duration = self.device.now().saturating_sub(start);
         self.empty_cache.push(duration);
@@ -368,16 +379,17 @@ impl Rig {
     /// # Errors
     /// [`Halt`].
     pub fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, Halt> {
+        self.control.calls(Call::Pressure);
         let held = self.device.set_pressure(held)?;
         self.checked(Self::refresh_memory)?;
         self.plot();
         Ok(held)
     }
 
-    /// Whether the user wants the run to stop.
+    /// Whether the run should stop: the user wants it, or a step has run past its time limit.
     #[must_use]
     pub fn is_interrupted(&self) -> bool {
-        self.interrupt.load(Ordering::Relaxed)
+        self.control.should_stop()
     }
 
     /// Notes a violation that does not keep the step from going on; [`Rig::take_findings`] returns it.
@@ -428,6 +440,7 @@ impl Rig {
     /// # Errors
     /// [`Halt`].
     pub fn memory(&mut self) -> Result<DeviceMemory, Halt> {
+        self.control.calls(Call::Memory);
         self.checked(|rig| rig.device.memory())
     }
 

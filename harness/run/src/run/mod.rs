@@ -1,21 +1,25 @@
-//! The loop: a scenario, a device and an allocator in, a record out. Errors of the run are data in the record.
+//! The loop: a scenario, a device and an allocator in; events, and a record made of them, out. Errors of the run are data in the record.
 
 mod execute;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
-use harness_allocator::device::{Device, DeviceError};
+use harness_allocator::device::{Device, DeviceCalls, DeviceError, DeviceInfo};
+use harness_allocator::stats::MemoryStats;
 
+use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
 use crate::rig::{Finding, Halt, Rig, RigOptions};
 use crate::world::{Done, Missed, World};
-use harness_record::{Outcome, Rule, RunRecord, StepRecord, Verdict, Violation};
+use harness_record::{Collector, CostFigure, Event, Outcome, Rule, RunRecord, StepRecord, Timings, Verdict, Violation};
 use harness_scenario::Scenario;
 use harness_scenario::steps::{Action, Step};
 
-/// Steps beyond this are counted but not recorded: a record is for reading.
-const MOST_STEPS: usize = 10_000;
+/// Of a run with many steps, so many are recorded at its beginning and so many at its end; those between are counted.
+const MOST_STEPS_AT_EACH_END: usize = 5_000;
 
 /// What is to be run, apart from the device.
 #[derive(Clone, Debug)]
@@ -36,6 +40,17 @@ pub struct RunRequest<'a> {
     pub interrupt: Arc<AtomicBool>,
 }
 
+/// Who is told of a run while it goes on.
+pub struct Observer<'a> {
+    /// Says when the run should stop, and where it stands.
+    pub control: Arc<Control>,
+    /// Whether the run is observed and not judged: what the scenario expects is then noted where it is missed, and fails nothing. The
+    /// always-checked invariants hold all the same.
+    pub only_observed: bool,
+    /// Is given each event when it happens.
+    pub emit: &'a mut dyn FnMut(Event),
+}
+
 /// Runs a scenario on a device that is as large as the scenario wants it.
 ///
 /// # Errors
@@ -49,12 +64,30 @@ pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecor
 /// # Errors
 /// As [`run`].
 pub fn run_with(request: &RunRequest<'_>, device: Box<dyn Device>, allocator: Box<dyn Allocator>) -> Result<RunRecord, DeviceError> {
-    let options = RigOptions { audit: request.audit, seed: request.seed, interrupt: Arc::clone(&request.interrupt) };
-    let device_info = device.info().clone();
-    let cost_figures = device.cost_figures();
+    let mut collector = Collector::default();
+    let mut emit = |event| collector.add(event);
+    let control = Arc::new(Control::new(Arc::clone(&request.interrupt)));
+    observe(request, device, allocator, Observer { control, only_observed: false, emit: &mut emit })?;
+    let mut runs = collector.into_records().runs;
+    Ok(runs.pop().expect("a run that was observed without an error has ended"))
+}
+
+/// The same, told as events: [`Event::RunStarted`], [`Event::StepEnded`] for the first steps, [`Event::RunEnded`].
+///
+/// # Errors
+/// As [`run`]; no event was emitted then.
+pub fn observe(
+    request: &RunRequest<'_>,
+    device: Box<dyn Device>,
+    allocator: Box<dyn Allocator>,
+    observer: Observer<'_>,
+) -> Result<(), DeviceError> {
+    let control = Arc::clone(&observer.control);
+    let options = RigOptions { audit: request.audit, seed: request.seed, control: Arc::clone(&control) };
+    let mut record = not_begun(request, device.info().clone(), device.cost_figures());
+    record.only_observed = observer.only_observed;
     let rig = Rig::new(device, allocator, &options)?;
-    let mut runner =
-        Runner { request, steps: Vec::new(), unrecorded_steps: 0, number: 0, violations: Vec::new(), interrupted: false, contended: None };
+    let mut runner = Runner::new(request, observer);
     let mut world = match World::new(rig, request.scenario, request.allocator.to_string(), request.seed) {
         Ok(world) => world,
         Err(failed) => {
@@ -64,27 +97,38 @@ pub fn run_with(request: &RunRequest<'_>, device: Box<dyn Device>, allocator: Bo
             return Err(device_error(halt));
         }
     };
+    (runner.observer.emit)(Event::RunStarted(Box::new(record.clone())));
     let completed = matches!(runner.run_steps(&mut world, &request.scenario.steps), Next::Continue);
-    let (stats, calls) = (world.rig.stats(), world.rig.calls());
-    let (timings, curve) = world.rig.take_measurements();
+    (record.stats, record.calls) = (world.rig.stats(), world.rig.calls());
+    (record.timings, record.curve) = world.rig.take_measurements();
+    control.enter(Place::Closing, DEFAULT_TIME_LIMIT);
     runner.finish(world, completed);
-    Ok(RunRecord {
+    record.verdict = runner.verdict();
+    (record.steps, record.unrecorded_steps) = (runner.last_steps.into(), runner.unrecorded_steps);
+    (runner.observer.emit)(Event::RunEnded(Box::new(record)));
+    Ok(())
+}
+
+/// What is known of a run before its first step.
+fn not_begun(request: &RunRequest<'_>, device: DeviceInfo, cost_figures: Vec<CostFigure>) -> RunRecord {
+    RunRecord {
         scenario: request.scenario.info(),
-        device: device_info,
+        device,
         allocator: request.allocator.to_string(),
         settings: request.allocator.settings(),
+        only_observed: false,
         seed: request.seed,
         repetition: request.repetition,
         reproduce: request.reproduce.clone(),
-        verdict: runner.verdict(),
-        steps: runner.steps,
-        unrecorded_steps: runner.unrecorded_steps,
-        curve,
-        timings,
-        calls,
-        stats,
+        verdict: Verdict::Interrupted,
+        steps: Vec::new(),
+        unrecorded_steps: 0,
+        curve: Vec::new(),
+        timings: Timings::default(),
+        calls: DeviceCalls::default(),
+        stats: MemoryStats::default(),
         cost_figures,
-    })
+    }
 }
 
 fn device_error(halt: Halt) -> DeviceError {
@@ -112,9 +156,13 @@ const fn expected_of_device(error: &DeviceError) -> &'static str {
     }
 }
 
-struct Runner<'a> {
+struct Runner<'a, 'o> {
     request: &'a RunRequest<'a>,
-    steps: Vec<StepRecord>,
+    observer: Observer<'o>,
+    /// How many steps are recorded as the run's first ones.
+    first_steps: usize,
+    /// Steps behind these: the last ones so far.
+    last_steps: VecDeque<StepRecord>,
     unrecorded_steps: u64,
     number: u32,
     violations: Vec<Violation>,
@@ -123,17 +171,35 @@ struct Runner<'a> {
     contended: Option<String>,
 }
 
+fn place_of(number: u32, step: &Step) -> Place {
+    Place::Step { number, line: step.position.line, text: format!("{} {}", step.action.kind(), step.action).trim_end().to_owned() }
+}
+
 /// Whether the run goes on.
 enum Next {
     Continue,
     Stop,
 }
 
-impl Runner<'_> {
+impl<'a, 'o> Runner<'a, 'o> {
+    const fn new(request: &'a RunRequest<'a>, observer: Observer<'o>) -> Self {
+        Self {
+            request,
+            observer,
+            first_steps: 0,
+            last_steps: VecDeque::new(),
+            unrecorded_steps: 0,
+            number: 0,
+            violations: Vec::new(),
+            interrupted: false,
+            contended: None,
+        }
+    }
+
     fn run_steps(&mut self, world: &mut World, steps: &[Step]) -> Next {
         for step in steps {
             // Not every step allocates, and only an allocation looks by itself.
-            if world.rig.is_interrupted() {
+            if self.observer.control.is_interrupted() {
                 self.interrupted = true;
                 return Next::Stop;
             }
@@ -159,13 +225,14 @@ impl Runner<'_> {
 
     fn run_step(&mut self, world: &mut World, step: &Step) -> Next {
         self.number += 1;
+        self.observer.control.enter(place_of(self.number, step), step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0)));
         world.rig.begin_step(self.number);
         let executed = execute::execute(world, step);
         let seen = self.violations.len();
-        let done = match executed {
+        let mut done = match executed {
             Ok(mut done) => {
                 for missed in std::mem::take(&mut done.missed) {
-                    self.miss(missed);
+                    self.miss(missed, &mut done.notes);
                 }
                 Some(done)
             }
@@ -186,9 +253,10 @@ impl Runner<'_> {
         for finding in world.rig.take_findings() {
             self.find(finding, Some(step));
         }
-        if done.is_some() && ended.is_some() {
-            self.check_invariants(world, step);
+        if let (Some(done), Some(_)) = (&mut done, &ended) {
+            self.check_invariants(world, step, &mut done.notes);
         }
+        self.check_time(Some(step));
         let failed = self.violations.len() > seen;
         let stops = self.interrupted || self.contended.is_some() || (failed && !self.only_expected_violations()) || ended.is_none();
         let accounts = ended.or_else(|| Some((Default::default(), world.rig.accounts().ok()?)));
@@ -213,10 +281,38 @@ impl Runner<'_> {
                 tables: done.tables,
                 shortage: done.shortage,
             };
-            // The step that ends a run is the one that people look for.
-            if self.steps.len() < MOST_STEPS || stops { self.steps.push(step) } else { self.unrecorded_steps += 1 }
+            self.record(step);
         }
         if stops { Next::Stop } else { Next::Continue }
+    }
+
+    /// Tells of one of the first steps at once; keeps the last ones for the end.
+    fn record(&mut self, step: StepRecord) {
+        if self.first_steps < MOST_STEPS_AT_EACH_END {
+            self.first_steps += 1;
+            return (self.observer.emit)(Event::StepEnded(Box::new(step)));
+        }
+        if self.last_steps.len() == MOST_STEPS_AT_EACH_END {
+            self.last_steps.pop_front();
+            self.unrecorded_steps += 1;
+        }
+        self.last_steps.push_back(step);
+    }
+
+    /// A step that took longer than it may has failed, unless it failed for another reason. `None` is the end behind the last step.
+    fn check_time(&mut self, step: Option<&Step>) {
+        if self.violations.is_empty()
+            && !self.interrupted
+            && let Some(overrun) = self.observer.control.overrun()
+        {
+            self.violations.push(Violation {
+                step: self.number,
+                at: step.map(|step| self.request.scenario.place(step.position)),
+                rule: Rule::TimeLimit,
+                expected: overrun.expected(),
+                seen: overrun.seen(),
+            });
+        }
     }
 
     /// Frees what is live, checks the end where all steps were done, and closes the device.
@@ -235,12 +331,13 @@ impl Runner<'_> {
         {
             self.halt_at(halt, None);
         }
+        self.check_time(None);
     }
 
-    fn check_invariants(&mut self, world: &mut World, step: &Step) {
+    fn check_invariants(&mut self, world: &mut World, step: &Step, notes: &mut Vec<String>) {
         for invariant in &self.request.scenario.invariants {
             match execute::check(world, invariant) {
-                Ok(missed) => missed.into_iter().for_each(|missed| self.miss(missed)),
+                Ok(missed) => missed.into_iter().for_each(|missed| self.miss(missed, notes)),
                 Err(halt) => return self.halt(halt, step),
             }
         }
@@ -252,7 +349,8 @@ impl Runner<'_> {
 
     fn halt_at(&mut self, halt: Halt, step: Option<&Step>) {
         match halt {
-            Halt::Interrupted => self.interrupted = true,
+            // Where the user did not want it, the time of the step is over: `check_time` says so.
+            Halt::Interrupted => self.interrupted = self.observer.control.is_interrupted(),
             Halt::Contended(reason) => self.contended = Some(reason),
             Halt::Violated(findings) => findings.into_iter().for_each(|finding| self.find(finding, step)),
             Halt::Device(error) => self.violations.push(Violation {
@@ -271,9 +369,14 @@ impl Runner<'_> {
         self.violations.push(Violation { step: self.number, at, rule: Rule::Invariant(invariant), expected, seen });
     }
 
-    fn miss(&mut self, missed: Missed) {
+    /// An expectation is not met: a violation, or in a run that is only observed a note on the step.
+    fn miss(&mut self, missed: Missed, notes: &mut Vec<String>) {
         let at = Some(self.request.scenario.place(missed.at));
-        let Missed { expected, seen, .. } = missed;
+        let Missed { expected, seen, at: place } = missed;
+        if self.observer.only_observed {
+            let line = place.line;
+            return notes.push(format!("observed, not judged: line {line} expects {expected}; seen: {seen}"));
+        }
         self.violations.push(Violation { step: self.number, at, rule: Rule::Expectation, expected, seen });
     }
 
@@ -291,7 +394,7 @@ impl Runner<'_> {
             return Verdict::Contended { reason };
         }
         if let Some(violates) = &self.request.scenario.violates {
-            if self.violations.is_empty() {
+            if self.violations.is_empty() && !self.observer.only_observed {
                 let expected = format!("the run to violate `{}`: {} must not hold", violates.value, violates.value.promise());
                 self.violations.push(Violation {
                     step: self.number,

@@ -66,6 +66,7 @@ fn run_status(run: &RunRecord) -> TestCaseStatus {
             failure(&first.rule.to_string(), &first.to_string(), &description)
         }
         Verdict::Skipped { reason } => skipped("skipped", reason),
+        Verdict::Contended { reason } => skipped("contended", reason),
         Verdict::Interrupted => skipped("interrupted", "interrupted by the user"),
     }
 }

@@ -179,7 +179,7 @@ impl Counts {
         *match verdict {
             Verdict::Passed => &mut self.passed,
             Verdict::Failed { .. } => &mut self.failed,
-            Verdict::Skipped { .. } => &mut self.skipped,
+            Verdict::Skipped { .. } | Verdict::Contended { .. } => &mut self.skipped,
             Verdict::Interrupted => &mut self.interrupted,
         } += 1;
     }
@@ -216,7 +216,7 @@ impl<'a> Arm<'a> {
     pub fn shown(&self) -> &'a RunRecord {
         let rank = |run: &&RunRecord| match run.verdict {
             Verdict::Failed { .. } => 0,
-            Verdict::Interrupted => 1,
+            Verdict::Interrupted | Verdict::Contended { .. } => 1,
             Verdict::Passed => 2,
             Verdict::Skipped { .. } => 3,
         };

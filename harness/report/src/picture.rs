@@ -162,17 +162,19 @@ impl Axes {
 }
 
 /// A column for each step. A step with many points gets more room, by the square root of their number, so that a long step can be seen
-/// and the short ones beside it too.
+/// and the short ones beside it too. Steps that are not recorded, and have no point, have the room of a short step each.
 fn columns(runs: &[&RunRecord]) -> (BTreeMap<u32, (f64, f64)>, f64) {
-    let mut points: BTreeMap<u32, usize> = runs.iter().flat_map(|run| &run.steps).map(|step| (step.number, 1)).collect();
+    let mut points: BTreeMap<u32, f64> = runs.iter().flat_map(|run| &run.steps).map(|step| (step.number, 1.0)).collect();
     for step in runs.iter().flat_map(|run| run.curve.chunk_by(|a, b| a.step == b.step)) {
-        let most = points.entry(step[0].step).or_insert(1);
-        *most = step.len().max(*most);
+        let most = points.entry(step[0].step).or_insert(1.0);
+        *most = span(step).max(*most);
     }
     let mut right = 0.0;
+    let mut next = points.keys().next().copied().unwrap_or_default();
     let columns = points.into_iter().map(|(step, points)| {
-        let left = right;
-        right += (points as f64).sqrt();
+        let left = right + f64::from(step - next);
+        next = step + 1;
+        right = left + points.sqrt();
         (step, (left, right))
     });
     (columns.collect(), right)
@@ -236,7 +238,7 @@ impl Key {
 fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
     let line = match &run.verdict {
         Verdict::Failed { first, .. } => format!(" (thick vertical line: violation after step {})", first.step),
-        Verdict::Passed | Verdict::Skipped { .. } | Verdict::Interrupted => String::new(),
+        Verdict::Passed | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => String::new(),
     };
     let title = format!("{}: {}{line}", run.allocator, words::verdict(&run.verdict));
     let title_style = font(13).pos(Pos::new(HPos::Left, VPos::Top));
@@ -298,15 +300,33 @@ fn curves(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     Ok(())
 }
 
-/// Where each point stands: the points of a step share its column.
+/// Where each point stands: the points of a step share its column, by their numbers in the run. Older records have none: there they stand one
+/// behind the other.
 fn positions(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64)) -> Vec<(f64, &CurvePoint)> {
     let steps = curve.chunk_by(|a, b| a.step == b.step);
     steps
         .flat_map(|step| {
             let (left, right) = column(step[0].step);
-            step.iter().enumerate().map(move |(index, point)| (left + (right - left) * index as f64 / step.len() as f64, point))
+            let points = span(step);
+            step.iter().enumerate().map(move |(index, point)| {
+                let at = if is_numbered(step) { (point.at - step[0].at) as f64 } else { index as f64 };
+                (left + (right - left) * at / points, point)
+            })
         })
         .collect()
+}
+
+/// Whether the points of a step have numbers.
+fn is_numbered(step: &[CurvePoint]) -> bool {
+    step.is_sorted_by(|a, b| a.at < b.at)
+}
+
+/// How many points a step had, those that were left out included.
+fn span(step: &[CurvePoint]) -> f64 {
+    match (step.first(), step.last()) {
+        (Some(first), Some(last)) if is_numbered(step) => (last.at - first.at + 1) as f64,
+        _ => step.len() as f64,
+    }
 }
 
 /// Accounts jump, so each value holds until the next point.
@@ -377,7 +397,7 @@ fn marks(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     }
     match &run.verdict {
         Verdict::Failed { first, .. } => violation(chart, first.step, axes),
-        Verdict::Passed | Verdict::Skipped { .. } | Verdict::Interrupted => Ok(()),
+        Verdict::Passed | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => Ok(()),
     }
 }
 
@@ -404,8 +424,15 @@ mod tests {
 
     #[test]
     fn curves_are_stairs_and_the_points_of_a_step_share_its_width() {
-        let point =
-            |step, mib| CurvePoint { step, allocated: Bytes::mib(mib), reserved: Bytes::ZERO, used: Bytes::ZERO, ooms: 0, retries: 0 };
+        let point = |step, mib| CurvePoint {
+            at: 0,
+            step,
+            allocated: Bytes::mib(mib),
+            reserved: Bytes::ZERO,
+            used: Bytes::ZERO,
+            ooms: 0,
+            retries: 0,
+        };
         let curve = [point(1, 2), point(2, 2), point(2, 4), point(3, 1)];
         let path = stairs(&curve, |step| (f64::from(step), f64::from(step) + 1.0), |point| (point.allocated.get() >> 20) as f64);
         assert_eq!(path, [(1.0, 2.0), (2.5, 2.0), (2.5, 4.0), (3.0, 4.0), (3.0, 1.0), (4.0, 1.0)]);
@@ -417,6 +444,18 @@ mod tests {
         let widths: Vec<f64> = columns.values().map(|(left, right)| (right - left).round()).collect();
         assert_eq!(widths, [1.0, 24.0, 1.0]);
         assert_eq!(columns.values().last().map(|column| column.1), Some(right));
+    }
+
+    /// Ten points of a step of which those between were left out stand where they were, and not side by side.
+    #[test]
+    fn points_stand_where_they_were_in_their_step_and_steps_that_are_not_recorded_keep_their_room() {
+        let point = |at, step| CurvePoint { at, step, allocated: Bytes(at), reserved: Bytes::ZERO, used: Bytes::ZERO, ooms: 0, retries: 0 };
+        let curve = [point(0, 1), point(75, 1), point(99, 1), point(100, 4)];
+        let places: Vec<f64> = positions(&curve, |step| (f64::from(step), f64::from(step) + 1.0)).into_iter().map(|(x, _)| x).collect();
+        assert_eq!(places, [1.0, 1.75, 1.99, 4.0]);
+        let run = RunRecord { curve: curve.to_vec(), steps: Vec::new(), ..examples::oom_retry("caching", 0) };
+        let (columns, right) = columns(&[&run]);
+        assert_eq!((columns.get(&1), columns.get(&4), right), (Some(&(0.0, 10.0)), Some(&(12.0, 13.0)), 13.0));
     }
 
     #[test]

@@ -114,7 +114,7 @@ const fn verdict_paint(verdict: &Verdict) -> Paint {
     match verdict {
         Verdict::Passed => PASSED,
         Verdict::Failed { .. } => FAILED,
-        Verdict::Skipped { .. } | Verdict::Interrupted => SKIPPED,
+        Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => SKIPPED,
     }
 }
 
@@ -170,6 +170,7 @@ fn ending(out: &mut String, run: &RunRecord) {
     match &run.verdict {
         Verdict::Passed | Verdict::Interrupted => {}
         Verdict::Skipped { reason } => line(out, &format!("skipped: {reason}")),
+        Verdict::Contended { reason } => line(out, &format!("contended: {reason}; run it again")),
         Verdict::Failed { first, rest } => std::iter::once(first).chain(rest).for_each(|seen| line(out, &words::violation(seen))),
     }
     if let Some(settings) = &run.settings {

@@ -113,6 +113,7 @@ pub(super) const fn verdict(verdict: &Verdict) -> &'static str {
         Verdict::Passed => "passed",
         Verdict::Failed { .. } => "FAILED",
         Verdict::Skipped { .. } => "skipped",
+        Verdict::Contended { .. } => "contended",
         Verdict::Interrupted => "interrupted",
     }
 }
@@ -171,15 +172,18 @@ pub(super) fn memory(device: &DeviceGroup<'_>) -> String {
     or_nothing(device.info.fingerprint.memory.map(size))
 }
 
-/// The end of a run that had too many steps to record; `None` where all are recorded.
+/// The gap in a run that had too many steps to record; `None` where all are recorded.
 pub(super) fn unrecorded(run: &RunRecord) -> Option<String> {
-    let further = match run.unrecorded_steps {
+    let missing = match run.unrecorded_steps {
         0 => return None,
-        1 => "1 further step ran and is".to_owned(),
-        more => format!("{more} further steps ran and are"),
+        1 => "1 step more ran and is".to_owned(),
+        more => format!("{more} steps more ran and are"),
     };
-    let last = run.steps.last().map_or_else(String::new, |step| format!(" after step {}", step.number));
-    Some(format!("{further} not recorded{last}: a record holds only the first steps of so long a run."))
+    // Older builds kept the first steps only.
+    let gap = run.steps.windows(2).find(|pair| pair[1].number > pair[0].number + 1);
+    let after = gap.map(|pair| pair[0].number).or_else(|| run.steps.last().map(|step| step.number));
+    let after = after.map_or_else(String::new, |number| format!(" after step {number}"));
+    Some(format!("{missing} not recorded{after}: a record holds only so many steps of a run."))
 }
 
 /// The sentence that says whether times are to be believed; `None` where all were measured.
@@ -271,9 +275,9 @@ mod tests {
     fn steps_that_are_not_recorded_are_told() {
         let run = |unrecorded_steps| RunRecord { unrecorded_steps, ..examples::long_run(2, &[]) };
         assert_eq!(unrecorded(&run(0)), None);
-        let one = "1 further step ran and is not recorded after step 2: a record holds only the first steps of so long a run.";
+        let one = "1 step more ran and is not recorded after step 2: a record holds only so many steps of a run.";
         assert_eq!(unrecorded(&run(1)).as_deref(), Some(one));
-        assert!(unrecorded(&run(9)).is_some_and(|text| text.starts_with("9 further steps ran and are not recorded")));
+        assert!(unrecorded(&run(9)).is_some_and(|text| text.starts_with("9 steps more ran and are not recorded")));
     }
 
     #[test]

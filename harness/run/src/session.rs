@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::device::{DeviceCalls, DeviceError, DeviceInfo};
+use harness_allocator::device::{Device, DeviceCalls, DeviceError, DeviceInfo};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 
-use crate::run::{RunRequest, run};
+use crate::run::{RunRequest, run, time};
 use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
 use harness_record::{RECORD_VERSION, Records, Rule, RunRecord, Timings, Verdict, Violation};
@@ -136,29 +136,30 @@ impl Plan {
         Ok(Records { version: RECORD_VERSION, harness: env!("CARGO_PKG_VERSION").to_owned(), runs })
     }
 
-    /// Runs one arm on a device of its own.
+    /// Runs one arm twice, each time on a device of its own: once with all checks, and if that passes once more for its times.
     ///
     /// # Errors
     /// [`DeviceError`] where the device cannot be opened.
     pub fn run_arm(&self, arm: &Arm<'_>, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<RunRecord, DeviceError> {
-        let device = source.open()?;
-        let info = device.info().clone();
         let scenario = match self.memory {
             Some(memory) => &Scenario { memory, ..arm.scenario.clone() },
             None => arm.scenario,
-        };
-        let device = match source.limit(device, scenario.memory) {
-            Ok(device) => device,
-            Err(error @ DeviceError::Unavailable { .. }) => {
-                return Ok(self.not_run(arm, source, info, Verdict::Skipped { reason: error.to_string() }));
-            }
-            Err(error) => return Err(error),
         };
         let seed = self.seed_of(arm);
         let reproduce = self.reproduce(arm, source, seed);
         let (allocator, repetition) = (arm.allocator, arm.repetition);
         let (audit, interrupt) = (self.audit, Arc::clone(interrupt));
-        run(&RunRequest { scenario, allocator, seed, repetition, reproduce, audit, interrupt }, device)
+        let request = RunRequest { scenario, allocator, seed, repetition, reproduce, audit, interrupt };
+        let mut record = match open(source, scenario, allocator)? {
+            Ok(device) => run(&request, device)?,
+            Err((info, reason)) => return Ok(self.not_run(arm, source, info, Verdict::Skipped { reason })),
+        };
+        if record.verdict == Verdict::Passed
+            && let Ok(device) = open(source, scenario, allocator)?
+        {
+            time(&request, device)?.add_to(&mut record);
+        }
+        Ok(record)
     }
 
     fn seed_of(&self, arm: &Arm<'_>) -> u64 {
@@ -196,6 +197,34 @@ impl Plan {
         let audit = if self.audit { "" } else { " --no-audit" };
         format!("{program} run {path} --device {source} --allocator {allocator} --seed {seed}{memory}{audit}")
     }
+}
+
+/// A fresh device of the size that the scenario needs; the inner error is what the device is, and why the arm cannot run on it.
+fn open(
+    source: &DeviceSource,
+    scenario: &Scenario,
+    allocator: &AllocatorSpec,
+) -> Result<Result<Box<dyn Device>, (DeviceInfo, String)>, DeviceError> {
+    let mut device = source.open()?;
+    let info = device.info().clone();
+    if let Some(missing) = missing_for(&mut *device, allocator) {
+        return Ok(Err((info, missing)));
+    }
+    match source.limit(device, scenario.memory) {
+        Ok(device) => Ok(Ok(device)),
+        Err(error @ DeviceError::Unavailable { .. }) => Ok(Err((info, error.to_string()))),
+        Err(error) => Err(error),
+    }
+}
+
+/// What the device lacks that the allocator cannot do without.
+fn missing_for(device: &mut dyn Device, allocator: &AllocatorSpec) -> Option<String> {
+    let (needs, there) = match allocator.build().name() {
+        "expandable" => ("virtual memory management", device.mapped().is_some()),
+        "async_pool" => ("stream-ordered memory pools", device.pooled().is_some()),
+        _ => return None,
+    };
+    (!there).then(|| format!("`{allocator}` needs {needs}, which this device does not have"))
 }
 
 /// The verdict of the arm at which a device that others ran on was lost.

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use harness_allocator::device::Clock;
 
@@ -91,7 +91,11 @@ pub fn render_again(folder: &Path) -> Result<(), StoreError> {
 #[must_use]
 pub fn is_of_run(path: &Path) -> bool {
     let names = [OsStr::new(RECORDS), OsStr::new(EVENTS)];
-    if path.is_dir() { names.iter().any(|name| path.join(name).is_file()) } else { path.file_name().is_some_and(|name| names.contains(&name)) }
+    if path.is_dir() {
+        names.iter().any(|name| path.join(name).is_file())
+    } else {
+        path.file_name().is_some_and(|name| names.contains(&name))
+    }
 }
 
 fn read_events(path: &Path) -> Result<Records, StoreError> {
@@ -138,6 +142,8 @@ pub struct Journal {
     /// What came before the folder had a name.
     waiting: String,
     planned: Vec<PlannedRun>,
+    /// Whether the folder was made for this session.
+    is_new: bool,
 }
 
 #[derive(Debug)]
@@ -152,13 +158,13 @@ impl Journal {
     /// Of a report in a new folder of `root` with the next free number, which is made when the first run has its device.
     #[must_use]
     pub const fn in_new_folder(root: PathBuf) -> Self {
-        Self { target: Target::NewIn(root), file: None, waiting: String::new(), planned: Vec::new() }
+        Self { target: Target::NewIn(root), file: None, waiting: String::new(), planned: Vec::new(), is_new: true }
     }
 
     /// Of a report in this folder, in place of an earlier one there.
     #[must_use]
     pub const fn in_folder(folder: PathBuf) -> Self {
-        Self { target: Target::Folder(folder), file: None, waiting: String::new(), planned: Vec::new() }
+        Self { target: Target::Folder(folder), file: None, waiting: String::new(), planned: Vec::new(), is_new: false }
     }
 
     /// Writes an event down.
@@ -220,6 +226,21 @@ impl Journal {
         };
         let written = self.file.as_mut().map_or(Ok(()), |file| file.write_all(text.as_bytes()));
         written.map_err(|source| StoreError::writing(Document::Records, &path, source))
+    }
+
+    /// Leaves nothing of a session in which no run ended.
+    ///
+    /// # Errors
+    /// [`StoreError::Unwritable`].
+    pub fn discard(self) -> Result<(), StoreError> {
+        if let (Target::Folder(folder), Some(_)) = (&self.target, &self.file) {
+            remove_events(folder)?;
+            if self.is_new {
+                // It is empty, or somebody put something there.
+                let _ = fs::remove_dir(folder);
+            }
+        }
+        Ok(())
     }
 
     /// Writes the report in place of the events, and says where it is.

@@ -8,7 +8,7 @@ use harness_allocator::stats::StatKey;
 use harness_allocator::units::{Bytes, Nanos};
 
 use super::{Clocks, Counts, DeviceGroup, Report};
-use harness_record::{Outcome, Records, Rule, RunRecord, Verdict, Violation};
+use harness_record::{NOT_JUDGED, Outcome, Records, Rule, RunRecord, Verdict, Violation};
 
 /// What is written where there is nothing to tell.
 pub(super) const NOTHING: &str = "–";
@@ -186,6 +186,17 @@ pub(super) fn not_started(records: &Records) -> Option<String> {
     Some(format!("Incomplete: {} of {} did not start: {}.", all, count(all + records.runs.len(), "run"), names.join(", ")))
 }
 
+/// What an observed run did not meet of what its scenario expects; `None` of a run that is judged, or met it all.
+pub(super) fn not_judged(run: &RunRecord) -> Option<String> {
+    let mut unmet = run.steps.iter().flat_map(|step| &step.notes).filter_map(|note| note.strip_prefix(NOT_JUDGED));
+    let first = unmet.next()?;
+    let more = match unmet.count() {
+        0 => String::new(),
+        more => format!(" (and {more} more in the report)"),
+    };
+    Some(format!("not judged: {first}{more}"))
+}
+
 /// Whose clock a device runs on, in a few words.
 pub(super) fn clock(device: &DeviceGroup<'_>) -> String {
     match (device.info.clock, &device.info.fingerprint.cost_model) {
@@ -200,14 +211,18 @@ pub(super) fn memory(device: &DeviceGroup<'_>) -> String {
     or_nothing(device.info.fingerprint.memory.map(size))
 }
 
-/// What is missing of a run that had too many steps to record; `None` where all are recorded.
+/// The gap in a run that had too many steps to record; `None` where all are recorded.
 pub(super) fn unrecorded(run: &RunRecord) -> Option<String> {
-    let steps = match run.unrecorded_steps {
+    let missing = match run.unrecorded_steps {
         0 => return None,
-        1 => "1 step in the middle of the run is".to_owned(),
-        more => format!("{more} steps in the middle of the run are"),
+        1 => "1 step more ran and is".to_owned(),
+        more => format!("{more} steps more ran and are"),
     };
-    Some(format!("{steps} not recorded: of so long a run, a record holds the first and the last steps."))
+    // Older builds kept the first steps only.
+    let gap = run.steps.windows(2).find(|pair| pair[1].number > pair[0].number + 1);
+    let after = gap.map(|pair| pair[0].number).or_else(|| run.steps.last().map(|step| step.number));
+    let after = after.map_or_else(String::new, |number| format!(" after step {number}"));
+    Some(format!("{missing} not recorded{after}: a record holds only so many steps of a run."))
 }
 
 /// The sentence that says whether times are to be believed; `None` where all were measured.
@@ -300,9 +315,9 @@ mod tests {
     fn steps_that_are_not_recorded_are_told() {
         let run = |unrecorded_steps| RunRecord { unrecorded_steps, ..examples::long_run(2, &[]) };
         assert_eq!(unrecorded(&run(0)), None);
-        let one = "1 step in the middle of the run is not recorded: of so long a run, a record holds the first and the last steps.";
+        let one = "1 step more ran and is not recorded after step 2: a record holds only so many steps of a run.";
         assert_eq!(unrecorded(&run(1)).as_deref(), Some(one));
-        assert!(unrecorded(&run(9)).is_some_and(|text| text.starts_with("9 steps in the middle of the run are not recorded")));
+        assert!(unrecorded(&run(9)).is_some_and(|text| text.starts_with("9 steps more ran and are not recorded")));
     }
 
     #[test]

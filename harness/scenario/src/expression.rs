@@ -173,6 +173,15 @@ pub enum Amount {
 }
 
 impl Amount {
+    /// The metrics in it, in order.
+    pub fn metrics(&self) -> impl Iterator<Item = &Metric> {
+        let sum = match self {
+            Self::Fixed(_) => None,
+            Self::Computed { sum, .. } => Some(sum),
+        };
+        sum.into_iter().flat_map(Sum::metrics)
+    }
+
     /// Looks every metric up once, in order, and adds up.
     ///
     /// # Errors

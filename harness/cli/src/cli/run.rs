@@ -130,8 +130,11 @@ impl Run {
         let records = collector.into_records();
         let is_stuck = match end {
             End::Done => false,
-            End::Device(error) if records.runs.is_empty() && !interrupt.load(Ordering::Relaxed) => return Err(error.into()),
-            End::Device(_) => false,
+            // No run had a device.
+            End::Device(error) => {
+                journal.map_or(Ok(()), Journal::discard).map_err(CliError::from)?;
+                return if interrupt.load(Ordering::Relaxed) { Ok(Exit::Interrupted) } else { Err(CliError::from(error).into()) };
+            }
             End::Stuck(overrun) => {
                 terminal::tell(format_args!("gave up: {}: {}; nothing more is run", overrun.place, overrun.seen_stuck()));
                 true

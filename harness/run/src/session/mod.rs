@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::device::{DeviceCalls, DeviceError, DeviceInfo};
+use harness_allocator::device::{Device, DeviceCalls, DeviceError, DeviceInfo};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
-use crate::run::{Observer, RunRequest, observe};
+use crate::run::{Observer, RunRequest, observe, time_observed};
 use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
 use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, Timings, Verdict, Violation};
@@ -151,75 +151,67 @@ impl Plan {
             if control.is_interrupted() {
                 break;
             }
-            let not_run = match &device {
-                Some(device) if is_lost => Some(self.not_run(&arm, source, device.clone(), device_was_lost())),
+            let record = match &device {
+                Some(device) if is_lost => self.not_run(&arm, source, device.clone(), device_was_lost()),
                 _ => match (self.observe_arm(&arm, source, control, emit), &device) {
-                    (Ok(info), _) => {
-                        device = Some(info);
-                        None
-                    }
+                    (Ok(record), _) => record,
                     (Err(error), None) => return Err(error),
                     (Err(error), Some(device)) => {
                         is_lost = true;
-                        Some(self.not_run(&arm, source, device.clone(), device_failed(&error)))
+                        self.not_run(&arm, source, device.clone(), device_failed(&error))
                     }
                 },
             };
-            if let Some(record) = not_run {
-                emit(Event::RunEnded(Box::new(record)));
-            }
+            device.get_or_insert_with(|| record.device.clone());
+            emit(Event::RunEnded(Box::new(record)));
         }
         control.leave();
         Ok(())
     }
 
-    /// Runs one arm on a device of its own.
+    /// Runs one arm in this thread, as [`Plan::observe`] does.
     ///
     /// # Errors
     /// [`DeviceError`] where the device cannot be opened.
     pub fn run_arm(&self, arm: &Arm<'_>, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<RunRecord, DeviceError> {
-        let mut collector = Collector::default();
-        let control = Arc::new(Control::new(Arc::clone(interrupt)));
-        self.observe_arm(arm, source, &control, &mut |event| collector.add(event))?;
-        Ok(collector.into_records().runs.pop().expect("an arm that was observed without an error has a record"))
+        self.observe_arm(arm, source, &Arc::new(Control::new(Arc::clone(interrupt))), &mut |_| {})
     }
 
-    /// The same, told as events. What is returned is what the device says of itself.
+    /// Runs one arm twice, each time on a device of its own: once with all checks, and if that passes once more for its times.
     fn observe_arm(
         &self,
         arm: &Arm<'_>,
         source: &DeviceSource,
         control: &Arc<Control>,
         emit: &mut dyn FnMut(Event),
-    ) -> Result<DeviceInfo, DeviceError> {
+    ) -> Result<RunRecord, DeviceError> {
         control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
-        let device = source.open()?;
-        let info = device.info().clone();
         let scenario = match self.memory {
             Some(memory) => &Scenario { memory, ..arm.scenario.clone() },
             None => arm.scenario,
         };
-        let device = match source.limit(device, scenario.memory) {
-            Ok(device) => device,
-            Err(error @ DeviceError::Unavailable { .. }) => {
-                let verdict = Verdict::Skipped { reason: error.to_string() };
-                emit(Event::RunEnded(Box::new(self.not_run(arm, source, info.clone(), verdict))));
-                return Ok(info);
-            }
-            Err(error) => return Err(error),
-        };
+        let seed = self.seed_of(arm);
         let request = RunRequest {
             scenario,
             allocator: arm.allocator,
-            seed: self.seed_of(arm),
+            seed,
             repetition: arm.repetition,
-            reproduce: self.reproduce(arm, source, self.seed_of(arm)),
+            reproduce: self.reproduce(arm, source, seed),
             audit: self.audit,
             interrupt: Arc::default(),
         };
-        let observer = Observer { control: Arc::clone(control), only_observed: arm.only_observed(), emit };
-        observe(&request, device, arm.allocator.build(), observer)?;
-        Ok(info)
+        let observer = |emit| Observer { control: Arc::clone(control), only_observed: arm.only_observed(), emit };
+        let mut record = match open(source, scenario, arm.allocator)? {
+            Ok(device) => observe(&request, device, arm.allocator.build(), observer(emit))?,
+            Err((info, reason)) => return Ok(self.not_run(arm, source, info, Verdict::Skipped { reason })),
+        };
+        if record.verdict == Verdict::Passed {
+            control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
+            if let Ok(device) = open(source, scenario, arm.allocator)? {
+                time_observed(&request, device, arm.allocator.build(), observer(&mut |_| {}))?.add_to(&mut record);
+            }
+        }
+        Ok(record)
     }
 
     fn seed_of(&self, arm: &Arm<'_>) -> u64 {
@@ -258,6 +250,34 @@ impl Plan {
         let audit = if self.audit { "" } else { " --no-audit" };
         format!("{program} run {path} --device {source} --allocator {allocator} --seed {seed}{memory}{audit}")
     }
+}
+
+/// A fresh device of the size that the scenario needs; the inner error is what the device is, and why the arm cannot run on it.
+fn open(
+    source: &DeviceSource,
+    scenario: &Scenario,
+    allocator: &AllocatorSpec,
+) -> Result<Result<Box<dyn Device>, (DeviceInfo, String)>, DeviceError> {
+    let mut device = source.open()?;
+    let info = device.info().clone();
+    if let Some(missing) = missing_for(&mut *device, allocator) {
+        return Ok(Err((info, missing)));
+    }
+    match source.limit(device, scenario.memory) {
+        Ok(device) => Ok(Ok(device)),
+        Err(error @ DeviceError::Unavailable { .. }) => Ok(Err((info, error.to_string()))),
+        Err(error) => Err(error),
+    }
+}
+
+/// What the device lacks that the allocator cannot do without.
+fn missing_for(device: &mut dyn Device, allocator: &AllocatorSpec) -> Option<String> {
+    let (needs, there) = match allocator.build().name() {
+        "expandable" => ("virtual memory management", device.mapped().is_some()),
+        "async_pool" => ("stream-ordered memory pools", device.pooled().is_some()),
+        _ => return None,
+    };
+    (!there).then(|| format!("`{allocator}` needs {needs}, which this device does not have"))
 }
 
 /// The verdict of the arm at which a device that others ran on was lost.

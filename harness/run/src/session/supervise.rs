@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use harness_allocator::device::DeviceError;
 use harness_devices::DeviceSource;
-use harness_record::{Event, Rule, RunRecord, SourceLine, Verdict, Violation};
+use harness_record::{Event, Rule, RunRecord, SourceLine, StepRecord, Verdict, Violation};
 
 use super::Plan;
 use crate::control::{Control, Overrun, Place, Watched};
@@ -56,7 +56,8 @@ pub fn supervise(plan: Plan, source: DeviceSource, interrupt: Arc<AtomicBool>, m
                 match &event {
                     Event::RunStarted(run) => running = Some(RunRecord::clone(run)),
                     Event::RunEnded(_) => running = None,
-                    Event::Started { .. } | Event::StepEnded(_) => {}
+                    Event::StepEnded(step) => running.iter_mut().for_each(|run| run.steps.push(StepRecord::clone(step))),
+                    Event::Started { .. } => {}
                 }
                 on_event(event);
             }

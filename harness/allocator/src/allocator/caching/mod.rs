@@ -434,7 +434,10 @@ impl Allocator for CachingAllocator {
     }
 
     fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {
-        Bytes(self.config.round_down(free.0 - free.0 % self.reserve_unit(device).0))
+        let whole = self.config.round_down(free.0 - free.0 % self.reserve_unit(device).0);
+        // Blocks below 10 MiB come in segments that are larger than they are.
+        let fits = |size: &u64| self.config.expandable_segments || self.config.segment_size(*size).is_some_and(|segment| segment <= free.0);
+        Bytes([whole, PoolKind::LARGEST_SMALL.0].into_iter().find(fits).unwrap_or(0))
     }
 
     #[inline]

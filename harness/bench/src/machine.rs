@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harness_allocator::device::{Clock, CostFigure, Device, DeviceInfo, Fingerprint};
+use harness_allocator::device::{Clock, CostFigure, DeviceInfo, Fingerprint, TestDevice};
 use harness_allocator::hash::fnv1a;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_cuda::machine::nvml_of;
@@ -19,7 +19,7 @@ use super::record::{Conditions, GpuState, Machine};
 
 /// The machine and the device, and the compiler that built this program.
 #[must_use]
-pub fn machine(device: &dyn Device, compiler: &str) -> Machine {
+pub fn machine(device: &dyn TestDevice, compiler: &str) -> Machine {
     let DeviceInfo { name, clock, fingerprint, .. } = device.info().clone();
     let Fingerprint { memory, uuid_hash, driver, cuda, mig, ecc, cost_model, .. } = fingerprint;
     let cores = thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
@@ -80,7 +80,7 @@ const MAX_HELD_DOWN: f64 = 0.01;
 ///
 /// ```no_run
 /// # use harness::bench::machine::Monitor;
-/// # fn night(device: &mut dyn harness_allocator::device::Device) {
+/// # fn night(device: &mut dyn harness_allocator::device::TestDevice) {
 /// let mut monitor = Monitor::start(device);
 /// // A suite; then, between suites:
 /// monitor.observe();
@@ -101,7 +101,7 @@ pub struct Monitor {
 impl Monitor {
     /// Begins before anything is measured, with a device open. Devices may be closed and opened while it watches.
     #[must_use]
-    pub fn start(device: &mut dyn Device) -> Self {
+    pub fn start(device: &mut dyn TestDevice) -> Self {
         let free_at_start = device.memory().ok().map(|memory| memory.free);
         let nvml = nvml_of(device.info()).ok();
         let (began, cost_figures, host) = (Instant::now(), device.cost_figures(), HostUse::now());

@@ -11,7 +11,7 @@ use driver_double::{Config, Staging, WrongWrite};
 use harness_allocator::allocator::{Allocator, AllocatorKind, Request};
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::{
-    Device, DeviceError, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag,
+    Device, DeviceError, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag, TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
 use harness_bench::machine::{Monitor, machine};
@@ -608,7 +608,7 @@ on_the_double! {
             .collect();
         device.busy(side, Nanos::millis(20)).expect("it is queued");
         for allocation in allocations {
-            allocator.record_stream(&allocation, side);
+            allocator.record_stream(&allocation, side).expect("it is live");
             allocator.free(&mut device, allocation).expect("it is live");
         }
         let pending = |allocator: &dyn Allocator| allocator.stats().active.all.current;

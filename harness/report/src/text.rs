@@ -221,7 +221,7 @@ fn times(out: &mut String, report: &Report<'_>) {
 }
 
 /// A table with columns as wide as their widest cell. One column may have a paint for each row.
-fn table(grid: &Grid, paints: Option<(usize, &[Paint])>, style: Style) -> String {
+pub(super) fn table(grid: &Grid, paints: Option<(usize, &[Paint])>, style: Style) -> String {
     let harmless = |row: &Vec<String>| row.iter().map(|cell| log_line(cell)).collect();
     let grid = &Grid { columns: grid.columns.clone(), rows: grid.rows.iter().map(harmless).collect() };
     let mut widths: Vec<usize> = grid.columns.iter().map(|(head, _)| head.width()).collect();

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
-use harness_allocator::device::{Device, DeviceCalls, DeviceError};
+use harness_allocator::device::{DeviceCalls, DeviceError, TestDevice};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -60,7 +60,7 @@ pub struct Observer<'a> {
 ///
 /// # Errors
 /// [`DeviceError`] where the device cannot even tell its memory; whatever happens later is in the record.
-pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecord, DeviceError> {
+pub fn run(request: &RunRequest<'_>, device: Box<dyn TestDevice>) -> Result<RunRecord, DeviceError> {
     run_with(request, device, request.allocator.build())
 }
 
@@ -68,7 +68,7 @@ pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecor
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_with(request: &RunRequest<'_>, device: Box<dyn Device>, allocator: Box<dyn Allocator>) -> Result<RunRecord, DeviceError> {
+pub fn run_with(request: &RunRequest<'_>, device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>) -> Result<RunRecord, DeviceError> {
     observe(request, device, allocator, unobserved(request, &mut |_| {}))
 }
 
@@ -78,7 +78,7 @@ pub fn run_with(request: &RunRequest<'_>, device: Box<dyn Device>, allocator: Bo
 /// As [`run`].
 pub fn observe(
     request: &RunRequest<'_>,
-    device: Box<dyn Device>,
+    device: Box<dyn TestDevice>,
     allocator: Box<dyn Allocator>,
     observer: Observer<'_>,
 ) -> Result<RunRecord, DeviceError> {
@@ -165,7 +165,7 @@ impl TimedRun {
 ///
 /// # Errors
 /// As [`run`].
-pub fn time(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<TimedRun, DeviceError> {
+pub fn time(request: &RunRequest<'_>, device: Box<dyn TestDevice>) -> Result<TimedRun, DeviceError> {
     time_with(request, device, request.allocator.build())
 }
 
@@ -173,7 +173,7 @@ pub fn time(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<TimedRu
 ///
 /// # Errors
 /// As [`run`].
-pub fn time_with(request: &RunRequest<'_>, device: Box<dyn Device>, allocator: Box<dyn Allocator>) -> Result<TimedRun, DeviceError> {
+pub fn time_with(request: &RunRequest<'_>, device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>) -> Result<TimedRun, DeviceError> {
     time_observed(request, device, allocator, unobserved(request, &mut |_| {}))
 }
 
@@ -183,7 +183,7 @@ pub fn time_with(request: &RunRequest<'_>, device: Box<dyn Device>, allocator: B
 /// As [`run`].
 pub fn time_observed(
     request: &RunRequest<'_>,
-    device: Box<dyn Device>,
+    device: Box<dyn TestDevice>,
     allocator: Box<dyn Allocator>,
     observer: Observer<'_>,
 ) -> Result<TimedRun, DeviceError> {
@@ -213,7 +213,7 @@ struct Executed {
 /// Runs all steps, gives everything back, and judges.
 fn execute_all(
     request: &RunRequest<'_>,
-    device: Box<dyn Device>,
+    device: Box<dyn TestDevice>,
     allocator: Box<dyn Allocator>,
     checks: Checks,
     observer: Observer<'_>,

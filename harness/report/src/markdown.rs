@@ -86,7 +86,7 @@ impl Page {
             Verdict::Contended { reason } => Some(format!("Contended: {}: {}", where_it_ran(report, scenario, device, arm), prose(reason))),
             Verdict::Passed | Verdict::Failed { .. } | Verdict::Interrupted => None,
         });
-        self.bounded_list(lines.collect(), "skipped arm");
+        self.bounded_list(lines.collect(), "skipped or contended arm");
     }
 
     fn bounded_list(&mut self, mut lines: Vec<String>, noun: &str) {
@@ -328,10 +328,11 @@ impl Page {
                 let steps = if is_told { ", with all its steps," } else { "" };
                 self.block(format!("Told in full{steps} [among the failures](#failure-{}).", arm.slug));
             }
-            Verdict::Contended { reason } => {
-                self.block(format!("Contended, so that nothing is concluded from it: {}. Run it again.", prose(reason)));
-            }
-            Verdict::Interrupted => self.block("The user stopped it; the steps below are those that were done."),
+            Verdict::Contended { reason } => self.block(format!(
+                "Contended: {} The steps below are those that were done; run it again while nobody else uses the device.",
+                prose(&words::sentence(reason))
+            )),
+            Verdict::Interrupted => self.block("It was stopped before its end; the steps below are those that were done."),
             Verdict::Passed => {}
         }
         self.facts(arm, run);

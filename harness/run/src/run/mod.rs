@@ -251,6 +251,7 @@ struct Runner<'a> {
     times: Steps<(u32, StepTimes)>,
     number: u32,
     violations: Vec<Violation>,
+    /// What other processes did on the device.
     contention: Option<String>,
     interrupted: bool,
 }
@@ -440,7 +441,7 @@ impl<'a> Runner<'a> {
                 invariant,
                 Invariant::AccountsAreOrdered | Invariant::DeviceUsedFollowsReserved | Invariant::WholeLimitFitsAtTheEnd
             ),
-            Rule::ExpectedViolation | Rule::DeviceFailure => false,
+            Rule::ExpectedViolation | Rule::DeviceFailure | Rule::TimeLimit => false,
         })
     }
 

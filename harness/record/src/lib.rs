@@ -131,9 +131,9 @@ pub enum Verdict {
         /// Why.
         reason: String,
     },
-    /// Something was not as expected, and what other processes did on the device may be why: run it again.
+    /// Other processes disturbed the device, so that what was seen says nothing about the allocator.
     Contended {
-        /// What others did.
+        /// What they did, in words.
         reason: String,
     },
     /// It was stopped before its end: by the user, or because the harness was ended.

@@ -18,10 +18,10 @@ use harness_allocator::units::Bytes;
 use harness_record::Invariant;
 
 /// Blocks that each operation pays for.
-pub const BLOCKS_PER_OPERATION: u64 = 64;
+const BLOCKS_PER_OPERATION: u64 = 64;
 
 /// Blocks that the end of each step pays for.
-pub const BLOCKS_PER_STEP: u64 = 1024;
+const BLOCKS_PER_STEP: u64 = 1024;
 
 /// An invariant that does not hold, before anybody knows in which step.
 #[derive(Clone, Debug, PartialEq, Eq)]

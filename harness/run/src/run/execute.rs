@@ -14,7 +14,7 @@ use harness_scenario::steps::alloc::Alloc;
 use harness_scenario::steps::event::Synchronize;
 use harness_scenario::steps::free::{Free, FreeTarget};
 use harness_scenario::steps::{Action, Step};
-use harness_scenario::{Amount, Expectation, Expected, Located, ReportKey, Unit};
+use harness_scenario::{Amount, Expectation, Expected, Located, Metric, ReportKey, Unit};
 
 /// Does one step, `repeat` apart, which the loop unrolls.
 pub(super) fn execute(world: &mut World, step: &Step) -> Result<StepResult, Stop> {
@@ -71,12 +71,14 @@ pub(super) fn execute(world: &mut World, step: &Step) -> Result<StepResult, Stop
 
 /// Evaluates an expectation; where it does not hold, every figure in it.
 ///
-/// Times are judged in timed runs alone, the device's memory in checked runs alone, and all else in both. All metrics of the present are read at
+/// Times are judged in timed runs alone, the device's memory and the progress of retries in checked runs alone, and all else in both. All metrics of the present are read at
 /// one moment.
 pub(super) fn check(world: &mut World, expectation: &Located<Expectation>) -> Result<Option<Unmet>, Stop> {
     let metrics = || expectation.value.metrics();
     let (needs_times, needs_memory) = (metrics().any(|metric| metric.unit() == Unit::Time), metrics().any(asks_for_memory));
-    if (needs_times && !world.rig.is_timed()) || (needs_memory && !needs_times && world.rig.is_timed()) {
+    let is_checked = |metric: &Metric| matches!(metric, Metric::Report(_, ReportKey::RetriesWithoutProgress));
+    let (timed, needs_checks) = (world.rig.is_timed(), metrics().any(is_checked) || (needs_memory && !needs_times));
+    if if timed { needs_checks } else { needs_times } {
         return Ok(None);
     }
     let unmet = |seen: String| {

@@ -304,6 +304,7 @@ struct Runner<'a, 'o> {
     times: Steps<(u32, StepTimes)>,
     number: u32,
     violations: Vec<Violation>,
+    /// What other processes did on the device.
     contention: Option<String>,
     interrupted: bool,
 }

@@ -10,7 +10,7 @@ use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{
     Clock, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange,
-    Place, PooledDevice, StreamId, Tag,
+    Place, PooledDevice, StreamId, Tag, TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -46,13 +46,13 @@ pub trait Workshop {
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`] where that much may not be taken; what opening a device answers.
-    fn lend(&mut self, memory: Bytes, wall: Wall) -> Result<Box<dyn Device>, DeviceError>;
+    fn lend(&mut self, memory: Bytes, wall: Wall) -> Result<Box<dyn TestDevice>, DeviceError>;
 
     /// Opens a device as a new process would, and closes those that were open before.
     ///
     /// # Errors
     /// What opening a device answers.
-    fn open(&mut self) -> Result<Box<dyn Device>, DeviceError>;
+    fn open(&mut self) -> Result<Box<dyn TestDevice>, DeviceError>;
 
     /// A fresh allocator.
     fn allocator(&self, arm: &AllocatorSpec) -> Box<dyn Allocator> {
@@ -82,12 +82,12 @@ pub struct DeviceWorkshop {
 }
 
 /// Where a device that is lent returns to.
-type Home = Arc<Mutex<Option<Box<dyn Device>>>>;
+type Home = Arc<Mutex<Option<Box<dyn TestDevice>>>>;
 
 impl DeviceWorkshop {
     /// A workshop with a device of that source, which is open already. `program` is this program, where it can be started again.
     #[must_use]
-    pub fn new(source: DeviceSource, device: Box<dyn Device>, program: Option<PathBuf>) -> Self {
+    pub fn new(source: DeviceSource, device: Box<dyn TestDevice>, program: Option<PathBuf>) -> Self {
         let clock = device.info().clock;
         Self { source, clock, home: Arc::new(Mutex::new(Some(device))), program, torches: None, admitted: None }
     }
@@ -100,7 +100,7 @@ impl DeviceWorkshop {
 
     /// Whether that much may be taken. The answer needs NVML, which may take milliseconds between samples that take microseconds: it is asked
     /// again only where more is wanted or less is free than when that was let in, since otherwise nobody can have taken anything.
-    fn admit(&mut self, device: &mut dyn Device, memory: Bytes) -> Result<(), DeviceError> {
+    fn admit(&mut self, device: &mut dyn TestDevice, memory: Bytes) -> Result<(), DeviceError> {
         let free = device.free_memory()?;
         if self.admitted.is_some_and(|(most, free_then)| memory <= most && free >= free_then) {
             return Ok(());
@@ -111,7 +111,7 @@ impl DeviceWorkshop {
     }
 
     /// The device at home, or a new one.
-    fn at_hand(&self) -> Result<Box<dyn Device>, DeviceError> {
+    fn at_hand(&self) -> Result<Box<dyn TestDevice>, DeviceError> {
         if self.clock == Clock::Simulated {
             return self.source.open();
         }
@@ -133,7 +133,7 @@ impl Workshop for DeviceWorkshop {
         self.source.arguments()
     }
 
-    fn lend(&mut self, memory: Bytes, wall: Wall) -> Result<Box<dyn Device>, DeviceError> {
+    fn lend(&mut self, memory: Bytes, wall: Wall) -> Result<Box<dyn TestDevice>, DeviceError> {
         if (self.clock, wall) == (Clock::Simulated, Wall::HostPath) {
             return Ok(Box::new(SimDevice::new(SimConfig::replay(memory))));
         }
@@ -148,7 +148,7 @@ impl Workshop for DeviceWorkshop {
         }
     }
 
-    fn open(&mut self) -> Result<Box<dyn Device>, DeviceError> {
+    fn open(&mut self) -> Result<Box<dyn TestDevice>, DeviceError> {
         *self.home.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.source.open()
     }
@@ -165,7 +165,7 @@ impl Workshop for DeviceWorkshop {
 /// A device that goes home when it is dropped, unless something was left on it: then it is closed. It tells what total it was given.
 struct Lent {
     /// There until it is dropped.
-    device: Option<Box<dyn Device>>,
+    device: Option<Box<dyn TestDevice>>,
     home: Home,
     info: DeviceInfo,
     /// Free when it was lent.
@@ -173,7 +173,7 @@ struct Lent {
 }
 
 impl Lent {
-    fn new(mut device: Box<dyn Device>, home: Home) -> Result<Self, DeviceError> {
+    fn new(mut device: Box<dyn TestDevice>, home: Home) -> Result<Self, DeviceError> {
         let free = device.free_memory()?;
         let info = device.info().clone();
         Ok(Self { device: Some(device), home, info, free })
@@ -184,11 +184,11 @@ impl Lent {
         free.min(self.info.total.saturating_sub(self.free.saturating_sub(free)))
     }
 
-    fn inner(&self) -> &dyn Device {
+    fn inner(&self) -> &dyn TestDevice {
         self.device.as_deref().expect("a lent device is there until it is dropped")
     }
 
-    fn inner_mut(&mut self) -> &mut dyn Device {
+    fn inner_mut(&mut self) -> &mut dyn TestDevice {
         self.device.as_deref_mut().expect("a lent device is there until it is dropped")
     }
 }
@@ -205,30 +205,9 @@ impl Device for Lent {
         &self.info
     }
 
-    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
-        let memory = self.inner_mut().memory()?;
-        Ok(DeviceMemory { total: self.info.total, free: self.within_total(memory.free), ..memory })
-    }
-
     fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
         let free = self.inner_mut().free_memory()?;
         Ok(self.within_total(free))
-    }
-
-    fn own_context(&self) -> Result<Bytes, DeviceError> {
-        self.inner().own_context()
-    }
-
-    fn now(&mut self) -> Nanos {
-        self.inner_mut().now()
-    }
-
-    fn calls(&self) -> DeviceCalls {
-        self.inner().calls()
-    }
-
-    fn set_place(&mut self, place: Place) {
-        self.inner_mut().set_place(place);
     }
 
     fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
@@ -245,6 +224,10 @@ impl Device for Lent {
 
     fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
         self.inner_mut().destroy_stream(stream)
+    }
+
+    fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner_mut().release_stream(stream)
     }
 
     fn create_event(&mut self) -> Result<EventId, DeviceError> {
@@ -267,10 +250,6 @@ impl Device for Lent {
         self.inner_mut().wait_event(stream, event)
     }
 
-    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
-        self.inner_mut().elapsed(start, end)
-    }
-
     fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
         self.inner_mut().synchronize_event(event)
     }
@@ -281,6 +260,41 @@ impl Device for Lent {
 
     fn synchronize(&mut self) -> Result<(), DeviceError> {
         self.inner_mut().synchronize()
+    }
+
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        self.inner_mut().mapped()
+    }
+
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        self.inner_mut().pooled()
+    }
+}
+
+impl TestDevice for Lent {
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
+        let memory = self.inner_mut().memory()?;
+        Ok(DeviceMemory { total: self.info.total, free: self.within_total(memory.free), ..memory })
+    }
+
+    fn own_context(&self) -> Result<Bytes, DeviceError> {
+        self.inner().own_context()
+    }
+
+    fn now(&mut self) -> Nanos {
+        self.inner_mut().now()
+    }
+
+    fn calls(&self) -> DeviceCalls {
+        self.inner().calls()
+    }
+
+    fn set_place(&mut self, place: Place) {
+        self.inner_mut().set_place(place);
+    }
+
+    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
+        self.inner_mut().elapsed(start, end)
     }
 
     fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
@@ -301,14 +315,6 @@ impl Device for Lent {
 
     fn leaks(&self) -> Leaks {
         self.inner().leaks()
-    }
-
-    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        self.inner_mut().mapped()
-    }
-
-    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        self.inner_mut().pooled()
     }
 
     fn cost_figures(&self) -> Vec<CostFigure> {

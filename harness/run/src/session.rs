@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::device::{Device, DeviceCalls, DeviceError, DeviceInfo};
+use harness_allocator::device::{DeviceCalls, DeviceError, DeviceInfo, TestDevice};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 
@@ -204,7 +204,7 @@ fn open(
     source: &DeviceSource,
     scenario: &Scenario,
     allocator: &AllocatorSpec,
-) -> Result<Result<Box<dyn Device>, (DeviceInfo, String)>, DeviceError> {
+) -> Result<Result<Box<dyn TestDevice>, (DeviceInfo, String)>, DeviceError> {
     let mut device = source.open()?;
     let info = device.info().clone();
     if let Some(missing) = missing_for(&mut *device, allocator) {
@@ -218,7 +218,7 @@ fn open(
 }
 
 /// What the device lacks that the allocator cannot do without.
-fn missing_for(device: &mut dyn Device, allocator: &AllocatorSpec) -> Option<String> {
+fn missing_for(device: &mut dyn TestDevice, allocator: &AllocatorSpec) -> Option<String> {
     let (needs, there) = match allocator.build().name() {
         "expandable" => ("virtual memory management", device.mapped().is_some()),
         "async_pool" => ("stream-ordered memory pools", device.pooled().is_some()),

@@ -131,8 +131,11 @@ impl Allocator for Before {
     fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
         self.0.free(device, allocation)
     }
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
-        self.0.record_stream(allocation, stream);
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+        self.0.record_stream(allocation, stream)
+    }
+    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        self.0.release_stream(device, stream)
     }
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.0.empty_cache(device)

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::{Allocation, Allocator, Request};
-use harness_allocator::device::{Clock, Device, DeviceCalls, DeviceMemory, DevicePtr, PoolMemory, StreamId};
+use harness_allocator::device::{Clock, DeviceCalls, DeviceMemory, DevicePtr, PoolMemory, StreamId, TestDevice};
 use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat};
 use harness_allocator::units::Bytes;
 
@@ -147,7 +147,7 @@ pub struct Audit {
 impl Audit {
     /// Begins before the first allocation, with the device's memory at that moment.
     #[must_use]
-    pub fn new(device: &dyn Device, start: DeviceMemory) -> Self {
+    pub fn new(device: &dyn TestDevice, start: DeviceMemory) -> Self {
         let info = device.info();
         Self {
             live: BTreeMap::new(),
@@ -187,7 +187,7 @@ impl Audit {
     pub fn handed_out(
         &mut self,
         allocator: &dyn Allocator,
-        device: &mut dyn Device,
+        device: &mut dyn TestDevice,
         request: Request,
         allocation: &Allocation,
     ) -> Result<(), Vec<Finding>> {
@@ -217,7 +217,7 @@ impl Audit {
     ///
     /// # Errors
     /// The findings.
-    pub fn taken_back(&mut self, allocator: &dyn Allocator, device: &mut dyn Device, address: DevicePtr) -> Result<(), Vec<Finding>> {
+    pub fn taken_back(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, address: DevicePtr) -> Result<(), Vec<Finding>> {
         let Some(entry) = self.live.remove(&address) else { return Ok(()) };
         self.live_bytes -= entry.size.0;
         self.after_operation(allocator, device, address, -1)
@@ -227,7 +227,7 @@ impl Audit {
     ///
     /// # Errors
     /// The findings.
-    pub fn out_of_memory(&mut self, allocator: &dyn Allocator, device: &mut dyn Device, counted: bool) -> Result<(), Vec<Finding>> {
+    pub fn out_of_memory(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, counted: bool) -> Result<(), Vec<Finding>> {
         let (before, after) = (self.last_stats, allocator.stats());
         let mut findings = Vec::new();
         let mut expect = |holds: bool, expected: String, seen: String| {
@@ -250,7 +250,7 @@ impl Audit {
     ///
     /// # Errors
     /// The findings.
-    pub fn step_ended(&mut self, allocator: &dyn Allocator, device: &mut dyn Device) -> Result<(), Vec<Finding>> {
+    pub fn step_ended(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice) -> Result<(), Vec<Finding>> {
         self.earn(BLOCKS_PER_STEP);
         self.everything_if_paid(allocator, device)
     }
@@ -259,7 +259,7 @@ impl Audit {
     ///
     /// # Errors
     /// The findings.
-    pub fn everything(&mut self, allocator: &dyn Allocator, device: &mut dyn Device) -> Result<(), Vec<Finding>> {
+    pub fn everything(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice) -> Result<(), Vec<Finding>> {
         let mut findings = Vec::new();
         self.ask_pool(allocator, device, &mut findings);
         self.segments.clear();
@@ -291,7 +291,7 @@ impl Audit {
     }
 
     /// Reads everything if it is paid for, and otherwise compares what needs no reading.
-    fn everything_if_paid(&mut self, allocator: &dyn Allocator, device: &mut dyn Device) -> Result<(), Vec<Finding>> {
+    fn everything_if_paid(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice) -> Result<(), Vec<Finding>> {
         if self.all_blocks() <= self.credit {
             return self.everything(allocator, device);
         }
@@ -299,7 +299,7 @@ impl Audit {
     }
 
     /// Compares the counters with what was handed out, and the device with the counters: what needs no reading.
-    fn without_reading(&mut self, allocator: &dyn Allocator, device: &mut dyn Device) -> Result<(), Vec<Finding>> {
+    fn without_reading(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice) -> Result<(), Vec<Finding>> {
         self.stale = true;
         let stats = allocator.stats();
         let mut findings = Vec::new();
@@ -326,7 +326,7 @@ impl Audit {
     fn after_operation(
         &mut self,
         allocator: &dyn Allocator,
-        device: &mut dyn Device,
+        device: &mut dyn TestDevice,
         address: DevicePtr,
         change: i64,
     ) -> Result<(), Vec<Finding>> {
@@ -371,7 +371,7 @@ impl Audit {
     }
 
     /// Asks the driver for its pool, if the allocator uses one.
-    fn ask_pool(&mut self, allocator: &dyn Allocator, device: &mut dyn Device, findings: &mut Vec<Finding>) {
+    fn ask_pool(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, findings: &mut Vec<Finding>) {
         let told = allocator.driver_pool().and_then(|pool| device.pooled().map(|device| device.pool_memory(pool)));
         self.pool = told.transpose().unwrap_or_else(|error| {
             let expected = "the driver tells what its pool holds";
@@ -399,7 +399,7 @@ impl Audit {
         self.blocks -= known.blocks;
     }
 
-    fn remember(&mut self, allocator: &dyn Allocator, device: &dyn Device) {
+    fn remember(&mut self, allocator: &dyn Allocator, device: &dyn TestDevice) {
         self.last_stats = allocator.stats();
         self.last_calls = device.calls();
     }
@@ -467,11 +467,13 @@ impl Audit {
 
     fn check_counters(&self, stats: &MemoryStats, findings: &mut Vec<Finding>) {
         let all = Sums { reserved: self.reserved(), ..self.small.combine(self.large, |small, large| small + large) };
+        // What a pool of the driver holds is counted in the large pool.
+        let large = Sums { reserved: self.pool.map_or(self.large.reserved, |pool| pool.reserved.0), ..self.large };
         let mut compare = |name: &str, counted: &PooledStat, of: fn(&Sums) -> u64| {
             let parts = [
                 ("all", counted.all, of(&all)),
                 ("small_pool", counted.small_pool, of(&self.small)),
-                ("large_pool", counted.large_pool, of(&self.large)),
+                ("large_pool", counted.large_pool, of(&large)),
             ];
             for (pool, Stat { current, peak, allocated, freed }, summed) in parts {
                 let mut finding = |expected, seen| findings.push(Finding::new(Invariant::CountersEqualStructure, expected, seen));
@@ -499,7 +501,7 @@ impl Audit {
     }
 
     /// Compares the accounts with the device. Looks twice before it accuses: NVML's figures follow the driver's calls with a delay.
-    fn check_device(&mut self, stats: &MemoryStats, device: &mut dyn Device, findings: &mut Vec<Finding>) {
+    fn check_device(&mut self, stats: &MemoryStats, device: &mut dyn TestDevice, findings: &mut Vec<Finding>) {
         let mut pairs = account_pairs(stats);
         if let Some(pool) = self.pool {
             let handed_out = ("used of the driver's pool", pool.used.0);

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, OomCause, Request};
 use harness_allocator::device::{
-    Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, MemoryRange, Place, StreamId, Tag,
+    DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, MemoryRange, Place, StreamId, Tag, TestDevice,
 };
 use harness_allocator::stats::{BlockState, MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
@@ -132,7 +132,7 @@ pub struct MemoryState {
 
 /// See the module.
 pub struct Rig {
-    device: Box<dyn Device>,
+    device: Box<dyn TestDevice>,
     allocator: Box<dyn Allocator>,
     checks: Checks,
     audit: Option<Audit>,
@@ -167,7 +167,7 @@ impl Rig {
     ///
     /// # Errors
     /// [`DeviceError`] where the device does not tell its memory.
-    pub fn new(mut device: Box<dyn Device>, allocator: Box<dyn Allocator>, options: &RigOptions) -> Result<Self, DeviceError> {
+    pub fn new(mut device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>, options: &RigOptions) -> Result<Self, DeviceError> {
         let last_memory = device.memory()?;
         let audit = (options.checks == Checks::Audit).then(|| Audit::new(&*device, last_memory));
         let calls = device.calls();
@@ -324,9 +324,12 @@ impl Rig {
     }
 
     /// Tells the allocator that another stream uses the buffer too.
-    pub fn use_on(&mut self, buffer: &mut Buffer, stream: StreamId) {
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn use_on(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
         buffer.shared |= stream != buffer.stream();
-        self.allocator.record_stream(&buffer.allocation, stream);
+        Ok(self.allocator.record_stream(&buffer.allocation, stream)?)
     }
 
     /// Keeps a stream busy.
@@ -692,7 +695,10 @@ impl Rig {
     }
 
     /// Runs a check of the audit and adds a point to the picture. A timed run does neither.
-    fn check(&mut self, check: impl FnOnce(&mut Audit, &dyn Allocator, &mut dyn Device) -> Result<(), Vec<Finding>>) -> Result<(), Stop> {
+    fn check(
+        &mut self,
+        check: impl FnOnce(&mut Audit, &dyn Allocator, &mut dyn TestDevice) -> Result<(), Vec<Finding>>,
+    ) -> Result<(), Stop> {
         if self.is_timed() {
             return Ok(());
         }

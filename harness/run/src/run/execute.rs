@@ -14,7 +14,7 @@ use harness_scenario::steps::alloc::Alloc;
 use harness_scenario::steps::event::Synchronize;
 use harness_scenario::steps::free::{Free, FreeTarget};
 use harness_scenario::steps::{Action, Step};
-use harness_scenario::{Amount, Expectation, Expected, Located, ReportKey, Unit};
+use harness_scenario::{Amount, Expectation, Expected, Located, Metric, ReportKey, Unit};
 
 /// Does one step, `repeat` apart, which the loop unrolls.
 pub(super) fn execute(world: &mut World, step: &Step) -> Result<StepResult, Stop> {
@@ -24,7 +24,7 @@ pub(super) fn execute(world: &mut World, step: &Step) -> Result<StepResult, Stop
         Action::UseOn(use_on) => {
             let stream = world.stream(&use_on.stream);
             world.with_buffer(&use_on.buffer, |rig, buffer| {
-                rig.use_on(buffer, stream);
+                rig.use_on(buffer, stream)?;
                 Ok(())
             })?;
         }
@@ -78,7 +78,8 @@ pub(super) fn check(world: &mut World, expectation: &Located<Expectation>) -> Re
     let (needs_times, needs_memory) = (metrics().any(|metric| metric.unit() == Unit::Time), metrics().any(asks_for_memory));
     let is_checked = |metric: &Metric| matches!(metric, Metric::Report(_, ReportKey::RetriesWithoutProgress));
     let (timed, needs_checks) = (world.rig.is_timed(), metrics().any(is_checked) || (needs_memory && !needs_times));
-    if if timed { needs_checks } else { needs_times } {
+    let is_for_the_other_run = if timed { needs_checks } else { needs_times };
+    if is_for_the_other_run {
         return Ok(None);
     }
     let unmet = |seen: String| {

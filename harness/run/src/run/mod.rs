@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
-use harness_allocator::device::{Device, DeviceCalls, DeviceError};
+use harness_allocator::device::{DeviceCalls, DeviceError, TestDevice};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -45,7 +45,7 @@ pub struct RunRequest<'a> {
 ///
 /// # Errors
 /// [`DeviceError`] where the device cannot even tell its memory; whatever happens later is in the record.
-pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecord, DeviceError> {
+pub fn run(request: &RunRequest<'_>, device: Box<dyn TestDevice>) -> Result<RunRecord, DeviceError> {
     run_with(request, device, request.allocator.build())
 }
 
@@ -53,7 +53,7 @@ pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecor
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_with(request: &RunRequest<'_>, device: Box<dyn Device>, allocator: Box<dyn Allocator>) -> Result<RunRecord, DeviceError> {
+pub fn run_with(request: &RunRequest<'_>, device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>) -> Result<RunRecord, DeviceError> {
     let device_info = device.info().clone();
     let cost_figures = device.cost_figures();
     let checks = if request.audit { Checks::Audit } else { Checks::Accounts };
@@ -128,7 +128,7 @@ impl TimedRun {
 ///
 /// # Errors
 /// As [`run`].
-pub fn time(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<TimedRun, DeviceError> {
+pub fn time(request: &RunRequest<'_>, device: Box<dyn TestDevice>) -> Result<TimedRun, DeviceError> {
     time_with(request, device, request.allocator.build())
 }
 
@@ -136,7 +136,7 @@ pub fn time(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<TimedRu
 ///
 /// # Errors
 /// As [`run`].
-pub fn time_with(request: &RunRequest<'_>, device: Box<dyn Device>, allocator: Box<dyn Allocator>) -> Result<TimedRun, DeviceError> {
+pub fn time_with(request: &RunRequest<'_>, device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>) -> Result<TimedRun, DeviceError> {
     let done = execute_all(request, device, allocator, Checks::Timing)?;
     Ok(TimedRun {
         verdict: done.verdict,
@@ -163,7 +163,7 @@ struct Executed {
 /// Runs all steps, gives everything back, and judges.
 fn execute_all(
     request: &RunRequest<'_>,
-    device: Box<dyn Device>,
+    device: Box<dyn TestDevice>,
     allocator: Box<dyn Allocator>,
     checks: Checks,
 ) -> Result<Executed, DeviceError> {

@@ -117,7 +117,7 @@ impl Machine {
                     rig.record(self.event, *stream)?;
                     *stream = self.streams[to];
                     rig.wait(*stream, self.event)?;
-                    rig.use_on(buffer, *stream);
+                    rig.use_on(buffer, *stream)?;
                     rig.fill(buffer, *stream)?;
                 }
             }

@@ -78,7 +78,8 @@ pub(super) fn check(world: &mut World, expectation: &Located<Expectation>) -> Re
     let (needs_times, needs_memory) = (metrics().any(|metric| metric.unit() == Unit::Time), metrics().any(asks_for_memory));
     let is_checked = |metric: &Metric| matches!(metric, Metric::Report(_, ReportKey::RetriesWithoutProgress));
     let (timed, needs_checks) = (world.rig.is_timed(), metrics().any(is_checked) || (needs_memory && !needs_times));
-    if if timed { needs_checks } else { needs_times } {
+    let is_for_the_other_run = if timed { needs_checks } else { needs_times };
+    if is_for_the_other_run {
         return Ok(None);
     }
     let unmet = |seen: String| {

@@ -85,8 +85,12 @@ impl Allocator for Counted {
         self.0.free(device, allocation)
     }
 
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
-        self.0.record_stream(allocation, stream);
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+        self.0.record_stream(allocation, stream)
+    }
+
+    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        self.0.release_stream(device, stream)
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {

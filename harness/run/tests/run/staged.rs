@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{
     Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place,
-    PooledDevice, StreamId, Tag,
+    PooledDevice, StreamId, Tag, TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -86,6 +86,45 @@ impl Device for Staged {
         &self.info
     }
 
+    fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
+        self.asked.free_memory.fetch_add(1, Ordering::Relaxed);
+        self.device.free_memory()
+    }
+
+    fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
+        self.streams += 1;
+        self.device.create_stream()
+    }
+
+    fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.streams -= 1;
+        self.device.destroy_stream(stream)
+    }
+
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        self.device.mapped()
+    }
+
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        self.device.pooled()
+    }
+
+    passed_on! {
+        fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError>;
+        fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError>;
+        fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
+        fn create_event(&mut self) -> Result<EventId, DeviceError>;
+        fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError>;
+        fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError>;
+        fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError>;
+        fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError>;
+        fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError>;
+        fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
+        fn synchronize(&mut self) -> Result<(), DeviceError>;
+    }
+}
+
+impl TestDevice for Staged {
     fn own_context(&self) -> Result<Bytes, DeviceError> {
         self.device.own_context()
     }
@@ -116,48 +155,15 @@ impl Device for Staged {
         Ok(DeviceMemory { used: memory.used + streams + others, process, ..memory })
     }
 
-    fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
-        self.asked.free_memory.fetch_add(1, Ordering::Relaxed);
-        self.device.free_memory()
-    }
-
-    fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
-        self.streams += 1;
-        self.device.create_stream()
-    }
-
-    fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.streams -= 1;
-        self.device.destroy_stream(stream)
-    }
-
     fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
         self.asked.verify.fetch_add(1, Ordering::Relaxed);
         self.device.verify(stream, range, tag)
     }
 
-    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        self.device.mapped()
-    }
-
-    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        self.device.pooled()
-    }
-
     passed_on! {
         fn now(&mut self) -> Nanos;
         fn set_place(&mut self, place: Place);
-        fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError>;
-        fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError>;
-        fn create_event(&mut self) -> Result<EventId, DeviceError>;
-        fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError>;
-        fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError>;
-        fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError>;
-        fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError>;
         fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError>;
-        fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError>;
-        fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
-        fn synchronize(&mut self) -> Result<(), DeviceError>;
         fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
         fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError>;
         fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError>;

@@ -1,7 +1,6 @@
-//! What a device supplies to allocators and scenarios, and nothing else: memory, streams, events, contents, a clock.
+//! What allocators need of a device, [`Device`], and what a test rig needs beyond that, [`TestDevice`].
 //!
-//! [`Device`] is the trait; [`sim`] the simulated device, [`limited`] a wrapper that gives any device a smaller memory. The real one is in the
-//! crate `harness-cuda`.
+//! [`sim`] is the simulated device, [`limited`] gives any device a smaller memory. CUDA devices are in the crate `harness-cuda`.
 
 pub mod limited;
 pub mod pages;

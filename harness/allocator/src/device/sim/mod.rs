@@ -1,4 +1,4 @@
-//! [`SimDevice`]: a GPU that is not there, stricter than one that is.
+//! [`SimDevice`]: a simulated GPU, stricter than a real one.
 //!
 //! It keeps an address space in which no address is used twice ([`SimConfig::reuse_addresses`] changes that), streams as queues of timed work on a virtual clock ([`CostModel`]),
 //! the contents of memory as tags, and an order of all work from which it tells races. What real hardware forgives or corrupts in

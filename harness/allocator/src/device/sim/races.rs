@@ -300,14 +300,14 @@ mod tests {
     }
 
     /// The detector beside the graph.
-    struct Both {
+    struct Checked {
         races: Races,
         slots: [Slot; STREAMS],
         clocks: [VectorClock; EVENTS],
         graph: Graph,
     }
 
-    impl Both {
+    impl Checked {
         fn new() -> Self {
             let mut races = Races::default();
             let slots = std::array::from_fn(|_| races.add_stream());
@@ -365,9 +365,9 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(4096))]
         #[test]
         fn verdicts_agree_with_reachability_in_the_happens_before_graph(program in prop::collection::vec(a_step(), 1..80)) {
-            let mut both = Both::new();
+            let mut checked = Checked::new();
             for step in program {
-                let Some((result, expected)) = both.step(step) else { continue };
+                let Some((result, expected)) = checked.step(step) else { continue };
                 match result {
                     Ok(()) => prop_assert!(expected.is_empty(), "{step:?} races with {expected:?}"),
                     Err(Conflict { range, first }) => prop_assert!(

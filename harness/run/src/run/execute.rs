@@ -21,7 +21,7 @@ pub(super) fn execute(world: &mut World, step: &Step) -> Result<Done, Halt> {
     match &step.action {
         Action::Alloc(alloc) => return allocate(world, step, alloc),
         Action::Free(free) => return free_some(world, step, free),
-        Action::UseOn(use_on) => {
+        Action::RecordStream(use_on) => {
             let stream = world.stream(&use_on.stream);
             world.with_buffer(&use_on.buffer, |rig, buffer| {
                 rig.use_on(buffer, stream)?;

@@ -271,6 +271,7 @@ impl<L> Executor<L> {
 
 /// An allocation that was refused is an outcome, unless the device is broken.
 #[cold]
+#[expect(clippy::boxed_local, reason = "the loop hands on what it got, and moves no error through its own frame")]
 fn refused(error: Box<AllocatorError>) -> Result<Outcome, DeviceError> {
     match *error {
         AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. } => Ok(Outcome::OutOfMemory),

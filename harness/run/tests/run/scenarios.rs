@@ -175,7 +175,7 @@ fn memory_freed_while_another_stream_writes_it_is_a_race_unless_the_allocator_wa
     let told = violations(&run);
     let [found] = told.as_slice() else { panic!("{:?}", run.verdict) };
     assert_eq!((found.step, &found.rule), (3, &Rule::Invariant(Invariant::ContentsAreIntact)));
-    passes(&steps("  - use_on: { buffer: a, stream: side }\n"));
+    passes(&steps("  - record_stream: { buffer: a, stream: side }\n"));
 }
 
 #[test]
@@ -384,7 +384,7 @@ fn a_policy_that_waits_for_deferred_frees_makes_progress() {
     passes(
         "  - alloc: { buffer: w, size: 16MiB }
   - alloc: { buffer: p, size: 30MiB }
-  - use_on: { buffer: p, stream: side }
+  - record_stream: { buffer: p, stream: side }
   - work: { stream: side, duration: 5ms }
   - free: p
   - alloc: { buffer: x, size: 30MiB, id: x, on_oom: { synchronize: {} } }
@@ -619,7 +619,7 @@ fn filling_a_buffer_changes_nothing_of_what_a_scenario_sees() {
         format!(
             "  - alloc: {{ buffer: b, size: 3MiB }}
 {fill}  - alloc: {{ buffer: c, size: 1MiB }}
-  - use_on: {{ buffer: c, stream: side }}
+  - record_stream: {{ buffer: c, stream: side }}
   - work: {{ stream: side, duration: 50ms }}
   - free: c
   - record: {{ event: e, stream: side }}

@@ -8,23 +8,27 @@ pub mod cache;
 pub mod contents;
 pub mod event;
 pub mod expect;
+mod fields;
 pub mod free;
 pub mod measure;
 pub mod pins;
 pub mod pressure;
+pub mod record_stream;
 pub mod repeat;
 pub mod storm;
 pub mod train;
-pub mod use_on;
 pub mod work;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use super::check::Checker;
+use fields::StepFields;
+
+use super::checker::Checker;
 use super::metric::{ReportKey, StepName};
 use harness_language::error::{Problem, choices, quoted};
 use harness_language::located::{Located, Position};
@@ -39,36 +43,6 @@ pub struct Step {
     pub id: Option<StepName>,
     /// What is to be done.
     pub action: Action,
-}
-
-/// What the file says of a step, and how it is checked.
-pub(crate) trait StepFields: for<'de> Deserialize<'de> + JsonSchema {
-    /// What comes out of the check.
-    type Checked;
-
-    /// Steps that show it, in YAML; they may use the streams `side` and `copy`.
-    const EXAMPLE: &'static str;
-
-    /// What a step of this kind counts of itself, for those that take an `id`.
-    const REPORTS: &'static [ReportKey] = &[];
-
-    /// What the name alone means, without any field.
-    fn bare() -> Option<Self> {
-        None
-    }
-
-    /// Its id, if it was given one.
-    fn id(&self) -> Option<&NameText> {
-        None
-    }
-
-    /// Steps inside it.
-    fn body(&self) -> &[Located<StepWire>] {
-        &[]
-    }
-
-    /// Checks it against what is known at this point. `at` is the place of the whole step.
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem>;
 }
 
 /// Registers the steps: `Variant = "yaml_name": Wire => Checked`.
@@ -139,33 +113,25 @@ macro_rules! steps {
             /// A step that needs fields was given none.
             Bare(StepKind),
             /// One list item with several keys.
-            Crowded(StepKind, Located<String>),
+            SeveralKeys(StepKind, Located<String>),
         }
 
         impl StepWire {
             /// The step in its checked form.
-            pub(crate) fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<(StepKind, Action), Problem> {
+            fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<(StepKind, Action), Problem> {
                 match self {
                     $(Self::$variant(wire) => Ok((StepKind::$variant, Action::$variant(wire.check(at, checker)?))),)*
                     Self::Unknown(name) => Err(unknown(&name.value, if name.line == 0 { at } else { name.position() })),
                     Self::Bare(kind) => Err(bare(*kind, at)),
-                    Self::Crowded(kind, second) => Err(crowded(*kind, second)),
+                    Self::SeveralKeys(kind, second) => Err(several_keys(*kind, second)),
                 }
             }
 
             /// Its id, if it was given one.
-            pub(crate) fn id(&self) -> Option<&NameText> {
+            fn id(&self) -> Option<&NameText> {
                 match self {
                     $(Self::$variant(wire) => wire.id(),)*
-                    Self::Unknown(_) | Self::Bare(_) | Self::Crowded(..) => None,
-                }
-            }
-
-            /// Steps inside it.
-            pub(crate) fn body(&self) -> &[Located<StepWire>] {
-                match self {
-                    $(Self::$variant(wire) => wire.body(),)*
-                    Self::Unknown(_) | Self::Bare(_) | Self::Crowded(..) => &[],
+                    Self::Unknown(_) | Self::Bare(_) | Self::SeveralKeys(..) => None,
                 }
             }
 
@@ -193,7 +159,7 @@ macro_rules! steps {
 steps! {
     Alloc = "alloc": alloc::AllocWire => alloc::Alloc,
     Free = "free": free::FreeWire => free::Free,
-    UseOn = "use_on": use_on::UseOnWire => use_on::UseOn,
+    RecordStream = "record_stream": record_stream::RecordStreamWire => record_stream::RecordStream,
     Fill = "fill": contents::FillWire => contents::Fill,
     Verify = "verify": contents::VerifyWire => contents::Verify,
     Work = "work": work::WorkWire => work::Work,
@@ -220,17 +186,59 @@ impl fmt::Display for StepKind {
 
 impl StepWire {
     /// The name of a measure.
-    pub(crate) fn measure(&self) -> Option<&NameText> {
+    fn measure(&self) -> Option<&NameText> {
         match self {
             Self::Measure(wire) => Some(wire.name()),
             _ => None,
         }
     }
+
+    /// Steps inside it.
+    fn body(&self) -> &[Located<Self>] {
+        match self {
+            Self::Repeat(wire) => &wire.steps,
+            _ => &[],
+        }
+    }
+}
+
+/// The ids and measures of these steps and of those inside them, each with its first place: to tell a name that comes later from one that
+/// does not exist.
+pub(crate) fn announced(steps: &[Located<StepWire>]) -> BTreeMap<String, Position> {
+    let mut names = BTreeMap::new();
+    for step in steps {
+        if let Some(name) = step.value.id().or(step.value.measure()) {
+            names.entry(name.text().to_owned()).or_insert_with(|| name.position());
+        }
+        for (name, at) in announced(step.value.body()) {
+            names.entry(name).or_insert(at);
+        }
+    }
+    names
+}
+
+/// Checks steps in their order.
+pub(crate) fn check_steps(steps: &[Located<StepWire>], checker: &mut Checker<'_>) -> Result<Vec<Step>, Problem> {
+    steps.iter().map(|step| check_step(step, checker)).collect()
+}
+
+fn check_step(wire: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Step, Problem> {
+    let position = wire.position();
+    checker.count(position, 1)?;
+    let (kind, action) = wire.value.check(position, checker)?;
+    let id = wire.value.id().map(|id| checker.declare_id(id, kind.name(), kind.reports())).transpose()?;
+    Ok(Step { position, id, action })
 }
 
 const FORM: &str = "a step is a list item with one key, as in `- alloc: { buffer: a, size: 1MiB }`, or a bare name, as in `- empty_cache`";
 
+/// Names that steps had once, with those of today.
+const RENAMED: &[(&str, &str)] = &[("use_on", "record_stream")];
+
 fn unknown(name: &str, at: Position) -> Problem {
+    if let Some((_, today)) = RENAMED.iter().find(|(before, _)| *before == name) {
+        return Problem::new(at, format!("the step `{name}` is called `{today}` now")).help(format!("write `{today}` in its place"));
+    }
     let steps = choices(name, "steps", StepKind::ALL.iter().map(|kind| kind.name()));
     Problem::new(at, format!("there is no step `{name}`")).help(steps)
 }
@@ -244,7 +252,7 @@ fn bare(kind: StepKind, at: Position) -> Problem {
     ))
 }
 
-fn crowded(kind: StepKind, second: &Located<String>) -> Problem {
+fn several_keys(kind: StepKind, second: &Located<String>) -> Problem {
     Problem::new(second.position(), format!("`{}` stands in the same list item as `{kind}`", second.value))
         .help(format!("put `- ` in front of a step of its own, or indent it if it is a field of `{kind}`"))
 }
@@ -271,7 +279,7 @@ impl<'de> Deserialize<'de> for StepWire {
                     second = second.or(Some(key));
                 }
                 Ok(match (kind, second) {
-                    (Some(kind), Some(second)) => StepWire::Crowded(kind, second),
+                    (Some(kind), Some(second)) => StepWire::SeveralKeys(kind, second),
                     _ => step,
                 })
             }

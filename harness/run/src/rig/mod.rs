@@ -42,7 +42,7 @@ impl From<DeviceError> for Stop {
     /// Wrong contents and races are violations: somebody was given memory that another still uses.
     fn from(error: DeviceError) -> Self {
         match error {
-            DeviceError::Corrupted { .. } | DeviceError::Race { .. } => Self::Violated(vec![Finding {
+            DeviceError::Corrupted { .. } | DeviceError::Race { .. } | DeviceError::InUse { .. } => Self::Violated(vec![Finding {
                 invariant: Invariant::ContentsAreIntact,
                 expected: "what was written, ordered behind what was written before".to_owned(),
                 seen: error.to_string(),

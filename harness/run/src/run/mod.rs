@@ -206,7 +206,7 @@ const fn expected_of_device(error: &DeviceError) -> &'static str {
             "the allocator to hand out and free only memory that is allocated on the device"
         }
         DeviceError::UnknownHandle { .. } | DeviceError::NotReady(_) => "streams and events to be used only while they exist",
-        DeviceError::Race { .. } | DeviceError::Corrupted { .. } => "memory to hold what was written",
+        DeviceError::Race { .. } | DeviceError::InUse { .. } | DeviceError::Corrupted { .. } => "memory to hold what was written",
         DeviceError::OutOfMemory { .. } => "memory for the harness's own needs",
         DeviceError::Driver { .. } | DeviceError::Unavailable { .. } => "the driver to do as it is told",
     }

@@ -552,7 +552,10 @@ fn a_scenario_that_needs_more_than_the_device_has_is_skipped_with_the_figures() 
     scenario.memory = Bytes::gib(100);
     let run = run_with(&scenario, AllocatorKind::Caching, false, None);
     let Verdict::Skipped { reason } = &run.verdict else { panic!("{:?}", run.verdict) };
-    assert!(reason.starts_with("100 GiB of device memory: only ") && reason.contains("of 80 GiB are free"), "{reason}");
+    assert!(
+        reason.starts_with("100 GiB of device memory: the simulated device has ") && reason.contains("`--device-profile h200-141`"),
+        "{reason}"
+    );
     assert!(run.steps.is_empty());
 }
 

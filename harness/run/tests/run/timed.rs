@@ -54,8 +54,12 @@ fn a_free_that_waits_for_fills_takes_as_long_as_they_do() {
   - free: a
   - free: b";
     let (run, asked) = timed("64GiB", steps, AllocatorKind::Direct, Nanos::millis(1));
-    let filled =
-        timed("64GiB", &format!("{steps}\n  - synchronize: device").replace("  - free: a\n  - free: b\n", ""), AllocatorKind::Direct, Nanos::ZERO);
+    let filled = timed(
+        "64GiB",
+        &format!("{steps}\n  - synchronize: device").replace("  - free: a\n  - free: b\n", ""),
+        AllocatorKind::Direct,
+        Nanos::ZERO,
+    );
     let fills = filled.0.timings.scenario;
     assert!(fills > Nanos::millis(10), "{fills}");
     let first_free = run.timings.free.kept[0];

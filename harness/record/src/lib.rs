@@ -63,6 +63,9 @@ pub struct RunRecord {
     /// Its settings, in the form of `PYTORCH_ALLOC_CONF`, where it has other than its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<String>,
+    /// Whether the arm was added by the user, so that what the scenario expects of its own arms is noted and not judged.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub only_observed: bool,
     /// Every random choice comes from this.
     pub seed: u64,
     /// Counted from 0.
@@ -87,6 +90,14 @@ pub struct RunRecord {
     /// What the simulated device charges for each operation; empty on a real device.
     #[serde(default)]
     pub cost_figures: Vec<CostFigure>,
+}
+
+/// What a note begins with that tells of something a scenario expects and an observed run did not meet.
+pub const NOT_JUDGED: &str = "observed, not judged: ";
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+const fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 /// What a scenario says of itself.

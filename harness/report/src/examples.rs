@@ -326,6 +326,7 @@ impl Builder {
             device,
             allocator: allocator.to_owned(),
             settings: None,
+            only_observed: false,
             seed,
             repetition,
             verdict: Verdict::Passed,

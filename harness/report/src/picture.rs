@@ -10,6 +10,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::words;
+use harness_base::printable::printable;
 use harness_record::{CurvePoint, RunRecord, Verdict};
 
 /// A picture in its own file.
@@ -26,6 +27,8 @@ const HEAD: u32 = 52;
 const PANEL: u32 = 226;
 const LEFT: u32 = 64;
 const RIGHT: u32 = 44;
+/// Characters that a panel's title has room for. No font is at hand to measure: 7.4 pixels a character is what 13-pixel sans-serif faces take.
+const TITLE: usize = ((WIDTH - LEFT) as f64 / 7.4) as usize;
 /// Numbers of steps are at least so many pixels apart.
 const LABEL_SPACING: f64 = 36.0;
 /// Columns narrower than this have no line between them.
@@ -90,9 +93,18 @@ fn in_words(run: &RunRecord) -> String {
     )
 }
 
+/// A text of at most so many characters: of a longer one, both ends.
+fn shortened(text: &str, most: usize) -> String {
+    let length = text.chars().count();
+    if length <= most {
+        return text.to_owned();
+    }
+    let (start, end) = (most.saturating_sub(1).div_ceil(2), most.saturating_sub(1) / 2);
+    text.chars().take(start).chain(['…']).chain(text.chars().skip(length - end)).collect()
+}
+
 fn escaped(text: &str) -> String {
-    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    printable(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 fn all(root: &Area<'_>, runs: &[&RunRecord], axes: &Axes) -> Drawn {
@@ -191,10 +203,10 @@ fn legend(head: &Area<'_>, axes: &Axes) -> Drawn {
     let y = 18;
     let limit = words::size(axes.memory);
     let keys = [
-        ("device used − context overhead", Key::Line(USED.stroke_width(6))),
+        ("device used − overhead", Key::Line(USED.stroke_width(6))),
         ("reserved", Key::Line(RESERVED.stroke_width(2))),
         ("allocated", Key::Area),
-        ("retry", Key::Retry),
+        ("allocator retry", Key::Retry),
         ("OOM", Key::Oom),
         (&format!("memory limit {limit}"), Key::Dashes),
     ];
@@ -240,7 +252,8 @@ fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
         Verdict::Failed { first, .. } => format!(" (thick vertical line: violation after step {})", first.step),
         Verdict::Passed | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => String::new(),
     };
-    let title = format!("{}: {}{line}", run.allocator, words::verdict(&run.verdict));
+    let rest = format!(": {}{line}", words::verdict(&run.verdict));
+    let title = shortened(&printable(&run.allocator), TITLE.saturating_sub(rest.chars().count())) + &rest;
     let title_style = font(13).pos(Pos::new(HPos::Left, VPos::Top));
     area.draw(&Text::new(title, (LEFT as i32, 2), title_style))?;
     let mut chart = ChartBuilder::on(area)
@@ -466,6 +479,27 @@ mod tests {
         assert!(svg.contains(&format!("height=\"{}\"", HEAD + 2 * PANEL)) && svg.contains("fill=\"#FFFFFF\""));
         assert!(svg.contains("memory limit 1 GiB"));
         assert_eq!(Some(svg), draw(&[&caching, &direct]));
+    }
+
+    #[test]
+    fn a_long_name_keeps_its_ends_and_stays_inside_the_picture() {
+        assert_eq!((shortened("abcdef", 6), shortened("abcdefg", 6)), ("abcdef".to_owned(), "abc…fg".to_owned()));
+        let name = format!("caching({})", "garbage_collection_threshold:0.8,".repeat(9));
+        let run = RunRecord { allocator: name, ..examples::failed("caching", 0) };
+        let svg = draw(&[&run]).expect("it has a curve");
+        let title = svg.lines().find(|line| line.starts_with("caching(") && line.contains("FAILED")).expect("the panel has a title");
+        assert_eq!(title.chars().count(), TITLE, "{title}");
+    }
+
+    #[test]
+    fn marks_of_evenly_spread_ooms_are_evenly_spread() {
+        let steps: Vec<u32> = (1..=5_000).collect();
+        let run = examples::long_run(5_000, &steps);
+        let axes = Axes::new(&[&run]).expect("it has a curve");
+        let marks = rises(&run, &axes, |point| point.ooms);
+        let gaps: Vec<f64> = marks.windows(2).map(|pair| pair[1].x - pair[0].x).collect();
+        let (least, most) = (gaps.iter().copied().fold(f64::MAX, f64::min), gaps.iter().copied().fold(0.0, f64::max));
+        assert!(most < 1.2 * least, "{gaps:?}");
     }
 
     #[test]

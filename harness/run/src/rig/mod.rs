@@ -12,7 +12,6 @@ mod shortage;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, OomCause, Request};
 use harness_allocator::device::{
@@ -24,6 +23,7 @@ use harness_allocator::units::{Bytes, Nanos};
 pub use self::audit::{Audit, Finding};
 use self::curve::Curve;
 use self::samples::Reservoir;
+use crate::control::{Call, Control};
 use harness_record::Invariant;
 use harness_record::{Accounts, CurvePoint, Timings};
 
@@ -34,7 +34,7 @@ pub enum Stop {
     Violated(Vec<Finding>),
     /// The device, or the allocator, failed otherwise than for lack of memory.
     Device(DeviceError),
-    /// The user interrupted it.
+    /// It is to stop: the user wants it, or a step has run past its time limit.
     Interrupted,
 }
 
@@ -108,8 +108,8 @@ pub struct RigOptions {
     pub checks: Checks,
     /// For the choice of samples that are kept of many.
     pub seed: u64,
-    /// Set by somebody else when the run should stop.
-    pub interrupt: Arc<AtomicBool>,
+    /// Says when the run should stop, and is told which call begins.
+    pub control: Arc<Control>,
 }
 
 /// What is known at the end of a step. A checked run knows the accounts, a timed run the duration.
@@ -136,7 +136,7 @@ pub struct Rig {
     allocator: Box<dyn Allocator>,
     checks: Checks,
     audit: Option<Audit>,
-    interrupt: Arc<AtomicBool>,
+    control: Arc<Control>,
     step: u32,
     tags: u64,
     /// Streams with queued `work` that nobody has waited for, or that wait for such a stream.
@@ -177,7 +177,7 @@ impl Rig {
             allocator,
             checks: options.checks,
             audit,
-            interrupt: Arc::clone(&options.interrupt),
+            control: Arc::clone(&options.control),
             step: 0,
             tags: 0,
             working: BTreeSet::new(),
@@ -211,6 +211,7 @@ impl Rig {
     /// # Errors
     /// [`Stop::Device`] where the device does not tell its memory.
     pub fn begin_scenario(&mut self) -> Result<(), Stop> {
+        self.control.calls(Call::Memory);
         let memory = self.device.memory()?;
         self.used_at_start = memory.used;
         self.last_memory = self.with_streams(memory);
@@ -255,6 +256,7 @@ impl Rig {
             return Err(Stop::Interrupted);
         }
         let start = self.start();
+        self.control.calls(Call::Allocate);
         let answer = self.allocator.allocate(&mut *self.device, request);
         let duration = self.since(start);
         match answer {
@@ -285,10 +287,12 @@ impl Rig {
             && !buffer.shared
             && ![writer, buffer.stream()].iter().any(|stream| self.working.contains(stream))
         {
+            self.control.calls(Call::Verify);
             self.device.verify(buffer.stream(), buffer.range(), tag)?;
         }
         let address = buffer.allocation.ptr();
         let start = self.start();
+        self.control.calls(Call::Free);
         self.allocator.free(&mut *self.device, buffer.allocation)?;
         let duration = self.since(start);
         if self.is_timed() {
@@ -309,6 +313,7 @@ impl Rig {
         // An odd factor spreads the counter over all eight bytes, so that no two tags look alike and none looks like zeroed memory.
         let tag = Tag(self.tags.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         buffer.content = Some((tag, stream));
+        self.control.calls(Call::Fill);
         Ok(self.device.fill(stream, buffer.range(), tag)?)
     }
 
@@ -318,6 +323,7 @@ impl Rig {
     /// [`Stop`].
     pub fn verify(&mut self, buffer: &Buffer, stream: StreamId) -> Result<(), Stop> {
         let Some((tag, _)) = buffer.content else { return Ok(()) };
+        self.control.calls(Call::Verify);
         self.device.verify(stream, buffer.range(), tag)?;
         self.working.remove(&stream);
         Ok(())
@@ -338,6 +344,7 @@ impl Rig {
     /// [`Stop`].
     pub fn work(&mut self, stream: StreamId, duration: Nanos) -> Result<(), Stop> {
         self.working.insert(stream);
+        self.control.calls(Call::Work);
         Ok(self.device.busy(stream, duration)?)
     }
 
@@ -366,6 +373,7 @@ impl Rig {
             true => drop(self.behind_work.insert(event, stream)),
             false => drop(self.behind_work.remove(&event)),
         }
+        self.control.calls(Call::Event);
         Ok(self.device.record_event(event, stream)?)
     }
 
@@ -377,6 +385,7 @@ impl Rig {
         if self.behind_work.get(&event).is_some_and(|worker| self.working.contains(worker)) {
             self.working.insert(stream);
         }
+        self.control.calls(Call::Event);
         Ok(self.device.wait_event(stream, event)?)
     }
 
@@ -385,6 +394,7 @@ impl Rig {
     /// # Errors
     /// [`Stop`].
     pub fn synchronize_event(&mut self, event: EventId) -> Result<(), Stop> {
+        self.control.calls(Call::Synchronize);
         Ok(self.device.synchronize_event(event)?)
     }
 
@@ -394,6 +404,7 @@ impl Rig {
     /// [`Stop`].
     pub fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), Stop> {
         self.working.remove(&stream);
+        self.control.calls(Call::Synchronize);
         Ok(self.device.synchronize_stream(stream)?)
     }
 
@@ -403,6 +414,7 @@ impl Rig {
     /// [`Stop`].
     pub fn synchronize(&mut self) -> Result<(), Stop> {
         self.working.clear();
+        self.control.calls(Call::Synchronize);
         Ok(self.device.synchronize()?)
     }
 
@@ -413,6 +425,7 @@ impl Rig {
     pub fn empty_cache(&mut self) -> Result<Bytes, Stop> {
         let before = self.allocator.stats().reserved_bytes.all.current;
         let start = self.start();
+        self.control.calls(Call::EmptyCache);
         self.allocator.empty_cache(&mut *self.device)?;
         let duration = self.since(start);
         if self.is_timed() {
@@ -441,6 +454,7 @@ impl Rig {
     /// # Errors
     /// [`Stop`].
     pub fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, Stop> {
+        self.control.calls(Call::Pressure);
         let held = self.device.set_pressure(held)?;
         if !self.is_timed() {
             self.refresh_memory()?;
@@ -449,10 +463,10 @@ impl Rig {
         Ok(held)
     }
 
-    /// Whether the user wants the run to stop.
+    /// Whether the run should stop: the user wants it, or a step has run past its time limit.
     #[must_use]
     pub fn is_interrupted(&self) -> bool {
-        self.interrupt.load(Ordering::Relaxed)
+        self.control.should_stop()
     }
 
     /// Notes a violation that does not keep the step from going on; [`Rig::take_findings`] returns it.
@@ -506,6 +520,7 @@ impl Rig {
     /// # Errors
     /// [`Stop::Device`].
     pub fn memory(&mut self) -> Result<DeviceMemory, Stop> {
+        self.control.calls(Call::Memory);
         let memory = self.device.memory()?;
         Ok(self.with_streams(memory))
     }
@@ -583,9 +598,12 @@ impl Rig {
     /// # Errors
     /// [`Stop`].
     pub fn finish(&mut self) -> Result<(), Stop> {
+        self.control.calls(Call::Synchronize);
         self.device.synchronize()?;
+        self.control.calls(Call::Pressure);
         self.device.set_pressure(Bytes::ZERO)?;
         self.allocator.set_memory_fraction(&*self.device, MemoryFraction::ALL);
+        self.control.calls(Call::EmptyCache);
         self.allocator.empty_cache(&mut *self.device)?;
         let reserved = self.allocator.stats().reserved_bytes.all.current;
         if reserved != 0 {
@@ -604,7 +622,9 @@ impl Rig {
     /// # Errors
     /// [`Stop`]: something could not be given back, or was left behind.
     pub fn close(mut self, streams: Vec<StreamId>, events: Vec<EventId>) -> Result<(), Stop> {
+        self.control.calls(Call::Synchronize);
         self.device.synchronize()?;
+        self.control.calls(Call::Pressure);
         self.device.set_pressure(Bytes::ZERO)?;
         self.allocator.close(&mut *self.device)?;
         events.into_iter().try_for_each(|event| self.device.destroy_event(event))?;
@@ -678,6 +698,7 @@ impl Rig {
     fn check_whole_limit_fits(&mut self) -> Result<(), Stop> {
         let free = self.device.free_memory()?;
         let whole = self.allocator.largest_request(&*self.device, free);
+        self.control.calls(Call::Allocate);
         match self.allocator.allocate(&mut *self.device, Request::new(whole)) {
             Ok(allocation) => self.allocator.free(&mut *self.device, allocation)?,
             Err(AllocatorError::Device(error)) => return Err(error.into()),
@@ -691,6 +712,7 @@ impl Rig {
                 );
             }
         }
+        self.control.calls(Call::EmptyCache);
         Ok(self.allocator.empty_cache(&mut *self.device)?)
     }
 

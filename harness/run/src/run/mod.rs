@@ -1,19 +1,23 @@
-//! The loop: a scenario, a device and an allocator in, a record out. Errors of the run are data in the record.
+//! The loop: a scenario, a device and an allocator in, a record out, and events on the way. Errors of the run are data in the record.
 
 mod execute;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
 use harness_allocator::device::{DeviceCalls, DeviceError, TestDevice};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::{Bytes, Nanos};
 
+use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
 use crate::rig::{Checks, Finding, Rig, RigOptions, StepEnd, Stop};
 use crate::world::{StepResult, Unmet, World};
-use harness_record::{Accounts, CurvePoint, Invariant, Outcome, Rule, RunRecord, StepRecord, Timings, Verdict, Violation};
+use harness_record::{
+    Accounts, CurvePoint, Event, Invariant, NOT_JUDGED, Outcome, Rule, RunRecord, StepRecord, Timings, Verdict, Violation,
+};
 use harness_scenario::steps::{Action, Step};
 use harness_scenario::{ReportKey, Scenario, Unit};
 
@@ -41,6 +45,17 @@ pub struct RunRequest<'a> {
     pub interrupt: Arc<AtomicBool>,
 }
 
+/// Who watches a run while it goes on.
+pub struct Observer<'a> {
+    /// Says when the run should stop, and is told where it stands.
+    pub control: Arc<Control>,
+    /// Whether the run is observed and not judged: what the scenario expects is then noted where it is not met, and fails nothing. The
+    /// always-checked invariants hold all the same.
+    pub only_observed: bool,
+    /// Is given [`Event::RunStarted`], and [`Event::StepEnded`] for the first steps that are recorded.
+    pub emit: &'a mut dyn FnMut(Event),
+}
+
 /// Runs a scenario on a device that is as large as the scenario wants it, with all checks. The record has no times: those are taken by [`time`].
 ///
 /// # Errors
@@ -54,27 +69,49 @@ pub fn run(request: &RunRequest<'_>, device: Box<dyn TestDevice>) -> Result<RunR
 /// # Errors
 /// As [`run`].
 pub fn run_with(request: &RunRequest<'_>, device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>) -> Result<RunRecord, DeviceError> {
-    let device_info = device.info().clone();
-    let cost_figures = device.cost_figures();
-    let checks = if request.audit { Checks::Audit } else { Checks::Accounts };
-    let done = execute_all(request, device, allocator, checks)?;
-    Ok(RunRecord {
+    observe(request, device, allocator, unobserved(request, &mut |_| {}))
+}
+
+/// Runs a scenario, watched by somebody.
+///
+/// # Errors
+/// As [`run`].
+pub fn observe(
+    request: &RunRequest<'_>,
+    device: Box<dyn TestDevice>,
+    allocator: Box<dyn Allocator>,
+    observer: Observer<'_>,
+) -> Result<RunRecord, DeviceError> {
+    let mut record = RunRecord {
         scenario: request.scenario.info(),
-        device: device_info,
+        device: device.info().clone(),
         allocator: request.allocator.to_string(),
         settings: request.allocator.settings(),
+        only_observed: observer.only_observed,
         seed: request.seed,
         repetition: request.repetition,
         reproduce: request.reproduce.clone(),
-        verdict: done.verdict,
-        steps: done.steps,
-        unrecorded_steps: done.unrecorded_steps,
-        curve: done.curve,
-        timings: done.timings,
-        calls: done.calls,
-        stats: done.stats,
-        cost_figures,
-    })
+        verdict: Verdict::Interrupted,
+        steps: Vec::new(),
+        unrecorded_steps: 0,
+        curve: Vec::new(),
+        timings: Timings::default(),
+        calls: DeviceCalls::default(),
+        stats: MemoryStats::default(),
+        cost_figures: device.cost_figures(),
+    };
+    (observer.emit)(Event::RunStarted(Box::new(record.clone())));
+    let checks = if request.audit { Checks::Audit } else { Checks::Accounts };
+    let done = execute_all(request, device, allocator, checks, observer)?;
+    record.verdict = done.verdict;
+    (record.steps, record.unrecorded_steps) = (done.steps, done.unrecorded_steps);
+    (record.curve, record.timings) = (done.curve, done.timings);
+    (record.calls, record.stats) = (done.calls, done.stats);
+    Ok(record)
+}
+
+fn unobserved<'a>(request: &RunRequest<'_>, emit: &'a mut dyn FnMut(Event)) -> Observer<'a> {
+    Observer { control: Arc::new(Control::new(Arc::clone(&request.interrupt))), only_observed: false, emit }
 }
 
 /// What a timed run leaves behind.
@@ -137,7 +174,20 @@ pub fn time(request: &RunRequest<'_>, device: Box<dyn TestDevice>) -> Result<Tim
 /// # Errors
 /// As [`run`].
 pub fn time_with(request: &RunRequest<'_>, device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>) -> Result<TimedRun, DeviceError> {
-    let done = execute_all(request, device, allocator, Checks::Timing)?;
+    time_observed(request, device, allocator, unobserved(request, &mut |_| {}))
+}
+
+/// As [`time_with`], watched by somebody. No event is told: between the steps of a timed run nothing else is done.
+///
+/// # Errors
+/// As [`run`].
+pub fn time_observed(
+    request: &RunRequest<'_>,
+    device: Box<dyn TestDevice>,
+    allocator: Box<dyn Allocator>,
+    observer: Observer<'_>,
+) -> Result<TimedRun, DeviceError> {
+    let done = execute_all(request, device, allocator, Checks::Timing, observer)?;
     Ok(TimedRun {
         verdict: done.verdict,
         timings: done.timings,
@@ -166,10 +216,11 @@ fn execute_all(
     device: Box<dyn TestDevice>,
     allocator: Box<dyn Allocator>,
     checks: Checks,
+    observer: Observer<'_>,
 ) -> Result<Executed, DeviceError> {
-    let options = RigOptions { checks, seed: request.seed, interrupt: Arc::clone(&request.interrupt) };
+    let options = RigOptions { checks, seed: request.seed, control: Arc::clone(&observer.control) };
     let rig = Rig::new(device, allocator, &options)?;
-    let mut runner = Runner::new(request, checks);
+    let mut runner = Runner::new(request, checks, observer);
     let mut world = match World::new(rig, request.scenario, request.allocator.to_string(), request.seed) {
         Ok(world) => world,
         Err(failed) => {
@@ -182,6 +233,7 @@ fn execute_all(
     let completed = matches!(runner.run_steps(&mut world, &request.scenario.steps), Next::Continue);
     let (stats, calls, unused_at_peak) = (world.rig.stats(), world.rig.calls(), world.rig.unused_at_peak());
     let (timings, curve) = (world.rig.take_timings(), world.rig.take_curve());
+    runner.observer.control.enter(Place::Closing, DEFAULT_TIME_LIMIT);
     runner.finish(world, completed);
     let verdict = runner.verdict();
     let ((steps, unrecorded_steps), (times, _)) = (runner.steps.into_parts(), runner.times.into_parts());
@@ -242,9 +294,10 @@ impl<T> Steps<T> {
     }
 }
 
-struct Runner<'a> {
+struct Runner<'a, 'o> {
     request: &'a RunRequest<'a>,
     checks: Checks,
+    observer: Observer<'o>,
     /// Of a checked run.
     steps: Steps<StepRecord>,
     /// Of a timed run.
@@ -262,16 +315,20 @@ enum Next {
     Stop,
 }
 
-impl<'a> Runner<'a> {
-    fn new(request: &'a RunRequest<'a>, checks: Checks) -> Self {
+fn place_of(number: u32, step: &Step) -> Place {
+    Place::Step { number, line: step.position.line, text: format!("{} {}", step.action.kind(), step.action).trim_end().to_owned() }
+}
+
+impl<'a, 'o> Runner<'a, 'o> {
+    fn new(request: &'a RunRequest<'a>, checks: Checks, observer: Observer<'o>) -> Self {
         let (steps, times) = (Steps::new(), Steps::new());
-        Self { request, checks, steps, times, number: 0, violations: Vec::new(), contention: None, interrupted: false }
+        Self { request, checks, observer, steps, times, number: 0, violations: Vec::new(), contention: None, interrupted: false }
     }
 
     fn run_steps(&mut self, world: &mut World, steps: &[Step]) -> Next {
         for step in steps {
             // Not every step allocates, and only an allocation looks by itself.
-            if world.rig.is_interrupted() {
+            if self.observer.control.is_interrupted() {
                 self.interrupted = true;
                 return Next::Stop;
             }
@@ -297,13 +354,15 @@ impl<'a> Runner<'a> {
 
     fn run_step(&mut self, world: &mut World, step: &Step) -> Next {
         self.number += 1;
+        let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
+        self.observer.control.enter(place_of(self.number, step), limit);
         world.rig.begin_step(self.number);
         let executed = execute::execute(world, step);
         let seen = self.violations.len();
-        let result = match executed {
+        let mut result = match executed {
             Ok(mut result) => {
                 for unmet in std::mem::take(&mut result.unmet) {
-                    self.unmet(unmet);
+                    self.unmet(unmet, &mut result.notes);
                 }
                 Some(result)
             }
@@ -326,9 +385,10 @@ impl<'a> Runner<'a> {
         }
         // A step that was cut short leaves things half done, so that whatever is seen behind it says nothing.
         let cut_short = result.is_none() || ended.is_none();
-        if !cut_short {
-            self.check_invariants(world, step);
+        if let (Some(result), false) = (&mut result, cut_short) {
+            self.check_invariants(world, step, &mut result.notes);
         }
+        self.check_time(Some(step));
         let failed = self.violations.len() > seen;
         // A step that was interrupted is neither done nor failed.
         if !self.interrupted {
@@ -358,7 +418,7 @@ impl<'a> Runner<'a> {
 
     fn record_checked(&mut self, step: &Step, result: StepResult, reports: BTreeMap<String, u64>, accounts: Accounts, failed: bool) {
         let outcome = if failed && result.outcome == Outcome::Done { Outcome::Failed } else { result.outcome };
-        self.steps.push(StepRecord {
+        let step = StepRecord {
             number: self.number,
             line: step.position.line,
             kind: step.action.kind().name().to_owned(),
@@ -370,7 +430,27 @@ impl<'a> Runner<'a> {
             notes: result.notes,
             tables: result.tables,
             shortage: result.shortage,
-        });
+        };
+        if self.steps.first.len() < FIRST_STEPS {
+            (self.observer.emit)(Event::StepEnded(Box::new(step.clone())));
+        }
+        self.steps.push(step);
+    }
+
+    /// What took longer than it may has failed, unless it failed for another reason. `None` is the end behind the last step.
+    fn check_time(&mut self, step: Option<&Step>) {
+        if self.violations.is_empty()
+            && !self.interrupted
+            && let Some(overrun) = self.observer.control.overrun()
+        {
+            self.violations.push(Violation {
+                step: self.number,
+                at: step.map(|step| self.request.scenario.place(step.position)),
+                rule: Rule::TimeLimit,
+                expected: overrun.expected(),
+                seen: overrun.seen(),
+            });
+        }
     }
 
     /// Frees what is live, checks the end where all steps were done, and closes the device.
@@ -390,12 +470,13 @@ impl<'a> Runner<'a> {
         {
             self.stop(stop, None);
         }
+        self.check_time(None);
     }
 
-    fn check_invariants(&mut self, world: &mut World, step: &Step) {
+    fn check_invariants(&mut self, world: &mut World, step: &Step, notes: &mut Vec<String>) {
         for invariant in &self.request.scenario.invariants {
             match execute::check(world, invariant) {
-                Ok(unmet) => unmet.into_iter().for_each(|unmet| self.unmet(unmet)),
+                Ok(unmet) => unmet.into_iter().for_each(|unmet| self.unmet(unmet, notes)),
                 Err(stop) => return self.stop(stop, Some(step)),
             }
         }
@@ -403,7 +484,8 @@ impl<'a> Runner<'a> {
 
     fn stop(&mut self, stop: Stop, step: Option<&Step>) {
         match stop {
-            Stop::Interrupted => self.interrupted = true,
+            // Where the user did not want it, the time of the step is over: `check_time` says so.
+            Stop::Interrupted => self.interrupted = self.observer.control.is_interrupted(),
             Stop::Violated(findings) => findings.into_iter().for_each(|finding| self.find(finding, step)),
             Stop::Device(error) => self.violations.push(Violation {
                 step: self.number,
@@ -421,9 +503,13 @@ impl<'a> Runner<'a> {
         self.violations.push(Violation { step: self.number, at, rule: Rule::Invariant(invariant), expected, seen });
     }
 
-    fn unmet(&mut self, unmet: Unmet) {
-        let at = Some(self.request.scenario.place(unmet.at));
-        let Unmet { expected, seen, .. } = unmet;
+    /// Something expected was not seen: a violation, or in a run that is only observed a note on the step.
+    fn unmet(&mut self, unmet: Unmet, notes: &mut Vec<String>) {
+        let Unmet { expected, seen, at } = unmet;
+        if self.observer.only_observed {
+            return notes.push(format!("{NOT_JUDGED}line {} expects {expected}; seen: {seen}", at.line));
+        }
+        let at = Some(self.request.scenario.place(at));
         self.violations.push(Violation { step: self.number, at, rule: Rule::Expectation, expected, seen });
     }
 
@@ -454,7 +540,7 @@ impl<'a> Runner<'a> {
         }
         if let Some(violates) = &self.request.scenario.violates {
             // A timed run does not look for violations.
-            if self.violations.is_empty() && self.checks != Checks::Timing {
+            if self.violations.is_empty() && self.checks != Checks::Timing && !self.observer.only_observed {
                 let expected = format!("the run to violate `{}`: {} must not hold", violates.value, violates.value.promise());
                 self.violations.push(Violation {
                     step: self.number,

@@ -161,6 +161,7 @@ impl TestDevice for Staged {
     }
 
     passed_on! {
+        fn create_timed_event(&mut self) -> Result<EventId, DeviceError>;
         fn now(&mut self) -> Nanos;
         fn set_place(&mut self, place: Place);
         fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError>;

@@ -1030,6 +1030,33 @@ fn a_file_of_the_other_kind_is_answered_with_the_command_for_it() {
 }
 
 #[test]
+fn a_trace_a_recording_and_a_pickle_are_answered_with_the_command_for_them() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE), ("recording.jsonl", "{\"torch\":\"2.11.0\",\"conf\":\"\"}\n")]);
+    std::fs::write(world.path("snapshot.pickle"), b"\x80\x04\x95\x00").unwrap();
+    let commands: [&[&str]; 5] = [
+        &["run", "job.trace"],
+        &["run", "snapshot.pickle"],
+        &["check", "recording.jsonl"],
+        &["replay", "recording.jsonl", "--memory", "1GiB"],
+        &["replay", "snapshot.pickle", "--memory", "1GiB"],
+    ];
+    insta::assert_snapshot!(commands.map(|arguments| world.harness(arguments).told()).join("\n"));
+}
+
+#[test]
+fn files_for_ci_may_be_pipes_devices_or_links() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("real.xml", "before")]);
+    std::os::unix::fs::symlink("real.xml", world.path("link.xml")).unwrap();
+    let ran = world.harness(&["run", "good.yaml", "--quiet", "--summary", "/dev/null", "--junit", "/dev/stdout"]);
+    assert!(ran.code == Some(0) && ran.out.contains("<testsuites"), "{}", ran.told());
+    let full = world.harness(&["run", "good.yaml", "--quiet", "--summary", "/dev/full"]);
+    assert_eq!(full.code, Some(4), "{}", full.told());
+    world.harness(&["run", "good.yaml", "--quiet", "--junit", "link.xml"]);
+    assert!(world.path("link.xml").is_symlink() && std::fs::read_to_string(world.path("real.xml")).unwrap().contains("<testsuites"));
+    assert!(!std::path::Path::new("/dev/null").metadata().unwrap().is_file());
+}
+
+#[test]
 fn a_device_profile_that_is_not_there_is_answered_with_those_that_are() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
     let run = || world.harness(&["run", "good.yaml", "--device", "sim", "--device-profile", "scenarios/devices/typo.yaml"]).told();

@@ -1033,14 +1033,18 @@ fn a_file_of_the_other_kind_is_answered_with_the_command_for_it() {
 fn a_trace_a_recording_and_a_pickle_are_answered_with_the_command_for_them() {
     let world = World::without_gpu().holding(&[("job.trace", TRACE), ("recording.jsonl", "{\"torch\":\"2.11.0\",\"conf\":\"\"}\n")]);
     std::fs::write(world.path("snapshot.pickle"), b"\x80\x04\x95\x00").unwrap();
-    let commands: [&[&str]; 5] = [
-        &["run", "job.trace"],
-        &["run", "snapshot.pickle"],
-        &["check", "recording.jsonl"],
-        &["replay", "recording.jsonl", "--memory", "1GiB"],
-        &["replay", "snapshot.pickle", "--memory", "1GiB"],
-    ];
-    insta::assert_snapshot!(commands.map(|arguments| world.harness(arguments).told()).join("\n"));
+    for (arguments, is, help) in [
+        (["run", "job.trace"].as_slice(), "job.trace: this is an allocation trace, not a scenario", "harness replay job.trace --memory"),
+        (&["run", "snapshot.pickle"], "this is a Python pickle, as PyTorch's memory snapshots are", "harness replay --help"),
+        (&["check", "recording.jsonl"], "this is a recording of PyTorch's allocator", "harness replay --verify recording.jsonl"),
+        (&["replay", "recording.jsonl", "--memory", "1GiB"], "not an allocation trace", "harness replay --verify recording.jsonl"),
+        (&["replay", "snapshot.pickle", "--memory", "1GiB"], "this is a Python pickle", "harness replay --help"),
+    ] {
+        let ran = world.harness(arguments);
+        // Lines are broken between words.
+        let told = ran.err.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(ran.code == Some(2) && told.contains(is) && told.contains(help), "{}", ran.told());
+    }
 }
 
 #[test]

@@ -152,6 +152,12 @@ fn an_unknown_step_is_shown_with_the_steps_there_are() {
 }
 
 #[test]
+fn a_list_item_without_a_step_is_shown_at_its_beginning() {
+    let told = refused(&with_step("{}"));
+    assert!(told.contains("wrong.yaml:5:5: this list item holds no step"), "{told}");
+}
+
+#[test]
 fn an_unknown_metric_is_shown_with_the_nearest_one() {
     insta::assert_snapshot!(refused(&with_step("expect: alocated_bytes.all.current == 0")));
 }

@@ -128,12 +128,6 @@ impl Problem {
         Self { at, message: message.into(), label: "here".to_owned(), help: None, related: Vec::new() }
     }
 
-    /// The same mistake at another place, found from the one that it has.
-    #[must_use]
-    pub(crate) fn moved(self, place: impl FnOnce(Position) -> Position) -> Self {
-        Self { at: place(self.at), ..self }
-    }
-
     /// With what to do about it.
     #[must_use]
     pub fn help(self, help: impl Into<String>) -> Self {

@@ -85,20 +85,9 @@ pub fn parse<T: DeserializeOwned>(source: &str, path: &Path, language: &Language
         with_snippet: false,
     };
     serde_saphyr::from_str_with_options(source, options).map_err(|error| {
-        let problem = in_our_words(&error, language).moved(|at| whole_of_empty(source, at));
+        let problem = in_our_words(&error, language);
         if is_of_another_kind(source, language) { problem.help(other_command(path, language)) } else { problem }
     })
-}
-
-/// Where the place is the end of an empty map or list, all of it: the reader notices that something is missing when it comes to the end.
-fn whole_of_empty(source: &str, at: Position) -> Position {
-    let before: Vec<char> = source.lines().nth(at.line.saturating_sub(1) as usize).unwrap_or("").chars().take(at.column as usize).collect();
-    let opening = match before.split_last() {
-        Some(('}', inside)) => inside.iter().rposition(|c| !c.is_whitespace()).filter(|&open| inside[open] == '{'),
-        Some((']', inside)) => inside.iter().rposition(|c| !c.is_whitespace()).filter(|&open| inside[open] == '['),
-        _ => None,
-    };
-    opening.map_or(at, |open| Position { column: open as u32 + 1, length: (before.len() - open) as u32, ..at })
 }
 
 /// Whether the file has keys that only the other kind has, and none of this one's own. Its lines tell that, for its keys were not read.

@@ -112,6 +112,8 @@ macro_rules! steps {
             Unknown(Located<String>),
             /// A step that needs fields was given none.
             Bare(StepKind),
+            /// A list item that is an empty map.
+            Empty,
             /// One list item with several keys.
             SeveralKeys(StepKind, Located<String>),
         }
@@ -123,6 +125,7 @@ macro_rules! steps {
                     $(Self::$variant(wire) => Ok((StepKind::$variant, Action::$variant(wire.check(at, checker)?))),)*
                     Self::Unknown(name) => Err(unknown(&name.value, if name.line == 0 { at } else { name.position() })),
                     Self::Bare(kind) => Err(bare(*kind, at)),
+                    Self::Empty => Err(Problem::new(at, "this list item holds no step").help(FORM)),
                     Self::SeveralKeys(kind, second) => Err(several_keys(*kind, second)),
                 }
             }
@@ -131,7 +134,7 @@ macro_rules! steps {
             fn id(&self) -> Option<&NameText> {
                 match self {
                     $(Self::$variant(wire) => wire.id(),)*
-                    Self::Unknown(_) | Self::Bare(_) | Self::SeveralKeys(..) => None,
+                    Self::Unknown(_) | Self::Bare(_) | Self::Empty | Self::SeveralKeys(..) => None,
                 }
             }
 
@@ -269,9 +272,7 @@ impl<'de> Deserialize<'de> for StepWire {
                 Ok(StepWire::from_name(name))
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let Some(key) = map.next_key::<Located<String>>()? else {
-                    return Err(de::Error::invalid_length(0, &self));
-                };
+                let Some(key) = map.next_key::<Located<String>>()? else { return Ok(StepWire::Empty) };
                 let (step, kind) = StepWire::from_entry(key, &mut map)?;
                 let mut second = None;
                 while let Some(key) = map.next_key::<Located<String>>()? {

@@ -93,6 +93,14 @@ pub enum StoreError {
         /// What was to be written there.
         document: Document,
     },
+    /// Another process writes there now. Wait for it, or choose another place.
+    #[error("`{}` is being written by another `{}`: wait until it ends, or {}.", path.display(), document.writer(), document.elsewhere())]
+    Busy {
+        /// The folder.
+        path: PathBuf,
+        /// What was to be written there.
+        document: Document,
+    },
     /// The file could not be read. Check the path and its rights.
     #[error("cannot read `{}`: {source}", path.display())]
     Unreadable {
@@ -137,7 +145,7 @@ impl StoreError {
     pub const fn is_of_input(&self) -> bool {
         match self {
             Self::Unreadable { .. } | Self::Truncated { .. } | Self::TooNew { .. } | Self::Malformed { .. } => true,
-            Self::Foreign { .. } => true,
+            Self::Foreign { .. } | Self::Busy { .. } => true,
             Self::Unwritable { .. } | Self::DiskFull { .. } => false,
         }
     }
@@ -492,6 +500,16 @@ mod tests {
     fn a_document_without_end_is_refused() {
         let error = read::<serde_json::Value>(Path::new("/dev/zero"), Document::Night, 1).expect_err("it has no end");
         insta::assert_snapshot!(error, @"cannot read `/dev/zero`: it has more than 268435456 bytes, which no document has");
+    }
+
+    #[test]
+    fn a_temporary_file_in_use_is_not_taken_for_one_that_a_killed_process_left() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let left = folder.path().join(format!("{TEMPORARY}left"));
+        let used = temporary::file_in(folder.path()).expect("it can be made");
+        fs::write(&left, "half").expect("it can be written");
+        Folder::open(folder.path(), Document::Records).expect("it can be opened");
+        assert_eq!((left.exists(), used.path().exists()), (false, true));
     }
 
     #[test]

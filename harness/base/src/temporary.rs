@@ -11,9 +11,8 @@ use tempfile::{NamedTempFile, TempDir};
 /// What the names of temporary files and folders begin with.
 pub const PREFIX: &str = ".unfinished-";
 
-/// A temporary file in this folder, with the rights of a file that the user makes. Whoever removes what is abandoned holds the folder's lock,
-/// so that the file cannot be taken for abandoned before it is locked; that lock is not waited for, for anybody may hold it as long as they
-/// like.
+/// A temporary file in this folder, with the rights of a file that the user makes. What killed processes left there is removed, unless
+/// somebody holds the folder's lock: that is not waited for, because anybody may hold it as long as they like.
 ///
 /// # Errors
 /// What the system says.
@@ -27,10 +26,14 @@ pub fn file_in(folder: &Path) -> io::Result<NamedTempFile> {
 
 /// The same for those who hold the folder's lock already.
 pub(crate) fn locked_file_in(folder: &Path) -> io::Result<NamedTempFile> {
-    let everybody = Permissions::from_mode(0o666);
-    let file = tempfile::Builder::new().prefix(PREFIX).permissions(everybody).tempfile_in(folder)?;
-    lock(file.as_file());
-    Ok(file)
+    loop {
+        let everybody = Permissions::from_mode(0o666);
+        let file = tempfile::Builder::new().prefix(PREFIX).permissions(everybody).tempfile_in(folder)?;
+        // Before it was locked somebody may have removed it as abandoned: then another one is made.
+        if file.as_file().lock().is_err() || file.path().exists() {
+            return Ok(file);
+        }
+    }
 }
 
 /// A temporary folder in this folder, whose lock the caller holds, with the rights of a folder that the user makes, and what keeps it locked.

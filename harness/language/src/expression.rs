@@ -211,6 +211,15 @@ pub enum Amount<Q> {
 }
 
 impl<Q> Amount<Q> {
+    /// The metrics in it, in order.
+    pub fn metrics(&self) -> impl Iterator<Item = &Q> {
+        let sum = match self {
+            Self::Fixed(_) => None,
+            Self::Computed { sum, .. } => Some(sum),
+        };
+        sum.into_iter().flat_map(Sum::metrics)
+    }
+
     /// Looks every metric up once, in order, and adds up.
     ///
     /// # Errors

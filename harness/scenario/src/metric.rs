@@ -61,8 +61,8 @@ impl fmt::Display for Metric {
 pub struct Readings {
     /// The allocator's counters.
     pub stats: MemoryStats,
-    /// The device's memory.
-    pub memory: DeviceMemory,
+    /// The device's memory; `None` where it was not asked for.
+    pub memory: Option<DeviceMemory>,
     /// Calls made to the device.
     pub calls: DeviceCalls,
     /// The device's clock.
@@ -79,12 +79,12 @@ impl Readings {
             Account::Device(metric) => metric,
         };
         Some(match metric {
-            DeviceMetric::Used => memory.used.get(),
-            DeviceMetric::Free => memory.free.get(),
-            DeviceMetric::Total => memory.total.get(),
-            DeviceMetric::ContextOverhead => memory.context_overhead.get(),
-            DeviceMetric::Pressure => memory.pressure.get(),
-            DeviceMetric::Process => return memory.process.map(|process| process.get()),
+            DeviceMetric::Used => memory.as_ref()?.used.get(),
+            DeviceMetric::Free => memory.as_ref()?.free.get(),
+            DeviceMetric::Total => memory.as_ref()?.total.get(),
+            DeviceMetric::ContextOverhead => memory.as_ref()?.context_overhead.get(),
+            DeviceMetric::Pressure => memory.as_ref()?.pressure.get(),
+            DeviceMetric::Process => memory.as_ref()?.process?.get(),
             DeviceMetric::MallocCalls => calls.malloc,
             DeviceMetric::MallocFailures => calls.malloc_failures,
             DeviceMetric::FreeCalls => calls.free,

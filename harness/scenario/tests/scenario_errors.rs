@@ -205,6 +205,9 @@ fn a_wrong_step_is_answered_with_the_steps_and_fields_there_are() {
             "repeat too deep",
             "- repeat: { times: 1, steps: [{ repeat: { times: 1, steps: [{ repeat: { times: 1, steps: [{ repeat: { times: 1, steps: [{ repeat: { times: 1, steps: [reset_peaks] } }] } }] } }] } }] }",
         ),
+        ("time limit of a loop", "- repeat: { times: 2, steps: [reset_peaks] }\n  timeout: 5s"),
+        ("time limit without unit", "- reset_peaks: {}\n  timeout: 5"),
+        ("time limit without a step", "- timeout: 5s"),
         (
             "storms that do too much together",
             "- repeat:\n    times: 1000000\n    steps:\n      - storm: { id: s, operations: 10000000, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }\n      - free: s",

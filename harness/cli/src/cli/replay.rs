@@ -153,7 +153,7 @@ impl Replay {
             let message = format!("{}: there is nothing to time: the trace allocates nothing", trace.path.display());
             return Err(CliError::input(message, "name a trace with allocations; `harness replay --help` tells the format").into());
         }
-        let result = replay_bench::bench(&trace.events, config, memory, repetitions, self.front.0)?;
+        let result = replay_bench::bench(&trace.events, config, memory, repetitions, self.front.0).map_err(|error| trace.locate(&error))?;
         if self.json {
             terminal::print(&format!("{}\n", serde_json::json!(result)))?;
             return Ok(Exit::Passed);
@@ -162,7 +162,7 @@ impl Replay {
         terminal::print(&format!(
             "{operations} operations a pass: {allocations} allocations, {frees} frees, {ooms} out of memory; {repetitions} passes
 ns an operation: median {:.1}, min {:.1}
-ns an allocation: mean {:.1}; ns a free: mean {:.1}
+ns an allocation: {:.1}; ns a free: {:.1}
 device calls in the timed passes: {device_calls}
 ",
             result.ns_per_op, result.ns_per_op_min, result.allocate_ns, result.free_ns

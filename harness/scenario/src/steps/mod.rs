@@ -23,6 +23,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use harness_allocator::units::Nanos;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
@@ -32,7 +33,7 @@ use super::checker::Checker;
 use super::metric::{ReportKey, StepName};
 use harness_language::error::{Problem, choices, quoted};
 use harness_language::located::{Located, Position};
-use harness_language::text::NameText;
+use harness_language::text::{DurationText, NameText, duration};
 
 /// One step of a scenario, checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,6 +42,8 @@ pub struct Step {
     pub position: Position,
     /// The name under which it reports, if it has one.
     pub id: Option<StepName>,
+    /// How long it may take on the host's clock, if it has a limit of its own.
+    pub time_limit: Option<Nanos>,
     /// What is to be done.
     pub action: Action,
 }
@@ -116,6 +119,8 @@ macro_rules! steps {
             Empty,
             /// One list item with several keys.
             SeveralKeys(StepKind, Located<String>),
+            /// A step with a `timeout:` beside it.
+            Timed(Box<StepWire>, DurationText),
         }
 
         impl StepWire {
@@ -127,6 +132,7 @@ macro_rules! steps {
                     Self::Bare(kind) => Err(bare(*kind, at)),
                     Self::Empty => Err(Problem::new(at, "this list item holds no step").help(FORM)),
                     Self::SeveralKeys(kind, second) => Err(several_keys(*kind, second)),
+                    Self::Timed(step, _) => step.check(at, checker),
                 }
             }
 
@@ -134,6 +140,7 @@ macro_rules! steps {
             fn id(&self) -> Option<&NameText> {
                 match self {
                     $(Self::$variant(wire) => wire.id(),)*
+                    Self::Timed(step, _) => step.id(),
                     Self::Unknown(_) | Self::Bare(_) | Self::Empty | Self::SeveralKeys(..) => None,
                 }
             }
@@ -192,7 +199,19 @@ impl StepWire {
     fn measure(&self) -> Option<&NameText> {
         match self {
             Self::Measure(wire) => Some(wire.name()),
+            Self::Timed(step, _) => step.measure(),
             _ => None,
+        }
+    }
+
+    /// How long it may take, if it has a limit of its own.
+    pub(crate) fn time_limit(&self) -> Result<Option<Nanos>, Problem> {
+        match self {
+            Self::Timed(step, text) if matches!(**step, Self::Repeat(_)) => {
+                Err(Problem::new(text.position(), "`repeat` has no time limit of its own").help("give a `timeout` to the steps inside it"))
+            }
+            Self::Timed(_, text) => duration(text).map(Some),
+            _ => Ok(None),
         }
     }
 
@@ -200,6 +219,7 @@ impl StepWire {
     fn body(&self) -> &[Located<Self>] {
         match self {
             Self::Repeat(wire) => &wire.steps,
+            Self::Timed(step, _) => step.body(),
             _ => &[],
         }
     }
@@ -230,10 +250,16 @@ fn check_step(wire: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Ste
     checker.count(position, 1)?;
     let (kind, action) = wire.value.check(position, checker)?;
     let id = wire.value.id().map(|id| checker.declare_id(id, kind.name(), kind.reports())).transpose()?;
-    Ok(Step { position, id, action })
+    Ok(Step { position, id, time_limit: wire.value.time_limit()?, action })
 }
 
 const FORM: &str = "a step is a list item with one key, as in `- alloc: { buffer: a, size: 1MiB }`, or a bare name, as in `- empty_cache`";
+
+/// The key of a step's time limit, beside the step's own.
+const TIMEOUT: &str = "timeout";
+
+const ABOUT_TIMEOUT: &str = "How long the step may take, on the clock of the machine that runs it: 5 min if not given. A step that takes longer \
+                             fails the run.";
 
 /// Names that steps had once, with those of today.
 const RENAMED: &[(&str, &str)] = &[("use_on", "record_stream")];
@@ -272,16 +298,23 @@ impl<'de> Deserialize<'de> for StepWire {
                 Ok(StepWire::from_name(name))
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let Some(key) = map.next_key::<Located<String>>()? else { return Ok(StepWire::Empty) };
-                let (step, kind) = StepWire::from_entry(key, &mut map)?;
-                let mut second = None;
+                let (mut first, mut second, mut timeout) = (None, None, None);
                 while let Some(key) = map.next_key::<Located<String>>()? {
-                    map.next_value::<IgnoredAny>()?;
-                    second = second.or(Some(key));
+                    match &first {
+                        _ if key.value == TIMEOUT => timeout = Some((map.next_value::<DurationText>()?, key)),
+                        None => first = Some(StepWire::from_entry(key, &mut map)?),
+                        Some(_) => {
+                            map.next_value::<IgnoredAny>()?;
+                            second = second.or(Some(key));
+                        }
+                    }
                 }
-                Ok(match (kind, second) {
-                    (Some(kind), Some(second)) => StepWire::SeveralKeys(kind, second),
-                    _ => step,
+                Ok(match (first, second, timeout) {
+                    (Some((_, Some(kind))), Some(second), _) => StepWire::SeveralKeys(kind, second),
+                    (Some((step, _)), _, Some((limit, _))) => StepWire::Timed(Box::new(step), limit),
+                    (Some((step, _)), _, None) => step,
+                    (None, _, Some((_, key))) => StepWire::Unknown(key),
+                    (None, _, None) => StepWire::Empty,
                 })
             }
         }
@@ -298,9 +331,15 @@ impl JsonSchema for StepWire {
         let mut forms = vec![json_schema!({ "enum": bare, "description": "A step without fields." })];
         for kind in StepKind::ALL {
             let fields = kind.schema(generator);
-            forms.push(json_schema!({
+            let mut form = json_schema!({
                 "type": "object", "properties": { kind.name(): fields }, "required": [kind.name()], "additionalProperties": false
-            }));
+            });
+            if *kind != StepKind::Repeat {
+                let mut limit = generator.subschema_for::<DurationText>();
+                limit.insert("description".to_owned(), ABOUT_TIMEOUT.into());
+                form.insert("properties".to_owned(), serde_json::json!({ kind.name(): fields, TIMEOUT: limit }));
+            }
+            forms.push(form);
         }
         json_schema!({ "description": FORM, "oneOf": forms })
     }

@@ -3,13 +3,16 @@
 
 use std::fmt;
 use std::fs::{self, File, Permissions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tempfile::NamedTempFile;
+
+/// Bytes that a document may have: the largest that were seen have a hundredth of that.
+const MOST_READ: u64 = 256 << 20;
 
 /// Temporary folders and files start with this; those of a killed process are removed by the next one.
 pub const TEMPORARY: &str = ".unfinished-";
@@ -20,7 +23,7 @@ pub enum Document {
     /// What `harness run` leaves behind.
     Records,
     /// What `harness bench` leaves behind.
-    Night,
+    Benchmark,
 }
 
 impl Document {
@@ -29,14 +32,14 @@ impl Document {
     pub const fn file_name(self) -> &'static str {
         match self {
             Self::Records => "records.json",
-            Self::Night => "night.json",
+            Self::Benchmark => "benchmark.json",
         }
     }
 
     const fn writer(self) -> &'static str {
         match self {
             Self::Records => "harness run",
-            Self::Night => "harness bench",
+            Self::Benchmark => "harness bench",
         }
     }
 
@@ -44,7 +47,7 @@ impl Document {
     const fn elsewhere(self) -> &'static str {
         match self {
             Self::Records => "choose another place with `--report DIR`",
-            Self::Night => "choose another place",
+            Self::Benchmark => "choose another place",
         }
     }
 }
@@ -53,7 +56,7 @@ impl fmt::Display for Document {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Records => "records",
-            Self::Night => "a night",
+            Self::Benchmark => "a benchmark run",
         })
     }
 }
@@ -250,7 +253,7 @@ pub fn read<T: DeserializeOwned>(path: &Path, document: Document, supported: u32
         version: u32,
     }
     let path = if path.is_dir() { path.join(document.file_name()) } else { path.to_owned() };
-    let text = fs::read_to_string(&path).map_err(|source| StoreError::Unreadable { path: path.clone(), source })?;
+    let text = read_bounded(&path).map_err(|source| StoreError::Unreadable { path: path.clone(), source })?;
     let malformed = |source: serde_json::Error| match source.is_eof() {
         true => StoreError::Truncated { path: path.clone(), line: source.line() },
         false => StoreError::Malformed { path: path.clone(), source, document },
@@ -261,6 +264,16 @@ pub fn read<T: DeserializeOwned>(path: &Path, document: Document, supported: u32
         return Err(StoreError::TooNew { path, found: version, supported });
     }
     serde_json::from_str(&text).map_err(malformed)
+}
+
+/// A text of at most [`MOST_READ`] bytes: what stands in its place may have no end.
+fn read_bounded(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    let read = File::open(path)?.take(MOST_READ + 1).read_to_string(&mut text)?;
+    if read as u64 > MOST_READ {
+        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("it has more than {MOST_READ} bytes")));
+    }
+    Ok(text)
 }
 
 /// Writes one file whole, in place of an earlier one, and makes its folder if it is not there.
@@ -343,7 +356,7 @@ mod tests {
         let told = |document| StoreError::writing(document, Path::new("reports/runs"), full().expect_err("it takes no byte"));
         assert!(matches!(told(Document::Records), StoreError::DiskFull { .. }));
         insta::assert_snapshot!(told(Document::Records), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place with `--report DIR`.");
-        insta::assert_snapshot!(told(Document::Night), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place.");
+        insta::assert_snapshot!(told(Document::Benchmark), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place.");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use harness_allocator::units::Nanos;
 
 use super::{Fault, Reading, Visit, for_shell};
 use crate::clock::Timer;
-use crate::workshop::{Wall, Workshop};
+use crate::provider::{DeviceProvider, MemoryLimit};
 use harness_base::shell::quoted;
 use harness_record::{RunRecord, Verdict};
 use harness_run::run::{RunRequest, run_with};
@@ -20,21 +20,21 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
     if !lists(scenario, arm) {
         return Err(Fault::Skipped(format!("`{}` does not list `{arm}`", scenario.path.display())));
     }
-    let allocator = visit.workshop.allocator(arm);
-    let record = run(visit.workshop, scenario, arm, allocator, visit.interrupt)?;
+    let allocator = visit.provider.allocator(arm);
+    let record = run(visit.provider, scenario, arm, allocator, visit.interrupt)?;
     Ok(readings(visit.timer(), &record))
 }
 
 /// Runs the scenario without the audit, with this allocator in the arm's name; what does not pass is a fault.
 pub(super) fn run(
-    workshop: &mut dyn Workshop,
+    provider: &mut dyn DeviceProvider,
     scenario: &Scenario,
     arm: &AllocatorSpec,
     allocator: Box<dyn Allocator>,
     interrupt: &Arc<AtomicBool>,
 ) -> Result<RunRecord, Fault> {
     let (path, arm_for_shell) = (quoted(&scenario.path.to_string_lossy()), quoted(&for_shell(arm)));
-    let device = workshop.device_name();
+    let device = provider.device_name();
     let request = RunRequest {
         scenario,
         allocator: arm,
@@ -44,7 +44,7 @@ pub(super) fn run(
         audit: false,
         interrupt: Arc::clone(interrupt),
     };
-    let device = workshop.lend(scenario.memory, Wall::Real)?;
+    let device = provider.device(scenario.memory, MemoryLimit::Enforced)?;
     let record = run_with(&request, device, allocator)?;
     match &record.verdict {
         Verdict::Passed => Ok(record),
@@ -66,10 +66,9 @@ fn readings(timer: Timer, record: &RunRecord) -> Vec<Reading> {
     let highest = record.curve.iter().rev().max_by_key(|point| point.reserved);
     let unused = highest.map_or(0, |point| point.reserved.saturating_sub(point.allocated).0);
     let mut readings = vec![Reading::time(timer, 1, vec![ps(record.timings.scenario)])];
-    if record.timings.lost_to_retry.0 > 0 {
-        let lost = vec![ps(record.timings.lost_to_retry)];
-        readings.push(Reading { part: Some("lost to retry"), ..Reading::time(timer, 1, lost) });
-    }
+    // Also where it is zero, so that the first retry ever is a difference.
+    let lost = vec![ps(record.timings.lost_to_retry)];
+    readings.push(Reading { part: Some("lost to retry".into()), ..Reading::time(timer, 1, lost) });
     readings.push(Reading::memory("peak reserved", record.stats.reserved_bytes.all.peak));
     readings.push(Reading::memory("not allocated at the peak", unused));
     readings

@@ -5,10 +5,10 @@ use harness_trace::trace::TraceEvent;
 use super::program::{Pass, Program};
 use super::{Bench, Fault, Reading, Visit};
 use crate::clock::{Stopwatch, Timer};
-use crate::workshop::Wall;
+use crate::provider::MemoryLimit;
 
 pub(super) fn visit(visit: &mut Visit<'_>, events: &[TraceEvent]) -> Result<Vec<Reading>, Fault> {
-    visit.bench(Wall::HostPath, |bench, visit| {
+    visit.bench(MemoryLimit::HostPath, |bench, visit| {
         let mut program = Program::new(events, &mut *bench.device)?;
         let measured = passes(visit, bench, &mut program);
         for stream in program.streams() {
@@ -33,7 +33,7 @@ fn passes(visit: &mut Visit<'_>, bench: &mut Bench, program: &mut Program) -> Re
         let memory = visit.memory;
         let reason =
             format!("{refused} of the trace's {requests} requests do not fit in {memory}: an allocator that serves less is no faster");
-        return Err(Fault::Skipped(reason));
+        return Err(Fault::OutOfMemory(reason));
     }
     let samples = visit.sample(Timer::Host, |_| {
         let watch = Stopwatch::start();

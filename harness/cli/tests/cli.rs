@@ -875,7 +875,7 @@ fn what_is_looked_for_outside_of_the_project_is_said_to_be_missing_here() {
 #[test]
 fn a_folder_of_reports_that_is_not_there_is_an_error_and_is_not_made() {
     let world = World::without_gpu().holding(&[("taken", "a file")]);
-    let commands: [&[&str]; 3] = [&["trim", "--keep", "1", "typo"], &["index", "typo"], &["index", "taken"]];
+    let commands: [&[&str]; 3] = [&["accept", "HEAD", "--reports", "typo"], &["index", "typo"], &["index", "taken"]];
     let told = commands.map(|arguments| world.harness(&[&["report"], arguments].concat()).told());
     insta::assert_snapshot!(told.join("\n"));
     assert_eq!(world.names(), ["taken"]);

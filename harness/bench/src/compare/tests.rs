@@ -6,9 +6,9 @@ use crate::examples::{Sampled, alone, run};
 
 const CASES: usize = 36;
 
-/// Entries of different lengths, with 2 % of noise in each round beside what the machine does.
+/// Entries of different lengths, with 1 % of noise in each round beside what the machine does.
 fn times(factor: f64) -> Vec<Sampled> {
-    (0..CASES).map(|index| Sampled::noisy(&format!("arm {index:02}"), 20_000.0 + 977.0 * index as f64, 0.02).times(factor)).collect()
+    (0..CASES).map(|index| Sampled::noisy(&format!("arm {index:02}"), 20_000.0 + 977.0 * index as f64, 0.01).times(factor)).collect()
 }
 
 fn exact(quantity: Quantity, factor: f64) -> Vec<Sampled> {

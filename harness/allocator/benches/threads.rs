@@ -25,14 +25,14 @@ const SIZES: [Bytes; 6] = [Bytes(512), Bytes::mib(2), Bytes(70_000), Bytes::mib(
 /// Allocations of a round; a round ends with as many frees.
 const LIVE: u64 = 48;
 
-fn allocator(cores: Cores) -> SharedAllocator {
+fn allocator(cores: Cores) -> SharedAllocator<SimDevice> {
     let mut device = SimDevice::new(SimConfig::default());
     (1..THREADS[3]).for_each(|_| drop(device.create_stream()));
-    SharedAllocator::new(Box::new(device), Config::default(), cores)
+    SharedAllocator::new(device, Config::default(), cores)
 }
 
 /// Allocates and frees by address. The first round fills the cache.
-fn rounds(allocator: &SharedAllocator, stream: StreamId, count: u64) {
+fn rounds(allocator: &SharedAllocator<SimDevice>, stream: StreamId, count: u64) {
     let mut live = Vec::with_capacity(LIVE as usize);
     for _ in 0..count {
         for size in SIZES.iter().cycle().take(LIVE as usize) {
@@ -43,7 +43,7 @@ fn rounds(allocator: &SharedAllocator, stream: StreamId, count: u64) {
 }
 
 /// Time from the moment that all threads are ready to the end of the last.
-fn time(allocator: &SharedAllocator, threads: u32, own_stream: bool, count: u64) -> Duration {
+fn time(allocator: &SharedAllocator<SimDevice>, threads: u32, own_stream: bool, count: u64) -> Duration {
     let ready = Barrier::new(threads as usize + 1);
     thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)

@@ -9,7 +9,7 @@ use harness_allocator::allocator::caching::{CachingAllocator, Config};
 use harness_allocator::allocator::shared::{Cores, SharedAllocator};
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePoolError, PrivatePoolId, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DeviceError, DevicePtr, StreamId};
+use harness_allocator::device::{Device, DeviceError, DevicePtr, StreamId, TestDevice};
 use harness_allocator::stats::{BlockState, MemoryStats, PooledStat, SegmentInfo, Stat, StatKey};
 use harness_allocator::units::Bytes;
 use proptest::prelude::*;
@@ -66,7 +66,7 @@ prop_compose! {
 struct Pair {
     device: SimDevice,
     plain: CachingAllocator,
-    shared: SharedAllocator,
+    shared: SharedAllocator<SimDevice>,
     live: Vec<(Allocation, DevicePtr)>,
 }
 
@@ -77,7 +77,7 @@ impl Pair {
             (1..STREAMS).for_each(|_| drop(device.create_stream()));
             device
         };
-        let shared = SharedAllocator::new(Box::new(make()), config.clone(), cores);
+        let shared = SharedAllocator::new(make(), config.clone(), cores);
         Self { device: make(), plain: CachingAllocator::new(config.clone()), shared, live: Vec::new() }
     }
 
@@ -101,7 +101,7 @@ impl Pair {
             }
             &Op::RecordStream(index, stream) if !live.is_empty() => {
                 let (allocation, ptr) = &live[index.index(live.len())];
-                plain.record_stream(allocation, StreamId(stream));
+                prop_assert_eq!(plain.record_stream(allocation, StreamId(stream)), Ok(()));
                 prop_assert_eq!(shared.record_stream(*ptr, StreamId(stream)), Ok(()));
             }
             &Op::SynchronizeStream(stream) => {
@@ -125,7 +125,7 @@ impl Pair {
     /// Every figure that the shared front promises. `looked`: all events have just been waited for, so nothing is active for want of a look.
     fn compare(&mut self, looked: bool) -> Result<(), TestCaseError> {
         let (one, other) = (self.plain.stats(), self.shared.stats());
-        let calls = |device: &dyn Device| {
+        let calls = |device: &dyn TestDevice| {
             let calls = device.calls();
             [calls.malloc, calls.malloc_failures, calls.free, calls.create, calls.release]
         };
@@ -191,8 +191,8 @@ proptest! {
     }
 }
 
-fn on_80_gib(cores: Cores) -> SharedAllocator {
-    SharedAllocator::new(Box::new(SimDevice::new(SimConfig::default())), Config::default(), cores)
+fn on_80_gib(cores: Cores) -> SharedAllocator<SimDevice> {
+    SharedAllocator::new(SimDevice::new(SimConfig::default()), Config::default(), cores)
 }
 
 #[test]
@@ -229,13 +229,13 @@ fn what_needs_one_core_says_so_or_gets_it() {
     one.release_pool(pool).expect("it is closed");
     assert_eq!((one.snapshot().len(), one.stats().reserved_bytes.all.current), (0, 0));
     let config = Config { garbage_collection_threshold: Some(0.5), ..Config::default() };
-    let collecting = SharedAllocator::new(Box::new(SimDevice::new(SimConfig::default())), config, Cores::PerStream);
+    let collecting = SharedAllocator::new(SimDevice::new(SimConfig::default()), config, Cores::PerStream);
     assert_eq!(collecting.cores(), Cores::One);
 }
 
 /// What the threads of the stress test share.
 struct Stress {
-    allocator: SharedAllocator,
+    allocator: SharedAllocator<SimDevice>,
     /// Live ranges, as those who have them know.
     live: Mutex<BTreeMap<u64, u64>>,
     /// Allocations on their way to another thread.
@@ -300,7 +300,7 @@ fn four_real_threads_do_everything_at_once_and_the_accounts_are_right() {
         let mut device = SimDevice::new(SimConfig::replay(Bytes::mib(512)));
         (1..STREAMS).for_each(|_| drop(device.create_stream()));
         let config = Config { expandable_segments, ..Config::default() };
-        let allocator = SharedAllocator::new(Box::new(device), config, cores);
+        let allocator = SharedAllocator::new(device, config, cores);
         let stress = Arc::new(Stress { allocator, live: Mutex::default(), exchange: Mutex::default() });
         thread::scope(|scope| {
             for thread in 0..4 {

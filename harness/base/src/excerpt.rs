@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use crate::printable::{acts, printable};
 use miette::{LabeledSpan, MietteError, MietteSpanContents, SourceCode, SourceSpan, SpanContents};
 
 /// Characters that are shown to each side of a place, and at most within it.
@@ -47,7 +48,7 @@ impl Excerpt {
     /// the text.
     #[must_use]
     pub fn new(name: impl Into<String>, source: &str, places: &[(Range<usize>, String)]) -> Self {
-        let mut excerpt = Self { name: name.into(), text: String::new(), labels: Vec::new(), columns: Vec::new() };
+        let mut excerpt = Self { name: printable(&name.into()).into_owned(), text: String::new(), labels: Vec::new(), columns: Vec::new() };
         let mut found: Vec<Option<(usize, usize)>> = vec![None; places.len()];
         let mut start = 0;
         // Behind the last line feed there is one more line, which is empty.
@@ -109,7 +110,7 @@ impl Excerpt {
                 }
             }
             if at < length {
-                self.text.push(if character.is_control() && !matches!(character, '\n' | '\r' | '\t') { '\u{fffd}' } else { character });
+                self.text.push(if acts(character) && !matches!(character, '\n' | '\r' | '\t') { '\u{fffd}' } else { character });
             }
         }
         ranges.iter().zip(places).map(|(range, (start, end))| (start..end.max(start), range.start)).collect()

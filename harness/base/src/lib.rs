@@ -4,6 +4,7 @@ pub mod date;
 pub mod excerpt;
 pub mod files;
 pub mod packed;
+pub mod printable;
 pub mod shard;
 pub mod shell;
 pub mod statistics;

@@ -16,7 +16,6 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use harness_cuda::machine::nvml_at;
-use harness_cuda::nvml::NvmlDevice;
 use serde::{Deserialize, Serialize};
 
 use crate::child::Talker;
@@ -161,7 +160,7 @@ impl Build {
 /// Starts a build, and learns its number on a GPU, so that the monitor does not take it for somebody else's process.
 fn talk(program: &Path, arguments: &[OsString], ordinal: Option<u32>) -> Result<(Talker, Option<String>), String> {
     let nvml = ordinal.and_then(|ordinal| nvml_at(ordinal).ok());
-    let before = nvml.as_ref().map(NvmlDevice::process_numbers).unwrap_or_default();
+    let before = nvml.as_ref().and_then(|nvml| nvml.process_numbers().ok());
     let mut command = Command::new(program);
     command.args(["bench", "--serve"]).args(arguments);
     let mut talker = Talker::start("the build", &mut command, ANSWER).map_err(|error| format!("{}: {error}", program.display()))?;
@@ -169,7 +168,8 @@ fn talk(program: &Path, arguments: &[OsString], ordinal: Option<u32>) -> Result<
     if protocol != PROTOCOL {
         return Err(format!("{} speaks version {protocol} of the protocol, this harness version {PROTOCOL}", program.display()));
     }
-    if let Some(nvml) = nvml {
+    // Where the processes before are not known, which is new cannot be told.
+    if let (Some(nvml), Some(before)) = (nvml, before) {
         nvml.notice_child(&before);
     }
     Ok((talker, commit))

@@ -6,7 +6,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use harness_allocator::device::{Clock, Device};
+use harness_allocator::device::{Clock, TestDevice};
 
 use super::record::Quantity;
 use super::summary::median;
@@ -65,7 +65,7 @@ impl Timer {
     }
 
     /// Times a region, in picoseconds.
-    pub(super) fn time<R>(self, device: &mut dyn Device, region: impl FnOnce(&mut dyn Device) -> R) -> (R, u64) {
+    pub(super) fn time<R>(self, device: &mut dyn TestDevice, region: impl FnOnce(&mut dyn TestDevice) -> R) -> (R, u64) {
         match self {
             Self::Host => {
                 let watch = Stopwatch::start();

@@ -15,7 +15,7 @@ use super::suite::Suite;
 pub struct Plan {
     /// All suites; those without a case in the shard are left out.
     pub suites: Vec<Suite>,
-    /// How they are run. The budget is of all together, and divided in proportion to their own.
+    /// How they are run. The budget is of all together.
     pub terms: Terms,
 }
 
@@ -35,18 +35,12 @@ pub struct Circumstances {
 }
 
 impl Plan {
-    /// The suites that have something to do, and the budget of each.
+    /// The suites that have something to do.
     #[must_use]
-    pub fn suites(&self) -> Vec<(&Suite, Nanos)> {
+    pub fn suites(&self) -> Vec<&Suite> {
         let mut suites: Vec<&Suite> = self.suites.iter().filter(|suite| cases_of(suite, self.terms.shard).next().is_some()).collect();
         suites.sort_by(|a, b| a.name.cmp(&b.name));
-        let all: u128 = suites.iter().map(|suite| u128::from(suite.budget.0)).sum();
-        let budget = |own: Nanos| match self.terms.budget {
-            // No more than the whole, which has 64 bits.
-            Some(whole) => Nanos((u128::from(own.0) * u128::from(whole.0) / all.max(1)) as u64),
-            None => own,
-        };
-        suites.into_iter().map(|suite| (suite, budget(suite.budget))).collect()
+        suites
     }
 
     /// Runs everything; stops early when the user interrupts. `between` is called before each suite. Returns how long it took, too.
@@ -58,12 +52,14 @@ impl Plan {
     ) -> (Vec<SuiteRecord>, Nanos) {
         let began = Stopwatch::start();
         let mut records = Vec::new();
-        for (suite, budget) in self.suites() {
+        let suites = self.suites();
+        for (index, suite) in suites.iter().enumerate() {
             if self.terms.interrupt.load(Ordering::Relaxed) {
                 break;
             }
             between();
-            let terms = Terms { budget: Some(budget), ..self.terms.clone() };
+            let budget = self.terms.budget.map(|whole| share(whole.saturating_sub(Nanos(began.elapsed_ns())), &suites[index..]));
+            let terms = Terms { budget: Some(budget.unwrap_or(suite.budget)), ..self.terms.clone() };
             records.push(run_suite(suite, provider, &terms, &mut watch));
         }
         (records, Nanos(began.elapsed_ns()))
@@ -89,4 +85,12 @@ impl Plan {
             comparison: None,
         }
     }
+}
+
+/// The first suite's share of the time that is left, in proportion to the suites' own budgets: what one does not need goes to those behind it.
+fn share(left: Nanos, suites: &[&Suite]) -> Nanos {
+    let all: u128 = suites.iter().map(|suite| u128::from(suite.budget.0)).sum();
+    let own = suites.first().map_or(0, |suite| u128::from(suite.budget.0));
+    // No more than what is left, which has 64 bits.
+    Nanos((u128::from(left.0) * own / all.max(1)) as u64)
 }

@@ -10,7 +10,7 @@ use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{
     Clock, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange,
-    Place, PooledDevice, StreamId, Tag,
+    Place, PooledDevice, StreamId, Tag, TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -47,13 +47,13 @@ pub trait DeviceProvider {
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`] where that much may not be taken; what opening a device answers.
-    fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn Device>, DeviceError>;
+    fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn TestDevice>, DeviceError>;
 
     /// Opens a device as a new process would, and closes those that were open before.
     ///
     /// # Errors
     /// What opening a device answers.
-    fn open(&mut self) -> Result<Box<dyn Device>, DeviceError>;
+    fn open(&mut self) -> Result<Box<dyn TestDevice>, DeviceError>;
 
     /// A fresh allocator.
     fn allocator(&self, arm: &AllocatorSpec) -> Box<dyn Allocator> {
@@ -89,12 +89,12 @@ pub struct SharedDevice {
 }
 
 /// A real device between two measurements.
-type IdleDevice = Arc<Mutex<Option<Box<dyn Device>>>>;
+type IdleDevice = Arc<Mutex<Option<Box<dyn TestDevice>>>>;
 
 impl SharedDevice {
     /// A provider with a device of that source, which is open already. `program` is this program, where it can be started again.
     #[must_use]
-    pub fn new(source: DeviceSource, device: Box<dyn Device>, program: Option<PathBuf>) -> Self {
+    pub fn new(source: DeviceSource, device: Box<dyn TestDevice>, program: Option<PathBuf>) -> Self {
         let clock = device.info().clock;
         Self { source, clock, idle: Arc::new(Mutex::new(Some(device))), program, torches: None, builds: None, admitted: None }
     }
@@ -113,7 +113,7 @@ impl SharedDevice {
 
     /// Whether that much may be taken. The answer needs NVML, which may take milliseconds between samples that take microseconds: it is asked
     /// again only where more is wanted or less is free than when that was let in, since otherwise nobody can have taken anything.
-    fn admit(&mut self, device: &mut dyn Device, memory: Bytes) -> Result<(), DeviceError> {
+    fn admit(&mut self, device: &mut dyn TestDevice, memory: Bytes) -> Result<(), DeviceError> {
         let free = device.free_memory()?;
         if self.admitted.is_some_and(|(most, free_then)| memory <= most && free >= free_then) {
             return Ok(());
@@ -124,7 +124,7 @@ impl SharedDevice {
     }
 
     /// The device that is open already, or a new one.
-    fn idle_or_new(&self) -> Result<Box<dyn Device>, DeviceError> {
+    fn idle_or_new(&self) -> Result<Box<dyn TestDevice>, DeviceError> {
         if self.clock == Clock::Simulated {
             return self.source.open();
         }
@@ -146,7 +146,7 @@ impl DeviceProvider for SharedDevice {
         self.source.arguments()
     }
 
-    fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn Device>, DeviceError> {
+    fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn TestDevice>, DeviceError> {
         if (self.clock, limit) == (Clock::Simulated, MemoryLimit::HostPath) {
             return Ok(Box::new(SimDevice::new(SimConfig::replay(memory))));
         }
@@ -161,7 +161,7 @@ impl DeviceProvider for SharedDevice {
         }
     }
 
-    fn open(&mut self) -> Result<Box<dyn Device>, DeviceError> {
+    fn open(&mut self) -> Result<Box<dyn TestDevice>, DeviceError> {
         *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.source.open()
     }
@@ -182,7 +182,7 @@ impl DeviceProvider for SharedDevice {
 /// A device that becomes idle when it is dropped, unless something was left on it: then it is closed. It reports the total that it was given.
 struct Reused {
     /// There until it is dropped.
-    device: Option<Box<dyn Device>>,
+    device: Option<Box<dyn TestDevice>>,
     idle: IdleDevice,
     info: DeviceInfo,
     /// Free when its use began.
@@ -190,7 +190,7 @@ struct Reused {
 }
 
 impl Reused {
-    fn new(mut device: Box<dyn Device>, idle: IdleDevice) -> Result<Self, DeviceError> {
+    fn new(mut device: Box<dyn TestDevice>, idle: IdleDevice) -> Result<Self, DeviceError> {
         let free = device.free_memory()?;
         let info = device.info().clone();
         Ok(Self { device: Some(device), idle, info, free })
@@ -201,11 +201,11 @@ impl Reused {
         free.min(self.info.total.saturating_sub(self.free.saturating_sub(free)))
     }
 
-    fn inner(&self) -> &dyn Device {
+    fn inner(&self) -> &dyn TestDevice {
         self.device.as_deref().expect("the device is there until this is dropped")
     }
 
-    fn inner_mut(&mut self) -> &mut dyn Device {
+    fn inner_mut(&mut self) -> &mut dyn TestDevice {
         self.device.as_deref_mut().expect("the device is there until this is dropped")
     }
 }
@@ -222,30 +222,9 @@ impl Device for Reused {
         &self.info
     }
 
-    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
-        let memory = self.inner_mut().memory()?;
-        Ok(DeviceMemory { total: self.info.total, free: self.within_total(memory.free), ..memory })
-    }
-
     fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
         let free = self.inner_mut().free_memory()?;
         Ok(self.within_total(free))
-    }
-
-    fn own_context(&self) -> Result<Bytes, DeviceError> {
-        self.inner().own_context()
-    }
-
-    fn now(&mut self) -> Nanos {
-        self.inner_mut().now()
-    }
-
-    fn calls(&self) -> DeviceCalls {
-        self.inner().calls()
-    }
-
-    fn set_place(&mut self, place: Place) {
-        self.inner_mut().set_place(place);
     }
 
     fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
@@ -262,6 +241,10 @@ impl Device for Reused {
 
     fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
         self.inner_mut().destroy_stream(stream)
+    }
+
+    fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner_mut().release_stream(stream)
     }
 
     fn create_event(&mut self) -> Result<EventId, DeviceError> {
@@ -284,10 +267,6 @@ impl Device for Reused {
         self.inner_mut().wait_event(stream, event)
     }
 
-    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
-        self.inner_mut().elapsed(start, end)
-    }
-
     fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
         self.inner_mut().synchronize_event(event)
     }
@@ -298,6 +277,41 @@ impl Device for Reused {
 
     fn synchronize(&mut self) -> Result<(), DeviceError> {
         self.inner_mut().synchronize()
+    }
+
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        self.inner_mut().mapped()
+    }
+
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        self.inner_mut().pooled()
+    }
+}
+
+impl TestDevice for Reused {
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
+        let memory = self.inner_mut().memory()?;
+        Ok(DeviceMemory { total: self.info.total, free: self.within_total(memory.free), ..memory })
+    }
+
+    fn own_context(&self) -> Result<Bytes, DeviceError> {
+        self.inner().own_context()
+    }
+
+    fn now(&mut self) -> Nanos {
+        self.inner_mut().now()
+    }
+
+    fn calls(&self) -> DeviceCalls {
+        self.inner().calls()
+    }
+
+    fn set_place(&mut self, place: Place) {
+        self.inner_mut().set_place(place);
+    }
+
+    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
+        self.inner_mut().elapsed(start, end)
     }
 
     fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
@@ -318,14 +332,6 @@ impl Device for Reused {
 
     fn leaks(&self) -> Leaks {
         self.inner().leaks()
-    }
-
-    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        self.inner_mut().mapped()
-    }
-
-    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        self.inner_mut().pooled()
     }
 
     fn cost_figures(&self) -> Vec<CostFigure> {

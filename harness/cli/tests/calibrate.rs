@@ -12,7 +12,7 @@ use std::process::Command;
 use driver_double::{Config, Staging};
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{CostModel, SimConfig, SimDevice};
-use harness_allocator::device::{Clock, Device};
+use harness_allocator::device::{Clock, Device, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::date::Date;
 use harness_devices::calibrate::{CalibrateError, calibrate};
@@ -26,11 +26,11 @@ fn device(cost: CostModel) -> SimDevice {
     SimDevice::new(SimConfig { total: Bytes::gib(16), context_overhead, cost, ..SimConfig::default() })
 }
 
-fn measured(device: &mut dyn Device) -> Figures {
+fn measured(device: &mut dyn TestDevice) -> Figures {
     calibrate(device, 3, |_, _| ControlFlow::Continue(())).unwrap()
 }
 
-fn profile_of(device: &mut dyn Device) -> Profile {
+fn profile_of(device: &mut dyn TestDevice) -> Profile {
     let figures = measured(device);
     let day: Date = "2026-11-20".to_owned().try_into().unwrap();
     Profile::new(ProfileName::of_device("Known costs"), day, device.info(), Vec::new(), figures)

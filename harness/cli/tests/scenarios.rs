@@ -100,6 +100,6 @@ fn run(plan: &Plan, source: &DeviceSource) -> Result<(), Failed> {
             eprintln!("{} on {source}: skipped, {reason}", record.scenario.name);
             Ok(())
         }
-        Verdict::Failed { .. } | Verdict::Interrupted => Err(step_table(record).into()),
+        Verdict::Failed { .. } | Verdict::Contended { .. } | Verdict::Interrupted => Err(step_table(record).into()),
     }
 }

@@ -8,12 +8,12 @@ use harness_allocator::allocator::Request;
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::allocator::shared::{Cores, SharedAllocator};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, Tag};
+use harness_allocator::device::{Device, Tag, TestDevice};
 use harness_allocator::units::Bytes;
 use harness_cuda::CudaDevice;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut device: Box<dyn Device> = match CudaDevice::open(0) {
+    let mut device: Box<dyn TestDevice> = match CudaDevice::open(0) {
         Ok(gpu) => Box::new(gpu),
         Err(why) => {
             eprintln!("{why}; the simulated device is used instead");

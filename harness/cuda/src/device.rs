@@ -7,7 +7,7 @@
 //! * `kernels` and `kernels.ptx` fill, verify and spin;
 //! * `mapping` is address space and physical memory apart, [`harness_allocator::device::MappedDevice`];
 //! * `pool` is the driver's stream-ordered pools, [`harness_allocator::device::PooledDevice`];
-//! * `ballast` is the memory of [`Device::set_pressure`];
+//! * `ballast` is the memory of [`TestDevice::set_pressure`];
 //! * [`probe`] looks at GPUs without opening one.
 
 mod ballast;
@@ -17,22 +17,25 @@ mod kernels;
 mod mapping;
 mod pool;
 pub mod probe;
+mod types;
 
 use std::collections::BTreeMap;
 use std::ptr;
 use std::time::Instant;
 
 use self::ballast::Ballast;
-use self::codes::Refusal;
-use self::driver::{CUcontext, CUdevice, CUevent, CUstream, Driver};
+use self::driver::Driver;
 use self::kernels::{Kernels, Mismatch};
 use self::mapping::Mapping;
 use self::pool::Pools;
+use self::types::{CUcontext, CUdevice, CUevent};
+pub use self::types::{CUstream, CUstream_st};
+use crate::library::Refusal;
 use crate::machine::no_such_device;
-use crate::nvml::NvmlDevice;
+use crate::nvml::{NOT_KNOWN, NvmlDevice};
 use harness_allocator::device::{
     Access, AccessKind, Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint, Leaks,
-    MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag,
+    MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag, TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -95,14 +98,17 @@ impl CudaDevice {
         let (device, found) = probe::describe(driver, ordinal)?;
         let nvml = NvmlDevice::find(found.uuid);
         // Before the context, so that this process is not in the list, whatever number it has in the driver's namespace.
-        let facts = nvml.as_ref().map_or_else(|_| Fingerprint::default(), NvmlDevice::fingerprint);
-        let listed = nvml.as_ref().map(NvmlDevice::process_numbers).unwrap_or_default();
+        let facts = match &nvml {
+            Ok(nvml) => nvml.fingerprint(),
+            Err(_) => Fingerprint { throttle_reasons: vec![NOT_KNOWN.to_owned()], ..Fingerprint::default() },
+        };
+        let listed = nvml.as_ref().map_err(String::clone).and_then(NvmlDevice::process_numbers);
         let used_before = nvml.as_ref().map_err(String::clone).and_then(NvmlDevice::used);
         let (memory, uuid_hash) = (Some(found.total), Some(found.uuid.hash()));
         let fingerprint = Fingerprint { memory, uuid_hash, cuda: Some(probe::cuda_version(driver)?), ..facts };
         let context = Context::retain(driver, device)?;
-        if let Ok(nvml) = &nvml {
-            nvml.notice_this_process(&listed);
+        if let (Ok(nvml), Ok(listed)) = (&nvml, &listed) {
+            nvml.notice_this_process(listed);
         }
         let (mapping, pools) = (Mapping::of(driver, device)?, Pools::of(driver, device)?);
         let kernels = Kernels::load(driver)?;
@@ -170,7 +176,7 @@ impl CudaDevice {
     /// holds if no other process took or gave back memory in that moment.
     fn taken_since(&self, before: Bytes) -> Result<Bytes, String> {
         let nvml = self.nvml.as_ref().map_err(String::clone)?;
-        if let Some(own) = nvml.used_by_this_process() {
+        if let Ok(Some(own)) = nvml.used_by_this_process() {
             return Ok(own);
         }
         // A context always takes something.
@@ -239,37 +245,8 @@ impl Device for CudaDevice {
         &self.info
     }
 
-    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
-        let free = self.driver_free()?;
-        Ok(DeviceMemory {
-            total: self.info.total,
-            free,
-            used: self.used(free)?,
-            process: self.nvml.as_ref().ok().and_then(NvmlDevice::used_by_this_process),
-            context_overhead: self.context_overhead,
-            pressure: self.ballast.held(),
-        })
-    }
-
     fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
         Ok(self.driver_free()?)
-    }
-
-    fn own_context(&self) -> Result<Bytes, DeviceError> {
-        let unavailable = |why| DeviceError::Unavailable { what: "memory of this process's context alone".to_owned(), why };
-        self.own_context.clone().map_err(unavailable)
-    }
-
-    fn now(&mut self) -> Nanos {
-        Nanos(u64::try_from(self.opened.elapsed().as_nanos()).unwrap_or(u64::MAX))
-    }
-
-    fn calls(&self) -> DeviceCalls {
-        self.calls
-    }
-
-    fn set_place(&mut self, place: Place) {
-        self.place = place;
     }
 
     fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
@@ -333,10 +310,14 @@ impl Device for CudaDevice {
         Ok(())
     }
 
+    fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        Err(DeviceError::UnknownHandle { kind: "borrowed stream", number: stream.0 })
+    }
+
     fn create_event(&mut self) -> Result<EventId, DeviceError> {
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` is a place for the answer.
-        unsafe { self.driver()?.create_event(&raw mut handle, driver::EVENT_DEFAULT) }?;
+        unsafe { self.driver()?.create_event(&raw mut handle, driver::EVENT_WITH_TIMING) }?;
         let event = Some(Event { handle, recorded: false });
         if let Some(number) = self.free_events.pop() {
             self.events[number as usize] = event;
@@ -384,6 +365,65 @@ impl Device for CudaDevice {
         Ok(unsafe { self.driver()?.wait_event(queue, handle, 0) }?)
     }
 
+    fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
+        let handle = self.event(event)?.handle;
+        self.calls.synchronize += 1;
+        // SAFETY: the handle is a live event of this context, as the table says.
+        Ok(unsafe { self.driver()?.synchronize_event(handle) }?)
+    }
+
+    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        let handle = self.stream(stream)?;
+        self.calls.synchronize += 1;
+        // SAFETY: the handle is a live stream of this context, as the table says.
+        Ok(unsafe { self.driver()?.synchronize_stream(handle) }?)
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.calls.synchronize += 1;
+        // SAFETY: the context is the calling thread's.
+        Ok(unsafe { self.driver()?.synchronize() }?)
+    }
+
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        if self.mapping.is_some() { Some(self) } else { None }
+    }
+
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        if self.pools.is_some() { Some(self) } else { None }
+    }
+}
+
+impl TestDevice for CudaDevice {
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
+        let free = self.driver_free()?;
+        Ok(DeviceMemory {
+            total: self.info.total,
+            free,
+            used: self.used(free)?,
+            process: self.nvml.as_ref().ok().and_then(|nvml| nvml.used_by_this_process().ok().flatten()),
+            context_overhead: self.context_overhead,
+            pressure: self.ballast.held(),
+        })
+    }
+
+    fn own_context(&self) -> Result<Bytes, DeviceError> {
+        let unavailable = |why| DeviceError::Unavailable { what: "memory of this process's context alone".to_owned(), why };
+        self.own_context.clone().map_err(unavailable)
+    }
+
+    fn now(&mut self) -> Nanos {
+        Nanos(u64::try_from(self.opened.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    fn calls(&self) -> DeviceCalls {
+        self.calls
+    }
+
+    fn set_place(&mut self, place: Place) {
+        self.place = place;
+    }
+
     fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
         let mut handles = [ptr::null_mut(); 2];
         for (event, handle) in [start, end].into_iter().zip(&mut handles) {
@@ -408,26 +448,6 @@ impl Device for CudaDevice {
         Ok(Nanos((f64::from(milliseconds) * 1e6).round().max(0.0) as u64))
     }
 
-    fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
-        let handle = self.event(event)?.handle;
-        self.calls.synchronize += 1;
-        // SAFETY: the handle is a live event of this context, as the table says.
-        Ok(unsafe { self.driver()?.synchronize_event(handle) }?)
-    }
-
-    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        let handle = self.stream(stream)?;
-        self.calls.synchronize += 1;
-        // SAFETY: the handle is a live stream of this context, as the table says.
-        Ok(unsafe { self.driver()?.synchronize_stream(handle) }?)
-    }
-
-    fn synchronize(&mut self) -> Result<(), DeviceError> {
-        self.calls.synchronize += 1;
-        // SAFETY: the context is the calling thread's.
-        Ok(unsafe { self.driver()?.synchronize() }?)
-    }
-
     fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
         let queue = self.stream(stream)?;
         self.check_access(range, AccessKind::Write, stream)?;
@@ -449,14 +469,6 @@ impl Device for CudaDevice {
     fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
         let driver = self.driver()?;
         Ok(self.ballast.resize(driver, held, self.info.granularity)?)
-    }
-
-    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        if self.mapping.is_some() { Some(self) } else { None }
-    }
-
-    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        if self.pools.is_some() { Some(self) } else { None }
     }
 
     fn leaks(&self) -> Leaks {

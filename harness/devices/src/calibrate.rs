@@ -9,7 +9,7 @@ mod probes;
 
 use std::ops::ControlFlow;
 
-use harness_allocator::device::{Device, DeviceError};
+use harness_allocator::device::{DeviceError, TestDevice};
 use harness_allocator::units::Bytes;
 
 use self::probes::Probes;
@@ -49,7 +49,7 @@ pub enum CalibrateError {
 /// # Errors
 /// [`CalibrateError`].
 pub fn calibrate(
-    device: &mut dyn Device,
+    device: &mut dyn TestDevice,
     rounds: u32,
     mut progress: impl FnMut(u32, u32) -> ControlFlow<()>,
 ) -> Result<Figures, CalibrateError> {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use harness_allocator::device::limited::{Limited, admit};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DeviceError};
+use harness_allocator::device::{DeviceError, TestDevice};
 use harness_allocator::units::Bytes;
 use harness_base::shell::quoted;
 use harness_cuda::CudaDevice;
@@ -90,7 +90,7 @@ impl DeviceSource {
     ///
     /// # Errors
     /// [`DeviceError`] where it cannot be opened.
-    pub fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
+    pub fn open(&self) -> Result<Box<dyn TestDevice>, DeviceError> {
         Ok(match self.resolved {
             Resolved::Simulated { .. } => {
                 let config = self.profile.as_ref().map_or_else(SimConfig::default, |(profile, _)| profile.sim_config());
@@ -104,7 +104,7 @@ impl DeviceSource {
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`] with what is free, who has the rest, and what would be let in.
-    pub fn admit(&self, device: &mut dyn Device, need: Bytes) -> Result<(), DeviceError> {
+    pub fn admit(&self, device: &mut dyn TestDevice, need: Bytes) -> Result<(), DeviceError> {
         let memory = device.memory()?;
         admit(&memory, device.info().fingerprint.other_processes, need, self.whole_device)
     }
@@ -113,7 +113,7 @@ impl DeviceSource {
     ///
     /// # Errors
     /// As [`Self::admit`], and [`DeviceError`] where the limit cannot be set.
-    pub fn limit(&self, mut device: Box<dyn Device>, need: Bytes) -> Result<Box<dyn Device>, DeviceError> {
+    pub fn limit(&self, mut device: Box<dyn TestDevice>, need: Bytes) -> Result<Box<dyn TestDevice>, DeviceError> {
         self.admit(&mut *device, need)?;
         Ok(Box::new(Limited::new(device, need)?))
     }

@@ -19,4 +19,4 @@ mod work;
 mod world;
 
 pub use config::{Config, Failure, WrongWrite};
-pub use staging::{Staging, calls};
+pub use staging::{Staging, calls, hides_a_driver};

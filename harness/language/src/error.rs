@@ -1,4 +1,4 @@
-//! What can be wrong with a scenario: [`ScenarioError`], one clear message with file, line, column and the accepted forms.
+//! What can be wrong with a file: [`FileError`], one clear message with file, line, column and the accepted forms.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,15 +8,15 @@ use miette::{Diagnostic, LabeledSpan, SourceCode};
 
 use super::located::Position;
 use harness_base::excerpt::{Excerpt, shortened};
+use harness_base::printable::{printable, printable_lines};
 
-/// Why a scenario cannot be run. Its text is `file:line:column: message`; as a [`Diagnostic`] it shows the place and says what to do.
+/// Why a scenario or a suite cannot be used. Its text is `file:line:column: message`; as a [`Diagnostic`] it shows the place and says what to
+/// do. Characters of the file that a terminal would act on are escaped in all of it.
 #[derive(Debug, thiserror::Error)]
-pub enum ScenarioError {
+pub enum FileError {
     /// The file could not be read: name another one, or make this one readable.
-    #[error("{}: {why}", .path.display())]
-    File {
-        /// What it should be: `scenario`, or `suite`.
-        noun: &'static str,
+    #[error("{}: {why}", printable(&.path.display().to_string()))]
+    Unreadable {
         /// The file, as the user named it.
         path: PathBuf,
         /// What is wrong with it.
@@ -24,27 +24,18 @@ pub enum ScenarioError {
         /// What to do about it.
         help: String,
     },
-    /// The file was read and is no scenario: correct it at the place named.
+    /// The file was read, and something in it is wrong: correct it at the place named.
     #[error("{0}")]
     Text(Box<TextError>),
 }
 
-impl ScenarioError {
-    /// A short name of the kind of mistake, for programs.
-    #[must_use]
-    pub fn kind(&self) -> String {
-        match self {
-            Self::File { noun, .. } => format!("{noun}::file"),
-            Self::Text(error) => format!("{}::{}", error.noun, error.problem.code.name()),
-        }
-    }
-
+impl FileError {
     /// The place, where the mistake has one.
     #[must_use]
     pub fn position(&self) -> Option<Position> {
         match self {
-            Self::File { .. } => None,
-            Self::Text(error) => Some(error.problem.at),
+            Self::Unreadable { .. } => None,
+            Self::Text(error) => Some(error.at),
         }
     }
 
@@ -52,58 +43,58 @@ impl ScenarioError {
     #[must_use]
     pub fn advice(&self) -> Option<&str> {
         match self {
-            Self::File { help, .. } => Some(help),
-            Self::Text(error) => error.problem.help.as_deref(),
+            Self::Unreadable { help, .. } => Some(help),
+            Self::Text(error) => error.help.as_deref(),
         }
     }
 
-    /// `noun` is what the text should be.
-    pub fn text(problem: Problem, path: &Path, source: &str, noun: &'static str) -> Self {
-        let first = (byte_range(source, problem.at), problem.label.clone());
-        let related = problem.related.iter().map(|(at, text)| (byte_range(source, *at), text.clone()));
-        let places: Vec<_> = std::iter::once(first).chain(related).collect();
+    /// A mistake in this text, which was read from this path.
+    #[must_use]
+    pub fn text(problem: Problem, path: &Path, source: &str) -> Self {
+        let Problem { at, message, label, help, related } = problem;
+        let shown = |text: String| printable_lines(&text).into_owned();
+        let places = std::iter::once((at, label)).chain(related);
+        let places: Vec<_> = places.map(|(at, text)| (byte_range(source, at), shown(text))).collect();
         let excerpt = Excerpt::new(path.display().to_string(), source, &places);
-        Self::Text(Box::new(TextError { noun, path: path.to_owned(), excerpt, problem }))
+        let message = printable(&shortened(&message)).into_owned();
+        Self::Text(Box::new(TextError { path: path.to_owned(), at, message, help: help.map(shown), excerpt }))
     }
 }
 
 /// A mistake at one place of the text.
 #[derive(Debug)]
 pub struct TextError {
-    noun: &'static str,
     path: PathBuf,
+    at: Position,
+    message: String,
+    help: Option<String>,
     excerpt: Excerpt,
-    problem: Problem,
 }
 
 impl fmt::Display for TextError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Position { line, column, .. } = self.problem.at;
-        write!(f, "{}:{line}:{column}: {}", self.path.display(), shortened(&self.problem.message))
+        let Self { path, at: Position { line, column, .. }, message, .. } = self;
+        write!(f, "{}:{line}:{column}: {message}", printable(&path.display().to_string()))
     }
 }
 
 impl std::error::Error for TextError {}
 
-impl Diagnostic for ScenarioError {
-    fn code<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
-        Some(Box::new(self.kind()))
-    }
-
+impl Diagnostic for FileError {
     fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
         self.advice().map(|help| Box::new(help) as Box<dyn fmt::Display>)
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
         match self {
-            Self::File { .. } => None,
+            Self::Unreadable { .. } => None,
             Self::Text(error) => Some(&error.excerpt),
         }
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
         match self {
-            Self::File { .. } => None,
+            Self::Unreadable { .. } => None,
             Self::Text(error) => Some(Box::new(error.excerpt.labels())),
         }
     }
@@ -121,42 +112,9 @@ fn byte_range(source: &str, at: Position) -> Range<usize> {
     line_start + byte(column)..line_start + byte(column + at.length.max(1) as usize)
 }
 
-/// Kinds of mistake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Code {
-    /// Not YAML, or more of it than a scenario can be.
-    Yaml,
-    /// YAML of another shape than the language has.
-    Shape,
-    /// A scalar that is not what its field wants.
-    Value,
-    /// A name that nothing has, or that something else has.
-    Name,
-    /// A comparison that cannot be read or cannot be meant.
-    Expression,
-    /// Steps in an order that cannot work.
-    Order,
-}
-
-impl Code {
-    /// Its name in error codes.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Yaml => "yaml",
-            Self::Shape => "shape",
-            Self::Value => "value",
-            Self::Name => "name",
-            Self::Expression => "expression",
-            Self::Order => "order",
-        }
-    }
-}
-
 /// A mistake before it knows its file.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    code: Code,
     at: Position,
     message: String,
     label: String,
@@ -165,9 +123,9 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A mistake of this kind at this place.
-    pub fn new(code: Code, at: Position, message: impl Into<String>) -> Self {
-        Self { code, at, message: message.into(), label: "here".to_owned(), help: None, related: Vec::new() }
+    /// A mistake at this place.
+    pub fn new(at: Position, message: impl Into<String>) -> Self {
+        Self { at, message: message.into(), label: "here".to_owned(), help: None, related: Vec::new() }
     }
 
     /// With what to do about it.

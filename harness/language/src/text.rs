@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use harness_allocator::units::{Bytes, Nanos};
 
-use crate::error::{Code, Problem};
+use crate::error::Problem;
 use crate::located::Located;
 
 /// Declares a scalar: its Rust name, its name in the schema, its schema and what it is.
@@ -80,7 +80,7 @@ pub fn bounded(given: &Located<u64>, what: &str, bounds: RangeInclusive<u64>) ->
     } else {
         format!("`{what}` is from {} to {}", bounds.start(), bounds.end())
     };
-    Err(Problem::new(Code::Value, given.position(), format!("`{what}` cannot be {}", given.value)).help(help))
+    Err(Problem::new(given.position(), format!("`{what}` cannot be {}", given.value)).help(help))
 }
 
 /// A size.
@@ -88,7 +88,7 @@ pub fn bounded(given: &Located<u64>, what: &str, bounds: RangeInclusive<u64>) ->
 /// # Errors
 /// [`Problem`] with the accepted forms.
 pub fn size(text: &SizeText) -> Result<Bytes, Problem> {
-    Bytes::parse(text.text()).map_err(|why| Problem::new(Code::Value, text.position(), why.to_string()).label("a size"))
+    Bytes::parse(text.text()).map_err(|why| Problem::new(text.position(), why.to_string()).label("a size"))
 }
 
 /// A size of at least one byte.
@@ -97,8 +97,10 @@ pub fn size(text: &SizeText) -> Result<Bytes, Problem> {
 /// [`Problem`] with the accepted forms.
 pub fn positive_size(text: &SizeText, what: &str) -> Result<Bytes, Problem> {
     match size(text)? {
-        Bytes::ZERO => Err(Problem::new(Code::Value, text.position(), format!("`{what}` cannot be 0"))
-            .help(format!("`{what}` is a size of 1 B or more, as in `2MiB`"))),
+        Bytes::ZERO => {
+            Err(Problem::new(text.position(), format!("`{what}` cannot be 0"))
+                .help(format!("`{what}` is a size of 1 B or more, as in `2MiB`")))
+        }
         bytes => Ok(bytes),
     }
 }
@@ -109,8 +111,8 @@ pub fn positive_size(text: &SizeText, what: &str) -> Result<Bytes, Problem> {
 /// [`Problem`] with the accepted forms.
 pub fn duration(text: &DurationText) -> Result<Nanos, Problem> {
     match Nanos::parse(text.text()) {
-        Ok(Nanos::ZERO) => Err(Problem::new(Code::Value, text.position(), "a duration of nothing does nothing").help("as in `5ms`")),
+        Ok(Nanos::ZERO) => Err(Problem::new(text.position(), "a duration of nothing does nothing").help("as in `5ms`")),
         Ok(nanos) => Ok(nanos),
-        Err(why) => Err(Problem::new(Code::Value, text.position(), why.to_string()).label("a duration")),
+        Err(why) => Err(Problem::new(text.position(), why.to_string()).label("a duration")),
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde_saphyr::Error;
 
-use super::error::{Code, Problem, ScenarioError, choices};
+use super::error::{FileError, Problem, choices};
 use super::located::Position;
 
 /// Largest file that is read, in bytes.
@@ -38,10 +38,10 @@ pub struct Language {
 /// Reads a file as text.
 ///
 /// # Errors
-/// [`ScenarioError`]: it cannot be read, is larger than [`MAX_FILE`], or is not UTF-8.
-pub fn read(path: &Path, language: &Language) -> Result<String, ScenarioError> {
+/// [`FileError`]: it cannot be read, is larger than [`MAX_FILE`], or is not UTF-8.
+pub fn read(path: &Path, language: &Language) -> Result<String, FileError> {
     let Language { noun, example, shorter, .. } = language;
-    let file = |why: String, help: String| ScenarioError::File { noun, path: path.to_owned(), why, help };
+    let file = |why: String, help: String| FileError::Unreadable { path: path.to_owned(), why, help };
     let io = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::NotFound => file("there is no such file".to_owned(), format!("name a {noun} file, as in `{example}`")),
         _ => file(format!("cannot be read: {error}"), "make the file readable, or name another one".to_owned()),
@@ -63,7 +63,7 @@ pub fn read(path: &Path, language: &Language) -> Result<String, ScenarioError> {
         let (line, column) = (text.matches('\n').count() + 1, text.rsplit('\n').next().unwrap_or("").chars().count() + 1);
         let at = Position { line: line as u32, column: column as u32, length: 1 };
         let message = format!("byte {} of the file is not UTF-8", good + 1);
-        ScenarioError::text(Problem::new(Code::Yaml, at, message).help("save the file as UTF-8"), path, &text, noun)
+        FileError::text(Problem::new(at, message).help("save the file as UTF-8"), path, &text)
     })
 }
 
@@ -74,7 +74,7 @@ pub fn read(path: &Path, language: &Language) -> Result<String, ScenarioError> {
 pub fn parse<T: DeserializeOwned>(source: &str, path: &Path, language: &Language) -> Result<T, Problem> {
     if source.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
         let at = Position { line: 1, column: 1, length: 1 };
-        return Err(Problem::new(Code::Shape, at, "the file is empty").help(language.shape));
+        return Err(Problem::new(at, "the file is empty").help(language.shape));
     }
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -105,7 +105,7 @@ fn other_command(path: &Path, language: &Language) -> String {
 fn in_our_words(error: &Error, language: &Language) -> Problem {
     let error = error.without_snippet();
     let at = error.location().map_or(Position { line: 1, column: 1, length: 1 }, Position::of);
-    let shape = |message: String| Problem::new(Code::Shape, at, message);
+    let shape = |message: String| Problem::new(at, message);
     match error {
         Error::AliasError { error, .. } => in_our_words(error, language),
         Error::SerdeUnknownField { field, expected, .. } => {
@@ -129,7 +129,7 @@ fn in_our_words(error: &Error, language: &Language) -> Problem {
         }
         Error::InvalidScalar { ty, .. } => {
             let (message, help) = scalar(ty);
-            Problem::new(Code::Value, at, message).help(help)
+            Problem::new(at, message).help(help)
         }
         Error::SerdeInvalidType { unexpected, expected, .. } | Error::SerdeInvalidValue { unexpected, expected, .. } => {
             shape(format!("{unexpected} stands where something else is wanted")).help(format!("wanted: {expected}"))
@@ -141,10 +141,10 @@ fn in_our_words(error: &Error, language: &Language) -> Problem {
         | Error::AliasExpansionLimitExceeded { .. }
         | Error::AliasReplayStackDepthExceeded { .. } => {
             let Language { noun, shorter, .. } = language;
-            Problem::new(Code::Yaml, at, format!("the file unfolds into too much: {}", plain(error)))
+            Problem::new(at, format!("the file unfolds into too much: {}", plain(error)))
                 .help(format!("a {noun} has at most {MAX_NODES} values, and few aliases; use {shorter} for many operations"))
         }
-        _ => Problem::new(Code::Yaml, at, plain(error)).help("the file must be one YAML document, indented with spaces"),
+        _ => Problem::new(at, plain(error)).help("the file must be one YAML document, indented with spaces"),
     }
 }
 

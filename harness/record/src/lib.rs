@@ -9,8 +9,10 @@ use harness_allocator::stats::{MemoryStats, PoolKind};
 use harness_allocator::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
+pub mod event;
 pub mod invariant;
 
+pub use event::{Collector, Event};
 pub use invariant::Invariant;
 
 /// The version that this build writes.
@@ -25,6 +27,28 @@ pub struct Records {
     pub harness: String,
     /// In the order in which they ran: repetitions outermost, allocators of one scenario interleaved within.
     pub runs: Vec<RunRecord>,
+    /// What was planned but did not start, in order: empty unless something ended the session early.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_started: Vec<PlannedRun>,
+}
+
+impl Records {
+    /// Whether everything planned was run to its end.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.not_started.is_empty() && !self.runs.iter().any(|run| run.verdict == Verdict::Interrupted)
+    }
+}
+
+/// A run before it starts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedRun {
+    /// The scenario's name.
+    pub scenario: String,
+    /// The allocator's name, with its settings where it has any.
+    pub allocator: String,
+    /// Counted from 0.
+    pub repetition: u32,
 }
 
 /// One scenario, once, on one device with one allocator.
@@ -96,7 +120,12 @@ pub enum Verdict {
         /// Why.
         reason: String,
     },
-    /// The user stopped it.
+    /// Other processes disturbed the device, so that what was seen says nothing about the allocator.
+    Contended {
+        /// What they did, in words.
+        reason: String,
+    },
+    /// It was stopped before its end: by the user, or because the harness was ended.
     Interrupted,
 }
 
@@ -136,6 +165,8 @@ pub enum Rule {
     ExpectedViolation,
     /// A device or an allocator failed otherwise than for lack of memory.
     DeviceFailure,
+    /// A step did not end within its time limit.
+    TimeLimit,
 }
 
 impl fmt::Display for Rule {
@@ -145,6 +176,7 @@ impl fmt::Display for Rule {
             Self::Expectation => f.write_str("expectation"),
             Self::ExpectedViolation => f.write_str("expected violation"),
             Self::DeviceFailure => f.write_str("device failure"),
+            Self::TimeLimit => f.write_str("time limit"),
         }
     }
 }

@@ -27,7 +27,8 @@ pub(crate) fn night() -> Records {
     runs.push(skipped());
     runs.push(storm());
     runs.extend([failed("caching", 0), failed("caching", 1), passed_beside_the_failures(), interrupted()]);
-    Records { version: RECORD_VERSION, harness: "0.1.0".to_owned(), runs }
+    runs.push(contended());
+    Records { version: RECORD_VERSION, harness: "0.1.0".to_owned(), runs, not_started: Vec::new() }
 }
 
 /// A cache that is given back so that a larger request fits; `direct` has no cache and no retry.
@@ -213,6 +214,16 @@ fn passed_beside_the_failures() -> RunRecord {
     record.stats = stats_after(&record.steps);
     record.timings.allocate = samples([240_000]);
     record.timings.scenario = Nanos::micros(240);
+    record
+}
+
+/// On a GPU that somebody else began to use during the second step.
+pub(crate) fn contended() -> RunRecord {
+    let mut record = measured("caching", 0);
+    record.scenario = scenario("nvml_ledger", "Device used follows reserved.");
+    record.steps.truncate(1);
+    record.curve.truncate(1);
+    record.verdict = Verdict::Contended { reason: "another process took 2 GiB of the device during step 2".to_owned() };
     record
 }
 

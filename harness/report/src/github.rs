@@ -120,7 +120,7 @@ mod tests {
     fn the_summary_of_runs_has_no_pictures() {
         let records = examples::night();
         let text = summary(&Report::new(&records), SUMMARY_LIMIT);
-        assert!(text.starts_with("# Out-of-memory report\n\n**2 of 16 runs failed") && !text.contains(".svg"), "{text}");
+        assert!(text.starts_with("# Out-of-memory report\n\n**2 of 17 runs failed") && !text.contains(".svg"), "{text}");
     }
 
     #[test]

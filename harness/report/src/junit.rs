@@ -66,7 +66,8 @@ fn run_status(run: &RunRecord) -> TestCaseStatus {
             failure(&first.rule.to_string(), &first.to_string(), &description)
         }
         Verdict::Skipped { reason } => skipped("skipped", reason),
-        Verdict::Interrupted => skipped("interrupted", "interrupted by the user"),
+        Verdict::Contended { reason } => skipped("contended", reason),
+        Verdict::Interrupted => skipped("interrupted", "stopped before its end"),
     }
 }
 
@@ -157,7 +158,8 @@ mod tests {
     #[test]
     fn model_times_are_no_times_of_cases() {
         let document = Document::deserialize_from_str(&of_runs(&Report::new(&examples::night()))).expect("it was just written");
-        for case in document.test_suites.iter().flat_map(|suite| &suite.test_cases) {
+        // The one run of `nvml_ledger` did not pass, so it has no time.
+        for case in document.test_suites.iter().filter(|suite| suite.name.as_str() != "nvml_ledger").flat_map(|suite| &suite.test_cases) {
             assert_eq!(case.time.is_some(), case.name.as_str().contains("on Example GPU"), "{}", case.name.as_str());
         }
         let run = of_bench(&runs::model());

@@ -51,6 +51,8 @@ pub struct Counts {
     pub failed: usize,
     /// It did not run.
     pub skipped: usize,
+    /// Other processes disturbed the device.
+    pub contended: usize,
     /// The user stopped it.
     pub interrupted: usize,
 }
@@ -172,7 +174,7 @@ impl Counts {
     /// All runs.
     #[must_use]
     pub const fn total(self) -> usize {
-        self.passed + self.failed + self.skipped + self.interrupted
+        self.passed + self.failed + self.skipped + self.contended + self.interrupted
     }
 
     fn add(&mut self, verdict: &Verdict) {
@@ -180,6 +182,7 @@ impl Counts {
             Verdict::Passed => &mut self.passed,
             Verdict::Failed { .. } => &mut self.failed,
             Verdict::Skipped { .. } => &mut self.skipped,
+            Verdict::Contended { .. } => &mut self.contended,
             Verdict::Interrupted => &mut self.interrupted,
         } += 1;
     }
@@ -217,8 +220,9 @@ impl<'a> Arm<'a> {
         let rank = |run: &&RunRecord| match run.verdict {
             Verdict::Failed { .. } => 0,
             Verdict::Interrupted => 1,
-            Verdict::Passed => 2,
-            Verdict::Skipped { .. } => 3,
+            Verdict::Contended { .. } => 2,
+            Verdict::Passed => 3,
+            Verdict::Skipped { .. } => 4,
         };
         self.runs.iter().copied().min_by_key(rank).expect("an arm is made with its first run")
     }
@@ -322,9 +326,10 @@ mod tests {
                 "cross_stream_reuse simulated caching 2",
                 "cross_stream_reuse simulated expandable 1",
                 "training simulated caching 1",
+                "nvml_ledger Example GPU caching 1",
             ]
         );
-        assert_eq!(report.counts, Counts { passed: 12, failed: 2, skipped: 1, interrupted: 1 });
+        assert_eq!(report.counts, Counts { passed: 12, failed: 2, skipped: 1, contended: 1, interrupted: 1 });
         assert_eq!(report.clocks(), Some(Clocks::Both));
     }
 

@@ -236,7 +236,7 @@ impl Key {
 fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
     let line = match &run.verdict {
         Verdict::Failed { first, .. } => format!(" (thick vertical line: violation after step {})", first.step),
-        Verdict::Passed | Verdict::Skipped { .. } | Verdict::Interrupted => String::new(),
+        Verdict::Passed | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => String::new(),
     };
     let title = format!("{}: {}{line}", run.allocator, words::verdict(&run.verdict));
     let title_style = font(13).pos(Pos::new(HPos::Left, VPos::Top));
@@ -377,7 +377,7 @@ fn marks(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     }
     match &run.verdict {
         Verdict::Failed { first, .. } => violation(chart, first.step, axes),
-        Verdict::Passed | Verdict::Skipped { .. } | Verdict::Interrupted => Ok(()),
+        Verdict::Passed | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => Ok(()),
     }
 }
 

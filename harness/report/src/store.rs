@@ -169,7 +169,7 @@ mod tests {
         for records in [examples::night(), one_scenario(), measured] {
             save_new(root.path(), &records).unwrap();
         }
-        assert_eq!(names(root.path()), ["0001-4-scenarios-2-devices", "0002-oom_retry-sim", "0003-oom_retry-example-gpu"]);
+        assert_eq!(names(root.path()), ["0001-5-scenarios-2-devices", "0002-oom_retry-sim", "0003-oom_retry-example-gpu"]);
         assert_eq!(names(&root.path().join("0002-oom_retry-sim")), ["oom_retry-simulated.svg", RECORDS, REPORT]);
         fs::create_dir(root.path().join("9999-x")).unwrap();
         assert!(save_new(root.path(), &one_scenario()).unwrap().ends_with("10000-oom_retry-sim"));

@@ -114,7 +114,7 @@ const fn verdict_paint(verdict: &Verdict) -> Paint {
     match verdict {
         Verdict::Passed => PASSED,
         Verdict::Failed { .. } => FAILED,
-        Verdict::Skipped { .. } | Verdict::Interrupted => SKIPPED,
+        Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => SKIPPED,
     }
 }
 
@@ -139,8 +139,8 @@ fn verdicts(report: &Report<'_>, style: Style) -> String {
         }
     }
     for (scenario, _, arm) in report.arms() {
-        if let Verdict::Skipped { reason } = &arm.shown().verdict {
-            line(&mut out, &format!("skipped: {} with {}: {reason}", scenario.info.name, arm.allocator));
+        if let verdict @ (Verdict::Skipped { reason } | Verdict::Contended { reason }) = &arm.shown().verdict {
+            line(&mut out, &format!("{}: {} with {}: {reason}", words::verdict(verdict), scenario.info.name, arm.allocator));
         }
     }
     out
@@ -170,6 +170,7 @@ fn ending(out: &mut String, run: &RunRecord) {
     match &run.verdict {
         Verdict::Passed | Verdict::Interrupted => {}
         Verdict::Skipped { reason } => line(out, &format!("skipped: {reason}")),
+        Verdict::Contended { reason } => line(out, &format!("contended: {reason}")),
         Verdict::Failed { first, rest } => std::iter::once(first).chain(rest).for_each(|seen| line(out, &words::violation(seen))),
     }
     if let Some(settings) = &run.settings {
@@ -277,15 +278,15 @@ mod tests {
     fn the_memory_summary_of_each_run_that_was_done_stands_under_its_name() {
         let mut records = examples::night();
         records.runs[0].stats.num_ooms = 4;
-        records.runs[15].stats.num_ooms = 5;
+        records.runs[16].stats.num_ooms = 5;
         let text = memory_summaries(&Report::new(&records));
         assert!(text.starts_with(&format!(
             "\noom_retry on simulated with caching, repetition 1, at its end:\n{}",
             records.runs[0].stats.summary()
         )));
-        let interrupted = records.runs[15].stats.summary();
-        assert!(text.ends_with(&format!("\ntraining on simulated with caching, at its end:\n{interrupted}")), "{text}");
-        assert_eq!(text.matches(", at its end:\n|====").count(), 15, "all but the one that was skipped");
+        let last = records.runs[16].stats.summary();
+        assert!(text.ends_with(&format!("\nnvml_ledger on Example GPU with caching, at its end:\n{last}")), "{text}");
+        assert_eq!(text.matches(", at its end:\n|====").count(), 16, "all but the one that was skipped");
         assert!(!text.contains("async_pool"));
     }
 

@@ -113,6 +113,7 @@ pub(super) const fn verdict(verdict: &Verdict) -> &'static str {
         Verdict::Passed => "passed",
         Verdict::Failed { .. } => "FAILED",
         Verdict::Skipped { .. } => "skipped",
+        Verdict::Contended { .. } => "contended",
         Verdict::Interrupted => "interrupted",
     }
 }
@@ -122,15 +123,26 @@ pub(super) fn violation(violation: &Violation) -> String {
     let place = violation.at.as_ref().map_or_else(|| format!("after step {}", violation.step), ToString::to_string);
     let promise = match &violation.rule {
         Rule::Invariant(invariant) => format!("\n  promise:  {}", invariant.promise()),
-        Rule::Expectation | Rule::ExpectedViolation | Rule::DeviceFailure => String::new(),
+        Rule::Expectation | Rule::ExpectedViolation | Rule::DeviceFailure | Rule::TimeLimit => String::new(),
     };
     format!("{place}: {}{promise}\n  expected: {}\n  seen:     {}", violation.rule, violation.expected, violation.seen)
+}
+
+/// A text as a sentence: with a full stop at its end.
+pub(super) fn sentence(text: &str) -> String {
+    if text.ends_with(['.', '!', '?']) { text.to_owned() } else { format!("{text}.") }
 }
 
 /// How all repetitions of an arm ended: `passed`, `passed ×5`, `FAILED 1 of 5`.
 pub(super) fn verdicts(counts: Counts) -> String {
     let total = counts.total();
-    let parts = [("FAILED", counts.failed), ("interrupted", counts.interrupted), ("passed", counts.passed), ("skipped", counts.skipped)];
+    let parts = [
+        ("FAILED", counts.failed),
+        ("interrupted", counts.interrupted),
+        ("contended", counts.contended),
+        ("passed", counts.passed),
+        ("skipped", counts.skipped),
+    ];
     let told = parts.into_iter().filter(|&(_, number)| number > 0).map(|(word, number)| match (number, total) {
         (1, 1) => word.to_owned(),
         _ if number == total => format!("{word} ×{number}"),
@@ -151,8 +163,11 @@ pub(super) fn verdict_line(counts: Counts) -> String {
         (_, failed) => format!("{failed} of {} failed", count(total, "run")),
     };
     let mut tail = vec![format!("{} passed", counts.passed), format!("{} failed", counts.failed), format!("{} skipped", counts.skipped)];
+    if counts.contended > 0 {
+        tail.push(format!("{} contended", counts.contended));
+    }
     if counts.interrupted > 0 {
-        tail.push(format!("{} interrupted by the user", counts.interrupted));
+        tail.push(format!("{} interrupted", counts.interrupted));
     }
     format!("{head}: {}.", tail.join(", "))
 }
@@ -235,8 +250,8 @@ mod tests {
         assert_eq!(verdict_line(Counts { passed: 3, ..Counts::default() }), "All 3 runs passed.");
         assert_eq!(verdict_line(Counts { passed: 1, skipped: 2, ..Counts::default() }), "No run failed: 1 passed, 0 failed, 2 skipped.");
         assert_eq!(
-            verdict_line(Counts { passed: 4, failed: 1, skipped: 0, interrupted: 1 }),
-            "1 of 6 runs failed: 4 passed, 1 failed, 0 skipped, 1 interrupted by the user."
+            verdict_line(Counts { passed: 4, failed: 1, skipped: 0, contended: 1, interrupted: 1 }),
+            "1 of 7 runs failed: 4 passed, 1 failed, 0 skipped, 1 contended, 1 interrupted."
         );
     }
 

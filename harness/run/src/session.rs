@@ -133,7 +133,7 @@ impl Plan {
             watch(&arm, Some(&record));
             runs.push(record);
         }
-        Ok(Records { version: RECORD_VERSION, harness: env!("CARGO_PKG_VERSION").to_owned(), runs })
+        Ok(Records { version: RECORD_VERSION, harness: env!("CARGO_PKG_VERSION").to_owned(), runs, not_started: Vec::new() })
     }
 
     /// Runs one arm on a device of its own.

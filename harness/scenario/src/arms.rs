@@ -11,7 +11,7 @@ use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAcces
 use serde_json::{Map, Value};
 
 use super::check::{checked_name, unknown_allocator};
-use harness_language::error::{Code, Problem, choices};
+use harness_language::error::{Problem, choices};
 use harness_language::located::{Entries, Located, Position};
 use harness_language::text::NameText;
 
@@ -71,13 +71,13 @@ pub fn check(
 ) -> Result<Vec<AllocatorSpec>, Problem> {
     let arms: &[Located<ArmWire>] = match (one, several) {
         (Some(one), Some(several)) => {
-            return Err(Problem::new(Code::Shape, one.position(), "`allocator` and `allocators` stand here both")
+            return Err(Problem::new(one.position(), "`allocator` and `allocators` stand here both")
                 .see(several.position(), "the list")
                 .help("put all of them into `allocators`"));
         }
         (Some(one), None) => std::slice::from_ref(one),
         (None, Some(several)) if several.value.is_empty() => {
-            return Err(Problem::new(Code::Value, several.position(), "`allocators` names none").help("leave it out for `[caching]`"));
+            return Err(Problem::new(several.position(), "`allocators` names none").help("leave it out for `[caching]`"));
         }
         (None, Some(several)) => &several.value,
         (None, None) => return Ok(vec![AllocatorKind::Caching.into()]),
@@ -104,7 +104,7 @@ fn twice(first: &AllocatorSpec, second: &AllocatorSpec, first_at: Position, at: 
         true => format!("allocator `{first}` is named twice"),
         false => format!("`{second}` is the same as `{first}`"),
     };
-    Problem::new(Code::Name, at, message)
+    Problem::new(at, message)
         .see(first_at, "the first one")
         .help("name it once; to run the same settings twice, give each a `name:` of its own")
 }
@@ -115,10 +115,10 @@ fn check_arm(arm: &Located<ArmWire>, source: &str) -> Result<AllocatorSpec, Prob
         ArmWire::Map(name, settings) => with_settings(kind_of(name)?, name.position(), settings, source),
         ArmWire::Crowded(first, second) => {
             let message = format!("`{}` stands in the same map as `{}`", second.value, first.value);
-            Err(Problem::new(Code::Shape, second.position(), message)
+            Err(Problem::new(second.position(), message)
                 .help("an allocator is a list item of its own; its settings are indented below it, as in ".to_owned() + EXAMPLE))
         }
-        ArmWire::Empty => Err(Problem::new(Code::Shape, arm.position(), "this map names no allocator").help(format!("as in {EXAMPLE}"))),
+        ArmWire::Empty => Err(Problem::new(arm.position(), "this map names no allocator").help(format!("as in {EXAMPLE}"))),
     }
 }
 
@@ -128,13 +128,13 @@ fn kind_of(name: &Located<String>) -> Result<AllocatorKind, Problem> {
 
 fn with_settings(kind: AllocatorKind, at: Position, settings: &SettingsWire, source: &str) -> Result<AllocatorSpec, Problem> {
     let SettingsWire::Fields(fields) = settings else {
-        return Err(Problem::new(Code::Shape, at, format!("behind `{}` stands no map of settings", kind.name()))
+        return Err(Problem::new(at, format!("behind `{}` stands no map of settings", kind.name()))
             .help(format!("as in {EXAMPLE}; the name alone needs no colon")));
     };
     let (names, settings): (Vec<_>, Vec<_>) = fields.iter().partition(|(key, _)| key.value == NAME);
     let spec = match settings.first() {
         None => kind.into(),
-        Some((key, _)) if !kind.has_settings() => return Err(Problem::new(Code::Name, key.position(), kind.why_no_settings())),
+        Some((key, _)) if !kind.has_settings() => return Err(Problem::new(key.position(), kind.why_no_settings())),
         Some(_) => AllocatorSpec::caching(config(&settings, source)?),
     };
     match names.first() {
@@ -145,14 +145,16 @@ fn with_settings(kind: AllocatorKind, at: Position, settings: &SettingsWire, sou
 
 fn arm_name(given: &Located<ValueWire>) -> Result<String, Problem> {
     let ValueWire::Scalar(text) = &given.value else {
-        return Err(Problem::new(Code::Shape, given.position(), "a name is wanted here").help("as in `name: large_blocks_whole`"));
+        return Err(Problem::new(given.position(), "a name is wanted here").help("as in `name: large_blocks_whole`"));
     };
     let name = NameText(given.with(text.clone()));
     let text = checked_name(&name)?;
     match AllocatorKind::from_name(text) {
         None => Ok(text.to_owned()),
-        Some(_) => Err(Problem::new(Code::Name, name.position(), format!("`{text}` is the name of an allocator"))
-            .help("take another name, or leave `name` out")),
+        Some(_) => {
+            Err(Problem::new(name.position(), format!("`{text}` is the name of an allocator"))
+                .help("take another name, or leave `name` out"))
+        }
     }
 }
 
@@ -165,14 +167,14 @@ fn config(fields: &[&Field], source: &str) -> Result<Config, Problem> {
         Some((key, _)) if fields.len() > 1 => {
             let other = fields.iter().find(|(other, _)| other.value != CONF).map_or(key, |(other, _)| other);
             let message = format!("`{CONF}` and `{}` stand here both", other.value);
-            Err(Problem::new(Code::Shape, other.position(), message)
+            Err(Problem::new(other.position(), message)
                 .see(key.position(), "all settings in one string")
                 .help("put the setting into the string, or all of them into fields"))
         }
         Some((_, value)) => {
             let ValueWire::Scalar(text) = &value.value else {
                 let message = format!("`{CONF}` is one text");
-                return Err(Problem::new(Code::Shape, value.position(), message).help(format!("as in {EXAMPLE}")));
+                return Err(Problem::new(value.position(), message).help(format!("as in {EXAMPLE}")));
             };
             let text = value.with(text.clone());
             Config::parse(&text.value).map_err(|error| refused(&error, &[(0, text.clone())], source))
@@ -203,7 +205,7 @@ fn config_of_fields(fields: &[&Field], source: &str) -> Result<Config, Problem> 
                 conf.text.push(']');
             }
             ValueWire::Nothing => {
-                return Err(Problem::new(Code::Shape, key.position(), format!("nothing stands behind `{}`", key.value))
+                return Err(Problem::new(key.position(), format!("nothing stands behind `{}`", key.value))
                     .help(format!("`{}` takes {}", setting.name, setting.takes)));
             }
         }
@@ -240,7 +242,7 @@ fn plain(setting: &Setting, value: Located<String>, source: &str) -> Result<Loca
 fn without_signs(setting: &Setting, value: Located<String>, signs: &[char], source: &str) -> Result<Located<String>, Problem> {
     match value.value.chars().position(|c| signs.contains(&c)) {
         None => Ok(value),
-        Some(at) => Err(Problem::new(Code::Value, value.within(source, at, 1), "one value is wanted here")
+        Some(at) => Err(Problem::new(value.within(source, at, 1), "one value is wanted here")
             .help(format!("`{}` takes {}; a string of several settings stands behind `{CONF}`", setting.name, setting.takes))),
     }
 }
@@ -253,7 +255,7 @@ fn refused(error: &ConfError, pieces: &[(usize, Located<String>)], source: &str)
         let length = rest.get(..error.length()).unwrap_or(rest).chars().count();
         piece.within(source, before.chars().count(), length)
     });
-    Problem::new(Code::Value, at, error.rule()).help(advice(error))
+    Problem::new(at, error.rule()).help(advice(error))
 }
 
 fn unknown_key(key: &Located<String>) -> Problem {
@@ -261,10 +263,10 @@ fn unknown_key(key: &Located<String>) -> Problem {
     if let Some((name, value)) = key.value.split_once(':')
         && Setting::from_name(name).is_some()
     {
-        return Problem::new(Code::Shape, key.position(), format!("`{}` is one word to YAML", key.value))
+        return Problem::new(key.position(), format!("`{}` is one word to YAML", key.value))
             .help(format!("put a blank behind the colon, as in `{name}: {value}`, or the whole string behind `{CONF}:`"));
     }
-    Problem::new(Code::Name, key.position(), format!("`{}` is not a setting of PyTorch 2.11's allocator", key.value))
+    Problem::new(key.position(), format!("`{}` is not a setting of PyTorch 2.11's allocator", key.value))
         .help(choices(&key.value, "accepted", keys))
 }
 

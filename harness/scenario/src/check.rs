@@ -10,7 +10,7 @@ use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use super::expression::{self, Amount, Expectation, ExpressionError, Unresolved};
 use super::metric::{Account, BufferName, EventName, MeasureName, Metric, ReportKey, StepName, StreamName};
 use super::steps::{Step, StepKind, StepWire};
-use harness_language::error::{Code, Problem, choices, nearest, quoted};
+use harness_language::error::{Problem, choices, nearest, quoted};
 use harness_language::located::{Located, Position};
 use harness_language::text::{AmountText, ExpressionText, NameText};
 
@@ -102,7 +102,7 @@ impl<'a> Checker<'a> {
         self.executed = self.executed.saturating_add(self.multiplier);
         if self.executed > MAX_EXECUTED_STEPS {
             let message = format!("with this step the scenario runs more than {MAX_EXECUTED_STEPS} steps");
-            return Err(Problem::new(Code::Value, wire.position(), message).help("lower `times`, or use `storm` for many operations"));
+            return Err(Problem::new(wire.position(), message).help("lower `times`, or use `storm` for many operations"));
         }
         let (kind, action) = wire.value.check(wire.position(), self)?;
         let id = match wire.value.id() {
@@ -117,7 +117,7 @@ impl<'a> Checker<'a> {
         self.repeat_depth += 1;
         if self.repeat_depth > MAX_REPEAT_DEPTH {
             let message = format!("`repeat` is nested more than {MAX_REPEAT_DEPTH} deep");
-            return Err(Problem::new(Code::Value, at, message).help("multiply the inner `times` into an outer one"));
+            return Err(Problem::new(at, message).help("multiply the inner `times` into an outer one"));
         }
         let outer = self.multiplier;
         self.multiplier = outer.saturating_mul(times);
@@ -139,7 +139,7 @@ impl<'a> Checker<'a> {
         let state = if refused { Buffer::Refused { at: name.position() } } else { Buffer::Live { filled: false } };
         if let Some(id) = self.ids.get(text).filter(|id| id.kind == StepKind::Storm) {
             let message = format!("`{text}` is a storm already, and `free: {text}` could mean both");
-            return Err(Problem::new(Code::Name, name.position(), message).see(id.at, "the storm").help("give the buffer another name"));
+            return Err(Problem::new(name.position(), message).see(id.at, "the storm").help("give the buffer another name"));
         }
         let index = self.buffers.len();
         match self.buffers.get_mut(text) {
@@ -148,11 +148,11 @@ impl<'a> Checker<'a> {
                 self.buffers.insert(text.to_owned(), (buffer.clone(), state));
                 Ok(buffer)
             }
-            Some((_, Buffer::Live { .. })) => Err(Problem::new(Code::Order, name.position(), format!("buffer `{text}` is live already"))
+            Some((_, Buffer::Live { .. })) => Err(Problem::new(name.position(), format!("buffer `{text}` is live already"))
                 .help(format!("free it first, with `- free: {text}`, or take another name"))),
             Some((_, Buffer::MaybeLive { since })) => {
                 let message = format!("buffer `{text}` may still be live: that depends on the run");
-                Err(Problem::new(Code::Order, name.position(), message)
+                Err(Problem::new(name.position(), message)
                     .see(*since, "may be gone from here on")
                     .help(format!("put `- free: {text}` in front, which does nothing where it is gone")))
             }
@@ -170,9 +170,7 @@ impl<'a> Checker<'a> {
             Some((buffer, Buffer::Live { .. })) => Ok(buffer.clone()),
             Some((_, Buffer::MaybeLive { since })) => {
                 let message = format!("buffer `{text}` may be gone: that depends on the run");
-                Err(Problem::new(Code::Order, name.position(), message)
-                    .see(*since, "may be gone from here on")
-                    .help("only `free` may name it now"))
+                Err(Problem::new(name.position(), message).see(*since, "may be gone from here on").help("only `free` may name it now"))
             }
             Some((_, dead)) => Err(dead_buffer(text, name.position(), dead)),
             None => Err(self.no_such_buffer(text, name.position())),
@@ -181,7 +179,7 @@ impl<'a> Checker<'a> {
 
     fn no_such_buffer(&self, text: &str, at: Position) -> Problem {
         let names = self.buffers.keys().map(String::as_str);
-        Problem::new(Code::Name, at, format!("no step before this one makes a buffer `{text}`")).help(choices(text, "buffers", names))
+        Problem::new(at, format!("no step before this one makes a buffer `{text}`")).help(choices(text, "buffers", names))
     }
 
     /// Frees a buffer, or the blocks of a storm.
@@ -189,9 +187,7 @@ impl<'a> Checker<'a> {
         let (text, at) = (name.value.as_str(), name.position());
         if let Some(id) = self.ids.get_mut(text).filter(|id| id.kind == StepKind::Storm) {
             if !id.live {
-                return Err(
-                    Problem::new(Code::Order, at, format!("the blocks of storm `{text}` are freed already")).see(id.at, "the storm")
-                );
+                return Err(Problem::new(at, format!("the blocks of storm `{text}` are freed already")).see(id.at, "the storm"));
             }
             id.live = false;
             return Ok(Freed::Storm(id.name.clone()));
@@ -226,7 +222,7 @@ impl<'a> Checker<'a> {
         let buffer = self.live_buffer(name)?;
         match self.buffers.get(buffer.name()) {
             Some((_, Buffer::Live { filled: true })) => Ok(buffer),
-            _ => Err(Problem::new(Code::Order, name.position(), format!("buffer `{buffer}` was never filled: there is nothing to verify"))
+            _ => Err(Problem::new(name.position(), format!("buffer `{buffer}` was never filled: there is nothing to verify"))
                 .help(format!("put `- fill: {{ buffer: {buffer} }}` in front"))),
         }
     }
@@ -240,7 +236,7 @@ impl<'a> Checker<'a> {
             (None, None) => Ok(StreamName::new(0, DEFAULT_STREAM)),
             (None, Some(name)) => {
                 let help = choices(text, "streams", self.streams.iter().map(StreamName::name));
-                Err(Problem::new(Code::Name, name.position(), format!("there is no stream `{text}`"))
+                Err(Problem::new(name.position(), format!("there is no stream `{text}`"))
                     .help(format!("{help}; more are declared at the top, as in `streams: [{text}]`")))
             }
         }
@@ -255,7 +251,7 @@ impl<'a> Checker<'a> {
     pub(crate) fn event(&self, name: &NameText) -> Result<EventName, Problem> {
         let text = name.text();
         self.events.get(text).cloned().ok_or_else(|| {
-            Problem::new(Code::Order, name.position(), format!("no step before this one records event `{text}`")).help(choices(
+            Problem::new(name.position(), format!("no step before this one records event `{text}`")).help(choices(
                 text,
                 "events",
                 self.events.keys().map(String::as_str),
@@ -270,7 +266,7 @@ impl<'a> Checker<'a> {
         let text = self.new_name(name, self.ids.get(name.text()).map(|id| id.at))?.to_owned();
         if kind == StepKind::Storm && self.buffers.contains_key(&text) {
             let message = format!("`{text}` is a buffer already, and `free: {text}` could mean both");
-            return Err(Problem::new(Code::Name, name.position(), message).help("give the storm another id"));
+            return Err(Problem::new(name.position(), message).help("give the storm another id"));
         }
         let index = self.ids.len();
         let new = || Id { name: StepName::new(index, &text), kind, at: name.position(), live: false };
@@ -291,14 +287,12 @@ impl<'a> Checker<'a> {
         let text = checked_name(name)?;
         let at = name.position();
         if is_reserved(text) {
-            return Err(
-                Problem::new(Code::Name, at, format!("`{text}` is the name of metrics that always exist")).help("take another name")
-            );
+            return Err(Problem::new(at, format!("`{text}` is the name of metrics that always exist")).help("take another name"));
         }
         let other = if same_kind == Some(at) { None } else { same_kind.or_else(|| self.announced_elsewhere(text, at)) };
         match other {
             None => Ok(text),
-            Some(first) => Err(Problem::new(Code::Name, at, format!("`{text}` names another step already, at line {}", first.line))
+            Some(first) => Err(Problem::new(at, format!("`{text}` names another step already, at line {}", first.line))
                 .see(first, "the first one")
                 .help("ids and measures share one set of names; each is given once")),
         }
@@ -317,10 +311,14 @@ impl<'a> Checker<'a> {
         let storms = || self.ids.values().filter(|id| id.kind == StepKind::Storm);
         match storms().find(|id| id.name.name() == text) {
             Some(id) if id.live => Ok(id.name.clone()),
-            Some(id) => Err(Problem::new(Code::Order, name.position(), format!("the blocks of storm `{text}` are freed already"))
-                .see(id.at, "the storm")),
-            None => Err(Problem::new(Code::Name, name.position(), format!("no step before this one is a storm with id `{text}`"))
-                .help(choices(text, "storms", storms().map(|id| id.name.name())))),
+            Some(id) => {
+                Err(Problem::new(name.position(), format!("the blocks of storm `{text}` are freed already")).see(id.at, "the storm"))
+            }
+            None => Err(Problem::new(name.position(), format!("no step before this one is a storm with id `{text}`")).help(choices(
+                text,
+                "storms",
+                storms().map(|id| id.name.name()),
+            ))),
         }
     }
 
@@ -329,7 +327,7 @@ impl<'a> Checker<'a> {
         match self.ids.get(name.text()) {
             Some(id) if id.live && id.at == name.position() => {
                 let text = name.text();
-                Err(Problem::new(Code::Order, name.position(), format!("the blocks of storm `{text}` are live from the time before"))
+                Err(Problem::new(name.position(), format!("the blocks of storm `{text}` are live from the time before"))
                     .help(format!("free them before it runs again, with `- free: {text}`")))
             }
             _ => Ok(()),
@@ -342,11 +340,9 @@ impl<'a> Checker<'a> {
         let arms: Vec<String> = self.allocators.iter().map(AllocatorSpec::to_string).collect();
         match AllocatorKind::from_name(text) {
             _ if arms.contains(text) => Ok(text.clone()),
-            Some(kind) => {
-                Err(Problem::new(Code::Name, name.position(), format!("allocator `{}` is not among those of this scenario", kind.name()))
-                    .help(format!("add it at the top, as in `allocators: [{}, {}]`", arms.join(", "), kind.name())))
-            }
-            None => Err(Problem::new(Code::Name, name.position(), format!("this scenario has no allocator `{text}`")).help(choices(
+            Some(kind) => Err(Problem::new(name.position(), format!("allocator `{}` is not among those of this scenario", kind.name()))
+                .help(format!("add it at the top, as in `allocators: [{}, {}]`", arms.join(", "), kind.name()))),
+            None => Err(Problem::new(name.position(), format!("this scenario has no allocator `{text}`")).help(choices(
                 text,
                 "allocators",
                 arms.iter().map(String::as_str),
@@ -357,11 +353,11 @@ impl<'a> Checker<'a> {
     // Values.
 
     pub(crate) fn amount(&self, text: &AmountText) -> Result<Amount, Problem> {
-        expression::parse_amount(text.text(), &|name| self.resolve(name)).map_err(|error| self.locate(&text.0, Code::Value, error))
+        expression::parse_amount(text.text(), &|name| self.resolve(name)).map_err(|error| self.locate(&text.0, error))
     }
 
     pub(crate) fn expectation(&self, text: &Located<String>) -> Result<Expectation, Problem> {
-        expression::parse_expectation(&text.value, &|name| self.resolve(name)).map_err(|error| self.locate(text, Code::Expression, error))
+        expression::parse_expectation(&text.value, &|name| self.resolve(name)).map_err(|error| self.locate(text, error))
     }
 
     /// An expectation that is looked at after every step: only what exists after every step can be in it.
@@ -378,13 +374,13 @@ impl<'a> Checker<'a> {
                 _ => Err(unknown_metric(name, account_names().iter().map(String::as_str))),
             },
         };
-        expression::parse_expectation(text.text(), &resolve).map_err(|error| self.locate(&text.0, Code::Expression, error))
+        expression::parse_expectation(text.text(), &resolve).map_err(|error| self.locate(&text.0, error))
     }
 
     /// Puts the place inside an expression into the file.
-    fn locate(&self, text: &Located<String>, code: Code, error: ExpressionError) -> Problem {
+    fn locate(&self, text: &Located<String>, error: ExpressionError) -> Problem {
         let at = text.within(self.source, error.start, error.length);
-        Problem::new(code, at, error.message).help(error.help)
+        Problem::new(at, error.message).help(error.help)
     }
 
     /// Turns a name into a metric that is known at this point.
@@ -438,13 +434,13 @@ fn announce(steps: &[Located<StepWire>], into: &mut BTreeMap<String, Position>) 
 fn dead_buffer(text: &str, at: Position, state: &Buffer) -> Problem {
     match state {
         Buffer::Freed { at: first } => {
-            Problem::new(Code::Order, at, format!("buffer `{text}` is freed already, at line {}", first.line)).see(*first, "freed here")
+            Problem::new(at, format!("buffer `{text}` is freed already, at line {}", first.line)).see(*first, "freed here")
         }
         Buffer::Refused { at: first } => {
             let message = format!("buffer `{text}` does not exist: line {} expects its request to fail", first.line);
-            Problem::new(Code::Order, at, message).see(*first, "`expect: oom`")
+            Problem::new(at, message).see(*first, "`expect: oom`")
         }
-        Buffer::Live { .. } | Buffer::MaybeLive { .. } => Problem::new(Code::Order, at, format!("buffer `{text}` is live")),
+        Buffer::Live { .. } | Buffer::MaybeLive { .. } => Problem::new(at, format!("buffer `{text}` is live")),
     }
 }
 
@@ -456,7 +452,7 @@ pub(crate) fn checked_name(name: &NameText) -> Result<&str, Problem> {
     if fine && text.len() <= MAX_NAME {
         return Ok(text);
     }
-    Err(Problem::new(Code::Value, name.position(), format!("`{text}` is not a name"))
+    Err(Problem::new(name.position(), format!("`{text}` is not a name"))
         .help(format!("a name is a letter or `_`, then letters, digits and `_`, at most {MAX_NAME} in all, as in `activations_2`")))
 }
 
@@ -488,7 +484,7 @@ fn unknown_metric_of(measure: &str, rest: &str) -> Unresolved {
 }
 
 pub(crate) fn unknown_allocator(name: &Located<String>) -> Problem {
-    Problem::new(Code::Name, name.position(), format!("there is no allocator `{}`", name.value)).help(choices(
+    Problem::new(name.position(), format!("there is no allocator `{}`", name.value)).help(choices(
         &name.value,
         "allocators",
         AllocatorKind::ALL.iter().map(|kind| kind.name()),

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::check::Checker;
-use harness_language::error::{Code, Problem};
+use harness_language::error::Problem;
 use harness_language::located::{Entries, ListOr, Located};
 
 /// How a request should end, recovery included.
@@ -71,9 +71,7 @@ impl EndingWire {
                 let each = each.iter().map(|(arm, word)| Ok((checker.arm(arm)?, expected(word)?)));
                 Ok(Ending::PerAllocator(each.collect::<Result<_, Problem>>()?))
             }
-            ListOr::Map(_) | ListOr::Many(_) => {
-                Err(Problem::new(Code::Shape, given.position(), "this does not say how it ends").help(FORMS))
-            }
+            ListOr::Map(_) | ListOr::Many(_) => Err(Problem::new(given.position(), "this does not say how it ends").help(FORMS)),
         }
     }
 }
@@ -84,7 +82,7 @@ fn expected(word: &Located<String>) -> Result<Expected, Problem> {
     match word.value.as_str() {
         "fits" => Ok(Expected::Fits),
         "oom" => Ok(Expected::Oom),
-        other => Err(Problem::new(Code::Value, word.position(), format!("`{other}` is not known here")).help(FORMS)),
+        other => Err(Problem::new(word.position(), format!("`{other}` is not known here")).help(FORMS)),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The scenario language: YAML → wire types → a checked [`Scenario`].
 //!
 //! [`Scenario::load`] reads a file, [`Scenario::parse`] a text. What they return cannot be wrong in itself: names are resolved, sizes and
-//! expectations parsed, and the order of the steps makes sense. What is wrong is answered with one [`ScenarioError`] that names the place.
+//! expectations parsed, and the order of the steps makes sense. What is wrong is answered with one [`FileError`] that names the place.
 //! [`schema()`] and the generated parts of the language reference ([`Reference`]) come from the same types.
 
 pub mod arms;
@@ -24,7 +24,7 @@ use serde::Deserialize;
 
 use arms::ArmWire;
 use check::Checker;
-use harness_language::error::{Code, Problem};
+use harness_language::error::Problem;
 use harness_language::text::{ExpressionText, NameText, SizeText, size};
 use harness_language::yaml::{self, Language};
 use harness_record::Invariant;
@@ -36,7 +36,7 @@ pub use arms::advice as advice_on_conf;
 pub use check::{MAX_EXECUTED_STEPS, MAX_REPEAT_DEPTH};
 pub use ending::{Ending, Expected};
 pub use expression::{Amount, AmountError, Comparison, Evaluation, Expectation, MAX_TERMS, Sign, Sum, Term};
-pub use harness_language::error::{ScenarioError, TextError, choices};
+pub use harness_language::error::{FileError, TextError, choices};
 pub use harness_language::located::{Located, Position};
 pub use harness_language::yaml::{MAX_FILE, MAX_NODES};
 pub use metric::{Account, BufferName, DeviceMetric, EventName, MeasureName, Metric, Readings, ReportKey, StepName, StreamName, Unit};
@@ -93,8 +93,8 @@ impl Scenario {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// [`ScenarioError`]: what is wrong with the file, or with what it says.
-    pub fn load(path: &Path) -> Result<Self, ScenarioError> {
+    /// [`FileError`]: what is wrong with the file, or with what it says.
+    pub fn load(path: &Path) -> Result<Self, FileError> {
         Self::parse(&yaml::read(path, &SCENARIO)?, path)
     }
 
@@ -114,10 +114,10 @@ impl Scenario {
     /// Checks a text. `path` is for messages, and its file name names the scenario.
     ///
     /// # Errors
-    /// [`ScenarioError::Text`].
-    pub fn parse(source: &str, path: &Path) -> Result<Self, ScenarioError> {
+    /// [`FileError::Text`].
+    pub fn parse(source: &str, path: &Path) -> Result<Self, FileError> {
         let checked = yaml::parse(source, path, &SCENARIO).and_then(|wire| check_scenario(&wire, source, path));
-        checked.map_err(|problem| ScenarioError::text(problem, path, source, SCENARIO.noun))
+        checked.map_err(|problem| FileError::text(problem, path, source))
     }
 }
 
@@ -163,7 +163,7 @@ fn check_scenario(wire: &ScenarioWire, source: &str, path: &Path) -> Result<Scen
     let allocators = arms::check(wire.allocator.as_ref(), wire.allocators.as_ref(), source)?;
     let streams = streams(wire.streams.as_deref().unwrap_or_default())?;
     if wire.steps.value.is_empty() {
-        return Err(Problem::new(Code::Shape, wire.steps.position(), "a scenario has at least one step")
+        return Err(Problem::new(wire.steps.position(), "a scenario has at least one step")
             .help("as in `steps: [alloc: { buffer: a, size: 1MiB }]`"));
     }
     let mut checker = Checker::new(source, &allocators, &streams, &wire.steps.value);
@@ -181,10 +181,7 @@ fn check_scenario(wire: &ScenarioWire, source: &str, path: &Path) -> Result<Scen
 /// [`Problem`] where it is empty.
 pub fn about(given: &Located<String>, noun: &str) -> Result<String, Problem> {
     match given.value.trim() {
-        "" => {
-            Err(Problem::new(Code::Value, given.position(), "`about` says nothing")
-                .help(format!("write what a reader learns from the {noun}")))
-        }
+        "" => Err(Problem::new(given.position(), "`about` says nothing").help(format!("write what a reader learns from the {noun}"))),
         text => Ok(text.to_owned()),
     }
 }
@@ -198,8 +195,7 @@ pub fn memory(given: &SizeText) -> Result<Bytes, Problem> {
     if (MIN_MEMORY..=MAX_MEMORY).contains(&memory) {
         return Ok(memory);
     }
-    Err(Problem::new(Code::Value, given.position(), format!("`memory` cannot be {memory}"))
-        .help("`memory` is from 2MiB, one small segment, to 1PiB"))
+    Err(Problem::new(given.position(), format!("`memory` cannot be {memory}")).help("`memory` is from 2MiB, one small segment, to 1PiB"))
 }
 
 fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {
@@ -207,13 +203,13 @@ fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {
     for name in given {
         let text = check::checked_name(name)?;
         if text == check::DEFAULT_STREAM {
-            return Err(Problem::new(Code::Name, name.position(), "stream `default` always exists").help("leave it out of `streams`"));
+            return Err(Problem::new(name.position(), "stream `default` always exists").help("leave it out of `streams`"));
         }
         if streams.iter().any(|stream| stream.name() == text) {
-            return Err(Problem::new(Code::Name, name.position(), format!("stream `{text}` is named twice")).help("name it once"));
+            return Err(Problem::new(name.position(), format!("stream `{text}` is named twice")).help("name it once"));
         }
         if streams.len() > MAX_STREAMS {
-            return Err(Problem::new(Code::Value, name.position(), format!("more than {MAX_STREAMS} streams")).help("use fewer streams"));
+            return Err(Problem::new(name.position(), format!("more than {MAX_STREAMS} streams")).help("use fewer streams"));
         }
         streams.push(StreamName::new(streams.len(), text));
     }
@@ -223,7 +219,7 @@ fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {
 fn violates(given: &InvariantText) -> Result<Located<Invariant>, Problem> {
     match Invariant::from_name(given.text()) {
         Some(invariant) => Ok(given.0.with(invariant)),
-        None => Err(Problem::new(Code::Name, given.position(), format!("there is no invariant `{}`", given.text())).help(choices(
+        None => Err(Problem::new(given.position(), format!("there is no invariant `{}`", given.text())).help(choices(
             given.text(),
             "invariants",
             Invariant::ALL.iter().map(|invariant| invariant.name()),

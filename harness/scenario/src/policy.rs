@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::check::Checker;
 use super::metric::BufferName;
-use harness_language::error::{Code, Problem, quoted};
+use harness_language::error::{Problem, quoted};
 use harness_language::located::Located;
 use harness_language::text::{NameText, bounded};
 
@@ -153,13 +153,13 @@ pub(crate) fn check(wire: &Located<PolicyWire>, step: &Recoverable, checker: &Ch
         (PolicyWire::Synchronize(fields), _) => Ok(Policy::Synchronize { retries: retries(fields.retries.as_ref())? }),
         (PolicyWire::Free(fields), Recoverable::Alloc) => {
             if fields.buffers.is_empty() {
-                return Err(Problem::new(Code::Shape, wire.position(), "`free` names no buffer").help("as in `free: { buffers: [cache] }`"));
+                return Err(Problem::new(wire.position(), "`free` names no buffer").help("as in `free: { buffers: [cache] }`"));
             }
             let mut buffers = Vec::new();
             for name in &fields.buffers {
                 let buffer = checker.live_buffer(name)?;
                 if buffers.contains(&buffer) {
-                    return Err(Problem::new(Code::Name, name.position(), format!("buffer `{buffer}` is named twice")).help("name it once"));
+                    return Err(Problem::new(name.position(), format!("buffer `{buffer}` is named twice")).help("name it once"));
                 }
                 buffers.push(buffer);
             }
@@ -173,7 +173,7 @@ pub(crate) fn check(wire: &Located<PolicyWire>, step: &Recoverable, checker: &Ch
             match &fields.floor {
                 Some(given) if floor > *batch => {
                     let message = format!("the floor {floor} is above the batch {batch}: there is nothing to halve");
-                    Err(Problem::new(Code::Value, given.position(), message).help(format!("a floor is from 1 to the batch, {batch} here")))
+                    Err(Problem::new(given.position(), message).help(format!("a floor is from 1 to the batch, {batch} here")))
                 }
                 _ => Ok(Policy::HalveBatch { floor, retries: retries(fields.retries.as_ref())?, empty_cache: fields.empty_cache }),
             }
@@ -185,7 +185,7 @@ pub(crate) fn check(wire: &Located<PolicyWire>, step: &Recoverable, checker: &Ch
 
 fn refused(wire: &Located<PolicyWire>, step: &str, accepted: &[&str]) -> Problem {
     let message = format!("`{}` makes no sense for `{step}`", wire.value.name());
-    Problem::new(Code::Value, wire.position(), message).help(format!("`{step}` recovers with {}", quoted(accepted, ", ")))
+    Problem::new(wire.position(), message).help(format!("`{step}` recovers with {}", quoted(accepted, ", ")))
 }
 
 fn retries(given: Option<&Located<u64>>) -> Result<u32, Problem> {

@@ -4,18 +4,18 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use harness_scenario::{MAX_FILE, MAX_NODES, Scenario, ScenarioError, Step};
+use harness_scenario::{FileError, MAX_FILE, MAX_NODES, Scenario, Step};
 use miette::{GraphicalReportHandler, GraphicalTheme};
 
 /// The text that the command line prints, without colours.
-fn shown(error: &ScenarioError) -> String {
+fn shown(error: &FileError) -> String {
     let mut text = String::new();
     let handler = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor()).with_width(140).with_links(false);
     handler.render_report(&mut text, error).unwrap();
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 
-fn error(source: &str) -> ScenarioError {
+fn error(source: &str) -> FileError {
     Scenario::parse(source, Path::new("bad.yaml")).map(|_| panic!("this was accepted:\n{source}")).unwrap_err()
 }
 

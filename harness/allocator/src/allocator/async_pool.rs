@@ -3,16 +3,17 @@
 //!
 //! What its statistics can tell: requested, allocated and active are our own count of what was asked for, as the driver does not say how it
 //! rounds; reserved, as a whole, is what the pool says it has reserved (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`), read after every call that
-//! may change it. What they cannot: how the pool is cut up. So there are no inactive splits and no device allocations and frees, the
-//! snapshot shows one segment for each live allocation and nothing of what lies between, and by pool reserved is what is allocated
-//! there. The audit asks the driver for the rest ([`Allocator::driver_pool`]).
+//! may change it. What they cannot: how the pool is cut up. So there are no inactive splits and no device allocations and frees, and the
+//! snapshot shows one segment for each live allocation and nothing of what lies between. The driver has one pool for all sizes, so
+//! everything is counted in the large pool. The audit asks the driver for the rest ([`Allocator::driver_pool`]).
 //!
 //! Where it differs from PyTorch's backend (`c10/cuda/CUDAMallocAsyncAllocator.cpp`): an allocation that fails is tried once more, behind a
 //! wait for the device and a trim, if the pool holds unused memory; and reuse by chance is off (see [`PooledDevice`]). As there, the memory
 //! fraction limits what is allocated, not what the pool reserves, which nobody knows beforehand; and memory that several streams used is
 //! freed on a stream of its own that waits for all of them, so that none of them waits.
 
-use super::singles::{self, Single, Singles};
+use super::live::{self, LiveAllocation, LiveAllocations};
+use super::pending::if_exists;
 use super::{Allocation, Allocator, AllocatorError, MemoryFraction, OomCause, Request};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, PooledDevice, StreamId};
 use crate::stats::{MemoryStats, PoolKind, PooledStat, SegmentInfo};
@@ -21,14 +22,19 @@ use crate::units::Bytes;
 /// The pool never gives memory back by itself: PyTorch's backend sets the same.
 const KEEP_ALL: Bytes = Bytes(u64::MAX);
 
+/// The pool that everything is counted in.
+const POOL: PoolKind = PoolKind::Large;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct AsyncPoolAllocator {
     /// Made with the first allocation.
     pool: Option<PoolId>,
     /// The stream of frees that wait for several streams, made with the first of them.
-    joining: Option<StreamId>,
-    live: Singles,
+    free_stream: Option<StreamId>,
+    /// Slots of allocations that were freed, where the device failed before it was done.
+    unfinished: Vec<u32>,
+    live: LiveAllocations,
     stats: MemoryStats,
     limit: Option<Bytes>,
 }
@@ -51,13 +57,17 @@ impl AsyncPoolAllocator {
     /// Reads what the pool has reserved.
     fn observe(&mut self, device: &mut dyn Device, pool: PoolId) -> Result<(), DeviceError> {
         let reserved = pooled(device)?.pool_memory(pool)?.reserved.0;
-        let known = &mut self.stats.reserved_bytes.all;
-        if reserved >= known.current {
-            known.increase(reserved - known.current)
-        } else {
-            known.decrease(known.current - reserved)
-        }
+        self.set_reserved(reserved);
         Ok(())
+    }
+
+    fn set_reserved(&mut self, reserved: u64) {
+        let known = &mut self.stats.reserved_bytes;
+        if reserved >= known.all.current {
+            known.increase(POOL, reserved - known.all.current);
+        } else {
+            known.decrease(POOL, known.all.current - reserved);
+        }
     }
 
     /// Asks the pool; where it has no room but unused memory, waits for all frees to take their turn, trims, and asks again.
@@ -79,37 +89,65 @@ impl AsyncPoolAllocator {
         self.observe(device, pool)
     }
 
-    /// A stream that is behind all work so far of every stream that may use the allocation.
-    fn joined(&mut self, device: &mut dyn Device, slot: u32) -> Result<StreamId, DeviceError> {
-        let joining = self.joining.map_or_else(|| device.create_stream(), Ok)?;
-        self.joining = Some(joining);
+    /// Gives an allocation back to the pool behind the work of all streams that use it. Where the device fails, it waits for
+    /// [`Self::retry_frees`].
+    fn finish_free(&mut self, device: &mut dyn Device, slot: u32) -> Result<(), DeviceError> {
+        let freed = self.free_in_order(device, slot);
+        match freed {
+            Ok(()) => self.forget(slot),
+            Err(_) => self.unfinished.push(slot),
+        }
+        freed
+    }
+
+    fn free_in_order(&mut self, device: &mut dyn Device, slot: u32) -> Result<(), DeviceError> {
+        let LiveAllocation { range, stream, ref other_streams, .. } = self.live[slot];
+        let stream = if other_streams.is_empty() { stream } else { self.wait_for_users(device, slot)? };
+        match if_exists(pooled(device)?.free_async(range.start, stream))? {
+            Some(()) => Ok(()),
+            // The allocation's own stream was destroyed, so its work is done and any stream will do.
+            None => pooled(device)?.free_async(range.start, StreamId::DEFAULT),
+        }
+    }
+
+    /// Finishes the frees that the device failed in before.
+    fn retry_frees(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        while let Some(slot) = self.unfinished.pop() {
+            self.finish_free(device, slot)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the stream of frees wait for all work so far of every stream that uses the allocation, and returns it.
+    fn wait_for_users(&mut self, device: &mut dyn Device, slot: u32) -> Result<StreamId, DeviceError> {
+        let free_stream = self.free_stream.map_or_else(|| device.create_stream(), Ok)?;
+        self.free_stream = Some(free_stream);
         let event = device.create_event()?;
-        let live = &self.live[slot];
-        let mut users = std::iter::once(live.stream).chain(live.also.iter().copied());
-        let ordered = users.try_for_each(|user| {
-            device.record_event(event, user)?;
-            device.wait_event(joining, event)
+        let LiveAllocation { stream, ref other_streams, .. } = self.live[slot];
+        let waits = std::iter::once(stream).chain(other_streams.iter().copied()).try_for_each(|user| {
+            match if_exists(device.record_event(event, user))? {
+                Some(()) => device.wait_event(free_stream, event),
+                None => Ok(()),
+            }
         });
-        device.destroy_event(event)?;
-        ordered.map(|()| joining)
+        let destroyed = device.destroy_event(event);
+        waits.and(destroyed).map(|()| free_stream)
     }
 
     /// Takes note of what the pool has handed out.
     fn keep(&mut self, range: MemoryRange, request: Request) -> Allocation {
-        let live = Single { range, stream: request.stream, also: Vec::new() };
+        let live = LiveAllocation { range, stream: request.stream, pool: POOL, other_streams: Vec::new() };
         self.count(&live, PooledStat::increase);
-        // At least that much is reserved, whether or not the pool will tell.
-        let allocated = self.stats.allocated_bytes.all.current;
-        let reserved = &mut self.stats.reserved_bytes.all;
-        reserved.increase(allocated.saturating_sub(reserved.current));
+        // At least that much is reserved, even if the pool does not answer.
+        self.set_reserved(self.stats.reserved_bytes.all.current.max(self.stats.allocated_bytes.all.current));
         Allocation::new(range, request, self.live.insert(live))
     }
 
-    /// Counts an allocation in or out; what the pool has reserved as a whole is observed, not counted.
-    fn count(&mut self, live: &Single, apply: fn(&mut PooledStat, PoolKind, u64)) {
-        let reserved = self.stats.reserved_bytes.all;
-        singles::count(&mut self.stats, live, apply);
-        self.stats.reserved_bytes.all = reserved;
+    /// Counts an allocation in or out. What the pool has reserved is asked of it, not counted.
+    fn count(&mut self, allocation: &LiveAllocation, apply: fn(&mut PooledStat, PoolKind, u64)) {
+        let reserved = self.stats.reserved_bytes;
+        live::count(&mut self.stats, allocation, apply);
+        self.stats.reserved_bytes = reserved;
     }
 
     fn forget(&mut self, slot: u32) {
@@ -132,8 +170,9 @@ impl Allocator for AsyncPoolAllocator {
         if let Some(limit) = self.limit
             && allocated.checked_add(size).is_none_or(|total| total > limit)
         {
-            return Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Fraction { limit }, None));
+            return Err(live::out_of_memory(&mut self.stats, device, size, OomCause::Fraction { limit }, None));
         }
+        self.retry_frees(device)?;
         let pool = self.pool(device)?;
         let answer = self.ask(device, pool, request);
         // Kept before anything else can fail: `close` gives back what is live.
@@ -147,7 +186,7 @@ impl Allocator for AsyncPoolAllocator {
                 Err(error.into())
             }
             (Err(DeviceError::OutOfMemory { free, .. }), Ok(())) => {
-                Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Device { free }, None))
+                Err(live::out_of_memory(&mut self.stats, device, size, OomCause::Device { free }, None))
             }
             (Err(DeviceError::OutOfMemory { .. }), Err(error)) | (Err(error), _) => Err(error.into()),
         }
@@ -158,23 +197,29 @@ impl Allocator for AsyncPoolAllocator {
             return Ok(());
         }
         let slot = self.live.slot_of(&allocation)?;
-        let alone = self.live[slot].also.is_empty();
-        let stream = if alone { allocation.stream() } else { self.joined(device, slot)? };
-        pooled(device)?.free_async(allocation.ptr(), stream)?;
-        self.forget(slot);
+        self.finish_free(device, slot)
+    }
+
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+        if allocation.is_null() {
+            return Ok(());
+        }
+        let slot = self.live.slot_of(allocation)?;
+        let LiveAllocation { stream: own, other_streams, .. } = &mut self.live[slot];
+        if *own != stream && !other_streams.contains(&stream) {
+            other_streams.push(stream);
+        }
         Ok(())
     }
 
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
-        let Ok(slot) = self.live.slot_of(allocation) else { return };
-        let Single { stream: own, also, .. } = &mut self.live[slot];
-        if *own != stream && !also.contains(&stream) {
-            also.push(stream);
-        }
+    /// Does nothing: the driver forgets the stream when it is destroyed.
+    fn release_stream(&mut self, _device: &mut dyn Device, _stream: StreamId) -> Result<(), DeviceError> {
+        Ok(())
     }
 
     /// Waits for the device, as a pool gives back only what the host has seen freed.
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.retry_frees(device)?;
         self.pool.map_or(Ok(()), |pool| self.give_unused_back(device, pool))
     }
 
@@ -211,8 +256,9 @@ impl Allocator for AsyncPoolAllocator {
             pooled(device)?.free_async(start, StreamId::DEFAULT)?;
             self.forget(slot);
         }
-        if let Some(joining) = self.joining.take() {
-            device.destroy_stream(joining)?;
+        self.unfinished.clear();
+        if let Some(stream) = self.free_stream.take() {
+            device.destroy_stream(stream)?;
         }
         self.give_unused_back(device, pool)?;
         self.pool = None;

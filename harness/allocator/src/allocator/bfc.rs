@@ -30,9 +30,9 @@
 //!   the device, or the limit, refused it.
 //! * TensorFlow waits up to ten seconds for another thread to free memory. Here one thread makes all calls, and nothing is waited for.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
-use super::events::Events;
+use super::pending::{Events, PendingFrees, if_exists};
 use super::regions::{ChunkId, Regions, UNIT};
 use super::{Allocation, Allocator, AllocatorError, MemoryFraction, Request};
 use crate::device::{Device, DeviceError, DevicePtr, EventId, StreamId};
@@ -77,12 +77,10 @@ pub struct BfcAllocator {
     regions: Regions,
     /// The size of the next region, unless the request is larger; `None` before the first one.
     next_region: Option<u64>,
-    /// Whether an extension has failed at its full size before.
+    /// Whether the driver has refused a region of the full size before (`started_backpedal_`).
     has_backed_off: bool,
-    /// Chunks that other streams used: one entry for each such stream.
-    deferred: BTreeMap<StreamId, VecDeque<(EventId, ChunkId)>>,
-    /// How many of these entries a chunk still has.
-    pending: BTreeMap<ChunkId, usize>,
+    /// Chunks that were freed while other streams used them.
+    pending: PendingFrees<ChunkId>,
     frontiers: BTreeMap<StreamId, Frontier>,
     events: Events,
     fraction: Option<MemoryFraction>,
@@ -181,6 +179,7 @@ impl BfcAllocator {
         }
         self.next_region = Some(region);
         let mut bytes = region.min(available);
+        let backed_off_before = self.has_backed_off;
         loop {
             if let Some(chunk) = self.regions.add(device, bytes, stream)? {
                 if region == before {
@@ -192,18 +191,19 @@ impl BfcAllocator {
                 self.has_backed_off = true;
                 return Ok(None);
             }
-            bytes = if self.has_backed_off { size } else { (bytes / 10 * 9).next_multiple_of(UNIT.0).min(bytes - UNIT.0).max(size) };
+            bytes = if backed_off_before { size } else { (bytes / 10 * 9).next_multiple_of(UNIT.0).min(bytes - UNIT.0).max(size) };
+            self.has_backed_off = true;
         }
     }
 
     /// Waits for everything that would make free memory usable for the stream, if there is anything.
     fn wait_for_all(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
         let others = self.regions.others(stream);
-        if others.is_empty() && self.deferred.is_empty() {
+        if others.is_empty() && self.pending.is_empty() {
             return Ok(());
         }
         self.regions.stats.num_sync_all_streams += 1;
-        self.wait_for_deferred(device)?;
+        self.wait_for_pending(device)?;
         // Chunks that were pending may be of other streams too.
         for other in self.regions.others(stream) {
             let covers = self.regions.frees();
@@ -217,15 +217,11 @@ impl BfcAllocator {
         Ok(())
     }
 
-    /// Waits for the events of deferred frees and finishes those.
-    fn wait_for_deferred(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        while let Some((&stream, queue)) = self.deferred.iter().next() {
-            if let Some(&(event, _)) = queue.front() {
-                device.synchronize_event(event)?;
-            }
-            self.pop_deferred(stream);
-        }
-        Ok(())
+    /// Waits for the events of pending frees and finishes those frees.
+    fn wait_for_pending(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let (done, waited) = self.pending.wait_for(device, |_| true);
+        done.into_iter().for_each(|chunk| self.regions.make_free(chunk));
+        waited
     }
 
     /// Gives wholly free regions back where that can make room for the request. Says whether it did.
@@ -247,59 +243,11 @@ impl BfcAllocator {
         fraction.into_iter().chain(self.config.memory_limit).min()
     }
 
-    /// Defers a free until events behind the other streams' work are complete.
-    fn defer(&mut self, device: &mut dyn Device, chunk: ChunkId, streams: Vec<StreamId>) -> Result<(), DeviceError> {
-        let mut recorded = Vec::with_capacity(streams.len());
-        for stream in streams {
-            match self.events.record(device, stream) {
-                Ok(event) => recorded.extend(event.map(|event| (stream, event))),
-                Err(error) => {
-                    recorded.into_iter().for_each(|(_, event)| self.events.give_back(event));
-                    return Err(error);
-                }
-            }
-        }
-        self.regions.give_up(chunk);
-        if recorded.is_empty() {
-            self.regions.make_free(chunk);
-            return Ok(());
-        }
-        self.pending.insert(chunk, recorded.len());
-        for (stream, event) in recorded {
-            self.deferred.entry(stream).or_default().push_back((event, chunk));
-        }
-        Ok(())
-    }
-
     /// Finishes the frees whose events are complete by now.
     fn poll(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        let streams: Vec<StreamId> = self.deferred.keys().copied().collect();
-        for stream in streams {
-            while let Some(&(event, _)) = self.deferred.get(&stream).and_then(VecDeque::front)
-                && device.event_done(event)?
-            {
-                self.pop_deferred(stream);
-            }
-        }
-        Ok(())
-    }
-
-    /// The stream's oldest event is complete.
-    fn pop_deferred(&mut self, stream: StreamId) {
-        let Some(queue) = self.deferred.get_mut(&stream) else { return };
-        if let Some((event, chunk)) = queue.pop_front() {
-            self.events.give_back(event);
-            if let Some(left) = self.pending.get_mut(&chunk) {
-                *left -= 1;
-                if *left == 0 {
-                    self.pending.remove(&chunk);
-                    self.regions.make_free(chunk);
-                }
-            }
-        }
-        if self.deferred.get(&stream).is_some_and(VecDeque::is_empty) {
-            self.deferred.remove(&stream);
-        }
+        let (done, polled) = self.pending.poll(device);
+        done.into_iter().for_each(|chunk| self.regions.make_free(chunk));
+        polled
     }
 }
 
@@ -315,7 +263,7 @@ impl Allocator for BfcAllocator {
         let Some(Bytes(size)) = request.size.checked_round_up(UNIT) else {
             return Err(AllocatorError::TooLarge { requested: request.size, total: device.info().total });
         };
-        if !self.deferred.is_empty() {
+        if !self.pending.is_empty() {
             self.poll(device)?;
         }
         let chunk = match self.regions.best_fit(request.stream, size) {
@@ -331,19 +279,36 @@ impl Allocator for BfcAllocator {
             return Ok(());
         }
         let chunk = self.regions.chunk_of(&allocation)?;
-        let streams = self.regions.uses(chunk);
-        self.defer(device, chunk, streams)
+        let streams = self.regions.give_up(chunk);
+        if streams.is_empty() || !self.pending.add(device, chunk, streams)? {
+            self.regions.make_free(chunk);
+        }
+        Ok(())
     }
 
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
-        self.regions.record_use(allocation, stream);
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+        self.regions.record_use(allocation, stream)
+    }
+
+    /// What is free for the stream is free for all afterwards.
+    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        if stream == StreamId::DEFAULT {
+            return Ok(());
+        }
+        if_exists(device.synchronize_stream(stream))?;
+        self.poll(device)?;
+        if let Some(frontier) = self.frontiers.remove(&stream) {
+            self.events.give_back(frontier.event);
+        }
+        self.regions.take_over(stream, StreamId::DEFAULT, u64::MAX);
+        Ok(())
     }
 
     /// Waits for pending frees, then gives back all regions in which nothing is live.
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        if !self.deferred.is_empty() {
+        if !self.pending.is_empty() {
             self.regions.stats.num_sync_all_streams += 1;
-            self.wait_for_deferred(device)?;
+            self.wait_for_pending(device)?;
         }
         self.regions.release(device, 0).map(drop)
     }
@@ -369,10 +334,8 @@ impl Allocator for BfcAllocator {
     }
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.pending.clear();
-        let deferred = std::mem::take(&mut self.deferred).into_values().flatten().map(|(event, _)| event);
-        let frontiers = std::mem::take(&mut self.frontiers).into_values().map(|frontier| frontier.event);
-        deferred.chain(frontiers).for_each(|event| self.events.give_back(event));
+        self.pending.close(device)?;
+        std::mem::take(&mut self.frontiers).into_values().for_each(|frontier| self.events.give_back(frontier.event));
         self.events.close(device)?;
         self.regions.close(device)?;
         *self = Self::new(self.config.clone());

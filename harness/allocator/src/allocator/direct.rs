@@ -1,15 +1,15 @@
 //! The allocator without a cache: one driver allocation and one driver free per request. The baseline of every timing.
 
-use super::singles::{self, Single, Singles};
+use super::live::{self, LiveAllocation, LiveAllocations};
 use super::{Allocation, Allocator, AllocatorError, MemoryFraction, OomCause, Request};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
-use crate::stats::{MemoryStats, PooledStat, SegmentInfo};
+use crate::stats::{MemoryStats, PoolKind, PooledStat, SegmentInfo};
 use crate::units::Bytes;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct DirectAllocator {
-    live: Singles,
+    live: LiveAllocations,
     stats: MemoryStats,
     limit: Option<Bytes>,
 }
@@ -17,7 +17,7 @@ pub struct DirectAllocator {
 impl DirectAllocator {
     fn forget(&mut self, slot: u32) {
         let live = self.live.remove(slot);
-        singles::count(&mut self.stats, &live, PooledStat::decrease);
+        live::count(&mut self.stats, &live, PooledStat::decrease);
         self.stats.num_device_free += 1;
     }
 }
@@ -36,17 +36,18 @@ impl Allocator for DirectAllocator {
         if let Some(limit) = self.limit
             && reserved.checked_add(size).is_none_or(|total| total > limit)
         {
-            return Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Fraction { limit }, Some(Bytes::ZERO)));
+            return Err(live::out_of_memory(&mut self.stats, device, size, OomCause::Fraction { limit }, Some(Bytes::ZERO)));
         }
         match device.malloc(size) {
             Ok(start) => {
-                let live = Single { range: MemoryRange::new(start, size), stream: request.stream, also: Vec::new() };
-                singles::count(&mut self.stats, &live, PooledStat::increase);
+                let range = MemoryRange::new(start, size);
+                let live = LiveAllocation { range, stream: request.stream, pool: PoolKind::of_block(size), other_streams: Vec::new() };
+                live::count(&mut self.stats, &live, PooledStat::increase);
                 self.stats.num_device_alloc += 1;
                 Ok(Allocation::new(live.range, request, self.live.insert(live)))
             }
             Err(DeviceError::OutOfMemory { free, .. }) => {
-                Err(singles::out_of_memory(&mut self.stats, device, size, OomCause::Device { free }, Some(Bytes::ZERO)))
+                Err(live::out_of_memory(&mut self.stats, device, size, OomCause::Device { free }, Some(Bytes::ZERO)))
             }
             Err(error) => Err(error.into()),
         }
@@ -62,8 +63,15 @@ impl Allocator for DirectAllocator {
         Ok(())
     }
 
-    /// Nothing to do: the driver's free waits for work in flight.
-    fn record_stream(&mut self, _allocation: &Allocation, _stream: StreamId) {}
+    /// Notes nothing: the driver's free waits for work in flight.
+    fn record_stream(&mut self, allocation: &Allocation, _stream: StreamId) -> Result<(), DeviceError> {
+        if allocation.is_null() { Ok(()) } else { self.live.slot_of(allocation).map(drop) }
+    }
+
+    /// Does nothing: nothing is kept for a stream.
+    fn release_stream(&mut self, _device: &mut dyn Device, _stream: StreamId) -> Result<(), DeviceError> {
+        Ok(())
+    }
 
     /// Nothing to do: there is no cache.
     fn empty_cache(&mut self, _device: &mut dyn Device) -> Result<(), DeviceError> {

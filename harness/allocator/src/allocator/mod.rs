@@ -8,11 +8,12 @@ pub mod async_pool;
 pub mod bfc;
 pub mod caching;
 pub mod direct;
-mod events;
+mod live;
+mod pending;
 mod regions;
 pub mod rmm_pool;
 pub mod shared;
-mod singles;
+
 mod slab;
 mod spec;
 
@@ -165,8 +166,19 @@ pub trait Allocator: Send {
     /// [`DeviceError`] of a broken device or a foreign allocation.
     fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError>;
 
-    /// Tells that work on `stream` uses the memory too.
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId);
+    /// Tells that work on `stream` uses the memory too. The null allocation is passed over.
+    ///
+    /// # Errors
+    /// [`DeviceError::InvalidFree`] for an allocation that this allocator has not handed out.
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError>;
+
+    /// Tells that a stream is used no more: for no request, no work and no [`Allocator::record_stream`]. What is kept for the stream goes:
+    /// its free memory is given back to the driver, or to other streams. Memory that is still handed out for the stream stays valid.
+    /// Waits for the stream's work. Call it before or after [`Device::destroy_stream`].
+    ///
+    /// # Errors
+    /// [`DeviceError`] of a broken device.
+    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError>;
 
     /// Gives all cached memory that can be given back to the driver.
     ///

@@ -129,28 +129,29 @@ impl Regions {
         }
     }
 
-    /// Notes that a stream uses an allocation, its own stream apart.
-    pub(super) fn record_use(&mut self, allocation: &Allocation, stream: StreamId) {
-        if stream != allocation.stream()
-            && let Ok(chunk) = self.chunk_of(allocation)
-        {
+    /// Notes that a stream uses an allocation, unless it is the allocation's own. The null allocation is passed over.
+    ///
+    /// # Errors
+    /// As [`Regions::chunk_of`].
+    pub(super) fn record_use(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+        if allocation.is_null() {
+            return Ok(());
+        }
+        let chunk = self.chunk_of(allocation)?;
+        if stream != allocation.stream() {
             self.uses.entry(chunk).or_default().insert(stream);
         }
+        Ok(())
     }
 
-    /// The other streams that use a chunk.
-    pub(super) fn uses(&self, id: ChunkId) -> Vec<StreamId> {
-        self.uses.get(&id).into_iter().flatten().copied().collect()
-    }
-
-    /// Its owner has given the chunk up. It stays active until [`Regions::make_free`].
-    pub(super) fn give_up(&mut self, id: ChunkId) {
-        self.uses.remove(&id);
+    /// The caller has freed the chunk: returns the other streams that use it. It stays active until [`Regions::make_free`].
+    pub(super) fn give_up(&mut self, id: ChunkId) -> BTreeSet<StreamId> {
         let chunk = &mut self[id];
         chunk.state = BlockState::PendingFree;
         let size = chunk.size;
         self.stats.allocation.decrease(POOL, 1);
         self.stats.allocated_bytes.decrease(POOL, size);
+        self.uses.remove(&id).unwrap_or_default()
     }
 
     /// Nobody uses the chunk any more, apart from work in flight on its own stream. Logarithmic in free chunks.
@@ -177,7 +178,7 @@ impl Regions {
         self.frees
     }
 
-    /// The streams that have free chunks, one apart. Logarithmic in free chunks for each.
+    /// The streams that have free chunks, other than one. Logarithmic in free chunks for each.
     pub(super) fn others(&self, than: StreamId) -> Vec<StreamId> {
         let mut streams = Vec::new();
         let mut from = StreamId(0);

@@ -27,9 +27,9 @@
 //! * A stream that takes lists over has its own event recorded again behind that wait, so that a third stream that takes such a block
 //!   from it is ordered behind the first one too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::events::{Events, existing};
+use super::pending::{Events, if_exists};
 use super::regions::{ChunkId, Regions, UNIT};
 use super::{Allocation, Allocator, AllocatorError, MemoryFraction, Request};
 use crate::device::{Device, DeviceError, DevicePtr, EventId, StreamId};
@@ -54,6 +54,8 @@ pub struct RmmPool {
     started: bool,
     /// One event for each stream that freed something, recorded behind its last free.
     freed: BTreeMap<StreamId, EventId>,
+    /// Chunks that were freed, with the streams that use them, where the device failed before it was done.
+    unfinished: Vec<(ChunkId, BTreeSet<StreamId>)>,
     events: Events,
     fraction: Option<MemoryFraction>,
 }
@@ -67,6 +69,7 @@ impl RmmPool {
 
     /// A chunk that is not among the stream's own: from another stream or from the driver.
     fn find(&mut self, device: &mut dyn Device, request: Request, size: u64) -> Result<ChunkId, AllocatorError> {
+        self.retry_frees(device)?;
         let maximum = self.maximum(device);
         if size <= maximum.0 {
             self.start(device, maximum)?;
@@ -140,7 +143,7 @@ impl RmmPool {
     /// Records the stream's event behind all of its work. A stream that is no more has nothing behind its last record.
     fn record_freed(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
         if let Some(&event) = self.freed.get(&stream) {
-            return existing(device.record_event(event, stream)).map(drop);
+            return if_exists(device.record_event(event, stream)).map(drop);
         }
         if let Some(event) = self.events.record(device, stream)? {
             self.freed.insert(stream, event);
@@ -186,11 +189,31 @@ impl RmmPool {
         fraction.into_iter().chain(self.config.maximum_pool_size).min()
     }
 
+    /// Puts a chunk that its caller has freed into its stream's list, behind the work of all streams that use it. Where the device fails,
+    /// the chunk waits for [`Self::retry_frees`].
+    fn finish_free(&mut self, device: &mut dyn Device, chunk: ChunkId, users: BTreeSet<StreamId>) -> Result<(), DeviceError> {
+        let stream = self.regions[chunk].stream;
+        let ordered = self.order_behind(device, stream, &users).and_then(|()| self.record_freed(device, stream));
+        match ordered {
+            Ok(()) => self.regions.make_free(chunk),
+            Err(_) => self.unfinished.push((chunk, users)),
+        }
+        ordered
+    }
+
+    /// Finishes the frees that the device failed in before.
+    fn retry_frees(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        while let Some((chunk, users)) = self.unfinished.pop() {
+            self.finish_free(device, chunk, users)?;
+        }
+        Ok(())
+    }
+
     /// Makes the stream wait for what other streams still do with memory that is freed on it.
-    fn order_behind(&mut self, device: &mut dyn Device, stream: StreamId, users: &[StreamId]) -> Result<(), DeviceError> {
+    fn order_behind(&mut self, device: &mut dyn Device, stream: StreamId, users: &BTreeSet<StreamId>) -> Result<(), DeviceError> {
         for &user in users {
             let Some(event) = self.events.record(device, user)? else { continue };
-            let waits = match existing(device.wait_event(stream, event)) {
+            let waits = match if_exists(device.wait_event(stream, event)) {
                 Ok(Some(())) => Ok(()),
                 // The stream is no more, so that only the host can wait.
                 Ok(None) => device.synchronize_event(event),
@@ -227,20 +250,32 @@ impl Allocator for RmmPool {
             return Ok(());
         }
         let chunk = self.regions.chunk_of(&allocation)?;
-        let users = self.regions.uses(chunk);
-        self.order_behind(device, allocation.stream(), &users)?;
-        self.record_freed(device, allocation.stream())?;
-        self.regions.give_up(chunk);
-        self.regions.make_free(chunk);
-        Ok(())
+        let users = self.regions.give_up(chunk);
+        self.finish_free(device, chunk, users)
     }
 
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
-        self.regions.record_use(allocation, stream);
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+        self.regions.record_use(allocation, stream)
+    }
+
+    /// What is free for the stream goes to the default stream's list.
+    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        if stream == StreamId::DEFAULT {
+            return Ok(());
+        }
+        self.retry_frees(device)?;
+        if_exists(device.synchronize_stream(stream))?;
+        // The event may be behind waits for other streams' work, which the stream was made to wait for: all of that is done by now.
+        if let Some(event) = self.freed.remove(&stream) {
+            self.events.give_back(event);
+        }
+        self.regions.take_over(stream, StreamId::DEFAULT, u64::MAX);
+        Ok(())
     }
 
     /// Gives back all regions in which nothing is live.
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.retry_frees(device)?;
         self.regions.release(device, 0).map(drop)
     }
 
@@ -265,6 +300,7 @@ impl Allocator for RmmPool {
     }
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.unfinished.clear();
         std::mem::take(&mut self.freed).into_values().for_each(|event| self.events.give_back(event));
         self.events.close(device)?;
         self.regions.close(device)?;

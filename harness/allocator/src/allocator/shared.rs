@@ -47,13 +47,13 @@ pub enum Cores {
 /// See the module.
 ///
 /// A pointer that was freed may be handed out again at once, to another thread: freeing it twice is noticed only while it is not.
-pub struct SharedAllocator {
+pub struct SharedAllocator<D = Box<dyn Device>> {
     config: Config,
     cores: Cores,
     /// Made on first use; with one core under key 0, otherwise under the stream's number.
     by_key: Growing<Core, 64>,
     addresses: Addresses,
-    slow: Lock<Slow>,
+    slow: Lock<Slow<D>>,
 }
 
 /// Apart from its neighbours in memory: two cache lines, since processors fetch them in pairs.
@@ -61,36 +61,36 @@ pub struct SharedAllocator {
 struct Core(Lock<CachingAllocator>);
 
 /// What only misses and the like need.
-struct Slow {
-    device: Box<dyn Device>,
+struct Slow<D> {
+    device: D,
     held: Held,
     /// Of all cores; each takes it over before it goes to the driver.
     fraction: MemoryFraction,
 }
 
 /// The device of a [`SharedAllocator`], lent: see [`SharedAllocator::device`].
-pub struct DeviceGuard<'a>(Guard<'a, Slow>);
+pub struct DeviceGuard<'a, D>(Guard<'a, Slow<D>>);
 
-impl Deref for DeviceGuard<'_> {
-    type Target = dyn Device;
+impl<D> Deref for DeviceGuard<'_, D> {
+    type Target = D;
     fn deref(&self) -> &Self::Target {
-        &*self.0.device
+        &self.0.device
     }
 }
 
-impl DerefMut for DeviceGuard<'_> {
+impl<D> DerefMut for DeviceGuard<'_, D> {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut *self.0.device
+        &mut self.0.device
     }
 }
 
-impl SharedAllocator {
+impl<D: Device> SharedAllocator<D> {
     /// An empty allocator on this device.
     ///
     /// With a garbage collection threshold there is one core whatever `cores` says, since ages are counted over all streams; see
     /// [`SharedAllocator::cores`].
     #[must_use]
-    pub fn new(device: Box<dyn Device>, config: Config, cores: Cores) -> Self {
+    pub fn new(device: D, config: Config, cores: Cores) -> Self {
         let cores = if config.garbage_collection_threshold.is_some() { Cores::One } else { cores };
         let slow = Lock::new(Slow { device, held: Held::default(), fraction: config.memory_fraction });
         Self { config, cores, by_key: Growing::default(), addresses: Addresses::default(), slow }
@@ -168,8 +168,7 @@ impl SharedAllocator {
             let Some(core) = self.by_key.get(owner.key.into()) else { continue };
             let mut core = core.0.lock();
             if let Some(allocation) = core.allocation_at(ptr, owner.handle) {
-                core.record_stream(&allocation, stream);
-                return Ok(());
+                return core.record_stream(&allocation, stream);
             }
         }
         if ptr == DevicePtr::NULL { Ok(()) } else { Err(not_live(ptr)) }
@@ -184,7 +183,7 @@ impl SharedAllocator {
         let Slow { device, held, .. } = &mut *slow;
         let key = self.by_key.sorted().first().map_or(0, |&(key, _)| key as u32);
         let mut core = self.core(key).0.lock();
-        let released = core.release_all_cached(&mut **device, &mut Rest::of(self, key, held));
+        let released = core.release_all_cached(device, &mut Rest::of(self, key, held));
         held.set(key, &core.stats());
         released
     }
@@ -194,7 +193,7 @@ impl SharedAllocator {
         let mut slow = self.slow.lock();
         slow.fraction = fraction;
         for (_, core) in self.by_key.sorted() {
-            core.0.lock().set_memory_fraction(&*slow.device, fraction);
+            core.0.lock().set_memory_fraction(&slow.device, fraction);
         }
     }
 
@@ -256,7 +255,7 @@ impl SharedAllocator {
         let core = self.only_core()?;
         let mut slow = self.slow.lock();
         let mut core = core.0.lock();
-        let released = core.release(&mut *slow.device, pool);
+        let released = core.release(&mut slow.device, pool);
         slow.held.set(0, &core.stats());
         released
     }
@@ -264,7 +263,7 @@ impl SharedAllocator {
     /// The device, for the caller's own use: to make streams, to wait for work. Until the guard is dropped misses of other threads wait,
     /// hits do not; the thread that has it must not call this allocator, or it waits for ever.
     #[must_use]
-    pub fn device(&self) -> DeviceGuard<'_> {
+    pub fn device(&self) -> DeviceGuard<'_, D> {
         DeviceGuard(self.slow.lock())
     }
 
@@ -278,7 +277,7 @@ impl SharedAllocator {
         let Slow { device, held, .. } = &mut *slow;
         for (key, core) in self.by_key.sorted() {
             let mut core = core.0.lock();
-            let closed = core.close(&mut **device);
+            let closed = core.close(device);
             held.set(key as u32, &core.stats());
             closed?;
         }
@@ -290,8 +289,8 @@ impl SharedAllocator {
         let mut slow = self.slow.lock();
         let Slow { device, held, fraction } = &mut *slow;
         let mut core = core.0.lock();
-        core.set_memory_fraction(&**device, *fraction);
-        let allocated = core.allocate_among(&mut **device, request, &mut Rest::of(self, key, held));
+        core.set_memory_fraction(device, *fraction);
+        let allocated = core.allocate_among(device, request, &mut Rest::of(self, key, held));
         held.set(key, &core.stats());
         if let Ok(allocation) = &allocated {
             self.note(key, allocation);
@@ -306,7 +305,7 @@ impl SharedAllocator {
         let mut core = core.0.lock();
         // Another thread may have freed it meanwhile.
         let allocation = core.allocation_at(ptr, owner.handle).ok_or_else(|| not_live(ptr))?;
-        core.free(&mut *slow.device, allocation)
+        core.free(&mut slow.device, allocation)
     }
 
     /// Writes down whose the address is, for the free. Under the core's lock, so that a slot changes only as its core does.
@@ -348,7 +347,7 @@ impl SharedAllocator {
     }
 }
 
-impl std::fmt::Debug for SharedAllocator {
+impl<D> std::fmt::Debug for SharedAllocator<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SharedAllocator").field("config", &self.config).field("cores", &self.cores).finish_non_exhaustive()
     }

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 
 use super::{
     CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place,
-    PoolId, PoolMemory, PooledDevice, StreamId, Tag,
+    PoolId, PoolMemory, PooledDevice, StreamId, Tag, TestDevice,
 };
 use crate::units::{Bytes, Nanos};
 
 /// A device of which only a part may be allocated. Allocations are charged against the limit in whole granules, whatever the device
 /// itself does; everything else is the device's own.
 pub struct Limited {
-    inner: Box<dyn Device>,
+    inner: Box<dyn TestDevice>,
     info: DeviceInfo,
     /// The charge of each living allocation.
     charges: BTreeMap<DevicePtr, Bytes>,
@@ -30,7 +30,7 @@ impl Limited {
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`] where the limit is below one granule, or above what the device has free; the memory's own errors.
-    pub fn new(mut device: Box<dyn Device>, limit: Bytes) -> Result<Self, DeviceError> {
+    pub fn new(mut device: Box<dyn TestDevice>, limit: Bytes) -> Result<Self, DeviceError> {
         let free = device.free_memory()?;
         let granularity = device.info().granularity;
         let refuse = |why| Err(DeviceError::Unavailable { what: format!("a limit of {limit}"), why });
@@ -88,22 +88,8 @@ impl Device for Limited {
         &self.info
     }
 
-    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
-        let inner = self.inner.memory()?;
-        Ok(DeviceMemory { total: self.info.total, free: self.left()?.min(inner.free), pressure: self.pressure, ..inner })
-    }
-
     fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
         Ok(self.left()?.min(self.inner.free_memory()?))
-    }
-
-    fn own_context(&self) -> Result<Bytes, DeviceError> {
-        self.inner.own_context()
-    }
-
-    fn calls(&self) -> DeviceCalls {
-        let inner = self.inner.calls();
-        DeviceCalls { create: inner.create + self.refused_pages, ..inner }
     }
 
     fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
@@ -125,26 +111,16 @@ impl Device for Limited {
         Ok(())
     }
 
-    fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
-        let most = self.info.total.saturating_sub(self.all_charged()?);
-        self.pressure = self.inner.set_pressure(held.min(most))?;
-        Ok(self.pressure)
-    }
-
-    fn now(&mut self) -> Nanos {
-        self.inner.now()
-    }
-
-    fn set_place(&mut self, place: Place) {
-        self.inner.set_place(place);
-    }
-
     fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
         self.inner.create_stream()
     }
 
     fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
         self.inner.destroy_stream(stream)
+    }
+
+    fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner.release_stream(stream)
     }
 
     fn create_event(&mut self) -> Result<EventId, DeviceError> {
@@ -167,10 +143,6 @@ impl Device for Limited {
         self.inner.wait_event(stream, event)
     }
 
-    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
-        self.inner.elapsed(start, end)
-    }
-
     fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
         self.inner.synchronize_event(event)
     }
@@ -183,6 +155,48 @@ impl Device for Limited {
         self.inner.synchronize()
     }
 
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        if self.inner.mapped().is_some() { Some(self) } else { None }
+    }
+
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        if self.inner.pooled().is_some() { Some(self) } else { None }
+    }
+}
+
+impl TestDevice for Limited {
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
+        let inner = self.inner.memory()?;
+        Ok(DeviceMemory { total: self.info.total, free: self.left()?.min(inner.free), pressure: self.pressure, ..inner })
+    }
+
+    fn own_context(&self) -> Result<Bytes, DeviceError> {
+        self.inner.own_context()
+    }
+
+    fn calls(&self) -> DeviceCalls {
+        let inner = self.inner.calls();
+        DeviceCalls { create: inner.create + self.refused_pages, ..inner }
+    }
+
+    fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
+        let most = self.info.total.saturating_sub(self.all_charged()?);
+        self.pressure = self.inner.set_pressure(held.min(most))?;
+        Ok(self.pressure)
+    }
+
+    fn now(&mut self) -> Nanos {
+        self.inner.now()
+    }
+
+    fn set_place(&mut self, place: Place) {
+        self.inner.set_place(place);
+    }
+
+    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
+        self.inner.elapsed(start, end)
+    }
+
     fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
         self.inner.fill(stream, range, tag)
     }
@@ -193,14 +207,6 @@ impl Device for Limited {
 
     fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
         self.inner.busy(stream, duration)
-    }
-
-    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        if self.inner.mapped().is_some() { Some(self) } else { None }
-    }
-
-    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        if self.inner.pooled().is_some() { Some(self) } else { None }
     }
 
     fn cost_figures(&self) -> Vec<CostFigure> {

@@ -160,7 +160,7 @@ pub struct DeviceMemory {
     pub process: Option<Bytes>,
     /// Device used before the first allocation of this process: its context, the modules, and what others held.
     pub context_overhead: Bytes,
-    /// Memory held by others through [`Device::set_pressure`].
+    /// Memory held by others through [`TestDevice::set_pressure`].
     pub pressure: Bytes,
 }
 
@@ -197,7 +197,8 @@ impl DeviceCalls {
     }
 }
 
-/// Every primitive that allocators and scenarios need of a device.
+/// What an allocator needs of a device: memory, streams and events, and where the device has them, mapping and pools. Implement it to run the
+/// allocators of this library on a device of your own; [`TestDevice`] is for test rigs only.
 ///
 /// All calls are made by one host thread at a time. Work on one stream runs in order; work on different streams is unordered unless an
 /// event orders it. Handles of another device are the caller's mistake and answered with [`DeviceError::UnknownHandle`].
@@ -205,33 +206,12 @@ pub trait Device: Send {
     /// What this device is.
     fn info(&self) -> &DeviceInfo;
 
-    /// Its memory now. Does not wait for any work.
-    ///
-    /// # Errors
-    /// [`DeviceError::Driver`].
-    fn memory(&mut self) -> Result<DeviceMemory, DeviceError>;
-
-    /// [`DeviceMemory::free`] alone. It is one question to the driver, and none to NVML, whose answers may take milliseconds: so it may stand
-    /// where time is measured, as in the error of a refused allocation.
+    /// What the next allocation could take at most. One question to the driver and none to NVML, whose answers may take milliseconds: so it
+    /// may stand where time is measured, as in the error of a refused allocation.
     ///
     /// # Errors
     /// [`DeviceError::Driver`].
     fn free_memory(&mut self) -> Result<Bytes, DeviceError>;
-
-    /// What of [`DeviceMemory::context_overhead`] is this process's own: its context and the modules, without what others held.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] where nothing tells the two apart, with the reason.
-    fn own_context(&self) -> Result<Bytes, DeviceError>;
-
-    /// Time since the device was opened: virtual on a simulated device, monotonic host time on a real one. The only clock there is.
-    fn now(&mut self) -> Nanos;
-
-    /// Calls made so far.
-    fn calls(&self) -> DeviceCalls;
-
-    /// Says where in the caller's program the next calls come from.
-    fn set_place(&mut self, place: Place);
 
     /// Takes `size` bytes (not zero) of device memory; the address is at least 256-byte aligned.
     ///
@@ -251,11 +231,19 @@ pub trait Device: Send {
     /// [`DeviceError::Driver`].
     fn create_stream(&mut self) -> Result<StreamId, DeviceError>;
 
-    /// Waits for the stream's work and removes it. The default stream cannot be removed.
+    /// Waits for the work of a stream made by [`Device::create_stream`] and destroys it. Its number is not used again.
     ///
     /// # Errors
-    /// [`DeviceError::UnknownHandle`].
+    /// [`DeviceError::UnknownHandle`], also for the default stream, and for a stream that the program lent: see [`Device::release_stream`].
     fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
+
+    /// Forgets the number of a stream that is not this device's own: one that the program made and lent, as `CudaDevice::borrow_stream` takes
+    /// it. The driver's stream stays as it is, with its work, and nothing waits. To be called before the program destroys the stream; with
+    /// an allocator in between, after the allocator has let go of the number.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`] for a number that is not of a lent stream. A device that borrows none answers nothing else.
+    fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
 
     /// Makes an event, not yet recorded.
     ///
@@ -288,12 +276,6 @@ pub trait Device: Send {
     /// [`DeviceError::UnknownHandle`].
     fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError>;
 
-    /// Device time from one completed event to another.
-    ///
-    /// # Errors
-    /// [`DeviceError::NotReady`] where one of them was not recorded or is not done.
-    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError>;
-
     /// Waits for the event's last record.
     ///
     /// # Errors
@@ -311,6 +293,116 @@ pub trait Device: Send {
     /// # Errors
     /// [`DeviceError::Driver`].
     fn synchronize(&mut self) -> Result<(), DeviceError>;
+
+    /// Address space and physical memory apart, where the device has that.
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        None
+    }
+
+    /// The driver's stream-ordered pools, where the device has them.
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        None
+    }
+}
+
+impl<D: Device + ?Sized> Device for Box<D> {
+    fn info(&self) -> &DeviceInfo {
+        (**self).info()
+    }
+
+    fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
+        (**self).free_memory()
+    }
+
+    fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
+        (**self).malloc(size)
+    }
+
+    fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
+        (**self).free(ptr)
+    }
+
+    fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
+        (**self).create_stream()
+    }
+
+    fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        (**self).destroy_stream(stream)
+    }
+
+    fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        (**self).release_stream(stream)
+    }
+
+    fn create_event(&mut self) -> Result<EventId, DeviceError> {
+        (**self).create_event()
+    }
+
+    fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError> {
+        (**self).destroy_event(event)
+    }
+
+    fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
+        (**self).record_event(event, stream)
+    }
+
+    fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError> {
+        (**self).event_done(event)
+    }
+
+    fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
+        (**self).wait_event(stream, event)
+    }
+
+    fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
+        (**self).synchronize_event(event)
+    }
+
+    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        (**self).synchronize_stream(stream)
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        (**self).synchronize()
+    }
+
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        (**self).mapped()
+    }
+
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        (**self).pooled()
+    }
+}
+
+/// A device with the instruments of a test rig: its clock, its contents, memory held by others, what is left on it, and what it costs.
+pub trait TestDevice: Device {
+    /// Its memory now. Does not wait for any work.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError>;
+
+    /// What of [`DeviceMemory::context_overhead`] is this process's own: its context and the modules, without what others held.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] where nothing tells the two apart, with the reason.
+    fn own_context(&self) -> Result<Bytes, DeviceError>;
+
+    /// Time since the device was opened: virtual on a simulated device, monotonic host time on a real one. The only clock there is.
+    fn now(&mut self) -> Nanos;
+
+    /// Calls made so far.
+    fn calls(&self) -> DeviceCalls;
+
+    /// Says where in the caller's program the next calls come from.
+    fn set_place(&mut self, place: Place);
+
+    /// Device time from one completed event to another.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotReady`] where one of them was not recorded or is not done.
+    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError>;
 
     /// Queues work on the stream that writes the tag to every byte of the range (not empty).
     ///
@@ -339,16 +431,6 @@ pub trait Device: Send {
 
     /// What the caller has not given back: checked at the end of a run.
     fn leaks(&self) -> Leaks;
-
-    /// Address space and physical memory apart, where the device has that.
-    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        None
-    }
-
-    /// The driver's stream-ordered pools, where the device has them.
-    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        None
-    }
 
     /// What a simulated device charges for its calls and work; a real one takes the time it takes.
     fn cost_figures(&self) -> Vec<CostFigure> {

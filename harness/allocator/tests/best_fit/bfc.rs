@@ -215,7 +215,7 @@ fn memory_of_a_stream_that_is_no_more_is_free_for_all() {
     let side = bench.stream();
     let [idle, used] = [16, 16].map(|size| bench.alloc_on(Bytes::mib(size), side));
     let user = bench.stream();
-    bench.allocator.record_stream(&used, user);
+    bench.allocator.record_stream(&used, user).unwrap();
     bench.free(idle);
     bench.device.destroy_stream(side).unwrap();
     bench.device.destroy_stream(user).unwrap();

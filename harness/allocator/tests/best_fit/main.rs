@@ -9,14 +9,14 @@ mod streams;
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, OutOfMemory, Request};
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DevicePtr, StreamId};
+use harness_allocator::device::{Device, DevicePtr, StreamId, TestDevice};
 use harness_allocator::stats::{BlockInfo, BlockState};
 use harness_allocator::units::Bytes;
 
 /// An allocator and a device of a known size.
 struct Bench<A> {
     allocator: A,
-    device: Box<dyn Device>,
+    device: Box<dyn TestDevice>,
     /// What nobody frees before the allocator is closed.
     held: Vec<Allocation>,
 }

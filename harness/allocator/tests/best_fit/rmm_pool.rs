@@ -158,7 +158,7 @@ fn a_block_that_others_use_is_free_at_once_and_its_own_stream_waits_for_them() {
     let side = bench.stream();
     let shared = bench.alloc(Bytes::mib(64));
     let address = shared.ptr();
-    bench.allocator.record_stream(&shared, side);
+    bench.allocator.record_stream(&shared, side).unwrap();
     bench.device.busy(side, Nanos::millis(20)).unwrap();
     bench.device.fill(side, shared.range(), Tag(1)).unwrap();
     bench.free(shared);
@@ -175,7 +175,7 @@ fn memory_of_a_stream_that_is_no_more_can_be_freed_and_taken() {
     let mut bench = started_with(Bytes::mib(64));
     let (side, user) = (bench.stream(), bench.stream());
     let all = bench.alloc_on(Bytes::mib(64), side);
-    bench.allocator.record_stream(&all, user);
+    bench.allocator.record_stream(&all, user).unwrap();
     bench.device.destroy_stream(side).unwrap();
     bench.device.busy(user, Nanos::millis(20)).unwrap();
     bench.device.fill(user, all.range(), Tag(1)).unwrap();

@@ -65,7 +65,7 @@ fn run(allocator: impl Allocator, program: &[Op]) -> Result<(), TestCaseError> {
                 bench.device.destroy_event(event).unwrap();
                 bench.device.busy(other, Nanos::micros(500)).unwrap();
                 bench.device.fill(other, allocation.range(), tag).unwrap();
-                bench.allocator.record_stream(&allocation, other);
+                bench.allocator.record_stream(&allocation, other).unwrap();
                 bench.free(allocation);
             }
             Op::Verify(which) if !live.is_empty() => {

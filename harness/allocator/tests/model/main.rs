@@ -7,7 +7,7 @@ mod safety;
 use harness_allocator::allocator::caching::{CachingAllocator, Config, Quirks};
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePoolId, PrivatePools, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DeviceError, StreamId, Tag};
+use harness_allocator::device::{Device, DeviceError, StreamId, Tag, TestDevice};
 use harness_allocator::units::Bytes;
 use proptest::prelude::*;
 
@@ -128,7 +128,7 @@ impl Pair {
             Op::RecordStream(index, stream) if !live.is_empty() => {
                 let allocation = index.get(live);
                 model.record_stream(allocation.ptr().0, *stream);
-                allocator.record_stream(allocation, StreamId(*stream));
+                allocator.record_stream(allocation, StreamId(*stream)).expect("it is live");
             }
             Op::SynchronizeStream(stream) => {
                 model.synchronize(*stream);
@@ -205,7 +205,7 @@ fn reuse_behind_a_forgotten_stream(quirks: Quirks) -> (bool, Result<(), DeviceEr
     allocator.begin(pool).expect("a new pool");
     let used = allocator.allocate(&mut device, request).expect("memory");
     device.fill(side, used.range(), Tag(1)).expect("the block is ours");
-    allocator.record_stream(&used, side);
+    allocator.record_stream(&used, side).expect("it is live");
     let address = used.ptr();
     allocator.free(&mut device, used).expect("it is live");
     allocator.end(pool).expect("it is open");

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, PrivatePoolId, PrivatePools, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DeviceError, EventId, Leaks, StreamId, Tag};
+use harness_allocator::device::{Device, DeviceError, EventId, Leaks, StreamId, Tag, TestDevice};
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use proptest::prelude::*;
@@ -207,7 +207,7 @@ impl Program {
                 let stream = StreamId(*stream);
                 self.device.record_event(self.event, writer)?;
                 self.device.wait_event(stream, self.event)?;
-                self.allocator.record_stream(&allocation, stream);
+                self.allocator.record_stream(&allocation, stream)?;
                 let tag = self.fill(&allocation, stream)?;
                 self.live.push((allocation, tag, stream));
             }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorSpec, Request};
-use harness_allocator::device::{Clock, Device, DeviceError};
+use harness_allocator::device::{Clock, Device, DeviceError, TestDevice};
 use harness_allocator::units::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -141,7 +141,7 @@ const fn device_time(clock: Clock) -> Quantity {
 
 /// A device and a fresh allocator on it.
 struct Bench {
-    device: Box<dyn Device>,
+    device: Box<dyn TestDevice>,
     allocator: Box<dyn Allocator>,
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
-use harness_allocator::device::{Device, DeviceError, StreamId};
+use harness_allocator::device::{DeviceError, StreamId, TestDevice};
 use harness_allocator::units::Bytes;
 use harness_trace::trace::TraceEvent;
 
@@ -38,7 +38,7 @@ pub(super) struct Pass {
 
 impl Program {
     /// Makes the streams that the trace names.
-    pub(super) fn new(events: &[TraceEvent], device: &mut dyn Device) -> Result<Self, DeviceError> {
+    pub(super) fn new(events: &[TraceEvent], device: &mut dyn TestDevice) -> Result<Self, DeviceError> {
         let streams = Streams::make(events, device)?;
         let mut slots = BTreeMap::new();
         let mut slot = |id: u64| {
@@ -59,7 +59,7 @@ impl Program {
     /// Goes through the trace once and frees what is live at its end. `watch` is called behind each allocation.
     pub(super) fn pass(
         &mut self,
-        device: &mut dyn Device,
+        device: &mut dyn TestDevice,
         allocator: &mut dyn Allocator,
         mut watch: impl FnMut(&dyn Allocator),
     ) -> Result<Pass, DeviceError> {
@@ -86,7 +86,7 @@ impl Program {
                 }
                 Operation::RecordStream { slot, stream } => {
                     if let Some(allocation) = &self.live[slot] {
-                        allocator.record_stream(allocation, stream);
+                        allocator.record_stream(allocation, stream)?;
                     }
                 }
                 Operation::Other(event) => other(device, allocator, &mut self.pressure, event)?,
@@ -106,7 +106,7 @@ impl Program {
     }
 }
 
-fn other(device: &mut dyn Device, allocator: &mut dyn Allocator, pressure: &mut Bytes, event: TraceEvent) -> Result<(), DeviceError> {
+fn other(device: &mut dyn TestDevice, allocator: &mut dyn Allocator, pressure: &mut Bytes, event: TraceEvent) -> Result<(), DeviceError> {
     match event {
         TraceEvent::SynchronizeStream(stream) => device.synchronize_stream(stream)?,
         TraceEvent::Synchronize => device.synchronize()?,

@@ -36,7 +36,7 @@ fn cycle(bench: &mut Bench, timer: Timer, request: Request, others: &[StreamId],
         for _ in 0..batch {
             let allocation = allocator.allocate(device, request)?;
             for &stream in others {
-                allocator.record_stream(&allocation, stream);
+                allocator.record_stream(&allocation, stream)?;
             }
             allocator.free(device, allocation)?;
         }

@@ -95,12 +95,7 @@ impl Allocator for Recorder {
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
         let (id, stream) = (self.allocations, self.number(request.stream));
         self.allocations += 1;
-        let before = device.calls();
         let served = self.inner.allocate(device, request);
-        // Of the device's memory a request knows only where it asked the device.
-        if device.calls() != before && device.memory().is_ok_and(|memory| memory.pressure > Bytes::ZERO) {
-            self.beyond("takes memory as another program would");
-        }
         let mut notes = notes(&self.shared);
         let place = notes.events.len();
         notes.events.push(TraceEvent::Allocate { id, size: request.size, stream });
@@ -123,9 +118,13 @@ impl Allocator for Recorder {
         self.inner.free(device, allocation)
     }
 
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
         self.beyond("lets other streams use its memory");
-        self.inner.record_stream(allocation, stream);
+        self.inner.record_stream(allocation, stream)
+    }
+
+    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner.release_stream(device, stream)
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {

@@ -49,7 +49,7 @@ pub(super) fn run(
     match &record.verdict {
         Verdict::Passed => Ok(record),
         Verdict::Failed { first, .. } => Err(Fault::Failed(format!("{first}; see `{}`", record.reproduce))),
-        Verdict::Skipped { reason } => Err(Fault::Skipped(reason.clone())),
+        Verdict::Skipped { reason } | Verdict::Contended { reason } => Err(Fault::Skipped(reason.clone())),
         Verdict::Interrupted => Err(Fault::Interrupted),
     }
 }

@@ -87,7 +87,7 @@ fn together(count: u64, each: u64, pair: impl Fn(usize) -> Result<(), Fault> + S
             workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(panicked()))).collect::<Result<Vec<(u64, u64)>, Fault>>()
         })
     };
-    // Who waits for one thread while the others run waits for a processor, too. The night's monitor takes that of the calling thread for
+    // Who waits for one thread while the others run waits for a processor, too. The monitor of the machine takes that of the calling thread for
     // other programs' work, so another one waits.
     let done = thread::scope(|scope| scope.spawn(all).join().unwrap_or_else(|_| Err(panicked())))?;
     let (begin, end) = done.iter().fold((u64::MAX, 0), |(begin, end), times| (begin.min(times.0), end.max(times.1)));

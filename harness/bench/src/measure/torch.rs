@@ -15,6 +15,7 @@ use crate::suite::{Case, LatencyCase, Measure};
 use crate::torch::{Answer, Pass, Question, Samples, Task, Torch};
 use harness_run::session::has_pytorchs;
 use harness_scenario::Scenario;
+use harness_scenario::steps::{Action, Step};
 
 /// Pairs that are timed together in a hit: a call from Python takes about a microsecond, reading its clock a tenth of that.
 const PAIRS: u64 = 1000;
@@ -129,6 +130,9 @@ impl TorchVisit<'_> {
         if !has_pytorchs(scenario) {
             return Err(Fault::Skipped(format!("`{}` lists no allocator of PyTorch's", scenario.path.display())));
         }
+        if sets_pressure(&scenario.steps) {
+            return Err(Fault::Skipped("it takes memory as another program would, which a trace of its requests does not tell".to_owned()));
+        }
         let arm = &self.arm.ours;
         let (recorder, recording) = Recorder::new(self.provider.allocator(arm));
         let record = scenario::run(self.provider, scenario, arm, Box::new(recorder), self.interrupt)?;
@@ -136,6 +140,15 @@ impl TorchVisit<'_> {
         let (events, refused) = recording.first(record.stats.allocation.all.allocated).map_err(Fault::Skipped)?;
         Ok((events, refused))
     }
+}
+
+/// Whether a step has others hold memory.
+fn sets_pressure(steps: &[Step]) -> bool {
+    steps.iter().any(|step| match &step.action {
+        Action::Pressure(_) => true,
+        Action::Repeat(repeat) => sets_pressure(&repeat.steps),
+        _ => false,
+    })
 }
 
 fn done(answer: Answer) -> Result<Samples, Fault> {

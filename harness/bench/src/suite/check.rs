@@ -17,11 +17,11 @@ use crate::record::Point;
 use harness_base::excerpt::shortened;
 use harness_base::packed;
 
-use harness_language::error::{Code, Problem, choices};
+use harness_language::error::{Problem, choices};
 use harness_language::located::{Located, Position};
 use harness_language::text::{SizeText, bounded, duration, positive_size};
 use harness_language::yaml;
-use harness_scenario::{MAX_FILE, SCENARIO, Scenario, ScenarioError, about, arms, memory};
+use harness_scenario::{FileError, MAX_FILE, SCENARIO, Scenario, about, arms, memory};
 
 /// Most rounds of a suite.
 pub const MAX_ROUNDS: u64 = 1000;
@@ -46,7 +46,7 @@ pub(super) enum Refused {
     /// The suite's own text is wrong.
     Here(Problem),
     /// A scenario that it refers to is.
-    InFile(Box<ScenarioError>),
+    InFile(Box<FileError>),
 }
 
 impl From<Problem> for Refused {
@@ -81,13 +81,11 @@ fn rounds(wire: &RoundsWire) -> Result<Rounds, Problem> {
         return Ok(rounds);
     }
     let message = format!("`most` is {}, which is below `least`, {}", rounds.most, rounds.least);
-    Err(Problem::new(Code::Value, wire.most.position(), message)
-        .see(wire.least.position(), "least")
-        .help("as in `rounds: { least: 10, most: 200 }`"))
+    Err(Problem::new(wire.most.position(), message).see(wire.least.position(), "least").help("as in `rounds: { least: 10, most: 200 }`"))
 }
 
 fn not_empty<T>(list: &Located<Vec<T>>, message: &str, help: &str) -> Result<(), Problem> {
-    if list.value.is_empty() { Err(Problem::new(Code::Shape, list.position(), message).help(help)) } else { Ok(()) }
+    if list.value.is_empty() { Err(Problem::new(list.position(), message).help(help)) } else { Ok(()) }
 }
 
 struct Checker<'a> {
@@ -125,7 +123,7 @@ impl Checker<'_> {
         let name = case.name();
         if let Some(first) = self.seen.get(&name) {
             let message = format!("`{name}` is timed twice in this suite");
-            return Err(Problem::new(Code::Name, at, message).see(*first, "first here").help("name it once, or in two suites"));
+            return Err(Problem::new(at, message).see(*first, "first here").help("name it once, or in two suites"));
         }
         case.hash = Pieces::hash_of([self.memory.0.to_string().as_str(), &name, settings]);
         self.seen.insert(name, at);
@@ -154,7 +152,7 @@ impl Checker<'_> {
         for (at, size) in self.sizes(&wire.sizes, 2)? {
             if self.memory.0 / size.0 > MAX_BLOCKS {
                 let message = format!("more than {MAX_BLOCKS} requests of {size} fit in {}", self.memory);
-                return Err(Problem::new(Code::Value, at, message).help("name a larger size"));
+                return Err(Problem::new(at, message).help("name a larger size"));
             }
             self.add(at, "recovery", Some(by_size(size)), Measure::Recovery { size }, "")?;
         }
@@ -198,7 +196,7 @@ impl Checker<'_> {
     fn trace(&mut self, file: &FileText) -> Result<(), Problem> {
         let at = file.0.position();
         let path = self.folder.join(&file.0.value);
-        let refuse = |why: String, help: &str| Problem::new(Code::Value, at, format!("`{}` {why}", path.display())).help(help);
+        let refuse = |why: String, help: &str| Problem::new(at, format!("`{}` {why}", path.display())).help(help);
         let text = read_trace(&path).map_err(|error| match error.kind() {
             ErrorKind::NotFound => refuse("does not exist".to_owned(), "files are looked for in the folder of the suite"),
             _ => refuse(format!("cannot be read: {error}"), "name an allocation trace, as text or packed by gzip"),
@@ -219,13 +217,13 @@ impl Checker<'_> {
         let in_file = |error| Refused::InFile(Box::new(error));
         if !path.exists() {
             let message = format!("`{}` does not exist", path.display());
-            return Err(Problem::new(Code::Value, at, message).help("files are looked for in the folder of the suite").into());
+            return Err(Problem::new(at, message).help("files are looked for in the folder of the suite").into());
         }
         let text = yaml::read(&path, &SCENARIO).map_err(in_file)?;
         let scenario = Scenario::parse(&text, &path).map_err(in_file)?;
         if scenario.memory > self.memory {
             let message = format!("`{}` needs {}, and this suite has {}", path.display(), scenario.memory, self.memory);
-            return Err(Problem::new(Code::Value, at, message).help("let the suite need as much").into());
+            return Err(Problem::new(at, message).help("let the suite need as much").into());
         }
         let name = scenario.name.clone();
         Ok(self.add(at, &name, None, Measure::Scenario(Box::new(scenario)), &content(&text))?)
@@ -254,7 +252,7 @@ impl Checker<'_> {
             return Ok(());
         }
         let what = if count == 1 { size.to_string() } else { format!("{count} × {size}") };
-        Err(Problem::new(Code::Value, at, format!("{what} does not fit in the {} that this suite needs", self.memory))
+        Err(Problem::new(at, format!("{what} does not fit in the {} that this suite needs", self.memory))
             .help("let it need more, or name less"))
     }
 }
@@ -262,10 +260,10 @@ impl Checker<'_> {
 /// The answer to a name without fields, where the measure has some or does not exist.
 fn bare(at: Position, name: &str) -> Problem {
     if KindWire::NAMES.contains(&name) {
-        return Problem::new(Code::Shape, at, format!("`{name}` needs to be told more"))
+        return Problem::new(at, format!("`{name}` needs to be told more"))
             .help(format!("give it fields, as in `{name}: {{ … }}`; scenarios/bench/README.md tells which"));
     }
-    Problem::new(Code::Shape, at, format!("`{name}` is not known here")).help(choices(name, "accepted", KindWire::NAMES.iter().copied()))
+    Problem::new(at, format!("`{name}` is not known here")).help(choices(name, "accepted", KindWire::NAMES.iter().copied()))
 }
 
 fn numbers(given: &Located<Vec<Located<u64>>>, what: &str, least: u64, most: u64) -> Result<Vec<(Position, u64)>, Problem> {

@@ -1,7 +1,7 @@
 //! Suites: YAML → wire types → a checked [`Suite`]. [`Suite::load`] reads a file, [`Suite::parse`] a text.
 //!
 //! What they return cannot be wrong in itself: every file that a suite refers to has been read and checked, every size fits in the memory
-//! that the suite needs, and nothing is timed twice. What is wrong is answered with one [`ScenarioError`] that names the place.
+//! that the suite needs, and nothing is timed twice. What is wrong is answered with one [`FileError`] that names the place.
 
 mod check;
 mod text;
@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::record::Point;
 use check::Refused;
-use harness_scenario::{Scenario, ScenarioError};
+use harness_scenario::{FileError, Scenario};
 
 pub(super) use check::Pieces;
 
@@ -169,19 +169,19 @@ impl Suite {
     /// Reads and checks a file, and the files that it refers to.
     ///
     /// # Errors
-    /// [`ScenarioError`]: what is wrong with the file, or with what it says.
-    pub fn load(path: &Path) -> Result<Self, ScenarioError> {
+    /// [`FileError`]: what is wrong with the file, or with what it says.
+    pub fn load(path: &Path) -> Result<Self, FileError> {
         Self::parse(&harness_language::yaml::read(path, &wire::SUITE)?, path)
     }
 
     /// Checks a text. `path` is for messages, its file name names the suite, and files are looked for in its folder.
     ///
     /// # Errors
-    /// [`ScenarioError`]: what is wrong with the text, or with a file that it refers to.
-    pub fn parse(source: &str, path: &Path) -> Result<Self, ScenarioError> {
+    /// [`FileError`]: what is wrong with the text, or with a file that it refers to.
+    pub fn parse(source: &str, path: &Path) -> Result<Self, FileError> {
         let wire = harness_language::yaml::parse(source, path, &wire::SUITE).map_err(Refused::Here);
         wire.and_then(|wire| check::check(&wire, source, path)).map_err(|refused| match refused {
-            Refused::Here(problem) => ScenarioError::text(problem, path, source, wire::SUITE.noun),
+            Refused::Here(problem) => FileError::text(problem, path, source),
             Refused::InFile(error) => *error,
         })
     }

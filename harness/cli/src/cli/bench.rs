@@ -234,7 +234,7 @@ impl Bench {
     /// PyTorch with all settings that the suites want it with, running before anything is timed. Why one is missing is told once.
     fn torches(&self, plan: &Plan, source: &DeviceSource) -> Option<Torches> {
         let mut torches = self.torch.place(source)?;
-        let wanted: BTreeSet<String> = plan.suites().iter().flat_map(|(suite, _)| torch_arms(suite)).map(|arm| arm.settings).collect();
+        let wanted: BTreeSet<String> = plan.suites().into_iter().flat_map(torch_arms).map(|arm| arm.settings).collect();
         let missing: BTreeSet<String> = wanted.iter().filter_map(|settings| torches.with(settings).err()).collect();
         if !self.quiet {
             missing.iter().for_each(|reason| terminal::tell(format_args!("PyTorch's own allocator is not timed: {reason}")));

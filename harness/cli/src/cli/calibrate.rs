@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
 use clap::Args;
-use harness_allocator::device::{Device, DeviceError};
+use harness_allocator::device::{Device, DeviceError, TestDevice};
 use harness_base::date::Date;
 use harness_base::files;
 use harness_bench::machine::Monitor;
@@ -76,7 +76,7 @@ impl Calibrate {
         Ok(Exit::Passed)
     }
 
-    fn open(&self) -> Result<Box<dyn Device>, CliError> {
+    fn open(&self) -> Result<Box<dyn TestDevice>, CliError> {
         let choice = match device::choice(self.device, DeviceChoice::Cuda(0))? {
             DeviceChoice::Simulated => {
                 let message = "there is nothing to measure on the simulated device: its costs are those of its cost model";
@@ -91,7 +91,7 @@ impl Calibrate {
     }
 
     /// All figures, unless the user interrupts.
-    fn measure(&self, device: &mut dyn Device) -> Result<ControlFlow<(), Figures>, CliError> {
+    fn measure(&self, device: &mut dyn TestDevice) -> Result<ControlFlow<(), Figures>, CliError> {
         let bar = self.progress();
         let interrupt = interrupt::watch({
             let bar = bar.clone();

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use harness_base::printable::printable;
 use harness_scenario::Scenario;
 
 use super::error::{CliError, Failures};
@@ -22,13 +23,10 @@ impl Check {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         let mut failures: Vec<CliError> = Vec::new();
         for path in inputs::files(&self.paths, "scenario")? {
-            match Scenario::load(&path) {
-                Ok(_) => terminal::print(&format!("valid    {}\n", path.display()))?,
-                Err(error) => {
-                    terminal::print(&format!("invalid  {}\n", path.display()))?;
-                    failures.push(error.into());
-                }
-            }
+            let checked = Scenario::load(&path);
+            let word = if checked.is_ok() { "valid  " } else { "invalid" };
+            terminal::print(&format!("{word}  {}\n", printable(&path.display().to_string())))?;
+            failures.extend(checked.err().map(CliError::from));
         }
         if failures.is_empty() { Ok(Exit::Passed) } else { Err(Failures(failures)) }
     }

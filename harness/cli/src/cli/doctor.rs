@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use clap::Args;
-use harness_allocator::device::{Device, DeviceError, MemoryRange, StreamId, Tag};
+use harness_allocator::device::{Device, DeviceError, MemoryRange, StreamId, Tag, TestDevice};
 use harness_allocator::units::Bytes;
 use harness_cuda::CudaDevice;
 use harness_cuda::machine::{self, DeviceFound, NvmlFound, Probe};

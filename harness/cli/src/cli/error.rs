@@ -9,11 +9,10 @@ use harness_allocator::device::DeviceError;
 use harness_base::excerpt::{Excerpt, shortened};
 use harness_devices::profile::ProfileError;
 use harness_report::store::StoreError;
-use harness_scenario::{ScenarioError, advice_on_conf};
+use harness_scenario::{FileError, advice_on_conf};
 use miette::{Diagnostic, LabeledSpan};
 
 use super::exit::Exit;
-use super::terminal::Terminal;
 
 /// Why a command cannot do what it was asked for.
 #[derive(Debug, thiserror::Error, Diagnostic)]
@@ -21,7 +20,7 @@ pub(crate) enum CliError {
     /// A scenario is not valid: correct it at the place shown.
     #[error(transparent)]
     #[diagnostic(transparent)]
-    Scenario(#[from] ScenarioError),
+    Scenario(#[from] FileError),
     /// A device profile is not valid: correct it at the place shown.
     #[error(transparent)]
     #[diagnostic(transparent)]
@@ -107,7 +106,8 @@ impl CliError {
         }
     }
 
-    fn exit(&self) -> Exit {
+    /// How the command ends because of it.
+    pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Scenario(_) | Self::Profile(_) | Self::Input { .. } | Self::Conf { .. } => Exit::Invalid,
             Self::Device { .. } => Exit::Device,
@@ -132,17 +132,6 @@ impl From<DeviceError> for CliError {
 /// Everything that was found wrong; never empty.
 #[derive(Debug)]
 pub(crate) struct Failures(pub(crate) Vec<CliError>);
-
-impl Failures {
-    /// Shows all of them on standard error.
-    pub(crate) fn show(self, terminal: &Terminal) -> Exit {
-        let exit = self.0.first().map_or(Exit::Internal, CliError::exit);
-        for error in self.0 {
-            terminal.show(error.into());
-        }
-        exit
-    }
-}
 
 impl<E: Into<CliError>> From<E> for Failures {
     fn from(error: E) -> Self {

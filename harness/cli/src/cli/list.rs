@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use harness_base::printable::printable;
 use harness_scenario::Scenario;
 use serde_json::json;
+use unicode_width::UnicodeWidthStr;
 
 use super::error::Failures;
 use super::exit::Exit;
@@ -50,12 +52,18 @@ fn table(scenarios: &[Scenario]) -> String {
         .iter()
         .map(|scenario| {
             let memory = scenario.memory.to_string();
-            [scenario.name.clone(), allocators(scenario).join(", "), memory, first_sentence(&scenario.about)]
+            let cells = [scenario.name.clone(), allocators(scenario).join(", "), memory, first_sentence(&scenario.about)];
+            cells.map(|cell| printable(&cell).into_owned())
         })
         .collect();
-    let width = |column: usize| rows.iter().map(|row| unicode_width::UnicodeWidthStr::width(row[column].as_str())).max().unwrap_or(0);
-    let (names, kinds, sizes) = (width(0), width(1), width(2));
-    rows.iter().map(|[name, kind, size, about]| format!("{name:<names$}  {kind:<kinds$}  {size:>sizes$}  {about}\n")).collect()
+    let columns: [usize; 3] = std::array::from_fn(|column| rows.iter().map(|row| row[column].width()).max().unwrap_or(0));
+    let mut text = String::new();
+    for [name, kinds, memory, about] in &rows {
+        let blanks = |cell: &str, column: usize| " ".repeat(columns[column] - cell.width());
+        let (after_name, after_kinds, before_memory) = (blanks(name, 0), blanks(kinds, 1), blanks(memory, 2));
+        text.push_str(&format!("{name}{after_name}  {kinds}{after_kinds}  {before_memory}{memory}  {about}\n"));
+    }
+    text
 }
 
 fn allocators(scenario: &Scenario) -> Vec<String> {

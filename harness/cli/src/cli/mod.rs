@@ -28,7 +28,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand, ValueEnum};
 use harness_base::shell::quoted;
 
-use terminal::Terminal;
+use terminal::{ColorChoice, Terminal};
 
 /// Reads the arguments and does what they say.
 pub(crate) fn main() -> ExitCode {
@@ -45,7 +45,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Report(command) => command.run(),
         Command::Calibrate(command) => command.run(),
     };
-    let exit = done.unwrap_or_else(|failures| failures.show(&terminal));
+    let exit = done.unwrap_or_else(|failures| terminal.fail(failures));
     exit.into()
 }
 
@@ -67,14 +67,6 @@ fn program() -> String {
         return if cfg!(debug_assertions) { "cargo run --" } else { "cargo run --release --" }.to_owned();
     }
     std::env::args_os().next().map_or_else(|| "harness".to_owned(), |program| quoted(&program.to_string_lossy()))
-}
-
-/// When to use colour.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ColorChoice {
-    Auto,
-    Always,
-    Never,
 }
 
 /// How results are written to standard output.

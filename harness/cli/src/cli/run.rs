@@ -308,7 +308,7 @@ const fn exit_of(counts: Counts) -> Exit {
     match counts {
         Counts { failed: 1.., .. } => Exit::Failed,
         Counts { interrupted: 1.., .. } => Exit::Interrupted,
-        Counts { skipped: 1.., .. } => Exit::Device,
+        Counts { skipped: 1.., .. } | Counts { contended: 1.., .. } => Exit::Device,
         Counts { .. } => Exit::Passed,
     }
 }

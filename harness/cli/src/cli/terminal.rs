@@ -1,19 +1,30 @@
-//! Where output goes: results to standard output ([`print`]), everything else to standard error ([`tell`]), colour only where it is wanted.
+//! Where output goes: results to standard output ([`print`]), everything else to standard error ([`tell`], [`Terminal::fail`]), colour only where
+//! it is wanted.
 
 use std::ffi::OsStr;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
+use clap::ValueEnum;
+use harness_base::printable::printable_lines;
 use harness_report::text::Style;
-use miette::{GraphicalTheme, MietteHandlerOpts, ReportHandler, ThemeStyles};
+use miette::{Diagnostic, GraphicalTheme, LabeledSpan, MietteHandlerOpts, ReportHandler, SourceCode, ThemeStyles};
 
-use super::ColorChoice;
-use super::error::CliError;
+use super::error::{CliError, Failures};
+use super::exit::Exit;
 
 /// Width of messages where standard error is no terminal: wide enough for most paths.
 const WIDTH_OF_FILES: usize = 120;
 
-/// What is known of where the output goes.
+/// When to use colour.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ColorChoice {
+    Auto,
+    Always,
+    Never,
+}
+
+/// Where colour is used.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terminal {
     colour_out: bool,
@@ -36,12 +47,20 @@ impl Terminal {
         if self.colour_out { Style::Colour } else { Style::Plain }
     }
 
-    /// Shows an error on standard error.
-    pub(crate) fn show(&self, report: miette::Report) {
-        struct Shown<'a>(&'a dyn ReportHandler, &'a miette::Report);
-        impl std::fmt::Debug for Shown<'_> {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                self.0.debug(self.1.as_ref(), f)
+    /// Shows all of them on standard error. The exit code is that of the first.
+    pub(crate) fn fail(&self, Failures(errors): Failures) -> Exit {
+        let exit = errors.first().map_or(Exit::Internal, CliError::exit);
+        for error in errors {
+            self.show(error);
+        }
+        exit
+    }
+
+    fn show(&self, error: CliError) {
+        struct Shown<'a>(&'a dyn ReportHandler, &'a Printable);
+        impl fmt::Debug for Shown<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.debug(self.1, f)
             }
         }
         let styles = if self.colour_err { ThemeStyles::ansi() } else { ThemeStyles::none() };
@@ -53,8 +72,46 @@ impl Terminal {
             .break_words(false)
             .graphical_theme(theme)
             .force_graphical(true);
-        let options = if io::stderr().is_terminal() { options } else { options.width(WIDTH_OF_FILES) };
-        tell(format_args!("{:?}", Shown(&options.build(), &report)));
+        let width = if io::stderr().is_terminal() { None } else { Some(WIDTH_OF_FILES) };
+        let options = width.into_iter().fold(options, MietteHandlerOpts::width);
+        tell(format_args!("{:?}", Shown(&options.build(), &Printable::new(error))));
+    }
+}
+
+/// An error whose message and help can do nothing to a terminal. Its excerpt can do nothing either: [`harness_base::excerpt`] sees to that.
+#[derive(Debug)]
+struct Printable {
+    message: String,
+    help: Option<String>,
+    error: CliError,
+}
+
+impl Printable {
+    fn new(error: CliError) -> Self {
+        let shown = |text: &dyn Display| printable_lines(&text.to_string()).into_owned();
+        Self { message: shown(&error), help: error.help().map(|help| shown(&help)), error }
+    }
+}
+
+impl Display for Printable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Printable {}
+
+impl Diagnostic for Printable {
+    fn help<'a>(&'a self) -> Option<Box<dyn Display + 'a>> {
+        self.help.as_ref().map(|help| Box::new(help) as Box<dyn Display>)
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        self.error.source_code()
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        self.error.labels()
     }
 }
 

@@ -4,11 +4,11 @@ use std::fmt::Write;
 use std::path::Path;
 
 use harness_bench::suite::Suite;
-use harness_scenario::ScenarioError;
+use harness_scenario::FileError;
 use miette::{GraphicalReportHandler, GraphicalTheme};
 
 /// The text that the command line prints, without colours.
-fn shown(error: &ScenarioError, folder: &Path) -> String {
+fn shown(error: &FileError, folder: &Path) -> String {
     let mut text = String::new();
     let handler = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor()).with_width(140).with_links(false);
     handler.render_report(&mut text, error).unwrap();

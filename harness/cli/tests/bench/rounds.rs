@@ -15,7 +15,7 @@ use harness_bench::compare::compare;
 use harness_bench::execute::{Terms, cases_of, run_suite};
 use harness_bench::machine::machine;
 use harness_bench::plan::{Circumstances, Plan};
-use harness_bench::record::{Accepted, Build, Conditions, Measured, Outcome, Quantity, Shard, Stopped, SuiteRecord, Verdict};
+use harness_bench::record::{Accepted, Build, Conditions, Outcome, Quantity, Shard, Stopped, SuiteRecord, Verdict};
 use harness_bench::suite::Suite;
 
 use crate::shop::{Shop, catalogue, measured, medians, suite, terms, within};
@@ -110,8 +110,11 @@ impl Allocator for Before {
     fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
         self.0.free(device, allocation)
     }
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
-        self.0.record_stream(allocation, stream);
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+        self.0.record_stream(allocation, stream)
+    }
+    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        self.0.release_stream(device, stream)
     }
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.0.empty_cache(device)

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{CostModel, SimConfig, SimDevice};
-use harness_allocator::device::{Clock, Device, DeviceError};
+use harness_allocator::device::{Clock, DeviceError, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_bench::execute::{Terms, run_suite};
 use harness_bench::provider::{DeviceProvider, MemoryLimit};
@@ -47,7 +47,7 @@ impl DeviceProvider for Shop {
         "sim".to_owned()
     }
 
-    fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn Device>, DeviceError> {
+    fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn TestDevice>, DeviceError> {
         self.asked += 1;
         if let Some(error) = (self.refuse)(self.asked) {
             return Err(error);
@@ -58,7 +58,7 @@ impl DeviceProvider for Shop {
         }
     }
 
-    fn open(&mut self) -> Result<Box<dyn Device>, DeviceError> {
+    fn open(&mut self) -> Result<Box<dyn TestDevice>, DeviceError> {
         Ok(Box::new(SimDevice::new(SimConfig { cost: self.cost.clone(), ..SimConfig::default() })))
     }
 

@@ -37,7 +37,7 @@ time:
     // What it is not asked for has no entry, what it cannot do says so.
     let told = torch.iter().map(|entry| match &entry.outcome {
         Outcome::Measured(measured) => format!("{}: {} ps, {:?}", entry.case(), measured.summary.median, entry.quantity),
-        Outcome::Skipped { reason } => format!("{}: {reason}", entry.case()),
+        Outcome::Skipped { reason } | Outcome::OutOfMemory { reason } => format!("{}: {reason}", entry.case()),
         Outcome::Failed { reason } => panic!("{}: {reason}", entry.case()),
     });
     let expected = ["hit, 2 MiB", "miss, 2 MiB", "after_empty_cache, 2 MiB"].map(|case| format!("{case}: 5500 ps, HostTime"));
@@ -205,6 +205,7 @@ fn told(entry: &Entry) -> String {
             format!("{} {unit}, {:?}, {} at a time", measured.summary.median, entry.quantity, measured.batch)
         }
         Outcome::Skipped { reason } => format!("skipped: {reason}"),
+        Outcome::OutOfMemory { reason } => format!("out of memory: {reason}"),
         Outcome::Failed { reason } => format!("FAILED: {reason}"),
     };
     format!("{}: {outcome}", entry.case())

@@ -1,9 +1,10 @@
 //! Address space and physical memory apart: [`MappedDevice`] for [`CudaDevice`], by the driver's virtual memory management
 //! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html>). [`Mapping`] is what it keeps.
 
-use super::codes::Refusal;
-use super::driver::{self, CUdevice, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, Driver};
+use super::driver::{self, Driver};
+use super::types::{CUdevice, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle};
 use super::{CudaDevice, GRANULARITY};
+use crate::library::Refusal;
 use harness_allocator::device::pages::PageTable;
 use harness_allocator::device::{Access, AccessKind, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId};
 use harness_allocator::units::Bytes;

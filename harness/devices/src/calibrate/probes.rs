@@ -1,6 +1,6 @@
 //! What is measured in each round, and what its samples come to.
 
-use harness_allocator::device::{Device, DeviceError, MemoryRange, PoolId, StreamId, Tag};
+use harness_allocator::device::{DeviceError, MemoryRange, PoolId, StreamId, Tag, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
 
 use super::fit::{Curve, constant, error_of, line, of_curve};
@@ -52,7 +52,7 @@ struct Samples {
 
 impl Probes {
     /// Makes the stream and the pool that all rounds use. Allocations are of at most a quarter of what is free.
-    pub(super) fn new(device: &mut dyn Device, free: Bytes) -> Result<Self, DeviceError> {
+    pub(super) fn new(device: &mut dyn TestDevice, free: Bytes) -> Result<Self, DeviceError> {
         let stream = device.create_stream()?;
         let pool = device.pooled().map(|device| device.create_pool(Bytes(u64::MAX))).transpose()?;
         let quarter = Bytes(free.0 / 4);
@@ -72,7 +72,7 @@ impl Probes {
     }
 
     /// Measures everything once. Sizes go up in one round and down in the next.
-    pub(super) fn round(&mut self, device: &mut dyn Device, number: u32) -> Result<(), DeviceError> {
+    pub(super) fn round(&mut self, device: &mut dyn TestDevice, number: u32) -> Result<(), DeviceError> {
         self.allocations(device, number % 2 == 1)?;
         self.pages(device)?;
         self.pool_calls(device)?;
@@ -82,14 +82,14 @@ impl Probes {
     }
 
     /// Gives the stream and the pool back.
-    pub(super) fn finish(&self, device: &mut dyn Device) -> Result<(), DeviceError> {
+    pub(super) fn finish(&self, device: &mut dyn TestDevice) -> Result<(), DeviceError> {
         if let (Some(pool), Some(device)) = (self.pool, device.pooled()) {
             device.destroy_pool(pool)?;
         }
         device.destroy_stream(self.stream)
     }
 
-    fn allocations(&mut self, device: &mut dyn Device, downward: bool) -> Result<(), DeviceError> {
+    fn allocations(&mut self, device: &mut dyn TestDevice, downward: bool) -> Result<(), DeviceError> {
         let Samples { malloc, free, .. } = &mut self.samples;
         let sizes = malloc.len();
         for index in 0..sizes {
@@ -104,7 +104,7 @@ impl Probes {
         Ok(())
     }
 
-    fn pages(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+    fn pages(&mut self, device: &mut dyn TestDevice) -> Result<(), DeviceError> {
         for (page, count) in PAGES.into_iter().flat_map(|page| PAGE_COUNTS.map(|count| (page, count))) {
             let size = Bytes(page.0 * count);
             if size > self.room {
@@ -123,9 +123,9 @@ impl Probes {
     }
 
     /// Pairs of an allocation and a free on one stream, which the pool serves from what it holds.
-    fn pool_calls(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+    fn pool_calls(&mut self, device: &mut dyn TestDevice) -> Result<(), DeviceError> {
         let (Some(pool), stream) = (self.pool, self.stream) else { return Ok(()) };
-        let pairs = |device: &mut dyn Device, count: usize| {
+        let pairs = |device: &mut dyn TestDevice, count: usize| {
             let pooled = device.pooled().ok_or_else(|| refused("malloc_async"))?;
             for _ in 0..count {
                 let start = pooled.malloc_async(pool, SMALLEST, stream)?;
@@ -140,7 +140,7 @@ impl Probes {
         device.synchronize()
     }
 
-    fn streams(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+    fn streams(&mut self, device: &mut dyn TestDevice) -> Result<(), DeviceError> {
         let (made, time) = timed(device, |device| (0..STREAMS).map(|_| device.create_stream()).collect::<Result<Vec<_>, _>>())?;
         self.samples.stream_create.push(time / STREAMS as f64);
         made.into_iter().try_for_each(|stream| device.destroy_stream(stream))?;
@@ -153,7 +153,7 @@ impl Probes {
         Ok(())
     }
 
-    fn events(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+    fn events(&mut self, device: &mut dyn TestDevice) -> Result<(), DeviceError> {
         let (events, time) = timed(device, |device| (0..BATCH).map(|_| device.create_event()).collect::<Result<Vec<_>, _>>())?;
         self.samples.event_create.push(time / BATCH as f64);
         let stream = self.stream;
@@ -166,7 +166,7 @@ impl Probes {
     }
 
     /// Device time of fills, between events that are queued with them behind other work.
-    fn fills(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+    fn fills(&mut self, device: &mut dyn TestDevice) -> Result<(), DeviceError> {
         let stream = self.stream;
         let start = device.malloc(self.room)?;
         let (before, behind) = (device.create_event()?, device.create_event()?);
@@ -231,7 +231,10 @@ fn where_measured<U: UnitText>(samples: &[f64]) -> Option<Measured<U>> {
 }
 
 /// What a call answers, and its time in nanoseconds by the device's clock.
-fn timed<R>(device: &mut dyn Device, call: impl FnOnce(&mut dyn Device) -> Result<R, DeviceError>) -> Result<(R, f64), DeviceError> {
+fn timed<R>(
+    device: &mut dyn TestDevice,
+    call: impl FnOnce(&mut dyn TestDevice) -> Result<R, DeviceError>,
+) -> Result<(R, f64), DeviceError> {
     let before = device.now();
     let answer = call(device)?;
     Ok((answer, device.now().saturating_sub(before).0 as f64))

@@ -111,7 +111,7 @@ fn what_holds_for_every_scenario_is_said_once() {
 fn every_kind_of_verdict_is_told() {
     let text = markdown(&examples::night());
     for expected in [
-        "**2 of 16 runs failed: 12 passed, 2 failed, 1 skipped, 1 interrupted by the user.**",
+        "**2 of 17 runs failed: 12 passed, 2 failed, 1 skipped, 1 contended, 1 interrupted.**",
         "[**FAILED ×2**, line 9](#failure-cross_stream_reuse-caching)",
         "[passed ×3](#arm-",
         "[interrupted](#arm-training-caching)",

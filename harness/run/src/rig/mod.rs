@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, OomCause, Request};
-use harness_allocator::device::{Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, EventId, MemoryRange, Place, StreamId, Tag};
+use harness_allocator::device::{
+    Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, EventId, MemoryRange, Place, StreamId, Tag, TestDevice,
+};
 use harness_allocator::stats::{BlockState, MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -27,6 +29,8 @@ pub enum Halt {
     Violated(Vec<Finding>),
     /// The device, or the allocator, failed otherwise than for lack of memory.
     Device(DeviceError),
+    /// Other processes disturbed the device: what they did, in words.
+    Contended(String),
     /// The user wants it to stop.
     Interrupted,
 }
@@ -101,7 +105,7 @@ impl Default for RigOptions {
 
 /// See the module.
 pub struct Rig {
-    device: Box<dyn Device>,
+    device: Box<dyn TestDevice>,
     allocator: Box<dyn Allocator>,
     audit: Option<Audit>,
     interrupt: Arc<AtomicBool>,
@@ -131,7 +135,7 @@ impl Rig {
     ///
     /// # Errors
     /// [`DeviceError`] where the device cannot tell its memory.
-    pub fn new(mut device: Box<dyn Device>, allocator: Box<dyn Allocator>, options: &RigOptions) -> Result<Self, DeviceError> {
+    pub fn new(mut device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>, options: &RigOptions) -> Result<Self, DeviceError> {
         let audit = if options.audit { Some(Audit::new(&mut *device)?) } else { None };
         let last_memory = device.memory()?;
         let calls = device.calls();
@@ -258,9 +262,12 @@ impl Rig {
     }
 
     /// Tells the allocator that another stream uses the buffer too.
-    pub fn use_on(&mut self, buffer: &mut Buffer, stream: StreamId) {
+    ///
+    /// # Errors
+    /// [`Halt`].
+    pub fn use_on(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Halt> {
         buffer.shared |= stream != buffer.stream();
-        self.allocator.record_stream(&buffer.allocation, stream);
+        Ok(self.allocator.record_stream(&buffer.allocation, stream)?)
     }
 
     /// Keeps a stream busy.
@@ -585,7 +592,10 @@ impl Rig {
     }
 
     /// Runs a check of the audit, keeping its time out of the scenario's, and adds a point to the picture.
-    fn check(&mut self, check: impl FnOnce(&mut Audit, &dyn Allocator, &mut dyn Device) -> Result<(), Vec<Finding>>) -> Result<(), Halt> {
+    fn check(
+        &mut self,
+        check: impl FnOnce(&mut Audit, &dyn Allocator, &mut dyn TestDevice) -> Result<(), Vec<Finding>>,
+    ) -> Result<(), Halt> {
         self.checked(|rig| {
             if let Some(audit) = &mut rig.audit {
                 check(audit, &*rig.allocator, &mut *rig.device).map_err(Halt::Violated)?;

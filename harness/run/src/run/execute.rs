@@ -24,7 +24,7 @@ pub(super) fn execute(world: &mut World, step: &Step) -> Result<Done, Halt> {
         Action::UseOn(use_on) => {
             let stream = world.stream(&use_on.stream);
             world.with_buffer(&use_on.buffer, |rig, buffer| {
-                rig.use_on(buffer, stream);
+                rig.use_on(buffer, stream)?;
                 Ok(())
             })?;
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
-use harness_allocator::device::{Device, DeviceError};
+use harness_allocator::device::{Device, DeviceError, TestDevice};
 
 use crate::rig::{Finding, Halt, Rig, RigOptions};
 use crate::world::{Done, Missed, World};
@@ -40,7 +40,7 @@ pub struct RunRequest<'a> {
 ///
 /// # Errors
 /// [`DeviceError`] where the device cannot even tell its memory; whatever happens later is in the record.
-pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecord, DeviceError> {
+pub fn run(request: &RunRequest<'_>, device: Box<dyn TestDevice>) -> Result<RunRecord, DeviceError> {
     run_with(request, device, request.allocator.build())
 }
 
@@ -48,12 +48,13 @@ pub fn run(request: &RunRequest<'_>, device: Box<dyn Device>) -> Result<RunRecor
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_with(request: &RunRequest<'_>, device: Box<dyn Device>, allocator: Box<dyn Allocator>) -> Result<RunRecord, DeviceError> {
+pub fn run_with(request: &RunRequest<'_>, device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>) -> Result<RunRecord, DeviceError> {
     let options = RigOptions { audit: request.audit, seed: request.seed, interrupt: Arc::clone(&request.interrupt) };
     let device_info = device.info().clone();
     let cost_figures = device.cost_figures();
     let rig = Rig::new(device, allocator, &options)?;
-    let mut runner = Runner { request, steps: Vec::new(), unrecorded_steps: 0, number: 0, violations: Vec::new(), interrupted: false };
+    let mut runner =
+        Runner { request, steps: Vec::new(), unrecorded_steps: 0, number: 0, violations: Vec::new(), interrupted: false, contended: None };
     let mut world = match World::new(rig, request.scenario, request.allocator.to_string(), request.seed) {
         Ok(world) => world,
         Err(failed) => {
@@ -93,6 +94,7 @@ fn device_error(halt: Halt) -> DeviceError {
             let why = findings.into_iter().map(|finding| finding.seen).collect::<Vec<_>>().join("; ");
             DeviceError::Unavailable { what: "the device".to_owned(), why }
         }
+        Halt::Contended(why) => DeviceError::Unavailable { what: "the device".to_owned(), why },
         Halt::Interrupted => DeviceError::Unavailable { what: "the device".to_owned(), why: "interrupted".to_owned() },
     }
 }
@@ -117,6 +119,8 @@ struct Runner<'a> {
     number: u32,
     violations: Vec<Violation>,
     interrupted: bool,
+    /// What other processes did, where that ended the run.
+    contended: Option<String>,
 }
 
 /// Whether the run goes on.
@@ -186,7 +190,7 @@ impl Runner<'_> {
             self.check_invariants(world, step);
         }
         let failed = self.violations.len() > seen;
-        let stops = self.interrupted || (failed && !self.only_expected_violations()) || ended.is_none();
+        let stops = self.interrupted || self.contended.is_some() || (failed && !self.only_expected_violations()) || ended.is_none();
         let accounts = ended.or_else(|| Some((Default::default(), world.rig.accounts().ok()?)));
         // A step that was interrupted is neither done nor failed.
         if let Some((duration, accounts)) = accounts.filter(|_| !self.interrupted) {
@@ -249,6 +253,7 @@ impl Runner<'_> {
     fn halt_at(&mut self, halt: Halt, step: Option<&Step>) {
         match halt {
             Halt::Interrupted => self.interrupted = true,
+            Halt::Contended(reason) => self.contended = Some(reason),
             Halt::Violated(findings) => findings.into_iter().for_each(|finding| self.find(finding, step)),
             Halt::Device(error) => self.violations.push(Violation {
                 step: self.number,
@@ -281,6 +286,9 @@ impl Runner<'_> {
     fn verdict(&mut self) -> Verdict {
         if self.interrupted {
             return Verdict::Interrupted;
+        }
+        if let Some(reason) = self.contended.take() {
+            return Verdict::Contended { reason };
         }
         if let Some(violates) = &self.request.scenario.violates {
             if self.violations.is_empty() {

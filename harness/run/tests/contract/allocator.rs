@@ -1,7 +1,8 @@
 //! The contract of an [`Allocator`], run with every allocator on every device. The audit of the harness watches all the way.
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, MemoryFraction, Request};
-use harness_allocator::device::{Device, DeviceError, StreamId, Tag};
+use harness_allocator::device::{DeviceError, StreamId, Tag, TestDevice};
+use harness_allocator::stats::SegmentInfo;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_run::rig::Audit;
 use rand::{Rng, SeedableRng};
@@ -29,9 +30,14 @@ pub(crate) fn cases() -> Vec<Case> {
         pressure_by_others_is_an_out_of_memory_like_any_other,
         freed_memory_is_not_handed_to_another_stream_that_could_race,
         memory_used_by_another_stream_is_not_handed_out_while_it_works,
+        a_destroyed_stream_that_used_memory_blocks_nothing,
+        memory_of_a_destroyed_stream_goes_back,
+        a_released_stream_leaves_nothing_behind,
+        memory_that_is_live_when_its_stream_is_released_stays_valid,
         peaks_stay_until_they_are_reset,
         an_allocation_of_another_allocator_is_refused,
         close_gives_everything_back_even_what_is_live,
+        close_waits_for_work_in_flight,
         at_every_memory_size_failures_leave_the_accounts_right,
         random_programs_keep_every_invariant,
     ];
@@ -51,13 +57,13 @@ pub(crate) fn cases() -> Vec<Case> {
 struct Bench<'a> {
     kind: AllocatorKind,
     allocator: Box<dyn Allocator>,
-    device: &'a mut dyn Device,
+    device: &'a mut dyn TestDevice,
     audit: Audit,
     streams: Vec<StreamId>,
 }
 
 impl<'a> Bench<'a> {
-    fn new(kind: AllocatorKind, device: &'a mut dyn Device) -> Result<Self, DeviceError> {
+    fn new(kind: AllocatorKind, device: &'a mut dyn TestDevice) -> Result<Self, DeviceError> {
         let audit = Audit::new(device)?;
         Ok(Self { kind, allocator: kind.build(), device, audit, streams: Vec::new() })
     }
@@ -66,6 +72,11 @@ impl<'a> Bench<'a> {
         let stream = self.device.create_stream()?;
         self.streams.push(stream);
         Ok(stream)
+    }
+
+    fn destroy_stream(&mut self, stream: StreamId) -> Outcome {
+        self.streams.retain(|&there| there != stream);
+        self.device.destroy_stream(stream)
     }
 
     fn allocate(&mut self, request: Request) -> Result<Option<Allocation>, DeviceError> {
@@ -145,7 +156,7 @@ fn a_request_for_nothing_is_null_and_costs_nothing(bench: &mut Bench<'_>) -> Out
     let calls = bench.device.calls();
     let nothing = bench.must_allocate(Bytes::ZERO)?;
     assert!(nothing.is_null() && nothing.size() == Bytes::ZERO);
-    bench.allocator.record_stream(&nothing, StreamId::DEFAULT);
+    bench.allocator.record_stream(&nothing, StreamId::DEFAULT)?;
     bench.free(nothing)?;
     assert_eq!((bench.allocator.stats(), bench.device.calls()), (Default::default(), calls));
     Ok(())
@@ -261,8 +272,8 @@ fn memory_used_by_another_stream_is_not_handed_out_while_it_works(bench: &mut Be
     let side = bench.stream()?;
     let size = Bytes::mib(4);
     let shared = bench.must_allocate(size)?;
-    bench.allocator.record_stream(&shared, side);
-    bench.allocator.record_stream(&shared, side);
+    bench.allocator.record_stream(&shared, side)?;
+    bench.allocator.record_stream(&shared, side)?;
     bench.device.busy(side, Nanos::millis(20))?;
     bench.device.fill(side, shared.range(), Tag(1))?;
     bench.free(shared)?;
@@ -274,6 +285,83 @@ fn memory_used_by_another_stream_is_not_handed_out_while_it_works(bench: &mut Be
     let later = bench.must_allocate(size)?;
     bench.free(later)?;
     assert_eq!(bench.allocator.stats().active.all.current, 0, "after the event nothing waits any more");
+    Ok(())
+}
+
+fn a_destroyed_stream_that_used_memory_blocks_nothing(bench: &mut Bench<'_>) -> Outcome {
+    let (side, size) = (bench.stream()?, Bytes::mib(4));
+    let [before, after] = [bench.must_allocate(size)?, bench.must_allocate(size)?];
+    for allocation in [&before, &after] {
+        bench.allocator.record_stream(allocation, side)?;
+        bench.device.busy(side, Nanos::millis(5))?;
+        bench.device.fill(side, allocation.range(), Tag(1))?;
+    }
+    // One waits for an event of the stream, the other is freed when there is no stream to record an event on.
+    bench.free(before)?;
+    bench.destroy_stream(side)?;
+    bench.free(after)?;
+    let next = bench.must_allocate(size)?;
+    assert_eq!(bench.allocator.stats().active.all.current, 1, "nothing waits for the stream");
+    bench.device.fill(StreamId::DEFAULT, next.range(), Tag(2))?;
+    bench.device.verify(StreamId::DEFAULT, next.range(), Tag(2))?;
+    bench.free(next)?;
+    bench.empty_cache()?;
+    assert_eq!(bench.reserved(), 0);
+    Ok(())
+}
+
+fn memory_of_a_destroyed_stream_goes_back(bench: &mut Bench<'_>) -> Outcome {
+    let side = bench.stream()?;
+    let sizes = [Bytes(1000), Bytes::mib(3), Bytes::mib(24)];
+    let mut live = Vec::new();
+    for size in sizes {
+        live.push(bench.allocate(Request::new(size).on(side))?.expect("there is room"));
+    }
+    bench.allocator.record_stream(&live[1], StreamId::DEFAULT)?;
+    bench.device.fill(side, live[2].range(), Tag(1))?;
+    bench.free(live.remove(0))?;
+    bench.destroy_stream(side)?;
+    live.into_iter().try_for_each(|allocation| bench.free(allocation))?;
+    bench.empty_cache()?;
+    assert_eq!(bench.reserved(), 0);
+    Ok(())
+}
+
+fn a_released_stream_leaves_nothing_behind(bench: &mut Bench<'_>) -> Outcome {
+    // The first allocation may take what stays, as a pool's initial size.
+    let first = bench.must_allocate(Bytes::mib(1))?;
+    let side = bench.stream()?;
+    let [own, shared] = [Request::new(Bytes::mib(24)).on(side), Request::new(Bytes::mib(1))].map(|request| bench.allocate(request));
+    let [own, shared] = [own?.expect("there is room"), shared?.expect("there is room")];
+    bench.device.busy(side, Nanos::millis(5))?;
+    bench.device.fill(side, own.range(), Tag(1))?;
+    bench.allocator.record_stream(&shared, side)?;
+    bench.free(own)?;
+    bench.free(shared)?;
+    bench.allocator.release_stream(bench.device, side)?;
+    bench.destroy_stream(side)?;
+    bench.allocator.release_stream(bench.device, side)?;
+    assert_eq!(bench.allocator.stats().active.all.current, 1, "nothing waits for the stream");
+    let streams = |segment: SegmentInfo| segment.blocks.into_iter().map(|block| block.stream).collect::<Vec<_>>();
+    assert!(bench.allocator.snapshot().into_iter().flat_map(streams).all(|stream| stream != side), "nothing is kept for the stream");
+    let again = bench.must_allocate(Bytes::mib(24))?;
+    bench.free(again)?;
+    bench.free(first)
+}
+
+fn memory_that_is_live_when_its_stream_is_released_stays_valid(bench: &mut Bench<'_>) -> Outcome {
+    let (side, size) = (bench.stream()?, Bytes::mib(4));
+    let live = bench.allocate(Request::new(size).on(side))?.expect("there is room");
+    bench.device.fill(side, live.range(), Tag(1))?;
+    bench.allocator.release_stream(bench.device, side)?;
+    bench.destroy_stream(side)?;
+    let next = bench.must_allocate(size)?;
+    bench.device.fill(StreamId::DEFAULT, next.range(), Tag(2))?;
+    bench.device.verify(StreamId::DEFAULT, live.range(), Tag(1))?;
+    bench.free(live)?;
+    bench.free(next)?;
+    bench.empty_cache()?;
+    assert_eq!(bench.reserved(), 0);
     Ok(())
 }
 
@@ -292,6 +380,8 @@ fn an_allocation_of_another_allocator_is_refused(bench: &mut Bench<'_>) -> Outco
     let ours = bench.must_allocate(Bytes::mib(1))?;
     let theirs = other.allocate(bench.device, Request::new(Bytes::mib(1))).expect("there is room");
     let before = bench.allocator.stats();
+    let refused = bench.allocator.record_stream(&theirs, StreamId::DEFAULT);
+    assert!(matches!(refused, Err(DeviceError::InvalidFree { .. })), "{refused:?}");
     let refused = bench.allocator.free(bench.device, theirs);
     assert!(matches!(refused, Err(DeviceError::InvalidFree { .. })), "{refused:?}");
     assert_eq!(bench.allocator.stats(), before);
@@ -305,7 +395,7 @@ fn close_gives_everything_back_even_what_is_live(bench: &mut Bench<'_>) -> Outco
     let live = [Bytes::kib(3), Bytes::mib(3), Bytes::mib(12)].map(|size| bench.must_allocate(size));
     for allocation in live {
         let allocation = allocation?;
-        bench.allocator.record_stream(&allocation, side);
+        bench.allocator.record_stream(&allocation, side)?;
         if allocation.size() > Bytes::mib(10) {
             bench.free(allocation)?;
         }
@@ -314,6 +404,22 @@ fn close_gives_everything_back_even_what_is_live(bench: &mut Bench<'_>) -> Outco
     assert_eq!(bench.device.memory()?.free, free);
     assert_eq!(bench.device.leaks().events, 0);
     Ok(())
+}
+
+fn close_waits_for_work_in_flight(bench: &mut Bench<'_>) -> Outcome {
+    let side = bench.stream()?;
+    let event = bench.device.create_event()?;
+    let [own, shared] = [Bytes::mib(3), Bytes::mib(3)].map(|size| bench.must_allocate(size));
+    let (own, shared) = (own?, shared?);
+    bench.allocator.record_stream(&shared, side)?;
+    bench.device.fill(StreamId::DEFAULT, own.range(), Tag(1))?;
+    bench.device.busy(side, Nanos::millis(20))?;
+    bench.device.fill(side, shared.range(), Tag(2))?;
+    bench.device.record_event(event, side)?;
+    bench.free(shared)?;
+    bench.allocator.close(bench.device)?;
+    assert!(bench.device.event_done(event)?, "the memory went back while a stream worked on it");
+    bench.device.destroy_event(event)
 }
 
 /// The same program with less and less memory, so that each of its requests is once the first to fail.
@@ -357,7 +463,7 @@ fn random_programs_keep_every_invariant(bench: &mut Bench<'_>) -> Outcome {
             }
             17 if !live.is_empty() => {
                 let stream = streams[rng.random_range(0..streams.len())];
-                bench.allocator.record_stream(&live[rng.random_range(0..live.len())], stream);
+                bench.allocator.record_stream(&live[rng.random_range(0..live.len())], stream)?;
                 bench.device.busy(stream, Nanos::micros(20))?;
             }
             18 => bench.device.synchronize_stream(streams[rng.random_range(0..streams.len())])?,

@@ -3,12 +3,12 @@
 //! What only a strict device tells (races, use after free) is tested with that device. Bodies get a device with nothing allocated and
 //! give everything back. Work that must still run when the host looks is made so long that a busy machine does not outrun it.
 
-use harness_allocator::device::{Device, DeviceCalls, DeviceError, DevicePtr, EventId, Leaks, MemoryRange, StreamId, Tag};
+use harness_allocator::device::{DeviceCalls, DeviceError, DevicePtr, EventId, Leaks, MemoryRange, StreamId, Tag, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::{Case, Outcome};
 
-type Call = fn(&mut dyn Device) -> Outcome;
+type Call = fn(&mut dyn TestDevice) -> Outcome;
 
 /// Long enough that the host asks while it runs, even when other tests hold the host up.
 const LONG: Nanos = Nanos::millis(100);
@@ -60,17 +60,17 @@ pub(crate) fn cases() -> Vec<Case> {
     bodies.into_iter().map(|(name, body)| Case { name: format!("device::{name}"), run: Box::new(body) }).collect()
 }
 
-fn free_bytes(device: &mut dyn Device) -> Result<Bytes, DeviceError> {
+fn free_bytes(device: &mut dyn TestDevice) -> Result<Bytes, DeviceError> {
     Ok(device.memory()?.free)
 }
 
 /// What of the free memory can be allocated: whole granules.
-fn whole_granules(device: &mut dyn Device) -> Result<Bytes, DeviceError> {
+fn whole_granules(device: &mut dyn TestDevice) -> Result<Bytes, DeviceError> {
     let (free, granule) = (free_bytes(device)?, device.info().granularity);
     Ok(Bytes(free.0 / granule.0 * granule.0))
 }
 
-fn assert_moved(device: &dyn Device, what: &str, before: Bytes, after: Bytes, by: Bytes) {
+fn assert_moved(device: &dyn TestDevice, what: &str, before: Bytes, after: Bytes, by: Bytes) {
     let tolerance = device.info().used_tolerance;
     let moved = Bytes(before.0.abs_diff(after.0));
     assert!(moved.0.abs_diff(by.0) <= tolerance.0, "{what} moved by {moved} ({before} to {after}), expected {by} give or take {tolerance}");
@@ -81,13 +81,13 @@ fn at_least(what: &str, time: Nanos, least: Nanos) {
     assert!(time.0 >= least.0 - least.0 / 100, "{what} is {time}, expected {least} or more");
 }
 
-fn a_fresh_device_has_nothing_leaked_and_no_calls(device: &mut dyn Device) -> Outcome {
+fn a_fresh_device_has_nothing_leaked_and_no_calls(device: &mut dyn TestDevice) -> Outcome {
     assert_eq!(device.leaks(), Leaks::default());
     assert_eq!(device.calls(), DeviceCalls::default());
     Ok(())
 }
 
-fn memory_adds_up(device: &mut dyn Device) -> Outcome {
+fn memory_adds_up(device: &mut dyn TestDevice) -> Outcome {
     let memory = device.memory()?;
     assert_eq!(memory.total, device.info().total);
     assert!(memory.free > Bytes::ZERO && memory.free <= memory.total, "{memory:?}");
@@ -98,7 +98,7 @@ fn memory_adds_up(device: &mut dyn Device) -> Outcome {
     device.free(ptr)
 }
 
-fn malloc_returns_aligned_addresses_that_do_not_overlap(device: &mut dyn Device) -> Outcome {
+fn malloc_returns_aligned_addresses_that_do_not_overlap(device: &mut dyn TestDevice) -> Outcome {
     let sizes = [1, 511, 512, 4096, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, 5 << 20];
     let mut ranges = Vec::new();
     for size in sizes.map(Bytes) {
@@ -111,7 +111,7 @@ fn malloc_returns_aligned_addresses_that_do_not_overlap(device: &mut dyn Device)
     ranges.iter().try_for_each(|range| device.free(range.start))
 }
 
-fn free_gives_the_memory_back_exactly(device: &mut dyn Device) -> Outcome {
+fn free_gives_the_memory_back_exactly(device: &mut dyn TestDevice) -> Outcome {
     let free = free_bytes(device)?;
     let (first, second) = (device.malloc(Bytes(1))?, device.malloc(Bytes::mib(7))?);
     assert!(free_bytes(device)? < free);
@@ -121,7 +121,7 @@ fn free_gives_the_memory_back_exactly(device: &mut dyn Device) -> Outcome {
     Ok(())
 }
 
-fn out_of_memory_changes_nothing_and_says_what_is_free(device: &mut dyn Device) -> Outcome {
+fn out_of_memory_changes_nothing_and_says_what_is_free(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(4))?;
     let (memory, leaks) = (device.memory()?, device.leaks());
     for requested in [memory.free + Bytes(1), memory.total, Bytes::gib(1 << 20), Bytes(u64::MAX)] {
@@ -131,7 +131,7 @@ fn out_of_memory_changes_nothing_and_says_what_is_free(device: &mut dyn Device) 
     device.free(ptr)
 }
 
-fn the_memory_can_be_allocated_to_the_last_granule(device: &mut dyn Device) -> Outcome {
+fn the_memory_can_be_allocated_to_the_last_granule(device: &mut dyn TestDevice) -> Outcome {
     let granule = device.info().granularity;
     let count = whole_granules(device)?.0 / granule.0;
     let mut all = (0..count).map(|_| device.malloc(granule)).collect::<Result<Vec<_>, _>>()?;
@@ -148,7 +148,7 @@ fn the_memory_can_be_allocated_to_the_last_granule(device: &mut dyn Device) -> O
     device.free(whole)
 }
 
-fn freeing_twice_is_an_error(device: &mut dyn Device) -> Outcome {
+fn freeing_twice_is_an_error(device: &mut dyn TestDevice) -> Outcome {
     let (kept, freed) = (device.malloc(Bytes::mib(2))?, device.malloc(Bytes::mib(2))?);
     device.free(freed)?;
     let (free, leaks) = (free_bytes(device)?, device.leaks());
@@ -158,7 +158,7 @@ fn freeing_twice_is_an_error(device: &mut dyn Device) -> Outcome {
     device.free(kept)
 }
 
-fn freeing_what_no_allocation_starts_at_is_an_error(device: &mut dyn Device) -> Outcome {
+fn freeing_what_no_allocation_starts_at_is_an_error(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(4))?;
     let free = free_bytes(device)?;
     for wrong in [ptr.offset(Bytes(256)), ptr.offset(Bytes::mib(2)), ptr.offset(Bytes::mib(4)), DevicePtr::NULL, DevicePtr(4096)] {
@@ -169,7 +169,7 @@ fn freeing_what_no_allocation_starts_at_is_an_error(device: &mut dyn Device) -> 
     device.free(ptr)
 }
 
-fn a_free_waits_for_work_in_flight(device: &mut dyn Device) -> Outcome {
+fn a_free_waits_for_work_in_flight(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(2))?;
     let stream = device.create_stream()?;
     let start = device.now();
@@ -180,7 +180,7 @@ fn a_free_waits_for_work_in_flight(device: &mut dyn Device) -> Outcome {
     device.destroy_stream(stream)
 }
 
-fn used_moves_by_the_charge_of_an_allocation(device: &mut dyn Device) -> Outcome {
+fn used_moves_by_the_charge_of_an_allocation(device: &mut dyn TestDevice) -> Outcome {
     let before = device.memory()?;
     let size = Bytes::mib(16);
     let ptr = device.malloc(size)?;
@@ -197,7 +197,7 @@ fn used_moves_by_the_charge_of_an_allocation(device: &mut dyn Device) -> Outcome
     Ok(())
 }
 
-fn pressure_is_at_most_what_is_free_and_takes_it(device: &mut dyn Device) -> Outcome {
+fn pressure_is_at_most_what_is_free_and_takes_it(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(4))?;
     let before = device.memory()?;
     for wanted in [Bytes::mib(8), Bytes::mib(24), Bytes::mib(2), Bytes::gib(1 << 10)] {
@@ -215,7 +215,7 @@ fn pressure_is_at_most_what_is_free_and_takes_it(device: &mut dyn Device) -> Out
     device.free(ptr)
 }
 
-fn an_event_never_recorded_is_done(device: &mut dyn Device) -> Outcome {
+fn an_event_never_recorded_is_done(device: &mut dyn TestDevice) -> Outcome {
     let event = device.create_event()?;
     assert!(device.event_done(event)?);
     device.synchronize_event(event)?;
@@ -223,7 +223,7 @@ fn an_event_never_recorded_is_done(device: &mut dyn Device) -> Outcome {
 }
 
 /// Two streams and two events, given back afterwards.
-fn with_handles(device: &mut dyn Device, body: impl FnOnce(&mut dyn Device, [StreamId; 2], [EventId; 2]) -> Outcome) -> Outcome {
+fn with_handles(device: &mut dyn TestDevice, body: impl FnOnce(&mut dyn TestDevice, [StreamId; 2], [EventId; 2]) -> Outcome) -> Outcome {
     let streams = [device.create_stream()?, device.create_stream()?];
     let events = [device.create_event()?, device.create_event()?];
     body(device, streams, events)?;
@@ -231,9 +231,9 @@ fn with_handles(device: &mut dyn Device, body: impl FnOnce(&mut dyn Device, [Str
     streams.into_iter().try_for_each(|stream| device.destroy_stream(stream))
 }
 
-fn an_event_is_done_when_the_work_in_front_of_it_is(device: &mut dyn Device) -> Outcome {
+fn an_event_is_done_when_the_work_in_front_of_it_is(device: &mut dyn TestDevice) -> Outcome {
     with_handles(device, |device, [stream, _], [event, _]| {
-        type Wait<'a> = &'a dyn Fn(&mut dyn Device) -> Outcome;
+        type Wait<'a> = &'a dyn Fn(&mut dyn TestDevice) -> Outcome;
         let waits: [Wait<'_>; 3] =
             [&|device| device.synchronize_event(event), &|device| device.synchronize_stream(stream), &|device| device.synchronize()];
         for wait in waits {
@@ -247,7 +247,7 @@ fn an_event_is_done_when_the_work_in_front_of_it_is(device: &mut dyn Device) -> 
     })
 }
 
-fn recording_again_forgets_the_earlier_record(device: &mut dyn Device) -> Outcome {
+fn recording_again_forgets_the_earlier_record(device: &mut dyn TestDevice) -> Outcome {
     with_handles(device, |device, [busy, idle], [event, end]| {
         device.busy(busy, LONG)?;
         device.record_event(event, busy)?;
@@ -262,7 +262,7 @@ fn recording_again_forgets_the_earlier_record(device: &mut dyn Device) -> Outcom
     })
 }
 
-fn events_of_a_stream_are_done_in_order(device: &mut dyn Device) -> Outcome {
+fn events_of_a_stream_are_done_in_order(device: &mut dyn TestDevice) -> Outcome {
     with_handles(device, |device, [stream, _], [first, second]| {
         device.busy(stream, Nanos::millis(1))?;
         device.record_event(first, stream)?;
@@ -276,7 +276,7 @@ fn events_of_a_stream_are_done_in_order(device: &mut dyn Device) -> Outcome {
     })
 }
 
-fn streams_do_not_wait_for_one_another(device: &mut dyn Device) -> Outcome {
+fn streams_do_not_wait_for_one_another(device: &mut dyn TestDevice) -> Outcome {
     with_handles(device, |device, [busy, idle], [end, event]| {
         device.busy(busy, LONG)?;
         device.record_event(end, busy)?;
@@ -289,7 +289,7 @@ fn streams_do_not_wait_for_one_another(device: &mut dyn Device) -> Outcome {
     })
 }
 
-fn a_wait_orders_streams(device: &mut dyn Device) -> Outcome {
+fn a_wait_orders_streams(device: &mut dyn TestDevice) -> Outcome {
     with_handles(device, |device, [first, second], [event, end]| {
         device.busy(first, LONG)?;
         device.record_event(event, first)?;
@@ -302,7 +302,7 @@ fn a_wait_orders_streams(device: &mut dyn Device) -> Outcome {
     })
 }
 
-fn waiting_for_an_event_never_recorded_delays_nothing(device: &mut dyn Device) -> Outcome {
+fn waiting_for_an_event_never_recorded_delays_nothing(device: &mut dyn TestDevice) -> Outcome {
     with_handles(device, |device, [stream, _], [never, end]| {
         device.wait_event(stream, never)?;
         device.record_event(end, stream)?;
@@ -312,7 +312,7 @@ fn waiting_for_an_event_never_recorded_delays_nothing(device: &mut dyn Device) -
     })
 }
 
-fn a_queued_wait_outlives_its_event(device: &mut dyn Device) -> Outcome {
+fn a_queued_wait_outlives_its_event(device: &mut dyn TestDevice) -> Outcome {
     with_handles(device, |device, [first, second], [end, _]| {
         let event = device.create_event()?;
         device.busy(first, LONG)?;
@@ -325,7 +325,7 @@ fn a_queued_wait_outlives_its_event(device: &mut dyn Device) -> Outcome {
     })
 }
 
-fn elapsed_needs_both_events_done(device: &mut dyn Device) -> Outcome {
+fn elapsed_needs_both_events_done(device: &mut dyn TestDevice) -> Outcome {
     with_handles(device, |device, [stream, _], [start, end]| {
         assert_eq!(device.elapsed(start, end), Err(DeviceError::NotReady(start.0)), "never recorded");
         device.record_event(start, stream)?;
@@ -339,7 +339,7 @@ fn elapsed_needs_both_events_done(device: &mut dyn Device) -> Outcome {
     })
 }
 
-fn elapsed_covers_the_work_between(device: &mut dyn Device) -> Outcome {
+fn elapsed_covers_the_work_between(device: &mut dyn TestDevice) -> Outcome {
     with_handles(device, |device, [stream, _], [start, end]| {
         for duration in [Nanos::micros(500), Nanos::millis(10)] {
             device.record_event(start, stream)?;
@@ -352,7 +352,7 @@ fn elapsed_covers_the_work_between(device: &mut dyn Device) -> Outcome {
     })
 }
 
-fn destroying_a_stream_waits_for_its_work(device: &mut dyn Device) -> Outcome {
+fn destroying_a_stream_waits_for_its_work(device: &mut dyn TestDevice) -> Outcome {
     let stream = device.create_stream()?;
     let start = device.now();
     device.busy(stream, LONG)?;
@@ -361,7 +361,7 @@ fn destroying_a_stream_waits_for_its_work(device: &mut dyn Device) -> Outcome {
     Ok(())
 }
 
-fn a_destroyed_stream_is_an_error(device: &mut dyn Device) -> Outcome {
+fn a_destroyed_stream_is_an_error(device: &mut dyn TestDevice) -> Outcome {
     let (ptr, event, stream) = (device.malloc(Bytes::mib(2))?, device.create_event()?, device.create_stream()?);
     device.destroy_stream(stream)?;
     let next = device.create_stream()?;
@@ -384,7 +384,7 @@ fn a_destroyed_stream_is_an_error(device: &mut dyn Device) -> Outcome {
     device.free(ptr)
 }
 
-fn a_destroyed_event_is_an_error(device: &mut dyn Device) -> Outcome {
+fn a_destroyed_event_is_an_error(device: &mut dyn TestDevice) -> Outcome {
     let event = device.create_event()?;
     device.destroy_event(event)?;
     let results = [
@@ -401,14 +401,14 @@ fn a_destroyed_event_is_an_error(device: &mut dyn Device) -> Outcome {
     Ok(())
 }
 
-fn the_default_stream_stays(device: &mut dyn Device) -> Outcome {
+fn the_default_stream_stays(device: &mut dyn TestDevice) -> Outcome {
     let error = device.destroy_stream(StreamId::DEFAULT);
     assert!(matches!(error, Err(DeviceError::UnknownHandle { number: 0, .. })), "{error:?}");
     device.busy(StreamId::DEFAULT, Nanos::micros(10))?;
     device.synchronize_stream(StreamId::DEFAULT)
 }
 
-fn a_fill_verifies_at_every_size_and_alignment(device: &mut dyn Device) -> Outcome {
+fn a_fill_verifies_at_every_size_and_alignment(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(4))?;
     for len in [1, 2, 3, 7, 8, 9, 15, 63, 64, 4097, (1 << 20) + 3] {
         for offset in [0, 1, 3, 4, 8, 13] {
@@ -423,7 +423,7 @@ fn a_fill_verifies_at_every_size_and_alignment(device: &mut dyn Device) -> Outco
     device.free(ptr)
 }
 
-fn a_part_of_a_fill_verifies_at_every_multiple_of_eight(device: &mut dyn Device) -> Outcome {
+fn a_part_of_a_fill_verifies_at_every_multiple_of_eight(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(2))?;
     let start = ptr.offset(Bytes(5));
     device.fill(StreamId::DEFAULT, MemoryRange::new(start, Bytes(4096)), TAG)?;
@@ -438,7 +438,7 @@ fn a_part_of_a_fill_verifies_at_every_multiple_of_eight(device: &mut dyn Device)
     device.free(ptr)
 }
 
-fn a_fill_changes_nothing_beside_its_range(device: &mut dyn Device) -> Outcome {
+fn a_fill_changes_nothing_beside_its_range(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(2))?;
     let range = |offset, len| MemoryRange::new(ptr.offset(Bytes(offset)), Bytes(len));
     device.fill(StreamId::DEFAULT, range(0, 1024), TAG)?;
@@ -453,7 +453,7 @@ fn a_fill_changes_nothing_beside_its_range(device: &mut dyn Device) -> Outcome {
     device.free(ptr)
 }
 
-fn the_first_wrong_byte_is_named(device: &mut dyn Device) -> Outcome {
+fn the_first_wrong_byte_is_named(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(2))?;
     let range = MemoryRange::new(ptr, Bytes(1 << 20));
     for offset in [0, 1, 7, 8, 1000, 65_537, (1 << 20) - 1] {
@@ -471,7 +471,7 @@ fn the_first_wrong_byte_is_named(device: &mut dyn Device) -> Outcome {
     device.free(ptr)
 }
 
-fn contents_cross_streams_behind_an_event(device: &mut dyn Device) -> Outcome {
+fn contents_cross_streams_behind_an_event(device: &mut dyn TestDevice) -> Outcome {
     with_handles(device, |device, [writer, reader], [event, _]| {
         let ptr = device.malloc(Bytes::mib(8))?;
         let range = MemoryRange::new(ptr, Bytes::mib(8));
@@ -487,7 +487,7 @@ fn contents_cross_streams_behind_an_event(device: &mut dyn Device) -> Outcome {
     })
 }
 
-fn calls_are_counted_failed_ones_too(device: &mut dyn Device) -> Outcome {
+fn calls_are_counted_failed_ones_too(device: &mut dyn TestDevice) -> Outcome {
     let (event, stream) = (device.create_event()?, device.create_stream()?);
     let ptr = device.malloc(Bytes::mib(2))?;
     let too_much = device.info().total + Bytes(1);
@@ -511,7 +511,7 @@ fn calls_are_counted_failed_ones_too(device: &mut dyn Device) -> Outcome {
     Ok(())
 }
 
-fn leaks_are_counted_and_cleared(device: &mut dyn Device) -> Outcome {
+fn leaks_are_counted_and_cleared(device: &mut dyn TestDevice) -> Outcome {
     let (first, second) = (device.malloc(Bytes(1))?, device.malloc(Bytes::mib(3))?);
     let (stream, event) = (device.create_stream()?, device.create_event()?);
     let granule = device.info().granularity;
@@ -526,7 +526,7 @@ fn leaks_are_counted_and_cleared(device: &mut dyn Device) -> Outcome {
     Ok(())
 }
 
-fn time_goes_on_over_work_that_is_waited_for(device: &mut dyn Device) -> Outcome {
+fn time_goes_on_over_work_that_is_waited_for(device: &mut dyn TestDevice) -> Outcome {
     let stream = device.create_stream()?;
     let mut last = device.now();
     for duration in [Nanos::micros(100), Nanos::millis(2), Nanos::millis(20)] {

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use driver_double::{Config, Staging};
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Clock, Device, DeviceError};
+use harness_allocator::device::{Clock, DeviceError, TestDevice};
 use harness_allocator::units::Bytes;
 use harness_cuda::CudaDevice;
 use harness_cuda::machine::{self};
@@ -36,7 +36,7 @@ const MEMORY: Bytes = Bytes::mib(64);
 pub(crate) type Outcome = Result<(), DeviceError>;
 
 /// A body, bound to all it needs but the device.
-pub(crate) type Body = Box<dyn Fn(&mut dyn Device) -> Outcome + Send + Sync>;
+pub(crate) type Body = Box<dyn Fn(&mut dyn TestDevice) -> Outcome + Send + Sync>;
 
 /// A body, under the name of its contract.
 pub(crate) struct Case {
@@ -48,7 +48,7 @@ pub(crate) struct Case {
 struct Row {
     name: &'static str,
     /// Makes a fresh one with [`MEMORY`] to allocate.
-    make: fn() -> Result<Box<dyn Device>, DeviceError>,
+    make: fn() -> Result<Box<dyn TestDevice>, DeviceError>,
     process: Process,
     /// Why its cases cannot run here, if they cannot.
     unavailable: Option<String>,
@@ -96,20 +96,20 @@ fn no_cuda_device() -> Option<String> {
     (!there).then(|| "no CUDA device here, ask `harness doctor` why".to_owned())
 }
 
-fn cuda() -> Result<Box<dyn Device>, DeviceError> {
+fn cuda() -> Result<Box<dyn TestDevice>, DeviceError> {
     Ok(Box::new(CudaDevice::open(0)?))
 }
 
-fn cuda_limited() -> Result<Box<dyn Device>, DeviceError> {
+fn cuda_limited() -> Result<Box<dyn TestDevice>, DeviceError> {
     Ok(Box::new(Limited::new(cuda()?, MEMORY)?))
 }
 
-fn simulated() -> Result<Box<dyn Device>, DeviceError> {
+fn simulated() -> Result<Box<dyn TestDevice>, DeviceError> {
     let config = SimConfig::default();
     Ok(Box::new(SimDevice::new(SimConfig { total: MEMORY + config.context_overhead, ..config })))
 }
 
-fn simulated_limited() -> Result<Box<dyn Device>, DeviceError> {
+fn simulated_limited() -> Result<Box<dyn TestDevice>, DeviceError> {
     Ok(Box::new(Limited::new(Box::new(SimDevice::new(SimConfig::default())), MEMORY)?))
 }
 
@@ -151,7 +151,7 @@ fn run(row: &Row, case: &Case) -> Result<(), Failed> {
 }
 
 /// Whether a device is made for these tests, and so has everything that a device can have. A real one may lack what virtual GPUs lack.
-pub(crate) fn is_made_for_tests(device: &dyn Device) -> bool {
+pub(crate) fn is_made_for_tests(device: &dyn TestDevice) -> bool {
     device.info().clock == Clock::Simulated || device.info().name == "Driver double"
 }
 

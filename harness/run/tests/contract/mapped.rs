@@ -3,12 +3,12 @@
 //! Bodies get a device with nothing reserved and give everything back. What work in flight on memory that is unmapped does is each
 //! device's own: a GPU's context breaks.
 
-use harness_allocator::device::{Device, DeviceCalls, DeviceError, DevicePtr, Leaks, MappedDevice, MemoryRange, StreamId, Tag};
+use harness_allocator::device::{DeviceCalls, DeviceError, DevicePtr, Leaks, MappedDevice, MemoryRange, StreamId, Tag, TestDevice};
 use harness_allocator::units::Bytes;
 
 use crate::{Case, Outcome, is_made_for_tests};
 
-type Call = fn(&mut dyn Device) -> Outcome;
+type Call = fn(&mut dyn TestDevice) -> Outcome;
 
 const TAG: Tag = Tag(0x8877_6655_4433_2211);
 const OTHER: Tag = Tag(0x1122_3344_5566_7788);
@@ -46,17 +46,17 @@ pub(crate) fn cases() -> Vec<Case> {
     bodies.into_iter().map(case).collect()
 }
 
-fn has_mapping(device: &mut dyn Device) -> bool {
+fn has_mapping(device: &mut dyn TestDevice) -> bool {
     let has = device.mapped().is_some();
     assert!(has || !is_made_for_tests(device), "a device made for these tests has mapping");
     has
 }
 
-fn mapped(device: &mut dyn Device) -> &mut dyn MappedDevice {
+fn mapped(device: &mut dyn TestDevice) -> &mut dyn MappedDevice {
     device.mapped().expect("the device has mapping, as was asked before")
 }
 
-fn free_bytes(device: &mut dyn Device) -> Result<Bytes, DeviceError> {
+fn free_bytes(device: &mut dyn TestDevice) -> Result<Bytes, DeviceError> {
     Ok(device.memory()?.free)
 }
 
@@ -65,7 +65,7 @@ fn range(start: DevicePtr, offset: Bytes, len: Bytes) -> MemoryRange {
 }
 
 /// A reservation of this size, given back afterwards; the body leaves nothing mapped.
-fn with_reservation(device: &mut dyn Device, size: Bytes, body: impl FnOnce(&mut dyn Device, DevicePtr) -> Outcome) -> Outcome {
+fn with_reservation(device: &mut dyn TestDevice, size: Bytes, body: impl FnOnce(&mut dyn TestDevice, DevicePtr) -> Outcome) -> Outcome {
     let start = mapped(device).reserve(size)?;
     body(device, start)?;
     mapped(device).unreserve(start)
@@ -79,7 +79,7 @@ fn invalid_access(result: Outcome, of: MemoryRange) {
     assert!(matches!(&result, Err(DeviceError::InvalidAccess { range, .. }) if *range == of), "{result:?}");
 }
 
-fn a_reservation_takes_addresses_and_no_memory(device: &mut dyn Device) -> Outcome {
+fn a_reservation_takes_addresses_and_no_memory(device: &mut dyn TestDevice) -> Outcome {
     let before = device.memory()?;
     // More addresses than there is memory: what a segment that can grow to the whole device reserves.
     let size = Bytes(before.total.0 * 2).checked_round_up(PAGE).expect("it is no more than a device's memory twice");
@@ -90,7 +90,7 @@ fn a_reservation_takes_addresses_and_no_memory(device: &mut dyn Device) -> Outco
     })
 }
 
-fn reservations_do_not_overlap(device: &mut dyn Device) -> Outcome {
+fn reservations_do_not_overlap(device: &mut dyn TestDevice) -> Outcome {
     let sizes = [Bytes::mib(2), Bytes::mib(40), Bytes::mib(6), Bytes::gib(1)];
     let mut ranges = Vec::new();
     for size in sizes {
@@ -104,7 +104,7 @@ fn reservations_do_not_overlap(device: &mut dyn Device) -> Outcome {
     ranges.iter().filter(|range| range.start != ptr).try_for_each(|range| mapped(device).unreserve(range.start))
 }
 
-fn a_mapping_takes_its_pages_to_the_byte_and_unmapping_gives_them_back(device: &mut dyn Device) -> Outcome {
+fn a_mapping_takes_its_pages_to_the_byte_and_unmapping_gives_them_back(device: &mut dyn TestDevice) -> Outcome {
     with_reservation(device, Bytes::mib(40), |device, start| {
         let before = device.memory()?;
         let tolerance = device.info().used_tolerance.0;
@@ -126,7 +126,7 @@ fn a_mapping_takes_its_pages_to_the_byte_and_unmapping_gives_them_back(device: &
     })
 }
 
-fn reservations_and_pages_are_whole_granules(device: &mut dyn Device) -> Outcome {
+fn reservations_and_pages_are_whole_granules(device: &mut dyn TestDevice) -> Outcome {
     for size in [Bytes::ZERO, Bytes(PAGE.0 - 1), Bytes(PAGE.0 + 512)] {
         assert!(matches!(mapped(device).reserve(size), Err(DeviceError::Driver { .. })), "{size}");
     }
@@ -147,7 +147,7 @@ fn reservations_and_pages_are_whole_granules(device: &mut dyn Device) -> Outcome
     })
 }
 
-fn a_page_that_cannot_be_had_takes_those_before_it_back(device: &mut dyn Device) -> Outcome {
+fn a_page_that_cannot_be_had_takes_those_before_it_back(device: &mut dyn TestDevice) -> Outcome {
     let free = free_bytes(device)?;
     let fitting = free.0 / PAGE.0;
     let size = Bytes((fitting + 3) * PAGE.0);
@@ -165,7 +165,7 @@ fn a_page_that_cannot_be_had_takes_those_before_it_back(device: &mut dyn Device)
     })
 }
 
-fn the_memory_can_be_mapped_to_the_last_granule(device: &mut dyn Device) -> Outcome {
+fn the_memory_can_be_mapped_to_the_last_granule(device: &mut dyn TestDevice) -> Outcome {
     let count = free_bytes(device)?.0 / PAGE.0;
     with_reservation(device, Bytes((count + 1) * PAGE.0), |device, start| {
         let page = |index: u64| range(start, Bytes(index * PAGE.0), PAGE);
@@ -182,7 +182,7 @@ fn the_memory_can_be_mapped_to_the_last_granule(device: &mut dyn Device) -> Outc
     })
 }
 
-fn what_is_mapped_already_is_not_mapped_again(device: &mut dyn Device) -> Outcome {
+fn what_is_mapped_already_is_not_mapped_again(device: &mut dyn TestDevice) -> Outcome {
     with_reservation(device, Bytes::mib(12), |device, start| {
         let whole = range(start, Bytes::mib(4), Bytes::mib(4));
         mapped(device).map(whole, Bytes::mib(4))?;
@@ -196,7 +196,7 @@ fn what_is_mapped_already_is_not_mapped_again(device: &mut dyn Device) -> Outcom
     })
 }
 
-fn only_reserved_addresses_are_mapped(device: &mut dyn Device) -> Outcome {
+fn only_reserved_addresses_are_mapped(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(4))?;
     let aligned = DevicePtr(ptr.0.next_multiple_of(PAGE.0));
     let mut gone = DevicePtr::NULL;
@@ -211,7 +211,7 @@ fn only_reserved_addresses_are_mapped(device: &mut dyn Device) -> Outcome {
     device.free(ptr)
 }
 
-fn half_a_page_is_not_unmapped(device: &mut dyn Device) -> Outcome {
+fn half_a_page_is_not_unmapped(device: &mut dyn TestDevice) -> Outcome {
     with_reservation(device, Bytes::mib(16), |device, start| {
         let whole = range(start, Bytes::mib(4), Bytes::mib(8));
         mapped(device).map(whole, Bytes::mib(4))?;
@@ -227,7 +227,7 @@ fn half_a_page_is_not_unmapped(device: &mut dyn Device) -> Outcome {
     })
 }
 
-fn a_reservation_with_pages_is_not_given_back(device: &mut dyn Device) -> Outcome {
+fn a_reservation_with_pages_is_not_given_back(device: &mut dyn TestDevice) -> Outcome {
     let start = mapped(device).reserve(Bytes::mib(8))?;
     let page = range(start, Bytes::mib(6), PAGE);
     mapped(device).map(page, PAGE)?;
@@ -240,7 +240,7 @@ fn a_reservation_with_pages_is_not_given_back(device: &mut dyn Device) -> Outcom
     Ok(())
 }
 
-fn what_is_no_reservation_is_not_given_back(device: &mut dyn Device) -> Outcome {
+fn what_is_no_reservation_is_not_given_back(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(2))?;
     with_reservation(device, Bytes::mib(8), |device, start| {
         for bad in [DevicePtr::NULL, start.offset(PAGE), ptr] {
@@ -252,7 +252,7 @@ fn what_is_no_reservation_is_not_given_back(device: &mut dyn Device) -> Outcome 
     device.free(ptr)
 }
 
-fn contents_survive_what_happens_to_their_neighbours(device: &mut dyn Device) -> Outcome {
+fn contents_survive_what_happens_to_their_neighbours(device: &mut dyn TestDevice) -> Outcome {
     with_reservation(device, Bytes::mib(12), |device, start| {
         let page = |index: u64| range(start, Bytes(index * PAGE.0), PAGE);
         mapped(device).map(page(2), PAGE)?;
@@ -277,7 +277,7 @@ fn contents_survive_what_happens_to_their_neighbours(device: &mut dyn Device) ->
     })
 }
 
-fn pages_side_by_side_are_one_range(device: &mut dyn Device) -> Outcome {
+fn pages_side_by_side_are_one_range(device: &mut dyn TestDevice) -> Outcome {
     with_reservation(device, Bytes::mib(10), |device, start| {
         mapped(device).map(range(start, Bytes::ZERO, Bytes::mib(4)), PAGE)?;
         mapped(device).map(range(start, Bytes::mib(4), Bytes::mib(4)), Bytes::mib(4))?;
@@ -294,7 +294,7 @@ fn pages_side_by_side_are_one_range(device: &mut dyn Device) -> Outcome {
     })
 }
 
-fn memory_that_is_not_mapped_is_not_accessed(device: &mut dyn Device) -> Outcome {
+fn memory_that_is_not_mapped_is_not_accessed(device: &mut dyn TestDevice) -> Outcome {
     let start = mapped(device).reserve(Bytes::mib(12))?;
     let page = |index: u64| range(start, Bytes(index * PAGE.0), PAGE);
     for index in [1, 3] {
@@ -315,7 +315,7 @@ fn memory_that_is_not_mapped_is_not_accessed(device: &mut dyn Device) -> Outcome
     device.synchronize()
 }
 
-fn allocations_and_pages_share_one_memory(device: &mut dyn Device) -> Outcome {
+fn allocations_and_pages_share_one_memory(device: &mut dyn TestDevice) -> Outcome {
     let free = free_bytes(device)?;
     let ptr = device.malloc(Bytes::mib(10))?;
     let rest = Bytes((free.0 - Bytes::mib(10).0) / PAGE.0 * PAGE.0);
@@ -333,7 +333,7 @@ fn allocations_and_pages_share_one_memory(device: &mut dyn Device) -> Outcome {
     device.free(ptr)
 }
 
-fn leaks_of_reservations_and_pages_are_counted(device: &mut dyn Device) -> Outcome {
+fn leaks_of_reservations_and_pages_are_counted(device: &mut dyn TestDevice) -> Outcome {
     let first = mapped(device).reserve(Bytes::mib(8))?;
     let second = mapped(device).reserve(Bytes::mib(2))?;
     assert_eq!(device.leaks(), Leaks { reservations: 2, ..Leaks::default() });
@@ -349,7 +349,7 @@ fn leaks_of_reservations_and_pages_are_counted(device: &mut dyn Device) -> Outco
     Ok(())
 }
 
-fn pages_are_counted_as_calls(device: &mut dyn Device) -> Outcome {
+fn pages_are_counted_as_calls(device: &mut dyn TestDevice) -> Outcome {
     with_reservation(device, Bytes::mib(8), |device, start| {
         let whole = range(start, Bytes::ZERO, Bytes::mib(8));
         mapped(device).map(whole, PAGE)?;

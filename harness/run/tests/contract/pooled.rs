@@ -3,12 +3,12 @@
 //! How much a pool reserves at a time is the driver's own, so bodies compare and never expect a figure. Bodies get a device without pools
 //! and give everything back.
 
-use harness_allocator::device::{Device, DeviceError, DevicePtr, Leaks, MemoryRange, PoolId, PooledDevice, StreamId, Tag};
+use harness_allocator::device::{DeviceError, DevicePtr, Leaks, MemoryRange, PoolId, PooledDevice, StreamId, Tag, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::{Case, Outcome, is_made_for_tests};
 
-type Call = fn(&mut dyn Device) -> Outcome;
+type Call = fn(&mut dyn TestDevice) -> Outcome;
 
 const TAG: Tag = Tag(0x8877_6655_4433_2211);
 const OTHER: Tag = Tag(0x1122_3344_5566_7788);
@@ -46,26 +46,26 @@ pub(crate) fn cases() -> Vec<Case> {
     bodies.into_iter().map(case).collect()
 }
 
-fn has_pools(device: &mut dyn Device) -> bool {
+fn has_pools(device: &mut dyn TestDevice) -> bool {
     let has = device.pooled().is_some();
     assert!(has || !is_made_for_tests(device), "a device made for these tests has pools");
     has
 }
 
-fn pooled(device: &mut dyn Device) -> &mut dyn PooledDevice {
+fn pooled(device: &mut dyn TestDevice) -> &mut dyn PooledDevice {
     device.pooled().expect("the device has pools, as was asked before")
 }
 
-fn reserved(device: &mut dyn Device, pool: PoolId) -> Result<Bytes, DeviceError> {
+fn reserved(device: &mut dyn TestDevice, pool: PoolId) -> Result<Bytes, DeviceError> {
     Ok(pooled(device).pool_memory(pool)?.reserved)
 }
 
-fn free_bytes(device: &mut dyn Device) -> Result<Bytes, DeviceError> {
+fn free_bytes(device: &mut dyn TestDevice) -> Result<Bytes, DeviceError> {
     Ok(device.memory()?.free)
 }
 
 /// A pool, destroyed afterwards; then all memory must be there again.
-fn with_pool(device: &mut dyn Device, threshold: Bytes, body: impl FnOnce(&mut dyn Device, PoolId) -> Outcome) -> Outcome {
+fn with_pool(device: &mut dyn TestDevice, threshold: Bytes, body: impl FnOnce(&mut dyn TestDevice, PoolId) -> Outcome) -> Outcome {
     let free = free_bytes(device)?;
     let pool = pooled(device).create_pool(threshold)?;
     body(device, pool)?;
@@ -74,7 +74,7 @@ fn with_pool(device: &mut dyn Device, threshold: Bytes, body: impl FnOnce(&mut d
     Ok(())
 }
 
-fn a_new_pool_holds_nothing(device: &mut dyn Device) -> Outcome {
+fn a_new_pool_holds_nothing(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, KEEP_ALL, |device, pool| {
         assert_eq!(pooled(device).pool_memory(pool)?, Default::default());
         assert_eq!(device.leaks(), Leaks { pools: 1, ..Leaks::default() });
@@ -82,7 +82,7 @@ fn a_new_pool_holds_nothing(device: &mut dyn Device) -> Outcome {
     })
 }
 
-fn a_pool_reserves_what_it_hands_out_and_device_used_follows(device: &mut dyn Device) -> Outcome {
+fn a_pool_reserves_what_it_hands_out_and_device_used_follows(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, KEEP_ALL, |device, pool| {
         let (before, tolerance) = (device.memory()?, device.info().used_tolerance.0);
         let mut live = Vec::new();
@@ -106,7 +106,7 @@ fn a_pool_reserves_what_it_hands_out_and_device_used_follows(device: &mut dyn De
     })
 }
 
-fn allocations_are_apart_and_hold_what_is_written(device: &mut dyn Device) -> Outcome {
+fn allocations_are_apart_and_hold_what_is_written(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, KEEP_ALL, |device, pool| {
         let sizes = [1, 255, 512, 4097, 1 << 20, (3 << 20) + 1];
         let mut ranges = Vec::new();
@@ -131,10 +131,10 @@ fn allocations_are_apart_and_hold_what_is_written(device: &mut dyn Device) -> Ou
     })
 }
 
-fn a_pool_without_a_threshold_gives_unused_memory_back_at_a_wait(device: &mut dyn Device) -> Outcome {
+fn a_pool_without_a_threshold_gives_unused_memory_back_at_a_wait(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, Bytes::ZERO, |device, pool| {
         let (stream, event) = (device.create_stream()?, device.create_event()?);
-        type Wait<'a> = &'a dyn Fn(&mut dyn Device) -> Outcome;
+        type Wait<'a> = &'a dyn Fn(&mut dyn TestDevice) -> Outcome;
         let waits: [Wait<'_>; 3] =
             [&|device| device.synchronize_event(event), &|device| device.synchronize_stream(stream), &|device| device.synchronize()];
         for (index, wait) in waits.into_iter().enumerate() {
@@ -153,7 +153,7 @@ fn a_pool_without_a_threshold_gives_unused_memory_back_at_a_wait(device: &mut dy
     })
 }
 
-fn a_pool_keeps_up_to_its_threshold_until_it_is_trimmed(device: &mut dyn Device) -> Outcome {
+fn a_pool_keeps_up_to_its_threshold_until_it_is_trimmed(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, KEEP_ALL, |device, pool| {
         let ptr = pooled(device).malloc_async(pool, Bytes::mib(40), StreamId::DEFAULT)?;
         pooled(device).free_async(ptr, StreamId::DEFAULT)?;
@@ -170,7 +170,7 @@ fn a_pool_keeps_up_to_its_threshold_until_it_is_trimmed(device: &mut dyn Device)
     })
 }
 
-fn trimming_gives_back_what_the_host_has_seen_freed_and_nothing_else(device: &mut dyn Device) -> Outcome {
+fn trimming_gives_back_what_the_host_has_seen_freed_and_nothing_else(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, KEEP_ALL, |device, pool| {
         let stream = device.create_stream()?;
         let kept = pooled(device).malloc_async(pool, Bytes::mib(10), stream)?;
@@ -187,7 +187,7 @@ fn trimming_gives_back_what_the_host_has_seen_freed_and_nothing_else(device: &mu
     })
 }
 
-fn what_is_freed_is_handed_out_again_on_its_stream_at_once(device: &mut dyn Device) -> Outcome {
+fn what_is_freed_is_handed_out_again_on_its_stream_at_once(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, KEEP_ALL, |device, pool| {
         let stream = device.create_stream()?;
         device.busy(stream, LONG)?;
@@ -204,7 +204,7 @@ fn what_is_freed_is_handed_out_again_on_its_stream_at_once(device: &mut dyn Devi
     })
 }
 
-fn what_is_freed_is_handed_out_on_another_stream_only_behind_an_event(device: &mut dyn Device) -> Outcome {
+fn what_is_freed_is_handed_out_on_another_stream_only_behind_an_event(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, KEEP_ALL, |device, pool| {
         let (first, second, event) = (device.create_stream()?, device.create_stream()?, device.create_event()?);
         let size = Bytes::mib(20);
@@ -233,7 +233,7 @@ fn what_is_freed_is_handed_out_on_another_stream_only_behind_an_event(device: &m
     })
 }
 
-fn out_of_memory_is_an_answer_that_changes_nothing(device: &mut dyn Device) -> Outcome {
+fn out_of_memory_is_an_answer_that_changes_nothing(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, KEEP_ALL, |device, pool| {
         let kept = pooled(device).malloc_async(pool, Bytes::mib(8), StreamId::DEFAULT)?;
         device.fill(StreamId::DEFAULT, MemoryRange::new(kept, Bytes::mib(8)), TAG)?;
@@ -248,7 +248,7 @@ fn out_of_memory_is_an_answer_that_changes_nothing(device: &mut dyn Device) -> O
     })
 }
 
-fn unused_memory_of_a_pool_makes_room_for_another_size(device: &mut dyn Device) -> Outcome {
+fn unused_memory_of_a_pool_makes_room_for_another_size(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, KEEP_ALL, |device, pool| {
         let small = [(); 2].map(|()| pooled(device).malloc_async(pool, Bytes::mib(20), StreamId::DEFAULT));
         for ptr in small {
@@ -260,7 +260,7 @@ fn unused_memory_of_a_pool_makes_room_for_another_size(device: &mut dyn Device) 
     })
 }
 
-fn a_free_takes_its_turn_in_the_stream(device: &mut dyn Device) -> Outcome {
+fn a_free_takes_its_turn_in_the_stream(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, KEEP_ALL, |device, pool| {
         let stream = device.create_stream()?;
         let ptr = pooled(device).malloc_async(pool, Bytes::mib(2), stream)?;
@@ -274,7 +274,7 @@ fn a_free_takes_its_turn_in_the_stream(device: &mut dyn Device) -> Outcome {
     })
 }
 
-fn wrong_frees_are_errors(device: &mut dyn Device) -> Outcome {
+fn wrong_frees_are_errors(device: &mut dyn TestDevice) -> Outcome {
     let plain = device.malloc(Bytes::mib(2))?;
     with_pool(device, KEEP_ALL, |device, pool| {
         let ptr = pooled(device).malloc_async(pool, Bytes::mib(2), StreamId::DEFAULT)?;
@@ -294,7 +294,7 @@ fn wrong_frees_are_errors(device: &mut dyn Device) -> Outcome {
     device.free(plain)
 }
 
-fn a_pool_that_is_not_there_is_an_error(device: &mut dyn Device) -> Outcome {
+fn a_pool_that_is_not_there_is_an_error(device: &mut dyn TestDevice) -> Outcome {
     let pool = pooled(device).create_pool(KEEP_ALL)?;
     pooled(device).destroy_pool(pool)?;
     let unknown = DeviceError::UnknownHandle { kind: "pool", number: pool.0 };
@@ -307,7 +307,7 @@ fn a_pool_that_is_not_there_is_an_error(device: &mut dyn Device) -> Outcome {
     pooled(device).destroy_pool(next)
 }
 
-fn a_pool_with_allocations_is_not_destroyed(device: &mut dyn Device) -> Outcome {
+fn a_pool_with_allocations_is_not_destroyed(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, KEEP_ALL, |device, pool| {
         let ptr = pooled(device).malloc_async(pool, Bytes::mib(2), StreamId::DEFAULT)?;
         let refused = pooled(device).destroy_pool(pool);
@@ -319,7 +319,7 @@ fn a_pool_with_allocations_is_not_destroyed(device: &mut dyn Device) -> Outcome 
     })
 }
 
-fn pool_calls_are_counted_failed_ones_too(device: &mut dyn Device) -> Outcome {
+fn pool_calls_are_counted_failed_ones_too(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, KEEP_ALL, |device, pool| {
         let ptr = pooled(device).malloc_async(pool, Bytes::mib(2), StreamId::DEFAULT)?;
         let too_much = device.info().total + Bytes(1);

@@ -97,7 +97,7 @@ fn lies_against(invariant: Invariant) -> Vec<Case> {
             vec![case(Lie::Hoards, &[Invariant::DeviceUsedFollowsReserved], TELL, By::Whole)]
         }
         Invariant::ContentsAreIntact => vec![
-            case(Lie::Overwrites, &[Invariant::ContentsAreIntact], Op::Free(0), By::Contents),
+            case(Lie::LosesContents, &[Invariant::ContentsAreIntact], Op::Free(0), By::Contents),
             case(Lie::ForgetsStreams, &[Invariant::ContentsAreIntact], Op::Fill(8), By::Contents),
         ],
         Invariant::OomChangesOnlyTheCache => {

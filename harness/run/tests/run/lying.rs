@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use harness_allocator::allocator::caching::CachingAllocator;
+use harness_allocator::allocator::caching::{CachingAllocator, Config};
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId, Tag};
+use harness_allocator::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat, StatFamily};
 use harness_allocator::units::Bytes;
 
@@ -44,8 +44,8 @@ pub(crate) enum Lie {
     TooSmall,
     WrongStream,
     Null,
-    /// A new allocation writes over an old one.
-    Overwrites,
+    /// A live allocation gets other memory behind its addresses.
+    LosesContents,
     /// `record_stream` is not heard: a block is handed out while another stream uses it.
     ForgetsStreams,
     /// All memory comes from elsewhere than the device.
@@ -100,7 +100,7 @@ impl Lying {
         let allocator = Self {
             lie,
             told: false,
-            inner: CachingAllocator::default(),
+            inner: CachingAllocator::new(Config { expandable_segments: lie == Lie::LosesContents, ..Config::default() }),
             elsewhere: SimDevice::new(SimConfig::default()),
             twin: CachingAllocator::default(),
             first: None,
@@ -118,13 +118,24 @@ impl Lying {
             Lie::TooSmall => return self.inner.allocate(device, Request { size: Bytes(request.size.0 / 2), ..request }),
             Lie::WrongStream => return self.inner.allocate(device, request.on(StreamId(request.stream.0 + 1))),
             Lie::Null => return self.inner.allocate(device, Request { size: Bytes::ZERO, ..request }),
-            Lie::Overwrites => device.fill(request.stream, self.first.expect("something was handed out before"), Tag(1))?,
+            Lie::LosesContents => self.swap_memory(device)?,
             Lie::Hoards => self.hoard = Some(device.malloc(Bytes::mib(2))?),
             Lie::LeaksAnEvent => drop(device.create_event()?),
             Lie::LeaksAStream => drop(device.create_stream()?),
             _ => {}
         }
         self.inner.allocate(device, request)
+    }
+
+    /// Maps a new page where the first allocation lies.
+    fn swap_memory(&self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        const PAGE: Bytes = Bytes::mib(2);
+        let first = self.first.expect("something was handed out before").start;
+        let page = MemoryRange::new(DevicePtr(first.0 - first.0 % PAGE.0), PAGE);
+        device.synchronize()?;
+        let mapped = device.mapped().expect("the simulated device maps memory");
+        mapped.unmap(page)?;
+        mapped.map(page, PAGE)
     }
 
     fn lies(&self, lie: Lie) -> bool {
@@ -213,10 +224,15 @@ impl Allocator for Lying {
         self.inner.free(device, allocation)
     }
 
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
-        if self.lie != Lie::ForgetsStreams {
-            self.inner.record_stream(allocation, stream);
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+        if self.lie == Lie::ForgetsStreams {
+            return Ok(());
         }
+        self.inner.record_stream(allocation, stream)
+    }
+
+    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner.release_stream(device, stream)
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {

@@ -35,10 +35,15 @@ impl Allocator for Lying {
         self.1.free(device, allocation)
     }
 
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
-        if self.0 != Lie::ForgetsStreams {
-            self.1.record_stream(allocation, stream);
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+        if self.0 == Lie::ForgetsStreams {
+            return Ok(());
         }
+        self.1.record_stream(allocation, stream)
+    }
+
+    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        self.1.release_stream(device, stream)
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {

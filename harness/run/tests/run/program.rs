@@ -44,7 +44,7 @@ impl Stopped {
     pub(crate) fn findings(&self) -> &[Finding] {
         match &self.halt {
             Halt::Violated(findings) => findings,
-            Halt::Device(_) | Halt::Interrupted => panic!("{self:?}"),
+            Halt::Device(_) | Halt::Contended(_) | Halt::Interrupted => panic!("{self:?}"),
         }
     }
 }
@@ -117,7 +117,7 @@ impl Machine {
                     rig.record(self.event, *stream)?;
                     *stream = self.streams[to];
                     rig.wait(*stream, self.event)?;
-                    rig.use_on(buffer, *stream);
+                    rig.use_on(buffer, *stream)?;
                     rig.fill(buffer, *stream)?;
                 }
             }

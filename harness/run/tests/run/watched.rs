@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{
-    Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MemoryRange, Place, StreamId, Tag,
+    Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MemoryRange, Place, StreamId, Tag, TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -88,18 +88,6 @@ impl Device for Watched {
         self.device.info()
     }
 
-    fn own_context(&self) -> Result<Bytes, DeviceError> {
-        self.device.own_context()
-    }
-
-    fn calls(&self) -> DeviceCalls {
-        self.device.calls()
-    }
-
-    fn leaks(&self) -> Leaks {
-        self.device.leaks()
-    }
-
     fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
         self.mallocs.lock().unwrap().push(size);
         if self.calls().malloc + 1 == self.at {
@@ -108,14 +96,40 @@ impl Device for Watched {
         self.device.malloc(size)
     }
 
+    passed_on! {
+        fn free_memory(&mut self) -> Result<Bytes, DeviceError>;
+        fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError>;
+        fn create_stream(&mut self) -> Result<StreamId, DeviceError>;
+        fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
+        fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
+        fn create_event(&mut self) -> Result<EventId, DeviceError>;
+        fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError>;
+        fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError>;
+        fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError>;
+        fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError>;
+        fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError>;
+        fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
+        fn synchronize(&mut self) -> Result<(), DeviceError>;
+    }
+}
+
+impl TestDevice for Watched {
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
         self.asked += 1;
         self.answering += self.memory_takes;
         if self.fails_at == Some((self.place, self.asked)) { Err(launch_failed()) } else { self.device.memory() }
     }
 
+    fn own_context(&self) -> Result<Bytes, DeviceError> {
+        self.device.own_context()
+    }
+
     fn now(&mut self) -> Nanos {
         self.device.now() + self.answering
+    }
+
+    fn calls(&self) -> DeviceCalls {
+        self.device.calls()
     }
 
     fn set_place(&mut self, place: Place) {
@@ -123,20 +137,12 @@ impl Device for Watched {
         self.device.set_place(place);
     }
 
+    fn leaks(&self) -> Leaks {
+        self.device.leaks()
+    }
+
     passed_on! {
-        fn free_memory(&mut self) -> Result<Bytes, DeviceError>;
-        fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError>;
-        fn create_stream(&mut self) -> Result<StreamId, DeviceError>;
-        fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
-        fn create_event(&mut self) -> Result<EventId, DeviceError>;
-        fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError>;
-        fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError>;
-        fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError>;
-        fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError>;
         fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError>;
-        fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError>;
-        fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
-        fn synchronize(&mut self) -> Result<(), DeviceError>;
         fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
         fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
         fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError>;

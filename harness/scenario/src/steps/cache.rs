@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::StepFields;
 use crate::check::Checker;
 use crate::metric::ReportKey;
-use harness_language::error::{Code, Problem};
+use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
 use harness_language::text::NameText;
 
@@ -111,7 +111,7 @@ impl StepFields for SetFractionWire {
     fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<SetFraction, Problem> {
         let given = &self.0;
         MemoryFraction::new(given.value).map(|fraction| SetFraction { fraction }).ok_or_else(|| {
-            Problem::new(Code::Value, given.position(), format!("`set_fraction` cannot be {}", given.value))
+            Problem::new(given.position(), format!("`set_fraction` cannot be {}", given.value))
                 .help("a fraction is from 0 to 1, as in `0.5`")
         })
     }

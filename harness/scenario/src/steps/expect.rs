@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::StepFields;
 use crate::check::Checker;
 use crate::expression::Expectation;
-use harness_language::error::{Code, Problem};
+use harness_language::error::Problem;
 use harness_language::located::{Entries, ListOr, Located, NoMap, Position};
 use harness_language::text::ExpressionText;
 
@@ -107,5 +107,5 @@ fn expectations(texts: &[Located<String>], at: Position, checker: &Checker<'_>) 
 }
 
 fn nothing(at: Position) -> Problem {
-    Problem::new(Code::Shape, at, "`expect` expects nothing").help("as in `- expect: num_ooms == 0`")
+    Problem::new(at, "`expect` expects nothing").help("as in `- expect: num_ooms == 0`")
 }

@@ -10,7 +10,7 @@ use super::StepFields;
 use crate::check::{Checker, Freed};
 use crate::expression::Amount;
 use crate::metric::{BufferName, ReportKey, StepName};
-use harness_language::error::{Code, Problem};
+use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located, Position};
 use harness_language::text::{AmountText, NameText};
 
@@ -117,9 +117,7 @@ impl StepFields for FreeWire {
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Free, Problem> {
         match self.0.texts() {
             Err(pinning) => Ok(Free::Pinning { storm: checker.live_storm(&pinning.pinning)?, request: checker.amount(&pinning.request)? }),
-            Ok(names) if names.is_empty() => {
-                Err(Problem::new(Code::Shape, at, "`free` names nothing").help("as in `- free: a` or `- free: [a, b]`"))
-            }
+            Ok(names) if names.is_empty() => Err(Problem::new(at, "`free` names nothing").help("as in `- free: a` or `- free: [a, b]`")),
             Ok(names) => Ok(Free::Targets(names.iter().map(|name| target(name, checker)).collect::<Result<_, _>>()?)),
         }
     }

@@ -26,7 +26,7 @@ use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor}
 
 use super::check::Checker;
 use super::metric::{ReportKey, StepName};
-use harness_language::error::{Code, Problem, choices, quoted};
+use harness_language::error::{Problem, choices, quoted};
 use harness_language::located::{Located, Position};
 use harness_language::text::NameText;
 
@@ -232,12 +232,12 @@ const FORM: &str = "a step is a list item with one key, as in `- alloc: { buffer
 
 fn unknown(name: &str, at: Position) -> Problem {
     let steps = choices(name, "steps", StepKind::ALL.iter().map(|kind| kind.name()));
-    Problem::new(Code::Shape, at, format!("there is no step `{name}`")).help(steps)
+    Problem::new(at, format!("there is no step `{name}`")).help(steps)
 }
 
 fn bare(kind: StepKind, at: Position) -> Problem {
     let alone: Vec<&str> = StepKind::ALL.iter().filter(|kind| kind.takes_no_fields()).map(|kind| kind.name()).collect();
-    Problem::new(Code::Shape, at, format!("`{kind}` needs to be told more")).help(format!(
+    Problem::new(at, format!("`{kind}` needs to be told more")).help(format!(
         "as in `{}`; only {} stand alone",
         kind.example().lines().last().unwrap_or_default(),
         quoted(&alone, " and ")
@@ -245,7 +245,7 @@ fn bare(kind: StepKind, at: Position) -> Problem {
 }
 
 fn crowded(kind: StepKind, second: &Located<String>) -> Problem {
-    Problem::new(Code::Shape, second.position(), format!("`{}` stands in the same list item as `{kind}`", second.value))
+    Problem::new(second.position(), format!("`{}` stands in the same list item as `{kind}`", second.value))
         .help(format!("put `- ` in front of a step of its own, or indent it if it is a field of `{kind}`"))
 }
 

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{Step, StepFields, StepWire};
 use crate::check::Checker;
-use harness_language::error::{Code, Problem};
+use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
 use harness_language::text::bounded;
 
@@ -59,7 +59,7 @@ impl StepFields for RepeatWire {
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Repeat, Problem> {
         let times = bounded(&self.times, "times", 1..=MAX_TIMES)?;
         if self.steps.is_empty() {
-            return Err(Problem::new(Code::Shape, at, "`repeat` has no steps").help("as in `repeat: { times: 3, steps: [reset_peaks] }`"));
+            return Err(Problem::new(at, "`repeat` has no steps").help("as in `repeat: { times: 3, steps: [reset_peaks] }`"));
         }
         Ok(Repeat { times, steps: checker.repeat(at, times, &self.steps)? })
     }

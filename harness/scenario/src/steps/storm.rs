@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::{StepFields, StepKind};
 use crate::check::Checker;
 use crate::metric::{ReportKey, StepName, StreamName};
-use harness_language::error::{Code, Problem};
+use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located, Position};
 use harness_language::text::{NameText, SizeText, bounded, positive_size};
 
@@ -195,7 +195,7 @@ impl StepFields for StormWire {
         };
         if live < smallest {
             let message = format!("`live` is {live}, and the smallest size is {smallest}: no block fits");
-            return Err(Problem::new(Code::Value, self.live.position(), message).help("raise `live` or lower `sizes`"));
+            return Err(Problem::new(self.live.position(), message).help("raise `live` or lower `sizes`"));
         }
         Ok(Storm {
             operations: bounded(&self.operations, "operations", 1..=MAX_OPERATIONS)?,
@@ -222,7 +222,7 @@ impl StormWire {
 fn sizes(wire: &Located<ListOr<RangeWire>>) -> Result<StormSizes, Problem> {
     match wire.texts() {
         Ok(texts) if texts.is_empty() || texts.len() > MAX_SIZES => {
-            Err(Problem::new(Code::Value, wire.position(), format!("`sizes` has {} entries", texts.len()))
+            Err(Problem::new(wire.position(), format!("`sizes` has {} entries", texts.len()))
                 .help(format!("from 1 to {MAX_SIZES} sizes, or a range, as in `{{ min: 512B, max: 64MiB }}`")))
         }
         Ok(texts) => {
@@ -232,9 +232,7 @@ fn sizes(wire: &Located<ListOr<RangeWire>>) -> Result<StormSizes, Problem> {
         Err(range) => {
             let (min, max) = (positive_size(&range.min, "min")?, positive_size(&range.max, "max")?);
             if min > max {
-                return Err(
-                    Problem::new(Code::Value, range.min.position(), format!("`min` is {min}, above `max`, {max}")).help("exchange the two")
-                );
+                return Err(Problem::new(range.min.position(), format!("`min` is {min}, above `max`, {max}")).help("exchange the two"));
             }
             Ok(StormSizes::LogUniform { min, max })
         }
@@ -245,7 +243,7 @@ fn lifetime(wire: &LifetimeWire) -> Result<(u64, u64), Problem> {
     let min = bounded(&wire.min, "min", 1..=MAX_OPERATIONS)?;
     let max = bounded(&wire.max, "max", 1..=MAX_OPERATIONS)?;
     if min > max {
-        return Err(Problem::new(Code::Value, wire.min.position(), format!("`min` is {min}, above `max`, {max}")).help("exchange the two"));
+        return Err(Problem::new(wire.min.position(), format!("`min` is {min}, above `max`, {max}")).help("exchange the two"));
     }
     Ok((min, max))
 }

@@ -11,7 +11,7 @@ use crate::check::Checker;
 use crate::ending::{Ending, EndingWire};
 use crate::metric::{ReportKey, StepName, StreamName};
 use crate::policy::{self, Policy, PolicyWire, Recoverable};
-use harness_language::error::{Code, Problem};
+use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
 use harness_language::text::{NameText, SizeText, bounded, positive_size};
 
@@ -143,7 +143,7 @@ fn countable(wire: &SizeText, field: &'static str, times: u64, what_for: &str) -
         Some(_) => Ok(size),
         None => {
             let message = format!("`{field}` is {size}, and {times} times that, for {what_for}, is more than 64 bits can count");
-            Err(Problem::new(Code::Value, wire.position(), message).help(format!("at most {}B", u64::MAX / times)))
+            Err(Problem::new(wire.position(), message).help(format!("at most {}B", u64::MAX / times)))
         }
     }
 }

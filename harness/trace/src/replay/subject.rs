@@ -9,7 +9,7 @@ use harness_allocator::allocator::{
     Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePoolError, PrivatePoolId, PrivatePools, Request,
 };
 use harness_allocator::device::sim::SimDevice;
-use harness_allocator::device::{Device, DeviceError, DevicePtr, StreamId};
+use harness_allocator::device::{DeviceError, DevicePtr, StreamId};
 use harness_allocator::stats::{MemoryStats, SegmentInfo};
 
 /// See the module. An id that is not live is passed over: who asks has looked.
@@ -27,7 +27,7 @@ pub(super) trait Subject {
     fn stats(&self) -> MemoryStats;
     fn snapshot(&self) -> Vec<SegmentInfo>;
     /// The device, for nobody else as long as this lives.
-    fn device(&mut self) -> Box<dyn DerefMut<Target = dyn Device> + '_>;
+    fn device(&mut self) -> Box<dyn DerefMut<Target = SimDevice> + '_>;
 }
 
 /// The handle front.
@@ -59,10 +59,7 @@ impl Subject for ByHandle {
     }
 
     fn record_stream(&mut self, id: u64, stream: StreamId) -> Result<(), DeviceError> {
-        if let Some(allocation) = self.live.get(&id) {
-            self.allocator.record_stream(allocation, stream);
-        }
-        Ok(())
+        self.live.get(&id).map_or(Ok(()), |allocation| self.allocator.record_stream(allocation, stream))
     }
 
     fn empty_cache(&mut self) -> Result<(), DeviceError> {
@@ -97,21 +94,20 @@ impl Subject for ByHandle {
         self.allocator.snapshot()
     }
 
-    fn device(&mut self) -> Box<dyn DerefMut<Target = dyn Device> + '_> {
-        let device: &mut dyn Device = &mut self.device;
-        Box::new(device)
+    fn device(&mut self) -> Box<dyn DerefMut<Target = SimDevice> + '_> {
+        Box::new(&mut self.device)
     }
 }
 
 /// The shared front with one core for all streams. What is live is known by address, as a caller of it would know it.
 pub(super) struct Shared {
-    allocator: SharedAllocator,
+    allocator: SharedAllocator<SimDevice>,
     live: BTreeMap<u64, DevicePtr>,
 }
 
 impl Shared {
     pub(super) fn new(device: SimDevice, config: Config) -> Self {
-        Self { allocator: SharedAllocator::new(Box::new(device), config, Cores::One), live: BTreeMap::new() }
+        Self { allocator: SharedAllocator::new(device, config, Cores::One), live: BTreeMap::new() }
     }
 }
 
@@ -166,7 +162,7 @@ impl Subject for Shared {
         self.allocator.snapshot()
     }
 
-    fn device(&mut self) -> Box<dyn DerefMut<Target = dyn Device> + '_> {
+    fn device(&mut self) -> Box<dyn DerefMut<Target = SimDevice> + '_> {
         Box::new(self.allocator.device())
     }
 }

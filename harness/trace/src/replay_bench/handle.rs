@@ -4,7 +4,7 @@ use crate::trace::TraceEvent;
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
 use harness_allocator::allocator::{Allocation, Allocator, PrivatePools, Request};
 use harness_allocator::device::sim::SimDevice;
-use harness_allocator::device::{Device, DeviceError, StreamId};
+use harness_allocator::device::{Device, DeviceError, StreamId, TestDevice};
 use harness_allocator::units::Bytes;
 
 use super::Access;
@@ -42,8 +42,7 @@ impl Access for ByHandle {
     }
 
     fn record_stream(&mut self, live: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
-        self.allocator.record_stream(live, stream);
-        Ok(())
+        self.allocator.record_stream(live, stream)
     }
 
     fn other(&mut self, event: TraceEvent) -> Result<(), DeviceError> {

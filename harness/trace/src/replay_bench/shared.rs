@@ -5,19 +5,19 @@ use harness_allocator::allocator::Request;
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::allocator::shared::{Cores, SharedAllocator};
 use harness_allocator::device::sim::SimDevice;
-use harness_allocator::device::{DeviceError, DevicePtr, StreamId};
+use harness_allocator::device::{Device, DeviceError, DevicePtr, StreamId, TestDevice};
 use harness_allocator::units::Bytes;
 
 use super::{Access, Op};
 
 /// A core for each stream, unless the trace uses private pools, which need one core for all.
-pub(super) struct ByPointer(SharedAllocator);
+pub(super) struct ByPointer(SharedAllocator<SimDevice>);
 
 impl ByPointer {
     pub(super) fn new(device: SimDevice, ops: &[Op], config: Config) -> Self {
         let of_pools = |op: &Op| matches!(op, Op::Other(TraceEvent::BeginPool(_) | TraceEvent::EndPool(_) | TraceEvent::ReleasePool(_)));
         let cores = if ops.iter().any(of_pools) { Cores::One } else { Cores::PerStream };
-        Self(SharedAllocator::new(Box::new(device), config, cores))
+        Self(SharedAllocator::new(device, config, cores))
     }
 }
 

@@ -38,15 +38,13 @@ pub(super) struct Block {
     pub(super) next: BlockId,
     /// Its pool and stream.
     pub(super) lane: LaneId,
-    /// Events that have to be seen complete before it is free.
-    pub(super) pending_events: u32,
     /// Its place among the free blocks.
     pub(super) heap: HeapLinks,
     pub(super) kind: PoolKind,
     pub(super) state: State,
     /// Whether its segment is expandable.
     pub(super) expandable: bool,
-    /// Whether other streams use it: then the deferred frees know which.
+    /// Whether other streams use it: [`super::uses`] knows which.
     pub(super) shared: bool,
 }
 
@@ -74,7 +72,6 @@ impl Block {
         previous: BlockId::NONE,
         next: BlockId::NONE,
         lane: LaneId(0),
-        pending_events: 0,
         heap: HeapLinks::ALONE,
         kind: PoolKind::Small,
         state: State::Vacant,
@@ -227,7 +224,6 @@ impl Blocks {
         block.previous = front;
         block.next = next;
         block.lane = lane;
-        block.pending_events = 0;
         block.kind = kind;
         block.state = state;
         block.expandable = expandable;
@@ -282,9 +278,15 @@ impl Blocks {
         self.segments.values().flat_map(|segment| self.stretches(segment.first, &place)).collect()
     }
 
-    /// The first block of every segment.
-    pub(super) fn first_blocks(&self) -> Vec<BlockId> {
-        self.segments.values().map(|segment| segment.first).collect()
+    /// The first block of the segment at the lowest address.
+    pub(super) fn first_segment(&self) -> Option<BlockId> {
+        self.segments.first_key_value().map(|(_, segment)| segment.first)
+    }
+
+    /// Forgets the segment that begins with a block, whatever is in it. Its blocks keep their slots.
+    pub(super) fn forget_segment(&mut self, first: BlockId) {
+        let address = self[first].address;
+        self.segments.remove(&address);
     }
 
     /// A block and those behind it in its segment.

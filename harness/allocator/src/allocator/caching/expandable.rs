@@ -7,6 +7,7 @@ use super::CachingAllocator;
 use super::blocks::{Block, State};
 use super::ids::{BlockId, LaneId};
 use super::pools::LaneOwner;
+use crate::allocator::pending::if_exists;
 use crate::device::{Device, DeviceError, DevicePtr, MappedDevice, MemoryRange};
 use crate::units::Bytes;
 
@@ -49,8 +50,8 @@ impl CachingAllocator {
         if begin >= end {
             return Ok(());
         }
-        // Unlike a device free, unmapping waits for nothing.
-        device.synchronize_stream(self.pools.owner(lane).stream)?;
+        // Unlike a device free, unmapping waits for nothing. A stream that was destroyed has no work left.
+        if_exists(device.synchronize_stream(self.pools.owner(lane).stream))?;
         mapper(device)?.unmap(MemoryRange::new(DevicePtr(begin), Bytes(end - begin)))?;
         self.pools.free_mut(lane).remove(&mut self.blocks, free);
         let mut pages = free;
@@ -86,7 +87,7 @@ impl CachingAllocator {
 
     /// The first place in address order where free and unmapped blocks add up to the wanted size.
     fn find_stretch(&self, lane: LaneId, size: u64) -> Option<BlockId> {
-        let LaneOwner { pool, stream } = self.pools.owner(lane);
+        let LaneOwner { pool, stream, .. } = self.pools.owner(lane);
         let of_stream = (stream, 0, BlockId(0))..=(stream, u64::MAX, BlockId(u32::MAX));
         let usable = |&id: &BlockId| matches!(self.blocks[id].state, State::Free | State::Unmapped);
         self.pools[pool].unmapped.range(of_stream).find_map(|&(_, _, unmapped)| {
@@ -125,14 +126,14 @@ impl CachingAllocator {
     /// Reserves addresses for a pool and stream: an eighth more than the device has, so that what was unmapped early in the segment can be
     /// mapped again at its end.
     fn reserve(&mut self, device: &mut dyn Device, lane: LaneId) -> Result<BlockId, DeviceError> {
-        let LaneOwner { pool, stream } = self.pools.owner(lane);
+        let LaneOwner { pool, stream, .. } = self.pools.owner(lane);
         let kind = self.pools[pool].kind;
         let total = device.info().total.0;
         let size = Bytes((total + total / 8).next_multiple_of(self.config.page(kind)));
         let start = mapper(device)?.reserve(size)?;
         let block = self.blocks.add_segment(MemoryRange::new(start, size), lane, kind, true);
         self.pools[pool].unmapped.insert((stream, start.0, block));
-        self.pools.segment_added(pool);
+        self.pools.segment_added(lane);
         Ok(block)
     }
 
@@ -141,7 +142,7 @@ impl CachingAllocator {
         mapper(device)?.unreserve(DevicePtr(address))?;
         self.forget_unmapped(whole);
         self.blocks.remove_segment(whole);
-        self.pools.segment_removed(self.pools.owner(lane).pool);
+        self.pools.segment_removed(lane);
         Ok(())
     }
 
@@ -187,13 +188,13 @@ impl CachingAllocator {
 
     fn remember_unmapped(&mut self, id: BlockId) {
         let Block { lane, address, .. } = self.blocks[id];
-        let LaneOwner { pool, stream } = self.pools.owner(lane);
+        let LaneOwner { pool, stream, .. } = self.pools.owner(lane);
         self.pools[pool].unmapped.insert((stream, address, id));
     }
 
     fn forget_unmapped(&mut self, id: BlockId) {
         let Block { lane, address, .. } = self.blocks[id];
-        let LaneOwner { pool, stream } = self.pools.owner(lane);
+        let LaneOwner { pool, stream, .. } = self.pools.owner(lane);
         self.pools[pool].unmapped.remove(&(stream, address, id));
     }
 }

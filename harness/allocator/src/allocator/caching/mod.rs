@@ -16,15 +16,16 @@ mod blocks;
 mod conf;
 mod config;
 mod counters;
-mod deferred;
 mod expandable;
 mod free_index;
 mod ids;
 mod others;
 mod pools;
 mod reclaim;
+mod released;
 mod rules;
 mod unaided;
+mod uses;
 
 pub use conf::{ConfError, Excerpt, Setting};
 pub use config::{Config, Quirks};
@@ -33,11 +34,13 @@ pub(super) use unaided::Freed;
 
 use self::blocks::{Block, Blocks, State};
 use self::counters::Counters;
-use self::deferred::DeferredFrees;
 use self::ids::{BlockId, LaneId};
 use self::others::Alone;
 use self::pools::{PoolId, Pools};
+use self::released::ReleasedStreams;
 use self::rules::Rules;
+use self::uses::Uses;
+use super::pending::PendingFrees;
 use super::{
     Allocation, Allocator, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, PrivatePoolError, PrivatePoolId, PrivatePools,
     Request,
@@ -53,7 +56,11 @@ pub struct CachingAllocator {
     rules: Rules,
     blocks: Blocks,
     pools: Pools,
-    deferred: DeferredFrees,
+    /// Which other streams use a live block.
+    uses: Uses,
+    /// Blocks that were freed while other streams used them.
+    pending: PendingFrees<BlockId>,
+    released_streams: ReleasedStreams,
     counters: Counters,
     /// What may be held from the driver at most. Kept as a share, so that the setting needs no device: the limit itself is computed where
     /// a segment is asked for, which no cache hit does.
@@ -87,7 +94,9 @@ impl CachingAllocator {
             config,
             blocks: Blocks::default(),
             pools: Pools::default(),
-            deferred: DeferredFrees::default(),
+            uses: Uses::default(),
+            pending: PendingFrees::default(),
+            released_streams: ReleasedStreams::default(),
             counters: Counters::default(),
         }
     }
@@ -99,8 +108,8 @@ impl CachingAllocator {
         if request.size == Bytes::ZERO {
             return Ok(BlockId::NONE);
         }
-        if !self.deferred.is_empty() && !self.pools.context_is_open() {
-            self.poll_deferred(device).map_err(|error| Box::new(error.into()))?;
+        if !self.pending.is_empty() && !self.pools.context_is_open() {
+            self.poll_pending(device).map_err(|error| Box::new(error.into()))?;
         }
         let Some(size) = self.rules.round(&self.config, request.size.0) else {
             return Err(Box::new(too_large(device, request)));
@@ -233,7 +242,7 @@ impl CachingAllocator {
         self.counters.reserved_bytes.increase(kind, segment);
         self.counters.segments.increase(kind, 1);
         self.counters.num_device_alloc += 1;
-        self.pools.segment_added(pool);
+        self.pools.segment_added(lane);
         Ok(Some(self.blocks.add_segment(MemoryRange::new(address, Bytes(segment)), lane, kind, false)))
     }
 
@@ -341,59 +350,27 @@ impl CachingAllocator {
     }
 
     /// Finishes the frees whose events are complete by now.
-    fn poll_deferred(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.file_put_off(device)?;
-        let mut stream = StreamId::DEFAULT;
-        while let Some((polled, block)) = self.deferred.next_complete(device, stream)? {
-            self.event_seen(block);
-            stream = polled;
-        }
-        Ok(())
-    }
-
-    /// Records the events of frees that were put off while a pool context was open.
-    fn file_put_off(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        for (id, events) in self.deferred.file_put_off(device, self.config.quirks)? {
-            self.wait_for_events(id, events);
-        }
-        Ok(())
+    fn poll_pending(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let (done, polled) = self.pending.poll(device);
+        done.into_iter().for_each(|block| self.finish_wait(block));
+        polled
     }
 
     /// Frees a block that other streams use too: it waits for an event of each.
     #[cold]
     fn free_shared(&mut self, device: &mut dyn Device, id: BlockId) -> Result<(), DeviceError> {
+        let context_is_open = self.pools.context_is_open();
+        let streams = self.uses.take(id, self.config.quirks, context_is_open);
         let block = &mut self.blocks[id];
         block.state = State::PendingFree;
+        block.shared = false;
         self.counters.put_to_wait(block.kind, block.size);
-        if self.pools.context_is_open() {
-            self.deferred.put_off(id);
-            return Ok(());
-        }
-        match self.deferred.file(device, id) {
-            Ok(events) => self.wait_for_events(id, events),
-            Err(error) => {
-                // The next allocation tries again; until then nobody gets the block.
-                self.deferred.put_off(id);
-                return Err(error);
-            }
+        if context_is_open {
+            self.pending.put_off(id, streams);
+        } else if !self.pending.add(device, id, streams)? {
+            self.finish_wait(id);
         }
         Ok(())
-    }
-
-    fn wait_for_events(&mut self, id: BlockId, events: u32) {
-        self.blocks[id].shared = false;
-        self.blocks[id].pending_events = events;
-        if events == 0 {
-            self.finish_wait(id);
-        }
-    }
-
-    fn event_seen(&mut self, id: BlockId) {
-        let block = &mut self.blocks[id];
-        block.pending_events -= 1;
-        if block.pending_events == 0 {
-            self.finish_wait(id);
-        }
     }
 
     fn finish_wait(&mut self, id: BlockId) {
@@ -415,9 +392,9 @@ fn inactive_split(block: &Block) -> (u64, u64) {
     (split, block.size * split)
 }
 
-/// The answer to a free of what is not handed out: fine for nothing, wrong for anything else.
+/// The answer to a call about memory that is not handed out: an error, unless it is the null allocation.
 #[cold]
-fn free_nothing(allocation: &Allocation) -> Result<(), DeviceError> {
+fn not_live(allocation: &Allocation) -> Result<(), DeviceError> {
     if allocation.is_null() {
         return Ok(());
     }
@@ -450,7 +427,7 @@ impl Allocator for CachingAllocator {
         let id = BlockId(allocation.handle().slot());
         let ours = |block: &&mut Block| block.address == allocation.ptr().0 && block.state == State::Allocated;
         let Some(block) = self.blocks.get_mut(id).filter(ours) else {
-            return free_nothing(&allocation);
+            return not_live(&allocation);
         };
         if block.shared {
             return self.free_shared(device, id);
@@ -460,13 +437,21 @@ impl Allocator for CachingAllocator {
         Ok(())
     }
 
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) {
-        if allocation.is_null() || stream == allocation.stream() {
-            return;
-        }
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
         let id = BlockId(allocation.handle().slot());
-        self.blocks[id].shared = true;
-        self.deferred.record_use(id, stream, self.pools.context_is_open());
+        let ours = |block: &&mut Block| block.address == allocation.ptr().0 && block.state == State::Allocated;
+        let Some(block) = self.blocks.get_mut(id).filter(ours) else {
+            return not_live(allocation);
+        };
+        if stream != allocation.stream() {
+            block.shared = true;
+            self.uses.record(id, stream, self.pools.context_is_open());
+        }
+        Ok(())
+    }
+
+    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        self.release_lanes_of(device, stream)
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
@@ -498,13 +483,19 @@ impl Allocator for CachingAllocator {
     }
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.deferred.close(device)?;
-        for first in self.blocks.first_blocks() {
+        self.pending.close(device)?;
+        self.uses.clear();
+        if self.config.expandable_segments {
+            // Unlike a device free, unmapping waits for nothing.
+            device.synchronize()?;
+        }
+        while let Some(first) = self.blocks.first_segment() {
             if self.blocks[first].expandable {
                 self.close_reservation(device, first)?;
             } else {
                 device.free(DevicePtr(self.blocks[first].address))?;
             }
+            self.blocks.forget_segment(first);
         }
         *self = Self::new(self.config.clone());
         Ok(())

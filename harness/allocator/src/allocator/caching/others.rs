@@ -17,8 +17,8 @@ pub(in crate::allocator) trait Others {
     /// Memory is about to go back: the last moment to see what is held by all, given the asking allocator's own counters.
     fn before_release(&mut self, own: &MemoryStats);
 
-    /// Waits for the events of their deferred frees and finishes those frees.
-    fn finish_deferred(&mut self, device: &mut dyn Device) -> Result<(), DeviceError>;
+    /// Waits for the events of their pending frees and finishes those frees.
+    fn finish_pending(&mut self, device: &mut dyn Device) -> Result<(), DeviceError>;
 
     /// Gives back the whole free segments of their default pools of that kind.
     fn release_default_pool(&mut self, device: &mut dyn Device, kind: PoolKind, side: Side) -> Result<(), DeviceError>;
@@ -48,7 +48,7 @@ impl Others for Alone {
 
     fn before_release(&mut self, _own: &MemoryStats) {}
 
-    fn finish_deferred(&mut self, _device: &mut dyn Device) -> Result<(), DeviceError> {
+    fn finish_pending(&mut self, _device: &mut dyn Device) -> Result<(), DeviceError> {
         Ok(())
     }
 

@@ -36,6 +36,8 @@ pub(super) struct Pool {
 pub(super) struct LaneOwner {
     pub(super) pool: PoolId,
     pub(super) stream: StreamId,
+    /// Segments held from the driver.
+    segments: u32,
 }
 
 /// All pools, the default ones always first, and the private ones by owner.
@@ -131,7 +133,7 @@ impl Pools {
         if let Some(&lane) = self[pool].lanes.get(&stream) {
             return lane;
         }
-        let owner = LaneOwner { pool, stream };
+        let owner = LaneOwner { pool, stream, segments: 0 };
         let lane = match self.vacant_lanes.pop() {
             Some(lane) => {
                 self.owners[lane.0 as usize] = owner;
@@ -236,23 +238,49 @@ impl Pools {
         self.private.retain(|private| !gone(private));
     }
 
-    /// Counts a segment that a pool got from the driver.
-    pub(super) fn segment_added(&mut self, pool: PoolId) {
-        if let Some(private) = self.owner_mut(pool) {
+    /// Counts a segment that a lane got from the driver.
+    pub(super) fn segment_added(&mut self, lane: LaneId) {
+        self.owners[lane.0 as usize].segments += 1;
+        if let Some(private) = self.owner_mut(self.owner(lane).pool) {
             private.segments += 1;
         }
     }
 
-    /// Counts a segment that a pool gave back.
-    pub(super) fn segment_removed(&mut self, pool: PoolId) {
-        if let Some(private) = self.owner_mut(pool) {
+    /// Counts a segment that a lane gave back.
+    pub(super) fn segment_removed(&mut self, lane: LaneId) {
+        self.owners[lane.0 as usize].segments -= 1;
+        if let Some(private) = self.owner_mut(self.owner(lane).pool) {
             private.segments -= 1;
         }
     }
 
+    /// The lanes of a stream, in all pools.
+    pub(super) fn lanes_of(&self, stream: StreamId) -> Vec<LaneId> {
+        self.pools.iter().filter_map(|pool| pool.lanes.get(&stream).copied()).collect()
+    }
+
+    /// Removes the lanes of a stream that hold no segment, for other streams to use. Says whether those were all.
+    pub(super) fn remove_empty_lanes(&mut self, stream: StreamId) -> bool {
+        let mut all = true;
+        for lane in self.lanes_of(stream) {
+            let LaneOwner { pool, segments, .. } = self.owner(lane);
+            if segments > 0 {
+                all = false;
+                continue;
+            }
+            let pool = &mut self[pool];
+            pool.lanes.remove(&stream);
+            if let Some(near) = pool.near.get_mut(stream.0 as usize) {
+                *near = None;
+            }
+            self.vacant_lanes.push(lane);
+        }
+        all
+    }
+
     /// What a snapshot says of a lane.
     pub(super) fn place(&self, lane: LaneId) -> Place {
-        let LaneOwner { pool, stream } = self.owner(lane);
+        let LaneOwner { pool, stream, .. } = self.owner(lane);
         (stream, self[pool].owner.map(|owner| owner.0))
     }
 

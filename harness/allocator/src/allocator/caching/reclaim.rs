@@ -15,8 +15,8 @@ impl CachingAllocator {
         if !self.pools.context_is_open() {
             others.before_release(&self.counters.stats());
             self.counters.num_sync_all_streams += 1;
-            self.finish_deferred(device, None)?;
-            others.finish_deferred(device)?;
+            self.finish_pending(device, None)?;
+            others.finish_pending(device)?;
             for kind in [PoolKind::Large, PoolKind::Small] {
                 others.release_default_pool(device, kind, Side::Before)?;
                 self.release_default_pool(device, kind)?;
@@ -29,6 +29,7 @@ impl CachingAllocator {
             }
         }
         self.pools.forget_empty();
+        self.released_streams.forget_empty(&mut self.pools);
         Ok(())
     }
 
@@ -44,7 +45,7 @@ impl CachingAllocator {
     /// The same for one private pool that its owner has just let go.
     pub(super) fn release_private(&mut self, device: &mut dyn Device, id: PrivatePoolId) -> Result<(), DeviceError> {
         self.counters.num_sync_all_streams += 1;
-        self.finish_deferred(device, Some(id))?;
+        self.finish_pending(device, Some(id))?;
         let pools = self.pools.released().into_iter().find(|&(released, _)| released == id).map(|(_, pools)| pools);
         for pool in pools.into_iter().flatten() {
             self.release_whole_segments(device, pool)?;
@@ -110,7 +111,7 @@ impl CachingAllocator {
         let block = self.blocks[whole];
         device.free(DevicePtr(block.address))?;
         self.pools.free_mut(block.lane).remove(&mut self.blocks, whole);
-        self.pools.segment_removed(self.pools.owner(block.lane).pool);
+        self.pools.segment_removed(block.lane);
         self.blocks.remove_segment(whole);
         self.counters.reserved_bytes.decrease(block.kind, block.size);
         self.counters.segments.decrease(block.kind, 1);
@@ -120,24 +121,27 @@ impl CachingAllocator {
 
     /// Gives back whole free segments, and whole free pages of expandable ones.
     fn release_whole_segments(&mut self, device: &mut dyn Device, pool: PoolId) -> Result<(), DeviceError> {
-        let (expandable, ordinary): (Vec<BlockId>, Vec<BlockId>) =
-            self.pools.free_blocks(&self.blocks, pool).into_iter().partition(|&free| self.blocks[free].expandable);
+        self.release_whole(device, self.pools.free_blocks(&self.blocks, pool))
+    }
+
+    /// Gives back those of these free blocks that are whole segments, and the whole pages inside those of expandable segments.
+    pub(super) fn release_whole(&mut self, device: &mut dyn Device, free: Vec<BlockId>) -> Result<(), DeviceError> {
+        let (expandable, ordinary): (Vec<BlockId>, Vec<BlockId>) = free.into_iter().partition(|&free| self.blocks[free].expandable);
         let whole: Vec<BlockId> = ordinary.into_iter().filter(|&free| !self.blocks[free].is_split()).collect();
         whole.into_iter().try_for_each(|free| self.release_segment(device, free))?;
         expandable.into_iter().try_for_each(|free| self.release_pages(device, free))
     }
 
-    /// Waits for the events of deferred frees, of all blocks or of one private pool's, and finishes those frees.
-    pub(in crate::allocator) fn finish_deferred(
+    /// Waits for the events of pending frees, of all blocks or of one private pool's, and finishes those frees.
+    pub(in crate::allocator) fn finish_pending(
         &mut self,
         device: &mut dyn Device,
         owner: Option<PrivatePoolId>,
     ) -> Result<(), DeviceError> {
-        self.file_put_off(device)?;
         let (blocks, pools) = (&self.blocks, &self.pools);
-        let of_interest = |block: BlockId| owner.is_none() || pools[pools.owner(blocks[block].lane).pool].owner == owner;
-        let (done, waited) = self.deferred.wait_for(device, of_interest);
-        done.into_iter().for_each(|block| self.event_seen(block));
+        let wanted = |block: BlockId| owner.is_none() || pools[pools.owner(blocks[block].lane).pool].owner == owner;
+        let (done, waited) = self.pending.wait_for(device, wanted);
+        done.into_iter().for_each(|block| self.finish_wait(block));
         waited
     }
 }

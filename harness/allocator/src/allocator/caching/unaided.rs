@@ -26,7 +26,7 @@ impl CachingAllocator {
         if request.size == Bytes::ZERO {
             return Some(Allocation::null(request));
         }
-        if !self.deferred.is_empty() && !self.pools.context_is_open() {
+        if !self.pending.is_empty() && !self.pools.context_is_open() {
             return None;
         }
         let size = self.rules.round(&self.config, request.size.0)?;

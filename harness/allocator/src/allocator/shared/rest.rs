@@ -8,25 +8,25 @@ use crate::device::{Device, DeviceError};
 use crate::stats::{MemoryStats, PoolKind};
 
 /// All cores but one. That one is locked by who made this, and so is the slow lock.
-pub(super) struct Rest<'a> {
-    shared: &'a SharedAllocator,
+pub(super) struct Rest<'a, D> {
+    shared: &'a SharedAllocator<D>,
     own: u32,
     held: &'a mut Held,
 }
 
-impl<'a> Rest<'a> {
-    pub(super) const fn of(shared: &'a SharedAllocator, own: u32, held: &'a mut Held) -> Self {
+impl<'a, D: Device> Rest<'a, D> {
+    pub(super) const fn of(shared: &'a SharedAllocator<D>, own: u32, held: &'a mut Held) -> Self {
         Self { shared, own, held }
     }
 
-    fn cores(&self) -> impl Iterator<Item = (u32, &'a Core)> + use<'a> {
+    fn cores(&self) -> impl Iterator<Item = (u32, &'a Core)> + use<'a, D> {
         let own = self.own;
         let cores = self.shared.by_key.sorted().into_iter().map(|(key, core)| (key as u32, core));
         cores.filter(move |&(key, _)| key != own)
     }
 }
 
-impl Others for Rest<'_> {
+impl<D: Device> Others for Rest<'_, D> {
     fn reserved(&self) -> u64 {
         self.held.reserved_without(self.own)
     }
@@ -39,8 +39,8 @@ impl Others for Rest<'_> {
         self.held.set(self.own, own);
     }
 
-    fn finish_deferred(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.cores().try_for_each(|(_, core)| core.0.lock().finish_deferred(device, None))
+    fn finish_pending(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.cores().try_for_each(|(_, core)| core.0.lock().finish_pending(device, None))
     }
 
     fn release_default_pool(&mut self, device: &mut dyn Device, kind: PoolKind, side: Side) -> Result<(), DeviceError> {

@@ -15,7 +15,7 @@ use super::{Cores, SharedAllocator};
 use crate::allocator::caching::Config;
 use crate::allocator::{Allocation, AllocatorError, MemoryFraction, Request};
 use crate::device::sim::{SimConfig, SimDevice};
-use crate::device::{DeviceError, DevicePtr, MemoryRange, StreamId, Tag};
+use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId, Tag, TestDevice};
 use crate::stats::{BlockState, MemoryStats, SegmentInfo};
 use crate::units::Bytes;
 
@@ -45,7 +45,7 @@ fn run(scheduler: impl Scheduler + 'static, test: impl Fn() + Send + Sync + 'sta
 
 /// The allocator and an account of what is handed out, kept by those who have it.
 struct World {
-    allocator: SharedAllocator,
+    allocator: SharedAllocator<SimDevice>,
     /// Live ranges: start and length. Locked without a scheduling point in between.
     live: Mutex<BTreeMap<u64, u64>>,
     /// Allocations for any thread to take, use and free.
@@ -64,7 +64,7 @@ struct Item {
 impl World {
     fn new(config: Config, cores: Cores, fraction: MemoryFraction) -> Arc<Self> {
         let device = SimDevice::new(SimConfig::replay(MEMORY));
-        let allocator = SharedAllocator::new(Box::new(device), config, cores);
+        let allocator = SharedAllocator::new(device, config, cores);
         allocator.set_memory_fraction(fraction);
         for _ in 1..STREAMS {
             allocator.device().create_stream().expect("streams can be made");

@@ -24,7 +24,7 @@ use self::pool::Pools;
 use self::races::{Conflict, Races, Slot, VectorClock};
 use super::{
     Access, AccessKind, Clock, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint,
-    Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag,
+    Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag, TestDevice,
 };
 use crate::units::{Bytes, Nanos};
 
@@ -316,31 +316,8 @@ impl Device for SimDevice {
         &self.info
     }
 
-    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
-        let SimConfig { total, context_overhead, .. } = self.config;
-        let process = context_overhead + self.held.charged;
-        let (free, pressure) = (self.free_bytes(), self.pressure);
-        Ok(DeviceMemory { total, free, used: process + pressure, process: Some(process), context_overhead, pressure })
-    }
-
     fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
         Ok(self.free_bytes())
-    }
-
-    fn own_context(&self) -> Result<Bytes, DeviceError> {
-        Ok(self.config.context_overhead)
-    }
-
-    fn now(&mut self) -> Nanos {
-        self.now
-    }
-
-    fn calls(&self) -> DeviceCalls {
-        self.calls
-    }
-
-    fn set_place(&mut self, place: Place) {
-        self.place = place;
     }
 
     fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
@@ -406,6 +383,10 @@ impl Device for SimDevice {
         Ok(())
     }
 
+    fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        Err(DeviceError::UnknownHandle { kind: "borrowed stream", number: stream.0 })
+    }
+
     fn create_event(&mut self) -> Result<EventId, DeviceError> {
         let number = self.next_event;
         self.next_event = number.checked_add(1).ok_or_else(|| refused("create_event", "every event number was used"))?;
@@ -452,11 +433,6 @@ impl Device for SimDevice {
         Ok(())
     }
 
-    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
-        let (start, end) = (self.done_at(start)?, self.done_at(end)?);
-        Ok(end.saturating_sub(start))
-    }
-
     fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
         self.calls.synchronize += 1;
         let known = self.events.get(&event.0).ok_or(unknown_event(event))?;
@@ -484,6 +460,44 @@ impl Device for SimDevice {
         Ok(())
     }
 
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        Some(self)
+    }
+
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        Some(self)
+    }
+}
+
+impl TestDevice for SimDevice {
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
+        let SimConfig { total, context_overhead, .. } = self.config;
+        let process = context_overhead + self.held.charged;
+        let (free, pressure) = (self.free_bytes(), self.pressure);
+        Ok(DeviceMemory { total, free, used: process + pressure, process: Some(process), context_overhead, pressure })
+    }
+
+    fn own_context(&self) -> Result<Bytes, DeviceError> {
+        Ok(self.config.context_overhead)
+    }
+
+    fn now(&mut self) -> Nanos {
+        self.now
+    }
+
+    fn calls(&self) -> DeviceCalls {
+        self.calls
+    }
+
+    fn set_place(&mut self, place: Place) {
+        self.place = place;
+    }
+
+    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
+        let (start, end) = (self.done_at(start)?, self.done_at(end)?);
+        Ok(end.saturating_sub(start))
+    }
+
     fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
         self.access(stream, range, AccessKind::Write)?;
         self.contents.fill(range, tag);
@@ -507,14 +521,6 @@ impl Device for SimDevice {
     fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
         self.pressure = held.min(self.free_bytes() + self.pressure);
         Ok(self.pressure)
-    }
-
-    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        Some(self)
-    }
-
-    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        Some(self)
     }
 
     fn cost_figures(&self) -> Vec<CostFigure> {

@@ -1,4 +1,4 @@
-//! Allocations that are segments of their own: what allocators keep of what is live when they cut nothing up themselves.
+//! The live allocations of an allocator that has a driver allocation for each of them.
 
 use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut};
@@ -11,21 +11,19 @@ use crate::units::Bytes;
 
 /// One live allocation.
 #[derive(Debug)]
-pub(super) struct Single {
+pub(super) struct LiveAllocation {
     pub(super) range: MemoryRange,
     pub(super) stream: StreamId,
-    /// Other streams that were told to use it.
-    pub(super) also: Vec<StreamId>,
+    /// The pool that it is counted in.
+    pub(super) pool: PoolKind,
+    /// The other streams that use it.
+    pub(super) other_streams: Vec<StreamId>,
 }
 
-impl Single {
-    fn pool(&self) -> PoolKind {
-        PoolKind::of_block(self.range.len)
-    }
-
+impl LiveAllocation {
     fn segment(&self) -> SegmentInfo {
         let MemoryRange { start: address, len: size } = self.range;
-        let (stream, pool) = (self.stream, self.pool());
+        let Self { stream, pool, .. } = *self;
         let block = BlockInfo { address, size, stream, requested: size, state: BlockState::Allocated };
         SegmentInfo { address, size, stream: Some(stream), pool, private_pool: None, expandable: false, blocks: vec![block] }
     }
@@ -33,32 +31,35 @@ impl Single {
 
 /// All live allocations of an allocator, by slot and by address.
 #[derive(Debug, Default)]
-pub(super) struct Singles {
-    live: Slab<Single>,
+pub(super) struct LiveAllocations {
+    live: Slab<LiveAllocation>,
     by_address: BTreeMap<DevicePtr, u32>,
 }
 
-impl Singles {
+impl LiveAllocations {
     /// Keeps an allocation and returns its handle.
-    pub(super) fn insert(&mut self, single: Single) -> Handle {
-        let start = single.range.start;
-        let slot = self.live.insert(single);
+    pub(super) fn insert(&mut self, allocation: LiveAllocation) -> Handle {
+        let start = allocation.range.start;
+        let slot = self.live.insert(allocation);
         self.by_address.insert(start, slot);
         Handle::new(slot)
     }
 
-    /// The slot of an allocation, if it is one of these.
+    /// The slot of an allocation.
+    ///
+    /// # Errors
+    /// [`DeviceError::InvalidFree`] where it is not one of these.
     pub(super) fn slot_of(&self, allocation: &Allocation) -> Result<u32, DeviceError> {
         let slot = allocation.handle().slot();
-        let ours = self.live.get(slot).is_some_and(|single| single.range.start == allocation.ptr());
+        let ours = self.live.get(slot).is_some_and(|live| live.range.start == allocation.ptr());
         if ours { Ok(slot) } else { Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: Place::default() }) }
     }
 
     /// Forgets an allocation.
-    pub(super) fn remove(&mut self, slot: u32) -> Single {
-        let single = self.live.remove(slot);
-        self.by_address.remove(&single.range.start);
-        single
+    pub(super) fn remove(&mut self, slot: u32) -> LiveAllocation {
+        let allocation = self.live.remove(slot);
+        self.by_address.remove(&allocation.range.start);
+        allocation
     }
 
     /// The allocation at the lowest address.
@@ -74,14 +75,14 @@ impl Singles {
     /// The one that an address lies in.
     pub(super) fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
         let (&start, &slot) = self.by_address.range(..=address).next_back()?;
-        let single = &self.live[slot];
-        (address.0 - start.0 < single.range.len.0).then(|| single.segment())
+        let allocation = &self.live[slot];
+        (address.0 - start.0 < allocation.range.len.0).then(|| allocation.segment())
     }
 }
 
 /// Counts an allocation in or out, in bytes and in pieces.
-pub(super) fn count(stats: &mut MemoryStats, single: &Single, apply: fn(&mut PooledStat, PoolKind, u64)) {
-    let (pool, size) = (single.pool(), single.range.len.0);
+pub(super) fn count(stats: &mut MemoryStats, allocation: &LiveAllocation, apply: fn(&mut PooledStat, PoolKind, u64)) {
+    let (pool, size) = (allocation.pool, allocation.range.len.0);
     for bytes in [&mut stats.requested_bytes, &mut stats.allocated_bytes, &mut stats.active_bytes, &mut stats.reserved_bytes] {
         apply(bytes, pool, size);
     }
@@ -111,15 +112,15 @@ pub(super) fn out_of_memory(
     }))
 }
 
-impl Index<u32> for Singles {
-    type Output = Single;
-    fn index(&self, slot: u32) -> &Single {
+impl Index<u32> for LiveAllocations {
+    type Output = LiveAllocation;
+    fn index(&self, slot: u32) -> &LiveAllocation {
         &self.live[slot]
     }
 }
 
-impl IndexMut<u32> for Singles {
-    fn index_mut(&mut self, slot: u32) -> &mut Single {
+impl IndexMut<u32> for LiveAllocations {
+    fn index_mut(&mut self, slot: u32) -> &mut LiveAllocation {
         &mut self.live[slot]
     }
 }

@@ -1,0 +1,46 @@
+//! Which other streams use a live block, as `record_stream` tells it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::config::Quirks;
+use super::ids::BlockId;
+use crate::device::StreamId;
+
+/// The streams of every block that more than one stream uses.
+#[derive(Debug, Default)]
+pub(super) struct Uses {
+    by_block: BTreeMap<BlockId, BlockUses>,
+}
+
+#[derive(Debug, Default)]
+struct BlockUses {
+    streams: BTreeSet<StreamId>,
+    /// Those of them that were recorded while a private pool's context was open.
+    in_context: BTreeSet<StreamId>,
+}
+
+impl Uses {
+    /// Notes that a stream uses a block.
+    pub(super) fn record(&mut self, block: BlockId, stream: StreamId, context_is_open: bool) {
+        let uses = self.by_block.entry(block).or_default();
+        uses.streams.insert(stream);
+        if context_is_open {
+            uses.in_context.insert(stream);
+        }
+    }
+
+    /// The streams whose events a freed block waits for. The block is forgotten.
+    pub(super) fn take(&mut self, block: BlockId, quirks: Quirks, context_is_open: bool) -> BTreeSet<StreamId> {
+        let BlockUses { streams, in_context } = self.by_block.remove(&block).unwrap_or_default();
+        match quirks {
+            // PyTorch takes these streams to belong to a graph capture that is over when the context is closed, and forgets them.
+            Quirks::Torch211 if context_is_open => &streams - &in_context,
+            Quirks::Safe | Quirks::Torch211 => streams,
+        }
+    }
+
+    /// Forgets all blocks.
+    pub(super) fn clear(&mut self) {
+        self.by_block.clear();
+    }
+}

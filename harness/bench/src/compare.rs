@@ -189,12 +189,18 @@ impl<'r> Earlier<'_, 'r> {
         if self.name.quantity.is_exact() || change.verdict == Verdict::Better {
             return change;
         }
+        // A run whose interval is wider than the threshold says nothing of a step of half of it.
+        let is_precise = |level: &Centre| level.high - level.low <= 2.0 * threshold * level.middle;
+        if !is_precise(&now) {
+            return change;
+        }
+        let levels: Vec<(&str, Centre)> = levels.iter().copied().filter(|(_, level)| is_precise(level)).collect();
         let series: Vec<f64> = levels.iter().map(|(_, level)| level.middle).chain([now.middle]).collect();
         let points = change_points(&series, threshold / 2.0);
         // The first of the last points that all go up: where the creep began.
         let up = points.iter().rev().take_while(|point| point.after > point.before).last();
         match up {
-            Some(first) if first.at < levels.len() => {
+            Some(first) if first.at < levels.len() && now.low > first.before => {
                 let (worse_than_run, since) = (levels[first.at - 1].0.to_owned(), levels[first.at].0.to_owned());
                 Change { verdict: Verdict::Worse, worse_than_run: Some(worse_than_run), since: Some(since), ..change }
             }

@@ -102,7 +102,7 @@ impl Monitor {
     #[must_use]
     pub fn finish(mut self) -> Conditions {
         self.observe();
-        let waited = self.host.until(&HostUse::now());
+        let waited = self.host.until(&HostUse::now(), self.began.elapsed());
         let contended = self.gpu.contended(self.began.elapsed()).into_iter().chain(host::contended(&waited, self.load)).collect();
         Conditions { free_at_start: self.free_at_start, gpu: self.gpu.states, contended, cost_figures: self.cost_figures }
     }

@@ -43,13 +43,15 @@ impl HostUse {
         }
     }
 
-    /// What was lost from this reading to a later one of the same thread.
-    pub(super) fn until(&self, later: &Self) -> Waiting {
-        let share = |first: Option<(u64, u64)>, last: Option<(u64, u64)>| {
-            let (had, lost) = first.zip(last).map(|(first, last)| (last.0.saturating_sub(first.0), last.1.saturating_sub(first.1)))?;
-            (had + lost > 0).then(|| lost as f64 / (had + lost) as f64)
-        };
-        Waiting { thread: share(self.thread, later.thread), stolen: share(self.cores, later.cores) }
+    /// What was lost from this reading to a later one of the same thread, so much time after it. A thread that mostly waits for the processes
+    /// that it measures needs little time on a core, so its waiting is a share of the whole time.
+    pub(super) fn until(&self, later: &Self, elapsed: Duration) -> Waiting {
+        let waited = self.thread.zip(later.thread).map(|(first, last)| last.1.saturating_sub(first.1) as f64);
+        let stolen = self.cores.zip(later.cores).map(|(first, last)| (last.0.saturating_sub(first.0), last.1.saturating_sub(first.1)));
+        Waiting {
+            thread: waited.filter(|_| !elapsed.is_zero()).map(|waited| waited / elapsed.as_nanos() as f64),
+            stolen: stolen.filter(|(had, lost)| had + lost > 0).map(|(had, lost)| lost as f64 / (had + lost) as f64),
+        }
     }
 }
 
@@ -150,8 +152,8 @@ mod tests {
     fn shares_are_those_between_two_readings() {
         let first = HostUse { thread: Some((1_000, 500)), cores: Some((10, 10)) };
         let last = HostUse { thread: Some((1_900, 600)), cores: Some((10, 10)) };
-        assert_eq!(first.until(&last), Waiting { thread: Some(0.1), stolen: None });
-        assert_eq!(first.until(&HostUse::default()), Waiting::default());
+        assert_eq!(first.until(&last, Duration::from_nanos(1_000)), Waiting { thread: Some(0.1), stolen: None });
+        assert_eq!(first.until(&HostUse::default(), Duration::from_nanos(1_000)), Waiting::default());
     }
 
     #[test]

@@ -150,7 +150,7 @@ fn contended(run: &BenchRun) -> Option<String> {
         return None;
     }
     let runs = run.comparison.as_ref().map_or(1, |comparison| comparison.contended_runs);
-    let often = if runs > 1 { format!(", for the {runs}. run in a row") } else { String::new() };
+    let often = if runs > 1 { format!(", {runs} runs in a row") } else { String::new() };
     let to_do = if runs >= ALWAYS {
         " What to do: run when nothing else does, or give the benchmarks cores of their own (`taskset`, a cpuset), end other processes on the \
          GPU, and raise the budget; until then only changes larger than the intervals shown are found."

@@ -9,6 +9,7 @@ pub mod json;
 pub mod junit;
 pub mod markdown;
 pub mod picture;
+pub mod runs;
 pub mod store;
 pub mod text;
 pub mod timing;

@@ -12,12 +12,12 @@ use harness_bench::compare;
 use harness_bench::merge;
 use harness_bench::record::{BenchRun, Change, Comparison, Counts};
 use harness_bench::store;
-use harness_report::bench;
+use harness_report::{bench, store as scenario_runs};
 use serde::Serialize;
 
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
-use super::{Format, terminal};
+use super::{Format, runs, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness report compare reports/nightly/2026-11-19-sim reports/nightly/2026-11-20-sim
@@ -82,6 +82,9 @@ struct Compare {
 
 impl Compare {
     fn run(self) -> Result<Exit, Failures> {
+        if scenario_runs::is_of_run(&self.base) && scenario_runs::is_of_run(&self.new) {
+            return runs::compare(&self.base, &self.new, self.format);
+        }
         let (base, mut new) = match (store::read(&self.base), store::read(&self.new)) {
             (Ok(base), Ok(new)) => (base, new),
             (base, new) => return Err(Failures([base.err(), new.err()].into_iter().flatten().map(CliError::from).collect())),
@@ -242,7 +245,12 @@ struct Render {
 impl Render {
     fn run(self) -> Result<Exit, Failures> {
         let mut failures: Vec<CliError> = Vec::new();
-        for folder in self.runs.iter().map(|run| folder_of(run)) {
+        for path in &self.runs {
+            if scenario_runs::is_of_run(path) {
+                failures.extend(runs::render(path).err());
+                continue;
+            }
+            let folder = folder_of(path);
             match render(folder) {
                 Ok(()) => terminal::print(&format!("report: {}\n", folder.join(store::REPORT).display()))?,
                 Err(error) => failures.push(error.into()),

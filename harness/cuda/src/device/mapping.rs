@@ -125,7 +125,16 @@ impl MappedDevice for CudaDevice {
         let driver = self.driver()?;
         let mut start = 0;
         // SAFETY: `start` is a place for the answer; no address is wished for, and the only flags are 0.
-        unsafe { driver.reserve_addresses(&raw mut start, usize::try_from(size.0).unwrap_or(usize::MAX), GRANULARITY.0 as usize, 0, 0) }?;
+        let reserved = unsafe {
+            driver.reserve_addresses(&raw mut start, usize::try_from(size.0).unwrap_or(usize::MAX), GRANULARITY.0 as usize, 0, 0)
+        };
+        match reserved {
+            Ok(()) => {}
+            Err(Refusal { code: driver::OUT_OF_MEMORY, .. }) => {
+                return Err(DeviceError::OutOfMemory { requested: size, free: self.driver_free()? });
+            }
+            Err(refusal) => return Err(refusal.into()),
+        }
         self.mapping()?.table.reserve(DevicePtr(start), size);
         self.freed.remove(&start);
         Ok(DevicePtr(start))

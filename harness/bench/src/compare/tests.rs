@@ -67,7 +67,7 @@ fn a_creep_of_three_per_cent_a_run_is_flagged_with_the_run_it_began_in() {
     let runs = history(&days(&factors), run);
     let flagged = worse_of_each(&runs);
     assert_eq!(flagged[..2], [0, 0], "one step is within the threshold");
-    assert!(flagged[3] > CASES * 8 / 10 && flagged[4..].iter().all(|&worse| worse == CASES), "{flagged:?}");
+    assert!(flagged[3..].iter().all(|&worse| worse > CASES * 8 / 10) && flagged[6..].iter().all(|&worse| worse == CASES), "{flagged:?}");
     let changes = &runs[12].comparison.as_ref().unwrap().changes;
     let began =
         changes.iter().filter(|change| matches!(change.since.as_deref(), Some("2026-11-02T02:00:00Z" | "2026-11-03T02:00:00Z"))).count();
@@ -79,7 +79,7 @@ fn a_step_below_the_threshold_that_lasts_is_flagged_by_the_history() {
     let factors: Vec<f64> = (0..14).map(|run| if run < 6 { 1.0 } else { 1.04 }).collect();
     let runs = history(&days(&factors), run);
     assert!(worse_of_each(&runs)[..6].iter().all(|&worse| worse == 0), "{:?}", worse_of_each(&runs));
-    assert!(worse(&runs[13]) > CASES * 8 / 10, "{:?}", worse_of_each(&runs));
+    assert!(worse(&runs[13]) > CASES * 6 / 10, "{:?}", worse_of_each(&runs));
 }
 
 #[test]

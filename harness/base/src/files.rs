@@ -1,21 +1,22 @@
 //! Files written whole or not at all: to a temporary place first, then renamed, so that neither an error nor a kill leaves half a file;
-//! and versioned documents read back, each failure with what to do. What is in the files is the business of those who call.
+//! files that the user names, which may also be devices, pipes or links; and versioned documents read back, each failure with what to do. What
+//! is in the files is the business of those who call.
 
 use std::fmt;
-use std::fs::{self, File, Permissions, TryLockError};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tempfile::NamedTempFile;
 
-/// Bytes that a document may have: the largest that were seen have a hundredth of that.
-const MOST_READ: u64 = 256 << 20;
+use crate::temporary;
 
-/// Temporary folders and files start with this; those of a killed process are removed by the next one.
-pub const TEMPORARY: &str = ".unfinished-";
+pub use crate::temporary::PREFIX as TEMPORARY;
+
+/// Largest document that is read, in bytes.
+pub const MAX_DOCUMENT: u64 = 256 << 20;
 
 /// What a file is to hold: the words of its errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,7 +171,7 @@ pub fn check_writable(folder: &Path, document: Document) -> Result<(), StoreErro
     if !there.is_dir() {
         return Err(failed(ErrorKind::NotADirectory.into()));
     }
-    tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(there).map(drop).map_err(failed)
+    temporary::file_in(there).map(drop).map_err(failed)
 }
 
 /// Refuses to write over a report that somebody else wrote: one that has no document of ours beside it, or, of an index, no folder.
@@ -205,8 +206,7 @@ impl<'a> Folder<'a> {
     /// chooses last of all.
     pub fn add(&self, files: &[(String, String)], name: impl FnOnce(&Path) -> io::Result<String>) -> Result<PathBuf, StoreError> {
         let failed = |source| self.failed(self.path, source);
-        let everybody = Permissions::from_mode(0o777);
-        let folder = tempfile::Builder::new().prefix(TEMPORARY).permissions(everybody).tempdir_in(self.path).map_err(failed)?;
+        let (folder, _held) = temporary::folder_in(self.path).map_err(failed)?;
         for (name, content) in files {
             let path = folder.path().join(name);
             File::create_new(&path)
@@ -225,12 +225,11 @@ impl<'a> Folder<'a> {
     /// Writes files into this folder, or into folders in it, in place of earlier ones. Nothing is replaced before everything is written,
     /// then each file is replaced whole, in the order given.
     pub fn replace(&self, files: &[(String, String)]) -> Result<(), StoreError> {
-        let everybody = Permissions::from_mode(0o666);
         let mut written = Vec::new();
         for (name, content) in files {
             let target = self.path.join(name);
             let failed = |source| self.failed(&target, source);
-            let file = tempfile::Builder::new().prefix(TEMPORARY).permissions(everybody.clone()).tempfile_in(self.path).map_err(failed)?;
+            let file = temporary::locked_file_in(self.path).map_err(failed)?;
             write_whole(file.as_file(), content).map_err(failed)?;
             written.push((file, target));
         }
@@ -274,30 +273,130 @@ pub fn read<T: DeserializeOwned>(path: &Path, document: Document, supported: u32
     serde_json::from_str(&text).map_err(malformed)
 }
 
-/// A text of at most [`MOST_READ`] bytes: what stands in its place may have no end.
+/// Bounded while it is read: a pipe or a device has no length beforehand.
 fn read_bounded(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    let read = File::open(path)?.take(MOST_READ + 1).read_to_string(&mut text)?;
-    if read as u64 > MOST_READ {
-        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("it has more than {MOST_READ} bytes")));
+    File::open(path)?.take(MAX_DOCUMENT + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_DOCUMENT {
+        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("it has more than {MAX_DOCUMENT} bytes, which no document has")));
     }
     Ok(text)
 }
 
-/// Writes one file whole, in place of an earlier one, and makes its folder if it is not there.
+/// Where a path leads that the user named for output.
+#[derive(Debug)]
+enum Place {
+    /// Something that bytes are sent to: a pipe, a device, or a file that this process holds open, as `/dev/stdout` can be.
+    Sink(File),
+    /// A file, or where one is to be. Links are followed.
+    File(PathBuf),
+}
+
+impl Place {
+    fn of(path: &Path) -> io::Result<Self> {
+        let is_sink = match path.metadata() {
+            Ok(there) if there.is_dir() => return Err(ErrorKind::IsADirectory.into()),
+            // A file below these is open already, by another name: to replace it would cut that name off.
+            Ok(there) => !there.is_file() || path.starts_with("/dev") || path.starts_with("/proc"),
+            Err(_) => false,
+        };
+        if is_sink {
+            return File::options().append(true).open(path).map(Self::Sink);
+        }
+        Ok(Self::File(followed(path)))
+    }
+}
+
+/// The path behind links, also where what they lead to is not there yet.
+fn followed(path: &Path) -> PathBuf {
+    /// As many as Linux follows (<https://man7.org/linux/man-pages/man7/path_resolution.7.html>).
+    const MOST_LINKS: usize = 40;
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        match fs::read_link(&path) {
+            Ok(target) => path = folder_of(&path).join(target),
+            Err(_) => break,
+        }
+    }
+    path
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Writes a file that the user named. A file is replaced whole, and its folder made if it is not there; links are followed; a pipe or a device
+/// is written to.
 ///
 /// # Errors
 /// What the system says; an earlier file is intact then.
 pub fn write(path: &Path, content: &str) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if path.is_dir() {
-        return Err(ErrorKind::IsADirectory.into());
+    if path.metadata().is_err() {
+        make_folder(folder_of(&followed(path)))?;
     }
-    make_folder(folder)?;
-    let file = used_temporary(folder)?;
-    write_whole(file.as_file(), content)?;
-    file.persist(path).map_err(|error| error.error)?;
-    sync_folder(folder)
+    write_by(path, |file| file.write_all(content.as_bytes()).map(Ok::<_, std::convert::Infallible>)).map(|_| ())
+}
+
+/// The same with content that is written bit by bit, into a folder that is there. A file is replaced only where everything was written and `write` says `Ok(Ok(…))`.
+///
+/// # Errors
+/// What the system or `write` says; an earlier file is intact then.
+pub fn write_by<T, E>(path: &Path, write: impl FnOnce(&mut File) -> io::Result<Result<T, E>>) -> io::Result<Result<T, E>> {
+    let target = match Place::of(path)? {
+        Place::Sink(mut sink) => return write(&mut sink),
+        Place::File(target) => target,
+    };
+    let folder = folder_of(&target);
+    folder.metadata()?;
+    // The error's own text names the temporary file, which says nothing to the user.
+    let mut file = temporary::file_in(folder).map_err(|error| io::Error::from(error.kind()))?;
+    let written = match write(file.as_file_mut())? {
+        Ok(written) => written,
+        Err(error) => return Ok(Err(error)),
+    };
+    file.as_file().sync_all()?;
+    file.persist(&target).map_err(|error| error.error)?;
+    sync_folder(folder)?;
+    Ok(Ok(written))
+}
+
+/// What stands in a file that is added to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Existing {
+    /// In bytes; 0 for a pipe or a device, which is not read.
+    pub length: u64,
+    /// Whether an empty line ends it, or nothing is there.
+    pub ends_with_empty_line: bool,
+}
+
+/// Adds to the end of a file that the user named, and makes it and its folder if they are not there; links are followed; a pipe or a device is
+/// written to.
+///
+/// # Errors
+/// What the system says; a file is as it was then.
+pub fn append(path: &Path, content: impl FnOnce(Existing) -> String) -> io::Result<()> {
+    let target = match Place::of(path)? {
+        Place::Sink(mut sink) => {
+            let content = content(Existing { length: 0, ends_with_empty_line: true });
+            return sink.write_all(content.as_bytes());
+        }
+        Place::File(target) => target,
+    };
+    make_folder(folder_of(&target))?;
+    let mut file = File::options().read(true).append(true).create(true).open(&target)?;
+    let length = file.metadata()?.len();
+    let mut end = [b'\n'; 2];
+    if length >= 2 {
+        file.seek(SeekFrom::End(-2))?;
+        file.read_exact(&mut end)?;
+    }
+    let existing = Existing { length, ends_with_empty_line: length == 0 || (length >= 2 && end == *b"\n\n") };
+    let added = file.write_all(content(existing).as_bytes()).and_then(|()| file.sync_all());
+    if added.is_err() {
+        // Half of it helps nobody. Where not even this can be done, the first error says why.
+        let _ = file.set_len(length);
+    }
+    added
 }
 
 /// A text as part of a link or a file name: lower-case letters, digits, `_` and `-`; never empty, at most 60 long.
@@ -324,37 +423,12 @@ fn make_folder(path: &Path) -> io::Result<()> {
     })
 }
 
-/// A temporary file that [`lock`] in another process does not take for one that a killed process left.
-fn used_temporary(folder: &Path) -> io::Result<NamedTempFile> {
-    loop {
-        let everybody = Permissions::from_mode(0o666);
-        let file = tempfile::Builder::new().prefix(TEMPORARY).permissions(everybody).tempfile_in(folder)?;
-        // Before it was locked it may have been removed: then another one is made.
-        if file.as_file().lock().is_err() || file.path().exists() {
-            return Ok(file);
-        }
-    }
-}
-
-/// Whether a process still uses this temporary file.
-fn is_used(path: &Path) -> bool {
-    File::open(path).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
-}
-
 /// The lock ends with the returned file.
 fn lock(folder: &Path) -> io::Result<File> {
     let file = File::open(folder)?;
+    // Where the file system has no locks, nothing is removed, and what each writes is whole all the same.
     if file.lock().is_ok() {
-        for entry in fs::read_dir(folder)?.flatten() {
-            if entry.file_name().to_str().is_some_and(|name| name.starts_with(TEMPORARY)) {
-                let path = entry.path();
-                if is_used(&path) {
-                    continue;
-                }
-                // If it cannot be removed it is in nobody's way: its name is not a report's.
-                let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
-            }
-        }
+        temporary::tidy(folder);
     }
     Ok(file)
 }
@@ -387,11 +461,53 @@ mod tests {
     }
 
     #[test]
+    fn pipes_and_devices_are_written_to_and_links_are_followed() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let [real, link, dangling, made] = ["real", "link", "dangling", "made"].map(|name| folder.path().join(name));
+        fs::write(&real, "before")?;
+        std::os::unix::fs::symlink("real", &link)?;
+        std::os::unix::fs::symlink("made", &dangling)?;
+        write(&link, "after")?;
+        write(&dangling, "new")?;
+        assert_eq!((fs::read_to_string(&real)?, fs::read_to_string(&made)?), ("after".to_owned(), "new".to_owned()));
+        assert!(link.is_symlink() && dangling.is_symlink());
+        write(Path::new("/dev/null"), "nothing")?;
+        append(Path::new("/dev/null"), |existing| format!("{existing:?}"))?;
+        assert!(!Path::new("/dev/null").metadata()?.is_file());
+        for full in [write(Path::new("/dev/full"), "x"), append(Path::new("/dev/full"), |_| "x".to_owned())] {
+            assert_eq!(full.expect_err("it takes no byte").kind(), ErrorKind::StorageFull);
+        }
+        assert_eq!(write(folder.path(), "x").expect_err("it is a folder").kind(), ErrorKind::IsADirectory);
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_added_knows_what_stands_before_it() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("new/summary.md");
+        let mut seen = Vec::new();
+        for text in ["# One\n", "\n", "# Two"] {
+            append(&path, |existing| {
+                seen.push((existing.length, existing.ends_with_empty_line));
+                text.to_owned()
+            })?;
+        }
+        assert_eq!((seen, fs::read_to_string(&path)?), (vec![(0, true), (6, false), (7, true)], "# One\n\n# Two".to_owned()));
+        Ok(())
+    }
+
+    #[test]
+    fn a_document_without_end_is_refused() {
+        let error = read::<serde_json::Value>(Path::new("/dev/zero"), Document::Night, 1).expect_err("it has no end");
+        insta::assert_snapshot!(error, @"cannot read `/dev/zero`: it has more than 268435456 bytes, which no document has");
+    }
+
+    #[test]
     fn a_temporary_file_in_use_is_not_taken_for_one_that_a_killed_process_left() {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let left = folder.path().join(format!("{TEMPORARY}left"));
+        let used = temporary::file_in(folder.path()).expect("it can be made");
         fs::write(&left, "half").expect("it can be written");
-        let used = used_temporary(folder.path()).expect("it can be made");
         Folder::open(folder.path(), Document::Records).expect("it can be opened");
         assert_eq!((left.exists(), used.path().exists()), (false, true));
     }

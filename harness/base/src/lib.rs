@@ -8,3 +8,4 @@ pub mod printable;
 pub mod shard;
 pub mod shell;
 pub mod statistics;
+pub mod temporary;

@@ -1,7 +1,7 @@
 //! Files that may be packed by gzip: allocation traces and recordings. What is packed is told by its content, not by its name.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read};
 use std::path::Path;
 
 use flate2::read::MultiGzDecoder;
@@ -9,17 +9,41 @@ use flate2::read::MultiGzDecoder;
 /// The first bytes of a file packed by gzip, <https://www.rfc-editor.org/rfc/rfc1952#page-6>.
 const MAGIC: [u8; 2] = [0x1f, 0x8b];
 
+/// Most bytes that are read of a file, unpacked: a packed file of some kilobytes can unfold into gigabytes.
+pub const MAX_UNPACKED: u64 = 128 << 20;
+
 /// Opens a file, unpacking it where it is packed.
 ///
 /// # Errors
-/// [`io::Error`] of the file. What cannot be unpacked is told while it is read.
+/// [`io::Error`] of the file. What cannot be unpacked, or is more than [`MAX_UNPACKED`] bytes, is told while it is read.
 pub fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
     let mut file = File::open(path)?;
     let mut first = Vec::new();
     file.by_ref().take(MAGIC.len() as u64).read_to_end(&mut first)?;
     let is_packed = first == MAGIC;
     let whole = Cursor::new(first).chain(file);
-    Ok(if is_packed { Box::new(BufReader::new(MultiGzDecoder::new(whole))) } else { Box::new(BufReader::new(whole)) })
+    let unpacked: Box<dyn Read> = if is_packed { Box::new(MultiGzDecoder::new(whole)) } else { Box::new(whole) };
+    Ok(Box::new(BufReader::new(Bounded { rest: unpacked, left: MAX_UNPACKED })))
+}
+
+/// Reads so many bytes, and fails where there are more.
+struct Bounded<R> {
+    rest: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.rest.read(buffer)?;
+        match self.left.checked_sub(read as u64) {
+            Some(left) => self.left = left,
+            None => {
+                let why = format!("it has more than {MAX_UNPACKED} bytes, unpacked: divide it");
+                return Err(io::Error::new(ErrorKind::FileTooLarge, why));
+            }
+        }
+        Ok(read)
+    }
 }
 
 #[cfg(test)]
@@ -53,6 +77,22 @@ mod tests {
             assert_eq!(read(&bytes).unwrap(), "a 1 512 0\nf 1\n");
         }
         assert_eq!((read(b"").unwrap(), read(b"d").unwrap()), (String::new(), "d".to_owned()));
+    }
+
+    #[test]
+    fn what_unfolds_into_too_much_is_an_error_before_it_fills_memory() {
+        let zeros = vec![0; 1 << 20];
+        let mut bomb = Vec::new();
+        let mut encoder = GzEncoder::new(&mut bomb, Compression::best());
+        for _ in 0..=MAX_UNPACKED >> 20 {
+            encoder.write_all(&zeros).unwrap();
+        }
+        encoder.finish().unwrap();
+        assert!(bomb.len() < 200 << 10, "{}", bomb.len());
+        assert_eq!(read(&bomb).unwrap_err().kind(), ErrorKind::FileTooLarge);
+        let mut text = String::new();
+        let endless = open(Path::new("/dev/zero")).and_then(|mut file| file.read_to_string(&mut text));
+        assert_eq!(endless.unwrap_err().kind(), ErrorKind::FileTooLarge);
     }
 
     #[test]

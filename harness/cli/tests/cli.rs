@@ -152,6 +152,12 @@ fn an_unknown_step_is_shown_with_the_steps_there_are() {
 }
 
 #[test]
+fn a_list_item_without_a_step_is_shown_at_its_beginning() {
+    let told = refused(&with_step("{}"));
+    assert!(told.contains("wrong.yaml:5:5: this list item holds no step"), "{told}");
+}
+
+#[test]
 fn an_unknown_metric_is_shown_with_the_nearest_one() {
     insta::assert_snapshot!(refused(&with_step("expect: alocated_bytes.all.current == 0")));
 }
@@ -913,6 +919,37 @@ fn a_file_of_the_other_kind_is_answered_with_the_command_for_it() {
     let slip = GOOD.replace("allocators", "arms");
     let slip = World::without_gpu().holding(&[("slip.yaml", &slip)]).harness(&["check", "slip.yaml"]);
     assert!(!slip.err.contains("harness bench"), "a scenario with a wrong key is still one: {}", slip.err);
+}
+
+#[test]
+fn a_trace_a_recording_and_a_pickle_are_answered_with_the_command_for_them() {
+    let world = World::without_gpu().holding(&[("job.trace", TRACE), ("recording.jsonl", "{\"torch\":\"2.11.0\",\"conf\":\"\"}\n")]);
+    std::fs::write(world.path("snapshot.pickle"), b"\x80\x04\x95\x00").unwrap();
+    for (arguments, is, help) in [
+        (["run", "job.trace"].as_slice(), "job.trace: this is an allocation trace, not a scenario", "harness replay job.trace --memory"),
+        (&["run", "snapshot.pickle"], "this is a Python pickle, as PyTorch's memory snapshots are", "harness replay --help"),
+        (&["check", "recording.jsonl"], "this is a recording of PyTorch's allocator", "harness replay --verify recording.jsonl"),
+        (&["replay", "recording.jsonl", "--memory", "1GiB"], "not an allocation trace", "harness replay --verify recording.jsonl"),
+        (&["replay", "snapshot.pickle", "--memory", "1GiB"], "this is a Python pickle", "harness replay --help"),
+    ] {
+        let ran = world.harness(arguments);
+        // Lines are broken between words.
+        let told = ran.err.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(ran.code == Some(2) && told.contains(is) && told.contains(help), "{}", ran.told());
+    }
+}
+
+#[test]
+fn files_for_ci_may_be_pipes_devices_or_links() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("real.xml", "before")]);
+    std::os::unix::fs::symlink("real.xml", world.path("link.xml")).unwrap();
+    let ran = world.harness(&["run", "good.yaml", "--quiet", "--summary", "/dev/null", "--junit", "/dev/stdout"]);
+    assert!(ran.code == Some(0) && ran.out.contains("<testsuites"), "{}", ran.told());
+    let full = world.harness(&["run", "good.yaml", "--quiet", "--summary", "/dev/full"]);
+    assert_eq!(full.code, Some(4), "{}", full.told());
+    world.harness(&["run", "good.yaml", "--quiet", "--junit", "link.xml"]);
+    assert!(world.path("link.xml").is_symlink() && std::fs::read_to_string(world.path("real.xml")).unwrap().contains("<testsuites"));
+    assert!(!std::path::Path::new("/dev/null").metadata().unwrap().is_file());
 }
 
 #[test]

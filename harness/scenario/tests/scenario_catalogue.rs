@@ -99,6 +99,15 @@ fn the_schema_refuses_what_the_check_refuses_by_shape() {
     let validator = jsonschema::validator_for(&schema()).unwrap();
     let scenario = |steps: &str| value(&format!("about: x\nneeds: {{ memory: 1GiB }}\nsteps: [{steps}]\n"));
     assert!(validator.is_valid(&scenario("reset_peaks")));
+    for duration in ["1min", "1.5ms", "2 us", "1m", "3."] {
+        let step = format!("work: {{ duration: {duration} }}");
+        let text = format!("about: x\nneeds: {{ memory: 1GiB }}\nsteps: [{step}]\n");
+        assert_eq!(
+            (Scenario::parse(&text, Path::new("a.yaml")).is_ok(), validator.is_valid(&scenario(&step))),
+            (duration != "3.", duration != "3."),
+            "{duration}"
+        );
+    }
     for wrong in [
         "alocate: { buffer: a }",
         "alloc: { buffer: a }",

@@ -162,6 +162,8 @@ fn a_wrong_step_is_answered_with_the_steps_and_fields_there_are() {
         ("bare step that needs fields", "- alloc"),
         ("unknown field", "- alloc: { bufer: a, size: 1MiB }"),
         ("missing field", "- alloc: { buffer: a }"),
+        ("no field at all", "- alloc: { }"),
+        ("no field in an inner map", "- storm: { id: s, operations: 5, sizes: [1MiB], live: 2MiB, lifetime: {} }"),
         ("a scalar where fields belong", "- alloc: a"),
         ("a number as step", "- 5"),
         ("two steps in one item", "- alloc: { buffer: a, size: 1MiB }\n  free: a"),

@@ -18,7 +18,7 @@ use harness_allocator::allocator::{Allocation, Allocator, Request};
 use harness_allocator::device::StreamId;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::units::Bytes;
-use harness_trace::replay_bench::Bench;
+use harness_trace::execute::{ByHandle, Executor, Unobserved};
 use harness_trace::trace::{self, TraceEvent};
 
 /// What the traces were recorded on.
@@ -124,12 +124,13 @@ fn traces(criterion: &mut Criterion) {
     for (name, events) in all_traces() {
         for (mode, expandable_segments) in [("default", false), ("expandable", true)] {
             let config = Config { expandable_segments, ..Config::default() };
-            let mut bench = Bench::by_handle(&events, config, CAPACITY).expect("the trace uses the device rightly");
-            let (allocations, frees, _) = bench.pass().expect("the simulated device does not fail");
-            group.throughput(Throughput::Elements(allocations + frees));
-            group.bench_function(BenchmarkId::new(name, mode), |bencher| {
-                bencher.iter(|| bench.pass().expect("the simulated device does not fail"));
-            });
+            let mut device = SimDevice::new(SimConfig::replay(CAPACITY));
+            let mut allocator = CachingAllocator::new(config);
+            let mut executor = Executor::new(&events, &mut device).expect("the trace is one of a program");
+            let mut target = ByHandle { device: &mut device, allocator: &mut allocator };
+            let mut pass = || executor.pass(&mut target, &mut Unobserved).expect("the simulated device does not fail");
+            group.throughput(Throughput::Elements(pass().operations()));
+            group.bench_function(BenchmarkId::new(name, mode), |bencher| bencher.iter(&mut pass));
         }
     }
     group.finish();

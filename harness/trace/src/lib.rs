@@ -1,9 +1,11 @@
 //! Allocation traces and recordings of PyTorch.
 //!
 //! * [`trace`]: the format and its reader;
+//! * [`execute`]: the executor of traces, on any allocator;
 //! * [`replay`]: a trace on a device, and a recording compared row by row;
 //! * [`replay_bench`]: the host time of an allocator over a trace.
 
+pub mod execute;
 pub mod replay;
 pub mod replay_bench;
 pub mod trace;

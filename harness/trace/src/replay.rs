@@ -1,28 +1,25 @@
 //! Replaying allocation traces on the simulated device, and comparing with recorded runs of PyTorch's allocator.
 //!
-//! A [`Replay`] applies operations one by one; a [`Front`] says by which of the allocator's fronts; a [`Column`] is a figure that recordings
-//! keep; [`Streams`] are what a trace names and a device has; [`verify`] compares a recording with its own replay, row by row, and the final structure.
-
-mod streams;
-mod subject;
+//! [`write_stats`] writes a row of figures for each operation; [`verify`] compares a recording with its own replay, row by row, and then the
+//! final structure. A [`Front`] says how the allocator is used; a [`Column`] is a figure that recordings keep.
 
 use std::fmt;
 use std::io::{self, BufRead as _, Write};
 use std::path::{Path, PathBuf};
 
-use crate::trace::{self, TraceEvent};
-use harness_allocator::allocator::caching::{ConfError, Config, Quirks};
-use harness_allocator::allocator::{AllocatorError, PrivatePoolError, Request};
+use harness_allocator::allocator::PrivatePoolError;
+use harness_allocator::allocator::caching::{CachingAllocator, ConfError, Config, Quirks};
+use harness_allocator::allocator::shared::{Cores, SharedAllocator};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DeviceError, TestDevice};
+use harness_allocator::device::{DeviceCalls, DeviceError};
 use harness_allocator::stats::{BlockState, MemoryStats, PoolKind, SegmentInfo, StatKey};
 use harness_allocator::units::Bytes;
+use harness_base::packed;
 use serde::Deserialize;
 use serde_json::json;
 
-pub use self::streams::Streams;
-use self::subject::{ByHandle, Shared, Subject};
-use harness_base::packed;
+use crate::execute::{ByHandle, ByPointer, Executor, Kind, Observer, Outcome, PrepareError, Stopped, Streams, Target};
+use crate::trace::{self, TraceEvent};
 
 /// A figure of a recording: column 0 is always [`Column::Result`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,17 +110,6 @@ impl fmt::Display for Column {
     }
 }
 
-/// How an operation of a trace ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OpResult {
-    /// Done.
-    Ok = 0,
-    /// There was no memory.
-    OutOfMemory = 1,
-    /// The id is not live: nothing was done.
-    Ignored = 2,
-}
-
 /// A trace that cannot be replayed to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
@@ -153,6 +139,16 @@ pub enum ReplayError {
     },
 }
 
+impl From<PrepareError> for ReplayError {
+    fn from(error: PrepareError) -> Self {
+        match error {
+            PrepareError::IdReused { operation, id } => Self::IdReused { operation, id },
+            // Nothing has been done, so it is the first operation that cannot be.
+            PrepareError::Device(source) => Self::Device { operation: 1, source },
+        }
+    }
+}
+
 /// By which front the caching allocator is used. The figures are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Front {
@@ -163,106 +159,111 @@ pub enum Front {
     Shared,
 }
 
-/// A trace being replayed: an allocator on a simulated device.
-pub struct Replay {
-    subject: Box<dyn Subject>,
-    streams: Streams,
-    pressure: Bytes,
-    done: usize,
+/// What is known after an operation.
+struct State {
+    outcome: Outcome,
+    stats: MemoryStats,
+    calls: DeviceCalls,
+    /// Bytes free on the device.
+    free: Bytes,
 }
 
-impl Replay {
-    /// An empty device of that capacity, with the streams that these operations name, and an allocator that reproduces PyTorch's quirks.
-    ///
-    /// # Errors
-    /// [`ReplayError::Device`]: the device cannot make that many streams.
-    pub fn new(events: &[TraceEvent], config: Config, capacity: Bytes, front: Front) -> Result<Self, ReplayError> {
-        let config = Config { quirks: Quirks::Torch211, ..config };
-        let mut device = SimDevice::new(SimConfig::replay(capacity));
-        // Nothing has been done, so it is the first operation that cannot be.
-        let streams = Streams::make(events, &mut device).map_err(|source| ReplayError::Device { operation: 1, source })?;
-        let subject: Box<dyn Subject> = match front {
-            Front::Handle => Box::new(ByHandle::new(device, config)),
-            Front::Shared => Box::new(Shared::new(device, config)),
-        };
-        Ok(Self { subject, streams, pressure: Bytes::ZERO, done: 0 })
-    }
-
-    /// Applies one operation, of those that this was made for.
-    ///
-    /// # Errors
-    /// [`ReplayError`]; an out-of-memory is a result.
-    pub fn apply(&mut self, event: &TraceEvent) -> Result<OpResult, ReplayError> {
-        self.done += 1;
-        let operation = self.done;
-        let device_error = |source| ReplayError::Device { operation, source };
-        let pool_error = |source| ReplayError::PrivatePool { operation, source };
-        let subject = &mut *self.subject;
-        match self.streams.on_device(*event) {
-            TraceEvent::Allocate { id, size, stream } => return self.allocate(id, Request { size, stream }),
-            TraceEvent::Free { id } if !subject.is_live(id) => return Ok(OpResult::Ignored),
-            TraceEvent::Free { id } => subject.free(id).map_err(device_error)?,
-            TraceEvent::RecordStream { id, .. } if !subject.is_live(id) => return Ok(OpResult::Ignored),
-            TraceEvent::RecordStream { id, stream } => subject.record_stream(id, stream).map_err(device_error)?,
-            TraceEvent::SynchronizeStream(stream) => subject.device().synchronize_stream(stream).map_err(device_error)?,
-            TraceEvent::Synchronize => subject.device().synchronize().map_err(device_error)?,
-            TraceEvent::EmptyCache => subject.empty_cache().map_err(device_error)?,
-            TraceEvent::SetFraction(fraction) => subject.set_memory_fraction(fraction),
-            TraceEvent::ResetPeaks => subject.reset_peaks(),
-            TraceEvent::BeginPool(pool) => subject.begin(pool).map_err(pool_error)?,
-            TraceEvent::EndPool(pool) => subject.end(pool).map_err(pool_error)?,
-            TraceEvent::ReleasePool(pool) => match subject.release(pool) {
-                Ok(()) => {}
-                Err(PrivatePoolError::Unknown(_)) => return Ok(OpResult::Ignored),
-                Err(error) => return Err(pool_error(error)),
-            },
-            TraceEvent::Pressure(change) => {
-                let held = self.pressure.0.saturating_add_signed(change);
-                self.pressure = subject.device().set_pressure(Bytes(held)).map_err(device_error)?;
-            }
-        }
-        Ok(OpResult::Ok)
-    }
-
-    /// The figure of a column after the last operation.
-    #[must_use]
-    pub fn value(&mut self, column: Column, result: OpResult) -> u64 {
-        let column = match column {
-            Column::Result => return result as u64,
-            Column::Stat(key) => return self.subject.stats().get(key),
-            Column::Device(column) => column,
-        };
-        let mut device = self.subject.device();
-        let calls = device.calls();
+impl State {
+    fn figure(&self, column: Column) -> u64 {
         match column {
-            DeviceColumn::MallocCalls => calls.malloc,
-            DeviceColumn::MallocFails => calls.malloc_failures,
-            DeviceColumn::FreeCalls => calls.free,
-            DeviceColumn::CreateCalls => calls.create,
-            DeviceColumn::ReleaseCalls => calls.release,
-            // The simulated device always answers.
-            DeviceColumn::FreeBytes => device.memory().map_or(0, |memory| memory.free.0),
+            Column::Result => self.outcome as u64,
+            Column::Stat(key) => self.stats.get(key),
+            Column::Device(DeviceColumn::MallocCalls) => self.calls.malloc,
+            Column::Device(DeviceColumn::MallocFails) => self.calls.malloc_failures,
+            Column::Device(DeviceColumn::FreeCalls) => self.calls.free,
+            Column::Device(DeviceColumn::CreateCalls) => self.calls.create,
+            Column::Device(DeviceColumn::ReleaseCalls) => self.calls.release,
+            Column::Device(DeviceColumn::FreeBytes) => self.free.0,
         }
     }
+}
 
+/// What a replay leaves behind.
+struct End {
+    stats: MemoryStats,
     /// The structure, in the form of a recording's last line.
-    #[must_use]
-    pub fn snapshot(&self) -> serde_json::Value {
-        let segments: Vec<_> = self.subject.snapshot().iter().map(|segment| snapshot_segment(segment, &self.streams)).collect();
-        json!({ "snapshot": segments })
+    snapshot: serde_json::Value,
+}
+
+/// Why a replay ended early.
+enum Early<E> {
+    Replay(ReplayError),
+    /// The caller said so after an operation.
+    Caller(E),
+}
+
+impl<E> From<PrepareError> for Early<E> {
+    fn from(error: PrepareError) -> Self {
+        Self::Replay(error.into())
+    }
+}
+
+impl<E> From<Stopped<Self>> for Early<E> {
+    fn from(stopped: Stopped<Self>) -> Self {
+        match stopped {
+            Stopped::Device { operation, source } => Self::Replay(ReplayError::Device { operation, source }),
+            Stopped::Observer(early) => early,
+        }
+    }
+}
+
+/// Calls `each` after each operation.
+struct AfterEach<F> {
+    each: F,
+}
+
+impl<T: Target, E, F: FnMut(usize, &State) -> Result<(), E>> Observer<T> for AfterEach<F> {
+    type Error = Early<E>;
+
+    fn after(&mut self, index: usize, _: Kind, outcome: Outcome, target: &mut T) -> Result<(), Early<E>> {
+        // The simulated device always answers.
+        let (calls, free) = target.with_device(|device| (device.calls(), device.memory().map_or(Bytes::ZERO, |memory| memory.free)));
+        (self.each)(index, &State { outcome, stats: target.stats(), calls, free }).map_err(Early::Caller)
     }
 
-    fn allocate(&mut self, id: u64, request: Request) -> Result<OpResult, ReplayError> {
-        let operation = self.done;
-        if self.subject.is_live(id) {
-            return Err(ReplayError::IdReused { operation, id });
+    fn pool_misused(&mut self, index: usize, source: PrivatePoolError) -> Result<(), Early<E>> {
+        Err(Early::Replay(ReplayError::PrivatePool { operation: index + 1, source }))
+    }
+}
+
+/// Replays a trace on an empty device of that capacity, by an allocator that reproduces PyTorch's quirks. `each` is given the index of each
+/// operation and what is known after it.
+fn replay<E>(
+    events: &[TraceEvent],
+    config: Config,
+    capacity: Bytes,
+    front: Front,
+    each: impl FnMut(usize, &State) -> Result<(), E>,
+) -> Result<End, Early<E>> {
+    let config = Config { quirks: Quirks::Torch211, ..config };
+    let mut device = SimDevice::new(SimConfig::replay(capacity));
+    match front {
+        Front::Handle => {
+            let executor = Executor::new(events, &mut device)?;
+            let mut allocator = CachingAllocator::new(config);
+            replay_on(&mut ByHandle { device: &mut device, allocator: &mut allocator }, executor, each)
         }
-        match self.subject.allocate(id, request) {
-            Ok(()) => Ok(OpResult::Ok),
-            Err(AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. }) => Ok(OpResult::OutOfMemory),
-            Err(AllocatorError::Device(source)) => Err(ReplayError::Device { operation, source }),
+        Front::Shared => {
+            let executor = Executor::new(events, &mut device)?;
+            let allocator = SharedAllocator::new(device, config, Cores::One);
+            replay_on(&mut ByPointer(&allocator), executor, each)
         }
     }
+}
+
+fn replay_on<T: Target, E>(
+    target: &mut T,
+    mut executor: Executor<T::Live>,
+    each: impl FnMut(usize, &State) -> Result<(), E>,
+) -> Result<End, Early<E>> {
+    executor.run(target, &mut AfterEach { each })?;
+    let segments: Vec<_> = target.snapshot().iter().map(|segment| snapshot_segment(segment, executor.streams())).collect();
+    Ok(End { stats: target.stats(), snapshot: json!({ "snapshot": segments }) })
 }
 
 fn snapshot_segment(segment: &SegmentInfo, streams: &Streams) -> serde_json::Value {
@@ -296,21 +297,19 @@ pub fn write_stats(
     let columns = Column::recorded();
     let names: Vec<String> = columns.iter().map(Column::to_string).collect();
     writeln!(output, "{}", json!({ "capacity": capacity.0, "columns": names }))?;
-    let mut replay = match Replay::new(events, config, capacity, front) {
-        Ok(replay) => replay,
-        Err(error) => return Ok(Err(error)),
-    };
-    for event in events {
-        let result = match replay.apply(event) {
-            Ok(result) => result,
-            Err(error) => return Ok(Err(error)),
-        };
-        let row: Vec<u64> = columns.iter().map(|&column| replay.value(column, result)).collect();
-        writeln!(output, "{}", json!(row))?;
+    let replayed = replay(events, config, capacity, front, |_, state| {
+        let row: Vec<u64> = columns.iter().map(|&column| state.figure(column)).collect();
+        writeln!(output, "{}", json!(row))
+    });
+    match replayed {
+        Ok(End { stats, snapshot }) => {
+            writeln!(output, "{snapshot}")?;
+            output.flush()?;
+            Ok(Ok(stats))
+        }
+        Err(Early::Replay(error)) => Ok(Err(error)),
+        Err(Early::Caller(error)) => Err(error),
     }
-    writeln!(output, "{}", replay.snapshot())?;
-    output.flush()?;
-    Ok(Ok(replay.subject.stats()))
 }
 
 /// A recording that cannot be compared.
@@ -423,36 +422,39 @@ pub fn verify(path: &Path, front: Front) -> Result<Comparison, RecordingError> {
     let columns = header.columns.iter().map(column).collect::<Result<Vec<_>, _>>()?;
     let events = trace::parse_lines(header.trace.iter().map(String::as_str)).map_err(|error| malformed(1, error.to_string()))?;
     let config = Config::parse(&header.conf).map_err(|source| RecordingError::Settings { path: path.to_owned(), source })?;
-    let stopped =
-        |operations: usize, error: ReplayError| Comparison { operations, difference: Some(Difference::Stopped { why: error.to_string() }) };
-    let mut replay = match Replay::new(&events, config, Bytes(header.capacity), front) {
-        Ok(replay) => replay,
-        Err(error) => return Ok(stopped(0, error)),
-    };
-    for (index, event) in events.iter().enumerate() {
-        let line =
-            lines.next().ok_or_else(|| malformed(index + 2, "the recording ends before its trace".to_owned()))?.map_err(read_error)?;
-        let recorded: Vec<i64> = serde_json::from_str(&line).map_err(|error| malformed(index + 2, format!("not a row: {error}")))?;
+    let mut operations = 0;
+    // The comparison that ends the replay, or why there is none.
+    type Answer = Result<Comparison, RecordingError>;
+    let compare = |index: usize, state: &State| -> Result<(), Answer> {
+        let line_number = index + 2;
+        let line = lines.next().ok_or_else(|| Err(malformed(line_number, "the recording ends before its trace".to_owned())))?;
+        let line = line.map_err(|error| Err(read_error(error)))?;
+        let recorded: Vec<i64> = serde_json::from_str(&line).map_err(|error| Err(malformed(line_number, format!("not a row: {error}"))))?;
         if recorded.len() != columns.len() {
-            return Err(malformed(index + 2, format!("{} figures for {} columns", recorded.len(), columns.len())));
+            return Err(Err(malformed(line_number, format!("{} figures for {} columns", recorded.len(), columns.len()))));
         }
-        let result = match replay.apply(event) {
-            Ok(result) => result,
-            Err(error) => return Ok(stopped(index, error)),
-        };
-        let replayed: Vec<i64> = columns.iter().map(|&column| replay.value(column, result) as i64).collect();
-        if recorded != replayed {
-            let names = header.columns.iter().cloned();
-            let figures = names.zip(recorded).zip(replayed).map(|((name, recorded), replayed)| (name, recorded, replayed)).collect();
-            let difference = Difference::Row { operation: index + 1, event: event.to_string(), figures };
-            return Ok(Comparison { operations: index + 1, difference: Some(difference) });
+        operations = index + 1;
+        let replayed: Vec<i64> = columns.iter().map(|&column| state.figure(column) as i64).collect();
+        if recorded == replayed {
+            return Ok(());
         }
-    }
+        let names = header.columns.iter().cloned();
+        let figures = names.zip(recorded).zip(replayed).map(|((name, recorded), replayed)| (name, recorded, replayed)).collect();
+        let difference = Difference::Row { operation: operations, event: events[index].to_string(), figures };
+        Err(Ok(Comparison { operations, difference: Some(difference) }))
+    };
+    let end = match replay(&events, config, Bytes(header.capacity), front, compare) {
+        Ok(end) => end,
+        Err(Early::Caller(answer)) => return answer,
+        Err(Early::Replay(error)) => {
+            return Ok(Comparison { operations, difference: Some(Difference::Stopped { why: error.to_string() }) });
+        }
+    };
     let last = events.len() + 2;
     let line = lines.next().ok_or_else(|| malformed(last, "the snapshot is missing".to_owned()))?.map_err(read_error)?;
     let recorded: serde_json::Value = serde_json::from_str(&line).map_err(|error| malformed(last, format!("not a snapshot: {error}")))?;
-    let difference = compare_snapshots(&recorded["snapshot"], &replay.snapshot()["snapshot"]);
-    Ok(Comparison { operations: events.len(), difference })
+    let difference = compare_snapshots(&recorded["snapshot"], &end.snapshot["snapshot"]);
+    Ok(Comparison { operations, difference })
 }
 
 fn compare_snapshots(recorded: &serde_json::Value, replayed: &serde_json::Value) -> Option<Difference> {

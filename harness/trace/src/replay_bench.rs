@@ -1,25 +1,19 @@
 //! Timing the host path of the caching allocator: the same trace over and over, on a simulated device whose calls cost next to nothing.
 //!
-//! It times the allocator's own code on this machine, not anything a device does. [`Access`] is how operations reach the allocator: by handle,
-//! or by pointer behind the shared front's locks.
+//! It times the allocator's own code on this machine, not anything a device does.
 
-mod handle;
-mod shared;
-
-use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::time::Instant;
 
-use crate::trace::TraceEvent;
-use harness_allocator::allocator::Request;
-use harness_allocator::allocator::caching::Config;
+use harness_allocator::allocator::caching::{CachingAllocator, Config};
+use harness_allocator::allocator::shared::{Cores, SharedAllocator};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{DeviceError, StreamId};
 use harness_allocator::units::Bytes;
 use serde::Serialize;
 
-pub use self::handle::ByHandle;
-use self::shared::ByPointer;
-use crate::replay::{Front, Streams};
+use crate::execute::{ByHandle, ByPointer, Counts, Executor, Kind, Observer, Outcome, Stopped, Target, Unobserved};
+use crate::replay::{Front, ReplayError};
+use crate::trace::TraceEvent;
 
 /// What was measured, in nanoseconds on this machine's own clock. An operation is one allocation or one free.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -32,230 +26,190 @@ pub struct BenchResult {
     pub frees: u64,
     /// Allocations of one pass that found no memory.
     pub ooms: u64,
-    /// Timed passes, behind two that warm the cache.
+    /// Timed passes. Two passes before them fill the cache.
     pub repetitions: u32,
-    /// Time of a pass by its operations: the median over the passes, the loop included.
+    /// Time of a pass divided by its operations: the median over the passes, the loop included.
     pub ns_per_op: f64,
-    /// The fastest pass.
+    /// The same of the fastest pass.
     pub ns_per_op_min: f64,
-    /// Mean of one allocation, measured apart, the clock's own cost taken off.
+    /// Time of one allocation, from passes in which each operation is timed by itself: the median over the passes of each allocation, and
+    /// the mean of these. What reading the clock costs is subtracted.
     pub allocate_ns: f64,
-    /// Mean of one free, likewise.
+    /// The same of one free.
     pub free_ns: f64,
     /// Calls of the device's memory manager in all timed passes: 0 where everything was a cache hit.
     pub device_calls: u64,
 }
 
-/// Passes in which each operation is timed by itself.
-const SINGLE_PASSES: u32 = 5;
+/// Passes in which each operation is timed by itself. Odd, so that there is a median.
+const SINGLE_PASSES: usize = 5;
 
-/// One operation, its allocation known by its place in a table.
-enum Op {
-    Allocate { slot: usize, request: Request },
-    Free { slot: usize },
-    RecordStream { slot: usize, stream: StreamId },
-    Other(TraceEvent),
-}
-
-/// How operations reach the allocator.
-pub trait Access {
-    /// What an allocation is freed by.
-    type Live;
-
-    /// Allocates; `None` where there is no memory.
-    fn allocate(&mut self, request: Request) -> Option<Self::Live>;
-
-    /// Frees.
-    ///
-    /// # Errors
-    /// [`DeviceError`]: the trace uses a device wrongly.
-    fn free(&mut self, live: Self::Live) -> Result<(), DeviceError>;
-
-    /// Tells of a use by another stream.
-    ///
-    /// # Errors
-    /// [`DeviceError`], as [`Access::free`].
-    fn record_stream(&mut self, live: &Self::Live, stream: StreamId) -> Result<(), DeviceError>;
-
-    /// Everything that is no allocation, free or use. A pass must be repeatable, and a pool that was released cannot be opened again: misuse
-    /// of pools in a later pass is passed over.
-    ///
-    /// # Errors
-    /// [`DeviceError`], as [`Access::free`].
-    fn other(&mut self, event: TraceEvent) -> Result<(), DeviceError>;
-
-    /// Calls of the device's memory manager so far.
-    fn memory_calls(&self) -> u64;
-}
-
-/// A trace, ready to be run over and over.
-pub struct Bench<A: Access> {
-    access: A,
-    ops: Vec<Op>,
-    live: Vec<Option<A::Live>>,
-}
-
-/// Times a trace: two passes to warm up, `repetitions` timed ones; everything live is freed at the end of each.
+/// Times a trace: two passes that fill the cache, then `repetitions` timed ones. Everything live is freed at the end of each.
 ///
 /// # Errors
-/// [`DeviceError`]: the trace uses a device wrongly.
-pub fn bench(events: &[TraceEvent], config: Config, capacity: Bytes, repetitions: u32, front: Front) -> Result<BenchResult, DeviceError> {
-    match front {
-        Front::Handle => measure(Bench::by_handle(events, config, capacity)?, repetitions),
-        Front::Shared => measure(Bench::new(events, capacity, |device, ops| ByPointer::new(device, ops, config))?, repetitions),
-    }
+/// [`ReplayError`]; private pools that are misused are passed over.
+pub fn bench(events: &[TraceEvent], config: Config, capacity: Bytes, repetitions: u32, front: Front) -> Result<BenchResult, ReplayError> {
+    let mut device = SimDevice::new(SimConfig::replay(capacity));
+    let measured = match front {
+        Front::Handle => {
+            let executor = Executor::new(events, &mut device)?;
+            let mut allocator = CachingAllocator::new(config);
+            measure(executor, &mut ByHandle { device: &mut device, allocator: &mut allocator }, repetitions)
+        }
+        Front::Shared => {
+            let executor = Executor::new(events, &mut device)?;
+            let allocator = SharedAllocator::new(device, config, cores(events));
+            measure(executor, &mut ByPointer(&allocator), repetitions)
+        }
+    };
+    measured.map_err(|stopped| match stopped {
+        Stopped::Device { operation, source } => ReplayError::Device { operation, source },
+        Stopped::Observer(never) => match never {},
+    })
 }
 
-fn measure<A: Access>(mut bench: Bench<A>, repetitions: u32) -> Result<BenchResult, DeviceError> {
-    let (allocations, frees, ooms) = bench.pass()?;
-    bench.pass()?;
-    let operations = allocations + frees;
-    let before = bench.access.memory_calls();
+/// A core for each stream, unless the trace uses private pools, which need one core for all.
+fn cores(events: &[TraceEvent]) -> Cores {
+    let of_pools = |event: &TraceEvent| matches!(event, TraceEvent::BeginPool(_) | TraceEvent::EndPool(_) | TraceEvent::ReleasePool(_));
+    if events.iter().any(of_pools) { Cores::One } else { Cores::PerStream }
+}
+
+fn measure<T: Target>(mut executor: Executor<T::Live>, target: &mut T, repetitions: u32) -> Result<BenchResult, Stopped<Infallible>> {
+    let first = pass(&mut executor, target)?;
+    pass(&mut executor, target)?;
+    let operations = first.operations();
+    let before = memory_calls(target);
     let mut passes = Vec::new();
     for _ in 0..repetitions {
         let start = Instant::now();
-        bench.pass()?;
+        pass(&mut executor, target)?;
         passes.push(start.elapsed().as_nanos() as f64 / operations.max(1) as f64);
     }
-    let device_calls = bench.access.memory_calls() - before;
+    let device_calls = memory_calls(target) - before;
     passes.sort_by(f64::total_cmp);
-    let (allocate_ns, free_ns) = bench.single_operations()?;
+    let mut singles = Singles::default();
+    for number in 0..SINGLE_PASSES {
+        singles.pass = number;
+        executor.pass(target, &mut singles)?;
+    }
+    let overhead = clock_overhead();
+    let net = |mean: f64| (mean - overhead).max(0.0);
     Ok(BenchResult {
         operations,
-        allocations,
-        frees,
-        ooms,
+        allocations: first.allocations,
+        frees: first.frees,
+        ooms: first.refused,
         repetitions,
         ns_per_op: passes.get(passes.len() / 2).copied().unwrap_or_default(),
         ns_per_op_min: passes.first().copied().unwrap_or_default(),
-        allocate_ns,
-        free_ns,
+        allocate_ns: net(singles.mean(Kind::Allocate)),
+        free_ns: net(singles.mean(Kind::Free)),
         device_calls,
     })
 }
 
-impl Bench<ByHandle> {
-    /// A trace by the plain allocator, on a fresh simulated device.
-    ///
-    /// # Errors
-    /// [`DeviceError`]: the device cannot make the streams that the trace names.
-    pub fn by_handle(events: &[TraceEvent], config: Config, capacity: Bytes) -> Result<Self, DeviceError> {
-        Self::new(events, capacity, |device, _| ByHandle::new(device, config))
+/// One pass that nobody observes, in a function of its own, so that profilers show it by name.
+#[inline(never)]
+fn pass<T: Target>(executor: &mut Executor<T::Live>, target: &mut T) -> Result<Counts, Stopped<Infallible>> {
+    executor.pass(target, &mut Unobserved)
+}
+
+fn memory_calls(target: &mut impl Target) -> u64 {
+    target.with_device(|device| device.calls().memory_calls())
+}
+
+/// Times each operation by itself.
+///
+/// The mean over operations is taken of each operation's median over the passes: one interruption of the program lasts as long as a
+/// hundred thousand operations, and it must not count as one.
+#[derive(Default)]
+struct Singles {
+    /// The number of the present pass.
+    pass: usize,
+    start: Option<Instant>,
+    /// By the trace's operation.
+    operations: Vec<Option<Single>>,
+}
+
+/// One operation, timed in each pass.
+#[derive(Clone, Copy)]
+struct Single {
+    kind: Kind,
+    nanoseconds: [u32; SINGLE_PASSES],
+}
+
+impl Singles {
+    fn add(&mut self, index: usize, kind: Kind, nanoseconds: u128) {
+        if self.operations.len() <= index {
+            self.operations.resize(index + 1, None);
+        }
+        let single = self.operations[index].get_or_insert(Single { kind, nanoseconds: [0; SINGLE_PASSES] });
+        single.nanoseconds[self.pass] = u32::try_from(nanoseconds).unwrap_or(u32::MAX);
+    }
+
+    /// The mean over the operations of a kind; 0 where there are none.
+    fn mean(&self, kind: Kind) -> f64 {
+        let of_kind = self.operations.iter().flatten().filter(|single| single.kind == kind);
+        let (sum, count) = of_kind.fold((0.0, 0_u64), |(sum, count), single| {
+            let mut sorted = single.nanoseconds;
+            sorted.sort_unstable();
+            (sum + f64::from(sorted[SINGLE_PASSES / 2]), count + 1)
+        });
+        sum / count.max(1) as f64
     }
 }
 
-impl<A: Access> Bench<A> {
-    fn new(events: &[TraceEvent], capacity: Bytes, access: impl FnOnce(SimDevice, &[Op]) -> A) -> Result<Self, DeviceError> {
-        let mut slots = BTreeMap::new();
-        let mut device = SimDevice::new(SimConfig::replay(capacity));
-        let streams = Streams::make(events, &mut device)?;
-        let mut ops = Vec::with_capacity(events.len());
-        for event in events {
-            let mut slot = |id: u64| {
-                let next = slots.len();
-                *slots.entry(id).or_insert(next)
-            };
-            let op = match streams.on_device(*event) {
-                TraceEvent::Allocate { id, size, stream } => Op::Allocate { slot: slot(id), request: Request { size, stream } },
-                TraceEvent::Free { id } => Op::Free { slot: slot(id) },
-                TraceEvent::RecordStream { id, stream } => Op::RecordStream { slot: slot(id), stream },
-                other => Op::Other(other),
-            };
-            ops.push(op);
-        }
-        let live = (0..slots.len()).map(|_| None).collect();
-        Ok(Self { access: access(device, &ops), ops, live })
+impl<T: Target> Observer<T> for Singles {
+    type Error = Infallible;
+
+    #[inline(always)]
+    fn before(&mut self, _: Kind) {
+        self.start = Some(Instant::now());
     }
 
-    /// One pass over the trace; everything live is freed at its end. Returns allocations, frees and out-of-memories.
-    ///
-    /// # Errors
-    /// [`DeviceError`]: the trace uses a device wrongly.
-    pub fn pass(&mut self) -> Result<(u64, u64, u64), DeviceError> {
-        let (mut allocations, mut frees, mut ooms) = (0, 0, 0);
-        for op in &self.ops {
-            match *op {
-                Op::Allocate { slot, request } => {
-                    allocations += 1;
-                    self.live[slot] = self.access.allocate(request);
-                    ooms += u64::from(self.live[slot].is_none());
-                }
-                Op::Free { slot } => {
-                    if let Some(live) = self.live[slot].take() {
-                        frees += 1;
-                        self.access.free(live)?;
-                    }
-                }
-                Op::RecordStream { slot, stream } => {
-                    if let Some(live) = &self.live[slot] {
-                        self.access.record_stream(live, stream)?;
-                    }
-                }
-                Op::Other(event) => self.access.other(event)?,
-            }
+    #[inline(always)]
+    fn after(&mut self, index: usize, kind: Kind, _: Outcome, _: &mut T) -> Result<(), Infallible> {
+        if let Some(start) = self.start.take() {
+            let nanoseconds = start.elapsed().as_nanos();
+            self.add(index, kind, nanoseconds);
         }
-        for live in self.live.iter_mut().filter_map(Option::take) {
-            frees += 1;
-            self.access.free(live)?;
-        }
-        Ok((allocations, frees, ooms))
-    }
-
-    /// Mean time of an allocation and of a free, each timed by itself.
-    fn single_operations(&mut self) -> Result<(f64, f64), DeviceError> {
-        let overhead = clock_overhead();
-        let (mut allocate, mut free) = (Mean::default(), Mean::default());
-        for _ in 0..SINGLE_PASSES {
-            for op in &self.ops {
-                match *op {
-                    Op::Allocate { slot, request } => {
-                        let start = Instant::now();
-                        self.live[slot] = self.access.allocate(request);
-                        allocate.add(start.elapsed().as_nanos() as f64);
-                    }
-                    Op::Free { slot } => {
-                        if let Some(live) = self.live[slot].take() {
-                            let start = Instant::now();
-                            self.access.free(live)?;
-                            free.add(start.elapsed().as_nanos() as f64);
-                        }
-                    }
-                    Op::RecordStream { slot, stream } => {
-                        if let Some(live) = &self.live[slot] {
-                            self.access.record_stream(live, stream)?;
-                        }
-                    }
-                    Op::Other(event) => self.access.other(event)?,
-                }
-            }
-            for live in self.live.iter_mut().filter_map(Option::take) {
-                self.access.free(live)?;
-            }
-        }
-        Ok(((allocate.value() - overhead).max(0.0), (free.value() - overhead).max(0.0)))
+        Ok(())
     }
 }
 
-/// What two readings of the clock cost with nothing between them: the median of many.
+/// What two readings of the clock cost with nothing between them: the median of many, in nanoseconds.
 fn clock_overhead() -> f64 {
     let mut samples: Vec<u128> = (0..10_001).map(|_| Instant::now().elapsed().as_nanos()).collect();
     samples.sort_unstable();
     samples[samples.len() / 2] as f64
 }
 
-#[derive(Default)]
-struct Mean {
-    sum: f64,
-    count: u64,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Mean {
-    fn add(&mut self, value: f64) {
-        self.sum += value;
-        self.count += 1;
+    #[test]
+    fn an_interruption_of_the_program_is_not_the_time_of_an_allocation() {
+        let mut singles = Singles::default();
+        for pass in 0..SINGLE_PASSES {
+            singles.pass = pass;
+            singles.add(0, Kind::Allocate, 40);
+            // The program was interrupted for 20 ms.
+            singles.add(1, Kind::Allocate, if pass == 2 { 20_000_000 } else { 60 });
+            singles.add(2, Kind::Free, 30);
+        }
+        assert_eq!((singles.mean(Kind::Allocate), singles.mean(Kind::Free)), (50.0, 30.0));
+        assert_eq!(singles.mean(Kind::Other), 0.0, "there was none");
     }
 
-    fn value(&self) -> f64 {
-        if self.count == 0 { 0.0 } else { self.sum / self.count as f64 }
+    #[test]
+    fn an_operation_that_is_slow_in_each_pass_counts() {
+        let mut singles = Singles::default();
+        for pass in 0..SINGLE_PASSES {
+            singles.pass = pass;
+            singles.add(0, Kind::Allocate, 5_000);
+            singles.add(7, Kind::Allocate, 50);
+        }
+        assert_eq!(singles.mean(Kind::Allocate), 2_525.0);
     }
 }

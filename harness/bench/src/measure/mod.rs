@@ -6,7 +6,6 @@
 mod empty_cache;
 mod latency;
 mod pipeline;
-mod program;
 mod record_stream;
 mod recorder;
 mod recovery;

@@ -1,34 +1,58 @@
 //! Passes over an allocation trace: the time of one operation on the host, and the memory that it took.
 
+use std::convert::Infallible;
+
+use harness_allocator::allocator::Allocation;
+use harness_allocator::device::DeviceError;
+use harness_trace::execute::{ByHandle, Executor, Kind, Observer, Outcome, PrepareError, Target, Unobserved};
 use harness_trace::trace::TraceEvent;
 
-use super::program::{Pass, Program};
 use super::{Bench, Fault, Reading, Visit};
 use crate::clock::{Stopwatch, Timer};
 use crate::provider::MemoryLimit;
 
 pub(super) fn visit(visit: &mut Visit<'_>, events: &[TraceEvent]) -> Result<Vec<Reading>, Fault> {
     visit.bench(MemoryLimit::HostPath, |bench, visit| {
-        let mut program = Program::new(events, &mut *bench.device)?;
-        let measured = passes(visit, bench, &mut program);
-        for stream in program.streams() {
+        let mut executor = Executor::new(events, &mut *bench.device).map_err(|error| match error {
+            PrepareError::Device(error) => error.into(),
+            error @ PrepareError::IdReused { .. } => Fault::Failed(error.to_string()),
+        })?;
+        let measured = passes(visit, bench, &mut executor);
+        for stream in executor.streams().made() {
             bench.device.destroy_stream(stream)?;
         }
         measured
     })
 }
 
-/// The first pass fills the cache and tells what memory the trace takes; it is not timed.
-fn passes(visit: &mut Visit<'_>, bench: &mut Bench, program: &mut Program) -> Result<Vec<Reading>, Fault> {
-    let (mut peak, mut unused) = (0, 0);
-    let Bench { device, allocator } = bench;
-    let Pass { operations, requests, refused } = program.pass(&mut **device, &mut **allocator, |allocator| {
-        let stats = allocator.stats();
-        let reserved = stats.reserved_bytes.all.current;
-        if reserved > peak {
-            (peak, unused) = (reserved, reserved.saturating_sub(stats.allocated_bytes.all.current));
+/// The most memory that a trace had reserved, and how much of it was not allocated then.
+#[derive(Default)]
+struct Peak {
+    reserved: u64,
+    unused: u64,
+}
+
+impl<T: Target> Observer<T> for Peak {
+    type Error = Infallible;
+
+    fn after(&mut self, _: usize, kind: Kind, _: Outcome, target: &mut T) -> Result<(), Infallible> {
+        if kind == Kind::Allocate {
+            let stats = target.stats();
+            let reserved = stats.reserved_bytes.all.current;
+            if reserved > self.reserved {
+                *self = Self { reserved, unused: reserved.saturating_sub(stats.allocated_bytes.all.current) };
+            }
         }
-    })?;
+        Ok(())
+    }
+}
+
+/// The first pass fills the cache and tells what memory the trace takes; it is not timed.
+fn passes(visit: &mut Visit<'_>, bench: &mut Bench, executor: &mut Executor<Allocation>) -> Result<Vec<Reading>, Fault> {
+    let mut peak = Peak::default();
+    let mut target = ByHandle { device: &mut *bench.device, allocator: &mut *bench.allocator };
+    let counts = executor.pass(&mut target, &mut peak).map_err(DeviceError::from)?;
+    let (requests, refused) = (counts.allocations, counts.refused);
     if refused > 0 {
         let memory = visit.memory;
         let reason =
@@ -38,12 +62,12 @@ fn passes(visit: &mut Visit<'_>, bench: &mut Bench, program: &mut Program) -> Re
     let samples = visit.sample(Timer::Host, |_| {
         let watch = Stopwatch::start();
         // A cache that was cut up can serve fewer requests than a fresh one, so each pass counts its own operations.
-        let done = program.pass(&mut **device, &mut **allocator, |_| {})?;
-        Ok(watch.elapsed_ps() / done.operations.max(1))
+        let done = executor.pass(&mut target, &mut Unobserved).map_err(DeviceError::from)?;
+        Ok(watch.elapsed_ps() / done.operations().max(1))
     })?;
     Ok(vec![
-        Reading::time(Timer::Host, operations.max(1), samples),
-        Reading::memory("peak reserved", peak),
-        Reading::memory("not allocated at the peak", unused),
+        Reading::time(Timer::Host, counts.operations().max(1), samples),
+        Reading::memory("peak reserved", peak.reserved),
+        Reading::memory("not allocated at the peak", peak.unused),
     ])
 }

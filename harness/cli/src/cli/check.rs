@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use clap::Args;
 use harness_base::printable::printable;
-use harness_scenario::Scenario;
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
@@ -23,10 +22,10 @@ impl Check {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         let mut failures: Vec<CliError> = Vec::new();
         for path in inputs::files(&self.paths, "scenario")? {
-            let checked = Scenario::load(&path);
+            let checked = inputs::scenario(&path);
             let word = if checked.is_ok() { "valid  " } else { "invalid" };
             terminal::print(&format!("{word}  {}\n", printable(&path.display().to_string())))?;
-            failures.extend(checked.err().map(CliError::from));
+            failures.extend(checked.err());
         }
         if failures.is_empty() { Ok(Exit::Passed) } else { Err(Failures(failures)) }
     }

@@ -1,7 +1,6 @@
 //! What continuous integration takes of a run, beside the report: options that commands share.
 
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -41,13 +40,11 @@ pub(super) fn write(path: &Path, text: &str, help: &'static str) -> Result<(), C
 
 /// Other commands of the same step may have written before, and GitHub counts all of it.
 fn add(path: &Path, summary: impl FnOnce(usize) -> String) -> io::Result<()> {
-    let before = match fs::read_to_string(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-        other => other?,
-    };
-    let between = if before.is_empty() || before.ends_with("\n\n") { "" } else { "\n" };
-    let room = SUMMARY_LIMIT.saturating_sub(before.len() + between.len());
-    files::write(path, &format!("{before}{between}{}", summary(room)))
+    files::append(path, |existing| {
+        let between = if existing.ends_with_empty_line { "" } else { "\n" };
+        let used = usize::try_from(existing.length).unwrap_or(usize::MAX).saturating_add(between.len());
+        format!("{between}{}", summary(SUMMARY_LIMIT.saturating_sub(used)))
+    })
 }
 
 fn failed(path: &Path, error: io::Error, help: &'static str) -> CliError {

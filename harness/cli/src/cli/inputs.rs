@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use harness_scenario::Scenario;
 
 use super::error::{CliError, Failures};
+use super::kind;
 
 /// The catalogue, as seen from the root of the project.
 pub(crate) const CATALOGUE: &str = "scenarios";
@@ -26,12 +27,20 @@ pub(crate) fn files(paths: &[PathBuf], noun: &str) -> Result<Vec<PathBuf>, CliEr
 pub(crate) fn load(paths: &[PathBuf]) -> Result<Vec<Scenario>, Failures> {
     let (mut scenarios, mut failures) = (Vec::new(), Vec::new());
     for path in files(paths, "scenario")? {
-        match Scenario::load(&path) {
+        match scenario(&path) {
             Ok(scenario) => scenarios.push(scenario),
-            Err(error) => failures.push(error.into()),
+            Err(error) => failures.push(error),
         }
     }
     if failures.is_empty() { Ok(scenarios) } else { Err(Failures(failures)) }
+}
+
+/// Reads and checks one.
+pub(crate) fn scenario(path: &Path) -> Result<Scenario, CliError> {
+    Scenario::load(path).map_err(|error| match kind::of(path) {
+        Some(kind) => kind.instead_of("a scenario", path),
+        None => error.into(),
+    })
 }
 
 fn files_of_folder(folder: &Path, noun: &str) -> Result<Vec<PathBuf>, CliError> {

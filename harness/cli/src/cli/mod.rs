@@ -16,6 +16,7 @@ mod error;
 mod exit;
 mod inputs;
 mod interrupt;
+mod kind;
 mod list;
 mod replay;
 mod report;

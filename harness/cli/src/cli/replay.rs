@@ -1,9 +1,7 @@
 //! `harness replay`: allocation traces on the simulated device, and recordings of PyTorch's allocator compared with their replay.
 
 use std::collections::BTreeMap;
-use std::fs::{File, Permissions};
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -15,7 +13,7 @@ use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 use harness_base::excerpt::shortened;
-use harness_base::packed;
+use harness_base::{files, packed};
 use harness_trace::replay::{self, Comparison, Front, RecordingError, ReplayError};
 use harness_trace::replay_bench::{self, BenchResult};
 use harness_trace::trace::{self, TraceEvent};
@@ -23,6 +21,7 @@ use harness_trace::trace::{self, TraceEvent};
 use super::error::{CliError, Failures};
 use super::exit::Exit;
 use super::interrupt::{self, Interrupt};
+use super::kind::{self, Kind};
 use super::{device, terminal};
 
 const EXAMPLES: &str = "Examples:
@@ -116,9 +115,9 @@ impl Replay {
             return self.time(&trace, config, memory, repetitions);
         }
         let interrupt = interrupt::watch(|| {})?;
-        let written = match Target::of(&self.stats) {
-            Target::Stream(target) => trace.write_stats(config, memory, self.front.0, &interrupt, target),
-            Target::File(target) => target.write(|file| trace.write_stats(config, memory, self.front.0, &interrupt, file)),
+        let written = match self.stats_are_printed() {
+            true => trace.write_stats(config, memory, self.front.0, &interrupt, io::stdout()),
+            false => files::write_by(&self.stats, |file| trace.write_stats(config, memory, self.front.0, &interrupt, file)),
         };
         match written {
             Ok(Ok(stats)) => Ok(self.tell(&stats).map(|()| Exit::Passed)?),
@@ -154,7 +153,7 @@ impl Replay {
             let message = format!("{}: there is nothing to time: the trace allocates nothing", trace.path.display());
             return Err(CliError::input(message, "name a trace with allocations; `harness replay --help` tells the format").into());
         }
-        let result = replay_bench::bench(&trace.events, config, memory, repetitions, self.front.0)?;
+        let result = replay_bench::bench(&trace.events, config, memory, repetitions, self.front.0).map_err(|error| trace.locate(&error))?;
         if self.json {
             terminal::print(&format!("{}\n", serde_json::json!(result)))?;
             return Ok(Exit::Passed);
@@ -163,7 +162,7 @@ impl Replay {
         terminal::print(&format!(
             "{operations} operations a pass: {allocations} allocations, {frees} frees, {ooms} out of memory; {repetitions} passes
 ns an operation: median {:.1}, min {:.1}
-ns an allocation: mean {:.1}; ns a free: mean {:.1}
+ns an allocation: {:.1}; ns a free: {:.1}
 device calls in the timed passes: {device_calls}
 ",
             result.ns_per_op, result.ns_per_op_min, result.allocate_ns, result.free_ns
@@ -182,6 +181,9 @@ struct Trace<'a> {
 
 impl<'a> Trace<'a> {
     fn read(path: &'a Path) -> Result<Self, CliError> {
+        if let Some(kind) = kind::of(path).filter(|kind| *kind != Kind::Trace) {
+            return Err(kind.instead_of("an allocation trace", path));
+        }
         let mut text = String::new();
         packed::open(path).and_then(|mut file| file.read_to_string(&mut text)).map_err(|error| {
             let why = match error.kind() {
@@ -256,55 +258,6 @@ impl<W: Write> Write for Interruptible<'_, W> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.output.flush()
-    }
-}
-
-/// Where statistics go.
-enum Target {
-    /// What cannot be replaced: standard output, a pipe, a device file.
-    Stream(Box<dyn Write>),
-    /// A file, replaced whole or not at all.
-    File(WholeFile),
-}
-
-impl Target {
-    fn of(path: &Path) -> Self {
-        if path == Path::new("-") {
-            return Self::Stream(Box::new(io::stdout()));
-        }
-        let special = path.metadata().is_ok_and(|there| !there.is_file() && !there.is_dir());
-        match special.then(|| File::options().write(true).open(path)) {
-            Some(Ok(file)) => Self::Stream(Box::new(file)),
-            // Behind a link, the file that it leads to.
-            _ => Self::File(WholeFile(path.canonicalize().unwrap_or_else(|_| path.to_owned()))),
-        }
-    }
-}
-
-/// A file that is written beside its place and then renamed.
-struct WholeFile(PathBuf);
-
-impl WholeFile {
-    /// Nothing is left behind unless everything was written.
-    fn write<T, E>(&self, write: impl FnOnce(&mut File) -> io::Result<Result<T, E>>) -> io::Result<Result<T, E>> {
-        let folder = match self.0.parent() {
-            Some(parent) if parent != Path::new("") => parent,
-            _ => Path::new("."),
-        };
-        if !folder.metadata()?.is_dir() {
-            return Err(ErrorKind::NotADirectory.into());
-        }
-        let everybody = Permissions::from_mode(0o666);
-        // The error's own text names the temporary file, which says nothing to anybody.
-        let nameless = |error: io::Error| io::Error::from(error.kind());
-        let mut file = tempfile::Builder::new().prefix(".unfinished-").permissions(everybody).tempfile_in(folder).map_err(nameless)?;
-        let written = match write(file.as_file_mut())? {
-            Ok(written) => written,
-            Err(error) => return Ok(Err(error)),
-        };
-        file.as_file().sync_all()?;
-        file.persist(&self.0).map_err(|error| error.error)?;
-        Ok(Ok(written))
     }
 }
 

@@ -56,14 +56,23 @@ pub(super) fn read(path: &Path, most: u64) -> Result<String, ProfileError> {
     let file = |why: String| ProfileError::File { path: path.to_owned(), why, known: known() };
     let io = |error: std::io::Error| match error.kind() {
         ErrorKind::NotFound => file("there is no such file".to_owned()),
-        ErrorKind::InvalidData => file("the file is not UTF-8".to_owned()),
         ErrorKind::IsADirectory => file("this is a directory, not a device profile".to_owned()),
         _ => file(format!("cannot be read: {error}")),
     };
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     // Bounded while it is read: a pipe or a device has no length beforehand.
-    File::open(path).and_then(|opened| opened.take(most + 1).read_to_string(&mut text)).map_err(io)?;
-    if text.len() as u64 > most { Err(file(format!("the file has more than {most} bytes, no device profile has"))) } else { Ok(text) }
+    File::open(path).and_then(|opened| opened.take(most + 1).read_to_end(&mut bytes)).map_err(io)?;
+    if bytes.len() as u64 > most {
+        return Err(file(format!("the file has more than {most} bytes, no device profile has")));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let good = error.utf8_error().valid_up_to();
+        let text = String::from_utf8_lossy(&error.as_bytes()[..good]);
+        let (line, column) = (text.matches('\n').count() + 1, text.rsplit('\n').next().unwrap_or("").chars().count() + 1);
+        let excerpt = Box::new(Excerpt::new(path.display().to_string(), &text, &[(good..good, "here".to_owned())]));
+        let message = format!("byte {} of the file is not UTF-8: save it as UTF-8", good + 1);
+        ProfileError::Text { path: path.to_owned(), line: line as u64, column: column as u64, message, excerpt }
+    })
 }
 
 /// The profiles in [`FOLDER`]; none where that cannot be read.
@@ -120,5 +129,20 @@ impl Diagnostic for ProfileError {
             Self::File { .. } => None,
             Self::Text { excerpt, .. } => Some(Box::new(excerpt.labels())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_not_utf_8_is_refused_at_the_byte() {
+        let path = std::env::temp_dir().join(format!("harness-profile-{}.yaml", std::process::id()));
+        std::fs::write(&path, b"name: x\nabout: \xff\n").expect("a temporary file can be written");
+        let error = read(&path, 100).expect_err("it is not UTF-8");
+        std::fs::remove_file(&path).expect("it is there");
+        let told = error.to_string();
+        assert!(told.ends_with(".yaml:2:8: byte 16 of the file is not UTF-8: save it as UTF-8"), "{told}");
     }
 }

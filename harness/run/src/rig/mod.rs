@@ -333,7 +333,7 @@ impl Rig {
     ///
     /// # Errors
     /// [`Stop`].
-    pub fn use_on(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
+    pub fn record_stream(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
         buffer.shared |= stream != buffer.stream();
         Ok(self.allocator.record_stream(&buffer.allocation, stream)?)
     }

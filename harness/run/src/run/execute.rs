@@ -21,10 +21,10 @@ pub(super) fn execute(world: &mut World, step: &Step) -> Result<StepResult, Stop
     match &step.action {
         Action::Alloc(alloc) => return allocate(world, step, alloc),
         Action::Free(free) => return free_some(world, step, free),
-        Action::RecordStream(use_on) => {
-            let stream = world.stream(&use_on.stream);
-            world.with_buffer(&use_on.buffer, |rig, buffer| {
-                rig.use_on(buffer, stream)?;
+        Action::RecordStream(use_by) => {
+            let stream = world.stream(&use_by.stream);
+            world.with_buffer(&use_by.buffer, |rig, buffer| {
+                rig.record_stream(buffer, stream)?;
                 Ok(())
             })?;
         }

@@ -117,7 +117,7 @@ impl Machine {
                     rig.record(self.event, *stream)?;
                     *stream = self.streams[to];
                     rig.wait(*stream, self.event)?;
-                    rig.use_on(buffer, *stream)?;
+                    rig.record_stream(buffer, *stream)?;
                     rig.fill(buffer, *stream)?;
                 }
             }

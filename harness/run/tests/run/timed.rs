@@ -34,7 +34,7 @@ fn work_that_is_queued_is_in_the_time_however_long_nvml_takes() {
         - empty_cache
         - expect: device.used >= 0B
   - measure: m
-  - synchronize";
+  - synchronize: device";
     let mut times = Vec::new();
     for millis in [0, 1, 3] {
         let (run, _) = timed("64MiB", steps, AllocatorKind::Caching, Nanos::millis(millis));
@@ -54,8 +54,12 @@ fn a_free_that_waits_for_fills_takes_as_long_as_they_do() {
   - free: a
   - free: b";
     let (run, asked) = timed("64GiB", steps, AllocatorKind::Direct, Nanos::millis(1));
-    let filled =
-        timed("64GiB", &format!("{steps}\n  - synchronize").replace("  - free: a\n  - free: b\n", ""), AllocatorKind::Direct, Nanos::ZERO);
+    let filled = timed(
+        "64GiB",
+        &format!("{steps}\n  - synchronize: device").replace("  - free: a\n  - free: b\n", ""),
+        AllocatorKind::Direct,
+        Nanos::ZERO,
+    );
     let fills = filled.0.timings.scenario;
     assert!(fills > Nanos::millis(10), "{fills}");
     let first_free = run.timings.free.kept[0];
@@ -92,7 +96,7 @@ invariants: [ device.used > 0B ]";
 
 #[test]
 fn the_times_of_steps_go_to_the_record_of_the_checked_run() {
-    let text = "about: A test.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 3MiB, id: x }\n  - work: { duration: 5ms }\n  - synchronize\n  - expect: x.time > 0ns\n";
+    let text = "about: A test.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 3MiB, id: x }\n  - work: { duration: 5ms }\n  - synchronize: device\n  - expect: x.time > 0ns\n";
     let scenario = Scenario::parse(text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}"));
     let (allocator, interrupt) = (&AllocatorKind::Caching.into(), Arc::default());
     let request = RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce: String::new(), audit: true, interrupt };

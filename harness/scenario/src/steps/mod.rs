@@ -115,6 +115,8 @@ macro_rules! steps {
             Unknown(Located<String>),
             /// A step that needs fields was given none.
             Bare(StepKind),
+            /// A list item that is an empty map.
+            Empty,
             /// One list item with several keys.
             SeveralKeys(StepKind, Located<String>),
             /// A step with a `timeout:` beside it.
@@ -128,6 +130,7 @@ macro_rules! steps {
                     $(Self::$variant(wire) => Ok((StepKind::$variant, Action::$variant(wire.check(at, checker)?))),)*
                     Self::Unknown(name) => Err(unknown(&name.value, if name.line == 0 { at } else { name.position() })),
                     Self::Bare(kind) => Err(bare(*kind, at)),
+                    Self::Empty => Err(Problem::new(at, "this list item holds no step").help(FORM)),
                     Self::SeveralKeys(kind, second) => Err(several_keys(*kind, second)),
                     Self::Timed(step, _) => step.check(at, checker),
                 }
@@ -138,7 +141,7 @@ macro_rules! steps {
                 match self {
                     $(Self::$variant(wire) => wire.id(),)*
                     Self::Timed(step, _) => step.id(),
-                    Self::Unknown(_) | Self::Bare(_) | Self::SeveralKeys(..) => None,
+                    Self::Unknown(_) | Self::Bare(_) | Self::Empty | Self::SeveralKeys(..) => None,
                 }
             }
 
@@ -311,7 +314,7 @@ impl<'de> Deserialize<'de> for StepWire {
                     (Some((step, _)), _, Some((limit, _))) => StepWire::Timed(Box::new(step), limit),
                     (Some((step, _)), _, None) => step,
                     (None, _, Some((_, key))) => StepWire::Unknown(key),
-                    (None, _, None) => return Err(de::Error::invalid_length(0, &self)),
+                    (None, _, None) => StepWire::Empty,
                 })
             }
         }

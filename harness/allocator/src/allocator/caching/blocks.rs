@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use super::free_index::Bin;
 use super::ids::{BlockId, LaneId};
 use crate::device::{DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
@@ -36,10 +37,10 @@ pub(super) struct Block {
     pub(super) requested: u64,
     pub(super) previous: BlockId,
     pub(super) next: BlockId,
-    /// Its pool and stream.
-    pub(super) lane: LaneId,
     /// Its place among the free blocks.
     pub(super) heap: HeapLinks,
+    /// Its pool and stream. Not beside `next`, which is copied with it: one load of both would wait for an earlier store of one.
+    pub(super) lane: LaneId,
     pub(super) kind: PoolKind,
     pub(super) state: State,
     /// Whether its segment is expandable.
@@ -57,11 +58,13 @@ pub(super) struct HeapLinks {
     pub(super) previous: BlockId,
     /// Of a root: the root of the next larger size in the same bin.
     pub(super) next_size: BlockId,
+    pub(super) bin: Bin,
 }
 
 impl HeapLinks {
     /// A heap of one.
-    pub(super) const ALONE: Self = Self { child: BlockId::NONE, sibling: BlockId::NONE, previous: BlockId::NONE, next_size: BlockId::NONE };
+    pub(super) const ALONE: Self =
+        Self { child: BlockId::NONE, sibling: BlockId::NONE, previous: BlockId::NONE, next_size: BlockId::NONE, bin: Bin::NONE };
 }
 
 impl Block {
@@ -114,18 +117,34 @@ impl Default for Blocks {
     }
 }
 
-impl std::ops::Index<BlockId> for Blocks {
-    type Output = Block;
-    #[inline]
-    fn index(&self, id: BlockId) -> &Block {
-        &self.blocks[id.0 as usize]
+/// The slots. Who changes several blocks takes them once: through a `&mut Blocks` the compiler must look up where they are after each store.
+impl std::ops::Deref for Blocks {
+    type Target = [Block];
+    #[inline(always)]
+    fn deref(&self) -> &[Block] {
+        &self.blocks
     }
 }
 
-impl std::ops::IndexMut<BlockId> for Blocks {
-    #[inline]
+impl std::ops::DerefMut for Blocks {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [Block] {
+        &mut self.blocks
+    }
+}
+
+impl std::ops::Index<BlockId> for [Block] {
+    type Output = Block;
+    #[inline(always)]
+    fn index(&self, id: BlockId) -> &Block {
+        &self[id.0 as usize]
+    }
+}
+
+impl std::ops::IndexMut<BlockId> for [Block] {
+    #[inline(always)]
     fn index_mut(&mut self, id: BlockId) -> &mut Block {
-        &mut self.blocks[id.0 as usize]
+        &mut self[id.0 as usize]
     }
 }
 
@@ -162,7 +181,6 @@ impl Blocks {
         slot
     }
 
-    #[inline(always)]
     fn vacate(&mut self, id: BlockId) {
         let before = std::mem::replace(&mut self.vacant, id);
         let block = &mut self[id];
@@ -210,14 +228,15 @@ impl Blocks {
     #[inline(always)]
     pub(super) fn split(&mut self, front: BlockId, size: u64) -> BlockId {
         let rest = self.slot();
-        let block = &mut self[front];
+        let blocks = &mut self.blocks[..];
+        let block = &mut blocks[front];
         debug_assert!(size < block.size, "both parts have bytes");
         let Block { address, requested, lane, kind, state, expandable, .. } = *block;
         let bytes = block.size - size;
         block.size = size;
         let next = std::mem::replace(&mut block.next, rest);
-        self[next].previous = rest;
-        let block = &mut self[rest];
+        blocks[next].previous = rest;
+        let block = &mut blocks[rest];
         block.address = address + size;
         block.size = bytes;
         block.requested = requested;
@@ -234,11 +253,14 @@ impl Blocks {
     /// Makes a block swallow its next neighbour.
     #[inline(always)]
     pub(super) fn absorb_next(&mut self, block: BlockId) {
-        let swallowed = self[block].next;
-        let Block { size, next, .. } = self[swallowed];
-        self.vacate(swallowed);
-        self[next].previous = block;
-        let block = &mut self[block];
+        let blocks = &mut self.blocks[..];
+        let swallowed = blocks[block].next;
+        let vacated = &mut blocks[swallowed];
+        let (size, next) = (vacated.size, vacated.next);
+        vacated.state = State::Vacant;
+        vacated.next = std::mem::replace(&mut self.vacant, swallowed);
+        blocks[next].previous = block;
+        let block = &mut blocks[block];
         block.size += size;
         block.next = next;
     }

@@ -7,9 +7,11 @@ use crate::stats::{MemoryStats, PoolKind, PooledStat, Stat};
 #[derive(Clone, Copy, Debug, Default)]
 struct Gauge {
     current: u64,
+    /// Stands between the two that change together. Side by side the compiler loads both at once, and that load waits for an earlier store of
+    /// one of them.
+    peak: u64,
     /// The sum of all increases.
     total: u64,
-    peak: u64,
 }
 
 impl Gauge {
@@ -160,11 +162,37 @@ impl Counters {
         }
     }
 
-    /// So many free pieces of partly used segments, with so many bytes, have become so many others.
-    #[inline]
-    pub(super) fn inactive_splits_changed(&mut self, pool: PoolKind, before: (u64, u64), after: (u64, u64)) {
-        self.inactive_splits.change(pool, before.0, after.0);
-        self.inactive_split_bytes.change(pool, before.1, after.1);
+    /// A free block was cut: `taken` bytes of it were handed out and `rest` stay free. It was a piece of a partly used segment, or a whole
+    /// segment.
+    #[inline(always)]
+    pub(super) fn piece_was_cut(&mut self, pool: PoolKind, was_piece: bool, taken: u64, rest: u64) {
+        if was_piece {
+            self.inactive_split_bytes.decrease(pool, taken);
+        } else {
+            self.inactive_splits.increase(pool, 1);
+            self.inactive_split_bytes.increase(pool, rest);
+        }
+    }
+
+    /// A free piece of a partly used segment was handed out whole.
+    #[inline(always)]
+    pub(super) fn piece_was_taken(&mut self, pool: PoolKind, size: u64) {
+        self.inactive_splits.decrease(pool, 1);
+        self.inactive_split_bytes.decrease(pool, size);
+    }
+
+    /// A block of `size` bytes became free and one with so many free neighbours, and is a piece of a partly used segment.
+    #[inline(always)]
+    pub(super) fn piece_was_freed(&mut self, pool: PoolKind, neighbours: u64, size: u64) {
+        self.inactive_splits.change(pool, neighbours, 1);
+        self.inactive_split_bytes.increase(pool, size);
+    }
+
+    /// So many free pieces with so many bytes became one with a block that was freed, and that is a whole segment now.
+    #[inline(always)]
+    pub(super) fn pieces_became_whole(&mut self, pool: PoolKind, pieces: u64, bytes: u64) {
+        self.inactive_splits.decrease(pool, pieces);
+        self.inactive_split_bytes.decrease(pool, bytes);
     }
 
     /// A block was freed by its owner, and can be reused at once. As [`Counters::handed_out`].

@@ -3,10 +3,10 @@
 //! A segment is a chain of mapped and unmapped blocks. There is one for each pool and stream, a little larger than the whole device, and
 //! further ones only when no stretch of the first fits.
 
-use super::CachingAllocator;
 use super::blocks::{Block, State};
 use super::ids::{BlockId, LaneId};
 use super::pools::LaneOwner;
+use super::{CachingAllocator, merge_free};
 use crate::allocator::pending::if_exists;
 use crate::device::{Device, DeviceError, DevicePtr, MappedDevice, MemoryRange};
 use crate::units::Bytes;
@@ -163,7 +163,7 @@ impl CachingAllocator {
             self.blocks[rest].requested = 0;
             self.remember_unmapped(rest);
         }
-        let free = self.merge_free(id).block;
+        let free = merge_free(&mut self.blocks, self.pools.free_mut(lane), id).block;
         self.put_into_pool(lane, free);
         self.counters.reserved_bytes.increase(kind, length);
         self.counters.num_device_alloc += 1;

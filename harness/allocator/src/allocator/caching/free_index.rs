@@ -16,7 +16,7 @@
 //! Invariants: a bit is set exactly where its bin has a block; a chain's sizes rise; every block of a heap has that heap's size; a parent
 //! lies at a lower address than its children. A block's size and address do not change while it is in here.
 
-use super::blocks::{Blocks, HeapLinks};
+use super::blocks::{Block, HeapLinks};
 use super::config::UNIT;
 use super::ids::BlockId;
 
@@ -26,16 +26,8 @@ const ROW_BITS: u32 = 12;
 const ROW: usize = 1 << ROW_BITS;
 /// Words of a row's bitmap.
 const WORDS: usize = ROW / 64;
-/// Rows of a lane: enough for every size that 64 bits can tell.
-const ROWS: usize = 64 - UNIT.ilog2() as usize - ROW_BITS as usize + 1;
-
-/// A free block, found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
-    pub(super) id: BlockId,
-    /// Where it was found, unless it is the block that became free last.
-    bin: Bin,
-}
+/// Rows of a lane. Sizes of 64 bits need 44; with a power of two no index needs a check.
+const ROWS: usize = 64;
 
 /// The free blocks of one lane.
 #[derive(Debug, Default)]
@@ -66,30 +58,40 @@ struct Row {
     heads: [BlockId; ROW],
 }
 
-/// A bin of a lane.
+/// A bin of a lane: its row, and in the low [`ROW_BITS`] bits its place in the row. A block keeps its own, so that it is computed once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Bin {
-    row: u32,
-    index: u32,
-}
+pub(super) struct Bin(u32);
 
 impl Bin {
+    /// Of a block that is in none.
+    pub(super) const NONE: Self = Self(0);
     /// Up to this row all blocks of a bin have one size.
-    const LAST_EXACT_ROW: u32 = 1;
+    const LAST_EXACT_ROW: usize = 1;
 
     #[inline(always)]
     fn of(size: u64) -> Self {
         let units = size / UNIT;
-        // Row 0 begins as row 1 does, with bins of one unit; no branch tells them apart.
-        let row = (units | (ROW as u64 / 2)).ilog2() - (ROW_BITS - 1);
-        Self { row, index: (units >> (row - u32::from(row > 0))) as u32 % ROW as u32 }
+        // Rows 0 and 1 have bins of one unit, and together the numbers of the units themselves; the bins of each row behind are twice as wide.
+        let width = (units | ROW as u64).ilog2() - ROW_BITS;
+        Self((units >> width) as u32 + (width << ROW_BITS))
+    }
+
+    #[inline(always)]
+    fn row(self) -> usize {
+        (self.0 >> ROW_BITS) as usize % ROWS
+    }
+
+    /// Its place in the row.
+    #[inline(always)]
+    fn index(self) -> usize {
+        self.0 as usize % ROW
     }
 }
 
 impl Lane {
     /// Adds a block.
     #[inline(always)]
-    pub(super) fn insert(&mut self, blocks: &mut Blocks, id: BlockId) {
+    pub(super) fn insert(&mut self, blocks: &mut [Block], id: BlockId) {
         let before = std::mem::replace(&mut self.last, id);
         if !before.is_none() {
             self.insert_into_bin(blocks, before);
@@ -98,47 +100,35 @@ impl Lane {
 
     /// Removes a block.
     #[inline(always)]
-    pub(super) fn remove(&mut self, blocks: &mut Blocks, id: BlockId) {
-        self.take(blocks, Found { id, bin: Bin::of(blocks[id].size) });
-    }
-
-    /// Removes a block that was found just now.
-    #[inline(always)]
-    pub(super) fn take(&mut self, blocks: &mut Blocks, found: Found) {
-        if found.id == self.last {
+    pub(super) fn remove(&mut self, blocks: &mut [Block], id: BlockId) {
+        if id == self.last {
             self.last = BlockId::NONE;
         } else {
-            self.remove_from_bin(blocks, found);
+            self.remove_from_bin(blocks, id);
         }
     }
 
     /// The best fit for a size, which is not zero.
     #[inline(always)]
-    pub(super) fn best_fit(&self, blocks: &Blocks, size: u64) -> Option<Found> {
-        // Where there is none, slot 0 answers, whose size is zero.
-        let fits = blocks[self.last].size >= size;
-        let best = if self.occupied == 0 { None } else { self.best_in_bins(blocks, size) };
-        match best {
-            None => fits.then_some(Found { id: self.last, bin: Bin { row: 0, index: 0 } }),
-            Some(best) => {
-                let last_is_best = fits & (key(blocks, self.last) < key(blocks, best.id));
-                Some(Found { id: if last_is_best { self.last } else { best.id }, ..best })
-            }
-        }
+    pub(super) fn best_fit(&self, blocks: &[Block], size: u64) -> Option<BlockId> {
+        let best = if self.occupied == 0 { BlockId::NONE } else { self.best_in_bins(blocks, size) };
+        // Slot 0 stands for none. Its size is zero: too small as the last one, and behind all others as the best one.
+        let (last_key, best_key) = (key(blocks, self.last), key(blocks, best));
+        let last_is_best = (blocks[self.last].size >= size) & (last_key.wrapping_sub(1) < best_key.wrapping_sub(1));
+        let found = if last_is_best { self.last } else { best };
+        (!found.is_none()).then_some(found)
     }
 
     /// All blocks by size, then address. Sorts them: for rare use.
-    pub(super) fn in_order(&self, blocks: &Blocks) -> Vec<BlockId> {
+    pub(super) fn in_order(&self, blocks: &[Block]) -> Vec<BlockId> {
         let mut all: Vec<BlockId> = Some(self.last).filter(|last| !last.is_none()).into_iter().collect();
         for row in self.rows.0.iter().flatten() {
-            let mut from = 0;
-            while let Some(index) = row.next(from) {
+            for index in (0..ROW).filter(|&index| row.has(index)) {
                 let mut root = row.heads[index];
                 while !root.is_none() {
                     collect(blocks, root, &mut all);
                     root = blocks[root].heap.next_size;
                 }
-                from = index + 1;
             }
         }
         all.sort_unstable_by_key(|&id| key(blocks, id));
@@ -146,67 +136,70 @@ impl Lane {
     }
 
     /// The size of the largest block.
-    pub(super) fn largest(&self, blocks: &Blocks) -> u64 {
+    pub(super) fn largest(&self, blocks: &[Block]) -> u64 {
         self.in_order(blocks).last().map_or(0, |&id| blocks[id].size)
     }
 
     #[inline(never)]
-    fn insert_into_bin(&mut self, blocks: &mut Blocks, id: BlockId) {
+    fn insert_into_bin(&mut self, blocks: &mut [Block], id: BlockId) {
         let block = &mut blocks[id];
-        block.heap = HeapLinks::ALONE;
-        let Bin { row, index } = Bin::of(block.size);
-        let bins = self.rows.0[row as usize].get_or_insert_with(Row::empty);
-        let (word, bit) = (index as usize / 64, 1 << (index % 64));
+        let bin = Bin::of(block.size);
+        block.heap = HeapLinks { bin, ..HeapLinks::ALONE };
+        let (row, index) = (bin.row(), bin.index());
+        let bins = self.rows.0[row].get_or_insert_with(Row::empty);
+        let (word, bit) = (index / 64, 1 << (index % 64));
         if bins.words[word] & bit == 0 {
             bins.words[word] |= bit;
             bins.summary |= 1 << word;
             self.occupied |= 1 << row;
-            bins.heads[index as usize] = id;
+            bins.heads[index] = id;
         } else {
-            insert_into_chain(blocks, &mut bins.heads[index as usize], id);
+            insert_into_chain(blocks, &mut bins.heads[index], id);
         }
     }
 
     #[inline(never)]
-    fn remove_from_bin(&mut self, blocks: &mut Blocks, Found { id, bin: Bin { row, index } }: Found) {
-        let Some(bins) = &mut self.rows.0[row as usize] else { return };
-        let HeapLinks { child, next_size, .. } = blocks[id].heap;
-        let head = &mut bins.heads[index as usize];
+    fn remove_from_bin(&mut self, blocks: &mut [Block], id: BlockId) {
+        let HeapLinks { child, next_size, bin, .. } = blocks[id].heap;
+        let (row, index) = (bin.row(), bin.index());
+        let Some(bins) = &mut self.rows.0[row] else { return };
+        let head = &mut bins.heads[index];
         if *head != id || child.0 | next_size.0 != 0 {
             remove_from_chain(blocks, head, id);
             return;
         }
-        // Every step is taken every time: whether more than a bin became empty is anybody's guess, and a wrong guess costs more.
-        let word = index as usize / 64;
+        // Each step is computed, whether the word and the row became empty or not: a branch that is guessed wrong costs more.
+        let word = index / 64;
         bins.words[word] &= !(1 << (index % 64));
         bins.summary &= !(u64::from(bins.words[word] == 0) << word);
         self.occupied &= !(u64::from(bins.summary == 0) << row);
     }
 
+    /// The best fit among the blocks in bins.
     #[inline(always)]
-    fn best_in_bins(&self, blocks: &Blocks, size: u64) -> Option<Found> {
-        let Bin { row, index } = Bin::of(size);
-        if let Some(bins) = &self.rows.0[row as usize] {
-            let mut from = index as usize;
+    fn best_in_bins(&self, blocks: &[Block], size: u64) -> BlockId {
+        let bin = Bin::of(size);
+        let row = bin.row();
+        if let Some(bins) = &self.rows.0[row] {
+            let mut from = bin.index();
             if row > Bin::LAST_EXACT_ROW && bins.has(from) {
                 // Only here can there be smaller ones in the same bin.
                 let (_, fitting) = find_size(blocks, bins.heads[from], size);
                 if !fitting.is_none() {
-                    return Some(Found { id: fitting, bin: Bin { row, index } });
+                    return fitting;
                 }
                 from += 1;
             }
             if let Some(index) = bins.next(from) {
-                return Some(Found { id: bins.heads[index], bin: Bin { row, index: index as u32 } });
+                return bins.heads[index];
             }
         }
         let larger = self.occupied >> row >> 1;
         if larger == 0 {
-            return None;
+            return BlockId::NONE;
         }
-        let row = row + 1 + larger.trailing_zeros();
-        let bins = self.rows.0[row as usize].as_ref()?;
-        bins.next(0).map(|index| Found { id: bins.heads[index], bin: Bin { row, index: index as u32 } })
+        let bins = self.rows.0[(row + 1 + larger.trailing_zeros() as usize) % ROWS].as_ref();
+        bins.map_or(BlockId::NONE, |bins| bins.first())
     }
 }
 
@@ -218,34 +211,43 @@ impl Row {
 
     #[inline(always)]
     fn has(&self, index: usize) -> bool {
-        self.words[index / 64] >> (index % 64) & 1 == 1
+        self.words[index / 64 % WORDS] >> (index % 64) & 1 == 1
     }
 
-    /// The first bin with a block, from `index` on.
+    /// The first bin with a block, from `index` on, which is at most the number of bins.
+    ///
+    /// Whether the first word has one cannot be predicted, so the next word is looked at in any case and one of the two is chosen without
+    /// a branch.
     #[inline(always)]
     fn next(&self, index: usize) -> Option<usize> {
         let word = index / 64;
-        let here = self.words.get(word)? >> (index % 64);
-        if here != 0 {
-            return Some(index + here.trailing_zeros() as usize);
-        }
-        let later = self.summary >> word >> 1;
-        if later == 0 {
+        let here = if word < WORDS { self.words[word] >> (index % 64) } else { 0 };
+        let later = if word < WORDS { self.summary >> word >> 1 } else { 0 };
+        let next_word = (word + 1 + later.trailing_zeros() as usize) % WORDS;
+        let there = self.words[next_word];
+        if here | later == 0 {
             return None;
         }
-        let word = word + 1 + later.trailing_zeros() as usize;
-        Some(word * 64 + self.words[word].trailing_zeros() as usize)
+        let (start, bits) = if here != 0 { (index, here) } else { (next_word * 64, there) };
+        Some((start + bits.trailing_zeros() as usize) % ROW)
+    }
+
+    /// The first bin's block of a row that has one.
+    #[inline(always)]
+    fn first(&self) -> BlockId {
+        let word = self.summary.trailing_zeros() as usize % WORDS;
+        self.heads[(word * 64 + self.words[word].trailing_zeros() as usize) % ROW]
     }
 }
 
 /// What free blocks are ordered by: size, then address, in one number.
 #[inline(always)]
-fn key(blocks: &Blocks, id: BlockId) -> u128 {
+fn key(blocks: &[Block], id: BlockId) -> u128 {
     let block = &blocks[id];
     u128::from(block.size) << 64 | u128::from(block.address)
 }
 
-fn collect(blocks: &Blocks, root: BlockId, all: &mut Vec<BlockId>) {
+fn collect(blocks: &[Block], root: BlockId, all: &mut Vec<BlockId>) {
     let mut waiting = vec![root];
     while let Some(id) = waiting.pop() {
         all.push(id);
@@ -259,7 +261,7 @@ fn collect(blocks: &Blocks, root: BlockId, all: &mut Vec<BlockId>) {
 
 /// Adds a block to the chain of a bin that is not empty.
 #[inline(never)]
-fn insert_into_chain(blocks: &mut Blocks, head: &mut BlockId, id: BlockId) {
+fn insert_into_chain(blocks: &mut [Block], head: &mut BlockId, id: BlockId) {
     let size = blocks[id].size;
     let (before, root) = find_size(blocks, *head, size);
     let new_root = if !root.is_none() && blocks[root].size == size {
@@ -276,7 +278,7 @@ fn insert_into_chain(blocks: &mut Blocks, head: &mut BlockId, id: BlockId) {
 
 /// Takes a block out of the chain of its bin.
 #[inline(never)]
-fn remove_from_chain(blocks: &mut Blocks, head: &mut BlockId, id: BlockId) {
+fn remove_from_chain(blocks: &mut [Block], head: &mut BlockId, id: BlockId) {
     let (before, root) = find_size(blocks, *head, blocks[id].size);
     let next = blocks[root].heap.next_size;
     let rest = remove_from_heap(blocks, root, id);
@@ -291,7 +293,7 @@ fn remove_from_chain(blocks: &mut Blocks, head: &mut BlockId, id: BlockId) {
 
 /// Makes `root` the next in a chain behind `before`, or the first where that is none.
 #[inline]
-fn put_behind(blocks: &mut Blocks, head: &mut BlockId, before: BlockId, root: BlockId) {
+fn put_behind(blocks: &mut [Block], head: &mut BlockId, before: BlockId, root: BlockId) {
     if before.is_none() {
         *head = root;
     } else {
@@ -301,7 +303,7 @@ fn put_behind(blocks: &mut Blocks, head: &mut BlockId, before: BlockId, root: Bl
 
 /// The root of the first size of at least `size` in a chain, and the one before it.
 #[inline]
-fn find_size(blocks: &Blocks, head: BlockId, size: u64) -> (BlockId, BlockId) {
+fn find_size(blocks: &[Block], head: BlockId, size: u64) -> (BlockId, BlockId) {
     let (mut before, mut root) = (BlockId::NONE, head);
     while !root.is_none() && blocks[root].size < size {
         (before, root) = (root, blocks[root].heap.next_size);
@@ -310,7 +312,7 @@ fn find_size(blocks: &Blocks, head: BlockId, size: u64) -> (BlockId, BlockId) {
 }
 
 /// The root of a heap without one of its blocks.
-fn remove_from_heap(blocks: &mut Blocks, root: BlockId, id: BlockId) -> BlockId {
+fn remove_from_heap(blocks: &mut [Block], root: BlockId, id: BlockId) -> BlockId {
     let HeapLinks { child, sibling, previous, .. } = blocks[id].heap;
     let orphans = meld_siblings(blocks, child);
     if id == root {
@@ -327,7 +329,7 @@ fn remove_from_heap(blocks: &mut Blocks, root: BlockId, id: BlockId) -> BlockId 
 
 /// One heap of two, given and returned by their roots.
 #[inline]
-fn meld(blocks: &mut Blocks, left: BlockId, right: BlockId) -> BlockId {
+fn meld(blocks: &mut [Block], left: BlockId, right: BlockId) -> BlockId {
     let (parent, child) = if blocks[left].address < blocks[right].address { (left, right) } else { (right, left) };
     let links = &mut blocks[parent].heap;
     links.sibling = BlockId::NONE;
@@ -341,7 +343,7 @@ fn meld(blocks: &mut Blocks, left: BlockId, right: BlockId) -> BlockId {
 }
 
 /// One heap of a list of siblings: melded in pairs from the left, then together from the right, which is what keeps the costs logarithmic.
-fn meld_siblings(blocks: &mut Blocks, first: BlockId) -> BlockId {
+fn meld_siblings(blocks: &mut [Block], first: BlockId) -> BlockId {
     let mut pairs = BlockId::NONE;
     let mut next = first;
     while !next.is_none() {
@@ -375,6 +377,7 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use super::super::blocks::Blocks;
     use super::super::ids::LaneId;
     use super::*;
     use crate::device::{DevicePtr, MemoryRange};
@@ -396,7 +399,7 @@ mod tests {
             for (step, (size, choice, kind)) in operations.into_iter().enumerate() {
                 let best = lane.best_fit(&blocks, size);
                 let expected = model.range((size, 0, BlockId::NONE)..).next().copied();
-                prop_assert_eq!(best.map(|found| found.id), expected.map(|(_, _, id)| id));
+                prop_assert_eq!(best, expected.map(|(_, _, id)| id));
                 if kind < 6 {
                     // Addresses in no order.
                     let address = (step as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
@@ -405,8 +408,8 @@ mod tests {
                     lane.insert(&mut blocks, id);
                     model.insert((size, address, id));
                 } else if let (Some(found), Some(entry), true) = (best, expected, kind < 8) {
-                    lane.take(&mut blocks, found);
-                    blocks.remove_segment(found.id);
+                    lane.remove(&mut blocks, found);
+                    blocks.remove_segment(found);
                     model.remove(&entry);
                 } else if kind < 11 && !model.is_empty() {
                     let entry = **choice.get(&model.iter().collect::<Vec<_>>());
@@ -423,9 +426,20 @@ mod tests {
 
     #[test]
     fn sizes_below_four_mebibytes_have_a_bin_of_their_own() {
-        let bins: Vec<Bin> = (0..8192).map(|units| Bin::of(units * UNIT)).collect();
-        assert!(bins.windows(2).all(|pair| pair[0] != pair[1]));
-        assert!(bins.iter().all(|bin| bin.row <= Bin::LAST_EXACT_ROW));
-        assert_eq!(Bin::of(u64::MAX - UNIT + 1), Bin { row: ROWS as u32 - 1, index: ROW as u32 - 1 });
+        for units in 0..8192 {
+            assert_eq!(Bin::of(units * UNIT), Bin(units as u32));
+        }
+        assert_eq!(Bin::of(8191 * UNIT).row(), Bin::LAST_EXACT_ROW);
+        let largest = Bin::of(u64::MAX - UNIT + 1);
+        assert_eq!((largest.row(), largest.index()), (43, ROW - 1));
+    }
+
+    #[test]
+    fn larger_sizes_have_a_row_for_each_doubling() {
+        for (mebibytes, row) in [(1, 0), (2, 1), (4, 2), (8, 3), (1 << 20, 20)] {
+            let (bin, next) = (Bin::of(mebibytes << 20), Bin::of((mebibytes << 20) + (mebibytes << 20) / 2));
+            assert_eq!((bin.row(), next.row()), (row, row), "{mebibytes} MiB");
+            assert!(next.index() > bin.index());
+        }
     }
 }

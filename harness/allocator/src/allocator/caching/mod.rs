@@ -34,6 +34,7 @@ pub(super) use unaided::Freed;
 
 use self::blocks::{Block, Blocks, State};
 use self::counters::Counters;
+use self::free_index::Lane;
 use self::ids::{BlockId, LaneId};
 use self::others::Alone;
 use self::pools::{PoolId, Pools};
@@ -148,16 +149,17 @@ impl CachingAllocator {
         if self.rules.ages && self.fraction < MemoryFraction::ALL {
             self.pools[pool].lookups += 1;
         }
-        let best = self.pools.free(lane).best_fit(&self.blocks, size)?;
+        let free = self.pools.free_mut(lane);
+        let best = free.best_fit(&self.blocks, size)?;
         // Without unmapped addresses behind it a block is worth its size, and no later one is worth less.
-        if self.rules.expandable && self.blocks[self.blocks[best.id].next].state == State::Unmapped {
-            return self.take_growing(lane, best.id, size);
+        if self.rules.expandable && self.blocks[self.blocks[best].next].state == State::Unmapped {
+            return self.take_growing(lane, best, size);
         }
-        if !self.config.accepts(size, self.blocks[best.id].size) {
+        if !self.config.accepts(size, self.blocks[best].size) {
             return None;
         }
-        self.pools.free_mut(lane).take(&mut self.blocks, best);
-        Some(best.id)
+        free.remove(&mut self.blocks, best);
+        Some(best)
     }
 
     /// The block to take where segments are expandable, given a best fit that lies in front of unmapped addresses. Such a block is worth what
@@ -167,11 +169,11 @@ impl CachingAllocator {
         self.pools.free_mut(lane).remove(&mut self.blocks, best);
         // The next in order is the best fit once this one is away.
         while let Some(next) = self.pools.free(lane).best_fit(&self.blocks, self.blocks[best].size)
-            && self.worth(next.id) < self.worth(best)
+            && self.worth(next) < self.worth(best)
         {
             passed.push(best);
-            self.pools.free_mut(lane).take(&mut self.blocks, next);
-            best = next.id;
+            self.pools.free_mut(lane).remove(&mut self.blocks, next);
+            best = next;
         }
         let refused = !self.config.accepts(size, self.blocks[best].size);
         for free in passed.into_iter().chain(refused.then_some(best)) {
@@ -286,22 +288,26 @@ impl CachingAllocator {
         }))
     }
 
-    /// Cuts a free block to size where that is worth it, and hands it out.
+    /// Cuts a free block to size where the settings say so, and hands it out.
     #[inline(always)]
     fn hand_out(&mut self, id: BlockId, lane: LaneId, requested: u64, size: u64) {
         let block = &self.blocks[id];
-        let (kind, available, expandable) = (block.kind, block.size, block.expandable);
-        let before = inactive_split(block);
-        let (charged, after) = if self.rules.splits(kind, size, available - size) {
-            let rest = self.blocks.split(id, size);
-            self.put_into_pool(lane, rest);
-            (size, (1, available - size))
+        let (kind, available) = (block.kind, block.size);
+        let (was_piece, counts_pieces) = (block.is_split(), !block.expandable);
+        let rest = available - size;
+        let charged = if self.rules.splits(kind, size, rest) {
+            let id = self.blocks.split(id, size);
+            self.put_into_pool(lane, id);
+            if counts_pieces {
+                self.counters.piece_was_cut(kind, was_piece, size, rest);
+            }
+            size
         } else {
-            (available, (0, 0))
+            if counts_pieces && was_piece {
+                self.counters.piece_was_taken(kind, available);
+            }
+            available
         };
-        if !expandable {
-            self.counters.inactive_splits_changed(kind, before, after);
-        }
         let block = &mut self.blocks[id];
         block.state = State::Allocated;
         block.requested = requested;
@@ -311,34 +317,23 @@ impl CachingAllocator {
     /// Merges a block that nobody uses any more with its free neighbours and keeps it for reuse.
     #[inline(always)]
     fn make_reusable(&mut self, id: BlockId) {
-        let Merged { block: id, neighbours, bytes } = self.merge_free(id);
-        let block = &self.blocks[id];
+        let Self { blocks, pools, counters, rules, .. } = self;
+        let Block { size: own_size, lane, .. } = blocks[id];
+        let now = if rules.ages { pools[pools.owner(lane).pool].lookups } else { 0 };
+        let free = pools.free_mut(lane);
+        let Merged { block: id, neighbours, bytes } = merge_free(blocks, free, id);
+        let block = &blocks[id];
         if !block.expandable {
-            self.counters.inactive_splits_changed(block.kind, (neighbours, bytes), inactive_split(block));
+            if block.is_split() {
+                counters.piece_was_freed(block.kind, neighbours, own_size);
+            } else {
+                counters.pieces_became_whole(block.kind, neighbours, bytes);
+            }
         }
-        self.put_into_pool(block.lane, id);
-    }
-
-    /// Makes a block free, and one with its free neighbours, which leave their pool.
-    #[inline(always)]
-    fn merge_free(&mut self, id: BlockId) -> Merged {
-        let block = &mut self.blocks[id];
-        block.state = State::Free;
-        let (previous, next, lane) = (block.previous, block.next, block.lane);
-        let mut merged = Merged { block: id, neighbours: 0, bytes: 0 };
-        if self.blocks[next].state == State::Free {
-            merged.neighbours += 1;
-            merged.bytes += self.blocks[next].size;
-            self.pools.free_mut(lane).remove(&mut self.blocks, next);
-            self.blocks.absorb_next(id);
+        if rules.ages {
+            blocks.set_free_since(id, now);
         }
-        if self.blocks[previous].state == State::Free {
-            merged.neighbours += 1;
-            merged.bytes += self.blocks[previous].size;
-            self.pools.free_mut(lane).remove(&mut self.blocks, previous);
-            merged.block = self.blocks.absorb_into_previous(id);
-        }
-        merged
+        free.insert(blocks, id);
     }
 
     #[inline(always)]
@@ -380,16 +375,31 @@ impl CachingAllocator {
     }
 }
 
+/// Makes a block free, and one with its free neighbours, which leave their lane.
+#[inline(always)]
+fn merge_free(blocks: &mut Blocks, free: &mut Lane, id: BlockId) -> Merged {
+    let block = &mut blocks[id];
+    block.state = State::Free;
+    let (previous, next) = (block.previous, block.next);
+    let mut merged = Merged { block: id, neighbours: 0, bytes: 0 };
+    if blocks[next].state == State::Free {
+        merged.neighbours += 1;
+        merged.bytes += blocks[next].size;
+        free.remove(blocks, next);
+        blocks.absorb_next(id);
+    }
+    if blocks[previous].state == State::Free {
+        merged.neighbours += 1;
+        merged.bytes += blocks[previous].size;
+        free.remove(blocks, previous);
+        merged.block = blocks.absorb_into_previous(id);
+    }
+    merged
+}
+
 #[cold]
 fn too_large(device: &dyn Device, request: Request) -> AllocatorError {
     AllocatorError::TooLarge { requested: request.size, total: device.info().total }
-}
-
-/// A free block as inactive splits are counted: pieces and bytes. Nothing in an expandable segment counts: its free pages can go back.
-#[inline]
-fn inactive_split(block: &Block) -> (u64, u64) {
-    let split = u64::from(block.is_split());
-    (split, block.size * split)
 }
 
 /// The answer to a call about memory that is not handed out: an error, unless it is the null allocation.

@@ -60,7 +60,7 @@ impl CachingAllocator {
         let Some(max_split) = self.config.max_split_size else { return Ok(false) };
         let wanted = size.max(max_split.0);
         let ordinary = |&free: &BlockId| !self.blocks[free].expandable;
-        if let Some(free) = self.pools.free(lane).best_fit(&self.blocks, wanted).map(|found| found.id).filter(ordinary) {
+        if let Some(free) = self.pools.free(lane).best_fit(&self.blocks, wanted).filter(ordinary) {
             self.release_segment(device, free)?;
             return Ok(true);
         }

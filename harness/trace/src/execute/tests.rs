@@ -1,0 +1,139 @@
+use harness_allocator::allocator::caching::{CachingAllocator, Config};
+use harness_allocator::allocator::shared::{Cores, SharedAllocator};
+use harness_allocator::device::DevicePtr;
+use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::stats::MemoryStats;
+
+use super::*;
+use crate::trace;
+
+/// Writes down what it sees.
+#[derive(Default)]
+struct Seen {
+    begun: usize,
+    ended: Vec<(usize, Kind, Outcome)>,
+    misused: Vec<usize>,
+}
+
+impl<T: Target> Observer<T> for Seen {
+    type Error = String;
+
+    fn before(&mut self, _: Kind) {
+        self.begun += 1;
+    }
+
+    fn after(&mut self, index: usize, kind: Kind, outcome: Outcome, _: &mut T) -> Result<(), String> {
+        self.ended.push((index, kind, outcome));
+        Ok(())
+    }
+
+    fn pool_misused(&mut self, index: usize, _: PrivatePoolError) -> Result<(), String> {
+        self.misused.push(index);
+        Ok(())
+    }
+}
+
+const CAPACITY: Bytes = Bytes::mib(64);
+
+fn events(text: &str) -> Vec<TraceEvent> {
+    trace::parse(text).expect("the test's own trace")
+}
+
+/// Runs two passes on a plain allocator, and what the second one saw.
+fn second_pass(text: &str) -> (Counts, Seen, MemoryStats) {
+    let mut device = SimDevice::new(SimConfig::replay(CAPACITY));
+    let mut executor = Executor::new(&events(text), &mut device).expect("the trace can be prepared");
+    let mut allocator = CachingAllocator::new(Config::default());
+    let mut target = ByHandle { device: &mut device, allocator: &mut allocator };
+    let counts = executor.pass(&mut target, &mut Unobserved).expect("the simulated device does not fail");
+    let mut seen = Seen::default();
+    let again = executor.pass(&mut target, &mut seen).expect("the simulated device does not fail");
+    assert_eq!(counts, again, "both passes do the same");
+    (again, seen, target.stats())
+}
+
+#[test]
+fn a_pass_counts_what_it_did_and_frees_what_the_trace_leaves() {
+    // The second request is larger than the device, so its free and its use are ignored; 3 is never freed.
+    let (counts, seen, stats) = second_pass("a 1 512 0\na 2 999999999 0\nr 2 1\nf 2\nr 1 1\nf 1\nf 1\nd\na 3 2048 1\n");
+    assert_eq!(counts, Counts { allocations: 3, refused: 1, frees: 2 });
+    assert_eq!(counts.operations(), 5);
+    assert_eq!((stats.allocation.all.current, stats.allocation.all.allocated), (0, 4), "two passes of two allocations");
+    let outcomes: Vec<Outcome> = seen.ended.iter().map(|&(_, _, outcome)| outcome).collect();
+    use Outcome::{Done, Ignored, OutOfMemory};
+    assert_eq!(outcomes, [Done, OutOfMemory, Ignored, Ignored, Done, Done, Ignored, Done, Done]);
+    assert!(seen.ended.iter().map(|&(index, ..)| index).eq(0..9), "each operation is seen once, in order");
+    assert_eq!(seen.begun, 6, "what is ignored reaches no allocator");
+}
+
+#[test]
+fn ids_that_are_freed_share_slots_and_keep_what_is_theirs() {
+    let text = "a 10 512 0\na 11 1024 0\nf 10\na 12 2048 0\nf 11\nf 12\n";
+    let mut device = SimDevice::new(SimConfig::replay(CAPACITY));
+    let mut executor = Executor::<harness_allocator::allocator::Allocation>::new(&events(text), &mut device).expect("it can be prepared");
+    assert_eq!(executor.live.len(), 2, "two are live at a time");
+    let mut allocator = CachingAllocator::new(Config::default());
+    let mut live_bytes = Vec::new();
+    struct Watch<'a>(&'a mut Vec<u64>);
+    impl<T: Target> Observer<T> for Watch<'_> {
+        type Error = Infallible;
+        fn after(&mut self, _: usize, _: Kind, _: Outcome, target: &mut T) -> Result<(), Infallible> {
+            self.0.push(target.stats().requested_bytes.all.current);
+            Ok(())
+        }
+    }
+    let mut target = ByHandle { device: &mut device, allocator: &mut allocator };
+    executor.run(&mut target, &mut Watch(&mut live_bytes)).expect("the simulated device does not fail");
+    assert_eq!(live_bytes, [512, 1536, 1024, 3072, 2048, 0]);
+}
+
+#[test]
+fn an_id_that_may_be_live_is_not_allocated_again() {
+    let mut device = SimDevice::new(SimConfig::replay(CAPACITY));
+    let mut prepare = |text: &str| Executor::<DevicePtr>::new(&events(text), &mut device).map(|_| ());
+    assert_eq!(prepare("a 7 512 0\nd\na 7 512 0\n"), Err(PrepareError::IdReused { operation: 3, id: 7 }));
+    assert_eq!(prepare("a 7 512 0\nf 7\na 7 512 0\n"), Ok(()));
+}
+
+#[test]
+fn misuse_of_private_pools_is_passed_over_and_told_to_the_observer() {
+    let (counts, seen, stats) = second_pass("g- 5\ng+ 1\na 1 512 0\ng- 1\ngr 9\nf 1\ngr 1\n");
+    assert_eq!(counts, Counts { allocations: 1, refused: 0, frees: 1 });
+    assert_eq!(seen.misused, [0], "it is not open");
+    assert_eq!((seen.ended[0].2, seen.ended[4].2), (Outcome::Ignored, Outcome::Ignored), "there is no pool 9");
+    assert_eq!(stats.segment.all.current, 0, "the pool's memory went back when it was released");
+}
+
+#[test]
+fn the_shared_front_does_what_the_handle_front_does() {
+    let text = "a 1 512 0\na 2 3000000 1\nr 1 1\nf 1\nx 1048576\nm 0.9\ns 1\nd\ne\np\na 3 512 0\n";
+    let (counts, handle, stats) = second_pass(text);
+    let mut device = SimDevice::new(SimConfig::replay(CAPACITY));
+    let mut executor = Executor::new(&events(text), &mut device).expect("the trace can be prepared");
+    let allocator = SharedAllocator::new(device, Config::default(), Cores::One);
+    let mut target = ByPointer(&allocator);
+    executor.pass(&mut target, &mut Unobserved).expect("the simulated device does not fail");
+    let mut shared = Seen::default();
+    assert_eq!(executor.pass(&mut target, &mut shared).expect("the simulated device does not fail"), counts);
+    assert_eq!((shared.ended, target.stats()), (handle.ended, stats));
+}
+
+#[test]
+fn an_observer_stops_a_run_and_a_failure_names_its_operation() {
+    struct Stop;
+    impl<T: Target> Observer<T> for Stop {
+        type Error = &'static str;
+        fn after(&mut self, index: usize, _: Kind, _: Outcome, _: &mut T) -> Result<(), &'static str> {
+            if index == 1 { Err("enough") } else { Ok(()) }
+        }
+    }
+    let mut device = SimDevice::new(SimConfig::replay(CAPACITY));
+    let mut executor = Executor::new(&events("a 1 512 0\nd\nf 1\n"), &mut device).expect("the trace can be prepared");
+    let mut allocator = CachingAllocator::new(Config::default());
+    let stopped = executor.run(&mut ByHandle { device: &mut device, allocator: &mut allocator }, &mut Stop);
+    assert_eq!(stopped, Err(Stopped::Observer("enough")));
+    // A stream that nobody made.
+    executor.operations = vec![Operation::Rare(Rare::Ignored), Operation::Rare(Rare::Other(TraceEvent::SynchronizeStream(StreamId(99))))];
+    let failed = executor.run(&mut ByHandle { device: &mut device, allocator: &mut allocator }, &mut Unobserved);
+    assert!(matches!(failed, Err(Stopped::Device { operation: 2, .. })), "{failed:?}");
+}

@@ -431,8 +431,11 @@ def main():
     ordinal = int(sys.argv[1]) if len(sys.argv) > 1 else 0
     try:
         torch = Torch(ordinal)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         return say({"unavailable": f"this Python has no torch ({error})"})
+    except (ImportError, OSError) as error:
+        # A library that torch needs is missing, or does not fit.
+        return say({"unavailable": f"torch cannot be imported: {error}"})
     except (Skipped, RuntimeError) as error:
         return say({"unavailable": first_line(error)})
     # A collection in the middle of a measurement would be Python's, not the allocator's.

@@ -24,7 +24,7 @@ pub enum Document {
     /// What `harness run` leaves behind.
     Records,
     /// What `harness bench` leaves behind.
-    Night,
+    Benchmark,
 }
 
 impl Document {
@@ -33,14 +33,14 @@ impl Document {
     pub const fn file_name(self) -> &'static str {
         match self {
             Self::Records => "records.json",
-            Self::Night => "night.json",
+            Self::Benchmark => "benchmark.json",
         }
     }
 
     const fn writer(self) -> &'static str {
         match self {
             Self::Records => "harness run",
-            Self::Night => "harness bench",
+            Self::Benchmark => "harness bench",
         }
     }
 
@@ -48,7 +48,7 @@ impl Document {
     const fn elsewhere(self) -> &'static str {
         match self {
             Self::Records => "choose another place with `--report DIR`",
-            Self::Night => "choose another place",
+            Self::Benchmark => "choose another place",
         }
     }
 }
@@ -57,7 +57,7 @@ impl fmt::Display for Document {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Records => "records",
-            Self::Night => "a night",
+            Self::Benchmark => "a benchmark run",
         })
     }
 }
@@ -457,7 +457,7 @@ mod tests {
         let told = |document| StoreError::writing(document, Path::new("reports/runs"), full().expect_err("it takes no byte"));
         assert!(matches!(told(Document::Records), StoreError::DiskFull { .. }));
         insta::assert_snapshot!(told(Document::Records), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place with `--report DIR`.");
-        insta::assert_snapshot!(told(Document::Night), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place.");
+        insta::assert_snapshot!(told(Document::Benchmark), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place.");
     }
 
     #[test]

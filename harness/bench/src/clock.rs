@@ -1,8 +1,7 @@
-//! The host's monotonic clock, for benchmarks: what a region of our own code takes on this machine, what reading the clock adds to it, and
-//! a yardstick that shows how fast the processor was at that moment.
+//! The host's monotonic clock, for benchmarks: what a region of our own code takes on this machine, and what reading the clock adds to it.
 //!
-//! Beside it only `replay_bench` and the monitor of a night read the host's clock: a simulated device keeps the time of its model, and a real
-//! one is asked.
+//! Beside it only `replay --bench` and the monitor of the machine read the host's clock: a simulated device keeps the time of its model, and a
+//! real one is asked.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -11,11 +10,6 @@ use harness_allocator::device::{Clock, TestDevice};
 
 use super::record::Quantity;
 use super::summary::median;
-
-/// Steps that the yardstick is told for.
-const YARDSTICK_STEPS: u64 = 200_000;
-/// So many of them are done: some hundredths of a millisecond on today's processors, short beside a visit, so that one fits between any two.
-const STEPS_DONE: u64 = YARDSTICK_STEPS / 10;
 
 /// Empty regions that the overhead is the median of.
 const EMPTY_REGIONS: usize = 10_001;
@@ -98,20 +92,4 @@ pub fn overhead_ps() -> u64 {
         })
         .collect();
     median(&mut samples).unwrap_or_default()
-}
-
-/// What a fixed piece of integer arithmetic takes, in picoseconds, from timing a tenth of it: each step needs the one before, so that it
-/// measures the processor's clock and what other programs take of it. The step is SplitMix64 (<https://doi.org/10.1145/2714064.2660195>).
-#[must_use]
-pub fn yardstick_ps() -> u64 {
-    let watch = Stopwatch::start();
-    let mut state = black_box(1_u64);
-    for _ in 0..STEPS_DONE {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        state ^= state >> 31;
-    }
-    black_box(state);
-    watch.elapsed_ps() * (YARDSTICK_STEPS / STEPS_DONE)
 }

@@ -1,6 +1,4 @@
-//! Nights for tests, made up: no figure here was measured on anything.
-
-use std::collections::BTreeMap;
+//! Benchmark runs for tests, made up: no figure here was measured on anything.
 
 use harness_allocator::device::Clock;
 use rand::{Rng, SeedableRng};
@@ -8,43 +6,43 @@ use rand_chacha::ChaCha8Rng;
 
 use super::inference::median;
 use super::record::{
-    BENCH_RECORD_VERSION, Build, Conditions, Entry, EntryOutcome, EntrySummary, Machine, Measured, NightRecord, Quantity, Stopped,
-    SuiteRecord,
+    Accepted, BENCH_VERSION, BenchRun, Build, Conditions, Entry, EntrySummary, Machine, Measured, Outcome, Quantity, Stopped, SuiteRecord,
 };
 
-/// What a round's yardstick takes on an undisturbed machine.
-const YARDSTICK_PS: f64 = 600e6;
-
-/// How an entry's samples come about.
+/// How an entry's figures come about.
 #[derive(Clone, Debug)]
 pub struct Sampled {
     /// Whose it is.
     pub arm: String,
     /// What was measured.
     pub quantity: Quantity,
-    /// In picoseconds or bytes.
-    pub typical: u64,
-    /// Of the logarithm of a round's figure, beyond what the machine does to all.
+    /// Of the accepted build, in picoseconds or bytes.
+    pub accepted: f64,
+    /// This build's figure as a multiple of that.
+    pub factor: f64,
+    /// Of the logarithm of a round's figure, beside what the machine does to all; 0 where the figures are steady.
     pub deviation: f64,
     /// How many rounds.
     pub rounds: usize,
 }
 
 impl Sampled {
-    /// The same figure in each of 30 rounds.
-    pub fn steady(arm: &str, typical: u64) -> Self {
-        Self { arm: arm.to_owned(), quantity: Quantity::HostTime, typical, deviation: 0.0, rounds: 30 }
-    }
-
-    /// Figures of 30 rounds that differ.
-    pub fn noisy(arm: &str, typical: u64, deviation: f64) -> Self {
-        Self { deviation, ..Self::steady(arm, typical) }
-    }
-
-    /// The same figures as another quantity.
+    /// Figures of 20 rounds of the host's clock that differ by this.
     #[must_use]
-    pub fn of(self, quantity: Quantity) -> Self {
-        Self { quantity, ..self }
+    pub fn noisy(arm: &str, accepted: f64, deviation: f64) -> Self {
+        Self { arm: arm.to_owned(), quantity: Quantity::HostTime, accepted, factor: 1.0, deviation, rounds: 20 }
+    }
+
+    /// The same figure in each round.
+    #[must_use]
+    pub fn exact(arm: &str, quantity: Quantity, figure: f64) -> Self {
+        Self { quantity, ..Self::noisy(arm, figure, 0.0) }
+    }
+
+    /// This build's figures are so many times those of the accepted one.
+    #[must_use]
+    pub fn times(&self, factor: f64) -> Self {
+        Self { factor, ..self.clone() }
     }
 }
 
@@ -53,42 +51,34 @@ pub fn bell(rng: &mut ChaCha8Rng) -> f64 {
     (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0
 }
 
-/// A night of `2026-11-DD` on the simulated device, with one suite of threshold 5 %. The machine's clock drifts by up to 10 % over the rounds,
-/// up and down, alike for the yardstick and all host times; one round in twenty is up to 1.5 times slower for one entry only.
-pub fn night(day: u32, entries: &[Sampled]) -> NightRecord {
-    sampled(day, u64::from(day), entries)
-}
-
-/// The same with numbers drawn from another seed.
-pub fn sampled(day: u32, seed: u64, entries: &[Sampled]) -> NightRecord {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+/// A run of `2026-11-DD` on the simulated device, beside the accepted build, with one suite of threshold 5 %. The machine is up to a fifth
+/// slower in some rounds, alike for both builds, and by up to a tenth in the whole run; one visit in twenty is up to 1.5 times slower.
+#[must_use]
+pub fn run(day: u32, entries: &[Sampled]) -> BenchRun {
+    let mut rng = ChaCha8Rng::seed_from_u64(u64::from(day));
+    let machine_speed = 1.0 + rng.random::<f64>() / 10.0;
     let rounds = entries.iter().map(|entry| entry.rounds).max().unwrap_or_default();
-    let is_steady = entries.iter().all(|entry| entry.deviation == 0.0);
-    let phase: f64 = rng.random();
-    let drift = |round: usize| if is_steady { 1.0 } else { 1.05 + 0.05 * (round as f64 / 7.0 + 6.0 * phase).sin() };
-    let drifts: Vec<f64> = (0..rounds).map(drift).collect();
+    let drifts: Vec<f64> = (0..rounds).map(|_| machine_speed * (1.0 + rng.random::<f64>() / 5.0)).collect();
     let entries = entries.iter().map(|entry| Entry {
         group: "hit".to_owned(),
         point: None,
         arm: entry.arm.clone(),
         quantity: entry.quantity,
-        outcome: EntryOutcome::Measured(measured(entry, &drifts, &mut rng)),
+        hash: "1".to_owned(),
+        outcome: Outcome::Measured(measured(entry, entry.accepted * entry.factor, &drifts, &mut rng)),
+        accepted: Some(Outcome::Measured(measured(entry, entry.accepted, &drifts, &mut rng))),
     });
-    let entries = entries.collect();
     let suite = SuiteRecord {
         name: "host".to_owned(),
         about: "Made up.".to_owned(),
-        hash: "1".to_owned(),
         threshold: 0.05,
-        rounds: rounds as u32,
+        rounds: u32::try_from(rounds).unwrap_or(u32::MAX),
         stopped: Stopped::Precise,
         overhead_ps: 0,
-        yardstick_ps: drifts.iter().map(|drift| (YARDSTICK_PS * drift) as u64).collect(),
-        allocators: BTreeMap::new(),
-        entries,
+        entries: entries.collect(),
     };
-    NightRecord {
-        version: BENCH_RECORD_VERSION,
+    BenchRun {
+        version: BENCH_VERSION,
         harness: "0.1.0".to_owned(),
         started: format!("2026-11-{day:02}T02:00:00Z"),
         took_ms: 60_000,
@@ -96,11 +86,21 @@ pub fn sampled(day: u32, seed: u64, entries: &[Sampled]) -> NightRecord {
         reproduce: "harness bench --seed 1".to_owned(),
         shard: None,
         build: Build { commit: Some(format!("{day:040}")), dirty: Some(false) },
+        accepted: Accepted { commit: Some("a".repeat(40)), missing: None },
         machine: machine(),
         conditions: Conditions::default(),
         suites: vec![suite],
         comparison: None,
     }
+}
+
+/// The same without the accepted build.
+#[must_use]
+pub fn alone(day: u32, entries: &[Sampled]) -> BenchRun {
+    let mut run = run(day, entries);
+    run.suites.iter_mut().flat_map(|suite| &mut suite.entries).for_each(|entry| entry.accepted = None);
+    run.accepted.missing = Some("it could not be built".to_owned());
+    run
 }
 
 fn machine() -> Machine {
@@ -121,32 +121,17 @@ fn machine() -> Machine {
     }
 }
 
-fn measured(entry: &Sampled, drifts: &[f64], rng: &mut ChaCha8Rng) -> Measured {
-    let mut rounds = Vec::new();
-    for drift in &drifts[..entry.rounds] {
-        let machine = if entry.quantity == Quantity::HostTime { *drift } else { 1.0 };
-        let far = if entry.deviation > 0.0 && rng.random_bool(0.05) { 1.0 + rng.random::<f64>() / 2.0 } else { 1.0 };
-        let round = entry.typical as f64 * machine * far * (entry.deviation * bell(rng)).exp();
-        // Samples of one round share all that.
-        rounds.push((0..3).map(|_| (round * (entry.deviation / 10.0 * bell(rng)).exp()) as u64).collect::<Vec<u64>>());
-    }
-    let summary = summary(&rounds);
-    Measured { batch: 1, rounds, yardstick_ps: Vec::new(), summary }
-}
-
-/// With the least and greatest median of a round for its interval.
-fn summary(rounds: &[Vec<u64>]) -> EntrySummary {
-    let of = |samples: &[u64]| median(&mut samples.iter().map(|&sample| sample as f64).collect::<Vec<_>>()).map(|median| median as u64);
-    let all: Vec<u64> = rounds.concat();
-    let medians: Vec<u64> = rounds.iter().filter_map(|round| of(round)).collect();
-    EntrySummary {
-        count: all.len() as u64,
-        median: of(&all).unwrap_or_default(),
-        mad: 0,
-        p99: None,
-        min: all.iter().copied().min().unwrap_or_default(),
-        max: all.iter().copied().max().unwrap_or_default(),
-        low: medians.iter().copied().min().unwrap_or_default(),
-        high: medians.iter().copied().max().unwrap_or_default(),
-    }
+fn measured(entry: &Sampled, typical: f64, drifts: &[f64], rng: &mut ChaCha8Rng) -> Measured {
+    let round = |drift: &f64| {
+        if entry.deviation == 0.0 {
+            return typical.round() as u64;
+        }
+        let far = if rng.random_bool(0.05) { 1.0 + rng.random::<f64>() / 2.0 } else { 1.0 };
+        (typical * drift * far * (entry.deviation * bell(rng)).exp()) as u64
+    };
+    let rounds: Vec<u64> = drifts[..entry.rounds].iter().map(round).collect();
+    let middle = median(&mut rounds.iter().map(|&round| round as f64).collect::<Vec<_>>()).unwrap_or_default() as u64;
+    let (min, max) = (rounds.iter().min().copied().unwrap_or_default(), rounds.iter().max().copied().unwrap_or_default());
+    let summary = EntrySummary { count: rounds.len() as u64, median: middle, mad: 0, p99: None, min, max, low: min, high: max };
+    Measured { batch: 1, rounds: rounds.into_iter().map(Some).collect(), summary }
 }

@@ -1,14 +1,16 @@
-//! The loop: a suite and a workshop in, a record of the suite out.
+//! The loop: a suite and a provider of devices in, a record of the suite out.
 //!
 //! Rounds are outermost. Each round does every entry once, in an order drawn anew from the seed, so that what drifts on the machine hits all
-//! alike. The first rounds warm up and are dropped, those on a virtual clock excepted, which has nothing to warm. It ends when every interval
-//! is narrow enough, or when rounds or time are used up.
+//! alike. Where the accepted build is measured too, its visit stands next to ours, sometimes before and sometimes behind it. The first rounds
+//! warm up and are dropped, those on a virtual clock excepted, which has nothing to warm. It ends when every interval is narrow enough, or when
+//! rounds or time are used up.
 //!
 //! A visit that was skipped in one round, as where others had the device's memory for a moment, is a round without samples of that entry: what
-//! other rounds measured stays. Three rules keep that honest. A case that is skipped from the first visit on, three times, cannot be done
-//! here, and is not tried for the rest of the night. An entry that was skipped in more rounds than it was measured in has no figures: those of
-//! the lucky rounds would say something of luck. And one failure is a failure of the whole entry, whenever it comes: something is broken.
+//! other rounds measured stays. A case that is skipped from the first visit on, three times, cannot be done here, and is not tried again. An
+//! entry that was skipped in more rounds than it was measured in has no figures: those of the lucky rounds would not be typical. One failure is
+//! a failure of the whole entry, whenever it comes; so is running out of memory.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,19 +18,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, MemoryFraction};
 use harness_allocator::device::Clock;
 use harness_allocator::units::Nanos;
-use rand::SeedableRng;
 use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::clock::{Stopwatch, overhead_ps, yardstick_ps};
-use super::drift::code_of;
-use super::layout::Layout;
+use super::builds::{Request, Side};
+use super::clock::{Stopwatch, overhead_ps};
 use super::measure::torch::TorchVisit;
 use super::measure::{self, Fault, Reading, Visit};
-use super::record::{Entry, EntryOutcome, Measured, Quantity, Shard, Stopped, SuiteRecord};
+use super::provider::DeviceProvider;
+use super::record::{Entry, Measured, Outcome, Quantity, Shard, Stopped, SuiteRecord};
 use super::suite::{Case, Pieces, Suite};
 use super::summary::{median, precision, summarize};
-use super::workshop::Workshop;
 
 /// Rounds that are dropped.
 const WARM_UP: u32 = 2;
@@ -76,11 +77,14 @@ pub enum Performer<'a> {
 }
 
 impl Performer<'_> {
-    /// Whose code is measured, in one word: arms of one allocator with other settings are one, and so is PyTorch.
-    fn allocator(&self) -> &'static str {
+    /// The hash of what an entry of this arm measures. An arm's own name says nothing of its settings, so they are part of it.
+    fn hash(&self, case: &Case) -> String {
         match self {
-            Self::Ours(arm) => code_of(arm.kind()),
-            Self::Torch(_) => "torch",
+            Self::Ours(arm) if arm.has_own_name() => {
+                Pieces::hash_of([case.hash.as_str(), arm.kind().name(), arm.settings().unwrap_or_default().as_str()])
+            }
+            Self::Ours(_) => case.hash.clone(),
+            Self::Torch(arm) => Pieces::hash_of([case.hash.as_str(), &arm.settings]),
         }
     }
 }
@@ -132,50 +136,49 @@ pub fn torch_arms(suite: &Suite) -> Vec<TorchArm> {
 }
 
 /// Runs a suite.
-pub fn run_suite(suite: &Suite, workshop: &mut dyn Workshop, terms: &Terms, mut watch: impl FnMut(Progress<'_>)) -> SuiteRecord {
+pub fn run_suite(suite: &Suite, provider: &mut dyn DeviceProvider, terms: &Terms, mut watch: impl FnMut(Progress<'_>)) -> SuiteRecord {
     let overhead_ps = overhead_ps();
     let cases = cases_of(suite, terms.shard);
-    let torches = if workshop.torches().is_some() { torch_arms(suite) } else { Vec::new() };
+    let torches = if provider.torches().is_some() { torch_arms(suite) } else { Vec::new() };
     let torches_of = |case: &Case| if measure::torch::can(&case.measure) { torches.as_slice() } else { &[] };
     let performers = |case| suite.arms.iter().map(Performer::Ours).chain(torches_of(case).iter().map(Performer::Torch));
-    let tasks: Vec<Task<'_>> = cases.flat_map(|case| performers(case).map(move |arm| Task::new(case, arm))).collect();
-    let allocators = tasks.iter().map(|task| (task.arm.to_string(), task.arm.allocator().to_owned())).collect();
+    let with_accepted = provider.builds().is_some();
+    let task = |case, arm| Task::new(case, arm, with_accepted && matches!(arm, Performer::Ours(_)));
+    let tasks: Vec<Task<'_>> = cases.flat_map(|case| performers(case).map(move |arm| task(case, arm))).collect();
     let budget = terms.budget.unwrap_or(suite.budget);
-    let mut run = Run { suite, terms, workshop, tasks, overhead_ps, yardstick_ps: Vec::new(), began: Stopwatch::start(), budget, round: 0 };
+    let mut run = Run { suite, terms, provider, tasks, overhead_ps, began: Stopwatch::start(), budget, round: 0, counted: 0 };
     let stopped = run.rounds(&mut watch);
     SuiteRecord {
         name: suite.name.clone(),
         about: suite.about.clone(),
-        hash: suite.hash.clone(),
         threshold: suite.threshold,
-        rounds: run.tasks.iter().map(Task::rounds).max().unwrap_or_default(),
+        rounds: run.tasks.iter().map(|task| task.this.rounds()).max().unwrap_or_default(),
         stopped,
         overhead_ps,
-        yardstick_ps: run.yardstick_ps,
-        allocators,
-        entries: entries(run.tasks, run.workshop.clock()),
+        entries: entries(run.tasks, run.provider.clock()),
     }
 }
 
 struct Run<'a> {
     suite: &'a Suite,
     terms: &'a Terms,
-    workshop: &'a mut dyn Workshop,
+    provider: &'a mut dyn DeviceProvider,
     /// By case, arms of one case next to each other.
     tasks: Vec<Task<'a>>,
     overhead_ps: u64,
-    yardstick_ps: Vec<u64>,
     began: Stopwatch,
     budget: Nanos,
     /// Rounds begun, those that warm up included.
     round: u32,
+    /// Rounds done, those that warm up excluded.
+    counted: usize,
 }
 
-impl<'a> Run<'a> {
+impl Run<'_> {
     /// Does rounds until there is a reason to stop.
     fn rounds(&mut self, watch: &mut impl FnMut(Progress<'_>)) -> Stopped {
-        let clock = self.workshop.clock();
-        if self.tasks.iter().any(|task| !is_virtual(task.quantity(clock))) {
+        let clock = self.provider.clock();
+        if self.tasks.iter().any(|task| !task.quantity(clock).is_exact()) {
             for _ in 0..WARM_UP {
                 if self.round(watch, true).is_err() {
                     return Stopped::Interrupted;
@@ -211,17 +214,10 @@ impl<'a> Run<'a> {
     /// Does every entry once. Entries that can tell nothing new are passed over.
     fn round(&mut self, watch: &mut impl FnMut(Progress<'_>), warm_up: bool) -> Result<(), Fault> {
         self.round += 1;
-        let mut yardsticks = vec![yardstick_ps()];
-        let done = self.visits(watch, warm_up, &mut yardsticks);
-        if !warm_up {
-            self.yardstick_ps.extend(median(&mut yardsticks));
+        if let Some(builds) = self.provider.builds() {
+            builds.renew();
         }
-        done
-    }
-
-    /// Does the visits of a round, and tells what the yardstick took after each behind what it took before them.
-    fn visits(&mut self, watch: &mut impl FnMut(Progress<'_>), warm_up: bool, yardsticks: &mut Vec<u64>) -> Result<(), Fault> {
-        let clock = self.workshop.clock();
+        let clock = self.provider.clock();
         let mut order: Vec<usize> = (0..self.tasks.len()).collect();
         let mut salt = Pieces::default();
         salt.add(&self.suite.name);
@@ -231,26 +227,31 @@ impl<'a> Run<'a> {
         for index in order {
             let used = self.began.elapsed_ns() as f64 / self.budget.0.max(1) as f64;
             let task = &mut self.tasks[index];
-            if task.is_settled() || (warm_up && is_virtual(task.quantity(clock))) {
+            let sides = if rng.random() { [Side::This, Side::Accepted] } else { [Side::Accepted, Side::This] };
+            if task.is_settled() || (warm_up && task.quantity(clock).is_exact()) {
                 continue;
             }
             watch(Progress { suite: self.suite, case: task.case, arm: task.arm, round: self.round, used: used.min(1.0) });
-            let visited =
-                Layout::drawn(&mut rng).within(|| visit(task, self.suite, self.overhead_ps, self.workshop, &self.terms.interrupt));
-            let before = yardsticks.last().copied().unwrap_or(u64::MAX);
-            let after = yardstick_ps();
-            yardsticks.push(after);
-            match visited {
-                // What was done in the moment of the interruption may have been cut short.
-                _ if self.terms.interrupt.load(Ordering::Relaxed) => return Err(Fault::Interrupted),
-                Err(Fault::Interrupted) => return Err(Fault::Interrupted),
-                Err(Fault::Failed(reason)) => task.failure = Some(reason),
-                Err(Fault::Skipped(reason)) => task.skip(reason, warm_up, clock),
-                Ok(_) if warm_up => task.can_be_done = true,
-                // An interruption only ever makes it longer.
-                Ok(readings) => task.add(readings, self.yardstick_ps.len(), before.min(after)),
+            for side in sides {
+                let visited = match (side, &task.accepted) {
+                    (Side::Accepted, None) => continue,
+                    _ => visit(task, side, self.suite, self.overhead_ps, self.provider, &self.terms.interrupt),
+                };
+                let quantity = task.quantity(clock);
+                let Some(results) = (if side == Side::This { Some(&mut task.this) } else { task.accepted.as_mut() }) else { continue };
+                match visited {
+                    // What was done in the moment of the interruption may have been cut short.
+                    _ if self.terms.interrupt.load(Ordering::Relaxed) => return Err(Fault::Interrupted),
+                    Err(Fault::Interrupted) => return Err(Fault::Interrupted),
+                    Err(Fault::Failed(reason)) => results.ended = Some(Outcome::Failed { reason }),
+                    Err(Fault::OutOfMemory(reason)) => results.ended = Some(Outcome::OutOfMemory { reason }),
+                    Err(Fault::Skipped(reason)) => results.skip(reason, warm_up, quantity),
+                    Ok(_) if warm_up => results.can_be_done = true,
+                    Ok(readings) => results.add(readings, self.counted),
+                }
             }
         }
+        self.counted += usize::from(!warm_up);
         Ok(())
     }
 }
@@ -258,23 +259,31 @@ impl<'a> Run<'a> {
 /// Does a case once.
 fn visit(
     task: &mut Task<'_>,
+    side: Side,
     suite: &Suite,
     overhead_ps: u64,
-    workshop: &mut dyn Workshop,
+    provider: &mut dyn DeviceProvider,
     interrupt: &Arc<AtomicBool>,
 ) -> Result<Vec<Reading>, Fault> {
     let (case, memory) = (task.case, suite.memory);
     match task.arm {
-        Performer::Torch(arm) => measure::torch::visit(TorchVisit { workshop, arm, suite: &suite.name, case, memory, interrupt }),
-        Performer::Ours(arm) => {
-            let mut visit = Visit { workshop, arm, memory, overhead_ps, batch: &mut task.batch, interrupt };
-            measure::visit(&case.measure, &mut visit)
-        }
+        Performer::Torch(arm) => measure::torch::visit(TorchVisit { provider, arm, suite: &suite.name, case, memory, interrupt }),
+        Performer::Ours(arm) => match provider.builds() {
+            Some(builds) => {
+                let request = Request {
+                    suite: Cow::Borrowed(&suite.path),
+                    case: case.name().into(),
+                    arm: arm.to_string().into(),
+                    hash: Cow::Borrowed(&case.hash),
+                    batch: task.batch,
+                };
+                let (readings, batch) = builds.visit(side, &request)?;
+                task.batch = task.batch.or(batch);
+                Ok(readings)
+            }
+            None => measure::visit(&case.measure, &mut Visit { provider, arm, memory, overhead_ps, batch: &mut task.batch, interrupt }),
+        },
     }
-}
-
-const fn is_virtual(quantity: Quantity) -> bool {
-    matches!(quantity, Quantity::ModelTime | Quantity::Memory)
 }
 
 /// A case done by an arm: what is visited once a round.
@@ -283,29 +292,37 @@ struct Task<'a> {
     arm: Performer<'a>,
     /// See [`Visit::batch`].
     batch: Option<u64>,
-    /// Why it is broken.
-    failure: Option<String>,
+    this: Results,
+    /// Of the accepted build, where it is measured.
+    accepted: Option<Results>,
+}
+
+/// What visits with one build came to.
+#[derive(Default)]
+struct Results {
+    /// Why there will be no figures: it failed or ran out of memory.
+    ended: Option<Outcome>,
     /// Whether a visit, of those that warm up also, was not skipped.
     can_be_done: bool,
     /// Whether it will not be visited any more, because it cannot be done here.
     given_up: bool,
-    /// Visits that were skipped, those that warm up included, and those without them.
-    skipped: (u32, u32),
+    /// Visits that were skipped, those that warm up included.
+    skipped: u32,
+    /// Those of them that did not warm up.
+    skipped_rounds: usize,
     /// Why the last of them was.
     why_skipped: Option<String>,
-    /// By part of the case, in the order in which a visit tells them.
+    /// By part of the case, in the order in which a visit gives them.
     series: Vec<Series>,
 }
 
 /// All samples of one part of a case.
 struct Series {
-    part: Option<&'static str>,
+    part: Option<Cow<'static, str>>,
     quantity: Quantity,
     batch: u64,
     /// One for each round counted so far, without samples where there were none.
     rounds: Vec<Vec<u64>>,
-    /// Of host times: as in [`Measured`].
-    yardstick_ps: Vec<u64>,
     /// Why this part cannot be had here, where it cannot.
     missing: Option<String>,
 }
@@ -320,23 +337,24 @@ impl Series {
     fn is_settled(&self) -> bool {
         let mut measured = self.measured();
         let first = measured.next();
-        is_virtual(self.quantity) && self.measured().count() >= EQUAL_ROUNDS && measured.all(|round| Some(round) == first)
+        self.quantity.is_exact() && self.measured().count() >= EQUAL_ROUNDS && measured.all(|round| Some(round) == first)
+    }
+
+    fn outcome(self) -> Outcome {
+        match self.missing {
+            Some(reason) if self.rounds.is_empty() => Outcome::Skipped { reason },
+            _ => {
+                let summary = summarize(&self.rounds);
+                let rounds = self.rounds.into_iter().map(|mut round| median(&mut round)).collect();
+                Outcome::Measured(Measured { batch: self.batch, rounds, summary })
+            }
+        }
     }
 }
 
 impl<'a> Task<'a> {
-    const fn new(case: &'a Case, arm: Performer<'a>) -> Self {
-        Self {
-            case,
-            arm,
-            batch: None,
-            failure: None,
-            can_be_done: false,
-            given_up: false,
-            skipped: (0, 0),
-            why_skipped: None,
-            series: Vec::new(),
-        }
+    fn new(case: &'a Case, arm: Performer<'a>, with_accepted: bool) -> Self {
+        Self { case, arm, batch: None, this: Results::default(), accepted: with_accepted.then(Results::default) }
     }
 
     const fn quantity(&self, clock: Clock) -> Quantity {
@@ -346,25 +364,53 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Takes what a visit measured in a round that has so many before it, and the yardstick beside the visit.
-    fn add(&mut self, readings: Vec<Reading>, before: usize, yardstick: u64) {
+    fn is_settled(&self) -> bool {
+        self.this.is_settled() && self.accepted.as_ref().is_none_or(Results::is_settled)
+    }
+
+    fn is_precise(&self, wanted: f64) -> bool {
+        self.this.is_precise(wanted) && self.accepted.as_ref().is_none_or(|accepted| accepted.is_precise(wanted))
+    }
+
+    /// What it comes to: one entry a part, or the one that says why there are no figures.
+    fn entries(self, clock: Clock) -> Vec<Entry> {
+        let (case, arm, first, hash) = (self.case, self.arm.to_string(), self.quantity(clock), self.arm.hash(self.case));
+        let accepted: Vec<_> = self.accepted.map(|results| results.outcomes(first)).unwrap_or_default();
+        let entry = |(part, quantity, outcome): (Option<Cow<'static, str>>, Quantity, Outcome)| {
+            let known = accepted.iter().position(|(other, kind, _)| (other, *kind) == (&part, quantity));
+            // One that failed has a single outcome for all of its parts.
+            let whole = || accepted.iter().position(|(.., outcome)| outcome.measured().is_none());
+            let accepted = known.or_else(whole).map(|at| accepted[at].2.clone());
+            Entry {
+                group: part.map_or_else(|| case.group.clone(), |part| format!("{}: {part}", case.group)),
+                point: case.point.clone(),
+                arm: arm.clone(),
+                quantity,
+                hash: hash.clone(),
+                outcome,
+                accepted,
+            }
+        };
+        self.this.outcomes(first).into_iter().map(entry).collect()
+    }
+}
+
+impl Results {
+    /// Takes what a visit measured in a round that has so many before it.
+    fn add(&mut self, readings: Vec<Reading>, before: usize) {
         self.can_be_done = true;
         for Reading { part, quantity, batch, samples } in readings {
-            let known = self.series.iter().position(|series| (series.part, series.quantity) == (part, quantity));
+            let known = self.series.iter().position(|series| (&series.part, series.quantity) == (&part, quantity));
             let index = known.unwrap_or_else(|| {
-                self.series.push(Series { part, quantity, batch, rounds: Vec::new(), yardstick_ps: Vec::new(), missing: None });
+                self.series.push(Series { part, quantity, batch, rounds: Vec::new(), missing: None });
                 self.series.len() - 1
             });
             let series = &mut self.series[index];
             match samples {
                 Ok(samples) => {
-                    // Each round stands at its index, with the suite's yardstick of it.
+                    // Each round stands at its index, so that both builds' rounds can be put side by side.
                     series.rounds.resize(before, Vec::new());
                     series.rounds.push(samples);
-                    if quantity == Quantity::HostTime {
-                        series.yardstick_ps.resize(before, yardstick);
-                        series.yardstick_ps.push(yardstick);
-                    }
                 }
                 Err(reason) => series.missing = Some(reason),
             }
@@ -372,20 +418,20 @@ impl<'a> Task<'a> {
     }
 
     /// Notes a visit that was skipped.
-    fn skip(&mut self, reason: String, warm_up: bool, clock: Clock) {
-        self.skipped.0 += 1;
-        self.skipped.1 += u32::from(!warm_up);
+    fn skip(&mut self, reason: String, warm_up: bool, quantity: Quantity) {
+        self.skipped += 1;
+        self.skipped_rounds += usize::from(!warm_up);
         self.why_skipped = Some(reason);
-        self.given_up = !self.can_be_done && (self.skipped.0 >= GIVE_UP || is_virtual(self.quantity(clock)));
+        self.given_up = !self.can_be_done && (self.skipped >= GIVE_UP || quantity.is_exact());
     }
 
     fn rounds(&self) -> u32 {
         self.series.iter().map(|series| u32::try_from(series.rounds.len()).unwrap_or(u32::MAX)).max().unwrap_or_default()
     }
 
-    /// Whether further visits would tell nothing new: it is broken or cannot be done, or a virtual clock has given the same figures each time.
+    /// Whether further visits would say nothing new: it has failed or cannot be done, or a virtual clock has given the same figures each time.
     fn is_settled(&self) -> bool {
-        self.failure.is_some() || self.given_up || (!self.series.is_empty() && self.series.iter().all(Series::is_settled))
+        self.ended.is_some() || self.given_up || (!self.series.is_empty() && self.series.iter().all(Series::is_settled))
     }
 
     fn is_precise(&self, wanted: f64) -> bool {
@@ -394,39 +440,22 @@ impl<'a> Task<'a> {
         self.is_settled() || (!self.series.is_empty() && self.series.iter().filter(|series| series.quantity.is_time()).all(precise))
     }
 
-    /// What it comes to: one entry a part, or the one that says why there are no figures.
-    fn entries(self, clock: Clock) -> Vec<Entry> {
-        let (case, arm, quantity) = (self.case, self.arm.to_string(), self.quantity(clock));
-        let entry = |part: Option<&str>, quantity, outcome| Entry {
-            group: part.map_or_else(|| case.group.clone(), |part| format!("{}: {part}", case.group)),
-            point: case.point.clone(),
-            arm: arm.clone(),
-            quantity,
-            outcome,
-        };
-        let without = |outcome| vec![entry(None, quantity, outcome)];
-        if let Some(reason) = self.failure {
-            return without(EntryOutcome::Failed { reason });
+    /// One outcome a part, or the one that says why there are no figures.
+    fn outcomes(self, first: Quantity) -> Vec<(Option<Cow<'static, str>>, Quantity, Outcome)> {
+        if let Some(ended) = self.ended {
+            return vec![(None, first, ended)];
         }
         let measured = self.series.iter().map(|series| series.measured().count()).max().unwrap_or_default();
         let why = self.why_skipped.unwrap_or_else(|| "interrupted".to_owned());
         if measured == 0 {
-            return without(EntryOutcome::Skipped { reason: why });
+            return vec![(None, first, Outcome::Skipped { reason: why })];
         }
-        let skipped = self.skipped.1 as usize;
+        let skipped = self.skipped_rounds;
         if skipped > measured {
             let reason = format!("skipped in {skipped} of {} rounds, the last time because of this: {why}", skipped + measured);
-            return without(EntryOutcome::Skipped { reason });
+            return vec![(None, first, Outcome::Skipped { reason })];
         }
-        let outcome = |batch, rounds: Vec<Vec<u64>>, yardstick_ps, missing| match missing {
-            Some(reason) if rounds.is_empty() => EntryOutcome::Skipped { reason },
-            _ => EntryOutcome::Measured(Measured { batch, summary: summarize(&rounds), rounds, yardstick_ps }),
-        };
-        let each = self.series.into_iter();
-        each.map(|Series { part, quantity, batch, rounds, yardstick_ps, missing }| {
-            entry(part, quantity, outcome(batch, rounds, yardstick_ps, missing))
-        })
-        .collect()
+        self.series.into_iter().map(|series| (series.part.clone(), series.quantity, series.outcome())).collect()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Where a night is measured and in what state that machine is: [`machine()`], and [`Monitor`], which watches the night.
+//! Where a run is measured and in what state that machine is: [`machine()`], and [`Monitor`], which watches it meanwhile.
 //!
 //! Nothing is ever set, only read. What cannot be read is left out, and then nothing is concluded from it.
 
@@ -9,7 +9,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use harness_allocator::device::{Clock, CostFigure, DeviceInfo, Fingerprint, TestDevice};
-use harness_allocator::hash::fnv1a;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_cuda::machine::nvml_of;
 use harness_cuda::nvml::{NOT_KNOWN, NvmlDevice, ProcessUse, Reading, Throttle};
@@ -28,13 +27,6 @@ pub fn machine(device: &dyn TestDevice, compiler: &str) -> Machine {
 }
 
 impl Machine {
-    /// A short name, 16 hexadecimal digits: equal machines have equal ones, in every version. It tells machines apart without naming them.
-    #[must_use]
-    pub fn id(&self) -> String {
-        let known = self.facts().into_iter().filter_map(|(name, fact)| Some(format!("{name}={}\n", fact?)));
-        format!("{:016x}", fnv1a(known.collect::<String>().as_bytes()))
-    }
-
     /// What differs from another machine, in words, as in `driver: 580.65.06 against 570.12`. Empty where they are equal.
     #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<String> {
@@ -72,22 +64,11 @@ impl Machine {
     }
 }
 
-/// Share of the time in which power or heat may hold the clocks down. Below it the figures of a whole night move by less than the smallest
+/// Share of the time in which power or heat may hold the clocks down. Below it the figures of a whole run move by less than the smallest
 /// change that suites look for, some per cent.
 const MAX_HELD_DOWN: f64 = 0.01;
 
-/// Watches the machine while a night is measured.
-///
-/// ```no_run
-/// # use harness::bench::machine::Monitor;
-/// # fn night(device: &mut dyn harness_allocator::device::TestDevice) {
-/// let mut monitor = Monitor::start(device);
-/// // A suite; then, between suites:
-/// monitor.observe();
-/// // The last suite; then, with all of its and the others' yardsticks:
-/// let conditions = monitor.finish(&[1_000, 1_010]);
-/// # }
-/// ```
+/// Watches the machine while a run is measured.
 pub struct Monitor {
     began: Instant,
     nvml: Option<NvmlDevice>,
@@ -117,13 +98,12 @@ impl Monitor {
         self.load = [self.load, later].into_iter().flatten().max_by(|a, b| a.running.total_cmp(&b.running));
     }
 
-    /// Looks a last time, and says what it all was like. The yardsticks are those of all suites, [`super::record::SuiteRecord::yardstick_ps`].
+    /// Looks a last time, and says what it all was like.
     #[must_use]
-    pub fn finish(mut self, yardsticks: &[u64]) -> Conditions {
+    pub fn finish(mut self) -> Conditions {
         self.observe();
-        let waited = self.host.until(&HostUse::now());
-        let contended =
-            self.gpu.contended(self.began.elapsed()).into_iter().chain(host::contended(&waited, self.load, yardsticks)).collect();
+        let waited = self.host.until(&HostUse::now(), self.began.elapsed());
+        let contended = self.gpu.contended(self.began.elapsed()).into_iter().chain(host::contended(&waited, self.load)).collect();
         Conditions { free_at_start: self.free_at_start, gpu: self.gpu.states, contended, cost_figures: self.cost_figures }
     }
 
@@ -227,42 +207,18 @@ mod tests {
     }
 
     #[test]
-    fn each_fact_that_differs_is_told_and_makes_another_id() {
+    fn each_fact_that_differs_is_said() {
         let here = machine(&simulated(), "rustc");
         assert_eq!(here.differences(&here.clone()), Vec::<String>::new());
-        assert_eq!(here.id().len(), 16);
         let others = [
             (Machine { driver: Some("580.65.06".to_owned()), ..here.clone() }, "driver: unknown against 580.65.06"),
             (Machine { mig: Some(false), ..here.clone() }, "multi-instance mode: unknown against off"),
             (Machine { clock: Clock::Measured, ..here.clone() }, "clock: virtual against real"),
             (Machine { device: "NVIDIA H200".to_owned(), ..here.clone() }, "device: simulated against NVIDIA H200"),
         ];
-        for (other, told) in others {
-            assert_eq!(here.differences(&other), [told]);
-            assert_ne!(here.id(), other.id(), "{told}");
+        for (other, said) in others {
+            assert_eq!(here.differences(&other), [said]);
         }
-    }
-
-    /// The id is written into folders and compared with those of earlier versions: it must not change.
-    #[test]
-    fn the_id_of_a_machine_is_for_good() {
-        let text = |text: &str| Some(text.to_owned());
-        let machine = Machine {
-            device: "NVIDIA H200".to_owned(),
-            clock: Clock::Measured,
-            memory: Some(Bytes::gib(139)),
-            uuid_hash: text("0123456789abcdef"),
-            driver: text("580.65.06"),
-            cuda: text("13.0"),
-            mig: Some(false),
-            ecc: Some(true),
-            cost_model: None,
-            cpu: text("Intel(R) Xeon(R) Platinum 8480C"),
-            cores: 16,
-            kernel: text("Linux 6.8.0"),
-            compiler: "rustc 1.95.0, release".to_owned(),
-        };
-        assert_eq!(machine.id(), "0bb6daeebc02e454");
     }
 
     #[test]
@@ -270,7 +226,7 @@ mod tests {
         let mut device = simulated();
         let mut monitor = Monitor::start(&mut device);
         monitor.observe();
-        let conditions = monitor.finish(&[]);
+        let conditions = monitor.finish();
         assert_eq!(conditions.gpu, []);
         assert_eq!(conditions.cost_figures, device.cost_figures());
         assert_eq!(conditions.free_at_start, device.memory().ok().map(|memory| memory.free));

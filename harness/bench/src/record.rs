@@ -1,9 +1,8 @@
-//! What a night of benchmarks leaves behind: plain, versioned data that reports are rendered from and later nights are compared with.
+//! What a benchmark run leaves behind: plain, versioned data that reports are rendered from and later runs are compared with.
 //!
-//! Three parts are kept apart. [`Machine`] is what must be equal for two nights to be compared at all. [`Conditions`] is what the machine was
-//! like that night; it decides whether the night may become a baseline. [`Build`] is what was measured, and may differ: that is the question.
+//! [`Machine`] and [`Conditions`] say where and in what state of the machine it was measured, [`Build`] what was measured. An entry has the
+//! figures of this build and, side by side in the same rounds, those of the accepted build.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use harness_allocator::device::{Clock, CostFigure};
@@ -12,17 +11,17 @@ use serde::{Deserialize, Serialize};
 
 pub use harness_base::shard::Shard;
 
-/// The version that this build writes.
-pub const BENCH_RECORD_VERSION: u32 = 3;
+/// The version that this build writes. Versions up to 3 had another form and are refused.
+pub const BENCH_VERSION: u32 = 4;
 
-/// One run of `harness bench`, as written to `night.json`.
+/// One run of `harness bench`, as written to `benchmark.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct NightRecord {
-    /// [`BENCH_RECORD_VERSION`] of the writer.
+pub struct BenchRun {
+    /// [`BENCH_VERSION`] of the writer.
     pub version: u32,
     /// Version of the harness that wrote it.
     pub harness: String,
-    /// When it began, in UTC, as in `2026-11-20T02:17:00Z`. Nights are ordered by it.
+    /// When it began, in UTC, as in `2026-11-20T02:17:00Z`. Runs are ordered by it.
     pub started: String,
     /// How long it took, in milliseconds.
     pub took_ms: u64,
@@ -34,14 +33,32 @@ pub struct NightRecord {
     pub shard: Option<Shard>,
     /// What was measured.
     pub build: Build,
+    /// What it was compared with.
+    pub accepted: Accepted,
     /// Where.
     pub machine: Machine,
     /// In what state the machine was.
     pub conditions: Conditions,
     /// In the order of their names.
     pub suites: Vec<SuiteRecord>,
-    /// Against the baseline, as it was when the night ended: later nights and thinning do not change it.
+    /// What changed, as it was known when the run ended.
     pub comparison: Option<Comparison>,
+}
+
+impl BenchRun {
+    /// All entries, each with its suite.
+    pub fn entries(&self) -> impl Iterator<Item = (&SuiteRecord, &Entry)> {
+        self.suites.iter().flat_map(|suite| suite.entries.iter().map(move |entry| (suite, entry)))
+    }
+}
+
+/// The accepted build, whose figures are the measure of later ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accepted {
+    /// Its commit, where one was accepted.
+    pub commit: Option<String>,
+    /// Why it was not measured side by side. `None`: it was.
+    pub missing: Option<String>,
 }
 
 /// What was measured. `None`: it is not known.
@@ -53,7 +70,7 @@ pub struct Build {
     pub dirty: Option<bool>,
 }
 
-/// What must be equal for two nights to be compared. `None`: it could not be read.
+/// Where a run was measured. `None`: it could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// The device as a user would recognise it: `NVIDIA H200`, `simulated`.
@@ -84,14 +101,14 @@ pub struct Machine {
     pub compiler: String,
 }
 
-/// What the machine was like during the night.
+/// What the machine was like during the run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conditions {
     /// Free memory of the device at the start.
     pub free_at_start: Option<Bytes>,
     /// The GPU's state before, between suites, and after; empty on a simulated device.
     pub gpu: Vec<GpuState>,
-    /// Why its figures are not to be trusted as a baseline: other processes on the GPU, throttling, a busy processor. Empty: uncontended.
+    /// What else used the machine: other processes on the GPU, throttling, a busy processor. Empty: uncontended.
     pub contended: Vec<String>,
     /// What the simulated device charges for each operation, with sources; empty on a real device.
     pub cost_figures: Vec<CostFigure>,
@@ -100,7 +117,7 @@ pub struct Conditions {
 /// A GPU at one moment, as NVML reads it; nothing is ever set. `None`: it could not be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuState {
-    /// Milliseconds since the night began.
+    /// Milliseconds since the run began.
     pub at_ms: u64,
     /// Clock of the streaming multiprocessors, in MHz.
     pub sm_mhz: Option<u32>,
@@ -116,16 +133,14 @@ pub struct GpuState {
     pub other_processes: Option<u32>,
 }
 
-/// One suite of the night.
+/// One suite of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SuiteRecord {
     /// The file's name without ending.
     pub name: String,
     /// Its `about:`.
     pub about: String,
-    /// A hash of what is measured: suites of one name with different hashes are not compared.
-    pub hash: String,
-    /// A change smaller than this share is never flagged; 0.05 is 5 %.
+    /// A change of a measured time by less than this share is never flagged; 0.05 is 5 %.
     pub threshold: f64,
     /// Rounds done.
     pub rounds: u32,
@@ -133,12 +148,6 @@ pub struct SuiteRecord {
     pub stopped: Stopped,
     /// What the harness adds to one timed region: the median of empty ones, in picoseconds of the host's clock.
     pub overhead_ps: u64,
-    /// What a fixed piece of integer arithmetic took in each round, in picoseconds of the host's clock: what the processor's own clock and
-    /// other programs did to the figures. The median of those between visits; before version 3 it was timed once, at the start of the round.
-    pub yardstick_ps: Vec<u64>,
-    /// Which allocator each arm is: arms of one allocator run the same code. Since version 3; an arm that is not in it is not known.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub allocators: BTreeMap<String, String>,
     /// By case, arms of one case next to each other.
     pub entries: Vec<Entry>,
 }
@@ -168,12 +177,17 @@ pub struct Entry {
     pub arm: String,
     /// What the figures are.
     pub quantity: Quantity,
+    /// A hash of what is measured: entries of one name with different hashes are not compared.
+    pub hash: String,
     /// What came of it.
-    pub outcome: EntryOutcome,
+    pub outcome: Outcome,
+    /// What came of it with the accepted build, in the same rounds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accepted: Option<Outcome>,
 }
 
 impl Entry {
-    /// Group and point, as in `hit, 2 MiB`: with the arm and the suite's name it identifies the entry from night to night.
+    /// Group and point, as in `hit, 2 MiB`: with the arm and the suite's name it identifies the entry from run to run.
     #[must_use]
     pub fn case(&self) -> String {
         match &self.point {
@@ -225,14 +239,25 @@ impl Quantity {
     pub const fn is_time(self) -> bool {
         !matches!(self, Self::Memory)
     }
+
+    /// Whether the same code gives the same figure each time: any difference is one of the code.
+    #[must_use]
+    pub const fn is_exact(self) -> bool {
+        matches!(self, Self::ModelTime | Self::Memory)
+    }
 }
 
 /// What came of an entry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum EntryOutcome {
+pub enum Outcome {
     /// Figures.
     Measured(Measured),
+    /// It did not fit in the memory that the suite gives it.
+    OutOfMemory {
+        /// What was seen.
+        reason: String,
+    },
     /// It did not do what it should: broken.
     Failed {
         /// What was seen.
@@ -245,19 +270,32 @@ pub enum EntryOutcome {
     },
 }
 
+impl Outcome {
+    /// The figures, if there are some.
+    #[must_use]
+    pub const fn measured(&self) -> Option<&Measured> {
+        if let Self::Measured(measured) = self { Some(measured) } else { None }
+    }
+
+    /// Why there are no figures.
+    #[must_use]
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Measured(_) => None,
+            Self::OutOfMemory { reason } | Self::Failed { reason } | Self::Skipped { reason } => Some(reason),
+        }
+    }
+}
+
 /// Figures of an entry: smaller is better.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// Operations that one sample is the mean of: as many as it takes for the harness's own overhead to be small beside them.
     pub batch: u64,
-    /// Samples by round, each for one operation, in the unit of the entry's [`Quantity`]. A round is empty where the entry was skipped in it, or
-    /// done by another shard; there are none at all in a night of which only medians are kept.
-    pub rounds: Vec<Vec<u64>>,
-    /// Of host times, the yardstick of each round beside the visit: the lesser of those before and after it. Since version 3; where there is
-    /// none, that of the suite's round stands for it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub yardstick_ps: Vec<u64>,
-    /// What they come to.
+    /// The median of each round's samples, for one operation, in the unit of the entry's [`Quantity`]. `None` where it was skipped in that
+    /// round.
+    pub rounds: Vec<Option<u64>>,
+    /// What all samples come to.
     pub summary: EntrySummary,
 }
 
@@ -282,57 +320,46 @@ pub struct EntrySummary {
     pub high: u64,
 }
 
-/// One night against another.
+/// What changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// When the baseline began.
-    pub base_started: String,
-    /// The baseline's commit.
-    pub base_build: Build,
-    /// What differs between the two machines, in words; empty unless the user asked for a comparison across machines.
-    pub across: Vec<String>,
-    /// Entries that both have, in the order of the new night.
+    /// What the entries were compared with.
+    pub basis: Basis,
+    /// What differs of the machine from that of the run compared with, in words: shown, and no reason not to compare.
+    pub machine: Vec<String>,
+    /// How many runs in a row were contended, this one included.
+    pub contended_runs: usize,
+    /// Entries that both have, in the order of the run.
     pub changes: Vec<Change>,
-    /// Entries that the baseline does not have.
+    /// Entries that only this run has.
     pub new: Vec<EntryName>,
-    /// Entries that only the baseline has.
+    /// Entries that only the other side has.
     pub missing: Vec<EntryName>,
-    /// Suites of both whose definitions differ, which are not compared.
-    pub redefined: Vec<String>,
-    /// Suites that the baseline has not, and that are compared with an earlier night instead. Since version 2.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub earlier: Vec<EarlierBase>,
-    /// Suites of which all allocators changed together, by more than the suite's threshold or so that changes of single ones cannot be told.
-    /// Since version 3.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub drifts: Vec<CommonDrift>,
+    /// Entries of both that measure something else now.
+    pub redefined: Vec<EntryName>,
 }
 
-/// What every allocator of a suite changed by at least: the machine did it, or code that all share.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CommonDrift {
-    /// The suite.
-    pub suite: String,
-    /// Of which figures.
-    pub quantity: Quantity,
-    /// New over old: what the allocator that changed least did, in the median over its entries.
-    pub ratio: f64,
-    /// How many allocators.
-    pub allocators: usize,
-    /// Entries that would have been flagged if the allocators had not changed together, and are [`ChangeVerdict::Untested`] so.
-    pub untold: usize,
-}
-
-/// A suite that is compared with another night than the others.
+/// What entries were compared with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EarlierBase {
-    /// The suite.
-    pub suite: String,
-    /// When that night began.
-    pub started: String,
+#[serde(rename_all = "snake_case")]
+pub enum Basis {
+    /// The accepted build, measured in the same run.
+    SideBySide {
+        /// Its commit, where that is known.
+        commit: Option<String>,
+    },
+    /// The record of an earlier run, because there was no accepted build to measure.
+    Records {
+        /// When that run began.
+        started: String,
+        /// What it measured.
+        build: Build,
+        /// Why the accepted build was not measured.
+        why: String,
+    },
 }
 
-/// What identifies an entry from night to night.
+/// What identifies an entry from run to run.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EntryName {
     /// The suite.
@@ -345,53 +372,111 @@ pub struct EntryName {
     pub quantity: Quantity,
 }
 
-/// An entry in two nights.
+impl EntryName {
+    /// The name of an entry of a suite.
+    #[must_use]
+    pub fn of(suite: &SuiteRecord, entry: &Entry) -> Self {
+        Self { suite: suite.name.clone(), case: entry.case(), arm: entry.arm.clone(), quantity: entry.quantity }
+    }
+}
+
+/// How an entry compares.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
     /// Which entry.
     pub entry: EntryName,
     /// The conclusion.
-    pub verdict: ChangeVerdict,
-    /// The figures, where both nights have some.
+    pub verdict: Verdict,
+    /// The figures that it was drawn from, where both sides have some.
     pub figures: Option<ChangeFigures>,
+    /// Where it is worse than an earlier run, and not than the accepted build: when that run began.
+    pub worse_than_run: Option<String>,
+    /// Where it is worse or better: the first run of the present stretch of such runs.
+    pub since: Option<String>,
+    /// Where there is more to say: why something broke or was not compared.
+    pub reason: Option<String>,
 }
 
-/// How an entry changed.
+/// The conclusion about an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ChangeVerdict {
-    /// More time or memory: surely, and by more than the suite's threshold.
+pub enum Verdict {
+    /// More time or memory.
     Worse,
-    /// Less of it, on the same terms.
+    /// Less of it.
     Better,
-    /// No more than the threshold, or not surely.
+    /// No difference that is certain and larger than the threshold.
     Same,
-    /// It failed this night and did not before.
+    /// The interval is so wide that a change of twice the threshold could hide in it.
+    Unsure,
+    /// It fails or runs out of memory, and did not.
     Broken,
-    /// It failed before and does not any more.
-    Mended,
-    /// It failed both nights.
+    /// It failed or ran out of memory, and does not any more.
+    Fixed,
+    /// It fails or runs out of memory as before.
     StillBroken,
-    /// Both have figures, and nothing follows from them: of too few rounds, measured while the machine did other work, or changed by no more
-    /// than all allocators of the suite did together. Since version 2; earlier versions called it [`ChangeVerdict::Same`].
-    Untested,
-    /// One of the nights skipped it.
+    /// One side could not do it here.
     NotCompared,
 }
 
-/// The figures of a change. Ratios are new over old, times corrected by the yardstick where they are host times.
+/// The figures of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChangeFigures {
-    /// Median of the baseline.
+    /// The median of what it is compared with.
     pub base: u64,
-    /// Median of the new night.
+    /// The median of this run.
     pub new: u64,
-    /// The ratio that was judged.
+    /// New over base. Side by side, the typical ratio of a round.
     pub ratio: f64,
-    /// Lower end of its 95 % confidence interval.
+    /// Lower end of its 99 % confidence interval.
     pub low: f64,
     /// Upper end.
     pub high: f64,
-    /// The probability of a difference this large where there is none, corrected for the number of entries.
-    pub p: f64,
+}
+
+/// How many entries came out how: one number for each [`Verdict`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the fields are named as the verdicts")]
+pub struct Counts {
+    pub worse: usize,
+    pub better: usize,
+    pub same: usize,
+    pub unsure: usize,
+    pub broken: usize,
+    pub fixed: usize,
+    pub still_broken: usize,
+    pub not_compared: usize,
+}
+
+impl Counts {
+    /// Counts changes.
+    #[must_use]
+    pub fn of<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Self {
+        let mut counts = Self::default();
+        for change in changes {
+            *match change.verdict {
+                Verdict::Worse => &mut counts.worse,
+                Verdict::Better => &mut counts.better,
+                Verdict::Same => &mut counts.same,
+                Verdict::Unsure => &mut counts.unsure,
+                Verdict::Broken => &mut counts.broken,
+                Verdict::Fixed => &mut counts.fixed,
+                Verdict::StillBroken => &mut counts.still_broken,
+                Verdict::NotCompared => &mut counts.not_compared,
+            } += 1;
+        }
+        counts
+    }
+
+    /// Entries of which it is known whether they changed.
+    #[must_use]
+    pub const fn compared(self) -> usize {
+        self.worse + self.better + self.same + self.broken + self.fixed + self.still_broken
+    }
+
+    /// Whether something became worse or broke.
+    #[must_use]
+    pub const fn is_regression(self) -> bool {
+        self.worse + self.broken > 0
+    }
 }

@@ -1,4 +1,4 @@
-//! A night for the terminal: one table a suite and quantity, cases by arms, medians with half the width of their confidence intervals.
+//! A benchmark run for the terminal: one table a suite and quantity, cases by arms, medians with half the width of their confidence intervals.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -6,39 +6,39 @@ use std::fmt::Write;
 use harness_allocator::units::Bytes;
 use unicode_width::UnicodeWidthStr;
 
-use super::record::{Entry, EntryOutcome, Measured, NightRecord, Quantity, Stopped, SuiteRecord};
+use super::record::{BenchRun, Entry, Measured, Outcome, Quantity, Stopped, SuiteRecord};
 use super::summary::precision;
 
-/// Renders a night.
+/// Renders a run.
 #[must_use]
-pub fn render(night: &NightRecord) -> String {
+pub fn render(run: &BenchRun) -> String {
     let mut text = String::new();
-    for suite in &night.suites {
+    for suite in &run.suites {
         render_suite(&mut text, suite);
     }
-    let (entries, failed, skipped) = counts(night);
-    let shard = night.shard.map(|shard| format!(", shard {shard}")).unwrap_or_default();
+    let (entries, failed, skipped) = counts(run);
+    let shard = run.shard.map(|shard| format!(", shard {shard}")).unwrap_or_default();
     let _ = writeln!(
         text,
         "{} in {}, {failed} failed, {skipped} skipped, in {:.1} s, seed {}{shard}, on {}",
         counted(entries, "entry", "entries"),
-        counted(night.suites.len(), "suite", "suites"),
-        night.took_ms as f64 / 1000.0,
-        night.seed,
-        night.machine.device
+        counted(run.suites.len(), "suite", "suites"),
+        run.took_ms as f64 / 1000.0,
+        run.seed,
+        run.machine.device
     );
-    for reason in &night.conditions.contended {
+    for reason in &run.conditions.contended {
         let _ = writeln!(text, "contended: {reason}");
     }
     text
 }
 
-/// Entries, and those of them that failed or were skipped.
+/// Entries, and those of them that failed or were skipped. What ran out of memory was skipped.
 #[must_use]
-pub fn counts(night: &NightRecord) -> (usize, usize, usize) {
-    let entries = || night.suites.iter().flat_map(|suite| &suite.entries);
-    let failed = entries().filter(|entry| matches!(entry.outcome, EntryOutcome::Failed { .. })).count();
-    let skipped = entries().filter(|entry| matches!(entry.outcome, EntryOutcome::Skipped { .. })).count();
+pub fn counts(run: &BenchRun) -> (usize, usize, usize) {
+    let entries = || run.suites.iter().flat_map(|suite| &suite.entries);
+    let failed = entries().filter(|entry| matches!(entry.outcome, Outcome::Failed { .. })).count();
+    let skipped = entries().filter(|entry| matches!(entry.outcome, Outcome::Skipped { .. } | Outcome::OutOfMemory { .. })).count();
     (entries().count(), failed, skipped)
 }
 
@@ -51,7 +51,7 @@ fn render_suite(text: &mut String, suite: &SuiteRecord) {
         }
     }
     for entry in &suite.entries {
-        if let EntryOutcome::Failed { reason } = &entry.outcome {
+        if let Outcome::Failed { reason } = &entry.outcome {
             let _ = writeln!(text, "  failed: {}, {}: {reason}", entry.case(), entry.arm);
         }
     }
@@ -72,7 +72,7 @@ fn counted(number: usize, one: &str, several: &str) -> String {
 fn skipped(suite: &SuiteRecord) -> Vec<(&str, Vec<&Entry>)> {
     let mut reasons: Vec<(&str, Vec<&Entry>)> = Vec::new();
     for entry in &suite.entries {
-        if let EntryOutcome::Skipped { reason } = &entry.outcome {
+        if let Outcome::Skipped { reason } | Outcome::OutOfMemory { reason } = &entry.outcome {
             match reasons.iter_mut().find(|(known, _)| known == reason) {
                 Some((_, entries)) => entries.push(entry),
                 None => reasons.push((reason, vec![entry])),
@@ -110,7 +110,7 @@ fn story(suite: &SuiteRecord) -> String {
 #[must_use]
 pub fn worst_overhead(suite: &SuiteRecord) -> Option<(f64, String)> {
     let shares = suite.entries.iter().filter(|entry| entry.quantity == Quantity::HostTime).filter_map(|entry| match &entry.outcome {
-        EntryOutcome::Measured(measured) => {
+        Outcome::Measured(measured) => {
             let region = measured.summary.median.saturating_mul(measured.batch).max(1);
             Some((suite.overhead_ps as f64 / region as f64, format!("{}, {}", entry.case(), entry.arm)))
         }
@@ -160,15 +160,16 @@ const fn head(quantity: Quantity) -> &'static str {
 /// there is more than a model's one.
 fn cell(entry: &Entry) -> String {
     let Measured { summary, rounds, .. } = match &entry.outcome {
-        EntryOutcome::Measured(measured) => measured,
-        EntryOutcome::Failed { .. } => return "failed".to_owned(),
-        EntryOutcome::Skipped { .. } => return "–".to_owned(),
+        Outcome::Measured(measured) => measured,
+        Outcome::Failed { .. } => return "failed".to_owned(),
+        Outcome::OutOfMemory { .. } => return "out of memory".to_owned(),
+        Outcome::Skipped { .. } => return "–".to_owned(),
     };
     match entry.quantity {
         Quantity::Memory => Bytes(summary.median).to_string(),
         Quantity::ModelTime if summary.low == summary.high => picoseconds(summary.median),
         Quantity::ModelTime | Quantity::HostTime | Quantity::DeviceTime => {
-            let measured = rounds.iter().filter(|round| !round.is_empty()).count();
+            let measured = rounds.iter().flatten().count();
             let half = precision(summary, measured).map(|half| format!(" ± {:.1} %", 100.0 * half));
             format!("{}{} ({})", picoseconds(summary.median), half.unwrap_or_default(), summary.count)
         }

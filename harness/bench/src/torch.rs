@@ -3,14 +3,14 @@
 //! One JSON object a line goes each way; the script documents them. It is compiled in, so that one program file is enough on a GPU machine.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use harness_allocator::units::Bytes;
 use harness_cuda::machine::nvml_at;
 use serde::{Deserialize, Serialize};
+
+use crate::child::Talker;
 
 const SCRIPT: &str = include_str!("../../../ci/torch_reference.py");
 
@@ -18,16 +18,13 @@ const SCRIPT: &str = include_str!("../../../ci/torch_reference.py");
 const START: Duration = Duration::from_secs(180);
 /// How long one answer may take. The longest request gives back a thousand segments, which is far below a second.
 const ANSWER: Duration = Duration::from_secs(60);
-/// How long its end is waited for: to take a context of many gigabytes down takes the driver some seconds at most.
-const END: Duration = Duration::from_secs(20);
-
 /// The variable with the settings of PyTorch's allocator (<https://docs.pytorch.org/docs/stable/cuda_environment_variables.html>), and the
 /// one of versions before 2.9.
 const SETTINGS: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
 /// The variable that takes the cache away.
 const NO_CACHE: &str = "PYTORCH_NO_CUDA_MEMORY_CACHING";
 
-/// How often it is started at most: what one request breaks another may survive, and a night must not be spent on importing torch.
+/// How often it is started at most: what one request breaks another may survive, and a run must not be spent on importing torch.
 const STARTS: u32 = 3;
 
 /// What is asked of it.
@@ -174,7 +171,7 @@ impl Torches {
         let (python, ordinal) = self.place.as_ref().map_err(String::clone)?;
         let start = || start_on_a_gpu(python, *ordinal, settings);
         let (torch, starts) = self.running.entry(settings.to_owned()).or_insert_with(|| (start(), 1));
-        if *starts < STARTS && torch.as_ref().is_ok_and(|torch| torch.input.is_none()) {
+        if *starts < STARTS && torch.as_ref().is_ok_and(|torch| !torch.talker.is_running()) {
             (*torch, *starts) = (start(), *starts + 1);
         }
         torch.as_mut().map_err(|reason| reason.clone())
@@ -195,12 +192,7 @@ fn start_on_a_gpu(python: &str, ordinal: u32, settings: &str) -> Result<Torch, S
 /// PyTorch, running. It ends with its standard input, so also when this program is killed.
 #[derive(Debug)]
 pub struct Torch {
-    child: Child,
-    /// `None` once it was ended.
-    input: Option<ChildStdin>,
-    /// How long one answer may take.
-    patience: Duration,
-    lines: Receiver<String>,
+    talker: Talker,
     version: String,
     note: String,
     /// Names of the traces that it has.
@@ -220,30 +212,12 @@ impl Torch {
         for variable in SETTINGS {
             command.env(variable, settings);
         }
-        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().map_err(|error| format!("`{python}` cannot be started: {error}"))?;
-        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(format!("`{python}` has no standard input and output"));
-        };
-        let (send, lines) = channel();
-        std::thread::spawn(move || {
-            // Ends with the process, or when nobody listens any more.
-            BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| send.send(line))
-        });
-        let mut torch = Self {
-            child,
-            input: Some(input),
-            patience: ANSWER,
-            lines,
-            version: String::new(),
-            note: String::new(),
-            traces: BTreeSet::new(),
-        };
-        match torch.hear(START)? {
-            Greeting::Here { version, note } => (torch.version, torch.note) = (version, note),
+        let mut talker = Talker::start("PyTorch", command.args(arguments), ANSWER)?;
+        let (version, note) = match talker.hear(START)? {
+            Greeting::Here { version, note } => (version, note),
             Greeting::Unavailable { unavailable } => return Err(unavailable),
-        }
-        Ok(torch)
+        };
+        Ok(Self { talker, version, note, traces: BTreeSet::new() })
     }
 
     /// Its version, as in `2.11.0`.
@@ -274,46 +248,16 @@ impl Torch {
         answer
     }
 
-    /// Asks and waits for the answer. After an answer that makes no sense, or none in time, it is ended: what it was doing would go on beside
-    /// what is measured next, and the memory that it holds would be missing there.
+    /// Asks and waits for the answer.
     pub fn ask(&mut self, question: &Question<'_>) -> Answer {
         self.say(question)
     }
 
     fn say(&mut self, question: &impl Serialize) -> Answer {
-        let Some(input) = &mut self.input else {
+        if !self.talker.is_running() {
             return Answer::Skipped { skipped: "PyTorch stopped answering earlier".to_owned() };
-        };
-        let asked = serde_json::to_string(question).map_err(|error| error.to_string());
-        let sent = asked.and_then(|line| writeln!(input, "{line}").and_then(|()| input.flush()).map_err(|error| error.to_string()));
-        sent.and_then(|()| self.hear(self.patience)).unwrap_or_else(|failed| {
-            self.end();
-            Answer::Failed { failed }
-        })
-    }
-
-    fn hear<T: for<'a> Deserialize<'a>>(&self, patience: Duration) -> Result<T, String> {
-        let line = self.lines.recv_timeout(patience).map_err(|error| match error {
-            RecvTimeoutError::Timeout => format!("PyTorch gave no answer in {} s", patience.as_secs_f64()),
-            RecvTimeoutError::Disconnected => "PyTorch ended without an answer".to_owned(),
-        })?;
-        serde_json::from_str(&line).map_err(|error| format!("PyTorch answered `{line}`: {error}"))
-    }
-
-    /// Ends it at once, and waits until it is gone and has given its memory back. It is waited for in vain where it hangs in the driver.
-    fn end(&mut self) {
-        self.input = None;
-        self.child.kill().ok();
-        let began = Instant::now();
-        while matches!(self.child.try_wait(), Ok(None)) && began.elapsed() < END {
-            std::thread::sleep(Duration::from_millis(1));
         }
-    }
-}
-
-impl Drop for Torch {
-    fn drop(&mut self) {
-        self.end();
+        self.talker.ask(question).unwrap_or_else(|failed| Answer::Failed { failed })
     }
 }
 
@@ -376,12 +320,12 @@ mod tests {
         for (script, expected) in [("", "PyTorch gave no answer in 0.1 s"), ("echo hello; ", "PyTorch answered `hello`")] {
             let mut torch = start(&format!("{GREETING}\nread q; {script}exec sleep 1000")).unwrap();
             if script.is_empty() {
-                torch.patience = Duration::from_millis(100);
+                torch.talker.patience = Duration::from_millis(100);
             }
-            assert!(matches!(torch.child.try_wait(), Ok(None)), "it runs");
+            assert!(!torch.talker.has_ended(), "it runs");
             let Answer::Failed { failed } = torch.ask(&QUESTION) else { panic!("{script}") };
             assert!(failed.starts_with(expected), "{failed}");
-            assert!(matches!(torch.child.try_wait(), Ok(Some(_))), "{script}: it was ended and waited for");
+            assert!(torch.talker.has_ended(), "{script}: it was ended and waited for");
             assert!(matches!(torch.ask(&QUESTION), Answer::Skipped { .. }));
         }
     }
@@ -402,6 +346,8 @@ mod tests {
     fn where_pytorch_cannot_be_measured_the_reason_is_told() {
         assert_eq!(start(r#"echo '{"unavailable": "this Python has no torch"}'"#).unwrap_err(), "this Python has no torch");
         assert_eq!(start("exit 1").unwrap_err(), "PyTorch ended without an answer");
+        let import = "echo 'Traceback (most recent call last):' >&2; echo 'ImportError: libcudart.so.12 is missing' >&2; exit 1";
+        assert_eq!(start(import).unwrap_err(), "PyTorch ended without an answer: ImportError: libcudart.so.12 is missing");
         assert_eq!(Torches::missing("no GPU").with("").unwrap_err(), "no GPU");
         let missing = Torch::start("/no/such/python", 0, "").unwrap_err();
         assert!(missing.starts_with("`/no/such/python` cannot be started: "), "{missing}");

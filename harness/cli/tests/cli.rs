@@ -738,106 +738,6 @@ fn the_whole_catalogue_passes_on_the_driver_double() {
     }));
 }
 
-/// A night of three entries, the figures of one of which are multiplied.
-fn night(day: u32, factor: u64) -> String {
-    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/tests/nights/version-1.json")).unwrap();
-    let mut night: Value = serde_json::from_str(&text).unwrap();
-    night["started"] = json!(format!("2026-11-{day:02}T02:00:00Z"));
-    night["conditions"]["contended"] = json!([]);
-    night["shard"] = Value::Null;
-    night["comparison"] = Value::Null;
-    let entry = &mut night["suites"][0]["entries"][0];
-    entry["quantity"] = json!("memory");
-    let figure = 20_000 * factor;
-    entry["outcome"]["measured"]["rounds"] = json!([[figure], [figure]]);
-    entry["outcome"]["measured"]["summary"] =
-        json!({"count": 2, "median": figure, "mad": 0, "p99": null, "min": figure, "max": figure, "low": figure, "high": figure});
-    night.to_string()
-}
-
-/// A world with nights of two days below `reports/nightly`; the second one takes more memory.
-fn world_with_nights() -> World {
-    let world = World::without_gpu();
-    for (day, factor) in [(19, 1), (20, 2)] {
-        let folder = world.path(&format!("reports/nightly/2026-11-{day}-nvidia-h200"));
-        fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join("night.json"), night(day, factor)).unwrap();
-    }
-    world
-}
-
-const FIRST_NIGHT: &str = "reports/nightly/2026-11-19-nvidia-h200";
-const SECOND_NIGHT: &str = "reports/nightly/2026-11-20-nvidia-h200";
-
-#[test]
-fn two_nights_are_compared_and_the_exit_code_says_whether_something_is_worse() {
-    let world = world_with_nights();
-    let worse = world.harness(&["report", "compare", FIRST_NIGHT, &format!("{SECOND_NIGHT}/night.json")]);
-    assert_eq!(worse.code, Some(1));
-    insta::assert_snapshot!(worse.out);
-    assert_eq!(world.harness(&["report", "compare", SECOND_NIGHT, FIRST_NIGHT]).code, Some(0), "less is not worse");
-    let document = world.harness(&["report", "compare", FIRST_NIGHT, SECOND_NIGHT, "--format", "json"]);
-    let document: Value = serde_json::from_str(&document.out).unwrap();
-    assert_eq!((&document["counts"]["worse"], &document["most_important"][0]["figures"]["ratio"]), (&json!(1), &json!(2.0)));
-}
-
-#[test]
-fn nights_of_different_machines_are_refused_unless_asked_for() {
-    let world = world_with_nights();
-    let file = world.path(SECOND_NIGHT).join("night.json");
-    fs::write(&file, fs::read_to_string(&file).unwrap().replace("NVIDIA H200", "NVIDIA A100")).unwrap();
-    let refused = world.harness(&["report", "compare", FIRST_NIGHT, SECOND_NIGHT]);
-    assert_eq!(refused.code, Some(2));
-    insta::assert_snapshot!(refused.err);
-    let across = world.harness(&["report", "compare", FIRST_NIGHT, SECOND_NIGHT, "--across"]);
-    assert!(across.out.contains("DIFFERENT MACHINES: device: NVIDIA H200 against NVIDIA A100"), "{}", across.out);
-}
-
-#[test]
-fn broken_nights_are_all_told_and_the_others_are_still_in_the_index() {
-    let world = world_with_nights();
-    fs::write(world.path(FIRST_NIGHT).join("night.json"), "{\"version\": 1, \"har").unwrap();
-    let told = world.harness(&["report", "compare", FIRST_NIGHT, "nowhere"]);
-    assert_eq!(told.code, Some(2));
-    assert!(told.err.contains("cut off at line 1") && told.err.contains("cannot read `nowhere`"), "{}", told.err);
-    let index = world.harness(&["report", "index"]);
-    assert_eq!(index.code, Some(2));
-    assert!(index.err.contains("2026-11-19-nvidia-h200/night.json` is cut off"), "{}", index.err);
-    let text = fs::read_to_string(world.path("reports/README.md")).unwrap();
-    assert!(text.contains("nightly/2026-11-20-nvidia-h200/report.md") && !text.contains("2026-11-19-nvidia-h200"), "{text}");
-}
-
-#[test]
-fn nights_are_rendered_again_and_trimmed_as_often_as_one_likes() {
-    let world = world_with_nights();
-    let render = || world.harness(&["report", "render", FIRST_NIGHT, SECOND_NIGHT]);
-    assert_eq!(render().code, Some(0));
-    let report = || fs::read(world.path(SECOND_NIGHT).join("report.md")).unwrap();
-    let before = report();
-    assert_eq!((render().code, report()), (Some(0), before.clone()), "the same records give the same bytes");
-    let trim = || world.harness(&["report", "trim", "--keep", "1"]);
-    assert_eq!(trim().out, format!("medians only: {FIRST_NIGHT}\n"));
-    assert_eq!((trim().out.as_str(), trim().code), ("", Some(0)));
-    let read = |folder: &str| fs::read_to_string(world.path(folder).join("night.json")).unwrap();
-    assert!(read(FIRST_NIGHT).contains("\"rounds\":[],") && read(SECOND_NIGHT).contains("\"rounds\":[["));
-    assert_eq!((render().code, report()), (Some(0), before), "trends are drawn from medians");
-}
-
-#[test]
-fn shards_are_merged_into_a_night() {
-    let world = World::without_gpu();
-    let one = night(20, 1).replace("\"shard\":null", "\"shard\":{\"index\":1,\"count\":2}");
-    let two = one.replace("\"index\":1", "\"index\":2").replace("\"arm\":\"", "\"arm\":\"other ");
-    let world = world.holding(&[("1.json", &one), ("2.json", &two)]);
-    let missing = world.harness(&["report", "merge", "1.json", "-o", "night.json"]);
-    assert_eq!(missing.code, Some(2));
-    insta::assert_snapshot!(missing.err);
-    let merged = world.harness(&["report", "merge", "2.json", "1.json", "-o", "night.json"]);
-    assert_eq!((merged.code, merged.out.as_str()), (Some(0), "night: night.json\n"));
-    let night: Value = serde_json::from_str(&fs::read_to_string(world.path("night.json")).unwrap()).unwrap();
-    assert_eq!((&night["shard"], night["suites"][0]["entries"].as_array().unwrap().len()), (&Value::Null, 6));
-}
-
 /// A part of four that has this scenario, and one that has not.
 fn parts(scenario: &str) -> (String, String) {
     let has = |index| harness_base::shard::Shard { index, count: 4 }.has(scenario);
@@ -987,24 +887,10 @@ fn what_is_looked_for_outside_of_the_project_is_said_to_be_missing_here() {
 #[test]
 fn a_folder_of_reports_that_is_not_there_is_an_error_and_is_not_made() {
     let world = World::without_gpu().holding(&[("taken", "a file")]);
-    let commands: [&[&str]; 3] = [&["trim", "--keep", "1", "typo"], &["index", "typo"], &["index", "taken"]];
+    let commands: [&[&str]; 3] = [&["accept", "HEAD", "--reports", "typo"], &["index", "typo"], &["index", "taken"]];
     let told = commands.map(|arguments| world.harness(&[&["report"], arguments].concat()).told());
     insta::assert_snapshot!(told.join("\n"));
     assert_eq!(world.names(), ["taken"]);
-}
-
-#[test]
-fn a_night_is_rendered_by_its_folder_or_its_record() {
-    let world = world_with_nights();
-    let record = format!("{SECOND_NIGHT}/night.json");
-    let ran = world.harness(&["report", "render", FIRST_NIGHT, &record]);
-    assert_eq!(
-        ran.told(),
-        format!("exit: 0\n--- stdout ---\nreport: {FIRST_NIGHT}/report.md\nreport: {SECOND_NIGHT}/report.md\n--- stderr ---\n")
-    );
-    let mut command = world.command(&["report", "render", "night.json"]);
-    let output = command.current_dir(world.path(SECOND_NIGHT)).output().unwrap();
-    assert_eq!((output.status.code(), String::from_utf8(output.stdout).unwrap().as_str()), (Some(0), "report: ./report.md\n"));
 }
 
 #[test]
@@ -1095,14 +981,14 @@ fn messages_that_nobody_can_read_change_neither_what_is_done_nor_the_exit_code()
         (&["run", "cut.yaml", "--no-report", "--alloc-conf", "max_split_size_mb:100"], 1),
         (&["run", "nothing.yaml"], 2),
         (&["run", "good.yaml", "--format", "json", "--device", "sim", "--report", "json"], 0),
-        (&["bench", "suite.yaml", "--format", "json", "--report", "night"], 0),
+        (&["bench", "suite.yaml", "--format", "json", "--report", "bench"], 0),
         (&["replay", "job.trace", "--memory", "1GiB", "--memory-summary"], 0),
         (&["run", "--no-such-option"], 2),
     ];
     for (arguments, code) in commands {
         assert_eq!(unread(|| world.command(arguments)), [Some(code); 2], "{arguments:?}");
     }
-    for report in ["prep/report.md", "json/report.md", "night/report.md"] {
+    for report in ["prep/report.md", "json/report.md", "bench/report.md"] {
         assert!(world.path(report).is_file(), "{report}");
     }
 }
@@ -1181,42 +1067,6 @@ fn streams_may_have_any_numbers_in_a_trace() {
     (head["conf"], head["trace"]) = (json!(""), json!(rows));
     fs::write(world.path("high.jsonl"), format!("{head}\n{}\n", header[1..].join("\n"))).unwrap();
     assert_eq!(world.harness(&["replay", "--verify", "high.jsonl"]).code, Some(0));
-}
-
-#[test]
-fn a_merged_night_takes_the_place_of_none_of_its_shards() {
-    let world = World::without_gpu();
-    let one = night(20, 1).replace("\"shard\":null", "\"shard\":{\"index\":1,\"count\":2}");
-    let two = one.replace("\"index\":1", "\"index\":2").replace("\"arm\":\"", "\"arm\":\"other ");
-    for (folder, shard) in [("shards/1", &one), ("shards/2", &two)] {
-        fs::create_dir_all(world.path(folder)).unwrap();
-        fs::write(world.path(folder).join("night.json"), shard).unwrap();
-    }
-    let merge = |output: &str| world.harness(&["report", "merge", "shards/1", "shards/2/night.json", "-o", output]);
-    let told = ["shards/1/night.json", "shards/../shards/2/night.json"].map(|output| merge(output).told());
-    insta::assert_snapshot!(told.join("\n"));
-    for (folder, shard) in [("shards/1", &one), ("shards/2", &two)] {
-        assert_eq!(&fs::read_to_string(world.path(folder).join("night.json")).unwrap(), shard, "{folder}");
-    }
-    assert_eq!([merge("shards/night.json"), merge("shards/night.json")].map(|ran| ran.code), [Some(0); 2], "a night may be replaced");
-}
-
-#[test]
-fn a_folder_of_reports_that_is_named_too_deep_is_answered_with_the_one_above() {
-    let world = world_with_nights();
-    let commands: [&[&str]; 3] = [&["index", "reports/nightly"], &["index", FIRST_NIGHT], &["trim", "--keep", "1", "reports/nightly"]];
-    let told = commands.map(|arguments| world.harness(&[&["report"], arguments].concat()).told());
-    insta::assert_snapshot!(told.join("\n"));
-    let mut inside = world.command(&["report", "index", "."]);
-    inside.current_dir(world.path("reports/nightly"));
-    let inside = World::ran(inside);
-    assert_eq!(inside.code, Some(2), "{}", inside.told());
-    for folder in ["reports/nightly", FIRST_NIGHT] {
-        assert!(!world.path(folder).join("README.md").exists(), "{folder}");
-    }
-    let read = fs::read_to_string(world.path(FIRST_NIGHT).join("night.json")).unwrap();
-    assert!(read.contains("\"rounds\":[["), "nothing was thinned");
-    assert_eq!(world.harness(&["report", "index", "reports"]).code, Some(0));
 }
 
 #[test]

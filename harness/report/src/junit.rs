@@ -1,4 +1,4 @@
-//! JUnit, for continuous integration: scenario runs and nights of benchmarks as test cases.
+//! JUnit, for continuous integration: scenario runs and benchmark runs as test cases.
 //!
 //! JUnit's `time` is taken for measured time everywhere, so only measured times stand there. Times of a simulated clock are a property.
 
@@ -7,10 +7,10 @@ use std::time::Duration;
 use harness_allocator::device::Clock;
 use quick_junit::{NonSuccessKind, Report as Document, TestCase, TestCaseStatus, TestSuite};
 
-use super::night;
+use super::bench;
 use super::words;
 use super::{Arm, DeviceGroup, Report, ScenarioGroup};
-use harness_bench::record::{Change, ChangeVerdict, Entry, EntryOutcome, NightRecord, Quantity, SuiteRecord};
+use harness_bench::record::{BenchRun, Change, Entry, EntryName, Outcome as BenchOutcome, Quantity, SuiteRecord, Verdict as BenchVerdict};
 use harness_record::{RunRecord, Verdict};
 
 /// Scenario runs: one suite a scenario, one case an allocator and repetition. A failure holds what should hold and does not, and the
@@ -82,13 +82,13 @@ fn run_status(run: &RunRecord) -> TestCaseStatus {
     }
 }
 
-/// A night: one suite a suite, one case an entry. What became worse or is broken is a failure.
+/// A benchmark run: one suite a suite, one case an entry. What is worse or broken is a failure.
 #[must_use]
-pub fn of_night(record: &NightRecord) -> String {
+pub fn of_bench(record: &BenchRun) -> String {
     let mut document = Document::new(format!("harness bench on {}", record.machine.device));
     for suite in &record.suites {
         let mut cases = TestSuite::new(suite.name.as_str());
-        cases.add_property(("night", record.started.as_str()));
+        cases.add_property(("run", record.started.as_str()));
         cases.add_property(("commit", record.build.commit.as_deref().unwrap_or("unknown")));
         if !record.conditions.contended.is_empty() {
             cases.add_property(("contended", record.conditions.contended.join("; ").as_str()));
@@ -99,11 +99,11 @@ pub fn of_night(record: &NightRecord) -> String {
     written(&document)
 }
 
-fn entry_case(record: &NightRecord, suite: &SuiteRecord, entry: &Entry) -> TestCase {
+fn entry_case(record: &BenchRun, suite: &SuiteRecord, entry: &Entry) -> TestCase {
     let mut case =
-        TestCase::new(format!("{} by {} ({})", entry.case(), entry.arm, night::short(entry.quantity)), entry_status(record, suite, entry));
+        TestCase::new(format!("{} by {} ({})", entry.case(), entry.arm, bench::short(entry.quantity)), entry_status(record, suite, entry));
     case.set_classname(suite.name.as_str());
-    if let EntryOutcome::Measured(measured) = &entry.outcome {
+    if let BenchOutcome::Measured(measured) = &entry.outcome {
         let median = measured.summary.median;
         match entry.quantity {
             // Rounded to nanoseconds, which is finer than JUnit's milliseconds; the property has all digits.
@@ -112,30 +112,30 @@ fn entry_case(record: &NightRecord, suite: &SuiteRecord, entry: &Entry) -> TestC
             }
             Quantity::ModelTime | Quantity::Memory => {}
         }
-        case.add_property((night::short(entry.quantity), night::amount(entry.quantity, median).as_str()));
+        case.add_property((bench::short(entry.quantity), bench::amount(entry.quantity, median).as_str()));
     }
     case
 }
 
-fn entry_status(record: &NightRecord, suite: &SuiteRecord, entry: &Entry) -> TestCaseStatus {
-    match &entry.outcome {
-        EntryOutcome::Failed { reason } => failure("broken", reason, &format!("{reason}\n\nReproduce it:\n{}", record.reproduce)),
-        EntryOutcome::Skipped { reason } => skipped("skipped", reason),
-        EntryOutcome::Measured(_) => match change(record, suite, entry) {
-            Some(change) if change.verdict == ChangeVerdict::Worse => {
-                let figures = night::in_figures(record, change);
-                failure("worse", &figures, &format!("{figures}\n\nReproduce it:\n{}", record.reproduce))
-            }
-            _ => TestCaseStatus::success(),
-        },
+fn entry_status(record: &BenchRun, suite: &SuiteRecord, entry: &Entry) -> TestCaseStatus {
+    let reproduce = |what: &str| format!("{what}\n\nReproduce it:\n{}", record.reproduce);
+    match (&entry.outcome, change(record, suite, entry)) {
+        (BenchOutcome::Failed { reason }, _) => failure("broken", reason, &reproduce(reason)),
+        (BenchOutcome::OutOfMemory { reason }, Some(change)) if change.verdict == BenchVerdict::Broken => {
+            failure("out of memory", reason, &reproduce(&format!("It fitted before: {reason}")))
+        }
+        (BenchOutcome::Skipped { reason } | BenchOutcome::OutOfMemory { reason }, _) => skipped("skipped", reason),
+        (BenchOutcome::Measured(_), Some(change)) if change.verdict == BenchVerdict::Worse => {
+            let figures = bench::in_figures(change);
+            failure("worse", &figures, &reproduce(&figures))
+        }
+        (BenchOutcome::Measured(_), _) => TestCaseStatus::success(),
     }
 }
 
-fn change<'a>(record: &'a NightRecord, suite: &SuiteRecord, entry: &Entry) -> Option<&'a Change> {
-    record.comparison.as_ref()?.changes.iter().find(|change| {
-        let name = &change.entry;
-        name.arm == entry.arm && name.quantity == entry.quantity && name.suite == suite.name && name.case == entry.case()
-    })
+fn change<'a>(record: &'a BenchRun, suite: &SuiteRecord, entry: &Entry) -> Option<&'a Change> {
+    let name = EntryName::of(suite, entry);
+    record.comparison.as_ref()?.changes.iter().find(|change| change.entry == name)
 }
 
 fn failure(kind: &str, message: &str, description: &str) -> TestCaseStatus {
@@ -157,8 +157,8 @@ fn written(document: &Document) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::tests as runs;
     use crate::examples;
-    use crate::night::examples as nights;
 
     #[test]
     fn runs_are_cases_with_verdicts_reasons_and_commands() {
@@ -173,23 +173,21 @@ mod tests {
         for case in document.test_suites.iter().filter(|suite| suite.name.as_str() != "nvml_ledger").flat_map(|suite| &suite.test_cases) {
             assert_eq!(case.time.is_some(), case.name.as_str().contains("on Example GPU"), "{}", case.name.as_str());
         }
-        let night = of_night(&nights::model());
-        assert!(!night.lines().any(|line| line.contains("<testcase") && line.contains(" time=\"")), "{night}");
+        let run = of_bench(&runs::model());
+        assert!(!run.lines().any(|line| line.contains("<testcase") && line.contains(" time=\"")), "{run}");
     }
 
     #[test]
-    fn a_night_fails_where_it_is_broken_or_worse_and_nowhere_else() {
-        let document = Document::deserialize_from_str(&of_night(&nights::eventful())).expect("it was just written");
-        assert_eq!((document.tests, document.failures, document.skipped, document.errors), (38, 9, 3, 0));
-        let document = Document::deserialize_from_str(&of_night(&nights::quiet(3, 1.0))).expect("it was just written");
-        assert_eq!((document.tests, document.failures, document.skipped), (35, 0, 0));
+    fn a_run_fails_where_it_is_broken_or_worse_and_nowhere_else() {
+        let document = Document::deserialize_from_str(&of_bench(&runs::eventful())).expect("it was just written");
+        assert_eq!((document.tests, document.failures, document.skipped, document.errors), (7, 4, 1, 0));
     }
 
     #[test]
     fn names_cannot_break_the_document() {
-        let mut night = nights::eventful();
-        night.suites[0].name = "a<b>&\"'\u{0}]]>".to_owned();
-        let document = Document::deserialize_from_str(&of_night(&night)).expect("it is well formed");
+        let mut run = runs::eventful();
+        run.suites[0].name = "a<b>&\"'\u{0}]]>".to_owned();
+        let document = Document::deserialize_from_str(&of_bench(&run)).expect("it is well formed");
         assert!(document.test_suites[0].name.as_str().starts_with("a<b>&\"'"), "{:?}", document.test_suites[0].name);
     }
 }

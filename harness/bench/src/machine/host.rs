@@ -7,15 +7,6 @@ use std::time::Duration;
 /// lengthens what is timed by about its share: below this one it cannot pass for the smallest change that suites look for, some per cent.
 const MAX_WAITING: f64 = 0.02;
 
-/// How far the yardstick may vary, as a share of its median. It is the same arithmetic each time, so its time shows the clock of the
-/// processor and what others took of it; the figures are corrected by it, and a correction of more than a fifth is not trusted.
-///
-/// Measured on two cores of a virtual machine on 20 November 2026, in 20 nights of one build and the suite `traces`, the yardstick timed once a
-/// round, which is less exact than beside each visit: where one or both of two
-/// successive nights varied by 10 to 17 %, their corrected figures differed by 1.2 % (the standard deviation over entries, at most 4.0 %);
-/// where neither did, by 0.9 % (at most 3.4 %); without the correction by 2.5 % (at most 12 %).
-const MAX_VARIATION: f64 = 0.20;
-
 /// A load is an average over one minute, so at first it shows what ran before the watch began. After two minutes it has forgotten all but
 /// `e⁻²`, a seventh, of that (Linux, `kernel/sched/loadavg.c`, <https://docs.kernel.org/admin-guide/cpu-load.html>).
 pub(super) const LOAD_SETTLES: Duration = Duration::from_mins(2);
@@ -52,18 +43,20 @@ impl HostUse {
         }
     }
 
-    /// What was lost from this reading to a later one of the same thread.
-    pub(super) fn until(&self, later: &Self) -> Waiting {
-        let share = |first: Option<(u64, u64)>, last: Option<(u64, u64)>| {
-            let (had, lost) = first.zip(last).map(|(first, last)| (last.0.saturating_sub(first.0), last.1.saturating_sub(first.1)))?;
-            (had + lost > 0).then(|| lost as f64 / (had + lost) as f64)
-        };
-        Waiting { thread: share(self.thread, later.thread), stolen: share(self.cores, later.cores) }
+    /// What was lost from this reading to a later one of the same thread, so much time after it. A thread that mostly waits for the processes
+    /// that it measures needs little time on a core, so its waiting is a share of the whole time.
+    pub(super) fn until(&self, later: &Self, elapsed: Duration) -> Waiting {
+        let waited = self.thread.zip(later.thread).map(|(first, last)| last.1.saturating_sub(first.1) as f64);
+        let stolen = self.cores.zip(later.cores).map(|(first, last)| (last.0.saturating_sub(first.0), last.1.saturating_sub(first.1)));
+        Waiting {
+            thread: waited.filter(|_| !elapsed.is_zero()).map(|waited| waited / elapsed.as_nanos() as f64),
+            stolen: stolen.filter(|(had, lost)| had + lost > 0).map(|(had, lost)| lost as f64 / (had + lost) as f64),
+        }
     }
 }
 
 /// Why the host's times are not to be trusted: one sentence, or none.
-pub(super) fn contended(waiting: &Waiting, load: Option<Load>, yardsticks: &[u64]) -> Option<String> {
+pub(super) fn contended(waiting: &Waiting, load: Option<Load>) -> Option<String> {
     let percent = |share: f64| format!("{:.0} %", 100.0 * share);
     let busy = [
         load.filter(|load| load.running > f64::from(load.processors))
@@ -74,30 +67,12 @@ pub(super) fn contended(waiting: &Waiting, load: Option<Load>, yardsticks: &[u64
             .map(|share| format!("the harness waited for a core {} of its time", percent(share))),
         waiting.stolen.filter(|share| *share > MAX_WAITING).map(|share| format!("the hypervisor took {} of the time", percent(share))),
     ];
-    let varied =
-        variation(yardsticks).filter(|share| *share > MAX_VARIATION).map(|share| format!("the yardstick varied by {}", percent(share)));
     let busy: Vec<String> = busy.into_iter().flatten().collect();
-    match (busy.is_empty(), varied) {
-        (true, None) => None,
-        (true, Some(varied)) => Some(format!("the processor did not run evenly: {varied}")),
-        (false, varied) => {
-            Some(format!("the processor was busy with other work: {}", busy.into_iter().chain(varied).collect::<Vec<_>>().join("; ")))
-        }
-    }
+    (!busy.is_empty()).then(|| format!("the processor was busy with other work: {}", busy.join("; ")))
 }
 
 fn cores(count: u32) -> String {
     if count == 1 { "1 core".to_owned() } else { format!("{count} cores") }
-}
-
-/// From the 10th to the 90th percentile, by nearest rank, as a share of the median: single stragglers do not count. `None` for less than
-/// two samples.
-fn variation(samples: &[u64]) -> Option<f64> {
-    let mut sorted = samples.to_vec();
-    sorted.sort_unstable();
-    let rank = |percent: usize| sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1)).map(|sample| *sample as f64);
-    let (low, middle, high) = (rank(10)?, rank(50)?, rank(90)?);
-    (sorted.len() >= 2 && middle > 0.0).then(|| (high - low) / middle)
 }
 
 /// The load now.
@@ -177,35 +152,25 @@ mod tests {
     fn shares_are_those_between_two_readings() {
         let first = HostUse { thread: Some((1_000, 500)), cores: Some((10, 10)) };
         let last = HostUse { thread: Some((1_900, 600)), cores: Some((10, 10)) };
-        assert_eq!(first.until(&last), Waiting { thread: Some(0.1), stolen: None });
-        assert_eq!(first.until(&HostUse::default()), Waiting::default());
+        assert_eq!(first.until(&last, Duration::from_nanos(1_000)), Waiting { thread: Some(0.1), stolen: None });
+        assert_eq!(first.until(&HostUse::default(), Duration::from_nanos(1_000)), Waiting::default());
     }
 
     #[test]
     fn a_quiet_host_is_not_contended() {
         let waiting = Waiting { thread: Some(0.001), stolen: Some(0.0) };
         let load = Some(Load { running: 1.1, processors: 2 });
-        assert_eq!(contended(&waiting, load, &[1_000, 1_001, 1_003, 990]), None);
-        assert_eq!(contended(&Waiting::default(), None, &[]), None, "nothing is known");
+        assert_eq!(contended(&waiting, load), None);
+        assert_eq!(contended(&Waiting::default(), None), None, "nothing is known");
     }
 
     #[test]
     fn every_sign_of_other_work_is_told_in_one_sentence() {
         let waiting = Waiting { thread: Some(0.12), stolen: Some(0.03) };
         let load = Some(Load { running: 5.24, processors: 2 });
-        let told = contended(&waiting, load, &[800, 1_000, 1_200]);
+        let told = contended(&waiting, load);
         let sentence = "the processor was busy with other work: load 5.2 on 2 cores; the harness waited for a core 12 % of its time; \
-                        the hypervisor took 3 % of the time; the yardstick varied by 40 %";
+                        the hypervisor took 3 % of the time";
         assert_eq!(told.as_deref(), Some(sentence));
-        let uneven = contended(&Waiting::default(), None, &[800, 1_000, 1_200]);
-        assert_eq!(uneven.as_deref(), Some("the processor did not run evenly: the yardstick varied by 40 %"));
-    }
-
-    #[test]
-    fn one_straggler_of_many_is_no_variation() {
-        let mut samples = vec![1_000; 19];
-        samples.push(9_000);
-        assert_eq!(variation(&samples), Some(0.0));
-        assert_eq!((variation(&[5]), variation(&[]), variation(&[0, 0])), (None, None, None));
     }
 }

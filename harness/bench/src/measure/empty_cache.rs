@@ -4,11 +4,11 @@ use harness_allocator::allocator::{Allocation, Request};
 use harness_allocator::units::Bytes;
 
 use super::{Bench, Fault, Reading, Visit};
-use crate::workshop::Wall;
+use crate::provider::MemoryLimit;
 
 pub(super) fn visit(visit: &mut Visit<'_>, segments: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let timer = visit.timer();
-    let samples = visit.bench(Wall::Told, |bench, visit| {
+    let samples = visit.bench(MemoryLimit::Reported, |bench, visit| {
         visit.sample(timer, |_| {
             let live: Vec<Allocation> = (0..segments).map(|_| bench.allocate(Request::new(size))).collect::<Result<_, _>>()?;
             for allocation in live {

@@ -5,8 +5,8 @@ use harness_allocator::units::Bytes;
 
 use super::{Bench, Fault, Reading, Visit};
 use crate::clock::Timer;
+use crate::provider::MemoryLimit;
 use crate::suite::LatencyCase;
-use crate::workshop::Wall;
 
 pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes, case: LatencyCase) -> Result<Vec<Reading>, Fault> {
     let (timer, request) = (visit.timer(), Request::new(size));
@@ -20,7 +20,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes, case: LatencyCase) -> Re
 
 /// Pairs of an allocation and its free, behind one that nobody times.
 fn hits(visit: &mut Visit<'_>, timer: Timer, request: Request) -> Result<(u64, Vec<u64>), Fault> {
-    visit.bench(Wall::Told, |bench, visit| {
+    visit.bench(MemoryLimit::Reported, |bench, visit| {
         pairs(bench, timer, request, 1)?;
         let batch = visit.batch(timer, |batch| pairs(bench, timer, request, batch))?;
         let samples = visit.sample(timer, |_| Ok(pairs(bench, timer, request, batch)? / batch))?;
@@ -42,12 +42,12 @@ fn pairs(bench: &mut Bench, timer: Timer, request: Request, batch: u64) -> Resul
 
 /// First allocations of fresh allocators.
 fn misses(visit: &mut Visit<'_>, timer: Timer, request: Request) -> Result<Vec<u64>, Fault> {
-    visit.sample(timer, |visit| visit.bench(Wall::Told, |bench, _| one(bench, timer, request)))
+    visit.sample(timer, |visit| visit.bench(MemoryLimit::Reported, |bench, _| one(bench, timer, request)))
 }
 
 /// Allocations of one allocator that has given everything back before each.
 fn after_empty_cache(visit: &mut Visit<'_>, timer: Timer, request: Request) -> Result<Vec<u64>, Fault> {
-    visit.bench(Wall::Told, |bench, visit| {
+    visit.bench(MemoryLimit::Reported, |bench, visit| {
         one(bench, timer, request)?;
         visit.sample(timer, |_| {
             bench.empty_cache()?;

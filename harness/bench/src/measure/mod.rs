@@ -15,17 +15,19 @@ mod threads;
 pub(super) mod torch;
 mod trace;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorSpec, Request};
 use harness_allocator::device::{Clock, Device, DeviceError, TestDevice};
 use harness_allocator::units::Bytes;
+use serde::{Deserialize, Serialize};
 
 use super::clock::{Stopwatch, Timer};
+use super::provider::{DeviceProvider, MemoryLimit};
 use super::record::Quantity;
 use super::suite::Measure;
-use super::workshop::{Wall, Workshop};
 
 /// Host time that one visit may spend on samples, in nanoseconds: short, so that arms take turns often; the first sample is always taken.
 const SLICE_NS: u64 = 2_000_000;
@@ -42,7 +44,7 @@ const MOST_BATCH: u64 = 1 << 20;
 
 /// Who does a case, with what, and what is known from earlier visits.
 pub(super) struct Visit<'a> {
-    pub(super) workshop: &'a mut dyn Workshop,
+    pub(super) provider: &'a mut dyn DeviceProvider,
     pub(super) arm: &'a AllocatorSpec,
     /// The memory that the suite needs.
     pub(super) memory: Bytes,
@@ -55,10 +57,10 @@ pub(super) struct Visit<'a> {
 }
 
 /// Samples of one quantity.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Reading {
     /// What it is of the case, where the case has several.
-    pub(super) part: Option<&'static str>,
+    pub(super) part: Option<Cow<'static, str>>,
     pub(super) quantity: Quantity,
     /// Operations that one sample is the mean of.
     pub(super) batch: u64,
@@ -71,6 +73,8 @@ pub(super) struct Reading {
 pub(super) enum Fault {
     /// It did not do what it should.
     Failed(String),
+    /// It does not fit in the memory that the suite gives it.
+    OutOfMemory(String),
     /// It cannot be done here.
     Skipped(String),
     /// The user wants it to stop.
@@ -87,11 +91,10 @@ impl From<DeviceError> for Fault {
 }
 
 impl From<AllocatorError> for Fault {
-    /// A case that does not fit says something of the allocator, not of its being broken.
     fn from(error: AllocatorError) -> Self {
         match error {
             AllocatorError::Device(error) => error.into(),
-            AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. } => Self::Skipped(error.to_string()),
+            AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. } => Self::OutOfMemory(error.to_string()),
         }
     }
 }
@@ -172,13 +175,13 @@ fn for_shell(arm: &AllocatorSpec) -> String {
 impl Visit<'_> {
     /// What calls to the device are timed by.
     fn timer(&self) -> Timer {
-        Timer::of(self.workshop.clock())
+        Timer::of(self.provider.clock())
     }
 
     /// Does something with a device and a fresh allocator, and gives everything back, whatever came of it.
-    fn bench<T>(&mut self, wall: Wall, body: impl FnOnce(&mut Bench, &mut Self) -> Result<T, Fault>) -> Result<T, Fault> {
-        let device = self.workshop.lend(self.memory, wall)?;
-        let mut bench = Bench { device, allocator: self.workshop.allocator(self.arm) };
+    fn bench<T>(&mut self, limit: MemoryLimit, body: impl FnOnce(&mut Bench, &mut Self) -> Result<T, Fault>) -> Result<T, Fault> {
+        let device = self.provider.device(self.memory, limit)?;
+        let mut bench = Bench { device, allocator: self.provider.allocator(self.arm) };
         let done = body(&mut bench, self);
         let closed = bench.close();
         // Why it failed first explains what was left behind, not the other way round.
@@ -237,12 +240,12 @@ impl Reading {
 
     /// One amount of memory.
     fn memory(part: &'static str, bytes: u64) -> Self {
-        Self { part: Some(part), quantity: Quantity::Memory, batch: 1, samples: Ok(vec![bytes]) }
+        Self { part: Some(part.into()), quantity: Quantity::Memory, batch: 1, samples: Ok(vec![bytes]) }
     }
 
     /// The same, which cannot be had here for this reason.
     fn no_memory(part: &'static str, reason: String) -> Self {
-        Self { part: Some(part), quantity: Quantity::Memory, batch: 1, samples: Err(reason) }
+        Self { part: Some(part.into()), quantity: Quantity::Memory, batch: 1, samples: Err(reason) }
     }
 }
 

@@ -6,14 +6,14 @@ use harness_allocator::device::{EventId, StreamId, Tag};
 use harness_allocator::units::Bytes;
 
 use super::{Bench, Fault, Reading, Visit, device_time};
-use crate::workshop::Wall;
+use crate::provider::MemoryLimit;
 
 /// Turns of the loop in one sample: enough that what stands before the first and behind the last does not matter.
 pub(super) const TURNS: u64 = 20;
 
 pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, Fault> {
-    let (timer, quantity) = (visit.timer(), device_time(visit.workshop.clock()));
-    let samples = visit.bench(Wall::Told, |bench, visit| {
+    let (timer, quantity) = (visit.timer(), device_time(visit.provider.clock()));
+    let samples = visit.bench(MemoryLimit::Reported, |bench, visit| {
         let events = (bench.device.create_timed_event()?, bench.device.create_timed_event()?);
         let measured =
             turns(bench, events, Request::new(size)).and_then(|_warm_up| visit.sample(timer, |_| turns(bench, events, Request::new(size))));

@@ -6,11 +6,11 @@ use harness_allocator::units::Bytes;
 
 use super::{Bench, Fault, Reading, Visit};
 use crate::clock::Timer;
-use crate::workshop::Wall;
+use crate::provider::MemoryLimit;
 
 pub(super) fn visit(visit: &mut Visit<'_>, streams: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let (timer, request) = (visit.timer(), Request::new(size));
-    visit.bench(Wall::Told, |bench, visit| {
+    visit.bench(MemoryLimit::Reported, |bench, visit| {
         let others: Vec<StreamId> = (0..streams).map(|_| bench.device.create_stream()).collect::<Result<_, _>>()?;
         let measured = cycles(visit, bench, timer, request, &others);
         // Events of these streams are the allocator's to give back before the streams go.

@@ -4,14 +4,14 @@ use harness_allocator::allocator::{Allocation, AllocatorError, Request};
 use harness_allocator::units::Bytes;
 
 use super::{Bench, Fault, Reading, Visit};
-use crate::workshop::Wall;
+use crate::provider::MemoryLimit;
 
 pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let timer = visit.timer();
     // More requests than fit, were there no rounding at all.
     let most = visit.memory.0 / size.0 + 1;
     let samples = visit.sample(timer, |visit| {
-        visit.bench(Wall::Real, |bench, _| {
+        visit.bench(MemoryLimit::Enforced, |bench, _| {
             let live = fill(bench, Request::new(size), most)?;
             let Bench { device, allocator } = bench;
             let (recovered, time) = timer.time(&mut **device, |device| -> Result<Vec<Allocation>, Fault> {

@@ -8,7 +8,7 @@ use harness_allocator::units::Nanos;
 
 use super::{Fault, Reading, Visit, for_shell};
 use crate::clock::Timer;
-use crate::workshop::{Wall, Workshop};
+use crate::provider::{DeviceProvider, MemoryLimit};
 use harness_base::shell::quoted;
 use harness_record::Verdict;
 use harness_run::run::{RunRequest, TimedRun, time_with};
@@ -20,21 +20,21 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
     if !lists(scenario, arm) {
         return Err(Fault::Skipped(format!("`{}` does not list `{arm}`", scenario.path.display())));
     }
-    let allocator = visit.workshop.allocator(arm);
-    let timed = run(visit.workshop, scenario, arm, allocator, visit.interrupt)?;
+    let allocator = visit.provider.allocator(arm);
+    let timed = run(visit.provider, scenario, arm, allocator, visit.interrupt)?;
     Ok(readings(visit.timer(), &timed))
 }
 
 /// Runs the scenario for its times, with this allocator in the arm's name; what does not pass is a fault.
 pub(super) fn run(
-    workshop: &mut dyn Workshop,
+    provider: &mut dyn DeviceProvider,
     scenario: &Scenario,
     arm: &AllocatorSpec,
     allocator: Box<dyn Allocator>,
     interrupt: &Arc<AtomicBool>,
 ) -> Result<TimedRun, Fault> {
     let (path, arm_for_shell) = (quoted(&scenario.path.to_string_lossy()), quoted(&for_shell(arm)));
-    let device = workshop.device_name();
+    let device = provider.device_name();
     let request = RunRequest {
         scenario,
         allocator: arm,
@@ -44,7 +44,7 @@ pub(super) fn run(
         audit: false,
         interrupt: Arc::clone(interrupt),
     };
-    let device = workshop.lend(scenario.memory, Wall::Real)?;
+    let device = provider.device(scenario.memory, MemoryLimit::Enforced)?;
     let timed = time_with(&request, device, allocator)?;
     match &timed.verdict {
         Verdict::Passed => Ok(timed),
@@ -62,12 +62,12 @@ fn lists(scenario: &Scenario, arm: &AllocatorSpec) -> bool {
 
 fn readings(timer: Timer, run: &TimedRun) -> Vec<Reading> {
     let ps = |time: Nanos| time.0.saturating_mul(1000);
-    let mut readings = vec![Reading::time(timer, 1, vec![ps(run.timings.scenario)])];
-    if run.timings.lost_to_retry.0 > 0 {
-        let lost = vec![ps(run.timings.lost_to_retry)];
-        readings.push(Reading { part: Some("lost to retry"), ..Reading::time(timer, 1, lost) });
-    }
-    readings.push(Reading::memory("peak reserved", run.stats.reserved_bytes.all.peak));
-    readings.push(Reading::memory("not allocated at the peak", run.unused_at_peak.0));
-    readings
+    // Lost time is told also where it is zero, so that the first retry ever is a difference.
+    let lost = vec![ps(run.timings.lost_to_retry)];
+    vec![
+        Reading::time(timer, 1, vec![ps(run.timings.scenario)]),
+        Reading { part: Some("lost to retry".into()), ..Reading::time(timer, 1, lost) },
+        Reading::memory("peak reserved", run.stats.reserved_bytes.all.peak),
+        Reading::memory("not allocated at the peak", run.unused_at_peak.0),
+    ]
 }

@@ -10,7 +10,7 @@ use crate::clock::{Stopwatch, Timer};
 
 pub(super) fn visit(visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {
     let watch = Stopwatch::start();
-    let device = visit.workshop.open()?;
+    let device = visit.provider.open()?;
     let opened = watch.elapsed_ps();
     let overhead = device.own_context();
     // Nothing else is open while the program is timed.
@@ -18,8 +18,8 @@ pub(super) fn visit(visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {
     let process = process(visit)?;
     let mut readings = vec![Reading::time(Timer::Host, 1, vec![process])];
     // Nothing is opened where the device is simulated: some microseconds would be timed that depend on the page cache alone.
-    if visit.workshop.clock() == Clock::Measured {
-        readings.push(Reading { part: Some("opening the device"), ..Reading::time(Timer::Host, 1, vec![opened]) });
+    if visit.provider.clock() == Clock::Measured {
+        readings.push(Reading { part: Some("opening the device".into()), ..Reading::time(Timer::Host, 1, vec![opened]) });
     }
     readings.push(match overhead {
         Ok(Bytes(overhead)) => Reading::memory("context overhead", overhead),
@@ -31,7 +31,7 @@ pub(super) fn visit(visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {
 
 /// Starts this program with a scenario of one step, and waits for its end.
 fn process(visit: &Visit<'_>) -> Result<u64, Fault> {
-    let Some(program) = visit.workshop.program() else {
+    let Some(program) = visit.provider.program() else {
         return Err(Fault::Skipped("this program cannot be started again: its own path is not known".to_owned()));
     };
     let failed = |error: std::io::Error| Fault::Failed(format!("`{}` cannot be started: {error}", program.display()));
@@ -43,7 +43,7 @@ fn process(visit: &Visit<'_>) -> Result<u64, Fault> {
     std::fs::write(&path, scenario).map_err(failed)?;
     let mut command = Command::new(program);
     command.arg("run").arg(&path).args(["--no-report", "--quiet", "--allocator", &for_shell(visit.arm)]);
-    command.args(visit.workshop.device_arguments());
+    command.args(visit.provider.device_arguments());
     let watch = Stopwatch::start();
     let output = command.stdin(Stdio::null()).output().map_err(failed)?;
     let time = watch.elapsed_ps();

@@ -14,7 +14,7 @@ use harness_allocator::units::Bytes;
 
 use super::{Fault, Reading, Visit};
 use crate::clock::{Stopwatch, Timer};
-use crate::workshop::Wall;
+use crate::provider::MemoryLimit;
 
 /// Pairs that all threads do together in one sample: some ten milliseconds, because it takes the system's scheduler some to give threads that
 /// were woken together a processor each.
@@ -22,8 +22,9 @@ const PAIRS: u64 = 200_000;
 
 pub(super) fn visit(visit: &mut Visit<'_>, count: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let each = PAIRS.div_ceil(count);
-    let reading = |part, samples| Reading { part, ..Reading::time(Timer::Host, each * count, samples) };
-    let locked = visit.bench(Wall::HostPath, |bench, visit| {
+    let reading =
+        |part: Option<&'static str>, samples| Reading { part: part.map(Into::into), ..Reading::time(Timer::Host, each * count, samples) };
+    let locked = visit.bench(MemoryLimit::HostPath, |bench, visit| {
         visit.sample(Timer::Host, |_| {
             let shared = Mutex::new(&mut *bench);
             together(count, each, |_| {
@@ -42,7 +43,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, count: u64, size: Bytes) -> Result<Ve
 }
 
 fn shared_front(visit: &mut Visit<'_>, config: Config, cores: Cores, count: u64, each: u64, size: Bytes) -> Result<Vec<u64>, Fault> {
-    let mut device = visit.workshop.lend(visit.memory, Wall::HostPath)?;
+    let mut device = visit.provider.device(visit.memory, MemoryLimit::HostPath)?;
     let mut streams = vec![StreamId::DEFAULT];
     for _ in 1..count {
         streams.push(device.create_stream()?);
@@ -86,7 +87,7 @@ fn together(count: u64, each: u64, pair: impl Fn(usize) -> Result<(), Fault> + S
             workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(panicked()))).collect::<Result<Vec<(u64, u64)>, Fault>>()
         })
     };
-    // Who waits for one thread while the others run waits for a processor, too. The night's monitor takes that of the calling thread for
+    // Who waits for one thread while the others run waits for a processor, too. The monitor of the machine takes that of the calling thread for
     // other programs' work, so another one waits.
     let done = thread::scope(|scope| scope.spawn(all).join().unwrap_or_else(|_| Err(panicked())))?;
     let (begin, end) = done.iter().fold((u64::MAX, 0), |(begin, end), times| (begin.min(times.0), end.max(times.1)));

@@ -9,10 +9,10 @@ use super::recorder::Recorder;
 use super::{Fault, MOST_SAMPLES, Reading, SLICE_NS, pipeline, scenario};
 use crate::clock::{Stopwatch, Timer};
 use crate::execute::TorchArm;
+use crate::provider::DeviceProvider;
 use crate::record::Quantity;
 use crate::suite::{Case, LatencyCase, Measure};
 use crate::torch::{Answer, Pass, Question, Samples, Task, Torch};
-use crate::workshop::Workshop;
 use harness_run::session::has_pytorchs;
 use harness_scenario::Scenario;
 use harness_scenario::steps::{Action, Step};
@@ -47,7 +47,7 @@ pub(crate) const fn quantity(measure: &Measure) -> Quantity {
 
 /// A case, PyTorch as one of the arms, the memory that the suite needs, and its name.
 pub(crate) struct TorchVisit<'a> {
-    pub(crate) workshop: &'a mut dyn Workshop,
+    pub(crate) provider: &'a mut dyn DeviceProvider,
     pub(crate) arm: &'a TorchArm,
     pub(crate) suite: &'a str,
     pub(crate) case: &'a Case,
@@ -85,7 +85,7 @@ pub(crate) fn visit(mut visit: TorchVisit<'_>) -> Result<Vec<Reading>, Fault> {
 
 impl TorchVisit<'_> {
     fn torch(&mut self) -> Result<&mut Torch, Fault> {
-        match self.workshop.torches() {
+        match self.provider.torches() {
             Some(torches) => torches.with(&self.arm.settings).map_err(Fault::Skipped),
             None => Err(Fault::Skipped("PyTorch was not asked for".to_owned())),
         }
@@ -134,8 +134,8 @@ impl TorchVisit<'_> {
             return Err(Fault::Skipped("it takes memory as another program would, which a trace of its requests does not tell".to_owned()));
         }
         let arm = &self.arm.ours;
-        let (recorder, recording) = Recorder::new(self.workshop.allocator(arm));
-        let record = scenario::run(self.workshop, scenario, arm, Box::new(recorder), self.interrupt)?;
+        let (recorder, recording) = Recorder::new(self.provider.allocator(arm));
+        let record = scenario::run(self.provider, scenario, arm, Box::new(recorder), self.interrupt)?;
         // Behind its last step a run tries whether all memory is to be had again.
         let (events, refused) = recording.first(record.stats.allocation.all.allocated).map_err(Fault::Skipped)?;
         Ok((events, refused))

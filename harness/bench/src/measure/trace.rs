@@ -9,10 +9,10 @@ use harness_trace::trace::TraceEvent;
 
 use super::{Bench, Fault, Reading, Visit};
 use crate::clock::{Stopwatch, Timer};
-use crate::workshop::Wall;
+use crate::provider::MemoryLimit;
 
 pub(super) fn visit(visit: &mut Visit<'_>, events: &[TraceEvent]) -> Result<Vec<Reading>, Fault> {
-    visit.bench(Wall::HostPath, |bench, visit| {
+    visit.bench(MemoryLimit::HostPath, |bench, visit| {
         let mut executor = Executor::new(events, &mut *bench.device).map_err(|error| match error {
             PrepareError::Device(error) => error.into(),
             error @ PrepareError::IdReused { .. } => Fault::Failed(error.to_string()),
@@ -57,7 +57,7 @@ fn passes(visit: &mut Visit<'_>, bench: &mut Bench, executor: &mut Executor<Allo
         let memory = visit.memory;
         let reason =
             format!("{refused} of the trace's {requests} requests do not fit in {memory}: an allocator that serves less is no faster");
-        return Err(Fault::Skipped(reason));
+        return Err(Fault::OutOfMemory(reason));
     }
     let samples = visit.sample(Timer::Host, |_| {
         let watch = Stopwatch::start();

@@ -1,4 +1,4 @@
-//! The check of a suite: values within their bounds, files read, nothing timed twice; and the hash of what is measured.
+//! The check of a suite: values within their bounds, files read, nothing timed twice; and the hash of each case.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
@@ -67,24 +67,13 @@ pub(super) fn check(wire: &SuiteWire, source: &str, path: &Path) -> Result<Suite
     not_empty(&wire.arms, "a suite has at least one arm", "as in `arms: [caching, direct]`")?;
     let arms = arms::check(None, Some(&wire.arms), source)?;
     not_empty(&wire.time, "a suite times at least one thing", "as in `time: [latency: { sizes: [2MiB] }]`")?;
-    let mut checker = Checker {
-        folder: path.parent().unwrap_or(Path::new("")),
-        memory,
-        cases: Vec::new(),
-        seen: BTreeMap::new(),
-        measured: Pieces::default(),
-    };
-    checker.measured.add(&memory.0.to_string());
-    // Entries are told apart by the names of arms. A name that the suite gives says nothing of the settings behind it.
-    for arm in arms.iter().filter(|arm| arm.has_own_name()) {
-        checker.measured.add(&format!("{arm}: {}({})", arm.kind().name(), arm.settings().unwrap_or_default()));
-    }
+    let mut checker = Checker { folder: path.parent().unwrap_or(Path::new("")), memory, cases: Vec::new(), seen: BTreeMap::new() };
     for measure in &wire.time.value {
         checker.measure(measure)?;
     }
     let name = path.file_stem().map_or_else(|| SUITE.noun.to_owned(), |stem| stem.to_string_lossy().into_owned());
-    let (cases, hash) = (checker.cases, format!("{:016x}", checker.measured.hash()));
-    Ok(Suite { name, path: path.to_owned(), about, memory, threshold, precision, budget, rounds, arms, cases, hash })
+    let cases = checker.cases;
+    Ok(Suite { name, path: path.to_owned(), about, memory, threshold, precision, budget, rounds, arms, cases })
 }
 
 fn rounds(wire: &RoundsWire) -> Result<Rounds, Problem> {
@@ -107,8 +96,6 @@ struct Checker<'a> {
     cases: Vec<Case>,
     /// Where each case was named first.
     seen: BTreeMap<String, Position>,
-    /// What the hash is of.
-    measured: Pieces,
 }
 
 impl Checker<'_> {
@@ -134,14 +121,13 @@ impl Checker<'_> {
 
     /// Adds a case. `settings` is what its name does not say of what is measured.
     fn add(&mut self, at: Position, group: &str, point: Option<Point>, measure: Measure, settings: &str) -> Result<(), Problem> {
-        let case = Case { group: group.to_owned(), point, measure };
+        let mut case = Case { group: group.to_owned(), point, measure, hash: String::new() };
         let name = case.name();
         if let Some(first) = self.seen.get(&name) {
             let message = format!("`{name}` is timed twice in this suite");
             return Err(Problem::new(at, message).see(*first, "first here").help("name it once, or in two suites"));
         }
-        self.measured.add(&name);
-        self.measured.add(settings);
+        case.hash = Pieces::hash_of([self.memory.0.to_string().as_str(), &name, settings]);
         self.seen.insert(name, at);
         self.cases.push(case);
         Ok(())
@@ -242,7 +228,7 @@ impl Checker<'_> {
             return Err(Problem::new(at, message).help("let the suite need as much").into());
         }
         let name = scenario.name.clone();
-        Ok(self.add(at, &name, None, Measure::Scenario(Box::new(scenario)), &text)?)
+        Ok(self.add(at, &name, None, Measure::Scenario(Box::new(scenario)), &content(&text))?)
     }
 
     /// Sizes of which at least `count` fit.
@@ -302,6 +288,19 @@ fn read_trace(path: &Path) -> std::io::Result<String> {
     if read as u64 > MAX_FILE { Err(std::io::Error::other(format!("it has more than {MAX_FILE} bytes"))) } else { Ok(text) }
 }
 
+/// A scenario without comments, layout and its description: what is done, and nothing else.
+fn content(text: &str) -> String {
+    let parsed: Result<BTreeMap<String, serde_json::Value>, _> = serde_saphyr::from_str(text);
+    // It was parsed before by the language's own rules; what this reading cannot take in is hashed as it is written.
+    parsed.map_or_else(
+        |_| text.to_owned(),
+        |mut fields| {
+            fields.remove("about");
+            format!("{fields:?}")
+        },
+    )
+}
+
 /// `mixed` of `traces/mixed.txt.gz`.
 fn stem(path: &Path) -> String {
     let name = path.file_name().map_or_else(PathBuf::new, PathBuf::from).display().to_string();
@@ -320,5 +319,11 @@ impl Pieces {
 
     pub(crate) fn hash(&self) -> u64 {
         fnv1a(&self.0)
+    }
+
+    pub(crate) fn hash_of<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+        let mut pieces = Self::default();
+        texts.into_iter().for_each(|text| pieces.add(text));
+        format!("{:016x}", pieces.hash())
     }
 }

@@ -47,9 +47,6 @@ pub struct Suite {
     pub arms: Vec<AllocatorSpec>,
     /// What is timed, in the order of the file; never empty.
     pub cases: Vec<Case>,
-    /// A hash of what is measured, files referred to included; how often, and with which arms unless
-    /// the suite names them itself, does not change it.
-    pub hash: String,
 }
 
 /// How many rounds are counted.
@@ -70,6 +67,8 @@ pub struct Case {
     pub point: Option<Point>,
     /// What is done.
     pub measure: Measure,
+    /// A hash of what is measured, as parsed: comments, other cases and how often it is measured do not change it.
+    pub hash: String,
 }
 
 impl Case {

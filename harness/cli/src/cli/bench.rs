@@ -11,21 +11,21 @@ use clap::Args;
 use harness_allocator::units::Nanos;
 use harness_base::date::Date;
 use harness_base::shell::quoted;
-use harness_bench::criterion;
+use harness_bench::accepted;
+use harness_bench::builds::{self, Builds};
 use harness_bench::execute::{Progress, Terms, cases_of, torch_arms};
 use harness_bench::machine::Monitor;
-use harness_bench::night::{Circumstances, Plan};
-use harness_bench::nights::{self, Saved};
-use harness_bench::record::{NightRecord, Shard};
+use harness_bench::plan::{Circumstances, Plan};
+use harness_bench::provider::SharedDevice;
+use harness_bench::record::{Accepted, BenchRun, Build, Counts, Shard};
+use harness_bench::store::{self, Saved};
 use harness_bench::suite::Suite;
 use harness_bench::text;
 use harness_bench::torch::Torches;
-use harness_bench::verdict::Counts;
-use harness_bench::workshop::DeviceWorkshop;
 use harness_cuda::machine::{self};
 use harness_devices::DeviceChoice;
 use harness_devices::DeviceSource;
-use harness_report::{junit, night};
+use harness_report::{bench as report, junit};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::built;
@@ -52,8 +52,8 @@ const EXAMPLES: &str = "Examples:
 /// Time suites: allocators side by side, arms interleaved, until the figures are precise or the budget is used up.
 ///
 /// A suite is named (as in `latency`, for scenarios/bench/latency.yaml) or given as a file or a folder. All suites are checked before
-/// anything is timed. The night is compared with the last uncontended one of the same machine, and stands in the index of all; the exit code
-/// is 1 where something became worse or broke. Ctrl-C stops after the present measurement and saves nothing; a second one ends the program at once.
+/// anything is timed. With `--accepted` the accepted build takes its turn in every round, and each entry is compared with it; without, with the
+/// record of an earlier run. The run stands in the index of all; the exit code is 1 where something is worse or broken. Ctrl-C stops after the present measurement and saves nothing; a second one ends the program at once.
 #[derive(Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{}", exit::explained()))]
 pub(super) struct Bench {
@@ -77,10 +77,10 @@ pub(super) struct Bench {
     /// Draw the order of entries from this seed.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Save the night in the folder `nightly` below this one, with the nights that it is compared with, and their index here.
-    #[arg(long, value_name = "DIR", default_value = nights::DEFAULT_ROOT)]
+    /// Save the run in the folder `nightly` below this one, with those that it is compared with, and their index here.
+    #[arg(long, value_name = "DIR", default_value = store::DEFAULT_ROOT)]
     reports: PathBuf,
-    /// Write the night into this folder instead, compared with nothing and in no index: for shards, or to look at it once.
+    /// Write the run into this folder instead, compared with no earlier run and in no index: for shards, or to look at it once.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["reports", "no_report"])]
     report: Option<PathBuf>,
     /// Save nothing.
@@ -90,15 +90,21 @@ pub(super) struct Bench {
     /// or an interpreter. Where torch is missing the report says so.
     #[arg(long, value_name = "PYTHON", default_value = "never")]
     torch: TorchChoice,
-    /// Take the results of criterion benchmarks into the night, from this folder, as in `target/criterion`.
-    #[arg(long, value_name = "DIR")]
-    criterion: Option<PathBuf>,
+    /// Measure this program, the accepted build, side by side with this one. `accepted.json` among the reports says which commit it is.
+    #[arg(long, value_name = "PROGRAM")]
+    accepted: Option<PathBuf>,
+    /// Say in the report that the accepted build was not measured for this reason.
+    #[arg(long, hide = true, value_name = "WHY", conflicts_with = "accepted")]
+    accepted_missing: Option<String>,
+    /// Measure cases that are asked for on standard input, one JSON object a line, and answer on standard output.
+    #[arg(long, hide = true)]
+    serve: bool,
     #[command(flatten)]
     ci: Ci,
     /// Write the medians to this file as github-action-benchmark's `customSmallerIsBetter` takes them.
     #[arg(long, value_name = "FILE")]
     smaller_is_better: Option<PathBuf>,
-    /// What to print: `json` is the whole record of the night, all samples included, and nothing else.
+    /// What to print: `json` is the whole record of the run, with the median of each round, and nothing else.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
     /// List the suites and what they time, and do nothing.
@@ -114,16 +120,16 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn run(self) -> Result<Exit, Failures> {
+        if self.serve {
+            return self.serve();
+        }
         let suites = self.load()?;
         if self.list {
             terminal::print(&listed(&suites, self.shard))?;
             return Ok(Exit::Passed);
         }
-        // What cannot be written or read is told before a long night, not after it.
+        // What cannot be written or read is told before a long run, not after it.
         self.check_place()?;
-        let measured_by_criterion = self.criterion.as_deref().map(criterion::read).transpose();
-        let measured_by_criterion = measured_by_criterion
-            .map_err(|error| CliError::input(error.to_string(), "run `cargo bench` first, and name the folder `target/criterion`"))?;
         let bar = self.progress();
         let interrupt = interrupt::watch({
             let bar = bar.clone();
@@ -133,20 +139,21 @@ impl Bench {
         let terms = Terms { seed: self.seed, budget: self.budget, shard: self.shard, interrupt: interrupt.clone() };
         let plan = Plan { suites, terms };
         let mut device = source.open()?;
-        let (started, reproduce) = (utc(SystemTime::now()), self.reproduce(&source));
+        let (builds, accepted) = self.builds(&source)?;
         let circumstances = Circumstances {
-            started,
-            reproduce,
+            started: utc(SystemTime::now()),
+            reproduce: self.reproduce(&source),
             build: built::build(),
+            accepted,
             machine: harness_bench::machine::machine(&*device, built::COMPILER),
         };
         let mut monitor = Monitor::start(&mut *device);
         let torches = self.torches(&plan, &source);
-        let mut workshop = DeviceWorkshop::new(source, device, std::env::current_exe().ok()).with_torches(torches);
+        let mut provider = SharedDevice::new(source, device, std::env::current_exe().ok()).with_torches(torches).with_builds(builds);
         bar.set_length(plan.suites().len() as u64 * STEPS);
         let mut done = 0_u64;
-        let night = plan.run(
-            &mut workshop,
+        let measured = plan.run(
+            &mut provider,
             || {
                 monitor.observe();
                 bar.set_position(done * STEPS);
@@ -158,26 +165,77 @@ impl Bench {
         if interrupt.load(Ordering::Relaxed) {
             return Ok(Exit::Interrupted);
         }
-        let yardsticks: Vec<u64> = night.0.iter().flat_map(|suite| &suite.yardstick_ps).copied().collect();
-        let mut night = plan.record(night, circumstances, monitor.finish(&yardsticks));
-        night.suites.extend(measured_by_criterion);
-        // Where it cannot be saved after all, what was measured is not lost for who reads the terminal.
-        let (night, place) = match self.save(night.clone()) {
+        let run = plan.record(measured, circumstances, monitor.finish());
+        // Where it cannot be saved after all, what was measured is at least printed.
+        let (run, place) = match self.save(run.clone()) {
             Ok(saved) => saved,
             Err(error) => {
-                self.print(&night, None)?;
+                self.print(&run, None)?;
                 return Err(error.into());
             }
         };
-        self.print(&night, place.as_deref())?;
-        self.write_for_ci(&night)?;
-        Ok(exit_of(&night))
+        self.print(&run, place.as_deref())?;
+        self.write_for_ci(&run)?;
+        Ok(exit_of(&run))
+    }
+
+    /// Answers requests until the standard input ends.
+    fn serve(&self) -> Result<Exit, Failures> {
+        let source = self.device_source()?;
+        let device = source.open()?;
+        let mut provider = SharedDevice::new(source, device, std::env::current_exe().ok());
+        // Who asks is a harness: what it does not understand is its own to tell.
+        match builds::serve(&mut provider, commit_of(&built::build()), io::stdin().lock(), &mut io::stdout().lock()) {
+            Ok(()) => Ok(Exit::Passed),
+            Err(error) => {
+                Err(CliError::input(format!("the harness that asked is gone: {error}"), "this is for `harness bench` itself").into())
+            }
+        }
+    }
+
+    /// This build and the accepted one, running side by side, or why not.
+    fn builds(&self, source: &DeviceSource) -> Result<(Option<Builds>, Accepted), CliError> {
+        let pinned = accepted::read(&self.reports).map_err(|error| {
+            CliError::input(error.to_string(), "mend the file, or accept a build anew with `harness report accept COMMIT`")
+        })?;
+        let pinned = pinned.map(|build| build.commit);
+        let missing = |why: String| Ok((None, Accepted { commit: pinned.clone(), missing: Some(why) }));
+        let Some(program) = &self.accepted else {
+            return missing(self.accepted_missing.clone().unwrap_or_else(|| "it was not asked for with `--accepted`".to_owned()));
+        };
+        let this = std::env::current_exe();
+        let mut arguments = source.arguments();
+        if self.allow_full_device {
+            arguments.push("--allow-full-device".into());
+        }
+        let started =
+            this.map_err(|error| error.to_string()).and_then(|this| Builds::start(&this, program, &arguments, source.cuda_ordinal()));
+        match started {
+            Ok(builds) => {
+                let commit = builds.accepted_commit().map(str::to_owned);
+                if let (Some(pinned), Some(commit)) = (&pinned, &commit)
+                    && pinned != commit
+                {
+                    let message = format!("{} was built from {commit}, and the accepted build is {pinned}", program.display());
+                    return Err(CliError::input(
+                        message,
+                        "build the accepted commit, or accept this one with `harness report accept COMMIT`",
+                    ));
+                }
+                let commit = pinned.or(commit);
+                Ok((Some(builds), Accepted { commit, missing: None }))
+            }
+            Err(why) => {
+                terminal::tell(format_args!("the accepted build is not measured: {why}"));
+                missing(why)
+            }
+        }
     }
 
     /// PyTorch with all settings that the suites want it with, running before anything is timed. Why one is missing is told once.
     fn torches(&self, plan: &Plan, source: &DeviceSource) -> Option<Torches> {
         let mut torches = self.torch.place(source)?;
-        let wanted: BTreeSet<String> = plan.suites().iter().flat_map(|(suite, _)| torch_arms(suite)).map(|arm| arm.settings).collect();
+        let wanted: BTreeSet<String> = plan.suites().into_iter().flat_map(torch_arms).map(|arm| arm.settings).collect();
         let missing: BTreeSet<String> = wanted.iter().filter_map(|settings| torches.with(settings).err()).collect();
         if !self.quiet {
             missing.iter().for_each(|reason| terminal::tell(format_args!("PyTorch's own allocator is not timed: {reason}")));
@@ -257,54 +315,54 @@ impl Bench {
         bar
     }
 
-    /// Saves the night where it belongs. Returns it with its comparison, and where it lies.
     fn check_place(&self) -> Result<(), CliError> {
         match &self.report {
             _ if self.no_report => Ok(()),
-            Some(folder) => Ok(nights::check_folder(folder)?),
-            None => Ok(nights::check_root(&self.reports)?),
+            Some(folder) => Ok(store::check_folder(folder)?),
+            None => Ok(store::check_root(&self.reports)?),
         }
     }
 
-    fn save(&self, night: NightRecord) -> Result<(NightRecord, Option<PathBuf>), CliError> {
+    /// Saves the run where it belongs. Returns it with its comparison, and where it lies.
+    fn save(&self, mut run: BenchRun) -> Result<(BenchRun, Option<PathBuf>), CliError> {
         if self.no_report {
-            return Ok((night, None));
+            run.comparison = harness_bench::compare::compare(&run, &[], None);
+            return Ok((run, None));
         }
         if let Some(folder) = &self.report {
-            nights::save_into(folder, &night, RENDERER)?;
-            return Ok((night, Some(folder.clone())));
+            return Ok((store::save_into(folder, run, RENDERER)?, Some(folder.clone())));
         }
-        let Saved { folder, night, broken } = nights::save(&self.reports, night, RENDERER)?;
+        let Saved { folder, run, broken } = store::save(&self.reports, run, RENDERER)?;
         for error in broken {
             terminal::tell(format_args!("not compared with, and not in the index: {error}"));
         }
-        Ok((night, Some(folder)))
+        Ok((run, Some(folder)))
     }
 
-    fn print(&self, night: &NightRecord, place: Option<&Path>) -> Result<(), CliError> {
-        let place = place.map(|folder| format!("report: {}", folder.join(nights::REPORT).display()));
+    fn print(&self, run: &BenchRun, place: Option<&Path>) -> Result<(), CliError> {
+        let place = place.map(|folder| format!("report: {}", folder.join(store::REPORT).display()));
         match self.format {
             Format::Json => {
                 place.iter().for_each(terminal::tell);
-                terminal::print_json(night)
+                terminal::print_json(run)
             }
-            Format::Text if self.quiet && exit_of(night) == Exit::Passed => Ok(()),
+            Format::Text if self.quiet && exit_of(run) == Exit::Passed => Ok(()),
             Format::Text => {
                 let place = place.map(|place| format!("{place}\n")).unwrap_or_default();
-                terminal::print(&format!("{}{}\n{place}", text::render(night), night::verdict(night)))
+                terminal::print(&format!("{}{}{place}", text::render(run), report::comparison(run)))
             }
         }
     }
 
-    fn write_for_ci(&self, night: &NightRecord) -> Result<(), CliError> {
-        self.ci.write(|limit| night::summary(night, limit), || junit::of_night(night))?;
+    fn write_for_ci(&self, run: &BenchRun) -> Result<(), CliError> {
+        self.ci.write(|limit| report::summary(run, limit), || junit::of_bench(run))?;
         if let Some(path) = &self.smaller_is_better {
             let help = "make it writable, or choose another file with `--smaller-is-better FILE`";
-            ci::write(path, &night::smaller_is_better(night), help)?;
+            ci::write(path, &report::smaller_is_better(run), help)?;
         }
         // GitHub reads annotations from what a step prints.
         if std::env::var_os("GITHUB_ACTIONS").is_some_and(|value| value == "true") && self.format == Format::Text {
-            for annotation in night::annotations(night) {
+            for annotation in report::annotations(run) {
                 terminal::print(&format!("{annotation}\n"))?;
             }
         }
@@ -387,9 +445,9 @@ fn advance(bar: &ProgressBar, progress: &Progress<'_>) {
     bar.set_message(format!("{}, round {round}: {} with {arm}", suite.name, case.name()));
 }
 
-fn exit_of(night: &NightRecord) -> Exit {
-    let regression = night.comparison.as_ref().is_some_and(|comparison| Counts::of(&comparison.changes).is_regression());
-    match text::counts(night) {
+fn exit_of(run: &BenchRun) -> Exit {
+    let regression = run.comparison.as_ref().is_some_and(|comparison| Counts::of(&comparison.changes).is_regression());
+    match text::counts(run) {
         _ if regression => Exit::Failed,
         (_, 1.., _) => Exit::Failed,
         // Arms that a case is not for are skipped as a matter of course, and a shard may be empty.
@@ -404,6 +462,11 @@ fn budget(text: &str) -> Result<Nanos, String> {
         Ok(budget) => Ok(budget),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// The commit, where nothing was changed beside it.
+fn commit_of(build: &Build) -> Option<String> {
+    build.commit.clone().filter(|_| build.dirty != Some(true))
 }
 
 /// As in `2026-11-20T02:17:00Z`.

@@ -59,7 +59,7 @@ impl Calibrate {
             ControlFlow::Continue(figures) => figures,
             ControlFlow::Break(()) => return Ok(Exit::Interrupted),
         };
-        let contended = monitor.finish(&[]).contended;
+        let contended = monitor.finish().contended;
         let name = self.name.unwrap_or_else(|| ProfileName::of_device(&info.name));
         let output = self.output.unwrap_or_else(|| Path::new(profile::FOLDER).join(format!("{name}.yaml")));
         for reason in &contended {

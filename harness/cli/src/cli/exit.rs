@@ -7,10 +7,10 @@ use std::process::ExitCode;
 pub(crate) enum Exit {
     /// Everything asked for was done, and everything expected was seen.
     Passed = 0,
-    /// An expectation or an invariant does not hold, a recording differs from its replay, what a benchmark times does not work, or a night is
+    /// An expectation or an invariant does not hold, a recording differs from its replay, what a benchmark times does not work, or a benchmark is
     /// worse than the one that it is compared with.
     Failed = 1,
-    /// A scenario, a suite, a recording, a trace, a night or an argument is not valid. Nothing was done, or not with that one.
+    /// A scenario, a suite, a recording, a trace, a benchmark run or an argument is not valid. Nothing was done, or not with that one.
     Invalid = 2,
     /// The device is missing, too small or cannot be used; also where scenarios, or all of a benchmark, were skipped for that and none failed.
     Device = 3,
@@ -30,7 +30,7 @@ impl Exit {
             Self::Failed => {
                 "an expectation or invariant fails, a step exceeds its time limit, a recording differs, or a benchmark fails or is worse"
             }
-            Self::Invalid => "a scenario, a suite, a recording, a trace, a night or an argument is not valid",
+            Self::Invalid => "a scenario, a suite, a recording, a trace, a benchmark run or an argument is not valid",
             Self::Device => "the device is missing or too small, or runs were skipped or contended for it",
             Self::Internal => "the harness itself failed, or could not write output or report",
             Self::Interrupted => "interrupted (Ctrl-C); the report of `run` holds what was done",

@@ -1,14 +1,18 @@
-//! `harness report`: nights of benchmarks that are there already, compared, merged, rendered and thinned.
+//! `harness report`: benchmark runs that are there already, compared, merged and rendered; and the accepted build.
 
 use std::path::{Path, PathBuf};
+use std::process::Command as Process;
+use std::time::SystemTime;
 
 use clap::{Args, Subcommand};
+use harness_base::date::Date;
 use harness_base::files::StoreError;
-use harness_bench::compare::{self, CompareError, Terms};
-use harness_bench::record::{Change, Comparison, NightRecord};
-use harness_bench::verdict::{self, Counts};
-use harness_bench::{merge, nights};
-use harness_report::{night, store};
+use harness_bench::accepted::{self, AcceptedBuild};
+use harness_bench::compare;
+use harness_bench::merge;
+use harness_bench::record::{BenchRun, Change, Comparison, Counts};
+use harness_bench::store;
+use harness_report::{bench, store as scenario_runs};
 use serde::Serialize;
 
 use super::error::{CliError, Failures};
@@ -17,19 +21,19 @@ use super::{Format, runs, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness report compare reports/nightly/2026-11-19-sim reports/nightly/2026-11-20-sim
-  harness report compare old/night.json new/night.json --across --format json
-  harness report merge shard-1/night.json shard-2/night.json -o reports/nightly/2026-11-20-h200/night.json
+  harness report accept --reason \"faster hits\"
+  harness report accept v0.2.0
+  harness report merge shard-1/benchmark.json shard-2/benchmark.json -o reports/nightly/2026-11-20-h200/benchmark.json
   harness report render reports/nightly/*
-  harness report index
-  harness report trim --keep 30";
+  harness report index";
 
-/// How nights are rendered.
-pub(super) const RENDERER: nights::Renderer = nights::Renderer { night: night::render, index: night::index };
+/// How runs are rendered.
+pub(super) const RENDERER: store::Renderer = store::Renderer { run: bench::render, index: bench::index };
 
 /// How many of the most important changes JSON repeats apart.
 const MOST_IMPORTANT: usize = 3;
 
-/// Compare, merge and render nights of benchmarks.
+/// Compare, accept, merge and render benchmark runs.
 #[derive(Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{}", exit::explained()), arg_required_else_help = true)]
 pub(super) struct Report {
@@ -40,41 +44,37 @@ pub(super) struct Report {
 #[derive(Subcommand)]
 enum Command {
     Compare(Compare),
+    Accept(Accept),
     Merge(Merge),
     Render(Render),
     Index(Index),
-    Trim(Trim),
 }
 
 impl Report {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         match self.command {
             Command::Compare(command) => command.run(),
+            Command::Accept(command) => command.run(),
             Command::Merge(command) => command.run(),
             Command::Render(command) => command.run(),
             Command::Index(command) => command.run(),
-            Command::Trim(command) => command.run(),
         }
     }
 }
 
-/// Compare two nights; exit code 1 where something became worse or broke.
+/// Compare two runs by their records; exit code 1 where something is worse or broken.
 ///
-/// A change is flagged where it is significant (p below 0.01, corrected for the number of entries), beyond what two nights of one build
-/// differ by, and larger than the suite's threshold, also against what all allocators of the suite changed by together, which the machine or
-/// code that they share did: that is told, and no entry flagged for it. Where the new night lies among others, these tell by how much nights differ.
+/// Model times and memory are exact: any difference counts, on whatever machine. Measured times of different runs must differ by 15 %, and are
+/// compared on one kind of processor only. What `harness bench --accepted` compares side by side is more precise.
 #[derive(Args)]
 #[command(after_help = "Examples:
   harness report compare reports/nightly/2026-11-19-sim reports/nightly/2026-11-20-sim
-  harness report compare old/night.json new/night.json --format json | jq .counts")]
+  harness report compare old/benchmark.json new/benchmark.json --format json | jq .counts")]
 struct Compare {
-    /// The earlier night: its folder, or its `night.json`.
+    /// The earlier run: its folder, or its `benchmark.json`.
     base: PathBuf,
     /// The later one.
     new: PathBuf,
-    /// Compare nights of different machines, too; what differs is then said.
-    #[arg(long)]
-    across: bool,
     /// What to print.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
@@ -82,23 +82,25 @@ struct Compare {
 
 impl Compare {
     fn run(self) -> Result<Exit, Failures> {
-        if store::is_of_run(&self.base) && store::is_of_run(&self.new) {
+        if scenario_runs::is_of_run(&self.base) && scenario_runs::is_of_run(&self.new) {
             return runs::compare(&self.base, &self.new, self.format);
         }
-        let (base, new) = match (nights::read(&self.base), nights::read(&self.new)) {
+        let (base, mut new) = match (store::read(&self.base), store::read(&self.new)) {
             (Ok(base), Ok(new)) => (base, new),
             (base, new) => return Err(Failures([base.err(), new.err()].into_iter().flatten().map(CliError::from).collect())),
         };
-        // What is wrong with another night is no reason not to compare these two.
-        let others = root_of(&self.new).map(|root| nights::load(&root).unwrap_or_default()).unwrap_or_default();
-        let earlier: Vec<&NightRecord> = others.whole.iter().map(|(_, night)| night).collect();
-        let terms = Terms { across: self.across, earlier: &earlier, seed: new.seed };
-        let comparison = compare::compare(&base, &new, terms)?;
-        match self.format {
-            Format::Text => terminal::print(&night::comparison(&comparison, &base, &new))?,
-            Format::Json => terminal::print_json(&Document::of(&comparison, &base, &new))?,
+        // The record of the base is asked for, whatever else was measured beside.
+        new.accepted.missing = Some("two records were given".to_owned());
+        for entry in new.suites.iter_mut().flat_map(|suite| &mut suite.entries) {
+            entry.accepted = None;
         }
-        Ok(if Counts::of(&comparison.changes).is_regression() { Exit::Failed } else { Exit::Passed })
+        new.comparison = compare::compare(&new, &[], Some(&base));
+        let counts = Counts::of(new.comparison.iter().flat_map(|comparison| &comparison.changes));
+        match self.format {
+            Format::Text => terminal::print(&bench::comparison(&new))?,
+            Format::Json => terminal::print_json(&Document::of(&new, counts))?,
+        }
+        Ok(if counts.is_regression() { Exit::Failed } else { Exit::Passed })
     }
 }
 
@@ -108,42 +110,87 @@ struct Document<'a> {
     counts: Counts,
     /// The first ones by importance.
     most_important: Vec<&'a Change>,
-    /// Why measured times were not flagged, by night.
-    base_contended: &'a [String],
-    new_contended: &'a [String],
-    comparison: &'a Comparison,
+    comparison: Option<&'a Comparison>,
 }
 
 impl<'a> Document<'a> {
-    fn of(comparison: &'a Comparison, base: &'a NightRecord, new: &'a NightRecord) -> Self {
-        let mut most_important = verdict::by_importance(comparison);
-        most_important.truncate(MOST_IMPORTANT);
-        Self {
-            counts: Counts::of(&comparison.changes),
-            most_important,
-            base_contended: &base.conditions.contended,
-            new_contended: &new.conditions.contended,
-            comparison,
+    fn of(run: &'a BenchRun, counts: Counts) -> Self {
+        let comparison = run.comparison.as_ref();
+        let most_important = comparison.into_iter().flat_map(compare::by_importance).take(MOST_IMPORTANT).collect();
+        Self { counts, most_important, comparison }
+    }
+}
+
+/// Accept a build: later runs are compared with it, side by side, until another one is accepted.
+///
+/// Writes `accepted.json` among the reports; commit that file.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  harness report accept                             # what the last run measured
+  harness report accept v0.2.0 --reason \"release\"")]
+struct Accept {
+    /// A commit, branch or tag of the repository here [default: the commit that the last run measured].
+    commit: Option<String>,
+    /// Why, in a sentence.
+    #[arg(long, default_value = "accepted")]
+    reason: String,
+    /// The folder of the reports.
+    #[arg(long, default_value = store::DEFAULT_ROOT, value_name = "ROOT")]
+    reports: PathBuf,
+}
+
+impl Accept {
+    fn run(self) -> Result<Exit, Failures> {
+        check_root(&self.reports)?;
+        let named = self.commit.as_deref();
+        let commit = named.map_or_else(|| last_measured(&self.reports), resolved)?;
+        let build = AcceptedBuild { commit, date: Date::of(SystemTime::now()).to_string(), reason: self.reason };
+        let file = self.reports.join(accepted::FILE);
+        store::write_text(&file, accepted::document(&build)).map_err(CliError::from)?;
+        terminal::print(&format!("accepted: {} in {}\n", build.commit, file.display()))?;
+        Ok(Exit::Passed)
+    }
+}
+
+/// The commit that the last run measured.
+fn last_measured(root: &Path) -> Result<String, CliError> {
+    let runs = store::load(root)?.whole;
+    let Some((folder, last)) = runs.last() else {
+        return Err(CliError::input(format!("{}: there is no run yet", root.display()), "run `harness bench` first, or name a commit"));
+    };
+    match (&last.build.commit, last.build.dirty) {
+        (Some(commit), Some(false)) => Ok(commit.clone()),
+        _ => {
+            let message = format!("{folder}: this run was not of a commit alone, so the build could not be made again");
+            Err(CliError::input(message, "name a commit"))
         }
     }
 }
 
-/// Put shards of one night together.
+/// The hash of a commit that is named somehow.
+fn resolved(name: &str) -> Result<String, CliError> {
+    let revision = format!("{name}^{{commit}}");
+    let output = Process::new("git").args(["rev-parse", "--quiet", "--verify", "--end-of-options", &revision]).output();
+    let found = output.ok().filter(|output| output.status.success()).and_then(|output| String::from_utf8(output.stdout).ok());
+    let help = "name a commit, branch or tag of the repository here, as in `harness report accept HEAD`";
+    found.map(|hash| hash.trim().to_owned()).ok_or_else(|| CliError::input(format!("`{name}` is no commit here"), help))
+}
+
+/// Put shards of one run together.
 ///
-/// They must be of one build, one seed and one kind of machine. An entry that two of them measured, a shard that is there twice, and one
-/// that is missing are errors.
+/// They must be of one build, one seed and one kind of device. A shard that is there twice, and one that is missing, are errors.
 #[derive(Args)]
 #[command(after_help = "Examples:
-  harness report merge shards/*/night.json -o night.json
-  harness report merge 1.json 3.json -o night.json --allow-missing")]
+  harness report merge shards/*/benchmark.json -o benchmark.json
+  harness report merge 1.json 3.json -o benchmark.json --allow-missing")]
 struct Merge {
-    /// The shards: their `night.json` files, or the folders of these.
+    /// The shards: their `benchmark.json` files, or the folders of these.
     #[arg(required = true, value_name = "SHARD")]
     shards: Vec<PathBuf>,
-    /// Where to write the night.
+    /// Where to write the run.
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
-    /// Merge where shards are missing, too. The night says which, and is no baseline for later ones.
+    /// Merge where shards are missing, too. The run says which.
     #[arg(long)]
     allow_missing: bool,
 }
@@ -152,8 +199,8 @@ impl Merge {
     fn run(self) -> Result<Exit, Failures> {
         let (mut shards, mut failures) = (Vec::new(), Vec::new());
         for path in &self.shards {
-            match nights::read(path) {
-                Ok(night) => shards.push(night),
+            match store::read(path) {
+                Ok(run) => shards.push(run),
                 Err(error) => failures.push(error.into()),
             }
         }
@@ -161,50 +208,51 @@ impl Merge {
             return Err(Failures(failures));
         }
         self.check_output()?;
-        let night = merge::merge(&shards, self.allow_missing)
+        let mut run = merge::merge(&shards, self.allow_missing)
             .map_err(|error| CliError::input(error.to_string(), "shards come from `harness bench --shard I/N` with the same N and seed"))?;
-        nights::write(&self.output, &night)?;
-        terminal::print(&format!("night: {}\n", self.output.display()))?;
+        run.comparison = compare::compare(&run, &[], None);
+        store::write(&self.output, &run)?;
+        terminal::print(&format!("run: {}\n", self.output.display()))?;
         Ok(Exit::Passed)
     }
 
-    /// A shard that the night took the place of could not be merged again.
+    /// A shard that the run took the place of could not be merged again.
     fn check_output(&self) -> Result<(), CliError> {
         let Ok(output) = self.output.canonicalize() else { return Ok(()) };
-        let record = |shard: &Path| if shard.is_dir() { shard.join(nights::NIGHT) } else { shard.to_owned() };
+        let record = |shard: &Path| if shard.is_dir() { shard.join(store::RECORD) } else { shard.to_owned() };
         let is_output = |shard: &&PathBuf| record(shard).canonicalize().is_ok_and(|shard| shard == output);
         match self.shards.iter().find(is_output) {
             None => Ok(()),
             Some(shard) => {
                 let message = format!("{}: this is one of the shards, {}: nothing was written", self.output.display(), shard.display());
-                Err(CliError::input(message, "choose another place for the night with `-o FILE`"))
+                Err(CliError::input(message, "choose another place for the run with `-o FILE`"))
             }
         }
     }
 }
 
-/// Render the reports and pictures of nights anew from their records, each in its own folder.
+/// Render the reports and pictures of runs anew from their records, each in its own folder.
 ///
-/// Trends are drawn from the nights of the same machine beside it. What cannot be read is told, and the others are rendered.
+/// Trends are drawn from the runs on the same device beside it. What cannot be read is told, and the others are rendered.
 #[derive(Args)]
 #[command(after_help = "Example:\n  harness report render reports/nightly/*")]
 struct Render {
-    /// The nights: their folders, or the `night.json` in these.
-    #[arg(required = true, value_name = "NIGHT")]
-    nights: Vec<PathBuf>,
+    /// The runs: their folders, or the `benchmark.json` in these.
+    #[arg(required = true, value_name = "RUN")]
+    runs: Vec<PathBuf>,
 }
 
 impl Render {
     fn run(self) -> Result<Exit, Failures> {
         let mut failures: Vec<CliError> = Vec::new();
-        for path in &self.nights {
-            if store::is_of_run(path) {
+        for path in &self.runs {
+            if scenario_runs::is_of_run(path) {
                 failures.extend(runs::render(path).err());
                 continue;
             }
             let folder = folder_of(path);
             match render(folder) {
-                Ok(()) => terminal::print(&format!("report: {}\n", folder.join(nights::REPORT).display()))?,
+                Ok(()) => terminal::print(&format!("report: {}\n", folder.join(store::REPORT).display()))?,
                 Err(error) => failures.push(error.into()),
             }
         }
@@ -212,88 +260,63 @@ impl Render {
     }
 }
 
-/// The folder of a night that is named by its folder or by the record in it.
-fn folder_of(night: &Path) -> &Path {
-    match night.parent() {
-        Some(folder) if night.ends_with(nights::NIGHT) && night.is_file() => {
+/// The folder of a run that is named by its folder or by the record in it.
+fn folder_of(run: &Path) -> &Path {
+    match run.parent() {
+        Some(folder) if run.ends_with(store::RECORD) && run.is_file() => {
             if folder == Path::new("") {
                 Path::new(".")
             } else {
                 folder
             }
         }
-        _ => night,
+        _ => run,
     }
 }
 
 fn render(folder: &Path) -> Result<(), StoreError> {
-    let night = nights::read(&folder.join(nights::NIGHT))?;
-    let others = root_of(folder).map(|root| nights::load(&root)).transpose()?.unwrap_or_default();
-    nights::render_again(folder, &night, &others.whole, RENDERER)
+    let run = store::read(&folder.join(store::RECORD))?;
+    let others = root_of(folder).map(|root| store::load(&root)).transpose()?.unwrap_or_default();
+    store::render_again(folder, &run, &others.whole, RENDERER)
 }
 
-/// Write the index of all nights anew. Nights that cannot be read are told, and left out.
+/// Write the index of all runs anew. Runs that cannot be read are told, and left out.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  harness report index\n  harness report index /srv/reports")]
 struct Index {
-    /// The folder that the index is written to, with the nights in `nightly` below.
-    #[arg(default_value = nights::DEFAULT_ROOT, value_name = "ROOT")]
+    /// The folder that the index is written to, with the runs in `nightly` below.
+    #[arg(default_value = store::DEFAULT_ROOT, value_name = "ROOT")]
     root: PathBuf,
 }
 
 impl Index {
     fn run(self) -> Result<Exit, Failures> {
         check_root(&self.root)?;
-        let broken = nights::save_index(&self.root, RENDERER)?;
-        terminal::print(&format!("index: {}\n", self.root.join(nights::INDEX).display()))?;
-        unless_broken(broken)
-    }
-}
-
-/// Keep the last nights of each machine in full, and of older ones only medians.
-///
-/// Reports and pictures stay. The last night that may be a baseline is kept in full, too. May be stopped at any point, and done again.
-#[derive(Args)]
-#[command(after_help = "Examples:\n  harness report trim --keep 30\n  harness report trim --keep 30 /srv/reports")]
-struct Trim {
-    /// How many nights of each machine to keep in full.
-    #[arg(long, value_name = "N")]
-    keep: usize,
-    /// The folder with the nights in `nightly` below.
-    #[arg(default_value = nights::DEFAULT_ROOT, value_name = "ROOT")]
-    root: PathBuf,
-}
-
-impl Trim {
-    fn run(self) -> Result<Exit, Failures> {
-        check_root(&self.root)?;
-        let (thinned, broken) = nights::thin(&self.root, self.keep)?;
-        for folder in thinned {
-            terminal::print(&format!("medians only: {}\n", self.root.join(folder).display()))?;
-        }
+        let broken = store::save_index(&self.root, RENDERER)?;
+        terminal::print(&format!("index: {}\n", self.root.join(store::INDEX).display()))?;
         unless_broken(broken)
     }
 }
 
 /// A root that is not there, or one that is too deep, is a slip of the pen: nothing is made of it.
 fn check_root(root: &Path) -> Result<(), CliError> {
-    const HELP: &str = "name the folder that `harness bench --reports DIR` saves nights below";
+    const HELP: &str = "name the folder that `harness bench --reports DIR` saves runs below";
     if !root.is_dir() {
         let why = if root.exists() { "this is no folder" } else { "there is no such folder" };
         return Err(CliError::input(format!("{}: {why}", root.display()), HELP));
     }
     let Some(above) = too_deep(root) else { return Ok(()) };
-    let message = format!("{}: nights are looked for in the folder `{}` below the one named", root.display(), nights::NIGHTLY);
+    let message = format!("{}: runs are looked for in the folder `{}` below the one named", root.display(), store::NIGHTLY);
     Err(CliError::input(message, format!("name the folder above: {}", above.display())))
 }
 
-/// The root that was meant where the folder of all nights is named instead, or that of one night in it.
+/// The root that was meant where the folder of all runs is named instead, or that of one run in it.
 fn too_deep(root: &Path) -> Option<PathBuf> {
-    if root.join(nights::NIGHTLY).is_dir() {
+    if root.join(store::NIGHTLY).is_dir() {
         return None;
     }
     let here = root.canonicalize().ok()?;
-    let above = if here.ends_with(nights::NIGHTLY) { here.parent()?.to_owned() } else { root_of(&here.join(nights::NIGHT))? };
+    let above = if here.ends_with(store::NIGHTLY) { here.parent()?.to_owned() } else { root_of(&here.join(store::RECORD))? };
     // As the user would write it, where that is the same.
     let written = root.ancestors().find(|ancestor| ancestor.canonicalize().is_ok_and(|ancestor| ancestor == above));
     Some(written.map_or(above, Path::to_owned))
@@ -303,17 +326,10 @@ fn unless_broken(broken: Vec<StoreError>) -> Result<Exit, Failures> {
     if broken.is_empty() { Ok(Exit::Passed) } else { Err(Failures(broken.into_iter().map(CliError::from).collect())) }
 }
 
-/// The root that a night's folder, or a file in it, lies in, where it lies in one.
-fn root_of(night: &Path) -> Option<PathBuf> {
-    let path = night.canonicalize().ok()?;
+/// The root that a run's folder, or a file in it, lies in, where it lies in one.
+fn root_of(run: &Path) -> Option<PathBuf> {
+    let path = run.canonicalize().ok()?;
     let folder = if path.is_dir() { path.as_path() } else { path.parent()? };
-    let nightly = folder.parent().filter(|nightly| nightly.ends_with(nights::NIGHTLY))?;
+    let nightly = folder.parent().filter(|nightly| nightly.ends_with(store::NIGHTLY))?;
     Some(nightly.parent()?.to_owned())
-}
-
-impl From<CompareError> for CliError {
-    fn from(error: CompareError) -> Self {
-        let CompareError::DifferentMachines { .. } = error;
-        Self::input(error.to_string(), "choose a baseline of the same machine, or compare across machines with `--across`")
-    }
 }

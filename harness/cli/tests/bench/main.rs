@@ -3,6 +3,7 @@
 
 mod errors;
 mod program;
+mod reports;
 mod rounds;
 mod shop;
 mod suites;

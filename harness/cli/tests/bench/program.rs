@@ -7,55 +7,48 @@ use std::time::{Duration, Instant};
 
 use driver_double::{Config, Staging};
 use harness_allocator::device::Clock;
-use harness_bench::record::{EntryOutcome, NightRecord, Quantity, Shard, Stopped};
+use harness_bench::record::{BenchRun, Outcome, Quantity, Shard, Stopped};
 
 use crate::world::{SMALL, World};
 
 #[test]
-fn a_night_is_printed_and_written_whole() {
+fn a_run_is_printed_and_written_whole() {
     let world = World::without_gpu().with("scenarios/bench/small.yaml", SMALL);
-    let ran = world.bench(&["--device", "sim", "--report", "night"]);
+    let ran = world.bench(&["--device", "sim", "--report", "run"]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());
     // How long it took differs from run to run.
     let steady: Vec<&str> = ran.out.lines().filter(|line| !line.contains("entries in") && !line.starts_with("contended")).collect();
     insta::assert_snapshot!(steady.join("\n"));
-    let night = world.night("night");
-    assert_eq!((night.suites.len(), night.suites[0].entries.len(), night.suites[0].stopped), (1, 12, Stopped::Deterministic));
-    assert_eq!((night.machine.clock, night.seed, night.shard), (Clock::Simulated, 0, None));
-    assert_eq!(night.reproduce, "harness bench --device sim --seed 0");
-    assert!(!night.conditions.cost_figures.is_empty(), "a model tells its figures");
-    let mut names: Vec<_> = fs::read_dir(world.path("night")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let run = world.run("run");
+    assert_eq!((run.suites.len(), run.suites[0].entries.len(), run.suites[0].stopped), (1, 12, Stopped::Deterministic));
+    assert_eq!((run.machine.clock, run.seed, run.shard), (Clock::Simulated, 0, None));
+    assert_eq!(run.reproduce, "harness bench --device sim --seed 0");
+    assert!(!run.conditions.cost_figures.is_empty(), "a model tells its figures");
+    let mut names: Vec<_> = fs::read_dir(world.path("run")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
-    assert_eq!(names, ["night.json", "report.md", "small-model-curve.svg"], "nothing else is left");
+    assert_eq!(names, ["benchmark.json", "report.md", "small-model.svg"], "nothing else is left");
 }
 
 #[test]
 fn json_is_the_whole_record_and_nothing_else() {
     let world = World::without_gpu().with("small.yaml", SMALL);
     let ran = world.bench(&["small.yaml", "--device", "sim", "--no-report", "--format", "json", "--seed", "5", "--shard", "1/1"]);
-    let night: NightRecord = serde_json::from_str(&ran.out).unwrap();
-    assert_eq!((night.seed, night.shard), (5, Some(Shard { index: 1, count: 1 })));
-    let samples = night.suites[0].entries.iter().map(|entry| match &entry.outcome {
-        EntryOutcome::Measured(measured) => measured.rounds.iter().flatten().count(),
-        _ => 0,
-    });
-    assert!(samples.min() > Some(0), "all samples are there");
+    let run: BenchRun = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((run.seed, run.shard), (5, Some(Shard { index: 1, count: 1 })));
+    let rounds = run.suites[0].entries.iter().map(|entry| entry.outcome.measured().map_or(0, |measured| measured.rounds.len()));
+    assert!(rounds.min() > Some(0), "all rounds are there");
     assert!(!world.path("reports").exists());
 }
 
 #[test]
-fn each_night_is_compared_with_the_one_before_and_stands_in_the_index() {
+fn each_run_is_compared_with_the_one_before_and_stands_in_the_index() {
     let world = World::without_gpu().with("small.yaml", SMALL);
-    let night = ["small.yaml", "--device", "sim"];
-    assert_eq!(world.bench(&[&night[..], &["--quiet"]].concat()).told(), "exit: 0\n--- stdout ---\n--- stderr ---\n");
-    world.rewrite_first_night(|_| {});
-    let second = world.bench(&night);
+    let run = ["small.yaml", "--device", "sim"];
+    assert_eq!(world.bench(&[&run[..], &["--quiet"]].concat()).told(), "exit: 0\n--- stdout ---\n--- stderr ---\n");
+    world.rewrite_first_run(|_| {});
+    let second = world.bench(&run);
     assert_eq!(second.code, Some(0), "{}", second.told());
-    assert!(
-        second.out.contains("No entry became slower or faster, of 12 compared with the night of 2026-11-19 02:17 UTC"),
-        "{}",
-        second.out
-    );
+    assert!(second.out.contains("Nothing changed, of 12 entries compared"), "{}", second.out);
     let mut names: Vec<String> =
         fs::read_dir(world.path("reports/nightly")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
@@ -68,48 +61,27 @@ fn each_night_is_compared_with_the_one_before_and_stands_in_the_index() {
 #[test]
 fn an_entry_that_got_worse_ends_with_exit_code_1_and_is_told_to_continuous_integration() {
     let world = World::without_gpu().with("small.yaml", SMALL);
-    let night = ["small.yaml", "--device", "sim"];
-    world.bench(&night);
-    // As if the night before had been a tenth faster.
-    world.rewrite_first_night(|base| {
+    let run = ["small.yaml", "--device", "sim"];
+    world.bench(&run);
+    // As if the run before had been a tenth faster.
+    world.rewrite_first_run(|base| {
         for entry in base.suites[0].entries.iter_mut().filter(|entry| entry.arm == "direct") {
-            let EntryOutcome::Measured(measured) = &mut entry.outcome else { panic!("{entry:?}") };
+            let Outcome::Measured(measured) = &mut entry.outcome else { panic!("{entry:?}") };
             let summary = &mut measured.summary;
-            for figure in [&mut summary.median, &mut summary.min, &mut summary.max].into_iter().chain(measured.rounds.iter_mut().flatten())
-            {
+            for figure in [&mut summary.median, &mut summary.min, &mut summary.max] {
                 *figure = *figure * 10 / 11;
             }
         }
     });
     let files = ["--summary", "summary.md", "--junit", "junit.xml", "--smaller-is-better", "bench.json"];
-    let output = world.command(&[&night[..], &files].concat()).env("GITHUB_ACTIONS", "true").output().unwrap();
+    let output = world.command(&[&run[..], &files].concat()).env("GITHUB_ACTIONS", "true").output().unwrap();
     let out = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1), "{out}");
-    assert!(out.contains("6 entries became slower") && out.lines().any(|line| line.starts_with("::")), "{out}");
-    assert!(fs::read_to_string(world.path("summary.md")).unwrap().contains("6 entries became slower"));
+    assert!(out.contains("6 worse") && out.lines().any(|line| line.starts_with("::")), "{out}");
+    assert!(fs::read_to_string(world.path("summary.md")).unwrap().contains("6 worse"));
     assert!(fs::read_to_string(world.path("junit.xml")).unwrap().contains("failures=\"6\""));
     let figures: Vec<serde_json::Value> = serde_json::from_str(&fs::read_to_string(world.path("bench.json")).unwrap()).unwrap();
     assert_eq!(figures.len(), 12);
-}
-
-#[test]
-fn results_of_criterion_become_a_suite_of_the_night() {
-    let benchmark = r#"{"group_id":"hit","function_id":"caching","value_str":null,"throughput":null,"full_id":"hit/caching"}"#;
-    let estimate = r#"{"confidence_interval":{"confidence_level":0.95,"lower_bound":19.0,"upper_bound":21.0},"point_estimate":20.0,"standard_error":0.5}"#;
-    let estimates = ["mean", "median", "median_abs_dev", "slope", "std_dev"].map(|name| format!("\"{name}\":{estimate}")).join(",");
-    let world = World::without_gpu()
-        .with("small.yaml", SMALL)
-        .with("criterion/hit/caching/new/benchmark.json", benchmark)
-        .with("criterion/hit/caching/new/estimates.json", &format!("{{{estimates}}}"))
-        .with("criterion/hit/caching/new/sample.json", r#"{"sampling_mode":"Linear","iters":[10.0,20.0],"times":[200.0,400.0]}"#);
-    let ran = world.bench(&["small.yaml", "--device", "sim", "--report", "night", "--criterion", "criterion"]);
-    assert_eq!(ran.code, Some(0), "{}", ran.told());
-    let night = world.night("night");
-    assert_eq!(night.suites.iter().map(|suite| suite.name.as_str()).collect::<Vec<_>>(), ["small", "criterion"]);
-    let EntryOutcome::Measured(measured) = &night.suites[1].entries[0].outcome else { panic!("{:?}", night.suites[1]) };
-    assert_eq!(measured.summary.median, 20_000);
-    let missing = world.bench(&["small.yaml", "--device", "sim", "--no-report", "--criterion", "nowhere"]);
-    assert!(missing.code == Some(2) && missing.err.contains("nowhere"), "{}", missing.told());
 }
 
 #[test]
@@ -134,12 +106,12 @@ fn what_is_asked_for_wrongly_is_answered_with_what_there_is() {
 }
 
 #[test]
-fn a_night_that_could_not_be_saved_is_refused_before_anything_is_measured() {
+fn a_run_that_could_not_be_saved_is_refused_before_anything_is_measured() {
     let world = World::without_gpu().with("small.yaml", SMALL).with("mine/report.md", "mine").with("pages/README.md", "mine");
     fs::create_dir(world.path("closed")).unwrap();
     fs::set_permissions(world.path("closed"), fs::Permissions::from_mode(0o555)).unwrap();
     let root = fs::write(world.path("closed/try"), "").is_ok();
-    let places: &[&[&str]] = &[&["--report", "mine"], &["--reports", "pages"], &["--report", "small.yaml"], &["--report", "closed/night"]];
+    let places: &[&[&str]] = &[&["--report", "mine"], &["--reports", "pages"], &["--report", "small.yaml"], &["--report", "closed/run"]];
     // Whoever may write everywhere finds no folder closed.
     let places = if root { &places[..3] } else { places };
     for place in places {
@@ -163,22 +135,18 @@ fn what_fails_ends_with_exit_code_1_and_is_in_the_record() {
     let scenario = "about: x\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 1MiB }\n  - expect: num_ooms == 1\n";
     let suite = "about: x\nneeds: { memory: 64MiB }\narms: [caching]\ntime: [scenario: { file: wrong.yaml }]\n";
     let world = World::without_gpu().with("s/wrong.yaml", scenario).with("suite.yaml", &suite.replace("wrong.yaml", "s/wrong.yaml"));
-    let ran = world.bench(&["suite.yaml", "--device", "sim", "--report", "night"]);
+    let ran = world.bench(&["suite.yaml", "--device", "sim", "--report", "run"]);
     assert_eq!(ran.code, Some(1), "{}", ran.told());
-    assert!(matches!(world.night("night").suites[0].entries[0].outcome, EntryOutcome::Failed { .. }));
+    assert!(matches!(world.run("run").suites[0].entries[0].outcome, Outcome::Failed { .. }));
     assert!(ran.out.contains("failed: wrong, caching: s/wrong.yaml:5:"), "{}", ran.out);
 }
 
 #[test]
-fn an_interrupted_night_saves_nothing() {
+fn an_interrupted_run_saves_nothing() {
     let long = "about: Long.\nneeds: { memory: 64MiB }\narms: [caching]\nprecision: 0.0001%\nbudget: 60s\nrounds: { least: 1000, most: 1000 }\ntime: [threads: { counts: [1, 2] }]\n";
     let world = World::without_gpu().with("long.yaml", long);
-    let mut child = world
-        .command(&["long.yaml", "--device", "sim", "--report", "night"])
-        .stderr(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child =
+        world.command(&["long.yaml", "--device", "sim", "--report", "run"]).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     // The handler is there before anything is measured; where the signal came first, the program ended by it, and has saved nothing either.
     std::thread::sleep(Duration::from_millis(500));
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
@@ -186,7 +154,7 @@ fn an_interrupted_night_saves_nothing() {
     let status = child.wait().unwrap();
     assert!(began.elapsed() < Duration::from_secs(20), "it stops at once");
     assert!(matches!(status.code(), Some(130) | None), "{status}");
-    assert!(!world.path("night").exists());
+    assert!(!world.path("run").exists());
 }
 
 #[test]
@@ -194,17 +162,17 @@ fn the_context_of_a_start_is_without_what_others_hold_and_skipped_where_nobody_t
     let text = "about: x\nneeds: { memory: 64MiB }\narms: [caching]\nrounds: { least: 1, most: 1 }\ntime: [start_up]\n";
     let context = |config: Config| {
         let world = World { staging: Staging::new(&config).unwrap(), ..World::without_gpu() }.with("start.yaml", text);
-        let ran = world.bench(&["start.yaml", "--device", "cuda:0", "--report", "night"]);
+        let ran = world.bench(&["start.yaml", "--device", "cuda:0", "--report", "run"]);
         assert_eq!(ran.code, Some(0), "{}", ran.told());
-        let entries = world.night("night").suites[0].entries.clone();
-        let measured = entries.iter().filter(|entry| matches!(entry.outcome, EntryOutcome::Measured(_)));
+        let entries = world.run("run").suites[0].entries.clone();
+        let measured = entries.iter().filter(|entry| matches!(entry.outcome, Outcome::Measured(_)));
         let others: Vec<_> = measured.filter(|entry| entry.quantity == Quantity::HostTime).map(|entry| entry.group.clone()).collect();
         assert_eq!(others, ["start_up", "start_up: opening the device"]);
         entries.into_iter().find(|entry| entry.group == "start_up: context overhead").expect("it has an entry").outcome
     };
-    let EntryOutcome::Measured(alone) = context(Config { others: 64 << 20, ..Config::default() }) else { panic!("NVML tells it") };
-    assert_eq!(alone.rounds, [[300 << 20]]);
-    let EntryOutcome::Skipped { reason } = context(Config { nvml: false, ..Config::default() }) else { panic!("nobody tells it") };
+    let Outcome::Measured(alone) = context(Config { others: 64 << 20, ..Config::default() }) else { panic!("NVML tells it") };
+    assert_eq!(alone.rounds, [Some(300 << 20)]);
+    let Outcome::Skipped { reason } = context(Config { nvml: false, ..Config::default() }) else { panic!("nobody tells it") };
     assert!(reason.starts_with("memory of this process's context alone: libnvidia-ml.so.1 is there but cannot be loaded: "), "{reason}");
 }
 
@@ -226,16 +194,16 @@ time:
     let world = World { staging: Staging::new(&Config::default()).unwrap(), ..World::without_gpu() }
         .with("cuda.yaml", text)
         .with("trace.txt", &trace);
-    let ran = world.bench(&["cuda.yaml", "--device", "cuda:0", "--budget", "3s", "--report", "night"]);
+    let ran = world.bench(&["cuda.yaml", "--device", "cuda:0", "--budget", "3s", "--report", "run"]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());
-    let night = world.night("night");
-    let suite = &night.suites[0];
+    let run = world.run("run");
+    let suite = &run.suites[0];
     for entry in &suite.entries {
         let device = (entry.group == "pipeline", entry.quantity == Quantity::DeviceTime);
         assert!(entry.quantity != Quantity::ModelTime && device.0 == device.1, "{}, {}: {:?}", entry.case(), entry.arm, entry.quantity);
     }
     for entry in suite.entries.iter().filter(|entry| entry.quantity == Quantity::HostTime) {
-        let EntryOutcome::Measured(measured) = &entry.outcome else { panic!("{}, {}: {:?}", entry.case(), entry.arm, entry.outcome) };
+        let Outcome::Measured(measured) = &entry.outcome else { panic!("{}, {}: {:?}", entry.case(), entry.arm, entry.outcome) };
         let region = measured.summary.median * measured.batch;
         // What stands alone is a call to the driver, which takes a real one far longer than the double.
         let alone = measured.batch == 1;

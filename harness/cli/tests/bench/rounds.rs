@@ -11,11 +11,11 @@ use harness_allocator::device::sim::{CostModel, Figure, SimConfig, SimDevice};
 use harness_allocator::device::{Clock, Device, DeviceError, DevicePtr, StreamId};
 use harness_allocator::stats::{MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
-use harness_bench::compare::{Terms as CompareTerms, compare};
+use harness_bench::compare::compare;
 use harness_bench::execute::{Terms, cases_of, run_suite};
 use harness_bench::machine::machine;
-use harness_bench::night::{Circumstances, Plan};
-use harness_bench::record::{Build, ChangeVerdict, Conditions, EntryOutcome, Measured, Quantity, Shard, Stopped, SuiteRecord};
+use harness_bench::plan::{Circumstances, Plan};
+use harness_bench::record::{Accepted, Build, Conditions, Outcome, Quantity, Shard, Stopped, SuiteRecord, Verdict};
 use harness_bench::suite::Suite;
 
 use crate::shop::{Shop, catalogue, measured, medians, suite, terms, within};
@@ -57,27 +57,6 @@ fn arms_of_a_case_stand_next_to_each_other() {
     assert_eq!(record.entries.len(), 6 * cases.len());
 }
 
-#[test]
-fn a_record_tells_which_arms_are_the_same_allocators_code() {
-    let arms = "caching, { caching: { name: kept, conf: \"garbage_collection_threshold:0.5\" } }, expandable, bfc, direct";
-    let record = Shop::new().run(&suite(arms, "recovery: { sizes: [16MiB] }"));
-    let allocators: Vec<(&str, &str)> = record.allocators.iter().map(|(arm, allocator)| (arm.as_str(), allocator.as_str())).collect();
-    assert_eq!(allocators, [("bfc", "bfc"), ("caching", "caching"), ("direct", "direct"), ("expandable", "caching"), ("kept", "caching")]);
-}
-
-#[test]
-fn each_round_of_a_host_time_has_the_yardstick_beside_its_visit_and_nothing_else_has() {
-    let record = Shop::new().run(&suite("caching, bfc", "trace: { file: traces/small_loop.txt.gz }"));
-    assert_eq!(record.yardstick_ps.len(), record.rounds as usize);
-    for entry in &record.entries {
-        let Measured { rounds, yardstick_ps, .. } = measured(entry);
-        let expected = if entry.quantity == Quantity::HostTime { rounds.len() } else { 0 };
-        assert_eq!(yardstick_ps.len(), expected, "{}", entry.case());
-        assert!(yardstick_ps.iter().all(|&yardstick| yardstick > 0));
-    }
-}
-
-/// The published model with every driver call a tenth slower.
 fn a_tenth_slower() -> CostModel {
     let slower = |figure: Figure<Nanos>| Figure { value: Nanos(figure.value.0 * 11 / 10), ..figure };
     let model = CostModel::PUBLISHED;
@@ -192,24 +171,24 @@ fn slowed(arm: &AllocatorSpec, waits: u32) -> Box<dyn Allocator> {
 }
 
 #[test]
-fn a_tenth_more_of_one_allocator_is_flagged_and_a_hundredth_is_not() {
+fn of_exact_figures_any_difference_of_one_allocator_is_flagged() {
     let suite = suite("caching, bfc, direct", "latency: { sizes: [2MiB, 64MiB], cases: [miss, after_empty_cache] }");
-    let night = |started: &str, build| {
+    let run = |started: &str, build| {
         let (plan, device) = (Plan { suites: Vec::new(), terms: terms(0) }, SimDevice::new(SimConfig::default()));
         let (started, machine) = (started.to_owned(), machine(&device, "rustc"));
-        let circumstances = Circumstances { started, reproduce: String::new(), build: Build::default(), machine };
+        let circumstances =
+            Circumstances { started, reproduce: String::new(), build: Build::default(), accepted: Accepted::default(), machine };
         plan.record((vec![Shop { build, ..Shop::new() }.run(&suite)], Nanos::ZERO), circumstances, Conditions::default())
     };
-    let base = night("2026-11-19T02:17:00Z", AllocatorSpec::build);
-    let flagged = |build: fn(&AllocatorSpec) -> Box<dyn Allocator>| -> Vec<(String, ChangeVerdict)> {
-        let changes = compare(&base, &night("2026-11-20T02:17:00Z", build), CompareTerms::default()).unwrap().changes;
-        let flagged = changes.into_iter().filter(|change| change.verdict != ChangeVerdict::Same);
+    let base = run("2026-11-19T02:17:00Z", AllocatorSpec::build);
+    let flagged = |build: fn(&AllocatorSpec) -> Box<dyn Allocator>| -> Vec<(String, Verdict)> {
+        let changes = compare(&run("2026-11-20T02:17:00Z", build), &[&base], None).unwrap().changes;
+        let flagged = changes.into_iter().filter(|change| change.verdict != Verdict::Same);
         flagged.map(|change| (format!("{} {}", change.entry.case, change.entry.arm), change.verdict)).collect()
     };
-    // 70 µs and 114 µs are what the model charges for the two: 16 waits are a tenth of the one and a fifteenth of the other.
     let worse = ["miss, 2 MiB", "miss, 64 MiB", "after_empty_cache, 2 MiB", "after_empty_cache, 64 MiB"];
-    assert_eq!(flagged(|arm| slowed(arm, 16)), worse.map(|case| (format!("{case} caching"), ChangeVerdict::Worse)));
-    assert_eq!(flagged(|arm| slowed(arm, 1)), []);
+    assert_eq!(flagged(|arm| slowed(arm, 1)), worse.map(|case| (format!("{case} caching"), Verdict::Worse)));
+    assert_eq!(flagged(|arm| slowed(arm, 0)), []);
 }
 
 #[test]
@@ -239,7 +218,7 @@ fn the_loop_goes_on_until_it_is_precise_or_the_time_is_up() {
     let mut shop = Shop { clock: Clock::Measured, build: busy, ..Shop::new() };
     let record = run_suite(&fixed("{ least: 7, most: 500 }", "50%"), &mut shop, &within(Nanos::millis(60_000)), |_| {});
     assert_eq!(record.stopped, Stopped::Precise, "busy waiting is precise to a half, on a busy machine after some rounds more");
-    assert!(record.rounds >= 7 && record.yardstick_ps.len() == record.rounds as usize, "{}", record.rounds);
+    assert!(record.rounds >= 7, "{}", record.rounds);
     let record = run_suite(&fixed("{ least: 7, most: 9 }", "0.000001%"), &mut shop, &within(Nanos::millis(60_000)), |_| {});
     assert_eq!((record.stopped, record.rounds), (Stopped::Budget, 9), "nothing is as precise as that");
     let record = run_suite(&fixed("{ least: 7, most: 500 }", "0.000001%"), &mut shop, &within(Nanos(1)), |_| {});
@@ -272,7 +251,7 @@ fn parts_cover_all_cases_once_and_keep_arms_together() {
     assert_eq!(all, expected);
     let record = run_suite(&suite, &mut Shop::new(), &Terms { shard: part(2), ..terms(0) }, |_| {});
     assert_eq!(record.entries.len(), 2 * cases_of(&suite, part(2)).count(), "both arms of each case");
-    assert_eq!(record.hash, suite.hash, "a part is of the same suite");
+    assert!(record.entries.iter().all(|entry| suite.cases.iter().any(|case| case.hash == entry.hash)), "of the same cases");
 }
 
 #[test]
@@ -287,10 +266,10 @@ fn what_is_broken_fails_and_what_is_not_for_an_arm_is_skipped() {
         let entry = record.entries.iter().find(|entry| entry.group == group && entry.arm == arm);
         entry.map(|entry| entry.outcome.clone()).unwrap_or_else(|| panic!("{group}, {arm} is not there"))
     };
-    assert!(matches!(outcome("miss", "caching"), EntryOutcome::Measured(_)), "the others go on");
-    let EntryOutcome::Failed { reason } = outcome("miss", "direct") else { panic!("what leaks is broken") };
+    assert!(matches!(outcome("miss", "caching"), Outcome::Measured(_)), "the others go on");
+    let Outcome::Failed { reason } = outcome("miss", "direct") else { panic!("what leaks is broken") };
     assert!(reason.starts_with("left on the device at the end: 1 allocations"), "{reason}");
-    let EntryOutcome::Skipped { reason } = outcome("fragmentation_storm", "direct") else { panic!("it is not listed") };
+    let Outcome::Skipped { reason } = outcome("fragmentation_storm", "direct") else { panic!("it is not listed") };
     assert!(reason.ends_with("fragmentation_storm.yaml` does not list `direct`"), "{reason}");
 }
 
@@ -300,7 +279,7 @@ fn ten_rounds(refuse: fn(u64) -> Option<DeviceError>) -> (SuiteRecord, u64) {
 time: [latency: { sizes: [1MiB], cases: [hit] }]\n";
     let suite = Suite::parse(text, &catalogue().join("test.yaml")).unwrap();
     let mut shop = Shop { clock: Clock::Measured, refuse, ..Shop::new() };
-    (shop.run(&suite), shop.lent)
+    (shop.run(&suite), shop.asked)
 }
 
 fn taken() -> DeviceError {
@@ -311,11 +290,11 @@ fn taken() -> DeviceError {
 fn a_visit_that_is_skipped_loses_its_own_round_and_no_other() {
     let (record, visits) = ten_rounds(|visit| [1, 3, 7].contains(&visit).then(taken));
     let measured = measured(&record.entries[0]);
-    assert_eq!((visits, record.rounds, record.yardstick_ps.len()), (12, 10, 10));
-    // Of visits 3 to 12 the first and the fifth: each round keeps the index of its yardstick.
-    let empty: Vec<usize> = (0..10).filter(|&round| measured.rounds[round].is_empty()).collect();
+    assert_eq!((visits, record.rounds), (12, 10));
+    // Of visits 3 to 12 the first and the fifth: each round keeps its index.
+    let empty: Vec<usize> = (0..10).filter(|&round| measured.rounds[round].is_none()).collect();
     assert_eq!((measured.rounds.len(), empty), (10, vec![0, 4]));
-    assert_eq!(measured.summary.count, measured.rounds.iter().flatten().count() as u64);
+    assert!(measured.summary.count >= 8);
 }
 
 #[test]
@@ -323,7 +302,7 @@ fn what_is_skipped_in_more_rounds_than_it_is_measured_in_has_no_figures() {
     let (record, _) = ten_rounds(|visit| (8..=12).contains(&visit).then(taken));
     assert_eq!(measured(&record.entries[0]).rounds.len(), 5, "half of the rounds are enough");
     let (record, visits) = ten_rounds(|visit| (7..=12).contains(&visit).then(taken));
-    let EntryOutcome::Skipped { reason } = &record.entries[0].outcome else { panic!("{record:#?}") };
+    let Outcome::Skipped { reason } = &record.entries[0].outcome else { panic!("{record:#?}") };
     assert!(reason.starts_with("skipped in 6 of 10 rounds, ") && reason.ends_with("others have it"), "{reason}");
     assert_eq!(visits, 12, "what could be done once is tried again");
 }
@@ -331,9 +310,9 @@ fn what_is_skipped_in_more_rounds_than_it_is_measured_in_has_no_figures() {
 #[test]
 fn what_was_never_possible_is_given_up_and_what_breaks_has_failed_whenever_it_does() {
     let (record, visits) = ten_rounds(|_| Some(taken()));
-    assert_eq!((visits, &record.entries[0].outcome), (3, &EntryOutcome::Skipped { reason: taken().to_string() }));
+    assert_eq!((visits, &record.entries[0].outcome), (3, &Outcome::Skipped { reason: taken().to_string() }));
     let (record, visits) = ten_rounds(|visit| (visit == 9).then_some(DeviceError::NotReady(1)));
-    let EntryOutcome::Failed { reason } = &record.entries[0].outcome else { panic!("{record:#?}") };
+    let Outcome::Failed { reason } = &record.entries[0].outcome else { panic!("{record:#?}") };
     assert_eq!((visits, reason), (9, &DeviceError::NotReady(1).to_string()));
 }
 
@@ -354,7 +333,7 @@ fn a_scenario_that_fails_is_a_failure_with_the_command_that_shows_it() {
     let text = "about: x\nneeds: { memory: 64MiB }\narms: [caching]\ntime: [scenario: { file: wrong.yaml }]\n";
     let suite = Suite::parse(text, &folder.path().join("suite.yaml")).unwrap();
     let record = Shop::new().run(&suite);
-    let EntryOutcome::Failed { reason } = &record.entries[0].outcome else { panic!("{record:#?}") };
+    let Outcome::Failed { reason } = &record.entries[0].outcome else { panic!("{record:#?}") };
     assert!(reason.contains("wrong.yaml:5:"), "{reason}");
     assert!(reason.contains("see `harness run ") && reason.ends_with("--device sim --allocator caching --no-audit`"), "{reason}");
 }
@@ -366,12 +345,12 @@ fn an_arm_that_the_driver_cannot_do_is_skipped_in_traces_too() {
                  time:\n  - trace: { file: trace.txt }\n";
     let config = Config { capacity: Bytes::gib(1).0, mapping: false, pools: false, ..Config::default() };
     let world = World::with_driver(&config).with("suite.yaml", suite).with("trace.txt", "a 0 2097152 0\nf 0\n");
-    let ran = world.bench(&["suite.yaml", "--device", "cuda:0", "--report", "night"]);
+    let ran = world.bench(&["suite.yaml", "--device", "cuda:0", "--report", "run"]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());
-    let arms = |is: fn(&EntryOutcome) -> bool| {
-        let entries = world.night("night").suites.remove(0).entries;
+    let arms = |is: fn(&Outcome) -> bool| {
+        let entries = world.run("run").suites.remove(0).entries;
         entries.into_iter().filter(|entry| is(&entry.outcome)).map(|entry| entry.arm).collect::<BTreeSet<String>>()
     };
-    assert_eq!(arms(|outcome| matches!(outcome, EntryOutcome::Skipped { .. })), ["async_pool", "expandable"].map(str::to_owned).into());
-    assert_eq!(arms(|outcome| matches!(outcome, EntryOutcome::Measured(_))), ["caching".to_owned()].into());
+    assert_eq!(arms(|outcome| matches!(outcome, Outcome::Skipped { .. })), ["async_pool", "expandable"].map(str::to_owned).into());
+    assert_eq!(arms(|outcome| matches!(outcome, Outcome::Measured(_))), ["caching".to_owned()].into());
 }

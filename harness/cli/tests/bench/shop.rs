@@ -1,4 +1,4 @@
-//! A workshop whose devices and allocators are those that a test wants.
+//! A provider whose devices and allocators are those that a test wants.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use harness_allocator::device::sim::{CostModel, SimConfig, SimDevice};
 use harness_allocator::device::{Clock, DeviceError, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_bench::execute::{Terms, run_suite};
-use harness_bench::record::{Entry, EntryOutcome, Measured, SuiteRecord};
+use harness_bench::provider::{DeviceProvider, MemoryLimit};
+use harness_bench::record::{Entry, Measured, SuiteRecord};
 use harness_bench::suite::Suite;
-use harness_bench::workshop::{Wall, Workshop};
 
 /// Simulated devices.
 pub(crate) struct Shop {
@@ -24,13 +24,13 @@ pub(crate) struct Shop {
     pub(crate) build: fn(&AllocatorSpec) -> Box<dyn Allocator>,
     /// What a request for a device is refused with, by its number, counted from 1.
     pub(crate) refuse: fn(u64) -> Option<DeviceError>,
-    /// How many devices were lent, or refused.
-    pub(crate) lent: u64,
+    /// How many devices were asked for.
+    pub(crate) asked: u64,
 }
 
 impl Shop {
     pub(crate) fn new() -> Self {
-        Self { cost: CostModel::PUBLISHED, clock: Clock::Simulated, build: AllocatorSpec::build, refuse: |_| None, lent: 0 }
+        Self { cost: CostModel::PUBLISHED, clock: Clock::Simulated, build: AllocatorSpec::build, refuse: |_| None, asked: 0 }
     }
 
     pub(crate) fn run(&mut self, suite: &Suite) -> SuiteRecord {
@@ -38,7 +38,7 @@ impl Shop {
     }
 }
 
-impl Workshop for Shop {
+impl DeviceProvider for Shop {
     fn clock(&self) -> Clock {
         self.clock
     }
@@ -47,14 +47,14 @@ impl Workshop for Shop {
         "sim".to_owned()
     }
 
-    fn lend(&mut self, memory: Bytes, wall: Wall) -> Result<Box<dyn TestDevice>, DeviceError> {
-        self.lent += 1;
-        if let Some(error) = (self.refuse)(self.lent) {
+    fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn TestDevice>, DeviceError> {
+        self.asked += 1;
+        if let Some(error) = (self.refuse)(self.asked) {
             return Err(error);
         }
-        match wall {
-            Wall::HostPath => Ok(Box::new(SimDevice::new(SimConfig::replay(memory)))),
-            Wall::Told | Wall::Real => Ok(Box::new(Limited::new(self.open()?, memory)?)),
+        match limit {
+            MemoryLimit::HostPath => Ok(Box::new(SimDevice::new(SimConfig::replay(memory)))),
+            MemoryLimit::Reported | MemoryLimit::Enforced => Ok(Box::new(Limited::new(self.open()?, memory)?)),
         }
     }
 
@@ -87,10 +87,7 @@ pub(crate) fn catalogue() -> std::path::PathBuf {
 }
 
 pub(crate) fn measured(entry: &Entry) -> &Measured {
-    match &entry.outcome {
-        EntryOutcome::Measured(measured) => measured,
-        other => panic!("{}, {}: {other:?}", entry.case(), entry.arm),
-    }
+    entry.outcome.measured().unwrap_or_else(|| panic!("{}, {}: {:?}", entry.case(), entry.arm, entry.outcome))
 }
 
 /// The medians of an arm, by case.

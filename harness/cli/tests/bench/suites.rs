@@ -81,29 +81,39 @@ fn the_committed_schema_is_fresh() {
     assert!(committed == expected, "{} is stale: run `UPDATE=1 cargo test -p harness --test bench`", path.display());
 }
 
-#[test]
-fn the_hash_is_of_what_is_measured_and_not_of_how_often() {
-    let hash = |text: &str| Suite::parse(text, &catalogue().join("test.yaml")).unwrap().hash;
-    let of = |memory: &str, rest: &str, size: &str| {
-        hash(&format!("about: x\nneeds: {{ memory: {memory} }}\n{rest}time: [latency: {{ sizes: [{size}] }}]\n"))
-    };
-    let first = of("1GiB", "arms: [caching]\n", "2MiB");
-    assert_eq!(first, "52d2296e5a9625ab", "it must not change from version to version: nights would not be compared");
-    assert_eq!(first, of("1024MiB", "arms: [direct]\nbudget: 1s\nprecision: 1%\nrounds: { least: 6, most: 7 }\n", "2048KiB"));
-    assert_ne!(first, of("2GiB", "arms: [caching]\n", "2MiB"));
-    assert_ne!(first, of("1GiB", "arms: [caching]\n", "4MiB"));
-    let arm = |conf: &str| of("1GiB", &format!("arms: [caching: {{ name: mine, conf: \"{conf}\" }}]\n"), "2MiB");
-    assert_ne!(arm("max_split_size_mb:64"), arm("max_split_size_mb:128"), "the name says nothing of the settings");
+/// The hashes of the cases of a suite, by name.
+fn hashes(text: &str, path: &std::path::Path) -> Vec<(String, String)> {
+    Suite::parse(text, path).unwrap().cases.into_iter().map(|case| (case.name(), case.hash)).collect()
 }
 
 #[test]
-fn the_hash_covers_the_files_that_a_suite_refers_to() {
-    let folder = tempfile::tempdir().unwrap();
-    let hash = |trace: &str| {
-        std::fs::write(folder.path().join("t.txt"), trace).unwrap();
-        let text = "about: x\nneeds: { memory: 1GiB }\narms: [caching]\ntime: [trace: { file: t.txt }]\n";
-        Suite::parse(text, &folder.path().join("suite.yaml")).unwrap().hash
+fn the_hash_of_a_case_is_of_what_is_measured_and_of_nothing_else() {
+    let of = |memory: &str, rest: &str, sizes: &str| {
+        let text = format!("about: x\nneeds: {{ memory: {memory} }}\n{rest}time: [latency: {{ sizes: [{sizes}], cases: [hit] }}]\n");
+        hashes(&text, &catalogue().join("test.yaml"))
     };
-    assert_eq!(hash("a 1 512 0\nf 1\n"), hash("# the same\na 1 512 0\n\nf 1\n"));
-    assert_ne!(hash("a 1 512 0\nf 1\n"), hash("a 1 1024 0\nf 1\n"));
+    let first = of("1GiB", "arms: [caching]\n", "2MiB");
+    let known = [("hit, 2 MiB".to_owned(), "5299959c2684c404".to_owned())];
+    assert_eq!(first, known, "it must not change from version to version: the accepted build would not be compared");
+    assert_eq!(first, of("1024MiB", "arms: [direct]\nbudget: 1s\nprecision: 1%\nrounds: { least: 6, most: 7 }\n", "2048KiB"));
+    let more = of("1GiB", "arms: [caching]\n", "2MiB, 4MiB");
+    assert_eq!((&more[0], more.len()), (&first[0], 2), "one more size leaves the others as they are");
+    assert_ne!(first, of("2GiB", "arms: [caching]\n", "2MiB"));
+}
+
+#[test]
+fn the_hash_covers_the_content_of_the_files_that_a_suite_refers_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let hash = |file: &str, content: &str| {
+        std::fs::write(folder.path().join(file), content).unwrap();
+        let kind = if file == "t.txt" { "trace" } else { "scenario" };
+        let text = format!("about: x\nneeds: {{ memory: 1GiB }}\narms: [caching]\ntime: [{kind}: {{ file: {file} }}]\n");
+        hashes(&text, &folder.path().join("suite.yaml")).remove(0)
+    };
+    assert_eq!(hash("t.txt", "a 1 512 0\nf 1\n"), hash("t.txt", "# the same\na 1 512 0\n\nf 1\n"));
+    assert_ne!(hash("t.txt", "a 1 512 0\nf 1\n"), hash("t.txt", "a 1 1024 0\nf 1\n"));
+    let scenario = "about: One.\nneeds: { memory: 1GiB }\nsteps:\n  - alloc: { buffer: a, size: 1MiB }\n";
+    let commented = "# A comment.\nabout: Two.\nneeds:\n  memory: 1GiB   # another\nsteps: [alloc: { buffer: a, size: 1MiB }]\n";
+    assert_eq!(hash("s.yaml", scenario), hash("s.yaml", commented));
+    assert_ne!(hash("s.yaml", scenario), hash("s.yaml", &scenario.replace("1MiB", "2MiB")));
 }

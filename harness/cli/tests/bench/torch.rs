@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use harness_allocator::units::Bytes;
-use harness_bench::record::{Entry, EntryOutcome, Quantity};
+use harness_bench::record::{Entry, Outcome, Quantity};
 
 use crate::world::{SMALL, World};
 
@@ -30,15 +30,15 @@ time:
   - threads: { counts: [1] }
 ";
     let world = World::with_gpu(Bytes::gib(2)).with("suite.yaml", text).with_program("python", PYTHON);
-    let ran = world.bench(&["suite.yaml", "--device", "cuda:0", "--report", "night", "--torch", "./python"]);
+    let ran = world.bench(&["suite.yaml", "--device", "cuda:0", "--report", "run", "--torch", "./python"]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());
-    let night = world.night("night");
-    let torch: Vec<_> = night.suites[0].entries.iter().filter(|entry| entry.arm == "torch").collect();
+    let run = world.run("run");
+    let torch: Vec<_> = run.suites[0].entries.iter().filter(|entry| entry.arm == "torch").collect();
     // What it is not asked for has no entry, what it cannot do says so.
     let told = torch.iter().map(|entry| match &entry.outcome {
-        EntryOutcome::Measured(measured) => format!("{}: {} ps, {:?}", entry.case(), measured.summary.median, entry.quantity),
-        EntryOutcome::Skipped { reason } => format!("{}: {reason}", entry.case()),
-        EntryOutcome::Failed { reason } => panic!("{}: {reason}", entry.case()),
+        Outcome::Measured(measured) => format!("{}: {} ps, {:?}", entry.case(), measured.summary.median, entry.quantity),
+        Outcome::Skipped { reason } | Outcome::OutOfMemory { reason } => format!("{}: {reason}", entry.case()),
+        Outcome::Failed { reason } => panic!("{}: {reason}", entry.case()),
     });
     let expected = ["hit, 2 MiB", "miss, 2 MiB", "after_empty_cache, 2 MiB"].map(|case| format!("{case}: 5500 ps, HostTime"));
     assert_eq!(told.collect::<Vec<_>>(), [&expected[..], &["empty_cache, 1 segment: not known here".to_owned()]].concat());
@@ -47,15 +47,15 @@ time:
 #[test]
 fn where_pytorch_is_missing_its_entries_say_why() {
     let world = World::without_gpu().with("small.yaml", SMALL);
-    let ran = world.bench(&["small.yaml", "--device", "sim", "--report", "night", "--torch", "python3"]);
+    let ran = world.bench(&["small.yaml", "--device", "sim", "--report", "run", "--torch", "python3"]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());
     let why = "it needs a GPU, and this is the simulated device";
     assert!(ran.err.contains(why), "{}", ran.err);
-    let night = world.night("night");
-    let torch = night.suites[0].entries.iter().filter(|entry| entry.arm == "torch");
-    assert_eq!(torch.filter(|entry| entry.outcome == EntryOutcome::Skipped { reason: why.to_owned() }).count(), 6);
+    let run = world.run("run");
+    let torch = run.suites[0].entries.iter().filter(|entry| entry.arm == "torch");
+    assert_eq!(torch.filter(|entry| entry.outcome == Outcome::Skipped { reason: why.to_owned() }).count(), 6);
     let auto = world.bench(&["small.yaml", "--device", "sim", "--report", "auto", "--torch", "auto"]);
-    assert!(auto.err.is_empty() && world.night("auto").suites[0].entries.iter().all(|entry| entry.arm != "torch"), "{}", auto.told());
+    assert!(auto.err.is_empty() && world.run("auto").suites[0].entries.iter().all(|entry| entry.arm != "torch"), "{}", auto.told());
 }
 
 /// A Python whose torch is that of `fake_torch`; none where there is no Python.
@@ -108,12 +108,12 @@ time:
         .with("pool.txt", "g+ 1\na 0 512 0\ng- 1\n")
         .with("s/full.yaml", full)
         .with("s/other.yaml", other);
-    let ran = world.bench(&["suite.yaml", "--device", "cuda:0", "--report", "night", "--torch", "./python"]);
+    let ran = world.bench(&["suite.yaml", "--device", "cuda:0", "--report", "run", "--torch", "./python"]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());
-    let night = world.night("night");
-    let told: Vec<String> = night.suites[0].entries.iter().filter(|entry| entry.arm == "torch").map(told).collect();
+    let run = world.run("run");
+    let told: Vec<String> = run.suites[0].entries.iter().filter(|entry| entry.arm == "torch").map(told).collect();
     insta::assert_snapshot!(told.join("\n"));
-    let refused = night.suites[0].entries.iter().filter(|entry| entry.arm == "caching" && entry.group == "refused").map(self::told);
+    let refused = run.suites[0].entries.iter().filter(|entry| entry.arm == "caching" && entry.group == "refused").map(self::told);
     let expected = "refused: skipped: 1 of the trace's 2 requests do not fit in 256 MiB: an allocator that serves less is no faster";
     assert_eq!(refused.collect::<Vec<_>>(), [expected]);
 }
@@ -131,13 +131,13 @@ rounds: { least: 2, most: 2 }
 time: [latency: { sizes: [2MiB], cases: [miss] }]
 "#;
     let world = World::with_gpu(Bytes::gib(2)).with_program("python", &python).with("suite.yaml", suite);
-    let arguments = ["suite.yaml", "--device", "cuda:0", "--report", "night", "--torch", "./python"];
+    let arguments = ["suite.yaml", "--device", "cuda:0", "--report", "run", "--torch", "./python"];
     let mut command = world.command(&arguments);
     // That of whoever runs the benchmarks is nobody's.
     let output = command.env("PYTORCH_ALLOC_CONF", "max_split_size_mb:21").output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let night = world.night("night");
-    let torches = night.suites[0].entries.iter().filter(|entry| entry.arm.starts_with("torch"));
+    let run = world.run("run");
+    let torches = run.suites[0].entries.iter().filter(|entry| entry.arm.starts_with("torch"));
     let told: Vec<String> = torches.map(|entry| format!("{}: {}", entry.arm, told(entry))).collect();
     // By the fake's times, 4 µs and a nanosecond for each character of the settings.
     let expected = ["torch_expandable: miss, 2 MiB: 4024000 ps", "torch_rounded: miss, 2 MiB: 4026000 ps"];
@@ -200,12 +200,13 @@ fn a_slow_moment_of_the_interpreter_does_not_lose_a_size_of_the_pipeline() {
 /// By the fake's clock, each time is the same wherever this runs.
 fn told(entry: &Entry) -> String {
     let outcome = match &entry.outcome {
-        EntryOutcome::Measured(measured) => {
+        Outcome::Measured(measured) => {
             let unit = if entry.quantity == Quantity::Memory { "bytes" } else { "ps" };
             format!("{} {unit}, {:?}, {} at a time", measured.summary.median, entry.quantity, measured.batch)
         }
-        EntryOutcome::Skipped { reason } => format!("skipped: {reason}"),
-        EntryOutcome::Failed { reason } => format!("FAILED: {reason}"),
+        Outcome::Skipped { reason } => format!("skipped: {reason}"),
+        Outcome::OutOfMemory { reason } => format!("out of memory: {reason}"),
+        Outcome::Failed { reason } => format!("FAILED: {reason}"),
     };
     format!("{}: {outcome}", entry.case())
 }

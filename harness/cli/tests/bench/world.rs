@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use driver_double::{Config, Staging};
 use harness_allocator::units::Bytes;
-use harness_bench::record::NightRecord;
+use harness_bench::record::BenchRun;
 use tempfile::TempDir;
 
 /// A folder to work in, and a machine.
@@ -71,8 +71,12 @@ impl World {
     }
 
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        self.harness(&[&["bench"], arguments].concat())
+    }
+
+    fn harness(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
-        command.arg0("harness").arg("bench").args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
+        command.arg0("harness").args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
         for variable in ["CARGO", "COLUMNS", "GITHUB_ACTIONS", "HARNESS_DEVICE", "NO_COLOR"] {
             command.env_remove(variable);
         }
@@ -81,21 +85,29 @@ impl World {
     }
 
     pub(crate) fn bench(&self, arguments: &[&str]) -> Ran {
-        let output = self.command(arguments).output().unwrap();
+        Self::ran(self.command(arguments))
+    }
+
+    pub(crate) fn report(&self, arguments: &[&str]) -> Ran {
+        Self::ran(self.harness(&[&["report"], arguments].concat()))
+    }
+
+    fn ran(mut command: Command) -> Ran {
+        let output = command.output().unwrap();
         Ran { code: output.status.code(), out: String::from_utf8(output.stdout).unwrap(), err: String::from_utf8(output.stderr).unwrap() }
     }
 
-    /// Changes the night that was saved first. It was yesterday, and nothing else ran on the machine, as it may well do today.
-    pub(crate) fn rewrite_first_night(&self, change: impl FnOnce(&mut NightRecord)) {
+    /// Changes the run that was saved first. It was yesterday, and nothing else ran on the machine, as it may well do today.
+    pub(crate) fn rewrite_first_run(&self, change: impl FnOnce(&mut BenchRun)) {
         let folder = fs::read_dir(self.path("reports/nightly")).unwrap().next().unwrap().unwrap().path();
-        let mut night: NightRecord = serde_json::from_str(&fs::read_to_string(folder.join("night.json")).unwrap()).unwrap();
-        night.started = "2026-11-19T02:17:00Z".to_owned();
-        night.conditions.contended.clear();
-        change(&mut night);
-        fs::write(folder.join("night.json"), serde_json::to_string(&night).unwrap()).unwrap();
+        let mut run: BenchRun = serde_json::from_str(&fs::read_to_string(folder.join("benchmark.json")).unwrap()).unwrap();
+        run.started = "2026-11-19T02:17:00Z".to_owned();
+        run.conditions.contended.clear();
+        change(&mut run);
+        fs::write(folder.join("benchmark.json"), serde_json::to_string(&run).unwrap()).unwrap();
     }
 
-    pub(crate) fn night(&self, folder: &str) -> NightRecord {
-        serde_json::from_str(&fs::read_to_string(self.path(folder).join("night.json")).unwrap()).unwrap()
+    pub(crate) fn run(&self, folder: &str) -> BenchRun {
+        serde_json::from_str(&fs::read_to_string(self.path(folder).join("benchmark.json")).unwrap()).unwrap()
     }
 }

@@ -1,0 +1,294 @@
+//! This build and the accepted one, measured side by side: each in a process of its own, `harness bench --serve`, that takes its turn in every
+//! round. Both are started in the same way, so that what differs between them is their code.
+//!
+//! One JSON object a line goes each way. A process first says which protocol it speaks and what it was built from ([`Greeting`]); each
+//! [`Request`] names a case by suite and name, with the hash of what it measures, and is answered by an [`Answer`]. A build that understands a
+//! suite otherwise says so, and the entry is not compared.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{self, BufRead, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use harness_cuda::machine::nvml_at;
+use serde::{Deserialize, Serialize};
+
+use crate::child::Talker;
+use crate::clock::{Stopwatch, overhead_ps};
+use crate::measure::{self, Fault, Reading, Visit};
+use crate::provider::DeviceProvider;
+use crate::suite::Suite;
+
+/// The version of requests and answers. A build that speaks another one is not compared side by side.
+pub const PROTOCOL: u32 = 1;
+
+/// How long a process may take to open its device: a cold driver needs some seconds.
+const START: Duration = Duration::from_secs(60);
+/// How long one answer may take: the longest case, a scenario on a slow machine, takes seconds.
+const ANSWER: Duration = Duration::from_secs(120);
+
+/// New processes may cost this share of the time, so that a run sees many of them. Each finds its code, heap and stack at other addresses, and
+/// these decide what shares a set of a cache (T. Mytkowicz and others, "Producing Wrong Data Without Doing Anything Obviously Wrong!", 2009,
+/// <https://doi.org/10.1145/1508244.1508275>).
+const SHARE_OF_STARTS: f64 = 0.05;
+
+/// What a process says first.
+#[derive(Debug, Serialize, Deserialize)]
+struct Greeting {
+    protocol: u32,
+    commit: Option<String>,
+}
+
+/// A case that is to be done once.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Request<'a> {
+    /// The suite's file.
+    pub(crate) suite: Cow<'a, Path>,
+    pub(crate) case: Cow<'a, str>,
+    /// As the suite's arm is displayed.
+    pub(crate) arm: Cow<'a, str>,
+    /// See [`crate::suite::Case::hash`].
+    pub(crate) hash: Cow<'a, str>,
+    /// Operations to time together, once that is settled, so that both builds time as many.
+    pub(crate) batch: Option<u64>,
+}
+
+/// What came of it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    Measured { readings: Vec<Reading>, batch: Option<u64> },
+    OutOfMemory(String),
+    Skipped(String),
+    Failed(String),
+}
+
+/// One of the two builds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    This,
+    Accepted,
+}
+
+/// Both builds, running.
+#[derive(Debug)]
+pub struct Builds {
+    this: Build,
+    accepted: Build,
+    began: Stopwatch,
+    /// Nanoseconds that were spent on starting processes.
+    starting: u64,
+}
+
+/// A program and the process that runs it at present.
+#[derive(Debug)]
+struct Build {
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    ordinal: Option<u32>,
+    commit: Option<String>,
+    talker: Talker,
+}
+
+impl Builds {
+    /// Starts both programs with the arguments that make them use the same device, which is the CUDA device of this number if it is one.
+    ///
+    /// # Errors
+    /// A sentence: why they cannot be measured side by side.
+    pub fn start(this: &Path, accepted: &Path, arguments: &[OsString], ordinal: Option<u32>) -> Result<Self, String> {
+        let began = Stopwatch::start();
+        let start = |program: &Path| Build::start(program, arguments, ordinal);
+        let (this, accepted) = (start(this)?, start(accepted)?);
+        Ok(Self { this, accepted, began, starting: began.elapsed_ns() })
+    }
+
+    /// The commit of the accepted build, as it says itself.
+    #[must_use]
+    pub fn accepted_commit(&self) -> Option<&str> {
+        self.accepted.commit.as_deref()
+    }
+
+    /// Starts new processes where that does not cost too much of the time.
+    pub(crate) fn renew(&mut self) {
+        if self.starting as f64 > SHARE_OF_STARTS * self.began.elapsed_ns() as f64 {
+            return;
+        }
+        let watch = Stopwatch::start();
+        for build in [&mut self.this, &mut self.accepted] {
+            // One that cannot be started now is tried again when it is asked.
+            build.restart().ok();
+        }
+        self.starting += watch.elapsed_ns();
+    }
+
+    /// Has a case done once. Returns the number of operations timed together, too.
+    pub(crate) fn visit(&mut self, side: Side, request: &Request<'_>) -> Result<(Vec<Reading>, Option<u64>), Fault> {
+        let build = match side {
+            Side::This => &mut self.this,
+            Side::Accepted => &mut self.accepted,
+        };
+        if !build.talker.is_running() {
+            build.restart().map_err(Fault::Failed)?;
+        }
+        match build.talker.ask(request).map_err(Fault::Failed)? {
+            Answer::Measured { readings, batch } => Ok((readings, batch)),
+            Answer::OutOfMemory(reason) => Err(Fault::OutOfMemory(reason)),
+            Answer::Skipped(reason) => Err(Fault::Skipped(reason)),
+            Answer::Failed(reason) => Err(Fault::Failed(reason)),
+        }
+    }
+}
+
+impl Build {
+    fn start(program: &Path, arguments: &[OsString], ordinal: Option<u32>) -> Result<Self, String> {
+        let (talker, commit) = talk(program, arguments, ordinal)?;
+        Ok(Self { program: program.to_owned(), arguments: arguments.to_owned(), ordinal, commit, talker })
+    }
+
+    fn restart(&mut self) -> Result<(), String> {
+        self.talker.end();
+        self.talker = talk(&self.program, &self.arguments, self.ordinal)?.0;
+        Ok(())
+    }
+}
+
+/// Starts a build, and learns its number on a GPU, so that the monitor does not take it for somebody else's process.
+fn talk(program: &Path, arguments: &[OsString], ordinal: Option<u32>) -> Result<(Talker, Option<String>), String> {
+    let nvml = ordinal.and_then(|ordinal| nvml_at(ordinal).ok());
+    let before = nvml.as_ref().and_then(|nvml| nvml.process_numbers().ok());
+    let mut command = Command::new(program);
+    command.args(["bench", "--serve"]).args(arguments);
+    let mut talker = Talker::start("the build", &mut command, ANSWER).map_err(|error| format!("{}: {error}", program.display()))?;
+    let Greeting { protocol, commit } = talker.hear(START).map_err(|error| format!("{}: {error}", program.display()))?;
+    if protocol != PROTOCOL {
+        return Err(format!("{} speaks version {protocol} of the protocol, this harness version {PROTOCOL}", program.display()));
+    }
+    // Where the processes before are not known, which is new cannot be told.
+    if let (Some(nvml), Some(before)) = (nvml, before) {
+        nvml.notice_child(&before);
+    }
+    Ok((talker, commit))
+}
+
+/// What `harness bench --serve` does: says what it is, and answers requests until its input ends.
+///
+/// # Errors
+/// Where nobody reads the answers any more.
+pub fn serve(provider: &mut dyn DeviceProvider, commit: Option<String>, input: impl BufRead, output: &mut impl Write) -> io::Result<()> {
+    let mut server = Server { overhead_ps: overhead_ps(), suites: BTreeMap::new(), interrupt: Arc::default() };
+    say(output, &Greeting { protocol: PROTOCOL, commit })?;
+    for line in input.lines() {
+        let answer = match serde_json::from_str::<Request<'_>>(&line?) {
+            Ok(request) => server.answer(provider, &request),
+            Err(error) => Answer::Skipped(format!("this build does not understand the request: {error}")),
+        };
+        say(output, &answer)?;
+    }
+    Ok(())
+}
+
+fn say(output: &mut impl Write, what: &impl Serialize) -> io::Result<()> {
+    writeln!(output, "{}", serde_json::to_string(what)?)?;
+    output.flush()
+}
+
+struct Server {
+    overhead_ps: u64,
+    /// Those that were asked for, or why they cannot be read.
+    suites: BTreeMap<PathBuf, Result<Suite, String>>,
+    interrupt: Arc<AtomicBool>,
+}
+
+impl Server {
+    fn answer(&mut self, provider: &mut dyn DeviceProvider, request: &Request<'_>) -> Answer {
+        let read = || Suite::load(&request.suite).map_err(|error| format!("this build cannot read the suite: {error}"));
+        let suite = match self.suites.entry(request.suite.to_path_buf()).or_insert_with(read) {
+            Ok(suite) => suite,
+            Err(reason) => return Answer::Skipped(reason.clone()),
+        };
+        let Some(case) = suite.cases.iter().find(|case| case.name() == request.case) else {
+            return Answer::Skipped("this build does not know the case".to_owned());
+        };
+        if case.hash != request.hash {
+            return Answer::Skipped("this build measures something else by this name".to_owned());
+        }
+        let Some(arm) = suite.arms.iter().find(|arm| arm.to_string() == request.arm) else {
+            return Answer::Skipped("this build does not know the arm".to_owned());
+        };
+        let mut batch = request.batch;
+        let visit = &mut Visit {
+            provider,
+            arm,
+            memory: suite.memory,
+            overhead_ps: self.overhead_ps,
+            batch: &mut batch,
+            interrupt: &self.interrupt,
+        };
+        match measure::visit(&case.measure, visit) {
+            Ok(readings) => Answer::Measured { readings, batch },
+            Err(Fault::OutOfMemory(reason)) => Answer::OutOfMemory(reason),
+            Err(Fault::Skipped(reason)) => Answer::Skipped(reason),
+            Err(Fault::Failed(reason)) => Answer::Failed(reason),
+            Err(Fault::Interrupted) => Answer::Skipped("interrupted".to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    /// A program that does this.
+    fn program(script: &str) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("build");
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        (folder, path)
+    }
+
+    fn refused(script: &str) -> String {
+        let (folder, path) = program(script);
+        let error = Builds::start(&path, &path, &[], None).unwrap_err();
+        error.replace(folder.path().to_str().unwrap(), "…")
+    }
+
+    fn request() -> Request<'static> {
+        Request { suite: Path::new("").into(), case: "hit, 2 MiB".into(), arm: "caching".into(), hash: "1".into(), batch: None }
+    }
+
+    #[test]
+    fn a_build_that_cannot_serve_is_refused_with_the_reason() {
+        assert_eq!(
+            refused("echo '{\"protocol\": 99, \"commit\": null}'; read q"),
+            "…/build speaks version 99 of the protocol, this harness version 1"
+        );
+        let old = refused("echo \"error: unexpected argument '--serve' found\" >&2; exit 2");
+        assert_eq!(old, "…/build: the build ended without an answer: error: unexpected argument '--serve' found");
+        let missing = Builds::start(Path::new("/no/such"), Path::new("/no/such"), &[], None).unwrap_err();
+        assert!(missing.starts_with("/no/such: `/no/such` cannot be started: "), "{missing}");
+    }
+
+    #[test]
+    fn a_process_that_dies_fails_its_case_and_is_started_again_for_the_next() {
+        let answer = "echo '{\"measured\":{\"readings\":[],\"batch\":4}}'";
+        let (folder, path) = program(&format!(
+            "echo '{{\"protocol\": 1, \"commit\": \"abc\"}}'; read q; [ -e $0.once ] || {{ touch $0.once; echo oops >&2; exit 1; }}; {answer}; read q"
+        ));
+        let mut builds = Builds::start(&path, &path, &[], None).unwrap();
+        assert_eq!(builds.accepted_commit(), Some("abc"));
+        assert_eq!(builds.visit(Side::This, &request()), Err(Fault::Failed("the build ended without an answer: oops".to_owned())));
+        assert_eq!(builds.visit(Side::This, &request()), Ok((Vec::new(), Some(4))));
+        drop(folder);
+    }
+}

@@ -1,0 +1,344 @@
+//! Where benchmarks get devices and allocators from: [`DeviceProvider`]. Opening a GPU takes long beside what is timed on it, so a real device
+//! stays open and is used again by the next measurement; a simulated one is made new each time, and so is every allocator.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use harness_allocator::allocator::{Allocator, AllocatorSpec};
+use harness_allocator::device::limited::Limited;
+use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::device::{
+    Clock, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange,
+    Place, PooledDevice, StreamId, Tag, TestDevice,
+};
+use harness_allocator::units::{Bytes, Nanos};
+
+use super::builds::Builds;
+use super::torch::Torches;
+use harness_devices::DeviceSource;
+
+/// How a device keeps to the memory that it was asked with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryLimit {
+    /// The device reports so much memory, and does not count: for measures that never reach the limit, since counting takes time.
+    Reported,
+    /// The device refuses what is beyond the limit, to the byte.
+    Enforced,
+    /// As [`MemoryLimit::Reported`]. A simulated device does without its cost model and takes as little host time as possible: for
+    /// measuring the host path of allocators.
+    HostPath,
+}
+
+/// Where devices and allocators come from.
+pub trait DeviceProvider {
+    /// Whose clock its devices run on.
+    fn clock(&self) -> Clock;
+
+    /// As `--device` takes it.
+    fn device_name(&self) -> String;
+
+    /// The arguments that have this program use the same device.
+    fn device_arguments(&self) -> Vec<OsString> {
+        vec!["--device".into(), self.device_name().into()]
+    }
+
+    /// A device with nothing allocated on it and that much memory, until it is dropped.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] where that much may not be taken; what opening a device answers.
+    fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn TestDevice>, DeviceError>;
+
+    /// Opens a device as a new process would, and closes those that were open before.
+    ///
+    /// # Errors
+    /// What opening a device answers.
+    fn open(&mut self) -> Result<Box<dyn TestDevice>, DeviceError>;
+
+    /// A fresh allocator.
+    fn allocator(&self, arm: &AllocatorSpec) -> Box<dyn Allocator> {
+        arm.build()
+    }
+
+    /// PyTorch's own allocator, where it is wanted beside ours.
+    fn torches(&mut self) -> Option<&mut Torches> {
+        None
+    }
+
+    /// This build and the accepted one, each in a process of its own, where they are measured side by side.
+    fn builds(&mut self) -> Option<&mut Builds> {
+        None
+    }
+
+    /// This program, where it can be started again.
+    fn program(&self) -> Option<&Path> {
+        None
+    }
+}
+
+/// The provider of `harness bench`.
+pub struct SharedDevice {
+    source: DeviceSource,
+    clock: Clock,
+    idle: IdleDevice,
+    program: Option<PathBuf>,
+    torches: Option<Torches>,
+    builds: Option<Builds>,
+    /// The most that was let in, and what was free then.
+    admitted: Option<(Bytes, Bytes)>,
+}
+
+/// A real device between two measurements.
+type IdleDevice = Arc<Mutex<Option<Box<dyn TestDevice>>>>;
+
+impl SharedDevice {
+    /// A provider with a device of that source, which is open already. `program` is this program, where it can be started again.
+    #[must_use]
+    pub fn new(source: DeviceSource, device: Box<dyn TestDevice>, program: Option<PathBuf>) -> Self {
+        let clock = device.info().clock;
+        Self { source, clock, idle: Arc::new(Mutex::new(Some(device))), program, torches: None, builds: None, admitted: None }
+    }
+
+    /// The same, with PyTorch beside our allocators.
+    #[must_use]
+    pub fn with_torches(self, torches: Option<Torches>) -> Self {
+        Self { torches, ..self }
+    }
+
+    /// The same, with both builds in processes of their own.
+    #[must_use]
+    pub fn with_builds(self, builds: Option<Builds>) -> Self {
+        Self { builds, ..self }
+    }
+
+    /// Whether that much may be taken. The answer needs NVML, which may take milliseconds between samples that take microseconds: it is asked
+    /// again only where more is wanted or less is free than when that was let in, since otherwise nobody can have taken anything.
+    fn admit(&mut self, device: &mut dyn TestDevice, memory: Bytes) -> Result<(), DeviceError> {
+        let free = device.free_memory()?;
+        if self.admitted.is_some_and(|(most, free_then)| memory <= most && free >= free_then) {
+            return Ok(());
+        }
+        self.source.admit(device, memory)?;
+        self.admitted = Some((memory, free));
+        Ok(())
+    }
+
+    /// The device that is open already, or a new one.
+    fn idle_or_new(&self) -> Result<Box<dyn TestDevice>, DeviceError> {
+        if self.clock == Clock::Simulated {
+            return self.source.open();
+        }
+        let held = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
+        held.map_or_else(|| self.source.open(), Ok)
+    }
+}
+
+impl DeviceProvider for SharedDevice {
+    fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    fn device_name(&self) -> String {
+        self.source.to_string()
+    }
+
+    fn device_arguments(&self) -> Vec<OsString> {
+        self.source.arguments()
+    }
+
+    fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn TestDevice>, DeviceError> {
+        if (self.clock, limit) == (Clock::Simulated, MemoryLimit::HostPath) {
+            return Ok(Box::new(SimDevice::new(SimConfig::replay(memory))));
+        }
+        let mut device = Reused::new(self.idle_or_new()?, Arc::clone(&self.idle))?;
+        self.admit(&mut device, memory)?;
+        match limit {
+            MemoryLimit::Enforced => Ok(Box::new(Limited::new(Box::new(device), memory)?)),
+            MemoryLimit::Reported | MemoryLimit::HostPath => {
+                device.info.total = memory;
+                Ok(Box::new(device))
+            }
+        }
+    }
+
+    fn open(&mut self) -> Result<Box<dyn TestDevice>, DeviceError> {
+        *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.source.open()
+    }
+
+    fn torches(&mut self) -> Option<&mut Torches> {
+        self.torches.as_mut()
+    }
+
+    fn builds(&mut self) -> Option<&mut Builds> {
+        self.builds.as_mut()
+    }
+
+    fn program(&self) -> Option<&Path> {
+        self.program.as_deref()
+    }
+}
+
+/// A device that becomes idle when it is dropped, unless something was left on it: then it is closed. It reports the total that it was given.
+struct Reused {
+    /// There until it is dropped.
+    device: Option<Box<dyn TestDevice>>,
+    idle: IdleDevice,
+    info: DeviceInfo,
+    /// Free when its use began.
+    free: Bytes,
+}
+
+impl Reused {
+    fn new(mut device: Box<dyn TestDevice>, idle: IdleDevice) -> Result<Self, DeviceError> {
+        let free = device.free_memory()?;
+        let info = device.info().clone();
+        Ok(Self { device: Some(device), idle, info, free })
+    }
+
+    /// What is free of the total that is reported, where the device itself has that much free.
+    fn within_total(&self, free: Bytes) -> Bytes {
+        free.min(self.info.total.saturating_sub(self.free.saturating_sub(free)))
+    }
+
+    fn inner(&self) -> &dyn TestDevice {
+        self.device.as_deref().expect("the device is there until this is dropped")
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn TestDevice {
+        self.device.as_deref_mut().expect("the device is there until this is dropped")
+    }
+}
+
+impl Drop for Reused {
+    fn drop(&mut self) {
+        let device = self.device.take().filter(|device| device.info().clock == Clock::Measured && device.leaks().is_empty());
+        *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = device;
+    }
+}
+
+impl Device for Reused {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
+        let free = self.inner_mut().free_memory()?;
+        Ok(self.within_total(free))
+    }
+
+    fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
+        self.inner_mut().malloc(size)
+    }
+
+    fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
+        self.inner_mut().free(ptr)
+    }
+
+    fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
+        self.inner_mut().create_stream()
+    }
+
+    fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner_mut().destroy_stream(stream)
+    }
+
+    fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner_mut().release_stream(stream)
+    }
+
+    fn create_event(&mut self) -> Result<EventId, DeviceError> {
+        self.inner_mut().create_event()
+    }
+
+    fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError> {
+        self.inner_mut().destroy_event(event)
+    }
+
+    fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner_mut().record_event(event, stream)
+    }
+
+    fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError> {
+        self.inner_mut().event_done(event)
+    }
+
+    fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
+        self.inner_mut().wait_event(stream, event)
+    }
+
+    fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
+        self.inner_mut().synchronize_event(event)
+    }
+
+    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner_mut().synchronize_stream(stream)
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.inner_mut().synchronize()
+    }
+
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        self.inner_mut().mapped()
+    }
+
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        self.inner_mut().pooled()
+    }
+}
+
+impl TestDevice for Reused {
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
+        let memory = self.inner_mut().memory()?;
+        Ok(DeviceMemory { total: self.info.total, free: self.within_total(memory.free), ..memory })
+    }
+
+    fn own_context(&self) -> Result<Bytes, DeviceError> {
+        self.inner().own_context()
+    }
+
+    fn now(&mut self) -> Nanos {
+        self.inner_mut().now()
+    }
+
+    fn calls(&self) -> DeviceCalls {
+        self.inner().calls()
+    }
+
+    fn set_place(&mut self, place: Place) {
+        self.inner_mut().set_place(place);
+    }
+
+    fn create_timed_event(&mut self) -> Result<EventId, DeviceError> {
+        self.inner_mut().create_timed_event()
+    }
+
+    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
+        self.inner_mut().elapsed(start, end)
+    }
+
+    fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        self.inner_mut().fill(stream, range, tag)
+    }
+
+    fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        self.inner_mut().verify(stream, range, tag)
+    }
+
+    fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
+        self.inner_mut().busy(stream, duration)
+    }
+
+    fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
+        self.inner_mut().set_pressure(held)
+    }
+
+    fn leaks(&self) -> Leaks {
+        self.inner().leaks()
+    }
+
+    fn cost_figures(&self) -> Vec<CostFigure> {
+        self.inner().cost_figures()
+    }
+}

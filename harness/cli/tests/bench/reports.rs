@@ -1,0 +1,175 @@
+//! The accepted build beside this one, and `harness report` over runs that are there already.
+
+use std::fs;
+use std::process::Command;
+
+use harness_bench::record::{Basis, Counts, Outcome, Verdict};
+use serde_json::Value;
+
+use crate::world::{SMALL, World};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_harness");
+
+/// A world with two runs: the first one took less than the second.
+fn world_with_runs() -> (World, [String; 2]) {
+    let world = World::without_gpu().with("small.yaml", SMALL);
+    world.bench(&["small.yaml", "--device", "sim"]);
+    world.rewrite_first_run(|base| {
+        for entry in base.suites[0].entries.iter_mut().filter(|entry| entry.arm == "direct") {
+            let Outcome::Measured(measured) = &mut entry.outcome else { panic!("{entry:?}") };
+            let summary = &mut measured.summary;
+            [&mut summary.median, &mut summary.min, &mut summary.max].into_iter().for_each(|figure| *figure -= 1);
+        }
+    });
+    world.bench(&["small.yaml", "--device", "sim"]);
+    let folders = fs::read_dir(world.path("reports/nightly")).unwrap();
+    let mut runs: Vec<String> =
+        folders.map(|folder| format!("reports/nightly/{}", folder.unwrap().file_name().to_string_lossy())).collect();
+    runs.sort_by_key(|folder| world.run(folder).started);
+    (world, runs.try_into().unwrap())
+}
+
+#[test]
+fn the_same_build_side_by_side_changes_nothing() {
+    let world = World::without_gpu().with("small.yaml", SMALL);
+    let ran = world.bench(&["small.yaml", "--device", "sim", "--report", "run", "--accepted", PROGRAM]);
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    let run = world.run("run");
+    assert!(run.entries().all(|(_, entry)| entry.accepted.as_ref() == Some(&entry.outcome)), "a virtual clock gives the same figures");
+    let comparison = run.comparison.unwrap();
+    assert!(matches!(comparison.basis, Basis::SideBySide { .. }));
+    assert_eq!(Counts::of(&comparison.changes).same, 12);
+    assert!(ran.out.contains("Nothing changed, of 12 entries compared"), "{}", ran.out);
+}
+
+#[test]
+fn an_accepted_build_that_takes_a_picosecond_less_is_told_and_ends_with_exit_code_1() {
+    // Everything took one picosecond with it.
+    let faster = format!("#!/bin/sh\n{PROGRAM} \"$@\" | sed -u 's/\"Ok\":\\[[0-9]*\\]/\"Ok\":[1]/'\n");
+    let world = World::without_gpu().with("small.yaml", SMALL).with_program("faster", &faster);
+    let ran = world.bench(&["small.yaml", "--device", "sim", "--report", "run", "--accepted", "./faster"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.told());
+    let changes = world.run("run").comparison.unwrap().changes;
+    assert!(changes.iter().any(|change| change.verdict == Verdict::Worse), "{}", ran.told());
+}
+
+#[test]
+fn measured_times_are_put_side_by_side_round_by_round() {
+    let text = "about: x\nneeds: { memory: 64MiB }\narms: [caching]\nrounds: { least: 12, most: 12 }\nbudget: 60s\ntime: [trace: { file: t.txt }]\n";
+    let trace: String = (0..200).map(|id| format!("a {id} 4096 0\nf {id}\n")).collect();
+    let world = World::without_gpu().with("suite.yaml", text).with("t.txt", &trace);
+    let ran = world.bench(&["suite.yaml", "--device", "sim", "--report", "run", "--accepted", PROGRAM]);
+    let run = world.run("run");
+    let (_, entry) = run.entries().next().unwrap();
+    let (ours, theirs) = (entry.outcome.measured().unwrap(), entry.accepted.as_ref().unwrap().measured().unwrap());
+    assert_eq!((ours.rounds.len(), theirs.rounds.len(), ours.batch), (12, 12, theirs.batch), "{}", ran.told());
+    assert!(ours.rounds.iter().chain(&theirs.rounds).all(Option::is_some));
+    assert!(run.comparison.unwrap().changes[0].figures.is_some());
+}
+
+#[test]
+fn an_accepted_build_that_cannot_serve_is_told_and_records_are_compared() {
+    let old = "#!/bin/sh\necho \"error: unexpected argument '--serve' found\" >&2\nexit 2\n";
+    let (world, _) = world_with_runs();
+    let world = world.with_program("old", old);
+    let ran = world.bench(&["small.yaml", "--device", "sim", "--accepted", "./old", "--report", "run"]);
+    assert!(
+        ran.err.contains("the accepted build is not measured: ./old: the build ended without an answer: error: unexpected argument"),
+        "{}",
+        ran.told()
+    );
+    let ran = world.bench(&["small.yaml", "--device", "sim", "--accepted", "./old"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert!(ran.out.contains("because the accepted build was not measured: ./old: "), "{}", ran.out);
+}
+
+#[test]
+fn a_build_is_accepted_by_its_commit_and_another_one_is_refused() {
+    let (world, _) = world_with_runs();
+    assert_eq!(world.report(&["accept", "nothing"]).code, Some(2));
+    let dirty = world.report(&["accept"]);
+    assert!(dirty.code == Some(2) && dirty.err.contains("was not of a commit alone"), "{}", dirty.told());
+    let git = |arguments: &[&str]| {
+        let mut command = Command::new("git");
+        let user = ["-c", "user.name=check", "-c", "user.email=check@localhost"];
+        let output = command.args(user).args(arguments).current_dir(world.folder.path()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    git(&["init", "--quiet"]);
+    git(&["commit", "--quiet", "--allow-empty", "--message", "One"]);
+    let commit = git(&["rev-parse", "HEAD"]);
+    let accepted = world.report(&["accept", "HEAD", "--reason", "release"]);
+    assert_eq!(accepted.told(), format!("exit: 0\n--- stdout ---\naccepted: {commit} in reports/accepted.json\n--- stderr ---\n"));
+    let file: Value = serde_json::from_str(&fs::read_to_string(world.path("reports/accepted.json")).unwrap()).unwrap();
+    assert_eq!((file["commit"].as_str(), file["reason"].as_str()), (Some(commit.as_str()), Some("release")));
+    let other = "#!/bin/sh\necho '{\"protocol\": 1, \"commit\": \"0123456789\"}'\nread q\n";
+    let world = world.with_program("other", other);
+    let refused = world.bench(&["small.yaml", "--device", "sim", "--accepted", "./other"]);
+    assert!(refused.code == Some(2) && refused.err.contains("was built from 0123456789, and the accepted build is"), "{}", refused.told());
+}
+
+#[test]
+fn two_runs_are_compared_and_the_exit_code_says_whether_something_is_worse() {
+    let (world, [first, second]) = world_with_runs();
+    let worse = world.report(&["compare", &first, &format!("{second}/benchmark.json")]);
+    assert_eq!(worse.code, Some(1), "{}", worse.told());
+    assert!(worse.out.starts_with("6 worse, of 12 entries compared"), "{}", worse.out);
+    assert_eq!(world.report(&["compare", &second, &first]).code, Some(0), "less is not worse");
+    let document = world.report(&["compare", &first, &second, "--format", "json"]);
+    let document: Value = serde_json::from_str(&document.out).unwrap();
+    assert_eq!((document["counts"]["worse"].as_u64(), document["most_important"].as_array().map(Vec::len)), (Some(6), Some(3)));
+}
+
+#[test]
+fn broken_runs_are_all_told_and_the_others_are_still_in_the_index() {
+    let (world, [first, second]) = world_with_runs();
+    fs::write(world.path(&first).join("benchmark.json"), "{\"version\": 1, \"har").unwrap();
+    let told = world.report(&["compare", &first, "nowhere"]);
+    assert_eq!(told.code, Some(2));
+    assert!(told.err.contains("cut off at line 1") && told.err.contains("cannot read `nowhere`"), "{}", told.err);
+    let index = world.report(&["index"]);
+    assert!(index.code == Some(2) && index.err.contains("benchmark.json` is cut off"), "{}", index.told());
+    let text = fs::read_to_string(world.path("reports/README.md")).unwrap();
+    let name = |folder: &str| format!("{}/report.md", folder.trim_start_matches("reports/"));
+    assert!(text.contains(&name(&second)) && !text.contains(&name(&first)), "{text}");
+}
+
+#[test]
+fn runs_are_rendered_again_by_their_folder_or_record_to_the_same_bytes() {
+    let (world, [first, second]) = world_with_runs();
+    let report = || fs::read(world.path(&second).join("report.md")).unwrap();
+    let before = report();
+    let ran = world.report(&["render", &first, &format!("{second}/benchmark.json")]);
+    assert_eq!(ran.told(), format!("exit: 0\n--- stdout ---\nreport: {first}/report.md\nreport: {second}/report.md\n--- stderr ---\n"));
+    assert_eq!(report(), before);
+}
+
+#[test]
+fn shards_are_merged_into_a_run_that_takes_the_place_of_none_of_them() {
+    let world = World::without_gpu().with("small.yaml", SMALL);
+    for shard in ["1/2", "2/2"] {
+        let folder = format!("shards/{}", &shard[..1]);
+        assert_eq!(world.bench(&["small.yaml", "--device", "sim", "--shard", shard, "--report", &folder]).code, Some(0));
+    }
+    let merge = |shards: &[&str], output: &str| world.report(&[&["merge"], shards, &["-o", output]].concat());
+    let missing = merge(&["shards/1"], "run.json");
+    assert!(missing.code == Some(2) && missing.err.contains("missing: shard 2/2"), "{}", missing.told());
+    let own = merge(&["shards/1", "shards/2"], "shards/1/benchmark.json");
+    assert!(own.code == Some(2) && own.err.contains("this is one of the shards"), "{}", own.told());
+    let merged = merge(&["shards/2/benchmark.json", "shards/1"], "run.json");
+    assert_eq!((merged.code, merged.out.as_str()), (Some(0), "run: run.json\n"));
+    let run: Value = serde_json::from_str(&fs::read_to_string(world.path("run.json")).unwrap()).unwrap();
+    assert_eq!((&run["shard"], run["suites"][0]["entries"].as_array().unwrap().len()), (&Value::Null, 12));
+}
+
+#[test]
+fn a_folder_of_reports_that_is_named_too_deep_is_answered_with_the_one_above() {
+    let (world, [first, _]) = world_with_runs();
+    for folder in ["reports/nightly", &first] {
+        let ran = world.report(&["index", folder]);
+        assert!(ran.code == Some(2) && ran.err.contains("name the folder above: reports"), "{}", ran.told());
+        assert!(!world.path(folder).join("README.md").exists(), "{folder}");
+    }
+    assert_eq!(world.report(&["index", "reports"]).code, Some(0));
+}

@@ -1,0 +1,72 @@
+//! What continuous integration shows of a run: the step summary and annotations of GitHub Actions, and figures for github-action-benchmark.
+
+use harness_bench::compare::by_importance;
+use harness_bench::record::{BenchRun, EntryName, Outcome, Quantity, Verdict};
+use serde_json::{Value, json};
+
+use super::super::github::{self, Level};
+use super::verdict::in_figures;
+use super::words;
+
+/// The run as a step summary: its report without pictures, at most `limit` bytes long.
+#[must_use]
+pub fn summary(run: &BenchRun, limit: usize) -> String {
+    let mut page = super::page(run, false);
+    page.end();
+    github::cut(&page.text, limit)
+}
+
+/// The run as workflow commands, at most [`github::ANNOTATIONS`]: what broke, what became worse, whether it was contended, what became better.
+#[must_use]
+pub fn annotations(run: &BenchRun) -> Vec<String> {
+    let mut told = Vec::new();
+    if run.comparison.is_none() {
+        for (suite, entry) in run.entries() {
+            if let Outcome::Failed { reason } = &entry.outcome {
+                told.push((Level::Error, format!("{}: {} by {} FAILED", suite.name, entry.case(), entry.arm), reason.clone()));
+            }
+        }
+    }
+    for change in run.comparison.iter().flat_map(by_importance) {
+        let (level, word) = match change.verdict {
+            Verdict::Broken => (Level::Error, "broke"),
+            Verdict::Worse => (Level::Warning, "is worse"),
+            Verdict::Better => (Level::Notice, "is better"),
+            _ => (Level::Notice, "is fixed"),
+        };
+        let EntryName { suite, case, arm, .. } = &change.entry;
+        told.push((level, format!("{suite}: {case} by {arm} {word}"), in_figures(change)));
+    }
+    if !run.conditions.contended.is_empty() {
+        told.push((Level::Warning, "The machine was contended".to_owned(), run.conditions.contended.join("; ")));
+    }
+    github::annotations(&told)
+}
+
+/// The run's medians as `customSmallerIsBetter` of github-action-benchmark, one figure an entry. Times are in nanoseconds; those of a simulated
+/// clock have a unit that says so.
+///
+/// Source: <https://github.com/benchmark-action/github-action-benchmark#examples>.
+#[must_use]
+pub fn smaller_is_better(run: &BenchRun) -> String {
+    let mut figures: Vec<Value> = Vec::new();
+    for (suite, entry) in run.entries() {
+        let Some(measured) = entry.outcome.measured() else { continue };
+        let summary = &measured.summary;
+        let (unit, scale) = match entry.quantity {
+            Quantity::HostTime | Quantity::DeviceTime => ("ns", 1e3),
+            Quantity::ModelTime => ("ns of model time (simulated clock), not measured", 1e3),
+            Quantity::Memory => ("bytes", 1.0),
+        };
+        figures.push(json!({
+            "name": format!("{} / {} / {} ({})", suite.name, entry.case(), entry.arm, words::slug(entry.quantity)),
+            "unit": unit,
+            "value": summary.median as f64 / scale,
+            "range": format!("± {}", summary.high.saturating_sub(summary.low) as f64 / 2.0 / scale),
+            "extra": format!("n = {}\n{}\n{}", summary.count, words::commit(&run.build), run.machine.device),
+        }));
+    }
+    let mut text = serde_json::to_string_pretty(&Value::Array(figures)).expect("plain values always serialize");
+    text.push('\n');
+    text
+}

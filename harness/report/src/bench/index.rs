@@ -1,0 +1,85 @@
+//! The index of all runs: for each device its latest verdict, and a table of its runs.
+
+use harness_bench::record::{BenchRun, Counts, Outcome};
+use harness_bench::store::{INDEX, REPORT};
+
+use super::super::escape::{code, prose};
+use super::super::page::Page;
+use super::super::words::{Align, NOTHING, count};
+use super::{verdict, words};
+
+/// Runs listed before the fold.
+const LISTED: usize = 10;
+
+/// One run: its folder, relative to the index.
+type Place<'a> = (&'a str, &'a BenchRun);
+
+/// Renders [`INDEX`]. The folders are relative to it; runs may come in any order, of any machines.
+#[must_use]
+pub fn index(runs: &[(String, BenchRun)]) -> Vec<(String, String)> {
+    let mut page = Page::default();
+    page.block("# Benchmark runs");
+    page.block(
+        "Each run is a folder with a report to read and the record that it is made from. It is measured side by side with the accepted build, \
+         which `accepted.json` names; `harness report accept` moves it. This page is made by the tool: do not edit it.",
+    );
+    if runs.is_empty() {
+        page.block("There is no run yet: `harness bench` makes one.");
+    }
+    for device in devices(runs) {
+        section(&mut page, &device);
+    }
+    page.end();
+    vec![(INDEX.to_owned(), page.text)]
+}
+
+/// Runs by device, those on real hardware first; the latest run of each first.
+fn devices(runs: &[(String, BenchRun)]) -> Vec<Vec<Place<'_>>> {
+    let mut ordered: Vec<Place<'_>> = runs.iter().map(|(folder, run)| (folder.as_str(), run)).collect();
+    let key = |run: &BenchRun| (run.machine.cost_model.clone(), run.machine.device.clone());
+    ordered.sort_by(|(folder_a, a), (folder_b, b)| key(a).cmp(&key(b)).then_with(|| (&b.started, folder_b).cmp(&(&a.started, folder_a))));
+    ordered.chunk_by(|a, b| key(a.1) == key(b.1)).map(<[Place<'_>]>::to_vec).collect()
+}
+
+fn section(page: &mut Page, runs: &[Place<'_>]) {
+    let (folder, latest) = runs[0];
+    page.block(format!("## {}", prose(&words::device(&latest.machine))));
+    page.block(format!("**{}** [The run of {}]({}).", prose(&verdict(latest)), words::moment(&latest.started), link(folder)));
+    list(page, &runs[..runs.len().min(LISTED)]);
+    if runs.len() > LISTED {
+        page.fold(&format!("{} before", count(runs.len() - LISTED, "run")), |page| list(page, &runs[LISTED..]));
+    }
+}
+
+fn list(page: &mut Page, runs: &[Place<'_>]) {
+    let left = ["run", "commit", "accepted"].map(|head| (head.to_owned(), Align::Left));
+    let right = ["broken", "worse", "better", "unsure", "failed", "entries"].map(|head| (head.to_owned(), Align::Right));
+    let columns: Vec<_> = left.into_iter().chain(right).chain([("contended".to_owned(), Align::Left)]).collect();
+    page.table(&columns, runs.iter().map(|(folder, run)| cells(folder, run)));
+}
+
+fn cells(folder: &str, run: &BenchRun) -> Vec<String> {
+    let counts = run.comparison.as_ref().map(|comparison| Counts::of(&comparison.changes));
+    let number = |of: fn(Counts) -> usize| counts.map_or_else(|| NOTHING.to_owned(), |counts| of(counts).to_string());
+    let commit = |commit: Option<&String>| commit.map_or_else(|| NOTHING.to_owned(), |commit| code(&words::shortened(commit)));
+    let failed = run.entries().filter(|(_, entry)| matches!(entry.outcome, Outcome::Failed { .. })).count();
+    vec![
+        format!("[{}]({})", words::moment(&run.started), link(folder)),
+        commit(run.build.commit.as_ref()),
+        if run.accepted.missing.is_some() { NOTHING.to_owned() } else { commit(run.accepted.commit.as_ref()) },
+        number(|counts| counts.broken),
+        number(|counts| counts.worse),
+        number(|counts| counts.better),
+        number(|counts| counts.unsure),
+        failed.to_string(),
+        run.entries().count().to_string(),
+        if run.conditions.contended.is_empty() { "no".to_owned() } else { prose(&run.conditions.contended.join("; ")) },
+    ]
+}
+
+/// A path as the target of a link.
+fn link(folder: &str) -> String {
+    let folder = folder.trim_end_matches('/');
+    let path = if folder.is_empty() { REPORT.to_owned() } else { format!("{folder}/{REPORT}") };
+    path.chars().map(|c| if c.is_whitespace() || "()<>".contains(c) { format!("%{:02X}", u32::from(c)) } else { c.to_string() }).collect()
+}

@@ -1,0 +1,248 @@
+//! The report of a benchmark run, and the index of all runs: pure functions of their records.
+//!
+//! The first screen says whether something changed, what, and what to do; then comes one table a suite and quantity, cases by arms. Figures of
+//! different quantities never share a table, and model times are headed as such.
+
+mod ci;
+mod index;
+mod picture;
+mod verdict;
+mod words;
+
+pub use self::ci::{annotations, smaller_is_better, summary};
+pub use self::index::index;
+pub use self::verdict::{comparison, verdict};
+
+pub(super) use self::verdict::in_figures;
+pub(super) use self::words::{amount, short};
+
+use std::collections::BTreeMap;
+
+use harness_base::files::slug;
+use harness_bench::record::{BenchRun, Change, Entry, EntryName, GpuState, Machine, Outcome, Quantity, SuiteRecord, Verdict};
+use harness_bench::store::REPORT;
+
+use super::escape::{code, prose, prose_block};
+use super::page::Page;
+use super::picture::Picture;
+use super::unique;
+use super::words::{Align, Grid, NOTHING, count, or_nothing, size};
+
+/// In the order in which they are shown.
+const QUANTITIES: [Quantity; 4] = [Quantity::HostTime, Quantity::DeviceTime, Quantity::ModelTime, Quantity::Memory];
+
+/// Renders a run: [`REPORT`], and the pictures that it links to before it. `earlier` holds earlier runs on the same device, the oldest first:
+/// trends are drawn from them, everything else from the run alone.
+#[must_use]
+pub fn render(run: &BenchRun, earlier: &[&BenchRun]) -> Vec<(String, String)> {
+    let mut page = page(run, true);
+    trend(&mut page, run, earlier);
+    page.end();
+    let pictures = page.pictures.into_iter().map(|picture| (picture.file_name, picture.svg));
+    pictures.chain([(REPORT.to_owned(), page.text)]).collect()
+}
+
+/// Everything but the trend, with pictures or without.
+fn page(run: &BenchRun, with_pictures: bool) -> Page {
+    let mut page = Page::default();
+    page.block(format!("# Benchmarks of {} on {}", words::moment(&run.started), prose(&words::device(&run.machine))));
+    verdict::write(&mut page, run);
+    for suite in &run.suites {
+        write_suite(&mut page, run, suite, with_pictures);
+    }
+    machine(&mut page, run);
+    page
+}
+
+/// How the entry that changed most went over the runs.
+fn trend(page: &mut Page, run: &BenchRun, earlier: &[&BenchRun]) {
+    let changes = run.comparison.iter().flat_map(harness_bench::compare::by_importance);
+    if let Some(svg) = changes.filter_map(|change| picture::trend::draw(run, earlier, change)).next() {
+        page.block("## Trend of what changed most");
+        page.block("![The entry that changed most, over the runs with this accepted build](trend.svg)");
+        page.pictures.push(Picture { file_name: "trend.svg".to_owned(), svg });
+    }
+}
+
+fn write_suite(page: &mut Page, run: &BenchRun, suite: &SuiteRecord, with_pictures: bool) {
+    let changes: BTreeMap<&EntryName, &Change> =
+        run.comparison.iter().flat_map(|comparison| &comparison.changes).map(|change| (&change.entry, change)).collect();
+    page.block(format!("## {}", code(&suite.name)));
+    page.block(prose_block(&suite.about));
+    let rounds = count(suite.rounds as usize, "round");
+    let precision = precision(suite, &changes)
+        .map_or_else(String::new, |half| format!("; ratios to what they are compared with are known to ± {}", words::percent(half)));
+    page.block(format!("{rounds}: {}{precision}.", words::stopped(suite.stopped)));
+    for quantity in QUANTITIES {
+        let entries: Vec<&Entry> = suite.entries.iter().filter(|entry| entry.quantity == quantity).collect();
+        if entries.is_empty() {
+            continue;
+        }
+        page.block(format!("### {}", prose(&words::heading(quantity, &run.machine))));
+        table(page, suite, &entries, &changes);
+        let curve = picture::curve::draw(suite, quantity).filter(|_| with_pictures);
+        if let Some(svg) = curve {
+            let name = unique(&format!("{}-{}", slug(&suite.name), words::slug(quantity)), "-", &mut page.names);
+            page.block(format!("![{}: {}, one line an arm]({name}.svg)", prose(&suite.name), words::short(quantity)));
+            page.pictures.push(Picture { file_name: format!("{name}.svg"), svg });
+        }
+    }
+    reasons(page, suite);
+}
+
+/// Half the width of a typical interval of a measured time.
+fn precision(suite: &SuiteRecord, changes: &BTreeMap<&EntryName, &Change>) -> Option<f64> {
+    let measured = suite.entries.iter().filter(|entry| !entry.quantity.is_exact());
+    let figures = measured.filter_map(|entry| changes.get(&EntryName::of(suite, entry))?.figures);
+    let mut halves: Vec<f64> = figures.map(|figures| (figures.high - figures.low) / 2.0).collect();
+    halves.sort_by(f64::total_cmp);
+    halves.get(halves.len() / 2).copied()
+}
+
+/// Cases by arms. A case whose figures are all zero stands in one line below.
+fn table(page: &mut Page, suite: &SuiteRecord, entries: &[&Entry], changes: &BTreeMap<&EntryName, &Change>) {
+    let (mut arms, mut cases): (Vec<&str>, Vec<String>) = (Vec::new(), Vec::new());
+    for entry in entries {
+        if !arms.contains(&entry.arm.as_str()) {
+            arms.push(&entry.arm);
+        }
+        if cases.last() != Some(&entry.case()) {
+            cases.push(entry.case());
+        }
+    }
+    let is_zero = |case: &String| {
+        let mut of_case = entries.iter().filter(|entry| entry.case() == *case);
+        of_case.all(|entry| {
+            let is_flagged = changes.get(&EntryName::of(suite, entry)).is_some_and(|change| !matches!(change.verdict, Verdict::Same));
+            !is_flagged && entry.outcome.measured().is_some_and(|measured| measured.summary.max == 0)
+        })
+    };
+    let (zero, shown): (Vec<String>, Vec<String>) = cases.into_iter().partition(is_zero);
+    let heads = std::iter::once(("case".to_owned(), Align::Left)).chain(arms.iter().map(|arm| (code(arm), Align::Right)));
+    let row = |case: &String| {
+        let cell = |arm: &&str| {
+            let entry = entries.iter().find(|entry| entry.arm == **arm && entry.case() == *case);
+            entry.map_or_else(String::new, |entry| cell(entry, changes.get(&EntryName::of(suite, entry)).copied()))
+        };
+        std::iter::once(prose(case)).chain(arms.iter().map(cell)).collect()
+    };
+    if !shown.is_empty() {
+        page.table(&heads.collect::<Vec<_>>(), shown.iter().map(row).collect::<Vec<_>>());
+    }
+    if !zero.is_empty() {
+        page.block(format!("Zero for every arm: {}.", prose(&zero.join(", "))));
+    }
+}
+
+/// The median, and where it changed the ratio.
+fn cell(entry: &Entry, change: Option<&Change>) -> String {
+    let figure = match &entry.outcome {
+        Outcome::Measured(measured) => words::amount(entry.quantity, measured.summary.median),
+        Outcome::OutOfMemory { .. } => "out of memory".to_owned(),
+        Outcome::Failed { .. } => "failed".to_owned(),
+        Outcome::Skipped { .. } => NOTHING.to_owned(),
+    };
+    match change.map(|change| (change.verdict, change)) {
+        Some((Verdict::Worse, change)) => format!("**{figure}, worse: {}**", words::change(change)),
+        Some((Verdict::Better, change)) => format!("**{figure}, better: {}**", words::change(change)),
+        Some((Verdict::Broken, _)) => format!("**{figure}: broken**"),
+        Some((Verdict::Fixed, _)) => format!("**{figure}: fixed**"),
+        Some((Verdict::Unsure, _)) => format!("{figure} (unsure)"),
+        _ => figure,
+    }
+}
+
+/// Why there are no figures, each reason once.
+fn reasons(page: &mut Page, suite: &SuiteRecord) {
+    let mut reasons: BTreeMap<&str, Vec<&Entry>> = BTreeMap::new();
+    for entry in &suite.entries {
+        if let Some(reason) = entry.outcome.reason() {
+            reasons.entry(reason).or_default().push(entry);
+        }
+    }
+    let line = |(reason, entries): (&str, Vec<&Entry>)| {
+        let first = format!("{} by {}", prose(&entries[0].case()), code(&entries[0].arm));
+        let more = if entries.len() > 1 { format!(" and {} more", entries.len() - 1) } else { String::new() };
+        format!("{first}{more}: {}", prose(reason))
+    };
+    page.list(&reasons.into_iter().map(line).collect::<Vec<_>>());
+}
+
+/// Where it was measured, in what state, and how to do it again.
+fn machine(page: &mut Page, run: &BenchRun) {
+    page.block("## Again");
+    page.command(&run.reproduce);
+    page.fold("The machine, and how to read this", |page| {
+        let mut grid = Grid::new([("machine", Align::Left), ("", Align::Left)]);
+        grid.rows = machine_rows(&run.machine).map(|(what, value)| vec![what.to_owned(), value]).to_vec();
+        grid.rows.push(vec!["free memory at the start".to_owned(), or_nothing(run.conditions.free_at_start.map(size))]);
+        page.grid(&grid);
+        gpu(page, &run.conditions.gpu);
+        cost_model(page, run);
+        page.list(&[
+            "A *round* does every entry once, in a new order each time. Figures are medians of all samples.".to_owned(),
+            "*Worse*: the ratio to the accepted build, round by round, lies above one by more than the suite's threshold, and its whole 99 % \
+             interval by more than half of it; or the entry lies so far above the best earlier run with this accepted build; or it came to stand on a level that is \
+             higher by half the threshold and stays. Model times and memory are exact: any difference counts."
+                .to_owned(),
+            "*Unsure*: the interval is so wide that a change of twice the threshold could hide in it.".to_owned(),
+            "*Host time* is measured by this machine's clock, *device time* between two events of a real device. *Model time* is a simulated \
+             device's virtual clock: not measured, and never compared with measured times."
+                .to_owned(),
+        ]);
+    });
+}
+
+fn machine_rows(machine: &Machine) -> [(&'static str, String); 10] {
+    [
+        ("device", machine.device.clone()),
+        ("memory", or_nothing(machine.memory.map(size))),
+        ("hash of the UUID", or_nothing(machine.uuid_hash.as_deref())),
+        ("driver, CUDA", format!("{}, {}", or_nothing(machine.driver.as_deref()), or_nothing(machine.cuda.as_deref()))),
+        ("multi-instance mode", words::on(machine.mig).to_owned()),
+        ("error correction", words::on(machine.ecc).to_owned()),
+        ("processor", or_nothing(machine.cpu.as_deref())),
+        ("processors of this process", machine.cores.to_string()),
+        ("kernel", or_nothing(machine.kernel.as_deref())),
+        ("compiler", machine.compiler.clone()),
+    ]
+}
+
+/// Clocks, power and temperature over the run.
+fn gpu(page: &mut Page, states: &[GpuState]) {
+    if states.is_empty() {
+        return;
+    }
+    let heads = ["GPU after", "SM clock", "memory clock", "power", "temperature"].map(|head| (head, Align::Right));
+    let rest = [("clocks held down by", Align::Left), ("other processes", Align::Right)];
+    let mut grid = Grid::new(heads.into_iter().chain(rest));
+    let megahertz = |clock: Option<u32>| or_nothing(clock.map(|clock| format!("{clock} MHz")));
+    let cells = |state: &GpuState| {
+        vec![
+            words::took(state.at_ms),
+            megahertz(state.sm_mhz),
+            megahertz(state.memory_mhz),
+            or_nothing(state.power_mw.map(|power| format!("{:.1} W", f64::from(power) / 1e3))),
+            or_nothing(state.temperature.map(|celsius| format!("{celsius} °C"))),
+            if state.throttle_reasons.is_empty() { NOTHING.to_owned() } else { state.throttle_reasons.join(", ") },
+            or_nothing(state.other_processes),
+        ]
+    };
+    grid.rows = states.iter().map(cells).collect();
+    page.grid(&grid);
+}
+
+fn cost_model(page: &mut Page, run: &BenchRun) {
+    let figures = &run.conditions.cost_figures;
+    if figures.is_empty() {
+        return;
+    }
+    let name = run.machine.cost_model.as_deref().unwrap_or("without a name");
+    page.block(format!("Cost model {}:", prose(name)));
+    let mut grid = Grid::new([("operation", Align::Left), ("charge", Align::Right), ("source", Align::Left)]);
+    grid.rows = figures.iter().map(|figure| vec![figure.name.clone(), figure.value.clone(), figure.source.clone()]).collect();
+    page.grid(&grid);
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

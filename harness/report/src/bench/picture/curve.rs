@@ -1,0 +1,131 @@
+//! Figures along the axis of a group, as of latency by size: one panel a group, one line an arm.
+
+use std::collections::BTreeSet;
+
+use plotters::prelude::*;
+
+use super::axis::{Axis, Unit};
+use super::{Canvas, Side, arms, colour, distinct, document, fitted, legend_height};
+use crate::bench::words;
+use crate::picture::{Drawn, GRID, INK, WIDTH};
+use harness_bench::record::{EntrySummary, Outcome, Quantity, SuiteRecord};
+
+/// Points that make a curve: two are read better in the table.
+const LEAST_POINTS: usize = 3;
+
+/// Pixels of a panel with its title and axis.
+const PANEL: i32 = 300;
+/// Panels of one picture.
+const PANELS: usize = 8;
+
+/// A group with points.
+struct Group<'a> {
+    name: &'a str,
+    /// What its axis shows.
+    axis: &'a str,
+    is_bytes: bool,
+    /// By arm, then by point.
+    lines: Vec<Vec<(u64, EntrySummary)>>,
+}
+
+/// Draws the curves of one quantity; `None` where no group has three points.
+pub(in super::super) fn draw(suite: &SuiteRecord, quantity: Quantity) -> Option<String> {
+    let entries = || suite.entries.iter().filter(|entry| entry.quantity == quantity && entry.point.is_some());
+    let arms = arms(suite);
+    let names = distinct(entries().map(|entry| entry.group.as_str()));
+    let groups: Vec<Group<'_>> = names.into_iter().filter_map(|name| group(suite, quantity, name, &arms)).take(PANELS).collect();
+    if groups.is_empty() {
+        return None;
+    }
+    Some(picture(suite, quantity, &groups, &arms))
+}
+
+fn group<'a>(suite: &'a SuiteRecord, quantity: Quantity, name: &'a str, arms: &[&str]) -> Option<Group<'a>> {
+    let entries = || suite.entries.iter().filter(|entry| entry.group == name && entry.quantity == quantity);
+    let first = entries().find_map(|entry| entry.point.as_ref())?;
+    let line = |arm: &&str| {
+        let mut line: Vec<(u64, EntrySummary)> = entries()
+            .filter(|entry| entry.arm == **arm)
+            .filter_map(|entry| match (&entry.point, &entry.outcome) {
+                (Some(point), Outcome::Measured(measured)) => Some((point.value, measured.summary)),
+                _ => None,
+            })
+            .collect();
+        line.sort_by_key(|&(value, _)| value);
+        line
+    };
+    let lines: Vec<Vec<(u64, EntrySummary)>> = arms.iter().map(line).collect();
+    lines.iter().any(|line| line.len() >= LEAST_POINTS).then_some(Group { name, axis: &first.axis, is_bytes: first.bytes, lines })
+}
+
+fn picture(suite: &SuiteRecord, quantity: Quantity, groups: &[Group<'_>], arms: &[&str]) -> String {
+    let columns = if groups.len() > 1 { 2 } else { 1 };
+    let wide = WIDTH as i32 / columns;
+    let rows = (groups.len() as i32 + columns - 1) / columns;
+    let title = format!("{}: {}, by {}", suite.name, words::short(quantity), groups[0].axis);
+    let is_drawn = |index: usize| groups.iter().any(|group| !group.lines[index].is_empty());
+    let keys: Vec<(usize, &str)> = arms.iter().copied().enumerate().filter(|&(index, _)| is_drawn(index)).collect();
+    let keys_end = 58 + legend_height(&keys);
+    let height = keys_end + rows * PANEL;
+    let described: Vec<String> = groups.iter().flat_map(|group| in_words(group, quantity, arms)).collect();
+    document(height, &title, &described.join(" "), |canvas| {
+        canvas.text(&title, (12, 16), Side::Right, 13, INK)?;
+        canvas.caption(
+            "Median and its 95 % confidence interval. Both axes are logarithmic. Arms whose curves are equal lie on each other.",
+            (12, 36),
+        )?;
+        canvas.legend(58, &keys, |index, place| canvas.mark(place, index))?;
+        for (index, group) in groups.iter().enumerate() {
+            let corner = (index as i32 % columns * wide, keys_end + index as i32 / columns * PANEL);
+            panel(canvas, group, quantity, corner, wide)?;
+        }
+        Ok(())
+    })
+}
+
+fn panel(canvas: &Canvas<'_, '_>, group: &Group<'_>, quantity: Quantity, (left, top): (i32, i32), wide: i32) -> Drawn {
+    let (first, last) = (left + 74, left + wide - 26);
+    let (upper, lower) = (top + 24, top + PANEL - 44);
+    let points = || group.lines.iter().flatten();
+    let unit = if group.is_bytes { Unit::Of(Quantity::Memory) } else { Unit::Number };
+    let values: BTreeSet<u64> = points().map(|&(value, _)| value).collect();
+    let across = Axis::log(unit, values.iter().copied(), (first, last));
+    let up = Axis::log(Unit::Of(quantity), points().flat_map(|(_, summary)| [summary.low, summary.median, summary.high]), (lower, upper));
+    canvas.text(&fitted(group.name, 60), (first, top + 10), Side::Right, 12, INK)?;
+    canvas.rules(&up, (first, last), 28.0)?;
+    for (x, label) in across.marks(values, 58) {
+        canvas.line(&[(x, upper), (x, lower)], GRID)?;
+        canvas.text(&label, (x, lower + 6), Side::Below, 11, INK)?;
+    }
+    canvas.line(&[(first, upper), (first, lower), (last, lower)], INK)?;
+    canvas.text(group.axis, (i32::midpoint(first, last), lower + 22), Side::Below, 11, INK)?;
+    let drawn: Vec<(usize, &Vec<(u64, EntrySummary)>)> = group.lines.iter().enumerate().filter(|(_, line)| !line.is_empty()).collect();
+    for (index, line) in drawn {
+        curve(canvas, line, |value, figure| (across.place(value as f64), up.place(figure as f64)), index)?;
+    }
+    Ok(())
+}
+
+fn curve(canvas: &Canvas<'_, '_>, line: &[(u64, EntrySummary)], place: impl Fn(u64, u64) -> (i32, i32), index: usize) -> Drawn {
+    if line.len() > 1 {
+        let lows = line.iter().map(|&(value, summary)| place(value, summary.low));
+        let highs = line.iter().rev().map(|&(value, summary)| place(value, summary.high));
+        canvas.area(lows.chain(highs).collect(), colour(index).mix(0.18))?;
+        let medians: Vec<(i32, i32)> = line.iter().map(|&(value, summary)| place(value, summary.median)).collect();
+        canvas.line(&medians, colour(index).stroke_width(2))?;
+    }
+    for &(value, summary) in line {
+        canvas.line(&[place(value, summary.low), place(value, summary.high)], colour(index).stroke_width(1))?;
+        canvas.mark(place(value, summary.median), index)?;
+    }
+    Ok(())
+}
+
+fn in_words(group: &Group<'_>, quantity: Quantity, arms: &[&str]) -> Vec<String> {
+    let told = group.lines.iter().zip(arms).filter_map(|(line, arm)| {
+        let ((_, first), (_, last)) = (line.first()?, line.last()?);
+        let (first, last) = (words::amount(quantity, first.median), words::amount(quantity, last.median));
+        Some(format!("{} by {arm}: from {first} at the least {} to {last} at the greatest.", group.name, group.axis))
+    });
+    told.collect()
+}

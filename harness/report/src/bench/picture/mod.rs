@@ -1,0 +1,166 @@
+//! Pictures of a run: how figures grow along an axis, and how an entry went over the runs.
+//!
+//! Each has a white ground of its own, so that it reads on dark pages too, and says in words what it shows.
+
+mod axis;
+pub(super) mod curve;
+pub(super) mod trend;
+
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use crate::picture::{self, Area, Drawn, GRID, INK, LIMIT, WIDTH};
+use harness_bench::record::{Outcome, SuiteRecord};
+
+/// No font is at hand to measure: what a character of 12-pixel sans-serif faces takes on average.
+const CHARACTER: f64 = 6.6;
+/// Where legends start, and pixels of each of their lines.
+const LEGEND_LEFT: i32 = 12;
+const LEGEND_LINE: i32 = 18;
+
+// Okabe and Ito's colours, told apart by colour-blind readers too, without the yellow that is too pale on white:
+// <https://jfly.uni-koeln.de/color/>; behind them the wine and the olive of Paul Tol's muted scheme, which none of them resembles:
+// <https://sronpersonalpages.nl/~pault/>. Arms differ by their mark as well.
+const COLOURS: [RGBColor; 9] = [
+    RGBColor(0, 114, 178),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(213, 94, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(90, 90, 90),
+    RGBColor(136, 34, 85),
+    RGBColor(153, 153, 51),
+];
+
+/// Colour and mark of something that is drawn, by its place in the legend.
+fn colour(index: usize) -> RGBColor {
+    COLOURS[index % COLOURS.len()]
+}
+
+/// A picture of this height, with a title and a description for those who cannot see it.
+fn document(height: i32, title: &str, description: &str, draw: impl FnOnce(&Canvas<'_, '_>) -> Drawn) -> String {
+    let mut svg = String::new();
+    let height = u32::try_from(height).unwrap_or(1);
+    {
+        let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
+        let drawn = root.fill(&WHITE).and_then(|()| draw(&Canvas(&root))).and_then(|()| root.present());
+        drawn.expect("a picture in a string meets neither files nor fonts, so it cannot fail");
+    }
+    picture::described(&svg, title, description)
+}
+
+/// Where a text stands beside its point.
+#[derive(Clone, Copy)]
+enum Side {
+    Right,
+    Left,
+    Below,
+}
+
+/// What pictures are drawn on, in pixels from the upper left corner.
+struct Canvas<'a, 'b>(&'a Area<'b>);
+
+impl Canvas<'_, '_> {
+    fn text(&self, text: &str, place: (i32, i32), side: Side, size: u32, colour: RGBColor) -> Drawn {
+        let pos = match side {
+            Side::Right => Pos::new(HPos::Left, VPos::Center),
+            Side::Left => Pos::new(HPos::Right, VPos::Center),
+            Side::Below => Pos::new(HPos::Center, VPos::Top),
+        };
+        self.0.draw(&Text::new(text.to_owned(), place, picture::font(size).color(&colour).pos(pos)))
+    }
+
+    fn line(&self, points: &[(i32, i32)], style: impl Into<ShapeStyle>) -> Drawn {
+        self.0.draw(&PathElement::new(points.to_vec(), style))
+    }
+
+    fn area(&self, points: Vec<(i32, i32)>, style: impl Into<ShapeStyle>) -> Drawn {
+        self.0.draw(&Polygon::new(points, style))
+    }
+
+    /// The mark of an arm: another shape and colour for each.
+    fn mark(&self, (x, y): (i32, i32), index: usize) -> Drawn {
+        let style = colour(index).filled();
+        match index % 5 {
+            0 => self.0.draw(&Circle::new((x, y), 4, style)),
+            1 => self.0.draw(&TriangleMarker::new((x, y), 5, style)),
+            2 => self.0.draw(&Rectangle::new([(x - 4, y - 4), (x + 4, y + 4)], style)),
+            3 => self.0.draw(&Polygon::new(vec![(x, y - 5), (x + 5, y), (x, y + 5), (x - 5, y)], style)),
+            _ => self.0.draw(&Cross::new((x, y), 4, colour(index).stroke_width(2))),
+        }
+    }
+
+    /// Keys in rows, each with the number that it is drawn by.
+    fn legend(&self, top: i32, keys: &[(usize, &str)], draw: impl Fn(usize, (i32, i32)) -> Drawn) -> Drawn {
+        for (&(index, key), (x, line)) in keys.iter().zip(places(keys)) {
+            let y = top + line * LEGEND_LINE;
+            draw(index, (x + 10, y))?;
+            self.text(key, (x + 25, y), Side::Right, 12, INK)?;
+        }
+        Ok(())
+    }
+
+    /// Lines across a panel at the figures of its vertical axis, and those figures left of it.
+    fn rules(&self, axis: &axis::Axis, (left, right): (i32, i32), apart: f64) -> Drawn {
+        for (y, label) in axis.ticks(apart) {
+            self.line(&[(left, y), (right, y)], GRID)?;
+            self.text(&label, (left - 6, y), Side::Left, 11, INK)?;
+        }
+        Ok(())
+    }
+
+    fn caption(&self, text: &str, place: (i32, i32)) -> Drawn {
+        self.text(text, place, Side::Right, 11, LIMIT)
+    }
+}
+
+/// Where each key of a legend stands: pixels from the left, and its line.
+fn places(keys: &[(usize, &str)]) -> Vec<(i32, i32)> {
+    let (mut x, mut line) = (LEGEND_LEFT, 0);
+    let place = |(_, key): &(usize, &str)| {
+        let wide = width(key) + 26;
+        if x > LEGEND_LEFT && x + wide > WIDTH as i32 - 10 {
+            (x, line) = (LEGEND_LEFT, line + 1);
+        }
+        let place = (x, line);
+        x += wide + 18;
+        place
+    };
+    keys.iter().map(place).collect()
+}
+
+/// Pixels that a legend takes.
+fn legend_height(keys: &[(usize, &str)]) -> i32 {
+    places(keys).last().map_or(0, |(_, line)| (line + 1) * LEGEND_LINE)
+}
+
+/// What a text of size 12 takes, about.
+fn width(text: &str) -> i32 {
+    (text.chars().count() as f64 * CHARACTER).ceil() as i32
+}
+
+/// A text that fits so many characters: its end is left out where it is longer.
+fn fitted(text: &str, characters: usize) -> String {
+    if text.chars().count() <= characters {
+        return text.to_owned();
+    }
+    text.chars().take(characters.saturating_sub(1)).chain(['…']).collect()
+}
+
+/// Arms that have figures in a suite, in the order in which they first appear: the place of an arm is its colour and mark in all pictures
+/// of the suite.
+fn arms(suite: &SuiteRecord) -> Vec<&str> {
+    distinct(suite.entries.iter().filter(|entry| matches!(entry.outcome, Outcome::Measured(_))).map(|entry| entry.arm.as_str()))
+}
+
+/// Each name once, in the order in which they first appear.
+fn distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut distinct: Vec<&str> = Vec::new();
+    for name in names {
+        if !distinct.contains(&name) {
+            distinct.push(name);
+        }
+    }
+    distinct
+}

@@ -1,0 +1,190 @@
+//! What a comparison comes to, in words: the verdict, what it rests on, what changed most, and what to do.
+
+use harness_bench::compare::by_importance;
+use harness_bench::record::{Basis, BenchRun, Change, Comparison, Counts, EntryName, Outcome, Verdict};
+
+use super::super::escape::{code, prose};
+use super::super::page::Page;
+use super::super::words::{Align, NOTHING};
+use super::words;
+
+/// Changes that the first screen shows.
+const SHOWN: usize = 20;
+
+/// From so many contended runs in a row on the machine itself is to blame.
+const ALWAYS: usize = 3;
+
+/// The first screen.
+pub(super) fn write(page: &mut Page, run: &BenchRun) {
+    page.block(format!("**{}**", prose(&verdict(run))));
+    let mut lines = vec![format!("Measured: {}, in {}.", words::commit(&run.build), words::took(run.took_ms))];
+    if let Some(comparison) = &run.comparison {
+        lines.push(prose(&basis(&comparison.basis)));
+        if !comparison.machine.is_empty() {
+            lines.push(format!("The machine differs from that of the run before: {}.", prose(&comparison.machine.join("; "))));
+        }
+        lines.extend(uncompared(comparison).iter().map(|line| prose(line)));
+    }
+    lines.extend(contended(run).map(|line| prose(&line)));
+    page.list(&lines);
+    let changes: Vec<&Change> = run.comparison.iter().flat_map(by_importance).collect();
+    if changes.is_empty() {
+        return;
+    }
+    let heads = ["", "suite", "case", "arm"].map(|head| (head.to_owned(), Align::Left));
+    let figures = ["before", "now", "ratio (99 % interval)"].map(|head| (head.to_owned(), Align::Right));
+    let columns: Vec<_> = heads.into_iter().chain(figures).chain([("since, or why".to_owned(), Align::Left)]).collect();
+    page.table(&columns, changes.iter().take(SHOWN).map(|change| row(change)));
+    if changes.len() > SHOWN {
+        page.block(format!("And {} more: they are marked in the tables below.", changes.len() - SHOWN));
+    }
+}
+
+fn row(change: &Change) -> Vec<String> {
+    let EntryName { suite, case, arm, quantity } = &change.entry;
+    let figure = |of: fn(&harness_bench::record::ChangeFigures) -> u64| {
+        change.figures.as_ref().map_or_else(|| NOTHING.to_owned(), |figures| words::amount(*quantity, of(figures)))
+    };
+    let word = word(change.verdict).to_owned();
+    let ratio = if change.figures.is_some() { words::change(change) } else { NOTHING.to_owned() };
+    vec![
+        word,
+        code(suite),
+        prose(case),
+        code(arm),
+        figure(|figures| figures.base),
+        figure(|figures| figures.new),
+        ratio,
+        prose(&since(change)),
+    ]
+}
+
+/// Since when, or why.
+fn since(change: &Change) -> String {
+    let since = change.since.as_deref().map(|since| format!("since {}", words::moment(since)));
+    let run = change.worse_than_run.as_deref().map(|run| format!("worse than the run of {}", words::moment(run)));
+    [since, run, change.reason.clone()].into_iter().flatten().collect::<Vec<_>>().join("; ")
+}
+
+const fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Worse => "worse",
+        Verdict::Better => "better",
+        Verdict::Same => "same",
+        Verdict::Unsure => "unsure",
+        Verdict::Broken => "broken",
+        Verdict::Fixed => "fixed",
+        Verdict::StillBroken => "still broken",
+        Verdict::NotCompared => "not compared",
+    }
+}
+
+/// One sentence: whether something became worse or better, and of how many entries that is known.
+#[must_use]
+pub fn verdict(run: &BenchRun) -> String {
+    let failed = run.entries().filter(|(_, entry)| matches!(entry.outcome, Outcome::Failed { .. })).count();
+    let Some(comparison) = &run.comparison else {
+        let failed = if failed == 0 { "nothing failed".to_owned() } else { format!("{failed} FAILED") };
+        return format!("{} measured, {failed}. There is nothing to compare with yet.", words::entries(run.entries().count()));
+    };
+    let counts = Counts::of(&comparison.changes);
+    let kinds = [
+        (counts.broken, "broken"),
+        (counts.worse, "worse"),
+        (counts.better, "better"),
+        (counts.fixed, "fixed"),
+        (counts.still_broken, "still broken"),
+    ];
+    let changed: Vec<String> =
+        kinds.into_iter().filter(|(number, _)| *number > 0).map(|(number, kind)| format!("{number} {kind}")).collect();
+    let changed = if changed.is_empty() { "Nothing changed".to_owned() } else { changed.join(", ") };
+    let unsure = if counts.unsure > 0 { format!("; {} unsure", counts.unsure) } else { String::new() };
+    let contended = if run.conditions.contended.is_empty() {
+        String::new()
+    } else if comparison.contended_runs >= ALWAYS {
+        format!(". The machine was contended in each of the last {} runs: give it to the benchmarks alone", comparison.contended_runs)
+    } else {
+        ". The machine was contended".to_owned()
+    };
+    format!("{changed}, of {} compared{unsure}{contended}.", words::entries(counts.compared()))
+}
+
+fn basis(basis: &Basis) -> String {
+    match basis {
+        Basis::SideBySide { commit } => {
+            let commit =
+                commit.as_deref().map_or("of an unknown commit".to_owned(), |commit| format!("of commit {}", words::shortened(commit)));
+            format!("Compared side by side, in the same rounds, with the accepted build {commit}.")
+        }
+        Basis::Records { started, build, why } => format!(
+            "Compared with the record of the run of {} ({}), because the accepted build was not measured: {why}. Measured times of different \
+             runs must differ by 15 % to be flagged.",
+            words::moment(started),
+            words::commit(build)
+        ),
+    }
+}
+
+fn uncompared(comparison: &Comparison) -> Vec<String> {
+    let of = |names: &[EntryName], what: &str| {
+        let first = names.first().map(|name| format!("{}: {} by {}", name.suite, name.case, name.arm))?;
+        let more = if names.len() > 1 { format!(" and {} more", names.len() - 1) } else { String::new() };
+        Some(format!("{what}: {first}{more}."))
+    };
+    let lists = [
+        of(&comparison.new, "New, compared with nothing"),
+        of(&comparison.missing, "Not measured any more"),
+        of(&comparison.redefined, "Measures something else now, compared with nothing"),
+    ];
+    let skipped: Vec<&Change> =
+        comparison.changes.iter().filter(|change| change.verdict == Verdict::NotCompared && change.reason.is_some()).collect();
+    let first = skipped.first().and_then(|change| change.reason.as_deref());
+    let skipped = first.map(|reason| format!("Not compared, for one side has no figures: {} ({reason}).", words::entries(skipped.len())));
+    lists.into_iter().flatten().chain(skipped).collect()
+}
+
+/// That the machine did something else, and what to do about it.
+fn contended(run: &BenchRun) -> Option<String> {
+    let why = &run.conditions.contended;
+    if why.is_empty() {
+        return None;
+    }
+    let runs = run.comparison.as_ref().map_or(1, |comparison| comparison.contended_runs);
+    let often = if runs > 1 { format!(", {runs} runs in a row") } else { String::new() };
+    let to_do = if runs >= ALWAYS {
+        " What to do: run when nothing else does, or give the benchmarks cores of their own (`taskset`, a cpuset), end other processes on the \
+         GPU, and raise the budget; until then only changes larger than the intervals shown are found."
+    } else {
+        " Both builds met that alike, so ratios hold; intervals are wider."
+    };
+    Some(format!("Contended{often}: {}.{to_do}", why.join("; ")))
+}
+
+/// What changed, in one line of plain text.
+pub(crate) fn in_figures(change: &Change) -> String {
+    let Some(figures) = &change.figures else { return change.reason.clone().unwrap_or_else(|| "see the report".to_owned()) };
+    let quantity = change.entry.quantity;
+    let (base, new) = (words::amount(quantity, figures.base), words::amount(quantity, figures.new));
+    let since = since(change);
+    let since = if since.is_empty() { String::new() } else { format!(", {since}") };
+    format!("{base} → {new}, {} ({}){since}", words::change(change), words::short(quantity))
+}
+
+/// A comparison for the terminal.
+#[must_use]
+pub fn comparison(run: &BenchRun) -> String {
+    let mut text = format!("{}\n", verdict(run));
+    let Some(comparison) = &run.comparison else { return text };
+    let mut line = |line: &str| text.extend([line, "\n"]);
+    line(&basis(&comparison.basis));
+    if !comparison.machine.is_empty() {
+        line(&format!("The machine differs: {}.", comparison.machine.join("; ")));
+    }
+    uncompared(comparison).iter().for_each(|told| line(told));
+    contended(run).iter().for_each(|told| line(told));
+    for change in by_importance(comparison) {
+        let EntryName { suite, case, arm, .. } = &change.entry;
+        line(&format!("  {}: {suite}: {case} by {arm}: {}", word(change.verdict), in_figures(change)));
+    }
+    text
+}

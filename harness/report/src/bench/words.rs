@@ -1,0 +1,198 @@
+//! How figures of a benchmark run are put into words, the same in every format.
+
+use harness_allocator::units::Bytes;
+
+use harness_bench::record::{Build, Change, Machine, Quantity, Stopped};
+
+/// Units of time from the largest, each with its picoseconds.
+const UNITS: [(&str, f64); 5] = [("s", 1e12), ("ms", 1e9), ("µs", 1e6), ("ns", 1e3), ("ps", 1.0)];
+
+/// A figure with its unit, three significant digits for times: `4.23 ns`, `850 ps`, `2 MiB`.
+pub(crate) fn amount(quantity: Quantity, value: u64) -> String {
+    match quantity {
+        Quantity::Memory => Bytes(value).to_string(),
+        Quantity::HostTime | Quantity::DeviceTime | Quantity::ModelTime => time(value),
+    }
+}
+
+/// Picoseconds, with three significant digits and the fitting unit.
+pub(super) fn time(picoseconds: u64) -> String {
+    let value = picoseconds as f64;
+    // What three digits would round up to the next unit is told in that.
+    let (unit, size) = UNITS.into_iter().find(|&(_, size)| value >= size * 0.9995).unwrap_or(("ps", 1.0));
+    let value = value / size;
+    let decimals = if unit == "ps" || value >= 99.95 { 0 } else { 1 + usize::from(value < 9.995) };
+    format!("{value:.decimals$} {unit}")
+}
+
+/// What figures are, as a heading says it. Model times are never called measured.
+pub(super) fn heading(quantity: Quantity, machine: &Machine) -> String {
+    match quantity {
+        Quantity::HostTime => match &machine.cpu {
+            Some(cpu) => format!("Host times, measured on this CPU ({cpu})"),
+            None => "Host times, measured on this CPU".to_owned(),
+        },
+        Quantity::DeviceTime => format!("Device times, measured on {}", machine.device),
+        Quantity::ModelTime => match &machine.cost_model {
+            Some(model) => format!("Model times (simulated clock, cost model {model}), not measured"),
+            None => "Model times (simulated clock), not measured".to_owned(),
+        },
+        Quantity::Memory => "Memory".to_owned(),
+    }
+}
+
+/// The same for axes and columns.
+pub(crate) const fn short(quantity: Quantity) -> &'static str {
+    match quantity {
+        Quantity::HostTime => "host time, measured",
+        Quantity::DeviceTime => "device time, measured",
+        Quantity::ModelTime => "model time (simulated clock), not measured",
+        Quantity::Memory => "memory",
+    }
+}
+
+/// A name for files and links.
+pub(super) const fn slug(quantity: Quantity) -> &'static str {
+    match quantity {
+        Quantity::HostTime => "host",
+        Quantity::DeviceTime => "device",
+        Quantity::ModelTime => "model",
+        Quantity::Memory => "memory",
+    }
+}
+
+/// `1.31×`, with a digit more close to one.
+pub(super) fn ratio(ratio: f64) -> String {
+    match ratio {
+        ratio if !ratio.is_finite() => super::super::words::NOTHING.to_owned(),
+        ratio if (0.95..1.05).contains(&ratio) => format!("{ratio:.3}×"),
+        // Two significant digits.
+        ratio if ratio > 0.0 && ratio < 0.095 => format!("{ratio:.*}×", (1.0 - ratio.log10().floor()) as usize),
+        ratio => super::super::words::multiple(Some(ratio)),
+    }
+}
+
+/// A ratio with its confidence interval, for exact figures alone; to nothing, and of nothing, there is none.
+pub(super) fn change(change: &Change) -> String {
+    let Some(figures) = &change.figures else { return super::super::words::NOTHING.to_owned() };
+    match (figures.base, figures.new) {
+        (0, 0) => "both 0".to_owned(),
+        (0, _) => "from 0".to_owned(),
+        (_, 0) => "to 0".to_owned(),
+        _ if change.entry.quantity.is_exact() => exact_ratio(figures.ratio),
+        _ => format!("{} ({} to {})", ratio(figures.ratio), ratio(figures.low), ratio(figures.high)),
+    }
+}
+
+/// A ratio of exact figures: a difference too small for three digits is told as such.
+fn exact_ratio(value: f64) -> String {
+    let text = ratio(value);
+    match value {
+        value if text == "1.000×" && value > 1.0 => "above 1.000×".to_owned(),
+        value if text == "1.000×" && value < 1.0 => "below 1.000×".to_owned(),
+        _ => text,
+    }
+}
+
+/// A share, as `5 %`.
+pub(super) fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    if percent.abs() >= 9.95 || (percent - percent.round()).abs() < 0.05 { format!("{percent:.0} %") } else { format!("{percent:.1} %") }
+}
+
+/// A ratio as a change: `+12.4 %`, `-3.0 %`, `0.0 %`.
+pub(super) fn changed_by(ratio: f64) -> String {
+    let percent = (ratio - 1.0) * 100.0;
+    if percent.abs() < 0.05 { "0.0 %".to_owned() } else { format!("{percent:+.1} %") }
+}
+
+/// `2026-11-20 02:17 UTC`; what is written otherwise stays as it is.
+pub(super) fn moment(started: &str) -> String {
+    match (started.split_once('T'), started.ends_with('Z')) {
+        (Some((date, time)), true) if time.is_char_boundary(5) && time.len() >= 5 => format!("{date} {} UTC", &time[..5]),
+        _ => started.to_owned(),
+    }
+}
+
+/// `2026-11-20`
+pub(super) fn date(started: &str) -> &str {
+    started.split_once('T').map_or(started, |(date, _)| date)
+}
+
+/// Ten digits of a commit.
+pub(super) fn shortened(commit: &str) -> String {
+    commit.chars().take(10).collect()
+}
+
+/// The commit, and whether there was more.
+pub(super) fn commit(build: &Build) -> String {
+    let Some(commit) = &build.commit else { return "an unknown commit".to_owned() };
+    let changes = if build.dirty == Some(true) { " with uncommitted changes" } else { "" };
+    format!("commit {}{changes}", shortened(commit))
+}
+
+/// A duration of milliseconds, as people say it.
+pub(super) fn took(milliseconds: u64) -> String {
+    let seconds = milliseconds / 1_000;
+    match (seconds / 3_600, seconds / 60 % 60) {
+        (0, 0) => format!("{}.{} s", seconds, milliseconds % 1_000 / 100),
+        (0, minutes) => format!("{minutes} min {} s", seconds % 60),
+        (hours, minutes) => format!("{hours} h {minutes} min"),
+    }
+}
+
+/// Why there were no more rounds.
+pub(super) const fn stopped(stopped: Stopped) -> &'static str {
+    match stopped {
+        Stopped::Precise => "every confidence interval was as narrow as the suite asks",
+        Stopped::Budget => "the time or the number of rounds allowed was used up",
+        Stopped::Deterministic => "the clock is virtual and gives the same figures each time",
+        Stopped::Interrupted => "the user stopped it",
+    }
+}
+
+/// The device as a sentence names it.
+pub(super) fn device(machine: &Machine) -> String {
+    if machine.device == "simulated" { "the simulated device".to_owned() } else { machine.device.clone() }
+}
+
+/// `on`, `off`, or nothing known.
+pub(super) fn on(value: Option<bool>) -> &'static str {
+    match value {
+        Some(true) => "on",
+        Some(false) => "off",
+        None => super::super::words::NOTHING,
+    }
+}
+
+/// `1 entry`, `2 entries`.
+pub(super) fn entries(number: usize) -> String {
+    if number == 1 { "1 entry".to_owned() } else { format!("{number} entries") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_three_digits_and_the_fitting_unit() {
+        let told = [0, 999, 1_000, 4_234, 99_949, 99_960, 123_456, 999_499, 999_600, 7_500_000_000, 3_600_000_000_000_000].map(time);
+        let expected = ["0 ps", "999 ps", "1.00 ns", "4.23 ns", "99.9 ns", "100 ns", "123 ns", "999 ns", "1.00 µs", "7.50 ms", "3600 s"];
+        assert_eq!(told, expected);
+    }
+
+    #[test]
+    fn model_times_are_never_called_measured() {
+        assert!(short(Quantity::ModelTime).contains("not measured") && !short(Quantity::HostTime).contains("not measured"));
+    }
+
+    #[test]
+    fn moments_ratios_and_shares_read_well() {
+        assert_eq!([moment("2026-11-20T02:17:33Z"), moment("yesterday")], ["2026-11-20 02:17 UTC", "yesterday"]);
+        assert_eq!([1.3149, 1.0041, 0.5, 0.000_147, f64::NAN].map(ratio), ["1.31×", "1.004×", "0.50×", "0.00015×", "–"]);
+        assert_eq!([1.3, 1.000_000_1, 0.999_999_9, 1.0].map(exact_ratio), ["1.30×", "above 1.000×", "below 1.000×", "1.000×"]);
+        assert_eq!([0.05, 0.012, 0.31].map(percent), ["5 %", "1.2 %", "31 %"]);
+        assert_eq!([1.1238, 0.97, 0.9999].map(changed_by), ["+12.4 %", "-3.0 %", "0.0 %"]);
+        assert_eq!([4_200, 62_000, 3_720_000].map(took), ["4.2 s", "1 min 2 s", "1 h 2 min"]);
+    }
+}

@@ -14,22 +14,25 @@ impl Bytes {
     /// No memory at all.
     pub const ZERO: Self = Self(0);
 
-    /// `n` binary kilobytes (1024 B each).
+    /// The most that there can be: 16 EiB less one byte.
+    pub const MAX: Self = Self(u64::MAX);
+
+    /// `n` binary kilobytes (1024 B each), at most [`Self::MAX`].
     #[must_use]
     pub const fn kib(n: u64) -> Self {
-        Self(n << 10)
+        Self(n.saturating_mul(1 << 10))
     }
 
-    /// `n` binary megabytes (1024² B each).
+    /// `n` binary megabytes (1024² B each), at most [`Self::MAX`].
     #[must_use]
     pub const fn mib(n: u64) -> Self {
-        Self(n << 20)
+        Self(n.saturating_mul(1 << 20))
     }
 
-    /// `n` binary gigabytes (1024³ B each).
+    /// `n` binary gigabytes (1024³ B each), at most [`Self::MAX`].
     #[must_use]
     pub const fn gib(n: u64) -> Self {
-        Self(n << 30)
+        Self(n.saturating_mul(1 << 30))
     }
 
     /// The bare number of bytes.
@@ -79,10 +82,11 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// A sum that leaves 64 bits is [`Bytes::MAX`]: more than any limit, as the true sum would be.
 impl Add for Bytes {
     type Output = Self;
     fn add(self, other: Self) -> Self {
-        Self(self.0 + other.0)
+        Self(self.0.saturating_add(other.0))
     }
 }
 
@@ -95,7 +99,7 @@ impl Sub for Bytes {
 
 impl AddAssign for Bytes {
     fn add_assign(&mut self, other: Self) {
-        self.0 += other.0;
+        *self = *self + other;
     }
 }
 
@@ -107,7 +111,7 @@ impl SubAssign for Bytes {
 
 impl std::iter::Sum for Bytes {
     fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
-        Self(iter.map(|bytes| bytes.0).sum())
+        iter.fold(Self::ZERO, Add::add)
     }
 }
 
@@ -184,16 +188,16 @@ impl Nanos {
     /// No time at all.
     pub const ZERO: Self = Self(0);
 
-    /// `n` microseconds.
+    /// `n` microseconds, at most some 584 years.
     #[must_use]
     pub const fn micros(n: u64) -> Self {
-        Self(n * 1_000)
+        Self(n.saturating_mul(1_000))
     }
 
-    /// `n` milliseconds.
+    /// `n` milliseconds, at most some 584 years.
     #[must_use]
     pub const fn millis(n: u64) -> Self {
-        Self(n * 1_000_000)
+        Self(n.saturating_mul(1_000_000))
     }
 
     /// The bare number of nanoseconds.
@@ -246,22 +250,23 @@ impl fmt::Display for Nanos {
     }
 }
 
+/// A sum that leaves 64 bits, some 584 years, stays at that.
 impl Add for Nanos {
     type Output = Self;
     fn add(self, other: Self) -> Self {
-        Self(self.0 + other.0)
+        Self(self.0.saturating_add(other.0))
     }
 }
 
 impl AddAssign for Nanos {
     fn add_assign(&mut self, other: Self) {
-        self.0 += other.0;
+        *self = *self + other;
     }
 }
 
 impl std::iter::Sum for Nanos {
     fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
-        Self(iter.map(|nanos| nanos.0).sum())
+        iter.fold(Self::ZERO, Add::add)
     }
 }
 
@@ -301,6 +306,16 @@ mod tests {
         assert_eq!(Nanos(850).to_string(), "850 ns");
         assert_eq!(Nanos(1_200).to_string(), "1.20 µs");
         assert_eq!(Nanos(34_100_000).to_string(), "34.1 ms");
+    }
+
+    #[test]
+    fn amounts_and_times_that_leave_64_bits_stay_at_the_most() {
+        assert_eq!((Bytes::kib(u64::MAX), Bytes::mib(1 << 44), Bytes::gib(1 << 34)), (Bytes::MAX, Bytes::MAX, Bytes::MAX));
+        assert_eq!((Bytes::mib((1 << 44) - 1), Bytes::MAX + Bytes(1)), (Bytes(u64::MAX - (1 << 20) + 1), Bytes::MAX));
+        assert_eq!([Bytes::MAX, Bytes(1)].into_iter().sum::<Bytes>(), Bytes::MAX);
+        let forever = Nanos(u64::MAX);
+        assert_eq!((Nanos::micros(u64::MAX), Nanos::millis(u64::MAX), forever + Nanos(1)), (forever, forever, forever));
+        assert_eq!([forever, Nanos(1)].into_iter().sum::<Nanos>(), forever);
     }
 
     proptest::proptest! {

@@ -2,7 +2,7 @@
 //! and versioned documents read back, each failure with what to do. What is in the files is the business of those who call.
 
 use std::fmt;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -89,6 +89,14 @@ pub enum StoreError {
         /// What was to be written there.
         document: Document,
     },
+    /// Another process writes there now. Wait for it, or choose another place.
+    #[error("`{}` is being written by another `{}`: wait until it ends, or {}.", path.display(), document.writer(), document.elsewhere())]
+    Busy {
+        /// The folder.
+        path: PathBuf,
+        /// What was to be written there.
+        document: Document,
+    },
     /// The file could not be read. Check the path and its rights.
     #[error("cannot read `{}`: {source}", path.display())]
     Unreadable {
@@ -133,7 +141,7 @@ impl StoreError {
     pub const fn is_of_input(&self) -> bool {
         match self {
             Self::Unreadable { .. } | Self::Truncated { .. } | Self::TooNew { .. } | Self::Malformed { .. } => true,
-            Self::Foreign { .. } => true,
+            Self::Foreign { .. } | Self::Busy { .. } => true,
             Self::Unwritable { .. } | Self::DiskFull { .. } => false,
         }
     }
@@ -273,8 +281,7 @@ pub fn write(path: &Path, content: &str) -> io::Result<()> {
         return Err(ErrorKind::IsADirectory.into());
     }
     make_folder(folder)?;
-    let everybody = Permissions::from_mode(0o666);
-    let file = tempfile::Builder::new().prefix(TEMPORARY).permissions(everybody).tempfile_in(folder)?;
+    let file = used_temporary(folder)?;
     write_whole(file.as_file(), content)?;
     file.persist(path).map_err(|error| error.error)?;
     sync_folder(folder)
@@ -304,6 +311,23 @@ fn make_folder(path: &Path) -> io::Result<()> {
     })
 }
 
+/// A temporary file that [`lock`] in another process does not take for one that a killed process left.
+fn used_temporary(folder: &Path) -> io::Result<NamedTempFile> {
+    loop {
+        let everybody = Permissions::from_mode(0o666);
+        let file = tempfile::Builder::new().prefix(TEMPORARY).permissions(everybody).tempfile_in(folder)?;
+        // Before it was locked it may have been removed: then another one is made.
+        if file.as_file().lock().is_err() || file.path().exists() {
+            return Ok(file);
+        }
+    }
+}
+
+/// Whether a process still uses this temporary file.
+fn is_used(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
+}
+
 /// The lock ends with the returned file.
 fn lock(folder: &Path) -> io::Result<File> {
     let file = File::open(folder)?;
@@ -311,6 +335,9 @@ fn lock(folder: &Path) -> io::Result<File> {
         for entry in fs::read_dir(folder)?.flatten() {
             if entry.file_name().to_str().is_some_and(|name| name.starts_with(TEMPORARY)) {
                 let path = entry.path();
+                if is_used(&path) {
+                    continue;
+                }
                 // If it cannot be removed it is in nobody's way: its name is not a report's.
                 let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
             }
@@ -344,6 +371,16 @@ mod tests {
         assert!(matches!(told(Document::Records), StoreError::DiskFull { .. }));
         insta::assert_snapshot!(told(Document::Records), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place with `--report DIR`.");
         insta::assert_snapshot!(told(Document::Night), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place.");
+    }
+
+    #[test]
+    fn a_temporary_file_in_use_is_not_taken_for_one_that_a_killed_process_left() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let left = folder.path().join(format!("{TEMPORARY}left"));
+        fs::write(&left, "half").expect("it can be written");
+        let used = used_temporary(folder.path()).expect("it can be made");
+        Folder::open(folder.path(), Document::Records).expect("it can be opened");
+        assert_eq!((left.exists(), used.path().exists()), (false, true));
     }
 
     #[test]

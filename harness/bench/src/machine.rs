@@ -12,7 +12,7 @@ use harness_allocator::device::{Clock, CostFigure, DeviceInfo, Fingerprint, Test
 use harness_allocator::hash::fnv1a;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_cuda::machine::nvml_of;
-use harness_cuda::nvml::{NvmlDevice, ProcessUse, Reading, Throttle};
+use harness_cuda::nvml::{NOT_KNOWN, NvmlDevice, ProcessUse, Reading, Throttle};
 
 use self::host::{HostUse, Load};
 use super::record::{Conditions, GpuState, Machine};
@@ -141,6 +141,8 @@ struct GpuWatch {
     /// By their numbers, with the most that each was seen to hold.
     others: BTreeMap<u32, ProcessUse>,
     throttled: Vec<Throttle>,
+    /// Whether NVML ever failed to tell what holds the clocks down.
+    throttling_not_known: bool,
     /// By power and by heat: at the first reading, and at the last.
     held: Option<[[Option<Nanos>; 2]; 2]>,
 }
@@ -154,7 +156,10 @@ impl GpuWatch {
             memory_mhz,
             power_mw,
             temperature,
-            throttle_reasons: throttled.iter().map(|throttle| throttle.words.to_owned()).collect(),
+            throttle_reasons: match &throttled {
+                Some(reasons) => reasons.iter().map(|throttle| throttle.words.to_owned()).collect(),
+                None => vec![NOT_KNOWN.to_owned()],
+            },
             other_processes: others.as_ref().map(|others| u32::try_from(others.len()).unwrap_or(u32::MAX)),
         });
         for other in others.into_iter().flatten() {
@@ -162,7 +167,8 @@ impl GpuWatch {
             let used = other.used.max(most);
             self.others.insert(other.pid, ProcessUse { used, ..other });
         }
-        for throttle in throttled {
+        self.throttling_not_known |= throttled.is_none();
+        for throttle in throttled.into_iter().flatten() {
             if !throttle.chosen && !self.throttled.contains(&throttle) {
                 self.throttled.push(throttle);
             }
@@ -182,7 +188,8 @@ impl GpuWatch {
         });
         let held: Vec<String> = seen.chain(lengths).collect();
         let held = (!held.is_empty()).then(|| format!("clocks were held down: {}", held.join("; ")));
-        others.into_iter().chain(held).collect()
+        let not_known = self.throttling_not_known.then(|| "NVML does not tell whether clocks were held down".to_owned());
+        others.into_iter().chain(held).chain(not_known).collect()
     }
 }
 
@@ -269,16 +276,21 @@ mod tests {
         assert_eq!(conditions.free_at_start, device.memory().ok().map(|memory| memory.free));
     }
 
+    /// What NVML tells of a GPU with which nothing is the matter.
+    fn quiet() -> Reading {
+        Reading { throttled: Some(Vec::new()), ..Reading::default() }
+    }
+
     #[test]
     fn other_processes_are_named_with_the_most_that_they_held() {
         let mut watch = GpuWatch::default();
         assert_eq!(watch.contended(Duration::from_secs(1)), Vec::<String>::new());
         for used in [Bytes::gib(1), Bytes::mib(3277), Bytes::mib(1)] {
             let others = Some(vec![process(7, Some("/usr/bin/python3"), Some(used))]);
-            watch.note(Duration::ZERO, Reading { others, ..Reading::default() });
+            watch.note(Duration::ZERO, Reading { others, ..quiet() });
         }
         assert_eq!(watch.contended(Duration::from_secs(1)), ["1 other process held memory of the GPU (python3, 3.20 GiB)"]);
-        watch.note(Duration::ZERO, Reading { others: Some(vec![process(9, None, None)]), ..Reading::default() });
+        watch.note(Duration::ZERO, Reading { others: Some(vec![process(9, None, None)]), ..quiet() });
         let told = "2 other processes held memory of the GPU (python3, 3.20 GiB; a process without a name)";
         assert_eq!(watch.contended(Duration::from_secs(1)), [told]);
         let counts: Vec<_> = watch.states.iter().map(|state| state.other_processes).collect();
@@ -289,13 +301,21 @@ mod tests {
     fn clocks_that_were_held_down_are_told_once_but_not_those_that_somebody_set() {
         let (cap, set) = (Throttle { words: "power cap", chosen: false }, Throttle { words: "application clocks are set", chosen: true });
         let mut watch = GpuWatch::default();
-        watch.note(Duration::ZERO, Reading { throttled: vec![set], ..Reading::default() });
+        watch.note(Duration::ZERO, Reading { throttled: Some(vec![set]), ..quiet() });
         assert_eq!(watch.contended(Duration::from_secs(1)), Vec::<String>::new());
         assert_eq!(watch.states[0].throttle_reasons, ["application clocks are set"]);
         for _ in 0..2 {
-            watch.note(Duration::ZERO, Reading { throttled: vec![cap], ..Reading::default() });
+            watch.note(Duration::ZERO, Reading { throttled: Some(vec![cap]), ..quiet() });
         }
         assert_eq!(watch.contended(Duration::from_secs(1)), ["clocks were held down: power cap"]);
+    }
+
+    #[test]
+    fn throttling_that_nvml_does_not_tell_is_not_taken_for_none() {
+        let mut watch = GpuWatch::default();
+        watch.note(Duration::ZERO, Reading { throttled: None, ..quiet() });
+        assert_eq!(watch.states[0].throttle_reasons, [NOT_KNOWN]);
+        assert_eq!(watch.contended(Duration::from_secs(1)), ["NVML does not tell whether clocks were held down"]);
     }
 
     #[test]
@@ -303,7 +323,7 @@ mod tests {
         let mut watch = GpuWatch::default();
         for (power, heat) in [(500, 7), (540, 7), (590, 7)] {
             let [held_by_power, held_by_heat] = [power, heat].map(|length| Some(Nanos::millis(length)));
-            watch.note(Duration::ZERO, Reading { held_by_power, held_by_heat, ..Reading::default() });
+            watch.note(Duration::ZERO, Reading { held_by_power, held_by_heat, ..quiet() });
         }
         assert_eq!(watch.contended(Duration::from_secs(10)), Vec::<String>::new(), "90 ms of 10 s are less than 1 %");
         assert_eq!(watch.contended(Duration::from_secs(1)), ["clocks were held down: power, for 9 % of the time"]);

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use harness_allocator::units::Bytes;
 use harness_cuda::machine::nvml_at;
-use harness_cuda::nvml::NvmlDevice;
 use serde::{Deserialize, Serialize};
 
 const SCRIPT: &str = include_str!("../../../ci/torch_reference.py");
@@ -185,9 +184,9 @@ impl Torches {
 /// Starts it, and learns its number on the device, so that it is not taken for somebody else's process.
 fn start_on_a_gpu(python: &str, ordinal: u32, settings: &str) -> Result<Torch, String> {
     let nvml = nvml_at(ordinal).ok();
-    let before = nvml.as_ref().map(NvmlDevice::process_numbers).unwrap_or_default();
+    let before = nvml.as_ref().and_then(|nvml| nvml.process_numbers().ok());
     let torch = Torch::start(python, ordinal, settings)?;
-    if let Some(nvml) = nvml {
+    if let (Some(nvml), Some(before)) = (nvml, before) {
         nvml.notice_child(&before);
     }
     Ok(torch)

@@ -26,7 +26,7 @@ fn plan(scenarios: Vec<Scenario>, selection: Selection, audit: bool) -> Plan {
 
 /// Runs a plan whose runs must pass: a failing run is not worth timing.
 fn run(plan: &Plan) {
-    let records = plan.run(&DeviceSource::simulated(), &Arc::default(), |_, _| {}).expect("the simulated device opens");
+    let records = plan.run(&DeviceSource::simulated(), &Arc::default()).expect("the simulated device opens");
     assert!(records.runs.iter().all(|run| run.verdict == Verdict::Passed), "a run did not pass");
     black_box(records);
 }

@@ -348,6 +348,9 @@ fn continuous_integration_gets_a_summary_and_junit() {
 
 #[test]
 fn a_gpu_asked_for_by_name_must_be_there() {
+    if driver_double::hides_a_driver() {
+        return eprintln!("skipped: the driver of this machine can be hidden, but not taken away");
+    }
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
     insta::assert_snapshot!(world.harness(&["run", "good.yaml", "--device", "cuda"]).told());
 }
@@ -533,6 +536,9 @@ fn the_schema_is_the_one_that_is_committed() {
 
 #[test]
 fn doctor_says_what_is_missing_and_what_follows() {
+    if driver_double::hides_a_driver() {
+        return eprintln!("skipped: the driver of this machine can be hidden, but not taken away");
+    }
     let world = World::without_gpu();
     insta::assert_snapshot!(world.harness(&["doctor"]).told().replace(env!("CARGO_PKG_VERSION"), "VERSION"));
     assert_eq!(world.harness(&["doctor", "--require-gpu"]).code, Some(3));

@@ -691,7 +691,7 @@ on_the_double! {
     fn without_nvml_a_device_opens_and_the_driver_tells_what_is_used(Config { nvml: false, ..Config::default() }) {
         let mut device = device();
         let why = device.nvml_problem().expect("there is no NVML");
-        assert!(why.starts_with("libnvidia-ml.so.1 is not on the loader's path"), "{why}");
+        assert!(why.starts_with("libnvidia-ml.so.1 is there but cannot be loaded: "), "{why}");
         assert_eq!(used_memory(&mut device), Bytes::mib(300));
         device.malloc(Bytes::mib(10)).expect("it fits");
         let memory = device.memory().expect("memory is told");
@@ -749,15 +749,15 @@ on_the_double! {
 }
 
 #[test]
-fn without_a_driver_the_reason_is_a_sentence_and_the_simulated_device_is_chosen() {
-    const NAME: &str = "without_a_driver_the_reason_is_a_sentence_and_the_simulated_device_is_chosen";
+fn with_a_driver_that_cannot_be_loaded_the_reason_is_a_sentence_and_the_simulated_device_is_chosen() {
+    const NAME: &str = "with_a_driver_that_cannot_be_loaded_the_reason_is_a_sentence_and_the_simulated_device_is_chosen";
     if !is_child(NAME) {
-        return run_child(NAME, &Staging::without_driver().expect("the folder is made"), "");
+        return run_child(NAME, &Staging::with_broken_libraries().expect("the folder is made"), "");
     }
     let sentence = refused(CudaDevice::open(0)).to_string();
-    assert!(sentence.starts_with("CUDA driver (libcuda.so.1): no such library is on the loader's path"), "{sentence}");
+    assert!(sentence.starts_with("CUDA driver (libcuda.so.1): the library is there but cannot be loaded: "), "{sentence}");
     let probe = machine::probe();
-    assert!(probe.nvml.as_ref().is_err_and(|why| why.starts_with("libnvidia-ml.so.1 is not on the loader's path")), "{probe:?}");
+    assert!(probe.nvml.as_ref().is_err_and(|why| why.starts_with("libnvidia-ml.so.1 is there but cannot be loaded: ")), "{probe:?}");
     let reason = format!("no CUDA device can be opened: {sentence}");
     assert_eq!(DeviceChoice::Auto.resolve(&probe), Ok(Resolved::Simulated { reason }));
     assert_eq!(DeviceChoice::Cuda(0).resolve(&probe).expect_err("there is none").to_string(), sentence);

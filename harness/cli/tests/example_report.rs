@@ -36,7 +36,7 @@ fn the_example_report_and_its_excerpt_are_what_the_catalogue_gives() {
         audit: true,
         program: "cargo run --release --".to_owned(),
     };
-    let records = plan.run(&DeviceSource::simulated(), &Arc::default(), |_, _| {}).expect("the simulated device opens");
+    let records = plan.run(&DeviceSource::simulated(), &Arc::default()).expect("the simulated device opens");
     if std::env::var_os("UPDATE").is_some() {
         store::save_into(Path::new(EXAMPLE), &records).expect("the example can be written");
     }

@@ -90,7 +90,7 @@ fn run(plan: &Plan, source: &DeviceSource) -> Result<(), Failed> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     // A GPU's memory is one; simulated devices are as many as there are trials.
     let turn = source.simulated_because().is_none().then(|| ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));
-    let records = plan.run(source, &Arc::default(), |_, _| {})?;
+    let records = plan.run(source, &Arc::default())?;
     drop(turn);
     let record = records.runs.first().ok_or("nothing ran")?;
     match &record.verdict {

@@ -17,19 +17,22 @@ mod kernels;
 mod mapping;
 mod pool;
 pub mod probe;
+mod types;
 
 use std::collections::BTreeMap;
 use std::ptr;
 use std::time::Instant;
 
 use self::ballast::Ballast;
-use self::codes::Refusal;
-use self::driver::{CUcontext, CUdevice, CUevent, CUstream, Driver};
+use self::driver::Driver;
 use self::kernels::{Kernels, Mismatch};
 use self::mapping::Mapping;
 use self::pool::Pools;
+use self::types::{CUcontext, CUdevice, CUevent};
+pub use self::types::{CUstream, CUstream_st};
+use crate::library::Refusal;
 use crate::machine::no_such_device;
-use crate::nvml::NvmlDevice;
+use crate::nvml::{NOT_KNOWN, NvmlDevice};
 use harness_allocator::device::{
     Access, AccessKind, Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint, Leaks,
     MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag, TestDevice,
@@ -95,14 +98,17 @@ impl CudaDevice {
         let (device, found) = probe::describe(driver, ordinal)?;
         let nvml = NvmlDevice::find(found.uuid);
         // Before the context, so that this process is not in the list, whatever number it has in the driver's namespace.
-        let facts = nvml.as_ref().map_or_else(|_| Fingerprint::default(), NvmlDevice::fingerprint);
-        let listed = nvml.as_ref().map(NvmlDevice::process_numbers).unwrap_or_default();
+        let facts = match &nvml {
+            Ok(nvml) => nvml.fingerprint(),
+            Err(_) => Fingerprint { throttle_reasons: vec![NOT_KNOWN.to_owned()], ..Fingerprint::default() },
+        };
+        let listed = nvml.as_ref().map_err(String::clone).and_then(NvmlDevice::process_numbers);
         let used_before = nvml.as_ref().map_err(String::clone).and_then(NvmlDevice::used);
         let (memory, uuid_hash) = (Some(found.total), Some(found.uuid.hash()));
         let fingerprint = Fingerprint { memory, uuid_hash, cuda: Some(probe::cuda_version(driver)?), ..facts };
         let context = Context::retain(driver, device)?;
-        if let Ok(nvml) = &nvml {
-            nvml.notice_this_process(&listed);
+        if let (Ok(nvml), Ok(listed)) = (&nvml, &listed) {
+            nvml.notice_this_process(listed);
         }
         let (mapping, pools) = (Mapping::of(driver, device)?, Pools::of(driver, device)?);
         let kernels = Kernels::load(driver)?;
@@ -170,7 +176,7 @@ impl CudaDevice {
     /// holds if no other process took or gave back memory in that moment.
     fn taken_since(&self, before: Bytes) -> Result<Bytes, String> {
         let nvml = self.nvml.as_ref().map_err(String::clone)?;
-        if let Some(own) = nvml.used_by_this_process() {
+        if let Ok(Some(own)) = nvml.used_by_this_process() {
             return Ok(own);
         }
         // A context always takes something.
@@ -311,7 +317,7 @@ impl Device for CudaDevice {
     fn create_event(&mut self) -> Result<EventId, DeviceError> {
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` is a place for the answer.
-        unsafe { self.driver()?.create_event(&raw mut handle, driver::EVENT_DEFAULT) }?;
+        unsafe { self.driver()?.create_event(&raw mut handle, driver::EVENT_WITH_TIMING) }?;
         let event = Some(Event { handle, recorded: false });
         if let Some(number) = self.free_events.pop() {
             self.events[number as usize] = event;
@@ -395,7 +401,7 @@ impl TestDevice for CudaDevice {
             total: self.info.total,
             free,
             used: self.used(free)?,
-            process: self.nvml.as_ref().ok().and_then(NvmlDevice::used_by_this_process),
+            process: self.nvml.as_ref().ok().and_then(|nvml| nvml.used_by_this_process().ok().flatten()),
             context_overhead: self.context_overhead,
             pressure: self.ballast.held(),
         })

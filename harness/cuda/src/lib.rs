@@ -19,7 +19,7 @@
 //!
 //! let mut gpu = CudaDevice::open(0)?;
 //! let stream = gpu.create_stream()?; // what a request names
-//! let raw: cudarc::driver::sys::CUstream = gpu.raw_stream(stream)?; // what a launch names
+//! let raw: cudarc::driver::sys::CUstream = gpu.raw_stream(stream)?.cast(); // what a launch names
 //! # let _ = raw;
 //! # Ok::<(), harness_allocator::device::DeviceError>(())
 //! ```
@@ -28,6 +28,7 @@
 //! freed when the other stream's work is known to be done, or ordered in front of ours by an event.
 
 pub mod device;
+mod library;
 pub mod machine;
 pub mod nvml;
 

@@ -2,11 +2,12 @@
 //!
 //! * [`DeviceChoice`]: what the user asks for, and what follows from the machine;
 //! * [`DeviceSource`]: opens the device for each run;
-//! * [`profile`]: what a device costs, as a file; [`calibrate`]: how that is measured.
+//! * [`shipped`]: the memory of common GPUs; [`profile`]: what a device costs, as a file; [`calibrate`]: how that is measured.
 
 pub mod calibrate;
 pub mod choice;
 pub mod profile;
+pub mod shipped;
 pub mod source;
 
 pub use choice::{DeviceChoice, ParseDeviceError, Resolved};

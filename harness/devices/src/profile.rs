@@ -16,6 +16,7 @@ use harness_allocator::hash::fnv1a;
 use harness_allocator::units::{Bytes, Nanos};
 use serde::Deserialize;
 
+use crate::shipped::Shipped;
 use harness_base::date::Date;
 
 pub use self::error::ProfileError;
@@ -90,6 +91,19 @@ pub struct Figures {
     pub synchronize: Measured<Nanoseconds>,
     /// [`CostModel::transfer_per_gib`].
     pub transfer_per_gib: Measured<NanosecondsPerGib>,
+}
+
+/// The simulated device of a profile in a file, measured or not.
+///
+/// # Errors
+/// As [`Profile::load`].
+pub fn load_sim_config(path: &Path) -> Result<SimConfig, ProfileError> {
+    let text = error::read(path, MAX_FILE)?;
+    if Shipped::is_one(&text) {
+        let shipped = Shipped::parse(&text).map_err(|error| ProfileError::text(&error, path, &text))?;
+        return Ok(shipped.sim_config());
+    }
+    Ok(Profile::parse(&text, path)?.sim_config())
 }
 
 impl Profile {

@@ -6,21 +6,22 @@ use std::path::{Path, PathBuf};
 
 use harness_allocator::device::limited::{Limited, admit};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{DeviceError, TestDevice};
+use harness_allocator::device::{DeviceError, DeviceMemory, TestDevice};
 use harness_allocator::units::Bytes;
 use harness_base::shell::quoted;
 use harness_cuda::CudaDevice;
 use harness_cuda::machine::Probe;
 
 use crate::choice::{DeviceChoice, Resolved};
-use crate::profile::{Profile, ProfileError};
+use crate::profile::{self, ProfileError};
+use crate::shipped::Shipped;
 
 /// Where devices come from: each run opens one for itself, so that nothing of one run is left for the next.
 #[derive(Clone, Debug)]
 pub struct DeviceSource {
     resolved: Resolved,
-    /// What the simulated device runs on, and the file that the user named for it.
-    profile: Option<(Profile, PathBuf)>,
+    /// What the simulated device is like, and the profile that the user named for it.
+    profile: Option<(SimConfig, PathBuf)>,
     /// Whether a run may take the last of a GPU that others use.
     whole_device: bool,
 }
@@ -41,12 +42,14 @@ impl DeviceSource {
         Self { resolved, profile: None, whole_device: false }
     }
 
-    /// The same, but a simulated device runs on the profile in this file.
+    /// The same, but a simulated device runs on the profile in this file, or on the shipped one of this name.
     ///
     /// # Errors
     /// [`ProfileError`] where there is none.
     pub fn with_profile(self, path: &Path) -> Result<Self, ProfileError> {
-        Ok(Self { profile: Some((Profile::load(path)?, path.to_owned())), ..self })
+        let shipped = path.to_str().and_then(Shipped::named).filter(|_| !path.exists());
+        let config = shipped.map_or_else(|| profile::load_sim_config(path), |shipped| Ok(shipped.sim_config()))?;
+        Ok(Self { profile: Some((config, path.to_owned())), ..self })
     }
 
     /// Why it is the simulated device, if it is.
@@ -93,7 +96,7 @@ impl DeviceSource {
     pub fn open(&self) -> Result<Box<dyn TestDevice>, DeviceError> {
         Ok(match self.resolved {
             Resolved::Simulated { .. } => {
-                let config = self.profile.as_ref().map_or_else(SimConfig::default, |(profile, _)| profile.sim_config());
+                let config = self.profile.as_ref().map_or_else(SimConfig::default, |(config, _)| config.clone());
                 Box::new(SimDevice::new(config))
             }
             Resolved::Cuda(ordinal) => Box::new(CudaDevice::open(ordinal)?),
@@ -106,6 +109,9 @@ impl DeviceSource {
     /// [`DeviceError::Unavailable`] with what is free, who has the rest, and what would be let in.
     pub fn admit(&self, device: &mut dyn TestDevice, need: Bytes) -> Result<(), DeviceError> {
         let memory = device.memory()?;
+        if self.simulated_because().is_some() && need > memory.free {
+            return Err(too_small(need, &memory));
+        }
         admit(&memory, device.info().fingerprint.other_processes, need, self.whole_device)
     }
 
@@ -119,6 +125,18 @@ impl DeviceSource {
     }
 }
 
+/// Says which simulated device has the memory that this one has not.
+fn too_small(need: Bytes, memory: &DeviceMemory) -> DeviceError {
+    let larger = match Shipped::with_room_for(need) {
+        Some(Shipped { name, memory, .. }) => {
+            format!("`--device-profile {name}` simulates one of {memory}, `--memory` gives less to run in")
+        }
+        None => "no profile that comes with the program has so much, `--memory` gives less to run in".to_owned(),
+    };
+    let why = format!("the simulated device has {} of {} free; {larger}", memory.free, memory.total);
+    DeviceError::Unavailable { what: format!("{need} of device memory"), why }
+}
+
 impl fmt::Display for DeviceSource {
     /// As `--device` takes it in a shell, with the option for the profile behind it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -127,5 +145,39 @@ impl fmt::Display for DeviceSource {
             (Resolved::Simulated { .. }, Some((_, path))) => write!(f, "sim --device-profile {}", quoted(&path.to_string_lossy())),
             (Resolved::Cuda(ordinal), _) => write!(f, "cuda:{ordinal}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shipped_profile_is_taken_by_its_name_or_its_file_and_gives_the_device_its_memory() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/devices/l4-24.yaml");
+        for profile in [Path::new("l4-24"), &file] {
+            let source = DeviceSource::simulated().with_profile(profile).expect("it comes with the program");
+            let device = source.open().expect("a simulated device opens");
+            assert_eq!(device.info().total, Bytes(23_570_219_008), "{}", profile.display());
+            assert!(device.info().fingerprint.cost_model.as_ref().is_some_and(|model| model.contains("costs not measured")));
+            assert_eq!(source.arguments().last(), Some(&profile.into()), "the command that does the same again");
+        }
+        let unknown = DeviceSource::simulated().with_profile(Path::new("l4-25")).expect_err("there is none");
+        assert_eq!(unknown.to_string(), "l4-25: there is no such file");
+    }
+
+    #[test]
+    fn a_simulated_device_that_is_too_small_says_which_profile_has_the_memory() {
+        let refusal = |need| {
+            let source = DeviceSource::simulated();
+            let mut device = source.open().expect("a simulated device opens");
+            source.admit(&mut *device, need).expect_err("it has 80 GiB").to_string()
+        };
+        assert_eq!(
+            refusal(Bytes::gib(100)),
+            "100 GiB of device memory: the simulated device has 79.46 GiB of 80 GiB free; `--device-profile h200-141` simulates one of \
+             139.81 GiB, `--memory` gives less to run in"
+        );
+        assert!(refusal(Bytes::gib(500)).ends_with("no profile that comes with the program has so much, `--memory` gives less to run in"));
     }
 }

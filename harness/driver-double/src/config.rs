@@ -35,6 +35,9 @@ pub struct Config {
     pub nvml: bool,
 }
 
+/// The code of a [`Failure`] that never returns.
+pub const HANGS: u32 = u32::MAX;
+
 /// The n-th call of a function fails with a code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {

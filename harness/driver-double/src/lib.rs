@@ -18,5 +18,5 @@ mod staging;
 mod work;
 mod world;
 
-pub use config::{Config, Failure, WrongWrite};
-pub use staging::{Staging, calls};
+pub use config::{Config, Failure, HANGS, WrongWrite};
+pub use staging::{Staging, calls, hides_a_driver};

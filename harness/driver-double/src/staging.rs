@@ -1,4 +1,4 @@
-//! Puts the double where the loader of a child process finds it as the driver. Plain and safe: links, variables, a report to read.
+//! Puts the double where the loader of a child process finds it as the driver: links, variables, a report to read.
 
 use std::env;
 use std::ffi::OsString;
@@ -55,11 +55,23 @@ impl Staging {
         Ok(Self { folder, variables })
     }
 
-    /// A machine without driver and NVML, also where the real ones are installed.
+    /// A machine without driver and NVML. Where the real ones are installed they are hidden behind files that cannot be loaded, so that
+    /// messages differ: see [`hides_a_driver`].
     ///
     /// # Errors
     /// Where the folder cannot be made.
     pub fn without_driver() -> io::Result<Self> {
+        if hides_a_driver() {
+            return Self::with_broken_libraries();
+        }
+        Ok(Self { folder: TempDir::with_prefix("driver-double-")?, variables: Vec::new() })
+    }
+
+    /// A machine whose driver and NVML are there but cannot be loaded.
+    ///
+    /// # Errors
+    /// Where the folder cannot be made.
+    pub fn with_broken_libraries() -> io::Result<Self> {
         let folder = TempDir::with_prefix("driver-double-")?;
         for name in DRIVER_NAMES.into_iter().chain([NVML_NAME]) {
             unloadable(&folder.path().join(name))?;
@@ -104,6 +116,15 @@ impl Staging {
 pub fn calls() -> io::Result<Vec<String>> {
     let path = env::var_os(CALLS).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no calls are listed here"))?;
     Ok(fs::read_to_string(path)?.lines().map(str::to_owned).collect())
+}
+
+/// Whether this machine has a driver or NVML of its own, which [`Staging::without_driver`] can only hide.
+#[must_use]
+pub fn hides_a_driver() -> bool {
+    [c"libcuda.so.1", c"libnvidia-ml.so.1"].into_iter().any(|name| {
+        // SAFETY: the name is NUL-terminated, and the initialisers of NVIDIA's libraries have no precondition. It stays loaded.
+        !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) }.is_null()
+    })
 }
 
 /// A file that hides an installed library of its name: the loader finds it first and refuses it.

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use crate::config::Config;
+use crate::config::{Config, HANGS};
 use crate::mapping::Mapping;
 use crate::pool::Pools;
 use crate::staging::{CALLS, PROCESSES, REPORT};
@@ -169,7 +169,14 @@ impl World {
         let calls = self.calls.entry(function).or_default();
         *calls += 1;
         let failure = self.config.fail.iter().find(|failure| failure.function == function && [0, *calls].contains(&failure.nth));
-        failure.map_or(Ok(()), |failure| Err(failure.code))
+        match failure {
+            None => Ok(()),
+            // Whoever calls later hangs too, as with a driver that is lost.
+            Some(failure) if failure.code == HANGS => loop {
+                thread::park();
+            },
+            Some(failure) => Err(failure.code),
+        }
     }
 
     /// The GPU with an ordinal, once the driver is initialised.

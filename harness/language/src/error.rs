@@ -161,8 +161,14 @@ pub fn choices<'a>(wrong: &str, kind: &str, names: impl IntoIterator<Item = &'a 
     }
 }
 
+/// The longest text that is compared with names: comparing takes time in proportion to the product of both lengths.
+const LONGEST_COMPARED: usize = 200;
+
 /// Up to three names that look like the wrong one, the nearest first.
 pub fn nearest<'a>(wrong: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    if wrong.len() > LONGEST_COMPARED {
+        return Vec::new();
+    }
     let mut scored: Vec<(f64, &str)> =
         names.into_iter().map(|name| (strsim::jaro_winkler(wrong, name), name)).filter(|(score, _)| *score > 0.8).collect();
     scored.sort_by(|(a, x), (b, y)| b.total_cmp(a).then_with(|| x.cmp(y)));

@@ -62,9 +62,29 @@ scalars! {
     /// A size, or a sum of sizes and of metrics that are known at that point, for example `storm.failed_request` or `device.free - 2MiB`.
     AmountText = "amount", { "type": ["string", "integer"] };
     /// A span of time: a number and one of ns, us, ms, s or min, at most one hour, for example `5ms`.
-    DurationText = "duration", { "type": "string", "pattern": "^[0-9][0-9.]* ?(ns|us|µs|ms|s)$" };
+    DurationText = "duration", { "type": "string", "pattern": "^[0-9]+([.][0-9]*)? *(ns|us|µs|ms|s|m|min)$" };
     /// A comparison of two sums, for example `reserved_bytes.all.current == 400MiB`.
     ExpressionText = "expression", { "type": "string", "pattern": "==|!=|<|<=|>|>=" };
+}
+
+/// Longest name.
+const MAX_NAME: usize = 64;
+
+impl NameText {
+    /// The name, if it is one.
+    ///
+    /// # Errors
+    /// [`Problem`] with the form of names.
+    pub fn checked(&self) -> Result<&str, Problem> {
+        let text = self.text();
+        let mut chars = text.chars();
+        let starts_well = chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
+        if starts_well && chars.all(|c| c.is_ascii_alphanumeric() || c == '_') && text.len() <= MAX_NAME {
+            return Ok(text);
+        }
+        Err(Problem::new(self.position(), format!("`{text}` is not a name"))
+            .help(format!("a name is a letter or `_`, then letters, digits and `_`, at most {MAX_NAME} in all, as in `activations_2`")))
+    }
 }
 
 /// A number inside its bounds.

@@ -20,9 +20,9 @@ pub enum Event {
     },
     /// A run has its device. The record is what is known now: no steps, and [`Verdict::Interrupted`] in case nothing more is heard of it.
     RunStarted(Box<RunRecord>),
-    /// A step of the present run is done.
+    /// A step of the present run is done. Of a long run, the first steps are told.
     StepEnded(Box<StepRecord>),
-    /// The present run is done, or one ended that never had a device. Its steps are those that no event has told yet.
+    /// The present run is done, or one ended that never had a device. The record is whole.
     RunEnded(Box<RunRecord>),
 }
 
@@ -56,10 +56,8 @@ impl Collector {
                     run.steps.push(*step);
                 }
             }
-            Event::RunEnded(mut run) => {
-                if let Some(told) = self.running.take() {
-                    run.steps.splice(..0, told.steps);
-                }
+            Event::RunEnded(run) => {
+                self.running = None;
                 self.records.runs.push(*run);
             }
         }

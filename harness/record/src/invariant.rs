@@ -49,7 +49,7 @@ invariants! {
     OomChangesOnlyTheCache = "oom_changes_only_the_cache":
         "an out-of-memory changes nothing but cached memory given back, and is counted",
     RetryMakesProgress = "retry_makes_progress":
-        "a retry asks for less, or for the same with more room",
+        "a retry succeeds, asks for less, or meets other memory than the try before it",
     EverythingGoesBack = "everything_goes_back":
         "after the last free and empty_cache nothing is reserved",
     WholeLimitFitsAtTheEnd = "whole_limit_fits_at_the_end":

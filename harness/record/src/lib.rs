@@ -63,6 +63,9 @@ pub struct RunRecord {
     /// Its settings, in the form of `PYTORCH_ALLOC_CONF`, where it has other than its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<String>,
+    /// Whether the arm was added by the user, so that what the scenario expects of its own arms is noted and not judged.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub only_observed: bool,
     /// Every random choice comes from this.
     pub seed: u64,
     /// Counted from 0.
@@ -73,10 +76,10 @@ pub struct RunRecord {
     pub verdict: Verdict,
     /// What each step did. Steps inside `repeat` appear once an iteration.
     pub steps: Vec<StepRecord>,
-    /// Steps that ran but are not in the list, where there were too many of them.
+    /// Steps that ran but are not in the list, where there were too many of them: the first and the last ones are kept.
     #[serde(default)]
     pub unrecorded_steps: u64,
-    /// The accounts over time, within steps too: what the picture shows. Long runs are thinned, keeping each stretch's extremes.
+    /// The accounts over time, within steps too: what the picture shows. Of a long run, the extremes of each of many equal stretches.
     pub curve: Vec<CurvePoint>,
     /// How long the operations took.
     pub timings: Timings,
@@ -87,6 +90,14 @@ pub struct RunRecord {
     /// What the simulated device charges for each operation; empty on a real device.
     #[serde(default)]
     pub cost_figures: Vec<CostFigure>,
+}
+
+/// What a note begins with that tells of something a scenario expects and an observed run did not meet.
+pub const NOT_JUDGED: &str = "observed, not judged: ";
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+const fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 /// What a scenario says of itself.
@@ -213,8 +224,8 @@ pub struct StepRecord {
     pub outcome: Outcome,
     /// The accounts after it.
     pub accounts: Accounts,
-    /// How long it took on the device's clock.
-    pub duration: Nanos,
+    /// How long it took on the device's clock, in a timed run; `None` where there was none.
+    pub duration: Option<Nanos>,
     /// What the step counted of itself, by metric name: amounts in bytes, times in nanoseconds, counts.
     pub reports: BTreeMap<String, u64>,
     /// Sentences worth reading, for example why a request failed.
@@ -334,6 +345,9 @@ pub struct Accounts {
 /// One point of the picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CurvePoint {
+    /// Its number among all points of the run, those that were left out included. Older builds did not keep it.
+    #[serde(default)]
+    pub at: u64,
     /// The step it belongs to.
     pub step: u32,
     /// Rounded bytes handed out.
@@ -357,10 +371,10 @@ pub struct Timings {
     pub free: Samples,
     /// `empty_cache` calls.
     pub empty_cache: Samples,
-    /// From the first step to the end of the last one, the harness's own checks excluded.
+    /// From the first step to the end of the last one, in a run in which the device sees the scenario's own calls only.
     pub scenario: Nanos,
-    /// Time in what had to be tried again: tries of a policy that failed, with the recovery behind each, and whole requests in which the
-    /// allocator had to give cache back before the device served it. Requests that are refused for good are no part of it.
+    /// Time in what had to be tried again: tries that a policy repeated, with the recovery behind each, and whole requests in which the
+    /// allocator had to give cache back before the device served them. Requests that are refused for good are no part of it.
     pub lost_to_retry: Nanos,
 }
 

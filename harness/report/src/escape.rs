@@ -1,8 +1,26 @@
 //! Text from scenarios and devices as markdown that cannot break a table, a list or a page.
 
+use harness_base::printable::{acts, printable, printable_lines};
+
+/// Lines for a terminal or the log of a CI system, in which no character acts and no line is a workflow command of GitHub.
+///
+/// What the runner takes for a command: `::` behind leading space, and `##[` anywhere, by
+/// <https://github.com/actions/runner/blob/main/src/Runner.Common/ActionCommand.cs>.
+pub(super) fn log_lines(text: &str) -> String {
+    let lines: Vec<String> = printable_lines(text).split('\n').map(log_line).collect();
+    lines.join("\n")
+}
+
+/// One such line.
+pub(super) fn log_line(text: &str) -> String {
+    let text = printable(text).replace("##[", "##\\[");
+    let start = text.len() - text.trim_start().len();
+    if text[start..].starts_with("::") { format!("{}\\{}", &text[..start], &text[start..]) } else { text }
+}
+
 /// A name: a code span, unless it holds a character that no code span in a table can hold.
 pub(super) fn code(text: &str) -> String {
-    if text.is_empty() || text.contains(['`', '|', '\\']) || text.contains(char::is_control) { escape(text) } else { format!("`{text}`") }
+    if text.is_empty() || text.contains(['`', '|', '\\']) || text.contains(acts) { escape(text) } else { format!("`{text}`") }
 }
 
 /// A text on one line, in which balanced backticks mark code.
@@ -28,7 +46,7 @@ pub(super) fn prose_block(text: &str) -> String {
 pub(super) fn fenced(language: &str, text: &str) -> String {
     let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or_default();
     let fence = "`".repeat(3.max(longest + 1));
-    format!("{fence}{language}\n{text}\n{fence}")
+    format!("{fence}{language}\n{}\n{fence}", printable_lines(text))
 }
 
 /// Plain text. Underscores within words stay, for they mark nothing there; so does what would break an address of the web.
@@ -47,7 +65,7 @@ fn escape_word(word: &str) -> String {
             '_' if is_inner || before == '_' && !escaped.ends_with("\\_") => escaped.push('_'),
             '_' | '~' | '&' | '#' if is_address => escaped.push(c),
             '\\' | '`' | '*' | '_' | '<' | '>' | '[' | ']' | '|' | '~' | '&' | '#' => escaped.extend(['\\', c]),
-            c if c.is_control() => escaped.push(' '),
+            c if acts(c) => escaped.push(' '),
             c => escaped.push(c),
         }
         before = c;
@@ -58,6 +76,13 @@ fn escape_word(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_line_neither_acts_on_a_terminal_nor_commands_a_workflow() {
+        assert_eq!(log_lines("  ::error::x\n\u{1b}[2J\nscenarios/a::b"), "  \\::error::x\n\\u{1b}[2J\nscenarios/a::b");
+        assert_eq!(log_line("x ##[error]y\n::z"), "x ##\\[error]y\\u{a}::z");
+        assert_eq!(fenced("", "a\u{1b}b\nc"), "```\na\\u{1b}b\nc\n```");
+    }
 
     #[test]
     fn names_and_sentences_come_out_as_they_are_meant() {

@@ -326,6 +326,7 @@ impl Builder {
             device,
             allocator: allocator.to_owned(),
             settings: None,
+            only_observed: false,
             seed,
             repetition,
             verdict: Verdict::Passed,
@@ -359,7 +360,7 @@ impl Builder {
             text: text.to_owned(),
             outcome,
             accounts: *now,
-            duration,
+            duration: Some(duration),
             reports: BTreeMap::new(),
             notes: Vec::new(),
             tables: Vec::new(),
@@ -371,6 +372,7 @@ impl Builder {
     fn point(&self, step: u32) -> CurvePoint {
         let used = self.now.device.used.saturating_sub(OVERHEAD);
         CurvePoint {
+            at: self.record.curve.len() as u64,
             step,
             allocated: self.now.allocated,
             reserved: self.now.reserved,
@@ -387,9 +389,10 @@ impl Builder {
             let reserved = Bytes::mib(300 + index.min(290) * 2);
             let allocated = Bytes::mib((index * 37) % 211 + index.min(290));
             let used = reserved + Bytes::mib(128);
-            self.record.curve.push(CurvePoint { step: last.step, allocated, reserved, used, ooms: last.ooms, retries: last.retries });
+            let at = self.record.curve.len() as u64;
+            self.record.curve.push(CurvePoint { at, step: last.step, allocated, reserved, used, ooms: last.ooms, retries: last.retries });
         }
-        self.record.curve.push(last);
+        self.record.curve.push(CurvePoint { at: self.record.curve.len() as u64, ..last });
     }
 
     fn last(&mut self) -> &mut StepRecord {

@@ -39,7 +39,13 @@ fn document(report: &Report<'_>, run_to_json: impl Fn(&RunRecord) -> String) -> 
     let runs: Vec<String> = records.runs.iter().map(run_to_json).collect();
     let harness = to_json(&records.harness);
     let separator = if runs.is_empty() { "" } else { "\n" };
-    format!("{{\"version\":{},\"harness\":{harness},\"runs\":[{separator}{}{separator}]}}\n", records.version, runs.join(",\n"))
+    let not_started =
+        if records.not_started.is_empty() { String::new() } else { format!(",\"not_started\":{}", to_json(&records.not_started)) };
+    format!(
+        "{{\"version\":{},\"harness\":{harness},\"runs\":[{separator}{}{separator}]{not_started}}}\n",
+        records.version,
+        runs.join(",\n")
+    )
 }
 
 fn to_json(value: &impl Serialize) -> String {

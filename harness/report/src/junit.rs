@@ -28,6 +28,17 @@ pub fn of_runs(report: &Report<'_>) -> String {
         }
         document.add_test_suite(suite);
     }
+    let not_started = report.records.not_started.iter().map(|run| {
+        let mut case =
+            TestCase::new(format!("{}, repetition {}", run.allocator, run.repetition + 1), skipped("not started", "not started"));
+        case.set_classname(run.scenario.as_str());
+        case
+    });
+    if !report.records.not_started.is_empty() {
+        let mut suite = TestSuite::new("not started");
+        suite.add_test_cases(not_started);
+        document.add_test_suite(suite);
+    }
     written(&document)
 }
 

@@ -9,6 +9,7 @@ pub mod junit;
 pub mod markdown;
 pub mod night;
 pub mod picture;
+pub mod runs;
 pub mod store;
 pub mod text;
 pub mod timing;

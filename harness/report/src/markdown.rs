@@ -55,6 +55,7 @@ impl Page {
     fn summary(&mut self, report: &Report<'_>) {
         self.block("# Out-of-memory report");
         self.block(format!("**{}**", words::verdict_line(report.counts)));
+        words::not_started(report.records).iter().for_each(|text| self.block(prose(text)));
         if let Some(warning) = words::model_time_warning(report) {
             self.block(prose(&warning));
         }
@@ -350,6 +351,9 @@ impl Page {
 
     fn facts(&mut self, arm: &Arm<'_>, run: &RunRecord) {
         let mut facts = vec![format!("Seed {}.", run.seed)];
+        if run.only_observed {
+            facts.push("Observed, not judged: what the scenario expects of its own arms is noted here and fails nothing.".to_owned());
+        }
         facts.extend(run.settings.iter().map(|settings| format!("Settings: {}.", code(settings))));
         if arm.runs.len() > 1 {
             facts.push(format!("The steps are those of repetition {} of {}.", run.repetition + 1, arm.runs.len()));

@@ -10,6 +10,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::words;
+use harness_base::printable::printable;
 use harness_record::{CurvePoint, RunRecord, Verdict};
 
 /// A picture in its own file.
@@ -26,6 +27,8 @@ const HEAD: u32 = 52;
 const PANEL: u32 = 226;
 const LEFT: u32 = 64;
 const RIGHT: u32 = 44;
+/// Characters that a panel's title has room for. No font is at hand to measure: 7.4 pixels a character is what 13-pixel sans-serif faces take.
+const TITLE: usize = ((WIDTH - LEFT) as f64 / 7.4) as usize;
 /// Numbers of steps are at least so many pixels apart.
 const LABEL_SPACING: f64 = 36.0;
 /// Columns narrower than this have no line between them.
@@ -90,9 +93,18 @@ fn in_words(run: &RunRecord) -> String {
     )
 }
 
+/// A text of at most so many characters: of a longer one, both ends.
+fn shortened(text: &str, most: usize) -> String {
+    let length = text.chars().count();
+    if length <= most {
+        return text.to_owned();
+    }
+    let (start, end) = (most.saturating_sub(1).div_ceil(2), most.saturating_sub(1) / 2);
+    text.chars().take(start).chain(['…']).chain(text.chars().skip(length - end)).collect()
+}
+
 fn escaped(text: &str) -> String {
-    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    printable(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 fn all(root: &Area<'_>, runs: &[&RunRecord], axes: &Axes) -> Drawn {
@@ -162,17 +174,19 @@ impl Axes {
 }
 
 /// A column for each step. A step with many points gets more room, by the square root of their number, so that a long step can be seen
-/// and the short ones beside it too.
+/// and the short ones beside it too. Steps that are not recorded, and have no point, have the room of a short step each.
 fn columns(runs: &[&RunRecord]) -> (BTreeMap<u32, (f64, f64)>, f64) {
-    let mut points: BTreeMap<u32, usize> = runs.iter().flat_map(|run| &run.steps).map(|step| (step.number, 1)).collect();
+    let mut points: BTreeMap<u32, f64> = runs.iter().flat_map(|run| &run.steps).map(|step| (step.number, 1.0)).collect();
     for step in runs.iter().flat_map(|run| run.curve.chunk_by(|a, b| a.step == b.step)) {
-        let most = points.entry(step[0].step).or_insert(1);
-        *most = step.len().max(*most);
+        let most = points.entry(step[0].step).or_insert(1.0);
+        *most = span(step).max(*most);
     }
     let mut right = 0.0;
+    let mut next = points.keys().next().copied().unwrap_or_default();
     let columns = points.into_iter().map(|(step, points)| {
-        let left = right;
-        right += (points as f64).sqrt();
+        let left = right + f64::from(step - next);
+        next = step + 1;
+        right = left + points.sqrt();
         (step, (left, right))
     });
     (columns.collect(), right)
@@ -189,10 +203,10 @@ fn legend(head: &Area<'_>, axes: &Axes) -> Drawn {
     let y = 18;
     let limit = words::size(axes.memory);
     let keys = [
-        ("device used − context overhead", Key::Line(USED.stroke_width(6))),
+        ("device used − overhead", Key::Line(USED.stroke_width(6))),
         ("reserved", Key::Line(RESERVED.stroke_width(2))),
         ("allocated", Key::Area),
-        ("retry", Key::Retry),
+        ("allocator retry", Key::Retry),
         ("OOM", Key::Oom),
         (&format!("memory limit {limit}"), Key::Dashes),
     ];
@@ -238,7 +252,8 @@ fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
         Verdict::Failed { first, .. } => format!(" (thick vertical line: violation after step {})", first.step),
         Verdict::Passed | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => String::new(),
     };
-    let title = format!("{}: {}{line}", run.allocator, words::verdict(&run.verdict));
+    let rest = format!(": {}{line}", words::verdict(&run.verdict));
+    let title = shortened(&printable(&run.allocator), TITLE.saturating_sub(rest.chars().count())) + &rest;
     let title_style = font(13).pos(Pos::new(HPos::Left, VPos::Top));
     area.draw(&Text::new(title, (LEFT as i32, 2), title_style))?;
     let mut chart = ChartBuilder::on(area)
@@ -298,15 +313,33 @@ fn curves(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     Ok(())
 }
 
-/// Where each point stands: the points of a step share its column.
+/// Where each point stands: the points of a step share its column, by their numbers in the run. Older records have none: there they stand one
+/// behind the other.
 fn positions(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64)) -> Vec<(f64, &CurvePoint)> {
     let steps = curve.chunk_by(|a, b| a.step == b.step);
     steps
         .flat_map(|step| {
             let (left, right) = column(step[0].step);
-            step.iter().enumerate().map(move |(index, point)| (left + (right - left) * index as f64 / step.len() as f64, point))
+            let points = span(step);
+            step.iter().enumerate().map(move |(index, point)| {
+                let at = if is_numbered(step) { (point.at - step[0].at) as f64 } else { index as f64 };
+                (left + (right - left) * at / points, point)
+            })
         })
         .collect()
+}
+
+/// Whether the points of a step have numbers.
+fn is_numbered(step: &[CurvePoint]) -> bool {
+    step.is_sorted_by(|a, b| a.at < b.at)
+}
+
+/// How many points a step had, those that were left out included.
+fn span(step: &[CurvePoint]) -> f64 {
+    match (step.first(), step.last()) {
+        (Some(first), Some(last)) if is_numbered(step) => (last.at - first.at + 1) as f64,
+        _ => step.len() as f64,
+    }
 }
 
 /// Accounts jump, so each value holds until the next point.
@@ -404,8 +437,15 @@ mod tests {
 
     #[test]
     fn curves_are_stairs_and_the_points_of_a_step_share_its_width() {
-        let point =
-            |step, mib| CurvePoint { step, allocated: Bytes::mib(mib), reserved: Bytes::ZERO, used: Bytes::ZERO, ooms: 0, retries: 0 };
+        let point = |step, mib| CurvePoint {
+            at: 0,
+            step,
+            allocated: Bytes::mib(mib),
+            reserved: Bytes::ZERO,
+            used: Bytes::ZERO,
+            ooms: 0,
+            retries: 0,
+        };
         let curve = [point(1, 2), point(2, 2), point(2, 4), point(3, 1)];
         let path = stairs(&curve, |step| (f64::from(step), f64::from(step) + 1.0), |point| (point.allocated.get() >> 20) as f64);
         assert_eq!(path, [(1.0, 2.0), (2.5, 2.0), (2.5, 4.0), (3.0, 4.0), (3.0, 1.0), (4.0, 1.0)]);
@@ -419,6 +459,18 @@ mod tests {
         assert_eq!(columns.values().last().map(|column| column.1), Some(right));
     }
 
+    /// Ten points of a step of which those between were left out stand where they were, and not side by side.
+    #[test]
+    fn points_stand_where_they_were_in_their_step_and_steps_that_are_not_recorded_keep_their_room() {
+        let point = |at, step| CurvePoint { at, step, allocated: Bytes(at), reserved: Bytes::ZERO, used: Bytes::ZERO, ooms: 0, retries: 0 };
+        let curve = [point(0, 1), point(75, 1), point(99, 1), point(100, 4)];
+        let places: Vec<f64> = positions(&curve, |step| (f64::from(step), f64::from(step) + 1.0)).into_iter().map(|(x, _)| x).collect();
+        assert_eq!(places, [1.0, 1.75, 1.99, 4.0]);
+        let run = RunRecord { curve: curve.to_vec(), steps: Vec::new(), ..examples::oom_retry("caching", 0) };
+        let (columns, right) = columns(&[&run]);
+        assert_eq!((columns.get(&1), columns.get(&4), right), (Some(&(0.0, 10.0)), Some(&(12.0, 13.0)), 13.0));
+    }
+
     #[test]
     fn a_picture_has_one_panel_an_allocator_and_its_own_ground() {
         let (caching, direct) = (examples::oom_retry("caching", 0), examples::oom_retry("direct", 0));
@@ -427,6 +479,27 @@ mod tests {
         assert!(svg.contains(&format!("height=\"{}\"", HEAD + 2 * PANEL)) && svg.contains("fill=\"#FFFFFF\""));
         assert!(svg.contains("memory limit 1 GiB"));
         assert_eq!(Some(svg), draw(&[&caching, &direct]));
+    }
+
+    #[test]
+    fn a_long_name_keeps_its_ends_and_stays_inside_the_picture() {
+        assert_eq!((shortened("abcdef", 6), shortened("abcdefg", 6)), ("abcdef".to_owned(), "abc…fg".to_owned()));
+        let name = format!("caching({})", "garbage_collection_threshold:0.8,".repeat(9));
+        let run = RunRecord { allocator: name, ..examples::failed("caching", 0) };
+        let svg = draw(&[&run]).expect("it has a curve");
+        let title = svg.lines().find(|line| line.starts_with("caching(") && line.contains("FAILED")).expect("the panel has a title");
+        assert_eq!(title.chars().count(), TITLE, "{title}");
+    }
+
+    #[test]
+    fn marks_of_evenly_spread_ooms_are_evenly_spread() {
+        let steps: Vec<u32> = (1..=5_000).collect();
+        let run = examples::long_run(5_000, &steps);
+        let axes = Axes::new(&[&run]).expect("it has a curve");
+        let marks = rises(&run, &axes, |point| point.ooms);
+        let gaps: Vec<f64> = marks.windows(2).map(|pair| pair[1].x - pair[0].x).collect();
+        let (least, most) = (gaps.iter().copied().fold(f64::MAX, f64::min), gaps.iter().copied().fold(0.0, f64::max));
+        assert!(most < 1.2 * least, "{gaps:?}");
     }
 
     #[test]

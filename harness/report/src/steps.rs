@@ -61,6 +61,8 @@ impl<'a> Selection<'a> {
         let mut next = 0;
         for &index in &self.shown {
             self.gap(&mut grid, index - next);
+            let before = if index > 0 { self.run.steps[index - 1].number } else { 0 };
+            self.unrecorded(&mut grid, self.run.steps[index].number.saturating_sub(before + 1));
             grid.rows.push(cells(&self.run.steps[index], has_pressure));
             next = index + 1;
         }
@@ -69,12 +71,23 @@ impl<'a> Selection<'a> {
 
     fn gap(&self, grid: &mut Grid, steps: usize) {
         if steps > 0 {
-            let mut row = vec![String::new(); grid.columns.len()];
-            row[0] = "…".to_owned();
-            row[2] = format!("{} left out", words::count(steps, "step"));
-            grid.rows.push(row);
+            push_gap(grid, format!("{} left out", words::count(steps, "step")));
         }
     }
+
+    /// Steps that are not in the record.
+    fn unrecorded(&self, grid: &mut Grid, steps: u32) {
+        if steps > 0 {
+            push_gap(grid, format!("{} not recorded", words::count(steps as usize, "step")));
+        }
+    }
+}
+
+fn push_gap(grid: &mut Grid, text: String) {
+    let mut row = vec![String::new(); grid.columns.len()];
+    row[0] = "…".to_owned();
+    row[2] = text;
+    grid.rows.push(row);
 }
 
 /// Whether something happened that a reader looks for.
@@ -105,7 +118,7 @@ fn cells(step: &StepRecord, has_pressure: bool) -> Vec<String> {
     [step.number.to_string(), step.line.to_string(), what, words::outcome(&step.outcome)]
         .into_iter()
         .chain(sizes)
-        .chain([accounts.retries.to_string(), step.duration.to_string()])
+        .chain([accounts.retries.to_string(), step.duration.map_or_else(|| "–".to_owned(), |duration| duration.to_string())])
         .collect()
 }
 

@@ -1,16 +1,18 @@
-//! Where reports lie on disk: a folder a run, with `report.md`, `records.json` and the pictures.
+//! Where reports lie on disk: a folder a run, with `report.md`, `records.json` and the pictures. While a run goes on, its folder has
+//! `events.jsonl` ([`Journal`]): what a killed run leaves, and a report can be rendered from.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use harness_allocator::device::Clock;
 
 use crate::{Report, json, markdown};
 use harness_base::files::slug;
 use harness_base::files::{self, Document, Folder};
-use harness_record::{RECORD_VERSION, Records};
+use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records};
 
 pub use harness_base::files::StoreError;
 
@@ -19,6 +21,9 @@ pub const DEFAULT_ROOT: &str = "reports/runs";
 
 /// The report that a person reads.
 pub const REPORT: &str = "report.md";
+
+/// What a run that goes on, or was killed, has done so far: an [`Event`] a line.
+pub const EVENTS: &str = "events.jsonl";
 
 /// What the report was rendered from.
 pub const RECORDS: &str = Document::Records.file_name();
@@ -61,12 +66,199 @@ pub fn save_into(folder: &Path, records: &Records) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Reads records back, from the file or from the folder that holds it.
+/// Reads records back, from the file or from the folder that holds it. Of a run that goes on, or was killed, they are made of its events.
 ///
 /// # Errors
 /// All other kinds of [`StoreError`], each with what the user can do.
 pub fn read(path: &Path) -> Result<Records, StoreError> {
-    files::read(path, Document::Records, RECORD_VERSION)
+    let events = if path.is_dir() { path.join(EVENTS) } else { path.to_owned() };
+    let has_events = events.file_name() == Some(OsStr::new(EVENTS)) && events.is_file();
+    if has_events { read_events(&events) } else { files::read(path, Document::Records, RECORD_VERSION) }
+}
+
+/// Renders the report of a run anew from its records or events, in its own folder.
+///
+/// # Errors
+/// [`StoreError`]; [`StoreError::Busy`] while the run still goes on.
+pub fn render_again(folder: &Path) -> Result<(), StoreError> {
+    let events = folder.join(EVENTS);
+    let locked = if events.is_file() { Some(open_events(&events)?) } else { None };
+    save_into(folder, &read(folder)?)?;
+    if locked.is_some() { remove_events(folder) } else { Ok(()) }
+}
+
+/// Whether a folder, or a file, is what `harness run` leaves.
+#[must_use]
+pub fn is_of_run(path: &Path) -> bool {
+    let names = [OsStr::new(RECORDS), OsStr::new(EVENTS)];
+    if path.is_dir() {
+        names.iter().any(|name| path.join(name).is_file())
+    } else {
+        path.file_name().is_some_and(|name| names.contains(&name))
+    }
+}
+
+fn read_events(path: &Path) -> Result<Records, StoreError> {
+    let text = fs::read_to_string(path).map_err(|source| StoreError::Unreadable { path: path.to_owned(), source })?;
+    let mut collector = Collector::default();
+    let mut lines = text.lines().enumerate().peekable();
+    while let Some((index, line)) = lines.next() {
+        match serde_json::from_str(line) {
+            Ok(Event::Started { version, .. }) if version > RECORD_VERSION => {
+                return Err(StoreError::TooNew { path: path.to_owned(), found: version, supported: RECORD_VERSION });
+            }
+            Ok(event) => collector.add(event),
+            // The program was killed while it wrote this line.
+            Err(_) if lines.peek().is_none() && index > 0 && !text.ends_with('\n') => {}
+            Err(source) => return Err(StoreError::Malformed { path: path.to_owned(), source, document: Document::Records }),
+        }
+    }
+    Ok(collector.into_records())
+}
+
+/// Opens the file of events for one writer alone.
+fn open_events(path: &Path) -> Result<File, StoreError> {
+    let failed = |source| StoreError::writing(Document::Records, path, source);
+    let file = File::options().create(true).append(true).open(path).map_err(failed)?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            Err(StoreError::Busy { path: path.parent().unwrap_or(path).to_owned(), document: Document::Records })
+        }
+        // Some file systems have no locks.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+    }
+}
+
+fn remove_events(folder: &Path) -> Result<(), StoreError> {
+    let path = folder.join(EVENTS);
+    fs::remove_file(&path).map_err(|source| StoreError::writing(Document::Records, &path, source))
+}
+
+/// Writes each event of a session into its report's folder when it comes, so that a session that is killed loses nothing of what was done.
+#[derive(Debug)]
+pub struct Journal {
+    target: Target,
+    file: Option<File>,
+    /// What came before the folder had a name.
+    waiting: String,
+    planned: Vec<PlannedRun>,
+    /// Whether the folder was made for this session.
+    is_new: bool,
+}
+
+#[derive(Debug)]
+enum Target {
+    /// A new folder, numbered, in this one.
+    NewIn(PathBuf),
+    /// This folder.
+    Folder(PathBuf),
+}
+
+impl Journal {
+    /// Of a report in a new folder of `root` with the next free number, which is made when the first run has its device.
+    #[must_use]
+    pub const fn in_new_folder(root: PathBuf) -> Self {
+        Self { target: Target::NewIn(root), file: None, waiting: String::new(), planned: Vec::new(), is_new: true }
+    }
+
+    /// Of a report in this folder, in place of an earlier one there.
+    #[must_use]
+    pub const fn in_folder(folder: PathBuf) -> Self {
+        Self { target: Target::Folder(folder), file: None, waiting: String::new(), planned: Vec::new(), is_new: false }
+    }
+
+    /// Writes an event down.
+    ///
+    /// # Errors
+    /// [`StoreError::Unwritable`], [`StoreError::DiskFull`], and [`StoreError::Busy`] where another run writes into the folder.
+    pub fn add(&mut self, event: &Event) -> Result<(), StoreError> {
+        let line = serde_json::to_string(event).expect("events are plain data with text keys, which always have a JSON form") + "\n";
+        let clock = match event {
+            Event::Started { planned, .. } => {
+                self.planned.clone_from(planned);
+                None
+            }
+            Event::RunStarted(run) | Event::RunEnded(run) => Some(&run.device),
+            Event::StepEnded(_) => None,
+        };
+        match (&mut self.file, clock) {
+            (Some(_), _) => self.write(&line),
+            (None, None) => {
+                self.waiting.push_str(&line);
+                Ok(())
+            }
+            (None, Some(device)) => {
+                let device = if device.clock == Clock::Simulated { "sim".to_owned() } else { slug(&device.name) };
+                self.open(&device)?;
+                let waiting = std::mem::take(&mut self.waiting);
+                self.write(&(waiting + &line))
+            }
+        }
+    }
+
+    fn open(&mut self, device: &str) -> Result<(), StoreError> {
+        let folder = match &self.target {
+            Target::Folder(folder) => {
+                Folder::open(folder, Document::Records)?;
+                folder.clone()
+            }
+            Target::NewIn(root) => {
+                let scenarios: BTreeSet<&str> = self.planned.iter().map(|run| run.scenario.as_str()).collect();
+                let what = match scenarios.first() {
+                    Some(only) if scenarios.len() == 1 => slug(only),
+                    _ => format!("{}-scenarios", scenarios.len()),
+                };
+                Folder::open(root, Document::Records)?.add(&[], |root| Ok(format!("{:04}-{what}-{device}", next_number(root)?)))?
+            }
+        };
+        let path = folder.join(EVENTS);
+        let file = open_events(&path)?;
+        // What an earlier run left there is replaced by this one.
+        file.set_len(0).map_err(|source| StoreError::writing(Document::Records, &path, source))?;
+        (self.target, self.file) = (Target::Folder(folder), Some(file));
+        Ok(())
+    }
+
+    fn write(&mut self, text: &str) -> Result<(), StoreError> {
+        let path = match &self.target {
+            Target::Folder(folder) => folder.join(EVENTS),
+            Target::NewIn(root) => root.clone(),
+        };
+        let written = self.file.as_mut().map_or(Ok(()), |file| file.write_all(text.as_bytes()));
+        written.map_err(|source| StoreError::writing(Document::Records, &path, source))
+    }
+
+    /// Leaves nothing of a session in which no run ended.
+    ///
+    /// # Errors
+    /// [`StoreError::Unwritable`].
+    pub fn discard(self) -> Result<(), StoreError> {
+        if let (Target::Folder(folder), Some(_)) = (&self.target, &self.file) {
+            remove_events(folder)?;
+            if self.is_new {
+                // It is empty, or somebody put something there.
+                let _ = fs::remove_dir(folder);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the report in place of the events, and says where it is.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the events are still there then.
+    pub fn finish(self, records: &Records) -> Result<PathBuf, StoreError> {
+        match self.target {
+            Target::NewIn(root) => save_new(&root, records),
+            Target::Folder(folder) => {
+                save_into(&folder, records)?;
+                if self.file.is_some() {
+                    remove_events(&folder)?;
+                }
+                Ok(folder)
+            }
+        }
+    }
 }
 
 /// Pictures first and the report last: what links comes after what it links to.

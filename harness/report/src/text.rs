@@ -6,6 +6,7 @@ use anstyle::{AnsiColor, Style as Paint};
 use unicode_width::UnicodeWidthStr;
 
 use super::Report;
+use super::escape::{log_line, log_lines};
 use super::steps::Selection;
 use super::timing::{self, Timing};
 use super::words::{self, Align, Grid, NOTHING};
@@ -29,6 +30,7 @@ pub fn render(report: &Report<'_>, style: Style) -> String {
     let mut out = String::new();
     if report.counts.total() == 0 {
         line(&mut out, &words::verdict_line(report.counts));
+        words::not_started(report.records).iter().for_each(|text| line(&mut out, text));
         return out;
     }
     for device in &report.devices {
@@ -45,7 +47,8 @@ pub fn render(report: &Report<'_>, style: Style) -> String {
         out.push_str(&failure(arm.shown(), style));
     }
     let paint = if report.counts.failed > 0 { FAILED } else { PASSED };
-    line(&mut out, &format!("\n{}", painted(&words::verdict_line(report.counts), paint, style)));
+    out.push_str(&format!("\n{}\n", painted(&words::verdict_line(report.counts), paint, style)));
+    words::not_started(report.records).iter().for_each(|text| line(&mut out, text));
     out
 }
 
@@ -99,14 +102,14 @@ const PASSED: Paint = AnsiColor::Green.on_default();
 const SKIPPED: Paint = AnsiColor::Yellow.on_default();
 
 fn line(out: &mut String, text: &str) {
-    out.push_str(text);
+    out.push_str(&log_lines(text));
     out.push('\n');
 }
 
 fn painted(text: &str, paint: Paint, style: Style) -> String {
     match style {
-        Style::Plain => text.to_owned(),
-        Style::Colour => format!("{paint}{text}{paint:#}"),
+        Style::Plain => log_line(text),
+        Style::Colour => format!("{paint}{}{paint:#}", log_line(text)),
     }
 }
 
@@ -133,6 +136,11 @@ fn verdicts(report: &Report<'_>, style: Style) -> String {
     }
     let painted = if has_devices { 3 } else { 2 };
     let mut out = table(&grid, Some((painted, &paints)), style);
+    for (scenario, _, arm) in report.arms() {
+        if let Some(unmet) = words::not_judged(arm.shown()) {
+            line(&mut out, &format!("observed: {} with {}: {unmet}", scenario.info.name, arm.allocator));
+        }
+    }
     for (scenario, _, arm) in report.arms() {
         if let Some(settings) = arm.settings_untold() {
             line(&mut out, &format!("settings: {} with {}: {settings}", scenario.info.name, arm.allocator));
@@ -213,7 +221,9 @@ fn times(out: &mut String, report: &Report<'_>) {
 }
 
 /// A table with columns as wide as their widest cell. One column may have a paint for each row.
-fn table(grid: &Grid, paints: Option<(usize, &[Paint])>, style: Style) -> String {
+pub(super) fn table(grid: &Grid, paints: Option<(usize, &[Paint])>, style: Style) -> String {
+    let harmless = |row: &Vec<String>| row.iter().map(|cell| log_line(cell)).collect();
+    let grid = &Grid { columns: grid.columns.clone(), rows: grid.rows.iter().map(harmless).collect() };
     let mut widths: Vec<usize> = grid.columns.iter().map(|(head, _)| head.width()).collect();
     for row in &grid.rows {
         for (width, cell) in widths.iter_mut().zip(row) {

@@ -8,7 +8,7 @@ use harness_allocator::stats::StatKey;
 use harness_allocator::units::{Bytes, Nanos};
 
 use super::{Clocks, Counts, DeviceGroup, Report};
-use harness_record::{Outcome, Rule, RunRecord, Verdict, Violation};
+use harness_record::{NOT_JUDGED, Outcome, Records, Rule, RunRecord, Verdict, Violation};
 
 /// What is written where there is nothing to tell.
 pub(super) const NOTHING: &str = "–";
@@ -155,8 +155,7 @@ pub(super) fn verdicts(counts: Counts) -> String {
 pub(super) fn verdict_line(counts: Counts) -> String {
     let total = counts.total();
     let head = match (total, counts.failed) {
-        // Only a shard can be empty: allocators that no scenario lists are refused.
-        (0, _) => return "Nothing ran: none of it belongs to this shard.".to_owned(),
+        (0, _) => return "Nothing was run.".to_owned(),
         (1, 0) if counts.passed == 1 => return "The one run passed.".to_owned(),
         (_, 0) if counts.passed == total => return format!("All {total} runs passed."),
         (_, 0) => "No run failed".to_owned(),
@@ -170,6 +169,32 @@ pub(super) fn verdict_line(counts: Counts) -> String {
         tail.push(format!("{} interrupted", counts.interrupted));
     }
     format!("{head}: {}.", tail.join(", "))
+}
+
+/// What was planned and did not start; `None` where everything did.
+pub(super) fn not_started(records: &Records) -> Option<String> {
+    const NAMED: usize = 5;
+    let all = records.not_started.len();
+    if all == 0 {
+        return None;
+    }
+    let mut names: Vec<String> =
+        records.not_started.iter().take(NAMED).map(|run| format!("`{}` with `{}`", run.scenario, run.allocator)).collect();
+    if all > NAMED {
+        names.push(format!("{} more", all - NAMED));
+    }
+    Some(format!("Incomplete: {} of {} did not start: {}.", all, count(all + records.runs.len(), "run"), names.join(", ")))
+}
+
+/// What an observed run did not meet of what its scenario expects; `None` of a run that is judged, or met it all.
+pub(super) fn not_judged(run: &RunRecord) -> Option<String> {
+    let mut unmet = run.steps.iter().flat_map(|step| &step.notes).filter_map(|note| note.strip_prefix(NOT_JUDGED));
+    let first = unmet.next()?;
+    let more = match unmet.count() {
+        0 => String::new(),
+        more => format!(" (and {more} more in the report)"),
+    };
+    Some(format!("not judged: {first}{more}"))
 }
 
 /// Whose clock a device runs on, in a few words.
@@ -186,15 +211,18 @@ pub(super) fn memory(device: &DeviceGroup<'_>) -> String {
     or_nothing(device.info.fingerprint.memory.map(size))
 }
 
-/// The end of a run that had too many steps to record; `None` where all are recorded.
+/// The gap in a run that had too many steps to record; `None` where all are recorded.
 pub(super) fn unrecorded(run: &RunRecord) -> Option<String> {
-    let further = match run.unrecorded_steps {
+    let missing = match run.unrecorded_steps {
         0 => return None,
-        1 => "1 further step ran and is".to_owned(),
-        more => format!("{more} further steps ran and are"),
+        1 => "1 step more ran and is".to_owned(),
+        more => format!("{more} steps more ran and are"),
     };
-    let last = run.steps.last().map_or_else(String::new, |step| format!(" after step {}", step.number));
-    Some(format!("{further} not recorded{last}: a record holds only the first steps of so long a run."))
+    // Older builds kept the first steps only.
+    let gap = run.steps.windows(2).find(|pair| pair[1].number > pair[0].number + 1);
+    let after = gap.map(|pair| pair[0].number).or_else(|| run.steps.last().map(|step| step.number));
+    let after = after.map_or_else(String::new, |number| format!(" after step {number}"));
+    Some(format!("{missing} not recorded{after}: a record holds only so many steps of a run."))
 }
 
 /// The sentence that says whether times are to be believed; `None` where all were measured.
@@ -232,6 +260,7 @@ pub(super) fn model_time_warning(report: &Report<'_>) -> Option<String> {
 mod tests {
     use super::*;
     use crate::examples;
+    use harness_record::PlannedRun;
     use harness_scenario::{ReportKey, Unit};
 
     #[test]
@@ -245,7 +274,7 @@ mod tests {
 
     #[test]
     fn the_first_line_counts_every_kind_of_end() {
-        assert_eq!(verdict_line(Counts::default()), "Nothing ran: none of it belongs to this shard.");
+        assert_eq!(verdict_line(Counts::default()), "Nothing was run.");
         assert_eq!(verdict_line(Counts { passed: 1, ..Counts::default() }), "The one run passed.");
         assert_eq!(verdict_line(Counts { passed: 3, ..Counts::default() }), "All 3 runs passed.");
         assert_eq!(verdict_line(Counts { passed: 1, skipped: 2, ..Counts::default() }), "No run failed: 1 passed, 0 failed, 2 skipped.");
@@ -286,9 +315,21 @@ mod tests {
     fn steps_that_are_not_recorded_are_told() {
         let run = |unrecorded_steps| RunRecord { unrecorded_steps, ..examples::long_run(2, &[]) };
         assert_eq!(unrecorded(&run(0)), None);
-        let one = "1 further step ran and is not recorded after step 2: a record holds only the first steps of so long a run.";
+        let one = "1 step more ran and is not recorded after step 2: a record holds only so many steps of a run.";
         assert_eq!(unrecorded(&run(1)).as_deref(), Some(one));
-        assert!(unrecorded(&run(9)).is_some_and(|text| text.starts_with("9 further steps ran and are not recorded")));
+        assert!(unrecorded(&run(9)).is_some_and(|text| text.starts_with("9 steps more ran and are not recorded")));
+    }
+
+    #[test]
+    fn what_did_not_start_is_told_with_its_first_names() {
+        let mut records = examples::night();
+        assert_eq!(not_started(&records), None);
+        let planned = |number| PlannedRun { scenario: format!("s{number}"), allocator: "caching".to_owned(), repetition: 0 };
+        records.not_started = (1..=2).map(planned).collect();
+        let two = "Incomplete: 2 of 19 runs did not start: `s1` with `caching`, `s2` with `caching`.";
+        assert_eq!(not_started(&records).as_deref(), Some(two));
+        records.not_started = (1..=9).map(planned).collect();
+        assert!(not_started(&records).is_some_and(|text| text.starts_with("Incomplete: 9 of 26 runs") && text.ends_with(", 4 more.")));
     }
 
     #[test]

@@ -2,8 +2,10 @@
 //!
 //! * [`rig`]: one device, one allocator, and the audit of every operation;
 //! * [`run`]: one scenario with one allocator, from start to verdict;
-//! * [`session`]: scenarios × allocators × repetitions.
+//! * [`session`]: scenarios × allocators × repetitions, told as events while they run;
+//! * [`control`]: what a run shares with whoever watches over its time limits.
 
+pub mod control;
 mod recovery;
 pub mod rig;
 pub mod run;

@@ -1,15 +1,18 @@
 //! What a scenario's names stand for while it runs: buffers, streams, events, measures, reports, storms; and what a step leaves behind
-//! ([`Done`]).
+//! ([`StepResult`]).
 
 use std::collections::BTreeMap;
 
 use harness_allocator::device::{DevicePtr, EventId, StreamId};
 use harness_allocator::units::Nanos;
 
-use crate::rig::{Buffer, Halt, Rig};
+use crate::rig::{Buffer, Rig, Stop};
 use harness_record::{Outcome, Shortage, Table};
+use harness_scenario::steps::Action;
+use harness_scenario::steps::free::Free;
 use harness_scenario::{
-    Account, BufferName, DeviceMetric, EventName, MeasureName, Metric, Position, Readings, ReportKey, Scenario, Step, StepName, StreamName,
+    Account, Amount, BufferName, DeviceMetric, EventName, MeasureName, Metric, Position, Readings, ReportKey, Scenario, Step, StepName,
+    StreamName, Unit,
 };
 
 /// See the module. The checks of the language have made sure that every name is used as it may be.
@@ -18,6 +21,8 @@ pub(crate) struct World {
     /// The name of the allocator's arm.
     pub(crate) arm: String,
     pub(crate) seed: u64,
+    /// Whether a size refers to the device's memory at a `measure` step: then a timed run has to ask for it there.
+    sizes_use_measured_memory: bool,
     buffers: BTreeMap<BufferName, Buffer>,
     /// By number of the name; number 0 is the default stream.
     streams: Vec<StreamId>,
@@ -36,25 +41,30 @@ pub(crate) enum LookUpError {
     /// The step did not report it.
     #[error("{0} was not reported")]
     NotReported(String),
-    /// Asking the device ended the run.
-    #[error("the device failed")]
-    Halt(Halt),
 }
 
 impl World {
     /// Makes the scenario's streams and takes the measure `start`.
-    pub(crate) fn new(mut rig: Rig, scenario: &Scenario, arm: String, seed: u64) -> Result<Self, Box<(Rig, Vec<StreamId>, Halt)>> {
+    pub(crate) fn new(mut rig: Rig, scenario: &Scenario, arm: String, seed: u64) -> Result<Self, Box<(Rig, Vec<StreamId>, Stop)>> {
         let mut streams = vec![StreamId::DEFAULT];
+        let mut begun = Ok(());
         for _ in scenario.streams.iter().skip(1) {
             match rig.create_stream() {
                 Ok(stream) => streams.push(stream),
-                Err(halt) => return Err(Box::new((rig, streams, halt))),
+                Err(stop) => {
+                    begun = Err(stop);
+                    break;
+                }
             }
+        }
+        if let Err(stop) = begun.and_then(|()| rig.begin_scenario()) {
+            return Err(Box::new((rig, streams, stop)));
         }
         let mut world = Self {
             rig,
             arm,
             seed,
+            sizes_use_measured_memory: sizes_use_measured_memory(&scenario.steps),
             buffers: BTreeMap::new(),
             streams,
             events: BTreeMap::new(),
@@ -62,9 +72,12 @@ impl World {
             reports: BTreeMap::new(),
             storms: BTreeMap::new(),
         };
-        match world.measure(MeasureName::start()) {
-            Ok(()) => Ok(world),
-            Err(halt) => Err(Box::new((world.rig, world.streams, halt))),
+        match world.readings(true) {
+            Ok(readings) => {
+                world.measures.insert(MeasureName::start(), readings);
+                Ok(world)
+            }
+            Err(stop) => Err(Box::new((world.rig, world.streams, stop))),
         }
     }
 
@@ -73,7 +86,7 @@ impl World {
     }
 
     /// The event of that name, made on first use.
-    pub(crate) fn event(&mut self, name: &EventName) -> Result<EventId, Halt> {
+    pub(crate) fn event(&mut self, name: &EventName) -> Result<EventId, Stop> {
         if let Some(&event) = self.events.get(name) {
             return Ok(event);
         }
@@ -96,8 +109,8 @@ impl World {
     pub(crate) fn with_buffer(
         &mut self,
         name: &BufferName,
-        act: impl FnOnce(&mut Rig, &mut Buffer) -> Result<(), Halt>,
-    ) -> Result<(), Halt> {
+        act: impl FnOnce(&mut Rig, &mut Buffer) -> Result<(), Stop>,
+    ) -> Result<(), Stop> {
         match self.buffers.get_mut(name) {
             Some(buffer) => act(&mut self.rig, buffer),
             None => Ok(()),
@@ -108,9 +121,10 @@ impl World {
         self.storms.entry(id.clone()).or_default()
     }
 
-    pub(crate) fn measure(&mut self, name: MeasureName) -> Result<(), Halt> {
-        let moment = self.moment()?;
-        self.measures.insert(name, moment);
+    /// Keeps all accounts as they are now. A timed run asks the device for its memory only where a size refers to it.
+    pub(crate) fn measure(&mut self, name: MeasureName) -> Result<(), Stop> {
+        let readings = self.readings(!self.rig.is_timed() || self.sizes_use_measured_memory)?;
+        self.measures.insert(name, readings);
         Ok(())
     }
 
@@ -118,26 +132,32 @@ impl World {
         self.reports.insert(id, reports);
     }
 
-    /// The value of a metric now.
-    pub(crate) fn look_up(&mut self, metric: &Metric) -> Result<u64, LookUpError> {
-        let (account, moment) = match metric {
-            // Neither needs the device's memory, whose answer takes time.
-            Metric::Now(Account::Stat(key)) => return Ok(self.rig.stats().get(*key)),
-            Metric::Now(Account::Device(DeviceMetric::Now)) => return Ok(self.rig.now().0),
-            Metric::Now(account) => (account, self.moment().map_err(LookUpError::Halt)?),
+    /// All accounts now, the device's memory only if it is wanted: its answer may take milliseconds. The clock comes last, so that a time since
+    /// this moment begins behind the answer.
+    pub(crate) fn readings(&mut self, memory: bool) -> Result<Readings, Stop> {
+        let (stats, calls) = (self.rig.stats(), self.rig.calls());
+        let memory = if memory { Some(self.rig.memory()?) } else { None };
+        Ok(Readings { stats, memory, calls, now: self.rig.now() })
+    }
+
+    /// The value of a metric. Those of the present are taken from `now`, so that all of one expression are of one moment.
+    pub(crate) fn look_up(&self, metric: &Metric, now: &Readings) -> Result<u64, LookUpError> {
+        let value = match metric {
+            Metric::Now(account) => now.get(*account),
             Metric::At(name, account) => {
-                (account, self.measures.get(name).copied().ok_or_else(|| LookUpError::NotReported(metric.to_string()))?)
+                let readings = self.measures.get(name).ok_or_else(|| LookUpError::NotReported(metric.to_string()))?;
+                readings.get(*account)
             }
             Metric::Report(step, key) => {
                 let value = self.reports.get(step).and_then(|reports| reports.get(key));
                 return value.copied().ok_or_else(|| LookUpError::NotReported(metric.to_string()));
             }
         };
-        moment.get(*account).ok_or_else(|| LookUpError::Unknown(metric.to_string()))
+        value.ok_or_else(|| LookUpError::Unknown(metric.to_string()))
     }
 
     /// Frees everything that is still live.
-    pub(crate) fn free_everything(&mut self) -> Result<(), Halt> {
+    pub(crate) fn free_everything(&mut self) -> Result<(), Stop> {
         for buffer in std::mem::take(&mut self.buffers).into_values() {
             self.rig.free(buffer)?;
         }
@@ -150,54 +170,88 @@ impl World {
     }
 
     /// Gives the device's handles back, whatever state the run ended in.
-    pub(crate) fn close(self) -> Result<(), Halt> {
+    pub(crate) fn close(self) -> Result<(), Stop> {
         let streams = self.streams.into_iter().skip(1).collect();
         self.rig.close(streams, self.events.into_values().collect())
     }
+}
 
-    /// All accounts now. The clock comes last: a time since this moment begins behind the device's answer.
-    fn moment(&mut self) -> Result<Readings, Halt> {
-        let (stats, memory, calls) = (self.rig.stats(), self.rig.memory()?, self.rig.calls());
-        Ok(Readings { stats, memory, calls, now: self.rig.now() })
+/// Whether some size refers to the device's memory as it was at a `measure` step.
+fn sizes_use_measured_memory(steps: &[Step]) -> bool {
+    let of = |amount: &Amount| amount.metrics().any(|metric| matches!(metric, Metric::At(..)) && asks_for_memory(metric));
+    steps.iter().any(|step| match &step.action {
+        Action::Alloc(alloc) => of(&alloc.size),
+        Action::Pressure(pressure) => of(&pressure.held),
+        Action::Free(Free::Pinning { request, .. }) => of(request),
+        Action::Repeat(repeat) => sizes_use_measured_memory(&repeat.steps),
+        _ => false,
+    })
+}
+
+/// Whether the device has to be asked for its memory to know the metric.
+pub(crate) fn asks_for_memory(metric: &Metric) -> bool {
+    let account = match metric {
+        Metric::Now(account) | Metric::At(_, account) => account,
+        Metric::Report(..) => return false,
+    };
+    match account {
+        Account::Stat(_) => false,
+        Account::Device(metric) => match metric {
+            DeviceMetric::Used
+            | DeviceMetric::Free
+            | DeviceMetric::Total
+            | DeviceMetric::ContextOverhead
+            | DeviceMetric::Pressure
+            | DeviceMetric::Process => true,
+            DeviceMetric::MallocCalls
+            | DeviceMetric::MallocFailures
+            | DeviceMetric::FreeCalls
+            | DeviceMetric::MemoryCalls
+            | DeviceMetric::Synchronizations
+            | DeviceMetric::Now => false,
+        },
     }
 }
 
 /// What a step did.
 #[derive(Clone, Debug)]
-pub(crate) struct Done {
+pub(crate) struct StepResult {
     pub(crate) outcome: Outcome,
     pub(crate) reports: BTreeMap<ReportKey, u64>,
     pub(crate) notes: Vec<String>,
     pub(crate) tables: Vec<Table>,
-    pub(crate) missed: Vec<Missed>,
+    pub(crate) unmet: Vec<Unmet>,
     pub(crate) shortage: Option<Shortage>,
 }
 
-impl Default for Done {
+impl Default for StepResult {
     fn default() -> Self {
-        let (reports, notes, tables, missed, shortage) = Default::default();
-        Self { outcome: Outcome::Done, reports, notes, tables, missed, shortage }
+        let (reports, notes, tables, unmet, shortage) = Default::default();
+        Self { outcome: Outcome::Done, reports, notes, tables, unmet, shortage }
     }
 }
 
-impl Done {
-    /// What the step reports, its duration included.
-    pub(crate) fn reports_with_time(&self, duration: Nanos) -> BTreeMap<ReportKey, u64> {
+impl StepResult {
+    /// What the step reports. Its times are reported by a timed run only: in a checked run they are those of the checks too.
+    pub(crate) fn reports_with(&self, duration: Option<Nanos>) -> BTreeMap<ReportKey, u64> {
         let mut reports = self.reports.clone();
-        reports.entry(ReportKey::Time).or_insert(duration.0);
+        match duration {
+            Some(duration) => drop(reports.insert(ReportKey::Time, duration.0)),
+            None => reports.retain(|key, _| key.unit() != Unit::Time),
+        }
         reports
     }
 }
 
 /// Something that was expected and not seen.
 #[derive(Clone, Debug)]
-pub(crate) struct Missed {
+pub(crate) struct Unmet {
     pub(crate) at: Position,
     pub(crate) expected: String,
     pub(crate) seen: String,
 }
 
-impl Missed {
+impl Unmet {
     pub(crate) fn at(step: &Step, expected: impl Into<String>, seen: impl Into<String>) -> Self {
         Self { at: step.position, expected: expected.into(), seen: seen.into() }
     }

@@ -8,7 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::check::Checker;
+use super::checker::Checker;
 use harness_language::error::Problem;
 use harness_language::located::{Entries, ListOr, Located};
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use harness_allocator::device::{DeviceCalls, DeviceMemory};
 use harness_allocator::stats::{MemoryStats, StatKey};
 use harness_allocator::units::Nanos;
+use harness_language::expression::{self, Quantity, Unit};
 
 /// A value that expectations and sizes refer to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -16,6 +17,22 @@ pub enum Metric {
     At(MeasureName, Account),
     /// What a step counted of itself: `storm.failed_request`.
     Report(StepName, ReportKey),
+}
+
+/// Something that should hold: one comparison.
+pub type Expectation = expression::Expectation<Metric>;
+/// An amount of memory that may depend on what happened before.
+pub type Amount = expression::Amount<Metric>;
+
+/// The measure taken before the first step.
+pub(crate) const START: &str = "start";
+/// The stream that always exists.
+pub(crate) const DEFAULT_STREAM: &str = "default";
+
+impl Quantity for Metric {
+    fn unit(&self) -> Unit {
+        self.unit()
+    }
 }
 
 impl Metric {
@@ -44,8 +61,8 @@ impl fmt::Display for Metric {
 pub struct Readings {
     /// The allocator's counters.
     pub stats: MemoryStats,
-    /// The device's memory.
-    pub memory: DeviceMemory,
+    /// The device's memory; `None` where it was not asked for.
+    pub memory: Option<DeviceMemory>,
     /// Calls made to the device.
     pub calls: DeviceCalls,
     /// The device's clock.
@@ -62,12 +79,12 @@ impl Readings {
             Account::Device(metric) => metric,
         };
         Some(match metric {
-            DeviceMetric::Used => memory.used.get(),
-            DeviceMetric::Free => memory.free.get(),
-            DeviceMetric::Total => memory.total.get(),
-            DeviceMetric::ContextOverhead => memory.context_overhead.get(),
-            DeviceMetric::Pressure => memory.pressure.get(),
-            DeviceMetric::Process => return memory.process.map(|process| process.get()),
+            DeviceMetric::Used => memory.as_ref()?.used.get(),
+            DeviceMetric::Free => memory.as_ref()?.free.get(),
+            DeviceMetric::Total => memory.as_ref()?.total.get(),
+            DeviceMetric::ContextOverhead => memory.as_ref()?.context_overhead.get(),
+            DeviceMetric::Pressure => memory.as_ref()?.pressure.get(),
+            DeviceMetric::Process => memory.as_ref()?.process?.get(),
             DeviceMetric::MallocCalls => calls.malloc,
             DeviceMetric::MallocFailures => calls.malloc_failures,
             DeviceMetric::FreeCalls => calls.free,
@@ -75,39 +92,6 @@ impl Readings {
             DeviceMetric::Synchronizations => calls.synchronize,
             DeviceMetric::Now => now.get(),
         })
-    }
-}
-
-/// What a value counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Unit {
-    /// Bytes.
-    Bytes,
-    /// Pieces.
-    Count,
-    /// Nanoseconds on the device's clock.
-    Time,
-}
-
-impl Unit {
-    /// The noun for it.
-    #[must_use]
-    pub const fn noun(self) -> &'static str {
-        match self {
-            Self::Bytes => "an amount of memory",
-            Self::Count => "a count",
-            Self::Time => "a time",
-        }
-    }
-
-    /// The word in tables.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Bytes => "bytes",
-            Self::Count => "count",
-            Self::Time => "ns",
-        }
     }
 }
 
@@ -302,6 +286,6 @@ impl MeasureName {
     /// The measure taken before the first step.
     #[must_use]
     pub fn start() -> Self {
-        Self::new(0, super::check::START)
+        Self::new(0, START)
     }
 }

@@ -2,12 +2,13 @@
 //!
 //! One enum: a new policy is a variant of [`PolicyWire`] and of [`Policy`], and the matches say where it is missing.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::check::Checker;
+use super::checker::Checker;
 use super::metric::BufferName;
 use harness_language::error::{Problem, quoted};
 use harness_language::located::Located;
@@ -155,10 +156,10 @@ pub(crate) fn check(wire: &Located<PolicyWire>, step: &Recoverable, checker: &Ch
             if fields.buffers.is_empty() {
                 return Err(Problem::new(wire.position(), "`free` names no buffer").help("as in `free: { buffers: [cache] }`"));
             }
-            let mut buffers = Vec::new();
+            let (mut buffers, mut seen) = (Vec::new(), BTreeSet::new());
             for name in &fields.buffers {
                 let buffer = checker.live_buffer(name)?;
-                if buffers.contains(&buffer) {
+                if !seen.insert(buffer.index()) {
                     return Err(Problem::new(name.position(), format!("buffer `{buffer}` is named twice")).help("name it once"));
                 }
                 buffers.push(buffer);

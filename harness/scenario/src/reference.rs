@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::stats::{StatCounter, StatFamily, StatField, StatPool};
+use harness_language::arms;
 use serde_json::Value;
 
-use super::arms;
 use super::metric::{DeviceMetric, ReportKey};
 use super::schema::schema;
 use super::steps::StepKind;

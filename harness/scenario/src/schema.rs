@@ -3,7 +3,7 @@
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
-use super::ScenarioWire;
+use super::scenario::ScenarioWire;
 
 /// The schema, as committed in `scenarios/schema.json`. Editors find it by a first line such as
 /// `# yaml-language-server: $schema=schema.json`.

@@ -157,6 +157,7 @@ fn an_arm_that_is_none_or_cannot_be_told_from_another_is_answered() {
 fn a_wrong_step_is_answered_with_the_steps_and_fields_there_are() {
     let text = steps(&[
         ("unknown step", "- aloc: { buffer: a, size: 1MiB }"),
+        ("a step by its earlier name", "- use_on: { buffer: a, stream: side }"),
         ("unknown bare step", "- empty_cash"),
         ("bare step that needs fields", "- alloc"),
         ("unknown field", "- alloc: { bufer: a, size: 1MiB }"),
@@ -202,6 +203,17 @@ fn a_wrong_step_is_answered_with_the_steps_and_fields_there_are() {
             "repeat too deep",
             "- repeat: { times: 1, steps: [{ repeat: { times: 1, steps: [{ repeat: { times: 1, steps: [{ repeat: { times: 1, steps: [{ repeat: { times: 1, steps: [reset_peaks] } }] } }] } }] } }] }",
         ),
+        ("time limit of a loop", "- repeat: { times: 2, steps: [reset_peaks] }\n  timeout: 5s"),
+        ("time limit without unit", "- reset_peaks: {}\n  timeout: 5"),
+        ("time limit without a step", "- timeout: 5s"),
+        (
+            "storms that do too much together",
+            "- repeat:\n    times: 1000000\n    steps:\n      - storm: { id: s, operations: 10000000, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }\n      - free: s",
+        ),
+        (
+            "training of too many layers and iterations",
+            "- train: { id: t, parameters: 1MiB, layers: 10000, activations_per_sample: 1KiB, batch: 1, iterations: 1001 }",
+        ),
         ("storm of nothing", "- storm: { id: s, operations: 0, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }"),
         ("storm without sizes", "- storm: { id: s, operations: 5, sizes: [], live: 2MiB, lifetime: { min: 1, max: 2 } }"),
         (
@@ -231,7 +243,7 @@ fn steps_in_an_order_that_cannot_work_are_answered_with_the_step_to_blame() {
         ("free what was never made", "- alloc: { buffer: weights, size: 1MiB }\n- free: weight"),
         ("alloc what is live", "- alloc: { buffer: a, size: 1MiB }\n- alloc: { buffer: a, size: 1MiB }"),
         ("free what was refused", "- alloc: { buffer: a, size: 2GiB, expect: oom }\n- free: a"),
-        ("use after free", "- alloc: { buffer: a, size: 1MiB }\n- free: a\n- use_on: { buffer: a, stream: side }"),
+        ("use after free", "- alloc: { buffer: a, size: 1MiB }\n- free: a\n- record_stream: { buffer: a, stream: side }"),
         (
             "alloc what a policy may have freed",
             "- alloc: { buffer: a, size: 1MiB }\n- alloc: { buffer: b, size: 1MiB, on_oom: { free: { buffers: [a] } } }\n- alloc: { buffer: a, size: 1MiB }",
@@ -367,4 +379,30 @@ proptest::proptest! {
         let _ = Scenario::parse(&with_steps(&format!("- expect: '{}'", text.replace('\'', "''"))), Path::new("any.yaml"));
         let _ = Scenario::parse(&with_steps(&format!("- {step}: {text}")), Path::new("any.yaml"));
     }
+}
+
+#[test]
+fn more_than_can_be_run_in_bounded_time_is_refused_at_the_first_thing_too_many() {
+    let names = |count: usize, name: &dyn Fn(usize) -> String| (0..count).map(name).collect::<Vec<_>>();
+    let arms = names(20_000, &|arm| format!("direct: {{ name: a{arm} }}")).join(" }, { ");
+    let streams = names(20_000, &|stream| format!("s{stream}")).join(", ");
+    let buffers = names(100_000, &|buffer| format!("  - alloc: {{ buffer: b{buffer}, size: 512B }}\n")).concat();
+    let invariants = names(101, &|bytes| format!("reserved_bytes.all.peak <= {bytes}MiB")).join(", ");
+    let expectations = ["num_ooms == 0"; 11].join(", ");
+    let text = all(&[
+        ("allocators", format!("{HEAD}allocators: [{{ {arms} }}]\nsteps: [empty_cache]\n")),
+        ("streams", format!("{HEAD}streams: [{streams}]\nsteps: [empty_cache]\n")),
+        ("buffers", format!("{HEAD}steps:\n{buffers}")),
+        ("invariants", format!("{HEAD}invariants: [{invariants}]\nsteps: [empty_cache]\n")),
+        ("expectations", format!("{HEAD}steps: [repeat: {{ times: 1000000, steps: [expect: [{expectations}]] }}]\n")),
+        ("a long name", format!("{HEAD}steps: [\"{}\"]\n", "alloc".repeat(1_000_000))),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn characters_that_would_act_on_a_terminal_are_escaped() {
+    let shown = steps(&[("a title", "- \"\\e]0;title\\a\""), ("a direction", "- free: \"a\\u202eb\"")]);
+    assert!(!shown.contains(['\u{1b}', '\u{7}', '\u{202e}']), "{shown}");
+    insta::assert_snapshot!(shown);
 }

@@ -123,7 +123,7 @@ fn every_account_can_be_read_from_the_readings() {
     let calls = DeviceCalls { malloc: 6, malloc_failures: 7, free: 8, synchronize: 9, ..DeviceCalls::default() };
     let mut stats = MemoryStats { num_ooms: 10, ..MemoryStats::default() };
     stats.reserved_bytes.increase(PoolKind::Small, 11);
-    let readings = Readings { stats, memory, calls, now: Nanos(12) };
+    let readings = Readings { stats, memory: Some(memory), calls, now: Nanos(12) };
     let missing: Vec<Account> = Account::all().filter(|&account| readings.get(account).is_none()).collect();
     assert_eq!(missing, [Account::Device(DeviceMetric::Process)], "NVML could not tell it");
     let values = [

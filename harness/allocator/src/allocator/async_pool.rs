@@ -19,6 +19,9 @@ use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, PooledD
 use crate::stats::{MemoryStats, PoolKind, PooledStat, SegmentInfo};
 use crate::units::Bytes;
 
+/// A pool is taken to grow by multiples of this, as the simulated one does: no documentation says by how much a driver's pool grows.
+const POOL_GROWTH: Bytes = Bytes::mib(32);
+
 /// The pool never gives memory back by itself: PyTorch's backend sets the same.
 const KEEP_ALL: Bytes = Bytes(u64::MAX);
 
@@ -159,6 +162,10 @@ impl AsyncPoolAllocator {
 impl Allocator for AsyncPoolAllocator {
     fn name(&self) -> &'static str {
         "async_pool"
+    }
+
+    fn largest_request(&self, _: &dyn Device, free: Bytes) -> Bytes {
+        Bytes(free.0 - free.0 % POOL_GROWTH.0)
     }
 
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {

@@ -1,4 +1,4 @@
-//! [`Limited`]: any device with a smaller memory, so that an H200 and the simulated device meet the same wall at the same byte.
+//! [`Limited`]: any device with a smaller memory, so that an H200 and the simulated device run out of memory at the same byte.
 //! [`admit`]: whether a run may take what it needs of a device that others use too.
 
 use std::collections::BTreeMap;
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wall_stands_at_the_limit_to_the_byte() -> Result<(), DeviceError> {
+    fn memory_ends_at_the_limit_to_the_byte() -> Result<(), DeviceError> {
         let mut device = limited(Bytes::mib(9))?;
         assert_eq!(device.info().name, "simulated");
         let used = device.memory()?.used;

@@ -1,7 +1,6 @@
-//! What a device supplies to allocators and scenarios, and nothing else: memory, streams, events, contents, a clock.
+//! What allocators need of a device, [`Device`], and what a test rig needs beyond that, [`TestDevice`].
 //!
-//! [`Device`] is the trait; [`sim`] the simulated device, [`limited`] a wrapper that gives any device a smaller memory. The real one is in the
-//! crate `harness-cuda`.
+//! [`sim`] is the simulated device, [`limited`] gives any device a smaller memory. CUDA devices are in the crate `harness-cuda`.
 
 pub mod limited;
 pub mod pages;
@@ -22,10 +21,10 @@ impl DevicePtr {
     /// The null pointer.
     pub const NULL: Self = Self(0);
 
-    /// The address `bytes` further on.
+    /// The address `bytes` further on, at most the last one.
     #[must_use]
     pub const fn offset(self, bytes: Bytes) -> Self {
-        Self(self.0 + bytes.0)
+        Self(self.0.saturating_add(bytes.0))
     }
 }
 
@@ -445,7 +444,7 @@ pub trait MappedDevice {
     /// Reserves addresses without memory behind them.
     ///
     /// # Errors
-    /// [`DeviceError::Driver`].
+    /// [`DeviceError::OutOfMemory`] where so many addresses are not left; [`DeviceError::Driver`].
     fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError>;
 
     /// Gives a reservation back, as [`MappedDevice::reserve`] returned it. Nothing may be mapped in it any more.
@@ -461,10 +460,11 @@ pub trait MappedDevice {
     /// [`DeviceError::OutOfMemory`]; [`DeviceError::InvalidAccess`] for a range that is not reserved, or mapped already.
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError>;
 
-    /// Takes the memory from behind a range of whole pages. Does not wait: work in flight on the range is the caller's to wait for.
+    /// Takes the memory from behind a range of whole pages. Does not wait: the host must have waited for all work on the range.
     ///
     /// # Errors
-    /// [`DeviceError::InvalidFree`] for a range that is not mapped by whole pages.
+    /// [`DeviceError::InvalidFree`] for a range that is not mapped by whole pages; a strict device: [`DeviceError::InUse`], where a GPU's
+    /// context breaks.
     fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError>;
 }
 
@@ -657,6 +657,16 @@ pub enum DeviceError {
         first: Access,
         /// The later one.
         second: Access,
+    },
+    /// Memory was taken away while work on it may not be done. Wait for its stream, or for an event behind the work, first.
+    #[error("{range} is unmapped at {place} while it may still be {access}: the host has not waited for that")]
+    InUse {
+        /// What the access touched.
+        range: MemoryRange,
+        /// The access that may not be done.
+        access: Access,
+        /// Where the memory was taken away.
+        place: Place,
     },
     /// Memory does not hold what was written. Somebody else wrote there.
     #[error("the byte at {at} of {range} does not hold tag {expected:#x}: {found}")]

@@ -10,8 +10,8 @@ use super::{Fault, Reading, Visit, for_shell};
 use crate::clock::Timer;
 use crate::workshop::{Wall, Workshop};
 use harness_base::shell::quoted;
-use harness_record::{RunRecord, Verdict};
-use harness_run::run::{RunRequest, run_with};
+use harness_record::Verdict;
+use harness_run::run::{RunRequest, TimedRun, time_with};
 use harness_run::session::has_pytorchs;
 use harness_scenario::Scenario;
 
@@ -21,18 +21,18 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
         return Err(Fault::Skipped(format!("`{}` does not list `{arm}`", scenario.path.display())));
     }
     let allocator = visit.workshop.allocator(arm);
-    let record = run(visit.workshop, scenario, arm, allocator, visit.interrupt)?;
-    Ok(readings(visit.timer(), &record))
+    let timed = run(visit.workshop, scenario, arm, allocator, visit.interrupt)?;
+    Ok(readings(visit.timer(), &timed))
 }
 
-/// Runs the scenario without the audit, with this allocator in the arm's name; what does not pass is a fault.
+/// Runs the scenario for its times, with this allocator in the arm's name; what does not pass is a fault.
 pub(super) fn run(
     workshop: &mut dyn Workshop,
     scenario: &Scenario,
     arm: &AllocatorSpec,
     allocator: Box<dyn Allocator>,
     interrupt: &Arc<AtomicBool>,
-) -> Result<RunRecord, Fault> {
+) -> Result<TimedRun, Fault> {
     let (path, arm_for_shell) = (quoted(&scenario.path.to_string_lossy()), quoted(&for_shell(arm)));
     let device = workshop.device_name();
     let request = RunRequest {
@@ -45,10 +45,10 @@ pub(super) fn run(
         interrupt: Arc::clone(interrupt),
     };
     let device = workshop.lend(scenario.memory, Wall::Real)?;
-    let record = run_with(&request, device, allocator)?;
-    match &record.verdict {
-        Verdict::Passed => Ok(record),
-        Verdict::Failed { first, .. } => Err(Fault::Failed(format!("{first}; see `{}`", record.reproduce))),
+    let timed = time_with(&request, device, allocator)?;
+    match &timed.verdict {
+        Verdict::Passed => Ok(timed),
+        Verdict::Failed { first, .. } => Err(Fault::Failed(format!("{first}; see `{}`", request.reproduce))),
         Verdict::Skipped { reason } | Verdict::Contended { reason } => Err(Fault::Skipped(reason.clone())),
         Verdict::Interrupted => Err(Fault::Interrupted),
     }
@@ -60,17 +60,14 @@ fn lists(scenario: &Scenario, arm: &AllocatorSpec) -> bool {
     listed || (arm.settings().is_some() && arm.kind().is_pytorchs() && has_pytorchs(scenario))
 }
 
-fn readings(timer: Timer, record: &RunRecord) -> Vec<Reading> {
+fn readings(timer: Timer, run: &TimedRun) -> Vec<Reading> {
     let ps = |time: Nanos| time.0.saturating_mul(1000);
-    // Of equal peaks the first: later ones may be what was freed at the end.
-    let highest = record.curve.iter().rev().max_by_key(|point| point.reserved);
-    let unused = highest.map_or(0, |point| point.reserved.saturating_sub(point.allocated).0);
-    let mut readings = vec![Reading::time(timer, 1, vec![ps(record.timings.scenario)])];
-    if record.timings.lost_to_retry.0 > 0 {
-        let lost = vec![ps(record.timings.lost_to_retry)];
+    let mut readings = vec![Reading::time(timer, 1, vec![ps(run.timings.scenario)])];
+    if run.timings.lost_to_retry.0 > 0 {
+        let lost = vec![ps(run.timings.lost_to_retry)];
         readings.push(Reading { part: Some("lost to retry"), ..Reading::time(timer, 1, lost) });
     }
-    readings.push(Reading::memory("peak reserved", record.stats.reserved_bytes.all.peak));
-    readings.push(Reading::memory("not allocated at the peak", unused));
+    readings.push(Reading::memory("peak reserved", run.stats.reserved_bytes.all.peak));
+    readings.push(Reading::memory("not allocated at the peak", run.unused_at_peak.0));
     readings
 }

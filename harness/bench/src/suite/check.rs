@@ -17,11 +17,13 @@ use crate::record::Point;
 use harness_base::excerpt::shortened;
 use harness_base::packed;
 
-use harness_language::error::{Problem, choices};
+use harness_language::arms;
+use harness_language::error::{FileError, Problem, choices};
+use harness_language::fields::{about, memory};
 use harness_language::located::{Located, Position};
 use harness_language::text::{SizeText, bounded, duration, positive_size};
-use harness_language::yaml;
-use harness_scenario::{FileError, MAX_FILE, SCENARIO, Scenario, about, arms, memory};
+use harness_language::yaml::{self, MAX_FILE};
+use harness_scenario::{SCENARIO, Scenario};
 
 /// Most rounds of a suite.
 pub const MAX_ROUNDS: u64 = 1000;

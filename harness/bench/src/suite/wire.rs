@@ -11,11 +11,11 @@ use serde::de::{self, Deserializer, MapAccess, Visitor};
 use super::LatencyCase;
 use super::check::{MAX_BLOCKS, MAX_ROUNDS, MAX_STREAMS, MAX_THREADS};
 use super::text::{FileText, PercentText};
+use harness_language::arms::ArmWire;
+use harness_language::fields::NeedsWire;
 use harness_language::located::Located;
 use harness_language::text::{DurationText, SizeText};
 use harness_language::yaml::Language;
-use harness_scenario::NeedsWire;
-use harness_scenario::arms::ArmWire;
 
 /// The language of suites.
 pub(super) const SUITE: Language = Language {

@@ -64,8 +64,9 @@ pub(super) struct Bench {
     /// HARNESS_DEVICE, else `auto`].
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
-    /// Let the simulated device have the memory and the costs of this device profile, which `harness calibrate` measured.
-    #[arg(long, value_name = "FILE")]
+    /// Let the simulated device be like this GPU: a file that `harness calibrate` wrote, or one of t4-16, l4-24, rtx4090-24, a100-40, a100-80,
+    /// h100-80 and h200-141, which have the memory of that GPU and published costs.
+    #[arg(long, value_name = "PROFILE")]
     device_profile: Option<PathBuf>,
     /// Take this time for all suites together, as in `60s`, divided in proportion to their own budgets.
     #[arg(long, value_name = "TIME", value_parser = budget)]

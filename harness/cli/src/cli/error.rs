@@ -8,8 +8,9 @@ use harness_allocator::allocator::caching::ConfError;
 use harness_allocator::device::DeviceError;
 use harness_base::excerpt::{Excerpt, shortened};
 use harness_devices::profile::ProfileError;
+use harness_language::arms;
+use harness_language::error::FileError;
 use harness_report::store::StoreError;
-use harness_scenario::{FileError, advice_on_conf};
 use miette::{Diagnostic, LabeledSpan};
 
 use super::exit::Exit;
@@ -102,7 +103,7 @@ impl CliError {
             rule: shortened(&error.rule()).into_owned(),
             at: excerpt.labels().collect(),
             text: Arc::new(excerpt),
-            help: advice_on_conf(error),
+            help: arms::advice(error),
         }
     }
 

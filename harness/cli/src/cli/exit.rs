@@ -27,11 +27,13 @@ impl Exit {
     const fn about(self) -> &'static str {
         match self {
             Self::Passed => "everything expected was seen",
-            Self::Failed => "an expectation or invariant fails, a recording differs, or a benchmark fails or is worse",
+            Self::Failed => {
+                "an expectation or invariant fails, a step exceeds its time limit, a recording differs, or a benchmark fails or is worse"
+            }
             Self::Invalid => "a scenario, a suite, a recording, a trace, a night or an argument is not valid",
-            Self::Device => "the device is missing or too small, or scenarios were skipped for it",
+            Self::Device => "the device is missing or too small, or runs were skipped or contended for it",
             Self::Internal => "the harness itself failed, or could not write output or report",
-            Self::Interrupted => "interrupted (Ctrl-C); no report is saved",
+            Self::Interrupted => "interrupted (Ctrl-C); the report of `run` holds what was done",
         }
     }
 }

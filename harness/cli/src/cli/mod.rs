@@ -20,6 +20,7 @@ mod list;
 mod replay;
 mod report;
 mod run;
+mod runs;
 mod schema;
 mod terminal;
 

@@ -8,12 +8,12 @@ use harness_bench::compare::{self, CompareError, Terms};
 use harness_bench::record::{Change, Comparison, NightRecord};
 use harness_bench::verdict::{self, Counts};
 use harness_bench::{merge, nights};
-use harness_report::night;
+use harness_report::{night, store};
 use serde::Serialize;
 
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
-use super::{Format, terminal};
+use super::{Format, runs, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness report compare reports/nightly/2026-11-19-sim reports/nightly/2026-11-20-sim
@@ -82,6 +82,9 @@ struct Compare {
 
 impl Compare {
     fn run(self) -> Result<Exit, Failures> {
+        if store::is_of_run(&self.base) && store::is_of_run(&self.new) {
+            return runs::compare(&self.base, &self.new, self.format);
+        }
         let (base, new) = match (nights::read(&self.base), nights::read(&self.new)) {
             (Ok(base), Ok(new)) => (base, new),
             (base, new) => return Err(Failures([base.err(), new.err()].into_iter().flatten().map(CliError::from).collect())),
@@ -194,7 +197,12 @@ struct Render {
 impl Render {
     fn run(self) -> Result<Exit, Failures> {
         let mut failures: Vec<CliError> = Vec::new();
-        for folder in self.nights.iter().map(|night| folder_of(night)) {
+        for path in &self.nights {
+            if store::is_of_run(path) {
+                failures.extend(runs::render(path).err());
+                continue;
+            }
+            let folder = folder_of(path);
             match render(folder) {
                 Ok(()) => terminal::print(&format!("report: {}\n", folder.join(nights::REPORT).display()))?,
                 Err(error) => failures.push(error.into()),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use clap::Args;
@@ -11,13 +12,14 @@ use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, SpecError};
 use harness_allocator::units::Bytes;
 use harness_base::files::{self, Document};
 use harness_base::shard::Shard;
+use harness_base::shell::quoted;
 use harness_cuda::machine::{self};
 use harness_devices::DeviceChoice;
 use harness_devices::DeviceSource;
-use harness_record::{Records, RunRecord};
-use harness_report::store;
+use harness_record::{Collector, Event, Records};
+use harness_report::store::{self, Journal};
 use harness_report::{Counts, Report, github, json, junit, text};
-use harness_run::session::{Arm, Plan, Selection, has_pytorchs, listed_as};
+use harness_run::session::{End, Plan, Selection, has_pytorchs, listed_as, supervise};
 use harness_scenario::{Scenario, choices};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -39,8 +41,8 @@ const EXAMPLES: &str = "Examples:
 
 /// Run scenarios on a GPU, or on the simulated device where there is none.
 ///
-/// All scenarios are checked before anything runs. Ctrl-C stops after the present operation and saves no report; a second one ends the
-/// program at once.
+/// All scenarios are checked before anything runs. Ctrl-C stops after the present operation, and the report holds what was done; a second
+/// one ends the program at once. Of a run that was killed, `harness report render FOLDER` makes a report of what was done.
 #[derive(Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{}", exit::explained()))]
 pub(super) struct Run {
@@ -51,8 +53,9 @@ pub(super) struct Run {
     /// HARNESS_DEVICE, else `auto`].
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
-    /// Let the simulated device have the memory and the costs of this device profile, which `harness calibrate` measured.
-    #[arg(long, value_name = "FILE")]
+    /// Let the simulated device be like this GPU: a file that `harness calibrate` wrote, or one of t4-16, l4-24, rtx4090-24, a100-40, a100-80,
+    /// h100-80 and h200-141, which have the memory of that GPU and published costs.
+    #[arg(long, value_name = "PROFILE")]
     device_profile: Option<PathBuf>,
     /// Give each scenario this memory instead of what it needs, as in `2GiB`.
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
@@ -101,6 +104,7 @@ pub(super) struct Run {
 impl Run {
     pub(super) fn run(self, terminal: &Terminal) -> Result<Exit, Failures> {
         let choice = device::choice(self.device, DeviceChoice::Auto)?;
+        self.paths.iter().try_for_each(|path| refuse_other_documents(path))?;
         let mut scenarios = inputs::load(&self.paths)?;
         // Before the shard is taken: an allocator that only scenarios of another shard list is not a mistake.
         let selection = self.selection(&scenarios)?;
@@ -117,22 +121,43 @@ impl Run {
         self.tell_beforehand(&scenarios, &selection, choice, &source);
         let plan = self.plan(scenarios, selection, &source);
         bar.set_length(plan.arms().count() as u64);
-        let ran = plan.run(&source, &interrupt, |arm, record| advance(&bar, arm, record));
+        let mut log = Log::new(self.journal());
+        let end = supervise(plan, source, Arc::clone(&interrupt), |event| {
+            advance(&bar, &event);
+            log.add(event);
+        });
         bar.finish_and_clear();
-        let interrupted = interrupt.load(Ordering::Relaxed);
-        let records = match ran {
-            Ok(records) => records,
-            Err(_) if interrupted => return Ok(Exit::Interrupted),
-            Err(error) => return Err(error.into()),
+        let Log { collector, journal } = log;
+        let records = collector.into_records();
+        let is_stuck = match end {
+            End::Done => false,
+            // No run had a device.
+            End::Device(error) => {
+                journal.map_or(Ok(()), Journal::discard).map_err(CliError::from)?;
+                return if interrupt.load(Ordering::Relaxed) { Ok(Exit::Interrupted) } else { Err(CliError::from(error).into()) };
+            }
+            End::Stuck(overrun) => {
+                terminal::tell(format_args!("gave up: {}: {}; nothing more is run", overrun.place, overrun.seen_stuck()));
+                true
+            }
         };
         let report = Report::new(&records);
-        let exit = if interrupted { Exit::Interrupted } else { exit_of(report.counts) };
+        let exit = if is_stuck { Exit::Failed } else { exit_of(report.counts) };
+        let exit = if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit };
         self.print(&report, exit, terminal)?;
-        if !interrupted {
-            self.ci.write(|limit| github::summary(&report, limit), || junit::of_runs(&report))?;
-            self.save(&records)?;
+        self.ci.write(|limit| github::summary(&report, limit), || junit::of_runs(&report))?;
+        self.save(journal, &records)?;
+        // The user may have interrupted while all this was written.
+        Ok(if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit })
+    }
+
+    /// Where the events are written while they come.
+    fn journal(&self) -> Option<Journal> {
+        match &self.report {
+            _ if self.no_report => None,
+            Some(folder) => Some(Journal::in_folder(folder.clone())),
+            None => Some(Journal::in_new_folder(PathBuf::from(store::DEFAULT_ROOT))),
         }
-        Ok(exit)
     }
 
     /// What the options choose. Each allocator asked for must be listed by a scenario, or be `caching` with settings.
@@ -247,11 +272,13 @@ impl Run {
         }
     }
 
-    fn save(&self, records: &Records) -> Result<(), CliError> {
-        let folder = match &self.report {
+    fn save(&self, journal: Option<Journal>, records: &Records) -> Result<(), CliError> {
+        let folder = match (journal, &self.report) {
+            (Some(journal), _) => journal.finish(records)?,
             _ if self.no_report => return Ok(()),
-            Some(folder) => store::save_into(folder, records).map(|()| folder.clone())?,
-            None => store::save_new(Path::new(store::DEFAULT_ROOT), records)?,
+            // The events could not be written, and why was told: the report is tried all the same.
+            (None, Some(folder)) => store::save_into(folder, records).map(|()| folder.clone())?,
+            (None, None) => store::save_new(Path::new(store::DEFAULT_ROOT), records)?,
         };
         let place = format!("report: {}", folder.join(store::REPORT).display());
         match self.format {
@@ -297,10 +324,53 @@ fn doing_the_same(arm: &AllocatorSpec, scenarios: &[Scenario], earlier: Option<&
     }
 }
 
-fn advance(bar: &ProgressBar, arm: &Arm<'_>, record: Option<&RunRecord>) {
-    match record {
-        None => bar.set_message(format!("{} with {}", arm.scenario.name, arm.allocator)),
-        Some(_) => bar.inc(1),
+fn advance(bar: &ProgressBar, event: &Event) {
+    match event {
+        Event::RunStarted(run) => bar.set_message(format!("{} with {}", run.scenario.name, run.allocator)),
+        Event::RunEnded(_) => bar.inc(1),
+        Event::Started { .. } | Event::StepEnded(_) => {}
+    }
+}
+
+/// Events, collected and written down.
+struct Log {
+    collector: Collector,
+    journal: Option<Journal>,
+}
+
+impl Log {
+    fn new(journal: Option<Journal>) -> Self {
+        Self { collector: Collector::default(), journal }
+    }
+
+    fn add(&mut self, event: Event) {
+        if let Some(Err(error)) = self.journal.as_mut().map(|journal| journal.add(&event)) {
+            terminal::tell(format_args!("what happens is not written down while it does: {error}"));
+            self.journal = None;
+        }
+        self.collector.add(event);
+    }
+}
+
+/// Refuses what is no scenario but has a command of its own, and names that.
+fn refuse_other_documents(path: &Path) -> Result<(), CliError> {
+    let shown = path.display();
+    let for_shell = quoted(&path.to_string_lossy());
+    let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+    let stem = name.strip_suffix(".gz").unwrap_or(&name);
+    let refused = |what: &str, help: String| Err(CliError::input(format!("{shown} is {what}, not a scenario"), help));
+    if stem.ends_with(".trace") {
+        refused("an allocation trace", format!("replay it with `harness replay {for_shell} --memory 80GiB`, or the memory of your GPU"))
+    } else if store::is_of_run(path) {
+        refused("what a run left behind", format!("render its report with `harness report render {for_shell}`"))
+    } else if stem.ends_with(".jsonl") {
+        refused("a recording of PyTorch's allocator", format!("compare it with its replay by `harness replay --verify {for_shell}`"))
+    } else if stem.ends_with(".pickle") || stem.ends_with(".pkl") {
+        let help = "snapshots are not read; write the requests as an allocation trace and replay that with `harness replay FILE.trace --memory 80GiB` \
+                    (`harness replay --help` explains the format)";
+        refused("a snapshot of PyTorch's allocator", help.to_owned())
+    } else {
+        Ok(())
     }
 }
 

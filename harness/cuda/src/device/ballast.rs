@@ -1,7 +1,8 @@
 //! Memory taken from the device on behalf of "others", so that an allocator meets a fuller device.
 
-use super::codes::Refusal;
-use super::driver::{self, CUdeviceptr, Driver};
+use super::driver::{self, Driver};
+use super::types::CUdeviceptr;
+use crate::library::Refusal;
 use harness_allocator::units::Bytes;
 
 /// Plain driver allocations, apart from those of the device's callers, newest last.

@@ -4,16 +4,8 @@
 //! Source: `CUresult` in the CUDA driver API,
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>.
 
+use crate::library::Refusal;
 use harness_allocator::device::DeviceError;
-
-/// A refused call: cheap to make and to match, for the calls whose refusal is an answer. [`DeviceError::from`] words it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
-    /// The driver's function.
-    pub(super) call: &'static str,
-    /// Its code, not 0.
-    pub(super) code: u32,
-}
 
 impl From<Refusal> for DeviceError {
     fn from(Refusal { call, code }: Refusal) -> Self {

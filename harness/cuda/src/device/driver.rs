@@ -1,20 +1,19 @@
 //! The CUDA driver as a table of functions: loaded, looked up whole and checked before the first call.
 //!
 //! [`Driver::get`] loads `libcuda.so.1` and answers with the table or with the sentence that says what is missing. The functions return
-//! plain `u32` codes, so a code that the bindings do not know is only a number ([`super::codes`] names it); each argument list is checked
-//! against cudarc's bindings when this file compiles.
+//! plain `u32` codes, so a code that nobody knows is only a number ([`super::codes`] names it). Declarations are those of `cuda.h`
+//! (<https://docs.nvidia.com/cuda/cuda-driver-api/>), which keeps the arguments of a name, once published, for good; the tests compare them
+//! with the bindings of cudarc.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::OnceLock;
 
-use cudarc::driver::sys;
-pub(super) use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle,
-    CUmemLocation, CUmemPool_attribute as CUmemPoolAttribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream, CUuuid,
+use super::types::{
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmemAccessDesc, CUmemAllocationFlags, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemLocation, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream, CUuuid,
 };
-
-use super::codes::Refusal;
+use crate::library::{self, LoadError, function_table};
 use harness_allocator::device::DeviceError;
 
 /// What was looked for where the driver is missing.
@@ -42,74 +41,39 @@ impl Driver {
     }
 
     fn load() -> Result<Self, DeviceError> {
-        // SAFETY: loads the library and drops it again; the driver's initialisers have no precondition.
-        if !unsafe { sys::is_culib_present() } {
-            let why = "no such library is on the loader's path, so no GPU can be used; install the NVIDIA driver, or give the container \
-                       access to the GPU (--gpus all), and see `ldconfig -p | grep libcuda`";
-            return Err(DeviceError::Unavailable { what: WHAT.to_owned(), why: why.to_owned() });
+        let library = library::load("libcuda.so.1").map_err(|error| not_loaded(&error))?;
+        // SAFETY: the addresses come from the driver's library.
+        let driver = unsafe { Self::look_up(|name| library::find(library, name)) };
+        match driver.missing()[..] {
+            [] => Ok(driver),
+            ref missing => Err(missing_functions(missing)),
         }
-        // SAFETY: as above; the library was just seen to load, so this does not panic. It stays loaded until the process ends.
-        let library = unsafe { sys::culib() };
-        let find = |name: &str| {
-            // SAFETY: only the symbol's address is taken, as a pointer; `look_up` gives it its type.
-            unsafe { library.get::<*mut c_void>(name.as_bytes()) }.ok().and_then(|symbol| NonNull::new(*symbol))
-        };
-        // SAFETY: the addresses come from the driver's library, whose functions have the argument lists of cudarc's bindings, with which
-        // those below are compared at compile time.
-        unsafe { Self::look_up(find) }.map_err(|missing| missing_functions(&missing))
     }
 }
 
-/// The sentence for a library without the functions that will be called.
+/// The error for a library that cannot be called.
+fn not_loaded(error: &LoadError) -> DeviceError {
+    let why = match error {
+        LoadError::Absent => "no such library is on the loader's path, so no GPU can be used; install the NVIDIA driver, or give the \
+                              container access to the GPU (--gpus all), and see `ldconfig -p | grep libcuda`"
+            .to_owned(),
+        LoadError::Unloadable(text) => format!(
+            "the library is there but cannot be loaded: {text}; reinstall the NVIDIA driver, or take a wrong file out of LD_LIBRARY_PATH"
+        ),
+    };
+    DeviceError::Unavailable { what: WHAT.to_owned(), why }
+}
+
+/// The error for a library without some of the functions that will be called.
 fn missing_functions(missing: &[&str]) -> DeviceError {
     let why = format!("it lacks {}: the driver is too old, install one for CUDA 12 or later (525 or newer)", missing.join(", "));
     DeviceError::Unavailable { what: WHAT.to_owned(), why }
 }
 
-/// Declares the table, its look-up, and one method a function that turns its code into a [`Refusal`].
-macro_rules! driver_functions {
-    ($( $(#[$doc:meta])* $method:ident = $function:ident($($argument:ident: $type:ty),*); )*) => {
-        /// The driver's functions that the CUDA device calls.
-        #[derive(Clone, Debug)]
-        pub(super) struct Driver { $( $method: unsafe extern "C" fn($($type),*) -> u32, )* }
+function_table! {
+    /// The driver's functions that the CUDA device calls.
+    Driver;
 
-        #[expect(clippy::too_many_arguments, reason = "the driver's own argument lists")]
-        impl Driver {
-            /// Finds every function, or names all that are missing.
-            ///
-            /// # Safety
-            /// What `find` returns for a name must be the driver's function of that name.
-            unsafe fn look_up(find: impl Fn(&str) -> Option<NonNull<c_void>>) -> Result<Self, Vec<&'static str>> {
-                let missing: Vec<_> = [$( stringify!($function) ),*].into_iter().filter(|name| find(name).is_none()).collect();
-                $( let Some($method) = find(stringify!($function)) else { return Err(missing) }; )*
-                Ok(Self { $(
-                    // SAFETY: the address is that of a C function with this argument list, as the caller promised; a driver code is a
-                    // 32-bit enum in C, which is returned as a u32 is.
-                    $method: unsafe { std::mem::transmute::<NonNull<c_void>, unsafe extern "C" fn($($type),*) -> u32>($method) },
-                )* })
-            }
-
-            $(
-                $(#[$doc])*
-                ///
-                /// # Safety
-                /// As the CUDA driver API demands of this function.
-                pub(super) unsafe fn $method(&self, $($argument: $type),*) -> Result<(), Refusal> {
-                    // SAFETY: passed on to the caller of this method.
-                    match unsafe { (self.$method)($($argument),*) } {
-                        0 => Ok(()),
-                        code => Err(Refusal { call: stringify!($function), code }),
-                    }
-                }
-            )*
-        }
-
-        // The bindings' functions take exactly these arguments, or this does not compile.
-        $( const _: unsafe fn($($type),*) -> sys::CUresult = sys::$function; )*
-    };
-}
-
-driver_functions! {
     /// Initialises the driver.
     init = cuInit(flags: c_uint);
     /// CUDA version that the driver supports: 1000 × major + 10 × minor.
@@ -123,7 +87,7 @@ driver_functions! {
     /// Memory of a device.
     device_total = cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
     /// An attribute of a device.
-    device_attribute = cuDeviceGetAttribute(value: *mut c_int, attribute: sys::CUdevice_attribute, device: CUdevice);
+    device_attribute = cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: CUdevice);
     /// UUID of a device, of the instance where it is one of a multi-instance GPU.
     device_uuid = cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
     /// Takes a reference to the device's primary context.
@@ -148,7 +112,7 @@ driver_functions! {
     free_addresses = cuMemAddressFree(address: CUdeviceptr, size: usize);
     /// What sizes of pages and addresses of mappings are multiples of.
     page_granularity = cuMemGetAllocationGranularity(
-        granularity: *mut usize, property: *const CUmemAllocationProp, option: sys::CUmemAllocationGranularity_flags
+        granularity: *mut usize, property: *const CUmemAllocationProp, option: c_uint
     );
     /// Makes a page of physical memory.
     create_page = cuMemCreate(
@@ -167,9 +131,9 @@ driver_functions! {
     /// Removes a pool.
     destroy_pool = cuMemPoolDestroy(pool: CUmemoryPool);
     /// Asks a pool for an attribute.
-    pool_attribute = cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: CUmemPoolAttribute, value: *mut c_void);
+    pool_attribute = cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: c_uint, value: *mut c_void);
     /// Sets an attribute of a pool.
-    set_pool_attribute = cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPoolAttribute, value: *mut c_void);
+    set_pool_attribute = cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: c_uint, value: *mut c_void);
     /// Makes a pool give unused memory back.
     trim_pool = cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
     /// Allocates from a pool, in the order of a stream.
@@ -216,102 +180,82 @@ driver_functions! {
 }
 
 /// Code of `cuMemAlloc` and others: no memory.
-pub(super) const OUT_OF_MEMORY: u32 = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
+pub(super) const OUT_OF_MEMORY: u32 = 2;
 /// Code of `cuInit` and others: no device.
-pub(super) const NO_DEVICE: u32 = sys::CUresult::CUDA_ERROR_NO_DEVICE as u32;
-/// Code of `cuEventQuery`: the work in front is not done.
-pub(super) const NOT_READY: u32 = sys::CUresult::CUDA_ERROR_NOT_READY as u32;
-/// Attributes: compute capability.
-pub(super) const CAPABILITY_MAJOR: sys::CUdevice_attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
-/// See [`CAPABILITY_MAJOR`].
-pub(super) const CAPABILITY_MINOR: sys::CUdevice_attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
-/// Attribute: whether addresses and physical memory can be had apart.
-pub(super) const VIRTUAL_MEMORY_MANAGEMENT: sys::CUdevice_attribute =
-    sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
-/// Attribute: whether the device has stream-ordered pools.
-pub(super) const MEMORY_POOLS: sys::CUdevice_attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
-/// Attribute of a pool: hand out what happens to be free by now.
-pub(super) const POOL_REUSE_BY_CHANCE: CUmemPoolAttribute = CUmemPoolAttribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC;
-/// Attribute of a pool: make streams wait so that memory can be handed out.
-pub(super) const POOL_REUSE_BY_OWN_WAITS: CUmemPoolAttribute = CUmemPoolAttribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
-/// Attribute of a pool: what it may hold on to.
-pub(super) const POOL_RELEASE_THRESHOLD: CUmemPoolAttribute = CUmemPoolAttribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-/// Attribute of a pool: what it holds from the device.
-pub(super) const POOL_RESERVED: CUmemPoolAttribute = CUmemPoolAttribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
-/// The most that [`POOL_RESERVED`] ever was.
-pub(super) const POOL_RESERVED_HIGH: CUmemPoolAttribute = CUmemPoolAttribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
-/// Attribute of a pool: what it has handed out.
-pub(super) const POOL_USED: CUmemPoolAttribute = CUmemPoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT;
-/// The most that [`POOL_USED`] ever was.
-pub(super) const POOL_USED_HIGH: CUmemPoolAttribute = CUmemPoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
-/// Option of `cuMemGetAllocationGranularity`: the least that works.
-pub(super) const MINIMUM_GRANULARITY: sys::CUmemAllocationGranularity_flags =
-    sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-/// Flag of `cuMemSetAccess`.
-pub(super) const READ_AND_WRITE: sys::CUmemAccess_flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-/// Flag of `cuStreamCreate`: no implicit synchronization with the default stream.
-pub(super) const STREAM_NON_BLOCKING: c_uint = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
-/// Flag of `cuEventCreate`: with timing, and a host that waits by spinning.
-pub(super) const EVENT_DEFAULT: c_uint = sys::CUevent_flags::CU_EVENT_DEFAULT as c_uint;
+pub(super) const NO_DEVICE: u32 = 100;
+/// Code of `cuEventQuery` and `cuStreamQuery`: the work is not done.
+pub(super) const NOT_READY: u32 = 600;
+
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR`.
+pub(super) const CAPABILITY_MAJOR: c_uint = 75;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR`.
+pub(super) const CAPABILITY_MINOR: c_uint = 76;
+/// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`: whether addresses and physical memory can be had apart.
+pub(super) const VIRTUAL_MEMORY_MANAGEMENT: c_uint = 102;
+/// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED`: whether the device has stream-ordered pools.
+pub(super) const MEMORY_POOLS: c_uint = 115;
+
+/// `CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC`: hand out what happens to be free by now.
+pub(super) const POOL_REUSE_BY_CHANCE: c_uint = 2;
+/// `CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES`: make streams wait so that memory can be handed out.
+pub(super) const POOL_REUSE_BY_OWN_WAITS: c_uint = 3;
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`: what the pool may hold on to.
+pub(super) const POOL_RELEASE_THRESHOLD: c_uint = 4;
+/// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`: what the pool holds from the device.
+pub(super) const POOL_RESERVED: c_uint = 5;
+/// `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH`: the most that ever was.
+pub(super) const POOL_RESERVED_HIGH: c_uint = 6;
+/// `CU_MEMPOOL_ATTR_USED_MEM_CURRENT`: what the pool has handed out.
+pub(super) const POOL_USED: c_uint = 7;
+/// `CU_MEMPOOL_ATTR_USED_MEM_HIGH`: the most that ever was.
+pub(super) const POOL_USED_HIGH: c_uint = 8;
+
+/// `CU_MEM_ALLOC_GRANULARITY_MINIMUM`: the least page size that works.
+pub(super) const MINIMUM_GRANULARITY: c_uint = 0;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+pub(super) const READ_AND_WRITE: c_uint = 3;
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+const ON_DEVICE: c_uint = 1;
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+const PINNED: c_uint = 1;
+/// `CU_MEM_HANDLE_TYPE_NONE`: shared with no other process.
+const NOT_SHARED: c_uint = 0;
+
+/// `CU_STREAM_NON_BLOCKING`: no implicit synchronization with the default stream.
+pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
+/// `CU_EVENT_DEFAULT`: the event keeps the time of its record.
+pub(super) const EVENT_WITH_TIMING: c_uint = 0;
+/// `CU_EVENT_DISABLE_TIMING`: cheaper to record and to ask.
+pub(super) const EVENT_WITHOUT_TIMING: c_uint = 2;
 
 /// The place "this device".
-pub(super) fn location_of(device: CUdevice) -> CUmemLocation {
-    CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+const fn location_of(device: CUdevice) -> CUmemLocation {
+    CUmemLocation { kind: ON_DEVICE, id: device }
 }
 
 /// Physical memory of a device, shared with no other process.
-pub(super) fn pinned_on(device: CUdevice) -> CUmemAllocationProp {
+pub(super) const fn pinned_on(device: CUdevice) -> CUmemAllocationProp {
     CUmemAllocationProp {
-        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        kind: PINNED,
+        handle_types: NOT_SHARED,
         location: location_of(device),
-        win32HandleMetaData: ptr::null_mut(),
-        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 { compressionType: 0, gpuDirectRDMACapable: 0, usage: 0, reserved: [0; 4] },
+        win32_handle_metadata: ptr::null_mut(),
+        flags: CUmemAllocationFlags { compression: 0, gpu_direct_rdma: 0, usage: 0, reserved: [0; 4] },
     }
 }
 
 /// A pool of pinned memory of a device, shared with no other process and without a limit.
-pub(super) fn pool_on(device: CUdevice) -> CUmemPoolProps {
+pub(super) const fn pool_on(device: CUdevice) -> CUmemPoolProps {
     CUmemPoolProps {
-        allocType: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        handleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        kind: PINNED,
+        handle_types: NOT_SHARED,
         location: location_of(device),
-        win32SecurityAttributes: ptr::null_mut(),
-        maxSize: 0,
+        win32_security_attributes: ptr::null_mut(),
+        max_size: 0,
         usage: 0,
         reserved: [0; 54],
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    extern "C" fn never_called() -> u32 {
-        0
-    }
-
-    /// Looks every function up in a library that lacks some.
-    fn look_up_without(missing: &'static [&'static str]) -> Result<Driver, Vec<&'static str>> {
-        let find = |name: &str| (!missing.contains(&name)).then(|| NonNull::new(never_called as *mut c_void)).flatten();
-        // SAFETY: nothing of the table is ever called.
-        unsafe { Driver::look_up(find) }
-    }
-
-    #[test]
-    fn a_library_with_every_function_gives_a_table() {
-        assert!(look_up_without(&[]).is_ok());
-    }
-
-    #[test]
-    fn every_missing_function_is_named() {
-        let missing = look_up_without(&["cuInit", "cuDeviceGetUuid_v2", "cuLaunchKernel"]).expect_err("functions are missing");
-        assert_eq!(missing, ["cuInit", "cuDeviceGetUuid_v2", "cuLaunchKernel"]);
-        let sentence = missing_functions(&missing).to_string();
-        assert_eq!(
-            sentence,
-            "CUDA driver (libcuda.so.1): it lacks cuInit, cuDeviceGetUuid_v2, cuLaunchKernel: the driver is too old, install one for \
-             CUDA 12 or later (525 or newer)"
-        );
-    }
-}
+mod tests;

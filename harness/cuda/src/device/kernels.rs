@@ -3,8 +3,9 @@
 use std::ffi::{CStr, c_uint, c_void};
 use std::ptr;
 
-use super::codes::Refusal;
-use super::driver::{CUdeviceptr, CUfunction, CUmodule, CUstream, Driver};
+use super::driver::Driver;
+use super::types::{CUdeviceptr, CUfunction, CUmodule, CUstream};
+use crate::library::Refusal;
 use harness_allocator::device::{MemoryRange, Tag};
 use harness_allocator::units::Nanos;
 

@@ -1,9 +1,10 @@
 //! Address space and physical memory apart: [`MappedDevice`] for [`CudaDevice`], by the driver's virtual memory management
 //! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html>). [`Mapping`] is what it keeps.
 
-use super::codes::Refusal;
-use super::driver::{self, CUdevice, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, Driver};
+use super::driver::{self, Driver};
+use super::types::{CUdevice, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle};
 use super::{CudaDevice, GRANULARITY};
+use crate::library::Refusal;
 use harness_allocator::device::pages::PageTable;
 use harness_allocator::device::{Access, AccessKind, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId};
 use harness_allocator::units::Bytes;
@@ -124,7 +125,16 @@ impl MappedDevice for CudaDevice {
         let driver = self.driver()?;
         let mut start = 0;
         // SAFETY: `start` is a place for the answer; no address is wished for, and the only flags are 0.
-        unsafe { driver.reserve_addresses(&raw mut start, usize::try_from(size.0).unwrap_or(usize::MAX), GRANULARITY.0 as usize, 0, 0) }?;
+        let reserved = unsafe {
+            driver.reserve_addresses(&raw mut start, usize::try_from(size.0).unwrap_or(usize::MAX), GRANULARITY.0 as usize, 0, 0)
+        };
+        match reserved {
+            Ok(()) => {}
+            Err(Refusal { code: driver::OUT_OF_MEMORY, .. }) => {
+                return Err(DeviceError::OutOfMemory { requested: size, free: self.driver_free()? });
+            }
+            Err(refusal) => return Err(refusal.into()),
+        }
         self.mapping()?.table.reserve(DevicePtr(start), size);
         self.freed.remove(&start);
         Ok(DevicePtr(start))

@@ -2,11 +2,12 @@
 //! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>). [`Pools`] is what it keeps.
 
 use std::collections::BTreeMap;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 
 use super::CudaDevice;
-use super::codes::Refusal;
-use super::driver::{self, CUdevice, CUmemPoolAttribute, CUmemPoolProps, CUmemoryPool, Driver};
+use super::driver::{self, Driver};
+use super::types::{CUdevice, CUmemPoolProps, CUmemoryPool};
+use crate::library::Refusal;
 use harness_allocator::device::{DeviceError, DevicePtr, PoolId, PoolMemory, PooledDevice, StreamId};
 use harness_allocator::units::Bytes;
 
@@ -58,7 +59,7 @@ impl Pools {
     }
 }
 
-fn attribute(driver: &Driver, pool: CUmemoryPool, attribute: CUmemPoolAttribute) -> Result<Bytes, Refusal> {
+fn attribute(driver: &Driver, pool: CUmemoryPool, attribute: c_uint) -> Result<Bytes, Refusal> {
     let mut value = 0_u64;
     // SAFETY: the pool lives; the attributes that are asked for are 64-bit numbers, and `value` is a place for one.
     unsafe { driver.pool_attribute(pool, attribute, (&raw mut value).cast()) }?;

@@ -2,8 +2,9 @@
 
 use std::ffi::c_int;
 
-use super::codes::Refusal;
-use super::driver::{self, CUdevice, CUuuid, Driver};
+use super::driver::{self, Driver};
+use super::types::{CUdevice, CUuuid};
+use crate::library::Refusal;
 use crate::nvml::Uuid;
 use harness_allocator::device::DeviceError;
 use harness_allocator::units::Bytes;

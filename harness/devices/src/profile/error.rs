@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use miette::{Diagnostic, LabeledSpan, SourceCode};
 
 use super::FOLDER;
+use crate::shipped::Shipped;
 use harness_base::excerpt::{Excerpt, shortened};
 
 /// Why there is no profile to be had from a file.
@@ -73,6 +74,11 @@ fn known() -> Vec<PathBuf> {
     profiles
 }
 
+/// The names of the profiles that come with the program.
+fn shipped() -> String {
+    Shipped::all().map(|shipped| shipped.name.to_string()).collect::<Vec<_>>().join(", ")
+}
+
 /// The byte at a line and a column, or the end.
 fn offset(text: &str, line: u64, column: u64) -> usize {
     let before = |count: u64| usize::try_from(count.saturating_sub(1)).unwrap_or(usize::MAX);
@@ -91,11 +97,12 @@ impl Diagnostic for ProfileError {
     fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
         Some(match self {
             Self::File { known, .. } if known.is_empty() => {
-                Box::new(format!("name a file that `harness calibrate` wrote on a GPU; there is none in {FOLDER}"))
+                Box::new(format!("name one that comes with the program ({}), or a file that `harness calibrate` wrote on a GPU", shipped()))
             }
             Self::File { known, .. } => {
                 let known: Vec<String> = known.iter().map(|path| format!("`{}`", path.display())).collect();
-                Box::new(format!("name a file that `harness calibrate` wrote; in {FOLDER} there are: {}", known.join(", ")))
+                let known = known.join(", ");
+                Box::new(format!("name one that comes with the program ({}), or a file; in {FOLDER} there are: {known}", shipped()))
             }
             Self::Text { .. } => Box::new("correct it there, or measure a new profile with `harness calibrate`"),
         })

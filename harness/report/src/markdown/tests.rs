@@ -92,7 +92,7 @@ fn a_failing_run_answers_why_memory_ran_out_though_some_was_free() {
     run.unrecorded_steps = 3;
     let text = markdown(&Records { runs: vec![run], ..examples::night() });
     assert!(!text.contains("inactive split)") && !text.contains("**Why") && text.contains("was after step 3:"), "{text}");
-    assert!(text.contains("3 further steps ran and are not recorded after step 3"), "{text}");
+    assert!(text.contains("3 steps more ran and are not recorded after step 3"), "{text}");
 }
 
 #[test]

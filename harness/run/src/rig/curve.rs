@@ -1,49 +1,104 @@
-//! The accounts over time for a picture, in bounded memory.
+//! The history of the accounts for a picture: true over the whole run, in bounded memory.
+//!
+//! Points are collected in buckets. Each bucket keeps its first and last point and its extremes, so no peak is lost and the counters of every
+//! bucket are exact. When there are too many buckets, neighbours are merged in pairs and the new buckets take twice as many points. So all
+//! buckets cover equally many points, the oldest as the newest: a long run is shown coarser, and equally coarse everywhere.
 
 use harness_record::CurvePoint;
 
-/// Points are thinned when there are this many.
-const MOST: usize = 4096;
-/// Of each stretch of this many points up to five stay: where it begins, where it ends, and its extremes.
-const STRETCH: usize = 16;
+/// Most buckets.
+const BUCKETS: usize = 1024;
 
-/// Collects points and thins them, keeping the extremes of each stretch, so that no peak is lost.
-#[derive(Clone, Debug, Default)]
+/// Some points that follow each other: the ones that a picture needs.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    first: CurvePoint,
+    last: CurvePoint,
+    /// The first point with the least, and with the most, allocated.
+    lowest: CurvePoint,
+    highest: CurvePoint,
+    /// The first point with the most reserved or used.
+    most_held: CurvePoint,
+}
+
+impl Bucket {
+    const fn of(point: CurvePoint) -> Self {
+        Self { first: point, last: point, lowest: point, highest: point, most_held: point }
+    }
+
+    /// This bucket and the one behind it.
+    fn merged(self, next: Self) -> Self {
+        let held = |point: &CurvePoint| point.reserved.max(point.used);
+        Self {
+            first: self.first,
+            last: next.last,
+            lowest: if next.lowest.allocated < self.lowest.allocated { next.lowest } else { self.lowest },
+            highest: if next.highest.allocated > self.highest.allocated { next.highest } else { self.highest },
+            most_held: if held(&next.most_held) > held(&self.most_held) { next.most_held } else { self.most_held },
+        }
+    }
+
+    /// Its points in the order of the run.
+    fn points(&self) -> Vec<CurvePoint> {
+        let mut points = vec![self.first, self.lowest, self.highest, self.most_held, self.last];
+        points.sort_by_key(|point| point.at);
+        points.dedup();
+        points
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
 pub(super) struct Curve {
-    points: Vec<CurvePoint>,
+    /// All of them full, but for the last one.
+    buckets: Vec<Bucket>,
+    /// Points that a full bucket has.
+    width: u64,
+    /// Points in the last bucket.
+    filled: u64,
+    /// Points so far.
+    pushed: u64,
+}
+
+impl Default for Curve {
+    fn default() -> Self {
+        Self { buckets: Vec::new(), width: 1, filled: 0, pushed: 0 }
+    }
 }
 
 impl Curve {
-    /// Adds a point, unless nothing has changed since the last one.
+    /// Adds a point, unless nothing has changed since the last one, and gives it its number.
     pub(super) fn push(&mut self, point: CurvePoint) {
-        if self.points.last() == Some(&point) {
+        let point = CurvePoint { at: self.pushed, ..point };
+        if self.buckets.last().is_some_and(|bucket| CurvePoint { at: point.at, ..bucket.last } == point) {
             return;
         }
-        self.points.push(point);
-        if self.points.len() >= MOST {
-            self.points = self.points.chunks(STRETCH).flat_map(extremes).collect();
+        self.pushed += 1;
+        match self.buckets.last_mut() {
+            Some(bucket) if self.filled < self.width => {
+                *bucket = bucket.merged(Bucket::of(point));
+                self.filled += 1;
+            }
+            _ => {
+                if self.buckets.len() == BUCKETS {
+                    self.halve();
+                }
+                self.buckets.push(Bucket::of(point));
+                self.filled = 1;
+            }
         }
     }
 
-    pub(super) fn into_points(self) -> Vec<CurvePoint> {
-        self.points
+    /// Merges buckets in pairs. All of them are full, and their number is even.
+    fn halve(&mut self) {
+        self.buckets = self.buckets.chunks(2).map(|pair| pair.iter().copied().reduce(Bucket::merged).unwrap_or(pair[0])).collect();
+        self.width *= 2;
     }
-}
 
-/// The points of a stretch that a picture needs, in order.
-fn extremes(stretch: &[CurvePoint]) -> Vec<CurvePoint> {
-    let position = |key: fn(&CurvePoint) -> u64| (0..stretch.len()).max_by_key(|&index| key(&stretch[index])).unwrap_or_default();
-    let mut kept = [
-        0,
-        stretch.len() - 1,
-        position(|point| point.allocated.0),
-        position(|point| u64::MAX - point.allocated.0),
-        position(|point| point.reserved.0.max(point.used.0)),
-    ];
-    kept.sort_unstable();
-    let mut points: Vec<CurvePoint> = kept.into_iter().map(|index| stretch[index]).collect();
-    points.dedup();
-    points
+    /// At most five points for each bucket, in the order of the run.
+    pub(super) fn into_points(self) -> Vec<CurvePoint> {
+        self.buckets.iter().flat_map(Bucket::points).collect()
+    }
 }
 
 #[cfg(test)]
@@ -52,16 +107,71 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn thinning_keeps_the_bound_the_order_and_the_highest_point() {
+    /// So many points of one allocation each, with so many OOMs so far.
+    fn curve(points: u64, of: impl Fn(u64) -> (u64, u64)) -> Vec<CurvePoint> {
         let mut curve = Curve::default();
-        for n in 0..100_000_u64 {
-            let allocated = Bytes(if n == 77_777 { 1_000_000 } else { n % 1000 });
-            curve.push(CurvePoint { step: n as u32, allocated, reserved: Bytes(5), used: Bytes(5), ooms: 0, retries: 0 });
+        for n in 0..points {
+            let (allocated, ooms) = of(n);
+            // The step makes each point differ from the one before.
+            let point =
+                CurvePoint { at: 0, step: n as u32, allocated: Bytes(allocated), reserved: Bytes(5), used: Bytes(5), ooms, retries: 0 };
+            curve.push(point);
         }
-        let points = curve.into_points();
-        assert!(points.len() < MOST);
-        assert!(points.is_sorted_by_key(|point| point.step));
-        assert!(points.iter().any(|point| point.allocated == Bytes(1_000_000)));
+        let kept = curve.into_points();
+        assert!(kept.len() <= 5 * BUCKETS, "{} points", kept.len());
+        assert!(kept.is_sorted_by(|a, b| a.at < b.at));
+        assert_eq!((kept.first().map(|point| point.at), kept.last().map(|point| point.at)), (Some(0), Some(points - 1)));
+        kept
+    }
+
+    const LONG: u64 = 1_000_003;
+
+    #[test]
+    fn a_short_run_is_kept_whole() {
+        assert_eq!(curve(BUCKETS as u64, |n| (n % 7, 0)).len(), BUCKETS);
+    }
+
+    #[test]
+    fn what_does_not_change_takes_no_room() {
+        let mut curve = Curve::default();
+        let point = CurvePoint { at: 0, step: 1, allocated: Bytes(1), reserved: Bytes(5), used: Bytes(5), ooms: 0, retries: 0 };
+        (0..100).for_each(|_| curve.push(point));
+        assert_eq!(curve.into_points(), [point]);
+    }
+
+    #[test]
+    fn a_ramp_stays_a_ramp_from_its_beginning_to_its_end() {
+        let kept = curve(LONG, |n| (n, 0));
+        assert!(kept.iter().all(|point| point.allocated.0 == point.at), "each point is one that was seen");
+        let widest = kept.windows(2).map(|pair| pair[1].at - pair[0].at).max();
+        assert!(widest <= Some(2 * LONG / BUCKETS as u64), "{widest:?} points in a row are not shown");
+    }
+
+    #[test]
+    fn every_tooth_of_a_comb_reaches_its_top_and_its_ground_everywhere() {
+        let kept = curve(LONG, |n| (if n % 16 == 0 { 1_000 } else { 1 }, 0));
+        for part in kept.chunks(kept.len() / 64) {
+            let (low, high) = (part.iter().map(|point| point.allocated.0).min(), part.iter().map(|point| point.allocated.0).max());
+            assert_eq!((low, high), (Some(1), Some(1_000)), "from point {}", part[0].at);
+        }
+    }
+
+    #[test]
+    fn one_high_point_of_a_long_run_is_kept() {
+        let kept = curve(LONG, |n| (if n == 77_777 { 1_000_000 } else { n % 1_000 }, 0));
+        assert!(kept.iter().any(|point| point.allocated == Bytes(1_000_000) && point.at == 77_777));
+    }
+
+    #[test]
+    fn ooms_that_come_evenly_are_shown_evenly() {
+        let every = 200;
+        let kept = curve(LONG, |n| (n % 3, n / every));
+        for eighth in 0..8 {
+            let (from, to) = (LONG * eighth / 8, LONG * (eighth + 1) / 8);
+            let inside: Vec<_> = kept.iter().filter(|point| (from..to).contains(&point.at)).collect();
+            let seen = inside.last().map_or(0, |point| point.ooms) - inside.first().map_or(0, |point| point.ooms);
+            let (expected, slack) = (LONG / 8 / every, 2 * (LONG / BUCKETS as u64) / every + 2);
+            assert!(seen.abs_diff(expected) <= slack, "{seen} of {expected} OOMs in eighth {eighth}");
+        }
     }
 }

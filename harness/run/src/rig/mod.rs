@@ -1,17 +1,21 @@
-//! The rig: one device, one allocator, and the accounts kept of them. Every operation of a scenario goes through here, so that each one is
-//! timed on the device's clock, audited, and seen by the picture; nothing else in the harness touches a device.
+//! The rig: one device, one allocator, and the accounts kept of them. Every operation of a run goes through here; nothing else in the harness
+//! touches the device while a scenario runs.
+//!
+//! A run is either checked or timed ([`Checks`]), never both. Checks ask the driver and NVML and read memory, and work that is queued on the
+//! device goes on meanwhile: taking the time of the checks off leaves that work out, and leaving it in counts the checks. So a timed run makes
+//! the scenario's own calls to the device, from its first step to its last, and no others.
 
 mod audit;
 mod curve;
 mod samples;
+mod shortage;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, OomCause, Request};
 use harness_allocator::device::{
-    Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, EventId, MemoryRange, Place, StreamId, Tag, TestDevice,
+    DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, MemoryRange, Place, StreamId, Tag, TestDevice,
 };
 use harness_allocator::stats::{BlockState, MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
@@ -19,27 +23,26 @@ use harness_allocator::units::{Bytes, Nanos};
 pub use self::audit::{Audit, Finding};
 use self::curve::Curve;
 use self::samples::Reservoir;
+use crate::control::{Call, Control};
 use harness_record::Invariant;
-use harness_record::{Accounts, CurvePoint, Lane, Pieces, Shortage, Timings};
+use harness_record::{Accounts, CurvePoint, Timings};
 
 /// Why a run cannot go on.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Halt {
+pub enum Stop {
     /// An invariant does not hold.
     Violated(Vec<Finding>),
     /// The device, or the allocator, failed otherwise than for lack of memory.
     Device(DeviceError),
-    /// Other processes disturbed the device: what they did, in words.
-    Contended(String),
-    /// The user wants it to stop.
+    /// It is to stop: the user wants it, or a step has run past its time limit.
     Interrupted,
 }
 
-impl From<DeviceError> for Halt {
+impl From<DeviceError> for Stop {
     /// Wrong contents and races are violations: somebody was given memory that another still uses.
     fn from(error: DeviceError) -> Self {
         match error {
-            DeviceError::Corrupted { .. } | DeviceError::Race { .. } => Self::Violated(vec![Finding {
+            DeviceError::Corrupted { .. } | DeviceError::Race { .. } | DeviceError::InUse { .. } => Self::Violated(vec![Finding {
                 invariant: Invariant::ContentsAreIntact,
                 expected: "what was written, ordered behind what was written before".to_owned(),
                 seen: error.to_string(),
@@ -56,7 +59,7 @@ pub struct Buffer {
     allocation: Allocation,
     /// What was written last, and on which stream.
     content: Option<(Tag, StreamId)>,
-    /// Whether another stream than its own was told to use it.
+    /// Whether the allocator was told that another stream uses it.
     shared: bool,
 }
 
@@ -67,7 +70,7 @@ impl Buffer {
         self.allocation.requested()
     }
 
-    /// What it is charged as.
+    /// What it is charged as: at least what was asked for.
     #[must_use]
     pub const fn size(&self) -> Bytes {
         self.allocation.size()
@@ -79,53 +82,82 @@ impl Buffer {
         self.allocation.stream()
     }
 
-    /// The bytes it may touch.
+    /// The bytes that may be touched.
     #[must_use]
     pub const fn range(&self) -> MemoryRange {
         self.allocation.range()
     }
 }
 
-/// How a rig is run.
-#[derive(Clone, Debug)]
-pub struct RigOptions {
-    /// Whether every operation is audited. Off only where the allocator's own speed is measured.
-    pub audit: bool,
-    /// For everything random inside the rig: which samples are kept of many.
-    pub seed: u64,
-    /// Set by somebody else when the run should stop.
-    pub interrupt: Arc<AtomicBool>,
+/// What a run does besides the scenario's own calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Checks {
+    /// Accounts are kept, buffers are verified when they are freed, and every operation is audited. Nothing is timed.
+    #[default]
+    Audit,
+    /// The same without the audit, for programs whose audit takes too long.
+    Accounts,
+    /// Nothing. Operations and steps are timed.
+    Timing,
 }
 
-impl Default for RigOptions {
-    fn default() -> Self {
-        Self { audit: true, seed: 0, interrupt: Arc::default() }
-    }
+/// How a rig is run.
+#[derive(Clone, Debug, Default)]
+pub struct RigOptions {
+    /// What it does besides the scenario's own calls.
+    pub checks: Checks,
+    /// For the choice of samples that are kept of many.
+    pub seed: u64,
+    /// Says when the run should stop, and is told which call begins.
+    pub control: Arc<Control>,
+}
+
+/// What is known at the end of a step. A checked run knows the accounts, a timed run the duration.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StepEnd {
+    /// How long the step took.
+    pub duration: Option<Nanos>,
+    /// The accounts behind it.
+    pub accounts: Option<Accounts>,
+}
+
+/// What a request meets: the allocator's blocks, and what is free on the device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryState {
+    /// Each block with its address, size, stream and state.
+    blocks: Vec<(DevicePtr, Bytes, StreamId, BlockState)>,
+    /// Free on the device.
+    pub device_free: Bytes,
 }
 
 /// See the module.
 pub struct Rig {
     device: Box<dyn TestDevice>,
     allocator: Box<dyn Allocator>,
+    checks: Checks,
     audit: Option<Audit>,
-    interrupt: Arc<AtomicBool>,
+    control: Arc<Control>,
     step: u32,
     tags: u64,
     /// Streams with queued `work` that nobody has waited for, or that wait for such a stream.
-    working: Vec<StreamId>,
+    working: BTreeSet<StreamId>,
     /// Events that stand behind such work, by the stream that they were recorded on.
     behind_work: BTreeMap<EventId, StreamId>,
     findings: Vec<Finding>,
     curve: Curve,
+    /// Device used when the scenario began: its streams are part of it.
+    used_at_start: Bytes,
     last_memory: DeviceMemory,
+    /// Calls when the device was asked for its memory last, or in a timed run when the allocator was asked for its counters last.
     last_calls: DeviceCalls,
     calls_at_start: DeviceCalls,
+    retries: u64,
+    peak_reserved: Bytes,
+    unused_at_peak: Bytes,
     allocate: Reservoir,
     free: Reservoir,
     empty_cache: Reservoir,
     lost_to_retry: Nanos,
-    /// Time in the harness's own checks since the step began: not the scenario's.
-    checking: Nanos,
     step_began: Nanos,
     scenario_time: Nanos,
 }
@@ -134,112 +166,146 @@ impl Rig {
     /// Takes a device before the first allocation.
     ///
     /// # Errors
-    /// [`DeviceError`] where the device cannot tell its memory.
+    /// [`DeviceError`] where the device does not tell its memory.
     pub fn new(mut device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>, options: &RigOptions) -> Result<Self, DeviceError> {
-        let audit = if options.audit { Some(Audit::new(&mut *device)?) } else { None };
         let last_memory = device.memory()?;
+        let audit = (options.checks == Checks::Audit).then(|| Audit::new(&*device, last_memory));
         let calls = device.calls();
         let reservoir = |salt| Reservoir::new(options.seed ^ salt);
         Ok(Self {
             device,
             allocator,
+            checks: options.checks,
             audit,
-            interrupt: Arc::clone(&options.interrupt),
+            control: Arc::clone(&options.control),
             step: 0,
             tags: 0,
-            working: Vec::new(),
+            working: BTreeSet::new(),
             behind_work: BTreeMap::new(),
             findings: Vec::new(),
             curve: Curve::default(),
+            used_at_start: last_memory.context_overhead,
             last_memory,
             last_calls: calls,
             calls_at_start: calls,
+            retries: 0,
+            peak_reserved: Bytes::ZERO,
+            unused_at_peak: Bytes::ZERO,
             allocate: reservoir(1),
             free: reservoir(2),
             empty_cache: reservoir(3),
             lost_to_retry: Nanos::ZERO,
-            checking: Nanos::ZERO,
             step_began: Nanos::ZERO,
             scenario_time: Nanos::ZERO,
         })
     }
 
-    /// Begins a step: its number is what a strict device names in its errors.
+    /// Whether this run is timed, and so makes no calls of its own to the device.
+    #[must_use]
+    pub fn is_timed(&self) -> bool {
+        self.checks == Checks::Timing
+    }
+
+    /// The scenario begins: what its streams take of the device belongs to the context overhead, and not to the allocator.
+    ///
+    /// # Errors
+    /// [`Stop::Device`] where the device does not tell its memory.
+    pub fn begin_scenario(&mut self) -> Result<(), Stop> {
+        self.control.calls(Call::Memory);
+        let memory = self.device.memory()?;
+        self.used_at_start = memory.used;
+        self.last_memory = self.with_streams(memory);
+        if let Some(audit) = &mut self.audit {
+            audit.begin(self.last_memory);
+        }
+        Ok(())
+    }
+
+    /// Begins a step. A strict device names its number in errors.
     pub fn begin_step(&mut self, number: u32) {
         self.step = number;
         self.device.set_place(Place(number));
-        self.checking = Nanos::ZERO;
-        self.step_began = self.device.now();
+        if self.is_timed() {
+            self.step_began = self.device.now();
+        }
     }
 
-    /// Ends a step: checks everything, and returns how long the step took, without the checks, and the accounts after it.
+    /// Ends a step: a checked run checks everything and takes the accounts, a timed run takes the time.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn end_step(&mut self) -> Result<(Nanos, Accounts), Halt> {
-        let duration = self.device.now().saturating_sub(self.step_began).saturating_sub(self.checking);
-        self.scenario_time += duration;
-        self.check_everything()?;
+    /// [`Stop`].
+    pub fn end_step(&mut self) -> Result<StepEnd, Stop> {
+        if self.is_timed() {
+            let duration = self.device.now().saturating_sub(self.step_began);
+            self.scenario_time += duration;
+            return Ok(StepEnd { duration: Some(duration), accounts: None });
+        }
+        self.check(|audit, allocator, device| audit.step_ended(allocator, device))?;
         let accounts = self.accounts()?;
+        self.last_memory = accounts.device;
         self.plot();
-        Ok((duration, accounts))
+        Ok(StepEnd { duration: None, accounts: Some(accounts) })
     }
 
     /// Hands out memory. The inner error is the allocator's answer that there is none, which is data.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn allocate(&mut self, request: Request) -> Result<Result<Buffer, AllocatorError>, Halt> {
+    /// [`Stop`].
+    pub fn allocate(&mut self, request: Request) -> Result<Result<Buffer, AllocatorError>, Stop> {
         if self.is_interrupted() {
-            return Err(Halt::Interrupted);
+            return Err(Stop::Interrupted);
         }
-        let retries = self.allocator.stats().num_alloc_retries;
-        let start = self.device.now();
+        let start = self.start();
+        self.control.calls(Call::Allocate);
         let answer = self.allocator.allocate(&mut *self.device, request);
-        let duration = self.device.now().saturating_sub(start);
+        let duration = self.since(start);
         match answer {
             Ok(allocation) => {
-                self.allocate.push(duration);
-                if self.allocator.stats().num_alloc_retries > retries {
-                    self.lost_to_retry += duration;
-                }
+                self.timed_allocate(duration);
                 self.check(|audit, allocator, device| audit.handed_out(allocator, device, request, &allocation))?;
                 Ok(Ok(Buffer { allocation, content: None, shared: false }))
             }
             Err(AllocatorError::Device(error)) => Err(error.into()),
             Err(answer @ (AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. })) => {
                 let counted = matches!(answer, AllocatorError::OutOfMemory(_));
+                self.retries = self.allocator.stats().num_alloc_retries;
                 self.check(|audit, allocator, device| audit.out_of_memory(allocator, device, counted))?;
                 Ok(Err(answer))
             }
         }
     }
 
-    /// Takes memory back. What it holds is checked first, unless that would wait for other work: on the buffer's own stream, where the
-    /// memory is used next. Reading it on the stream that wrote it would wait for a stream that the program forgot to wait for.
+    /// Takes memory back. A checked run verifies its contents first, on the buffer's own stream, where the memory is used next: reading it on
+    /// the stream that wrote it would wait for a stream that the program forgot to wait for. It does not verify where that would wait for
+    /// queued `work`, which would put streams in an order that the program did not ask for.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn free(&mut self, buffer: Buffer) -> Result<(), Halt> {
+    /// [`Stop`].
+    pub fn free(&mut self, buffer: Buffer) -> Result<(), Stop> {
         if let Some((tag, writer)) = buffer.content
+            && !self.is_timed()
             && !buffer.shared
             && ![writer, buffer.stream()].iter().any(|stream| self.working.contains(stream))
         {
-            self.checked(|rig| rig.device.verify(buffer.stream(), buffer.range(), tag))?;
+            self.control.calls(Call::Verify);
+            self.device.verify(buffer.stream(), buffer.range(), tag)?;
         }
         let address = buffer.allocation.ptr();
-        let start = self.device.now();
+        let start = self.start();
+        self.control.calls(Call::Free);
         self.allocator.free(&mut *self.device, buffer.allocation)?;
-        let duration = self.device.now().saturating_sub(start);
-        self.free.push(duration);
+        let duration = self.since(start);
+        if self.is_timed() {
+            self.free.push(duration);
+        }
         self.check(|audit, allocator, device| audit.taken_back(allocator, device, address))
     }
 
     /// Writes a tag of its own to every byte of a buffer.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn fill(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Halt> {
+    /// [`Stop`].
+    pub fn fill(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
         if buffer.allocation.is_null() {
             return Ok(());
         }
@@ -247,25 +313,27 @@ impl Rig {
         // An odd factor spreads the counter over all eight bytes, so that no two tags look alike and none looks like zeroed memory.
         let tag = Tag(self.tags.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         buffer.content = Some((tag, stream));
+        self.control.calls(Call::Fill);
         Ok(self.device.fill(stream, buffer.range(), tag)?)
     }
 
     /// Reads every byte of a buffer on a stream and compares with what was written last. A buffer never written has nothing to compare.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn verify(&mut self, buffer: &Buffer, stream: StreamId) -> Result<(), Halt> {
+    /// [`Stop`].
+    pub fn verify(&mut self, buffer: &Buffer, stream: StreamId) -> Result<(), Stop> {
         let Some((tag, _)) = buffer.content else { return Ok(()) };
+        self.control.calls(Call::Verify);
         self.device.verify(stream, buffer.range(), tag)?;
-        self.working.retain(|&working| working != stream);
+        self.working.remove(&stream);
         Ok(())
     }
 
     /// Tells the allocator that another stream uses the buffer too.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn use_on(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Halt> {
+    /// [`Stop`].
+    pub fn record_stream(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
         buffer.shared |= stream != buffer.stream();
         Ok(self.allocator.record_stream(&buffer.allocation, stream)?)
     }
@@ -273,88 +341,101 @@ impl Rig {
     /// Keeps a stream busy.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn work(&mut self, stream: StreamId, duration: Nanos) -> Result<(), Halt> {
-        self.note_work(stream);
+    /// [`Stop`].
+    pub fn work(&mut self, stream: StreamId, duration: Nanos) -> Result<(), Stop> {
+        self.working.insert(stream);
+        self.control.calls(Call::Work);
         Ok(self.device.busy(stream, duration)?)
     }
 
     /// Makes a stream.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn create_stream(&mut self) -> Result<StreamId, Halt> {
+    /// [`Stop`].
+    pub fn create_stream(&mut self) -> Result<StreamId, Stop> {
         Ok(self.device.create_stream()?)
     }
 
     /// Makes an event.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn create_event(&mut self) -> Result<EventId, Halt> {
+    /// [`Stop`].
+    pub fn create_event(&mut self) -> Result<EventId, Stop> {
         Ok(self.device.create_event()?)
     }
 
     /// Queues an event behind the stream's work.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn record(&mut self, event: EventId, stream: StreamId) -> Result<(), Halt> {
+    /// [`Stop`].
+    pub fn record(&mut self, event: EventId, stream: StreamId) -> Result<(), Stop> {
         match self.working.contains(&stream) {
             true => drop(self.behind_work.insert(event, stream)),
             false => drop(self.behind_work.remove(&event)),
         }
+        self.control.calls(Call::Event);
         Ok(self.device.record_event(event, stream)?)
     }
 
     /// Makes a stream wait for an event.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn wait(&mut self, stream: StreamId, event: EventId) -> Result<(), Halt> {
+    /// [`Stop`].
+    pub fn wait(&mut self, stream: StreamId, event: EventId) -> Result<(), Stop> {
         if self.behind_work.get(&event).is_some_and(|worker| self.working.contains(worker)) {
-            self.note_work(stream);
+            self.working.insert(stream);
         }
+        self.control.calls(Call::Event);
         Ok(self.device.wait_event(stream, event)?)
     }
 
     /// Waits for an event.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn synchronize_event(&mut self, event: EventId) -> Result<(), Halt> {
+    /// [`Stop`].
+    pub fn synchronize_event(&mut self, event: EventId) -> Result<(), Stop> {
+        self.control.calls(Call::Synchronize);
         Ok(self.device.synchronize_event(event)?)
     }
 
     /// Waits for a stream.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), Halt> {
-        self.working.retain(|&working| working != stream);
+    /// [`Stop`].
+    pub fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), Stop> {
+        self.working.remove(&stream);
+        self.control.calls(Call::Synchronize);
         Ok(self.device.synchronize_stream(stream)?)
     }
 
     /// Waits for everything.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn synchronize(&mut self) -> Result<(), Halt> {
+    /// [`Stop`].
+    pub fn synchronize(&mut self) -> Result<(), Stop> {
         self.working.clear();
+        self.control.calls(Call::Synchronize);
         Ok(self.device.synchronize()?)
     }
 
-    /// Gives the cache back to the driver, and says how many bytes went.
+    /// Gives the cache back to the driver, and returns how many bytes went.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn empty_cache(&mut self) -> Result<Bytes, Halt> {
+    /// [`Stop`].
+    pub fn empty_cache(&mut self) -> Result<Bytes, Stop> {
         let before = self.allocator.stats().reserved_bytes.all.current;
-        let start = self.device.now();
+        let start = self.start();
+        self.control.calls(Call::EmptyCache);
         self.allocator.empty_cache(&mut *self.device)?;
-        let duration = self.device.now().saturating_sub(start);
-        self.empty_cache.push(duration);
-        self.check_everything()?;
+        let duration = self.since(start);
+        if self.is_timed() {
+            self.empty_cache.push(duration);
+        } else {
+            self.check(|audit, allocator, device| audit.everything(allocator, device))?;
+            // A pool of the driver gives memory back without a call that is counted.
+            self.refresh_memory()?;
+            self.plot();
+        }
         Ok(Bytes(before.saturating_sub(self.allocator.stats().reserved_bytes.all.current)))
     }
 
@@ -368,35 +449,46 @@ impl Rig {
         self.allocator.set_memory_fraction(&*self.device, fraction);
     }
 
-    /// Makes others hold that much, and says what they hold now.
+    /// Makes others hold that much, and returns what they hold now.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, Halt> {
+    /// [`Stop`].
+    pub fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, Stop> {
+        self.control.calls(Call::Pressure);
         let held = self.device.set_pressure(held)?;
-        self.checked(Self::refresh_memory)?;
-        self.plot();
+        if !self.is_timed() {
+            self.refresh_memory()?;
+            self.plot();
+        }
         Ok(held)
     }
 
-    /// Whether the user wants the run to stop.
+    /// Whether the run should stop: the user wants it, or a step has run past its time limit.
     #[must_use]
     pub fn is_interrupted(&self) -> bool {
-        self.interrupt.load(Ordering::Relaxed)
+        self.control.should_stop()
     }
 
     /// Notes a violation that does not keep the step from going on; [`Rig::take_findings`] returns it.
     pub fn note(&mut self, finding: Finding) {
-        self.findings.push(finding);
+        if !self.findings.contains(&finding) {
+            self.findings.push(finding);
+        }
     }
 
-    /// The violations noted since the last call.
+    /// The violations noted since the last call, each once.
     pub fn take_findings(&mut self) -> Vec<Finding> {
         std::mem::take(&mut self.findings)
     }
 
+    /// Why what others do on the device makes the accounts of this run worthless, if they do.
+    #[must_use]
+    pub fn contention(&self) -> Option<&str> {
+        self.audit.as_ref().and_then(Audit::contention)
+    }
+
     /// Adds to the time that would not have been spent without a failed request.
-    pub fn count_lost(&mut self, lost: Nanos) {
+    pub fn add_lost_time(&mut self, lost: Nanos) {
         self.lost_to_retry += lost;
     }
 
@@ -411,29 +503,45 @@ impl Rig {
         self.device.now()
     }
 
-    /// The device's clock, less the time that the harness's own checks have taken in this step: for durations within a step.
-    pub fn scenario_clock(&mut self) -> Nanos {
-        self.device.now().saturating_sub(self.checking)
-    }
-
     /// The allocator's counters.
     #[must_use]
     pub fn stats(&self) -> MemoryStats {
         self.allocator.stats()
     }
 
-    /// The allocator's structure.
+    /// The allocator's structure. Linear in blocks.
     #[must_use]
     pub fn snapshot(&self) -> Vec<SegmentInfo> {
         self.allocator.snapshot()
     }
 
-    /// The device's memory. The time of the answer, which may be NVML's, is not the scenario's.
+    /// The device's memory. What the scenario's streams take is part of the context overhead.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn memory(&mut self) -> Result<DeviceMemory, Halt> {
-        self.checked(|rig| rig.device.memory())
+    /// [`Stop::Device`].
+    pub fn memory(&mut self) -> Result<DeviceMemory, Stop> {
+        self.control.calls(Call::Memory);
+        let memory = self.device.memory()?;
+        Ok(self.with_streams(memory))
+    }
+
+    /// What is free on the device, as the driver alone tells it.
+    ///
+    /// # Errors
+    /// [`Stop::Device`].
+    pub fn free_memory(&mut self) -> Result<Bytes, Stop> {
+        Ok(self.device.free_memory()?)
+    }
+
+    /// What a request would meet now. Linear in blocks.
+    ///
+    /// # Errors
+    /// [`Stop::Device`].
+    pub fn memory_state(&mut self) -> Result<MemoryState, Stop> {
+        let device_free = self.device.free_memory()?;
+        let segments = self.allocator.snapshot();
+        let blocks = segments.iter().flat_map(|segment| &segment.blocks);
+        Ok(MemoryState { blocks: blocks.map(|block| (block.address, block.size, block.stream, block.state)).collect(), device_free })
     }
 
     /// What the device is.
@@ -466,21 +574,11 @@ impl Rig {
         }
     }
 
-    /// The room that a request could find: free on the device, and free in the cache.
-    ///
-    /// # Errors
-    /// [`Halt`].
-    pub fn room(&mut self) -> Result<Bytes, Halt> {
-        let stats = self.allocator.stats();
-        let cached = stats.reserved_bytes.all.current.saturating_sub(stats.active_bytes.all.current);
-        Ok(self.device.free_memory()? + Bytes(cached))
-    }
-
     /// The accounts now.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn accounts(&mut self) -> Result<Accounts, Halt> {
+    /// [`Stop::Device`].
+    pub fn accounts(&mut self) -> Result<Accounts, Stop> {
         let stats = self.allocator.stats();
         Ok(Accounts {
             requested: Bytes(stats.requested_bytes.all.current),
@@ -491,38 +589,21 @@ impl Rig {
             peak_reserved: Bytes(stats.reserved_bytes.all.peak),
             retries: stats.num_alloc_retries,
             ooms: stats.num_ooms,
-            device: self.device.memory()?,
-        })
-    }
-
-    /// What is known of a request that failed just now, for a report to say why. Linear in blocks.
-    ///
-    /// # Errors
-    /// [`Halt`].
-    pub fn shortage(&mut self, request: Request, error: &AllocatorError) -> Result<Shortage, Halt> {
-        self.checked(|rig| {
-            let (lacking, asked, limit) = match error {
-                AllocatorError::OutOfMemory(oom) => match oom.cause {
-                    OomCause::Fraction { limit } | OomCause::Limit { limit } => (oom.lacking, oom.segment, Some(limit)),
-                    OomCause::Device { .. } => (oom.lacking, oom.segment, None),
-                },
-                AllocatorError::TooLarge { .. } | AllocatorError::Device(_) => (request.size, request.size, None),
-            };
-            let lanes = rig.allocator.driver_pool().is_none().then(|| lanes(&rig.allocator.snapshot()));
-            let inactive_split = Bytes(rig.allocator.stats().inactive_split_bytes.all.current);
-            let Request { size: requested, stream: StreamId(stream) } = request;
-            Ok::<_, Halt>(Shortage { requested, stream, lacking, asked, limit, accounts: rig.accounts()?, inactive_split, lanes })
+            device: self.memory()?,
         })
     }
 
     /// The end, when everything was freed: the cache goes back, all that is free fits in one allocation, and nothing is left on the device.
     ///
     /// # Errors
-    /// [`Halt`].
-    pub fn finish(&mut self) -> Result<(), Halt> {
+    /// [`Stop`].
+    pub fn finish(&mut self) -> Result<(), Stop> {
+        self.control.calls(Call::Synchronize);
         self.device.synchronize()?;
+        self.control.calls(Call::Pressure);
         self.device.set_pressure(Bytes::ZERO)?;
         self.allocator.set_memory_fraction(&*self.device, MemoryFraction::ALL);
+        self.control.calls(Call::EmptyCache);
         self.allocator.empty_cache(&mut *self.device)?;
         let reserved = self.allocator.stats().reserved_bytes.all.current;
         if reserved != 0 {
@@ -532,16 +613,18 @@ impl Rig {
             let seen = format!("{reserved} B ({}) reserved in {} segments{first}", Bytes(reserved), segments.len());
             return violated(Invariant::EverythingGoesBack, "0 B reserved after the last free and empty_cache", seen);
         }
-        self.check_everything()?;
-        self.check_whole_limit_fits()
+        self.check(|audit, allocator, device| audit.everything(allocator, device))?;
+        if self.is_timed() { Ok(()) } else { self.check_whole_limit_fits() }
     }
 
     /// Gives everything back, whatever state the run ended in.
     ///
     /// # Errors
-    /// [`Halt`]: something could not be given back, or was left behind.
-    pub fn close(mut self, streams: Vec<StreamId>, events: Vec<EventId>) -> Result<(), Halt> {
+    /// [`Stop`]: something could not be given back, or was left behind.
+    pub fn close(mut self, streams: Vec<StreamId>, events: Vec<EventId>) -> Result<(), Stop> {
+        self.control.calls(Call::Synchronize);
         self.device.synchronize()?;
+        self.control.calls(Call::Pressure);
         self.device.set_pressure(Bytes::ZERO)?;
         self.allocator.close(&mut *self.device)?;
         events.into_iter().try_for_each(|event| self.device.destroy_event(event))?;
@@ -550,32 +633,77 @@ impl Rig {
         if leaks.is_empty() { Ok(()) } else { violated(Invariant::NothingLeaks, "nothing left on the device", leaks.to_string()) }
     }
 
-    /// What was measured, and the picture's points.
+    /// The points of the picture: none of a timed run.
     #[must_use]
-    pub fn take_measurements(&mut self) -> (Timings, Vec<CurvePoint>) {
+    pub fn take_curve(&mut self) -> Vec<CurvePoint> {
+        std::mem::take(&mut self.curve).into_points()
+    }
+
+    /// The durations: all zero but of a timed run.
+    #[must_use]
+    pub fn take_timings(&mut self) -> Timings {
         let take = |reservoir: &mut Reservoir| std::mem::replace(reservoir, Reservoir::new(0)).into_samples();
-        let timings = Timings {
+        if !self.is_timed() {
+            return Timings::default();
+        }
+        Timings {
             allocate: take(&mut self.allocate),
             free: take(&mut self.free),
             empty_cache: take(&mut self.empty_cache),
             scenario: self.scenario_time,
             lost_to_retry: self.lost_to_retry,
-        };
-        (timings, std::mem::take(&mut self.curve).into_points())
-    }
-
-    fn note_work(&mut self, stream: StreamId) {
-        if !self.working.contains(&stream) {
-            self.working.push(stream);
         }
     }
 
-    fn check_whole_limit_fits(&mut self) -> Result<(), Halt> {
+    /// What was reserved and not allocated when reserved was at its first peak. Only a timed run keeps it.
+    #[must_use]
+    pub const fn unused_at_peak(&self) -> Bytes {
+        self.unused_at_peak
+    }
+
+    /// The clock in a timed run. A checked run has no use for it.
+    fn start(&mut self) -> Nanos {
+        if self.is_timed() { self.device.now() } else { Nanos::ZERO }
+    }
+
+    /// Time since [`Rig::start`].
+    fn since(&mut self, start: Nanos) -> Nanos {
+        if self.is_timed() { self.device.now().saturating_sub(start) } else { Nanos::ZERO }
+    }
+
+    /// A request was served. The allocator's counters are read only where the driver was called, so that a cache hit costs no more than it must.
+    fn timed_allocate(&mut self, duration: Nanos) {
+        if !self.is_timed() {
+            return;
+        }
+        self.allocate.push(duration);
+        let calls = self.device.calls();
+        if calls.memory_calls() == self.last_calls.memory_calls() {
+            return;
+        }
+        self.last_calls = calls;
+        let stats = self.allocator.stats();
+        if stats.num_alloc_retries > self.retries {
+            self.retries = stats.num_alloc_retries;
+            self.lost_to_retry += duration;
+        }
+        let (reserved, allocated) = (Bytes(stats.reserved_bytes.all.current), Bytes(stats.allocated_bytes.all.current));
+        if reserved > self.peak_reserved {
+            self.peak_reserved = reserved;
+            self.unused_at_peak = reserved.saturating_sub(allocated);
+        }
+    }
+
+    /// One allocation of all that is free, in whole units of what the allocator takes.
+    fn check_whole_limit_fits(&mut self) -> Result<(), Stop> {
         let free = self.device.free_memory()?;
         let whole = self.allocator.largest_request(&*self.device, free);
+        self.control.calls(Call::Allocate);
         match self.allocator.allocate(&mut *self.device, Request::new(whole)) {
             Ok(allocation) => self.allocator.free(&mut *self.device, allocation)?,
             Err(AllocatorError::Device(error)) => return Err(error.into()),
+            // Somebody else has taken it meanwhile.
+            Err(AllocatorError::OutOfMemory(oom)) if matches!(oom.cause, OomCause::Device { free: left } if left < free) => {}
             Err(error) => {
                 return violated(
                     Invariant::WholeLimitFitsAtTheEnd,
@@ -584,34 +712,21 @@ impl Rig {
                 );
             }
         }
+        self.control.calls(Call::EmptyCache);
         Ok(self.allocator.empty_cache(&mut *self.device)?)
     }
 
-    fn check_everything(&mut self) -> Result<(), Halt> {
-        self.check(|audit, allocator, device| audit.everything(allocator, device))
-    }
-
-    /// Runs a check of the audit, keeping its time out of the scenario's, and adds a point to the picture.
+    /// Runs a check of the audit and adds a point to the picture. A timed run does neither.
     fn check(
         &mut self,
         check: impl FnOnce(&mut Audit, &dyn Allocator, &mut dyn TestDevice) -> Result<(), Vec<Finding>>,
-    ) -> Result<(), Halt> {
-        self.checked(|rig| {
-            if let Some(audit) = &mut rig.audit {
-                check(audit, &*rig.allocator, &mut *rig.device).map_err(Halt::Violated)?;
-            }
-            rig.plot_if_moved()
-        })
-    }
-
-    fn checked<T, E: Into<Halt>>(&mut self, check: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, Halt> {
-        let start = self.device.now();
-        let result = check(self).map_err(Into::into);
-        self.checking += self.device.now().saturating_sub(start);
-        result
-    }
-
-    fn plot_if_moved(&mut self) -> Result<(), Halt> {
+    ) -> Result<(), Stop> {
+        if self.is_timed() {
+            return Ok(());
+        }
+        if let Some(audit) = &mut self.audit {
+            check(audit, &*self.allocator, &mut *self.device).map_err(Stop::Violated)?;
+        }
         if self.device.calls().memory_calls() != self.last_calls.memory_calls() {
             self.refresh_memory()?;
         }
@@ -619,15 +734,21 @@ impl Rig {
         Ok(())
     }
 
-    fn refresh_memory(&mut self) -> Result<(), Halt> {
-        self.last_memory = self.device.memory()?;
+    fn refresh_memory(&mut self) -> Result<(), Stop> {
+        self.last_memory = self.memory()?;
         self.last_calls = self.device.calls();
         Ok(())
+    }
+
+    /// The same with what the scenario's streams take in the context overhead.
+    fn with_streams(&self, memory: DeviceMemory) -> DeviceMemory {
+        DeviceMemory { context_overhead: self.used_at_start, ..memory }
     }
 
     fn plot(&mut self) {
         let stats = self.allocator.stats();
         self.curve.push(CurvePoint {
+            at: 0,
             step: self.step,
             allocated: Bytes(stats.allocated_bytes.all.current),
             reserved: Bytes(stats.reserved_bytes.all.current),
@@ -638,28 +759,6 @@ impl Rig {
     }
 }
 
-/// What is free in some segments, or waits to be, by pool and stream. A segment that serves several streams has blocks of all sizes.
-fn lanes(segments: &[SegmentInfo]) -> Vec<Lane> {
-    let mut lanes = BTreeMap::new();
-    for segment in segments {
-        let pool = segment.stream.map(|_| segment.pool);
-        for block in segment.blocks.iter().filter(|block| block.state != BlockState::Allocated) {
-            let lane = lanes.entry((pool, block.stream)).or_insert_with(|| Lane {
-                pool,
-                stream: block.stream.0,
-                free: Pieces::default(),
-                waiting: Pieces::default(),
-            });
-            match block.state {
-                BlockState::Inactive => lane.free.add(block.size),
-                BlockState::PendingFree => lane.waiting.add(block.size),
-                BlockState::Allocated => {}
-            }
-        }
-    }
-    lanes.into_values().collect()
-}
-
-fn violated<T>(invariant: Invariant, expected: impl Into<String>, seen: impl Into<String>) -> Result<T, Halt> {
-    Err(Halt::Violated(vec![Finding { invariant, expected: expected.into(), seen: seen.into() }]))
+fn violated<T>(invariant: Invariant, expected: impl Into<String>, seen: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::Violated(vec![Finding { invariant, expected: expected.into(), seen: seen.into() }]))
 }

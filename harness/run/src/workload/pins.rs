@@ -9,8 +9,8 @@ use harness_allocator::device::DevicePtr;
 use harness_allocator::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use harness_allocator::units::Bytes;
 
-use crate::rig::Halt;
-use crate::world::{Done, World};
+use crate::rig::Stop;
+use crate::world::{StepResult, World};
 use harness_record::Table;
 use harness_scenario::{ReportKey, StepName};
 
@@ -92,27 +92,27 @@ fn segments(world: &mut World, storm: &StepName) -> Vec<Pinned> {
 }
 
 /// The table and the sums.
-pub(crate) fn list(world: &mut World, storm: &StepName) -> Result<Done, Halt> {
+pub(crate) fn list(world: &mut World, storm: &StepName) -> Result<StepResult, Stop> {
     let segments = segments(world, storm);
     let pinned: Vec<_> = segments.iter().filter(|segment| segment.is_pinned()).collect();
     let whole = segments.iter().filter(|segment| segment.is_free()).count();
     let pinning_bytes: Bytes = pinned.iter().map(|segment| segment.bytes).sum();
     let free: Bytes = pinned.iter().map(|segment| segment.free).sum();
-    let mut done = Done::default();
-    done.reports.extend([
+    let mut result = StepResult::default();
+    result.reports.extend([
         (ReportKey::PinnedSegments, pinned.len() as u64),
         (ReportKey::PinningBlocks, pinned.iter().map(|segment| segment.blocks).sum()),
         (ReportKey::PinningBytes, pinning_bytes.0),
         (ReportKey::FreeInPinnedSegments, free.0),
         (ReportKey::FreeSegments, whole as u64),
     ]);
-    done.notes.push(format!(
+    result.notes.push(format!(
         "{} of {} segments are pinned: {pinning_bytes} of live blocks keep {free} of free memory from going back to the driver",
         pinned.len(),
         segments.len()
     ));
-    done.tables.push(table(&pinned));
-    Ok(done)
+    result.tables.push(table(&pinned));
+    Ok(result)
 }
 
 fn table(pinned: &[&Pinned]) -> Table {
@@ -219,14 +219,14 @@ impl Layout {
 
 /// Frees the storm's blocks where that is the cheapest way to unpin segments, or pages of expandable ones, until the driver would have room
 /// for a request of that size.
-pub(crate) fn free_for(world: &mut World, storm: &StepName, request: Bytes) -> Result<String, Halt> {
+pub(crate) fn free_for(world: &mut World, storm: &StepName, request: Bytes) -> Result<String, Stop> {
     let page = world.rig.reserve_unit();
     let wanted = request.checked_round_up(page).unwrap_or(request);
     let addresses: BTreeSet<DevicePtr> = world.storm(storm).addresses().collect();
     let segments = world.rig.snapshot();
     let mut layout = Layout::default();
     segments.iter().for_each(|segment| layout.add(segment, page, &addresses));
-    let free = world.rig.memory()?.free;
+    let free = world.rig.free_memory()?;
     let back: Bytes = layout.parts.iter().filter(|part| !part.others && part.blocks.is_empty()).map(|part| part.size).sum();
     // Of what is free on the device, only whole pages are of use.
     let mut room = Bytes(free.0 / page.0.max(1) * page.0) + back;

@@ -7,8 +7,8 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::rig::Halt;
-use crate::world::{Done, Missed, World};
+use crate::rig::Stop;
+use crate::world::{StepResult, Unmet, World};
 use harness_record::{Outcome, Shortage};
 use harness_scenario::steps::storm::{Storm, StormSizes, Until};
 use harness_scenario::{ReportKey, Step};
@@ -46,7 +46,7 @@ impl Failure {
 }
 
 /// Runs a storm. Logarithmic in live blocks for each operation, apart from the allocator and the audit.
-pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm) -> Result<Done, Halt> {
+pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm) -> Result<StepResult, Stop> {
     // Each storm of a scenario draws from a sequence of its own.
     let mut rng = ChaCha8Rng::seed_from_u64(world.seed.wrapping_add(storm.id.index() as u64));
     let streams: Vec<StreamId> = storm.streams.iter().map(|stream| world.stream(stream)).collect();
@@ -85,7 +85,7 @@ pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm) -> Result<Done,
                 let ends = storm.until == Some(Until::Fragmented) && failure.is_fragmentation();
                 if ends || tally.failure.is_none() {
                     tally.failure = Some(failure);
-                    tally.shortage = Some(world.rig.shortage(Request { size, stream }, &error)?);
+                    tally.shortage = world.rig.shortage(Request { size, stream }, &error)?;
                 }
                 if ends {
                     break;
@@ -129,11 +129,11 @@ fn failure(operation: u64, requested: Bytes, error: &AllocatorError, world: &Wor
     failure
 }
 
-fn conclude(world: &mut World, step: &Step, storm: &Storm, tally: Tally) -> Done {
+fn conclude(world: &mut World, step: &Step, storm: &Storm, tally: Tally) -> StepResult {
     let live = world.storm(&storm.id);
     let (live_blocks, live_bytes) = (live.count(), live.bytes());
-    let mut done = Done::default();
-    done.reports.extend([
+    let mut result = StepResult::default();
+    result.reports.extend([
         (ReportKey::Operations, tally.operations),
         (ReportKey::Allocations, tally.allocations),
         (ReportKey::Frees, tally.frees),
@@ -143,7 +143,7 @@ fn conclude(world: &mut World, step: &Step, storm: &Storm, tally: Tally) -> Done
         (ReportKey::PeakLiveBytes, tally.peak_live),
     ]);
     let figure = |of: fn(&Failure) -> u64| tally.failure.as_ref().map_or(0, of);
-    done.reports.extend([
+    result.reports.extend([
         (ReportKey::FailedRequest, figure(|failure| failure.requested.0)),
         (ReportKey::FailedOperation, figure(|failure| failure.operation)),
         (ReportKey::ReservedAtFailure, figure(|failure| failure.reserved.0)),
@@ -153,19 +153,19 @@ fn conclude(world: &mut World, step: &Step, storm: &Storm, tally: Tally) -> Done
     ]);
     let fragmented = tally.failure.as_ref().is_some_and(Failure::is_fragmentation);
     if let Some(failure) = tally.failure {
-        done.outcome = Outcome::OutOfMemory;
-        done.shortage = tally.shortage;
-        done.notes.push(format!("operation {}: {}", failure.operation, failure.text));
+        result.outcome = Outcome::OutOfMemory;
+        result.shortage = tally.shortage;
+        result.notes.push(format!("operation {}: {}", failure.operation, failure.text));
     }
     match storm.until {
         Some(Until::Fragmented) if !fragmented => {
             let seen = format!("{} operations with {} failed requests, none of them so", tally.operations, tally.ooms);
             let expected = "a request that fails although reserved − allocated is at least its size";
-            done.missed.push(Missed::at(step, expected, seen));
+            result.unmet.push(Unmet::at(step, expected, seen));
         }
         Some(Until::Fragmented) | None => {}
     }
-    done
+    result
 }
 
 #[cfg(test)]

@@ -5,16 +5,16 @@ use harness_allocator::allocator::{AllocatorError, Request};
 use harness_allocator::device::StreamId;
 use harness_allocator::units::{Bytes, Nanos};
 
-use crate::recovery;
-use crate::rig::{Buffer, Finding, Halt};
-use crate::world::{Done, Missed, World};
+use crate::recovery::{self, Tried};
+use crate::rig::{Buffer, Finding, Stop};
+use crate::world::{StepResult, Unmet, World};
 use harness_record::Invariant;
 use harness_record::{Outcome, Shortage};
 use harness_scenario::Expected;
 use harness_scenario::steps::train::{OPTIMIZER_COPIES, Train};
 use harness_scenario::{ReportKey, Step};
 
-type Answer<T> = Result<Result<T, AllocatorError>, Halt>;
+type Answer<T> = Result<Result<T, AllocatorError>, Stop>;
 
 /// What lives as long as the training.
 struct Model {
@@ -48,7 +48,7 @@ struct Tally {
 }
 
 /// Runs a training.
-pub(crate) fn run(world: &mut World, step: &Step, train: &Train) -> Result<Done, Halt> {
+pub(crate) fn run(world: &mut World, step: &Step, train: &Train) -> Result<StepResult, Stop> {
     let stream = world.stream(&train.stream);
     let parameters_per_layer = Bytes(train.parameters.0 / train.layers);
     let mut model = Model { stream, state: Vec::new(), parameters_per_layer, layers: train.layers };
@@ -65,19 +65,13 @@ pub(crate) fn run(world: &mut World, step: &Step, train: &Train) -> Result<Done,
 }
 
 /// All iterations; the error that ended them early, if one did.
-fn iterate(world: &mut World, train: &Train, model: &mut Model, tally: &mut Tally) -> Result<Option<AllocatorError>, Halt> {
+fn iterate(world: &mut World, train: &Train, model: &mut Model, tally: &mut Tally) -> Result<Option<AllocatorError>, Stop> {
     let mut batch = train.batch;
     for _ in 0..train.iterations {
-        let recovered = recovery::recover(
-            world,
-            train.on_oom.as_ref(),
-            batch,
-            |batch| format!("a batch of {batch}"),
-            |world, batch| {
-                let per_layer = Bytes(train.activations_per_sample.0 * batch / train.layers);
-                model.iterate(world, per_layer, tally)
-            },
-        )?;
+        let recovered = recovery::recover(world, train.on_oom.as_ref(), Tried::Iteration, batch, |world, batch| {
+            let per_layer = Bytes(train.activations_per_sample.0 * batch / train.layers);
+            model.iterate(world, per_layer, tally)
+        })?;
         tally.attempts += recovered.retries + 1;
         tally.retries += recovered.retries;
         tally.without_progress += recovered.without_progress;
@@ -85,7 +79,7 @@ fn iterate(world: &mut World, train: &Train, model: &mut Model, tally: &mut Tall
         match recovered.answer {
             Ok(()) => {
                 // The smaller batch stays: going back up would only fail again.
-                batch = recovered.ask;
+                batch = recovered.size;
                 tally.final_batch = batch;
                 tally.iterations += 1;
             }
@@ -127,7 +121,10 @@ impl Model {
         let after = world.rig.stats().allocated_bytes.all.current;
         if answer.is_err() {
             tally.retained = tally.retained.max(after.saturating_sub(before));
-            self.verify(world)?;
+            // A check, and no part of the training: a timed run goes without.
+            if !world.rig.is_timed() {
+                self.verify(world)?;
+            }
         }
         if after != before {
             world.rig.note(Finding {
@@ -171,7 +168,7 @@ impl Model {
     }
 
     /// The optimizer reads and writes everything that stays.
-    fn update(&mut self, world: &mut World) -> Result<(), Halt> {
+    fn update(&mut self, world: &mut World) -> Result<(), Stop> {
         for buffer in &mut self.state {
             world.rig.verify(buffer, self.stream)?;
             world.rig.fill(buffer, self.stream)?;
@@ -179,7 +176,7 @@ impl Model {
         Ok(())
     }
 
-    fn verify(&self, world: &mut World) -> Result<(), Halt> {
+    fn verify(&self, world: &mut World) -> Result<(), Stop> {
         self.state.iter().try_for_each(|buffer| world.rig.verify(buffer, self.stream))
     }
 }
@@ -190,18 +187,18 @@ fn make(world: &mut World, size: Bytes, stream: StreamId, shortage: &mut Option<
     let mut answer = world.rig.allocate(request)?;
     match &mut answer {
         Ok(buffer) => world.rig.fill(buffer, stream)?,
-        Err(error) => *shortage = Some(world.rig.shortage(request, error)?),
+        Err(error) => *shortage = world.rig.shortage(request, error)?,
     }
     Ok(answer)
 }
 
-fn free_all(world: &mut World, buffers: Vec<Buffer>) -> Result<(), Halt> {
+fn free_all(world: &mut World, buffers: Vec<Buffer>) -> Result<(), Stop> {
     buffers.into_iter().try_for_each(|buffer| world.rig.free(buffer))
 }
 
-fn conclude(arm: &str, step: &Step, train: &Train, tally: Tally, failed: Option<AllocatorError>) -> Done {
-    let mut done = Done::default();
-    done.reports.extend([
+fn conclude(arm: &str, step: &Step, train: &Train, tally: Tally, failed: Option<AllocatorError>) -> StepResult {
+    let mut result = StepResult::default();
+    result.reports.extend([
         (ReportKey::Iterations, tally.iterations),
         (ReportKey::FirstBatch, train.batch),
         (ReportKey::FinalBatch, tally.final_batch),
@@ -215,23 +212,22 @@ fn conclude(arm: &str, step: &Step, train: &Train, tally: Tally, failed: Option<
     let completed = format!("{} of {} iterations", tally.iterations, train.iterations);
     match (failed, train.expect.of(arm)) {
         (None, expected) => {
-            done.outcome = Outcome::Fits { retries: tally.retries as u32 };
+            result.outcome = Outcome::Fits { retries: tally.retries as u32 };
             if tally.retries > 0 {
-                let lost = format!("{} lost to it", tally.lost);
-                done.notes.push(format!("{} retries: batch {} became {}, {lost}", tally.retries, train.batch, tally.final_batch));
+                result.notes.push(format!("{} retries: batch {} became {}", tally.retries, train.batch, tally.final_batch));
             }
             if expected == Some(Expected::Oom) {
-                done.missed.push(Missed::at(step, "training to run out of memory", completed));
+                result.unmet.push(Unmet::at(step, "training to run out of memory", completed));
             }
         }
         (Some(error), expected) => {
-            done.outcome = Outcome::OutOfMemory;
-            done.shortage = tally.shortage;
-            done.notes.push(format!("{completed}, then {error}"));
+            result.outcome = Outcome::OutOfMemory;
+            result.shortage = tally.shortage;
+            result.notes.push(format!("{completed}, then {error}"));
             if expected == Some(Expected::Fits) {
-                done.missed.push(Missed::at(step, "training to its end", format!("{completed}, then {error}")));
+                result.unmet.push(Unmet::at(step, "training to its end", format!("{completed}, then {error}")));
             }
         }
     }
-    done
+    result
 }

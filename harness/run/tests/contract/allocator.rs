@@ -64,7 +64,8 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn new(kind: AllocatorKind, device: &'a mut dyn TestDevice) -> Result<Self, DeviceError> {
-        let audit = Audit::new(device)?;
+        let memory = device.memory()?;
+        let audit = Audit::new(device, memory);
         Ok(Self { kind, allocator: kind.build(), device, audit, streams: Vec::new() })
     }
 

@@ -48,6 +48,7 @@ pub(crate) fn cases() -> Vec<Case> {
         a_destroyed_stream_is_an_error,
         a_destroyed_event_is_an_error,
         the_default_stream_stays,
+        what_was_not_lent_is_not_released,
         a_fill_verifies_at_every_size_and_alignment,
         a_part_of_a_fill_verifies_at_every_multiple_of_eight,
         a_fill_changes_nothing_beside_its_range,
@@ -406,6 +407,17 @@ fn the_default_stream_stays(device: &mut dyn TestDevice) -> Outcome {
     assert!(matches!(error, Err(DeviceError::UnknownHandle { number: 0, .. })), "{error:?}");
     device.busy(StreamId::DEFAULT, Nanos::micros(10))?;
     device.synchronize_stream(StreamId::DEFAULT)
+}
+
+fn what_was_not_lent_is_not_released(device: &mut dyn TestDevice) -> Outcome {
+    let (kept, gone) = (device.create_stream()?, device.create_stream()?);
+    device.destroy_stream(gone)?;
+    for stream in [StreamId::DEFAULT, kept, gone, StreamId(u32::MAX)] {
+        let refused = device.release_stream(stream);
+        assert!(matches!(refused, Err(DeviceError::UnknownHandle { number, .. }) if number == stream.0), "{refused:?}");
+    }
+    device.busy(kept, Nanos::ZERO)?;
+    device.destroy_stream(kept)
 }
 
 fn a_fill_verifies_at_every_size_and_alignment(device: &mut dyn TestDevice) -> Outcome {

@@ -83,6 +83,7 @@ fn rows() -> Vec<Row> {
     vec![
         Row { name: "simulated", make: simulated, process: Process::Here, unavailable: None },
         Row { name: "simulated_limited", make: simulated_limited, process: Process::Here, unavailable: None },
+        Row { name: "simulated_reusing_addresses", make: simulated_reusing_addresses, process: Process::Here, unavailable: None },
         // What a child process adds is tested on a device that is always there.
         Row { name: "simulated_in_a_child", make: simulated, process: Process::Child(Machine::Real), unavailable: None },
         Row { name: "cuda_on_the_double", make: cuda, process: Process::Child(Machine::Double), unavailable: None },
@@ -106,6 +107,12 @@ fn cuda_limited() -> Result<Box<dyn TestDevice>, DeviceError> {
 
 fn simulated() -> Result<Box<dyn TestDevice>, DeviceError> {
     let config = SimConfig::default();
+    Ok(Box::new(SimDevice::new(SimConfig { total: MEMORY + config.context_overhead, ..config })))
+}
+
+/// Hands out again what was given back, as drivers do.
+fn simulated_reusing_addresses() -> Result<Box<dyn TestDevice>, DeviceError> {
+    let config = SimConfig { reuse_addresses: true, ..SimConfig::default() };
     Ok(Box::new(SimDevice::new(SimConfig { total: MEMORY + config.context_overhead, ..config })))
 }
 

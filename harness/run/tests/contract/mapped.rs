@@ -1,10 +1,12 @@
 //! The contract of a [`MappedDevice`]: addresses and physical memory apart, on hardware and simulated alike.
 //!
-//! Bodies get a device with nothing reserved and give everything back. What work in flight on memory that is unmapped does is each
-//! device's own: a GPU's context breaks.
+//! Bodies get a device with nothing reserved and give everything back. Memory may be unmapped once the host has waited for the work on it;
+//! before that a simulated device refuses, and a GPU's context breaks.
 
-use harness_allocator::device::{DeviceCalls, DeviceError, DevicePtr, Leaks, MappedDevice, MemoryRange, StreamId, Tag, TestDevice};
-use harness_allocator::units::Bytes;
+use harness_allocator::device::{
+    Clock, DeviceCalls, DeviceError, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, StreamId, Tag, TestDevice,
+};
+use harness_allocator::units::{Bytes, Nanos};
 
 use crate::{Case, Outcome, is_made_for_tests};
 
@@ -35,6 +37,9 @@ pub(crate) fn cases() -> Vec<Case> {
         contents_survive_what_happens_to_their_neighbours,
         pages_side_by_side_are_one_range,
         memory_that_is_not_mapped_is_not_accessed,
+        memory_is_unmapped_once_the_host_has_waited_for_its_work,
+        memory_with_work_in_flight_is_not_unmapped,
+        more_addresses_than_there_are_is_out_of_memory,
         allocations_and_pages_share_one_memory,
         leaks_of_reservations_and_pages_are_counted,
         pages_are_counted_as_calls,
@@ -313,6 +318,63 @@ fn memory_that_is_not_mapped_is_not_accessed(device: &mut dyn TestDevice) -> Out
     mapped(device).unreserve(start)?;
     invalid_access(device.fill(StreamId::DEFAULT, page(3), TAG), page(3));
     device.synchronize()
+}
+
+fn memory_is_unmapped_once_the_host_has_waited_for_its_work(device: &mut dyn TestDevice) -> Outcome {
+    type Wait = fn(&mut dyn TestDevice, StreamId, EventId) -> Outcome;
+    let waits: [Wait; 4] = [
+        |device, _, event| device.synchronize_event(event),
+        |device, stream, _| device.synchronize_stream(stream),
+        |device, _, _| device.synchronize(),
+        |device, _, event| {
+            while !device.event_done(event)? {}
+            Ok(())
+        },
+    ];
+    let (stream, event) = (device.create_stream()?, device.create_event()?);
+    with_reservation(device, PAGE, |device, start| {
+        let page = range(start, Bytes::ZERO, PAGE);
+        for wait in waits {
+            mapped(device).map(page, PAGE)?;
+            device.busy(stream, Nanos::millis(2))?;
+            device.fill(stream, page, TAG)?;
+            device.record_event(event, stream)?;
+            wait(device, stream, event)?;
+            mapped(device).unmap(page)?;
+        }
+        device.synchronize()
+    })?;
+    device.destroy_event(event)?;
+    device.destroy_stream(stream)
+}
+
+/// On the simulated device alone: elsewhere the context would break.
+fn memory_with_work_in_flight_is_not_unmapped(device: &mut dyn TestDevice) -> Outcome {
+    if device.info().clock != Clock::Simulated {
+        return Ok(());
+    }
+    let stream = device.create_stream()?;
+    with_reservation(device, Bytes::mib(4), |device, start| {
+        let whole = range(start, Bytes::ZERO, Bytes::mib(4));
+        mapped(device).map(whole, PAGE)?;
+        let (free, calls) = (free_bytes(device)?, device.calls());
+        device.fill(stream, range(start, Bytes::mib(3), Bytes(64)), TAG)?;
+        let refused = mapped(device).unmap(whole);
+        assert!(matches!(&refused, Err(DeviceError::InUse { access, .. }) if access.stream == stream), "{refused:?}");
+        assert_eq!((free_bytes(device)?, device.calls().release), (free, calls.release), "nothing was unmapped");
+        mapped(device).unmap(range(start, Bytes::ZERO, PAGE))?;
+        device.verify(stream, range(start, Bytes::mib(3), Bytes(64)), TAG)?;
+        mapped(device).unmap(range(start, PAGE, PAGE))
+    })?;
+    device.destroy_stream(stream)
+}
+
+fn more_addresses_than_there_are_is_out_of_memory(device: &mut dyn TestDevice) -> Outcome {
+    let free = free_bytes(device)?;
+    let refused = mapped(device).reserve(Bytes(1 << 62)).expect_err("no address space is that large");
+    assert!(refused.is_out_of_memory() || !is_made_for_tests(device), "{refused}");
+    assert_eq!((free_bytes(device)?, device.leaks()), (free, Leaks::default()), "nothing of it stays");
+    with_reservation(device, PAGE, |_, _| Ok(()))
 }
 
 fn allocations_and_pages_share_one_memory(device: &mut dyn TestDevice) -> Outcome {

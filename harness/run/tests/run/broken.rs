@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use harness_allocator::stats::StatFamily;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_record::Invariant;
-use harness_run::rig::Halt;
+use harness_run::rig::Stop;
 
 use crate::lying::{Lie, Lying, TOLD};
 use crate::program::{Machine, Op, Stopped};
@@ -122,8 +122,8 @@ fn check(case: &Case) -> String {
     let mut stopped = None;
     for &op in PROGRAM {
         whole_before = reads.whole();
-        if let Err(halt) = machine.op(op) {
-            stopped = Some(Stopped { at: format!("{op:?}"), halt });
+        if let Err(stop) = machine.op(op) {
+            stopped = Some(Stopped { at: format!("{op:?}"), stop });
             break;
         }
     }
@@ -196,7 +196,7 @@ fn segments_that_an_allocator_forgets_when_it_is_closed_are_a_leak() {
     let (allocator, _) = Lying::new(Lie::LeaksItsSegments);
     let mut machine = Machine::new(Box::new(allocator));
     machine.op(TELL).unwrap();
-    let Err(Halt::Violated(findings)) = machine.close() else { panic!("the leak is not found") };
+    let Err(Stop::Violated(findings)) = machine.close() else { panic!("the leak is not found") };
     let [finding] = findings.as_slice() else { panic!("{findings:?}") };
     assert_eq!(
         (finding.invariant, finding.seen.as_str()),

@@ -1,6 +1,11 @@
 //! What the audit reads: counted, not timed.
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, MemoryFraction, Request};
+use harness_allocator::device::{Device, DeviceError, DevicePtr, PoolId, StreamId};
+use harness_allocator::stats::{MemoryStats, SegmentInfo};
 
 use harness_allocator::units::Bytes;
 use rand::{Rng, SeedableRng};
@@ -46,5 +51,121 @@ fn a_hit_costs_the_audit_the_one_segment_that_it_touches() {
     let all: usize = structure.iter().map(|segment| segment.blocks.len()).sum();
     let mean = blocks_of_hits / hits;
     assert!(structure.len() >= 8 && mean * 4 < all as u64, "{mean} of {all} blocks in {} segments", structure.len());
+    machine.finish().unwrap();
+}
+
+/// An allocator that counts the blocks that are read of it.
+struct Counted(Box<dyn Allocator>, Arc<AtomicU64>);
+
+impl Counted {
+    fn count<'a>(&self, segments: impl IntoIterator<Item = &'a SegmentInfo>) {
+        let blocks: usize = segments.into_iter().map(|segment| segment.blocks.len().max(1)).sum();
+        self.1.fetch_add(blocks as u64, Ordering::Relaxed);
+    }
+}
+
+impl Allocator for Counted {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn reserve_unit(&self, device: &dyn Device) -> Bytes {
+        self.0.reserve_unit(device)
+    }
+
+    fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {
+        self.0.largest_request(device, free)
+    }
+
+    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+        self.0.allocate(device, request)
+    }
+
+    fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
+        self.0.free(device, allocation)
+    }
+
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+        self.0.record_stream(allocation, stream)
+    }
+
+    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        self.0.release_stream(device, stream)
+    }
+
+    fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.0.empty_cache(device)
+    }
+
+    fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
+        self.0.set_memory_fraction(device, fraction);
+    }
+
+    fn reset_peaks(&mut self) {
+        self.0.reset_peaks();
+    }
+
+    fn stats(&self) -> MemoryStats {
+        self.0.stats()
+    }
+
+    fn snapshot(&self) -> Vec<SegmentInfo> {
+        let segments = self.0.snapshot();
+        self.count(&segments);
+        segments
+    }
+
+    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
+        let segment = self.0.segment_at(address);
+        self.count(&segment);
+        segment
+    }
+
+    fn driver_pool(&self) -> Option<PoolId> {
+        self.0.driver_pool()
+    }
+
+    fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        self.0.close(device)
+    }
+}
+
+/// A storm over many live blocks: whatever segments an allocator keeps them in, the audit reads so many blocks an operation and no more.
+#[test]
+fn a_storm_costs_the_audit_the_same_with_every_allocator() {
+    const LIVE: usize = 3_000;
+    for &kind in AllocatorKind::ALL {
+        let read = Arc::<AtomicU64>::default();
+        let mut machine = Machine::new(Box::new(Counted(kind.build(), Arc::clone(&read))));
+        let mut rng = ChaCha8Rng::seed_from_u64(2);
+        let mut live = [false; LIVE];
+        // Small blocks in the small memory of these programs; `direct` and the driver's pool have room for fewer.
+        let slots = if matches!(kind, AllocatorKind::Direct | AllocatorKind::AsyncPool) { 30 } else { LIVE };
+        for _ in 0..OPERATIONS {
+            let slot = rng.random_range(0..slots);
+            let op = if live[slot] { Op::Free(slot) } else { Op::Alloc(slot, Bytes(TOLD.0 + 1 + rng.random_range(0..20_000)), 0) };
+            live[slot] = !live[slot];
+            machine.op(op).unwrap();
+        }
+        machine.op(Op::EndStep).unwrap();
+        assert_eq!(machine.ooms, 0, "{}", kind.name());
+        let each = read.load(Ordering::Relaxed) / OPERATIONS;
+        assert!(each <= 80, "{}: {each} blocks an operation", kind.name());
+        machine.finish().unwrap();
+    }
+}
+
+/// Each step makes one buffer, and at its end everything is checked, as often as that is paid for.
+#[test]
+fn steps_with_many_live_buffers_cost_the_audit_time_linear_in_their_number() {
+    const STEPS: usize = 8_000;
+    let read = Arc::<AtomicU64>::default();
+    let mut machine = Machine::new(Box::new(Counted(AllocatorKind::Caching.build(), Arc::clone(&read))));
+    for slot in 0..STEPS {
+        machine.op(Op::Alloc(slot, Bytes(1 + slot as u64 % 4_096), 0)).unwrap();
+        machine.op(Op::EndStep).unwrap();
+    }
+    let each = read.load(Ordering::Relaxed) / STEPS as u64;
+    assert!(each <= 64 + 1_024 + 100, "{each} blocks a step");
     machine.finish().unwrap();
 }

@@ -3,10 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod broken;
+mod contended;
 mod cost;
 mod lying;
 mod pool;
 mod program;
 mod random;
 mod scenarios;
+mod staged;
+mod timed;
 mod watched;

@@ -7,7 +7,7 @@ use harness_allocator::allocator::{Allocator, MemoryFraction, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{EventId, StreamId};
 use harness_allocator::units::{Bytes, Nanos};
-use harness_run::rig::{Buffer, Finding, Halt, Rig, RigOptions};
+use harness_run::rig::{Buffer, Finding, Rig, RigOptions, Stop};
 
 /// The memory that programs have, the context apart.
 pub(crate) const MEMORY: Bytes = Bytes::mib(64);
@@ -37,14 +37,14 @@ pub(crate) enum Op {
 pub(crate) struct Stopped {
     /// The operation, or `the end`, or `closing`.
     pub(crate) at: String,
-    pub(crate) halt: Halt,
+    pub(crate) stop: Stop,
 }
 
 impl Stopped {
     pub(crate) fn findings(&self) -> &[Finding] {
-        match &self.halt {
-            Halt::Violated(findings) => findings,
-            Halt::Device(_) | Halt::Contended(_) | Halt::Interrupted => panic!("{self:?}"),
+        match &self.stop {
+            Stop::Violated(findings) => findings,
+            Stop::Device(_) | Stop::Interrupted => panic!("{self:?}"),
         }
     }
 }
@@ -76,26 +76,26 @@ impl Machine {
     /// Runs a program, gives everything back, and checks the end.
     pub(crate) fn run(mut self, program: &[Op]) -> Result<(), Stopped> {
         for &op in program {
-            self.op(op).map_err(|halt| Stopped { at: format!("{op:?}"), halt })?;
+            self.op(op).map_err(|stop| Stopped { at: format!("{op:?}"), stop })?;
         }
         self.finish()
     }
 
     pub(crate) fn finish(mut self) -> Result<(), Stopped> {
         for (buffer, _) in std::mem::take(&mut self.buffers).into_values() {
-            self.rig.free(buffer).map_err(|halt| Stopped { at: "the last frees".to_owned(), halt })?;
+            self.rig.free(buffer).map_err(|stop| Stopped { at: "the last frees".to_owned(), stop })?;
         }
-        self.rig.finish().map_err(|halt| Stopped { at: "the end".to_owned(), halt })?;
-        self.close().map_err(|halt| Stopped { at: "closing".to_owned(), halt })
+        self.rig.finish().map_err(|stop| Stopped { at: "the end".to_owned(), stop })?;
+        self.close().map_err(|stop| Stopped { at: "closing".to_owned(), stop })
     }
 
     /// Closes without giving anything back first, as after a failure.
-    pub(crate) fn close(self) -> Result<(), Halt> {
+    pub(crate) fn close(self) -> Result<(), Stop> {
         self.rig.close(self.streams.into_iter().skip(1).collect(), vec![self.event])
     }
 
     /// Operations on buffers that are not there, for example because their request failed, do nothing.
-    pub(crate) fn op(&mut self, op: Op) -> Result<(), Halt> {
+    pub(crate) fn op(&mut self, op: Op) -> Result<(), Stop> {
         let rig = &mut self.rig;
         match op {
             Op::Alloc(slot, size, stream) => {
@@ -117,7 +117,7 @@ impl Machine {
                     rig.record(self.event, *stream)?;
                     *stream = self.streams[to];
                     rig.wait(*stream, self.event)?;
-                    rig.use_on(buffer, *stream)?;
+                    rig.record_stream(buffer, *stream)?;
                     rig.fill(buffer, *stream)?;
                 }
             }

@@ -1,5 +1,4 @@
-//! A simulated device that says what is left on it when it is closed, can interrupt the run, and answers questions for its memory slowly, or
-//! not at all.
+//! A simulated device that says what is left on it when it is closed, can interrupt the run, and can fail to tell its memory.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,9 +16,6 @@ pub(crate) struct Watched {
     at: u64,
     left: Arc<Mutex<Option<Leaks>>>,
     mallocs: Arc<Mutex<Vec<Bytes>>>,
-    /// How long each answer to [`Device::memory`] takes, and how long all of them took so far.
-    memory_takes: Nanos,
-    answering: Nanos,
     /// Which question for the memory fails, counted from 1 in this step.
     fails_at: Option<(Place, u64)>,
     place: Place,
@@ -42,20 +38,11 @@ impl Watched {
             at,
             left: Arc::clone(&left),
             mallocs: Arc::default(),
-            memory_takes: Nanos::ZERO,
-            answering: Nanos::ZERO,
             fails_at: None,
             place: Place::default(),
             asked: 0,
         };
         (watched, left)
-    }
-
-    /// A device on its own, whose memory is asked for with patience.
-    pub(crate) fn slow(memory: Bytes, memory_takes: Nanos) -> Self {
-        let (mut watched, _) = Self::new(memory, Arc::default(), 0);
-        watched.memory_takes = memory_takes;
-        watched
     }
 
     /// One whose memory cannot be told once: at the n-th question in this step.
@@ -116,7 +103,6 @@ impl Device for Watched {
 impl TestDevice for Watched {
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
         self.asked += 1;
-        self.answering += self.memory_takes;
         if self.fails_at == Some((self.place, self.asked)) { Err(launch_failed()) } else { self.device.memory() }
     }
 
@@ -125,7 +111,7 @@ impl TestDevice for Watched {
     }
 
     fn now(&mut self) -> Nanos {
-        self.device.now() + self.answering
+        self.device.now()
     }
 
     fn calls(&self) -> DeviceCalls {

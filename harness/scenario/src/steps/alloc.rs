@@ -5,11 +5,10 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::StepFields;
-use crate::check::Checker;
+use super::fields::StepFields;
+use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire, Expected};
-use crate::expression::Amount;
-use crate::metric::{BufferName, ReportKey, StreamName};
+use crate::metric::{Amount, BufferName, ReportKey, StreamName};
 use crate::policy::{self, Policy, PolicyWire, Recoverable};
 use harness_language::error::Problem;
 use harness_language::located::{Located, Position};

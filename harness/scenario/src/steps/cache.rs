@@ -6,8 +6,8 @@ use harness_allocator::allocator::MemoryFraction;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::StepFields;
-use crate::check::Checker;
+use super::fields::StepFields;
+use crate::checker::Checker;
 use crate::metric::ReportKey;
 use harness_language::error::Problem;
 use harness_language::located::{Located, Position};

@@ -7,9 +7,9 @@ use harness_allocator::allocator::AllocatorKind;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
-use super::StepFields;
-use crate::check::Checker;
-use crate::expression::Expectation;
+use super::fields::StepFields;
+use crate::checker::Checker;
+use crate::metric::Expectation;
 use harness_language::error::Problem;
 use harness_language::located::{Entries, ListOr, Located, NoMap, Position};
 use harness_language::text::ExpressionText;
@@ -99,10 +99,11 @@ impl StepFields for ExpectWire {
     }
 }
 
-fn expectations(texts: &[Located<String>], at: Position, checker: &Checker<'_>) -> Result<Vec<Located<Expectation>>, Problem> {
+fn expectations(texts: &[Located<String>], at: Position, checker: &mut Checker<'_>) -> Result<Vec<Located<Expectation>>, Problem> {
     if texts.is_empty() {
         return Err(nothing(at));
     }
+    checker.count(at, texts.len() as u64 - 1)?;
     texts.iter().map(|text| Ok(text.with(checker.expectation(text)?))).collect()
 }
 

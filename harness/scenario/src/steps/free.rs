@@ -6,10 +6,9 @@ use std::fmt;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
-use super::StepFields;
-use crate::check::{Checker, Freed};
-use crate::expression::Amount;
-use crate::metric::{BufferName, ReportKey, StepName};
+use super::fields::StepFields;
+use crate::checker::{Checker, Freed};
+use crate::metric::{Amount, BufferName, ReportKey, StepName};
 use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located, Position};
 use harness_language::text::{AmountText, NameText};

@@ -5,8 +5,8 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::StepFields;
-use crate::check::Checker;
+use super::fields::StepFields;
+use crate::checker::Checker;
 use crate::metric::MeasureName;
 use harness_language::error::Problem;
 use harness_language::located::Position;

@@ -8,27 +8,32 @@ pub mod cache;
 pub mod contents;
 pub mod event;
 pub mod expect;
+mod fields;
 pub mod free;
 pub mod measure;
 pub mod pins;
 pub mod pressure;
+pub mod record_stream;
 pub mod repeat;
 pub mod storm;
 pub mod train;
-pub mod use_on;
 pub mod work;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 
+use harness_allocator::units::Nanos;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use super::check::Checker;
+use fields::StepFields;
+
+use super::checker::Checker;
 use super::metric::{ReportKey, StepName};
 use harness_language::error::{Problem, choices, quoted};
 use harness_language::located::{Located, Position};
-use harness_language::text::NameText;
+use harness_language::text::{DurationText, NameText, duration};
 
 /// One step of a scenario, checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,38 +42,10 @@ pub struct Step {
     pub position: Position,
     /// The name under which it reports, if it has one.
     pub id: Option<StepName>,
+    /// How long it may take on the host's clock, if it has a limit of its own.
+    pub time_limit: Option<Nanos>,
     /// What is to be done.
     pub action: Action,
-}
-
-/// What the file says of a step, and how it is checked.
-pub(crate) trait StepFields: for<'de> Deserialize<'de> + JsonSchema {
-    /// What comes out of the check.
-    type Checked;
-
-    /// Steps that show it, in YAML; they may use the streams `side` and `copy`.
-    const EXAMPLE: &'static str;
-
-    /// What a step of this kind counts of itself, for those that take an `id`.
-    const REPORTS: &'static [ReportKey] = &[];
-
-    /// What the name alone means, without any field.
-    fn bare() -> Option<Self> {
-        None
-    }
-
-    /// Its id, if it was given one.
-    fn id(&self) -> Option<&NameText> {
-        None
-    }
-
-    /// Steps inside it.
-    fn body(&self) -> &[Located<StepWire>] {
-        &[]
-    }
-
-    /// Checks it against what is known at this point. `at` is the place of the whole step.
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem>;
 }
 
 /// Registers the steps: `Variant = "yaml_name": Wire => Checked`.
@@ -139,33 +116,29 @@ macro_rules! steps {
             /// A step that needs fields was given none.
             Bare(StepKind),
             /// One list item with several keys.
-            Crowded(StepKind, Located<String>),
+            SeveralKeys(StepKind, Located<String>),
+            /// A step with a `timeout:` beside it.
+            Timed(Box<StepWire>, DurationText),
         }
 
         impl StepWire {
             /// The step in its checked form.
-            pub(crate) fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<(StepKind, Action), Problem> {
+            fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<(StepKind, Action), Problem> {
                 match self {
                     $(Self::$variant(wire) => Ok((StepKind::$variant, Action::$variant(wire.check(at, checker)?))),)*
                     Self::Unknown(name) => Err(unknown(&name.value, if name.line == 0 { at } else { name.position() })),
                     Self::Bare(kind) => Err(bare(*kind, at)),
-                    Self::Crowded(kind, second) => Err(crowded(*kind, second)),
+                    Self::SeveralKeys(kind, second) => Err(several_keys(*kind, second)),
+                    Self::Timed(step, _) => step.check(at, checker),
                 }
             }
 
             /// Its id, if it was given one.
-            pub(crate) fn id(&self) -> Option<&NameText> {
+            fn id(&self) -> Option<&NameText> {
                 match self {
                     $(Self::$variant(wire) => wire.id(),)*
-                    Self::Unknown(_) | Self::Bare(_) | Self::Crowded(..) => None,
-                }
-            }
-
-            /// Steps inside it.
-            pub(crate) fn body(&self) -> &[Located<StepWire>] {
-                match self {
-                    $(Self::$variant(wire) => wire.body(),)*
-                    Self::Unknown(_) | Self::Bare(_) | Self::Crowded(..) => &[],
+                    Self::Timed(step, _) => step.id(),
+                    Self::Unknown(_) | Self::Bare(_) | Self::SeveralKeys(..) => None,
                 }
             }
 
@@ -193,7 +166,7 @@ macro_rules! steps {
 steps! {
     Alloc = "alloc": alloc::AllocWire => alloc::Alloc,
     Free = "free": free::FreeWire => free::Free,
-    UseOn = "use_on": use_on::UseOnWire => use_on::UseOn,
+    RecordStream = "record_stream": record_stream::RecordStreamWire => record_stream::RecordStream,
     Fill = "fill": contents::FillWire => contents::Fill,
     Verify = "verify": contents::VerifyWire => contents::Verify,
     Work = "work": work::WorkWire => work::Work,
@@ -220,17 +193,78 @@ impl fmt::Display for StepKind {
 
 impl StepWire {
     /// The name of a measure.
-    pub(crate) fn measure(&self) -> Option<&NameText> {
+    fn measure(&self) -> Option<&NameText> {
         match self {
             Self::Measure(wire) => Some(wire.name()),
+            Self::Timed(step, _) => step.measure(),
             _ => None,
+        }
+    }
+
+    /// How long it may take, if it has a limit of its own.
+    pub(crate) fn time_limit(&self) -> Result<Option<Nanos>, Problem> {
+        match self {
+            Self::Timed(step, text) if matches!(**step, Self::Repeat(_)) => {
+                Err(Problem::new(text.position(), "`repeat` has no time limit of its own").help("give a `timeout` to the steps inside it"))
+            }
+            Self::Timed(_, text) => duration(text).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Steps inside it.
+    fn body(&self) -> &[Located<Self>] {
+        match self {
+            Self::Repeat(wire) => &wire.steps,
+            Self::Timed(step, _) => step.body(),
+            _ => &[],
         }
     }
 }
 
+/// The ids and measures of these steps and of those inside them, each with its first place: to tell a name that comes later from one that
+/// does not exist.
+pub(crate) fn announced(steps: &[Located<StepWire>]) -> BTreeMap<String, Position> {
+    let mut names = BTreeMap::new();
+    for step in steps {
+        if let Some(name) = step.value.id().or(step.value.measure()) {
+            names.entry(name.text().to_owned()).or_insert_with(|| name.position());
+        }
+        for (name, at) in announced(step.value.body()) {
+            names.entry(name).or_insert(at);
+        }
+    }
+    names
+}
+
+/// Checks steps in their order.
+pub(crate) fn check_steps(steps: &[Located<StepWire>], checker: &mut Checker<'_>) -> Result<Vec<Step>, Problem> {
+    steps.iter().map(|step| check_step(step, checker)).collect()
+}
+
+fn check_step(wire: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Step, Problem> {
+    let position = wire.position();
+    checker.count(position, 1)?;
+    let (kind, action) = wire.value.check(position, checker)?;
+    let id = wire.value.id().map(|id| checker.declare_id(id, kind.name(), kind.reports())).transpose()?;
+    Ok(Step { position, id, time_limit: wire.value.time_limit()?, action })
+}
+
 const FORM: &str = "a step is a list item with one key, as in `- alloc: { buffer: a, size: 1MiB }`, or a bare name, as in `- empty_cache`";
 
+/// The key of a step's time limit, beside the step's own.
+const TIMEOUT: &str = "timeout";
+
+const ABOUT_TIMEOUT: &str = "How long the step may take, on the clock of the machine that runs it: 5 min if not given. A step that takes longer \
+                             fails the run.";
+
+/// Names that steps had once, with those of today.
+const RENAMED: &[(&str, &str)] = &[("use_on", "record_stream")];
+
 fn unknown(name: &str, at: Position) -> Problem {
+    if let Some((_, today)) = RENAMED.iter().find(|(before, _)| *before == name) {
+        return Problem::new(at, format!("the step `{name}` is called `{today}` now")).help(format!("write `{today}` in its place"));
+    }
     let steps = choices(name, "steps", StepKind::ALL.iter().map(|kind| kind.name()));
     Problem::new(at, format!("there is no step `{name}`")).help(steps)
 }
@@ -244,7 +278,7 @@ fn bare(kind: StepKind, at: Position) -> Problem {
     ))
 }
 
-fn crowded(kind: StepKind, second: &Located<String>) -> Problem {
+fn several_keys(kind: StepKind, second: &Located<String>) -> Problem {
     Problem::new(second.position(), format!("`{}` stands in the same list item as `{kind}`", second.value))
         .help(format!("put `- ` in front of a step of its own, or indent it if it is a field of `{kind}`"))
 }
@@ -261,18 +295,23 @@ impl<'de> Deserialize<'de> for StepWire {
                 Ok(StepWire::from_name(name))
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let Some(key) = map.next_key::<Located<String>>()? else {
-                    return Err(de::Error::invalid_length(0, &self));
-                };
-                let (step, kind) = StepWire::from_entry(key, &mut map)?;
-                let mut second = None;
+                let (mut first, mut second, mut timeout) = (None, None, None);
                 while let Some(key) = map.next_key::<Located<String>>()? {
-                    map.next_value::<IgnoredAny>()?;
-                    second = second.or(Some(key));
+                    match &first {
+                        _ if key.value == TIMEOUT => timeout = Some((map.next_value::<DurationText>()?, key)),
+                        None => first = Some(StepWire::from_entry(key, &mut map)?),
+                        Some(_) => {
+                            map.next_value::<IgnoredAny>()?;
+                            second = second.or(Some(key));
+                        }
+                    }
                 }
-                Ok(match (kind, second) {
-                    (Some(kind), Some(second)) => StepWire::Crowded(kind, second),
-                    _ => step,
+                Ok(match (first, second, timeout) {
+                    (Some((_, Some(kind))), Some(second), _) => StepWire::SeveralKeys(kind, second),
+                    (Some((step, _)), _, Some((limit, _))) => StepWire::Timed(Box::new(step), limit),
+                    (Some((step, _)), _, None) => step,
+                    (None, _, Some((_, key))) => StepWire::Unknown(key),
+                    (None, _, None) => return Err(de::Error::invalid_length(0, &self)),
                 })
             }
         }
@@ -289,9 +328,15 @@ impl JsonSchema for StepWire {
         let mut forms = vec![json_schema!({ "enum": bare, "description": "A step without fields." })];
         for kind in StepKind::ALL {
             let fields = kind.schema(generator);
-            forms.push(json_schema!({
+            let mut form = json_schema!({
                 "type": "object", "properties": { kind.name(): fields }, "required": [kind.name()], "additionalProperties": false
-            }));
+            });
+            if *kind != StepKind::Repeat {
+                let mut limit = generator.subschema_for::<DurationText>();
+                limit.insert("description".to_owned(), ABOUT_TIMEOUT.into());
+                form.insert("properties".to_owned(), serde_json::json!({ kind.name(): fields, TIMEOUT: limit }));
+            }
+            forms.push(form);
         }
         json_schema!({ "description": FORM, "oneOf": forms })
     }

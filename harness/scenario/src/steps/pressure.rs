@@ -5,9 +5,9 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::StepFields;
-use crate::check::Checker;
-use crate::expression::Amount;
+use super::fields::StepFields;
+use crate::checker::Checker;
+use crate::metric::Amount;
 use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::AmountText;

@@ -5,8 +5,9 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{Step, StepFields, StepWire};
-use crate::check::Checker;
+use super::fields::StepFields;
+use super::{Step, StepWire, check_steps};
+use crate::checker::Checker;
 use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
 use harness_language::text::bounded;
@@ -34,12 +35,12 @@ impl fmt::Display for Repeat {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "repeat")]
 pub(crate) struct RepeatWire {
-    /// How often, from 1 to 1000000; a scenario runs at most 10000000 steps in all.
+    /// How often, from 1 to 1000000; a scenario does at most 10000000 operations in all.
     #[schemars(range(min = 1, max = MAX_TIMES))]
     times: Located<u64>,
     /// What, in order.
     #[schemars(length(min = 1))]
-    steps: Vec<Located<StepWire>>,
+    pub(super) steps: Vec<Located<StepWire>>,
 }
 
 impl StepFields for RepeatWire {
@@ -52,15 +53,11 @@ impl StepFields for RepeatWire {
       - alloc: { buffer: batch, size: 4MiB }
       - free: batch";
 
-    fn body(&self) -> &[Located<StepWire>] {
-        &self.steps
-    }
-
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Repeat, Problem> {
         let times = bounded(&self.times, "times", 1..=MAX_TIMES)?;
         if self.steps.is_empty() {
             return Err(Problem::new(at, "`repeat` has no steps").help("as in `repeat: { times: 3, steps: [reset_peaks] }`"));
         }
-        Ok(Repeat { times, steps: checker.repeat(at, times, &self.steps)? })
+        Ok(Repeat { times, steps: checker.repeat(at, times, |checker| check_steps(&self.steps, checker))? })
     }
 }

@@ -7,8 +7,8 @@ use harness_allocator::units::Bytes;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
-use super::{StepFields, StepKind};
-use crate::check::Checker;
+use super::fields::StepFields;
+use crate::checker::Checker;
 use crate::metric::{ReportKey, StepName, StreamName};
 use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located, Position};
@@ -185,8 +185,10 @@ impl StepFields for StormWire {
         Some(&self.id)
     }
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Storm, Problem> {
+    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Storm, Problem> {
         checker.storm_may_start(&self.id)?;
+        let operations = bounded(&self.operations, "operations", 1..=MAX_OPERATIONS)?;
+        checker.count(at, operations)?;
         let sizes = sizes(&self.sizes.0)?;
         let live = positive_size(&self.live, "live")?;
         let smallest = match &sizes {
@@ -198,14 +200,14 @@ impl StepFields for StormWire {
             return Err(Problem::new(self.live.position(), message).help("raise `live` or lower `sizes`"));
         }
         Ok(Storm {
-            operations: bounded(&self.operations, "operations", 1..=MAX_OPERATIONS)?,
+            operations,
             sizes,
             live,
             lifetime: lifetime(&self.lifetime)?,
             streams: self.streams(checker)?,
             until: self.until,
             fill: self.fill,
-            id: checker.declare_id(&self.id, StepKind::Storm)?,
+            id: checker.declare_storm(&self.id, Self::REPORTS)?,
         })
     }
 }

@@ -6,8 +6,8 @@ use harness_allocator::units::Bytes;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{StepFields, StepKind};
-use crate::check::Checker;
+use super::fields::StepFields;
+use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
 use crate::metric::{ReportKey, StepName, StreamName};
 use crate::policy::{self, Policy, PolicyWire, Recoverable};
@@ -119,19 +119,22 @@ impl StepFields for TrainWire {
         Some(&self.id)
     }
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Train, Problem> {
+    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Train, Problem> {
+        let layers = self.layers.as_ref().map_or(Ok(4), |layers| bounded(layers, "layers", 1..=MAX_LAYERS))?;
+        let iterations = bounded(&self.iterations, "iterations", 1..=MAX_ITERATIONS)?;
+        checker.count(at, layers * iterations)?;
         let batch = bounded(&self.batch, "batch", 1..=MAX_BATCH)?;
         let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &Recoverable::Train { batch }, checker)).transpose()?;
         Ok(Train {
             parameters: countable(&self.parameters, "parameters", OPTIMIZER_COPIES, "the optimizer's state")?,
-            layers: self.layers.as_ref().map_or(Ok(4), |layers| bounded(layers, "layers", 1..=MAX_LAYERS))?,
+            layers,
             activations_per_sample: countable(&self.activations_per_sample, "activations_per_sample", batch, "a batch")?,
             batch,
             expect: EndingWire::check(self.expect.as_ref(), checker)?,
-            iterations: bounded(&self.iterations, "iterations", 1..=MAX_ITERATIONS)?,
+            iterations,
             on_oom,
             stream: checker.stream(self.stream.as_ref())?,
-            id: checker.declare_id(&self.id, StepKind::Train)?,
+            id: checker.declare_id(&self.id, "train", Self::REPORTS)?,
         })
     }
 }

@@ -110,14 +110,14 @@ impl CachingAllocator {
     /// What is missing before a block of that size is there, where [`Self::try_expand`] would put it: in bytes, and in bytes of pages.
     pub(super) fn missing_pages(&self, lane: LaneId, size: u64) -> (u64, u64) {
         let page = self.config.page(self.pools[self.pools.owner(lane).pool].kind);
-        let Some(start) = self.find_stretch(lane, size) else { return (size, size.next_multiple_of(page)) };
+        let Some(start) = self.find_stretch(lane, size) else { return (size, whole_pages(size, page)) };
         let (mut wanted, mut missing, mut pages) = (size, 0, 0);
         for id in self.blocks.chain(start) {
             let Block { state, size: available, .. } = self.blocks[id];
             let used = wanted.min(available);
             if state == State::Unmapped {
                 missing += used;
-                pages += used.next_multiple_of(page);
+                pages += whole_pages(used, page);
             }
             wanted -= used;
             if wanted == 0 {
@@ -133,7 +133,7 @@ impl CachingAllocator {
         let LaneOwner { pool, stream, .. } = self.pools.owner(lane);
         let kind = self.pools[pool].kind;
         let total = device.info().total.0;
-        let size = Bytes((total + total / 8).next_multiple_of(self.config.page(kind)));
+        let size = Bytes(whole_pages(total.saturating_add(total / 8), self.config.page(kind)));
         let start = mapper(device)?.reserve(size)?;
         let block = self.blocks.add_segment(MemoryRange::new(start, size), lane, kind, true);
         self.pools[pool].unmapped.insert((stream, start.0, block));
@@ -201,6 +201,11 @@ impl CachingAllocator {
         let LaneOwner { pool, stream, .. } = self.pools.owner(lane);
         self.pools[pool].unmapped.remove(&(stream, address, id));
     }
+}
+
+/// Bytes of whole pages for `size`: at most all whole pages that 64 bits hold, more than any device has.
+fn whole_pages(size: u64, page: u64) -> u64 {
+    size.checked_next_multiple_of(page).unwrap_or(u64::MAX / page * page)
 }
 
 fn mapper(device: &mut dyn Device) -> Result<&mut dyn MappedDevice, DeviceError> {

@@ -416,7 +416,14 @@ impl Allocator for CachingAllocator {
     }
 
     fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {
-        Bytes(self.config.round_down(free.0 - free.0 % self.reserve_unit(device).0))
+        let whole = match free.0 - free.0 % self.reserve_unit(device).0 {
+            0 => None,
+            units => Some(self.config.round_down(units)),
+        };
+        // Blocks below 10 MiB come in segments that are larger than they are, unless those grow by pages.
+        let grows = |size| self.config.expandable_segments && PoolKind::of_block(Bytes(size)) == PoolKind::Large;
+        let fits = |size: &u64| grows(*size) || self.config.segment_size(*size).is_some_and(|segment| segment <= free.0);
+        Bytes(whole.into_iter().chain([PoolKind::LARGEST_SMALL.0]).find(fits).unwrap_or(0))
     }
 
     #[inline]

@@ -1,35 +1,28 @@
-//! Address space and physical pages apart, on the simulated device: [`MappedDevice`] for [`SimDevice`].
+//! Addresses and physical pages apart, on the simulated device: [`MappedDevice`] for [`SimDevice`].
 
+use super::addresses::Addresses;
+use super::races::Conflict;
 use super::{GRANULARITY, SimDevice, pool, refused};
 use crate::device::pages::PageTable;
 use crate::device::{Access, AccessKind, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId};
 use crate::units::{Bytes, Nanos};
 
-/// Reservations begin here and go upward, far from allocations, and are never reused.
+/// Reservations lie from here to where pools begin.
 const FIRST_ADDRESS: u64 = 0x2000_0000_0000;
 /// Unreserved addresses behind each reservation.
 const GUARD: Bytes = GRANULARITY;
 
-/// Reservations and pages, and where the next reservation goes.
+/// Reservations and pages.
 #[derive(Debug)]
-pub(super) struct AddressSpace {
-    next: u64,
+pub(super) struct Mapping {
+    addresses: Addresses,
     pub(super) table: PageTable<()>,
 }
 
-impl Default for AddressSpace {
-    fn default() -> Self {
-        Self { next: FIRST_ADDRESS, table: PageTable::new(GRANULARITY) }
-    }
-}
-
-impl AddressSpace {
-    /// Reserves addresses; `None` where there are none left.
-    fn reserve(&mut self, size: Bytes) -> Option<DevicePtr> {
-        let start = DevicePtr(self.next);
-        self.next = start.0.checked_add(size.0)?.checked_add(GUARD.0).filter(|next| *next <= pool::FIRST_ADDRESS)?;
-        self.table.reserve(start, size);
-        Some(start)
+impl Mapping {
+    pub(super) const fn new(reuse_addresses: bool) -> Self {
+        let addresses = Addresses::new(FIRST_ADDRESS..pool::FIRST_ADDRESS, GUARD, reuse_addresses);
+        Self { addresses, table: PageTable::new(GRANULARITY) }
     }
 
     /// Whether an address is one of those that reservations are made of.
@@ -43,19 +36,23 @@ impl MappedDevice for SimDevice {
         if size == Bytes::ZERO || !size.0.is_multiple_of(GRANULARITY.0) {
             return Err(refused("reserve", "ask for a multiple of the granularity"));
         }
-        self.addresses.reserve(size).ok_or_else(|| refused("reserve", "every address was used"))
+        let no_addresses = DeviceError::OutOfMemory { requested: size, free: self.free_bytes() };
+        let start = DevicePtr(self.mapping.addresses.take(size).ok_or(no_addresses)?);
+        self.mapping.table.reserve(start, size);
+        Ok(start)
     }
 
     fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
-        let table = &mut self.addresses.table;
-        table.check_unreservable(start).ok_or(DeviceError::InvalidFree { ptr: start, place: self.place })?;
+        let Mapping { addresses, table } = &mut self.mapping;
+        let size = table.check_unreservable(start).ok_or(DeviceError::InvalidFree { ptr: start, place: self.place })?;
         table.unreserve(start);
+        addresses.give_back(start.0, size);
         Ok(())
     }
 
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
         let access = Access { kind: AccessKind::Write, stream: StreamId::DEFAULT, place: self.place };
-        self.addresses.table.check_mappable(range, page).map_err(|why| DeviceError::InvalidAccess { range, access, why })?;
+        self.mapping.table.check_mappable(range, page).map_err(|why| DeviceError::InvalidAccess { range, access, why })?;
         let (pages, free) = (range.len.0 / page.0, self.free_bytes());
         let fitting = pages.min(free.0 / page.0);
         let asked = if fitting < pages { fitting + 1 } else { pages };
@@ -67,19 +64,23 @@ impl MappedDevice for SimDevice {
         }
         self.held.charged += range.len;
         for index in 0..pages {
-            self.addresses.table.map(range.start.offset(Bytes(index * page.0)), page, ());
+            self.mapping.table.map(range.start.offset(Bytes(index * page.0)), page, ());
         }
         Ok(())
     }
 
     fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
-        let pages = self.addresses.table.whole_pages(range).ok_or(DeviceError::InvalidFree { ptr: range.start, place: self.place })?;
+        let pages = self.mapping.table.whole_pages(range).ok_or(DeviceError::InvalidFree { ptr: range.start, place: self.place })?;
+        if let Some(Conflict { range, first: access }) = self.races.unseen_by_host(range) {
+            return Err(DeviceError::InUse { range, access, place: self.place });
+        }
         for (start, ..) in &pages {
-            self.addresses.table.unmap(*start);
+            self.mapping.table.unmap(*start);
         }
         self.calls.release += pages.len() as u64;
         self.held.charged -= range.len;
         self.contents.forget(range);
+        // All work on it is behind the host, and so in front of whatever is submitted from now on: no race is lost.
         self.races.forget(range);
         self.spend(Nanos(self.config.cost.unmap_page.value.0.saturating_mul(pages.len() as u64)));
         Ok(())

@@ -1,10 +1,12 @@
-//! [`SimDevice`]: a GPU that is not there, stricter than one that is.
+//! [`SimDevice`]: a simulated GPU, stricter than a real one.
 //!
-//! It keeps an address space in which no address is used twice, streams as queues of timed work on a virtual clock ([`CostModel`]),
+//! It keeps an address space in which no address is used twice ([`SimConfig::reuse_addresses`] changes that), streams as queues of timed work on a virtual clock ([`CostModel`]),
 //! the contents of memory as tags, and an order of all work from which it tells races. What real hardware forgives or corrupts in
 //! silence is an error here that names both places: freeing twice, freeing what is not an allocation, touching memory that is not (or
-//! no longer) allocated, and touching memory from two streams with nothing to order them.
+//! no longer) allocated, touching memory from two streams with nothing to order them, and unmapping memory before the host has waited for
+//! the work on it.
 
+mod addresses;
 mod contents;
 mod cost;
 mod mapping;
@@ -18,8 +20,9 @@ use std::collections::BTreeMap;
 
 pub use cost::{CostModel, Figure};
 
+use self::addresses::Addresses;
 use self::contents::Contents;
-use self::mapping::AddressSpace;
+use self::mapping::Mapping;
 use self::pool::Pools;
 use self::races::{Conflict, Races, Slot, VectorClock};
 use super::{
@@ -32,7 +35,7 @@ use crate::units::{Bytes, Nanos};
 /// `c10/cuda/CUDACachingAllocator.cpp` on expandable segments; for `cudaMalloc` seen in <https://github.com/signalnine/q27/issues/1>).
 pub const GRANULARITY: Bytes = Bytes::mib(2);
 
-/// The first address handed out; the next one follows its charge, and none is used twice.
+/// The first address of allocations, which have all that lie above.
 const FIRST_ADDRESS: u64 = 0x7000_0000_0000;
 
 /// What a simulated device is like.
@@ -51,6 +54,9 @@ pub struct SimConfig {
     /// Allocator, <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#stream-ordered-memory-allocator>). The allocation does not
     /// wait here, as current drivers do not (<https://github.com/cupy/cupy/pull/2898>).
     pub free_synchronizes: bool,
+    /// Whether addresses that were given back are handed out again, the lowest first, as a driver may do. Where they are not, a use of
+    /// freed memory is always noticed; where they are, an allocator is noticed that takes an address for what it was before.
+    pub reuse_addresses: bool,
 }
 
 impl Default for SimConfig {
@@ -63,6 +69,7 @@ impl Default for SimConfig {
             cost,
             completion: Completion::Timed,
             free_synchronizes: true,
+            reuse_addresses: false,
         }
     }
 }
@@ -78,6 +85,7 @@ impl SimConfig {
             cost: CostModel::FREE_OF_CHARGE,
             completion: Completion::OnSynchronize,
             free_synchronizes: false,
+            reuse_addresses: false,
         }
     }
 }
@@ -101,9 +109,9 @@ pub struct SimDevice {
     now: Nanos,
     place: Place,
     calls: DeviceCalls,
-    /// Everything ever allocated, by address: addresses only grow, so this is in order, and freed ones are remembered for good.
+    /// Everything ever allocated, in the order of addresses. What was freed is remembered until its addresses are handed out again.
     regions: Vec<Region>,
-    next_address: u64,
+    addresses: Addresses,
     held: Held,
     pressure: Bytes,
     /// By stream number. Numbers are never reused, so that a stale one is noticed.
@@ -114,8 +122,10 @@ pub struct SimDevice {
     next_event: u32,
     races: Races,
     contents: Contents,
-    addresses: AddressSpace,
+    mapping: Mapping,
     pools: Pools,
+    /// When all work of the borrowed streams that were released is done.
+    released_ready: Nanos,
 }
 
 /// Allocations that live.
@@ -145,6 +155,8 @@ struct Stream {
     /// When all of its work so far is done.
     ready: Nanos,
     slot: Slot,
+    /// Whether it is the program's, not the device's.
+    borrowed: bool,
 }
 
 #[derive(Debug, Default)]
@@ -180,7 +192,8 @@ impl SimDevice {
             },
         };
         let mut races = Races::default();
-        let default_stream = Stream { ready: Nanos::ZERO, slot: races.add_stream() };
+        let default_stream = Stream { ready: Nanos::ZERO, slot: races.add_stream(), borrowed: false };
+        let reuse = config.reuse_addresses;
         Self {
             config,
             info,
@@ -188,7 +201,7 @@ impl SimDevice {
             place: Place::default(),
             calls: DeviceCalls::default(),
             regions: Vec::new(),
-            next_address: FIRST_ADDRESS,
+            addresses: Addresses::new(FIRST_ADDRESS..u64::MAX, Bytes::ZERO, reuse),
             held: Held::default(),
             pressure: Bytes::ZERO,
             streams: BTreeMap::from([(StreamId::DEFAULT.0, default_stream)]),
@@ -197,9 +210,33 @@ impl SimDevice {
             next_event: 0,
             races,
             contents: Contents::default(),
-            addresses: AddressSpace::default(),
-            pools: Pools::default(),
+            mapping: Mapping::new(reuse),
+            pools: Pools::new(reuse),
+            released_ready: Nanos::ZERO,
         }
+    }
+
+    /// Numbers a stream that the program has itself, as `CudaDevice::borrow_stream` does: to test what becomes of it. It counts as no leak,
+    /// and goes by [`Device::release_stream`].
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`] where every number was used.
+    pub fn borrow_stream(&mut self) -> Result<StreamId, DeviceError> {
+        self.add_stream("borrow_stream", true)
+    }
+
+    fn add_stream(&mut self, call: &'static str, borrowed: bool) -> Result<StreamId, DeviceError> {
+        let number = self.next_stream;
+        self.next_stream = number.checked_add(1).ok_or_else(|| refused(call, "every stream number was used"))?;
+        self.streams.insert(number, Stream { ready: self.now, slot: self.races.add_stream(), borrowed });
+        Ok(StreamId(number))
+    }
+
+    /// Notes an allocation in the place of what was freed where it lies.
+    fn remember(&mut self, region: Region) {
+        let from = self.regions.partition_point(|known| known.start + known.charged.0 <= region.start);
+        let to = self.regions.partition_point(|known| known.start < region.start + region.charged.0);
+        self.regions.splice(from..to, [region]);
     }
 
     fn free_bytes(&self) -> Bytes {
@@ -236,12 +273,12 @@ impl SimDevice {
     /// The host waits for all work of all streams.
     fn wait_for_all(&mut self) {
         let last = self.streams.values().map(|stream| stream.ready).max();
-        self.wait_until(last.unwrap_or(Nanos::ZERO));
+        self.wait_until(last.unwrap_or(Nanos::ZERO).max(self.released_ready));
         self.races.host_joins_all();
     }
 
     fn wait_for_stream(&mut self, stream: StreamId) -> Result<Slot, DeviceError> {
-        let Stream { ready, slot } = *self.stream(stream)?;
+        let Stream { ready, slot, .. } = *self.stream(stream)?;
         self.wait_until(ready);
         self.races.host_joins_stream(slot);
         Ok(slot)
@@ -280,8 +317,8 @@ impl SimDevice {
                 None => return Ok(()),
                 Some(why) => why,
             },
-            _ if AddressSpace::contains(range.start) && self.addresses.table.is_mapped(range) => return Ok(()),
-            _ if AddressSpace::contains(range.start) => "no memory is mapped to all of it".to_owned(),
+            _ if Mapping::contains(range.start) && self.mapping.table.is_mapped(range) => return Ok(()),
+            _ if Mapping::contains(range.start) => "no memory is mapped to all of it".to_owned(),
             _ if range.len == Bytes::ZERO => "it is empty".to_owned(),
             None => "nothing was ever allocated there".to_owned(),
             Some(Region { start, size, state: RegionState::Freed { at }, .. }) => {
@@ -327,18 +364,17 @@ impl Device for SimDevice {
         }
         let free = self.free_bytes();
         let charged = size.checked_round_up(GRANULARITY).filter(|charged| *charged <= free);
-        // No address is handed out twice, so that addresses may run out before memory does.
-        let placed = charged.and_then(|charged| Some((charged, self.next_address.checked_add(charged.0)?)));
-        let Some((charged, next_address)) = placed else {
+        // Addresses may run out before memory does.
+        let placed = charged.and_then(|charged| Some((charged, self.addresses.take(charged)?)));
+        let Some((charged, start)) = placed else {
             self.calls.malloc_failures += 1;
             self.spend(self.config.cost.malloc.value);
             return Err(DeviceError::OutOfMemory { requested: size, free });
         };
         self.spend(self.config.cost.malloc_time(charged));
-        let start = std::mem::replace(&mut self.next_address, next_address);
         self.held.allocations += 1;
         self.held.charged += charged;
-        self.regions.push(Region { start, size, charged, state: RegionState::Live { made: self.place } });
+        self.remember(Region { start, size, charged, state: RegionState::Live { made: self.place } });
         Ok(DevicePtr(start))
     }
 
@@ -355,6 +391,7 @@ impl Device for SimDevice {
         self.held.allocations -= 1;
         self.held.charged -= charged;
         let range = MemoryRange::new(ptr, charged);
+        self.addresses.give_back(ptr.0, charged);
         self.contents.forget(range);
         self.races.forget(range);
         if self.config.free_synchronizes {
@@ -365,15 +402,13 @@ impl Device for SimDevice {
     }
 
     fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
-        let number = self.next_stream;
-        self.next_stream = number.checked_add(1).ok_or_else(|| refused("create_stream", "every stream number was used"))?;
+        let stream = self.add_stream("create_stream", false)?;
         self.spend(self.config.cost.stream_create.value);
-        self.streams.insert(number, Stream { ready: self.now, slot: self.races.add_stream() });
-        Ok(StreamId(number))
+        Ok(stream)
     }
 
     fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        if stream == StreamId::DEFAULT {
+        if stream == StreamId::DEFAULT || self.stream(stream)?.borrowed {
             return Err(DeviceError::UnknownHandle { kind: "removable stream", number: stream.0 });
         }
         let slot = self.wait_for_stream(stream)?;
@@ -384,7 +419,12 @@ impl Device for SimDevice {
     }
 
     fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        Err(DeviceError::UnknownHandle { kind: "borrowed stream", number: stream.0 })
+        let not_borrowed = DeviceError::UnknownHandle { kind: "borrowed stream", number: stream.0 };
+        let Stream { ready, slot, .. } = *self.streams.get(&stream.0).filter(|stream| stream.borrowed).ok_or(not_borrowed)?;
+        self.released_ready = self.released_ready.max(ready);
+        self.races.release_stream(slot);
+        self.streams.remove(&stream.0);
+        Ok(())
     }
 
     fn create_event(&mut self) -> Result<EventId, DeviceError> {
@@ -401,7 +441,7 @@ impl Device for SimDevice {
 
     fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
         self.calls.event_record += 1;
-        let Stream { ready, slot } = *self.stream(stream)?;
+        let Stream { ready, slot, .. } = *self.stream(stream)?;
         let known = self.events.get_mut(&event.0).ok_or(unknown_event(event))?;
         let tick = self.races.record(slot, &mut known.clock);
         self.now = later(self.now, self.config.cost.event_record.value);
@@ -532,9 +572,9 @@ impl TestDevice for SimDevice {
         Leaks {
             allocations: self.held.allocations + pooled,
             pools,
-            reservations: self.addresses.table.reservations().len() as u64,
+            reservations: self.mapping.table.reservations().len() as u64,
             bytes: self.held.charged,
-            streams: self.streams.len() as u64 - 1,
+            streams: self.streams.values().filter(|stream| !stream.borrowed).count() as u64 - 1,
             events: self.events.len() as u64,
         }
     }

@@ -15,6 +15,7 @@
 
 use std::collections::BTreeMap;
 
+use super::addresses::Addresses;
 use super::races::{Conflict, Races, Slot};
 use super::{GRANULARITY, SimDevice, refused};
 use crate::device::{Access, AccessKind, DeviceError, DevicePtr, MemoryRange, Place, PoolId, PoolMemory, PooledDevice, StreamId};
@@ -24,7 +25,7 @@ use crate::units::Bytes;
 const CHUNK: Bytes = Bytes::mib(32);
 /// Sizes of pieces are multiples of this. Assumed, as for PyTorch's blocks.
 const ALIGNMENT: Bytes = Bytes(512);
-/// Chunks begin here and go upward, apart from reservations and allocations; no address belongs to two chunks.
+/// Chunks lie from here to where allocations begin. They do not touch.
 pub(super) const FIRST_ADDRESS: u64 = 0x6000_0000_0000;
 
 /// All pools of a device.
@@ -32,7 +33,7 @@ pub(super) const FIRST_ADDRESS: u64 = 0x6000_0000_0000;
 pub(super) struct Pools {
     pools: BTreeMap<u32, Pool>,
     next_pool: u32,
-    next_address: u64,
+    addresses: Addresses,
     /// Allocations that live.
     live: BTreeMap<u64, Live>,
     /// What was freed and not handed out again: its size, and where it was freed.
@@ -70,13 +71,12 @@ enum State {
     FreeBehind(Slot, u64),
 }
 
-impl Default for Pools {
-    fn default() -> Self {
-        Self { pools: BTreeMap::new(), next_pool: 0, next_address: FIRST_ADDRESS, live: BTreeMap::new(), freed: BTreeMap::new() }
-    }
-}
-
 impl Pools {
+    pub(super) const fn new(reuse_addresses: bool) -> Self {
+        let addresses = Addresses::new(FIRST_ADDRESS..super::FIRST_ADDRESS, GRANULARITY, reuse_addresses);
+        Self { pools: BTreeMap::new(), next_pool: 0, addresses, live: BTreeMap::new(), freed: BTreeMap::new() }
+    }
+
     /// Whether an address is one of those that chunks are made of.
     pub(super) const fn contains(ptr: DevicePtr) -> bool {
         ptr.0 >= FIRST_ADDRESS && ptr.0 < super::FIRST_ADDRESS
@@ -191,6 +191,7 @@ impl SimDevice {
 
     fn give_chunks_back(&mut self, chunks: &[MemoryRange]) {
         for chunk in chunks {
+            self.pools.addresses.give_back(chunk.start.0, chunk.len);
             self.held.charged -= chunk.len;
             self.contents.forget(*chunk);
             self.races.forget(*chunk);
@@ -198,13 +199,12 @@ impl SimDevice {
         }
     }
 
-    /// Adds a chunk that a piece of this size fits; `false` where the device has no room for it.
+    /// Adds a chunk that a piece of this size fits; `false` where the device has no room or no addresses for it.
     fn grow_pool(&mut self, pool: PoolId, size: Bytes) -> Result<bool, DeviceError> {
         let free = self.free_bytes();
         let Some(chunk) = size.checked_round_up(CHUNK).filter(|chunk| *chunk <= free) else { return Ok(false) };
+        let Some(start) = self.pools.addresses.take(chunk) else { return Ok(false) };
         self.spend(self.config.cost.malloc_time(chunk));
-        let start = self.pools.next_address;
-        self.pools.next_address = start + chunk.0 + GRANULARITY.0;
         self.held.charged += chunk;
         let pool = self.pools.get(pool)?;
         pool.chunks.insert(start, chunk);

@@ -474,3 +474,144 @@ fn addresses_that_run_out_before_memory_does_are_out_of_memory() {
     let small = device.malloc(Bytes::mib(2)).expect("there are addresses for it");
     assert!(small.0 > ptr.0 + huge.0 - 1, "{small}");
 }
+
+#[test]
+fn memory_is_not_unmapped_before_the_host_has_waited_for_the_work_on_it() -> Result<(), DeviceError> {
+    for kind in [AccessKind::Write, AccessKind::Read] {
+        let mut device = device();
+        let (stream, other, event) = (device.create_stream()?, device.create_stream()?, device.create_event()?);
+        let start = device.reserve(Bytes::mib(4))?;
+        let (page, next) = (range(start, 0, Bytes::mib(2).0), range(start, Bytes::mib(2).0, Bytes::mib(2).0));
+        device.map(range(start, 0, Bytes::mib(4).0), Bytes::mib(2))?;
+        device.set_place(Place(3));
+        let part = range(start, 64, 8);
+        match kind {
+            AccessKind::Write => device.fill(stream, part, Tag(1))?,
+            // Queued, as a kernel would: `verify` waits for its answer.
+            _ => device.access(stream, part, kind)?,
+        }
+        device.set_place(Place(4));
+        let access = Access { kind, stream, place: Place(3) };
+        let in_use = Err(DeviceError::InUse { range: part, access, place: Place(4) });
+        assert_eq!(device.unmap(page), in_use);
+        device.synchronize_stream(other)?;
+        device.record_event(event, stream)?;
+        device.wait_event(other, event)?;
+        assert_eq!(device.unmap(page), in_use, "that a stream waits does not help the host");
+        assert!(device.leaks().bytes == Bytes::mib(4), "nothing was unmapped");
+        device.unmap(next)?;
+        device.synchronize_event(event)?;
+        device.unmap(page)?;
+        assert_eq!(device.leaks().bytes, Bytes::ZERO);
+    }
+    Ok(())
+}
+
+#[test]
+fn work_that_the_host_has_not_waited_for_races_though_its_memory_should_have_been_unmapped() -> Result<(), DeviceError> {
+    let mut device = device();
+    let (stream, other) = (device.create_stream()?, device.create_stream()?);
+    let page = MemoryRange::new(device.reserve(Bytes::mib(2))?, Bytes::mib(2));
+    device.map(page, page.len)?;
+    device.fill(stream, page, Tag(1))?;
+    assert!(matches!(device.unmap(page), Err(DeviceError::InUse { .. })));
+    assert!(matches!(device.fill(other, page, Tag(2)), Err(DeviceError::Race { .. })), "what was done before is remembered");
+    Ok(())
+}
+
+#[test]
+fn every_kind_of_addresses_that_runs_out_is_out_of_memory() -> Result<(), DeviceError> {
+    let total = Bytes::gib(1 << 20);
+    let mut device = SimDevice::new(SimConfig { total, context_overhead: Bytes::ZERO, ..SimConfig::default() });
+    let tib = |n: u64| Bytes::gib(n << 10);
+    let out_of_memory = |requested, free| Some(DeviceError::OutOfMemory { requested, free });
+    assert_eq!(device.reserve(tib(64)).err(), out_of_memory(tib(64), total), "64 TiB less what stays unused between reservations");
+    let first = device.reserve(tib(40))?;
+    assert_eq!(device.reserve(tib(30)).err(), out_of_memory(tib(30), total));
+    let second = device.reserve(tib(20))?;
+    assert_eq!(second, first.offset(tib(40) + GRANULARITY));
+    let pool = device.create_pool(KEEP_ALL)?;
+    let pooled = device.malloc_async(pool, tib(10), StreamId::DEFAULT)?;
+    let free = total - tib(10);
+    assert_eq!(device.malloc_async(pool, tib(8), StreamId::DEFAULT).err(), out_of_memory(tib(8), free));
+    assert_eq!(device.free_memory()?, free, "a refusal takes nothing");
+    let fits = device.malloc_async(pool, tib(5), StreamId::DEFAULT)?;
+    let plain = device.malloc(Bytes::mib(2))?;
+    assert!(pooled < fits && fits.offset(tib(5)) < plain, "no pool reaches into plain allocations");
+    Ok(())
+}
+
+fn reusing_addresses() -> SimDevice {
+    SimDevice::new(SimConfig { reuse_addresses: true, ..SimConfig::default() })
+}
+
+#[test]
+fn addresses_are_handed_out_again_where_that_is_chosen() -> Result<(), DeviceError> {
+    let mut device = reusing_addresses();
+    let (first, second) = (device.malloc(Bytes::mib(4))?, device.malloc(Bytes::mib(4))?);
+    device.fill(StreamId::DEFAULT, range(first, 0, 64), Tag(1))?;
+    device.set_place(Place(2));
+    device.free(first)?;
+    assert_eq!(device.free(first), Err(DeviceError::DoubleFree { ptr: first, first: Place(2), second: Place(2) }));
+    let half = device.malloc(Bytes(1))?;
+    assert_eq!(half, first, "the lowest that fits");
+    let unwritten = device.verify(StreamId::DEFAULT, range(half, 0, 1), Tag(1)).expect_err("what it held before is gone");
+    assert!(matches!(unwritten, DeviceError::Corrupted { .. }), "{unwritten}");
+    let beyond = device.fill(StreamId::DEFAULT, range(half, 0, 64), Tag(1)).expect_err("it is smaller than before").to_string();
+    assert!(beyond.contains("behind the allocation of 1 B"), "{beyond}");
+    assert_eq!(device.malloc(Bytes::mib(2))?, first.offset(Bytes::mib(2)));
+    assert!(device.malloc(Bytes::mib(2))? > second);
+    device.free(second)?;
+    device.free(half)?;
+
+    let reserved = device.reserve(Bytes::mib(8))?;
+    device.unreserve(reserved)?;
+    assert_eq!(device.reserve(Bytes::mib(8))?, reserved);
+
+    let pool = device.create_pool(Bytes::ZERO)?;
+    let pooled = device.malloc_async(pool, Bytes::mib(2), StreamId::DEFAULT)?;
+    device.free_async(pooled, StreamId::DEFAULT)?;
+    device.synchronize()?;
+    assert_eq!(device.pool_memory(pool)?.reserved, Bytes::ZERO);
+    assert_eq!(device.malloc_async(pool, Bytes::mib(2), StreamId::DEFAULT)?, pooled);
+    Ok(())
+}
+
+#[test]
+fn a_device_that_hands_addresses_out_again_never_runs_out_of_them() -> Result<(), DeviceError> {
+    let total = Bytes::gib(1 << 20);
+    let mut device = SimDevice::new(SimConfig { total, context_overhead: Bytes::ZERO, reuse_addresses: true, ..SimConfig::default() });
+    let pool = device.create_pool(Bytes::ZERO)?;
+    for _ in 0..10 {
+        let reserved = device.reserve(Bytes::gib(40 << 10))?;
+        let pooled = device.malloc_async(pool, Bytes::gib(10 << 10), StreamId::DEFAULT)?;
+        device.free_async(pooled, StreamId::DEFAULT)?;
+        device.synchronize()?;
+        device.unreserve(reserved)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_borrowed_stream_is_released_with_its_work_in_flight_and_its_number_is_not_used_again() -> Result<(), DeviceError> {
+    let mut device = device();
+    let ptr = device.malloc(Bytes::mib(2))?;
+    let (own, borrowed) = (device.create_stream()?, device.borrow_stream()?);
+    assert_eq!(device.leaks().streams, 1, "what is lent is no leak");
+    assert!(matches!(device.destroy_stream(borrowed), Err(DeviceError::UnknownHandle { .. })), "it is not the device's");
+    assert!(matches!(device.release_stream(own), Err(DeviceError::UnknownHandle { .. })), "it is not the program's");
+    let begin = device.now();
+    device.busy(borrowed, Nanos::millis(5))?;
+    device.fill(borrowed, range(ptr, 0, 64), Tag(1))?;
+    device.release_stream(borrowed)?;
+    assert!(device.now().saturating_sub(begin) < Nanos::millis(5), "nothing waits");
+    let unknown = DeviceError::UnknownHandle { kind: "stream", number: borrowed.0 };
+    assert_eq!(device.fill(borrowed, range(ptr, 0, 1), Tag(1)), Err(unknown));
+    // The work goes on: a new stream races with it until the host has waited for the device.
+    let next = device.create_stream()?;
+    assert_ne!(next, borrowed);
+    assert!(matches!(device.fill(next, range(ptr, 0, 1), Tag(2)), Err(DeviceError::Race { .. })));
+    device.synchronize()?;
+    assert!(device.now().saturating_sub(begin) >= Nanos::millis(5), "the device is done when this work is done");
+    device.fill(next, range(ptr, 0, 1), Tag(2))
+}

@@ -101,7 +101,7 @@ const LESS_THAN_A_SEGMENT: &str = "
 
 const WAITED_FOR: &str = "
     alloc: { buffer: a, size: 800MiB }
-    use_on: { buffer: a, stream: side }
+    record_stream: { buffer: a, stream: side }
     work: { stream: side, duration: 1min }
     free: a
     alloc: { buffer: k, size: 300MiB }

@@ -1,27 +1,28 @@
-//! The static check: walks the steps in order, knows what is live and what is known at each point, and resolves every name.
+//! The static check: knows what is live and what has a name at each point of a scenario, and resolves every name. The steps ask it in their
+//! order.
 //!
-//! A scenario that passes cannot free twice, wait for an event nobody records, or look at a figure that does not exist yet. The first
+//! A scenario that passes cannot free twice, wait for an event that no step records, or look at a figure that does not exist yet. The first
 //! mistake ends the check, because most later ones would follow from it.
 
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 
-use super::expression::{self, Amount, Expectation, ExpressionError, Unresolved};
-use super::metric::{Account, BufferName, EventName, MeasureName, Metric, ReportKey, StepName, StreamName};
-use super::steps::{Step, StepKind, StepWire};
+use super::metric::{
+    Account, Amount, BufferName, DEFAULT_STREAM, EventName, Expectation, MeasureName, Metric, ReportKey, START, StepName, StreamName,
+};
 use harness_language::error::{Problem, choices, nearest, quoted};
+use harness_language::expression::{self, ExpressionError, Unresolved};
 use harness_language::located::{Located, Position};
 use harness_language::text::{AmountText, ExpressionText, NameText};
 
-/// Most steps that a scenario may run, `repeat` unrolled.
-pub const MAX_EXECUTED_STEPS: u64 = 10_000_000;
+/// Most operations of a scenario, `repeat` unrolled: a step is one, a `storm` as many as it makes, a `train` one for each layer of each
+/// iteration.
+pub const MAX_OPERATIONS: u64 = 10_000_000;
+/// Most names of buffers in one scenario. Every step checks all that are live, so more would take minutes.
+pub const MAX_BUFFERS: usize = 10_000;
 /// How deep `repeat` may be nested.
 pub const MAX_REPEAT_DEPTH: u32 = 4;
-/// Longest name.
-const MAX_NAME: usize = 64;
-/// The measure taken before the first step.
-pub(crate) const START: &str = "start";
 
 /// What is known at one point of the walk.
 pub(crate) struct Checker<'a> {
@@ -37,7 +38,7 @@ pub(crate) struct Checker<'a> {
     repeat_depth: u32,
     /// How often the step at hand runs; 0 where a body is walked again.
     multiplier: u64,
-    executed: u64,
+    operations: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -58,13 +59,18 @@ enum Buffer {
     },
 }
 
+/// A step with an id.
 struct Id {
     name: StepName,
-    kind: StepKind,
+    /// Its key in YAML.
+    step: &'static str,
+    reports: &'static [ReportKey],
     at: Position,
-    /// Whether blocks of a storm are live.
-    live: bool,
+    /// Of a storm: whether its blocks are live.
+    storm: Option<BlocksLive>,
 }
+
+type BlocksLive = bool;
 
 /// What a `free` may name.
 pub(crate) enum Freed {
@@ -75,9 +81,13 @@ pub(crate) enum Freed {
 }
 
 impl<'a> Checker<'a> {
-    pub(crate) fn new(source: &'a str, allocators: &'a [AllocatorSpec], streams: &'a [StreamName], steps: &[Located<StepWire>]) -> Self {
-        let mut announced = BTreeMap::new();
-        announce(steps, &mut announced);
+    /// `announced` are the ids and measures of the whole file.
+    pub(crate) fn new(
+        source: &'a str,
+        allocators: &'a [AllocatorSpec],
+        streams: &'a [StreamName],
+        announced: BTreeMap<String, Position>,
+    ) -> Self {
         let start = (MeasureName::new(0, START), Position::default());
         Self {
             source,
@@ -90,30 +100,29 @@ impl<'a> Checker<'a> {
             measures: BTreeMap::from([(START.to_owned(), start)]),
             repeat_depth: 0,
             multiplier: 1,
-            executed: 0,
+            operations: 0,
         }
     }
 
-    pub(crate) fn steps(&mut self, steps: &[Located<StepWire>]) -> Result<Vec<Step>, Problem> {
-        steps.iter().map(|step| self.step(step)).collect()
-    }
-
-    fn step(&mut self, wire: &Located<StepWire>) -> Result<Step, Problem> {
-        self.executed = self.executed.saturating_add(self.multiplier);
-        if self.executed > MAX_EXECUTED_STEPS {
-            let message = format!("with this step the scenario runs more than {MAX_EXECUTED_STEPS} steps");
-            return Err(Problem::new(wire.position(), message).help("lower `times`, or use `storm` for many operations"));
+    /// Counts what a step does, as often as it runs.
+    pub(crate) fn count(&mut self, at: Position, operations: u64) -> Result<(), Problem> {
+        self.operations = self.operations.saturating_add(self.multiplier.saturating_mul(operations));
+        if self.operations <= MAX_OPERATIONS {
+            return Ok(());
         }
-        let (kind, action) = wire.value.check(wire.position(), self)?;
-        let id = match wire.value.id() {
-            Some(name) => Some(self.declare_id(name, kind)?),
-            None => None,
-        };
-        Ok(Step { position: wire.position(), id, action })
+        let message = format!("with this step the scenario does more than {MAX_OPERATIONS} operations");
+        Err(Problem::new(at, message)
+            .help("a step is one operation, a storm as many as it makes, a training one for each layer of each iteration; lower one of them, or `times`"))
     }
 
-    /// Walks the body of a `repeat`, twice where it runs more than once: what the first iteration leaves must suit the second.
-    pub(crate) fn repeat(&mut self, at: Position, times: u64, body: &[Located<StepWire>]) -> Result<Vec<Step>, Problem> {
+    /// Checks the body of a `repeat` by this function, twice where it runs more than once: what the first iteration leaves must suit the
+    /// second.
+    pub(crate) fn repeat<T>(
+        &mut self,
+        at: Position,
+        times: u64,
+        mut body: impl FnMut(&mut Self) -> Result<T, Problem>,
+    ) -> Result<T, Problem> {
         self.repeat_depth += 1;
         if self.repeat_depth > MAX_REPEAT_DEPTH {
             let message = format!("`repeat` is nested more than {MAX_REPEAT_DEPTH} deep");
@@ -121,10 +130,10 @@ impl<'a> Checker<'a> {
         }
         let outer = self.multiplier;
         self.multiplier = outer.saturating_mul(times);
-        let steps = self.steps(body)?;
+        let steps = body(self)?;
         if times > 1 {
             self.multiplier = 0;
-            self.steps(body).map_err(|problem| problem.see(at, "seen in the second iteration of this `repeat`"))?;
+            body(self).map_err(|problem| problem.see(at, "seen in the second iteration of this `repeat`"))?;
         }
         self.multiplier = outer;
         self.repeat_depth -= 1;
@@ -135,14 +144,18 @@ impl<'a> Checker<'a> {
 
     /// A buffer that comes into being here, or that the scenario expects to be refused.
     pub(crate) fn make_buffer(&mut self, name: &NameText, refused: bool) -> Result<BufferName, Problem> {
-        let text = checked_name(name)?;
+        let text = name.checked()?;
         let state = if refused { Buffer::Refused { at: name.position() } } else { Buffer::Live { filled: false } };
-        if let Some(id) = self.ids.get(text).filter(|id| id.kind == StepKind::Storm) {
+        if let Some(id) = self.ids.get(text).filter(|id| id.storm.is_some()) {
             let message = format!("`{text}` is a storm already, and `free: {text}` could mean both");
             return Err(Problem::new(name.position(), message).see(id.at, "the storm").help("give the buffer another name"));
         }
         let index = self.buffers.len();
         match self.buffers.get_mut(text) {
+            None if index == MAX_BUFFERS => {
+                let message = format!("the scenario has more than {MAX_BUFFERS} buffers");
+                Err(Problem::new(name.position(), message).help("use `storm` for many blocks, or a name again whose buffer is freed"))
+            }
             None => {
                 let buffer = BufferName::new(index, text);
                 self.buffers.insert(text.to_owned(), (buffer.clone(), state));
@@ -165,7 +178,7 @@ impl<'a> Checker<'a> {
 
     /// A buffer that is certain to be live.
     pub(crate) fn live_buffer(&self, name: &NameText) -> Result<BufferName, Problem> {
-        let text = checked_name(name)?;
+        let text = name.checked()?;
         match self.buffers.get(text) {
             Some((buffer, Buffer::Live { .. })) => Ok(buffer.clone()),
             Some((_, Buffer::MaybeLive { since })) => {
@@ -185,12 +198,11 @@ impl<'a> Checker<'a> {
     /// Frees a buffer, or the blocks of a storm.
     pub(crate) fn free(&mut self, name: &Located<String>) -> Result<Freed, Problem> {
         let (text, at) = (name.value.as_str(), name.position());
-        if let Some(id) = self.ids.get_mut(text).filter(|id| id.kind == StepKind::Storm) {
-            if !id.live {
-                return Err(Problem::new(at, format!("the blocks of storm `{text}` are freed already")).see(id.at, "the storm"));
-            }
-            id.live = false;
-            return Ok(Freed::Storm(id.name.clone()));
+        if let Some(Id { name, at: storm_at, storm: Some(live), .. }) = self.ids.get_mut(text) {
+            return match std::mem::take(live) {
+                true => Ok(Freed::Storm(name.clone())),
+                false => Err(Problem::new(at, format!("the blocks of storm `{text}` are freed already")).see(*storm_at, "the storm")),
+            };
         }
         match self.buffers.get_mut(text) {
             Some((buffer, state @ (Buffer::Live { .. } | Buffer::MaybeLive { .. }))) => {
@@ -243,7 +255,7 @@ impl<'a> Checker<'a> {
     }
 
     pub(crate) fn record_event(&mut self, name: &NameText) -> Result<EventName, Problem> {
-        let text = checked_name(name)?;
+        let text = name.checked()?;
         let index = self.events.len();
         Ok(self.events.entry(text.to_owned()).or_insert_with(|| EventName::new(index, text)).clone())
     }
@@ -261,18 +273,26 @@ impl<'a> Checker<'a> {
 
     // Ids and measures.
 
-    /// The id of a step, which is known from the next step on.
-    pub(crate) fn declare_id(&mut self, name: &NameText, kind: StepKind) -> Result<StepName, Problem> {
+    /// The id of a step, by which later steps read what it `reports`. `step` is its key in YAML.
+    pub(crate) fn declare_id(&mut self, name: &NameText, step: &'static str, reports: &'static [ReportKey]) -> Result<StepName, Problem> {
         let text = self.new_name(name, self.ids.get(name.text()).map(|id| id.at))?.to_owned();
-        if kind == StepKind::Storm && self.buffers.contains_key(&text) {
+        let index = self.ids.len();
+        let new = || Id { name: StepName::new(index, &text), step, reports, at: name.position(), storm: None };
+        Ok(self.ids.entry(text.clone()).or_insert_with(new).name.clone())
+    }
+
+    /// The id of a storm, whose blocks are live from here on.
+    pub(crate) fn declare_storm(&mut self, name: &NameText, reports: &'static [ReportKey]) -> Result<StepName, Problem> {
+        let text = name.text();
+        if self.buffers.contains_key(text) {
             let message = format!("`{text}` is a buffer already, and `free: {text}` could mean both");
             return Err(Problem::new(name.position(), message).help("give the storm another id"));
         }
-        let index = self.ids.len();
-        let new = || Id { name: StepName::new(index, &text), kind, at: name.position(), live: false };
-        let id = self.ids.entry(text.clone()).or_insert_with(new);
-        id.live = kind == StepKind::Storm;
-        Ok(id.name.clone())
+        let id = self.declare_id(name, "storm", reports)?;
+        if let Some(declared) = self.ids.get_mut(text) {
+            declared.storm = Some(true);
+        }
+        Ok(id)
     }
 
     /// The name of a measure, which is known from the next step on.
@@ -284,7 +304,7 @@ impl<'a> Checker<'a> {
 
     /// Accepts a name that nothing else has; the same place again is the same step in another iteration.
     fn new_name<'n>(&self, name: &'n NameText, same_kind: Option<Position>) -> Result<&'n str, Problem> {
-        let text = checked_name(name)?;
+        let text = name.checked()?;
         let at = name.position();
         if is_reserved(text) {
             return Err(Problem::new(at, format!("`{text}` is the name of metrics that always exist")).help("take another name"));
@@ -308,9 +328,9 @@ impl<'a> Checker<'a> {
     /// A storm whose blocks are live.
     pub(crate) fn live_storm(&self, name: &NameText) -> Result<StepName, Problem> {
         let text = name.text();
-        let storms = || self.ids.values().filter(|id| id.kind == StepKind::Storm);
+        let storms = || self.ids.values().filter(|id| id.storm.is_some());
         match storms().find(|id| id.name.name() == text) {
-            Some(id) if id.live => Ok(id.name.clone()),
+            Some(id) if id.storm == Some(true) => Ok(id.name.clone()),
             Some(id) => {
                 Err(Problem::new(name.position(), format!("the blocks of storm `{text}` are freed already")).see(id.at, "the storm"))
             }
@@ -325,7 +345,7 @@ impl<'a> Checker<'a> {
     /// Refuses a storm that would lose the blocks of the one before.
     pub(crate) fn storm_may_start(&self, name: &NameText) -> Result<(), Problem> {
         match self.ids.get(name.text()) {
-            Some(id) if id.live && id.at == name.position() => {
+            Some(id) if id.storm == Some(true) && id.at == name.position() => {
                 let text = name.text();
                 Err(Problem::new(name.position(), format!("the blocks of storm `{text}` are live from the time before"))
                     .help(format!("free them before it runs again, with `- free: {text}`")))
@@ -396,11 +416,11 @@ impl<'a> Checker<'a> {
             };
         }
         if let Some(id) = self.ids.get(head) {
-            let reports = id.kind.reports();
+            let reports = id.reports;
             return match ReportKey::from_name(rest).filter(|key| reports.contains(key)) {
                 Some(key) => Ok(Metric::Report(id.name.clone(), key)),
                 None => Err((
-                    format!("`{}` step `{head}` does not report `{rest}`", id.kind.name()),
+                    format!("`{}` step `{head}` does not report `{rest}`", id.step),
                     choices(rest, "it reports", reports.iter().map(|key| key.name())),
                 )),
             };
@@ -412,22 +432,12 @@ impl<'a> Checker<'a> {
             ));
         }
         let known = account_names();
-        let heads = self.measures.keys().flat_map(|measure| known.iter().map(move |account| format!("{measure}.{account}")));
-        let reports = self.ids.iter().flat_map(|(id, known)| known.kind.reports().iter().map(move |key| format!("{id}.{key}")));
+        // The nearest names are looked for among so many measures and ids.
+        const MOST: usize = 100;
+        let heads = self.measures.keys().take(MOST).flat_map(|measure| known.iter().map(move |account| format!("{measure}.{account}")));
+        let reports = self.ids.iter().take(MOST).flat_map(|(id, known)| known.reports.iter().map(move |key| format!("{id}.{key}")));
         let names: Vec<String> = known.iter().cloned().chain(heads).chain(reports).collect();
         Err(unknown_metric(name, names.iter().map(String::as_str)))
-    }
-}
-
-/// The stream that always exists.
-pub(crate) const DEFAULT_STREAM: &str = "default";
-
-fn announce(steps: &[Located<StepWire>], into: &mut BTreeMap<String, Position>) {
-    for step in steps {
-        if let Some(name) = step.value.id().or(step.value.measure()) {
-            into.entry(name.text().to_owned()).or_insert_with(|| name.position());
-        }
-        announce(step.value.body(), into);
     }
 }
 
@@ -442,18 +452,6 @@ fn dead_buffer(text: &str, at: Position, state: &Buffer) -> Problem {
         }
         Buffer::Live { .. } | Buffer::MaybeLive { .. } => Problem::new(at, format!("buffer `{text}` is live")),
     }
-}
-
-/// A name in the language's form.
-pub(crate) fn checked_name(name: &NameText) -> Result<&str, Problem> {
-    let text = name.text();
-    let mut chars = text.chars();
-    let fine = chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_') && chars.all(|c| c.is_ascii_alphanumeric() || c == '_');
-    if fine && text.len() <= MAX_NAME {
-        return Ok(text);
-    }
-    Err(Problem::new(name.position(), format!("`{text}` is not a name"))
-        .help(format!("a name is a letter or `_`, then letters, digits and `_`, at most {MAX_NAME} in all, as in `activations_2`")))
 }
 
 /// Whether metrics begin with it.
@@ -481,12 +479,4 @@ fn unknown_metric_of(measure: &str, rest: &str) -> Unresolved {
         format!("did you mean {}?", quoted(&nearest, " or "))
     };
     (format!("measure `{measure}` has no metric `{rest}`"), hint)
-}
-
-pub(crate) fn unknown_allocator(name: &Located<String>) -> Problem {
-    Problem::new(name.position(), format!("there is no allocator `{}`", name.value)).help(choices(
-        &name.value,
-        "allocators",
-        AllocatorKind::ALL.iter().map(|kind| kind.name()),
-    ))
 }

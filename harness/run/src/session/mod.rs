@@ -1,18 +1,24 @@
-//! A session: scenarios × allocators × repetitions on one device, arms interleaved, each on a device of its own.
+//! A session: scenarios × allocators × repetitions on one device, arms interleaved, each on a device of its own. What happens is told as
+//! [events](Event); [`supervise`] runs a session in a thread of its own and watches over its time limits.
+
+mod supervise;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::device::{DeviceCalls, DeviceError, DeviceInfo};
+use harness_allocator::device::{DeviceCalls, DeviceError, DeviceInfo, TestDevice};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 
-use crate::run::{RunRequest, run};
+use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
+use crate::run::{Observer, RunRequest, observe, time_observed};
 use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
-use harness_record::{RECORD_VERSION, Records, Rule, RunRecord, Timings, Verdict, Violation};
+use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, Timings, Verdict, Violation};
 use harness_scenario::Scenario;
+
+pub use self::supervise::{End, supervise};
 
 /// What is to be run.
 #[derive(Clone, Debug)]
@@ -90,6 +96,14 @@ pub struct Arm<'a> {
     pub repetition: u32,
 }
 
+impl Arm<'_> {
+    /// Whether the user added it: then what the scenario expects of its own arms is noted and not judged.
+    #[must_use]
+    pub fn only_observed(&self) -> bool {
+        !self.scenario.allocators.contains(self.allocator)
+    }
+}
+
 impl Plan {
     /// All runs in order: repetitions outermost, so that what drifts on the machine hits all arms alike.
     pub fn arms(&self) -> impl Iterator<Item = Arm<'_>> {
@@ -101,64 +115,103 @@ impl Plan {
         (0..self.repetitions).flat_map(arms)
     }
 
-    /// Runs everything; stops early when the user interrupts. Where the device cannot be opened any more after runs on it, that arm has
-    /// failed and those behind it are skipped: what broke the device is most likely in the records that there are.
+    /// All runs in order, by name.
+    #[must_use]
+    pub fn planned(&self) -> Vec<PlannedRun> {
+        let planned = |arm: Arm<'_>| PlannedRun {
+            scenario: arm.scenario.name.clone(),
+            allocator: arm.allocator.to_string(),
+            repetition: arm.repetition,
+        };
+        self.arms().map(planned).collect()
+    }
+
+    /// Runs everything in this thread, as [`Plan::observe`] does.
+    ///
+    /// # Errors
+    /// As [`Plan::observe`].
+    pub fn run(&self, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<Records, DeviceError> {
+        let mut collector = Collector::default();
+        let control = Arc::new(Control::new(Arc::clone(interrupt)));
+        self.observe(source, &control, &mut |event| collector.add(event))?;
+        Ok(collector.into_records())
+    }
+
+    /// Runs everything and tells what happens; stops early when the user interrupts. Where the device cannot be opened any more after runs
+    /// on it, that arm has failed and those behind it are skipped: what broke the device is most likely in the records that there are.
     ///
     /// # Errors
     /// [`DeviceError`] where no device can be opened at all; a scenario that does not fit on the device is skipped, with the reason.
-    pub fn run(
-        &self,
-        source: &DeviceSource,
-        interrupt: &Arc<AtomicBool>,
-        mut watch: impl FnMut(&Arm<'_>, Option<&RunRecord>),
-    ) -> Result<Records, DeviceError> {
-        let mut runs: Vec<RunRecord> = Vec::new();
-        let mut lost = None;
+    pub fn observe(&self, source: &DeviceSource, control: &Arc<Control>, emit: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
+        let harness = env!("CARGO_PKG_VERSION").to_owned();
+        emit(Event::Started { version: RECORD_VERSION, harness, planned: self.planned() });
+        let mut device: Option<DeviceInfo> = None;
+        let mut is_lost = false;
         for arm in self.arms() {
-            if interrupt.load(Ordering::Relaxed) {
+            if control.is_interrupted() {
                 break;
             }
-            watch(&arm, None);
-            let record = match &lost {
-                Some(device) => self.not_run(&arm, source, DeviceInfo::clone(device), device_was_lost()),
-                None => match (self.run_arm(&arm, source, interrupt), runs.last()) {
+            let record = match &device {
+                Some(device) if is_lost => self.not_run(&arm, source, device.clone(), device_was_lost()),
+                _ => match (self.observe_arm(&arm, source, control, emit), &device) {
                     (Ok(record), _) => record,
                     (Err(error), None) => return Err(error),
-                    (Err(error), Some(RunRecord { device, .. })) => {
-                        lost = Some(device.clone());
+                    (Err(error), Some(device)) => {
+                        is_lost = true;
                         self.not_run(&arm, source, device.clone(), device_failed(&error))
                     }
                 },
             };
-            watch(&arm, Some(&record));
-            runs.push(record);
+            device.get_or_insert_with(|| record.device.clone());
+            emit(Event::RunEnded(Box::new(record)));
         }
-        Ok(Records { version: RECORD_VERSION, harness: env!("CARGO_PKG_VERSION").to_owned(), runs, not_started: Vec::new() })
+        control.leave();
+        Ok(())
     }
 
-    /// Runs one arm on a device of its own.
+    /// Runs one arm in this thread, as [`Plan::observe`] does.
     ///
     /// # Errors
     /// [`DeviceError`] where the device cannot be opened.
     pub fn run_arm(&self, arm: &Arm<'_>, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<RunRecord, DeviceError> {
-        let device = source.open()?;
-        let info = device.info().clone();
+        self.observe_arm(arm, source, &Arc::new(Control::new(Arc::clone(interrupt))), &mut |_| {})
+    }
+
+    /// Runs one arm twice, each time on a device of its own: once with all checks, and if that passes once more for its times.
+    fn observe_arm(
+        &self,
+        arm: &Arm<'_>,
+        source: &DeviceSource,
+        control: &Arc<Control>,
+        emit: &mut dyn FnMut(Event),
+    ) -> Result<RunRecord, DeviceError> {
+        control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
         let scenario = match self.memory {
             Some(memory) => &Scenario { memory, ..arm.scenario.clone() },
             None => arm.scenario,
         };
-        let device = match source.limit(device, scenario.memory) {
-            Ok(device) => device,
-            Err(error @ DeviceError::Unavailable { .. }) => {
-                return Ok(self.not_run(arm, source, info, Verdict::Skipped { reason: error.to_string() }));
-            }
-            Err(error) => return Err(error),
-        };
         let seed = self.seed_of(arm);
-        let reproduce = self.reproduce(arm, source, seed);
-        let (allocator, repetition) = (arm.allocator, arm.repetition);
-        let (audit, interrupt) = (self.audit, Arc::clone(interrupt));
-        run(&RunRequest { scenario, allocator, seed, repetition, reproduce, audit, interrupt }, device)
+        let request = RunRequest {
+            scenario,
+            allocator: arm.allocator,
+            seed,
+            repetition: arm.repetition,
+            reproduce: self.reproduce(arm, source, seed),
+            audit: self.audit,
+            interrupt: Arc::default(),
+        };
+        let observer = |emit| Observer { control: Arc::clone(control), only_observed: arm.only_observed(), emit };
+        let mut record = match open(source, scenario, arm.allocator)? {
+            Ok(device) => observe(&request, device, arm.allocator.build(), observer(emit))?,
+            Err((info, reason)) => return Ok(self.not_run(arm, source, info, Verdict::Skipped { reason })),
+        };
+        if record.verdict == Verdict::Passed {
+            control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
+            if let Ok(device) = open(source, scenario, arm.allocator)? {
+                time_observed(&request, device, arm.allocator.build(), observer(&mut |_| {}))?.add_to(&mut record);
+            }
+        }
+        Ok(record)
     }
 
     fn seed_of(&self, arm: &Arm<'_>) -> u64 {
@@ -175,6 +228,7 @@ impl Plan {
             device,
             allocator: arm.allocator.to_string(),
             settings: arm.allocator.settings(),
+            only_observed: arm.only_observed(),
             seed,
             repetition: arm.repetition,
             reproduce: self.reproduce(arm, source, seed),
@@ -196,6 +250,34 @@ impl Plan {
         let audit = if self.audit { "" } else { " --no-audit" };
         format!("{program} run {path} --device {source} --allocator {allocator} --seed {seed}{memory}{audit}")
     }
+}
+
+/// A fresh device of the size that the scenario needs; the inner error is what the device is, and why the arm cannot run on it.
+fn open(
+    source: &DeviceSource,
+    scenario: &Scenario,
+    allocator: &AllocatorSpec,
+) -> Result<Result<Box<dyn TestDevice>, (DeviceInfo, String)>, DeviceError> {
+    let mut device = source.open()?;
+    let info = device.info().clone();
+    if let Some(missing) = missing_for(&mut *device, allocator) {
+        return Ok(Err((info, missing)));
+    }
+    match source.limit(device, scenario.memory) {
+        Ok(device) => Ok(Ok(device)),
+        Err(error @ DeviceError::Unavailable { .. }) => Ok(Err((info, error.to_string()))),
+        Err(error) => Err(error),
+    }
+}
+
+/// What the device lacks that the allocator cannot do without.
+fn missing_for(device: &mut dyn TestDevice, allocator: &AllocatorSpec) -> Option<String> {
+    let (needs, there) = match allocator.build().name() {
+        "expandable" => ("virtual memory management", device.mapped().is_some()),
+        "async_pool" => ("stream-ordered memory pools", device.pooled().is_some()),
+        _ => return None,
+    };
+    (!there).then(|| format!("`{allocator}` needs {needs}, which this device does not have"))
 }
 
 /// The verdict of the arm at which a device that others ran on was lost.

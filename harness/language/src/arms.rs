@@ -10,13 +10,12 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::check::{checked_name, unknown_allocator};
-use harness_language::error::{Problem, choices};
-use harness_language::located::{Entries, Located, Position};
-use harness_language::text::NameText;
+use crate::error::{Problem, choices};
+use crate::located::{Entries, Located, Position};
+use crate::text::NameText;
 
 /// What an allocator is, for the reference.
-pub(crate) const ABOUT: &str = "The name of an allocator, for example `caching`, or a map from it to its settings, for example \
+pub const ABOUT: &str = "The name of an allocator, for example `caching`, or a map from it to its settings, for example \
      `{ caching: { conf: \"max_split_size_mb:512\" } }`.";
 /// The key with all settings in one string.
 const CONF: &str = "conf";
@@ -24,6 +23,8 @@ const CONF: &str = "conf";
 const NAME: &str = "name";
 const CONF_ABOUT: &str = "All settings in one string, as in `PYTORCH_ALLOC_CONF`.";
 const NAME_ABOUT: &str = "A name for the arm, to tell it from others of the same allocator; if not given it is made from the settings.";
+/// Most allocators of one file: more could not be told apart in a report.
+pub const MAX_ARMS: usize = 64;
 const EXAMPLE: &str = "`{ caching: { conf: \"max_split_size_mb:512\" } }`";
 
 /// An allocator as the file says it. What cannot be one is kept, to be answered by the check with its place.
@@ -34,7 +35,7 @@ pub enum ArmWire {
     /// A name with settings.
     Map(Located<String>, SettingsWire),
     /// A map with several keys.
-    Crowded(Located<String>, Located<String>),
+    SeveralKeys(Located<String>, Located<String>),
     /// A map without any.
     Empty,
 }
@@ -82,6 +83,10 @@ pub fn check(
         (None, Some(several)) => &several.value,
         (None, None) => return Ok(vec![AllocatorKind::Caching.into()]),
     };
+    if let Some(first_too_many) = arms.get(MAX_ARMS) {
+        let message = format!("this is one allocator too many: there are {} in all", arms.len());
+        return Err(Problem::new(first_too_many.position(), message).help(format!("a file names at most {MAX_ARMS}")));
+    }
     let mut specs: Vec<(AllocatorSpec, Position)> = Vec::new();
     for arm in arms {
         let (spec, at) = (check_arm(arm, source)?, arm.position());
@@ -113,7 +118,7 @@ fn check_arm(arm: &Located<ArmWire>, source: &str) -> Result<AllocatorSpec, Prob
     match &arm.value {
         ArmWire::Name(name) => kind_of(&arm.with(name.clone())).map(AllocatorSpec::from),
         ArmWire::Map(name, settings) => with_settings(kind_of(name)?, name.position(), settings, source),
-        ArmWire::Crowded(first, second) => {
+        ArmWire::SeveralKeys(first, second) => {
             let message = format!("`{}` stands in the same map as `{}`", second.value, first.value);
             Err(Problem::new(second.position(), message)
                 .help("an allocator is a list item of its own; its settings are indented below it, as in ".to_owned() + EXAMPLE))
@@ -124,6 +129,14 @@ fn check_arm(arm: &Located<ArmWire>, source: &str) -> Result<AllocatorSpec, Prob
 
 fn kind_of(name: &Located<String>) -> Result<AllocatorKind, Problem> {
     AllocatorKind::from_name(&name.value).ok_or_else(|| unknown_allocator(name))
+}
+
+fn unknown_allocator(name: &Located<String>) -> Problem {
+    Problem::new(name.position(), format!("there is no allocator `{}`", name.value)).help(choices(
+        &name.value,
+        "allocators",
+        AllocatorKind::ALL.iter().map(|kind| kind.name()),
+    ))
 }
 
 fn with_settings(kind: AllocatorKind, at: Position, settings: &SettingsWire, source: &str) -> Result<AllocatorSpec, Problem> {
@@ -148,7 +161,7 @@ fn arm_name(given: &Located<ValueWire>) -> Result<String, Problem> {
         return Err(Problem::new(given.position(), "a name is wanted here").help("as in `name: large_blocks_whole`"));
     };
     let name = NameText(given.with(text.clone()));
-    let text = checked_name(&name)?;
+    let text = name.checked()?;
     match AllocatorKind::from_name(text) {
         None => Ok(text.to_owned()),
         Some(_) => {
@@ -301,7 +314,7 @@ impl<'de> Deserialize<'de> for ArmWire {
                 }
                 Ok(match second {
                     None => ArmWire::Map(name, settings),
-                    Some(second) => ArmWire::Crowded(name, second),
+                    Some(second) => ArmWire::SeveralKeys(name, second),
                 })
             }
         }
@@ -434,7 +447,8 @@ fn setting_schema(setting: &Setting) -> Value {
 }
 
 /// The fields of an allocator's map, for the reference: each with what it takes and what it does.
-pub(crate) fn fields() -> Vec<[String; 3]> {
+#[must_use]
+pub fn fields() -> Vec<[String; 3]> {
     let row = |name: &str, takes: &str, about: &str| [format!("`{name}`"), takes.to_owned(), about.to_owned()];
     let first = [row(NAME, "*name*", NAME_ABOUT), row(CONF, "text", CONF_ABOUT)];
     first.into_iter().chain(Setting::ALL.iter().map(|setting| row(setting.name, setting.takes, setting.about))).collect()

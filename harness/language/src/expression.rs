@@ -1,4 +1,5 @@
-//! Expectations: comparisons of sums of metrics and literals, parsed once, with units checked, evaluated in 128 bits.
+//! Expectations: comparisons of sums of metrics and literals, parsed once, with units checked, evaluated in 128 bits. Which metrics there are
+//! is up to the caller, who turns names into a type of their own: a [`Quantity`].
 //!
 //! ```text
 //! EXPECTATION = SUM ( == | != | < | <= | > | >= ) SUM
@@ -10,27 +11,64 @@ use std::fmt;
 
 use harness_allocator::units::{Bytes, Nanos, ParseBytesError};
 
-use super::metric::{Metric, Unit};
+/// What a name in an expression stands for: something with a value that is not known before the expression is evaluated.
+pub trait Quantity {
+    /// What its values count.
+    fn unit(&self) -> Unit;
+}
+
+/// What a value counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unit {
+    /// Bytes.
+    Bytes,
+    /// Pieces.
+    Count,
+    /// Nanoseconds on the device's clock.
+    Time,
+}
+
+impl Unit {
+    /// The noun for it.
+    #[must_use]
+    pub const fn noun(self) -> &'static str {
+        match self {
+            Self::Bytes => "an amount of memory",
+            Self::Count => "a count",
+            Self::Time => "a time",
+        }
+    }
+
+    /// The word in tables.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Bytes => "bytes",
+            Self::Count => "count",
+            Self::Time => "ns",
+        }
+    }
+}
 
 /// Something that should hold: one comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Expectation {
+pub struct Expectation<Q> {
     /// What stands on the left.
-    pub left: Sum,
+    pub left: Sum<Q>,
     /// How the two compare.
     pub comparison: Comparison,
     /// What stands on the right.
-    pub right: Sum,
+    pub right: Sum<Q>,
     /// As the scenario says it.
     pub text: String,
 }
 
-impl Expectation {
+impl<Q> Expectation<Q> {
     /// Looks every metric up once, in order, and compares.
     ///
     /// # Errors
     /// Whatever the look-up fails with.
-    pub fn evaluate<E>(&self, mut value: impl FnMut(&Metric) -> Result<u64, E>) -> Result<Evaluation, E> {
+    pub fn evaluate<E>(&self, mut value: impl FnMut(&Q) -> Result<u64, E>) -> Result<Evaluation, E> {
         let left = self.left.evaluate(&mut value)?;
         let right = self.right.evaluate(&mut value)?;
         Ok(Evaluation { left, right, unit: self.unit(), holds: self.comparison.holds(left, right) })
@@ -43,12 +81,12 @@ impl Expectation {
     }
 
     /// The metrics in it, in order.
-    pub fn metrics(&self) -> impl Iterator<Item = &Metric> {
+    pub fn metrics(&self) -> impl Iterator<Item = &Q> {
         self.left.metrics().chain(self.right.metrics())
     }
 }
 
-impl fmt::Display for Expectation {
+impl<Q> fmt::Display for Expectation<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
@@ -105,19 +143,19 @@ impl Comparison {
 
 /// Metrics and literals, added and subtracted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sum {
+pub struct Sum<Q> {
     /// From left to right; the first is never subtracted.
-    pub terms: Vec<(Sign, Term)>,
+    pub terms: Vec<(Sign, Term<Q>)>,
     /// What it is; `None` where it is made of plain integers only, which fit everything.
     pub unit: Option<Unit>,
 }
 
-impl Sum {
+impl<Q> Sum<Q> {
     /// Looks every metric up once, in order, and adds up. No sum of the at most [`MAX_TERMS`] 64-bit terms leaves 128 bits.
     ///
     /// # Errors
     /// Whatever the look-up fails with.
-    pub fn evaluate<E>(&self, mut value: impl FnMut(&Metric) -> Result<u64, E>) -> Result<i128, E> {
+    pub fn evaluate<E>(&self, mut value: impl FnMut(&Q) -> Result<u64, E>) -> Result<i128, E> {
         let mut sum = 0_i128;
         for (sign, term) in &self.terms {
             let term = match term {
@@ -132,7 +170,7 @@ impl Sum {
         Ok(sum)
     }
 
-    fn metrics(&self) -> impl Iterator<Item = &Metric> {
+    fn metrics(&self) -> impl Iterator<Item = &Q> {
         self.terms.iter().filter_map(|(_, term)| match term {
             Term::Metric(metric) => Some(metric),
             Term::Literal(..) => None,
@@ -151,33 +189,42 @@ pub enum Sign {
 
 /// One term of a sum.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Term {
+pub enum Term<Q> {
     /// To be looked up.
-    Metric(Metric),
+    Metric(Q),
     /// A number and what it is; a plain integer fits everything.
     Literal(u64, Option<Unit>),
 }
 
 /// An amount of memory that may depend on what happened before.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Amount {
+pub enum Amount<Q> {
     /// Known beforehand.
     Fixed(Bytes),
     /// Computed when the step runs; the text is as the scenario says it.
     Computed {
         /// Bytes, as a sum.
-        sum: Sum,
+        sum: Sum<Q>,
         /// As the scenario says it.
         text: String,
     },
 }
 
-impl Amount {
+impl<Q> Amount<Q> {
+    /// The metrics in it, in order.
+    pub fn metrics(&self) -> impl Iterator<Item = &Q> {
+        let sum = match self {
+            Self::Fixed(_) => None,
+            Self::Computed { sum, .. } => Some(sum),
+        };
+        sum.into_iter().flat_map(Sum::metrics)
+    }
+
     /// Looks every metric up once, in order, and adds up.
     ///
     /// # Errors
     /// [`AmountError::OutOfRange`], or whatever the look-up fails with.
-    pub fn evaluate<E>(&self, value: impl FnMut(&Metric) -> Result<u64, E>) -> Result<Bytes, AmountError<E>> {
+    pub fn evaluate<E>(&self, value: impl FnMut(&Q) -> Result<u64, E>) -> Result<Bytes, AmountError<E>> {
         match self {
             Self::Fixed(bytes) => Ok(*bytes),
             Self::Computed { sum, .. } => {
@@ -199,7 +246,7 @@ pub enum AmountError<E> {
     OutOfRange(i128),
 }
 
-impl fmt::Display for Amount {
+impl<Q> fmt::Display for Amount<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Fixed(bytes) => bytes.fmt(f),
@@ -213,20 +260,30 @@ pub const MAX_TERMS: usize = 64;
 
 /// A mistake in an expression and the piece to blame, in characters from its start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ExpressionError {
-    pub(crate) message: String,
-    pub(crate) help: String,
-    pub(crate) start: usize,
-    pub(crate) length: usize,
+pub struct ExpressionError {
+    /// What is wrong.
+    pub message: String,
+    /// What to do.
+    pub help: String,
+    /// Where the piece begins, in characters from the start of the expression.
+    pub start: usize,
+    /// Its length in characters.
+    pub length: usize,
 }
 
 /// Why a name is no metric: what is wrong, and what to do.
-pub(crate) type Unresolved = (String, String);
+pub type Unresolved = (String, String);
+
+/// Turns a name into what it stands for.
+pub type Resolve<'a, Q> = &'a dyn Fn(&str) -> Result<Q, Unresolved>;
 
 const FORMS: &str = "write a comparison of two sums with ==, !=, <, <=, > or >=, as in `reserved_bytes.all.peak <= 1GiB` or `a.device.used - start.device.used == 400MiB`";
 
-/// Parses an expectation; `resolve` turns a name into a metric.
-pub(crate) fn parse_expectation(text: &str, resolve: &dyn Fn(&str) -> Result<Metric, Unresolved>) -> Result<Expectation, ExpressionError> {
+/// Parses an expectation. Linear in the length of the text, look-ups apart.
+///
+/// # Errors
+/// [`ExpressionError`]: it cannot be read, names what does not exist, mixes units, or checks nothing.
+pub fn parse_expectation<Q: Quantity + PartialEq>(text: &str, resolve: Resolve<'_, Q>) -> Result<Expectation<Q>, ExpressionError> {
     let mut parser = Parser::new(text, FORMS, resolve)?;
     let (left, _) = parser.sum()?;
     let Some(Token { kind: TokenKind::Comparison(comparison), .. }) = parser.next() else {
@@ -250,8 +307,11 @@ pub(crate) fn parse_expectation(text: &str, resolve: &dyn Fn(&str) -> Result<Met
     Ok(expectation)
 }
 
-/// Parses a size, or a sum of bytes.
-pub(crate) fn parse_amount(text: &str, resolve: &dyn Fn(&str) -> Result<Metric, Unresolved>) -> Result<Amount, ExpressionError> {
+/// Parses a size, or a sum of bytes. Linear in the length of the text, look-ups apart.
+///
+/// # Errors
+/// [`ExpressionError`]: it cannot be read, names what does not exist, or is no amount of memory.
+pub fn parse_amount<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<Amount<Q>, ExpressionError> {
     const HELP: &str = "write a size, as in `400MiB`, or a sum with metrics, as in `storm.failed_request` or `device.free - 2MiB`";
     if let Err(negative @ ParseBytesError::Negative(_)) = Bytes::parse(text) {
         return Err(error((0, text.chars().count()), negative.to_string(), HELP));
@@ -299,7 +359,7 @@ enum TokenKind {
     Comparison(Comparison),
 }
 
-struct Parser<'a> {
+struct Parser<'a, Q> {
     tokens: std::iter::Peekable<std::vec::IntoIter<Token>>,
     /// The last token read, or where one is missing.
     last: Range,
@@ -307,11 +367,11 @@ struct Parser<'a> {
     text: Vec<char>,
     /// What is accepted here.
     forms: &'static str,
-    resolve: &'a dyn Fn(&str) -> Result<Metric, Unresolved>,
+    resolve: Resolve<'a, Q>,
 }
 
-impl<'a> Parser<'a> {
-    fn new(text: &str, forms: &'static str, resolve: &'a dyn Fn(&str) -> Result<Metric, Unresolved>) -> Result<Self, ExpressionError> {
+impl<'a, Q: Quantity> Parser<'a, Q> {
+    fn new(text: &str, forms: &'static str, resolve: Resolve<'a, Q>) -> Result<Self, ExpressionError> {
         let text: Vec<char> = text.chars().collect();
         let tokens = tokens(&text, forms)?.into_iter().peekable();
         Ok(Self { tokens, last: (0, 1), last_text: None, text, forms, resolve })
@@ -331,7 +391,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn sum(&mut self) -> Result<(Sum, Range), ExpressionError> {
+    fn sum(&mut self) -> Result<(Sum<Q>, Range), ExpressionError> {
         let mut sum = Sum { terms: Vec::new(), unit: None };
         let mut sign = Sign::Plus;
         let start = self.tokens.peek().map_or(0, |token| token.at.0);
@@ -358,7 +418,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn term(&mut self) -> Result<Term, ExpressionError> {
+    fn term(&mut self) -> Result<Term<Q>, ExpressionError> {
         match self.next().map(|token| token.kind) {
             Some(TokenKind::Name(name)) => match (self.resolve)(&name) {
                 Ok(metric) => Ok(Term::Metric(metric)),
@@ -444,11 +504,27 @@ fn literal(text: &str, at: Range) -> Result<Token, ExpressionError> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-    use super::super::metric::Account;
     use super::*;
 
-    fn resolve(name: &str) -> Result<Metric, Unresolved> {
-        Account::from_name(name).map(Metric::Now).ok_or_else(|| (format!("no {name}"), String::new()))
+    #[derive(Debug, PartialEq)]
+    struct Named(&'static str, Unit);
+
+    impl Quantity for Named {
+        fn unit(&self) -> Unit {
+            self.1
+        }
+    }
+
+    fn resolve(name: &str) -> Result<Named, Unresolved> {
+        let known = [
+            ("num_ooms", Unit::Count),
+            ("reserved_bytes.all.peak", Unit::Bytes),
+            ("device.used", Unit::Bytes),
+            ("device.free", Unit::Bytes),
+            ("time.now", Unit::Time),
+        ];
+        let found = known.into_iter().find(|(known, _)| *known == name).map(|(name, unit)| Named(name, unit));
+        found.ok_or_else(|| (format!("no {name}"), String::new()))
     }
 
     fn seen(text: &str, value: u64) -> Evaluation {

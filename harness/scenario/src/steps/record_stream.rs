@@ -1,12 +1,12 @@
-//! `use_on`: another stream uses a buffer.
+//! `record_stream`: another stream uses a buffer.
 
 use std::fmt;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::StepFields;
-use crate::check::Checker;
+use super::fields::StepFields;
+use crate::checker::Checker;
 use crate::metric::{BufferName, StreamName};
 use harness_language::error::Problem;
 use harness_language::located::Position;
@@ -14,38 +14,38 @@ use harness_language::text::NameText;
 
 /// Another stream uses a buffer, checked.
 #[derive(Clone, Debug, PartialEq)]
-pub struct UseOn {
+pub struct RecordStream {
     /// What is used.
     pub buffer: BufferName,
     /// Where.
     pub stream: StreamName,
 }
 
-impl fmt::Display for UseOn {
+impl fmt::Display for RecordStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, on {}", self.buffer, self.stream)
     }
 }
 
-/// Tells the allocator that work on another stream uses the buffer too (`record_stream`): after `free` its memory waits for that work.
+/// Tells the allocator that work on another stream uses the buffer too, as `Tensor.record_stream` does in PyTorch: after `free` its memory waits for that work.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "use_on")]
-pub(crate) struct UseOnWire {
+#[schemars(rename = "record_stream")]
+pub(crate) struct RecordStreamWire {
     /// A live buffer.
     buffer: NameText,
     /// The stream.
     stream: NameText,
 }
 
-impl StepFields for UseOnWire {
-    type Checked = UseOn;
+impl StepFields for RecordStreamWire {
+    type Checked = RecordStream;
 
     const EXAMPLE: &'static str = "\
 - alloc: { buffer: batch, size: 4MiB }
-- use_on: { buffer: batch, stream: copy }";
+- record_stream: { buffer: batch, stream: copy }";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<UseOn, Problem> {
-        Ok(UseOn { buffer: checker.live_buffer(&self.buffer)?, stream: checker.stream(Some(&self.stream))? })
+    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<RecordStream, Problem> {
+        Ok(RecordStream { buffer: checker.live_buffer(&self.buffer)?, stream: checker.stream(Some(&self.stream))? })
     }
 }

@@ -1,0 +1,86 @@
+//! [`Addresses`]: which addresses of a range are handed out next.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::units::Bytes;
+
+/// A range of addresses, handed out from the lowest upward. Those that were given back are used again only where that is asked for.
+#[derive(Debug)]
+pub(super) struct Addresses {
+    /// From here on nothing was ever handed out.
+    next: u64,
+    end: u64,
+    /// Left unused behind each stretch.
+    guard: Bytes,
+    /// Given back, by start: the end. No two touch. Always empty where nothing is used again.
+    free: BTreeMap<u64, u64>,
+    reuse: bool,
+}
+
+impl Addresses {
+    pub(super) const fn new(range: Range<u64>, guard: Bytes, reuse: bool) -> Self {
+        Self { next: range.start, end: range.end, guard, free: BTreeMap::new(), reuse }
+    }
+
+    /// Hands out the lowest stretch of `len` bytes: of what was given back, otherwise of what was never used. `None` where no such stretch
+    /// is left.
+    pub(super) fn take(&mut self, len: Bytes) -> Option<u64> {
+        let len = len.0.checked_add(self.guard.0)?;
+        let fitting = self.free.iter().find(|&(start, end)| end - start >= len);
+        if let Some((&start, &end)) = fitting {
+            self.free.remove(&start);
+            if end - start > len {
+                self.free.insert(start + len, end);
+            }
+            return Some(start);
+        }
+        let start = self.next;
+        self.next = start.checked_add(len).filter(|next| *next <= self.end)?;
+        Some(start)
+    }
+
+    /// Takes a stretch back, as long as it was handed out.
+    pub(super) fn give_back(&mut self, start: u64, len: Bytes) {
+        if !self.reuse {
+            return;
+        }
+        let (mut start, mut end) = (start, start + len.0 + self.guard.0);
+        if let Some(after) = self.free.remove(&end) {
+            end = after;
+        }
+        if let Some((&before, &touching)) = self.free.range(..start).next_back()
+            && touching == start
+        {
+            start = before;
+        }
+        self.free.insert(start, end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_used_once_where_reuse_is_not_asked_for() {
+        let mut addresses = Addresses::new(100..130, Bytes(2), false);
+        assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(8))), (Some(100), Some(110)));
+        addresses.give_back(100, Bytes(8));
+        assert_eq!((addresses.take(Bytes(9)), addresses.take(Bytes(8)), addresses.take(Bytes(1))), (None, Some(120), None));
+    }
+
+    #[test]
+    fn addresses_given_back_are_joined_and_the_lowest_that_fit_are_used_again() {
+        let mut addresses = Addresses::new(100..200, Bytes(2), true);
+        let starts: Vec<_> = (0..4).filter_map(|_| addresses.take(Bytes(8))).collect();
+        assert_eq!(starts, [100, 110, 120, 130]);
+        for start in [110, 130, 120] {
+            addresses.give_back(start, Bytes(8));
+        }
+        assert_eq!(addresses.take(Bytes(28)), Some(110), "three that lay side by side");
+        addresses.give_back(110, Bytes(28));
+        assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(18)), addresses.take(Bytes(8))), (Some(110), Some(120), Some(140)));
+        assert_eq!(addresses.take(Bytes(u64::MAX)), None);
+    }
+}

@@ -1,0 +1,247 @@
+//! The functions of `libnvidia-ml.so.1` that are called, as `nvml.h` declares them
+//! (<https://docs.nvidia.com/deploy/nvml-api/>), and what their codes mean. Only queries: never a setter.
+
+use std::ffi::{c_char, c_int, c_longlong, c_uint, c_ulonglong, c_void};
+use std::sync::OnceLock;
+
+use crate::library::{self, LoadError, MISSING, Refusal, function_table};
+
+/// A GPU, or an instance of one, as NVML numbers it. Valid as long as the library is loaded.
+pub(super) type Handle = *mut c_void;
+
+/// `nvmlMemory_v2_t`.
+#[repr(C)]
+pub(super) struct Memory {
+    pub(super) version: c_uint,
+    pub(super) total: c_ulonglong,
+    pub(super) reserved: c_ulonglong,
+    pub(super) free: c_ulonglong,
+    pub(super) used: c_ulonglong,
+}
+
+/// `nvmlProcessInfo_t` of version 2 and later.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct ProcessInfo {
+    pub(super) pid: c_uint,
+    /// All ones where NVML does not tell.
+    pub(super) used_gpu_memory: c_ulonglong,
+    pub(super) gpu_instance: c_uint,
+    pub(super) compute_instance: c_uint,
+}
+
+/// `nvmlTemperature_v1_t`.
+#[repr(C)]
+pub(super) struct Temperature {
+    pub(super) version: c_uint,
+    pub(super) sensor: c_uint,
+    pub(super) celsius: c_int,
+}
+
+/// `nvmlFieldValue_t`.
+#[repr(C)]
+pub(super) struct FieldValue {
+    pub(super) field: c_uint,
+    pub(super) scope: c_uint,
+    pub(super) timestamp: c_longlong,
+    pub(super) latency: c_longlong,
+    pub(super) kind: c_uint,
+    pub(super) code: c_uint,
+    /// `nvmlValue_t`, a union of 8 bytes: what it holds is a matter of `kind`.
+    pub(super) value: [u8; 8],
+}
+
+/// `nvmlViolationTime_t`.
+#[repr(C)]
+pub(super) struct ViolationTime {
+    /// In microseconds.
+    pub(super) reference: c_ulonglong,
+    /// In nanoseconds.
+    pub(super) violation: c_ulonglong,
+}
+
+function_table! {
+    /// The functions of NVML. Each may be missing in a library that is older or newer than this program.
+    Functions;
+
+    /// Initialises NVML.
+    init = nvmlInit_v2();
+    /// Version of the kernel driver.
+    driver_version = nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint);
+    /// Name of a process.
+    process_name = nvmlSystemGetProcessName(pid: c_uint, name: *mut c_char, length: c_uint);
+    /// The device with a UUID.
+    device = nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut Handle);
+    /// Memory of the whole device.
+    memory = nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: *mut Memory);
+    /// Processes with a CUDA context on the device.
+    processes = nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: *mut c_uint, infos: *mut ProcessInfo);
+    /// Whether the GPU is cut into instances.
+    mig_mode = nvmlDeviceGetMigMode(device: Handle, current: *mut c_uint, pending: *mut c_uint);
+    /// Whether error correction is on.
+    ecc_mode = nvmlDeviceGetEccMode(device: Handle, current: *mut c_uint, pending: *mut c_uint);
+    /// A clock in MHz.
+    clock = nvmlDeviceGetClockInfo(device: Handle, kind: c_uint, megahertz: *mut c_uint);
+    /// Power in milliwatts.
+    power = nvmlDeviceGetPowerUsage(device: Handle, milliwatts: *mut c_uint);
+    /// A temperature.
+    temperature = nvmlDeviceGetTemperatureV(device: Handle, temperature: *mut Temperature);
+    /// The same, deprecated since CUDA 13.0 and removed in 14.0.
+    temperature_before_13 = nvmlDeviceGetTemperature(device: Handle, sensor: c_uint, celsius: *mut c_uint);
+    /// What holds the clocks down, one bit a reason.
+    event_reasons = nvmlDeviceGetCurrentClocksEventReasons(device: Handle, reasons: *mut c_ulonglong);
+    /// The same, deprecated since CUDA 13.0 and removed in 14.0.
+    event_reasons_before_13 = nvmlDeviceGetCurrentClocksThrottleReasons(device: Handle, reasons: *mut c_ulonglong);
+    /// Counters and other fields by their numbers.
+    fields = nvmlDeviceGetFieldValues(device: Handle, count: c_int, values: *mut FieldValue);
+    /// For how long clocks were held down; deprecated since CUDA 13.0 and removed in 14.0.
+    violation_before_13 = nvmlDeviceGetViolationStatus(device: Handle, policy: c_uint, time: *mut ViolationTime);
+}
+
+/// `NVML_ERROR_NOT_FOUND`.
+pub(super) const NOT_FOUND: u32 = 6;
+/// `NVML_ERROR_INSUFFICIENT_SIZE`.
+pub(super) const INSUFFICIENT_SIZE: u32 = 7;
+/// `NVML_ERROR_DEPRECATED`: what a removed function answers.
+const DEPRECATED: u32 = 26;
+
+impl Functions {
+    /// NVML of this process, initialised. The library is loaded once and never shut down; a failure is remembered.
+    ///
+    /// # Errors
+    /// A sentence: why there is none.
+    pub(super) fn get() -> Result<&'static Self, String> {
+        static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
+        FUNCTIONS.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+    }
+
+    fn load() -> Result<Self, String> {
+        let library = library::load("libnvidia-ml.so.1").map_err(|error| not_loaded(&error))?;
+        // SAFETY: the addresses come from NVML's library.
+        let functions = unsafe { Self::look_up(|name| library::find(library, name)) };
+        // SAFETY: it may be called any number of times.
+        unsafe { functions.init() }.map_err(sentence)?;
+        Ok(functions)
+    }
+}
+
+/// Asks the successor of a deprecated function, and the old one where this NVML does not have the successor, or does not answer it.
+pub(super) fn newer_first<T>(newer: Result<T, Refusal>, older: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+    newer.or_else(|refusal| match older() {
+        // The old one is gone: what the new one said counts.
+        Err(Refusal { code: MISSING | DEPRECATED, .. }) => Err(refusal),
+        answer => answer,
+    })
+}
+
+fn not_loaded(error: &LoadError) -> String {
+    match error {
+        LoadError::Absent => "libnvidia-ml.so.1 is not on the loader's path; install the NVIDIA driver's utilities, in containers with \
+             NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+            .to_owned(),
+        LoadError::Unloadable(text) => format!(
+            "libnvidia-ml.so.1 is there but cannot be loaded: {text}; reinstall the NVIDIA driver's utilities, or take a wrong file out of \
+             LD_LIBRARY_PATH"
+        ),
+    }
+}
+
+/// Why NVML refused, and what to do where that is known. Codes: `nvmlReturn_t`,
+/// <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html>.
+pub(super) fn sentence(Refusal { call, code }: Refusal) -> String {
+    let what = match code {
+        MISSING => return format!("this libnvidia-ml.so.1 has no {call}; install a driver of CUDA 12 or later (525 or newer)"),
+        3 => "the GPU does not support it",
+        4 => return "NVML may not be used by this user".to_owned(),
+        NOT_FOUND => "no such device or process",
+        9 => return "the NVIDIA kernel driver is not loaded; `modprobe nvidia`, and see `dmesg | grep NVRM`".to_owned(),
+        15 => return "the GPU has fallen off the bus; see `dmesg | grep Xid` and drain the node".to_owned(),
+        16 => "the GPU needs a reset",
+        18 => {
+            return "the NVML library and the loaded kernel driver have different versions; reboot, or reload the nvidia modules"
+                .to_owned();
+        }
+        21 => "there is no data",
+        DEPRECATED => "NVML no longer has it",
+        999 => "NVML does not say why; see `dmesg | grep Xid`",
+        _ => "look the code up under nvmlReturn_t in nvml.h",
+    };
+    format!("{call} failed with code {code}: {what}")
+}
+
+#[cfg(test)]
+mod tests {
+    use nvml_wrapper_sys::bindings::{self, NvmlLib};
+
+    use super::*;
+    use crate::library::argument_sizes;
+
+    macro_rules! sizes_in_nvml_wrapper {
+        ($( $function:ident ),* $(,)?) => {
+            vec![$( (stringify!($function), argument_sizes::of_field(|library: &NvmlLib| &library.$function)) ),*]
+        };
+    }
+
+    #[test]
+    fn every_function_has_the_arguments_that_nvml_wrapper_declares() {
+        let theirs = sizes_in_nvml_wrapper![
+            nvmlInit_v2,
+            nvmlSystemGetDriverVersion,
+            nvmlSystemGetProcessName,
+            nvmlDeviceGetHandleByUUID,
+            nvmlDeviceGetMemoryInfo_v2,
+            nvmlDeviceGetComputeRunningProcesses_v3,
+            nvmlDeviceGetMigMode,
+            nvmlDeviceGetEccMode,
+            nvmlDeviceGetClockInfo,
+            nvmlDeviceGetPowerUsage,
+            nvmlDeviceGetTemperatureV,
+            nvmlDeviceGetTemperature,
+            nvmlDeviceGetCurrentClocksEventReasons,
+            nvmlDeviceGetCurrentClocksThrottleReasons,
+            nvmlDeviceGetFieldValues,
+            nvmlDeviceGetViolationStatus,
+        ];
+        assert_eq!(Functions::argument_sizes(), theirs);
+    }
+
+    const SUCCESSOR: Refusal = Refusal { call: "new", code: 3 };
+
+    #[test]
+    fn the_successor_is_asked_first_and_the_old_function_only_where_that_fails() {
+        assert_eq!(newer_first(Ok(1), || panic!("it is not asked")), Ok(1));
+        assert_eq!(newer_first(Err(SUCCESSOR), || Ok(2)), Ok(2));
+        for code in [MISSING, DEPRECATED] {
+            assert_eq!(newer_first::<u32>(Err(SUCCESSOR), || Err(Refusal { call: "old", code })), Err(SUCCESSOR), "the old one is gone");
+        }
+        let failed = Refusal { call: "old", code: 999 };
+        assert_eq!(newer_first::<u32>(Err(SUCCESSOR), || Err(failed)), Err(failed));
+    }
+
+    #[test]
+    fn every_struct_is_as_large_as_nvml_wrapper_declares_it() {
+        assert_eq!(size_of::<Memory>(), size_of::<bindings::nvmlMemory_v2_t>());
+        assert_eq!(size_of::<ProcessInfo>(), size_of::<bindings::nvmlProcessInfo_t>());
+        assert_eq!(size_of::<Temperature>(), size_of::<bindings::nvmlTemperature_t>());
+        assert_eq!(size_of::<FieldValue>(), size_of::<bindings::nvmlFieldValue_t>());
+        assert_eq!(size_of::<ViolationTime>(), size_of::<bindings::nvmlViolationTime_t>());
+    }
+
+    #[test]
+    fn a_missing_library_and_one_that_cannot_be_loaded_are_told_apart() {
+        assert!(not_loaded(&LoadError::Absent).starts_with("libnvidia-ml.so.1 is not on the loader's path"));
+        let broken = not_loaded(&LoadError::Unloadable("file too short".to_owned()));
+        assert!(broken.starts_with("libnvidia-ml.so.1 is there but cannot be loaded: file too short; "), "{broken}");
+    }
+
+    #[test]
+    fn a_refusal_names_the_function_and_says_what_to_do() {
+        let missing = sentence(Refusal { call: "nvmlDeviceGetMemoryInfo_v2", code: MISSING });
+        assert_eq!(
+            missing,
+            "this libnvidia-ml.so.1 has no nvmlDeviceGetMemoryInfo_v2; install a driver of CUDA 12 or later (525 or newer)"
+        );
+        let unknown = sentence(Refusal { call: "nvmlInit_v2", code: 77 });
+        assert_eq!(unknown, "nvmlInit_v2 failed with code 77: look the code up under nvmlReturn_t in nvml.h");
+    }
+}

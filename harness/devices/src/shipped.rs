@@ -1,0 +1,114 @@
+//! Profiles of common GPUs that come with the program: how much memory each has, as its driver tells it. Nothing of them was measured here, so
+//! their costs are the published ones.
+//!
+//! They are the files `scenarios/devices/*.yaml` that say `costs: not measured`. [`Shipped::named`] finds one by its name,
+//! [`Shipped::with_room_for`] the smallest that has some memory free.
+
+use std::borrow::Cow;
+
+use harness_allocator::device::sim::{CostModel, Figure, SimConfig};
+use harness_allocator::units::Bytes;
+use serde::Deserialize;
+
+use crate::profile::{ProfileName, Version};
+
+/// The files, in the order of their memory.
+const FILES: [&str; 7] = [
+    include_str!("../../../scenarios/devices/t4-16.yaml"),
+    include_str!("../../../scenarios/devices/l4-24.yaml"),
+    include_str!("../../../scenarios/devices/rtx4090-24.yaml"),
+    include_str!("../../../scenarios/devices/a100-40.yaml"),
+    include_str!("../../../scenarios/devices/h100-80.yaml"),
+    include_str!("../../../scenarios/devices/a100-80.yaml"),
+    include_str!("../../../scenarios/devices/h200-141.yaml"),
+];
+
+/// A GPU whose memory is known and whose costs were not measured.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shipped {
+    /// The version of profiles.
+    pub version: Version,
+    /// As `--device-profile` takes it.
+    pub name: ProfileName,
+    /// The GPU, as a user would recognise it.
+    pub device: String,
+    /// All of its memory as its driver tells it, in bytes.
+    pub memory: Bytes,
+    /// Who saw that figure, and where.
+    pub source: String,
+    /// That the costs are the published ones.
+    pub costs: NotMeasured,
+}
+
+/// `not measured`, and nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub enum NotMeasured {
+    /// See the type.
+    #[serde(rename = "not measured")]
+    NotMeasured,
+}
+
+impl Shipped {
+    /// Every one of them, the smallest memory first.
+    pub fn all() -> impl Iterator<Item = Self> {
+        FILES.iter().filter_map(|text| Self::parse(text).ok())
+    }
+
+    /// The one of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::all().find(|shipped| shipped.name.to_string() == name)
+    }
+
+    /// The smallest that has this much memory free behind its context.
+    #[must_use]
+    pub fn with_room_for(need: Bytes) -> Option<Self> {
+        Self::all().find(|shipped| shipped.memory.saturating_sub(CostModel::PUBLISHED.context_overhead.value) >= need)
+    }
+
+    /// Whether a text is of this kind, not a measured profile.
+    pub(crate) fn is_one(text: &str) -> bool {
+        text.lines().any(|line| line.starts_with("costs:"))
+    }
+
+    pub(crate) fn parse(text: &str) -> Result<Self, serde_saphyr::Error> {
+        serde_saphyr::from_str_with_options(text, serde_saphyr::options! { strict_booleans: true, with_snippet: false })
+    }
+
+    /// A simulated device with this GPU's memory. Its costs are the published ones, and say so.
+    #[must_use]
+    pub fn sim_config(&self) -> SimConfig {
+        let published = CostModel::PUBLISHED;
+        let name = Cow::Owned(format!("{}, costs not measured: {}", self.name, published.name));
+        let context_overhead = Figure { value: published.context_overhead.value, source: published.context_overhead.source.clone() };
+        let cost = CostModel { name, context_overhead, ..published };
+        SimConfig { total: self.memory, context_overhead: cost.context_overhead.value, cost, ..SimConfig::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shipped_profile_is_valid_and_found_by_its_name_and_says_where_its_memory_was_seen() {
+        let profiles: Vec<Shipped> = FILES.iter().map(|text| Shipped::parse(text).expect("a shipped profile is valid")).collect();
+        assert!(profiles.is_sorted_by_key(|profile| profile.memory), "the smallest comes first");
+        for profile in &profiles {
+            assert_eq!(Shipped::named(&profile.name.to_string()).as_ref(), Some(profile));
+            assert!(profile.source.contains("https://"), "{}", profile.name);
+            let config = profile.sim_config();
+            assert_eq!(config.total, profile.memory);
+            assert!(config.cost.name.contains("costs not measured"), "{}", config.cost.name);
+        }
+    }
+
+    #[test]
+    fn the_smallest_profile_with_room_is_found() {
+        let name = |need| Shipped::with_room_for(need).map(|profile| profile.name.to_string());
+        assert_eq!(name(Bytes::gib(10)).as_deref(), Some("t4-16"));
+        assert_eq!(name(Bytes::gib(100)).as_deref(), Some("h200-141"));
+        assert_eq!(name(Bytes::gib(500)), None);
+    }
+}

@@ -1,0 +1,125 @@
+//! Two runs of `harness run` compared: what ended otherwise, and by what figures.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use harness_allocator::device::Clock;
+use harness_allocator::units::{Bytes, Nanos};
+use harness_record::{Records, RunRecord, Verdict};
+use serde::Serialize;
+
+use super::text::table;
+use super::words::{self, Align, Grid, NOTHING};
+use super::{Arm, Report};
+use crate::text::Style;
+
+/// What two runs differ in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Comparison {
+    /// For a terminal.
+    pub text: String,
+    /// Whether an arm fails that passed before.
+    pub is_worse: bool,
+}
+
+/// What an arm is known by in both: scenario, device and allocator.
+type Key = (String, String, String);
+
+/// Compares arm by arm. Figures of a simulated device are exact, so each difference is one; measured times are medians, and whether their
+/// difference is more than chance is not judged here.
+#[must_use]
+pub fn compare(base: &Records, new: &Records) -> Comparison {
+    let (base, new) = (Report::new(base), Report::new(new));
+    let (before, after) = (arms(&base), arms(&new));
+    let heads =
+        [("scenario", Align::Left), ("allocator", Align::Left), ("figure", Align::Left), ("before", Align::Right), ("now", Align::Right)];
+    let mut grid = Grid::new(heads);
+    let mut is_worse = false;
+    for key in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
+        let figures = |arm: Option<&&Arm<'_>>| arm.map_or_else(|| figures_of_none().to_vec(), |arm| figures(arm));
+        let (was, is) = (before.get(key), after.get(key));
+        is_worse |= was.is_some_and(|arm| arm.counts.failed == 0) && is.is_some_and(|arm| arm.counts.failed > 0);
+        for ((figure, was), (_, is)) in figures(was).into_iter().zip(figures(is)) {
+            if was != is {
+                grid.rows.push(vec![key.0.clone(), key.2.clone(), figure.to_owned(), was, is]);
+            }
+        }
+    }
+    let arms = before.keys().filter(|key| after.contains_key(*key)).count();
+    let text = if grid.rows.is_empty() {
+        format!("No difference in {}.\n", words::count(arms, "arm"))
+    } else {
+        format!("{}\n{} compared; what is equal in both is left out.\n", table(&grid, None, Style::Plain), words::count(arms, "arm"))
+    };
+    Comparison { text, is_worse }
+}
+
+fn arms<'r>(report: &'r Report<'_>) -> BTreeMap<Key, &'r Arm<'r>> {
+    report
+        .arms()
+        .map(|(scenario, device, arm)| ((scenario.info.name.clone(), device.info.name.clone(), arm.allocator.to_owned()), arm))
+        .collect()
+}
+
+const FIGURES: [&str; 6] = ["verdict", "peak reserved", "OOMs", "allocator retries", "whole scenario", "lost to retry"];
+
+fn figures_of_none() -> [(&'static str, String); 6] {
+    FIGURES.map(|figure| (figure, NOTHING.to_owned()))
+}
+
+fn figures(arm: &Arm<'_>) -> Vec<(&'static str, String)> {
+    let run = arm.shown();
+    let time = |time: fn(&RunRecord) -> Nanos| words::or_nothing(median(arm, time).map(|time| format!("{time}{}", clock(run))));
+    let peak = run.stats.reserved_bytes.all.peak;
+    let is_done = !matches!(run.verdict, Verdict::Skipped { .. });
+    let if_done = |figure: String| if is_done { figure } else { NOTHING.to_owned() };
+    let values = [
+        words::verdicts(arm.counts),
+        if_done(words::size(Bytes(peak))),
+        if_done(run.stats.num_ooms.to_string()),
+        if_done(run.stats.num_alloc_retries.to_string()),
+        time(|run| run.timings.scenario),
+        time(|run| run.timings.lost_to_retry),
+    ];
+    FIGURES.into_iter().zip(values).collect()
+}
+
+const fn clock(run: &RunRecord) -> &'static str {
+    match run.device.clock {
+        Clock::Measured => "",
+        Clock::Simulated => " (model)",
+    }
+}
+
+/// The median of the runs that passed.
+fn median(arm: &Arm<'_>, time: fn(&RunRecord) -> Nanos) -> Option<Nanos> {
+    let mut times: Vec<Nanos> = arm.passed().map(time).collect();
+    times.sort_unstable();
+    times.get(times.len().saturating_sub(1) / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::examples;
+
+    #[test]
+    fn equal_runs_have_no_difference() {
+        let compared = compare(&examples::night(), &examples::night());
+        assert_eq!((compared.text.as_str(), compared.is_worse), ("No difference in 10 arms.\n", false));
+    }
+
+    #[test]
+    fn what_ended_otherwise_is_told_with_its_figures() {
+        let base = Records { runs: vec![examples::oom_retry("caching", 0), examples::oom_retry("direct", 0)], ..examples::night() };
+        let mut new = base.clone();
+        new.runs.pop();
+        new.runs[0].stats.reserved_bytes.all.peak += 1 << 20;
+        new.runs[0].timings.scenario = Nanos(1);
+        let Verdict::Failed { first, rest } = examples::failed("caching", 0).verdict else { unreachable!("it is made so") };
+        new.runs[0].verdict = Verdict::Failed { first, rest };
+        let compared = compare(&base, &new);
+        assert!(compared.is_worse);
+        insta::assert_snapshot!(compared.text);
+        assert!(!compare(&new, &base).is_worse);
+    }
+}

@@ -1,0 +1,145 @@
+//! Recovery: what a policy does between a failed request and the next try, and whether that try could succeed at all.
+//!
+//! Policies are data of the scenario ([`Policy`]). Each has a file of its own here.
+
+mod empty_cache;
+mod free;
+mod halve_batch;
+mod synchronize;
+
+use std::collections::BTreeMap;
+
+use harness_allocator::allocator::AllocatorError;
+use harness_allocator::units::Nanos;
+
+use crate::rig::{Finding, MemoryState, Stop};
+use crate::world::World;
+use harness_record::Invariant;
+use harness_scenario::{Policy, ReportKey};
+
+/// How something that can run out of memory ended, recovery included.
+#[derive(Debug)]
+pub(crate) struct Recovered<T> {
+    /// The answer of the last try.
+    pub(crate) answer: Result<T, AllocatorError>,
+    /// What the last try asked for.
+    pub(crate) size: u64,
+    /// Tries after the first.
+    pub(crate) retries: u64,
+    /// Retries that failed, and could not succeed because nothing had changed since the try before.
+    pub(crate) without_progress: u64,
+    /// Time of the failed tries, and of what the policy did after them.
+    pub(crate) lost: Nanos,
+}
+
+impl<T> Recovered<T> {
+    /// The figures that the step reports.
+    pub(crate) fn reports(&self) -> BTreeMap<ReportKey, u64> {
+        BTreeMap::from([
+            (ReportKey::Attempts, self.retries + 1),
+            (ReportKey::Retries, self.retries),
+            (ReportKey::RetriesWithoutProgress, self.without_progress),
+            (ReportKey::RetryTime, self.lost.0),
+        ])
+    }
+}
+
+/// What is tried, and in which unit it is counted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Tried {
+    /// One request for so many bytes. What it met in the end is the state that it left.
+    Request,
+    /// An iteration with so many samples. It frees what it made when it fails, so what it met is the state at its start.
+    Iteration,
+}
+
+impl Tried {
+    fn describe(self, size: u64) -> String {
+        match self {
+            Self::Request => harness_allocator::units::Bytes(size).to_string(),
+            Self::Iteration => format!("a batch of {size}"),
+        }
+    }
+}
+
+/// A retry that nothing speaks for: it is a violation unless it succeeds.
+struct NoProgress {
+    finding: Finding,
+}
+
+/// Tries until it succeeds or the policy gives up. `size` is what the first try asks for.
+///
+/// A retry makes progress if it succeeds, if it asks for less, or if the allocator's blocks or the free memory of the device differ from what
+/// the failed try met. One that does not is a violation of [`Invariant::RetryMakesProgress`]; the run goes on all the same, so that the record
+/// shows how it ends. A timed run does not ask the device for its memory, so it does not judge progress.
+///
+/// With a policy, each failed try costs time linear in the allocator's blocks.
+pub(crate) fn recover<T>(
+    world: &mut World,
+    policy: Option<&Policy>,
+    tried: Tried,
+    mut size: u64,
+    mut attempt: impl FnMut(&mut World, u64) -> Result<Result<T, AllocatorError>, Stop>,
+) -> Result<Recovered<T>, Stop> {
+    let judges = policy.is_some() && !world.rig.is_timed();
+    let (mut retries, mut without_progress, mut lost) = (0, 0, Nanos::ZERO);
+    let mut doubtful: Option<NoProgress> = None;
+    loop {
+        let before = if judges && matches!(tried, Tried::Iteration) { Some(world.rig.memory_state()?) } else { None };
+        let (began, counted) = (world.rig.now(), world.rig.lost_to_retry());
+        let error = match attempt(world, size)? {
+            Ok(value) => return Ok(Recovered { answer: Ok(value), size, retries, without_progress, lost }),
+            Err(error) => error,
+        };
+        if let Some(NoProgress { finding }) = doubtful.take() {
+            without_progress += 1;
+            world.rig.note(finding);
+        }
+        let met = match before {
+            Some(before) => Some(before),
+            None if judges => Some(world.rig.memory_state()?),
+            None => None,
+        };
+        let policy = policy.filter(|policy| retries < u64::from(policy.retries()));
+        let next = policy.map(|policy| prepare(world, policy, size)).transpose()?;
+        let spent = world.rig.now().saturating_sub(began);
+        lost += spent;
+        let Some(next) = next else {
+            return Ok(Recovered { answer: Err(error), size, retries, without_progress, lost });
+        };
+        // Requests of this try that the allocator itself tried again are counted already.
+        let of_these = world.rig.lost_to_retry().saturating_sub(counted);
+        world.rig.add_lost_time(spent.saturating_sub(of_these));
+        if let Some(met) = met.filter(|_| next >= size) {
+            doubtful = no_progress(world, &met, tried, next)?;
+        }
+        size = next;
+        retries += 1;
+    }
+}
+
+/// Whether a retry that asks for no less meets what the failed try met.
+fn no_progress(world: &mut World, met: &MemoryState, tried: Tried, size: u64) -> Result<Option<NoProgress>, Stop> {
+    let now = world.rig.memory_state()?;
+    let finding = || Finding {
+        invariant: Invariant::RetryMakesProgress,
+        expected: "the retry to succeed, to ask for less, or to meet other memory than the failed try".to_owned(),
+        seen: format!(
+            "it asked for {} again and failed again: the allocator's blocks and the {} free on the device were the same",
+            tried.describe(size),
+            now.device_free
+        ),
+    };
+    Ok((now == *met).then(|| NoProgress { finding: finding() }))
+}
+
+/// Does what the policy says before the next try, and returns what that try asks for.
+fn prepare(world: &mut World, policy: &Policy, size: u64) -> Result<u64, Stop> {
+    match policy {
+        Policy::EmptyCache { .. } => empty_cache::prepare(world)?,
+        Policy::Free { buffers } => free::prepare(world, buffers)?,
+        Policy::Synchronize { .. } => synchronize::prepare(world)?,
+        Policy::HalveBatch { floor, empty_cache, .. } => return halve_batch::prepare(world, size, *floor, *empty_cache),
+    }
+    Ok(size)
+}

@@ -1,0 +1,57 @@
+//! What is known of a request that failed just now, for a report to say why.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::allocator::{AllocatorError, OomCause, Request};
+use harness_allocator::device::StreamId;
+use harness_allocator::stats::{BlockState, SegmentInfo};
+use harness_allocator::units::Bytes;
+
+use super::{Rig, Stop};
+use harness_record::{Lane, Pieces, Shortage};
+
+impl Rig {
+    /// What is known of a request that failed just now. `None` in a timed run. Linear in blocks.
+    ///
+    /// # Errors
+    /// [`Stop::Device`] where the device does not tell its memory.
+    pub fn shortage(&mut self, request: Request, error: &AllocatorError) -> Result<Option<Shortage>, Stop> {
+        if self.is_timed() {
+            return Ok(None);
+        }
+        let (lacking, asked, limit) = match error {
+            AllocatorError::OutOfMemory(oom) => match oom.cause {
+                OomCause::Fraction { limit } | OomCause::Limit { limit } => (oom.lacking, oom.segment, Some(limit)),
+                OomCause::Device { .. } => (oom.lacking, oom.segment, None),
+            },
+            AllocatorError::TooLarge { .. } | AllocatorError::Device(_) => (request.size, request.size, None),
+        };
+        let lanes = self.allocator.driver_pool().is_none().then(|| lanes(&self.allocator.snapshot()));
+        let inactive_split = Bytes(self.allocator.stats().inactive_split_bytes.all.current);
+        let Request { size: requested, stream: StreamId(stream) } = request;
+        let accounts = self.accounts()?;
+        Ok(Some(Shortage { requested, stream, lacking, asked, limit, accounts, inactive_split, lanes }))
+    }
+}
+
+/// What is free in some segments, or waits to be, by pool and stream. A segment that serves several streams has blocks of all sizes.
+fn lanes(segments: &[SegmentInfo]) -> Vec<Lane> {
+    let mut lanes = BTreeMap::new();
+    for segment in segments {
+        let pool = segment.stream.map(|_| segment.pool);
+        for block in segment.blocks.iter().filter(|block| block.state != BlockState::Allocated) {
+            let lane = lanes.entry((pool, block.stream)).or_insert_with(|| Lane {
+                pool,
+                stream: block.stream.0,
+                free: Pieces::default(),
+                waiting: Pieces::default(),
+            });
+            match block.state {
+                BlockState::Inactive => lane.free.add(block.size),
+                BlockState::PendingFree => lane.waiting.add(block.size),
+                BlockState::Allocated => {}
+            }
+        }
+    }
+    lanes.into_values().collect()
+}

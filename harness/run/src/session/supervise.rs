@@ -1,0 +1,88 @@
+//! A session in a thread of its own, so that a call that never returns does not keep the program from saying where it waits.
+
+use std::panic;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use harness_allocator::device::DeviceError;
+use harness_devices::DeviceSource;
+use harness_record::{Event, Rule, RunRecord, SourceLine, StepRecord, Verdict, Violation};
+
+use super::Plan;
+use crate::control::{Control, Overrun, Place, Watched};
+
+/// How often time limits are looked after.
+const PERIOD: Duration = Duration::from_millis(50);
+
+/// As large as a main thread's: what runs here could run there.
+const STACK: usize = 8 << 20;
+
+/// How a session ended.
+#[derive(Debug)]
+pub enum End {
+    /// Everything was run, or the user stopped it.
+    Done,
+    /// No device could be opened.
+    Device(DeviceError),
+    /// A run does not end. Its thread still waits: the program should say so and exit.
+    Stuck(Overrun),
+}
+
+/// Runs a plan in a thread of its own and hands its events to `on_event` in this one. Stops waiting where a step runs past its time limit
+/// and does not stop when told to; its run has failed then.
+///
+/// # Panics
+/// Where the plan's thread panics.
+#[must_use]
+pub fn supervise(plan: Plan, source: DeviceSource, interrupt: Arc<AtomicBool>, mut on_event: impl FnMut(Event)) -> End {
+    let control = Arc::new(Control::new(interrupt));
+    let (sender, events) = mpsc::channel();
+    let worker = thread::Builder::new().name("session".to_owned()).stack_size(STACK).spawn({
+        let control = Arc::clone(&control);
+        // Nobody listens any more where the session was given up.
+        move || plan.observe(&source, &control, &mut |event| drop(sender.send(event)))
+    });
+    let worker = match worker {
+        Ok(worker) => worker,
+        Err(error) => return End::Device(DeviceError::Unavailable { what: "a thread".to_owned(), why: error.to_string() }),
+    };
+    let mut running: Option<RunRecord> = None;
+    loop {
+        match events.recv_timeout(PERIOD) {
+            Ok(event) => {
+                match &event {
+                    Event::RunStarted(run) => running = Some(RunRecord::clone(run)),
+                    Event::RunEnded(_) => running = None,
+                    Event::StepEnded(step) => running.iter_mut().for_each(|run| run.steps.push(StepRecord::clone(step))),
+                    Event::Started { .. } => {}
+                }
+                on_event(event);
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                if let Watched::Stuck(overrun) = control.watch() {
+                    running.into_iter().for_each(|run| on_event(Event::RunEnded(Box::new(stuck(run, &overrun)))));
+                    return End::Stuck(overrun);
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    match worker.join() {
+        Ok(Ok(())) => End::Done,
+        Ok(Err(error)) => End::Device(error),
+        Err(payload) => panic::resume_unwind(payload),
+    }
+}
+
+/// The record of a run that does not end.
+fn stuck(run: RunRecord, overrun: &Overrun) -> RunRecord {
+    let (step, at) = match overrun.place {
+        Place::Step { number, line, .. } => (number, Some(SourceLine { path: run.scenario.path.clone(), line, column: 1 })),
+        Place::Opening | Place::Closing => (0, None),
+    };
+    let first = Violation { step, at, rule: Rule::TimeLimit, expected: overrun.expected(), seen: overrun.seen_stuck() };
+    RunRecord { verdict: Verdict::Failed { first, rest: Vec::new() }, ..run }
+}

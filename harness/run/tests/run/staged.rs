@@ -1,0 +1,171 @@
+//! A simulated device that behaves as real ones do where the simulated one is kinder: other processes take memory, streams cost memory, and
+//! questions for the memory take time in which queued work goes on. It counts what it is asked.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::device::{
+    Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place,
+    PooledDevice, StreamId, Tag, TestDevice,
+};
+use harness_allocator::units::{Bytes, Nanos};
+
+/// What other processes hold at the n-th question for the device's memory, counted from 0.
+type Others = Box<dyn Fn(u64) -> Bytes + Send>;
+
+/// How the device differs from the simulated one.
+pub(crate) struct Stage {
+    /// Other processes; `None`: nobody else can be on the device, as on a simulated one.
+    pub(crate) others: Option<Others>,
+    /// Whether it tells what belongs to this process.
+    pub(crate) tells_process: bool,
+    /// What each stream takes.
+    pub(crate) stream_cost: Bytes,
+    /// How long an answer of NVML takes.
+    pub(crate) nvml_takes: Nanos,
+}
+
+impl Default for Stage {
+    fn default() -> Self {
+        Self { others: None, tells_process: true, stream_cost: Bytes::ZERO, nvml_takes: Nanos::ZERO }
+    }
+}
+
+/// What was asked of the device besides memory and work.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    /// Questions for the device's memory, which NVML answers.
+    pub(crate) memory: AtomicU64,
+    /// Questions for free memory, which the driver answers.
+    pub(crate) free_memory: AtomicU64,
+    /// Readings of memory.
+    pub(crate) verify: AtomicU64,
+}
+
+impl Asked {
+    pub(crate) fn counts(&self) -> [u64; 3] {
+        [&self.memory, &self.free_memory, &self.verify].map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+pub(crate) struct Staged {
+    device: SimDevice,
+    info: DeviceInfo,
+    stage: Stage,
+    /// Time passes on it while NVML answers: work of other streams goes on.
+    aside: StreamId,
+    streams: u64,
+    waits: u64,
+    asked: Arc<Asked>,
+}
+
+impl Staged {
+    pub(crate) fn new(memory: Bytes, stage: Stage) -> (Self, Arc<Asked>) {
+        let mut config = SimConfig::default();
+        config.total = config.context_overhead + memory;
+        let mut device = SimDevice::new(config);
+        let aside = device.create_stream().expect("a simulated device makes streams");
+        let mut info = device.info().clone();
+        if stage.others.is_some() {
+            info.clock = Clock::Measured;
+        }
+        let asked = Arc::<Asked>::default();
+        (Self { device, info, stage, aside, streams: 0, waits: 0, asked: Arc::clone(&asked) }, asked)
+    }
+}
+
+macro_rules! passed_on {
+    ($(fn $name:ident(&mut self $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;)*) => {
+        $(fn $name(&mut self $(, $argument: $type)*) $(-> $result)? { self.device.$name($($argument),*) })*
+    };
+}
+
+impl Device for Staged {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
+        self.asked.free_memory.fetch_add(1, Ordering::Relaxed);
+        self.device.free_memory()
+    }
+
+    fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
+        self.streams += 1;
+        self.device.create_stream()
+    }
+
+    fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.streams -= 1;
+        self.device.destroy_stream(stream)
+    }
+
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        self.device.mapped()
+    }
+
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        self.device.pooled()
+    }
+
+    passed_on! {
+        fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError>;
+        fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError>;
+        fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
+        fn create_event(&mut self) -> Result<EventId, DeviceError>;
+        fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError>;
+        fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError>;
+        fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError>;
+        fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError>;
+        fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError>;
+        fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
+        fn synchronize(&mut self) -> Result<(), DeviceError>;
+    }
+}
+
+impl TestDevice for Staged {
+    fn own_context(&self) -> Result<Bytes, DeviceError> {
+        self.device.own_context()
+    }
+
+    fn calls(&self) -> DeviceCalls {
+        let calls = self.device.calls();
+        DeviceCalls { synchronize: calls.synchronize - self.waits, ..calls }
+    }
+
+    fn leaks(&self) -> Leaks {
+        let leaks = self.device.leaks();
+        Leaks { streams: leaks.streams - 1, ..leaks }
+    }
+
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
+        let nth = self.asked.memory.fetch_add(1, Ordering::Relaxed);
+        if self.stage.nvml_takes > Nanos::ZERO {
+            self.device.busy(self.aside, self.stage.nvml_takes)?;
+            self.device.synchronize_stream(self.aside)?;
+            self.waits += 1;
+        }
+        let memory = self.device.memory()?;
+        let streams = Bytes(self.streams * self.stage.stream_cost.0);
+        let others = self.stage.others.as_ref().map_or(Bytes::ZERO, |others| others(nth));
+        // A real device makes pressure by allocations of this process.
+        let pressure = if self.stage.others.is_some() { memory.pressure } else { Bytes::ZERO };
+        let process = memory.process.filter(|_| self.stage.tells_process).map(|process| process + streams + pressure);
+        Ok(DeviceMemory { used: memory.used + streams + others, process, ..memory })
+    }
+
+    fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        self.asked.verify.fetch_add(1, Ordering::Relaxed);
+        self.device.verify(stream, range, tag)
+    }
+
+    passed_on! {
+        fn now(&mut self) -> Nanos;
+        fn set_place(&mut self, place: Place);
+        fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError>;
+        fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
+        fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError>;
+        fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError>;
+    }
+}

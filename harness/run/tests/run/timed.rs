@@ -1,0 +1,114 @@
+//! Timed runs: the device sees the scenario's calls and no others, so that the time of work on the device is neither hidden nor added to.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use harness_allocator::allocator::AllocatorKind;
+use harness_allocator::units::{Bytes, Nanos};
+use harness_record::Verdict;
+use harness_run::run::{RunRequest, TimedRun, time};
+use harness_scenario::Scenario;
+
+use crate::staged::{Asked, Stage, Staged};
+
+fn timed(memory: &str, steps: &str, allocator: AllocatorKind, nvml_takes: Nanos) -> (TimedRun, Arc<Asked>) {
+    let text = format!("about: A test.\nneeds: {{ memory: {memory} }}\nstreams: [side]\nsteps:\n{steps}\n");
+    let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let (device, asked) = Staged::new(scenario.memory, Stage { nvml_takes, ..Stage::default() });
+    let (allocator, reproduce, interrupt) = (&allocator.into(), String::new(), Arc::default());
+    let request = RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt };
+    let run = time(&request, Box::new(device)).unwrap();
+    assert_eq!(run.verdict, Verdict::Passed);
+    (run, asked)
+}
+
+/// 40 ms of work are queued, and 40 driver calls are made while it goes on. In a checked run NVML is asked after each of them.
+#[test]
+fn work_that_is_queued_is_in_the_time_however_long_nvml_takes() {
+    let steps = "  - work: { stream: side, duration: 40ms }
+  - repeat:
+      times: 20
+      steps:
+        - alloc: { buffer: a, size: 3MiB }
+        - free: a
+        - empty_cache
+        - expect: device.used >= 0B
+  - measure: m
+  - synchronize: device";
+    let mut times = Vec::new();
+    for millis in [0, 1, 3] {
+        let (run, _) = timed("64MiB", steps, AllocatorKind::Caching, Nanos::millis(millis));
+        times.push(run.timings.scenario);
+    }
+    assert!(times[0] >= Nanos::millis(40) && times[0] < Nanos::millis(60), "{times:?}");
+    assert_eq!(times, [times[0]; 3]);
+}
+
+/// Of 20 GiB each, the fills take milliseconds, and the free of `direct` waits for them.
+#[test]
+fn a_free_that_waits_for_fills_takes_as_long_as_they_do() {
+    let steps = "  - alloc: { buffer: a, size: 20GiB }
+  - alloc: { buffer: b, size: 20GiB }
+  - fill: { buffer: a }
+  - fill: { buffer: b }
+  - free: a
+  - free: b";
+    let (run, asked) = timed("64GiB", steps, AllocatorKind::Direct, Nanos::millis(1));
+    let filled = timed(
+        "64GiB",
+        &format!("{steps}\n  - synchronize: device").replace("  - free: a\n  - free: b\n", ""),
+        AllocatorKind::Direct,
+        Nanos::ZERO,
+    );
+    let fills = filled.0.timings.scenario;
+    assert!(fills > Nanos::millis(10), "{fills}");
+    let first_free = run.timings.free.kept[0];
+    assert!(first_free > Nanos::millis(10) && run.timings.scenario > fills, "{first_free} of {}", run.timings.scenario);
+    assert_eq!(asked.counts()[2], 0, "nothing is read that the scenario does not read");
+}
+
+/// Everything that a checked run looks at stands in here: frees of filled buffers, requests that fail, recovery, expectations, measures, invariants.
+#[test]
+fn a_timed_run_asks_the_device_nothing_between_its_first_step_and_its_last() {
+    let steps = "  - alloc: { buffer: a, size: 3MiB }
+  - fill: { buffer: a }
+  - measure: m
+  - expect: [ device.used - m.device.used == 0B, num_ooms == 0, device.free > 0B ]
+  - free: a
+  - alloc: { buffer: w, size: 40MiB }
+  - pressure: 4MiB
+  - alloc: { buffer: x, size: 60MiB, expect: oom, on_oom: { empty_cache: { retries: 2 } } }
+  - storm: { id: s, operations: 200, sizes: { min: 1KiB, max: 2MiB }, live: 8MiB, lifetime: { min: 9, max: 99 }, fill: true }
+  - train: { id: t, parameters: 4KiB, layers: 2, activations_per_sample: 30MiB, batch: 2, iterations: 1, expect: oom, on_oom: { halve_batch: {} } }
+  - pins: { storm: s, id: p }
+  - empty_cache
+violates: retry_makes_progress
+invariants: [ device.used > 0B ]";
+    let (run, asked) = timed("64MiB", steps, AllocatorKind::Caching, Nanos::ZERO);
+    assert!(run.timings.allocate.count > 100 && run.timings.scenario > Nanos::ZERO);
+    // When the rig takes the device, when the scenario begins, and for the measure `start`: before the first step. A request that the driver
+    // refuses asks it for what is free, as the allocator's own error does.
+    let [memory, free_memory, verified] = asked.counts();
+    assert_eq!(memory, 3);
+    assert!(free_memory <= run.stats.num_ooms, "{free_memory} questions for {} refusals", run.stats.num_ooms);
+    assert!(verified <= 4, "{verified}: the training alone reads its parameters and its layers' output");
+}
+
+#[test]
+fn the_times_of_steps_go_to_the_record_of_the_checked_run() {
+    let text = "about: A test.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 3MiB, id: x }\n  - work: { duration: 5ms }\n  - synchronize: device\n  - expect: x.time > 0ns\n";
+    let scenario = Scenario::parse(text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}"));
+    let (allocator, interrupt) = (&AllocatorKind::Caching.into(), Arc::default());
+    let request = RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce: String::new(), audit: true, interrupt };
+    let device = || Box::new(Staged::new(Bytes::mib(64), Stage::default()).0);
+    let mut record = harness_run::run::run(&request, device()).unwrap();
+    assert!(record.steps.iter().all(|step| step.duration.is_none() && !step.reports.contains_key("time")), "a checked run has no times");
+    assert_eq!(record.timings, harness_record::Timings::default());
+    let timed = time(&request, device()).unwrap();
+    let whole = timed.timings.scenario;
+    timed.add_to(&mut record);
+    let durations: Vec<Nanos> = record.steps.iter().map(|step| step.duration.expect("each step was timed")).collect();
+    assert!(durations[1] + durations[2] >= Nanos::millis(5), "{durations:?}");
+    assert_eq!(record.steps[0].reports["time"], durations[0].0);
+    assert_eq!((record.timings.scenario, durations.iter().map(|time| time.0).sum::<u64>()), (whole, whole.0));
+}

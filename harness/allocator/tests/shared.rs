@@ -320,3 +320,38 @@ fn four_real_threads_do_everything_at_once_and_the_accounts_are_right() {
         assert_eq!((leaks.allocations, leaks.reservations, leaks.bytes, leaks.events), (0, 0, Bytes::ZERO, 0));
     }
 }
+
+#[test]
+fn ten_thousand_short_lived_streams_cost_the_same_as_the_first() {
+    for cores in [Cores::One, Cores::PerStream] {
+        let allocator = on_80_gib(cores);
+        for _ in 0..10_000 {
+            let stream = allocator.device().create_stream().expect("streams can be made");
+            let allocation = allocator.allocate(Request::new(Bytes::mib(3)).on(stream)).expect("there is room");
+            allocator.free(allocation.ptr()).expect("it is live");
+            allocator.release_stream(stream).expect("the device is sound");
+            allocator.device().destroy_stream(stream).expect("it is there");
+            assert_eq!(allocator.stats().reserved_bytes.all.current, 0);
+        }
+        assert_eq!(allocator.device().calls().memory_calls(), 20_000);
+        assert_eq!(allocator.stats().allocation.all.allocated, 10_000);
+        allocator.close().expect("nothing is live");
+    }
+}
+
+#[test]
+fn a_panic_with_the_device_in_hand_does_the_allocator_no_harm() {
+    let allocator = on_80_gib(Cores::PerStream);
+    let panicked = thread::scope(|scope| {
+        let careless = scope.spawn(|| {
+            let _device = allocator.device();
+            panic!("for the test");
+        });
+        careless.join().is_err()
+    });
+    assert!(panicked);
+    let allocation = allocator.allocate(Request::new(Bytes::mib(3))).expect("a miss goes to the driver");
+    allocator.free(allocation.ptr()).expect("it is live");
+    assert_eq!(allocator.empty_cache(), Ok(()));
+    assert_eq!((allocator.device().calls().malloc, allocator.stats().reserved_bytes.all.current), (1, 0));
+}

@@ -2,8 +2,10 @@
 //!
 //! The device is passed in with each call and not owned, so that one device can serve an allocator, an audit and a scenario.
 //! [`caching`] is PyTorch's behaviour, [`bfc`] TensorFlow's, [`rmm_pool`] RMM's, [`async_pool`] the driver's own pool, [`direct`] the
-//! baseline without any cache. [`shared`] is PyTorch's behaviour for many host threads; it owns its device and frees by pointer.
+//! baseline without any cache. [`shared`] is PyTorch's behaviour for many host threads; it owns its device and frees by pointer. [`resource`]
+//! is one interface for all of them in a program of many threads, with [`adaptors`] and buffers that free themselves.
 
+pub mod adaptors;
 pub mod async_pool;
 pub mod bfc;
 pub mod caching;
@@ -11,6 +13,7 @@ pub mod direct;
 mod live;
 mod pending;
 mod regions;
+pub mod resource;
 pub mod rmm_pool;
 pub mod shared;
 
@@ -219,6 +222,72 @@ pub trait Allocator: Send {
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError>;
 }
 
+impl<A: Allocator + ?Sized> Allocator for Box<A> {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
+    fn reserve_unit(&self, device: &dyn Device) -> Bytes {
+        (**self).reserve_unit(device)
+    }
+
+    fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {
+        (**self).largest_request(device, free)
+    }
+
+    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+        (**self).allocate(device, request)
+    }
+
+    fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
+        (**self).free(device, allocation)
+    }
+
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+        (**self).record_stream(allocation, stream)
+    }
+
+    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+        (**self).release_stream(device, stream)
+    }
+
+    fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        (**self).empty_cache(device)
+    }
+
+    fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
+        (**self).set_memory_fraction(device, fraction);
+    }
+
+    fn reset_peaks(&mut self) {
+        (**self).reset_peaks();
+    }
+
+    fn stats(&self) -> MemoryStats {
+        (**self).stats()
+    }
+
+    fn snapshot(&self) -> Vec<SegmentInfo> {
+        (**self).snapshot()
+    }
+
+    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
+        (**self).segment_at(address)
+    }
+
+    fn driver_pool(&self) -> Option<PoolId> {
+        (**self).driver_pool()
+    }
+
+    fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {
+        (**self).private_pools()
+    }
+
+    fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        (**self).close(device)
+    }
+}
+
 /// Pools apart from the default one, as `torch.cuda.MemPool` and `use_mem_pool` make them.
 pub trait PrivatePools {
     /// Sends the allocations of all streams to the pool, which is made on first use. Contexts nest; the innermost wins.
@@ -354,6 +423,11 @@ pub enum OomCause {
         /// The limit in force.
         limit: Bytes,
     },
+    /// A limit that the program has set with [`adaptors::Limited`]: neither the allocator nor the driver was asked.
+    Limit {
+        /// The limit in force.
+        limit: Bytes,
+    },
 }
 
 impl OutOfMemory {
@@ -376,6 +450,7 @@ impl fmt::Display for OutOfMemory {
         match self.cause {
             OomCause::Device { free } => write!(f, "{free} free on the device")?,
             OomCause::Fraction { limit } => write!(f, "the memory fraction allows {limit}")?,
+            OomCause::Limit { limit } => write!(f, "the program allows {limit}")?,
         }
         write!(
             f,
@@ -388,7 +463,7 @@ impl fmt::Display for OutOfMemory {
             _ if self.reserved_but_unallocated() == Bytes::ZERO => Ok(()),
             Some(Bytes::ZERO) => f.write_str(", none of it for this stream and size"),
             Some(largest) => write!(f, ", in pieces of at most {largest} for this stream and size"),
-            None => f.write_str(", in pieces that the driver's pool does not tell"),
+            None => f.write_str(", in pieces of sizes that are not known"),
         }
     }
 }

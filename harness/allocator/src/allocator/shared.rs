@@ -1,34 +1,36 @@
 //! The caching allocator for many host threads on one device: [`SharedAllocator`], `Send` and `Sync`, freeing by pointer.
 //!
-//! Words: a *core* is a [`CachingAllocator`] behind a lock of its own; the *slow lock* guards the device and what all cores hold from it
-//! together. [`Cores`] says how many cores there are. `growing` is the table that readers need no lock for, `addresses` finds the core of
-//! an address, `held` what all cores hold, `rest` is what a core asks of the others, `sync` names the primitives.
+//! Words: a *core* is a [`CachingAllocator`] behind a lock of its own; the *slow lock* guards what all cores together hold from the device;
+//! the device has a lock of its own too. [`Cores`] says how many cores there are. `table` is read without a lock, `addresses` finds the core
+//! of an address, `held` counts what all cores hold, `other_cores` is what a core asks of the others, `sync` names the primitives.
 //!
 //! PyTorch's free blocks, blocks and segments belong to one stream each, so with a core for each stream a hit or an unshared free touches
-//! that stream's core only, and threads on different streams never wait for each other there. A miss lets the core go, takes the slow lock,
-//! then the core again, tries the cache again, and only then goes to the driver; meanwhile other streams' hits go on. Decisions are those of
-//! the plain allocator: the sequence of driver calls is one and the same code.
+//! that stream's core only, and threads on different streams never wait for each other there. A miss unlocks the core, takes the slow lock
+//! and the device, then the core again, tries the cache again, and only then calls the driver; meanwhile other streams' hits go on. Decisions
+//! are those of the plain allocator: the sequence of driver calls is one and the same code.
 //!
-//! Two rules keep this free of deadlocks, and the tests explore them with every lock and atomic as a scheduling point:
+//! Three rules keep this free of deadlocks, and the tests explore them with every lock and atomic as a scheduling point:
 //!
-//! 1. the slow lock is never waited for by a thread that holds a core;
-//! 2. a second core is locked only under the slow lock.
+//! 1. a thread that holds a core waits neither for the slow lock nor for the device;
+//! 2. a thread that holds the device does not wait for the slow lock;
+//! 3. a second core is locked only under the slow lock.
 
 mod addresses;
-mod growing;
 mod held;
-mod rest;
+mod other_cores;
 mod sync;
+mod table;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
 
 use self::addresses::{Addresses, Owner};
-use self::growing::Growing;
 use self::held::Held;
-use self::rest::Rest;
+use self::other_cores::CoresBeside;
 use self::sync::{Guard, Lock};
+use self::table::Table;
 use super::caching::{CachingAllocator, Config, Freed};
 use super::{Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePoolError, PrivatePoolId, PrivatePools, Request};
 use crate::device::{Device, DeviceError, DevicePtr, Place, StreamId};
@@ -44,6 +46,9 @@ pub enum Cores {
     PerStream,
 }
 
+/// How many released streams with live memory are looked at again only on their own release or when the cache is emptied.
+const FEW_RELEASED: usize = 64;
+
 /// See the module.
 ///
 /// A pointer that was freed may be handed out again at once, to another thread: freeing it twice is noticed only while it is not.
@@ -51,36 +56,42 @@ pub struct SharedAllocator<D = Box<dyn Device>> {
     config: Config,
     cores: Cores,
     /// Made on first use; with one core under key 0, otherwise under the stream's number.
-    by_key: Growing<Core, 64>,
+    table: Table<Core, 64>,
     addresses: Addresses,
-    slow: Lock<Slow<D>>,
+    slow: Lock<Slow>,
+    /// Apart from the slow lock, because callers hold it too: where one of them panics, the accounts of the allocator are still right.
+    device: Lock<D>,
 }
 
 /// Apart from its neighbours in memory: two cache lines, since processors fetch them in pairs.
 #[repr(align(128))]
 struct Core(Lock<CachingAllocator>);
 
-/// What only misses and the like need.
-struct Slow<D> {
-    device: D,
+/// What only calls that go to the driver need.
+struct Slow {
     held: Held,
     /// Of all cores; each takes it over before it goes to the driver.
     fraction: MemoryFraction,
+    /// Cores of released streams that still hold memory.
+    released: BTreeSet<u32>,
+    /// How many of those there may be before all of them are looked at again: twice what the last look has left. So each release costs
+    /// constant time on average.
+    released_limit: usize,
 }
 
 /// The device of a [`SharedAllocator`], lent: see [`SharedAllocator::device`].
-pub struct DeviceGuard<'a, D>(Guard<'a, Slow<D>>);
+pub struct DeviceGuard<'a, D>(Guard<'a, D>);
 
 impl<D> Deref for DeviceGuard<'_, D> {
     type Target = D;
     fn deref(&self) -> &Self::Target {
-        &self.0.device
+        &self.0
     }
 }
 
 impl<D> DerefMut for DeviceGuard<'_, D> {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0.device
+        &mut self.0
     }
 }
 
@@ -92,8 +103,9 @@ impl<D: Device> SharedAllocator<D> {
     #[must_use]
     pub fn new(device: D, config: Config, cores: Cores) -> Self {
         let cores = if config.garbage_collection_threshold.is_some() { Cores::One } else { cores };
-        let slow = Lock::new(Slow { device, held: Held::default(), fraction: config.memory_fraction });
-        Self { config, cores, by_key: Growing::default(), addresses: Addresses::default(), slow }
+        let fraction = config.memory_fraction;
+        let slow = Lock::new(Slow { held: Held::default(), fraction, released: BTreeSet::new(), released_limit: FEW_RELEASED });
+        Self { config, cores, table: Table::default(), addresses: Addresses::default(), slow, device: Lock::new(device) }
     }
 
     /// How many cores are in force.
@@ -118,7 +130,7 @@ impl<D: Device> SharedAllocator<D> {
                 return Ok(allocation);
             }
         }
-        self.allocate_slowly(key, core, request)
+        self.allocate_slowly(key, request)
     }
 
     /// Takes memory back, given its address. The null pointer is passed over.
@@ -129,8 +141,8 @@ impl<D: Device> SharedAllocator<D> {
     #[inline]
     pub fn free(&self, ptr: DevicePtr) -> Result<(), DeviceError> {
         for owner in self.addresses.owners(ptr) {
-            let Some(core) = self.by_key.get(owner.key.into()) else { continue };
-            let freed = core.0.lock().free_unaided(ptr, owner.handle);
+            let Some(core) = self.table.get(owner.key.into()) else { continue };
+            let freed = core.0.lock().free_without_device(ptr, owner.handle);
             match freed {
                 Freed::Done => return Ok(()),
                 Freed::NeedsDevice => return self.free_slowly(core, ptr, owner),
@@ -151,7 +163,7 @@ impl<D: Device> SharedAllocator<D> {
         }
         let owner = Owner { key: self.key(allocation.stream()), handle: allocation.handle() };
         let core = self.core(owner.key);
-        let freed = core.0.lock().free_unaided(allocation.ptr(), owner.handle);
+        let freed = core.0.lock().free_without_device(allocation.ptr(), owner.handle);
         match freed {
             Freed::Done => Ok(()),
             Freed::NeedsDevice => self.free_slowly(core, allocation.ptr(), owner),
@@ -165,7 +177,7 @@ impl<D: Device> SharedAllocator<D> {
     /// [`DeviceError::InvalidFree`] where nothing is handed out at this address.
     pub fn record_stream(&self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
         for owner in self.addresses.owners(ptr) {
-            let Some(core) = self.by_key.get(owner.key.into()) else { continue };
+            let Some(core) = self.table.get(owner.key.into()) else { continue };
             let mut core = core.0.lock();
             if let Some(allocation) = core.allocation_at(ptr, owner.handle) {
                 return core.record_stream(&allocation, stream);
@@ -174,16 +186,59 @@ impl<D: Device> SharedAllocator<D> {
         if ptr == DevicePtr::NULL { Ok(()) } else { Err(not_live(ptr)) }
     }
 
+    /// Tells that a stream is used no more: for no request, no work and no [`SharedAllocator::record_stream`], by any thread. What is kept for
+    /// the stream goes: its free memory is given back to the driver, and its core serves another stream. Memory that is still handed out
+    /// for the stream stays valid. Waits for the stream's work. Call it before or after [`Device::destroy_stream`], and before
+    /// [`Device::release_stream`]. The default stream is passed over.
+    ///
+    /// # Errors
+    /// [`DeviceError`] of a broken device.
+    pub fn release_stream(&self, stream: StreamId) -> Result<(), DeviceError> {
+        let mut slow = self.slow.lock();
+        let mut device = self.device.lock_after_panics();
+        let key = self.key(stream);
+        let Some(core) = self.table.get(key.into()) else { return Ok(()) };
+        {
+            let mut core = core.0.lock();
+            let released = core.release_stream(&mut *device, stream);
+            slow.held.set(key, &core.stats());
+            released?;
+        }
+        if self.cores == Cores::PerStream && stream != StreamId::DEFAULT {
+            slow.released.insert(key);
+            self.retire_empty_cores(&mut slow, key);
+        }
+        Ok(())
+    }
+
+    /// Makes the cores of released streams that hold nothing available for other streams: one of them, or all if there are many.
+    fn retire_empty_cores(&self, slow: &mut Slow, key: u32) {
+        let many = slow.released.len() > slow.released_limit;
+        let candidates: Vec<u32> = if many { slow.released.iter().copied().collect() } else { vec![key] };
+        for key in candidates {
+            let Some(core) = self.table.get(key.into()) else { continue };
+            if core.0.lock().holds_nothing() {
+                self.table.retire(key.into());
+                slow.held.remove(key);
+                slow.released.remove(&key);
+            }
+        }
+        if many {
+            slow.released_limit = FEW_RELEASED.max(2 * slow.released.len());
+        }
+    }
+
     /// Gives the cached memory of all streams back to the driver.
     ///
     /// # Errors
     /// [`DeviceError`] of a broken device.
     pub fn empty_cache(&self) -> Result<(), DeviceError> {
         let mut slow = self.slow.lock();
-        let Slow { device, held, .. } = &mut *slow;
-        let key = self.by_key.sorted().first().map_or(0, |&(key, _)| key as u32);
+        let mut device = self.device.lock_after_panics();
+        let Slow { held, .. } = &mut *slow;
+        let key = self.table.by_key().first().map_or(0, |&(key, _)| key as u32);
         let mut core = self.core(key).0.lock();
-        let released = core.release_all_cached(device, &mut Rest::of(self, key, held));
+        let released = core.release_all_cached(&mut *device, &mut CoresBeside::of(self, key, held));
         held.set(key, &core.stats());
         released
     }
@@ -192,8 +247,9 @@ impl<D: Device> SharedAllocator<D> {
     pub fn set_memory_fraction(&self, fraction: MemoryFraction) {
         let mut slow = self.slow.lock();
         slow.fraction = fraction;
-        for (_, core) in self.by_key.sorted() {
-            core.0.lock().set_memory_fraction(&slow.device, fraction);
+        let device = self.device.lock_after_panics();
+        for core in self.table.values() {
+            core.0.lock().set_memory_fraction(&*device, fraction);
         }
     }
 
@@ -254,17 +310,19 @@ impl<D: Device> SharedAllocator<D> {
     pub fn release_pool(&self, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
         let core = self.only_core()?;
         let mut slow = self.slow.lock();
+        let mut device = self.device.lock_after_panics();
         let mut core = core.0.lock();
-        let released = core.release(&mut slow.device, pool);
+        let released = core.release(&mut *device, pool);
         slow.held.set(0, &core.stats());
         released
     }
 
     /// The device, for the caller's own use: to make streams, to wait for work. Until the guard is dropped misses of other threads wait,
-    /// hits do not; the thread that has it must not call this allocator, or it waits for ever.
+    /// hits do not; the thread that has it must not call this allocator, or it waits for ever. A panic of that thread does the allocator no
+    /// harm.
     #[must_use]
     pub fn device(&self) -> DeviceGuard<'_, D> {
-        DeviceGuard(self.slow.lock())
+        DeviceGuard(self.device.lock_after_panics())
     }
 
     /// Gives everything back to the device, handles included. Allocations still live become invalid; the allocator is empty and can be
@@ -274,23 +332,26 @@ impl<D: Device> SharedAllocator<D> {
     /// [`DeviceError`] of a broken device.
     pub fn close(&self) -> Result<(), DeviceError> {
         let mut slow = self.slow.lock();
-        let Slow { device, held, .. } = &mut *slow;
-        for (key, core) in self.by_key.sorted() {
+        let mut device = self.device.lock_after_panics();
+        for (key, core) in self.table.by_key() {
             let mut core = core.0.lock();
-            let closed = core.close(device);
-            held.set(key as u32, &core.stats());
+            let closed = core.close(&mut *device);
+            slow.held.set(key as u32, &core.stats());
             closed?;
         }
-        Ok(())
+        // Retired cores hold no memory, but they may keep events.
+        self.table.values().try_for_each(|core| core.0.lock().close(&mut *device))
     }
 
     #[cold]
-    fn allocate_slowly(&self, key: u32, core: &Core, request: Request) -> Result<Allocation, AllocatorError> {
+    fn allocate_slowly(&self, key: u32, request: Request) -> Result<Allocation, AllocatorError> {
         let mut slow = self.slow.lock();
-        let Slow { device, held, fraction } = &mut *slow;
-        let mut core = core.0.lock();
-        core.set_memory_fraction(device, *fraction);
-        let allocated = core.allocate_among(device, request, &mut Rest::of(self, key, held));
+        let mut device = self.device.lock_after_panics();
+        let Slow { held, fraction, .. } = &mut *slow;
+        // Looked up under the slow lock: the core may have been retired since the caller looked.
+        let mut core = self.core(key).0.lock();
+        core.set_memory_fraction(&*device, *fraction);
+        let allocated = core.allocate_among(&mut *device, request, &mut CoresBeside::of(self, key, held));
         held.set(key, &core.stats());
         if let Ok(allocation) = &allocated {
             self.note(key, allocation);
@@ -301,14 +362,15 @@ impl<D: Device> SharedAllocator<D> {
     /// A free that records events.
     #[cold]
     fn free_slowly(&self, core: &Core, ptr: DevicePtr, owner: Owner) -> Result<(), DeviceError> {
-        let mut slow = self.slow.lock();
+        let mut device = self.device.lock_after_panics();
         let mut core = core.0.lock();
         // Another thread may have freed it meanwhile.
         let allocation = core.allocation_at(ptr, owner.handle).ok_or_else(|| not_live(ptr))?;
-        core.free(&mut slow.device, allocation)
+        core.free(&mut *device, allocation)
     }
 
-    /// Writes down whose the address is, for the free. Under the core's lock, so that a slot changes only as its core does.
+    /// Notes which core has handed out the address, for the free. The caller holds the lock of that core, so that a slot changes only as its
+    /// core does.
     #[inline]
     fn note(&self, key: u32, allocation: &Allocation) {
         if !allocation.is_null() {
@@ -326,7 +388,7 @@ impl<D: Device> SharedAllocator<D> {
 
     #[inline]
     fn core(&self, key: u32) -> &Core {
-        self.by_key.get_or_insert(key.into(), || Core(Lock::new(CachingAllocator::new(self.config.clone()))))
+        self.table.get_or_insert(key.into(), || Core(Lock::new(CachingAllocator::new(self.config.clone()))))
     }
 
     fn only_core(&self) -> Result<&Core, PrivatePoolError> {
@@ -341,9 +403,9 @@ impl<D: Device> SharedAllocator<D> {
         }
     }
 
-    /// All cores at once, in the order of streams. Only for who holds the slow lock.
+    /// All cores at once, retired ones included. The caller holds the slow lock.
     fn lock_all(&self) -> Vec<Guard<'_, CachingAllocator>> {
-        self.by_key.sorted().into_iter().map(|(_, core)| core.0.lock()).collect()
+        self.table.values().map(|core| core.0.lock()).collect()
     }
 }
 

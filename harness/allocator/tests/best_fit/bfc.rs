@@ -92,6 +92,18 @@ fn later_extensions_that_fail_try_the_request_itself_and_no_more() {
 }
 
 #[test]
+fn nine_tenths_are_tried_once_even_where_that_found_a_region() {
+    let mut bench = default(Bytes::gib(1));
+    bench.leave(Bytes::mib(50));
+    bench.hold(Bytes::mib(40), StreamId::DEFAULT);
+    let before = bench.device.calls().malloc;
+    bench.leave(Bytes::mib(50));
+    bench.hold(Bytes::mib(45), StreamId::DEFAULT);
+    assert_eq!((bench.regions()[1], bench.device.calls().malloc - before), (Bytes::mib(45), 2), "64 MiB, then 45 MiB");
+    bench.close();
+}
+
+#[test]
 fn without_growth_the_first_region_is_the_whole_limit() {
     let mut bench = bench(Bytes::gib(1), Config { allow_growth: false, memory_limit: Some(Bytes::mib(300)), ..Config::default() });
     bench.hold(Bytes(4), StreamId::DEFAULT);

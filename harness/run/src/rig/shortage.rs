@@ -21,7 +21,7 @@ impl Rig {
         }
         let (lacking, asked, limit) = match error {
             AllocatorError::OutOfMemory(oom) => match oom.cause {
-                OomCause::Fraction { limit } => (oom.lacking, oom.segment, Some(limit)),
+                OomCause::Fraction { limit } | OomCause::Limit { limit } => (oom.lacking, oom.segment, Some(limit)),
                 OomCause::Device { .. } => (oom.lacking, oom.segment, None),
             },
             AllocatorError::TooLarge { .. } | AllocatorError::Device(_) => (request.size, request.size, None),

@@ -83,7 +83,7 @@ impl Config {
 
     /// The largest request that rounds to at most `size`, which is a multiple of the unit.
     pub(super) fn round_down(&self, size: u64) -> u64 {
-        if self.round(size) == Some(size) {
+        if size == 0 || self.round(size) == Some(size) {
             return size;
         }
         let power = 1 << size.ilog2();
@@ -188,6 +188,7 @@ mod tests {
         let finest = Config { roundup_power2_divisions: [1 << 63; 16], ..Config::default() };
         assert_eq!(finest.round(3_000_000), Some(4 << 20), "as PyTorch's binary does");
         assert_eq!((finest.round_down(3_000_000), Config::default().round_down(512)), (2 << 20, 512));
+        assert_eq!((finest.round_down(0), Config::default().round_down(0)), (0, 0), "where not even one page is free");
         assert_eq!((interval(1 << 20), interval(2 << 20), interval(1 << 40)), (0, 1, 15));
     }
 }

@@ -17,7 +17,11 @@ impl CachingAllocator {
     pub(super) fn try_expand(&mut self, device: &mut dyn Device, lane: LaneId, size: u64) -> Result<Option<BlockId>, DeviceError> {
         let mut candidate = match self.find_stretch(lane, size) {
             Some(block) => block,
-            None => self.reserve(device, lane)?,
+            None => match self.reserve(device, lane) {
+                Ok(block) => block,
+                Err(error) if error.is_out_of_memory() => return Ok(None),
+                Err(error) => return Err(error),
+            },
         };
         if self.blocks[candidate].state == State::Unmapped {
             match self.map_block(device, candidate, size)? {

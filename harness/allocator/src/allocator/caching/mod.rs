@@ -24,13 +24,13 @@ mod pools;
 mod reclaim;
 mod released;
 mod rules;
-mod unaided;
 mod uses;
+mod without_device;
 
 pub use conf::{ConfError, Excerpt, Setting};
 pub use config::{Config, Quirks};
 pub(super) use others::{Others, Side};
-pub(super) use unaided::Freed;
+pub(super) use without_device::Freed;
 
 use self::blocks::{Block, Blocks, State};
 use self::counters::Counters;
@@ -102,8 +102,13 @@ impl CachingAllocator {
         }
     }
 
-    /// Hands out a block for a request where others of the same kind hold memory of the same device: slot 0, at the null address, for a
-    /// request of nothing.
+    /// Whether nothing is held from the device.
+    pub(super) fn holds_nothing(&self) -> bool {
+        self.blocks.first_segment().is_none() && self.pending.is_empty()
+    }
+
+    /// Hands out a block for a request where other allocators of the same kind hold memory of the same device. A request for zero bytes gets
+    /// slot 0, at the null address.
     #[inline(never)]
     fn serve(&mut self, device: &mut dyn Device, request: Request, others: &mut impl Others) -> Result<BlockId, Box<AllocatorError>> {
         if request.size == Bytes::ZERO {

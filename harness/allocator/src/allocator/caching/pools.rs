@@ -40,6 +40,14 @@ pub(super) struct LaneOwner {
     segments: u32,
 }
 
+/// Lanes ever made, and those that belong to a stream now.
+#[cfg(test)]
+#[derive(Debug)]
+pub(super) struct LaneCounts {
+    pub(super) made: usize,
+    pub(super) in_use: usize,
+}
+
 /// All pools, the default ones always first, and the private ones by owner.
 #[derive(Debug)]
 pub(super) struct Pools {
@@ -276,6 +284,12 @@ impl Pools {
             self.vacant_lanes.push(lane);
         }
         all
+    }
+
+    /// How many lanes there are.
+    #[cfg(test)]
+    pub(super) fn lanes(&self) -> LaneCounts {
+        LaneCounts { made: self.free.len(), in_use: self.free.len() - self.vacant_lanes.len() }
     }
 
     /// What a snapshot says of a lane.

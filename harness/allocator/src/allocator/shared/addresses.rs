@@ -5,16 +5,16 @@
 //! therefore has its slot in a [`Chunk`] of one mebibyte itself, a small one in a *leaf* of the chunk, made when the first small block
 //! begins there.
 //!
-//! A slot is written when a block is handed out, and never cleared: whoever reads it asks the core whether the block is live. What a slot
-//! says of a live block is right. It was written before the block's address left the allocator, and it is not written again while the
-//! block lives; a thread that has the address has it from there, so it sees that write, whatever it sees of others. This needs no
-//! ordering of its own.
+//! A slot is written when a block is handed out, and never cleared: the reader asks the core whether the block is live. For a live block the
+//! slot is right. It was written before the allocator returned the address, and it is not written again while the block is live. A
+//! thread that has the address got it, directly or not, from the thread that allocated it, so it sees that write. This needs no further
+//! ordering.
 //!
 //! Cost: 24 B for a mebibyte of addresses ever used by large blocks, 16 KiB for one ever used by small ones. A hit on a block that comes
 //! back to the slot it had writes nothing.
 
-use super::growing::Growing;
 use super::sync::{AtomicU64, Ordering};
+use super::table::Table;
 use crate::allocator::Handle;
 use crate::device::DevicePtr;
 use crate::stats::PoolKind;
@@ -42,10 +42,10 @@ const CHUNKS: usize = 1 << (REGION_BITS - CHUNK_BITS);
 /// See the module.
 #[derive(Default)]
 pub(super) struct Addresses {
-    regions: Growing<Region, 1024>,
+    regions: Table<AddressRegion, 1024>,
 }
 
-struct Region {
+struct AddressRegion {
     chunks: Box<[Chunk; CHUNKS]>,
 }
 
@@ -55,15 +55,16 @@ struct Chunk {
     small: OnceLock<Box<[Slot; SLOTS]>>,
 }
 
-/// An owner in 64 bits. One that was never written names a block that may well exist; that it is not this address's is for the core to say.
+/// An owner in 64 bits. A slot that was never written reads as core 0 and its first block; the core says that this is not the address of
+/// that block.
 #[derive(Default)]
 struct Slot(AtomicU64);
 
 impl Addresses {
-    /// Notes whose a block that is handed out is.
+    /// Notes which core has handed a block out.
     #[inline]
     pub(super) fn set(&self, ptr: DevicePtr, size: Bytes, owner: Owner) {
-        let region = self.regions.get_or_insert(ptr.0 >> REGION_BITS, || Region { chunks: defaults() });
+        let region = self.regions.get_or_insert(ptr.0 >> REGION_BITS, || AddressRegion { chunks: defaults() });
         let chunk = region.chunk(ptr);
         match (PoolKind::of_block(size), chunk.small.get()) {
             (PoolKind::Small, None) => chunk.small.get_or_init(defaults)[slot_of(ptr)].set(owner),
@@ -77,7 +78,8 @@ impl Addresses {
         }
     }
 
-    /// Whose a live block at this address can be, the likely one first: it is another only where the leaf is younger than a large block.
+    /// The cores that a live block at this address can belong to. It is the first, unless the leaf was made after a large block was handed
+    /// out there.
     #[inline]
     pub(super) fn owners(&self, ptr: DevicePtr) -> impl Iterator<Item = Owner> {
         let chunk = self.regions.get(ptr.0 >> REGION_BITS).map(|region| region.chunk(ptr));
@@ -87,7 +89,7 @@ impl Addresses {
     }
 }
 
-impl Region {
+impl AddressRegion {
     #[inline]
     fn chunk(&self, ptr: DevicePtr) -> &Chunk {
         &self.chunks[(ptr.0 >> CHUNK_BITS) as usize & (CHUNKS - 1)]

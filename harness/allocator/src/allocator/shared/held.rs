@@ -43,8 +43,14 @@ impl Held {
         self.segments.raise(self.sum.segments);
     }
 
-    /// Bytes held by all cores but one.
-    pub(super) fn reserved_without(&self, key: u32) -> u64 {
+    /// Forgets a core that holds nothing.
+    pub(super) fn remove(&mut self, key: u32) {
+        self.set(key, &MemoryStats::default());
+        self.by_core.remove(&key);
+    }
+
+    /// Bytes held by the other cores.
+    pub(super) fn reserved_by_others(&self, key: u32) -> u64 {
         let own = self.by_core.get(&key).map_or(0, |own| own.bytes.iter().sum());
         self.sum.bytes.iter().sum::<u64>() - own
     }

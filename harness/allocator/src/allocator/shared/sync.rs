@@ -3,6 +3,7 @@
 
 #[cfg(not(test))]
 use std::sync::Mutex;
+use std::sync::PoisonError;
 #[cfg(not(test))]
 pub(super) use std::sync::{
     MutexGuard as Guard,
@@ -17,7 +18,7 @@ pub(super) use shuttle::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// A lock whose holder must not panic.
+/// A lock.
 pub(super) struct Lock<T>(Mutex<T>);
 
 impl<T> Lock<T> {
@@ -29,5 +30,10 @@ impl<T> Lock<T> {
     #[inline]
     pub(super) fn lock(&self) -> Guard<'_, T> {
         self.0.lock().expect("a thread panicked inside the allocator, so its accounts may be half done")
+    }
+
+    /// Waits until nobody else holds it, whether or not a holder has panicked: for what callers of the library may hold themselves.
+    pub(super) fn lock_after_panics(&self) -> Guard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

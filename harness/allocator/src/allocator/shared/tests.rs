@@ -38,6 +38,7 @@ fn explore(schedules: usize, test: impl Fn() + Clone + Send + Sync + 'static) {
 fn run(scheduler: impl Scheduler + 'static, test: impl Fn() + Send + Sync + 'static) {
     let mut config = shuttle::Config::new();
     config.stack_size = 1 << 18;
+    config.max_steps = shuttle::MaxSteps::None;
     // Atomics are explored as sequentially consistent ones; `addresses` says why weaker ones do.
     config.silence_warnings = true;
     Runner::new(scheduler, config).run(test);
@@ -334,4 +335,43 @@ fn of_two_frees_of_one_pointer_one_is_told_that_it_is_not_live() {
             world.settle();
         });
     }
+}
+
+#[test]
+fn a_thousand_short_lived_streams_share_the_cores_of_a_few() {
+    run(RandomScheduler::new_from_seed(SEEDS[0], 1), || {
+        let allocator = SharedAllocator::new(SimDevice::new(SimConfig::replay(MEMORY)), Config::default(), Cores::PerStream);
+        for _ in 0..1000 {
+            let stream = allocator.device().create_stream().expect("streams can be made");
+            let kept = allocator.allocate(Request::new(Bytes::mib(1)).on(stream)).expect("there is room");
+            allocator.release_stream(stream).expect("the device is sound");
+            allocator.device().destroy_stream(stream).expect("it is there");
+            allocator.free(kept.ptr()).expect("it is live");
+        }
+        assert!(allocator.table.values().count() <= 64 + 2 * super::FEW_RELEASED, "{}", allocator.table.values().count());
+        let stats = allocator.stats();
+        assert_eq!((stats.allocation.all.allocated, stats.allocation.all.current), (1000, 0), "no core's figures are lost");
+        allocator.close().expect("the device is sound");
+    });
+}
+
+#[test]
+fn a_stream_is_released_while_others_allocate() {
+    explore(100, || {
+        let world = World::new(Config::default(), Cores::PerStream, MemoryFraction::ALL);
+        let worker = thread::spawn({
+            let world = Arc::clone(&world);
+            move || world.work(6)
+        });
+        for _ in 0..3 {
+            let stream = world.allocator.device().create_stream().expect("streams can be made");
+            if let Some(item) = world.allocate(Bytes::mib(1), stream) {
+                world.free(item.ptr);
+            }
+            world.allocator.release_stream(stream).expect("the device is sound");
+            world.allocator.device().destroy_stream(stream).expect("it is there");
+        }
+        worker.join().expect("no thread panics");
+        world.settle();
+    });
 }

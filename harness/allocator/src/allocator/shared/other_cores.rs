@@ -1,4 +1,4 @@
-//! What a core asks of the other cores while its thread holds the slow lock.
+//! What a core asks of the other cores on the same device, while its thread holds the slow lock.
 
 use super::held::Held;
 use super::{Core, SharedAllocator};
@@ -7,28 +7,28 @@ use crate::allocator::caching::{Others, Side};
 use crate::device::{Device, DeviceError};
 use crate::stats::{MemoryStats, PoolKind};
 
-/// All cores but one. That one is locked by who made this, and so is the slow lock.
-pub(super) struct Rest<'a, D> {
+/// All cores but one. The caller holds the lock of that one, and the slow lock.
+pub(super) struct CoresBeside<'a, D> {
     shared: &'a SharedAllocator<D>,
     own: u32,
     held: &'a mut Held,
 }
 
-impl<'a, D: Device> Rest<'a, D> {
+impl<'a, D: Device> CoresBeside<'a, D> {
     pub(super) const fn of(shared: &'a SharedAllocator<D>, own: u32, held: &'a mut Held) -> Self {
         Self { shared, own, held }
     }
 
     fn cores(&self) -> impl Iterator<Item = (u32, &'a Core)> + use<'a, D> {
         let own = self.own;
-        let cores = self.shared.by_key.sorted().into_iter().map(|(key, core)| (key as u32, core));
+        let cores = self.shared.table.by_key().into_iter().map(|(key, core)| (key as u32, core));
         cores.filter(move |&(key, _)| key != own)
     }
 }
 
-impl<D: Device> Others for Rest<'_, D> {
+impl<D: Device> Others for CoresBeside<'_, D> {
     fn reserved(&self) -> u64 {
-        self.held.reserved_without(self.own)
+        self.held.reserved_by_others(self.own)
     }
 
     fn allocated(&self) -> u64 {

@@ -1,4 +1,4 @@
-//! What a caching allocator does without a device, and so without waiting for one: hits, and frees of memory that one stream used.
+//! What a caching allocator does without the device: cache hits, and frees of memory that only one stream used.
 
 use super::CachingAllocator;
 use super::blocks::{Block, State};
@@ -44,7 +44,7 @@ impl CachingAllocator {
 
     /// Takes back the memory at an address, if it is handed out there and no other stream uses it.
     #[inline]
-    pub(in crate::allocator) fn free_unaided(&mut self, address: DevicePtr, handle: Handle) -> Freed {
+    pub(in crate::allocator) fn free_without_device(&mut self, address: DevicePtr, handle: Handle) -> Freed {
         let id = BlockId(handle.slot());
         let Some(&Block { kind, size, requested, shared, .. }) = self.live(address, id) else { return Freed::NotLive };
         if shared {

@@ -1,0 +1,148 @@
+//! Frees that wait for events, on a device that fails once: for every allocator, and for every single call about events that a program
+//! makes, the call fails and nothing is lost.
+
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, Request};
+use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::device::{Device, DeviceError, DeviceInfo, DevicePtr, EventId, MappedDevice, PooledDevice, StreamId, TestDevice};
+use harness_allocator::units::{Bytes, Nanos};
+
+/// A simulated device on which one call about events fails.
+struct FailingOnce {
+    inner: SimDevice,
+    /// Calls about events before the one that fails.
+    left: u32,
+    failed: bool,
+}
+
+impl FailingOnce {
+    fn next_event_call(&mut self) -> Result<(), DeviceError> {
+        if !self.failed && self.left == 0 {
+            self.failed = true;
+            return Err(DeviceError::Driver { call: "an event call", code: 999, name: "for the test".to_owned(), advice: "try again" });
+        }
+        self.left = self.left.saturating_sub(1);
+        Ok(())
+    }
+}
+
+impl Device for FailingOnce {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+    fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
+        self.inner.free_memory()
+    }
+    fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
+        self.inner.malloc(size)
+    }
+    fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
+        self.inner.free(ptr)
+    }
+    fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
+        self.inner.create_stream()
+    }
+    fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner.destroy_stream(stream)
+    }
+    fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner.release_stream(stream)
+    }
+    fn create_event(&mut self) -> Result<EventId, DeviceError> {
+        self.next_event_call()?;
+        self.inner.create_event()
+    }
+    fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError> {
+        self.inner.destroy_event(event)
+    }
+    fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
+        self.next_event_call()?;
+        self.inner.record_event(event, stream)
+    }
+    fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError> {
+        self.next_event_call()?;
+        self.inner.event_done(event)
+    }
+    fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
+        self.next_event_call()?;
+        self.inner.wait_event(stream, event)
+    }
+    fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
+        self.next_event_call()?;
+        self.inner.synchronize_event(event)
+    }
+    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner.synchronize_stream(stream)
+    }
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.inner.synchronize()
+    }
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        self.inner.mapped()
+    }
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        self.inner.pooled()
+    }
+}
+
+/// An answer of the device that is only right once.
+fn is_the_failure(error: &DeviceError) -> bool {
+    matches!(error, DeviceError::Driver { code: 999, .. })
+}
+
+/// Runs the program with the failure at one call. Says whether the program made that many calls.
+fn fails_at(kind: AllocatorKind, call: u32) -> bool {
+    let inner = SimDevice::new(SimConfig::replay(Bytes::mib(256)));
+    let mut device = FailingOnce { inner, left: call, failed: false };
+    let streams = [(); 2].map(|()| device.create_stream().expect("streams can be made"));
+    let mut allocator = kind.build();
+    let mut failures = 0;
+    let mut live: Vec<Allocation> = Vec::new();
+    for round in 0..3 {
+        for (index, size) in [Bytes(2000), Bytes::mib(3), Bytes::mib(24)].into_iter().enumerate() {
+            match allocator.allocate(&mut device, Request::new(size).on(streams[(index + round) % 2])) {
+                Ok(allocation) => live.push(allocation),
+                Err(AllocatorError::Device(error)) if is_the_failure(&error) => failures += 1,
+                Err(error) => panic!("{kind:?}, call {call}: {error}"),
+            }
+        }
+        for allocation in live.drain(..) {
+            for user in streams.into_iter().chain([StreamId::DEFAULT]) {
+                allocator.record_stream(&allocation, user).expect("it is live");
+                device.inner.busy(user, Nanos::micros(200)).expect("the stream is there");
+            }
+            match allocator.free(&mut device, allocation) {
+                Ok(()) => {}
+                Err(error) if is_the_failure(&error) => failures += 1,
+                Err(error) => panic!("{kind:?}, call {call}: {error}"),
+            }
+        }
+        if round == 1
+            && let Err(error) = allocator.empty_cache(&mut device)
+        {
+            assert!(is_the_failure(&error), "{kind:?}, call {call}: {error}");
+            failures += 1;
+        }
+    }
+    // The failure is over, or comes now: the second try is always answered.
+    if allocator.empty_cache(&mut device).is_err() {
+        failures += 1;
+        allocator.empty_cache(&mut device).unwrap_or_else(|error| panic!("{kind:?}, call {call}: {error}"));
+    }
+    assert_eq!(failures, u32::from(device.failed), "{kind:?}, call {call}: one failure, told once");
+    let stats = allocator.stats();
+    let left = [stats.allocated_bytes, stats.active_bytes, stats.reserved_bytes].map(|bytes| bytes.all.current);
+    assert_eq!(left, [0; 3], "{kind:?}, call {call}: allocated, active and reserved bytes are left");
+    allocator.close(&mut device).expect("nothing is live");
+    streams.into_iter().for_each(|stream| device.destroy_stream(stream).expect("it is there"));
+    assert!(device.inner.leaks().is_empty(), "{kind:?}, call {call}: {}", device.inner.leaks());
+    device.failed
+}
+
+#[test]
+fn whichever_event_call_fails_no_pending_free_is_lost() {
+    for &kind in AllocatorKind::ALL {
+        let calls = (0..).take_while(|&call| fails_at(kind, call)).count();
+        let makes_events = !matches!(kind, AllocatorKind::Direct);
+        assert_eq!(calls > 20, makes_events, "{kind:?} makes {calls} calls about events");
+    }
+}

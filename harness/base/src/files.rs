@@ -498,7 +498,7 @@ mod tests {
 
     #[test]
     fn a_document_without_end_is_refused() {
-        let error = read::<serde_json::Value>(Path::new("/dev/zero"), Document::Night, 1).expect_err("it has no end");
+        let error = read::<serde_json::Value>(Path::new("/dev/zero"), Document::Benchmark, 1).expect_err("it has no end");
         insta::assert_snapshot!(error, @"cannot read `/dev/zero`: it has more than 268435456 bytes, which no document has");
     }
 

@@ -18,11 +18,14 @@ use harness_allocator::units::{Bytes, Nanos};
 
 const MEMORY: Bytes = Bytes::mib(256);
 
+/// Lends the device of a row.
+type WithDevice = Box<dyn Fn(&mut dyn FnMut(&mut SimDevice))>;
+
 /// A resource and what a test does to its device.
 struct Row {
     name: String,
     resource: Box<dyn MemoryResource>,
-    device: Box<dyn Fn(&mut dyn FnMut(&mut SimDevice))>,
+    device: WithDevice,
 }
 
 impl Row {

@@ -38,7 +38,7 @@ pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, Merge
     }
     parts.sort_by_key(|(shard, _)| shard.index);
     let Some(&(first, base)) = parts.first() else { return Err(MergeError::Nothing) };
-    for pair in parts.windows(2).filter(|pair| pair[0].0 == pair[1].0) {
+    if let Some(pair) = parts.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         return Err(MergeError::Twice(pair[0].0));
     }
     for (shard, run) in &parts {

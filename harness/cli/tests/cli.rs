@@ -278,9 +278,10 @@ fn the_variable_of_pytorch_is_not_read_unless_it_is_given() {
 
 #[test]
 fn the_command_of_a_failed_arm_reproduces_that_arm() {
-    let world = World::without_gpu().holding(&[("cut.yaml", CUT)]);
-    let conf = "garbage_collection_threshold:0.6,per_process_memory_fraction:0.9";
-    let ran = world.harness(&["run", "cut.yaml", "--device", "sim", "--no-report", "--allocator", "tuned", "--alloc-conf", conf]);
+    let listed = CUT.replace("direct ]", "{ caching: { conf: \"garbage_collection_threshold:0.6,per_process_memory_fraction:0.9\" } } ]");
+    let world = World::without_gpu().holding(&[("cut.yaml", &listed)]);
+    let arm = "caching(garbage_collection_threshold:0.6,per_process_memory_fraction:0.9)";
+    let ran = world.harness(&["run", "cut.yaml", "--device", "sim", "--no-report", "--allocator", &format!("tuned,{arm}")]);
     assert_eq!(ran.code, Some(1), "{}", ran.told());
     insta::assert_snapshot!(ran.paragraph("FAILED"));
     let reproduce = ran.out.lines().find_map(|line| line.strip_prefix("reproduce: harness ")).unwrap();
@@ -470,35 +471,6 @@ fn colour_is_written_only_where_it_is_wanted() {
     let coloured =
         |choice| world.harness(&["run", "good.yaml", "--device", "sim", "--no-report", "--color", choice]).out.contains('\u{1b}');
     assert_eq!(["auto", "always", "never"].map(coloured), [false, true, false]);
-}
-
-/// Interrupts a run that would take minutes, and tells how it ended.
-#[test]
-fn an_interrupted_run_stops_cleanly_and_leaves_no_report() {
-    let storm = "about: Many requests.
-needs: { memory: 1GiB }
-steps:
-  - storm: { id: storm, operations: 10000000, sizes: { min: 1KiB, max: 1MiB }, live: 512MiB, lifetime: { min: 1, max: 1000 } }
-";
-    let world = World::without_gpu().holding(&[("storm.yaml", storm), ("good.yaml", GOOD)]);
-    let mut command = world.command(&["run", "storm.yaml", "good.yaml"]);
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut err = BufReader::new(child.stderr.take().unwrap());
-    let mut line = String::new();
-    // It watches for Ctrl-C before it says where it runs.
-    err.read_line(&mut line).unwrap();
-    assert!(line.starts_with("on the simulated device"), "{line}");
-    std::thread::sleep(Duration::from_millis(300));
-    interrupt(&child);
-    line.clear();
-    err.read_line(&mut line).unwrap();
-    assert_eq!(line, "interrupted: stopping after the present operation; press Ctrl-C again to end at once\n");
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130));
-    let out = String::from_utf8(output.stdout).unwrap();
-    assert!(out.lines().any(|line| line.starts_with("storm ") && line.contains("interrupted")), "{out}");
-    assert!(!out.contains("good"), "nothing runs after it: {out}");
-    assert_eq!(world.names(), ["good.yaml", "storm.yaml"]);
 }
 
 #[test]

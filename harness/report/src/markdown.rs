@@ -132,7 +132,7 @@ impl Page {
 }
 
 fn verdict_cell(arm: &Arm<'_>) -> String {
-    let words = words::verdicts(arm.counts);
+    let words = words::arm_verdicts(arm);
     match &arm.shown().verdict {
         Verdict::Failed { first, .. } => {
             let line = first.at.as_ref().map_or_else(String::new, |at| format!(", line {}", at.line));
@@ -320,7 +320,7 @@ impl Page {
 
     fn arm(&mut self, arm: &Arm<'_>) {
         self.anchor(&format!("arm-{}", arm.slug));
-        self.block(format!("#### {}: {}", code(arm.allocator), words::verdicts(arm.counts)));
+        self.block(format!("#### {}: {}", code(arm.allocator), words::arm_verdicts(arm)));
         let run = arm.shown();
         let is_told = matches!(run.verdict, Verdict::Failed { .. }) && (1..=STEPS_OF_A_FAILURE).contains(&run.steps.len());
         match &run.verdict {

@@ -73,7 +73,7 @@ fn figures(arm: &Arm<'_>) -> Vec<(&'static str, String)> {
     let is_done = !matches!(run.verdict, Verdict::Skipped { .. });
     let if_done = |figure: String| if is_done { figure } else { NOTHING.to_owned() };
     let values = [
-        words::verdicts(arm.counts),
+        words::arm_verdicts(arm),
         if_done(words::size(Bytes(peak))),
         if_done(run.stats.num_ooms.to_string()),
         if_done(run.stats.num_alloc_retries.to_string()),

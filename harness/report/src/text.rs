@@ -129,7 +129,7 @@ fn verdicts(report: &Report<'_>, style: Style) -> String {
     let mut paints = Vec::new();
     for (scenario, device, arm) in report.arms() {
         let names = [scenario.info.name.clone()].into_iter().chain(has_devices.then(|| device.label.clone()));
-        let names = names.chain([arm.allocator.to_owned(), words::verdicts(arm.counts)]);
+        let names = names.chain([arm.allocator.to_owned(), words::arm_verdicts(arm)]);
         let limit = words::size(arm.shown().scenario.memory);
         grid.rows.push(names.chain([limit]).chain(figures_of(arm.shown())).collect());
         paints.push(verdict_paint(&arm.shown().verdict));

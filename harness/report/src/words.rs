@@ -7,7 +7,7 @@ use harness_allocator::device::Clock;
 use harness_allocator::stats::StatKey;
 use harness_allocator::units::{Bytes, Nanos};
 
-use super::{Clocks, Counts, DeviceGroup, Report};
+use super::{Arm, Clocks, Counts, DeviceGroup, Report};
 use harness_record::{NOT_JUDGED, Outcome, Records, Rule, RunRecord, Verdict, Violation};
 
 /// What is written where there is nothing to tell.
@@ -184,6 +184,11 @@ pub(super) fn not_started(records: &Records) -> Option<String> {
         names.push(format!("{} more", all - NAMED));
     }
     Some(format!("Incomplete: {} of {} did not start: {}.", all, count(all + records.runs.len(), "run"), names.join(", ")))
+}
+
+/// How the runs of one arm ended. An observed arm that did not meet what its scenario expects has not failed, but has not passed either.
+pub(super) fn arm_verdicts(arm: &ArmGroup<'_>) -> String {
+    if not_judged(arm.shown()).is_some() { "not met".to_owned() } else { verdicts(arm.counts) }
 }
 
 /// What an observed run did not meet of what its scenario expects; `None` of a run that is judged, or met it all.

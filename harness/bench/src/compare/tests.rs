@@ -1,6 +1,8 @@
 //! Each way in which a regression could hide, and what must not be taken for one. The runs are made up: two builds on a machine that is up to a
 //! fifth slower in some rounds, and differs from run to run.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use super::*;
 use crate::examples::{Sampled, alone, run};
 

@@ -104,7 +104,7 @@ pub(super) struct Run {
 impl Run {
     pub(super) fn run(self, terminal: &Terminal) -> Result<Exit, Failures> {
         let choice = device::choice(self.device, DeviceChoice::Auto)?;
-        self.paths.iter().try_for_each(|path| refuse_other_documents(path))?;
+        self.paths.iter().try_for_each(|path| refuse_records(path))?;
         let mut scenarios = inputs::load(&self.paths)?;
         // Before the shard is taken: an allocator that only scenarios of another shard list is not a mistake.
         let selection = self.selection(&scenarios)?;
@@ -352,26 +352,13 @@ impl Log {
     }
 }
 
-/// Refuses what is no scenario but has a command of its own, and names that.
-fn refuse_other_documents(path: &Path) -> Result<(), CliError> {
-    let shown = path.display();
-    let for_shell = quoted(&path.to_string_lossy());
-    let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
-    let stem = name.strip_suffix(".gz").unwrap_or(&name);
-    let refused = |what: &str, help: String| Err(CliError::input(format!("{shown} is {what}, not a scenario"), help));
-    if stem.ends_with(".trace") {
-        refused("an allocation trace", format!("replay it with `harness replay {for_shell} --memory 80GiB`, or the memory of your GPU"))
-    } else if store::is_of_run(path) {
-        refused("what a run left behind", format!("render its report with `harness report render {for_shell}`"))
-    } else if stem.ends_with(".jsonl") {
-        refused("a recording of PyTorch's allocator", format!("compare it with its replay by `harness replay --verify {for_shell}`"))
-    } else if stem.ends_with(".pickle") || stem.ends_with(".pkl") {
-        let help = "snapshots are not read; write the requests as an allocation trace and replay that with `harness replay FILE.trace --memory 80GiB` \
-                    (`harness replay --help` explains the format)";
-        refused("a snapshot of PyTorch's allocator", help.to_owned())
-    } else {
-        Ok(())
+/// Refuses what a run left behind, and names the command that takes it. Other kinds of files are told by [`inputs::load`].
+fn refuse_records(path: &Path) -> Result<(), CliError> {
+    if !store::is_of_run(path) {
+        return Ok(());
     }
+    let help = format!("render its report with `harness report render {}`", quoted(&path.to_string_lossy()));
+    Err(CliError::input(format!("{} is what a run left behind, not a scenario", path.display()), help))
 }
 
 const fn exit_of(counts: Counts) -> Exit {

@@ -252,12 +252,11 @@ impl Plan {
     }
 }
 
-/// A fresh device of the size that the scenario needs; the inner error is what the device is, and why the arm cannot run on it.
-fn open(
-    source: &DeviceSource,
-    scenario: &Scenario,
-    allocator: &AllocatorSpec,
-) -> Result<Result<Box<dyn TestDevice>, (DeviceInfo, String)>, DeviceError> {
+/// A device for one arm, or what the device is and why the arm cannot run on it.
+type Opened = Result<Box<dyn TestDevice>, (DeviceInfo, String)>;
+
+/// A fresh device of the size that the scenario needs.
+fn open(source: &DeviceSource, scenario: &Scenario, allocator: &AllocatorSpec) -> Result<Opened, DeviceError> {
     let mut device = source.open()?;
     let info = device.info().clone();
     if let Some(missing) = missing_for(&mut *device, allocator) {

@@ -21,13 +21,14 @@ fn shortage(memory: &str, steps: &str, allocator: AllocatorKind) -> Shortage {
         writeln!(text, "  - {step}").unwrap();
         text
     });
-    let text = format!("about: A test.\nneeds: {{ memory: {memory} }}\nstreams: [side]\nsteps:\n{steps}");
+    let name = allocator.name();
+    let text = format!("about: A test.\nneeds: {{ memory: {memory} }}\nallocators: [{name}]\nstreams: [side]\nsteps:\n{steps}");
     let scenario = Scenario::parse(&text, Path::new("why.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let (scenarios, selection, program) = (vec![scenario.clone()], Selection::default(), "harness".to_owned());
     let plan = Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit: true, program };
     let arm = Arm { scenario: &scenario, allocator: &allocator.into(), repetition: 0 };
     let run = plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::new(AtomicBool::new(false))).unwrap();
-    assert!(matches!(run.verdict, Verdict::Failed { .. }), "{text}");
+    assert!(matches!(run.verdict, Verdict::Failed { .. }), "{:?}\n{text}", run.verdict);
     let last = run.steps.last().unwrap();
     assert_eq!(last.outcome, Outcome::OutOfMemory, "{text}");
     last.shortage.clone().unwrap()

@@ -187,7 +187,7 @@ pub(super) fn not_started(records: &Records) -> Option<String> {
 }
 
 /// How the runs of one arm ended. An observed arm that did not meet what its scenario expects has not failed, but has not passed either.
-pub(super) fn arm_verdicts(arm: &ArmGroup<'_>) -> String {
+pub(super) fn arm_verdicts(arm: &Arm<'_>) -> String {
     if not_judged(arm.shown()).is_some() { "not met".to_owned() } else { verdicts(arm.counts) }
 }
 

@@ -228,7 +228,7 @@ mod tests {
         control.calls(Call::Free);
         assert_eq!(control.watch(), Watched::Running, "it has some time to stop");
         assert!(control.should_stop() && !control.is_interrupted());
-        let overrun = control.overrun().unwrap();
+        let overrun = control.overrun().expect("the limit is exceeded");
         assert_eq!((overrun.place, overrun.call), (Place::Closing, Some(Call::Free)));
         control.enter(Place::Closing, Duration::from_secs(3600));
         assert!(!control.should_stop());

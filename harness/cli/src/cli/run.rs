@@ -127,7 +127,7 @@ impl Run {
             log.add(event);
         });
         bar.finish_and_clear();
-        let Log { collector, journal } = log;
+        let Log { collector, journal, in_use } = log;
         let records = collector.into_records();
         let is_stuck = match end {
             End::Done => false,
@@ -146,6 +146,9 @@ impl Run {
         let exit = if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit };
         self.print(&report, exit, terminal)?;
         self.ci.write(|limit| github::summary(&report, limit), || junit::of_runs(&report))?;
+        if let Some(error) = in_use {
+            return Err(CliError::from(error).into());
+        }
         self.save(journal, &records)?;
         // The user may have interrupted while all this was written.
         Ok(if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit })
@@ -336,17 +339,20 @@ fn advance(bar: &ProgressBar, event: &Event) {
 struct Log {
     collector: Collector,
     journal: Option<Journal>,
+    /// Another process writes into the folder: nothing is saved there.
+    in_use: Option<store::StoreError>,
 }
 
 impl Log {
     fn new(journal: Option<Journal>) -> Self {
-        Self { collector: Collector::default(), journal }
+        Self { collector: Collector::default(), journal, in_use: None }
     }
 
     fn add(&mut self, event: Event) {
         if let Some(Err(error)) = self.journal.as_mut().map(|journal| journal.add(&event)) {
-            terminal::tell(format_args!("what happens is not written down while it does: {error}"));
+            terminal::tell(format_args!("events are not saved while the runs go on: {error}"));
             self.journal = None;
+            self.in_use = matches!(error, store::StoreError::Busy { .. }).then_some(error);
         }
         self.collector.add(event);
     }

@@ -2,8 +2,9 @@
 //!
 //! * [`device`]: what a device supplies, and a simulated device that is stricter than hardware ([`device::sim`]). GPUs are in `harness-cuda`;
 //! * [`allocator`]: a caching allocator that behaves byte for byte like PyTorch's ([`allocator::caching`]), also for many host threads
-//!   ([`allocator::shared`]), the schools of TensorFlow ([`allocator::bfc`]) and RMM ([`allocator::rmm_pool`]), the driver's own pool
-//!   ([`allocator::async_pool`]), and a direct one;
+//!   ([`allocator::shared`]), the allocators of TensorFlow ([`allocator::bfc`]) and RMM ([`allocator::rmm_pool`]), the driver's own pool
+//!   ([`allocator::async_pool`]), and one that calls the driver each time ([`allocator::direct`]). [`allocator::resource`] is one interface
+//!   for all of them, and [`allocator::adaptors`] wrap it: limits, logging, names, a callback on out of memory;
 //! * [`stats`]: what allocators count, named as `torch.cuda.memory_stats()` names it;
 //! * [`hash`]: names for things in records.
 //!
@@ -42,8 +43,8 @@
 //! The handle front has them all, by [`allocator::AllocatorKind`]. `caching` is the default choice. `expandable` is better where sizes
 //! change from step to step, as with varying sequence lengths: segments grow and shrink instead of leaving holes; it needs a device that
 //! can map memory. `async_pool` leaves the caching to the driver and shares one pool with other users of `cudaMallocAsync` in the process.
-//! `bfc` and `rmm_pool` are there to compare with, and for who wants their terms of growth. `direct` calls the driver each time: the
-//! baseline, and the allocator under which a memory checker sees every buffer.
+//! `bfc` and `rmm_pool` are there to compare with. `direct` calls the driver each time: the baseline, and the allocator under which a memory
+//! checker sees every buffer.
 //!
 //! Nothing in here knows scenarios, reports or a command line.
 

@@ -1,8 +1,8 @@
 //! This build and the accepted one, measured side by side: each in a process of its own, `harness bench --serve`, that takes its turn in every
 //! round. Both are started in the same way, so that what differs between them is their code.
 //!
-//! One JSON object a line goes each way. A process first says which protocol it speaks and what it was built from ([`Greeting`]); each
-//! [`Request`] names a case by suite and name, with the hash of what it measures, and is answered by an [`Answer`]. A build that understands a
+//! One JSON object a line goes each way. A process first says which protocol it speaks and what it was built from (`Greeting`); each
+//! `Request` names a case by suite and name, with the hash of what it measures, and is answered by an `Answer`. A build that understands a
 //! suite otherwise says so, and the entry is not compared.
 
 use std::borrow::Cow;

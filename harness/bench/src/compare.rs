@@ -12,7 +12,7 @@
 //! **Exact figures**, model times and memory, have no threshold: any difference is one of the code.
 //!
 //! **Without the accepted build** the medians of this run's rounds are compared with those of an earlier run, of the accepted commit if there
-//! is one. Between runs a machine changes by more than rounds of one run show, so measured times must differ by [`BETWEEN_RUNS`] at least, and
+//! is one. Between runs a machine changes by more than rounds of one run show, so measured times must differ by `BETWEEN_RUNS` at least, and
 //! only runs on one kind of processor are compared. The comparison says so.
 
 use std::collections::BTreeMap;

@@ -149,7 +149,7 @@ pub fn write(file: &Path, run: &BenchRun) -> Result<(), StoreError> {
 /// Writes one text to a file of reports, whole or not at all.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn write_text(file: &Path, text: String) -> Result<(), StoreError> {
     let name = file.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| StoreError::writing(Document::Benchmark, file, ErrorKind::InvalidFilename.into()))?;

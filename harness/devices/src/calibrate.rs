@@ -1,7 +1,7 @@
 //! Calibration: what the calls and the work of a device cost, measured on that device, as the figures of a cost model.
 //!
 //! [`calibrate`] does rounds; each measures everything once, so that what drifts on the machine hits all figures alike. The times are those
-//! of [`Device::now`] and of the device's events, nothing else, and so they hold what this harness adds to each call. Calibrating a
+//! of [`TestDevice::now`] and of the device's events, nothing else, and so they hold what this harness adds to each call. Calibrating a
 //! simulated device gives its own cost model back.
 
 mod fit;

@@ -24,7 +24,7 @@ use crate::trace::{self, TraceEvent};
 /// A figure of a recording: column 0 is always [`Column::Result`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Column {
-    /// How the operation ended, see [`OpResult`].
+    /// How the operation ended, see `OpResult`.
     Result,
     /// A key of `torch.cuda.memory_stats()`.
     Stat(StatKey),

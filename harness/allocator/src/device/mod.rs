@@ -419,7 +419,7 @@ pub trait TestDevice: Device {
     /// Reads every byte of the range (not empty) on the stream, behind its work so far, and waits for the answer.
     ///
     /// # Errors
-    /// [`DeviceError::Corrupted`] where a byte is not of the tag; a strict device also as [`Device::fill`].
+    /// [`DeviceError::Corrupted`] where a byte is not of the tag; a strict device also as [`TestDevice::fill`].
     fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
 
     /// Queues work that keeps the stream busy for about `duration`.

@@ -119,6 +119,7 @@ impl fmt::Display for Excerpt {
         let line: String = self.text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let column = self.text[..self.offset].chars().count();
         let carets = self.text[self.offset..self.offset + self.length].chars().count().max(1);
-        write!(f, "  `{line}`\n   {:column$}{:^<carets$}", "", "")
+        // Not as widths of a format: those end at 65,535.
+        write!(f, "  `{line}`\n   {}{}", " ".repeat(column), "^".repeat(carets))
     }
 }

@@ -173,3 +173,11 @@ fn a_setting_that_does_nothing_alone_says_what_it_lacks() {
     assert_eq!(idle("max_non_split_rounding_mb:64,max_split_size_mb:64"), "");
     assert_eq!(idle(""), "");
 }
+
+#[test]
+fn a_mistake_far_behind_the_beginning_is_shown_at_its_place() {
+    let conf = format!("{}max_splt:1", "max_split_size_mb:200,".repeat(4_000));
+    let told = Config::parse(&conf).expect_err("there is no such setting").to_string();
+    let carets = told.lines().last().expect("the last line has the carets");
+    assert_eq!((told.contains("max_splt"), carets.trim_start().chars().all(|c| c == '^')), (true, true));
+}

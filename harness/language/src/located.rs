@@ -116,6 +116,19 @@ impl<'de> Deserialize<'de> for NoMap {
     }
 }
 
+/// Any value: what is meant is decided in the check, which knows its place.
+#[derive(Clone, Debug)]
+pub enum Tree {
+    /// Nothing behind a colon.
+    Nothing,
+    /// One scalar.
+    One(String),
+    /// A list.
+    Many(Vec<Located<Tree>>),
+    /// A map, in the order of the file.
+    Map(Vec<(Located<String>, Located<Tree>)>),
+}
+
 /// The entries of a map in the order of the file, keys with their places.
 #[derive(Clone, Debug)]
 pub struct Entries<V>(pub Vec<(Located<String>, V)>);
@@ -168,6 +181,63 @@ impl<'de, M: Deserialize<'de>> Deserialize<'de> for ListOr<M> {
             }
         }
         deserializer.deserialize_any(ListOrVisitor(PhantomData))
+    }
+}
+
+impl<'de> Deserialize<'de> for Tree {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TreeVisitor;
+        impl<'de> Visitor<'de> for TreeVisitor {
+            type Value = Tree;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text, a list, or a map")
+            }
+            fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+                Ok(Tree::Nothing)
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(Tree::One(text.to_owned()))
+            }
+            fn visit_bool<E: de::Error>(self, value: bool) -> Result<Self::Value, E> {
+                Ok(Tree::One(value.to_string()))
+            }
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
+                Ok(Tree::One(number.to_string()))
+            }
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {
+                Ok(Tree::One(number.to_string()))
+            }
+            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Self::Value, E> {
+                Ok(Tree::One(number.to_string()))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(seq)).map(Tree::Many)
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                Entries::deserialize(MapAccessDeserializer::new(map)).map(|Entries(entries)| Tree::Map(entries))
+            }
+        }
+        deserializer.deserialize_any(TreeVisitor)
+    }
+}
+
+impl Located<Tree> {
+    /// The text, where it is one scalar.
+    #[must_use]
+    pub fn text(&self) -> Option<Located<String>> {
+        match &self.value {
+            Tree::One(text) => Some(self.with(text.clone())),
+            Tree::Nothing | Tree::Many(_) | Tree::Map(_) => None,
+        }
+    }
+
+    /// The texts, where it is one scalar or a list of them.
+    #[must_use]
+    pub fn texts(&self) -> Option<Vec<Located<String>>> {
+        match &self.value {
+            Tree::Many(all) => all.iter().map(Self::text).collect(),
+            _ => self.text().map(|text| vec![text]),
+        }
     }
 }
 

@@ -59,11 +59,15 @@ scalars! {
     NameText = "name", { "type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]{0,63}$" };
     /// An amount of memory: a number and one of B, KiB, MiB, GiB, TiB, PiB or EiB, for example `400MiB` or `1.5GiB`; a bare integer is bytes. Decimal units such as MB are errors.
     SizeText = "size", { "anyOf": [{ "type": "integer", "minimum": 0 }, { "type": "string", "pattern": "^[0-9][0-9_.]* ?([KMGTPE]i)?B$|^[0-9][0-9_]*$" }] };
-    /// A size, or a sum of sizes and of metrics that are known at that point, for example `storm.failed_request` or `device.free - 2MiB`.
+    /// A size, or a formula with `+`, `-`, `*`, `/`, parentheses, `min` and `max` that comes to one, of parameters, loop variables and metrics that are known at that point: `4MiB * batch / 8`, `storm.failed_request`, `device.free - 2MiB`. Part of a byte is rounded off.
     AmountText = "amount", { "type": ["string", "integer"] };
+    /// A whole number, or a formula of parameters that comes to one, for example `64` or `2 * batch`.
+    CountText = "count", { "type": ["integer", "string"] };
+    /// The name of a buffer, or of one element of many: `weights`, `kv[3]`, `kv[i]`, `kv[i - 1]`.
+    BufferText = "buffer", { "type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]{0,63}(\\[.+\\])?$" };
     /// A span of time: a number and one of ns, us, ms, s or min, at most one hour, for example `5ms`.
     DurationText = "duration", { "type": "string", "pattern": "^[0-9]+([.][0-9]*)? *(ns|us|µs|ms|s|m|min)$" };
-    /// A comparison of two sums, for example `reserved_bytes.all.current == 400MiB`.
+    /// A comparison, for example `reserved == 400MiB`, `(reserved - allocated) / reserved < 20%` or `device.used == before.device.used +- 2MiB`.
     ExpressionText = "expression", { "type": "string", "pattern": "==|!=|<|<=|>|>=" };
 }
 

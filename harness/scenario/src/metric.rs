@@ -6,7 +6,7 @@ use std::sync::Arc;
 use harness_allocator::device::{DeviceCalls, DeviceMemory};
 use harness_allocator::stats::{MemoryStats, StatKey};
 use harness_allocator::units::Nanos;
-use harness_language::expression::{self, Quantity, Unit};
+use harness_language::expression::{self, Dimension, Quantity, Unit};
 
 /// A value that expectations and sizes refer to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,12 +17,26 @@ pub enum Metric {
     At(MeasureName, Account),
     /// What a step counted of itself: `storm.failed_request`.
     Report(StepName, ReportKey),
+    /// The present value of a loop's variable: `i`.
+    Variable(VariableName, Unit),
+    /// How much an account has grown since this place was reached the last time: `growth(reserved)`.
+    Growth(GrowthSite, Account),
+    /// A counter of another program's allocator: `server.reserved`.
+    Program(ProgramName, StatKey),
+    /// A metric of the run with another allocator, known when all have run: `expandable.reserved.peak`.
+    Arm(String, Box<Metric>),
 }
+
+/// Numbers the places where `growth(…)` is written, in the order of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GrowthSite(pub u32);
 
 /// Something that should hold: one comparison.
 pub type Expectation = expression::Expectation<Metric>;
 /// An amount of memory that may depend on what happened before.
 pub type Amount = expression::Amount<Metric>;
+/// A formula of metrics.
+pub type Expression = expression::Expression<Metric>;
 
 /// The measure taken before the first step.
 pub(crate) const START: &str = "start";
@@ -30,8 +44,8 @@ pub(crate) const START: &str = "start";
 pub(crate) const DEFAULT_STREAM: &str = "default";
 
 impl Quantity for Metric {
-    fn unit(&self) -> Unit {
-        self.unit()
+    fn dimension(&self) -> Dimension {
+        self.unit().into()
     }
 }
 
@@ -40,8 +54,21 @@ impl Metric {
     #[must_use]
     pub fn unit(&self) -> Unit {
         match self {
-            Self::Now(account) | Self::At(_, account) => account.unit(),
+            Self::Now(account) | Self::At(_, account) | Self::Growth(_, account) => account.unit(),
             Self::Report(_, key) => key.unit(),
+            Self::Variable(_, unit) => *unit,
+            Self::Program(_, key) => Account::Stat(*key).unit(),
+            Self::Arm(_, metric) => metric.unit(),
+        }
+    }
+
+    /// The account that it is read from, if it is one.
+    #[must_use]
+    pub const fn account(&self) -> Option<Account> {
+        match self {
+            Self::Now(account) | Self::At(_, account) | Self::Growth(_, account) => Some(*account),
+            Self::Program(_, key) => Some(Account::Stat(*key)),
+            Self::Report(..) | Self::Variable(..) | Self::Arm(..) => None,
         }
     }
 }
@@ -52,6 +79,28 @@ impl fmt::Display for Metric {
             Self::Now(account) => account.fmt(f),
             Self::At(measure, account) => write!(f, "{measure}.{account}"),
             Self::Report(step, key) => write!(f, "{step}.{key}"),
+            Self::Variable(name, _) => name.fmt(f),
+            Self::Growth(_, account) => write!(f, "growth({account})"),
+            Self::Program(program, key) => write!(f, "{program}.{key}"),
+            Self::Arm(arm, metric) => write!(f, "{arm}.{metric}"),
+        }
+    }
+}
+
+/// A buffer as a step names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BufferRef {
+    /// The name in front of the brackets.
+    pub name: BufferName,
+    /// Which element, where there are many of that name: a whole number when the step runs.
+    pub index: Option<Expression>,
+}
+
+impl fmt::Display for BufferRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.index {
+            None => self.name.fmt(f),
+            Some(index) => write!(f, "{}[{index}]", self.name),
         }
     }
 }
@@ -110,10 +159,19 @@ impl Account {
         StatKey::all().map(Self::Stat).chain(DeviceMetric::ALL.iter().map(|&metric| Self::Device(metric)))
     }
 
-    /// Reads a name.
+    /// Reads a name, in full or short: `reserved` is `reserved_bytes.all.current`, and `reserved.peak` is `reserved_bytes.all.peak`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        StatKey::from_name(name).map(Self::Stat).or_else(|| DeviceMetric::from_name(name).map(Self::Device))
+        let key = StatKey::from_name(name).or_else(|| StatKey::from_name(&Self::in_full(name)?));
+        key.map(Self::Stat).or_else(|| DeviceMetric::from_name(name).map(Self::Device))
+    }
+
+    /// The names that have short forms: a family of bytes, over all pools.
+    pub const SHORT: [&'static str; 5] = ["allocated", "reserved", "active", "inactive_split", "requested"];
+
+    fn in_full(name: &str) -> Option<String> {
+        let (family, field) = name.split_once('.').unwrap_or((name, "current"));
+        Self::SHORT.contains(&family).then(|| format!("{family}_bytes.all.{field}"))
     }
 
     /// What its values are.
@@ -226,7 +284,7 @@ metrics! {
         PinningBytes = "pinning_bytes", Bytes: "Allocated bytes of those blocks.";
         FreeInPinnedSegments = "free_in_pinned_segments", Bytes: "Free bytes in those segments, which cannot go back to the driver.";
         FreeSegments = "free_segments", Count: "Segments without any live block, which `empty_cache` gives back.";
-        Iterations = "iterations", Count: "Training iterations that completed.";
+        Iterations = "iterations", Count: "Iterations that completed, of a training or of a loop.";
         FirstBatch = "first_batch", Count: "Batch of the first iteration tried.";
         FinalBatch = "final_batch", Count: "Batch of the last iteration that completed; 0 where none did.";
         RetainedAfterOom = "retained_after_oom", Bytes: "Allocated bytes of the failed iteration that were still allocated when its recovery was done: 0 where nothing leaks.";
@@ -280,6 +338,12 @@ names! {
     StepName;
     /// A measure. Number 0 is `start`, taken before the first step.
     MeasureName;
+    /// The variable of a `for`.
+    VariableName;
+    /// A program besides the main one, with an allocator of its own. Numbers begin with 0.
+    ProgramName;
+    /// A private pool of memory, as a CUDA graph has one.
+    PoolName;
 }
 
 impl MeasureName {

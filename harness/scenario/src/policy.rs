@@ -12,7 +12,7 @@ use super::checker::Checker;
 use super::metric::BufferName;
 use harness_language::error::{Problem, quoted};
 use harness_language::located::Located;
-use harness_language::text::{NameText, bounded};
+use harness_language::text::{CountText, NameText};
 
 /// Most retries that a policy may be given.
 pub const MAX_RETRIES: u32 = 100;
@@ -95,8 +95,7 @@ pub(crate) enum PolicyWire {
 #[schemars(rename = "policy_retries")]
 pub(crate) struct RetriesWire {
     /// Most tries after the first: 1 if not given, at most 100.
-    #[schemars(range(min = 1, max = MAX_RETRIES))]
-    retries: Option<Located<u64>>,
+    retries: Option<CountText>,
 }
 
 /// What is given up.
@@ -115,11 +114,9 @@ pub(crate) struct FreeWire {
 #[schemars(rename = "policy_halve_batch")]
 pub(crate) struct HalveBatchWire {
     /// The smallest batch to try: 1 if not given.
-    #[schemars(range(min = 1))]
-    floor: Option<Located<u64>>,
+    floor: Option<CountText>,
     /// Most tries after the first, for each iteration: 1 if not given, at most 100.
-    #[schemars(range(min = 1, max = MAX_RETRIES))]
-    retries: Option<Located<u64>>,
+    retries: Option<CountText>,
     /// Whether the cache goes back to the driver before each retry: no, if not given.
     #[serde(default)]
     empty_cache: bool,
@@ -148,17 +145,17 @@ impl PolicyWire {
 }
 
 /// Checks a policy against the step that has it.
-pub(crate) fn check(wire: &Located<PolicyWire>, step: &Recoverable, checker: &Checker<'_>) -> Result<Policy, Problem> {
+pub(crate) fn check(wire: &Located<PolicyWire>, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Policy, Problem> {
     match (&wire.value, step) {
-        (PolicyWire::EmptyCache(fields), _) => Ok(Policy::EmptyCache { retries: retries(fields.retries.as_ref())? }),
-        (PolicyWire::Synchronize(fields), _) => Ok(Policy::Synchronize { retries: retries(fields.retries.as_ref())? }),
+        (PolicyWire::EmptyCache(fields), _) => Ok(Policy::EmptyCache { retries: retries(fields.retries.as_ref(), checker)? }),
+        (PolicyWire::Synchronize(fields), _) => Ok(Policy::Synchronize { retries: retries(fields.retries.as_ref(), checker)? }),
         (PolicyWire::Free(fields), Recoverable::Alloc) => {
             if fields.buffers.is_empty() {
                 return Err(Problem::new(wire.position(), "`free` names no buffer").help("as in `free: { buffers: [cache] }`"));
             }
             let (mut buffers, mut seen) = (Vec::new(), BTreeSet::new());
             for name in &fields.buffers {
-                let buffer = checker.live_buffer(name)?;
+                let buffer = checker.live_named(name)?;
                 if !seen.insert(buffer.index()) {
                     return Err(Problem::new(name.position(), format!("buffer `{buffer}` is named twice")).help("name it once"));
                 }
@@ -168,7 +165,7 @@ pub(crate) fn check(wire: &Located<PolicyWire>, step: &Recoverable, checker: &Ch
         }
         (PolicyWire::HalveBatch(fields), Recoverable::Train { batch }) => {
             let floor = match &fields.floor {
-                Some(floor) => bounded(floor, "floor", 1..=u64::MAX)?,
+                Some(floor) => checker.whole(floor, "floor", 1..=u64::MAX)?,
                 None => 1,
             };
             match &fields.floor {
@@ -176,7 +173,7 @@ pub(crate) fn check(wire: &Located<PolicyWire>, step: &Recoverable, checker: &Ch
                     let message = format!("the floor {floor} is above the batch {batch}: there is nothing to halve");
                     Err(Problem::new(given.position(), message).help(format!("a floor is from 1 to the batch, {batch} here")))
                 }
-                _ => Ok(Policy::HalveBatch { floor, retries: retries(fields.retries.as_ref())?, empty_cache: fields.empty_cache }),
+                _ => Ok(Policy::HalveBatch { floor, retries: retries(fields.retries.as_ref(), checker)?, empty_cache: fields.empty_cache }),
             }
         }
         (PolicyWire::Free(_), Recoverable::Train { .. }) => Err(refused(wire, "train", &["empty_cache", "synchronize", "halve_batch"])),
@@ -189,9 +186,9 @@ fn refused(wire: &Located<PolicyWire>, step: &str, accepted: &[&str]) -> Problem
     Problem::new(wire.position(), message).help(format!("`{step}` recovers with {}", quoted(accepted, ", ")))
 }
 
-fn retries(given: Option<&Located<u64>>) -> Result<u32, Problem> {
+fn retries(given: Option<&CountText>, checker: &Checker<'_>) -> Result<u32, Problem> {
     match given {
         None => Ok(1),
-        Some(given) => bounded(given, "retries", 1..=u64::from(MAX_RETRIES)).map(|n| n as u32),
+        Some(given) => checker.whole(given, "retries", 1..=u64::from(MAX_RETRIES)).map(|n| n as u32),
     }
 }

@@ -7,18 +7,18 @@ use serde::Deserialize;
 
 use super::fields::StepFields;
 use crate::checker::Checker;
-use crate::ending::{Ending, EndingWire, Expected};
-use crate::metric::{Amount, BufferName, ReportKey, StreamName};
+use crate::ending::{Ending, EndingWire};
+use crate::metric::{Amount, BufferRef, ReportKey, StreamName};
 use crate::policy::{self, Policy, PolicyWire, Recoverable};
 use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
-use harness_language::text::{AmountText, NameText};
+use harness_language::text::{AmountText, BufferText, NameText};
 
 /// A request for memory, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alloc {
     /// Under which name it is kept.
-    pub buffer: BufferName,
+    pub buffer: BufferRef,
     /// How much.
     pub size: Amount,
     /// The stream whose work uses it first.
@@ -27,6 +27,8 @@ pub struct Alloc {
     pub expect: Ending,
     /// What to do when it fails.
     pub on_oom: Option<Policy>,
+    /// Whether a buffer of that name that is still live is kept without a name, as a program does that forgets to free it.
+    pub leak: bool,
 }
 
 impl fmt::Display for Alloc {
@@ -48,17 +50,21 @@ impl fmt::Display for Alloc {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "alloc")]
 pub(crate) struct AllocWire {
-    /// The name to keep it under.
-    buffer: NameText,
+    /// The name to keep it under; with a number in brackets, as in `kv[3]` or `"kv[i]"`, for one of many.
+    buffer: BufferText,
     /// How much to ask for.
     size: AmountText,
     /// The stream whose work uses it first: `default` if not given.
     stream: Option<NameText>,
-    /// `fits` (if not given) or `oom`: how the request ends, recovery included. Anything else fails the run. After `oom` there is no buffer.
-    /// A map says it for each allocator; with those not named it may end either way, and only `free` may name the buffer afterwards.
+    /// `fits` (if not given), `oom`, `{ oom: CAUSE }` or `any`: how the request ends, recovery included. Anything else fails the run. A map
+    /// says it for each allocator. Where the request may fail, only `free` may name the buffer afterwards.
     expect: Option<EndingWire>,
     /// What to do when the request fails, before trying again: nothing, if not given.
     on_oom: Option<Located<PolicyWire>>,
+    /// `true`: a buffer of this name that is still live stays allocated, and nothing can free it any more before the end of the run. Without
+    /// it, that is a mistake.
+    #[serde(default)]
+    leak: bool,
     /// A name for what the step reports.
     id: Option<NameText>,
 }
@@ -70,7 +76,8 @@ impl StepFields for AllocWire {
 - alloc: { buffer: cache, size: 400MiB }
 - alloc: { buffer: weights, size: 1.5GiB, stream: side, expect: oom }
 - alloc: { buffer: activations, size: 700MiB, on_oom: { free: { buffers: [cache] } }, id: request }
-- alloc: { buffer: more, size: 3GiB, expect: { caching: oom } }";
+- alloc: { buffer: more, size: 8GiB, expect: { oom: too_large } }
+- alloc: { buffer: "kv[1]", size: 3GiB, expect: { caching: any } }";
 
     const REPORTS: &'static [ReportKey] =
         &[ReportKey::Retries, ReportKey::Attempts, ReportKey::RetriesWithoutProgress, ReportKey::RetryTime, ReportKey::Time];
@@ -84,15 +91,12 @@ impl StepFields for AllocWire {
         let stream = checker.stream(self.stream.as_ref())?;
         let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &Recoverable::Alloc, checker)).transpose()?;
         let expect = EndingWire::check(self.expect.as_ref(), checker)?;
-        let buffer = checker.make_buffer(&self.buffer, expect == Ending::Always(Expected::Oom))?;
-        if let Ending::PerAllocator(_) = expect {
-            checker.may_be_gone(&buffer, self.buffer.position());
-        }
+        let buffer = checker.make_buffer(&self.buffer, expect.served(), self.leak)?;
         if let Some(Policy::Free { buffers }) = &on_oom {
             for given_up in buffers {
                 checker.may_be_gone(given_up, at);
             }
         }
-        Ok(Alloc { buffer, size, stream, expect, on_oom })
+        Ok(Alloc { buffer, size, stream, expect, on_oom, leak: self.leak })
     }
 }

@@ -1,90 +1,145 @@
-//! `fill` and `verify`: what buffers hold.
+//! `fill`, `verify` and `read`: what buffers hold.
 
+use std::borrow::Cow;
 use std::fmt;
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::fields::StepFields;
 use crate::checker::Checker;
-use crate::metric::{BufferName, StreamName};
+use crate::metric::{BufferRef, StreamName};
 use harness_language::error::Problem;
-use harness_language::located::Position;
-use harness_language::text::NameText;
+use harness_language::located::{ListOr, Located, Position};
+use harness_language::text::{BufferText, NameText};
 
-/// A buffer to be written, checked.
+/// Buffers that work on a stream uses, checked.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Fill {
-    /// Which one.
-    pub buffer: BufferName,
+pub struct Use {
+    /// Which ones, in order; never empty.
+    pub buffers: Vec<BufferRef>,
     /// On which stream.
     pub stream: StreamName,
 }
 
-/// A buffer to be read, checked.
+/// Buffers to be written, checked.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Verify {
-    /// Which one.
-    pub buffer: BufferName,
-    /// On which stream.
-    pub stream: StreamName,
+pub struct Fill(pub Use);
+
+/// Buffers to be read while the host waits, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verify(pub Use);
+
+/// Buffers to be read while the host goes on, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Read(pub Use);
+
+impl fmt::Display for Use {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, buffer) in self.buffers.iter().enumerate() {
+            write!(f, "{}{buffer}", if i == 0 { "" } else { ", " })?;
+        }
+        write!(f, ", on {}", self.stream)
+    }
 }
 
 impl fmt::Display for Fill {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, on {}", self.buffer, self.stream)
+        self.0.fmt(f)
     }
 }
 
 impl fmt::Display for Verify {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, on {}", self.buffer, self.stream)
+        self.0.fmt(f)
     }
 }
 
-/// Queues work on a stream that writes a fresh tag to every byte of the buffer. A buffer of no bytes is left alone.
+impl fmt::Display for Read {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A buffer, a list of them, or a map with a stream.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(transparent)]
+struct UseWire(Located<ListOr<OnStreamWire>>);
+
+/// A buffer and the stream whose work uses it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "fill")]
-pub(crate) struct FillWire {
+#[schemars(rename = "use_on_stream")]
+struct OnStreamWire {
     /// A live buffer.
-    buffer: NameText,
+    buffer: BufferText,
     /// The stream: `default` if not given.
     stream: Option<NameText>,
 }
 
-/// Reads every byte of the buffer on a stream and waits: it must still hold its last `fill`.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "verify")]
-pub(crate) struct VerifyWire {
-    /// A live buffer that was filled.
-    buffer: NameText,
-    /// The stream: `default` if not given.
-    stream: Option<NameText>,
-}
-
-impl StepFields for FillWire {
-    type Checked = Fill;
-
-    const EXAMPLE: &'static str = "\
-- alloc: { buffer: batch, size: 4MiB }
-- fill: { buffer: batch }";
-
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Fill, Problem> {
-        Ok(Fill { stream: checker.stream(self.stream.as_ref())?, buffer: checker.fill(&self.buffer)? })
+impl UseWire {
+    fn check(
+        &self,
+        at: Position,
+        step: &str,
+        checker: &mut Checker<'_>,
+        check: impl Fn(&mut Checker<'_>, &BufferText) -> Result<BufferRef, Problem>,
+    ) -> Result<Use, Problem> {
+        match self.0.texts() {
+            Ok(names) if names.is_empty() => {
+                Err(Problem::new(at, format!("`{step}` names nothing")).help(format!("as in `- {step}: a` or `- {step}: [a, b]`")))
+            }
+            Ok(names) => {
+                let buffers = names.into_iter().map(|name| check(checker, &BufferText(name))).collect::<Result<_, _>>()?;
+                Ok(Use { buffers, stream: checker.stream(None)? })
+            }
+            Err(OnStreamWire { buffer, stream }) => {
+                let stream = checker.stream(stream.as_ref())?;
+                Ok(Use { buffers: vec![check(checker, buffer)?], stream })
+            }
+        }
     }
 }
 
-impl StepFields for VerifyWire {
-    type Checked = Verify;
+/// Declares the steps: what differs between them is their documentation and the check of their buffers.
+macro_rules! uses {
+    ($($wire:ident => $checked:ident, $name:literal, $check:expr, $example:literal, $about:literal;)*) => {$(
+        #[doc = $about]
+        #[derive(Clone, Debug, Deserialize)]
+        #[serde(transparent)]
+        pub(crate) struct $wire(UseWire);
 
-    const EXAMPLE: &'static str = "\
-- alloc: { buffer: batch, size: 4MiB }
-- fill: { buffer: batch }
-- verify: { buffer: batch }";
+        impl JsonSchema for $wire {
+            fn schema_name() -> Cow<'static, str> {
+                $name.into()
+            }
+            fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+                let name = generator.subschema_for::<BufferText>();
+                let map = generator.subschema_for::<OnStreamWire>();
+                json_schema!({ "description": $about, "anyOf": [name, { "type": "array", "items": name, "minItems": 1 }, map] })
+            }
+        }
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Verify, Problem> {
-        Ok(Verify { stream: checker.stream(self.stream.as_ref())?, buffer: checker.verify(&self.buffer)? })
-    }
+        impl StepFields for $wire {
+            type Checked = $checked;
+
+            const EXAMPLE: &'static str = $example;
+
+            fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<$checked, Problem> {
+                self.0.check(at, $name, checker, $check).map($checked)
+            }
+        }
+    )*};
+}
+
+uses! {
+    FillWire => Fill, "fill", |checker, buffer| checker.fill(buffer),
+        "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- fill: { buffer: batch, stream: side }",
+        "Queues work on a stream that writes a fresh tag to every byte of a buffer. A buffer of no bytes is left alone.";
+    VerifyWire => Verify, "verify", |checker, buffer| checker.verify(buffer),
+        "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- verify: batch",
+        "Reads every byte of a buffer on a stream and waits: it must still hold its last `fill`.";
+    ReadWire => Read, "read", |checker, buffer| checker.verify(buffer),
+        "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- read: { buffer: batch, stream: copy }\n- synchronize: { stream: copy }",
+        "Queues work on a stream that reads every byte of a buffer, and does not wait. What it read must be the last `fill` before it; that is found out when the host waits for the stream next, or at the end of the run.";
 }

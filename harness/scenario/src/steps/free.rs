@@ -8,10 +8,10 @@ use serde::Deserialize;
 
 use super::fields::StepFields;
 use crate::checker::{Checker, Freed};
-use crate::metric::{Amount, BufferName, ReportKey, StepName};
+use crate::metric::{Amount, BufferName, BufferRef, ReportKey, StepName};
 use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located, Position};
-use harness_language::text::{AmountText, NameText};
+use harness_language::text::{AmountText, BufferText, NameText};
 
 /// Memory given back, checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,10 +33,12 @@ pub enum FreeTarget {
     /// A buffer.
     Buffer {
         /// Which one.
-        buffer: BufferName,
-        /// Whether a recovery policy may have freed it: then there may be nothing to do.
+        buffer: BufferRef,
+        /// Whether it may be gone, by a recovery policy or because its request failed: then there may be nothing to do.
         may_be_gone: bool,
     },
+    /// All numbered buffers of a name that are live.
+    Elements(BufferName),
     /// All live blocks of a storm.
     Storm(StepName),
 }
@@ -46,11 +48,12 @@ impl fmt::Display for Free {
         match self {
             Self::Targets(targets) => {
                 for (i, target) in targets.iter().enumerate() {
-                    let name = match target {
-                        FreeTarget::Buffer { buffer, .. } => buffer.name(),
-                        FreeTarget::Storm(storm) => storm.name(),
-                    };
-                    write!(f, "{}{name}", if i == 0 { "" } else { ", " })?;
+                    f.write_str(if i == 0 { "" } else { ", " })?;
+                    match target {
+                        FreeTarget::Buffer { buffer, .. } => buffer.fmt(f)?,
+                        FreeTarget::Elements(name) => name.fmt(f)?,
+                        FreeTarget::Storm(storm) => storm.fmt(f)?,
+                    }
                 }
                 Ok(())
             }
@@ -59,7 +62,7 @@ impl fmt::Display for Free {
     }
 }
 
-/// Gives memory back to the allocator: a buffer, a list of them, the id of a storm (all its live blocks), or the blocks that pin.
+/// Gives memory back to the allocator: a buffer, a list of them, all numbered buffers of a name, the id of a storm (all its live blocks), or the blocks that pin.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct FreeWire(Located<ListOr<PinningWire>>);
@@ -83,10 +86,10 @@ impl JsonSchema for FreeWire {
         "free".into()
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let name = generator.subschema_for::<NameText>();
+        let name = generator.subschema_for::<BufferText>();
         let pinning = generator.subschema_for::<PinningWire>();
         json_schema!({
-            "description": "Gives memory back to the allocator: a buffer, a list of them, the id of a storm (all its live blocks), or the blocks that pin segments.",
+            "description": "Gives memory back to the allocator: a buffer, a list of them, all numbered buffers of a name, the id of a storm (all its live blocks), or the blocks that pin segments.",
             "anyOf": [name, { "type": "array", "items": name, "minItems": 1 }, pinning]
         })
     }
@@ -101,6 +104,10 @@ impl StepFields for FreeWire {
 - storm: { id: churn, operations: 1000, sizes: [1MiB, 3MiB], live: 64MiB, lifetime: { min: 1, max: 100 } }
 - free: a
 - free: [b]
+- for: { i: 1..4 }
+  steps: [ alloc: { buffer: "kv[i]", size: 2MiB } ]
+- free: "kv[3]"
+- free: kv
 - free: { pinning: churn, for: 40MiB, id: rescue }
 - free: churn";
 
@@ -124,7 +131,8 @@ impl StepFields for FreeWire {
 
 fn target(name: &Located<String>, checker: &mut Checker<'_>) -> Result<FreeTarget, Problem> {
     Ok(match checker.free(name)? {
-        Freed::Buffer(buffer, certain) => FreeTarget::Buffer { buffer, may_be_gone: !certain },
+        Freed::Buffer(buffer, may_be_gone) => FreeTarget::Buffer { buffer, may_be_gone },
+        Freed::Elements(name) => FreeTarget::Elements(name),
         Freed::Storm(storm) => FreeTarget::Storm(storm),
     })
 }

@@ -7,16 +7,16 @@ use serde::Deserialize;
 
 use super::fields::StepFields;
 use crate::checker::Checker;
-use crate::metric::{BufferName, StreamName};
+use crate::metric::{BufferRef, StreamName};
 use harness_language::error::Problem;
 use harness_language::located::Position;
-use harness_language::text::NameText;
+use harness_language::text::{BufferText, NameText};
 
 /// Another stream uses a buffer, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordStream {
     /// What is used.
-    pub buffer: BufferName,
+    pub buffer: BufferRef,
     /// Where.
     pub stream: StreamName,
 }
@@ -33,7 +33,7 @@ impl fmt::Display for RecordStream {
 #[schemars(rename = "record_stream")]
 pub(crate) struct RecordStreamWire {
     /// A live buffer.
-    buffer: NameText,
+    buffer: BufferText,
     /// The stream.
     stream: NameText,
 }

@@ -12,7 +12,7 @@ use crate::checker::Checker;
 use crate::metric::{ReportKey, StepName, StreamName};
 use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located, Position};
-use harness_language::text::{NameText, SizeText, bounded, positive_size};
+use harness_language::text::{AmountText, CountText, NameText};
 
 /// Most operations of one storm.
 pub const MAX_OPERATIONS: u64 = 10_000_000;
@@ -91,21 +91,19 @@ pub(crate) struct StormWire {
     /// Its name, for what it reports and for `free` and `pins`.
     id: NameText,
     /// Requests and frees together, from 1 to 10000000.
-    #[schemars(range(min = 1, max = MAX_OPERATIONS))]
-    operations: Located<u64>,
+    operations: CountText,
     /// What the requests ask for.
     sizes: SizesWire,
     /// Requested bytes that are live at most.
-    live: SizeText,
+    live: AmountText,
     /// How many operations a block lives.
     lifetime: LifetimeWire,
     /// The streams of the requests, one drawn for each: `default` if not given.
     streams: Option<Vec<NameText>>,
     /// `fragmented`: stop at the first request that fails although reserved less allocated is at least its size. The step fails if none does.
     until: Option<Until>,
-    /// Whether every block is filled when it is made and verified before it is freed: no, if not given.
-    #[serde(default)]
-    fill: bool,
+    /// Whether every block is filled when it is made and verified before it is freed: yes, if not given.
+    fill: Option<bool>,
 }
 
 /// How many operations a block lives: drawn evenly from `min` to `max`.
@@ -114,11 +112,9 @@ pub(crate) struct StormWire {
 #[schemars(rename = "storm_lifetime")]
 struct LifetimeWire {
     /// The shortest, 1 or more.
-    #[schemars(range(min = 1))]
-    min: Located<u64>,
+    min: CountText,
     /// The longest, at most 10000000.
-    #[schemars(range(min = 1, max = MAX_OPERATIONS))]
-    max: Located<u64>,
+    max: CountText,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -131,9 +127,9 @@ struct SizesWire(Located<ListOr<RangeWire>>);
 #[schemars(rename = "storm_size_range")]
 struct RangeWire {
     /// The smallest, 1 B or more.
-    min: SizeText,
+    min: AmountText,
     /// The largest.
-    max: SizeText,
+    max: AmountText,
 }
 
 impl JsonSchema for SizesWire {
@@ -141,7 +137,7 @@ impl JsonSchema for SizesWire {
         "storm_sizes".into()
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let size = generator.subschema_for::<SizeText>();
+        let size = generator.subschema_for::<AmountText>();
         let range = generator.subschema_for::<RangeWire>();
         json_schema!({
             "description": "Sizes to draw from, all equally likely, or a range.",
@@ -161,7 +157,6 @@ impl StepFields for StormWire {
     live: 600MiB
     lifetime: { min: 10, max: 2000 }
     streams: [default, side]
-    fill: true
 - free: churn";
 
     const REPORTS: &'static [ReportKey] = &[
@@ -187,10 +182,10 @@ impl StepFields for StormWire {
 
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Storm, Problem> {
         checker.storm_may_start(&self.id)?;
-        let operations = bounded(&self.operations, "operations", 1..=MAX_OPERATIONS)?;
+        let operations = checker.whole(&self.operations, "operations", 1..=MAX_OPERATIONS)?;
         checker.count(at, operations)?;
-        let sizes = sizes(&self.sizes.0)?;
-        let live = positive_size(&self.live, "live")?;
+        let sizes = sizes(&self.sizes.0, checker)?;
+        let live = checker.positive_size(&self.live, "live")?;
         let smallest = match &sizes {
             StormSizes::Choices(choices) => choices.iter().copied().min().unwrap_or_default(),
             StormSizes::LogUniform { min, .. } => *min,
@@ -203,10 +198,10 @@ impl StepFields for StormWire {
             operations,
             sizes,
             live,
-            lifetime: lifetime(&self.lifetime)?,
+            lifetime: lifetime(&self.lifetime, checker)?,
             streams: self.streams(checker)?,
             until: self.until,
-            fill: self.fill,
+            fill: self.fill.unwrap_or(true),
             id: checker.declare_storm(&self.id, Self::REPORTS)?,
         })
     }
@@ -221,18 +216,18 @@ impl StormWire {
     }
 }
 
-fn sizes(wire: &Located<ListOr<RangeWire>>) -> Result<StormSizes, Problem> {
+fn sizes(wire: &Located<ListOr<RangeWire>>, checker: &Checker<'_>) -> Result<StormSizes, Problem> {
     match wire.texts() {
         Ok(texts) if texts.is_empty() || texts.len() > MAX_SIZES => {
             Err(Problem::new(wire.position(), format!("`sizes` has {} entries", texts.len()))
                 .help(format!("from 1 to {MAX_SIZES} sizes, or a range, as in `{{ min: 512B, max: 64MiB }}`")))
         }
         Ok(texts) => {
-            let sizes: Result<_, _> = texts.into_iter().map(|text| positive_size(&SizeText(text), "sizes")).collect();
+            let sizes: Result<_, _> = texts.into_iter().map(|text| checker.positive_size(&AmountText(text), "sizes")).collect();
             Ok(StormSizes::Choices(sizes?))
         }
         Err(range) => {
-            let (min, max) = (positive_size(&range.min, "min")?, positive_size(&range.max, "max")?);
+            let (min, max) = (checker.positive_size(&range.min, "min")?, checker.positive_size(&range.max, "max")?);
             if min > max {
                 return Err(Problem::new(range.min.position(), format!("`min` is {min}, above `max`, {max}")).help("exchange the two"));
             }
@@ -241,9 +236,9 @@ fn sizes(wire: &Located<ListOr<RangeWire>>) -> Result<StormSizes, Problem> {
     }
 }
 
-fn lifetime(wire: &LifetimeWire) -> Result<(u64, u64), Problem> {
-    let min = bounded(&wire.min, "min", 1..=MAX_OPERATIONS)?;
-    let max = bounded(&wire.max, "max", 1..=MAX_OPERATIONS)?;
+fn lifetime(wire: &LifetimeWire, checker: &Checker<'_>) -> Result<(u64, u64), Problem> {
+    let min = checker.whole(&wire.min, "min", 1..=MAX_OPERATIONS)?;
+    let max = checker.whole(&wire.max, "max", 1..=MAX_OPERATIONS)?;
     if min > max {
         return Err(Problem::new(wire.min.position(), format!("`min` is {min}, above `max`, {max}")).help("exchange the two"));
     }

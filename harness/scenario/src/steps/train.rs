@@ -13,7 +13,7 @@ use crate::metric::{ReportKey, StepName, StreamName};
 use crate::policy::{self, Policy, PolicyWire, Recoverable};
 use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
-use harness_language::text::{NameText, SizeText, bounded, positive_size};
+use harness_language::text::{AmountText, CountText, NameText};
 
 /// Most iterations of one `train`.
 pub const MAX_ITERATIONS: u64 = 1_000_000;
@@ -68,20 +68,17 @@ pub(crate) struct TrainWire {
     /// A name for what it reports.
     id: NameText,
     /// All parameters together.
-    parameters: SizeText,
+    parameters: AmountText,
     /// Parts that parameters and activations come in, from 1 to 10000: 4 if not given.
-    #[schemars(range(min = 1, max = MAX_LAYERS))]
-    layers: Option<Located<u64>>,
+    layers: Option<CountText>,
     /// Activations that one sample takes, all layers together.
-    activations_per_sample: SizeText,
+    activations_per_sample: AmountText,
     /// Samples of the first iteration, from 1 to 1000000.
-    #[schemars(range(min = 1, max = MAX_BATCH))]
-    batch: Located<u64>,
+    batch: CountText,
     /// How many, from 1 to 1000000.
-    #[schemars(range(min = 1, max = MAX_ITERATIONS))]
-    iterations: Located<u64>,
-    /// `fits` (if not given) or `oom`: how the training ends, recovery included. Anything else fails the run. A map says it for each
-    /// allocator; with those not named it may end either way.
+    iterations: CountText,
+    /// `fits` (if not given), `oom`, `{ oom: CAUSE }` or `any`: how the training ends, recovery included. Anything else fails the run. A map
+    /// says it for each allocator.
     expect: Option<EndingWire>,
     /// What to do when an iteration fails, before trying it again: nothing, if not given.
     on_oom: Option<Located<PolicyWire>>,
@@ -120,15 +117,15 @@ impl StepFields for TrainWire {
     }
 
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Train, Problem> {
-        let layers = self.layers.as_ref().map_or(Ok(4), |layers| bounded(layers, "layers", 1..=MAX_LAYERS))?;
-        let iterations = bounded(&self.iterations, "iterations", 1..=MAX_ITERATIONS)?;
+        let layers = self.layers.as_ref().map_or(Ok(4), |layers| checker.whole(layers, "layers", 1..=MAX_LAYERS))?;
+        let iterations = checker.whole(&self.iterations, "iterations", 1..=MAX_ITERATIONS)?;
         checker.count(at, layers * iterations)?;
-        let batch = bounded(&self.batch, "batch", 1..=MAX_BATCH)?;
+        let batch = checker.whole(&self.batch, "batch", 1..=MAX_BATCH)?;
         let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &Recoverable::Train { batch }, checker)).transpose()?;
         Ok(Train {
-            parameters: countable(&self.parameters, "parameters", OPTIMIZER_COPIES, "the optimizer's state")?,
+            parameters: countable(checker, &self.parameters, "parameters", OPTIMIZER_COPIES, "the optimizer's state")?,
             layers,
-            activations_per_sample: countable(&self.activations_per_sample, "activations_per_sample", batch, "a batch")?,
+            activations_per_sample: countable(checker, &self.activations_per_sample, "activations_per_sample", batch, "a batch")?,
             batch,
             expect: EndingWire::check(self.expect.as_ref(), checker)?,
             iterations,
@@ -140,8 +137,8 @@ impl StepFields for TrainWire {
 }
 
 /// A size of which that many together can still be counted.
-fn countable(wire: &SizeText, field: &'static str, times: u64, what_for: &str) -> Result<Bytes, Problem> {
-    let size = positive_size(wire, field)?;
+fn countable(checker: &Checker<'_>, wire: &AmountText, field: &'static str, times: u64, what_for: &str) -> Result<Bytes, Problem> {
+    let size = checker.positive_size(wire, field)?;
     match size.0.checked_mul(times) {
         Some(_) => Ok(size),
         None => {

@@ -1,0 +1,318 @@
+//! Expressions over named quantities: expectations, and amounts and counts that are computed. Parsed once, with units checked, and evaluated
+//! exactly. Which quantities there are is up to the caller, who turns names into a type of their own: a [`Quantity`].
+//!
+//! ```text
+//! EXPECTATION = SUM ( == | != | < | <= | > | >= ) SUM ( +- TOLERANCE )?
+//! SUM         = PRODUCT ( ( + | - ) PRODUCT )*
+//! PRODUCT     = VALUE ( ( * | / ) VALUE )*
+//! VALUE       = name | number | percentage | size | duration          reserved.peak, 1.1, 20%, 400MiB, 5ms
+//!             | ( SUM ) | min( SUM, … ) | max( SUM, … ) | function( name )
+//! TOLERANCE   = percentage | number | size | duration                 of what stands on the right
+//! ```
+
+mod parse;
+mod value;
+
+use std::convert::Infallible;
+use std::fmt;
+
+use harness_allocator::units::Bytes;
+
+pub use parse::{ExpressionError, Resolve, Resolved, Unresolved, parse_amount, parse_constant, parse_count, parse_expectation};
+pub use value::{ArithmeticError, Dimension, Number, Operator, Unit, Value};
+
+/// Most names and literals in one expression.
+pub const MAX_TERMS: usize = 64;
+/// How deep parentheses may be nested.
+pub const MAX_DEPTH: usize = 16;
+
+/// What a name in an expression stands for: something with a value that is not known before the expression is evaluated.
+pub trait Quantity {
+    /// What its values count.
+    fn dimension(&self) -> Dimension;
+}
+
+/// A formula, parsed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expression<Q> {
+    pub(in crate::expression) node: Node<Q>,
+    /// `None` where it is made of zeros only, which fit everything.
+    pub(in crate::expression) dimension: Option<Dimension>,
+    /// As the file writes it.
+    pub(in crate::expression) text: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::expression) enum Node<Q> {
+    Literal(Number),
+    Quantity(Q),
+    Operation { operator: Operator, left: Box<Expression<Q>>, right: Box<Expression<Q>> },
+    Least(Vec<Expression<Q>>),
+    Greatest(Vec<Expression<Q>>),
+}
+
+impl<Q> Expression<Q> {
+    /// Looks every quantity up once, from left to right, and computes.
+    ///
+    /// # Errors
+    /// [`EvaluateError`].
+    pub fn evaluate<E>(&self, value: &mut impl FnMut(&Q) -> Result<Number, E>) -> Result<Number, EvaluateError<E>> {
+        match &self.node {
+            Node::Literal(number) => Ok(*number),
+            Node::Quantity(quantity) => value(quantity).map_err(EvaluateError::LookUp),
+            Node::Operation { operator, left, right } => {
+                let (first, second) = (left.evaluate(value)?, right.evaluate(value)?);
+                if *operator == Operator::Divide && value::is_zero(&second) {
+                    return Err(ArithmeticError::DivisionByZero(self.text.clone()).into());
+                }
+                operator.apply(&first, &second).ok_or_else(|| ArithmeticError::Overflow.into())
+            }
+            Node::Least(all) => choose(all, value, Number::min),
+            Node::Greatest(all) => choose(all, value, Number::max),
+        }
+    }
+
+    /// The quantities in it, from left to right.
+    pub fn quantities(&self) -> Vec<&Q> {
+        match &self.node {
+            Node::Literal(_) => Vec::new(),
+            Node::Quantity(quantity) => vec![quantity],
+            Node::Operation { left, right, .. } => [left.quantities(), right.quantities()].concat(),
+            Node::Least(all) | Node::Greatest(all) => all.iter().flat_map(Self::quantities).collect(),
+        }
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn dimension(&self) -> Dimension {
+        self.dimension.unwrap_or_default()
+    }
+
+    /// Whether it is more than one name or literal.
+    #[must_use]
+    pub const fn is_computed(&self) -> bool {
+        !matches!(self.node, Node::Literal(_) | Node::Quantity(_))
+    }
+
+    /// Its value, where no quantity is in it.
+    fn constant(&self) -> Option<Result<Number, ArithmeticError>> {
+        if !self.quantities().is_empty() {
+            return None;
+        }
+        match self.evaluate(&mut |_| Ok::<_, Infallible>(value::one())) {
+            Ok(number) => Some(Ok(number)),
+            Err(EvaluateError::Arithmetic(error)) => Some(Err(error)),
+            Err(EvaluateError::LookUp(never)) => match never {},
+        }
+    }
+}
+
+fn choose<Q, E>(
+    all: &[Expression<Q>],
+    value: &mut impl FnMut(&Q) -> Result<Number, E>,
+    better: impl Fn(Number, Number) -> Number,
+) -> Result<Number, EvaluateError<E>> {
+    let mut best: Option<Number> = None;
+    for one in all {
+        let number = one.evaluate(value)?;
+        best = Some(best.map_or(number, |best| better(best, number)));
+    }
+    best.ok_or_else(|| ArithmeticError::Overflow.into())
+}
+
+impl<Q> fmt::Display for Expression<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Why an expression has no value.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EvaluateError<E> {
+    /// A quantity could not be looked up.
+    #[error("{0}")]
+    LookUp(E),
+    /// It cannot be computed.
+    #[error(transparent)]
+    Arithmetic(#[from] ArithmeticError),
+}
+
+/// Something that should hold: one comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expectation<Q> {
+    /// What stands on the left.
+    pub left: Expression<Q>,
+    /// How the two compare.
+    pub comparison: Comparison,
+    /// What stands on the right.
+    pub right: Expression<Q>,
+    /// How far the left side may be from the right one, for `==` and `!=`.
+    pub tolerance: Option<Tolerance>,
+    /// As the file writes it.
+    pub text: String,
+}
+
+/// How far two sides may be from each other and still count as equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tolerance {
+    /// So much of the right side: 1/20 for `5%`.
+    Share(Number),
+    /// So much, in the unit of both sides.
+    Amount(Number),
+}
+
+impl<Q> Expectation<Q> {
+    /// Looks every quantity up once, in order, and compares.
+    ///
+    /// # Errors
+    /// [`EvaluateError`].
+    pub fn evaluate<E>(&self, mut value: impl FnMut(&Q) -> Result<Number, E>) -> Result<Evaluation, EvaluateError<E>> {
+        let (left, right) = (self.left.evaluate(&mut value)?, self.right.evaluate(&mut value)?);
+        let holds = match self.tolerance {
+            None => self.comparison.holds(&left, &right),
+            Some(tolerance) => {
+                let is_near = is_near(&left, &right, tolerance).ok_or(ArithmeticError::Overflow)?;
+                is_near == (self.comparison == Comparison::Equal)
+            }
+        };
+        let dimension = self.dimension();
+        let value = |number| Value { number, dimension };
+        Ok(Evaluation { left: value(left), right: value(right), holds })
+    }
+
+    /// What both sides count.
+    #[must_use]
+    pub fn dimension(&self) -> Dimension {
+        self.left.dimension.or(self.right.dimension).unwrap_or_default()
+    }
+
+    /// The quantities in it, in order.
+    pub fn quantities(&self) -> impl Iterator<Item = &Q> {
+        self.left.quantities().into_iter().chain(self.right.quantities())
+    }
+
+    /// Whether it is written in percent, and its values should be told so.
+    #[must_use]
+    pub fn is_in_percent(&self) -> bool {
+        self.dimension() == Dimension::NUMBER && [&self.left.text, &self.right.text].iter().any(|text| text.contains('%'))
+    }
+}
+
+fn is_near(left: &Number, right: &Number, tolerance: Tolerance) -> Option<bool> {
+    let absolute = |number: Number| if number < Number::from_integer(0) { -number } else { number };
+    let distance = absolute(Operator::Subtract.apply(left, right)?);
+    let most = match tolerance {
+        Tolerance::Amount(amount) => amount,
+        Tolerance::Share(share) => Operator::Multiply.apply(&absolute(*right), &share)?,
+    };
+    Some(distance <= most)
+}
+
+impl<Q> fmt::Display for Expectation<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// An expectation, evaluated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Evaluation {
+    /// What the left side came to.
+    pub left: Value,
+    /// What the right side came to.
+    pub right: Value,
+    /// Whether the comparison holds.
+    pub holds: bool,
+}
+
+/// How two values compare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// `==`
+    Equal,
+    /// `!=`
+    NotEqual,
+    /// `<`
+    Less,
+    /// `<=`
+    AtMost,
+    /// `>`
+    Greater,
+    /// `>=`
+    AtLeast,
+}
+
+impl Comparison {
+    /// The ones there are, each with its sign; a sign that begins with another stands before it.
+    const SIGNS: [(&'static str, Self); 6] =
+        [("==", Self::Equal), ("!=", Self::NotEqual), ("<=", Self::AtMost), (">=", Self::AtLeast), ("<", Self::Less), (">", Self::Greater)];
+
+    /// Whether it holds.
+    #[must_use]
+    pub fn holds(self, left: &Number, right: &Number) -> bool {
+        match self {
+            Self::Equal => left == right,
+            Self::NotEqual => left != right,
+            Self::Less => left < right,
+            Self::AtMost => left <= right,
+            Self::Greater => left > right,
+            Self::AtLeast => left >= right,
+        }
+    }
+}
+
+/// An amount of memory that may depend on what happened before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Amount<Q> {
+    /// Known beforehand.
+    Fixed(Bytes),
+    /// Computed when the step runs.
+    Computed(Expression<Q>),
+}
+
+impl<Q> Amount<Q> {
+    /// The quantities in it, in order.
+    pub fn quantities(&self) -> Vec<&Q> {
+        match self {
+            Self::Fixed(_) => Vec::new(),
+            Self::Computed(expression) => expression.quantities(),
+        }
+    }
+
+    /// Looks every quantity up once, in order, and computes. What is no whole number of bytes is rounded down.
+    ///
+    /// # Errors
+    /// [`AmountError`].
+    pub fn evaluate<E>(&self, mut value: impl FnMut(&Q) -> Result<Number, E>) -> Result<Bytes, AmountError<E>> {
+        match self {
+            Self::Fixed(bytes) => Ok(*bytes),
+            Self::Computed(expression) => {
+                let bytes = expression.evaluate(&mut value)?.floor().to_integer();
+                u64::try_from(bytes).map(Bytes).map_err(|_| AmountError::OutOfRange(bytes))
+            }
+        }
+    }
+}
+
+/// Why an amount could not be computed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AmountError<E> {
+    /// The expression has no value.
+    #[error(transparent)]
+    Evaluate(#[from] EvaluateError<E>),
+    /// The amount came out negative, or beyond 64 bits.
+    #[error("the amount comes to {0} B, which is not between 0 and 2^64 - 1")]
+    OutOfRange(i128),
+}
+
+impl<Q> fmt::Display for Amount<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(bytes) => bytes.fmt(f),
+            Self::Computed(expression) => expression.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

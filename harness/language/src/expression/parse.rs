@@ -1,0 +1,502 @@
+//! From text to expressions: tokens, precedence, units. Linear in the length of the text, look-ups apart.
+
+use harness_allocator::units::{Bytes, Nanos};
+
+use super::value::{hundredth, is_zero, parse_decimal};
+use super::{
+    Amount, Comparison, Dimension, Expectation, Expression, MAX_DEPTH, MAX_TERMS, Node, Number, Operator, Quantity, Tolerance, Value,
+};
+
+/// A mistake in an expression and the piece to blame, in characters from its start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpressionError {
+    /// What is wrong.
+    pub message: String,
+    /// What to do.
+    pub help: String,
+    /// Where the piece begins, in characters from the start of the expression.
+    pub start: usize,
+    /// Its length in characters.
+    pub length: usize,
+}
+
+/// Why a name stands for nothing: what is wrong, and what to do.
+pub type Unresolved = (String, String);
+
+/// What a name stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resolved<Q> {
+    /// Something that is looked up when the expression is evaluated.
+    Quantity(Q),
+    /// A value that is known already.
+    Constant(Value),
+}
+
+/// Turns a name, or `function(name)`, into what it stands for.
+pub type Resolve<'a, Q> = &'a dyn Fn(&str) -> Result<Resolved<Q>, Unresolved>;
+
+const FORMS: &str = "write a comparison with ==, !=, <, <=, > or >=, as in `reserved.peak <= 1GiB`, `(reserved - allocated) / reserved < 20%` or `a.device.used == start.device.used + 400MiB`";
+
+/// Parses an expectation.
+///
+/// # Errors
+/// [`ExpressionError`]: it cannot be read, names what does not exist, mixes units, or checks nothing.
+pub fn parse_expectation<Q: Quantity + PartialEq>(text: &str, resolve: Resolve<'_, Q>) -> Result<Expectation<Q>, ExpressionError> {
+    let mut parser = Parser::new(text, FORMS, resolve)?;
+    let (left, _) = parser.sum(0)?;
+    let Some(Token { kind: TokenKind::Comparison(comparison), .. }) = parser.next() else {
+        return Err(parser.unexpected("a comparison", FORMS));
+    };
+    let (right, right_at) = parser.sum(0)?;
+    let together = parser.same_dimension(left.dimension, right.dimension, right_at)?;
+    let tolerance = parser.tolerance(comparison, together)?;
+    parser.finish()?;
+    let expectation = Expectation { left, comparison, right, tolerance, text: text.trim().to_owned() };
+    let whole = (0, text.chars().count());
+    if expectation.quantities().next().is_none() {
+        return Err(error(whole, "no metric in this expectation: it can never change", FORMS));
+    }
+    if expectation.left.node == expectation.right.node {
+        return Err(error(whole, "both sides of this expectation are the same: it checks nothing", FORMS));
+    }
+    Ok(expectation)
+}
+
+const AMOUNT: &str = "write a size, as in `400MiB`, or a formula that comes to one, as in `storm.failed_request`, `device.free - 2MiB` or `4MiB * batch`";
+
+/// Parses a size, or a formula that comes to bytes. A bare number is one of bytes.
+///
+/// # Errors
+/// [`ExpressionError`]: it cannot be read, names what does not exist, or is no amount of memory.
+pub fn parse_amount<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<Amount<Q>, ExpressionError> {
+    let whole = (0, text.chars().count());
+    let is_literal = text.trim().chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | ' '));
+    if text.trim_start().starts_with(|c: char| c.is_ascii_digit()) && is_literal || text.trim_start().starts_with('-') {
+        return Bytes::parse(text).map(Amount::Fixed).map_err(|why| error(whole, why.to_string(), AMOUNT));
+    }
+    let mut parser = Parser::new(text, AMOUNT, resolve)?;
+    let (sum, at) = parser.sum(0)?;
+    parser.finish()?;
+    if let Some(dimension) = sum.dimension.filter(|&dimension| dimension != Dimension::BYTES) {
+        let help = if dimension == Dimension::NUMBER { "give it a unit, as in `4MiB * 8` or `512B`" } else { AMOUNT };
+        return Err(error(at, format!("an amount of memory is wanted here, and this is {dimension}"), help));
+    }
+    match sum.constant() {
+        None => Ok(Amount::Computed(sum)),
+        Some(Err(why)) => Err(error(at, why.to_string(), AMOUNT)),
+        Some(Ok(number)) => match u64::try_from(number.floor().to_integer()) {
+            Ok(bytes) => Ok(Amount::Fixed(Bytes(bytes))),
+            Err(_) => Err(error(at, format!("this comes to {} B, and a size is 0 or more and below 16 EiB", number.floor()), AMOUNT)),
+        },
+    }
+}
+
+/// Parses a number that may depend on quantities, such as an index.
+///
+/// # Errors
+/// [`ExpressionError`]: it cannot be read, names what does not exist, or is no plain number.
+pub fn parse_count<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<Expression<Q>, ExpressionError> {
+    const HELP: &str = "write a number, or a formula that comes to one, as in `i + 1`";
+    let mut parser = Parser::new(text, HELP, resolve)?;
+    let (sum, at) = parser.sum(0)?;
+    parser.finish()?;
+    match sum.dimension {
+        None | Some(Dimension::NUMBER) => Ok(sum),
+        Some(other) => Err(error(at, format!("a plain number is wanted here, and this is {other}"), HELP)),
+    }
+}
+
+/// Parses a value that is known beforehand: a literal, or a formula of literals and constants.
+///
+/// # Errors
+/// [`ExpressionError`]: it cannot be read, cannot be computed, or names what is not known yet.
+pub fn parse_constant<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<Value, ExpressionError> {
+    const HELP: &str = "write a number, a size or a duration, as in `64`, `20%`, `1.5GiB` or `5ms`";
+    let mut parser = Parser::new(text, HELP, resolve)?;
+    let (sum, at) = parser.sum(0)?;
+    parser.finish()?;
+    match sum.constant() {
+        Some(Ok(number)) => Ok(Value { number, dimension: sum.dimension() }),
+        Some(Err(why)) => Err(error(at, why.to_string(), HELP)),
+        None => Err(error(at, "this is known only while the scenario runs", HELP)),
+    }
+}
+
+type Range = (usize, usize);
+
+fn error((start, length): Range, message: impl Into<String>, help: &str) -> ExpressionError {
+    ExpressionError { message: message.into(), help: help.to_owned(), start, length }
+}
+
+fn mismatch(at: Range, first: Dimension, second: Dimension) -> ExpressionError {
+    let message = format!("{second} cannot be put beside {first}");
+    let is_plain = first == Dimension::NUMBER || second == Dimension::NUMBER;
+    let other = if first == Dimension::NUMBER { second } else { first };
+    let help = match other {
+        Dimension::BYTES if is_plain => "give the number a unit, as in `400MiB` or `512B`; only 0 needs none",
+        Dimension::TIME if is_plain => "give the number a unit, as in `5ms` or `200us`; only 0 needs none",
+        _ => "bytes go with bytes, counts with counts, times with times; a quotient of two of them is a plain number",
+    };
+    error(at, message, help)
+}
+
+#[derive(Clone, Debug)]
+struct Token {
+    kind: TokenKind,
+    at: Range,
+}
+
+#[derive(Clone, Debug)]
+enum TokenKind {
+    /// A name, or a function of one.
+    Name(String),
+    /// `min(` or `max(`.
+    Choice(Choice),
+    Literal(Literal),
+    Operator(Operator),
+    Open,
+    Close,
+    Comma,
+    Tolerance,
+    Comparison(Comparison),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    Least,
+    Greatest,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Literal {
+    number: Number,
+    dimension: Dimension,
+    is_percentage: bool,
+}
+
+struct Parser<'a, Q> {
+    tokens: std::iter::Peekable<std::vec::IntoIter<Token>>,
+    /// The last token read, or where one is missing.
+    last: Range,
+    last_text: Option<String>,
+    text: Vec<char>,
+    terms: usize,
+    /// What is accepted here.
+    forms: &'static str,
+    resolve: Resolve<'a, Q>,
+}
+
+impl<'a, Q: Quantity> Parser<'a, Q> {
+    fn new(text: &str, forms: &'static str, resolve: Resolve<'a, Q>) -> Result<Self, ExpressionError> {
+        let text: Vec<char> = text.chars().collect();
+        let tokens = tokens(&text, forms)?.into_iter().peekable();
+        Ok(Self { tokens, last: (0, 1), last_text: None, text, terms: 0, forms, resolve })
+    }
+
+    fn next(&mut self) -> Option<Token> {
+        let token = self.tokens.next();
+        self.last = token.as_ref().map_or((self.text.len().saturating_sub(1), 1), |token| token.at);
+        self.last_text = token.as_ref().map(|token| self.piece(token.at));
+        token
+    }
+
+    fn piece(&self, (start, length): Range) -> String {
+        self.text[start..start + length].iter().collect()
+    }
+
+    fn unexpected(&self, wanted: &str, help: &str) -> ExpressionError {
+        match &self.last_text {
+            Some(text) => error(self.last, format!("`{text}` stands where {wanted} is wanted"), help),
+            None => error(self.last, format!("the expression ends where {wanted} is wanted"), help),
+        }
+    }
+
+    fn peek_operator(&mut self, accepted: [Operator; 2]) -> Option<Operator> {
+        match self.tokens.peek() {
+            Some(&Token { kind: TokenKind::Operator(operator), .. }) if accepted.contains(&operator) => Some(operator),
+            _ => None,
+        }
+    }
+
+    fn start(&mut self) -> usize {
+        self.tokens.peek().map_or(0, |token| token.at.0)
+    }
+
+    /// From there to the end of the last token.
+    fn range_from(&self, start: usize) -> Range {
+        (start, (self.last.0 + self.last.1).saturating_sub(start))
+    }
+
+    fn sum(&mut self, depth: usize) -> Result<(Expression<Q>, Range), ExpressionError> {
+        let start = self.start();
+        let mut left = self.product(depth)?;
+        while let Some(operator) = self.peek_operator([Operator::Add, Operator::Subtract]) {
+            self.next();
+            let right_start = self.start();
+            let right = self.product(depth)?;
+            let dimension = self.same_dimension(left.dimension, right.dimension, self.range_from(right_start))?;
+            left = self.operation(operator, left, right, dimension, start);
+        }
+        Ok((left, self.range_from(start)))
+    }
+
+    fn product(&mut self, depth: usize) -> Result<Expression<Q>, ExpressionError> {
+        let start = self.start();
+        let mut left = self.value(depth)?;
+        while let Some(operator) = self.peek_operator([Operator::Multiply, Operator::Divide]) {
+            self.next();
+            let right = self.value(depth)?;
+            if operator == Operator::Divide && matches!(&right.node, Node::Literal(number) if is_zero(number)) {
+                return Err(error(self.last, "a division by zero has no value", self.forms));
+            }
+            let (a, b) = (left.dimension(), right.dimension());
+            let dimension = if operator == Operator::Multiply { a.times(b) } else { a.over(b) };
+            let Some(dimension) = dimension else { return Err(error(self.last, "too many units are multiplied", self.forms)) };
+            left = self.operation(operator, left, right, Some(dimension), start);
+        }
+        Ok(left)
+    }
+
+    fn operation(
+        &self,
+        operator: Operator,
+        left: Expression<Q>,
+        right: Expression<Q>,
+        dimension: Option<Dimension>,
+        start: usize,
+    ) -> Expression<Q> {
+        let (left, right) = (Box::new(left), Box::new(right));
+        Expression { node: Node::Operation { operator, left, right }, dimension, text: self.piece(self.range_from(start)) }
+    }
+
+    fn value(&mut self, depth: usize) -> Result<Expression<Q>, ExpressionError> {
+        self.terms += 1;
+        if self.terms > MAX_TERMS {
+            return Err(error(self.last, format!("more than {MAX_TERMS} terms in one expression"), self.forms));
+        }
+        let start = self.start();
+        let token = self.next();
+        let at = self.last;
+        match token.map(|token| token.kind) {
+            Some(TokenKind::Name(name)) => self.name(&name, at),
+            Some(TokenKind::Literal(literal)) => {
+                let dimension = (!is_zero(&literal.number) || literal.dimension != Dimension::NUMBER).then_some(literal.dimension);
+                Ok(Expression { node: Node::Literal(literal.number), dimension, text: self.piece(at) })
+            }
+            Some(TokenKind::Open) => {
+                self.nested(depth)?;
+                let (inside, _) = self.sum(depth + 1)?;
+                self.close()?;
+                Ok(Expression { text: self.piece(self.range_from(start)), ..inside })
+            }
+            Some(TokenKind::Choice(choice)) => {
+                self.nested(depth)?;
+                self.choice(choice, start, depth)
+            }
+            _ => Err(self.unexpected("a metric, a number, a size or a duration", self.forms)),
+        }
+    }
+
+    fn name(&mut self, name: &str, at: Range) -> Result<Expression<Q>, ExpressionError> {
+        let text = self.piece(at);
+        match (self.resolve)(name) {
+            Ok(Resolved::Quantity(quantity)) => {
+                let dimension = Some(quantity.dimension());
+                Ok(Expression { node: Node::Quantity(quantity), dimension, text })
+            }
+            Ok(Resolved::Constant(Value { number, dimension })) => {
+                Ok(Expression { node: Node::Literal(number), dimension: Some(dimension), text })
+            }
+            Err((message, help)) => Err(error(at, message, &help)),
+        }
+    }
+
+    fn nested(&self, depth: usize) -> Result<(), ExpressionError> {
+        if depth < MAX_DEPTH {
+            return Ok(());
+        }
+        Err(error(self.last, format!("parentheses are nested more than {MAX_DEPTH} deep"), self.forms))
+    }
+
+    fn close(&mut self) -> Result<(), ExpressionError> {
+        match self.next() {
+            Some(Token { kind: TokenKind::Close, .. }) => Ok(()),
+            _ => Err(self.unexpected("`)`", self.forms)),
+        }
+    }
+
+    /// The arguments of `min(` or `max(`, which are of one unit.
+    fn choice(&mut self, choice: Choice, start: usize, depth: usize) -> Result<Expression<Q>, ExpressionError> {
+        let mut all = Vec::new();
+        let mut dimension = None;
+        loop {
+            let (one, at) = self.sum(depth + 1)?;
+            dimension = self.same_dimension(dimension, one.dimension, at)?;
+            all.push(one);
+            match self.next() {
+                Some(Token { kind: TokenKind::Comma, .. }) => {}
+                Some(Token { kind: TokenKind::Close, .. }) => break,
+                _ => return Err(self.unexpected("`,` or `)`", self.forms)),
+            }
+        }
+        if all.len() < 2 {
+            return Err(error(self.range_from(start), "one value alone is its own minimum and maximum", "as in `min(reserved, 1GiB)`"));
+        }
+        let node = match choice {
+            Choice::Least => Node::Least(all),
+            Choice::Greatest => Node::Greatest(all),
+        };
+        Ok(Expression { node, dimension, text: self.piece(self.range_from(start)) })
+    }
+
+    fn same_dimension(
+        &self,
+        first: Option<Dimension>,
+        second: Option<Dimension>,
+        at: Range,
+    ) -> Result<Option<Dimension>, ExpressionError> {
+        match (first, second) {
+            (Some(a), Some(b)) if a != b => Err(mismatch(at, a, b)),
+            _ => Ok(first.or(second)),
+        }
+    }
+
+    fn tolerance(&mut self, comparison: Comparison, of: Option<Dimension>) -> Result<Option<Tolerance>, ExpressionError> {
+        const HELP: &str = "as in `reserved == 1GiB +- 5%` or `device.used == reserved +- 2MiB`";
+        if !matches!(self.tokens.peek(), Some(Token { kind: TokenKind::Tolerance, .. })) {
+            return Ok(None);
+        }
+        self.next();
+        if !matches!(comparison, Comparison::Equal | Comparison::NotEqual) {
+            return Err(error(self.last, "a tolerance belongs to `==` or `!=`", HELP));
+        }
+        match self.next().map(|token| token.kind) {
+            Some(TokenKind::Literal(Literal { number, is_percentage: true, .. })) => Ok(Some(Tolerance::Share(number))),
+            Some(TokenKind::Literal(Literal { number, dimension, .. })) => {
+                self.same_dimension(of, Some(dimension), self.last)?;
+                Ok(Some(Tolerance::Amount(number)))
+            }
+            _ => Err(self.unexpected("a percentage or an amount", HELP)),
+        }
+    }
+
+    fn finish(&mut self) -> Result<(), ExpressionError> {
+        match self.next() {
+            None => Ok(()),
+            Some(Token { kind: TokenKind::Comparison(_), .. }) => {
+                Err(self
+                    .unexpected("the end of the expression", "one comparison at a time: write two expectations, as in `[a >= 1, a <= 2]`"))
+            }
+            Some(_) => Err(self.unexpected("the end of the expression", self.forms)),
+        }
+    }
+}
+
+fn tokens(text: &[char], forms: &str) -> Result<Vec<Token>, ExpressionError> {
+    let mut tokens = Vec::new();
+    let mut at = 0;
+    while at < text.len() {
+        if text[at].is_whitespace() {
+            at += 1;
+            continue;
+        }
+        let token = token(text, at, forms)?;
+        at += token.at.1;
+        tokens.push(token);
+    }
+    Ok(tokens)
+}
+
+fn count_while(text: &[char], accepted: impl Fn(char) -> bool) -> usize {
+    text.iter().take_while(|&&c| accepted(c)).count()
+}
+
+fn token(text: &[char], at: usize, forms: &str) -> Result<Token, ExpressionError> {
+    let first = text[at];
+    if first.is_ascii_alphabetic() || first == '_' {
+        return Ok(name(text, at));
+    }
+    if first.is_ascii_digit() {
+        return literal(text, at);
+    }
+    let next_two: String = text[at..].iter().take(2).collect();
+    let of = |kind, length| Ok(Token { kind, at: (at, length) });
+    for (sign, comparison) in Comparison::SIGNS {
+        if next_two.starts_with(sign) {
+            return of(TokenKind::Comparison(comparison), sign.len());
+        }
+    }
+    match first {
+        _ if next_two == "+-" => of(TokenKind::Tolerance, 2),
+        '±' => of(TokenKind::Tolerance, 1),
+        '+' => of(TokenKind::Operator(Operator::Add), 1),
+        '-' => of(TokenKind::Operator(Operator::Subtract), 1),
+        '*' | '×' => of(TokenKind::Operator(Operator::Multiply), 1),
+        '/' => of(TokenKind::Operator(Operator::Divide), 1),
+        '(' => of(TokenKind::Open, 1),
+        ')' => of(TokenKind::Close, 1),
+        ',' => of(TokenKind::Comma, 1),
+        _ => {
+            let help = if first == '=' { "equality is written `==`" } else { forms };
+            Err(error((at, 1), format!("`{first}` means nothing in an expression"), help))
+        }
+    }
+}
+
+/// A name, `min(`, `max(`, or a function of one name.
+fn name(text: &[char], at: usize) -> Token {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
+    let length = count_while(&text[at..], is_name);
+    let name: String = text[at..at + length].iter().collect();
+    let choice = match name.as_str() {
+        "min" => Some(Choice::Least),
+        "max" => Some(Choice::Greatest),
+        _ => None,
+    };
+    let rest = &text[at + length..];
+    match (rest.first(), choice) {
+        (Some('('), Some(choice)) => return Token { kind: TokenKind::Choice(choice), at: (at, length + 1) },
+        (Some('('), None) => {
+            let inside = count_while(&rest[1..], |c| is_name(c) || c == ' ');
+            if rest.get(1 + inside) == Some(&')') {
+                let argument: String = rest[1..=inside].iter().filter(|c| **c != ' ').collect();
+                return Token { kind: TokenKind::Name(format!("{name}({argument})")), at: (at, length + inside + 2) };
+            }
+        }
+        _ => {}
+    }
+    Token { kind: TokenKind::Name(name), at: (at, length) }
+}
+
+/// A number and, behind it, a percent sign or a unit.
+fn literal(text: &[char], start: usize) -> Result<Token, ExpressionError> {
+    let rest = &text[start..];
+    let digits = count_while(rest, |c| c.is_ascii_digit() || c == '_' || c == '.');
+    let spaces = count_while(&rest[digits..], |c| c == ' ');
+    let unit = count_while(&rest[digits + spaces..], char::is_alphabetic);
+    let percent = unit == 0 && rest.get(digits + spaces) == Some(&'%');
+    let length = match (unit, percent) {
+        (0, false) => digits,
+        (0, true) => digits + spaces + 1,
+        (unit, _) => digits + spaces + unit,
+    };
+    let piece: String = rest[..length].iter().collect();
+    let at = (start, length);
+    let refuse = |why: String| error(at, why, "literals are numbers, percentages, sizes as in `400MiB` and durations as in `5ms`");
+    let number: String = rest[..digits].iter().collect();
+    let literal = if unit == 0 {
+        let number = parse_decimal(&number).ok_or_else(|| refuse(format!("`{number}` is no number from 0 to 18446744073709551615")))?;
+        Literal { number: if percent { hundredth(number) } else { number }, dimension: Dimension::NUMBER, is_percentage: percent }
+    } else if is_time(&piece) {
+        let nanos = Nanos::parse(&piece).map_err(|why| refuse(why.to_string()))?;
+        Literal { number: Number::from_integer(nanos.get().into()), dimension: Dimension::TIME, is_percentage: false }
+    } else {
+        let bytes = Bytes::parse(&piece).map_err(|why| refuse(why.to_string()))?;
+        Literal { number: Number::from_integer(bytes.get().into()), dimension: Dimension::BYTES, is_percentage: false }
+    };
+    Ok(Token { kind: TokenKind::Literal(literal), at })
+}
+
+fn is_time(text: &str) -> bool {
+    ["ns", "us", "µs", "ms", "s", "m", "min"].iter().any(|unit| text.strip_suffix(unit).is_some_and(|rest| !rest.ends_with(char::is_alphabetic)))
+}

@@ -1,0 +1,189 @@
+//! What differs between allocators, or between the simulated device and a real GPU: one form of map for all fields that can differ.
+
+use harness_language::error::Problem;
+use harness_language::located::{Located, Tree};
+
+use crate::checker::Checker;
+
+/// The key of what holds with all allocators that are not named.
+pub(crate) const OTHERS: &str = "others";
+/// The key of what holds on the simulated device.
+pub(crate) const SIMULATED: &str = "simulated";
+/// The key of what holds on a real GPU.
+pub(crate) const GPU: &str = "gpu";
+
+/// Whether a run is on the simulated device or on a real GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DeviceKind {
+    /// The simulated device.
+    Simulated,
+    /// A real GPU, or a stand-in that is driven like one.
+    Gpu,
+}
+
+impl DeviceKind {
+    /// Its name in scenarios.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Simulated => SIMULATED,
+            Self::Gpu => GPU,
+        }
+    }
+}
+
+/// Something that may differ between devices and between allocators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cases<T> {
+    /// The same everywhere.
+    Always(T),
+    /// By the names of arms, in the order of the file. All arms are named, or `others` says what holds with the rest.
+    Arms {
+        /// Those that are named.
+        arms: Vec<(String, T)>,
+        /// What holds with those that are not.
+        others: Option<T>,
+    },
+    /// By the kind of device.
+    Devices {
+        /// On the simulated device.
+        simulated: Box<Self>,
+        /// On a real GPU.
+        gpu: Box<Self>,
+    },
+}
+
+impl<T> Cases<T> {
+    /// What holds with this arm on this kind of device; `None` for an arm that the scenario does not list.
+    #[must_use]
+    pub fn of(&self, arm: &str, device: DeviceKind) -> Option<&T> {
+        match self {
+            Self::Always(value) => Some(value),
+            Self::Arms { arms, others } => arms.iter().find(|(name, _)| name == arm).map(|(_, value)| value).or(others.as_ref()),
+            Self::Devices { simulated, gpu } => match device {
+                DeviceKind::Simulated => simulated.of(arm, device),
+                DeviceKind::Gpu => gpu.of(arm, device),
+            },
+        }
+    }
+
+    /// All values, each with the arm that it is for, where it is for one.
+    #[must_use]
+    pub fn values(&self) -> Vec<(Option<&str>, &T)> {
+        match self {
+            Self::Always(value) => vec![(None, value)],
+            Self::Arms { arms, others } => {
+                let named = arms.iter().map(|(name, value)| (Some(name.as_str()), value));
+                named.chain(others.iter().map(|value| (Some(OTHERS), value))).collect()
+            }
+            Self::Devices { simulated, gpu } => [simulated.values(), gpu.values()].concat(),
+        }
+    }
+
+    /// Checks a value, or a map of them. `is_value` tells which maps are values themselves.
+    pub(crate) fn check(
+        given: &Located<Tree>,
+        checker: &mut Checker<'_>,
+        is_value: fn(&Tree) -> bool,
+        value: &mut dyn FnMut(&Located<Tree>, &mut Checker<'_>) -> Result<T, Problem>,
+    ) -> Result<Self, Problem> {
+        let Tree::Map(entries) = &given.value else { return Ok(Self::Always(value(given, checker)?)) };
+        if is_value(&given.value) || entries.is_empty() {
+            return Ok(Self::Always(value(given, checker)?));
+        }
+        if let Some((first, _)) = entries.iter().find(|(key, _)| [SIMULATED, GPU].contains(&key.value.as_str())) {
+            return Self::check_devices(first, entries, checker, is_value, value);
+        }
+        Self::check_arms(given, entries, checker, value)
+    }
+
+    fn check_devices(
+        first: &Located<String>,
+        entries: &[(Located<String>, Located<Tree>)],
+        checker: &mut Checker<'_>,
+        is_value: fn(&Tree) -> bool,
+        value: &mut dyn FnMut(&Located<Tree>, &mut Checker<'_>) -> Result<T, Problem>,
+    ) -> Result<Self, Problem> {
+        let help = format!("as in `{{ {SIMULATED}: …, {GPU}: … }}`; `any` expects nothing");
+        if let Some((other, _)) = entries.iter().find(|(key, _)| ![SIMULATED, GPU].contains(&key.value.as_str())) {
+            let message = format!("`{}` stands beside `{}`, which is a kind of device", other.value, first.value);
+            return Err(Problem::new(other.position(), message).help("put the allocators into the map of each kind of device"));
+        }
+        let mut of = |name: &str| match entries.iter().find(|(key, _)| key.value == name) {
+            Some((_, given)) => Self::check(given, checker, is_value, value).map(Box::new),
+            None => Err(Problem::new(first.position(), format!("nothing is said of `{name}`")).help(help.clone())),
+        };
+        Ok(Self::Devices { simulated: of(SIMULATED)?, gpu: of(GPU)? })
+    }
+
+    fn check_arms(
+        given: &Located<Tree>,
+        entries: &[(Located<String>, Located<Tree>)],
+        checker: &mut Checker<'_>,
+        value: &mut dyn FnMut(&Located<Tree>, &mut Checker<'_>) -> Result<T, Problem>,
+    ) -> Result<Self, Problem> {
+        let (mut arms, mut others) = (Vec::new(), None);
+        for (key, tree) in entries {
+            if key.value == OTHERS {
+                others = Some((key, value(tree, checker)?));
+            } else {
+                arms.push((checker.arm(key)?, value(tree, checker)?));
+            }
+        }
+        let unnamed: Vec<String> = checker.arms().into_iter().filter(|arm| !arms.iter().any(|(name, _)| name == arm)).collect();
+        match (&others, unnamed.is_empty()) {
+            (None, false) => {
+                let names = unnamed.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+                Err(Problem::new(given.position(), format!("nothing is said of {names}"))
+                    .help(format!("name every allocator, or say what holds with the rest, as in `{OTHERS}: any`")))
+            }
+            (Some((key, _)), true) => {
+                Err(Problem::new(key.position(), "every allocator is named already").help(format!("leave `{OTHERS}` out")))
+            }
+            _ => Ok(Self::Arms { arms, others: others.map(|(_, value)| value) }),
+        }
+    }
+}
+
+/// Where something holds: everywhere, with some allocators, or on one kind of device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reasons(Vec<(Scope, String)>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Scope {
+    Always,
+    Arm(String),
+    Device(DeviceKind),
+}
+
+impl Reasons {
+    /// The reason that holds with this arm on this kind of device, if there is one.
+    #[must_use]
+    pub fn of(&self, arm: &str, device: DeviceKind) -> Option<&str> {
+        let holds = |scope: &Scope| match scope {
+            Scope::Always => true,
+            Scope::Arm(name) => name == arm,
+            Scope::Device(kind) => *kind == device,
+        };
+        self.0.iter().find(|(scope, _)| holds(scope)).map(|(_, reason)| reason.as_str())
+    }
+
+    /// A reason, or a map from allocators and kinds of device to reasons.
+    pub(crate) fn check(given: &Located<Tree>, what: &str, arm: impl Fn(&Located<String>) -> Result<String, Problem>) -> Result<Self, Problem> {
+        let help = format!("as in `{what}: needs a newer driver`, or for some `{what}: {{ direct: too slow, gpu: not tried yet }}`");
+        let reason = |tree: &Located<Tree>| match tree.text().filter(|text| !text.value.trim().is_empty()) {
+            Some(text) => Ok(text.value.trim().to_owned()),
+            None => Err(Problem::new(tree.position(), format!("`{what}` needs a reason")).help(help.clone())),
+        };
+        let Tree::Map(entries) = &given.value else { return Ok(Self(vec![(Scope::Always, reason(given)?)])) };
+        let scope = |key: &Located<String>| match key.value.as_str() {
+            SIMULATED => Ok(Scope::Device(DeviceKind::Simulated)),
+            GPU => Ok(Scope::Device(DeviceKind::Gpu)),
+            _ => arm(key).map(Scope::Arm),
+        };
+        if entries.is_empty() {
+            return Err(Problem::new(given.position(), format!("`{what}` needs a reason")).help(help));
+        }
+        entries.iter().map(|(key, tree)| Ok((scope(key)?, reason(tree)?))).collect::<Result<_, _>>().map(Self)
+    }
+}

@@ -1,0 +1,285 @@
+//! What is live: buffers, numbered buffers, and the blocks of storms.
+
+use harness_language::error::{Problem, choices};
+use harness_language::located::{Located, Position};
+use harness_language::text::{BufferText, NameText};
+
+use super::Checker;
+use super::names::Id;
+use crate::metric::{BufferName, BufferRef, StepName};
+
+/// Most names of buffers in one scenario. Every step checks all that are live, so more would take minutes.
+pub const MAX_BUFFERS: usize = 10_000;
+
+#[derive(Clone, Copy)]
+pub(super) enum Buffer {
+    Live {
+        filled: bool,
+    },
+    /// A recovery policy may have freed it, or its request may have failed.
+    MaybeLive {
+        since: Position,
+    },
+    Freed {
+        at: Position,
+    },
+    /// The scenario expects its request to fail.
+    Refused {
+        at: Position,
+    },
+}
+
+/// Numbered buffers of one name. Which of them are live is known while the scenario runs.
+pub(super) struct Elements {
+    name: BufferName,
+    at: Position,
+    /// Whether some request for one of them may fail.
+    may_be_missing: bool,
+}
+
+/// What a `free` may name.
+pub(crate) enum Freed {
+    /// The buffer, and whether it may be gone.
+    Buffer(BufferRef, bool),
+    /// All numbered buffers of this name.
+    Elements(BufferName),
+    /// The blocks of a storm.
+    Storm(StepName),
+}
+
+/// How a request may end, as far as that is known beforehand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Served {
+    Always,
+    Never,
+    Perhaps,
+}
+
+/// The name in front of the brackets, and what stands in them.
+struct Parts<'t> {
+    name: NameText,
+    /// The index and the number of characters in front of it.
+    index: Option<(&'t str, usize)>,
+}
+
+fn parts(text: &Located<String>) -> Result<Parts<'_>, Problem> {
+    let (name, index) = match text.value.split_once('[') {
+        None => (text.value.as_str(), None),
+        Some((name, rest)) => match rest.strip_suffix(']') {
+            Some(index) if !index.trim().is_empty() => (name, Some((index, name.chars().count() + 1))),
+            _ => {
+                return Err(Problem::new(text.position(), format!("`{}` is not a buffer", text.value))
+                    .help("a numbered buffer is a name with a number in brackets, as in `kv[3]` or `\"kv[i]\"`"));
+            }
+        },
+    };
+    let name = NameText(text.with(name.to_owned()));
+    name.checked()?;
+    Ok(Parts { name, index })
+}
+
+impl Checker<'_> {
+    /// A buffer that comes into being here. With `again`, it may be live already: the one before is then kept without a name.
+    pub(crate) fn make_buffer(&mut self, text: &BufferText, served: Served, again: bool) -> Result<BufferRef, Problem> {
+        let Parts { name, index } = parts(&text.0)?;
+        self.named.insert(name.text().to_owned());
+        self.is_no_storm(&name)?;
+        match index {
+            Some((index, offset)) => self.make_element(&name, text, (index, offset), served),
+            None => Ok(BufferRef { name: self.make_named(&name, served, again)?, index: None }),
+        }
+    }
+
+    fn is_no_storm(&self, name: &NameText) -> Result<(), Problem> {
+        let text = name.text();
+        match self.ids.get(text).filter(|id| id.storm.is_some()) {
+            None => Ok(()),
+            Some(id) => {
+                let message = format!("`{text}` is a storm already, and `free: {text}` could mean both");
+                Err(Problem::new(name.position(), message).see(id.at, "the storm").help("give the buffer another name"))
+            }
+        }
+    }
+
+    fn make_element(
+        &mut self,
+        name: &NameText,
+        text: &BufferText,
+        (index, offset): (&str, usize),
+        served: Served,
+    ) -> Result<BufferRef, Problem> {
+        let index = self.index(&text.0, index, offset)?;
+        if self.buffers.contains_key(name.text()) {
+            let message = format!("`{}` is one buffer already, without a number", name.text());
+            return Err(Problem::new(name.position(), message).help("give the numbered ones another name"));
+        }
+        let number = self.new_buffer_number(name)?;
+        let elements = self.elements.entry(name.text().to_owned()).or_insert_with(|| Elements {
+            name: BufferName::new(number, name.text()),
+            at: name.position(),
+            may_be_missing: false,
+        });
+        elements.may_be_missing |= served != Served::Always;
+        Ok(BufferRef { name: elements.name.clone(), index: Some(index) })
+    }
+
+    /// The number of the next new name.
+    fn new_buffer_number(&self, name: &NameText) -> Result<usize, Problem> {
+        let number = self.buffers.len() + self.elements.len();
+        let is_known = self.buffers.contains_key(name.text()) || self.elements.contains_key(name.text());
+        if is_known || number < MAX_BUFFERS {
+            return Ok(number);
+        }
+        let message = format!("the scenario has more than {MAX_BUFFERS} buffers");
+        Err(Problem::new(name.position(), message).help("number them, as in `kv[i]`, or use `storm` for many blocks"))
+    }
+
+    fn make_named(&mut self, name: &NameText, served: Served, again: bool) -> Result<BufferName, Problem> {
+        let (text, at) = (name.text(), name.position());
+        if let Some(elements) = self.elements.get(text) {
+            let message = format!("`{text}` stands for numbered buffers");
+            return Err(Problem::new(at, message).see(elements.at, "made here").help(format!("give it a number, as in `{text}[1]`")));
+        }
+        let number = self.new_buffer_number(name)?;
+        let state = match served {
+            Served::Always => Buffer::Live { filled: false },
+            Served::Never => Buffer::Refused { at },
+            Served::Perhaps => Buffer::MaybeLive { since: at },
+        };
+        match self.buffers.get_mut(text) {
+            None => {
+                let buffer = BufferName::new(number, text);
+                self.buffers.insert(text.to_owned(), (buffer.clone(), state));
+                Ok(buffer)
+            }
+            Some((_, Buffer::Live { .. })) if !again => Err(Problem::new(at, format!("buffer `{text}` is live already"))
+                .help(format!("free it first, with `- free: {text}`, take another name, or say `leak: true` to lose the one before"))),
+            Some((_, Buffer::MaybeLive { since })) if !again && *since != at => {
+                let message = format!("buffer `{text}` may still be live: that depends on the run");
+                Err(Problem::new(at, message)
+                    .see(*since, "may be gone from here on")
+                    .help(format!("put `- free: {text}` in front, which does nothing where it is gone")))
+            }
+            Some((_, Buffer::MaybeLive { .. })) if !again => {
+                let message = format!("buffer `{text}` may be live from the iteration before");
+                Err(Problem::new(at, message).help(format!("free it at the end of the loop, number it, as in `{text}[i]`, or say `leak: true`")))
+            }
+            Some((buffer, old)) => {
+                *old = state;
+                Ok(buffer.clone())
+            }
+        }
+    }
+
+    /// A buffer that is certain to be live, as far as that is known beforehand.
+    pub(crate) fn live_buffer(&mut self, text: &BufferText) -> Result<BufferRef, Problem> {
+        let Parts { name, index } = parts(&text.0)?;
+        self.named.insert(name.text().to_owned());
+        match index {
+            Some((index, offset)) => self.element(&name, text, (index, offset)),
+            None => Ok(BufferRef { name: self.live_named(&name)?, index: None }),
+        }
+    }
+
+    fn element(&mut self, name: &NameText, text: &Located<String>, (index, offset): (&str, usize)) -> Result<BufferRef, Problem> {
+        let index = Some(self.index(text, index, offset)?);
+        match self.elements.get(name.text()) {
+            Some(elements) => Ok(BufferRef { name: elements.name.clone(), index }),
+            None => Err(self.no_such_buffer(name.text(), name.position())),
+        }
+    }
+
+    /// A buffer without a number that is certain to be live.
+    pub(crate) fn live_named(&mut self, name: &NameText) -> Result<BufferName, Problem> {
+        let text = name.checked()?;
+        self.named.insert(text.to_owned());
+        match self.buffers.get(text) {
+            Some((buffer, Buffer::Live { .. })) => Ok(buffer.clone()),
+            Some((_, Buffer::MaybeLive { since })) => {
+                let message = format!("buffer `{text}` may be gone: that depends on the run");
+                Err(Problem::new(name.position(), message).see(*since, "may be gone from here on").help("only `free` may name it now"))
+            }
+            Some((_, dead)) => Err(dead_buffer(text, name.position(), dead)),
+            None => Err(self.no_such_buffer(text, name.position())),
+        }
+    }
+
+    fn no_such_buffer(&self, text: &str, at: Position) -> Problem {
+        if let Some(elements) = self.elements.get(text) {
+            return Problem::new(at, format!("`{text}` stands for numbered buffers"))
+                .see(elements.at, "made here")
+                .help(format!("name one of them, as in `{text}[1]`; `free: {text}` frees all of them"));
+        }
+        let names = self.buffers.keys().chain(self.elements.keys()).map(String::as_str);
+        Problem::new(at, format!("no step before this one makes a buffer `{text}`")).help(choices(text, "buffers", names))
+    }
+
+    /// Frees a buffer, all numbered buffers of a name, or the blocks of a storm.
+    pub(crate) fn free(&mut self, text: &Located<String>) -> Result<Freed, Problem> {
+        let Parts { name, index } = parts(text)?;
+        let at = text.position();
+        self.named.insert(name.text().to_owned());
+        if let Some((index, offset)) = index {
+            let may_be_missing = self.elements.get(name.text()).is_some_and(|elements| elements.may_be_missing);
+            return Ok(Freed::Buffer(self.element(&name, text, (index, offset))?, may_be_missing));
+        }
+        let text = name.text();
+        if let Some(Id { name, at: storm_at, storm: Some(live), .. }) = self.ids.get_mut(text) {
+            return match std::mem::take(live) {
+                true => Ok(Freed::Storm(name.clone())),
+                false => Err(Problem::new(at, format!("the blocks of storm `{text}` are freed already")).see(*storm_at, "the storm")),
+            };
+        }
+        if let Some(elements) = self.elements.get(text) {
+            return Ok(Freed::Elements(elements.name.clone()));
+        }
+        match self.buffers.get_mut(text) {
+            Some((buffer, state @ (Buffer::Live { .. } | Buffer::MaybeLive { .. }))) => {
+                let may_be_gone = matches!(state, Buffer::MaybeLive { .. });
+                *state = Buffer::Freed { at };
+                Ok(Freed::Buffer(BufferRef { name: buffer.clone(), index: None }, may_be_gone))
+            }
+            Some((_, dead)) => Err(dead_buffer(text, at, dead)),
+            None => Err(self.no_such_buffer(text, at)),
+        }
+    }
+
+    /// After this, nobody knows whether the buffer is live.
+    pub(crate) fn may_be_gone(&mut self, buffer: &BufferName, since: Position) {
+        if let Some((_, state)) = self.buffers.get_mut(buffer.name()) {
+            *state = Buffer::MaybeLive { since };
+        }
+    }
+
+    pub(crate) fn fill(&mut self, text: &BufferText) -> Result<BufferRef, Problem> {
+        let buffer = self.live_buffer(text)?;
+        if let Some((_, state)) = self.buffers.get_mut(buffer.name.name()) {
+            *state = Buffer::Live { filled: true };
+        }
+        Ok(buffer)
+    }
+
+    pub(crate) fn verify(&mut self, text: &BufferText) -> Result<BufferRef, Problem> {
+        let buffer = self.live_buffer(text)?;
+        match self.buffers.get(buffer.name.name()) {
+            Some((_, Buffer::Live { filled: false })) => {
+                Err(Problem::new(text.position(), format!("buffer `{buffer}` was never filled: there is nothing to verify"))
+                    .help(format!("put `- fill: {buffer}` in front")))
+            }
+            _ => Ok(buffer),
+        }
+    }
+}
+
+fn dead_buffer(text: &str, at: Position, state: &Buffer) -> Problem {
+    match state {
+        Buffer::Freed { at: first } => {
+            Problem::new(at, format!("buffer `{text}` is freed already, at line {}", first.line)).see(*first, "freed here")
+        }
+        Buffer::Refused { at: first } => {
+            let message = format!("buffer `{text}` does not exist: line {} expects its request to fail", first.line);
+            Problem::new(at, message).see(*first, "`expect: oom`")
+        }
+        Buffer::Live { .. } | Buffer::MaybeLive { .. } => Problem::new(at, format!("buffer `{text}` is live")),
+    }
+}

@@ -1,0 +1,205 @@
+//! The static check: knows what is live and what has a name at each point of a scenario, and resolves every name. The steps ask it in their
+//! order.
+//!
+//! A scenario that passes cannot free twice, wait for an event that no step records, or look at a figure that does not exist yet. Only the
+//! elements of numbered buffers, as `kv[i]`, are looked up while the scenario runs. The first mistake ends the check, because most later ones
+//! would follow from it.
+//!
+//! * [`buffers`]: what is live;
+//! * [`names`]: streams, events, ids, measures, arms, programs;
+//! * [`values`]: sizes, counts and expectations.
+
+mod buffers;
+mod names;
+mod values;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use harness_allocator::allocator::AllocatorSpec;
+use harness_language::error::Problem;
+use harness_language::expression::Value;
+use harness_language::located::{Located, Position};
+use harness_language::text::NameText;
+
+pub(crate) use buffers::Freed;
+pub use buffers::MAX_BUFFERS;
+
+use self::buffers::{Buffer, Elements};
+use self::names::Id;
+use crate::metric::{BufferName, EventName, Expectation, MeasureName, PoolName, ProgramName, START, StreamName, VariableName};
+use harness_language::expression::Unit;
+
+/// Most operations of a scenario, loops unrolled: a step is one, a `storm` as many as it makes, a `train` one for each layer of each iteration.
+pub const MAX_OPERATIONS: u64 = 10_000_000;
+/// How deep loops and other blocks may be nested.
+pub const MAX_NESTING: u32 = 8;
+
+/// Values of the scenario's parameters, by name.
+pub(crate) type Parameters = BTreeMap<String, Value>;
+
+/// What is known at one point of the walk.
+pub(crate) struct Checker<'a> {
+    source: &'a str,
+    pub(crate) parameters: &'a Parameters,
+    allocators: &'a [AllocatorSpec],
+    streams: &'a [StreamName],
+    programs: &'a [ProgramName],
+    /// Ids and measures of the whole file, to tell "comes later" from "does not exist".
+    announced: BTreeMap<String, Position>,
+    buffers: BTreeMap<String, (BufferName, Buffer)>,
+    elements: BTreeMap<String, Elements>,
+    events: BTreeMap<String, EventName>,
+    ids: BTreeMap<String, Id>,
+    measures: BTreeMap<String, (MeasureName, Position)>,
+    pools: BTreeMap<String, PoolName>,
+    /// Those of the loops around this point, and all that there were.
+    variables: Vec<(VariableName, Unit)>,
+    variable_count: usize,
+    growth_sites: u32,
+    /// Expectations between arms, in the order of the file.
+    comparisons: Vec<Located<Expectation>>,
+    /// Buffers and storms that were named since this was emptied last.
+    named: BTreeSet<String>,
+    nesting: u32,
+    /// Loops around this point that a request which runs out of memory ends.
+    loops_until_oom: u32,
+    /// How often the step at hand runs; 0 where a body is walked again.
+    multiplier: u64,
+    operations: u64,
+}
+
+/// What a scenario declares at its top, for its steps to name.
+#[derive(Clone, Copy)]
+pub(crate) struct Declared<'a> {
+    pub(crate) parameters: &'a Parameters,
+    pub(crate) allocators: &'a [AllocatorSpec],
+    pub(crate) streams: &'a [StreamName],
+    pub(crate) programs: &'a [ProgramName],
+}
+
+impl<'a> Checker<'a> {
+    /// `announced` are the ids and measures of the whole file.
+    pub(crate) fn new(source: &'a str, declared: Declared<'a>, announced: BTreeMap<String, Position>) -> Self {
+        let Declared { parameters, allocators, streams, programs } = declared;
+        let start = (MeasureName::new(0, START), Position::default());
+        Self {
+            source,
+            parameters,
+            allocators,
+            streams,
+            programs,
+            announced,
+            buffers: BTreeMap::new(),
+            elements: BTreeMap::new(),
+            events: BTreeMap::new(),
+            ids: BTreeMap::new(),
+            measures: BTreeMap::from([(START.to_owned(), start)]),
+            pools: BTreeMap::new(),
+            variables: Vec::new(),
+            variable_count: 0,
+            growth_sites: 0,
+            comparisons: Vec::new(),
+            named: BTreeSet::new(),
+            nesting: 0,
+            loops_until_oom: 0,
+            multiplier: 1,
+            operations: 0,
+        }
+    }
+
+    /// Counts what a step does, as often as it runs.
+    pub(crate) fn count(&mut self, at: Position, operations: u64) -> Result<(), Problem> {
+        self.operations = self.operations.saturating_add(self.multiplier.saturating_mul(operations));
+        if self.operations <= MAX_OPERATIONS {
+            return Ok(());
+        }
+        let message = format!("with this step the scenario does more than {MAX_OPERATIONS} operations");
+        Err(Problem::new(at, message)
+            .help("a step is one operation, a storm as many as it makes, a training one for each layer of each iteration; lower one of them, or how often loops run"))
+    }
+
+    /// Checks steps inside a step by this function.
+    pub(crate) fn nested<T>(&mut self, at: Position, body: impl FnOnce(&mut Self) -> Result<T, Problem>) -> Result<T, Problem> {
+        if self.nesting == MAX_NESTING {
+            let message = format!("steps are nested more than {MAX_NESTING} deep");
+            return Err(Problem::new(at, message).help("multiply the inner loop into an outer one"));
+        }
+        self.nesting += 1;
+        let checked = body(self)?;
+        self.nesting -= 1;
+        Ok(checked)
+    }
+
+    /// Checks the body of a loop by this function, twice where it runs more than once: what the first iteration leaves must suit the second.
+    pub(crate) fn repeated<T>(
+        &mut self,
+        at: Position,
+        times: u64,
+        until_oom: bool,
+        mut body: impl FnMut(&mut Self) -> Result<T, Problem>,
+    ) -> Result<T, Problem> {
+        let outer = self.multiplier;
+        self.multiplier = outer.saturating_mul(times);
+        self.loops_until_oom += u32::from(until_oom);
+        let steps = self.nested(at, |checker| {
+            let steps = body(checker)?;
+            if times > 1 {
+                checker.multiplier = 0;
+                body(checker).map_err(|problem| problem.see(at, "seen in the second iteration of this loop"))?;
+            }
+            Ok(steps)
+        })?;
+        self.loops_until_oom -= u32::from(until_oom);
+        self.multiplier = outer;
+        Ok(steps)
+    }
+
+    /// Checks steps in which a variable has a value.
+    pub(crate) fn with_variable<T>(
+        &mut self,
+        name: &NameText,
+        unit: Unit,
+        body: impl FnOnce(&mut Self, VariableName) -> Result<T, Problem>,
+    ) -> Result<T, Problem> {
+        let text = self.new_variable(name)?;
+        let variable = VariableName::new(self.variable_count, text);
+        self.variable_count += 1;
+        self.variables.push((variable.clone(), unit));
+        let checked = body(self, variable)?;
+        self.variables.pop();
+        Ok(checked)
+    }
+
+    /// Whether a request that runs out of memory here ends a loop.
+    pub(crate) const fn is_in_loop_until_oom(&self) -> bool {
+        self.loops_until_oom > 0
+    }
+
+    /// Checks two groups of steps of which the second is done between the operations of the first: they must not share a buffer, for which of
+    /// them would come first depends on the run.
+    pub(crate) fn at_the_same_time<A, B>(
+        &mut self,
+        first: impl FnOnce(&mut Self) -> Result<A, Problem>,
+        at: Position,
+        second: impl FnOnce(&mut Self) -> Result<B, Problem>,
+    ) -> Result<(A, B), Problem> {
+        let before = std::mem::take(&mut self.named);
+        let checked = first(self)?;
+        let of_first = std::mem::take(&mut self.named);
+        let (outer_multiplier, outer_loops) = (self.multiplier, std::mem::take(&mut self.loops_until_oom));
+        let beside = self.nested(at, second)?;
+        (self.multiplier, self.loops_until_oom) = (outer_multiplier, outer_loops);
+        let of_second = std::mem::take(&mut self.named);
+        if let Some(shared) = of_first.intersection(&of_second).next() {
+            let message = format!("`{shared}` is named by the step and by what is done meanwhile");
+            return Err(Problem::new(at, message).help("which of them comes first depends on the run: give them buffers of their own"));
+        }
+        self.named = before.into_iter().chain(of_first).chain(of_second).collect();
+        Ok((checked, beside))
+    }
+
+    /// Expectations between arms, in the order of the file.
+    pub(crate) fn into_comparisons(self) -> Vec<Located<Expectation>> {
+        self.comparisons
+    }
+}

@@ -1,0 +1,222 @@
+//! Names: streams, events, ids, measures, arms, programs, private pools, variables.
+
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
+use harness_language::error::{Problem, choices};
+use harness_language::located::{Located, Position};
+use harness_language::text::NameText;
+
+use super::Checker;
+use crate::metric::{Account, DEFAULT_STREAM, EventName, MeasureName, PoolName, ProgramName, ReportKey, START, StepName, StreamName};
+
+/// A step with an id.
+pub(super) struct Id {
+    pub(super) name: StepName,
+    /// Its key in YAML.
+    pub(super) step: &'static str,
+    pub(super) reports: &'static [ReportKey],
+    pub(super) at: Position,
+    /// Of a storm: whether its blocks are live.
+    pub(super) storm: Option<bool>,
+}
+
+impl Checker<'_> {
+    pub(crate) fn stream(&self, name: Option<&NameText>) -> Result<StreamName, Problem> {
+        let text = name.map_or(DEFAULT_STREAM, NameText::text);
+        match (self.streams.iter().find(|stream| stream.name() == text), name) {
+            (Some(stream), _) => Ok(stream.clone()),
+            (None, None) => Ok(StreamName::new(0, DEFAULT_STREAM)),
+            (None, Some(name)) => {
+                let help = choices(text, "streams", self.streams.iter().map(StreamName::name));
+                Err(Problem::new(name.position(), format!("there is no stream `{text}`"))
+                    .help(format!("{help}; more are declared at the top, as in `streams: [{text}]`")))
+            }
+        }
+    }
+
+    pub(crate) fn program(&self, name: &NameText) -> Result<ProgramName, Problem> {
+        let text = name.text();
+        self.programs.iter().find(|program| program.name() == text).cloned().ok_or_else(|| {
+            let help = choices(text, "programs", self.programs.iter().map(ProgramName::name));
+            Problem::new(name.position(), format!("there is no program `{text}`"))
+                .help(format!("{help}; programs are declared at the top, as in `programs: [{text}]`"))
+        })
+    }
+
+    pub(crate) fn record_event(&mut self, name: &NameText) -> Result<EventName, Problem> {
+        let text = name.checked()?;
+        let index = self.events.len();
+        Ok(self.events.entry(text.to_owned()).or_insert_with(|| EventName::new(index, text)).clone())
+    }
+
+    pub(crate) fn event(&self, name: &NameText) -> Result<EventName, Problem> {
+        let text = name.text();
+        self.events.get(text).cloned().ok_or_else(|| {
+            Problem::new(name.position(), format!("no step before this one records event `{text}`")).help(choices(
+                text,
+                "events",
+                self.events.keys().map(String::as_str),
+            ))
+        })
+    }
+
+    /// A private pool that comes into being here, or is used again.
+    pub(crate) fn use_pool(&mut self, name: &NameText) -> Result<PoolName, Problem> {
+        let text = name.checked()?;
+        let index = self.pools.len();
+        Ok(self.pools.entry(text.to_owned()).or_insert_with(|| PoolName::new(index, text)).clone())
+    }
+
+    /// A private pool that a step before this one used.
+    pub(crate) fn pool(&self, name: &NameText) -> Result<PoolName, Problem> {
+        let text = name.text();
+        self.pools.get(text).cloned().ok_or_else(|| {
+            Problem::new(name.position(), format!("no step before this one uses a private pool `{text}`")).help(choices(
+                text,
+                "private pools",
+                self.pools.keys().map(String::as_str),
+            ))
+        })
+    }
+
+    // Ids and measures.
+
+    /// The id of a step, by which later steps read what it `reports`. `step` is its key in YAML.
+    pub(crate) fn declare_id(&mut self, name: &NameText, step: &'static str, reports: &'static [ReportKey]) -> Result<StepName, Problem> {
+        let text = self.new_name(name, self.ids.get(name.text()).map(|id| id.at))?.to_owned();
+        let index = self.ids.len();
+        let new = || Id { name: StepName::new(index, &text), step, reports, at: name.position(), storm: None };
+        Ok(self.ids.entry(text.clone()).or_insert_with(new).name.clone())
+    }
+
+    /// The id of a storm, whose blocks are live from here on.
+    pub(crate) fn declare_storm(&mut self, name: &NameText, reports: &'static [ReportKey]) -> Result<StepName, Problem> {
+        let text = name.text();
+        if self.buffers.contains_key(text) || self.elements.contains_key(text) {
+            let message = format!("`{text}` is a buffer already, and `free: {text}` could mean both");
+            return Err(Problem::new(name.position(), message).help("give the storm another id"));
+        }
+        self.named.insert(text.to_owned());
+        let id = self.declare_id(name, "storm", reports)?;
+        if let Some(declared) = self.ids.get_mut(text) {
+            declared.storm = Some(true);
+        }
+        Ok(id)
+    }
+
+    /// The name of a measure, which is known from the next step on.
+    pub(crate) fn declare_measure(&mut self, name: &NameText) -> Result<MeasureName, Problem> {
+        let text = self.new_name(name, self.measures.get(name.text()).map(|(_, at)| *at))?.to_owned();
+        let index = self.measures.len();
+        Ok(self.measures.entry(text.clone()).or_insert_with(|| (MeasureName::new(index, &text), name.position())).0.clone())
+    }
+
+    /// Accepts a name that nothing else has; the same place again is the same step in another iteration.
+    fn new_name<'n>(&self, name: &'n NameText, same_kind: Option<Position>) -> Result<&'n str, Problem> {
+        let text = name.checked()?;
+        let at = name.position();
+        self.is_free_for_metrics(name)?;
+        let other = if same_kind == Some(at) { None } else { same_kind.or_else(|| self.announced_elsewhere(text, at)) };
+        match other {
+            None => Ok(text),
+            Some(first) => Err(Problem::new(at, format!("`{text}` names another step already, at line {}", first.line))
+                .see(first, "the first one")
+                .help("ids and measures share one set of names; each is given once")),
+        }
+    }
+
+    /// Refuses a name that means something else in expressions.
+    fn is_free_for_metrics(&self, name: &NameText) -> Result<(), Problem> {
+        let text = name.text();
+        let taken = if is_reserved(text) {
+            "is the name of metrics that always exist"
+        } else if self.parameters.contains_key(text) {
+            "is a parameter of this scenario"
+        } else if self.variables.iter().any(|(variable, _)| variable.name() == text) {
+            "is the variable of a loop around this step"
+        } else if self.programs.iter().any(|program| program.name() == text) {
+            "is a program of this scenario"
+        } else if self.allocators.iter().any(|arm| arm.to_string() == text) {
+            "is an allocator of this scenario"
+        } else {
+            return Ok(());
+        };
+        Err(Problem::new(name.position(), format!("`{text}` {taken}")).help("take another name"))
+    }
+
+    pub(super) fn new_variable<'n>(&self, name: &'n NameText) -> Result<&'n str, Problem> {
+        let text = name.checked()?;
+        self.is_free_for_metrics(name)?;
+        match self.announced.get(text) {
+            None => Ok(text),
+            Some(first) => Err(Problem::new(name.position(), format!("`{text}` names a step already, at line {}", first.line))
+                .see(*first, "the step")
+                .help("take another name")),
+        }
+    }
+
+    /// An earlier step of either kind with this name.
+    fn announced_elsewhere(&self, text: &str, at: Position) -> Option<Position> {
+        let id = self.ids.get(text).map(|id| id.at);
+        let measure = self.measures.get(text).map(|(_, first)| *first);
+        id.or(measure).filter(|&first| first != at)
+    }
+
+    /// A storm whose blocks are live.
+    pub(crate) fn live_storm(&mut self, name: &NameText) -> Result<StepName, Problem> {
+        let text = name.text();
+        self.named.insert(text.to_owned());
+        let storms = || self.ids.values().filter(|id| id.storm.is_some());
+        match storms().find(|id| id.name.name() == text) {
+            Some(id) if id.storm == Some(true) => Ok(id.name.clone()),
+            Some(id) => {
+                Err(Problem::new(name.position(), format!("the blocks of storm `{text}` are freed already")).see(id.at, "the storm"))
+            }
+            None => Err(Problem::new(name.position(), format!("no step before this one is a storm with id `{text}`")).help(choices(
+                text,
+                "storms",
+                storms().map(|id| id.name.name()),
+            ))),
+        }
+    }
+
+    /// Refuses a storm that would lose the blocks of the one before.
+    pub(crate) fn storm_may_start(&self, name: &NameText) -> Result<(), Problem> {
+        match self.ids.get(name.text()) {
+            Some(id) if id.storm == Some(true) && id.at == name.position() => {
+                let text = name.text();
+                Err(Problem::new(name.position(), format!("the blocks of storm `{text}` are live from the time before"))
+                    .help(format!("free them before it runs again, with `- free: {text}`")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    // Arms.
+
+    /// The name of an arm of this scenario.
+    pub(crate) fn arm(&self, name: &Located<String>) -> Result<String, Problem> {
+        let text = &name.value;
+        let arms = self.arms();
+        match AllocatorKind::from_name(text) {
+            _ if arms.contains(text) => Ok(text.clone()),
+            Some(kind) => Err(Problem::new(name.position(), format!("allocator `{}` is not among those of this scenario", kind.name()))
+                .help(format!("add it at the top, as in `allocators: [{}, {}]`", arms.join(", "), kind.name()))),
+            None => Err(Problem::new(name.position(), format!("this scenario has no allocator `{text}`")).help(choices(
+                text,
+                "allocators",
+                arms.iter().map(String::as_str),
+            ))),
+        }
+    }
+
+    /// The names of all arms.
+    pub(crate) fn arms(&self) -> Vec<String> {
+        self.allocators.iter().map(AllocatorSpec::to_string).collect()
+    }
+}
+
+/// Whether metrics begin with it.
+pub(crate) fn is_reserved(name: &str) -> bool {
+    let is_head = |account: Account| account.to_string().split('.').next() == Some(name);
+    name == START || Account::SHORT.contains(&name) || ["min", "max", "growth"].contains(&name) || Account::all().any(is_head)
+}

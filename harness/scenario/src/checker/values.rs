@@ -1,0 +1,275 @@
+//! Sizes, counts, indices and expectations: names in them are resolved here.
+
+use std::ops::RangeInclusive;
+
+use harness_allocator::stats::StatKey;
+use harness_allocator::units::Bytes;
+use harness_language::error::{Problem, choices, nearest, quoted};
+use harness_language::expression::{self, Dimension, ExpressionError, Resolved, Unit, Unresolved, Value};
+use harness_language::located::Located;
+use harness_language::text::{AmountText, CountText, ExpressionText};
+
+use super::{Checker, Parameters};
+use crate::metric::{Account, Amount, Expectation, Expression, GrowthSite, Metric, ReportKey};
+
+const GROWTH: &str = "growth";
+
+impl Checker<'_> {
+    /// An amount of memory that may depend on what happened before.
+    pub(crate) fn amount(&self, text: &AmountText) -> Result<Amount, Problem> {
+        let resolve = |name: &str| match name.starts_with(GROWTH) {
+            true => Err((format!("`{name}` is for expectations"), "keep a `measure` and take the difference".to_owned())),
+            false => self.resolve(name),
+        };
+        expression::parse_amount(text.text(), &resolve).map_err(|error| self.locate(&text.0, 0, error))
+    }
+
+    /// A size that is known beforehand: a literal, or a formula of parameters.
+    pub(crate) fn size(&self, text: &AmountText) -> Result<Bytes, Problem> {
+        size(text, self.parameters, self.source)
+    }
+
+    /// A size of at least one byte, known beforehand.
+    pub(crate) fn positive_size(&self, text: &AmountText, what: &str) -> Result<Bytes, Problem> {
+        match self.size(text)? {
+            Bytes::ZERO => Err(Problem::new(text.position(), format!("`{what}` cannot be 0"))
+                .help(format!("`{what}` is a size of 1 B or more, as in `2MiB`"))),
+            bytes => Ok(bytes),
+        }
+    }
+
+    /// A whole number inside its bounds, known beforehand.
+    pub(crate) fn whole(&self, text: &CountText, what: &str, bounds: RangeInclusive<u64>) -> Result<u64, Problem> {
+        let value = constant(&text.0, self.parameters, self.source)?;
+        let help = if *bounds.end() == u64::MAX {
+            format!("`{what}` is {} or more", bounds.start())
+        } else {
+            format!("`{what}` is from {} to {}", bounds.start(), bounds.end())
+        };
+        let whole = value.whole().filter(|_| value.dimension == Dimension::NUMBER);
+        match whole.and_then(|whole| u64::try_from(whole).ok()).filter(|whole| bounds.contains(whole)) {
+            Some(whole) => Ok(whole),
+            None => Err(Problem::new(text.position(), format!("`{what}` cannot be {value}")).help(help)),
+        }
+    }
+
+    /// Any value that is known beforehand.
+    pub(crate) fn constant(&self, text: &Located<String>) -> Result<Value, Problem> {
+        constant(text, self.parameters, self.source)
+    }
+
+    /// The index of a numbered buffer, which stands so many characters behind the beginning of the text.
+    pub(super) fn index(&self, text: &Located<String>, index: &str, offset: usize) -> Result<Expression, Problem> {
+        expression::parse_count(index, &|name| self.resolve(name)).map_err(|error| self.locate(text, offset, error))
+    }
+
+    /// An expectation that is looked at where it stands. One between arms is put aside until all have run.
+    pub(crate) fn expectation(&mut self, text: &Located<String>) -> Result<Expectation, Problem> {
+        let sites = std::cell::Cell::new(self.growth_sites);
+        let resolve = |name: &str| match growth_of(name) {
+            None => self.resolve(name),
+            Some(inner) => {
+                sites.set(sites.get() + 1);
+                growth(inner, GrowthSite(sites.get() - 1))
+            }
+        };
+        let parsed = expression::parse_expectation(&text.value, &resolve);
+        let expectation = parsed.map_err(|error| self.locate(text, 0, error))?;
+        self.growth_sites = sites.get();
+        self.is_of_one_kind(&expectation, text)?;
+        Ok(expectation)
+    }
+
+    /// Either every metric is of a named arm, or none is.
+    fn is_of_one_kind(&self, expectation: &Expectation, text: &Located<String>) -> Result<(), Problem> {
+        let of_arm = |metric: &&Metric| matches!(metric, Metric::Arm(..));
+        let is_between_arms = expectation.quantities().any(|metric| of_arm(&metric));
+        match expectation.quantities().find(|metric| is_between_arms && !of_arm(metric)) {
+            None => Ok(()),
+            Some(metric) => Err(Problem::new(text.position(), format!("`{metric}` does not say of which allocator"))
+                .help(format!("name the allocator of each figure, as in `{}.{metric}`", self.arms().join("` or `")))),
+        }
+    }
+
+    /// Keeps an expectation between arms until all have run, and tells its number.
+    pub(crate) fn put_aside(&mut self, expectation: Located<Expectation>) -> usize {
+        let known = self.comparisons.iter().position(|other| other.position() == expectation.position());
+        known.unwrap_or_else(|| {
+            self.comparisons.push(expectation);
+            self.comparisons.len() - 1
+        })
+    }
+
+    /// An expectation that is looked at after every step: only what exists after every step can be in it.
+    pub(crate) fn invariant(&self, text: &ExpressionText) -> Result<Expectation, Problem> {
+        let resolve = |name: &str| match Account::from_name(name) {
+            Some(account) => Ok(Resolved::Quantity(Metric::Now(account))),
+            None if self.parameters.contains_key(name) || name.starts_with("start.") => self.resolve(name),
+            None => match name.split_once('.') {
+                Some((head, rest)) if self.programs.iter().any(|program| program.name() == head) => self.of_program(head, rest),
+                Some((head, _)) if self.announced.contains_key(head) => {
+                    let help = "invariants are checked after every step, so they can use accounts and `start.…` only; use an `expect` step"
+                        .to_owned();
+                    Err((format!("`{name}` does not exist after every step"), help))
+                }
+                _ => Err(unknown_metric(name, account_names().iter().map(String::as_str))),
+            },
+        };
+        expression::parse_expectation(text.text(), &resolve).map_err(|error| self.locate(&text.0, 0, error))
+    }
+
+    /// Puts the place inside an expression into the file.
+    fn locate(&self, text: &Located<String>, offset: usize, error: ExpressionError) -> Problem {
+        locate(text, self.source, offset, error)
+    }
+
+    /// Turns a name into what is known of it at this point.
+    fn resolve(&self, name: &str) -> Result<Resolved<Metric>, Unresolved> {
+        if let Some(account) = Account::from_name(name) {
+            return Ok(Resolved::Quantity(Metric::Now(account)));
+        }
+        if let Some(value) = self.parameters.get(name) {
+            return Ok(Resolved::Constant(*value));
+        }
+        if let Some((variable, unit)) = self.variables.iter().rev().find(|(variable, _)| variable.name() == name) {
+            return Ok(Resolved::Quantity(Metric::Variable(variable.clone(), *unit)));
+        }
+        let (head, rest) = name.split_once('.').unwrap_or((name, ""));
+        if self.programs.iter().any(|program| program.name() == head) {
+            return self.of_program(head, rest);
+        }
+        if !rest.is_empty() && self.arms().iter().any(|arm| arm == head) {
+            return match self.resolve(rest)? {
+                Resolved::Quantity(metric @ (Metric::Arm(..) | Metric::Variable(..))) => {
+                    Err((format!("`{metric}` is no figure of one allocator"), format!("as in `{head}.reserved.peak`")))
+                }
+                Resolved::Quantity(metric) => Ok(Resolved::Quantity(Metric::Arm(head.to_owned(), Box::new(metric)))),
+                constant @ Resolved::Constant(_) => Ok(constant),
+            };
+        }
+        self.resolve_named(name, head, rest)
+    }
+
+    fn of_program(&self, head: &str, rest: &str) -> Result<Resolved<Metric>, Unresolved> {
+        let program = self.programs.iter().find(|program| program.name() == head);
+        match (program, Account::from_name(rest)) {
+            (Some(program), Some(Account::Stat(key))) => Ok(Resolved::Quantity(Metric::Program(program.clone(), key))),
+            _ => {
+                let keys: Vec<String> = StatKey::all().map(|key| key.to_string()).collect();
+                let names = Account::SHORT.into_iter().chain(keys.iter().map(String::as_str));
+                let nearest = nearest(rest, names);
+                let hint = if nearest.is_empty() { String::new() } else { format!("did you mean {}? ", quoted(&nearest, " or ")) };
+                Err((
+                    format!("program `{head}` has no counter `{rest}`"),
+                    format!("{hint}as in `{head}.reserved`; what the device says belongs to no program"),
+                ))
+            }
+        }
+    }
+
+    /// Measures and the reports of steps.
+    fn resolve_named(&self, name: &str, head: &str, rest: &str) -> Result<Resolved<Metric>, Unresolved> {
+        if let Some((measure, _)) = self.measures.get(head) {
+            return match Account::from_name(rest) {
+                Some(account) => Ok(Resolved::Quantity(Metric::At(measure.clone(), account))),
+                None => Err(unknown_metric_of(head, rest)),
+            };
+        }
+        if let Some(id) = self.ids.get(head) {
+            let reports = id.reports;
+            return match ReportKey::from_name(rest).filter(|key| reports.contains(key)) {
+                Some(key) => Ok(Resolved::Quantity(Metric::Report(id.name.clone(), key))),
+                None => Err((
+                    format!("`{}` step `{head}` does not report `{rest}`", id.step),
+                    choices(rest, "it reports", reports.iter().map(|key| key.name())),
+                )),
+            };
+        }
+        if let Some(later) = self.announced.get(head) {
+            return Err((
+                format!("`{name}` is not known yet: the step `{head}` comes later, at line {}", later.line),
+                "move this behind it".to_owned(),
+            ));
+        }
+        let known = account_names();
+        // The nearest names are looked for among so many measures and ids.
+        const MOST: usize = 100;
+        let heads = self.measures.keys().take(MOST).flat_map(|measure| known.iter().map(move |account| format!("{measure}.{account}")));
+        let reports = self.ids.iter().take(MOST).flat_map(|(id, known)| known.reports.iter().map(move |key| format!("{id}.{key}")));
+        let variables = self.variables.iter().map(|(variable, _)| variable.name().to_owned());
+        let own = self.parameters.keys().cloned().chain(variables);
+        let names: Vec<String> = known.iter().cloned().chain(own).chain(heads).chain(reports).collect();
+        Err(unknown_metric(name, names.iter().map(String::as_str)))
+    }
+}
+
+/// What stands between the parentheses of `growth(…)`.
+fn growth_of(name: &str) -> Option<&str> {
+    name.strip_prefix(GROWTH)?.strip_prefix('(')?.strip_suffix(')')
+}
+
+fn growth(inner: &str, site: GrowthSite) -> Result<Resolved<Metric>, Unresolved> {
+    match Account::from_name(inner) {
+        Some(account) => Ok(Resolved::Quantity(Metric::Growth(site, account))),
+        None => Err(unknown_metric(inner, account_names().iter().map(String::as_str))),
+    }
+}
+
+/// A size that is known beforehand.
+pub(crate) fn size(text: &AmountText, parameters: &Parameters, source: &str) -> Result<Bytes, Problem> {
+    match expression::parse_amount::<Metric>(text.text(), &|name| of_parameters(name, parameters)) {
+        Ok(Amount::Fixed(bytes)) => Ok(bytes),
+        Ok(Amount::Computed(_)) => Err(Problem::new(text.position(), "this is known only while the scenario runs")),
+        Err(error) => Err(locate(&text.0, source, 0, error)),
+    }
+}
+
+/// A value that is known beforehand: a literal, or a formula of parameters.
+pub(crate) fn constant(text: &Located<String>, parameters: &Parameters, source: &str) -> Result<Value, Problem> {
+    let resolve = |name: &str| of_parameters(name, parameters);
+    expression::parse_constant::<Metric>(&text.value, &resolve).map_err(|error| locate(text, source, 0, error))
+}
+
+fn of_parameters(name: &str, parameters: &Parameters) -> Result<Resolved<Metric>, Unresolved> {
+    match parameters.get(name) {
+        Some(value) => Ok(Resolved::Constant(*value)),
+        None if Account::from_name(name).is_some() => {
+            let help = "here only parameters of `matrix:` can be named: what is wanted is known before the scenario runs".to_owned();
+            Err((format!("`{name}` is known only while the scenario runs"), help))
+        }
+        None => Err((format!("there is no parameter `{name}`"), choices(name, "parameters", parameters.keys().map(String::as_str)))),
+    }
+}
+
+fn locate(text: &Located<String>, source: &str, offset: usize, error: ExpressionError) -> Problem {
+    let at = text.within(source, offset + error.start, error.length);
+    let problem = Problem::new(at, error.message);
+    if error.help.is_empty() { problem } else { problem.help(error.help) }
+}
+
+/// The unit of a value that a loop's variable can have.
+pub(crate) fn unit_of(value: &Value) -> Option<Unit> {
+    [Unit::Count, Unit::Bytes, Unit::Time].into_iter().find(|&unit| Dimension::from(unit) == value.dimension)
+}
+
+fn account_names() -> Vec<String> {
+    Account::SHORT.into_iter().map(str::to_owned).chain(Account::all().map(|account| account.to_string())).collect()
+}
+
+fn unknown_metric<'n>(name: &str, names: impl IntoIterator<Item = &'n str>) -> Unresolved {
+    let nearest = nearest(name, names);
+    let hint = if nearest.is_empty() { String::new() } else { format!("did you mean {}? ", quoted(&nearest, " or ")) };
+    let forms = "a metric is `reserved`, `allocated` or another key of torch.cuda.memory_stats(), device.…, time.now, one of these behind `start.` or a measure's name, or what a step with an `id` reports";
+    (format!("there is no metric `{name}`"), format!("{hint}{forms}"))
+}
+
+fn unknown_metric_of(measure: &str, rest: &str) -> Unresolved {
+    let names = account_names();
+    let nearest = nearest(rest, names.iter().map(String::as_str));
+    let hint = if nearest.is_empty() {
+        "as in `device.used` or `reserved.peak`".to_owned()
+    } else {
+        format!("did you mean {}?", quoted(&nearest, " or "))
+    };
+    (format!("measure `{measure}` has no metric `{rest}`"), hint)
+}

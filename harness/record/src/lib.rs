@@ -9,9 +9,11 @@ use harness_allocator::stats::{MemoryStats, PoolKind};
 use harness_allocator::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
+pub mod cause;
 pub mod event;
 pub mod invariant;
 
+pub use cause::{Cause, CauseKind, causes};
 pub use event::{Collector, Event};
 pub use invariant::Invariant;
 
@@ -250,6 +252,9 @@ pub struct Shortage {
     pub asked: Bytes,
     /// The limit that the memory fraction sets, where that refused and the driver was not asked.
     pub limit: Option<Bytes>,
+    /// The limit that the program has set on its own requests, where that refused and the allocator was not asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program_limit: Option<Bytes>,
     /// The accounts at that moment.
     pub accounts: Accounts,
     /// `inactive_split_bytes.all.current` at that moment.

@@ -198,6 +198,7 @@ pub(crate) fn fragmented() -> RunRecord {
             lacking: size,
             asked: size,
             limit: None,
+            program_limit: None,
             accounts: last.accounts,
             inactive_split: free.bytes,
             lanes: Some(vec![lane]),

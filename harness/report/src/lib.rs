@@ -17,6 +17,7 @@ pub mod timing;
 mod escape;
 mod page;
 mod steps;
+mod why;
 mod words;
 
 #[cfg(test)]

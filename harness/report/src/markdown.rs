@@ -1,7 +1,5 @@
 //! The report that a person reads: verdicts first, then failures in full, then each scenario with its picture, times and steps.
 
-mod why;
-
 use std::collections::BTreeSet;
 
 use harness_allocator::units::Bytes;
@@ -11,6 +9,7 @@ use super::page::Page;
 use super::picture::{self, Picture};
 use super::steps::Selection;
 use super::timing::{self, Timing};
+use super::why;
 use super::words::{self, Align, Grid, NOTHING};
 use super::{Arm, Bench, Clocks, DeviceGroup, Report, ScenarioGroup};
 use harness_record::{CostFigure, RunRecord, StepRecord, Table, Verdict, Violation};
@@ -206,7 +205,7 @@ impl Page {
         let Some(last) = selection.steps().last() else { return };
         self.where_the_memory_was(run, last);
         if let Some(shortage) = &last.shortage {
-            self.block(why::explain(shortage));
+            self.block(format!("**{}:** {}", why::title(shortage), prose(&why::explain(shortage))));
         }
         let already_told: Vec<&str> = std::iter::once(first).chain(rest).map(|violation| violation.seen.as_str()).collect();
         self.list(&selection.steps().flat_map(|step| notes(step, &already_told)).collect::<Vec<_>>());

@@ -19,18 +19,20 @@ impl Rig {
         if self.is_timed() {
             return Ok(None);
         }
-        let (lacking, asked, limit) = match error {
-            AllocatorError::OutOfMemory(oom) => match oom.cause {
-                OomCause::Fraction { limit } | OomCause::Limit { limit } => (oom.lacking, oom.segment, Some(limit)),
-                OomCause::Device { .. } => (oom.lacking, oom.segment, None),
-            },
+        let (lacking, asked, cause) = match error {
+            AllocatorError::OutOfMemory(oom) => (oom.lacking, oom.segment, Some(oom.cause)),
             AllocatorError::TooLarge { .. } | AllocatorError::Device(_) => (request.size, request.size, None),
+        };
+        let (limit, program_limit) = match cause {
+            Some(OomCause::Fraction { limit }) => (Some(limit), None),
+            Some(OomCause::Limit { limit }) => (None, Some(limit)),
+            Some(OomCause::Device { .. }) | None => (None, None),
         };
         let lanes = self.allocator.driver_pool().is_none().then(|| lanes(&self.allocator.snapshot()));
         let inactive_split = Bytes(self.allocator.stats().inactive_split_bytes.all.current);
         let Request { size: requested, stream: StreamId(stream) } = request;
         let accounts = self.accounts()?;
-        Ok(Some(Shortage { requested, stream, lacking, asked, limit, accounts, inactive_split, lanes }))
+        Ok(Some(Shortage { requested, stream, lacking, asked, limit, program_limit, accounts, inactive_split, lanes }))
     }
 }
 

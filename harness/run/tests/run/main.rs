@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod broken;
+mod causes;
 mod contended;
 mod cost;
 mod lying;

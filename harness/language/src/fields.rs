@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::error::Problem;
-use crate::located::Located;
+use crate::located::{Located, Position};
 use crate::text::{SizeText, size};
 
 /// The least memory that a file may ask for: one small segment.
@@ -38,9 +38,16 @@ pub fn about(given: &Located<String>, noun: &str) -> Result<String, Problem> {
 /// # Errors
 /// [`Problem`] outside of [`MIN_MEMORY`] to [`MAX_MEMORY`].
 pub fn memory(given: &SizeText) -> Result<Bytes, Problem> {
-    let memory = size(given)?;
+    check_memory(size(given)?, given.position())
+}
+
+/// The same of an amount that stands at this place.
+///
+/// # Errors
+/// [`Problem`] outside of [`MIN_MEMORY`] to [`MAX_MEMORY`].
+pub fn check_memory(memory: Bytes, at: Position) -> Result<Bytes, Problem> {
     if (MIN_MEMORY..=MAX_MEMORY).contains(&memory) {
         return Ok(memory);
     }
-    Err(Problem::new(given.position(), format!("`memory` cannot be {memory}")).help("`memory` is from 2MiB, one small segment, to 1PiB"))
+    Err(Problem::new(at, format!("`memory` cannot be {memory}")).help("`memory` is from 2MiB, one small segment, to 1PiB"))
 }

@@ -4,9 +4,12 @@
 //! expectations parsed, and the order of the steps makes sense. What is wrong is answered with one [`FileError`] that names the place.
 //! [`schema()`] and the generated parts of the language reference ([`Reference`]) come from the same types.
 
+pub mod cases;
 mod checker;
 mod ending;
+mod matrix;
 mod metric;
+mod needs;
 mod policy;
 mod reference;
 mod scenario;
@@ -14,18 +17,22 @@ mod schema;
 pub mod steps;
 mod text;
 
-pub use checker::{MAX_BUFFERS, MAX_OPERATIONS, MAX_REPEAT_DEPTH};
+pub use cases::{Cases, DeviceKind, Reasons};
+pub use checker::{MAX_BUFFERS, MAX_NESTING, MAX_OPERATIONS};
 pub use ending::{Ending, Expected};
 pub use harness_language::error::{FileError, TextError, choices};
-pub use harness_language::expression::{AmountError, Comparison, Evaluation, MAX_TERMS, Quantity, Sign, Sum, Term, Unit};
+pub use harness_language::expression::{AmountError, ArithmeticError, Comparison, EvaluateError, Evaluation, MAX_TERMS, Number, Quantity, Unit, Value};
 pub use harness_language::fields::{MAX_MEMORY, MIN_MEMORY};
 pub use harness_language::located::{Located, Position};
 pub use harness_language::yaml::{MAX_FILE, MAX_NODES};
+pub use matrix::{MAX_POINTS, Settings};
 pub use metric::{
-    Account, Amount, BufferName, DeviceMetric, EventName, Expectation, MeasureName, Metric, Readings, ReportKey, StepName, StreamName,
+    Account, Amount, BufferName, BufferRef, DeviceMetric, EventName, Expectation, Expression, GrowthSite, MeasureName, Metric, PoolName,
+    ProgramName, Readings, ReportKey, StepName, StreamName, VariableName,
 };
+pub use needs::{Feature, Needs};
 pub use policy::{MAX_RETRIES, Policy};
 pub use reference::{Reference, update_reference};
-pub use scenario::{MAX_INVARIANTS, MAX_STREAMS, SCENARIO, Scenario};
+pub use scenario::{MAX_INVARIANTS, MAX_PROGRAMS, MAX_STREAMS, SCENARIO, Scenario};
 pub use schema::schema;
 pub use steps::{Action, Step, StepKind};

@@ -1,21 +1,25 @@
 //! A scenario: its keys as the file writes them, and its checked form.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::units::Bytes;
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
+use harness_allocator::units::Nanos;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::checker::Checker;
-use crate::metric::{DEFAULT_STREAM, Expectation, StreamName};
+use crate::cases::Reasons;
+use crate::checker::{Checker, Declared, is_reserved};
+use crate::matrix::{self, Point, Settings};
+use crate::metric::{DEFAULT_STREAM, Expectation, ProgramName, StreamName};
+use crate::needs::{Needs, NeedsWire};
 use crate::steps::{Step, StepWire, announced, check_steps};
 use crate::text::InvariantText;
 use harness_language::arms::{self, ArmWire};
 use harness_language::error::{FileError, Problem, choices};
-use harness_language::fields::{NeedsWire, about, memory};
-use harness_language::located::{Located, Position};
-use harness_language::text::{ExpressionText, NameText};
+use harness_language::fields::about;
+use harness_language::located::{Located, Position, Tree};
+use harness_language::text::{DurationText, ExpressionText, NameText, duration};
 use harness_language::yaml::{self, Language};
 use harness_record::{Invariant, ScenarioInfo, SourceLine};
 
@@ -23,7 +27,7 @@ use harness_record::{Invariant, ScenarioInfo, SourceLine};
 pub const SCENARIO: Language = Language {
     noun: "scenario",
     example: "scenarios/rounding.yaml",
-    shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators` (or `allocator`), `streams`, `seed`, `invariants` and `violates`",
+    shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators` (or `allocator`), `matrix`, `streams`, `programs`, `seed`, `tags`, `timeout`, `skip`, `expected_to_fail`, `invariants` and `violates`",
     required: &["about", "needs", "steps"],
     shorter: "`repeat` and `storm`",
     own: &["steps"],
@@ -34,24 +38,37 @@ pub const SCENARIO: Language = Language {
 /// Most streams besides `default`.
 pub const MAX_STREAMS: usize = 255;
 
+/// Most programs besides the main one.
+pub const MAX_PROGRAMS: usize = 8;
+
 /// Most expectations under `invariants`.
 pub const MAX_INVARIANTS: usize = 100;
 
 /// A scenario, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
-    /// The file's name without ending.
+    /// The file's name without ending, and in brackets the values of its parameters: `kv_cache[batch=8]`.
     pub name: String,
     /// The file, as the user named it.
     pub path: PathBuf,
     /// What a reader learns from it.
     pub about: String,
-    /// The memory that the device has for it.
-    pub memory: Bytes,
+    /// The values of its parameters, as the file or the user writes them, in the order of the file.
+    pub parameters: Vec<(String, String)>,
+    /// What it needs to run.
+    pub needs: Needs,
     /// The allocators to run it with, in the order of the file: no two have one name, nor the same settings unless they are named.
     pub allocators: Vec<AllocatorSpec>,
     /// `default` first, then those that the file declares; [`StreamName::index`] is the place in this list.
     pub streams: Vec<StreamName>,
+    /// Programs besides the main one, each with an allocator of its own.
+    pub programs: Vec<ProgramName>,
+    /// Words to choose scenarios by.
+    pub tags: Vec<String>,
+    /// Why it is not run.
+    pub skip: Reasons,
+    /// Why it fails, where that is known: a run that fails is then as expected, and one that passes has failed.
+    pub expected_to_fail: Reasons,
     /// Every random choice comes from this, unless the user gives another seed.
     pub seed: u64,
     /// What is done, in order; never empty.
@@ -60,6 +77,8 @@ pub struct Scenario {
     pub invariants: Vec<Located<Expectation>>,
     /// The always-checked invariant that the run must violate, and no other.
     pub violates: Option<Located<Invariant>>,
+    /// Expectations between allocators, in the order of the file: to be looked at when all have run.
+    pub comparisons: Vec<Located<Expectation>>,
 }
 
 impl Scenario {
@@ -71,11 +90,20 @@ impl Scenario {
         Self::parse(&yaml::read(path, &SCENARIO)?, path)
     }
 
+    /// Reads and checks a file: one scenario for each point of its matrix, in which parameters that the user sets have that value alone.
+    /// Settings for parameters that the file does not have are left alone.
+    ///
+    /// # Errors
+    /// As [`Scenario::load`].
+    pub fn load_points(path: &Path, settings: &Settings) -> Result<Vec<Self>, FileError> {
+        Self::parse_points(&yaml::read(path, &SCENARIO)?, path, settings)
+    }
+
     /// What it says of itself, for records.
     #[must_use]
     pub fn info(&self) -> ScenarioInfo {
         let path = self.path.display().to_string();
-        ScenarioInfo { name: self.name.clone(), path, about: self.about.clone(), memory: self.memory }
+        ScenarioInfo { name: self.name.clone(), path, about: self.about.clone(), memory: self.needs.memory }
     }
 
     /// A place in its file, for records.
@@ -87,9 +115,29 @@ impl Scenario {
     /// Checks a text. `path` is for messages, and its file name names the scenario.
     ///
     /// # Errors
-    /// [`FileError::Text`].
+    /// [`FileError::Text`]; also where a matrix makes several scenarios of it.
     pub fn parse(source: &str, path: &Path) -> Result<Self, FileError> {
-        let checked = yaml::parse(source, path, &SCENARIO).and_then(|wire| check_scenario(&wire, source, path));
+        let mut points = Self::parse_points(source, path, &Settings::new())?;
+        match (points.pop(), points.is_empty()) {
+            (Some(only), true) => Ok(only),
+            _ => {
+                let at = yaml::parse::<ScenarioWire>(source, path, &SCENARIO).map(|wire| matrix::place(wire.matrix.as_ref()));
+                let problem = Problem::new(at.unwrap_or_default(), "one scenario is wanted here, and this matrix makes several of it")
+                    .help("give each parameter one value");
+                Err(FileError::text(problem, path, source))
+            }
+        }
+    }
+
+    /// Checks a text, as [`Scenario::load_points`] does a file.
+    ///
+    /// # Errors
+    /// [`FileError::Text`].
+    pub fn parse_points(source: &str, path: &Path, settings: &Settings) -> Result<Vec<Self>, FileError> {
+        let checked = yaml::parse(source, path, &SCENARIO).and_then(|wire: ScenarioWire| {
+            let points = matrix::points(wire.matrix.as_ref(), settings, source)?;
+            points.into_iter().map(|point| check_scenario(&wire, point, source, path)).collect()
+        });
         checked.map_err(|problem| FileError::text(problem, path, source))
     }
 }
@@ -103,12 +151,29 @@ pub(crate) struct ScenarioWire {
     about: Located<String>,
     /// What it needs to run.
     needs: NeedsWire,
+    /// Parameters with their values, as in `{ batch: [64, 128], memory: [1GiB, 2GiB] }`: the scenario is run once for each combination. Sizes,
+    /// numbers and expectations can name them; `--set batch=96` gives one another value.
+    #[schemars(with = "Option<BTreeMap<String, Vec<serde_json::Value>>>")]
+    matrix: Option<Located<Tree>>,
     /// The allocators to run it with: `[caching]` if not given.
     allocators: Option<Located<Vec<Located<ArmWire>>>>,
     /// The same for one.
     allocator: Option<Located<ArmWire>>,
     /// Names of streams to make; `default` always exists.
     streams: Option<Vec<NameText>>,
+    /// Names of programs besides the main one, each with an allocator of its own on the same device.
+    programs: Option<Vec<NameText>>,
+    /// Words to choose scenarios by, as in `harness run scenarios --tag slow`.
+    #[serde(default)]
+    tags: Vec<NameText>,
+    /// How long each step may take that has no `timeout` of its own: 5 min if not given.
+    timeout: Option<DurationText>,
+    /// Why it is not run: a reason, or a map from allocators, `simulated` or `gpu` to reasons.
+    #[schemars(with = "Option<serde_json::Value>")]
+    skip: Option<Located<Tree>>,
+    /// Why it fails: a run that fails is then as expected, and one that passes has failed. A reason, or a map as for `skip`.
+    #[schemars(with = "Option<serde_json::Value>")]
+    expected_to_fail: Option<Located<Tree>>,
     /// Every random choice comes from this: 0 if not given.
     #[serde(default)]
     seed: u64,
@@ -121,26 +186,90 @@ pub(crate) struct ScenarioWire {
     violates: Option<InvariantText>,
 }
 
-fn check_scenario(wire: &ScenarioWire, source: &str, path: &Path) -> Result<Scenario, Problem> {
+fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) -> Result<Scenario, Problem> {
     let about = about(&wire.about, SCENARIO.noun)?;
-    let memory = memory(&wire.needs.memory)?;
+    let needs = wire.needs.check(&point.values, source)?;
     let allocators = arms::check(wire.allocator.as_ref(), wire.allocators.as_ref(), source)?;
     let streams = streams(wire.streams.as_deref().unwrap_or_default())?;
+    let programs = programs(wire.programs.as_deref().unwrap_or_default())?;
     if wire.steps.value.is_empty() {
         return Err(Problem::new(wire.steps.position(), "a scenario has at least one step")
             .help("as in `steps: [alloc: { buffer: a, size: 1MiB }]`"));
     }
-    let mut checker = Checker::new(source, &allocators, &streams, announced(&wire.steps.value));
+    let declared = Declared { parameters: &point.values, allocators: &allocators, streams: &streams, programs: &programs };
+    let mut checker = Checker::new(source, declared, announced(&wire.steps.value));
     let given = wire.invariants.as_deref().unwrap_or_default();
     if let Some(first_too_many) = given.get(MAX_INVARIANTS) {
         return Err(Problem::new(first_too_many.position(), format!("more than {MAX_INVARIANTS} invariants"))
             .help("each is evaluated after every step; use `expect` for what holds at one place"));
     }
     let invariants = given.iter().map(|text| Ok(text.0.with(checker.invariant(text)?))).collect::<Result<_, Problem>>()?;
-    let steps = check_steps(&wire.steps.value, &mut checker)?;
+    let mut steps = check_steps(&wire.steps.value, &mut checker)?;
+    if let Some(limit) = wire.timeout.as_ref().map(duration).transpose()? {
+        limit_time(&mut steps, limit);
+    }
+    let reasons = |given: &Option<Located<Tree>>, what: &str| {
+        given.as_ref().map_or_else(|| Ok(Reasons::default()), |given| Reasons::check(given, what, |arm| checker.arm(arm)))
+    };
+    let (skip, expected_to_fail) = (reasons(&wire.skip, "skip")?, reasons(&wire.expected_to_fail, "expected_to_fail")?);
+    let tags = wire.tags.iter().map(|tag| tag.checked().map(str::to_owned)).collect::<Result<_, _>>()?;
     let violates = wire.violates.as_ref().map(violates).transpose()?;
-    let name = path.file_stem().map_or_else(|| "scenario".to_owned(), |stem| stem.to_string_lossy().into_owned());
-    Ok(Scenario { name, path: path.to_owned(), about, memory, seed: wire.seed, steps, invariants, violates, allocators, streams })
+    Ok(Scenario {
+        name: name(path, &point),
+        path: path.to_owned(),
+        about,
+        parameters: point.texts.clone(),
+        needs,
+        seed: wire.seed,
+        steps,
+        invariants,
+        violates,
+        comparisons: checker.into_comparisons(),
+        allocators,
+        streams,
+        programs,
+        tags,
+        skip,
+        expected_to_fail,
+    })
+}
+
+/// The file's name without ending, and the values of parameters.
+fn name(path: &Path, point: &Point) -> String {
+    let stem = path.file_stem().map_or_else(|| "scenario".to_owned(), |stem| stem.to_string_lossy().into_owned());
+    if point.texts.is_empty() {
+        return stem;
+    }
+    let values: Vec<String> = point.texts.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    format!("{stem}[{}]", values.join(","))
+}
+
+/// Gives a time limit to all steps that have none of their own.
+fn limit_time(steps: &mut [Step], limit: Nanos) {
+    for step in steps {
+        step.time_limit.get_or_insert(limit);
+        limit_time(&mut step.meanwhile, limit);
+        limit_time(step.action.steps_mut(), limit);
+    }
+}
+
+fn programs(given: &[NameText]) -> Result<Vec<ProgramName>, Problem> {
+    let mut programs: Vec<ProgramName> = Vec::new();
+    for name in given {
+        let text = name.checked()?;
+        let help = "take another name";
+        if is_reserved(text) || AllocatorKind::from_name(text).is_some() {
+            return Err(Problem::new(name.position(), format!("`{text}` has another meaning in expressions")).help(help));
+        }
+        if programs.iter().any(|program| program.name() == text) {
+            return Err(Problem::new(name.position(), format!("program `{text}` is named twice")).help("name it once"));
+        }
+        if programs.len() == MAX_PROGRAMS {
+            return Err(Problem::new(name.position(), format!("more than {MAX_PROGRAMS} programs")).help("use fewer programs"));
+        }
+        programs.push(ProgramName::new(programs.len(), text));
+    }
+    Ok(programs)
 }
 
 fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {

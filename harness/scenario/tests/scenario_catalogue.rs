@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use harness_scenario::{Scenario, StepKind, schema, update_reference};
+use harness_scenario::{Scenario, Settings, StepKind, schema, update_reference};
 use serde_json::Value;
 
 fn scenarios() -> PathBuf {
@@ -34,7 +34,7 @@ fn as_scenario(block: &str) -> String {
         return block.to_owned();
     }
     let steps: String = block.lines().map(|line| format!("  {line}\n")).collect();
-    format!("about: An example.\nneeds: {{ memory: 4GiB }}\nstreams: [side, copy]\nsteps:\n{steps}")
+    format!("about: An example.\nneeds: {{ memory: 4GiB }}\nstreams: [side, copy]\nprograms: [server]\nsteps:\n{steps}")
 }
 
 /// The blocks of a markdown text fenced as ```` ```yaml ````.
@@ -57,7 +57,7 @@ fn assert_valid(validator: &jsonschema::Validator, yaml: &str, what: &str) {
 fn every_scenario_of_the_catalogue_checks_and_matches_the_schema() {
     let validator = jsonschema::validator_for(&schema()).unwrap();
     for path in catalogue() {
-        if let Err(error) = Scenario::load(&path) {
+        if let Err(error) = Scenario::load_points(&path, &Settings::new()) {
             panic!("{:?}", miette::Report::new(error));
         }
         assert_valid(&validator, &std::fs::read_to_string(&path).unwrap(), &path.display().to_string());
@@ -72,7 +72,7 @@ fn every_yaml_block_of_the_reference_checks_and_matches_the_schema() {
     assert!(blocks.len() > StepKind::ALL.len(), "only {} blocks were found", blocks.len());
     for block in blocks {
         let source = as_scenario(&block);
-        if let Err(error) = Scenario::parse(&source, &path) {
+        if let Err(error) = Scenario::parse_points(&source, &path, &Settings::new()) {
             panic!("{:?}", miette::Report::new(error));
         }
         assert_valid(&validator, &source, &block);

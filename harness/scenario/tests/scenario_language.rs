@@ -10,7 +10,8 @@ use harness_allocator::units::{Bytes, Nanos};
 use harness_record::Invariant;
 use harness_scenario::steps::free::{Free, FreeTarget};
 use harness_scenario::steps::storm::StormSizes;
-use harness_scenario::{Account, Action, Amount, DeviceMetric, Ending, Expected, Metric, Policy, Readings, ReportKey, Scenario, StepKind};
+use harness_scenario::steps::loops::Rounds;
+use harness_scenario::{Account, Action, Amount, DeviceMetric, DeviceKind, Ending, Expected, Metric, Number, Policy, Readings, ReportKey, Scenario, StepKind};
 
 const SOURCE: &str = "\
 about: Everything at once.
@@ -30,7 +31,7 @@ steps:
       steps:
         - measure: before
         - work: { stream: side, duration: 5ms }
-        - expect: { caching: [ device.used - before.device.used == 0, rescue.retry_time < 1s ] }
+        - expect: { caching: [ device.used - before.device.used == 0, rescue.retry_time < 1s ], others: any }
   - empty_cache
 invariants: [ reserved_bytes.all.peak <= start.device.free ]
 violates: retry_makes_progress
@@ -43,7 +44,7 @@ fn scenario() -> Scenario {
 #[test]
 fn the_head_of_a_scenario_is_typed() {
     let scenario = scenario();
-    assert_eq!((scenario.name.as_str(), scenario.memory, scenario.seed), ("everything", Bytes::mib(1536), 42));
+    assert_eq!((scenario.name.as_str(), scenario.needs.memory, scenario.seed), ("everything", Bytes::mib(1536), 42));
     assert_eq!(scenario.allocators, [AllocatorKind::Direct, AllocatorKind::Caching].map(AllocatorSpec::from));
     let streams: Vec<(usize, &str)> = scenario.streams.iter().map(|stream| (stream.index(), stream.name())).collect();
     assert_eq!(streams, [(0, "default"), (1, "side")]);
@@ -51,7 +52,7 @@ fn the_head_of_a_scenario_is_typed() {
     assert_eq!(scenario.place(step).to_string(), "folder/everything.yaml:7:5");
     assert_eq!(scenario.info().about, "Everything at once.");
     assert_eq!(scenario.violates.map(|found| (found.value, found.line)), Some((Invariant::RetryMakesProgress, 21)));
-    let metrics: Vec<String> = scenario.invariants[0].value.metrics().map(ToString::to_string).collect();
+    let metrics: Vec<String> = scenario.invariants[0].value.quantities().map(ToString::to_string).collect();
     assert_eq!(metrics, ["reserved_bytes.all.peak", "start.device.free"]);
 }
 
@@ -80,9 +81,9 @@ fn fields_are_parsed_and_names_resolved() {
     let scenario = scenario();
     let [weights, more, free, storm, probe, both, repeat, _] = scenario.steps.as_slice() else { panic!("eight steps") };
     let Action::Alloc(more_fields) = &more.action else { panic!("alloc") };
-    assert_eq!((more_fields.size.clone(), more_fields.expect.clone()), (Amount::Fixed(Bytes::gib(2)), Ending::Always(Expected::Oom)));
+    assert_eq!((more_fields.size.clone(), more_fields.expect.clone()), (Amount::Fixed(Bytes::gib(2)), Ending::always(Expected::Oom(None))));
     let Action::Alloc(weights) = &weights.action else { panic!("alloc") };
-    assert_eq!(more_fields.on_oom, Some(Policy::Free { buffers: vec![weights.buffer.clone()] }));
+    assert_eq!(more_fields.on_oom, Some(Policy::Free { buffers: vec![weights.buffer.name.clone()] }));
     let expected = FreeTarget::Buffer { buffer: weights.buffer.clone(), may_be_gone: true };
     assert_eq!(free.action, Action::Free(Free::Targets(vec![expected])), "a policy may have freed it");
     let Action::Storm(churn) = &storm.action else { panic!("storm") };
@@ -91,12 +92,12 @@ fn fields_are_parsed_and_names_resolved() {
     let Action::Alloc(probe) = &probe.action else { panic!("alloc") };
     let looked_up = |metric: &Metric| {
         assert_eq!(*metric, Metric::Report(churn.id.clone(), ReportKey::FailedRequest));
-        Ok::<_, ()>(1 << 20)
+        Ok::<_, ()>(Number::from_integer(1 << 20))
     };
     assert_eq!(probe.size.evaluate(looked_up), Ok(Bytes::mib(2)));
     assert!(matches!(&both.action, Action::Free(Free::Targets(targets)) if targets[0] == FreeTarget::Storm(churn.id.clone())));
     let Action::Repeat(repeat) = &repeat.action else { panic!("repeat") };
-    assert_eq!((repeat.times, repeat.steps.len()), (3, 3));
+    assert_eq!((&repeat.rounds, repeat.steps.len()), (&Rounds::Times(3), 3));
     let Action::Work(work) = &repeat.steps[1].action else { panic!("work") };
     assert_eq!((work.duration, work.stream.index()), (Nanos::millis(5), 1));
 }
@@ -108,10 +109,11 @@ fn an_expectation_belongs_to_its_allocator_and_its_place() {
     let (Action::Measure(before), Action::Expect(expect)) = (&repeat.steps[0].action, &repeat.steps[2].action) else {
         panic!("measure, expect")
     };
-    assert!(expect.of("direct").is_empty());
-    let [first, second] = expect.of("caching") else { panic!("two expectations") };
+    assert!(expect.of("direct", DeviceKind::Gpu).is_empty());
+    let [first, second] = expect.of("caching", DeviceKind::Gpu) else { panic!("two expectations") };
+    let (first, second) = (first.expectation(), second.expectation());
     assert_eq!((first.line, first.column, second.column), (18, 32, 71));
-    let metrics: Vec<&Metric> = first.value.metrics().collect();
+    let metrics: Vec<&Metric> = first.value.quantities().collect();
     let used = Account::Device(DeviceMetric::Used);
     assert_eq!(metrics, [&Metric::Now(used), &Metric::At(before.name.clone(), used)]);
 }
@@ -209,13 +211,13 @@ fn a_request_may_end_otherwise_with_each_arm() {
 needs: { memory: 1GiB }
 allocators: [caching, { caching: { name: tuned, max_split_size_mb: 64 } }, direct]
 steps:
-  - alloc: { buffer: a, size: 2GiB, expect: { caching: oom, tuned: fits } }
+  - alloc: { buffer: a, size: 2GiB, expect: { caching: oom, others: any, tuned: fits } }
   - free: a
 ";
     let scenario = Scenario::parse(source, Path::new("ends.yaml")).unwrap();
     let (Action::Alloc(alloc), Action::Free(free)) = (&scenario.steps[0].action, &scenario.steps[1].action) else { panic!("alloc, free") };
-    let ends = ["caching", "tuned", "direct"].map(|arm| alloc.expect.of(arm));
-    assert_eq!(ends, [Some(Expected::Oom), Some(Expected::Fits), None], "an arm that is not named may end either way");
+    let ends = ["caching", "tuned", "direct"].map(|arm| alloc.expect.of(arm, DeviceKind::Simulated));
+    assert_eq!(ends, [Expected::Oom(None), Expected::Fits, Expected::Any]);
     assert_eq!(alloc.to_string(), "a, 2 GiB, expected to fail with caching");
     assert_eq!(*free, Free::Targets(vec![FreeTarget::Buffer { buffer: alloc.buffer.clone(), may_be_gone: true }]));
 }

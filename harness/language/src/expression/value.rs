@@ -170,8 +170,9 @@ pub enum Operator {
 }
 
 impl Operator {
-    /// The result, exactly; `None` where it leaves 128 bits. A divisor must not be zero.
-    pub(super) fn apply(self, left: &Number, right: &Number) -> Option<Number> {
+    /// The result, exactly; `None` where it leaves 128 bits, or where a divisor is zero.
+    #[must_use]
+    pub fn apply(self, left: &Number, right: &Number) -> Option<Number> {
         match self {
             Self::Add => left.checked_add(right),
             Self::Subtract => left.checked_sub(right),

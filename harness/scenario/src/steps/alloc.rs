@@ -77,7 +77,7 @@ impl StepFields for AllocWire {
 - alloc: { buffer: weights, size: 1.5GiB, stream: side, expect: oom }
 - alloc: { buffer: activations, size: 700MiB, on_oom: { free: { buffers: [cache] } }, id: request }
 - alloc: { buffer: more, size: 8GiB, expect: { oom: too_large } }
-- alloc: { buffer: "kv[1]", size: 3GiB, expect: { caching: any } }";
+- alloc: { buffer: \"kv[1]\", size: 3GiB, expect: { caching: any } }";
 
     const REPORTS: &'static [ReportKey] =
         &[ReportKey::Retries, ReportKey::Attempts, ReportKey::RetriesWithoutProgress, ReportKey::RetryTime, ReportKey::Time];

@@ -3,10 +3,11 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use crate::checker::Checker;
 use crate::metric::ReportKey;
 use harness_language::error::Problem;
-use harness_language::located::Position;
+use harness_language::located::{Located, Position};
 use harness_language::text::NameText;
 
 /// What the file says of a step, and how it is checked.
@@ -14,11 +15,14 @@ pub(crate) trait StepFields: for<'de> Deserialize<'de> + JsonSchema {
     /// What comes out of the check.
     type Checked;
 
-    /// Steps that show it, in YAML; they may use the streams `side` and `copy`.
+    /// Steps that show it, in YAML; they may use the streams `side` and `copy` and the program `server`.
     const EXAMPLE: &'static str;
 
     /// What a step of this kind counts of itself, for those that take an `id`.
     const REPORTS: &'static [ReportKey] = &[];
+
+    /// The keys that may stand beside its own, for steps that have steps inside them.
+    const BESIDE: &'static [Beside] = &[];
 
     /// What the name alone means, without any field.
     fn bare() -> Option<Self> {
@@ -30,6 +34,80 @@ pub(crate) trait StepFields: for<'de> Deserialize<'de> + JsonSchema {
         None
     }
 
+    /// Steps inside it.
+    fn steps(&self) -> &[Located<StepWire>] {
+        &[]
+    }
+
+    /// Takes what stands beside its key. Keys that are not among [`Self::BESIDE`] have been refused before.
+    fn take(&mut self, _: Body) {}
+
     /// Checks it against what is known at this point. `at` is the place of the whole step.
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem>;
+}
+
+/// A key beside that of a step with steps inside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Beside {
+    Steps,
+    Until,
+    Id,
+}
+
+impl Beside {
+    pub(super) const ALL: [Self; 3] = [Self::Steps, Self::Until, Self::Id];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Steps => "steps",
+            Self::Until => "until",
+            Self::Id => "id",
+        }
+    }
+
+    pub(super) const fn about(self) -> &'static str {
+        match self {
+            Self::Steps => "What is done, in order.",
+            Self::Until => {
+                "`oom`: the first request inside that runs out of memory, and has no `expect` of its own, ends the loop. If none does, the step fails."
+            }
+            Self::Id => "A name for what the step reports.",
+        }
+    }
+}
+
+/// What stands beside the key of a step with steps inside it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Body {
+    pub(super) steps: Option<Located<Vec<Located<StepWire>>>>,
+    pub(super) until: Option<Located<String>>,
+    pub(super) id: Option<NameText>,
+}
+
+impl Body {
+    /// The first key that is there and is not among those accepted.
+    pub(super) fn unexpected(&self, accepted: &[Beside]) -> Option<Located<String>> {
+        let there = |beside: Beside| match beside {
+            Beside::Steps => self.steps.as_ref().map(Located::position),
+            Beside::Until => self.until.as_ref().map(Located::position),
+            Beside::Id => self.id.as_ref().map(|id| id.position()),
+        };
+        Beside::ALL.into_iter().filter(|beside| !accepted.contains(beside)).find_map(|beside| {
+            let Position { line, column, length } = there(beside)?;
+            Some(Located { value: beside.name().to_owned(), line, column, length })
+        })
+    }
+
+    pub(super) fn steps(&self) -> &[Located<StepWire>] {
+        self.steps.as_ref().map_or(&[], |steps| steps.value.as_slice())
+    }
+
+    /// Refuses a step that should have steps inside it and has none.
+    pub(super) fn has_steps(&self, at: Position, step: &str) -> Result<(), Problem> {
+        if !self.steps().is_empty() {
+            return Ok(());
+        }
+        let at = self.steps.as_ref().map_or(at, Located::position);
+        Err(Problem::new(at, format!("`{step}` has no steps")).help("they stand beside it, as in `- repeat: 3` and below it `  steps: [reset_peaks]`"))
+    }
 }

@@ -105,8 +105,8 @@ impl StepFields for FreeWire {
 - free: a
 - free: [b]
 - for: { i: 1..4 }
-  steps: [ alloc: { buffer: "kv[i]", size: 2MiB } ]
-- free: "kv[3]"
+  steps: [ alloc: { buffer: \"kv[i]\", size: 2MiB } ]
+- free: kv[3]
 - free: kv
 - free: { pinning: churn, for: 40MiB, id: rescue }
 - free: churn";

@@ -4,17 +4,18 @@
 //! checked form that a run executes.
 
 pub mod alloc;
+pub mod blocks;
 pub mod cache;
 pub mod contents;
 pub mod event;
 pub mod expect;
 mod fields;
 pub mod free;
+pub mod loops;
 pub mod measure;
 pub mod pins;
 pub mod pressure;
 pub mod record_stream;
-pub mod repeat;
 pub mod storm;
 pub mod train;
 pub mod work;
@@ -27,7 +28,7 @@ use harness_allocator::units::Nanos;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use fields::StepFields;
+use fields::{Beside, Body, StepFields};
 
 use super::checker::Checker;
 use super::metric::{ReportKey, StepName};
@@ -46,6 +47,8 @@ pub struct Step {
     pub time_limit: Option<Nanos>,
     /// What is to be done.
     pub action: Action,
+    /// What is done meanwhile: one step of these after each operation of this one.
+    pub meanwhile: Vec<Step>,
 }
 
 /// Registers the steps: `Variant = "yaml_name": Wire => Checked`.
@@ -98,6 +101,11 @@ macro_rules! steps {
                 match self { $(Self::$variant => <$wire>::EXAMPLE),* }
             }
 
+            /// The keys that may stand beside its own.
+            fn beside(self) -> &'static [Beside] {
+                match self { $(Self::$variant => <$wire>::BESIDE),* }
+            }
+
             fn takes_no_fields(self) -> bool {
                 match self { $(Self::$variant => <$wire>::bare().is_some()),* }
             }
@@ -119,8 +127,8 @@ macro_rules! steps {
             Empty,
             /// One list item with several keys.
             SeveralKeys(StepKind, Located<String>),
-            /// A step with a `timeout:` beside it.
-            Timed(Box<StepWire>, DurationText),
+            /// A step with a `timeout:` or a `meanwhile:` beside it.
+            With(Box<StepWire>, Extras),
         }
 
         impl StepWire {
@@ -132,7 +140,7 @@ macro_rules! steps {
                     Self::Bare(kind) => Err(bare(*kind, at)),
                     Self::Empty => Err(Problem::new(at, "this list item holds no step").help(FORM)),
                     Self::SeveralKeys(kind, second) => Err(several_keys(*kind, second)),
-                    Self::Timed(step, _) => step.check(at, checker),
+                    Self::With(step, _) => step.check(at, checker),
                 }
             }
 
@@ -140,8 +148,26 @@ macro_rules! steps {
             fn id(&self) -> Option<&NameText> {
                 match self {
                     $(Self::$variant(wire) => wire.id(),)*
-                    Self::Timed(step, _) => step.id(),
+                    Self::With(step, _) => step.id(),
                     Self::Unknown(_) | Self::Bare(_) | Self::Empty | Self::SeveralKeys(..) => None,
+                }
+            }
+
+            /// Steps inside it.
+            fn steps(&self) -> &[Located<StepWire>] {
+                match self {
+                    $(Self::$variant(wire) => wire.steps(),)*
+                    Self::With(step, _) => step.steps(),
+                    Self::Unknown(_) | Self::Bare(_) | Self::Empty | Self::SeveralKeys(..) => &[],
+                }
+            }
+
+            /// Takes what stands beside its key.
+            fn take(&mut self, body: Body) {
+                match self {
+                    $(Self::$variant(wire) => wire.take(body),)*
+                    Self::With(step, _) => step.take(body),
+                    Self::Unknown(_) | Self::Bare(_) | Self::Empty | Self::SeveralKeys(..) => {}
                 }
             }
 
@@ -172,6 +198,7 @@ steps! {
     RecordStream = "record_stream": record_stream::RecordStreamWire => record_stream::RecordStream,
     Fill = "fill": contents::FillWire => contents::Fill,
     Verify = "verify": contents::VerifyWire => contents::Verify,
+    Read = "read": contents::ReadWire => contents::Read,
     Work = "work": work::WorkWire => work::Work,
     Record = "record": event::RecordWire => event::Record,
     Wait = "wait": event::WaitWire => event::Wait,
@@ -180,12 +207,17 @@ steps! {
     ResetPeaks = "reset_peaks": cache::ResetPeaksWire => cache::ResetPeaks,
     SetFraction = "set_fraction": cache::SetFractionWire => cache::SetFraction,
     Pressure = "pressure": pressure::PressureWire => pressure::Pressure,
-    Repeat = "repeat": repeat::RepeatWire => repeat::Repeat,
+    For = "for": loops::ForWire => loops::Loop,
+    Repeat = "repeat": loops::RepeatWire => loops::Loop,
+    Program = "program": blocks::ProgramWire => blocks::Program,
+    PrivatePool = "private_pool": blocks::PrivatePoolWire => blocks::PrivatePool,
+    ReleasePool = "release_pool": blocks::ReleasePoolWire => blocks::ReleasePool,
     Storm = "storm": storm::StormWire => storm::Storm,
     Pins = "pins": pins::PinsWire => pins::Pins,
     Train = "train": train::TrainWire => train::Train,
     Measure = "measure": measure::MeasureWire => measure::Measure,
     Expect = "expect": expect::ExpectWire => expect::Expect,
+    Eventually = "eventually": expect::EventuallyWire => expect::Eventually,
 }
 
 impl fmt::Display for StepKind {
@@ -194,34 +226,80 @@ impl fmt::Display for StepKind {
     }
 }
 
+/// What any step may have beside its key.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Extras {
+    timeout: Option<DurationText>,
+    meanwhile: Option<Located<Vec<Located<StepWire>>>>,
+}
+
+impl Action {
+    /// Whether it has steps inside it.
+    #[must_use]
+    pub const fn is_block(&self) -> bool {
+        !self.steps().is_empty()
+    }
+
+    /// Steps inside it.
+    #[must_use]
+    pub const fn steps(&self) -> &[Step] {
+        match self {
+            Self::For(steps) | Self::Repeat(steps) => steps.steps.as_slice(),
+            Self::Program(program) => program.steps.as_slice(),
+            Self::PrivatePool(pool) => pool.steps.as_slice(),
+            _ => &[],
+        }
+    }
+
+    /// Steps inside it.
+    pub(crate) fn steps_mut(&mut self) -> &mut [Step] {
+        match self {
+            Self::For(steps) | Self::Repeat(steps) => &mut steps.steps,
+            Self::Program(program) => &mut program.steps,
+            Self::PrivatePool(pool) => &mut pool.steps,
+            _ => &mut [],
+        }
+    }
+
+    /// Whether it has several operations, between which something else can be done.
+    const fn takes_its_time(&self) -> bool {
+        matches!(self, Self::Storm(_) | Self::Train(_)) || self.is_block()
+    }
+}
+
 impl StepWire {
     /// The name of a measure.
     fn measure(&self) -> Option<&NameText> {
         match self {
             Self::Measure(wire) => Some(wire.name()),
-            Self::Timed(step, _) => step.measure(),
+            Self::With(step, _) => step.measure(),
             _ => None,
         }
     }
 
-    /// How long it may take, if it has a limit of its own.
-    pub(crate) fn time_limit(&self) -> Result<Option<Nanos>, Problem> {
+    /// What stands beside it.
+    const fn extras(&self) -> Option<&Extras> {
         match self {
-            Self::Timed(step, text) if matches!(**step, Self::Repeat(_)) => {
-                Err(Problem::new(text.position(), "`repeat` has no time limit of its own").help("give a `timeout` to the steps inside it"))
-            }
-            Self::Timed(_, text) => duration(text).map(Some),
-            _ => Ok(None),
+            Self::With(_, extras) => Some(extras),
+            _ => None,
         }
     }
 
-    /// Steps inside it.
-    fn body(&self) -> &[Located<Self>] {
-        match self {
-            Self::Repeat(wire) => &wire.steps,
-            Self::Timed(step, _) => step.body(),
-            _ => &[],
+    /// Steps that are done meanwhile.
+    fn meanwhile(&self) -> Option<&Located<Vec<Located<Self>>>> {
+        self.extras().and_then(|extras| extras.meanwhile.as_ref())
+    }
+}
+
+/// How long a step may take, if it has a limit of its own.
+fn time_limit(wire: &StepWire, action: &Action) -> Result<Option<Nanos>, Problem> {
+    match wire.extras().and_then(|extras| extras.timeout.as_ref()) {
+        Some(text) if action.is_block() => {
+            let message = format!("`{}` has no time limit of its own", action.kind());
+            Err(Problem::new(text.position(), message).help("give a `timeout` to the steps inside it, or to the whole scenario"))
         }
+        Some(text) => duration(text).map(Some),
+        None => Ok(None),
     }
 }
 
@@ -233,7 +311,8 @@ pub(crate) fn announced(steps: &[Located<StepWire>]) -> BTreeMap<String, Positio
         if let Some(name) = step.value.id().or(step.value.measure()) {
             names.entry(name.text().to_owned()).or_insert_with(|| name.position());
         }
-        for (name, at) in announced(step.value.body()) {
+        let meanwhile = step.value.meanwhile().map_or(&[][..], |steps| steps.value.as_slice());
+        for (name, at) in announced(step.value.steps()).into_iter().chain(announced(meanwhile)) {
             names.entry(name).or_insert(at);
         }
     }
@@ -248,9 +327,20 @@ pub(crate) fn check_steps(steps: &[Located<StepWire>], checker: &mut Checker<'_>
 fn check_step(wire: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Step, Problem> {
     let position = wire.position();
     checker.count(position, 1)?;
-    let (kind, action) = wire.value.check(position, checker)?;
+    let ((kind, action), meanwhile) = match wire.value.meanwhile() {
+        None => (wire.value.check(position, checker)?, Vec::new()),
+        Some(steps) => checker.at_the_same_time(
+            |checker| wire.value.check(position, checker),
+            steps.position(),
+            |checker| check_steps(&steps.value, checker),
+        )?,
+    };
+    if let Some(steps) = wire.value.meanwhile().filter(|_| !action.takes_its_time()) {
+        return Err(Problem::new(steps.position(), format!("`{kind}` is one operation: nothing can be done meanwhile"))
+            .help("`meanwhile` stands beside `train`, `storm`, `for`, `repeat`, `program` and `private_pool`"));
+    }
     let id = wire.value.id().map(|id| checker.declare_id(id, kind.name(), kind.reports())).transpose()?;
-    Ok(Step { position, id, time_limit: wire.value.time_limit()?, action })
+    Ok(Step { position, id, time_limit: time_limit(&wire.value, &action)?, action, meanwhile })
 }
 
 const FORM: &str = "a step is a list item with one key, as in `- alloc: { buffer: a, size: 1MiB }`, or a bare name, as in `- empty_cache`";
@@ -260,6 +350,13 @@ const TIMEOUT: &str = "timeout";
 
 const ABOUT_TIMEOUT: &str = "How long the step may take, on the clock of the machine that runs it: 5 min if not given. A step that takes longer \
                              fails the run.";
+
+/// The key of what is done meanwhile, beside the step's own.
+const MEANWHILE: &str = "meanwhile";
+
+const ABOUT_MEANWHILE: &str = "Steps that are done while this one goes on: one of them after each of its operations (of a `storm` each request or \
+                               free, of a `train` each iteration, of other steps each step inside), what is left of them when it has ended. \
+                               They must not name the same buffers.";
 
 /// Names that steps had once, with those of today.
 const RENAMED: &[(&str, &str)] = &[("use_on", "record_stream")];
@@ -298,28 +395,55 @@ impl<'de> Deserialize<'de> for StepWire {
                 Ok(StepWire::from_name(name))
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let (mut first, mut second, mut timeout) = (None, None, None);
+                let (mut first, mut second) = (None, None);
+                let (mut extras, mut body, mut beside) = (Extras::default(), Body::default(), None);
                 while let Some(key) = map.next_key::<Located<String>>()? {
-                    match &first {
-                        _ if key.value == TIMEOUT => timeout = Some((map.next_value::<DurationText>()?, key)),
-                        None => first = Some(StepWire::from_entry(key, &mut map)?),
-                        Some(_) => {
+                    match key.value.as_str() {
+                        TIMEOUT => extras.timeout = Some(map.next_value()?),
+                        MEANWHILE => extras.meanwhile = Some(map.next_value()?),
+                        name if name == Beside::Steps.name() => body.steps = Some(map.next_value()?),
+                        name if name == Beside::Until.name() => body.until = Some(map.next_value()?),
+                        name if name == Beside::Id.name() => body.id = Some(map.next_value()?),
+                        _ if first.is_none() => {
+                            first = Some(StepWire::from_entry(key, &mut map)?);
+                            continue;
+                        }
+                        _ => {
                             map.next_value::<IgnoredAny>()?;
                             second = second.or(Some(key));
+                            continue;
                         }
                     }
+                    beside = beside.or(Some(key));
                 }
-                Ok(match (first, second, timeout) {
-                    (Some((_, Some(kind))), Some(second), _) => StepWire::SeveralKeys(kind, second),
-                    (Some((step, _)), _, Some((limit, _))) => StepWire::Timed(Box::new(step), limit),
-                    (Some((step, _)), _, None) => step,
-                    (None, _, Some((_, key))) => StepWire::Unknown(key),
-                    (None, _, None) => StepWire::Empty,
-                })
+                Ok(assembled(first, second, beside, extras, body))
             }
         }
         deserializer.deserialize_any(StepVisitor)
     }
+}
+
+/// A step out of the keys of a list item: its own, a second one that should not be there, and those that may stand beside it.
+fn assembled(
+    first: Option<(StepWire, Option<StepKind>)>,
+    second: Option<Located<String>>,
+    beside: Option<Located<String>>,
+    extras: Extras,
+    body: Body,
+) -> StepWire {
+    let (mut step, kind) = match (first, beside) {
+        (Some(first), _) => first,
+        (None, Some(key)) => return StepWire::Unknown(key),
+        (None, None) => return StepWire::Empty,
+    };
+    let Some(kind) = kind else { return step };
+    if let Some(second) = second.or_else(|| body.unexpected(kind.beside())) {
+        return StepWire::SeveralKeys(kind, second);
+    }
+    if !kind.beside().is_empty() {
+        step.take(body);
+    }
+    if extras.timeout.is_none() && extras.meanwhile.is_none() { step } else { StepWire::With(Box::new(step), extras) }
 }
 
 impl JsonSchema for StepWire {
@@ -329,17 +453,31 @@ impl JsonSchema for StepWire {
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let bare: Vec<&str> = StepKind::ALL.iter().filter(|kind| kind.takes_no_fields()).map(|kind| kind.name()).collect();
         let mut forms = vec![json_schema!({ "enum": bare, "description": "A step without fields." })];
+        let steps = generator.subschema_for::<Vec<Self>>();
         for kind in StepKind::ALL {
-            let fields = kind.schema(generator);
-            let mut form = json_schema!({
-                "type": "object", "properties": { kind.name(): fields }, "required": [kind.name()], "additionalProperties": false
-            });
-            if *kind != StepKind::Repeat {
-                let mut limit = generator.subschema_for::<DurationText>();
-                limit.insert("description".to_owned(), ABOUT_TIMEOUT.into());
-                form.insert("properties".to_owned(), serde_json::json!({ kind.name(): fields, TIMEOUT: limit }));
+            let mut properties = serde_json::Map::from_iter([(kind.name().to_owned(), kind.schema(generator).to_value())]);
+            let mut add = |name: &str, about: &str, mut schema: Schema| {
+                schema.insert("description".to_owned(), about.into());
+                properties.insert(name.to_owned(), schema.to_value());
+            };
+            for beside in kind.beside() {
+                let schema = match beside {
+                    Beside::Steps => steps.clone(),
+                    Beside::Until => json_schema!({ "const": "oom" }),
+                    Beside::Id => generator.subschema_for::<NameText>(),
+                };
+                add(beside.name(), beside.about(), schema);
             }
-            forms.push(form);
+            let is_block = !kind.beside().is_empty();
+            if !is_block {
+                add(TIMEOUT, ABOUT_TIMEOUT, generator.subschema_for::<DurationText>());
+            }
+            if is_block || matches!(kind, StepKind::Train | StepKind::Storm) {
+                add(MEANWHILE, ABOUT_MEANWHILE, steps.clone());
+            }
+            forms.push(json_schema!({
+                "type": "object", "properties": properties, "required": [kind.name()], "additionalProperties": false
+            }));
         }
         json_schema!({ "description": FORM, "oneOf": forms })
     }

@@ -1,0 +1,77 @@
+//! Parameters of a scenario: `matrix:`, its points, and values that the user sets.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::allocator::AllocatorKind;
+use harness_language::error::Problem;
+use harness_language::located::{Located, Position, Tree};
+use harness_language::text::NameText;
+
+use crate::checker::{Parameters, constant, is_reserved};
+
+/// Most points of a matrix.
+pub const MAX_POINTS: usize = 256;
+
+/// Values that the user sets for parameters, by name, as text: `--set batch=96`.
+pub type Settings = BTreeMap<String, String>;
+
+/// One point of a matrix: each parameter with its value, and as the file or the user writes it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Point {
+    pub(crate) values: Parameters,
+    pub(crate) texts: Vec<(String, String)>,
+}
+
+/// All points, in the order of the file: the last parameter changes first. A parameter that the user sets has that value alone.
+pub(crate) fn points(given: Option<&Located<Tree>>, settings: &Settings, source: &str) -> Result<Vec<Point>, Problem> {
+    let Some(given) = given else { return Ok(vec![Point::default()]) };
+    let entries = match &given.value {
+        Tree::Map(entries) if !entries.is_empty() => entries,
+        _ => return Err(Problem::new(given.position(), "`matrix` names no parameter").help(FORMS)),
+    };
+    let mut points = vec![Point::default()];
+    for (key, list) in entries {
+        let name = parameter(key)?;
+        let texts = match settings.get(name) {
+            Some(text) => vec![Located { value: text.clone(), ..key.clone() }],
+            None => list.texts().filter(|texts| !texts.is_empty()).ok_or_else(|| {
+                Problem::new(list.position(), format!("`{name}` has no values")).help(FORMS)
+            })?,
+        };
+        if points.len() * texts.len() > MAX_POINTS {
+            let message = format!("with this parameter the matrix has more than {MAX_POINTS} points");
+            return Err(Problem::new(key.position(), message).help("give fewer values, or set some by `--set NAME=VALUE`"));
+        }
+        let mut next = Vec::new();
+        for point in &points {
+            for text in &texts {
+                let value = constant(text, &Parameters::new(), source).map_err(|problem| match settings.contains_key(name) {
+                    true => problem.see(key.position(), format!("set to `{}`", text.value)),
+                    false => problem,
+                })?;
+                let mut point = point.clone();
+                point.values.insert(name.to_owned(), value);
+                point.texts.push((name.to_owned(), text.value.clone()));
+                next.push(point);
+            }
+        }
+        points = next;
+    }
+    Ok(points)
+}
+
+const FORMS: &str = "as in `matrix: { batch: [64, 128], memory: [1GiB, 2GiB] }`";
+
+fn parameter(key: &Located<String>) -> Result<&str, Problem> {
+    NameText(key.clone()).checked()?;
+    let name = key.value.as_str();
+    if is_reserved(name) || AllocatorKind::from_name(name).is_some() {
+        return Err(Problem::new(key.position(), format!("`{name}` has another meaning in expressions")).help("take another name"));
+    }
+    Ok(name)
+}
+
+/// The place of the matrix, for those who want one point alone.
+pub(crate) fn place(given: Option<&Located<Tree>>) -> Position {
+    given.map(Located::position).unwrap_or_default()
+}

@@ -1,0 +1,352 @@
+//! `for` and `repeat`: steps that are done several times.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use harness_language::expression::{Number, Operator, Unit, Value};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Deserialize;
+
+use super::fields::{Beside, Body, StepFields};
+use super::{Step, StepWire, check_steps};
+use crate::checker::{Checker, unit_of};
+use crate::metric::{ReportKey, VariableName};
+use harness_language::error::Problem;
+use harness_language::located::{Entries, Located, Position, Tree};
+use harness_language::text::{CountText, NameText};
+
+/// Most iterations of one loop.
+pub const MAX_TIMES: u64 = 1_000_000;
+/// Most values of a list.
+pub const MAX_VALUES: usize = 10_000;
+/// Iterations of a `repeat: until oom` that says no number.
+const UNTIL_OOM_TIMES: u64 = 10_000;
+
+/// Steps that are done several times, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loop {
+    /// How often, and with which values.
+    pub rounds: Rounds,
+    /// Whether it goes on until a request runs out of memory.
+    pub until_oom: bool,
+    /// What is done; never empty.
+    pub steps: Vec<Step>,
+}
+
+/// The iterations of a loop.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Rounds {
+    /// So many, all alike.
+    Times(u64),
+    /// One for each value of a variable, in order.
+    Over {
+        /// The variable.
+        variable: VariableName,
+        /// Its values.
+        values: Values,
+    },
+}
+
+/// The values of a variable.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Values {
+    /// Evenly spaced.
+    Range {
+        /// The first.
+        first: Number,
+        /// From each to the next.
+        by: Number,
+        /// How many.
+        count: u64,
+    },
+    /// These.
+    List(Vec<Number>),
+}
+
+impl Rounds {
+    /// How many iterations there are at most.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        match self {
+            Self::Times(times) => *times,
+            Self::Over { values: Values::Range { count, .. }, .. } => *count,
+            Self::Over { values: Values::List(values), .. } => values.len() as u64,
+        }
+    }
+
+    /// The variable and its value in an iteration, counted from 0.
+    #[must_use]
+    pub fn value(&self, iteration: u64) -> Option<(&VariableName, Number)> {
+        match self {
+            Self::Times(_) => None,
+            Self::Over { variable, values: Values::Range { first, by, .. } } => {
+                Some((variable, first + by * Number::from_integer(i128::from(iteration))))
+            }
+            Self::Over { variable, values: Values::List(values) } => values.get(iteration as usize).map(|value| (variable, *value)),
+        }
+    }
+}
+
+impl fmt::Display for Loop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} steps, {} times", self.steps.len(), self.rounds.count())?;
+        if self.until_oom { f.write_str(" at most, until memory is out") } else { Ok(()) }
+    }
+}
+
+/// Does steps once for each value of a variable, which sizes, numbers of buffers and expectations inside can name: `for: { i: 1..8 }`, both ends
+/// included, `1..600 by 2`, `8..1 by -1`, or a list of values, as in `for: { size: [1MiB, 4MiB] }`.
+#[derive(Clone, Debug)]
+pub(crate) struct ForWire {
+    variables: Entries<Located<Tree>>,
+    body: Body,
+}
+
+/// Does steps several times, all alike. What one iteration leaves must suit the next. `repeat: until oom` goes on until a request runs out of
+/// memory, and fails if none does in 10000 iterations.
+#[derive(Clone, Debug)]
+pub(crate) struct RepeatWire {
+    /// The number, or `until oom`.
+    times: Option<CountText>,
+    body: Body,
+}
+
+/// The fields of a `repeat` that has all of them in a map.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "repeat_fields")]
+struct RepeatFields {
+    /// How often, from 1 to 1000000; a scenario does at most 10000000 operations in all.
+    times: Option<CountText>,
+    /// `oom`: goes on until a request runs out of memory, at most `times` times: 10000 if not given.
+    until: Option<NameText>,
+    /// What is done, in order.
+    #[schemars(length(min = 1))]
+    steps: Located<Vec<Located<StepWire>>>,
+    /// A name for what the step reports.
+    id: Option<NameText>,
+}
+
+impl<'de> Deserialize<'de> for ForWire {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Entries::deserialize(deserializer).map(|variables| Self { variables, body: Body::default() })
+    }
+}
+
+impl<'de> Deserialize<'de> for RepeatWire {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        use harness_language::located::ListOr;
+        let given = Located::<ListOr<RepeatFields>>::deserialize(deserializer)?;
+        Ok(match &given.value {
+            ListOr::Map(RepeatFields { times, until, steps, id }) => {
+                let until = until.as_ref().map(|until| until.0.clone());
+                Self { times: times.clone(), body: Body { steps: Some(steps.clone()), until, id: id.clone() } }
+            }
+            ListOr::One(text) => Self { times: Some(CountText(given.with(text.clone()))), body: Body::default() },
+            ListOr::Many(_) => Self { times: Some(CountText(given.with("[…]".to_owned()))), body: Body::default() },
+        })
+    }
+}
+
+impl JsonSchema for ForWire {
+    fn schema_name() -> Cow<'static, str> {
+        "for".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let scalar = serde_json::json!({ "type": ["string", "number"] });
+        json_schema!({
+            "description": "Does steps once for each value of a variable, which sizes, numbers of buffers and expectations inside can name: `for: { i: 1..8 }`, both ends included, `1..600 by 2`, `8..1 by -1`, or a list of values, as in `for: { size: [1MiB, 4MiB] }`.",
+            "type": "object", "minProperties": 1, "maxProperties": 1,
+            "additionalProperties": { "anyOf": [scalar, { "type": "array", "items": scalar, "minItems": 1, "maxItems": MAX_VALUES }] }
+        })
+    }
+}
+
+impl JsonSchema for RepeatWire {
+    fn schema_name() -> Cow<'static, str> {
+        "repeat".into()
+    }
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let (count, fields) = (generator.subschema_for::<CountText>(), generator.subschema_for::<RepeatFields>());
+        json_schema!({
+            "description": "Does steps several times, all alike. What one iteration leaves must suit the next. `repeat: until oom` goes on until a request runs out of memory, and fails if none does in 10000 iterations.",
+            "anyOf": [{ "const": "until oom" }, count, fields]
+        })
+    }
+}
+
+const REPORTS: &[ReportKey] = &[ReportKey::Iterations];
+const BESIDE: &[Beside] = &[Beside::Steps, Beside::Until, Beside::Id];
+
+impl StepFields for ForWire {
+    type Checked = Loop;
+
+    const EXAMPLE: &'static str = "\
+- for: { i: 1..8 }
+  steps:
+    - alloc: { buffer: \"kv[i]\", size: 4MiB * i }
+- for: { i: 8..1 by -1 }
+  steps:
+    - free: kv[i]
+- for: { size: [100MiB, 2GiB, 8GiB] }
+  until: oom
+  id: growing
+  steps:
+    - alloc: { buffer: cache, size: size }
+    - free: cache
+- expect: growing.iterations == 2";
+
+    const REPORTS: &'static [ReportKey] = REPORTS;
+    const BESIDE: &'static [Beside] = BESIDE;
+
+    fn id(&self) -> Option<&NameText> {
+        self.body.id.as_ref()
+    }
+
+    fn steps(&self) -> &[Located<StepWire>] {
+        self.body.steps()
+    }
+
+    fn take(&mut self, body: Body) {
+        self.body = body;
+    }
+
+    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Loop, Problem> {
+        self.body.has_steps(at, "for")?;
+        let [(name, given)] = self.variables.0.as_slice() else {
+            let message = format!("`for` has one variable, and here are {}", self.variables.0.len());
+            return Err(Problem::new(at, message).help(format!("{FORMS}; put one `for` into another for two")));
+        };
+        let (values, unit) = values(given, checker)?;
+        let until_oom = until(self.body.until.as_ref())?;
+        let count = match &values {
+            Values::Range { count, .. } => *count,
+            Values::List(list) => list.len() as u64,
+        };
+        checker.with_variable(&NameText(name.clone()), unit, |checker, variable| {
+            let steps = checker.repeated(at, count, until_oom, |checker| check_steps(self.body.steps(), checker))?;
+            Ok(Loop { rounds: Rounds::Over { variable, values }, until_oom, steps })
+        })
+    }
+}
+
+impl StepFields for RepeatWire {
+    type Checked = Loop;
+
+    const EXAMPLE: &'static str = "\
+- repeat: 10
+  steps:
+    - alloc: { buffer: batch, size: 4MiB }
+    - free: batch
+- repeat: until oom
+  id: leak
+  steps:
+    - alloc: { buffer: lost, size: 512MiB, leak: true }
+- expect: leak.iterations == 8";
+
+    const REPORTS: &'static [ReportKey] = REPORTS;
+    const BESIDE: &'static [Beside] = BESIDE;
+
+    fn id(&self) -> Option<&NameText> {
+        self.body.id.as_ref()
+    }
+
+    fn steps(&self) -> &[Located<StepWire>] {
+        self.body.steps()
+    }
+
+    fn take(&mut self, body: Body) {
+        // A `repeat` with everything in its map has nothing beside it.
+        if self.body.steps.is_none() {
+            self.body = body;
+        }
+    }
+
+    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Loop, Problem> {
+        let says_until = self.times.as_ref().is_some_and(|times| times.text().split_whitespace().eq(["until", "oom"]));
+        let until_oom = until(self.body.until.as_ref())? || says_until;
+        let times = match &self.times {
+            Some(times) if !says_until => checker.whole(times, "times", 1..=MAX_TIMES)?,
+            _ if until_oom => UNTIL_OOM_TIMES,
+            _ => return Err(Problem::new(at, "`repeat` does not say how often").help("as in `repeat: 3` or `repeat: until oom`")),
+        };
+        self.body.has_steps(at, "repeat")?;
+        let steps = checker.repeated(at, times, until_oom, |checker| check_steps(self.body.steps(), checker))?;
+        Ok(Loop { rounds: Rounds::Times(times), until_oom, steps })
+    }
+}
+
+fn until(given: Option<&Located<String>>) -> Result<bool, Problem> {
+    match given {
+        None => Ok(false),
+        Some(text) if text.value == "oom" => Ok(true),
+        Some(text) => Err(Problem::new(text.position(), format!("a loop does not end at `{}`", text.value)).help("write `until: oom`")),
+    }
+}
+
+const FORMS: &str =
+    "as in `for: { i: 1..8 }`, both ends included, `{ i: 1..600 by 2 }`, `{ i: 8..1 by -1 }`, or a list, `{ size: [1MiB, 4MiB] }`";
+
+fn values(given: &Located<Tree>, checker: &Checker<'_>) -> Result<(Values, Unit), Problem> {
+    if let Some(text) = given.text() {
+        return range(&text, checker);
+    }
+    let texts = given.texts().filter(|texts| (1..=MAX_VALUES).contains(&texts.len()));
+    let Some(texts) = texts else {
+        return Err(Problem::new(given.position(), format!("a range, or a list of 1 to {MAX_VALUES} values, is wanted here")).help(FORMS));
+    };
+    let mut values = Vec::new();
+    let mut unit = None;
+    for text in &texts {
+        let value = checker.constant(text)?;
+        unit = Some(same_unit(unit, &value, text.position())?);
+        values.push(value.number);
+    }
+    Ok((Values::List(values), unit.unwrap_or(Unit::Count)))
+}
+
+/// The unit of a value, which must be that of the values before it.
+fn same_unit(before: Option<Unit>, value: &Value, at: Position) -> Result<Unit, Problem> {
+    let unit = unit_of(value).ok_or_else(|| Problem::new(at, format!("a variable cannot be {}", value.dimension)).help(FORMS))?;
+    match before {
+        Some(before) if before != unit => Err(Problem::new(at, "the values of a variable are of one unit").help(FORMS)),
+        _ => Ok(unit),
+    }
+}
+
+/// `FIRST..LAST`, or `FIRST..LAST by STEP`.
+fn range(text: &Located<String>, checker: &Checker<'_>) -> Result<(Values, Unit), Problem> {
+    let refuse = |message: String| Problem::new(text.position(), message).help(FORMS);
+    let Some((first, rest)) = text.value.split_once("..") else {
+        return Err(refuse(format!("`{}` is no range", text.value)));
+    };
+    let (last, by) = rest.split_once(" by ").map_or((rest, None), |(last, by)| (last, Some(by)));
+    let value = |piece: &str| checker.constant(&text.with(piece.trim().to_owned()));
+    let (first, last) = (value(first)?, value(last)?);
+    let unit = same_unit(None, &first, text.position())?;
+    same_unit(Some(unit), &last, text.position())?;
+    let by = match by.map(str::trim) {
+        None if unit == Unit::Count => Number::from_integer(1),
+        None => return Err(refuse("a range of sizes or times says how far from one to the next".to_owned()).help("as in `64MiB..512MiB by 64MiB`")),
+        Some(by) => {
+            let (piece, sign) = by.strip_prefix('-').map_or((by, 1), |piece| (piece, -1));
+            let by = value(piece)?;
+            same_unit(Some(unit), &by, text.position())?;
+            by.number * Number::from_integer(sign)
+        }
+    };
+    let zero = Number::from_integer(0);
+    if by == zero {
+        return Err(refuse("a range cannot go on by 0".to_owned()));
+    }
+    let distance = Operator::Subtract.apply(&last.number, &first.number);
+    let rounds = distance.and_then(|distance| Operator::Divide.apply(&distance, &by)).map(|rounds| rounds.floor().to_integer() + 1);
+    match rounds {
+        Some(count) if count < 1 => Err(refuse(format!("the range `{}` is empty", text.value))
+            .help(if by > zero { "to count down, write `by -1` behind it, as in `8..1 by -1`" } else { FORMS })),
+        Some(count) if count <= i128::from(MAX_TIMES) => {
+            Ok((Values::Range { first: first.number, by, count: count as u64 }, unit))
+        }
+        _ => Err(refuse(format!("the range `{}` has more than {MAX_TIMES} values", text.value))),
+    }
+}

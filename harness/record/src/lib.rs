@@ -250,7 +250,7 @@ pub struct Shortage {
     pub asked: Bytes,
     /// The limit that the memory fraction sets, where that refused and the driver was not asked.
     pub limit: Option<Bytes>,
-    /// The accounts at that moment.
+    /// The accounts of the program at that moment. What other programs of the run held is part of `device.pressure` here.
     pub accounts: Accounts,
     /// `inactive_split_bytes.all.current` at that moment.
     pub inactive_split: Bytes,

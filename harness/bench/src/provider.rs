@@ -322,6 +322,14 @@ impl TestDevice for Reused {
         self.inner_mut().fill(stream, range, tag)
     }
 
+    fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        self.inner_mut().verify_later(stream, range, tag)
+    }
+
+    fn finish_verifications(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner_mut().finish_verifications(stream)
+    }
+
     fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
         self.inner_mut().verify(stream, range, tag)
     }

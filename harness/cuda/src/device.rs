@@ -7,6 +7,7 @@
 //! * `kernels` and `kernels.ptx` fill, verify and spin;
 //! * `mapping` is address space and physical memory apart, [`harness_allocator::device::MappedDevice`];
 //! * `pool` is the driver's stream-ordered pools, [`harness_allocator::device::PooledDevice`];
+//! * `reads` keeps what was queued by [`TestDevice::verify_later`];
 //! * `pressure` is the memory of [`TestDevice::set_pressure`];
 //! * [`probe`] looks at GPUs without opening one.
 
@@ -17,6 +18,7 @@ mod mapping;
 mod pool;
 mod pressure;
 pub mod probe;
+mod reads;
 mod types;
 
 use std::collections::BTreeMap;
@@ -28,6 +30,7 @@ use self::kernels::{Kernels, Mismatch};
 use self::mapping::Mapping;
 use self::pool::Pools;
 use self::pressure::Pressure;
+use self::reads::{Reads, corrupted};
 use self::types::{CUcontext, CUdevice, CUevent};
 pub use self::types::{CUstream, CUstream_st};
 use crate::library::Refusal;
@@ -76,6 +79,7 @@ pub struct CudaDevice {
     pressure: Pressure,
     nvml: Result<NvmlDevice, String>,
     kernels: Kernels,
+    reads: Reads,
     // Last, as fields are dropped in order: everything above lives in it.
     context: Context,
 }
@@ -153,6 +157,7 @@ impl CudaDevice {
             pressure: Pressure::default(),
             nvml,
             kernels,
+            reads: Reads::default(),
             context,
         };
         device.context_overhead = device.used(device.driver_free()?)?;
@@ -294,6 +299,15 @@ impl CudaDevice {
         self.synchronize()
     }
 
+    /// Waits for the stream if reads are queued on it, and looks at what they found.
+    fn finish_reads(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        if self.reads.are_on(stream) {
+            let findings = self.kernels.findings(self.driver()?, self.stream(stream)?)?;
+            self.reads.finish(stream, &findings);
+        }
+        Ok(())
+    }
+
     fn make_event(&mut self, timed: bool) -> Result<EventId, DeviceError> {
         let mut handle = ptr::null_mut();
         let flags = if timed { driver::EVENT_WITH_TIMING } else { driver::EVENT_WITHOUT_TIMING };
@@ -412,14 +426,18 @@ impl Device for CudaDevice {
             driver.destroy_stream(handle)?;
         }
         self.streams.remove(&stream.0);
+        self.reads.forget(stream);
         Ok(())
     }
 
+    /// Waits where reads of [`TestDevice::verify_later`] are queued on the stream.
     fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
         let lent = stream != StreamId::DEFAULT && self.streams.get(&stream.0).is_some_and(|known| !known.own);
         if !lent {
             return Err(DeviceError::UnknownHandle { kind: "borrowed stream", number: stream.0 });
         }
+        self.finish_reads(stream)?;
+        self.reads.forget(stream);
         self.streams.remove(&stream.0);
         Ok(())
     }
@@ -566,7 +584,28 @@ impl TestDevice for CudaDevice {
         let queue = self.stream(stream)?;
         self.check_access(range, AccessKind::Read, stream)?;
         let mismatch = self.kernels.verify(self.driver()?, queue, range, tag)?;
-        mismatch.map_or(Ok(()), |mismatch| Err(corrupted(range, tag, &mismatch)))
+        mismatch.map_or(Ok(()), |Mismatch { found, word }| Err(corrupted(range, tag, found, Some(&word))))
+    }
+
+    fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        let queue = self.stream(stream)?;
+        self.check_access(range, AccessKind::Read, stream)?;
+        let slot = loop {
+            match (self.reads.free_slot(), self.reads.oldest()) {
+                (Some(slot), _) => break slot,
+                (None, Some(oldest)) => self.finish_reads(oldest)?,
+                (None, None) => unreachable!("every slot is free or of a queued read"),
+            }
+        };
+        self.kernels.queue_verify(self.driver()?, queue, range, tag, slot)?;
+        self.reads.add(stream, range, tag);
+        Ok(())
+    }
+
+    fn finish_verifications(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.stream(stream)?;
+        self.finish_reads(stream)?;
+        self.reads.take_result(stream)
     }
 
     fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
@@ -594,12 +633,6 @@ impl TestDevice for CudaDevice {
             events: self.events.iter().flatten().count() as u64,
         }
     }
-}
-
-fn corrupted(range: MemoryRange, tag: Tag, mismatch: &Mismatch) -> DeviceError {
-    let word: String = mismatch.word.iter().rev().map(|byte| format!("{byte:02x}")).collect();
-    let found = format!("its word holds 0x{word}, and {} of {} bytes differ", mismatch.bytes, range.len.0);
-    DeviceError::Corrupted { range, at: range.start.offset(Bytes(mismatch.offset)), expected: tag.0, found }
 }
 
 impl Drop for CudaDevice {

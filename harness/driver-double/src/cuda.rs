@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::memory::{GRANULARITY, code};
 use crate::work::{Kernel, Work};
-use crate::world::{Event, Gpu, Stream, call, synchronize, wait_and, with_context};
+use crate::world::{Event, FINDINGS, Gpu, Stream, call, synchronize, wait_and, with_context};
 
 /// CUDA version that the double claims to support: 12.8.
 const CUDA_VERSION: c_int = 12_080;
@@ -614,18 +614,18 @@ unsafe extern "C" fn cuModuleGetFunction(function: *mut *mut c_void, module: *mu
     })
 }
 
-/// The findings, two words, if the text declares them.
+/// The findings, if the text declares them.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuModuleGetGlobal_v2(address: *mut u64, size: *mut usize, module: *mut c_void, name: *const c_char) -> u32 {
     with_context("cuModuleGetGlobal_v2", |gpu| {
         // SAFETY: a NUL-terminated name, as the driver API demands.
         let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| code::NOT_FOUND)?;
         let module = gpu.modules.get(&(module as usize)).ok_or(code::INVALID_HANDLE)?;
-        if !module.text.contains(&format!(".b64 {name}[2];")) {
+        if name != FINDINGS || module.findings_size == 0 {
             return Err(code::NOT_FOUND);
         }
         // SAFETY: the caller's places, as the driver API demands.
-        unsafe { put(address, module.findings).and_then(|()| put(size, 16)) }
+        unsafe { put(address, module.findings).and_then(|()| put(size, module.findings_size as usize)) }
     })
 }
 
@@ -653,7 +653,6 @@ unsafe extern "C" fn cuLaunchKernel(
         }
         // SAFETY: one pointer to a 64-bit value for each parameter, as the driver API demands of a launch of this kernel.
         let values: Vec<u64> = (0..kernel.parameters()).map(|index| unsafe { parameters.add(index).read().cast::<u64>().read() }).collect();
-        let findings = gpu.findings_of(function as usize)?;
-        gpu.submit(stream as usize, kernel.work(&values, findings))
+        gpu.submit(stream as usize, kernel.work(&values))
     })
 }

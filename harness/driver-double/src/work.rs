@@ -49,7 +49,8 @@ impl Kernel {
         match self {
             Self::Busy => 1,
             Self::FillWords => 3,
-            Self::FillBytes | Self::VerifyWords | Self::VerifyBytes => 4,
+            Self::FillBytes => 4,
+            Self::VerifyWords | Self::VerifyBytes => 5,
         }
     }
 
@@ -59,15 +60,15 @@ impl Kernel {
     }
 
     /// The work of a launch. `parameters` are as many as [`Kernel::parameters`].
-    pub(crate) fn work(self, parameters: &[u64], findings: u64) -> Work {
+    pub(crate) fn work(self, parameters: &[u64]) -> Work {
         match (self, parameters) {
             (Self::FillWords | Self::VerifyWords, &[address, words, ..]) if words > 0 && address % 8 != 0 => Work::Misaligned { address },
             (Self::FillWords, &[address, words, value]) => Work::Fill { address, len: words * 8, value, first: 0 },
             (Self::FillBytes, &[start, first, len, value]) => Work::Fill { address: start + first, len, value, first },
-            (Self::VerifyWords, &[address, words, value, offset]) => {
+            (Self::VerifyWords, &[address, words, value, offset, findings]) => {
                 Work::Verify { address, len: words * 8, value, first: 0, offset, findings }
             }
-            (Self::VerifyBytes, &[start, first, len, value]) => {
+            (Self::VerifyBytes, &[start, first, len, value, findings]) => {
                 Work::Verify { address: start + first, len, value, first, offset: first, findings }
             }
             (_, &[nanos, ..]) => Work::Busy(Duration::from_nanos(nanos)),
@@ -101,10 +102,18 @@ impl Work {
         }
     }
 
+    /// Where it writes what it finds: address and length.
+    pub(crate) const fn finds_at(&self) -> Option<(u64, u64)> {
+        match *self {
+            Self::Verify { len: 1.., findings, .. } => Some((findings, 16)),
+            _ => None,
+        }
+    }
+
     /// Does it. A fill with `wrong` flips a bit of its byte there.
     ///
     /// # Safety
-    /// What [`Work::touches`] tells, and the findings, must be live host memory that nobody else uses meanwhile.
+    /// What [`Work::touches`] and [`Work::finds_at`] tell must be live host memory that nobody else uses meanwhile.
     pub(crate) unsafe fn run(&self, wrong: Option<u64>) -> Result<(), u32> {
         match *self {
             Self::Fill { address, len, value, first } => {

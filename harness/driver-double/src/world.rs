@@ -77,6 +77,25 @@ pub(crate) struct Module {
     pub(crate) text: String,
     pub(crate) kernels: BTreeMap<usize, Kernel>,
     pub(crate) findings: u64,
+    /// The variable's size in bytes, as the text declares it.
+    pub(crate) findings_size: u64,
+}
+
+impl Module {
+    fn unmap(&self) {
+        if self.findings_size > 0 {
+            unmap(self.findings, self.findings_size);
+        }
+    }
+}
+
+/// The name of the variable of a module that has one.
+pub(crate) const FINDINGS: &str = "harness_findings";
+
+/// How many bytes the text declares for the variable; zero where it declares none.
+fn declared_size(text: &str) -> u64 {
+    let words = text.split(&format!(".b64 {FINDINGS}[")).nth(1).and_then(|rest| rest.split(']').next());
+    words.and_then(|words| words.parse::<u64>().ok()).map_or(0, |words| 8 * words)
 }
 
 /// The state, made from the environment at the first call.
@@ -365,14 +384,14 @@ impl Gpu {
             return Ok(());
         }
         let Some((address, len)) = work.touches() else { return Ok(()) };
-        if !self.is_live(address, len) {
+        if !self.is_live(address, len) || work.finds_at().is_some_and(|(address, len)| !self.is_live(address, len)) {
             return Err(code::ILLEGAL_ADDRESS);
         }
         if work.is_fill() {
             self.fills += 1;
         }
         let wrong = self.wrong_write.filter(|wrong| work.is_fill() && wrong.nth == self.fills);
-        // SAFETY: the bytes are wholly inside live memory of this GPU, as was just seen, and the lock of the world is held.
+        // SAFETY: the bytes and the findings are wholly inside live memory of this GPU, as was just seen, and the lock of the world is held.
         unsafe { work.run(wrong.map(|wrong| wrong.offset)) }
     }
 
@@ -383,33 +402,28 @@ impl Gpu {
         allocation.is_some_and(|(start, size)| inside(*start, *size))
             || self.mapping.is_live(address, len)
             || self.pools.is_live(address, len)
-            || self.modules.values().any(|module| inside(module.findings, 16))
+            || self.modules.values().any(|module| inside(module.findings, module.findings_size))
     }
 
     /// Makes a module of its text, with memory for its variable.
     pub(crate) fn load(&mut self, text: String) -> Result<usize, u32> {
-        let findings = map(16)?;
+        let findings_size = declared_size(&text);
+        let findings = if findings_size > 0 { map(findings_size)? } else { 0 };
         let handle = self.handle();
-        self.modules.insert(handle, Module { text, kernels: BTreeMap::new(), findings });
+        self.modules.insert(handle, Module { text, kernels: BTreeMap::new(), findings, findings_size });
         Ok(handle)
     }
 
     /// Removes a module.
     pub(crate) fn unload(&mut self, handle: usize) -> Result<(), u32> {
         let module = self.modules.remove(&handle).ok_or(code::INVALID_HANDLE)?;
-        unmap(module.findings, 16);
+        module.unmap();
         Ok(())
     }
 
     /// The kernel with a function handle.
     pub(crate) fn kernel(&self, function: usize) -> Result<Kernel, u32> {
         self.modules.values().find_map(|module| module.kernels.get(&function)).copied().ok_or(code::INVALID_HANDLE)
-    }
-
-    /// The variable of the module that a function is of.
-    pub(crate) fn findings_of(&self, function: usize) -> Result<u64, u32> {
-        let module = self.modules.values().find(|module| module.kernels.contains_key(&function));
-        module.map(|module| module.findings).ok_or(code::INVALID_HANDLE)
     }
 
     fn report(&self) {
@@ -436,7 +450,7 @@ impl Gpu {
         self.mapping.clear();
         self.pools.clear();
         for module in std::mem::take(&mut self.modules).into_values() {
-            unmap(module.findings, 16);
+            module.unmap();
         }
     }
 }

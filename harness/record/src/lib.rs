@@ -255,7 +255,7 @@ pub struct Shortage {
     /// The limit that the program has set on its own requests, where that refused and the allocator was not asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program_limit: Option<Bytes>,
-    /// The accounts at that moment.
+    /// The accounts of the program at that moment. What other programs of the run held is part of `device.pressure` here.
     pub accounts: Accounts,
     /// `inactive_split_bytes.all.current` at that moment.
     pub inactive_split: Bytes,

@@ -209,6 +209,14 @@ impl TestDevice for Limited {
         self.inner.verify(stream, range, tag)
     }
 
+    fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        self.inner.verify_later(stream, range, tag)
+    }
+
+    fn finish_verifications(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.inner.finish_verifications(stream)
+    }
+
     fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
         self.inner.busy(stream, duration)
     }

@@ -422,6 +422,21 @@ pub trait TestDevice: Device {
     /// [`DeviceError::Corrupted`] where a byte is not of the tag; a strict device also as [`TestDevice::fill`].
     fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
 
+    /// Queues a read of every byte of the range (not empty) on the stream, behind its work so far, and does not wait. Each byte is compared with
+    /// the tag as the stream comes to it; [`TestDevice::finish_verifications`] tells the result. A real device may wait here for the oldest of
+    /// these reads where very many are queued.
+    ///
+    /// # Errors
+    /// A strict device: as [`TestDevice::fill`].
+    fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
+
+    /// Waits for all reads that were queued on the stream by [`TestDevice::verify_later`], and tells what they found. Reads of a stream that is
+    /// destroyed before are forgotten.
+    ///
+    /// # Errors
+    /// [`DeviceError::Corrupted`] for the first read, in the order of the stream, that met another byte than one of its tag.
+    fn finish_verifications(&mut self, stream: StreamId) -> Result<(), DeviceError>;
+
     /// Queues work that keeps the stream busy for about `duration`.
     ///
     /// # Errors

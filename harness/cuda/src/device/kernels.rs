@@ -18,15 +18,28 @@ pub(super) struct Kernels {
     verify_words: CUfunction,
     verify_bytes: CUfunction,
     busy: CUfunction,
+    /// [`SLOTS`] times two words.
     findings: CUdeviceptr,
+}
+
+/// Verifications that can be under way at the same time, each with a slot of its own for what it finds: half the words of `harness_findings`.
+pub(super) const SLOTS: u32 = 256;
+
+/// Bytes of a slot.
+const SLOT: u64 = 16;
+
+/// What a verification found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Number of wrong bytes.
+    pub(super) bytes: u64,
+    /// Offset of the first of them in the range.
+    pub(super) offset: u64,
 }
 
 /// Memory that does not hold its tag.
 pub(super) struct Mismatch {
-    /// Offset of the first wrong byte in the range.
-    pub(super) offset: u64,
-    /// Number of wrong bytes.
-    pub(super) bytes: u64,
+    pub(super) found: Found,
     /// What the tag's word around the first wrong byte holds; the range's last word may be shorter.
     pub(super) word: Vec<u8>,
 }
@@ -74,33 +87,45 @@ impl Kernels {
         Ok(())
     }
 
-    /// Compares the range with the tag behind the stream's work so far, and waits. The range must be memory that the caller holds.
+    /// Compares the range with the tag behind the stream's work so far, and waits, in the first slot. The range must be memory that the caller
+    /// holds.
     pub(super) fn verify(&self, driver: &Driver, stream: CUstream, range: MemoryRange, tag: Tag) -> Result<Option<Mismatch>, Refusal> {
-        let parts = Parts::of(range, tag);
-        // SAFETY: the findings are two words of the loaded module; the last verification was waited for, so nobody else uses them.
-        unsafe { driver.set_bytes(self.findings, 0xff, 16, stream) }?;
-        if parts.head > 0 {
-            self.launch(driver, self.verify_bytes, 1, stream, &mut [range.start.0, 0, parts.head, tag.0])?;
-        }
-        if parts.words > 0 {
-            let words_start = range.start.0 + parts.head;
-            self.launch(driver, self.verify_words, parts.words, stream, &mut [words_start, parts.words, parts.value, parts.head])?;
-        }
-        if parts.tail > 0 {
-            self.launch(driver, self.verify_bytes, 1, stream, &mut [range.start.0, parts.tail_offset(), parts.tail, tag.0])?;
-        }
-        let mut findings = [0; 16];
-        read(driver, stream, self.findings, &mut findings)?;
-        let [count, lowest] = words_of(findings);
-        let bytes = count.wrapping_add(1);
-        if bytes == 0 {
-            return Ok(None);
-        }
-        let word_start = lowest / 8 * 8;
+        self.queue_verify(driver, stream, range, tag, 0)?;
+        let mut slot = [0; SLOT as usize];
+        read(driver, stream, self.findings, &mut slot)?;
+        let Some(found) = found_in(slot) else { return Ok(None) };
+        let word_start = found.offset / 8 * 8;
         let word_len = usize::try_from((range.len.0 - word_start).min(8)).unwrap_or(8);
         let mut word = vec![0; word_len];
         read(driver, stream, range.start.0 + word_start, &mut word)?;
-        Ok(Some(Mismatch { offset: lowest, bytes, word }))
+        Ok(Some(Mismatch { found, word }))
+    }
+
+    /// Queues a comparison of the range with the tag. The range must be memory that the caller holds, and the slot one, below [`SLOTS`], that
+    /// no queued comparison uses.
+    pub(super) fn queue_verify(&self, driver: &Driver, stream: CUstream, range: MemoryRange, tag: Tag, slot: u32) -> Result<(), Refusal> {
+        let parts = Parts::of(range, tag);
+        let found = self.findings + u64::from(slot) * SLOT;
+        // SAFETY: the slot lies in the variable of the loaded module, and no queued work uses it.
+        unsafe { driver.set_bytes(found, 0xff, SLOT as usize, stream) }?;
+        if parts.head > 0 {
+            self.launch(driver, self.verify_bytes, 1, stream, &mut [range.start.0, 0, parts.head, tag.0, found])?;
+        }
+        if parts.words > 0 {
+            let words_start = range.start.0 + parts.head;
+            self.launch(driver, self.verify_words, parts.words, stream, &mut [words_start, parts.words, parts.value, parts.head, found])?;
+        }
+        if parts.tail > 0 {
+            self.launch(driver, self.verify_bytes, 1, stream, &mut [range.start.0, parts.tail_offset(), parts.tail, tag.0, found])?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the stream, and tells what each slot holds. Those of comparisons that are not done mean nothing.
+    pub(super) fn findings(&self, driver: &Driver, stream: CUstream) -> Result<Vec<Option<Found>>, Refusal> {
+        let mut slots = vec![0; SLOTS as usize * SLOT as usize];
+        read(driver, stream, self.findings, &mut slots)?;
+        Ok(slots.as_chunks().0.iter().copied().map(found_in).collect())
     }
 
     /// Queues work that spins for about `duration`, in pieces of at most a second.
@@ -144,8 +169,8 @@ impl Kernels {
         let stream = ptr::null_mut();
         self.launch(driver, self.fill_words, 1, stream, &mut [self.findings, 0, 0])?;
         self.launch(driver, self.fill_bytes, 1, stream, &mut [self.findings, 0, 0, 0])?;
-        self.launch(driver, self.verify_words, 1, stream, &mut [self.findings, 0, 0, 0])?;
-        self.launch(driver, self.verify_bytes, 1, stream, &mut [self.findings, 0, 0, 0])?;
+        self.launch(driver, self.verify_words, 1, stream, &mut [self.findings, 0, 0, 0, self.findings])?;
+        self.launch(driver, self.verify_bytes, 1, stream, &mut [self.findings, 0, 0, 0, self.findings])?;
         self.launch(driver, self.busy, 1, stream, &mut [1])?;
         // SAFETY: the context is the calling thread's.
         unsafe { driver.synchronize() }
@@ -170,9 +195,11 @@ fn read(driver: &Driver, stream: CUstream, from: CUdeviceptr, into: &mut [u8]) -
     copied.and(waited)
 }
 
-fn words_of(bytes: [u8; 16]) -> [u64; 2] {
-    let value = u128::from_le_bytes(bytes);
-    [value as u64, (value >> 64) as u64]
+/// What a slot tells, where the comparison found anything. Both of its words were all ones before.
+fn found_in(slot: [u8; SLOT as usize]) -> Option<Found> {
+    let value = u128::from_le_bytes(slot);
+    let found = Found { bytes: (value as u64).wrapping_add(1), offset: (value >> 64) as u64 };
+    (found.bytes > 0).then_some(found)
 }
 
 /// A range cut at the 8-byte boundaries of its addresses.
@@ -227,6 +254,19 @@ mod tests {
                 assert_eq!(written(&parts, tag), expected, "{start:#x} {len}");
             }
         }
+    }
+
+    #[test]
+    fn the_ptx_has_a_slot_for_each_verification() {
+        let text = PTX.to_str().expect("PTX is ASCII");
+        assert!(text.contains(&format!(".b64 harness_findings[{}];", u64::from(SLOTS) * SLOT / 8)));
+    }
+
+    #[test]
+    fn a_slot_that_nothing_was_written_to_tells_nothing() {
+        let slot = |count: u64, lowest: u64| (u128::from(lowest) << 64 | u128::from(count)).to_le_bytes();
+        assert_eq!(found_in(slot(u64::MAX, u64::MAX)), None);
+        assert_eq!(found_in(slot(2, 5)), Some(Found { bytes: 3, offset: 5 }));
     }
 
     #[test]

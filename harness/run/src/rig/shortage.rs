@@ -11,7 +11,8 @@ use super::{Rig, Stop};
 use harness_record::{Lane, Pieces, Shortage};
 
 impl Rig {
-    /// What is known of a request that failed just now. `None` in a timed run. Linear in blocks.
+    /// What is known of a request of the entered program that failed just now. `None` in a timed run. To this program, what the other
+    /// programs hold is memory held by others. Linear in blocks.
     ///
     /// # Errors
     /// [`Stop::Device`] where the device does not tell its memory.
@@ -28,10 +29,11 @@ impl Rig {
             Some(OomCause::Limit { limit }) => (None, Some(limit)),
             Some(OomCause::Device { .. }) | None => (None, None),
         };
-        let lanes = self.allocator.driver_pool().is_none().then(|| lanes(&self.allocator.snapshot()));
-        let inactive_split = Bytes(self.allocator.stats().inactive_split_bytes.all.current);
+        let lanes = self.program().allocator.driver_pool().is_none().then(|| lanes(&self.snapshot()));
+        let inactive_split = Bytes(self.stats().inactive_split_bytes.all.current);
         let Request { size: requested, stream: StreamId(stream) } = request;
-        let accounts = self.accounts()?;
+        let mut accounts = self.accounts_of(self.entered())?;
+        accounts.device.pressure += self.charged_to_other_programs();
         Ok(Some(Shortage { requested, stream, lacking, asked, limit, program_limit, accounts, inactive_split, lanes }))
     }
 }

@@ -54,6 +54,9 @@ pub(crate) fn cases() -> Vec<Case> {
         a_fill_changes_nothing_beside_its_range,
         the_first_wrong_byte_is_named,
         contents_cross_streams_behind_an_event,
+        a_queued_read_takes_its_turn_in_its_stream_and_the_host_does_not_wait,
+        a_queued_read_of_wrong_contents_is_told_once_and_for_its_own_stream,
+        as_many_reads_as_one_likes_can_be_queued,
         calls_are_counted_failed_ones_too,
         leaks_are_counted_and_cleared,
         time_goes_on_over_work_that_is_waited_for,
@@ -385,6 +388,8 @@ fn a_destroyed_stream_is_an_error(device: &mut dyn TestDevice) -> Outcome {
         device.busy(stream, Nanos::micros(1)),
         device.fill(stream, range, TAG),
         device.verify(stream, range, TAG),
+        device.verify_later(stream, range, TAG),
+        device.finish_verifications(stream),
     ];
     for (index, result) in results.into_iter().enumerate() {
         assert_eq!(result, Err(DeviceError::UnknownHandle { kind: "stream", number: stream.0 }), "call {index}");
@@ -504,6 +509,76 @@ fn contents_cross_streams_behind_an_event(device: &mut dyn TestDevice) -> Outcom
         device.fill(reader, range, OTHER)?;
         device.synchronize_stream(reader)?;
         device.verify(writer, range, OTHER)?;
+        device.free(ptr)
+    })
+}
+
+/// What the read meets is neither what memory holds when it is queued nor what it holds when the answer is asked for, and the memory is
+/// given back before that.
+fn a_queued_read_takes_its_turn_in_its_stream_and_the_host_does_not_wait(device: &mut dyn TestDevice) -> Outcome {
+    let (stream, ptr) = (device.create_stream()?, device.malloc(Bytes::mib(2))?);
+    let range = MemoryRange::new(ptr.offset(Bytes(3)), Bytes(4099));
+    device.fill(stream, range, OTHER)?;
+    device.synchronize_stream(stream)?;
+    let start = device.now();
+    device.busy(stream, LONG)?;
+    device.fill(stream, range, TAG)?;
+    device.verify_later(stream, range, TAG)?;
+    device.fill(stream, range, OTHER)?;
+    let queued = device.now().saturating_sub(start);
+    assert!(queued < LONG, "{queued} to queue work behind {LONG}");
+    device.finish_verifications(stream)?;
+    at_least("the time until the read is done", device.now().saturating_sub(start), LONG);
+    device.synchronize_stream(stream)?;
+    device.verify_later(stream, range, OTHER)?;
+    device.synchronize_stream(stream)?;
+    device.free(ptr)?;
+    device.finish_verifications(stream)?;
+    device.finish_verifications(stream)?;
+    device.destroy_stream(stream)
+}
+
+fn a_queued_read_of_wrong_contents_is_told_once_and_for_its_own_stream(device: &mut dyn TestDevice) -> Outcome {
+    with_handles(device, |device, [stream, other], [_, _]| {
+        let ptr = device.malloc(Bytes::mib(2))?;
+        let range = MemoryRange::new(ptr.offset(Bytes(5)), Bytes(70_001));
+        device.fill(stream, range, TAG)?;
+        let at = range.start.offset(Bytes(65_537));
+        device.fill(stream, MemoryRange::new(at, Bytes(1)), Tag(0))?;
+        device.synchronize_stream(stream)?;
+        let part = MemoryRange::new(range.start, Bytes(65_536));
+        device.verify_later(stream, part, TAG)?;
+        device.verify_later(stream, range, TAG)?;
+        device.verify_later(other, part, TAG)?;
+        device.verify_later(stream, part, OTHER)?;
+        device.finish_verifications(other)?;
+        match device.finish_verifications(stream) {
+            Err(DeviceError::Corrupted { range: told, at: wrong, expected, found }) => {
+                assert_eq!((told, wrong, expected), (range, at, TAG.0), "the first read that met it");
+                assert!(!found.is_empty());
+            }
+            answer => panic!("a wrong byte gives {answer:?}"),
+        }
+        device.finish_verifications(stream)?;
+        device.free(ptr)
+    })
+}
+
+/// More than a device can keep apart at a time, and the first of them meets wrong contents.
+fn as_many_reads_as_one_likes_can_be_queued(device: &mut dyn TestDevice) -> Outcome {
+    with_handles(device, |device, [first, second], [_, _]| {
+        let ptr = device.malloc(Bytes::mib(2))?;
+        let range = MemoryRange::new(ptr, Bytes(64));
+        device.fill(first, range, TAG)?;
+        device.synchronize_stream(first)?;
+        device.verify_later(first, range, OTHER)?;
+        for _ in 0..700 {
+            device.verify_later(second, range, TAG)?;
+            device.verify_later(first, range, TAG)?;
+        }
+        device.finish_verifications(second)?;
+        let told = device.finish_verifications(first);
+        assert!(matches!(told, Err(DeviceError::Corrupted { expected, .. }) if expected == OTHER.0), "{told:?}");
         device.free(ptr)
     })
 }

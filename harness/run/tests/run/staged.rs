@@ -166,6 +166,8 @@ impl TestDevice for Staged {
         fn set_place(&mut self, place: Place);
         fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError>;
         fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
+        fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
+        fn finish_verifications(&mut self, stream: StreamId) -> Result<(), DeviceError>;
         fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError>;
         fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError>;
     }

@@ -122,6 +122,8 @@ pub struct SimDevice {
     next_event: u32,
     races: Races,
     contents: Contents,
+    /// By stream: the first queued read whose result nobody has asked for yet, and that met wrong contents.
+    wrong_reads: BTreeMap<u32, DeviceError>,
     mapping: Mapping,
     pools: Pools,
     /// When all work of the borrowed streams that were released is done.
@@ -210,6 +212,7 @@ impl SimDevice {
             next_event: 0,
             races,
             contents: Contents::default(),
+            wrong_reads: BTreeMap::new(),
             mapping: Mapping::new(reuse),
             pools: Pools::new(reuse),
             released_ready: Nanos::ZERO,
@@ -340,6 +343,14 @@ impl SimDevice {
         (ptr.0 < region.start + region.charged.0).then_some(region)
     }
 
+    /// Compares what memory holds now with a tag.
+    fn compare(&self, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        match self.contents.mismatch(range, tag) {
+            None => Ok(()),
+            Some(mismatch) => Err(DeviceError::Corrupted { range, at: mismatch.at, expected: tag.0, found: self.describe(&mismatch) }),
+        }
+    }
+
     /// What was found instead of a tag, in words.
     fn describe(&self, mismatch: &contents::Mismatch) -> String {
         let Some(found) = mismatch.found else { return "it was never written since it was allocated".to_owned() };
@@ -415,6 +426,7 @@ impl Device for SimDevice {
         self.spend(self.config.cost.synchronize.value);
         self.races.remove_stream(slot);
         self.streams.remove(&stream.0);
+        self.wrong_reads.remove(&stream.0);
         Ok(())
     }
 
@@ -424,6 +436,7 @@ impl Device for SimDevice {
         self.released_ready = self.released_ready.max(ready);
         self.races.release_stream(slot);
         self.streams.remove(&stream.0);
+        self.wrong_reads.remove(&stream.0);
         Ok(())
     }
 
@@ -552,10 +565,22 @@ impl TestDevice for SimDevice {
         self.access(stream, range, AccessKind::Read)?;
         self.wait_for_stream(stream)?;
         self.spend(self.config.cost.synchronize.value);
-        match self.contents.mismatch(range, tag) {
-            None => Ok(()),
-            Some(mismatch) => Err(DeviceError::Corrupted { range, at: mismatch.at, expected: tag.0, found: self.describe(&mismatch) }),
+        self.compare(range, tag)
+    }
+
+    /// Contents are kept in the order in which work was submitted. That is the order of the stream for everything that does not race with the
+    /// read, so it can be compared here.
+    fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        self.access(stream, range, AccessKind::Read)?;
+        if let Err(wrong) = self.compare(range, tag) {
+            self.wrong_reads.entry(stream.0).or_insert(wrong);
         }
+        Ok(())
+    }
+
+    fn finish_verifications(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.wait_for_stream(stream)?;
+        self.wrong_reads.remove(&stream.0).map_or(Ok(()), Err)
     }
 
     fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {

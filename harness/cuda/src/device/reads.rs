@@ -1,0 +1,89 @@
+//! Reads that are queued by [`harness_allocator::device::TestDevice::verify_later`]: which slot each of them has, and what they found.
+
+use std::collections::BTreeMap;
+
+use super::kernels::{Found, SLOTS};
+use harness_allocator::device::{DeviceError, DevicePtr, MemoryRange, StreamId, Tag};
+use harness_allocator::units::Bytes;
+
+/// A read whose findings nobody has looked at yet.
+#[derive(Clone, Copy, Debug)]
+struct Read {
+    stream: StreamId,
+    range: MemoryRange,
+    tag: Tag,
+    slot: u32,
+}
+
+/// All queued reads.
+#[derive(Debug)]
+pub(super) struct Reads {
+    /// In the order in which they were queued.
+    queued: Vec<Read>,
+    /// Slots that no queued read uses. The first slot is never one of them: reads that are waited for have it.
+    slots: Vec<u32>,
+    /// The first read of each stream that met wrong contents, until somebody asks.
+    wrong: BTreeMap<StreamId, DeviceError>,
+}
+
+impl Default for Reads {
+    fn default() -> Self {
+        Self { queued: Vec::new(), slots: (1..SLOTS).collect(), wrong: BTreeMap::new() }
+    }
+}
+
+impl Reads {
+    /// A slot for one more read. `None`: the reads of [`Reads::oldest`] have to be finished first.
+    pub(super) fn free_slot(&self) -> Option<u32> {
+        self.slots.last().copied()
+    }
+
+    /// The stream of the oldest queued read.
+    pub(super) fn oldest(&self) -> Option<StreamId> {
+        self.queued.first().map(|read| read.stream)
+    }
+
+    /// Whether reads are queued on the stream.
+    pub(super) fn are_on(&self, stream: StreamId) -> bool {
+        self.queued.iter().any(|read| read.stream == stream)
+    }
+
+    /// A read was queued, in the slot of [`Reads::free_slot`].
+    pub(super) fn add(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) {
+        if let Some(slot) = self.slots.pop() {
+            self.queued.push(Read { stream, range, tag, slot });
+        }
+    }
+
+    /// The reads of a stream are done, and found this, by slot.
+    pub(super) fn finish(&mut self, stream: StreamId, findings: &[Option<Found>]) {
+        for read in self.queued.extract_if(.., |read| read.stream == stream) {
+            if let Some(found) = findings.get(read.slot as usize).copied().flatten() {
+                self.wrong.entry(stream).or_insert_with(|| corrupted(read.range, read.tag, found, None));
+            }
+            self.slots.push(read.slot);
+        }
+    }
+
+    /// What the finished reads of a stream found.
+    pub(super) fn take_result(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.wrong.remove(&stream).map_or(Ok(()), Err)
+    }
+
+    /// The stream is no more, and its work is done.
+    pub(super) fn forget(&mut self, stream: StreamId) {
+        self.finish(stream, &[]);
+        self.wrong.remove(&stream);
+    }
+}
+
+/// A range that does not hold its tag. `word` is what the tag's word around the first wrong byte holds, where that was read.
+pub(super) fn corrupted(range: MemoryRange, tag: Tag, found: Found, word: Option<&[u8]>) -> DeviceError {
+    let word = word.map_or_else(String::new, |word| {
+        let digits: String = word.iter().rev().map(|byte| format!("{byte:02x}")).collect();
+        format!("its word holds 0x{digits}, and ")
+    });
+    let text = format!("{word}{} of {} bytes differ", found.bytes, range.len.0);
+    let at: DevicePtr = range.start.offset(Bytes(found.offset));
+    DeviceError::Corrupted { range, at, expected: tag.0, found: text }
+}

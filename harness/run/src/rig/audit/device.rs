@@ -1,0 +1,176 @@
+//! The device's memory beside what programs hold of it.
+
+use harness_allocator::device::{Clock, DeviceInfo, DeviceMemory, PoolMemory, TestDevice};
+use harness_allocator::stats::MemoryStats;
+use harness_allocator::units::Bytes;
+
+use super::Finding;
+use harness_record::Invariant;
+
+/// What a program holds from the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Bytes that its allocator has reserved.
+    pub reserved: u64,
+    /// The same as the device charges them, in whole granules. `None`: not known, because the structure changed since it was read.
+    pub charged: Option<u64>,
+}
+
+impl Held {
+    /// Nothing.
+    pub const NOTHING: Self = Self { reserved: 0, charged: Some(0) };
+
+    /// What two programs hold together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let charged = self.charged.zip(other.charged).map(|(one, other)| one.saturating_add(other));
+        Self { reserved: self.reserved.saturating_add(other.reserved), charged }
+    }
+}
+
+/// One look at an allocator: what is compared with the device.
+pub(super) struct Look<'a> {
+    pub(super) stats: &'a MemoryStats,
+    pub(super) pool: Option<PoolMemory>,
+    /// What the allocator holds, by the structure where it is up to date.
+    pub(super) held: Held,
+    /// What the other programs on the device hold.
+    pub(super) others: Held,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct DeviceAccount {
+    tolerance: Bytes,
+    /// Whether nobody else can be on the device.
+    simulated: bool,
+    contention: Option<String>,
+    /// The device's memory before the first allocation.
+    start: DeviceMemory,
+}
+
+impl DeviceAccount {
+    pub(super) fn new(info: &DeviceInfo, start: DeviceMemory) -> Self {
+        let simulated = info.clock == Clock::Simulated;
+        Self { tolerance: info.used_tolerance, simulated, contention: None, start }
+    }
+
+    /// The scenario begins: what was used of the device until now is not counted.
+    pub(super) fn begin(&mut self, start: DeviceMemory) {
+        self.start = start;
+    }
+
+    /// What other processes did on the device, if they moved its figures.
+    pub(super) fn contention(&self) -> Option<&str> {
+        self.contention.as_deref()
+    }
+
+    /// Compares the accounts with the device. Looks twice before it accuses: NVML's figures follow the driver's calls with a delay.
+    pub(super) fn check(&mut self, look: &Look<'_>, device: &mut dyn TestDevice, findings: &mut Vec<Finding>) {
+        let stats = look.stats;
+        let mut pairs = account_pairs(stats);
+        if let Some(pool) = look.pool {
+            let handed_out = ("used of the driver's pool", pool.used.0);
+            pairs.extend([(allocated(stats), handed_out), (handed_out, reserved(stats))]);
+        }
+        check_order(&pairs, findings);
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            match device.memory() {
+                Ok(memory) => {
+                    self.notice_others(memory);
+                    seen = self.compare(look, memory);
+                }
+                Err(error) => {
+                    let expected = "the device tells its memory";
+                    seen = vec![Finding::new(Invariant::DeviceUsedFollowsReserved, expected, error.to_string())];
+                    break;
+                }
+            }
+            if seen.is_empty() {
+                return;
+            }
+        }
+        findings.append(&mut seen);
+    }
+
+    /// Notes whether other processes took memory or gave it back since the start.
+    fn notice_others(&mut self, memory: DeviceMemory) {
+        let others = |memory: &DeviceMemory| memory.process.map(|process| memory.used.saturating_sub(process));
+        if let (Some(before), Some(now)) = (others(&self.start), others(&memory))
+            && !self.simulated
+            && now.0.abs_diff(before.0) > self.tolerance.0
+            && self.contention.is_none()
+        {
+            self.contention = Some(format!("other processes held {before} of the device when the run began, and {now} later"));
+        }
+    }
+
+    /// How far the device's figures moved since the start, others' pressure apart. The first figure is that of this process, where the device
+    /// tells it; otherwise that of the whole device, which other processes move too.
+    fn moved(&self, memory: DeviceMemory) -> i128 {
+        let moved = |now: Bytes, before: Bytes| i128::from(now.0) - i128::from(before.0);
+        let pressure = moved(memory.pressure, self.start.pressure);
+        match (memory.process, self.start.process) {
+            // A real device makes pressure by allocations of this process.
+            (Some(now), Some(before)) if !self.simulated => moved(now, before) - pressure,
+            _ => moved(memory.used, self.start.used) - pressure,
+        }
+    }
+
+    /// What all programs are charged, against how far the device's figures moved.
+    fn compare(&mut self, look: &Look<'_>, memory: DeviceMemory) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        let (moved, tolerance) = (self.moved(memory), i128::from(self.tolerance.0));
+        let held = u64::try_from(moved + tolerance).unwrap_or(0);
+        let (name, counted) = reserved(look.stats);
+        let of_all = if look.others.reserved > 0 { "reserved by all programs" } else { name };
+        let counted = (of_all, counted.saturating_add(look.others.reserved));
+        check_order(&[(counted, ("device used − context overhead − pressure", held))], &mut findings);
+        let Held { reserved, charged } = look.held.and(look.others);
+        let most = charged.map_or(i128::MAX, |charged| i128::from(charged) + tolerance);
+        if moved < i128::from(reserved) - tolerance || moved > most {
+            let charge =
+                charged.filter(|charged| *charged != reserved).map_or_else(String::new, |charged| format!(" (charged as {charged})"));
+            let programs = if look.others.reserved > 0 { " by all programs" } else { "" };
+            let expected = format!("device used moved by the {reserved} B reserved{programs}{charge}, within {}", self.tolerance);
+            let seen = format!("it moved by {moved} B, {:+} B off", moved - i128::from(reserved));
+            findings.push(Finding::new(Invariant::DeviceUsedFollowsReserved, expected, seen));
+        }
+        let is_known = self.simulated || (memory.process.is_some() && self.start.process.is_some());
+        if !is_known && !findings.is_empty() {
+            // Another process may have moved it, so it is no ground to accuse the allocator.
+            let why = format!("device used moved by {moved} B while {reserved} B were reserved, and NVML does not tell whose memory it is");
+            self.contention.get_or_insert(why);
+            findings.clear();
+        }
+        findings
+    }
+}
+
+pub(super) type NamedAmount = (&'static str, u64);
+
+const fn allocated(stats: &MemoryStats) -> NamedAmount {
+    ("allocated", stats.allocated_bytes.all.current)
+}
+
+const fn reserved(stats: &MemoryStats) -> NamedAmount {
+    ("reserved", stats.reserved_bytes.all.current)
+}
+
+/// Accounts of which the first is never larger than the second. A block that waits for events is still charged to its request, though not
+/// allocated any more: requested is part of active.
+pub(super) fn account_pairs(stats: &MemoryStats) -> Vec<(NamedAmount, NamedAmount)> {
+    let (requested, active) = (("requested", stats.requested_bytes.all.current), ("active", stats.active_bytes.all.current));
+    vec![(requested, active), (allocated(stats), active), (active, reserved(stats))]
+}
+
+pub(super) fn check_order(pairs: &[(NamedAmount, NamedAmount)], findings: &mut Vec<Finding>) {
+    for ((lower_name, lower), (upper_name, upper)) in pairs {
+        if lower > upper {
+            let expected = format!("{lower_name} ≤ {upper_name}");
+            let seen = format!("{lower} B ({}) > {upper} B ({})", Bytes(*lower), Bytes(*upper));
+            findings.push(Finding::new(Invariant::AccountsAreOrdered, expected, seen));
+        }
+    }
+}

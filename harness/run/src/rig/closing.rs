@@ -1,0 +1,88 @@
+//! The end of a run: what must hold when everything was freed, and giving everything back.
+
+use harness_allocator::allocator::{AllocatorError, MemoryFraction, OomCause, Request};
+use harness_allocator::device::{EventId, StreamId};
+use harness_allocator::units::Bytes;
+
+use super::{Audit, Finding, Rig, Stop};
+use crate::control::Call;
+use harness_record::Invariant;
+
+impl Rig {
+    /// The end, when everything was freed: what was read is compared, private pools and caches go back, and then all that is free must fit in
+    /// one allocation, of each program in turn.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn finish(&mut self) -> Result<(), Stop> {
+        self.synchronize()?;
+        self.control.calls(Call::Pressure);
+        self.device.set_pressure(Bytes::ZERO)?;
+        self.in_each_program(Self::give_cache_back)?;
+        if self.is_timed() { Ok(()) } else { self.in_each_program(Self::check_whole_limit_fits) }
+    }
+
+    /// Gives back what the entered program has cached, and checks that nothing stays reserved.
+    fn give_cache_back(&mut self) -> Result<(), Stop> {
+        self.release_private_pools()?;
+        self.set_memory_fraction(MemoryFraction::ALL);
+        self.control.calls(Call::EmptyCache);
+        let (program, device) = self.program_on_device();
+        program.allocator.empty_cache(device)?;
+        let reserved = self.stats().reserved_bytes.all.current;
+        if reserved != 0 {
+            let segments = self.snapshot();
+            let first =
+                segments.first().map(|segment| format!(", the first of {} at {}", segment.size, segment.address)).unwrap_or_default();
+            let seen = format!("{reserved} B ({}) reserved in {} segments{first}", Bytes(reserved), segments.len());
+            return self.violated(Invariant::EverythingGoesBack, "0 B reserved after the last free and empty_cache", seen);
+        }
+        self.check(Audit::everything)
+    }
+
+    /// One allocation of all that is free, in whole units of what the allocator takes.
+    fn check_whole_limit_fits(&mut self) -> Result<(), Stop> {
+        let free = self.device.free_memory()?;
+        self.control.calls(Call::Allocate);
+        let (program, device) = self.program_on_device();
+        let whole = program.allocator.largest_request(device, free);
+        match program.allocator.allocate(device, Request::new(whole)) {
+            Ok(allocation) => program.allocator.free(device, allocation)?,
+            Err(AllocatorError::Device(error)) => return Err(error.into()),
+            // Somebody else has taken it meanwhile.
+            Err(AllocatorError::OutOfMemory(oom)) if matches!(oom.cause, OomCause::Device { free: left } if left < free) => {}
+            Err(error) => {
+                let expected = format!("all that is free, {whole}, in one allocation");
+                return self.violated(Invariant::WholeLimitFitsAtTheEnd, expected, error.to_string());
+            }
+        }
+        self.control.calls(Call::EmptyCache);
+        let (program, device) = self.program_on_device();
+        Ok(program.allocator.empty_cache(device)?)
+    }
+
+    /// Gives everything of all programs back, whatever state the run ended in.
+    ///
+    /// # Errors
+    /// [`Stop`]: something could not be given back, or was left behind.
+    pub fn close(mut self, streams: Vec<StreamId>, events: Vec<EventId>) -> Result<(), Stop> {
+        self.control.calls(Call::Synchronize);
+        self.device.synchronize()?;
+        self.control.calls(Call::Pressure);
+        self.device.set_pressure(Bytes::ZERO)?;
+        self.programs.iter_mut().try_for_each(|program| program.allocator.close(&mut *self.device))?;
+        events.into_iter().try_for_each(|event| self.device.destroy_event(event))?;
+        streams.into_iter().try_for_each(|stream| self.device.destroy_stream(stream))?;
+        let leaks = self.device.leaks();
+        if leaks.is_empty() {
+            return Ok(());
+        }
+        let (expected, seen) = ("nothing left on the device".to_owned(), leaks.to_string());
+        Err(Stop::Violated(vec![Finding { invariant: Invariant::NothingLeaks, expected, seen }]))
+    }
+
+    /// The entered program violates an invariant.
+    fn violated(&self, invariant: Invariant, expected: impl Into<String>, seen: String) -> Result<(), Stop> {
+        Err(Stop::Violated(self.name_program(vec![Finding { invariant, expected: expected.into(), seen }])))
+    }
+}

@@ -1,0 +1,168 @@
+//! Operations on memory: requests, frees, contents, the cache, and the limits that others set.
+
+use harness_allocator::allocator::{AllocatorError, MemoryFraction, Request};
+use harness_allocator::device::{StreamId, Tag};
+use harness_allocator::units::Bytes;
+
+use super::{Audit, Buffer, Rig, Stop};
+use crate::control::Call;
+
+impl Rig {
+    /// Hands out memory. The inner error is the allocator's answer that there is none, which is data.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn allocate(&mut self, request: Request) -> Result<Result<Buffer, AllocatorError>, Stop> {
+        if self.is_interrupted() {
+            return Err(Stop::Interrupted);
+        }
+        let start = self.start();
+        self.control.calls(Call::Allocate);
+        let (program, device) = self.program_on_device();
+        let answer = program.allocator.allocate(device, request);
+        let duration = self.since(start);
+        match answer {
+            Ok(allocation) => {
+                self.timed_allocate(duration);
+                self.check(|audit, allocator, device| audit.handed_out(allocator, device, request, &allocation))?;
+                Ok(Ok(Buffer::new(allocation, self.entered)))
+            }
+            Err(AllocatorError::Device(error)) => Err(error.into()),
+            Err(answer @ (AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. })) => {
+                let counted = matches!(answer, AllocatorError::OutOfMemory(_));
+                let (program, _) = self.program_on_device();
+                program.retries = program.allocator.stats().num_alloc_retries;
+                self.check(|audit, allocator, device| audit.out_of_memory(allocator, device, counted))?;
+                Ok(Err(answer))
+            }
+        }
+    }
+
+    /// Takes memory back, to the program that it is of. A checked run verifies its contents first, on the buffer's own stream, where the memory is used next: reading it on
+    /// the stream that wrote it would wait for a stream that the program forgot to wait for. It does not verify where that would wait for
+    /// queued `work`, which would put streams in an order that the program did not ask for.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn free(&mut self, buffer: Buffer) -> Result<(), Stop> {
+        self.within(buffer.program, |rig| rig.free_here(buffer))
+    }
+
+    fn free_here(&mut self, buffer: Buffer) -> Result<(), Stop> {
+        if let Some((tag, writer)) = buffer.content
+            && !self.is_timed()
+            && !buffer.shared
+            && ![writer, buffer.stream()].iter().any(|stream| self.queued.is_working(*stream))
+        {
+            self.control.calls(Call::Verify);
+            self.device.verify(buffer.stream(), buffer.range(), tag)?;
+        }
+        let address = buffer.allocation.ptr();
+        let start = self.start();
+        self.control.calls(Call::Free);
+        let (program, device) = self.program_on_device();
+        program.allocator.free(device, buffer.allocation)?;
+        let duration = self.since(start);
+        if self.is_timed() {
+            self.times.free.push(duration);
+        }
+        self.check(|audit, allocator, device| audit.taken_back(allocator, device, address))
+    }
+
+    /// Writes a tag of its own to every byte of a buffer.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn fill(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
+        if buffer.allocation.is_null() {
+            return Ok(());
+        }
+        self.tags += 1;
+        // An odd factor spreads the counter over all eight bytes, so that no two tags look alike and none looks like zeroed memory.
+        let tag = Tag(self.tags.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        buffer.content = Some((tag, stream));
+        self.control.calls(Call::Fill);
+        Ok(self.device.fill(stream, buffer.range(), tag)?)
+    }
+
+    /// Reads every byte of a buffer on a stream and compares with what was written last. A buffer never written has nothing to compare.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn verify(&mut self, buffer: &Buffer, stream: StreamId) -> Result<(), Stop> {
+        let Some((tag, _)) = buffer.content else { return Ok(()) };
+        self.control.calls(Call::Verify);
+        self.device.verify(stream, buffer.range(), tag)?;
+        self.stream_is_done(stream)
+    }
+
+    /// Queues a read of every byte of a buffer on a stream, and does not wait. What is read is compared with what was written last when the
+    /// stream is waited for next, at the latest at the end of the run. A buffer never written has nothing to compare.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn read(&mut self, buffer: &Buffer, stream: StreamId) -> Result<(), Stop> {
+        let Some((tag, _)) = buffer.content else { return Ok(()) };
+        self.control.calls(Call::Verify);
+        self.device.verify_later(stream, buffer.range(), tag)?;
+        self.queued.reads(stream);
+        Ok(())
+    }
+
+    /// Tells the allocator that another stream uses the buffer too.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn record_stream(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
+        buffer.shared |= stream != buffer.stream();
+        let program = &mut self.programs[buffer.program.index()];
+        Ok(program.allocator.record_stream(&buffer.allocation, stream)?)
+    }
+
+    /// Gives the cache back to the driver, and returns how many bytes went.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn empty_cache(&mut self) -> Result<Bytes, Stop> {
+        let before = self.stats().reserved_bytes.all.current;
+        let start = self.start();
+        self.control.calls(Call::EmptyCache);
+        let (program, device) = self.program_on_device();
+        program.allocator.empty_cache(device)?;
+        let duration = self.since(start);
+        if self.is_timed() {
+            self.times.empty_cache.push(duration);
+        } else {
+            self.check(Audit::everything)?;
+            // A pool of the driver gives memory back without a call that is counted.
+            self.refresh_memory()?;
+            self.plot();
+        }
+        Ok(Bytes(before.saturating_sub(self.stats().reserved_bytes.all.current)))
+    }
+
+    /// Makes the present values the high-water marks.
+    pub fn reset_peaks(&mut self) {
+        self.program_on_device().0.allocator.reset_peaks();
+    }
+
+    /// Limits what the allocator may hold.
+    pub fn set_memory_fraction(&mut self, fraction: MemoryFraction) {
+        let (program, device) = self.program_on_device();
+        program.allocator.set_memory_fraction(device, fraction);
+    }
+
+    /// Makes others hold that much, and returns what they hold now.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, Stop> {
+        self.control.calls(Call::Pressure);
+        let held = self.device.set_pressure(held)?;
+        if !self.is_timed() {
+            self.refresh_memory()?;
+            self.plot();
+        }
+        Ok(held)
+    }
+}

@@ -1,0 +1,100 @@
+//! Private pools of the entered program: pools apart from the default one, as `torch.cuda.MemPool` and CUDA graphs use them. While a pool's
+//! context is open, all requests of the program are served from it.
+
+use harness_allocator::allocator::{PrivatePoolError, PrivatePoolId, PrivatePools};
+
+use super::{Audit, Rig, Stop};
+use crate::control::Call;
+
+/// Why nothing was done to a private pool.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PoolRefused {
+    /// The allocator has none: choose another one.
+    #[error("the allocator `{0}` has no private pools")]
+    NotThere(&'static str),
+    /// The pool is not in a state for this.
+    #[error(transparent)]
+    Misuse(PrivatePoolError),
+}
+
+type Answer<T> = Result<Result<T, PoolRefused>, Stop>;
+
+impl Rig {
+    /// A number for a private pool that the entered program has not used yet. The pool is made when it is begun.
+    pub fn name_private_pool(&mut self) -> PrivatePoolId {
+        let (program, _) = self.program_on_device();
+        program.named_pools += 1;
+        PrivatePoolId(program.named_pools)
+    }
+
+    /// Sends the entered program's requests to a private pool, which is made on first use. Contexts nest; the innermost one wins. The inner
+    /// error says why that is not possible.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn begin_private_pool(&mut self, pool: PrivatePoolId) -> Answer<()> {
+        let begun = self.with_pools(|pools| pools.begin(pool))?;
+        if begun.is_ok() {
+            let (program, _) = self.program_on_device();
+            program.private_pools.insert(pool);
+            program.open_pools.insert(pool);
+        }
+        Ok(begun)
+    }
+
+    /// Stops sending requests to a private pool. Its memory stays its own.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn end_private_pool(&mut self, pool: PrivatePoolId) -> Answer<()> {
+        let ended = self.with_pools(|pools| pools.end(pool))?;
+        if ended.is_ok() {
+            self.program_on_device().0.open_pools.remove(&pool);
+        }
+        Ok(ended)
+    }
+
+    /// Gives a private pool up, and its cached memory back to the driver. What is live in it stays valid until it is freed. A pool that is not
+    /// released goes at the end of the run.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn release_private_pool(&mut self, pool: PrivatePoolId) -> Answer<()> {
+        self.control.calls(Call::EmptyCache);
+        let (program, device) = self.program_on_device();
+        let name = program.allocator.name();
+        let Some(pools) = program.allocator.private_pools() else { return Ok(Err(PoolRefused::NotThere(name))) };
+        let released = answer(pools.release(device, pool))?;
+        if released.is_ok() {
+            program.private_pools.remove(&pool);
+            self.check(Audit::everything)?;
+        }
+        Ok(released)
+    }
+
+    /// Ends and releases the pools that the entered program still has.
+    pub(super) fn release_private_pools(&mut self) -> Result<(), Stop> {
+        let (program, _) = self.program_on_device();
+        let (open, pools) = (program.open_pools.clone(), program.private_pools.clone());
+        // A pool that refuses keeps its memory, and that is found next.
+        open.into_iter().try_for_each(|pool| self.end_private_pool(pool).map(drop))?;
+        pools.into_iter().try_for_each(|pool| self.release_private_pool(pool).map(drop))
+    }
+
+    fn with_pools(&mut self, act: impl FnOnce(&mut dyn PrivatePools) -> Result<(), PrivatePoolError>) -> Answer<()> {
+        let (program, _) = self.program_on_device();
+        let name = program.allocator.name();
+        match program.allocator.private_pools() {
+            Some(pools) => answer(act(pools)),
+            None => Ok(Err(PoolRefused::NotThere(name))),
+        }
+    }
+}
+
+fn answer(result: Result<(), PrivatePoolError>) -> Answer<()> {
+    match result {
+        Ok(()) => Ok(Ok(())),
+        Err(PrivatePoolError::Device(error)) => Err(error.into()),
+        Err(refused) => Ok(Err(PoolRefused::Misuse(refused))),
+    }
+}

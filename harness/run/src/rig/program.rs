@@ -1,0 +1,148 @@
+//! Programs: who allocates on the rig's device. Each has an allocator, its counters and an audit of its own, as processes that share a GPU do.
+//!
+//! Every operation on memory is of the program that was entered last ([`Rig::enter`]), but for a buffer, which goes back to its own. To one
+//! program, what the others hold is memory held by others.
+
+use std::collections::BTreeSet;
+
+use harness_allocator::allocator::{Allocator, PrivatePoolId};
+use harness_allocator::device::{DeviceMemory, TestDevice};
+use harness_allocator::stats::MemoryStats;
+use harness_allocator::units::Bytes;
+
+use super::{Audit, Checks, Finding, Held, Rig, Stop};
+
+/// A program on the rig's device, in the order in which they were added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProgramId(u32);
+
+impl ProgramId {
+    /// The one that the rig was made with.
+    pub const FIRST: Self = Self(0);
+
+    pub(super) const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// One program.
+pub(super) struct Program {
+    pub(super) allocator: Box<dyn Allocator>,
+    pub(super) audit: Option<Audit>,
+    /// Its allocator's retries so far, as far as they were looked at.
+    pub(super) retries: u64,
+    /// Private pools that were begun and not released.
+    pub(super) private_pools: BTreeSet<PrivatePoolId>,
+    /// Those of them whose context is open.
+    pub(super) open_pools: BTreeSet<PrivatePoolId>,
+    /// Private pools that were ever named.
+    pub(super) named_pools: u32,
+}
+
+impl Program {
+    /// A program that has not allocated yet. `start` is the device's memory when the scenario began.
+    pub(super) fn new(allocator: Box<dyn Allocator>, device: &dyn TestDevice, start: DeviceMemory, checks: Checks) -> Self {
+        let audit = (checks == Checks::Audit).then(|| Audit::new(device, start));
+        Self { allocator, audit, retries: 0, private_pools: BTreeSet::new(), open_pools: BTreeSet::new(), named_pools: 0 }
+    }
+
+    /// What its allocator holds from the device, in whole granules. Linear in blocks.
+    pub(super) fn charged(&self, device: &mut dyn TestDevice) -> Bytes {
+        let told = self.allocator.driver_pool().and_then(|pool| device.pooled()?.pool_reserved(pool).ok());
+        told.unwrap_or_else(|| {
+            let granularity = device.info().granularity;
+            self.allocator.snapshot().iter().map(|segment| segment.size.checked_round_up(granularity).unwrap_or(segment.size)).sum()
+        })
+    }
+}
+
+impl Rig {
+    /// Adds a program to the device. The one that is entered stays so.
+    pub fn add_program(&mut self, allocator: Box<dyn Allocator>) -> ProgramId {
+        let id = ProgramId(u32::try_from(self.programs.len()).unwrap_or(u32::MAX));
+        self.programs.push(Program::new(allocator, &*self.device, self.start, self.checks));
+        id
+    }
+
+    /// The program whose allocator does what is asked for now.
+    #[must_use]
+    pub const fn entered(&self) -> ProgramId {
+        self.entered
+    }
+
+    /// Goes over to a program: all operations on memory, and what the rig tells of an allocator, are of this one from now on.
+    ///
+    /// # Panics
+    /// For a program of another rig.
+    pub fn enter(&mut self, program: ProgramId) {
+        assert!(program.index() < self.programs.len(), "{program:?} is not a program of this rig");
+        if program == self.entered {
+            return;
+        }
+        self.entered = program;
+        let others = self.held_by_other_programs();
+        if let Some(audit) = &mut self.programs[program.index()].audit {
+            audit.resume(&*self.device, others);
+        }
+    }
+
+    /// All programs, in the order in which they were added.
+    pub fn programs(&self) -> impl Iterator<Item = ProgramId> + use<> {
+        (0..self.programs.len() as u32).map(ProgramId)
+    }
+
+    /// The counters of one program's allocator.
+    #[must_use]
+    pub fn stats_of(&self, program: ProgramId) -> MemoryStats {
+        self.programs[program.index()].allocator.stats()
+    }
+
+    /// Does something in a program and goes back to the one that was entered.
+    pub(super) fn within<T>(&mut self, program: ProgramId, act: impl FnOnce(&mut Self) -> T) -> T {
+        let entered = self.entered;
+        self.enter(program);
+        let result = act(self);
+        self.enter(entered);
+        result
+    }
+
+    /// Does something in each program, until the first error.
+    pub(super) fn in_each_program(&mut self, mut act: impl FnMut(&mut Self) -> Result<(), Stop>) -> Result<(), Stop> {
+        self.programs().try_for_each(|program| self.within(program, &mut act))
+    }
+
+    pub(super) fn program(&self) -> &Program {
+        &self.programs[self.entered.index()]
+    }
+
+    /// The entered program and the device.
+    pub(super) fn program_on_device(&mut self) -> (&mut Program, &mut dyn TestDevice) {
+        (&mut self.programs[self.entered.index()], &mut *self.device)
+    }
+
+    fn held_by_other_programs(&mut self) -> Held {
+        let mut held = Held::NOTHING;
+        for index in (0..self.programs.len()).filter(|&index| index != self.entered.index()) {
+            let Program { allocator, audit, .. } = &mut self.programs[index];
+            if let Some(audit) = audit {
+                held = held.and(audit.held(&**allocator, &mut *self.device));
+            }
+        }
+        held
+    }
+
+    /// What the other programs hold, as the device charges it. Linear in their blocks.
+    pub(super) fn charged_to_other_programs(&mut self) -> Bytes {
+        let others = self.programs.iter().enumerate().filter(|(index, _)| *index != self.entered.index());
+        others.map(|(_, program)| program.charged(&mut *self.device)).sum()
+    }
+
+    /// A finding says which program it is about where there are several.
+    pub(super) fn name_program(&self, mut findings: Vec<Finding>) -> Vec<Finding> {
+        if self.programs.len() > 1 {
+            let number = self.entered.index() + 1;
+            findings.iter_mut().for_each(|finding| finding.expected = format!("in program {number}: {}", finding.expected));
+        }
+        findings
+    }
+}

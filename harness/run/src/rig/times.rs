@@ -1,0 +1,109 @@
+//! The times of a timed run.
+
+use harness_allocator::device::DeviceCalls;
+use harness_allocator::units::{Bytes, Nanos};
+
+use super::samples::Reservoir;
+use super::{ProgramId, Rig};
+use harness_record::Timings;
+
+/// What a timed run measures, of all programs together. A checked run leaves it as it is.
+pub(super) struct Times {
+    pub(super) allocate: Reservoir,
+    pub(super) free: Reservoir,
+    pub(super) empty_cache: Reservoir,
+    pub(super) scenario: Nanos,
+    pub(super) step_began: Nanos,
+    lost_to_retry: Nanos,
+    /// Calls when an allocator was asked for its counters last.
+    last_calls: DeviceCalls,
+    /// Of the first program.
+    peak_reserved: Bytes,
+    unused_at_peak: Bytes,
+}
+
+impl Times {
+    pub(super) fn new(seed: u64, calls: DeviceCalls) -> Self {
+        let reservoir = |salt| Reservoir::new(seed ^ salt);
+        Self {
+            allocate: reservoir(1),
+            free: reservoir(2),
+            empty_cache: reservoir(3),
+            scenario: Nanos::ZERO,
+            step_began: Nanos::ZERO,
+            lost_to_retry: Nanos::ZERO,
+            last_calls: calls,
+            peak_reserved: Bytes::ZERO,
+            unused_at_peak: Bytes::ZERO,
+        }
+    }
+}
+
+impl Rig {
+    /// Adds to the time that would not have been spent without a failed request.
+    pub fn add_lost_time(&mut self, lost: Nanos) {
+        self.times.lost_to_retry += lost;
+    }
+
+    /// Time so far that would not have been spent without a failed request.
+    #[must_use]
+    pub const fn lost_to_retry(&self) -> Nanos {
+        self.times.lost_to_retry
+    }
+
+    /// The durations: all zero but of a timed run.
+    #[must_use]
+    pub fn take_timings(&mut self) -> Timings {
+        let take = |reservoir: &mut Reservoir| std::mem::replace(reservoir, Reservoir::new(0)).into_samples();
+        if !self.is_timed() {
+            return Timings::default();
+        }
+        Timings {
+            allocate: take(&mut self.times.allocate),
+            free: take(&mut self.times.free),
+            empty_cache: take(&mut self.times.empty_cache),
+            scenario: self.times.scenario,
+            lost_to_retry: self.times.lost_to_retry,
+        }
+    }
+
+    /// What was reserved and not allocated when the first program's reserved memory was at its first peak. Only a timed run keeps it.
+    #[must_use]
+    pub const fn unused_at_peak(&self) -> Bytes {
+        self.times.unused_at_peak
+    }
+
+    /// The clock in a timed run. A checked run has no use for it.
+    pub(super) fn start(&mut self) -> Nanos {
+        if self.is_timed() { self.device.now() } else { Nanos::ZERO }
+    }
+
+    /// Time since [`Rig::start`].
+    pub(super) fn since(&mut self, start: Nanos) -> Nanos {
+        if self.is_timed() { self.device.now().saturating_sub(start) } else { Nanos::ZERO }
+    }
+
+    /// A request was served. The allocator's counters are read only where the driver was called, so that a cache hit costs no more than it must.
+    pub(super) fn timed_allocate(&mut self, duration: Nanos) {
+        if !self.is_timed() {
+            return;
+        }
+        self.times.allocate.push(duration);
+        let calls = self.device.calls();
+        if calls.memory_calls() == self.times.last_calls.memory_calls() {
+            return;
+        }
+        self.times.last_calls = calls;
+        let (program, _) = self.program_on_device();
+        let stats = program.allocator.stats();
+        let before = std::mem::replace(&mut program.retries, stats.num_alloc_retries);
+        if stats.num_alloc_retries > before {
+            self.times.lost_to_retry += duration;
+        }
+        let (reserved, allocated) = (Bytes(stats.reserved_bytes.all.current), Bytes(stats.allocated_bytes.all.current));
+        if self.entered == ProgramId::FIRST && reserved > self.times.peak_reserved {
+            self.times.peak_reserved = reserved;
+            self.times.unused_at_peak = reserved.saturating_sub(allocated);
+        }
+    }
+}

@@ -24,6 +24,8 @@ pub struct DeviceSource {
     profile: Option<(SimConfig, PathBuf)>,
     /// Whether a run may take the last of a GPU that others use.
     whole_device: bool,
+    /// How many devices of this kind the machine has.
+    devices: u64,
 }
 
 impl DeviceSource {
@@ -32,14 +34,19 @@ impl DeviceSource {
     /// # Errors
     /// [`DeviceError::Unavailable`] where a CUDA device was asked for by name and is not there.
     pub fn new(choice: DeviceChoice, probe: &Probe, whole_device: bool) -> Result<Self, DeviceError> {
-        Ok(Self { resolved: choice.resolve(probe)?, profile: None, whole_device })
+        let resolved = choice.resolve(probe)?;
+        let devices = match &resolved {
+            Resolved::Simulated { .. } => 1,
+            Resolved::Cuda(_) => probe.driver.as_ref().map_or(0, |driver| driver.devices.len() as u64),
+        };
+        Ok(Self { resolved, profile: None, whole_device, devices })
     }
 
     /// The simulated device.
     #[must_use]
     pub fn simulated() -> Self {
         let resolved = Resolved::Simulated { reason: "the simulated device was asked for".to_owned() };
-        Self { resolved, profile: None, whole_device: false }
+        Self { resolved, profile: None, whole_device: false, devices: 1 }
     }
 
     /// The same, but a simulated device runs on the profile in this file, or on the shipped one of this name.
@@ -50,6 +57,12 @@ impl DeviceSource {
         let shipped = path.to_str().and_then(Shipped::named).filter(|_| !path.exists());
         let config = shipped.map_or_else(|| profile::load_sim_config(path), |shipped| Ok(shipped.sim_config()))?;
         Ok(Self { profile: Some((config, path.to_owned())), ..self })
+    }
+
+    /// How many devices of this kind the machine has: 1 where it is the simulated one.
+    #[must_use]
+    pub const fn devices(&self) -> u64 {
+        self.devices
     }
 
     /// Why it is the simulated device, if it is.

@@ -128,6 +128,15 @@ pub enum Verdict {
         /// What else was seen at the same step.
         rest: Vec<Violation>,
     },
+    /// Something was not, as the scenario says beforehand.
+    FailedAsExpected {
+        /// Why, as the scenario says it.
+        reason: String,
+        /// What was seen first.
+        first: Violation,
+        /// What else was seen at the same step.
+        rest: Vec<Violation>,
+    },
     /// It did not run.
     Skipped {
         /// Why.
@@ -174,6 +183,10 @@ pub enum Rule {
     Invariant(Invariant),
     /// An `expect` step, an `expect:` of a step, or one of the scenario's `invariants:`.
     Expectation,
+    /// An expectation between allocators, judged when all that it names have run.
+    BetweenArms,
+    /// The scenario says that the run fails, and it passed.
+    ExpectedFailure,
     /// `violates:` named an invariant and the run kept it.
     ExpectedViolation,
     /// A device or an allocator failed otherwise than for lack of memory.
@@ -187,6 +200,8 @@ impl fmt::Display for Rule {
         match self {
             Self::Invariant(invariant) => write!(f, "invariant {invariant}"),
             Self::Expectation => f.write_str("expectation"),
+            Self::BetweenArms => f.write_str("expectation between allocators"),
+            Self::ExpectedFailure => f.write_str("expected failure"),
             Self::ExpectedViolation => f.write_str("expected violation"),
             Self::DeviceFailure => f.write_str("device failure"),
             Self::TimeLimit => f.write_str("time limit"),

@@ -181,7 +181,7 @@ impl Counts {
 
     fn add(&mut self, verdict: &Verdict) {
         *match verdict {
-            Verdict::Passed => &mut self.passed,
+            Verdict::Passed | Verdict::FailedAsExpected { .. } => &mut self.passed,
             Verdict::Failed { .. } => &mut self.failed,
             Verdict::Skipped { .. } => &mut self.skipped,
             Verdict::Contended { .. } => &mut self.contended,
@@ -223,7 +223,7 @@ impl<'a> Arm<'a> {
             Verdict::Failed { .. } => 0,
             Verdict::Interrupted => 1,
             Verdict::Contended { .. } => 2,
-            Verdict::Passed => 3,
+            Verdict::Passed | Verdict::FailedAsExpected { .. } => 3,
             Verdict::Skipped { .. } => 4,
         };
         self.runs.iter().copied().min_by_key(rank).expect("an arm is made with its first run")

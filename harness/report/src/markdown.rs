@@ -70,7 +70,7 @@ impl Page {
     fn failures_in_brief(&mut self, report: &Report<'_>) {
         let failed = report.arms().filter_map(|(scenario, device, arm)| match &arm.shown().verdict {
             Verdict::Failed { first, .. } => Some((scenario, device, arm, first)),
-            Verdict::Passed | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => None,
+            Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => None,
         });
         let lines = failed.map(|(scenario, device, arm, first)| {
             let place = where_it_ran(report, scenario, device, arm);
@@ -84,7 +84,7 @@ impl Page {
         let lines = report.arms().filter_map(|(scenario, device, arm)| match &arm.shown().verdict {
             Verdict::Skipped { reason } => Some(format!("Skipped: {}: {}", where_it_ran(report, scenario, device, arm), prose(reason))),
             Verdict::Contended { reason } => Some(format!("Contended: {}: {}", where_it_ran(report, scenario, device, arm), prose(reason))),
-            Verdict::Passed | Verdict::Failed { .. } | Verdict::Interrupted => None,
+            Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Failed { .. } | Verdict::Interrupted => None,
         });
         self.bounded_list(lines.collect(), "skipped or contended arm");
     }
@@ -137,7 +137,7 @@ fn verdict_cell(arm: &Arm<'_>) -> String {
             let line = first.at.as_ref().map_or_else(String::new, |at| format!(", line {}", at.line));
             format!("[**{words}**{line}](#failure-{})", arm.slug)
         }
-        Verdict::Passed | Verdict::Contended { .. } | Verdict::Interrupted => format!("[{words}](#arm-{})", arm.slug),
+        Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Contended { .. } | Verdict::Interrupted => format!("[{words}](#arm-{})", arm.slug),
         Verdict::Skipped { .. } => words,
     }
 }
@@ -258,7 +258,7 @@ impl Page {
             Verdict::Failed { first, .. } => {
                 Some(format!("repetition {} (seed {}): {}", run.repetition + 1, run.seed, prose(&first.to_string())))
             }
-            Verdict::Passed | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => None,
+            Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => None,
         });
         let others: Vec<String> = others.collect();
         if !others.is_empty() {
@@ -333,6 +333,9 @@ impl Page {
                 prose(&words::sentence(reason))
             )),
             Verdict::Interrupted => self.block("It was stopped before its end; the steps below are those that were done."),
+            Verdict::FailedAsExpected { reason, first, .. } => {
+                self.block(format!("Failed as expected: {}. {}", prose(reason), prose(&first.to_string())));
+            }
             Verdict::Passed => {}
         }
         self.facts(arm, run);

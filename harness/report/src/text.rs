@@ -115,7 +115,7 @@ fn painted(text: &str, paint: Paint, style: Style) -> String {
 
 const fn verdict_paint(verdict: &Verdict) -> Paint {
     match verdict {
-        Verdict::Passed => PASSED,
+        Verdict::Passed | Verdict::FailedAsExpected { .. } => PASSED,
         Verdict::Failed { .. } => FAILED,
         Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => SKIPPED,
     }
@@ -177,6 +177,9 @@ fn failure(run: &RunRecord, style: Style) -> String {
 fn ending(out: &mut String, run: &RunRecord) {
     match &run.verdict {
         Verdict::Passed | Verdict::Interrupted => {}
+        Verdict::FailedAsExpected { reason, first, .. } => {
+            line(out, &format!("failed as expected ({reason}): {}", words::violation(first)));
+        }
         Verdict::Skipped { reason } => line(out, &format!("skipped: {reason}")),
         Verdict::Contended { reason } => line(out, &format!("contended: {reason}")),
         Verdict::Failed { first, rest } => std::iter::once(first).chain(rest).for_each(|seen| line(out, &words::violation(seen))),

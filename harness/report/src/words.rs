@@ -111,6 +111,7 @@ pub(super) fn outcome(outcome: &Outcome) -> String {
 pub(super) const fn verdict(verdict: &Verdict) -> &'static str {
     match verdict {
         Verdict::Passed => "passed",
+        Verdict::FailedAsExpected { .. } => "failed as expected",
         Verdict::Failed { .. } => "FAILED",
         Verdict::Skipped { .. } => "skipped",
         Verdict::Contended { .. } => "contended",
@@ -123,7 +124,7 @@ pub(super) fn violation(violation: &Violation) -> String {
     let place = violation.at.as_ref().map_or_else(|| format!("after step {}", violation.step), ToString::to_string);
     let promise = match &violation.rule {
         Rule::Invariant(invariant) => format!("\n  promise:  {}", invariant.promise()),
-        Rule::Expectation | Rule::ExpectedViolation | Rule::DeviceFailure | Rule::TimeLimit => String::new(),
+        Rule::Expectation | Rule::BetweenArms | Rule::ExpectedFailure | Rule::ExpectedViolation | Rule::DeviceFailure | Rule::TimeLimit => String::new(),
     };
     format!("{place}: {}{promise}\n  expected: {}\n  seen:     {}", violation.rule, violation.expected, violation.seen)
 }

@@ -3,16 +3,17 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::device::{DevicePtr, EventId, StreamId};
+use harness_allocator::allocator::{AllocatorSpec, PrivatePoolId};
+use harness_allocator::device::{Clock, DevicePtr, EventId, StreamId};
 use harness_allocator::units::Nanos;
 
-use crate::rig::{Buffer, Rig, Stop};
+use crate::rig::{Buffer, ProgramId, Rig, Stop};
 use harness_record::{Outcome, Shortage, Table};
 use harness_scenario::steps::Action;
 use harness_scenario::steps::free::Free;
 use harness_scenario::{
-    Account, Amount, BufferName, DeviceMetric, EventName, MeasureName, Metric, Position, Readings, ReportKey, Scenario, Step, StepName,
-    StreamName, Unit,
+    Account, Amount, BufferName, BufferRef, DeviceKind, DeviceMetric, EventName, GrowthSite, MeasureName, Metric, Number, PoolName, Position,
+    ProgramName, Readings, ReportKey, Scenario, Step, StepName, StreamName, Unit, VariableName,
 };
 
 /// See the module. The checks of the language have made sure that every name is used as it may be.
@@ -20,10 +21,24 @@ pub(crate) struct World {
     pub(crate) rig: Rig,
     /// The name of the allocator's arm.
     pub(crate) arm: String,
+    /// The kind of device that it runs on.
+    pub(crate) device: DeviceKind,
     pub(crate) seed: u64,
     /// Whether a size refers to the device's memory at a `measure` step: then a timed run has to ask for it there.
     sizes_use_measured_memory: bool,
-    buffers: BTreeMap<BufferName, Buffer>,
+    buffers: BTreeMap<BufferKey, Buffer>,
+    /// Buffers that lost their name to a later one.
+    leaked: Vec<Buffer>,
+    /// By number of the name.
+    programs: Vec<ProgramId>,
+    /// Each program numbers its private pools itself.
+    pools: BTreeMap<(ProgramId, PoolName), PrivatePoolId>,
+    /// Variables of the loops around the step at hand.
+    variables: BTreeMap<VariableName, Number>,
+    /// What `growth(…)` saw the last time, by place.
+    last_seen: BTreeMap<GrowthSite, u64>,
+    /// What expectations between arms are to be judged by.
+    figures: Figures,
     /// By number of the name; number 0 is the default stream.
     streams: Vec<StreamId>,
     events: BTreeMap<EventName, EventId>,
@@ -31,6 +46,13 @@ pub(crate) struct World {
     reports: BTreeMap<StepName, BTreeMap<ReportKey, u64>>,
     storms: BTreeMap<StepName, LiveBlocks>,
 }
+
+/// A buffer's name and, of numbered ones, its number.
+pub(crate) type BufferKey = (BufferName, Option<i64>);
+
+/// Figures of one arm for the scenario's [comparisons](Scenario::comparisons): by the number of the comparison and the place of the figure
+/// in it.
+pub(crate) type Figures = BTreeMap<(usize, usize), Number>;
 
 /// Why a metric has no value: in words, for the failed expectation.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -41,11 +63,22 @@ pub(crate) enum LookUpError {
     /// The step did not report it.
     #[error("{0} was not reported")]
     NotReported(String),
+    /// A growth has nothing to be compared with yet.
+    #[error("{0} is seen for the first time")]
+    FirstTime(String),
+    /// It is of another arm.
+    #[error("{0} is known when all allocators have run")]
+    OtherArm(String),
 }
 
 impl World {
     /// Makes the scenario's streams and takes the measure `start`.
-    pub(crate) fn new(mut rig: Rig, scenario: &Scenario, arm: String, seed: u64) -> Result<Self, Box<(Rig, Vec<StreamId>, Stop)>> {
+    pub(crate) fn new(
+        mut rig: Rig,
+        scenario: &Scenario,
+        arm: &AllocatorSpec,
+        seed: u64,
+    ) -> Result<Self, Box<(Rig, Vec<StreamId>, Stop)>> {
         let mut streams = vec![StreamId::DEFAULT];
         let mut begun = Ok(());
         for _ in scenario.streams.iter().skip(1) {
@@ -60,12 +93,20 @@ impl World {
         if let Err(stop) = begun.and_then(|()| rig.begin_scenario()) {
             return Err(Box::new((rig, streams, stop)));
         }
+        let programs = scenario.programs.iter().map(|_| rig.add_program(arm.build())).collect();
         let mut world = Self {
+            device: device_kind(rig.info().clock),
             rig,
-            arm,
+            arm: arm.to_string(),
             seed,
             sizes_use_measured_memory: sizes_use_measured_memory(&scenario.steps),
             buffers: BTreeMap::new(),
+            leaked: Vec::new(),
+            programs,
+            pools: BTreeMap::new(),
+            variables: BTreeMap::new(),
+            last_seen: BTreeMap::new(),
+            figures: Figures::new(),
             streams,
             events: BTreeMap::new(),
             measures: BTreeMap::new(),
@@ -95,25 +136,75 @@ impl World {
         Ok(event)
     }
 
-    pub(crate) fn keep(&mut self, name: &BufferName, buffer: Buffer) {
-        let before = self.buffers.insert(name.clone(), buffer);
-        debug_assert!(before.is_none(), "a live name is not given twice: the check of the language saw to it");
+    /// Enters a program; the main one if none is named.
+    pub(crate) fn enter(&mut self, program: Option<&ProgramName>) {
+        self.rig.enter(program.map_or(ProgramId::FIRST, |name| self.programs[name.index()]));
+    }
+
+    /// The entered program's private pool of that name, numbered on first use.
+    pub(crate) fn pool(&mut self, name: &PoolName) -> PrivatePoolId {
+        let key = (self.rig.entered(), name.clone());
+        if let Some(&pool) = self.pools.get(&key) {
+            return pool;
+        }
+        let pool = self.rig.name_private_pool();
+        self.pools.insert(key, pool);
+        pool
+    }
+
+    /// Gives the variables of loops their values.
+    pub(crate) fn set_variables<'v>(&mut self, variables: impl Iterator<Item = (&'v VariableName, Number)>) {
+        self.variables.clear();
+        self.variables.extend(variables.map(|(name, value)| (name.clone(), value)));
+    }
+
+    /// Which buffer is meant now. The inner error says in words why none is.
+    pub(crate) fn key(&mut self, buffer: &BufferRef) -> Result<Result<BufferKey, String>, Stop> {
+        let Some(index) = &buffer.index else { return Ok(Ok((buffer.name.clone(), None))) };
+        let now = self.readings(index.quantities().into_iter().any(asks_for_memory))?;
+        let number = match index.evaluate(&mut |metric| self.look_up(metric, &now)) {
+            Ok(number) => number,
+            Err(why) => return Ok(Err(why.to_string())),
+        };
+        let whole = number.is_integer().then(|| i64::try_from(number.to_integer()).ok()).flatten();
+        Ok(whole.map(|index| (buffer.name.clone(), Some(index))).ok_or_else(|| format!("the number of `{buffer}` comes to {number}")))
+    }
+
+    /// Keeps a buffer under a name; one that has the name already loses it and stays allocated.
+    pub(crate) fn keep(&mut self, key: BufferKey, buffer: Buffer) {
+        self.leaked.extend(self.buffers.insert(key, buffer));
+    }
+
+    /// Whether a buffer of that name is live.
+    pub(crate) fn is_live(&self, key: &BufferKey) -> bool {
+        self.buffers.contains_key(key)
     }
 
     /// Takes a buffer out; `None` where a recovery policy has freed it.
-    pub(crate) fn take(&mut self, name: &BufferName) -> Option<Buffer> {
-        self.buffers.remove(name)
+    pub(crate) fn take(&mut self, key: &BufferKey) -> Option<Buffer> {
+        self.buffers.remove(key)
     }
 
-    /// Does something with a live buffer; nothing where a recovery policy has freed it.
+    /// Takes all numbered buffers of a name out.
+    pub(crate) fn take_elements(&mut self, name: &BufferName) -> Vec<Buffer> {
+        self.elements(name).into_iter().filter_map(|index| self.buffers.remove(&(name.clone(), Some(index)))).collect()
+    }
+
+    /// The numbers of the live buffers of a name, in order.
+    pub(crate) fn elements(&self, name: &BufferName) -> Vec<i64> {
+        let all = self.buffers.range((name.clone(), None)..).take_while(|((other, _), _)| other == name);
+        all.filter_map(|((_, index), _)| *index).collect()
+    }
+
+    /// Does something with a live buffer; nothing, and `false`, where there is none.
     pub(crate) fn with_buffer(
         &mut self,
-        name: &BufferName,
+        key: &BufferKey,
         act: impl FnOnce(&mut Rig, &mut Buffer) -> Result<(), Stop>,
-    ) -> Result<(), Stop> {
-        match self.buffers.get_mut(name) {
-            Some(buffer) => act(&mut self.rig, buffer),
-            None => Ok(()),
+    ) -> Result<bool, Stop> {
+        match self.buffers.get_mut(key) {
+            Some(buffer) => act(&mut self.rig, buffer).map(|()| true),
+            None => Ok(false),
         }
     }
 
@@ -141,24 +232,55 @@ impl World {
     }
 
     /// The value of a metric. Those of the present are taken from `now`, so that all of one expression are of one moment.
-    pub(crate) fn look_up(&self, metric: &Metric, now: &Readings) -> Result<u64, LookUpError> {
+    pub(crate) fn look_up(&self, metric: &Metric, now: &Readings) -> Result<Number, LookUpError> {
         let value = match metric {
+            Metric::Variable(name, _) => {
+                return self.variables.get(name).copied().ok_or_else(|| LookUpError::NotReported(metric.to_string()));
+            }
             Metric::Now(account) => now.get(*account),
             Metric::At(name, account) => {
                 let readings = self.measures.get(name).ok_or_else(|| LookUpError::NotReported(metric.to_string()))?;
                 readings.get(*account)
             }
-            Metric::Report(step, key) => {
-                let value = self.reports.get(step).and_then(|reports| reports.get(key));
-                return value.copied().ok_or_else(|| LookUpError::NotReported(metric.to_string()));
+            Metric::Program(program, key) => Some(self.rig.stats_of(self.programs[program.index()]).get(*key)),
+            Metric::Growth(site, account) => {
+                let value = now.get(*account).ok_or_else(|| LookUpError::Unknown(metric.to_string()))?;
+                let last = self.last_seen.get(site).ok_or_else(|| LookUpError::FirstTime(metric.to_string()))?;
+                return Ok(Number::from_integer(i128::from(value) - i128::from(*last)));
             }
+            Metric::Report(step, key) => {
+                let value = self.reports.get(step).and_then(|reports| reports.get(key)).copied();
+                return value.map(whole).ok_or_else(|| LookUpError::NotReported(metric.to_string()));
+            }
+            Metric::Arm(..) => return Err(LookUpError::OtherArm(metric.to_string())),
         };
-        value.ok_or_else(|| LookUpError::Unknown(metric.to_string()))
+        value.map(whole).ok_or_else(|| LookUpError::Unknown(metric.to_string()))
+    }
+
+    /// Remembers what the growths of an expectation are to be compared with the next time.
+    pub(crate) fn remember<'m>(&mut self, metrics: impl Iterator<Item = &'m Metric>, now: &Readings) {
+        for metric in metrics {
+            if let Metric::Growth(site, account) = metric
+                && let Some(value) = now.get(*account)
+            {
+                self.last_seen.insert(*site, value);
+            }
+        }
+    }
+
+    /// Keeps a figure of this arm for an expectation between arms.
+    pub(crate) fn keep_figure(&mut self, comparison: usize, place: usize, figure: Number) {
+        self.figures.insert((comparison, place), figure);
+    }
+
+    /// What expectations between arms are to be judged by.
+    pub(crate) fn take_figures(&mut self) -> Figures {
+        std::mem::take(&mut self.figures)
     }
 
     /// Frees everything that is still live.
     pub(crate) fn free_everything(&mut self) -> Result<(), Stop> {
-        for buffer in std::mem::take(&mut self.buffers).into_values() {
+        for buffer in std::mem::take(&mut self.buffers).into_values().chain(std::mem::take(&mut self.leaked)) {
             self.rig.free(buffer)?;
         }
         for blocks in std::mem::take(&mut self.storms).into_values() {
@@ -176,27 +298,37 @@ impl World {
     }
 }
 
+fn whole(value: u64) -> Number {
+    Number::from_integer(i128::from(value))
+}
+
+const fn device_kind(clock: Clock) -> DeviceKind {
+    match clock {
+        Clock::Simulated => DeviceKind::Simulated,
+        Clock::Measured => DeviceKind::Gpu,
+    }
+}
+
 /// Whether some size refers to the device's memory as it was at a `measure` step.
 fn sizes_use_measured_memory(steps: &[Step]) -> bool {
-    let of = |amount: &Amount| amount.metrics().any(|metric| matches!(metric, Metric::At(..)) && asks_for_memory(metric));
-    steps.iter().any(|step| match &step.action {
-        Action::Alloc(alloc) => of(&alloc.size),
-        Action::Pressure(pressure) => of(&pressure.held),
-        Action::Free(Free::Pinning { request, .. }) => of(request),
-        Action::Repeat(repeat) => sizes_use_measured_memory(&repeat.steps),
-        _ => false,
+    let of = |amount: &Amount| amount.quantities().into_iter().any(|metric| matches!(metric, Metric::At(..)) && asks_for_memory(metric));
+    steps.iter().any(|step| {
+        let own = match &step.action {
+            Action::Alloc(alloc) => of(&alloc.size),
+            Action::Pressure(pressure) => of(&pressure.held),
+            Action::Free(Free::Pinning { request, .. }) => of(request),
+            _ => false,
+        };
+        own || sizes_use_measured_memory(step.action.steps()) || sizes_use_measured_memory(&step.meanwhile)
     })
 }
 
 /// Whether the device has to be asked for its memory to know the metric.
 pub(crate) fn asks_for_memory(metric: &Metric) -> bool {
-    let account = match metric {
-        Metric::Now(account) | Metric::At(_, account) => account,
-        Metric::Report(..) => return false,
-    };
-    match account {
-        Account::Stat(_) => false,
-        Account::Device(metric) => match metric {
+    let metric = if let Metric::Arm(_, metric) = metric { metric } else { metric };
+    match metric.account() {
+        None | Some(Account::Stat(_)) => false,
+        Some(Account::Device(metric)) => match metric {
             DeviceMetric::Used
             | DeviceMetric::Free
             | DeviceMetric::Total

@@ -13,7 +13,7 @@ use crate::checker::{Checker, Declared, is_reserved};
 use crate::matrix::{self, Point, Settings};
 use crate::metric::{DEFAULT_STREAM, Expectation, ProgramName, StreamName};
 use crate::needs::{Needs, NeedsWire};
-use crate::steps::{Step, StepWire, announced, check_steps};
+use crate::steps::{Action, Step, StepWire, announced, check_steps};
 use crate::text::InvariantText;
 use harness_language::arms::{self, ArmWire};
 use harness_language::error::{FileError, Problem, choices};
@@ -97,6 +97,15 @@ impl Scenario {
     /// As [`Scenario::load`].
     pub fn load_points(path: &Path, settings: &Settings) -> Result<Vec<Self>, FileError> {
         Self::parse_points(&yaml::read(path, &SCENARIO)?, path, settings)
+    }
+
+    /// Whether some step serves requests from a private pool.
+    #[must_use]
+    pub fn uses_private_pools(&self) -> bool {
+        fn any(steps: &[Step]) -> bool {
+            steps.iter().any(|step| matches!(step.action, Action::PrivatePool(_)) || any(step.action.steps()) || any(&step.meanwhile))
+        }
+        any(&self.steps)
     }
 
     /// What it says of itself, for records.

@@ -44,11 +44,11 @@ pub(super) fn run(
         audit: false,
         interrupt: Arc::clone(interrupt),
     };
-    let device = provider.device(scenario.memory, MemoryLimit::Enforced)?;
+    let device = provider.device(scenario.needs.memory, MemoryLimit::Enforced)?;
     let timed = time_with(&request, device, allocator)?;
     match &timed.verdict {
         Verdict::Passed => Ok(timed),
-        Verdict::Failed { first, .. } => Err(Fault::Failed(format!("{first}; see `{}`", request.reproduce))),
+        Verdict::Failed { first, .. } | Verdict::FailedAsExpected { first, .. } => Err(Fault::Failed(format!("{first}; see `{}`", request.reproduce))),
         Verdict::Skipped { reason } | Verdict::Contended { reason } => Err(Fault::Skipped(reason.clone())),
         Verdict::Interrupted => Err(Fault::Interrupted),
     }

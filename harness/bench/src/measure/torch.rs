@@ -73,7 +73,7 @@ pub(crate) fn visit(mut visit: TorchVisit<'_>) -> Result<Vec<Reading>, Fault> {
             return visit.trace(visit.memory, |_| Ok((events.iter().map(ToString::to_string).collect(), 0)));
         }
         Measure::Scenario(scenario) => {
-            let readings = visit.trace(scenario.memory, |visit| visit.record(scenario))?;
+            let readings = visit.trace(scenario.needs.memory, |visit| visit.record(scenario))?;
             // A trace has the scenario's requests, and not its work on the device: that time is not the scenario's.
             return Ok(readings.into_iter().filter(|reading| reading.quantity == Quantity::Memory).collect());
         }

@@ -223,8 +223,8 @@ impl Checker<'_> {
         }
         let text = yaml::read(&path, &SCENARIO).map_err(in_file)?;
         let scenario = Scenario::parse(&text, &path).map_err(in_file)?;
-        if scenario.memory > self.memory {
-            let message = format!("`{}` needs {}, and this suite has {}", path.display(), scenario.memory, self.memory);
+        if scenario.needs.memory > self.memory {
+            let message = format!("`{}` needs {}, and this suite has {}", path.display(), scenario.needs.memory, self.memory);
             return Err(Problem::new(at, message).help("let the suite need as much").into());
         }
         let name = scenario.name.clone();

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use harness_base::printable::printable;
+use harness_scenario::Settings;
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
@@ -22,7 +23,7 @@ impl Check {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         let mut failures: Vec<CliError> = Vec::new();
         for path in inputs::files(&self.paths, "scenario")? {
-            let checked = inputs::scenario(&path);
+            let checked = inputs::points(&path, &Settings::new());
             let word = if checked.is_ok() { "valid  " } else { "invalid" };
             terminal::print(&format!("{word}  {}\n", printable(&path.display().to_string())))?;
             failures.extend(checked.err());

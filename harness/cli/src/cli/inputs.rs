@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use harness_scenario::Scenario;
+use harness_scenario::{Scenario, Settings};
 
 use super::error::{CliError, Failures};
 use super::kind;
@@ -24,20 +24,20 @@ pub(crate) fn files(paths: &[PathBuf], noun: &str) -> Result<Vec<PathBuf>, CliEr
 }
 
 /// Reads and checks all of them, or tells of each that is wrong the first thing that is.
-pub(crate) fn load(paths: &[PathBuf]) -> Result<Vec<Scenario>, Failures> {
+pub(crate) fn load(paths: &[PathBuf], settings: &Settings) -> Result<Vec<Scenario>, Failures> {
     let (mut scenarios, mut failures) = (Vec::new(), Vec::new());
     for path in files(paths, "scenario")? {
-        match scenario(&path) {
-            Ok(scenario) => scenarios.push(scenario),
+        match points(&path, settings) {
+            Ok(points) => scenarios.extend(points),
             Err(error) => failures.push(error),
         }
     }
     if failures.is_empty() { Ok(scenarios) } else { Err(Failures(failures)) }
 }
 
-/// Reads and checks one.
-pub(crate) fn scenario(path: &Path) -> Result<Scenario, CliError> {
-    Scenario::load(path).map_err(|error| match kind::of(path) {
+/// Reads and checks one file: a scenario, or one for each point of its matrix.
+pub(crate) fn points(path: &Path, settings: &Settings) -> Result<Vec<Scenario>, CliError> {
+    Scenario::load_points(path, settings).map_err(|error| match kind::of(path) {
         Some(kind) => kind.instead_of("a scenario", path),
         None => error.into(),
     })

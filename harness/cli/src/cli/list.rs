@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use harness_base::printable::printable;
-use harness_scenario::Scenario;
+use harness_scenario::{Scenario, Settings};
 use serde_json::json;
 use unicode_width::UnicodeWidthStr;
 
@@ -26,7 +26,7 @@ pub(super) struct List {
 
 impl List {
     pub(super) fn run(self) -> Result<Exit, Failures> {
-        let scenarios = inputs::load(&self.paths)?;
+        let scenarios = inputs::load(&self.paths, &Settings::new())?;
         match self.format {
             Format::Text => terminal::print(&table(&scenarios))?,
             Format::Json => terminal::print_json(&scenarios.iter().map(document).collect::<Vec<_>>())?,
@@ -41,7 +41,9 @@ fn document(scenario: &Scenario) -> serde_json::Value {
         "path": scenario.path,
         "about": scenario.about,
         "allocators": allocators(scenario),
-        "memory": scenario.memory,
+        "memory": scenario.needs.memory,
+        "parameters": scenario.parameters.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
+        "tags": scenario.tags,
         "seed": scenario.seed,
         "steps": scenario.steps.len(),
     })
@@ -51,7 +53,7 @@ fn table(scenarios: &[Scenario]) -> String {
     let rows: Vec<[String; 4]> = scenarios
         .iter()
         .map(|scenario| {
-            let memory = scenario.memory.to_string();
+            let memory = scenario.needs.memory.to_string();
             let cells = [scenario.name.clone(), allocators(scenario).join(", "), memory, first_sentence(&scenario.about)];
             cells.map(|cell| printable(&cell).into_owned())
         })

@@ -20,7 +20,7 @@ use harness_record::{Collector, Event, Records};
 use harness_report::store::{self, Journal};
 use harness_report::{Counts, Report, github, json, junit, text};
 use harness_run::session::{End, Plan, Selection, has_pytorchs, listed_as, supervise};
-use harness_scenario::{Scenario, choices};
+use harness_scenario::{Scenario, Settings, choices};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::ci::Ci;
@@ -60,6 +60,12 @@ pub(super) struct Run {
     /// Give each scenario this memory instead of what it needs, as in `2GiB`.
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
+    /// Give a parameter of the scenarios' matrix this value instead of those listed, as in `batch=96`; may be repeated.
+    #[arg(long = "set", value_name = "NAME=VALUE", value_parser = setting)]
+    settings: Vec<(String, String)>,
+    /// Only scenarios with one of these tags; may be repeated, or be a list with commas.
+    #[arg(long = "tag", value_name = "TAG", value_delimiter = ',')]
+    tags: Vec<String>,
     /// Only these allocators, of those that a scenario lists, by the names of their arms; may be repeated, or be a list with commas.
     #[arg(long = "allocator", value_name = "NAME", long_help = allocator_help())]
     allocators: Vec<String>,
@@ -101,11 +107,47 @@ pub(super) struct Run {
     ci: Ci,
 }
 
+/// `NAME=VALUE`.
+fn setting(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok((name.trim().to_owned(), value.trim().to_owned())),
+        _ => Err("write a parameter and its value, as in `batch=96`".to_owned()),
+    }
+}
+
 impl Run {
+    fn settings(&self) -> Result<Settings, CliError> {
+        let mut settings = Settings::new();
+        for (name, value) in &self.settings {
+            if settings.insert(name.clone(), value.clone()).is_some() {
+                return Err(CliError::input(format!("`{name}` is set twice"), "give each parameter one value"));
+            }
+        }
+        Ok(settings)
+    }
+
+    /// A setting that no scenario takes is a typing mistake.
+    fn check_settings(&self, scenarios: &[Scenario]) -> Result<(), CliError> {
+        let known: BTreeSet<&str> = scenarios.iter().flat_map(|scenario| &scenario.parameters).map(|(name, _)| name.as_str()).collect();
+        match self.settings.iter().find(|(name, _)| !known.contains(name.as_str())) {
+            None => Ok(()),
+            Some((name, _)) => {
+                Err(CliError::input(format!("no scenario has a parameter `{name}`"), choices(name, "parameters", known)))
+            }
+        }
+    }
+
     pub(super) fn run(self, terminal: &Terminal) -> Result<Exit, Failures> {
         let choice = device::choice(self.device, DeviceChoice::Auto)?;
         self.paths.iter().try_for_each(|path| refuse_records(path))?;
-        let mut scenarios = inputs::load(&self.paths)?;
+        let mut scenarios = inputs::load(&self.paths, &self.settings()?)?;
+        self.check_settings(&scenarios)?;
+        if !self.tags.is_empty() {
+            scenarios.retain(|scenario| scenario.tags.iter().any(|tag| self.tags.contains(tag)));
+            if scenarios.is_empty() {
+                return Err(CliError::input(format!("no scenario has the tag {}", self.tags.join(" or ")), "tags stand in `tags:`; `harness list --format json` shows them").into());
+            }
+        }
         // Before the shard is taken: an allocator that only scenarios of another shard list is not a mistake.
         let selection = self.selection(&scenarios)?;
         if let Some(shard) = self.shard {

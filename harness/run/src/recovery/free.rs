@@ -6,7 +6,7 @@ use harness_scenario::BufferName;
 
 pub(super) fn prepare(world: &mut World, buffers: &[BufferName]) -> Result<(), Stop> {
     for name in buffers {
-        if let Some(buffer) = world.take(name) {
+        if let Some(buffer) = world.take(&(name.clone(), None)) {
             world.rig.free(buffer)?;
         }
     }

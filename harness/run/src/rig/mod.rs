@@ -100,6 +100,15 @@ pub struct StepEnd {
     pub accounts: Option<Accounts>,
 }
 
+/// A step that was left for others.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "the step goes on by `Rig::resume_step`"]
+pub struct PausedStep {
+    number: u32,
+    program: ProgramId,
+    began: Nanos,
+}
+
 /// See the module.
 pub struct Rig {
     device: Box<dyn TestDevice>,
@@ -181,6 +190,21 @@ impl Rig {
         }
     }
 
+    /// Leaves a step for others that are done between its operations.
+    pub fn pause_step(&mut self) -> PausedStep {
+        self.times.paused += 1;
+        PausedStep { number: self.step, program: self.entered, began: self.times.step_began }
+    }
+
+    /// Goes back to a step that was left.
+    pub fn resume_step(&mut self, PausedStep { number, program, began }: PausedStep) {
+        self.times.paused -= 1;
+        self.times.step_began = began;
+        self.step = number;
+        self.enter(program);
+        self.device.set_place(Place(number));
+    }
+
     /// Ends a step: a checked run checks everything and takes the accounts, a timed run takes the time.
     ///
     /// # Errors
@@ -188,7 +212,10 @@ impl Rig {
     pub fn end_step(&mut self) -> Result<StepEnd, Stop> {
         if self.is_timed() {
             let duration = self.device.now().saturating_sub(self.times.step_began);
-            self.times.scenario += duration;
+            // What is done between the operations of another step is part of its time.
+            if self.times.paused == 0 {
+                self.times.scenario += duration;
+            }
             return Ok(StepEnd { duration: Some(duration), accounts: None });
         }
         self.in_each_program(|rig| rig.check(|audit, allocator, device| audit.step_ended(allocator, device)))?;

@@ -14,6 +14,8 @@ pub(super) struct Times {
     pub(super) empty_cache: Reservoir,
     pub(super) scenario: Nanos,
     pub(super) step_began: Nanos,
+    /// Steps that were left for others that are done between their operations.
+    pub(super) paused: u32,
     lost_to_retry: Nanos,
     /// Calls when an allocator was asked for its counters last.
     last_calls: DeviceCalls,
@@ -31,6 +33,7 @@ impl Times {
             empty_cache: reservoir(3),
             scenario: Nanos::ZERO,
             step_began: Nanos::ZERO,
+            paused: 0,
             lost_to_retry: Nanos::ZERO,
             last_calls: calls,
             peak_reserved: Bytes::ZERO,

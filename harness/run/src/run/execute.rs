@@ -3,39 +3,35 @@
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::Request;
-use harness_allocator::units::{Bytes, Nanos};
+use harness_allocator::device::StreamId;
+use harness_allocator::units::Bytes;
 
 use crate::recovery::{self, Recovered, Tried};
-use crate::rig::Stop;
-use crate::workload::{pins, storm, train};
-use crate::world::{LookUpError, StepResult, Unmet, World, asks_for_memory};
-use harness_record::Outcome;
+use crate::rig::{Buffer, Rig, Stop};
+use crate::workload::{Between, pins, storm, train};
+use crate::world::{BufferKey, LookUpError, StepResult, Unmet, World, asks_for_memory};
+use harness_record::cause::{Cause, CauseKind, causes};
+use harness_record::{Outcome, Shortage};
 use harness_scenario::steps::alloc::Alloc;
+use harness_scenario::steps::contents::Use;
 use harness_scenario::steps::event::Synchronize;
+use harness_scenario::steps::expect::Expected as Expectations;
 use harness_scenario::steps::free::{Free, FreeTarget};
 use harness_scenario::steps::{Action, Step};
-use harness_scenario::{Amount, Expectation, Expected, Located, Metric, ReportKey, Unit};
+use harness_scenario::{Amount, BufferRef, EvaluateError, Evaluation, Expectation, Expected, Located, Metric, ReportKey, Unit, Value};
 
-/// Does one step, `repeat` apart, which the loop unrolls.
-pub(super) fn execute(world: &mut World, step: &Step) -> Result<StepResult, Stop> {
+/// Does one step that has no steps inside it. `between` is done between the operations of a storm and the iterations of a training.
+pub(super) fn execute(world: &mut World, step: &Step, between: Between<'_>) -> Result<StepResult, Stop> {
     match &step.action {
         Action::Alloc(alloc) => return allocate(world, step, alloc),
         Action::Free(free) => return free_some(world, step, free),
-        Action::RecordStream(use_by) => {
-            let stream = world.stream(&use_by.stream);
-            world.with_buffer(&use_by.buffer, |rig, buffer| {
-                rig.record_stream(buffer, stream)?;
-                Ok(())
-            })?;
+        Action::RecordStream(used) => {
+            let stream = world.stream(&used.stream);
+            return use_buffer(world, step, &used.buffer, &mut |rig, buffer| rig.record_stream(buffer, stream));
         }
-        Action::Fill(fill) => {
-            let stream = world.stream(&fill.stream);
-            world.with_buffer(&fill.buffer, |rig, buffer| rig.fill(buffer, stream))?;
-        }
-        Action::Verify(verify) => {
-            let stream = world.stream(&verify.stream);
-            world.with_buffer(&verify.buffer, |rig, buffer| rig.verify(buffer, stream))?;
-        }
+        Action::Fill(fill) => return use_buffers(world, step, &fill.0, &mut Rig::fill),
+        Action::Verify(verify) => return use_buffers(world, step, &verify.0, &mut |rig, buffer, stream| rig.verify(buffer, stream)),
+        Action::Read(read) => return use_buffers(world, step, &read.0, &mut |rig, buffer, stream| rig.read(buffer, stream)),
         Action::Work(work) => world.rig.work(world.stream(&work.stream), work.duration)?,
         Action::Record(record) => {
             let event = world.event(&record.event)?;
@@ -53,90 +49,203 @@ pub(super) fn execute(world: &mut World, step: &Step) -> Result<StepResult, Stop
         Action::ResetPeaks(_) => world.rig.reset_peaks(),
         Action::SetFraction(set) => world.rig.set_memory_fraction(set.fraction),
         Action::Pressure(pressure) => return set_pressure(world, step, &pressure.held),
-        Action::Storm(storm) => return storm::run(world, step, storm),
+        Action::Storm(storm) => return storm::run(world, step, storm, between),
         Action::Pins(pins) => return pins::list(world, &pins.storm),
-        Action::Train(train) => return train::run(world, step, train),
+        Action::Train(train) => return train::run(world, step, train, between),
         Action::Measure(measure) => world.measure(measure.name.clone())?,
         Action::Expect(expect) => {
             let mut result = StepResult::default();
-            for expectation in expect.of(&world.arm) {
-                result.unmet.extend(check(world, expectation)?);
+            for expected in expect.of(&world.arm, world.device) {
+                match expected {
+                    Expectations::Here(expectation) => result.unmet.extend(check(world, expectation)?),
+                    Expectations::BetweenArms { number, expectation } => keep_figures(world, *number, &expectation.value)?,
+                }
             }
             return Ok(result);
         }
-        Action::Repeat(_) => {}
+        // What is expected is looked at after this step and those behind it.
+        Action::Eventually(_) => {}
+        Action::ReleasePool(release) => {
+            let pool = world.pool(&release.pool);
+            let released = world.rig.release_private_pool(pool)?;
+            return Ok(refused(step, "the pool to be released", released.err()));
+        }
+        Action::PrivatePool(block) => {
+            let pool = world.pool(&block.pool);
+            let begun = world.rig.begin_private_pool(pool)?;
+            return Ok(refused(step, "requests to be served from the pool", begun.err()));
+        }
+        Action::For(_) | Action::Repeat(_) | Action::Program(_) => {}
     }
     Ok(StepResult::default())
 }
 
+/// What a step leaves behind that may have been refused.
+fn refused(step: &Step, expected: &str, why: Option<impl ToString>) -> StepResult {
+    let unmet = why.map(|why| Unmet::at(step, expected, why.to_string()));
+    StepResult { unmet: unmet.into_iter().collect(), ..StepResult::default() }
+}
+
+/// Does something with each of some buffers on a stream.
+fn use_buffers(
+    world: &mut World,
+    step: &Step,
+    used: &Use,
+    act: &mut dyn FnMut(&mut Rig, &mut Buffer, StreamId) -> Result<(), Stop>,
+) -> Result<StepResult, Stop> {
+    let stream = world.stream(&used.stream);
+    let mut result = StepResult::default();
+    for buffer in &used.buffers {
+        result.unmet.extend(use_buffer(world, step, buffer, &mut |rig, buffer| act(rig, buffer, stream))?.unmet);
+    }
+    Ok(result)
+}
+
+fn use_buffer(
+    world: &mut World,
+    step: &Step,
+    buffer: &BufferRef,
+    act: &mut dyn FnMut(&mut Rig, &mut Buffer) -> Result<(), Stop>,
+) -> Result<StepResult, Stop> {
+    let key = match world.key(buffer)? {
+        Ok(key) => key,
+        Err(why) => return Ok(refused(step, "a whole number", Some(why))),
+    };
+    let was_there = world.with_buffer(&key, |rig, buffer| act(rig, buffer))?;
+    Ok(if was_there { StepResult::default() } else { missing(world, step, &key) })
+}
+
+/// A buffer without a number may have been freed by a recovery policy; the check of the language saw to all else. A numbered one should be there.
+fn missing(world: &World, step: &Step, (name, index): &BufferKey) -> StepResult {
+    let Some(index) = index else { return StepResult::default() };
+    let live = world.elements(name);
+    let seen = match (live.first(), live.last()) {
+        (Some(first), Some(last)) => format!("{} of that name are live, from {name}[{first}] to {name}[{last}]", live.len()),
+        _ => "none of that name is live".to_owned(),
+    };
+    refused(step, &format!("{name}[{index}] to be live"), Some(seen))
+}
+
 /// Evaluates an expectation; where it does not hold, every figure in it.
 ///
-/// Times are judged in timed runs alone, the device's memory and the progress of retries in checked runs alone, and all else in both. All metrics of the present are read at
-/// one moment.
+/// Times are judged in timed runs alone, the device's memory and the progress of retries in checked runs alone, and all else in both. All
+/// metrics of the present are read at one moment. A growth that is seen for the first time is not judged.
 pub(super) fn check(world: &mut World, expectation: &Located<Expectation>) -> Result<Option<Unmet>, Stop> {
-    let metrics = || expectation.value.metrics();
-    let (needs_times, needs_memory) = (metrics().any(|metric| metric.unit() == Unit::Time), metrics().any(asks_for_memory));
-    let is_checked = |metric: &Metric| matches!(metric, Metric::Report(_, ReportKey::RetriesWithoutProgress));
-    let (timed, needs_checks) = (world.rig.is_timed(), metrics().any(is_checked) || (needs_memory && !needs_times));
-    let is_for_the_other_run = if timed { needs_checks } else { needs_times };
-    if is_for_the_other_run {
+    if is_for_the_other_run(world, expectation.value.quantities()) {
         return Ok(None);
     }
-    let unmet = |seen: String| {
-        let expected = expectation.value.text.clone();
-        Ok(Some(Unmet { at: expectation.position(), expected, seen }))
-    };
+    let needs_memory = expectation.value.quantities().any(asks_for_memory);
     let now = world.readings(needs_memory)?;
     let mut figures = Vec::new();
     let evaluated = expectation.value.evaluate(|metric| {
         let value = world.look_up(metric, &now)?;
-        figures.push(format!("{metric} = {}", figure(value, metric.unit())));
-        Ok::<u64, LookUpError>(value)
+        figures.push(format!("{metric} = {}", Value { number: value, dimension: metric.unit().into() }));
+        Ok::<_, LookUpError>(value)
     });
-    match evaluated {
-        Ok(evaluation) if evaluation.holds => Ok(None),
-        Ok(_) => unmet(figures.join(", ")),
-        Err(error) => unmet(error.to_string()),
+    world.remember(expectation.value.quantities(), &now);
+    let seen = match evaluated {
+        Ok(evaluation) if evaluation.holds => return Ok(None),
+        Ok(evaluation) => seen(&expectation.value, &evaluation, figures),
+        Err(EvaluateError::LookUp(LookUpError::FirstTime(_))) => return Ok(None),
+        Err(why) if figures.is_empty() => why.to_string(),
+        Err(why) => format!("{why}: {}", figures.join(", ")),
+    };
+    Ok(Some(Unmet { at: expectation.position(), expected: expectation.value.text.clone(), seen }))
+}
+
+/// What was seen of an expectation that does not hold: what computed sides came to, and every figure.
+pub(crate) fn seen(expectation: &Expectation, evaluation: &Evaluation, mut figures: Vec<String>) -> String {
+    let value = |value: &Value| if expectation.is_in_percent() { value.percent() } else { value.to_string() };
+    let sides = [(&expectation.left, &evaluation.left), (&expectation.right, &evaluation.right)];
+    let computed = sides.into_iter().filter(|(side, _)| side.is_computed() && !side.quantities().is_empty());
+    let computed: Vec<String> = computed.map(|(side, came_to)| format!("{side} = {}", value(came_to))).collect();
+    figures.dedup();
+    match computed.is_empty() {
+        true => figures.join(", "),
+        false => format!("{}; {}", computed.join(", "), figures.join(", ")),
     }
 }
 
-fn figure(value: u64, unit: Unit) -> String {
-    match unit {
-        Unit::Count => value.to_string(),
-        Unit::Bytes if value < Bytes::kib(1).0 => Bytes(value).to_string(),
-        Unit::Bytes => format!("{value} B ({})", Bytes(value)),
-        Unit::Time => Nanos(value).to_string(),
+/// Whether a timed run judges these metrics and this one is checked, or the other way round.
+fn is_for_the_other_run<'m>(world: &World, metrics: impl Iterator<Item = &'m Metric>) -> bool {
+    let (mut needs_times, mut needs_memory, mut needs_checks) = (false, false, false);
+    for metric in metrics {
+        needs_times |= metric.unit() == Unit::Time && !matches!(metric, Metric::Variable(..));
+        needs_memory |= asks_for_memory(metric);
+        needs_checks |= matches!(metric, Metric::Report(_, ReportKey::RetriesWithoutProgress));
     }
+    if world.rig.is_timed() { needs_checks || (needs_memory && !needs_times) } else { needs_times }
+}
+
+/// Keeps the figures of this arm for an expectation between arms. Those that cannot be had are left out, and the expectation is then not judged.
+fn keep_figures(world: &mut World, number: usize, expectation: &Expectation) -> Result<(), Stop> {
+    let own = |metric: &Metric, arm: &str| match metric {
+        Metric::Arm(of, metric) if of == arm => Some((**metric).clone()),
+        _ => None,
+    };
+    let wanted: Vec<(usize, Metric)> =
+        expectation.quantities().enumerate().filter_map(|(place, metric)| Some((place, own(metric, &world.arm)?))).collect();
+    let now = world.readings(wanted.iter().any(|(_, metric)| asks_for_memory(metric)))?;
+    for (place, metric) in wanted {
+        if !is_for_the_other_run(world, std::iter::once(&metric))
+            && let Ok(figure) = world.look_up(&metric, &now)
+        {
+            world.keep_figure(number, place, figure);
+        }
+    }
+    Ok(())
 }
 
 fn allocate(world: &mut World, step: &Step, alloc: &Alloc) -> Result<StepResult, Stop> {
     let size = match amount(world, &alloc.size)? {
         Ok(size) => size,
-        Err(why) => return Ok(StepResult { unmet: vec![Unmet::at(step, "a size", why)], ..StepResult::default() }),
+        Err(why) => return Ok(refused(step, "a size", Some(why))),
+    };
+    let key = match world.key(&alloc.buffer)? {
+        Ok(key) if world.is_live(&key) && !alloc.leak && alloc.buffer.index.is_some() => {
+            let (name, index) = (&key.0, key.1.unwrap_or_default());
+            return Ok(refused(step, &format!("no buffer {name}[{index}]"), Some("it is live already; say `leak: true` to lose it")));
+        }
+        Ok(key) => key,
+        Err(why) => return Ok(refused(step, "a whole number", Some(why))),
     };
     let request = Request { size, stream: world.stream(&alloc.stream) };
     let recovered = recovery::recover(world, alloc.on_oom.as_ref(), Tried::Request, size.0, |world, _| world.rig.allocate(request))?;
     let mut result = StepResult { reports: recovered.reports(), ..StepResult::default() };
+    let expected = alloc.expect.of(&world.arm, world.device);
     let Recovered { answer, retries, .. } = recovered;
-    match (answer, alloc.expect.of(&world.arm)) {
-        (Ok(buffer), expected) => {
+    match answer {
+        Ok(buffer) => {
             result.outcome = Outcome::Fits { retries: retries as u32 };
-            if expected == Some(Expected::Oom) {
+            if let Expected::Oom(_) = expected {
                 let seen = format!("it fits: {} handed out", buffer.size());
-                result.unmet.push(Unmet::at(step, format!("the request for {size} to run out of memory"), seen));
+                result.unmet.push(Unmet::at(step, format!("the request for {size} {expected}"), seen));
             }
-            world.keep(&alloc.buffer, buffer);
+            world.keep(key, buffer);
         }
-        (Err(error), expected) => {
+        Err(error) => {
             result.outcome = Outcome::OutOfMemory;
             result.notes.push(error.to_string());
             result.shortage = world.rig.shortage(request, &error)?;
-            if expected == Some(Expected::Fits) {
-                result.unmet.push(Unmet::at(step, format!("{size} to fit"), error.to_string()));
+            match expected {
+                Expected::Fits => result.unmet.push(Unmet::at(step, format!("{size} to fit"), error.to_string())),
+                Expected::Oom(Some(cause)) => result.unmet.extend(other_cause(step, cause, result.shortage.as_ref())),
+                Expected::Oom(None) | Expected::Any => {}
             }
         }
     }
     Ok(result)
+}
+
+/// A request failed, and for another cause than expected. A timed run does not look for causes.
+pub(crate) fn other_cause(step: &Step, expected: CauseKind, shortage: Option<&Shortage>) -> Option<Unmet> {
+    let causes: Vec<CauseKind> = causes(shortage?).iter().map(Cause::kind).collect();
+    if causes.contains(&expected) {
+        return None;
+    }
+    let names: Vec<String> = causes.iter().map(|cause| format!("`{cause}` ({})", cause.about())).collect();
+    let seen = if names.is_empty() { "no cause that the figures show".to_owned() } else { names.join(", ") };
+    Some(Unmet::at(step, format!("the cause `{expected}`: {}", expected.about()), seen))
 }
 
 /// An amount now; the inner error says in words why there is none.
@@ -144,7 +253,7 @@ pub(super) fn amount(world: &mut World, amount: &Amount) -> Result<Result<Bytes,
     if let Amount::Fixed(bytes) = amount {
         return Ok(Ok(*bytes));
     }
-    let now = world.readings(amount.metrics().any(asks_for_memory))?;
+    let now = world.readings(amount.quantities().into_iter().any(asks_for_memory))?;
     Ok(amount.evaluate(|metric| world.look_up(metric, &now)).map_err(|error| error.to_string()))
 }
 
@@ -155,8 +264,12 @@ fn free_some(world: &mut World, step: &Step, free: &Free) -> Result<StepResult, 
         Free::Targets(targets) => {
             for target in targets {
                 match target {
-                    FreeTarget::Buffer { buffer, .. } => {
-                        if let Some(buffer) = world.take(buffer) {
+                    FreeTarget::Buffer { buffer, may_be_gone } => {
+                        let missing = free_one(world, step, buffer)?;
+                        result.unmet.extend(missing.filter(|_| !may_be_gone));
+                    }
+                    FreeTarget::Elements(name) => {
+                        for buffer in world.take_elements(name) {
                             world.rig.free(buffer)?;
                         }
                     }
@@ -180,6 +293,18 @@ fn free_some(world: &mut World, step: &Step, free: &Free) -> Result<StepResult, 
     Ok(result)
 }
 
+/// Frees a buffer; where it is not there, what is missed.
+fn free_one(world: &mut World, step: &Step, buffer: &BufferRef) -> Result<Option<Unmet>, Stop> {
+    let key = match world.key(buffer)? {
+        Ok(key) => key,
+        Err(why) => return Ok(Some(Unmet::at(step, "a whole number", why))),
+    };
+    match world.take(&key) {
+        Some(buffer) => world.rig.free(buffer).map(|()| None),
+        None => Ok(missing(world, step, &key).unmet.pop()),
+    }
+}
+
 fn synchronize(world: &mut World, target: &Synchronize) -> Result<(), Stop> {
     match target {
         Synchronize::Device => world.rig.synchronize(),
@@ -194,7 +319,7 @@ fn synchronize(world: &mut World, target: &Synchronize) -> Result<(), Stop> {
 fn set_pressure(world: &mut World, step: &Step, held: &Amount) -> Result<StepResult, Stop> {
     let wanted = match amount(world, held)? {
         Ok(wanted) => wanted,
-        Err(why) => return Ok(StepResult { unmet: vec![Unmet::at(step, "a size", why)], ..StepResult::default() }),
+        Err(why) => return Ok(refused(step, "a size", Some(why))),
     };
     let held = world.rig.set_pressure(wanted)?;
     let unit = world.rig.info().granularity;

@@ -1,8 +1,10 @@
 //! The loop: a scenario, a device and an allocator in, a record out, and events on the way. Errors of the run are data in the record.
 
+mod cursor;
 mod execute;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -14,12 +16,15 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
 use crate::rig::{Checks, Finding, Rig, RigOptions, StepEnd, Stop};
-use crate::world::{StepResult, Unmet, World};
+use crate::world::{Figures, StepResult, Unmet, World};
+
+pub(crate) use execute::{other_cause, seen};
 use harness_record::{
     Accounts, CurvePoint, Event, Invariant, NOT_JUDGED, Outcome, Rule, RunRecord, StepRecord, Timings, Verdict, Violation,
 };
+use self::cursor::{Cursor, Next};
 use harness_scenario::steps::{Action, Step};
-use harness_scenario::{ReportKey, Scenario, Unit};
+use harness_scenario::{Expectation, Located, ReportKey, Scenario, Unit};
 
 /// Steps of a run that are recorded, from its beginning and from its end. Those between are counted.
 const FIRST_STEPS: usize = 5_000;
@@ -69,10 +74,10 @@ pub fn run(request: &RunRequest<'_>, device: Box<dyn TestDevice>) -> Result<RunR
 /// # Errors
 /// As [`run`].
 pub fn run_with(request: &RunRequest<'_>, device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>) -> Result<RunRecord, DeviceError> {
-    observe(request, device, allocator, unobserved(request, &mut |_| {}))
+    observe(request, device, allocator, unobserved(request, &mut |_| {})).map(|(record, _)| record)
 }
 
-/// Runs a scenario, watched by somebody.
+/// Runs a scenario, watched by somebody. Besides the record there are the figures for its expectations between arms.
 ///
 /// # Errors
 /// As [`run`].
@@ -81,7 +86,7 @@ pub fn observe(
     device: Box<dyn TestDevice>,
     allocator: Box<dyn Allocator>,
     observer: Observer<'_>,
-) -> Result<RunRecord, DeviceError> {
+) -> Result<(RunRecord, Figures), DeviceError> {
     let mut record = RunRecord {
         scenario: request.scenario.info(),
         device: device.info().clone(),
@@ -107,7 +112,7 @@ pub fn observe(
     (record.steps, record.unrecorded_steps) = (done.steps, done.unrecorded_steps);
     (record.curve, record.timings) = (done.curve, done.timings);
     (record.calls, record.stats) = (done.calls, done.stats);
-    Ok(record)
+    Ok((record, done.figures))
 }
 
 fn unobserved<'a>(request: &RunRequest<'_>, emit: &'a mut dyn FnMut(Event)) -> Observer<'a> {
@@ -127,6 +132,8 @@ pub struct TimedRun {
     pub stats: MemoryStats,
     /// What was reserved and not allocated when reserved was at its first peak.
     pub unused_at_peak: Bytes,
+    /// Times for expectations between arms.
+    pub figures: Figures,
 }
 
 /// The times of one step.
@@ -155,7 +162,7 @@ impl TimedRun {
             Verdict::Failed { first, rest } => {
                 record.verdict = Verdict::Failed { first: in_timed_run(first), rest: rest.into_iter().map(in_timed_run).collect() };
             }
-            verdict @ (Verdict::Contended { .. } | Verdict::Interrupted) => record.verdict = verdict,
+            verdict @ (Verdict::FailedAsExpected { .. } | Verdict::Contended { .. } | Verdict::Interrupted) => record.verdict = verdict,
         }
     }
 }
@@ -194,6 +201,7 @@ pub fn time_observed(
         steps: done.times.into_iter().collect(),
         stats: done.stats,
         unused_at_peak: done.unused_at_peak,
+        figures: done.figures,
     })
 }
 
@@ -208,6 +216,7 @@ struct Executed {
     calls: DeviceCalls,
     stats: MemoryStats,
     unused_at_peak: Bytes,
+    figures: Figures,
 }
 
 /// Runs all steps, gives everything back, and judges.
@@ -221,7 +230,7 @@ fn execute_all(
     let options = RigOptions { checks, seed: request.seed, control: Arc::clone(&observer.control) };
     let rig = Rig::new(device, allocator, &options)?;
     let mut runner = Runner::new(request, checks, observer);
-    let mut world = match World::new(rig, request.scenario, request.allocator.to_string(), request.seed) {
+    let mut world = match World::new(rig, request.scenario, request.allocator, request.seed) {
         Ok(world) => world,
         Err(failed) => {
             let (rig, streams, stop) = *failed;
@@ -230,14 +239,15 @@ fn execute_all(
             return Err(device_error(stop));
         }
     };
-    let completed = matches!(runner.run_steps(&mut world, &request.scenario.steps), Next::Continue);
+    let completed = runner.run_all(&mut world, &request.scenario.steps).is_continue();
+    let figures = world.take_figures();
     let (stats, calls, unused_at_peak) = (world.rig.stats(), world.rig.calls(), world.rig.unused_at_peak());
     let (timings, curve) = (world.rig.take_timings(), world.rig.take_curve());
     runner.observer.control.enter(Place::Closing, DEFAULT_TIME_LIMIT);
     runner.finish(world, completed);
     let verdict = runner.verdict();
     let ((steps, unrecorded_steps), (times, _)) = (runner.steps.into_parts(), runner.times.into_parts());
-    Ok(Executed { verdict, steps, unrecorded_steps, times, curve, timings, calls, stats, unused_at_peak })
+    Ok(Executed { verdict, steps, unrecorded_steps, times, curve, timings, calls, stats, unused_at_peak, figures })
 }
 
 fn device_error(stop: Stop) -> DeviceError {
@@ -303,17 +313,29 @@ struct Runner<'a, 'o> {
     /// Of a timed run.
     times: Steps<(u32, StepTimes)>,
     number: u32,
+    /// What should hold before the end of the run and has not held yet.
+    awaited: Vec<Located<Expectation>>,
     violations: Vec<Violation>,
     /// What other processes did on the device.
     contention: Option<String>,
     interrupted: bool,
 }
 
-/// Whether the run goes on.
-enum Next {
-    Continue,
-    Stop,
+/// Steps that are done one after another: those of the scenario, or those that are done meanwhile.
+struct Task<'s> {
+    cursor: Cursor<'s>,
+    /// What is done meanwhile, for each block around the next step that has such steps.
+    meanwhile: Vec<(&'s Step, Task<'s>)>,
 }
+
+impl<'s> Task<'s> {
+    fn new(steps: &'s [Step]) -> Self {
+        Self { cursor: Cursor::new(steps), meanwhile: Vec::new() }
+    }
+}
+
+/// Whether a run, or a task of it, goes on.
+type Flow = ControlFlow<()>;
 
 fn place_of(number: u32, step: &Step) -> Place {
     Place::Step { number, line: step.position.line, text: format!("{} {}", step.action.kind(), step.action).trim_end().to_owned() }
@@ -322,44 +344,161 @@ fn place_of(number: u32, step: &Step) -> Place {
 impl<'a, 'o> Runner<'a, 'o> {
     fn new(request: &'a RunRequest<'a>, checks: Checks, observer: Observer<'o>) -> Self {
         let (steps, times) = (Steps::new(), Steps::new());
-        Self { request, checks, observer, steps, times, number: 0, violations: Vec::new(), contention: None, interrupted: false }
+        Self {
+            request,
+            checks,
+            observer,
+            steps,
+            times,
+            number: 0,
+            awaited: Vec::new(),
+            violations: Vec::new(),
+            contention: None,
+            interrupted: false,
+        }
     }
 
-    fn run_steps(&mut self, world: &mut World, steps: &[Step]) -> Next {
-        for step in steps {
-            // Not every step allocates, and only an allocation looks by itself.
-            if self.observer.control.is_interrupted() {
-                self.interrupted = true;
-                return Next::Stop;
+    /// Does all steps. Breaks off where the run cannot go on.
+    fn run_all(&mut self, world: &mut World, steps: &[Step]) -> Flow {
+        let mut task = Task::new(steps);
+        while self.advance(world, &mut task)? {}
+        self.judge_awaited(world);
+        if self.violations.is_empty() || self.only_expected_violations() { Flow::Continue(()) } else { Flow::Break(()) }
+    }
+
+    /// Does one step of a task, and after it one of each task that goes on meanwhile. Tells whether there was one left.
+    fn advance<'s>(&mut self, world: &mut World, task: &mut Task<'s>) -> ControlFlow<(), bool> {
+        // Not every step allocates, and only an allocation looks by itself.
+        if self.observer.control.is_interrupted() {
+            self.interrupted = true;
+            return ControlFlow::Break(());
+        }
+        while let Some(next) = task.cursor.advance() {
+            match next {
+                Next::Do(step) => {
+                    self.do_step(world, task, step)?;
+                    self.advance_meanwhile(world, &mut task.meanwhile)?;
+                    return ControlFlow::Continue(true);
+                }
+                Next::Enter(step) => self.enter_block(world, task, step)?,
+                Next::Leave { step, iterations, ran_out } => self.leave_block(world, task, step, iterations, ran_out)?,
             }
-            let next = match &step.action {
-                Action::Repeat(repeat) => self.repeat(world, repeat.times, &repeat.steps),
-                _ => self.run_step(world, step),
+        }
+        ControlFlow::Continue(false)
+    }
+
+    /// Does one step of each of some tasks.
+    fn advance_meanwhile(&mut self, world: &mut World, tasks: &mut [(&Step, Task<'_>)]) -> Flow {
+        tasks.iter_mut().try_for_each(|(_, task)| self.advance(world, task).map_continue(drop))
+    }
+
+    /// Makes the loops' variables and the program around the next step those of the run.
+    fn resume(world: &mut World, task: &Task<'_>) {
+        world.set_variables(task.cursor.variables());
+        world.enter(task.cursor.program());
+    }
+
+    fn enter_block<'s>(&mut self, world: &mut World, task: &mut Task<'s>, step: &'s Step) -> Flow {
+        if !step.meanwhile.is_empty() {
+            task.meanwhile.push((step, Task::new(&step.meanwhile)));
+        }
+        if let Action::PrivatePool(_) = step.action {
+            Self::resume(world, task);
+            self.run_step(world, step, task.cursor.iteration(), None)?;
+        }
+        Flow::Continue(())
+    }
+
+    fn leave_block(&mut self, world: &mut World, task: &mut Task<'_>, step: &Step, iterations: u64, ran_out: bool) -> Flow {
+        if let Some((_, mut rest)) = task.meanwhile.pop_if(|(block, _)| std::ptr::eq(*block, step)) {
+            while self.advance(world, &mut rest)? {}
+        }
+        Self::resume(world, task);
+        match &step.action {
+            Action::PrivatePool(block) => {
+                let pool = world.pool(&block.pool);
+                if let Err(stop) = world.rig.end_private_pool(pool) {
+                    self.stop(stop, Some(step));
+                    return Flow::Break(());
+                }
+                Flow::Continue(())
+            }
+            Action::For(steps) | Action::Repeat(steps) if steps.until_oom || step.id.is_some() => {
+                let mut result = StepResult { reports: BTreeMap::from([(ReportKey::Iterations, iterations)]), ..StepResult::default() };
+                if steps.until_oom && !ran_out {
+                    let seen = format!("all {iterations} iterations ended without that");
+                    result.unmet.push(Unmet::at(step, "a request inside the loop to run out of memory", seen));
+                }
+                self.run_as_step(world, step, task.cursor.iteration(), |_, _| Ok(result)).map_continue(drop)
+            }
+            _ => Flow::Continue(()),
+        }
+    }
+
+    /// Does one step that has no steps inside it. One that runs out of memory may end the loop around it.
+    fn do_step<'s>(&mut self, world: &mut World, task: &mut Task<'s>, step: &'s Step) -> Flow {
+        Self::resume(world, task);
+        let iteration = task.cursor.iteration();
+        let mut own = (!step.meanwhile.is_empty()).then(|| Task::new(&step.meanwhile));
+        let outcome = self.run_step(world, step, iteration, own.as_mut())?;
+        if let Some(mut rest) = own {
+            while self.advance(world, &mut rest)? {}
+            Self::resume(world, task);
+        }
+        let ends_loop = match &step.action {
+            Action::Alloc(alloc) => alloc.expect.ends_loop,
+            Action::Train(train) => train.expect.ends_loop,
+            _ => false,
+        };
+        if ends_loop && outcome == Outcome::OutOfMemory {
+            task.cursor.leave_loop();
+        }
+        Flow::Continue(())
+    }
+
+    /// Does a step, with the scenario's invariants and a task that goes on meanwhile between its operations.
+    fn run_step(&mut self, world: &mut World, step: &Step, iteration: Option<String>, meanwhile: Option<&mut Task<'_>>) -> ControlFlow<(), Outcome> {
+        let is_workload = matches!(step.action, Action::Storm(_) | Action::Train(_));
+        let has_invariants = self.checks != Checks::Timing && !self.request.scenario.invariants.is_empty();
+        if !is_workload || (meanwhile.is_none() && !has_invariants) {
+            return self.run_as_step(world, step, iteration, |_, world| execute::execute(world, step, None));
+        }
+        let mut meanwhile = meanwhile;
+        self.run_as_step(world, step, iteration, |runner, world| {
+            let mut between = |world: &mut World| {
+                let seen = runner.violations.len();
+                runner.check_invariants(world, step, &mut Vec::new());
+                if let Some(task) = meanwhile.as_deref_mut() {
+                    let paused = world.rig.pause_step();
+                    let flow = runner.advance(world, task);
+                    world.rig.resume_step(paused);
+                    if flow.is_break() {
+                        return Err(Stop::Violated(Vec::new()));
+                    }
+                }
+                let has_failed = runner.violations.len() > seen && !runner.only_expected_violations();
+                // What was found stands in the record already.
+                if has_failed { Err(Stop::Violated(Vec::new())) } else { Ok(()) }
             };
-            if matches!(next, Next::Stop) {
-                return Next::Stop;
-            }
-        }
-        Next::Continue
+            execute::execute(world, step, Some(&mut between))
+        })
     }
 
-    fn repeat(&mut self, world: &mut World, times: u64, steps: &[Step]) -> Next {
-        for _ in 0..times {
-            if matches!(self.run_steps(world, steps), Next::Stop) {
-                return Next::Stop;
-            }
-        }
-        Next::Continue
-    }
-
-    fn run_step(&mut self, world: &mut World, step: &Step) -> Next {
+    /// Numbers, watches, checks and records what is done as a step.
+    fn run_as_step(
+        &mut self,
+        world: &mut World,
+        step: &Step,
+        iteration: Option<String>,
+        act: impl FnOnce(&mut Self, &mut World) -> Result<StepResult, Stop>,
+    ) -> ControlFlow<(), Outcome> {
         self.number += 1;
+        let number = self.number;
         let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
-        self.observer.control.enter(place_of(self.number, step), limit);
-        world.rig.begin_step(self.number);
-        let executed = execute::execute(world, step);
+        self.observer.control.enter(place_of(number, step), limit);
+        world.rig.begin_step(number);
         let seen = self.violations.len();
-        let mut result = match executed {
+        let mut result = match act(self, world) {
             Ok(mut result) => {
                 for unmet in std::mem::take(&mut result.unmet) {
                     self.unmet(unmet, &mut result.notes);
@@ -387,18 +526,31 @@ impl<'a, 'o> Runner<'a, 'o> {
         let cut_short = result.is_none() || ended.is_none();
         if let (Some(result), false) = (&mut result, cut_short) {
             self.check_invariants(world, step, &mut result.notes);
+            self.check_awaited(world, step);
         }
         self.check_time(Some(step));
         let failed = self.violations.len() > seen;
+        let outcome = result.as_ref().map_or(Outcome::Failed, |result| result.outcome.clone());
         // A step that was interrupted is neither done nor failed.
         if !self.interrupted {
-            self.record(world, step, result, ended, failed);
+            self.record(world, step, number, iteration, result, ended, failed);
         }
-        if self.interrupted || cut_short || (failed && !self.only_expected_violations()) { Next::Stop } else { Next::Continue }
+        let stops = self.interrupted || cut_short || (failed && !self.only_expected_violations());
+        if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(outcome) }
     }
 
     /// Records a step that is over. Of one that was cut short there may be no accounts.
-    fn record(&mut self, world: &mut World, step: &Step, result: Option<StepResult>, ended: Option<StepEnd>, failed: bool) {
+    #[allow(clippy::too_many_arguments, reason = "all of it is recorded")]
+    fn record(
+        &mut self,
+        world: &mut World,
+        step: &Step,
+        number: u32,
+        iteration: Option<String>,
+        result: Option<StepResult>,
+        ended: Option<StepEnd>,
+        failed: bool,
+    ) {
         let StepEnd { duration, accounts } = ended.unwrap_or_default();
         let result = result.unwrap_or_else(|| StepResult { outcome: Outcome::Failed, ..StepResult::default() });
         let reports = result.reports_with(duration);
@@ -408,18 +560,27 @@ impl<'a, 'o> Runner<'a, 'o> {
             world.report(id.clone(), reports);
         }
         if let Some(duration) = duration {
-            self.times.push((self.number, StepTimes { duration, reports: named }));
+            self.times.push((number, StepTimes { duration, reports: named }));
         } else if self.checks != Checks::Timing
             && let Some(accounts) = accounts.or_else(|| world.rig.accounts().ok())
         {
-            self.record_checked(step, result, named, accounts, failed);
+            let _ = iteration;
+            self.record_checked(step, number, result, named, accounts, failed);
         }
     }
 
-    fn record_checked(&mut self, step: &Step, result: StepResult, reports: BTreeMap<String, u64>, accounts: Accounts, failed: bool) {
+    fn record_checked(
+        &mut self,
+        step: &Step,
+        number: u32,
+        result: StepResult,
+        reports: BTreeMap<String, u64>,
+        accounts: Accounts,
+        failed: bool,
+    ) {
         let outcome = if failed && result.outcome == Outcome::Done { Outcome::Failed } else { result.outcome };
         let step = StepRecord {
-            number: self.number,
+            number,
             line: step.position.line,
             kind: step.action.kind().name().to_owned(),
             text: step.action.to_string(),
@@ -471,6 +632,32 @@ impl<'a, 'o> Runner<'a, 'o> {
             self.stop(stop, None);
         }
         self.check_time(None);
+    }
+
+    /// Looks at what is awaited, and forgets what holds. A step that awaits something adds it first.
+    fn check_awaited(&mut self, world: &mut World, step: &Step) {
+        if let Action::Eventually(eventually) = &step.action {
+            let is_new = |expectation: &&Located<Expectation>| !self.awaited.iter().any(|other| other.position() == expectation.position());
+            let new: Vec<_> = eventually.0.iter().filter(is_new).cloned().collect();
+            self.awaited.extend(new);
+        }
+        for expectation in std::mem::take(&mut self.awaited) {
+            match execute::check(world, &expectation) {
+                Ok(None) => {}
+                Ok(Some(_)) => self.awaited.push(expectation),
+                Err(stop) => self.stop(stop, Some(step)),
+            }
+        }
+    }
+
+    /// At the end of the run: what never held is not met.
+    fn judge_awaited(&mut self, world: &mut World) {
+        for expectation in std::mem::take(&mut self.awaited) {
+            if let Ok(Some(unmet)) = execute::check(world, &expectation) {
+                let (expected, seen) = (format!("eventually {}", unmet.expected), format!("at the end {}", unmet.seen));
+                self.unmet(Unmet { expected, seen, ..unmet }, &mut Vec::new());
+            }
+        }
     }
 
     fn check_invariants(&mut self, world: &mut World, step: &Step, notes: &mut Vec<String>) {
@@ -527,7 +714,7 @@ impl<'a, 'o> Runner<'a, 'o> {
                 invariant,
                 Invariant::AccountsAreOrdered | Invariant::DeviceUsedFollowsReserved | Invariant::WholeLimitFitsAtTheEnd
             ),
-            Rule::ExpectedViolation | Rule::DeviceFailure | Rule::TimeLimit => false,
+            Rule::BetweenArms | Rule::ExpectedFailure | Rule::ExpectedViolation | Rule::DeviceFailure | Rule::TimeLimit => false,
         })
     }
 

@@ -1,22 +1,25 @@
 //! A session: scenarios × allocators × repetitions on one device, arms interleaved, each on a device of its own. What happens is told as
 //! [events](Event); [`supervise`] runs a session in a thread of its own and watches over its time limits.
 
+mod comparisons;
 mod supervise;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::device::{DeviceCalls, DeviceError, DeviceInfo, TestDevice};
+use harness_allocator::device::{Clock, DeviceCalls, DeviceError, DeviceInfo, TestDevice};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
+use self::comparisons::Comparisons;
 use crate::run::{Observer, RunRequest, observe, time_observed};
+use crate::world::Figures;
 use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
 use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, Timings, Verdict, Violation};
-use harness_scenario::Scenario;
+use harness_scenario::{DeviceKind, Feature, Needs, Scenario};
 
 pub use self::supervise::{End, supervise};
 
@@ -147,6 +150,7 @@ impl Plan {
         emit(Event::Started { version: RECORD_VERSION, harness, planned: self.planned() });
         let mut device: Option<DeviceInfo> = None;
         let mut is_lost = false;
+        let mut comparisons = Comparisons::default();
         for arm in self.arms() {
             if control.is_interrupted() {
                 break;
@@ -154,7 +158,10 @@ impl Plan {
             let record = match &device {
                 Some(device) if is_lost => self.not_run(&arm, source, device.clone(), device_was_lost()),
                 _ => match (self.observe_arm(&arm, source, control, emit), &device) {
-                    (Ok(record), _) => record,
+                    (Ok((mut record, figures)), _) => {
+                        comparisons.add(arm.scenario, &mut record, figures);
+                        record
+                    }
                     (Err(error), None) => return Err(error),
                     (Err(error), Some(device)) => {
                         is_lost = true;
@@ -169,12 +176,23 @@ impl Plan {
         Ok(())
     }
 
-    /// Runs one arm in this thread, as [`Plan::observe`] does.
+    /// Runs one arm in this thread, as [`Plan::observe`] does. Those that it is compared with in the scenario's expectations between arms run
+    /// before it, for their figures.
     ///
     /// # Errors
     /// [`DeviceError`] where the device cannot be opened.
     pub fn run_arm(&self, arm: &Arm<'_>, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<RunRecord, DeviceError> {
-        self.observe_arm(arm, source, &Arc::new(Control::new(Arc::clone(interrupt))), &mut |_| {})
+        let control = Arc::new(Control::new(Arc::clone(interrupt)));
+        let mut comparisons = Comparisons::default();
+        for needed in comparisons::needed_for(arm.scenario, &arm.allocator.to_string()) {
+            if let Some(allocator) = arm.scenario.allocators.iter().find(|allocator| allocator.to_string() == needed) {
+                let (mut record, figures) = self.observe_arm(&Arm { allocator, ..*arm }, source, &control, &mut |_| {})?;
+                comparisons.add(arm.scenario, &mut record, figures);
+            }
+        }
+        let (mut record, figures) = self.observe_arm(arm, source, &control, &mut |_| {})?;
+        comparisons.add(arm.scenario, &mut record, figures);
+        Ok(record)
     }
 
     /// Runs one arm twice, each time on a device of its own: once with all checks, and if that passes once more for its times.
@@ -184,10 +202,10 @@ impl Plan {
         source: &DeviceSource,
         control: &Arc<Control>,
         emit: &mut dyn FnMut(Event),
-    ) -> Result<RunRecord, DeviceError> {
+    ) -> Result<(RunRecord, Figures), DeviceError> {
         control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
         let scenario = match self.memory {
-            Some(memory) => &Scenario { memory, ..arm.scenario.clone() },
+            Some(memory) => &Scenario { needs: Needs { memory, ..arm.scenario.needs.clone() }, ..arm.scenario.clone() },
             None => arm.scenario,
         };
         let seed = self.seed_of(arm);
@@ -201,17 +219,20 @@ impl Plan {
             interrupt: Arc::default(),
         };
         let observer = |emit| Observer { control: Arc::clone(control), only_observed: arm.only_observed(), emit };
-        let mut record = match open(source, scenario, arm.allocator)? {
+        let (mut record, mut figures) = match open(source, scenario, arm.allocator)? {
             Ok(device) => observe(&request, device, arm.allocator.build(), observer(emit))?,
-            Err((info, reason)) => return Ok(self.not_run(arm, source, info, Verdict::Skipped { reason })),
+            Err((info, reason)) => return Ok((self.not_run(arm, source, info, Verdict::Skipped { reason }), Figures::new())),
         };
         if record.verdict == Verdict::Passed {
             control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
             if let Ok(device) = open(source, scenario, arm.allocator)? {
-                time_observed(&request, device, arm.allocator.build(), observer(&mut |_| {}))?.add_to(&mut record);
+                let timed = time_observed(&request, device, arm.allocator.build(), observer(&mut |_| {}))?;
+                figures.extend(timed.figures.clone());
+                timed.add_to(&mut record);
             }
         }
-        Ok(record)
+        judge_expected_failure(scenario, arm, &mut record);
+        Ok((record, figures))
     }
 
     fn seed_of(&self, arm: &Arm<'_>) -> u64 {
@@ -248,7 +269,11 @@ impl Plan {
         let (program, path) = (&self.program, quoted(&arm.scenario.path.to_string_lossy()));
         let allocator = quoted(&arm.allocator.to_string());
         let audit = if self.audit { "" } else { " --no-audit" };
-        format!("{program} run {path} --device {source} --allocator {allocator} --seed {seed}{memory}{audit}")
+        let set = |(name, value): &(String, String)| format!(" --set {}", quoted(&format!("{name}={value}")));
+        let parameters: String = arm.scenario.parameters.iter().map(set).collect();
+        let others = comparisons::needed_for(arm.scenario, &arm.allocator.to_string());
+        let others: String = others.iter().map(|other| format!("--allocator {} ", quoted(other))).collect();
+        format!("{program} run {path} --device {source} {others}--allocator {allocator} --seed {seed}{parameters}{memory}{audit}")
     }
 }
 
@@ -259,10 +284,16 @@ type Opened = Result<Box<dyn TestDevice>, (DeviceInfo, String)>;
 fn open(source: &DeviceSource, scenario: &Scenario, allocator: &AllocatorSpec) -> Result<Opened, DeviceError> {
     let mut device = source.open()?;
     let info = device.info().clone();
-    if let Some(missing) = missing_for(&mut *device, allocator) {
+    let missing = scenario
+        .skip
+        .of(&allocator.to_string(), kind_of(&info))
+        .map(str::to_owned)
+        .or_else(|| missing_for(&mut *device, allocator))
+        .or_else(|| missing_of(&mut *device, source, scenario, allocator));
+    if let Some(missing) = missing {
         return Ok(Err((info, missing)));
     }
-    match source.limit(device, scenario.memory) {
+    match source.limit(device, scenario.needs.memory) {
         Ok(device) => Ok(Ok(device)),
         Err(error @ DeviceError::Unavailable { .. }) => Ok(Err((info, error.to_string()))),
         Err(error) => Err(error),
@@ -277,6 +308,59 @@ fn missing_for(device: &mut dyn TestDevice, allocator: &AllocatorSpec) -> Option
         _ => return None,
     };
     (!there).then(|| format!("`{allocator}` needs {needs}, which this device does not have"))
+}
+
+const fn kind_of(info: &DeviceInfo) -> DeviceKind {
+    match info.clock {
+        Clock::Simulated => DeviceKind::Simulated,
+        Clock::Measured => DeviceKind::Gpu,
+    }
+}
+
+/// What the scenario needs and does not find.
+fn missing_of(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Scenario, allocator: &AllocatorSpec) -> Option<String> {
+    let Needs { device: kind, devices, features, .. } = &scenario.needs;
+    if kind.is_some_and(|kind| kind != kind_of(device.info())) {
+        let wanted = kind.map_or("", DeviceKind::name);
+        return Some(format!("the scenario needs the device `{wanted}`, and this is `{}`", kind_of(device.info()).name()));
+    }
+    let there = source.devices();
+    if *devices > there {
+        return Some(format!("the scenario needs {devices} devices, and there is {there}"));
+    }
+    for feature in features {
+        let is_there = match feature {
+            Feature::VirtualMemory => device.mapped().is_some(),
+            Feature::MemoryPools => device.pooled().is_some(),
+            Feature::ProcessMemory => device.memory().is_ok_and(|memory| memory.process.is_some()),
+        };
+        if !is_there {
+            return Some(format!("the scenario needs `{}`, which this device does not have", feature.name()));
+        }
+    }
+    let uses_pools = scenario.uses_private_pools();
+    (uses_pools && allocator.build().private_pools().is_none()).then(|| format!("`{allocator}` has no private pools, which the scenario uses"))
+}
+
+/// A run that fails where the scenario says so is as expected, and one that passes is not.
+fn judge_expected_failure(scenario: &Scenario, arm: &Arm<'_>, record: &mut RunRecord) {
+    let kind = kind_of(&record.device);
+    let Some(reason) = scenario.expected_to_fail.of(&record.allocator, kind).filter(|_| !arm.only_observed()) else { return };
+    let reason = reason.to_owned();
+    record.verdict = match std::mem::replace(&mut record.verdict, Verdict::Passed) {
+        Verdict::Failed { first, rest } => Verdict::FailedAsExpected { reason, first, rest },
+        Verdict::Passed => {
+            let first = Violation {
+                step: 0,
+                at: None,
+                rule: Rule::ExpectedFailure,
+                expected: format!("the run to fail: {reason}"),
+                seen: "it passes; take `expected_to_fail` out".to_owned(),
+            };
+            Verdict::Failed { first, rest: Vec::new() }
+        }
+        other => other,
+    };
 }
 
 /// The verdict of the arm at which a device that others ran on was lost.

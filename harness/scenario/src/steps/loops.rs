@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use harness_allocator::units::Bytes;
 use harness_language::expression::{Number, Operator, Unit, Value};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -42,6 +43,8 @@ pub enum Rounds {
     Over {
         /// The variable.
         variable: VariableName,
+        /// What its values count.
+        unit: Unit,
         /// Its values.
         values: Values,
     },
@@ -79,10 +82,22 @@ impl Rounds {
     pub fn value(&self, iteration: u64) -> Option<(&VariableName, Number)> {
         match self {
             Self::Times(_) => None,
-            Self::Over { variable, values: Values::Range { first, by, .. } } => {
+            Self::Over { variable, values: Values::Range { first, by, .. }, .. } => {
                 Some((variable, first + by * Number::from_integer(i128::from(iteration))))
             }
-            Self::Over { variable, values: Values::List(values) } => values.get(iteration as usize).map(|value| (variable, *value)),
+            Self::Over { variable, values: Values::List(values), .. } => values.get(iteration as usize).map(|value| (variable, *value)),
+        }
+    }
+
+    /// A value of the variable as a person writes it: `3`, `4 MiB`, `5.00 ms`.
+    #[must_use]
+    pub fn in_words(&self, value: Number) -> String {
+        match self {
+            Self::Over { unit: Unit::Bytes, .. } => {
+                Bytes(u64::try_from(value.to_integer()).unwrap_or_default()).to_string()
+            }
+            Self::Over { unit, .. } => Value { number: value, dimension: (*unit).into() }.to_string(),
+            Self::Times(_) => value.to_string(),
         }
     }
 }
@@ -225,7 +240,7 @@ impl StepFields for ForWire {
         };
         checker.with_variable(&NameText(name.clone()), unit, |checker, variable| {
             let steps = checker.repeated(at, count, until_oom, |checker| check_steps(self.body.steps(), checker))?;
-            Ok(Loop { rounds: Rounds::Over { variable, values }, until_oom, steps })
+            Ok(Loop { rounds: Rounds::Over { variable, unit, values }, until_oom, steps })
         })
     }
 }

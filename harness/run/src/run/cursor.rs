@@ -1,0 +1,132 @@
+//! Where a list of steps stands while it is done: loops are unrolled one iteration at a time, so that memory does not grow with their length.
+
+use harness_scenario::Number;
+use harness_scenario::steps::{Action, Step};
+use harness_scenario::{ProgramName, VariableName};
+
+/// What comes next.
+#[derive(Debug)]
+pub(super) enum Next<'s> {
+    /// A step without steps inside it.
+    Do(&'s Step),
+    /// A step with steps inside it begins.
+    Enter(&'s Step),
+    /// It has ended.
+    Leave {
+        /// The step.
+        step: &'s Step,
+        /// How many iterations of it are complete.
+        iterations: u64,
+        /// Whether a request that ran out of memory ended it.
+        ran_out: bool,
+    },
+}
+
+/// Steps, of which some may have been done.
+#[derive(Debug)]
+pub(super) struct Cursor<'s> {
+    frames: Vec<Frame<'s>>,
+    /// Blocks that were left early, the innermost first.
+    left: Vec<Next<'s>>,
+}
+
+/// Steps that are being done.
+#[derive(Debug)]
+struct Frame<'s> {
+    /// The step that they are inside of; `None` for the outermost ones.
+    block: Option<&'s Step>,
+    steps: &'s [Step],
+    /// The one that comes next.
+    next: usize,
+    /// Of a loop: complete iterations.
+    iterations: u64,
+}
+
+impl Frame<'_> {
+    /// How often the steps are done in all.
+    fn rounds(&self) -> u64 {
+        match self.block.map(|block| &block.action) {
+            Some(Action::For(steps) | Action::Repeat(steps)) => steps.rounds.count(),
+            _ => 1,
+        }
+    }
+
+    fn is_until_oom(&self) -> bool {
+        matches!(self.block.map(|block| &block.action), Some(Action::For(steps) | Action::Repeat(steps)) if steps.until_oom)
+    }
+}
+
+impl<'s> Cursor<'s> {
+    /// Before the first of these steps.
+    pub(super) fn new(steps: &'s [Step]) -> Self {
+        Self { frames: vec![Frame { block: None, steps, next: 0, iterations: 0 }], left: Vec::new() }
+    }
+
+    /// Goes on to what comes next; `None` behind the last step.
+    pub(super) fn advance(&mut self) -> Option<Next<'s>> {
+        if !self.left.is_empty() {
+            return Some(self.left.remove(0));
+        }
+        let frame = self.frames.last_mut()?;
+        if let Some(step) = frame.steps.get(frame.next) {
+            frame.next += 1;
+            if !step.action.is_block() {
+                return Some(Next::Do(step));
+            }
+            self.frames.push(Frame { block: Some(step), steps: step.action.steps(), next: 0, iterations: 0 });
+            return Some(Next::Enter(step));
+        }
+        frame.iterations += 1;
+        if frame.iterations < frame.rounds() {
+            frame.next = 0;
+            return self.advance();
+        }
+        let iterations = frame.iterations;
+        let step = self.frames.pop()?.block?;
+        Some(Next::Leave { step, iterations, ran_out: false })
+    }
+
+    /// A request ran out of memory: leaves everything up to the innermost loop that this ends.
+    pub(super) fn leave_loop(&mut self) {
+        while let Some(frame) = self.frames.pop() {
+            let ran_out = frame.is_until_oom();
+            let iterations = frame.iterations;
+            self.left.extend(frame.block.map(|step| Next::Leave { step, iterations, ran_out }));
+            if ran_out {
+                return;
+            }
+        }
+    }
+
+    /// The variables of all loops around the next step, the outermost first.
+    pub(super) fn variables(&self) -> impl Iterator<Item = (&'s VariableName, Number)> {
+        self.frames.iter().filter_map(|frame| match &frame.block?.action {
+            Action::For(steps) | Action::Repeat(steps) => steps.rounds.value(frame.iterations),
+            _ => None,
+        })
+    }
+
+    /// The iterations of all loops around the next step, the outermost first, in words: `i = 3`, or `iteration 3` counted from 1.
+    pub(super) fn iteration(&self) -> Option<String> {
+        let words: Vec<String> = self
+            .frames
+            .iter()
+            .filter_map(|frame| match &frame.block?.action {
+                Action::For(steps) | Action::Repeat(steps) => Some(match steps.rounds.value(frame.iterations) {
+                    Some((variable, value)) => format!("{variable} = {}", steps.rounds.in_words(value)),
+                    None => format!("iteration {}", frame.iterations + 1),
+                }),
+                _ => None,
+            })
+            .collect();
+        (!words.is_empty()).then(|| words.join(", "))
+    }
+
+    /// The program that the next step is of; `None` for the main one.
+    pub(super) fn program(&self) -> Option<&'s ProgramName> {
+        self.frames.iter().rev().find_map(|frame| match &frame.block?.action {
+            Action::Program(program) => Some(&program.program),
+            _ => None,
+        })
+    }
+}

@@ -5,10 +5,14 @@
 mod broken;
 mod contended;
 mod cost;
+mod lacking;
 mod lying;
 mod pool;
+mod private_pools;
 mod program;
+mod programs;
 mod random;
+mod reads;
 mod scenarios;
 mod staged;
 mod timed;

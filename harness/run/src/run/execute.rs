@@ -53,9 +53,9 @@ pub(super) fn execute(world: &mut World, step: &Step) -> Result<StepResult, Stop
         Action::ResetPeaks(_) => world.rig.reset_peaks(),
         Action::SetFraction(set) => world.rig.set_memory_fraction(set.fraction),
         Action::Pressure(pressure) => return set_pressure(world, step, &pressure.held),
-        Action::Storm(storm) => return storm::run(world, step, storm),
+        Action::Storm(storm) => return storm::run(world, step, storm, None),
         Action::Pins(pins) => return pins::list(world, &pins.storm),
-        Action::Train(train) => return train::run(world, step, train),
+        Action::Train(train) => return train::run(world, step, train, None),
         Action::Measure(measure) => world.measure(measure.name.clone())?,
         Action::Expect(expect) => {
             let mut result = StepResult::default();

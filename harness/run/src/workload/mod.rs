@@ -1,5 +1,117 @@
 //! Workloads: short descriptions turned into many allocations.
 
+use crate::rig::Stop;
+use crate::world::World;
+
 pub(crate) mod pins;
 pub(crate) mod storm;
 pub(crate) mod train;
+
+/// What is done between the operations of a storm, and between the iterations of a training: the scenario's own invariants, and steps that run
+/// meanwhile. Whoever enters another program in it goes back to the one that was entered. `None`: nothing, at no cost.
+pub(crate) type Between<'a> = Option<&'a mut dyn FnMut(&mut World) -> Result<(), Stop>>;
+
+/// Does what is to be done between two operations.
+pub(crate) fn pause(between: &mut Between<'_>, world: &mut World) -> Result<(), Stop> {
+    between.as_mut().map_or(Ok(()), |act| act(world))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+    use std::path::Path;
+
+    use harness_allocator::allocator::{AllocatorKind, Request};
+    use harness_allocator::device::sim::{SimConfig, SimDevice};
+    use harness_allocator::units::Bytes;
+    use harness_record::Outcome;
+    use harness_scenario::Scenario;
+    use harness_scenario::steps::{Action, Step};
+
+    use super::*;
+    use crate::rig::{ProgramId, Rig, RigOptions};
+    use crate::world::StepResult;
+
+    const STORM: &str =
+        "storm: { id: s, operations: 200, sizes: { min: 1KiB, max: 1MiB }, live: 8MiB, lifetime: { min: 5, max: 50 }, fill: true }";
+    const TRAIN: &str =
+        "train: { id: t, parameters: 8MiB, layers: 4, activations_per_sample: 16MiB, batch: 4, iterations: 10, expect: { caching: oom } }";
+
+    fn scenario(step: &str) -> Scenario {
+        let text = format!("about: A test.\nneeds: {{ memory: 256MiB }}\nsteps:\n  - {step}\n");
+        Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"))
+    }
+
+    fn world(scenario: &Scenario) -> World {
+        let config = SimConfig::default();
+        let config = SimConfig { total: config.context_overhead + scenario.memory, ..config };
+        let rig = Rig::new(Box::new(SimDevice::new(config)), AllocatorKind::Caching.build(), &RigOptions::default()).unwrap();
+        let world = World::new(rig, scenario, "caching".to_owned(), 1);
+        world.unwrap_or_else(|failed| panic!("{:?}", failed.2))
+    }
+
+    fn run(world: &mut World, step: &Step, between: Between<'_>) -> Result<StepResult, Stop> {
+        match &step.action {
+            Action::Storm(storm) => storm::run(world, step, storm, between),
+            Action::Train(train) => train::run(world, step, train, between),
+            action => panic!("{action}"),
+        }
+    }
+
+    #[test]
+    fn a_storm_pauses_after_each_operation_and_does_the_same_with_and_without_pauses() {
+        let scenario = scenario(STORM);
+        let mut pauses = 0;
+        let mut count = |_: &mut World| {
+            pauses += 1;
+            Ok(())
+        };
+        let (mut with, mut without) = (world(&scenario), world(&scenario));
+        let with = run(&mut with, &scenario.steps[0], Some(&mut count)).unwrap();
+        let without = run(&mut without, &scenario.steps[0], None).unwrap();
+        assert_eq!((pauses, with.reports), (200, without.reports));
+    }
+
+    #[test]
+    fn what_is_done_in_a_pause_can_stop_a_workload() {
+        for step in [STORM, TRAIN] {
+            let scenario = scenario(step);
+            let mut left = 3;
+            let mut stop_at_third = |_: &mut World| {
+                left -= 1;
+                if left == 0 { Err(Stop::Interrupted) } else { Ok(()) }
+            };
+            let stopped = run(&mut world(&scenario), &scenario.steps[0], Some(&mut stop_at_third));
+            assert_eq!((stopped.map(drop), left), (Err(Stop::Interrupted), 0), "{step}");
+        }
+    }
+
+    /// Another program takes more memory after each iteration: in the end the training has too little.
+    #[test]
+    fn another_program_can_grow_while_a_training_runs() {
+        let scenario = scenario(TRAIN);
+        let mut world = world(&scenario);
+        let other = world.rig.add_program(AllocatorKind::Caching.build());
+        let (mut held, mut live) = (Vec::new(), Vec::new());
+        let mut grow = |world: &mut World| {
+            live.push(world.rig.stats().allocated_bytes.all.current);
+            world.rig.empty_cache()?;
+            world.rig.enter(other);
+            held.extend(world.rig.allocate(Request::new(Bytes::mib(48)))?.ok());
+            world.rig.enter(ProgramId::FIRST);
+            Ok(())
+        };
+        let result = run(&mut world, &scenario.steps[0], Some(&mut grow)).unwrap();
+        assert_eq!(result.outcome, Outcome::OutOfMemory);
+        assert!(
+            live.len() < 10 && live.iter().all(|bytes| *bytes == live[0] && *bytes > 0),
+            "parameters and optimizer state alone: {live:?}"
+        );
+        let shortage = result.shortage.unwrap();
+        let others: Bytes = held.iter().map(crate::rig::Buffer::size).sum();
+        assert_eq!(shortage.accounts.device.pressure, others);
+        held.into_iter().for_each(|buffer| world.rig.free(buffer).unwrap());
+        world.rig.finish().unwrap();
+    }
+}

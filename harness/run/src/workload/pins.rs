@@ -1,6 +1,7 @@
-//! What pins segments: the live blocks of a storm that keep memory from going back to the driver, and freeing just enough of them.
+//! What pins segments: the live blocks of a storm that keep memory from going back to the driver. [`list`] names them, [`free_for`] frees as few of
+//! them as a request needs.
 //!
-//! A segment goes back as a whole, an expandable one page by page.
+//! A segment goes back to the driver as a whole, an expandable one page by page.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -14,13 +15,13 @@ use crate::world::{StepResult, World};
 use harness_record::Table;
 use harness_scenario::{ReportKey, StepName};
 
-/// Rows of the table: the segments that are cheapest to unpin.
+/// Rows of the table: the segments with the fewest live bytes for their size.
 const MOST_ROWS: usize = 16;
 
 /// Pages of expandable segments of small blocks: `kSmallBuffer` of PyTorch's allocator.
 const SMALL_PAGE: Bytes = Bytes::mib(2);
 
-/// What goes back to the driver as one: the segment, or a page of it. `page` is that of large blocks.
+/// The size of what goes back to the driver at once: the segment, or a page of it. `page` is the size of pages of large blocks.
 fn unit(segment: &SegmentInfo, page: Bytes) -> Bytes {
     match (segment.expandable, segment.pool) {
         (false, _) => segment.size,
@@ -29,20 +30,23 @@ fn unit(segment: &SegmentInfo, page: Bytes) -> Bytes {
     }
 }
 
-/// A segment, as seen from the storm.
+/// A segment, with what is live in it and what is free.
 #[derive(Debug)]
 struct Pinned {
     address: DevicePtr,
     size: Bytes,
     pool: PoolKind,
-    /// `None`: it serves several.
+    /// The stream that it serves. `None`: several.
     stream: Option<u32>,
-    /// Live blocks of the storm, and of others.
+    /// Live blocks of the storm.
     blocks: u64,
+    /// Live blocks that are not of the storm.
     others: u64,
+    /// Bytes of the storm's live blocks.
     bytes: Bytes,
-    /// Free pieces: what of them cannot go back, and the largest.
+    /// Free bytes that cannot go back to the driver.
     free: Bytes,
+    /// The largest free piece.
     largest_free: Bytes,
 }
 
@@ -70,12 +74,12 @@ impl Pinned {
         }
     }
 
-    /// Whether the storm keeps it from going back.
+    /// Whether a block of the storm keeps it from going back to the driver.
     const fn is_pinned(&self) -> bool {
         self.blocks > 0
     }
 
-    /// Whether `empty_cache` gives it back.
+    /// Whether nothing is live in it, so that `empty_cache` gives it back.
     const fn is_free(&self) -> bool {
         self.blocks + self.others == 0
     }
@@ -91,7 +95,7 @@ fn segments(world: &mut World, storm: &StepName) -> Vec<Pinned> {
     segments
 }
 
-/// The table and the sums.
+/// Lists the segments that the storm pins, and adds up what they keep.
 pub(crate) fn list(world: &mut World, storm: &StepName) -> Result<StepResult, Stop> {
     let segments = segments(world, storm);
     let pinned: Vec<_> = segments.iter().filter(|segment| segment.is_pinned()).collect();
@@ -117,7 +121,7 @@ pub(crate) fn list(world: &mut World, storm: &StepName) -> Result<StepResult, St
 
 fn table(pinned: &[&Pinned]) -> Table {
     let more = pinned.len().saturating_sub(MOST_ROWS);
-    let rest = if more > 0 { format!("; {more} more are fuller") } else { String::new() };
+    let rest = if more > 0 { format!("; {more} more are not shown") } else { String::new() };
     let columns = ["segment", "size", "pool", "stream", "pinning blocks", "pinning bytes", "free", "largest free piece"];
     let row = |segment: &&Pinned| {
         let pool = match segment.pool {
@@ -154,7 +158,17 @@ struct Part {
     others: bool,
 }
 
-/// Where the blocks of a storm lie.
+/// What one freed block unpins.
+#[derive(Debug, Default)]
+struct Unpinned {
+    /// The size of the block.
+    freed: Bytes,
+    /// Parts in which nothing is live any more, in number and in bytes.
+    parts: u64,
+    bytes: Bytes,
+}
+
+/// All memory in parts, and the parts in which each block of the storm lies.
 #[derive(Debug, Default)]
 struct Layout {
     parts: Vec<Part>,
@@ -193,7 +207,7 @@ impl Layout {
         }
     }
 
-    /// Those that the storm alone pins, with the fewest live bytes for their size first.
+    /// The parts that only the storm pins, by index, with the fewest live bytes for their size first.
     fn cheapest(&self) -> Vec<usize> {
         let pinned = self.parts.iter().enumerate().filter(|(_, part)| !part.others && !part.blocks.is_empty());
         let mut pinned: Vec<(u128, usize)> =
@@ -202,23 +216,23 @@ impl Layout {
         pinned.into_iter().map(|(_, index)| index).collect()
     }
 
-    /// A block is freed: its size, and the parts that go back for it, in number and bytes.
-    fn free(&mut self, address: DevicePtr) -> (Bytes, u64, Bytes) {
-        let Some((size, range)) = self.blocks.remove(&address) else { return Default::default() };
-        let (mut count, mut room) = (0, Bytes::ZERO);
+    /// Takes a block out that is freed, and returns what goes back to the driver for it.
+    fn free(&mut self, address: DevicePtr) -> Unpinned {
+        let Some((size, range)) = self.blocks.remove(&address) else { return Unpinned::default() };
+        let mut unpinned = Unpinned { freed: size, ..Unpinned::default() };
         for part in &mut self.parts[range] {
             part.blocks.remove(&address);
             if part.blocks.is_empty() && !part.others {
-                count += 1;
-                room += part.size;
+                unpinned.parts += 1;
+                unpinned.bytes += part.size;
             }
         }
-        (size, count, room)
+        unpinned
     }
 }
 
-/// Frees the storm's blocks where that is the cheapest way to unpin segments, or pages of expandable ones, until the driver would have room
-/// for a request of that size.
+/// Frees blocks of the storm until the driver has room for a request of that size. Segments, or pages of expandable ones, with the fewest live bytes
+/// for their size come first. Returns a sentence about what was freed.
 pub(crate) fn free_for(world: &mut World, storm: &StepName, request: Bytes) -> Result<String, Stop> {
     let page = world.rig.reserve_unit();
     let wanted = request.checked_round_up(page).unwrap_or(request);
@@ -228,7 +242,7 @@ pub(crate) fn free_for(world: &mut World, storm: &StepName, request: Bytes) -> R
     segments.iter().for_each(|segment| layout.add(segment, page, &addresses));
     let free = world.rig.free_memory()?;
     let back: Bytes = layout.parts.iter().filter(|part| !part.others && part.blocks.is_empty()).map(|part| part.size).sum();
-    // Of what is free on the device, only whole pages are of use.
+    // Only whole pages of what is free on the device can serve the request.
     let mut room = Bytes(free.0 / page.0.max(1) * page.0) + back;
     let (mut freed, mut blocks, mut bytes) = (0, 0_u64, Bytes::ZERO);
     for part in layout.cheapest() {
@@ -237,12 +251,12 @@ pub(crate) fn free_for(world: &mut World, storm: &StepName, request: Bytes) -> R
         }
         let inside = layout.parts[part].blocks.clone();
         for buffer in world.storm(storm).take_where(|address| inside.contains(&address)) {
-            let (size, count, back) = layout.free(buffer.range().start);
+            let unpinned = layout.free(buffer.range().start);
             world.rig.free(buffer)?;
             blocks += 1;
-            bytes += size;
-            freed += count;
-            room += back;
+            bytes += unpinned.freed;
+            freed += unpinned.parts;
+            room += unpinned.bytes;
         }
     }
     let units = if segments.iter().any(|segment| segment.expandable) { "pages" } else { "segments" };

@@ -1,19 +1,22 @@
 //! Storms: many requests and frees of random sizes and lifetimes, all drawn from one seed.
 
-use harness_allocator::allocator::{AllocatorError, Request};
+use std::ops::ControlFlow;
+
+use harness_allocator::allocator::{AllocatorError, OomCause, Request};
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::{Between, pause};
 use crate::rig::Stop;
 use crate::world::{StepResult, Unmet, World};
 use harness_record::{Outcome, Shortage};
 use harness_scenario::steps::storm::{Storm, StormSizes, Until};
 use harness_scenario::{ReportKey, Step};
 
-/// What a storm counts.
+/// What is counted in a storm.
 #[derive(Debug, Default)]
 struct Tally {
     operations: u64,
@@ -22,7 +25,7 @@ struct Tally {
     ooms: u64,
     peak_live: u64,
     failure: Option<Failure>,
-    /// Of the same request.
+    /// What was known of the same request.
     shortage: Option<Shortage>,
 }
 
@@ -39,94 +42,122 @@ struct Failure {
 }
 
 impl Failure {
-    /// Whether the memory was there, but in pieces.
+    fn new(operation: u64, requested: Bytes, reserved: Bytes, allocated: Bytes, error: &AllocatorError) -> Self {
+        let (largest_free, device_free) = match error {
+            AllocatorError::OutOfMemory(oom) => {
+                let device_free = if let OomCause::Device { free } = oom.cause { free } else { Bytes::ZERO };
+                (oom.largest_free_block.unwrap_or_default(), device_free)
+            }
+            AllocatorError::TooLarge { .. } | AllocatorError::Device(_) => (Bytes::ZERO, Bytes::ZERO),
+        };
+        Self { operation, requested, reserved, allocated, largest_free, device_free, text: error.to_string() }
+    }
+
     fn is_fragmentation(&self) -> bool {
-        self.reserved.saturating_sub(self.allocated) >= self.requested
+        is_fragmentation(self.reserved, self.allocated, self.requested)
     }
 }
 
-/// Runs a storm. Logarithmic in live blocks for each operation, apart from the allocator and the audit.
-pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm) -> Result<StepResult, Stop> {
-    // Each storm of a scenario draws from a sequence of its own.
-    let mut rng = ChaCha8Rng::seed_from_u64(world.seed.wrapping_add(storm.id.index() as u64));
-    let streams: Vec<StreamId> = storm.streams.iter().map(|stream| world.stream(stream)).collect();
+/// Whether the memory was there, but in pieces.
+fn is_fragmentation(reserved: Bytes, allocated: Bytes, requested: Bytes) -> bool {
+    reserved.saturating_sub(allocated) >= requested
+}
+
+/// Runs a storm, with something else between its operations. Logarithmic in live blocks for each operation, apart from the allocator and the
+/// audit.
+pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm, mut between: Between<'_>) -> Result<StepResult, Stop> {
+    let mut requests = Requests::new(world, storm);
     let mut tally = Tally::default();
     while tally.operations < storm.operations {
         tally.operations += 1;
-        let now = tally.operations;
-        if let Some(due) = world.storm(&storm.id).take_due(now) {
-            world.rig.free(due)?;
-            tally.frees += 1;
-            continue;
+        if operate(world, storm, &mut requests, &mut tally)?.is_break() {
+            break;
         }
-        let (size, stream) = (draw_size(&mut rng, &storm.sizes), *streams.choose(&mut rng).unwrap_or(&StreamId::DEFAULT));
-        let lifetime = rng.random_range(storm.lifetime.0..=storm.lifetime.1);
-        let live = world.storm(&storm.id);
-        if live.bytes().checked_add(size.0).is_none_or(|bytes| bytes > storm.live.0)
-            && let Some(next_due) = live.take_due(u64::MAX)
-        {
-            world.rig.free(next_due)?;
-            tally.frees += 1;
-            continue;
-        }
-        match world.rig.allocate(Request { size, stream })? {
-            Ok(mut buffer) => {
-                if storm.fill {
-                    world.rig.fill(&mut buffer, stream)?;
-                }
-                let live = world.storm(&storm.id);
-                live.insert(now + lifetime, buffer);
-                tally.allocations += 1;
-                tally.peak_live = tally.peak_live.max(live.bytes());
-            }
-            Err(error) => {
-                tally.ooms += 1;
-                let failure = failure(now, size, &error, world);
-                let ends = storm.until == Some(Until::Fragmented) && failure.is_fragmentation();
-                if ends || tally.failure.is_none() {
-                    tally.failure = Some(failure);
-                    tally.shortage = world.rig.shortage(Request { size, stream }, &error)?;
-                }
-                if ends {
-                    break;
-                }
-            }
-        }
+        pause(&mut between, world)?;
     }
     Ok(conclude(world, step, storm, tally))
+}
+
+/// One operation: frees the block that is due, or else makes the next request; where that would be more than may live, frees the block that is
+/// due next.
+fn operate(world: &mut World, storm: &Storm, requests: &mut Requests<'_>, tally: &mut Tally) -> Result<ControlFlow<()>, Stop> {
+    let now = tally.operations;
+    if let Some(due) = world.storm(&storm.id).take_due(now) {
+        tally.frees += 1;
+        world.rig.free(due)?;
+        return Ok(ControlFlow::Continue(()));
+    }
+    let (request, lifetime) = requests.next();
+    let live = world.storm(&storm.id);
+    if live.bytes().checked_add(request.size.0).is_none_or(|bytes| bytes > storm.live.0)
+        && let Some(next_due) = live.take_due(u64::MAX)
+    {
+        tally.frees += 1;
+        world.rig.free(next_due)?;
+        return Ok(ControlFlow::Continue(()));
+    }
+    match world.rig.allocate(request)? {
+        Ok(mut buffer) => {
+            if storm.fill {
+                world.rig.fill(&mut buffer, request.stream)?;
+            }
+            let live = world.storm(&storm.id);
+            live.insert(now + lifetime, buffer);
+            tally.allocations += 1;
+            tally.peak_live = tally.peak_live.max(live.bytes());
+            Ok(ControlFlow::Continue(()))
+        }
+        Err(error) => refused(world, storm, request, &error, tally),
+    }
+}
+
+/// A request failed. The storm goes on, unless it was to end at such a failure.
+fn refused(world: &mut World, storm: &Storm, request: Request, error: &AllocatorError, tally: &mut Tally) -> Result<ControlFlow<()>, Stop> {
+    tally.ooms += 1;
+    let stats = world.rig.stats();
+    let (reserved, allocated) = (Bytes(stats.reserved_bytes.all.current), Bytes(stats.allocated_bytes.all.current));
+    let ends = storm.until == Some(Until::Fragmented) && is_fragmentation(reserved, allocated, request.size);
+    if ends || tally.failure.is_none() {
+        tally.failure = Some(Failure::new(tally.operations, request.size, reserved, allocated, error));
+        tally.shortage = world.rig.shortage(request, error)?;
+    }
+    Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+}
+
+/// The requests of a storm, drawn from its seed.
+struct Requests<'a> {
+    rng: ChaCha8Rng,
+    storm: &'a Storm,
+    streams: Vec<StreamId>,
+}
+
+impl<'a> Requests<'a> {
+    fn new(world: &World, storm: &'a Storm) -> Self {
+        // Each storm of a scenario draws from a sequence of its own.
+        let rng = ChaCha8Rng::seed_from_u64(world.seed.wrapping_add(storm.id.index() as u64));
+        Self { rng, storm, streams: storm.streams.iter().map(|stream| world.stream(stream)).collect() }
+    }
+
+    /// The next request, and after how many operations its block is due.
+    fn next(&mut self) -> (Request, u64) {
+        let size = draw_size(&mut self.rng, &self.storm.sizes);
+        let stream = *self.streams.choose(&mut self.rng).unwrap_or(&StreamId::DEFAULT);
+        let (shortest, longest) = self.storm.lifetime;
+        (Request { size, stream }, self.rng.random_range(shortest..=longest))
+    }
 }
 
 fn draw_size(rng: &mut ChaCha8Rng, sizes: &StormSizes) -> Bytes {
     match sizes {
         StormSizes::Choices(choices) => choices.choose(rng).copied().unwrap_or_default(),
-        // Every doubling is equally likely, and every size within it: integers only, so that all machines draw the same. A doubling includes
-        // both its ends, so that a largest size that is a power of two is no doubling of its own.
+        // Each doubling, from one power of two to the next, is equally likely, and within it each size. Integers only, so that all machines
+        // draw the same. A doubling includes both ends: otherwise a largest size that is a power of two would be a doubling of its own.
         StormSizes::LogUniform { min, max } => {
             let doubling = rng.random_range(min.0.ilog2()..=(max.0 - 1).max(min.0).ilog2());
             let (lowest, highest) = (min.0.max(1 << doubling), max.0.min((1_u64 << doubling).saturating_mul(2)));
             Bytes(rng.random_range(lowest..=highest))
         }
     }
-}
-
-fn failure(operation: u64, requested: Bytes, error: &AllocatorError, world: &World) -> Failure {
-    let stats = world.rig.stats();
-    let mut failure = Failure {
-        operation,
-        requested,
-        reserved: Bytes(stats.reserved_bytes.all.current),
-        allocated: Bytes(stats.allocated_bytes.all.current),
-        largest_free: Bytes::ZERO,
-        device_free: Bytes::ZERO,
-        text: error.to_string(),
-    };
-    if let AllocatorError::OutOfMemory(oom) = error {
-        failure.largest_free = oom.largest_free_block.unwrap_or_default();
-        if let harness_allocator::allocator::OomCause::Device { free } = oom.cause {
-            failure.device_free = free;
-        }
-    }
-    failure
 }
 
 fn conclude(world: &mut World, step: &Step, storm: &Storm, tally: Tally) -> StepResult {

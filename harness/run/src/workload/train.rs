@@ -1,10 +1,12 @@
-//! Training: parameters that stay, activations that come forward and go backward, gradients between, and an optimizer that reads and
-//! writes the parameters. Contents are checked all the way, so that memory handed out twice cannot go unseen.
+//! Training as a pattern of allocations: parameters and optimizer state live all the time, the forward pass makes activations, the backward pass
+//! frees them and makes gradients, and the optimizer reads and writes parameters and state. Contents are verified on the way, so that memory that
+//! was handed out twice is found.
 
 use harness_allocator::allocator::{AllocatorError, Request};
 use harness_allocator::device::StreamId;
 use harness_allocator::units::{Bytes, Nanos};
 
+use super::{Between, pause};
 use crate::recovery::{self, Tried};
 use crate::rig::{Buffer, Finding, Stop};
 use crate::world::{StepResult, Unmet, World};
@@ -16,16 +18,16 @@ use harness_scenario::{ReportKey, Step};
 
 type Answer<T> = Result<Result<T, AllocatorError>, Stop>;
 
-/// What lives as long as the training.
+/// Parameters and optimizer state, which live as long as the training.
 struct Model {
     stream: StreamId,
-    /// Parameters, then optimizer state, layer by layer.
-    state: Vec<Buffer>,
+    /// The parameters of each layer, then the optimizer state of each layer.
+    buffers: Vec<Buffer>,
     parameters_per_layer: Bytes,
     layers: u64,
 }
 
-/// What one iteration holds.
+/// The buffers of one iteration, and why its last failed request failed.
 #[derive(Default)]
 struct Iteration {
     activations: Vec<Buffer>,
@@ -47,25 +49,31 @@ struct Tally {
     shortage: Option<Shortage>,
 }
 
-/// Runs a training.
-pub(crate) fn run(world: &mut World, step: &Step, train: &Train) -> Result<StepResult, Stop> {
+/// Runs a training, with something else after each of its iterations.
+pub(crate) fn run(world: &mut World, step: &Step, train: &Train, between: Between<'_>) -> Result<StepResult, Stop> {
     let stream = world.stream(&train.stream);
     let parameters_per_layer = Bytes(train.parameters.0 / train.layers);
-    let mut model = Model { stream, state: Vec::new(), parameters_per_layer, layers: train.layers };
+    let mut model = Model { stream, buffers: Vec::new(), parameters_per_layer, layers: train.layers };
     let mut tally = Tally::default();
     let failed = match model.build(world, &mut tally.shortage)? {
-        Ok(()) => iterate(world, train, &mut model, &mut tally)?,
+        Ok(()) => iterate(world, train, &mut model, &mut tally, between)?,
         Err(error) => {
             tally.ooms += 1;
             Some(error)
         }
     };
-    free_all(world, model.state)?;
+    free_all(world, model.buffers)?;
     Ok(conclude(&world.arm, step, train, tally, failed))
 }
 
-/// All iterations; the error that ended them early, if one did.
-fn iterate(world: &mut World, train: &Train, model: &mut Model, tally: &mut Tally) -> Result<Option<AllocatorError>, Stop> {
+/// Does all iterations. Returns the error that ended them early, if one did.
+fn iterate(
+    world: &mut World,
+    train: &Train,
+    model: &mut Model,
+    tally: &mut Tally,
+    mut between: Between<'_>,
+) -> Result<Option<AllocatorError>, Stop> {
     let mut batch = train.batch;
     for _ in 0..train.iterations {
         let recovered = recovery::recover(world, train.on_oom.as_ref(), Tried::Iteration, batch, |world, batch| {
@@ -82,6 +90,7 @@ fn iterate(world: &mut World, train: &Train, model: &mut Model, tally: &mut Tall
                 batch = recovered.size;
                 tally.final_batch = batch;
                 tally.iterations += 1;
+                pause(&mut between, world)?;
             }
             Err(error) => return Ok(Some(error)),
         }
@@ -94,7 +103,7 @@ impl Model {
         for size in [self.parameters_per_layer, Bytes(self.parameters_per_layer.0 * OPTIMIZER_COPIES)] {
             for _ in 0..self.layers {
                 match make(world, size, self.stream, shortage)? {
-                    Ok(buffer) => self.state.push(buffer),
+                    Ok(buffer) => self.buffers.push(buffer),
                     Err(error) => return Ok(Err(error)),
                 }
             }
@@ -102,7 +111,7 @@ impl Model {
         Ok(Ok(()))
     }
 
-    /// One iteration; where it fails, everything of it is given back and the model is checked.
+    /// Does one iteration. Where it fails, everything that it made is freed, and the model is verified.
     fn iterate(&mut self, world: &mut World, activation: Bytes, tally: &mut Tally) -> Answer<()> {
         let before = world.rig.stats().allocated_bytes.all.current;
         let mut iteration = Iteration::default();
@@ -121,7 +130,7 @@ impl Model {
         let after = world.rig.stats().allocated_bytes.all.current;
         if answer.is_err() {
             tally.retained = tally.retained.max(after.saturating_sub(before));
-            // A check, and no part of the training: a timed run goes without.
+            // A check that is no part of the training: a timed run goes without.
             if !world.rig.is_timed() {
                 self.verify(world)?;
             }
@@ -146,7 +155,8 @@ impl Model {
         Ok(Ok(()))
     }
 
-    /// From the last layer to the first: the gradient of the activation lives while the layer is worked on, that of the parameters stays.
+    /// Goes from the last layer to the first. The gradient of an activation lives while its layer is worked on, that of the parameters until the
+    /// iteration ends.
     fn backward(&self, world: &mut World, activation: Bytes, iteration: &mut Iteration) -> Answer<()> {
         while let Some(output) = iteration.activations.pop() {
             let made = match make(world, activation, self.stream, &mut iteration.shortage)? {
@@ -167,9 +177,9 @@ impl Model {
         Ok(Ok(()))
     }
 
-    /// The optimizer reads and writes everything that stays.
+    /// The optimizer reads and writes parameters and state.
     fn update(&mut self, world: &mut World) -> Result<(), Stop> {
-        for buffer in &mut self.state {
+        for buffer in &mut self.buffers {
             world.rig.verify(buffer, self.stream)?;
             world.rig.fill(buffer, self.stream)?;
         }
@@ -177,11 +187,11 @@ impl Model {
     }
 
     fn verify(&self, world: &mut World) -> Result<(), Stop> {
-        self.state.iter().try_for_each(|buffer| world.rig.verify(buffer, self.stream))
+        self.buffers.iter().try_for_each(|buffer| world.rig.verify(buffer, self.stream))
     }
 }
 
-/// A buffer with contents. Where there is none, it is seen why before anything is given back.
+/// Makes a buffer with contents. Where there is no memory for it, notes why, before anything is freed.
 fn make(world: &mut World, size: Bytes, stream: StreamId, shortage: &mut Option<Shortage>) -> Answer<Buffer> {
     let request = Request { size, stream };
     let mut answer = world.rig.allocate(request)?;

@@ -1,4 +1,4 @@
-//! What a run shares with whoever watches it from another thread: whether it should stop, and where it stands.
+//! [`Control`]: what a run shares with the thread that watches its time limits: where the run is, and whether it should stop.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use harness_allocator::units::Nanos;
 
-/// The time limit of a step that names none, and of what is done before the first and after the last step.
+/// The time limit of a step that names none, of opening the device before the first step, and of giving everything back after the last one.
 pub const DEFAULT_TIME_LIMIT: Duration = Duration::from_secs(300);
 
-/// How long a run may take to stop once its time is over. One that takes longer is stuck in a call that does not return.
+/// How long a run may take to stop once its time limit has passed. One that takes longer waits in a call that does not return.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Declares the calls once: variant, and its name in messages.
@@ -42,20 +42,20 @@ calls! {
     Work = "a launch of work on a stream",
     Event = "a call on an event",
     Synchronize = "a wait for the device",
-    Memory = "the question how much memory is used (driver and NVML)",
-    Pressure = "an allocation that stands for other programs",
+    Memory = "a query of the memory used (driver and NVML)",
+    Pressure = "an allocation in the place of other programs",
 }
 
-/// Where a run stands.
+/// What a run is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Before the first step: the device is opened.
     Opening,
-    /// In a step.
+    /// A step is done.
     Step {
-        /// Its number.
+        /// Counted from 1 over the whole run.
         number: u32,
-        /// Its line in the scenario.
+        /// The line of the step in the scenario.
         line: u32,
         /// The step in a few words.
         text: String,
@@ -74,21 +74,21 @@ impl fmt::Display for Place {
     }
 }
 
-/// A place that took longer than it may.
+/// A time limit that was exceeded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overrun {
-    /// Which one.
+    /// What took too long.
     pub place: Place,
-    /// How long it may take.
+    /// The time that it may take.
     pub limit: Duration,
-    /// How long it has taken so far.
+    /// The time that it has taken so far.
     pub taken: Duration,
-    /// The last call that it began.
+    /// The last call that it began: where the run may be waiting.
     pub call: Option<Call>,
 }
 
 impl Overrun {
-    /// What should have been.
+    /// What should have been seen, for the record.
     #[must_use]
     pub fn expected(&self) -> String {
         format!("{} to take at most {}", self.place, duration(self.limit))
@@ -115,41 +115,42 @@ fn duration(duration: Duration) -> String {
     Nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)).to_string()
 }
 
-/// What a watcher sees.
+/// What the watching thread sees of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Watched {
-    /// All is well, or the run has just been told to stop.
+    /// It is within its time limit, or has been asked to stop and still has time to do so.
     Running,
-    /// The run does not stop though its time is over.
+    /// It was asked to stop and does not.
     Stuck(Overrun),
 }
 
-/// See the module. The time is the host's: it decides when a run has failed, and nothing else.
+/// See the module. Times are the host's: they decide when a run exceeds a limit, and nothing else.
 #[derive(Debug, Default)]
 pub struct Control {
     interrupt: Arc<AtomicBool>,
-    /// Whether the time of the present place is over.
+    /// Whether the time limit of the present place has passed.
     expired: AtomicBool,
     /// The last call that began: 1 + its index in [`Call::ALL`], or 0.
     call: AtomicU8,
-    standing: Mutex<Option<Standing>>,
+    present: Mutex<Option<Present>>,
 }
 
+/// What the run does now, and since when.
 #[derive(Clone, Debug)]
-struct Standing {
+struct Present {
     place: Place,
     began: Instant,
     limit: Duration,
 }
 
 impl Control {
-    /// `interrupt` is set by somebody else when everything should stop.
+    /// `interrupt` is set from elsewhere when everything should stop, for example by Ctrl-C.
     #[must_use]
     pub fn new(interrupt: Arc<AtomicBool>) -> Self {
         Self { interrupt, ..Self::default() }
     }
 
-    /// Whether the run should stop, for whatever reason.
+    /// Whether the run should stop: the user wants it, or a time limit has passed.
     #[must_use]
     pub fn should_stop(&self) -> bool {
         self.is_interrupted() || self.expired.load(Ordering::Relaxed)
@@ -161,51 +162,51 @@ impl Control {
         self.interrupt.load(Ordering::Relaxed)
     }
 
-    /// Says where the run stands from now on.
+    /// The run begins with something that may take so long.
     pub(crate) fn enter(&self, place: Place, limit: Duration) {
         self.call.store(0, Ordering::Relaxed);
-        let mut standing = self.standing();
+        let mut present = self.present();
         self.expired.store(false, Ordering::Relaxed);
-        *standing = Some(Standing { place, began: Instant::now(), limit });
+        *present = Some(Present { place, began: Instant::now(), limit });
     }
 
-    /// Says that nothing runs.
+    /// The run is over.
     pub(crate) fn leave(&self) {
-        let mut standing = self.standing();
+        let mut present = self.present();
         self.expired.store(false, Ordering::Relaxed);
-        *standing = None;
+        *present = None;
     }
 
-    /// Says which call begins.
+    /// A call to the allocator or the device begins.
     pub(crate) fn calls(&self, call: Call) {
         self.call.store(call as u8 + 1, Ordering::Relaxed);
     }
 
-    /// The present place, if it has taken longer than it may.
+    /// What the run does, if it has taken longer than it may.
     #[must_use]
     pub fn overrun(&self) -> Option<Overrun> {
-        let Standing { place, began, limit } = self.standing().clone()?;
+        let Present { place, began, limit } = self.present().clone()?;
         let taken = began.elapsed();
         let call = usize::from(self.call.load(Ordering::Relaxed)).checked_sub(1).and_then(|index| Call::ALL.get(index).copied());
         (taken > limit).then_some(Overrun { place, limit, taken, call })
     }
 
-    /// Looks after the run: tells it to stop where its time is over. To be called now and then by another thread.
+    /// Asks the run to stop where it has exceeded its time limit. To be called again and again by the watching thread.
     #[must_use]
     pub fn watch(&self) -> Watched {
         let Some(overrun) = self.overrun() else { return Watched::Running };
-        let standing = self.standing();
+        let present = self.present();
         // It may have gone on since.
-        if standing.as_ref().is_some_and(|standing| standing.place == overrun.place) {
+        if present.as_ref().is_some_and(|present| present.place == overrun.place) {
             self.expired.store(true, Ordering::Relaxed);
         }
-        drop(standing);
+        drop(present);
         if overrun.taken > overrun.limit + GRACE { Watched::Stuck(overrun) } else { Watched::Running }
     }
 
-    fn standing(&self) -> MutexGuard<'_, Option<Standing>> {
-        // Whoever panicked while it held the lock left a whole value.
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn present(&self) -> MutexGuard<'_, Option<Present>> {
+        // A thread that panicked with the lock in hand left a whole value.
+        self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -10,7 +10,7 @@ mod synchronize;
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::AllocatorError;
-use harness_allocator::units::Nanos;
+use harness_allocator::units::{Bytes, Nanos};
 
 use crate::rig::{Finding, MemoryState, Stop};
 use crate::world::World;
@@ -26,7 +26,7 @@ pub(crate) struct Recovered<T> {
     pub(crate) size: u64,
     /// Tries after the first.
     pub(crate) retries: u64,
-    /// Retries that failed, and could not succeed because nothing had changed since the try before.
+    /// Retries that failed because nothing had changed since the try before.
     pub(crate) without_progress: u64,
     /// Time of the failed tries, and of what the policy did after them.
     pub(crate) lost: Nanos,
@@ -44,34 +44,29 @@ impl<T> Recovered<T> {
     }
 }
 
-/// What is tried, and in which unit it is counted.
+/// What a policy tries again, and the unit of its size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Tried {
-    /// One request for so many bytes. What it met in the end is the state that it left.
+    /// One request; its size is in bytes. The memory that it met is what was there after it failed.
     Request,
-    /// An iteration with so many samples. It frees what it made when it fails, so what it met is the state at its start.
+    /// An iteration; its size is in samples. It frees what it made when it fails, so the memory that it met is what was there before it began.
     Iteration,
 }
 
 impl Tried {
     fn describe(self, size: u64) -> String {
         match self {
-            Self::Request => harness_allocator::units::Bytes(size).to_string(),
+            Self::Request => Bytes(size).to_string(),
             Self::Iteration => format!("a batch of {size}"),
         }
     }
-}
-
-/// A retry that nothing speaks for: it is a violation unless it succeeds.
-struct NoProgress {
-    finding: Finding,
 }
 
 /// Tries until it succeeds or the policy gives up. `size` is what the first try asks for.
 ///
 /// A retry makes progress if it succeeds, if it asks for less, or if the allocator's blocks or the free memory of the device differ from what
 /// the failed try met. One that does not is a violation of [`Invariant::RetryMakesProgress`]; the run goes on all the same, so that the record
-/// shows how it ends. A timed run does not ask the device for its memory, so it does not judge progress.
+/// shows how it ends. A timed run does not ask the device for its memory, so it does not check for progress.
 ///
 /// With a policy, each failed try costs time linear in the allocator's blocks.
 pub(crate) fn recover<T>(
@@ -81,23 +76,24 @@ pub(crate) fn recover<T>(
     mut size: u64,
     mut attempt: impl FnMut(&mut World, u64) -> Result<Result<T, AllocatorError>, Stop>,
 ) -> Result<Recovered<T>, Stop> {
-    let judges = policy.is_some() && !world.rig.is_timed();
+    let checks_progress = policy.is_some() && !world.rig.is_timed();
     let (mut retries, mut without_progress, mut lost) = (0, 0, Nanos::ZERO);
-    let mut doubtful: Option<NoProgress> = None;
+    // The violation that the next try is, if it fails.
+    let mut same_again: Option<Finding> = None;
     loop {
-        let before = if judges && matches!(tried, Tried::Iteration) { Some(world.rig.memory_state()?) } else { None };
+        let before = if checks_progress && matches!(tried, Tried::Iteration) { Some(world.rig.memory_state()?) } else { None };
         let (began, counted) = (world.rig.now(), world.rig.lost_to_retry());
         let error = match attempt(world, size)? {
             Ok(value) => return Ok(Recovered { answer: Ok(value), size, retries, without_progress, lost }),
             Err(error) => error,
         };
-        if let Some(NoProgress { finding }) = doubtful.take() {
+        if let Some(finding) = same_again.take() {
             without_progress += 1;
             world.rig.note(finding);
         }
         let met = match before {
             Some(before) => Some(before),
-            None if judges => Some(world.rig.memory_state()?),
+            None if checks_progress => Some(world.rig.memory_state()?),
             None => None,
         };
         let policy = policy.filter(|policy| retries < u64::from(policy.retries()));
@@ -111,17 +107,17 @@ pub(crate) fn recover<T>(
         let of_these = world.rig.lost_to_retry().saturating_sub(counted);
         world.rig.add_lost_time(spent.saturating_sub(of_these));
         if let Some(met) = met.filter(|_| next >= size) {
-            doubtful = no_progress(world, &met, tried, next)?;
+            same_again = same_memory(world, &met, tried, next)?;
         }
         size = next;
         retries += 1;
     }
 }
 
-/// Whether a retry that asks for no less meets what the failed try met.
-fn no_progress(world: &mut World, met: &MemoryState, tried: Tried, size: u64) -> Result<Option<NoProgress>, Stop> {
+/// What is to be said of a retry that asks for no less, where it meets the memory that the failed try met. `None`: it meets other memory.
+fn same_memory(world: &mut World, met: &MemoryState, tried: Tried, size: u64) -> Result<Option<Finding>, Stop> {
     let now = world.rig.memory_state()?;
-    let finding = || Finding {
+    Ok((now == *met).then(|| Finding {
         invariant: Invariant::RetryMakesProgress,
         expected: "the retry to succeed, to ask for less, or to meet other memory than the failed try".to_owned(),
         seen: format!(
@@ -129,8 +125,7 @@ fn no_progress(world: &mut World, met: &MemoryState, tried: Tried, size: u64) ->
             tried.describe(size),
             now.device_free
         ),
-    };
-    Ok((now == *met).then(|| NoProgress { finding: finding() }))
+    }))
 }
 
 /// Does what the policy says before the next try, and returns what that try asks for.

@@ -1,4 +1,4 @@
-//! What the rig tells: the accounts, the device's memory, the allocator's counters and structure, and the points of the picture.
+//! Figures of a run: the accounts, the device's memory, the allocator's counters and structure, and the points of the picture.
 //!
 //! The accounts and the picture of a run are those of the first program, beside the device's own word, which is of all programs together.
 
@@ -20,7 +20,7 @@ pub struct MemoryState {
 }
 
 impl Rig {
-    /// The device's clock.
+    /// The time on the device's clock.
     pub fn now(&mut self) -> Nanos {
         self.device.now()
     }

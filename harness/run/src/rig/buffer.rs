@@ -14,7 +14,7 @@ pub struct Buffer {
     pub(super) program: ProgramId,
     /// What was written last, and on which stream.
     pub(super) content: Option<(Tag, StreamId)>,
-    /// Whether the allocator was told that another stream uses it.
+    /// Whether another stream's use was reported to the allocator.
     pub(super) shared: bool,
 }
 

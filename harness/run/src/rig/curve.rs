@@ -6,7 +6,7 @@
 
 use harness_record::CurvePoint;
 
-/// Most buckets.
+/// More buckets than this are merged in pairs.
 const BUCKETS: usize = 1024;
 
 /// Some points that follow each other: the ones that a picture needs.
@@ -56,7 +56,7 @@ pub(super) struct Curve {
     width: u64,
     /// Points in the last bucket.
     filled: u64,
-    /// Points so far.
+    /// Points so far, those that were merged included.
     pushed: u64,
 }
 

@@ -109,7 +109,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Tells the allocator that another stream uses the buffer too.
+    /// Reports to the allocator that another stream uses the buffer too.
     ///
     /// # Errors
     /// [`Stop`].

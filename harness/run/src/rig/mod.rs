@@ -87,7 +87,7 @@ pub struct RigOptions {
     pub checks: Checks,
     /// For the choice of samples that are kept of many.
     pub seed: u64,
-    /// Says when the run should stop, and is told which call begins.
+    /// Says when the run should stop; the rig reports to it each call that begins.
     pub control: Arc<Control>,
 }
 

@@ -70,7 +70,7 @@ impl Rig {
         self.entered
     }
 
-    /// Goes over to a program: all operations on memory, and what the rig tells of an allocator, are of this one from now on.
+    /// Goes over to a program: all operations on memory, and all figures of an allocator, are of this one from now on.
     ///
     /// # Panics
     /// For a program of another rig.

@@ -81,7 +81,7 @@ impl Rig {
         if self.is_timed() { self.device.now() } else { Nanos::ZERO }
     }
 
-    /// Time since [`Rig::start`].
+    /// The time since [`Rig::start`], in a timed run.
     pub(super) fn since(&mut self, start: Nanos) -> Nanos {
         if self.is_timed() { self.device.now().saturating_sub(start) } else { Nanos::ZERO }
     }

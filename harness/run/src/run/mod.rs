@@ -15,7 +15,7 @@ use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
-use crate::rig::{Checks, Finding, Rig, RigOptions, StepEnd, Stop};
+use crate::rig::{Checks, Finding, ProgramId, Rig, RigOptions, StepEnd, Stop};
 use crate::world::{Figures, StepResult, Unmet, World};
 
 pub(crate) use execute::{other_cause, seen};
@@ -241,7 +241,7 @@ fn execute_all(
     };
     let completed = runner.run_all(&mut world, &request.scenario.steps).is_continue();
     let figures = world.take_figures();
-    let (stats, calls, unused_at_peak) = (world.rig.stats(), world.rig.calls(), world.rig.unused_at_peak());
+    let (stats, calls, unused_at_peak) = (world.rig.stats_of(ProgramId::FIRST), world.rig.calls(), world.rig.unused_at_peak());
     let (timings, curve) = (world.rig.take_timings(), world.rig.take_curve());
     runner.observer.control.enter(Place::Closing, DEFAULT_TIME_LIMIT);
     runner.finish(world, completed);

@@ -36,7 +36,7 @@ mod tests {
     const STORM: &str =
         "storm: { id: s, operations: 200, sizes: { min: 1KiB, max: 1MiB }, live: 8MiB, lifetime: { min: 5, max: 50 }, fill: true }";
     const TRAIN: &str =
-        "train: { id: t, parameters: 8MiB, layers: 4, activations_per_sample: 4MiB, batch: 4, iterations: 10, expect: { caching: oom } }";
+        "train: { id: t, parameters: 8MiB, layers: 4, activations_per_sample: 16MiB, batch: 4, iterations: 10, expect: { caching: oom } }";
 
     fn scenario(step: &str) -> Scenario {
         let text = format!("about: A test.\nneeds: {{ memory: 256MiB }}\nsteps:\n  - {step}\n");
@@ -45,9 +45,9 @@ mod tests {
 
     fn world(scenario: &Scenario) -> World {
         let config = SimConfig::default();
-        let config = SimConfig { total: config.context_overhead + scenario.memory, ..config };
+        let config = SimConfig { total: config.context_overhead + scenario.needs.memory, ..config };
         let rig = Rig::new(Box::new(SimDevice::new(config)), AllocatorKind::Caching.build(), &RigOptions::default()).unwrap();
-        let world = World::new(rig, scenario, "caching".to_owned(), 1);
+        let world = World::new(rig, scenario, &AllocatorKind::Caching.into(), 1);
         world.unwrap_or_else(|failed| panic!("{:?}", failed.2))
     }
 
@@ -96,11 +96,11 @@ mod tests {
         let (mut held, mut live) = (Vec::new(), Vec::new());
         let mut grow = |world: &mut World| {
             live.push(world.rig.stats().allocated_bytes.all.current);
+            world.rig.empty_cache()?;
             world.rig.enter(other);
             held.extend(world.rig.allocate(Request::new(Bytes::mib(48)))?.ok());
-            world.rig.empty_cache()?;
             world.rig.enter(ProgramId::FIRST);
-            world.rig.empty_cache().map(drop)
+            Ok(())
         };
         let result = run(&mut world, &scenario.steps[0], Some(&mut grow)).unwrap();
         assert_eq!(result.outcome, Outcome::OutOfMemory);

@@ -23,7 +23,7 @@ const STEPS: &str = "  - alloc: { buffer: a, size: 30MiB }
 fn run_on(steps: &str, stage: Stage) -> RunRecord {
     let text = format!("about: A test.\nneeds: {{ memory: 64MiB }}\nstreams: [one, two]\nsteps:\n{steps}\n");
     let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
-    let (device, _) = Staged::new(scenario.memory, stage);
+    let (device, _) = Staged::new(scenario.needs.memory, stage);
     let (allocator, reproduce, interrupt) = (&AllocatorKind::Caching.into(), String::new(), Arc::default());
     run(&RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt }, Box::new(device))
         .unwrap()
@@ -101,7 +101,7 @@ fn all_metrics_of_an_expectation_are_read_at_one_moment() {
         let first = scenario.steps[0].clone();
         scenario.steps = vec![first; expectations];
         let stage = Stage { others: Some(Box::new(|_| Bytes::ZERO)), ..Stage::default() };
-        let (device, asked) = Staged::new(scenario.memory, stage);
+        let (device, asked) = Staged::new(scenario.needs.memory, stage);
         let (allocator, interrupt) = (&AllocatorKind::Caching.into(), Arc::default());
         let request =
             RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce: String::new(), audit: false, interrupt };

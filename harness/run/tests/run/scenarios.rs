@@ -469,7 +469,7 @@ fn a_storm_that_is_interrupted_leaves_nothing_on_the_device() {
   - storm: { id: s, operations: 1000000, sizes: 3MiB, live: 32MiB, lifetime: { min: 1, max: 9 } }",
     );
     let interrupt = Arc::<AtomicBool>::default();
-    let (device, left) = Watched::new(scenario.memory, Arc::clone(&interrupt), 2);
+    let (device, left) = Watched::new(scenario.needs.memory, Arc::clone(&interrupt), 2);
     let (allocator, reproduce) = (&AllocatorKind::Caching.into(), String::new());
     let run =
         run_on(&RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt }, Box::new(device))
@@ -494,7 +494,7 @@ fn a_scenario_without_leaks_leaves_nothing_and_one_that_fails_neither() {
     ] {
         let scenario = scenario(steps);
         let interrupt = Arc::<AtomicBool>::default();
-        let (device, left) = Watched::new(scenario.memory, Arc::clone(&interrupt), u64::MAX);
+        let (device, left) = Watched::new(scenario.needs.memory, Arc::clone(&interrupt), u64::MAX);
         let request = RunRequest {
             scenario: &scenario,
             allocator: &AllocatorKind::Caching.into(),
@@ -518,7 +518,7 @@ fn the_end_gives_the_cache_back_and_takes_the_whole_limit_once() {
   - set_fraction: 0.5",
     );
     let interrupt = Arc::<AtomicBool>::default();
-    let (device, _) = Watched::new(scenario.memory, Arc::clone(&interrupt), u64::MAX);
+    let (device, _) = Watched::new(scenario.needs.memory, Arc::clone(&interrupt), u64::MAX);
     let mallocs = device.mallocs();
     let request = RunRequest {
         scenario: &scenario,
@@ -549,7 +549,7 @@ fn the_same_seed_gives_the_same_record_and_another_one_another() {
 #[test]
 fn a_scenario_that_needs_more_than_the_device_has_is_skipped_with_the_figures() {
     let mut scenario = scenario("  - alloc: { buffer: a, size: 3MiB }");
-    scenario.memory = Bytes::gib(100);
+    scenario.needs.memory = Bytes::gib(100);
     let run = run_with(&scenario, AllocatorKind::Caching, false, None);
     let Verdict::Skipped { reason } = &run.verdict else { panic!("{:?}", run.verdict) };
     assert!(
@@ -582,7 +582,7 @@ fn a_device_that_fails_while_an_expectation_looks_at_it_is_told_with_its_code() 
   - expect: [ num_ooms == 0, device.used > 0B ]
 invariants: [ device.free > 0B ]",
     );
-    let failing = |nth| run_on_device(&scenario, Watched::failing(scenario.memory, 2, nth));
+    let failing = |nth| run_on_device(&scenario, Watched::failing(scenario.needs.memory, 2, nth));
     let last = (1..).take_while(|&nth| failing(nth).verdict != Verdict::Passed).count() as u64;
     assert!(last > 2, "the accounts after the step are asked for between the two");
     for nth in [1, last] {

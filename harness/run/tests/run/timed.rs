@@ -14,7 +14,7 @@ use crate::staged::{Asked, Stage, Staged};
 fn timed(memory: &str, steps: &str, allocator: AllocatorKind, nvml_takes: Nanos) -> (TimedRun, Arc<Asked>) {
     let text = format!("about: A test.\nneeds: {{ memory: {memory} }}\nstreams: [side]\nsteps:\n{steps}\n");
     let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
-    let (device, asked) = Staged::new(scenario.memory, Stage { nvml_takes, ..Stage::default() });
+    let (device, asked) = Staged::new(scenario.needs.memory, Stage { nvml_takes, ..Stage::default() });
     let (allocator, reproduce, interrupt) = (&allocator.into(), String::new(), Arc::default());
     let request = RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt };
     let run = time(&request, Box::new(device)).unwrap();

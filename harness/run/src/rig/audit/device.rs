@@ -17,7 +17,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Nothing.
+    /// What a program holds before its first request.
     pub const NOTHING: Self = Self { reserved: 0, charged: Some(0) };
 
     /// What two programs hold together.

@@ -88,6 +88,12 @@ struct KnownSegment {
     blocks: u64,
 }
 
+impl KnownSegment {
+    fn of(segment: &SegmentInfo, granularity: Bytes) -> Self {
+        Self { pool: segment.pool, sums: Sums::of(segment, granularity), blocks: segment.blocks.len() as u64 }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Structure {
@@ -105,11 +111,6 @@ impl Structure {
         Self { segments: BTreeMap::new(), small: Sums::default(), large: Sums::default(), blocks: 0, granularity }
     }
 
-    /// Forgets everything, before all segments are read again.
-    pub(super) fn clear(&mut self) {
-        *self = Self::new(self.granularity);
-    }
-
     /// Blocks of all segments.
     pub(super) const fn blocks(&self) -> u64 {
         self.blocks
@@ -120,7 +121,7 @@ impl Structure {
         self.segments.range(..=address).next_back().map_or(1, |(_, known)| known.blocks)
     }
 
-    /// Allocated blocks.
+    /// Blocks that are handed out, of all segments.
     pub(super) const fn allocations(&self) -> u64 {
         self.small.allocations + self.large.allocations
     }
@@ -149,19 +150,45 @@ impl Structure {
         self.blocks -= known.blocks;
     }
 
+    /// Checks all segments, which are in the order of addresses, and forgets what was known before. Linear in blocks.
+    pub(super) fn read_all(&mut self, segments: &[SegmentInfo], live: &Live, findings: &mut Vec<Finding>) {
+        *self = Self::new(self.granularity);
+        let mut live = live.iter().peekable();
+        let mut before: Option<&SegmentInfo> = None;
+        let mut known = Vec::with_capacity(segments.len());
+        for segment in segments {
+            check_tiling(segment, findings);
+            let end = segment.address.offset(segment.size);
+            if let Some(before) = before.filter(|before| before.address.offset(before.size) > segment.address) {
+                findings.push(overlap(segment, before.address, before.size));
+            }
+            while live.next_if(|(address, _)| **address < segment.address).is_some() {}
+            check_owners(segment, std::iter::from_fn(|| live.next_if(|(address, _)| **address < end)), findings);
+            let of_this = KnownSegment::of(segment, self.granularity);
+            self.add(of_this);
+            known.push((segment.address, of_this));
+            before = Some(segment);
+        }
+        // From a list in order, which costs less than one insertion after the other.
+        self.segments = known.into_iter().collect();
+    }
+
     /// Checks one segment and replaces what was known of it in the sums.
     pub(super) fn read(&mut self, segment: &SegmentInfo, live: &Live, findings: &mut Vec<Finding>) {
         check_tiling(segment, findings);
         self.check_apart(segment, findings);
-        check_owners(segment, live, findings);
-        let sums = Sums::of(segment, self.granularity);
-        let known = KnownSegment { pool: segment.pool, sums, blocks: segment.blocks.len() as u64 };
+        check_owners(segment, live.range(segment.address..segment.address.offset(segment.size)), findings);
+        let known = KnownSegment::of(segment, self.granularity);
         if let Some(old) = self.segments.insert(segment.address, known) {
             self.take_off(old);
         }
+        self.add(known);
+    }
+
+    fn add(&mut self, known: KnownSegment) {
         self.blocks += known.blocks;
-        let total = self.sums_mut(segment.pool);
-        *total = total.combine(sums, |sum, part| sum + part);
+        let total = self.sums_mut(known.pool);
+        *total = total.combine(known.sums, |sum, part| sum + part);
     }
 
     fn sums_mut(&mut self, pool: PoolKind) -> &mut Sums {
@@ -177,11 +204,7 @@ impl Structure {
         let end = segment.address.offset(segment.size);
         let after = self.segments.range(segment.address.offset(Bytes(1))..end).next();
         let overlapping = before.filter(|(start, known)| start.0 + known.sums.reserved > segment.address.0).or(after);
-        if let Some((start, known)) = overlapping {
-            let expected = format!("the segment of {} at {} apart from all others", segment.size, segment.address);
-            let seen = format!("one of {} at {start}", Bytes(known.sums.reserved));
-            findings.push(Finding::new(Invariant::BlocksTileSegments, expected, seen));
-        }
+        findings.extend(overlapping.map(|(start, known)| overlap(segment, *start, Bytes(known.sums.reserved))));
     }
 
     /// Compares the counters with the sums. What a pool of the driver holds is counted in the large pool.
@@ -222,9 +245,18 @@ impl Structure {
     }
 }
 
-/// Every allocated block was handed out as it stands, and everything handed out in this segment is an allocated block.
-fn check_owners(segment: &SegmentInfo, live: &Live, findings: &mut Vec<Finding>) {
-    let mut handed_out = live.range(segment.address..segment.address.offset(segment.size));
+/// The segment reaches into another one.
+fn overlap(segment: &SegmentInfo, other: DevicePtr, size: Bytes) -> Finding {
+    let expected = format!("the segment of {} at {} apart from all others", segment.size, segment.address);
+    Finding::new(Invariant::BlocksTileSegments, expected, format!("one of {size} at {other}"))
+}
+
+/// Every allocated block was handed out as it stands, and everything that was handed out in this segment is an allocated block.
+fn check_owners<'a>(
+    segment: &SegmentInfo,
+    mut handed_out: impl Iterator<Item = (&'a DevicePtr, &'a HandedOut)>,
+    findings: &mut Vec<Finding>,
+) {
     for block in segment.blocks.iter().filter(|block| block.state == BlockState::Allocated) {
         let owner = handed_out.next();
         let fits = owner.is_some_and(|(&address, owner)| {

@@ -1,0 +1,78 @@
+//! GPUs that lack what an allocator needs: those arms are skipped, with the reason, and the others run.
+//!
+//! The driver double is loaded once for good in a process, so each GPU is opened in a child: this program again.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use driver_double::{Config, Staging};
+use harness_cuda::machine;
+use harness_devices::{DeviceChoice, DeviceSource};
+use harness_record::{Event, RunRecord, Verdict};
+use harness_run::control::Control;
+use harness_run::session::{Plan, Selection};
+use harness_scenario::Scenario;
+
+/// Set for a child: it prints the verdict of each arm.
+const CHILD: &str = "HARNESS_LACKING_CHILD";
+
+const TEXT: &str = "about: A test.\nneeds: { memory: 64MiB }\nallocators: [caching, expandable, async_pool]\nsteps:\n  - alloc: { buffer: a, size: 30MiB }\n  - fill: { buffer: a }\n";
+
+/// The verdicts on a GPU like this, by arm.
+fn verdicts(config: &Config) -> String {
+    let staging = Staging::new(config).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "--nocapture", "lacking::child"]).env(CHILD, "1");
+    staging.apply(&mut command);
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    text.lines().filter_map(|line| line.split_once("arm ")).map(|(_, verdict)| format!("{verdict}\n")).collect()
+}
+
+/// Does nothing unless it is the child.
+#[test]
+fn child() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    let scenario = Scenario::parse(TEXT, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}"));
+    let source = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), true).unwrap();
+    let (scenarios, selection, program) = (vec![scenario], Selection::default(), "harness".to_owned());
+    let plan = Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit: true, program };
+    let mut runs: Vec<RunRecord> = Vec::new();
+    let mut keep = |event| {
+        if let Event::RunEnded(run) = event {
+            runs.push(*run);
+        }
+    };
+    plan.observe(&source, &Arc::new(Control::default()), &mut keep).unwrap();
+    for run in runs {
+        let verdict = match run.verdict {
+            Verdict::Passed => "passed".to_owned(),
+            Verdict::Skipped { reason } => format!("skipped: {reason}"),
+            verdict => format!("{verdict:?}"),
+        };
+        println!("arm {}: {verdict}", run.allocator);
+    }
+}
+
+#[test]
+fn a_gpu_that_has_everything_runs_every_arm() {
+    assert_eq!(verdicts(&Config::default()), "caching: passed\nexpandable: passed\nasync_pool: passed\n");
+}
+
+#[test]
+fn arms_that_need_memory_mapping_are_skipped_without_it() {
+    let expandable = "`expandable` needs virtual memory management, which this device does not have";
+    let config = Config { mapping: false, ..Config::default() };
+    assert_eq!(verdicts(&config), format!("caching: passed\nexpandable: skipped: {expandable}\nasync_pool: passed\n"));
+}
+
+#[test]
+fn arms_that_need_pools_of_the_driver_are_skipped_without_them() {
+    let async_pool = "`async_pool` needs stream-ordered memory pools, which this device does not have";
+    let config = Config { pools: false, ..Config::default() };
+    assert_eq!(verdicts(&config), format!("caching: passed\nexpandable: passed\nasync_pool: skipped: {async_pool}\n"));
+}

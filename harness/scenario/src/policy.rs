@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use super::checker::Checker;
 use super::metric::BufferName;
-use harness_language::error::{Problem, quoted};
+use harness_language::error::{Problem, choices, quoted};
 use harness_language::located::Located;
 use harness_language::text::{CountText, NameText};
 
@@ -75,9 +75,8 @@ impl fmt::Display for Policy {
 }
 
 /// What is done when a request fails, before it is tried again.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-#[schemars(rename = "policy")]
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(rename = "policy", rename_all = "snake_case")]
 pub(crate) enum PolicyWire {
     /// Gives the allocator's cache back to the driver, then tries again.
     EmptyCache(RetriesWire),
@@ -87,10 +86,47 @@ pub(crate) enum PolicyWire {
     Synchronize(RetriesWire),
     /// Drops the failed iteration and tries it again with half the batch, rounded down.
     HalveBatch(HalveBatchWire),
+    /// No policy has this name. It is kept, to be answered by the check, which knows the step.
+    #[schemars(skip)]
+    Unknown(Located<String>),
+    /// A map of no policy, or of several.
+    #[schemars(skip)]
+    NotOne,
+}
+
+impl<'de> Deserialize<'de> for PolicyWire {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PolicyVisitor;
+        impl<'de> Visitor<'de> for PolicyVisitor {
+            type Value = PolicyWire;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a policy, as in `{ empty_cache: {} }`")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let Some(key) = map.next_key::<Located<String>>()? else { return Ok(PolicyWire::NotOne) };
+                let policy = match key.value.as_str() {
+                    "empty_cache" => PolicyWire::EmptyCache(map.next_value()?),
+                    "free" => PolicyWire::Free(map.next_value()?),
+                    "synchronize" => PolicyWire::Synchronize(map.next_value()?),
+                    "halve_batch" => PolicyWire::HalveBatch(map.next_value()?),
+                    _ => {
+                        map.next_value::<IgnoredAny>()?;
+                        PolicyWire::Unknown(key)
+                    }
+                };
+                let mut is_one = true;
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                    is_one = false;
+                }
+                Ok(if is_one { policy } else { PolicyWire::NotOne })
+            }
+        }
+        deserializer.deserialize_map(PolicyVisitor)
+    }
 }
 
 /// How often.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "policy_retries")]
 pub(crate) struct RetriesWire {
@@ -99,7 +135,7 @@ pub(crate) struct RetriesWire {
 }
 
 /// What is given up.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "policy_free")]
 pub(crate) struct FreeWire {
@@ -109,7 +145,7 @@ pub(crate) struct FreeWire {
 }
 
 /// How far down.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "policy_halve_batch")]
 pub(crate) struct HalveBatchWire {
@@ -140,6 +176,17 @@ impl PolicyWire {
             Self::Free(_) => "free",
             Self::Synchronize(_) => "synchronize",
             Self::HalveBatch(_) => "halve_batch",
+            Self::Unknown(_) | Self::NotOne => "this",
+        }
+    }
+}
+
+impl Recoverable {
+    /// Its key in YAML, and the policies that it can recover with.
+    const fn accepts(&self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Self::Alloc => ("alloc", &["empty_cache", "free", "synchronize"]),
+            Self::Train { .. } => ("train", &["empty_cache", "synchronize", "halve_batch"]),
         }
     }
 }
@@ -176,12 +223,21 @@ pub(crate) fn check(wire: &Located<PolicyWire>, step: &Recoverable, checker: &mu
                 _ => Ok(Policy::HalveBatch { floor, retries: retries(fields.retries.as_ref(), checker)?, empty_cache: fields.empty_cache }),
             }
         }
-        (PolicyWire::Free(_), Recoverable::Train { .. }) => Err(refused(wire, "train", &["empty_cache", "synchronize", "halve_batch"])),
-        (PolicyWire::HalveBatch(_), Recoverable::Alloc) => Err(refused(wire, "alloc", &["empty_cache", "free", "synchronize"])),
+        (PolicyWire::Unknown(name), step) => {
+            let (_, accepted) = step.accepts();
+            Err(Problem::new(name.position(), format!("there is no policy `{}`", name.value))
+                .help(choices(&name.value, "policies", accepted.iter().copied())))
+        }
+        (PolicyWire::NotOne, step) => {
+            let (_, accepted) = step.accepts();
+            Err(Problem::new(wire.position(), "one policy is wanted here").help(format!("one of {}", quoted(accepted, ", "))))
+        }
+        (PolicyWire::Free(_), Recoverable::Train { .. }) | (PolicyWire::HalveBatch(_), Recoverable::Alloc) => Err(refused(wire, step)),
     }
 }
 
-fn refused(wire: &Located<PolicyWire>, step: &str, accepted: &[&str]) -> Problem {
+fn refused(wire: &Located<PolicyWire>, step: &Recoverable) -> Problem {
+    let (step, accepted) = step.accepts();
     let message = format!("`{}` makes no sense for `{step}`", wire.value.name());
     Problem::new(wire.position(), message).help(format!("`{step}` recovers with {}", quoted(accepted, ", ")))
 }

@@ -174,6 +174,7 @@ fn a_wrong_step_is_answered_with_the_steps_and_fields_there_are() {
         ("size too large", "- alloc: { buffer: a, size: 20EiB }"),
         ("wrong expectation of alloc", "- alloc: { buffer: a, size: 1MiB, expect: fit }"),
         ("unknown policy", "- alloc: { buffer: a, size: 1MiB, on_oom: { retry: {} } }"),
+        ("two policies", "- alloc: { buffer: a, size: 1MiB, on_oom: { empty_cache: {}, synchronize: {} } }"),
         ("policy of another step", "- alloc: { buffer: a, size: 1MiB, on_oom: { halve_batch: { floor: 1 } } }"),
         (
             "free while training",
@@ -201,10 +202,6 @@ fn a_wrong_step_is_answered_with_the_steps_and_fields_there_are() {
         ("repeat never", "- repeat: { times: 0, steps: [reset_peaks] }"),
         ("repeat nothing", "- repeat: { times: 2, steps: [] }"),
         ("repeat too often", "- repeat: { times: 1000000, steps: [{ repeat: { times: 1000000, steps: [reset_peaks] } }] }"),
-        (
-            "repeat too deep",
-            "- repeat: { times: 1, steps: [{ repeat: { times: 1, steps: [{ repeat: { times: 1, steps: [{ repeat: { times: 1, steps: [{ repeat: { times: 1, steps: [reset_peaks] } }] } }] } }] } }] }",
-        ),
         ("time limit of a loop", "- repeat: { times: 2, steps: [reset_peaks] }\n  timeout: 5s"),
         ("time limit without unit", "- reset_peaks: {}\n  timeout: 5"),
         ("time limit without a step", "- timeout: 5s"),
@@ -299,7 +296,7 @@ fn a_wrong_expression_is_answered_with_the_piece_to_blame() {
         ("nothing on the right", "- expect: num_ooms =="),
         ("stray sign", "- expect: num_ooms == * 3"),
         ("decimal unit", "- expect: reserved_bytes.all.peak <= 600MB"),
-        ("fractional count", "- expect: num_ooms == 1.5"),
+        ("number with two points", "- expect: num_ooms == 1.5.2"),
         ("bytes and count", "- expect: reserved_bytes.all.peak == num_ooms"),
         ("time and bytes", "- expect: time.now - start.time.now < 5MiB"),
         ("units within a sum", "- expect: reserved_bytes.all.peak + 5ms > 0"),
@@ -311,6 +308,123 @@ fn a_wrong_expression_is_answered_with_the_piece_to_blame() {
         ("size from a count", "- alloc: { buffer: a, size: num_ooms }"),
         ("size from nothing", "- alloc: { buffer: a, size: strom.failed_request }"),
         ("negative sum", "- alloc: { buffer: a, size: 1MiB - 2MiB }"),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn a_wrong_formula_is_answered_with_the_piece_to_blame() {
+    let text = steps(&[
+        ("plain number and bytes", "- expect: reserved == 400"),
+        ("plain number and time", "- expect: time.now - start.time.now < 5"),
+        ("bytes and share", "- expect: reserved - allocated < 20%"),
+        ("division by zero", "- expect: reserved / 0 == 1MiB"),
+        ("parenthesis that does not close", "- expect: (reserved - allocated / reserved < 20%"),
+        ("parenthesis that does not open", "- expect: reserved) == 1MiB"),
+        ("minimum of one", "- expect: min(reserved) == 1MiB"),
+        ("minimum of different units", "- expect: min(reserved, 5) == 1MiB"),
+        ("function there is not", "- expect: mean(reserved) == 1MiB"),
+        ("growth of nothing", "- expect: growth(reservd) == 0"),
+        ("growth as a size", "- alloc: { buffer: a, size: growth(reserved) }"),
+        ("tolerance of an order", "- expect: reserved <= 1GiB +- 5%"),
+        ("tolerance in another unit", "- expect: reserved == 1GiB +- 5ms"),
+        ("tolerance of nothing", "- expect: reserved == 1GiB +-"),
+        ("size of plain numbers", "- alloc: { buffer: a, size: 4 * 1024 }"),
+        ("size from a quotient of sizes", "- alloc: { buffer: a, size: 4MiB / 2MiB }"),
+        ("parameter there is not", "- repeat: { times: batch, steps: [reset_peaks] }"),
+        ("count from a metric", "- repeat: { times: num_ooms, steps: [reset_peaks] }"),
+        ("count that is not whole", "- repeat: { times: 7 / 2, steps: [reset_peaks] }"),
+        ("arms and the present", "- expect: caching.reserved <= reserved"),
+        ("eventually between arms", "- eventually: caching.reserved <= caching.allocated"),
+        ("metric of an arm there is not", "- expect: direct.reserved <= 1MiB"),
+        ("what a cause is", "- alloc: { buffer: a, size: 2GiB, expect: fragmented }"),
+        ("cause there is not", "- alloc: { buffer: a, size: 2GiB, expect: { oom: fragmentd } }"),
+        ("no cause", "- alloc: { buffer: a, size: 2GiB, expect: { oom: [] } }"),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn a_wrong_loop_or_block_is_answered_with_the_accepted_forms() {
+    let text = steps(&[
+        ("no steps", "- for: { i: 1..8 }"),
+        ("steps of nothing", "- repeat: 3\n  steps: []"),
+        ("no number", "- repeat:\n    steps: [reset_peaks]"),
+        ("until what", "- repeat: until full\n  steps: [reset_peaks]"),
+        ("until what beside", "- repeat: 3\n  until: full\n  steps: [reset_peaks]"),
+        ("two variables", "- for: { i: 1..8, j: 1..8 }\n  steps: [reset_peaks]"),
+        ("no variable", "- for: {}\n  steps: [reset_peaks]"),
+        ("no range", "- for: { i: 8 }\n  steps: [reset_peaks]"),
+        ("empty range", "- for: { i: 8..1 }\n  steps: [reset_peaks]"),
+        ("range by nothing", "- for: { i: 1..8 by 0 }\n  steps: [reset_peaks]"),
+        ("range too long", "- for: { i: 1..10000000 }\n  steps: [reset_peaks]"),
+        ("range of sizes without a step", "- for: { size: 1MiB..8MiB }\n  steps: [reset_peaks]"),
+        ("range of different units", "- for: { i: 1..8MiB }\n  steps: [reset_peaks]"),
+        ("list of different units", "- for: { i: [1, 8MiB] }\n  steps: [reset_peaks]"),
+        ("list of nothing", "- for: { i: [] }\n  steps: [reset_peaks]"),
+        ("variable named as a metric", "- for: { reserved: 1..8 }\n  steps: [reset_peaks]"),
+        ("variable named as a step", "- empty_cache: { id: i }\n- for: { i: 1..8 }\n  steps: [reset_peaks]"),
+        ("variable named twice", "- for: { i: 1..8 }\n  steps:\n    - for: { i: 1..8 }\n      steps: [reset_peaks]"),
+        ("variable outside", "- for: { i: 1..8 }\n  steps: [reset_peaks]\n- alloc: { buffer: a, size: 1MiB * i }"),
+        ("number that does not end", "- alloc: { buffer: 'kv[1', size: 1MiB }"),
+        ("number of nothing", "- alloc: { buffer: 'kv[]', size: 1MiB }"),
+        ("number in bytes", "- alloc: { buffer: 'kv[1MiB]', size: 1MiB }"),
+        ("number of an unknown variable", "- alloc: { buffer: 'kv[j]', size: 1MiB }"),
+        ("numbered and not", "- alloc: { buffer: 'kv[1]', size: 1MiB }\n- alloc: { buffer: kv, size: 1MiB }"),
+        ("not numbered and numbered", "- alloc: { buffer: kv, size: 1MiB }\n- alloc: { buffer: 'kv[1]', size: 1MiB }"),
+        ("fill of all numbered ones", "- alloc: { buffer: 'kv[1]', size: 1MiB }\n- fill: kv"),
+        ("live from the iteration before", "- repeat: 2\n  steps: [ alloc: { buffer: a, size: 1MiB, expect: any } ]"),
+        ("until beside another step", "- empty_cache:\n  until: oom"),
+        ("steps beside another step", "- alloc: { buffer: a, size: 1MiB }\n  steps: [reset_peaks]"),
+        ("meanwhile of one operation", "- alloc: { buffer: a, size: 1MiB }\n  meanwhile: [reset_peaks]"),
+        (
+            "meanwhile with the same buffer",
+            "- repeat: 2\n  steps: [ alloc: { buffer: a, size: 1MiB }, free: a ]\n  meanwhile: [ alloc: { buffer: a, size: 1MiB } ]",
+        ),
+        ("program there is not", "- program: server\n  steps: [reset_peaks]"),
+        ("pool there is not", "- release_pool: graph"),
+        ("nested too deep", &deep_loops()),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+/// Nine loops, each in the one before.
+fn deep_loops() -> String {
+    let mut text = String::new();
+    for depth in 0..9 {
+        let indent = " ".repeat(4 * depth);
+        let _ = write!(text, "{indent}- repeat: 1\n{indent}  steps:\n");
+    }
+    text + &" ".repeat(36) + "- reset_peaks"
+}
+
+#[test]
+fn a_wrong_head_is_answered_with_the_accepted_forms() {
+    let with = |head: &str, steps: &str| format!("about: x\n{head}\nsteps: [{steps}]\n");
+    let needs = "needs: { memory: 1GiB }";
+    let text = all(&[
+        ("matrix of nothing", with(&format!("{needs}\nmatrix: {{}}"), "reset_peaks")),
+        ("parameter without values", with(&format!("{needs}\nmatrix: {{ batch: [] }}"), "reset_peaks")),
+        ("value that is none", with(&format!("{needs}\nmatrix: {{ batch: [8, large] }}"), "reset_peaks")),
+        ("parameter named as a metric", with(&format!("{needs}\nmatrix: {{ device: [8] }}"), "reset_peaks")),
+        ("parameter named as an allocator", with(&format!("{needs}\nmatrix: {{ caching: [8] }}"), "reset_peaks")),
+        ("too many points", with(&format!("{needs}\nmatrix: {{ a: [{0}], b: [{0}] }}", vec!["1"; 17].join(", ")), "reset_peaks")),
+        ("several where one is wanted", with(&format!("{needs}\nmatrix: {{ batch: [8, 16] }}"), "reset_peaks")),
+        ("memory that is a number", with("needs: { memory: 2 * batch }\nmatrix: { batch: [8] }", "reset_peaks")),
+        ("kind of device there is not", with("needs: { memory: 1GiB, device: cpu }", "reset_peaks")),
+        ("no device", with("needs: { memory: 1GiB, devices: 0 }", "reset_peaks")),
+        ("feature there is not", with("needs: { memory: 1GiB, features: [vmm] }", "reset_peaks")),
+        ("tag that is no name", with(&format!("{needs}\ntags: [a b]"), "reset_peaks")),
+        ("skip without a reason", with(&format!("{needs}\nskip: ''"), "reset_peaks")),
+        ("skip of an arm there is not", with(&format!("{needs}\nskip: {{ direct: slow }}"), "reset_peaks")),
+        ("failure without a reason", with(&format!("{needs}\nexpected_to_fail: {{ gpu: [] }}"), "reset_peaks")),
+        ("program named as an allocator", with(&format!("{needs}\nprograms: [direct]"), "reset_peaks")),
+        ("program named twice", with(&format!("{needs}\nprograms: [a, a]"), "reset_peaks")),
+        ("counter that a program does not have", with(&format!("{needs}\nprograms: [server]"), "expect: server.device.used == 0")),
+        ("one arm left out", with(&format!("{needs}\nallocators: [caching, direct]"), "expect: { caching: num_ooms == 0 }")),
+        ("others that are none", with(needs, "expect: { caching: num_ooms == 0, others: any }")),
+        ("one kind of device left out", with(needs, "expect: { gpu: num_ooms == 0 }")),
+        ("allocators beside kinds of device", with(needs, "expect: { gpu: any, caching: any }")),
     ]);
     insta::assert_snapshot!(text);
 }

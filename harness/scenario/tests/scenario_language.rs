@@ -221,3 +221,117 @@ steps:
     assert_eq!(alloc.to_string(), "a, 2 GiB, expected to fail with caching");
     assert_eq!(*free, Free::Targets(vec![FreeTarget::Buffer { buffer: alloc.buffer.clone(), may_be_gone: true }]));
 }
+
+fn parse(source: &str) -> Scenario {
+    Scenario::parse(source, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{source}"))
+}
+
+fn with_steps(steps: &str) -> Scenario {
+    parse(&format!("about: x\nneeds: {{ memory: 1GiB }}\nsteps:\n{steps}\n"))
+}
+
+#[test]
+fn short_names_are_those_of_pytorch_over_all_pools() {
+    for (short, full) in [
+        ("reserved", "reserved_bytes.all.current"),
+        ("allocated.peak", "allocated_bytes.all.peak"),
+        ("active", "active_bytes.all.current"),
+        ("inactive_split.freed", "inactive_split_bytes.all.freed"),
+        ("requested.allocated", "requested_bytes.all.allocated"),
+    ] {
+        assert_eq!(Account::from_name(short), Account::from_name(full), "{short}");
+        assert!(Account::from_name(short).is_some(), "{short}");
+    }
+    assert_eq!(Account::from_name("reserved.now"), None);
+}
+
+#[test]
+fn each_point_of_a_matrix_is_a_scenario_with_its_values_in_sizes_counts_and_memory() {
+    let source = "about: x
+matrix: { batch: [8, 16], memory: [1GiB, 2GiB] }
+needs: { memory: memory / 2 }
+steps:
+  - alloc: { buffer: a, size: 4MiB * batch }
+  - repeat: batch
+    steps: [reset_peaks]
+";
+    let points = |set: &[(&str, &str)]| {
+        let settings = set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Scenario::parse_points(source, Path::new("points.yaml"), &settings).unwrap()
+    };
+    let told = |scenario: &Scenario| {
+        let (Action::Alloc(alloc), Action::Repeat(repeat)) = (&scenario.steps[0].action, &scenario.steps[1].action) else { panic!("steps") };
+        (scenario.name.clone(), scenario.needs.memory, alloc.size.clone(), repeat.rounds.count())
+    };
+    let all: Vec<_> = points(&[]).iter().map(told).collect();
+    let point = |name: &str, memory, size, count| (name.to_owned(), Bytes::mib(memory), Amount::Fixed(Bytes::mib(size)), count);
+    assert_eq!(
+        all,
+        [
+            point("points[batch=8,memory=1GiB]", 512, 32, 8),
+            point("points[batch=8,memory=2GiB]", 1024, 32, 8),
+            point("points[batch=16,memory=1GiB]", 512, 64, 16),
+            point("points[batch=16,memory=2GiB]", 1024, 64, 16),
+        ]
+    );
+    let set: Vec<_> = points(&[("batch", "96"), ("memory", "4GiB"), ("other", "1")]).iter().map(told).collect();
+    assert_eq!(set, [point("points[batch=96,memory=4GiB]", 2048, 384, 96)]);
+}
+
+#[test]
+fn the_values_of_a_loop_are_a_range_with_both_ends_or_a_list() {
+    let values = |given: &str| {
+        let scenario = with_steps(&format!("  - for: {{ v: {given} }}\n    steps: [reset_peaks]"));
+        let Action::For(steps) = &scenario.steps[0].action else { panic!("for") };
+        (0..steps.rounds.count()).filter_map(|round| steps.rounds.value(round)).map(|(_, value)| value.to_string()).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(values("1..4"), "1 2 3 4");
+    assert_eq!(values("1..8 by 3"), "1 4 7");
+    assert_eq!(values("3..1 by -1"), "3 2 1");
+    assert_eq!(values("0.5..1 by 0.25"), "1/2 3/4 1");
+    assert_eq!(values("1KiB..3KiB by 1KiB"), "1024 2048 3072");
+    assert_eq!(values("[1MiB, 512KiB]"), "1048576 524288");
+    assert_eq!(values("7..7"), "7");
+}
+
+#[test]
+fn what_differs_between_devices_and_allocators_is_found_by_both() {
+    let source = "about: x
+needs: { memory: 1GiB }
+allocators: [caching, direct, bfc]
+skip: { direct: too slow, gpu: not tried }
+expected_to_fail: { bfc: known }
+steps:
+  - alloc: { buffer: a, size: 2GiB, expect: { simulated: { caching: { oom: too_large }, others: oom }, gpu: any } }
+";
+    let scenario = parse(source);
+    let Action::Alloc(alloc) = &scenario.steps[0].action else { panic!("alloc") };
+    use DeviceKind::{Gpu, Simulated};
+    assert_eq!(alloc.expect.of("caching", Simulated), Expected::Oom(harness_record::CauseKind::from_name("too_large")));
+    assert_eq!(alloc.expect.of("bfc", Simulated), Expected::Oom(None));
+    assert_eq!(alloc.expect.of("bfc", Gpu), Expected::Any);
+    assert_eq!(["caching", "direct"].map(|arm| scenario.skip.of(arm, Simulated)), [None, Some("too slow")]);
+    assert_eq!(scenario.skip.of("caching", Gpu), Some("not tried"));
+    assert_eq!(["bfc", "direct"].map(|arm| scenario.expected_to_fail.of(arm, Gpu)), [Some("known"), None]);
+}
+
+#[test]
+fn an_expectation_of_named_allocators_is_put_aside_until_all_have_run() {
+    let source = "about: x
+needs: { memory: 1GiB }
+allocators: [caching, direct]
+steps:
+  - expect: [ num_ooms == 0, caching.reserved.peak <= 2 * direct.reserved.peak ]
+";
+    let scenario = parse(source);
+    assert_eq!(scenario.comparisons.len(), 1);
+    let metrics: Vec<String> = scenario.comparisons[0].value.quantities().map(ToString::to_string).collect();
+    assert_eq!(metrics, ["caching.reserved_bytes.all.peak", "direct.reserved_bytes.all.peak"]);
+}
+
+#[test]
+fn a_time_limit_of_the_scenario_is_that_of_every_step_without_its_own() {
+    let scenario = parse("about: x\nneeds: { memory: 1GiB }\ntimeout: 2s\nsteps:\n  - repeat: 2\n    steps: [reset_peaks]\n  - reset_peaks: {}\n    timeout: 1s\n");
+    assert_eq!(scenario.steps[0].action.steps()[0].time_limit, Some(Nanos::millis(2000)));
+    assert_eq!(scenario.steps[1].time_limit, Some(Nanos::millis(1000)));
+}

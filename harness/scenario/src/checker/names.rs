@@ -218,5 +218,5 @@ impl Checker<'_> {
 /// Whether metrics begin with it.
 pub(crate) fn is_reserved(name: &str) -> bool {
     let is_head = |account: Account| account.to_string().split('.').next() == Some(name);
-    name == START || Account::SHORT.contains(&name) || ["min", "max", "growth"].contains(&name) || Account::all().any(is_head)
+    name == START || Account::SHORT.contains(&name) || Account::all().any(is_head)
 }

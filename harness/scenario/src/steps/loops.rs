@@ -279,6 +279,9 @@ impl StepFields for RepeatWire {
 
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Loop, Problem> {
         let says_until = self.times.as_ref().is_some_and(|times| times.text().split_whitespace().eq(["until", "oom"]));
+        if let Some(times) = self.times.as_ref().filter(|times| !says_until && times.text().starts_with("until")) {
+            return Err(Problem::new(times.position(), format!("a loop is not repeated `{}`", times.text())).help("write `repeat: until oom`"));
+        }
         let until_oom = until(self.body.until.as_ref())? || says_until;
         let times = match &self.times {
             Some(times) if !says_until => checker.whole(times, "times", 1..=MAX_TIMES)?,

@@ -98,7 +98,7 @@ pub(crate) fn call(function: &'static str, body: impl FnOnce(&mut World) -> Resu
     let mut world = world();
     let Some(world) = world.as_mut() else { return code::NOT_INITIALIZED };
     while world.config.hang.as_deref() == Some(function) {
-        // With the lock in hand: in a driver that hangs, every later call hangs too.
+        // The lock is held meanwhile: in a driver that hangs, every later call hangs too.
         thread::sleep(Duration::from_secs(60));
     }
     world.count(function).and_then(|()| body(world)).err().unwrap_or(0)

@@ -30,7 +30,7 @@ pub(super) const FIRST_ADDRESS: u64 = 0x6000_0000_0000;
 
 /// All pools of a device.
 #[derive(Debug)]
-pub(super) struct Pools {
+pub(super) struct SimPools {
     pools: BTreeMap<u32, Pool>,
     next_pool: u32,
     addresses: Addresses,
@@ -71,7 +71,7 @@ enum State {
     FreeBehind(Slot, u64),
 }
 
-impl Pools {
+impl SimPools {
     pub(super) const fn new(reuse_addresses: bool) -> Self {
         let addresses = Addresses::new(FIRST_ADDRESS..super::FIRST_ADDRESS, GRANULARITY, reuse_addresses);
         Self { pools: BTreeMap::new(), next_pool: 0, addresses, live: BTreeMap::new(), freed: BTreeMap::new() }

@@ -17,7 +17,7 @@ use crate::pool::Pools;
 use crate::staging::{CALLS, PROCESSES, REPORT};
 use crate::work::{Kernel, Work};
 
-/// Everything.
+/// All state of the double, once in a process.
 pub(crate) struct World {
     pub(crate) config: Config,
     pub(crate) initialised: bool,
@@ -170,7 +170,7 @@ impl World {
         let failure = self.config.fail.iter().find(|failure| failure.function == function && [0, *calls].contains(&failure.nth));
         match failure {
             None => Ok(()),
-            // Whoever calls later hangs too, as with a driver that is lost.
+            // Every later call hangs too, as with a driver that is lost.
             Some(failure) if failure.code == HANGS => loop {
                 thread::park();
             },
@@ -279,12 +279,12 @@ impl Gpu {
         held.collect()
     }
 
-    /// What everybody holds.
+    /// What all programs hold together.
     pub(crate) fn used(&self) -> u64 {
         self.process_used() + self.others + self.processes().values().sum::<u64>()
     }
 
-    /// What nobody holds.
+    /// What no program holds.
     pub(crate) fn free(&self) -> u64 {
         self.capacity.saturating_sub(self.used())
     }

@@ -110,3 +110,62 @@ impl<D: Device + ?Sized> DeviceWrapper for Box<D> {
 }
 
 impl<D: TestDevice + ?Sized> TestDeviceWrapper for Box<D> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocator::AllocatorKind;
+    use crate::device::sim::{SimConfig, SimDevice};
+
+    /// A device without virtual memory management and without pools.
+    struct Plain<D>(D);
+
+    impl<D: Device> DeviceWrapper for Plain<D> {
+        type Inner = D;
+
+        fn inner(&self) -> &D {
+            &self.0
+        }
+
+        fn inner_mut(&mut self) -> &mut D {
+            &mut self.0
+        }
+
+        fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+            None
+        }
+
+        fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+            None
+        }
+    }
+
+    impl<D: TestDevice> TestDeviceWrapper for Plain<D> {}
+
+    #[test]
+    fn an_allocator_that_needs_what_a_device_lacks_says_so_and_all_others_work_on_it() {
+        let mut whole = SimDevice::new(SimConfig::default());
+        let mut plain = Plain(SimDevice::new(SimConfig::default()));
+        for kind in AllocatorKind::ALL {
+            assert_eq!(kind.build().check_device(&mut whole), Ok(()), "{}", kind.name());
+            let lacks = matches!(kind, AllocatorKind::Expandable | AllocatorKind::AsyncPool);
+            let answer = kind.build().check_device(&mut plain);
+            assert_eq!(matches!(answer, Err(DeviceError::Unavailable { .. })), lacks, "{}: {answer:?}", kind.name());
+        }
+    }
+
+    #[test]
+    fn what_a_wrapper_does_not_write_is_the_inner_devices_through_any_number_of_wrappers() -> Result<(), DeviceError> {
+        let mut device: Box<dyn TestDevice> = Box::new(Plain(Box::new(Plain(SimDevice::new(SimConfig::default())))));
+        let total = TestDevice::memory(&mut *device)?.free;
+        let ptr = Device::malloc(&mut *device, Bytes::mib(2))?;
+        let range = MemoryRange::new(ptr, Bytes::mib(2));
+        TestDevice::fill(&mut *device, StreamId::DEFAULT, range, Tag(7))?;
+        TestDevice::verify(&mut *device, StreamId::DEFAULT, range, Tag(7))?;
+        assert!(TestDevice::verify(&mut *device, StreamId::DEFAULT, range, Tag(8)).is_err());
+        assert_eq!(Device::free_memory(&mut *device)?, total - Bytes::mib(2));
+        assert_eq!((TestDevice::calls(&*device).malloc, TestDevice::leaks(&*device).allocations), (1, 1));
+        assert!(!TestDevice::cost_figures(&*device).is_empty(), "also what has a default");
+        Device::free(&mut *device, ptr)
+    }
+}

@@ -33,7 +33,7 @@
 //! | you have | take | frees go by |
 //! |---|---|---|
 //! | several host threads, or pointers only | [`allocator::shared::SharedAllocator`], which owns its device | address |
-//! | one thread, or a lock of your own | [`allocator::Allocator`], which is lent the device with each call; its hits are the fastest | handle |
+//! | one thread, or a lock of your own | [`allocator::Allocator`], which borrows the device for each call; its hits are the fastest | handle |
 //!
 //! [`allocator::shared::Cores::PerStream`] is for threads on streams of their own: they do not wait for each other on cache hits, and some
 //! peaks become upper bounds. [`allocator::shared::Cores::One`] is for private pools, garbage collection, or peaks to the byte.
@@ -55,3 +55,4 @@ pub mod device;
 pub mod hash;
 pub mod stats;
 pub mod units;
+mod wrap;

@@ -356,21 +356,20 @@ impl fmt::Display for StatKey {
 /// What a block is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum BlockState {
     /// Free, ready to be handed out on its stream.
     Inactive,
     /// Freed by its owner, waiting for events of other streams.
     PendingFree,
-    /// Handed out.
     Allocated,
 }
 
 /// One block of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct BlockInfo {
-    /// Where it starts.
     pub address: DevicePtr,
-    /// Its length.
     pub size: Bytes,
     /// The stream it was made for; of a free block the stream that may reuse it without waiting.
     pub stream: StreamId,
@@ -382,8 +381,8 @@ pub struct BlockInfo {
 
 /// One segment, its blocks in address order and without gaps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct SegmentInfo {
-    /// Where it starts.
     pub address: DevicePtr,
     /// Its length: bytes held from the driver.
     pub size: Bytes,
@@ -395,7 +394,6 @@ pub struct SegmentInfo {
     pub private_pool: Option<u32>,
     /// Whether it can grow and shrink by pages.
     pub expandable: bool,
-    /// Its blocks.
     pub blocks: Vec<BlockInfo>,
 }
 

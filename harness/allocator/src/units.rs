@@ -117,6 +117,7 @@ impl std::iter::Sum for Bytes {
 
 /// A text that is not an amount of memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum ParseBytesError {
     /// Not a number with an optional binary unit.
     #[error("`{0}` is not a size: write a number and one of B, KiB, MiB, GiB, TiB, PiB or EiB, as in `400MiB`, `1.5 GiB` or `512B`")]
@@ -124,9 +125,7 @@ pub enum ParseBytesError {
     /// A decimal unit, which is off by up to a tenth from the binary one that is usually meant.
     #[error("`{text}` uses the decimal unit {unit}: sizes are binary here, write `{suggestion}`")]
     DecimalUnit {
-        /// What was read.
         text: String,
-        /// Its unit.
         unit: String,
         /// The same number with the binary unit.
         suggestion: String,

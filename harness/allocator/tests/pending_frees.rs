@@ -3,7 +3,7 @@
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DeviceError, DeviceInfo, DevicePtr, EventId, MappedDevice, PooledDevice, StreamId, TestDevice};
+use harness_allocator::device::{Device, DeviceError, EventId, StreamId, TestDevice, wrapper};
 use harness_allocator::units::{Bytes, Nanos};
 
 /// A simulated device on which one call about events fails.
@@ -25,66 +25,44 @@ impl FailingOnce {
     }
 }
 
-impl Device for FailingOnce {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
+impl wrapper::DeviceWrapper for FailingOnce {
+    type Inner = SimDevice;
+
+    fn inner(&self) -> &SimDevice {
+        &self.inner
     }
-    fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
-        self.inner.free_memory()
+
+    fn inner_mut(&mut self) -> &mut SimDevice {
+        &mut self.inner
     }
-    fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
-        self.inner.malloc(size)
-    }
-    fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
-        self.inner.free(ptr)
-    }
-    fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
-        self.inner.create_stream()
-    }
-    fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.inner.destroy_stream(stream)
-    }
-    fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.inner.release_stream(stream)
-    }
+
     fn create_event(&mut self) -> Result<EventId, DeviceError> {
         self.next_event_call()?;
         self.inner.create_event()
     }
-    fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError> {
-        self.inner.destroy_event(event)
-    }
+
     fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
         self.next_event_call()?;
         self.inner.record_event(event, stream)
     }
+
     fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError> {
         self.next_event_call()?;
         self.inner.event_done(event)
     }
+
     fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
         self.next_event_call()?;
         self.inner.wait_event(stream, event)
     }
+
     fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
         self.next_event_call()?;
         self.inner.synchronize_event(event)
     }
-    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.inner.synchronize_stream(stream)
-    }
-    fn synchronize(&mut self) -> Result<(), DeviceError> {
-        self.inner.synchronize()
-    }
-    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        self.inner.mapped()
-    }
-    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        self.inner.pooled()
-    }
 }
 
-/// An answer of the device that is only right once.
+/// Whether this is the error of the call that fails.
 fn is_the_failure(error: &DeviceError) -> bool {
     matches!(error, DeviceError::Driver { code: 999, .. })
 }

@@ -121,11 +121,11 @@ pub struct TorchArm {
 pub fn torch_arms(suite: &Suite) -> Vec<TorchArm> {
     let mut arms: Vec<TorchArm> = Vec::new();
     let default = AllocatorSpec::from(AllocatorKind::Caching);
-    for ours in suite.arms.iter().filter(|arm| arm.kind().is_pytorchs()) {
+    for ours in suite.arms.iter().filter(|arm| arm.kind().is_pytorch()) {
         // A share of the device is what each arm is given anyway.
         let settings = ours.effective().filter(|config| config.memory_fraction == MemoryFraction::ALL).map(|config| config.to_string());
         if let Some(settings) = settings.filter(|settings| arms.iter().all(|other| other.settings != *settings)) {
-            let name = if ours.does_the_same(&default) { "torch".to_owned() } else { format!("torch_{ours}") };
+            let name = if ours.is_equivalent_to(&default) { "torch".to_owned() } else { format!("torch_{ours}") };
             arms.push(TorchArm { name, settings, ours: ours.clone() });
         }
     }

@@ -28,7 +28,7 @@ use std::time::Instant;
 use self::driver::Driver;
 use self::kernels::{Kernels, Mismatch};
 use self::mapping::Mapping;
-use self::pool::Pools;
+use self::pool::CudaPools;
 use self::pressure::Pressure;
 use self::reads::{Reads, corrupted};
 use self::types::{CUcontext, CUdevice, CUevent};
@@ -75,7 +75,7 @@ pub struct CudaDevice {
     events: Vec<Option<Event>>,
     free_events: Vec<u32>,
     mapping: Option<Mapping>,
-    pools: Option<Pools>,
+    pools: Option<CudaPools>,
     pressure: Pressure,
     nvml: Result<NvmlDevice, String>,
     kernels: Kernels,
@@ -129,7 +129,7 @@ impl CudaDevice {
         if let (Ok(nvml), Ok(listed)) = (&nvml, &listed) {
             nvml.notice_this_process(listed);
         }
-        let (mapping, pools) = (Mapping::of(driver, device)?, Pools::of(driver, device)?);
+        let (mapping, pools) = (Mapping::of(driver, device)?, CudaPools::of(driver, device)?);
         let kernels = Kernels::load(driver)?;
         let info = DeviceInfo {
             name: found.name,
@@ -432,8 +432,8 @@ impl Device for CudaDevice {
 
     /// Waits where reads of [`TestDevice::verify_later`] are queued on the stream.
     fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        let lent = stream != StreamId::DEFAULT && self.streams.get(&stream.0).is_some_and(|known| !known.own);
-        if !lent {
+        let is_borrowed = stream != StreamId::DEFAULT && self.streams.get(&stream.0).is_some_and(|known| !known.own);
+        if !is_borrowed {
             return Err(DeviceError::UnknownHandle { kind: "borrowed stream", number: stream.0 });
         }
         self.finish_reads(stream)?;
@@ -627,7 +627,7 @@ impl TestDevice for CudaDevice {
         Leaks {
             reservations: table.map_or(0, |table| table.reservations().len() as u64),
             allocations: (self.live.len() + self.pools.as_ref().map_or(0, |pools| pools.live.len())) as u64,
-            pools: self.pools.as_ref().map_or(0, Pools::count),
+            pools: self.pools.as_ref().map_or(0, CudaPools::count),
             bytes: self.live.values().map(charged).sum::<Bytes>() + pages + pooled,
             streams: self.streams.values().filter(|stream| stream.own).count() as u64,
             events: self.events.iter().flatten().count() as u64,

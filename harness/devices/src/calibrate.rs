@@ -27,16 +27,14 @@ pub const MIN_FREE: Bytes = Bytes::mib(128);
 
 /// Why a device could not be calibrated. The device holds what was allocated then: drop it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum CalibrateError {
     /// The device refused something, or broke: see what it says.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// There is too little to measure allocations of several sizes: stop what holds it, or choose another device.
     #[error("the device has {free} free, calibration wants at least {MIN_FREE}")]
-    TooSmall {
-        /// What is free.
-        free: Bytes,
-    },
+    TooSmall { free: Bytes },
     /// The user stopped it.
     #[error("interrupted: nothing was written")]
     Interrupted,

@@ -8,11 +8,11 @@ use harness_cuda::machine::Probe;
 
 /// The device that a user asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum DeviceChoice {
     /// CUDA device 0 where there is one, otherwise the simulated device.
     #[default]
     Auto,
-    /// The simulated device.
     Simulated,
     /// The CUDA device with this ordinal.
     Cuda(u32),

@@ -5,6 +5,7 @@
 
 mod error;
 mod figure;
+pub(crate) mod header;
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -16,14 +17,11 @@ use harness_allocator::hash::fnv1a;
 use harness_allocator::units::{Bytes, Nanos};
 use serde::Deserialize;
 
-use crate::shipped::Shipped;
 use harness_base::date::Date;
 
 pub use self::error::ProfileError;
 pub use self::figure::{ByteCount, FitError, Measured, Nanoseconds, NanosecondsPerGib, NanosecondsPerMib, Share, Spread, UnitText};
-
-/// The version of profiles that this build writes and reads.
-pub const PROFILE_VERSION: u32 = 1;
+pub use self::header::{PROFILE_VERSION, ProfileName, Version};
 
 /// Where profiles lie, as seen from the root of the project.
 pub const FOLDER: &str = "scenarios/devices";
@@ -34,6 +32,7 @@ const MAX_FILE: u64 = 256 << 10;
 /// What a GPU was measured to cost.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Profile {
     /// [`PROFILE_VERSION`].
     pub version: Version,
@@ -53,7 +52,6 @@ pub struct Profile {
     pub cuda: Option<String>,
     /// Why its figures are not to be trusted fully: other processes, throttling, a busy processor. Empty: nothing was seen.
     pub contended: Vec<String>,
-    /// The costs.
     pub figures: Figures,
 }
 
@@ -93,17 +91,12 @@ pub struct Figures {
     pub transfer_per_gib: Measured<NanosecondsPerGib>,
 }
 
-/// The simulated device of a profile in a file, measured or not.
+/// Reads a file as text.
 ///
 /// # Errors
-/// As [`Profile::load`].
-pub fn load_sim_config(path: &Path) -> Result<SimConfig, ProfileError> {
-    let text = error::read(path, MAX_FILE)?;
-    if Shipped::is_one(&text) {
-        let shipped = Shipped::parse(&text).map_err(|error| ProfileError::text(&error, path, &text))?;
-        return Ok(shipped.sim_config());
-    }
-    Ok(Profile::parse(&text, path)?.sim_config())
+/// [`ProfileError`] where it cannot be read, is larger than any profile, or is not UTF-8.
+pub(crate) fn read(path: &Path) -> Result<String, ProfileError> {
+    error::read(path, MAX_FILE)
 }
 
 impl Profile {
@@ -129,7 +122,7 @@ impl Profile {
     /// # Errors
     /// [`ProfileError`], with file, line and column where it has them.
     pub fn load(path: &Path) -> Result<Self, ProfileError> {
-        Self::parse(&error::read(path, MAX_FILE)?, path)
+        Self::parse(&read(path)?, path)
     }
 
     /// Reads a text; the path is for errors.
@@ -152,7 +145,7 @@ impl Profile {
             let _ = writeln!(yaml, "{key}: {value}");
         };
         line("version", version.to_string());
-        line("name", quoted(&name.0));
+        line("name", quoted(&name.to_string()));
         line("measured", quoted(&measured.to_string()));
         line("harness", quoted(harness));
         line("device", quoted(device));
@@ -171,7 +164,7 @@ impl Profile {
     #[must_use]
     pub fn title(&self) -> String {
         let rows = self.figures.rows().into_iter().map(|(name, figure)| format!("{name}: {figure}\n")).collect::<String>();
-        format!("{} measured {} ({:08x})", self.name.0, self.measured, fnv1a(rows.as_bytes()) >> 32)
+        format!("{} measured {} ({:08x})", self.name, self.measured, fnv1a(rows.as_bytes()) >> 32)
     }
 
     /// What a simulated device charges by this profile. What was not measured is charged as published, and says so.
@@ -259,77 +252,6 @@ fn quoted(text: &str) -> String {
         other => format!("\\U{:08X}", u32::from(other)),
     });
     format!("\"{}\"", escaped.collect::<String>())
-}
-
-/// [`PROFILE_VERSION`], and no other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "u32")]
-pub struct Version;
-
-impl TryFrom<u32> for Version {
-    type Error = String;
-
-    fn try_from(version: u32) -> Result<Self, Self::Error> {
-        match version {
-            PROFILE_VERSION => Ok(Self),
-            _ => Err(format!(
-                "this harness reads device profiles of version {PROFILE_VERSION}, not {version}: use the harness that wrote it"
-            )),
-        }
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{PROFILE_VERSION}")
-    }
-}
-
-/// What a profile is called: letters, digits, `-`, `_` and `.`, at most 64, the first a letter or digit. So it can be a file's name too.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub struct ProfileName(String);
-
-impl ProfileName {
-    /// As a device is called, in small letters with `-` for everything else: `nvidia-h200` for `NVIDIA H200`.
-    #[must_use]
-    pub fn of_device(name: &str) -> Self {
-        let words = name.split(|character: char| !character.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
-        let mut slug = words.collect::<Vec<_>>().join("-").to_ascii_lowercase();
-        slug.truncate(MAX_NAME);
-        Self(if slug.is_empty() { "unnamed".to_owned() } else { slug })
-    }
-}
-
-/// Most characters of a name.
-const MAX_NAME: usize = 64;
-
-impl TryFrom<String> for ProfileName {
-    type Error = String;
-
-    fn try_from(name: String) -> Result<Self, Self::Error> {
-        let allowed = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '_' | '.');
-        let fits = name.len() <= MAX_NAME && name.starts_with(|first: char| first.is_ascii_alphanumeric()) && name.chars().all(allowed);
-        if fits {
-            Ok(Self(name))
-        } else {
-            Err(format!("`{name}` is not a profile's name: write letters, digits, `-`, `_` and `.`, as in `nvidia-h200`"))
-        }
-    }
-}
-
-impl fmt::Display for ProfileName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::str::FromStr for ProfileName {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        Self::try_from(name.to_owned())
-    }
 }
 
 #[cfg(test)]

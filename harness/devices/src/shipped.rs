@@ -10,7 +10,7 @@ use harness_allocator::device::sim::{CostModel, Figure, SimConfig};
 use harness_allocator::units::Bytes;
 use serde::Deserialize;
 
-use crate::profile::{ProfileName, Version};
+use crate::profile::header::{ProfileName, Version};
 
 /// The files, in the order of their memory.
 const FILES: [&str; 7] = [
@@ -43,8 +43,8 @@ pub struct Shipped {
 
 /// `not measured`, and nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum NotMeasured {
-    /// See the type.
     #[serde(rename = "not measured")]
     NotMeasured,
 }
@@ -72,6 +72,7 @@ impl Shipped {
         text.lines().any(|line| line.starts_with("costs:"))
     }
 
+    /// Reads a text of this kind.
     pub(crate) fn parse(text: &str) -> Result<Self, serde_saphyr::Error> {
         serde_saphyr::from_str_with_options(text, serde_saphyr::options! { strict_booleans: true, with_snippet: false })
     }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use harness_allocator::device::limited::{Limited, admit};
+use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{DeviceError, DeviceMemory, TestDevice};
 use harness_allocator::units::Bytes;
@@ -12,8 +12,9 @@ use harness_base::shell::quoted;
 use harness_cuda::CudaDevice;
 use harness_cuda::machine::Probe;
 
+use crate::admit::admit;
 use crate::choice::{DeviceChoice, Resolved};
-use crate::profile::{self, ProfileError};
+use crate::profile::{self, Profile, ProfileError};
 use crate::shipped::Shipped;
 
 /// Where devices come from: each run opens one for itself, so that nothing of one run is left for the next.
@@ -55,7 +56,7 @@ impl DeviceSource {
     /// [`ProfileError`] where there is none.
     pub fn with_profile(self, path: &Path) -> Result<Self, ProfileError> {
         let shipped = path.to_str().and_then(Shipped::named).filter(|_| !path.exists());
-        let config = shipped.map_or_else(|| profile::load_sim_config(path), |shipped| Ok(shipped.sim_config()))?;
+        let config = shipped.map_or_else(|| load_sim_config(path), |shipped| Ok(shipped.sim_config()))?;
         Ok(Self { profile: Some((config, path.to_owned())), ..self })
     }
 
@@ -140,6 +141,16 @@ impl DeviceSource {
         self.admit(&mut *device, need)?;
         Ok(Box::new(Limited::new(device, need)?))
     }
+}
+
+/// The simulated device of a profile in a file, measured or not.
+fn load_sim_config(path: &Path) -> Result<SimConfig, ProfileError> {
+    let text = profile::read(path)?;
+    if Shipped::is_one(&text) {
+        let shipped = Shipped::parse(&text).map_err(|error| ProfileError::text(&error, path, &text))?;
+        return Ok(shipped.sim_config());
+    }
+    Ok(Profile::parse(&text, path)?.sim_config())
 }
 
 /// Says which simulated device has the memory that this one has not.

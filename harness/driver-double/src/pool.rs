@@ -2,7 +2,7 @@
 //!
 //! Every allocation has host memory of its own, which goes when its free takes its turn in the stream; a pool is an account of bytes. So a
 //! pool never has too little in one piece, as if the driver had moved its memory behind the addresses. What is freed may be handed out on
-//! another stream once that stream is behind the free in time; a driver told not to reuse by chance wants an event in between.
+//! another stream once that stream is behind the free in time; a driver that is set not to reuse by chance wants an event in between.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -61,7 +61,7 @@ impl Pools {
         self.pools.insert(handle, Pool::default());
     }
 
-    /// Removes a pool. The double does not put it off, as drivers do while anything of it is in use.
+    /// Removes a pool at once. A driver waits with that while anything of the pool is in use.
     pub(crate) fn destroy(&mut self, handle: usize) -> Result<(), u32> {
         if self.allocations.values().any(|allocation| allocation.pool == handle) {
             return Err(code::NOT_SUPPORTED);

@@ -17,7 +17,7 @@ use crate::pool::Pools;
 use crate::staging::{CALLS, PROCESSES, REPORT};
 use crate::work::{Kernel, Work};
 
-/// Everything.
+/// All state of the double, once in a process.
 pub(crate) struct World {
     pub(crate) config: Config,
     pub(crate) initialised: bool,
@@ -117,7 +117,7 @@ pub(crate) fn call(function: &'static str, body: impl FnOnce(&mut World) -> Resu
     let mut world = world();
     let Some(world) = world.as_mut() else { return code::NOT_INITIALIZED };
     while world.config.hang.as_deref() == Some(function) {
-        // With the lock in hand: in a driver that hangs, every later call hangs too.
+        // The lock is held meanwhile: in a driver that hangs, every later call hangs too.
         thread::sleep(Duration::from_secs(60));
     }
     world.count(function).and_then(|()| body(world)).err().unwrap_or(0)
@@ -189,7 +189,7 @@ impl World {
         let failure = self.config.fail.iter().find(|failure| failure.function == function && [0, *calls].contains(&failure.nth));
         match failure {
             None => Ok(()),
-            // Whoever calls later hangs too, as with a driver that is lost.
+            // Every later call hangs too, as with a driver that is lost.
             Some(failure) if failure.code == HANGS => loop {
                 thread::park();
             },
@@ -298,12 +298,12 @@ impl Gpu {
         held.collect()
     }
 
-    /// What everybody holds.
+    /// What all programs hold together.
     pub(crate) fn used(&self) -> u64 {
         self.process_used() + self.others + self.processes().values().sum::<u64>()
     }
 
-    /// What nobody holds.
+    /// What no program holds.
     pub(crate) fn free(&self) -> u64 {
         self.capacity.saturating_sub(self.used())
     }

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use harness_allocator::allocator::caching::{ConfError, Config, Setting};
-use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, SpecError};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -101,7 +101,7 @@ pub fn check(
 /// Whether a report could not tell them apart, or would tell the same twice without anybody having asked for it.
 fn is_twice(first: &AllocatorSpec, second: &AllocatorSpec) -> bool {
     let is_unnamed = !first.has_own_name() && !second.has_own_name();
-    first.to_string() == second.to_string() || (is_unnamed && first.does_the_same(second))
+    first.to_string() == second.to_string() || (is_unnamed && first.is_equivalent_to(second))
 }
 
 fn twice(first: &AllocatorSpec, second: &AllocatorSpec, first_at: Position, at: Position) -> Problem {
@@ -147,7 +147,7 @@ fn with_settings(kind: AllocatorKind, at: Position, settings: &SettingsWire, sou
     let (names, settings): (Vec<_>, Vec<_>) = fields.iter().partition(|(key, _)| key.value == NAME);
     let spec = match settings.first() {
         None => kind.into(),
-        Some((key, _)) if !kind.has_settings() => return Err(Problem::new(key.position(), kind.why_no_settings())),
+        Some((key, _)) if !kind.has_settings() => return Err(Problem::new(key.position(), SpecError::NoSettings(kind).to_string())),
         Some(_) => AllocatorSpec::caching(config(&settings, source)?),
     };
     match names.first() {
@@ -423,6 +423,21 @@ impl JsonSchema for ArmWire {
     }
 }
 
+/// What an allocator is, in one line, for people who choose one.
+#[must_use]
+pub const fn about(kind: AllocatorKind) -> &'static str {
+    match kind {
+        AllocatorKind::Caching => "PyTorch's caching allocator in its default configuration, byte for byte",
+        AllocatorKind::Expandable => "PyTorch's caching allocator with expandable_segments:True: segments grow and shrink by pages",
+        AllocatorKind::Bfc => "TensorFlow's best-fit-with-coalescing allocator: few, doubling regions that are kept; grows on demand",
+        AllocatorKind::RmmPool => "RMM's pool_memory_resource: half the memory at once, a free list per stream, stealing behind events",
+        AllocatorKind::AsyncPool => {
+            "the driver's stream-ordered pool (`cudaMallocAsync`), which keeps all it has reserved until it is trimmed"
+        }
+        AllocatorKind::Direct => "one driver allocation and one driver free per request: the baseline of every timing",
+    }
+}
+
 fn settings_schema(kind: AllocatorKind) -> Value {
     let mut fields = Map::new();
     fields.insert(NAME.to_owned(), serde_json::json!({ "type": "string", "description": NAME_ABOUT }));
@@ -430,7 +445,7 @@ fn settings_schema(kind: AllocatorKind) -> Value {
         fields.insert(CONF.to_owned(), serde_json::json!({ "type": "string", "description": CONF_ABOUT }));
         fields.extend(Setting::ALL.iter().map(|setting| (setting.name.to_owned(), setting_schema(setting))));
     }
-    serde_json::json!({ "type": "object", "description": kind.about(), "properties": fields, "additionalProperties": false })
+    serde_json::json!({ "type": "object", "description": about(kind), "properties": fields, "additionalProperties": false })
 }
 
 /// What may be written; the rule of PyTorch stands in the description.

@@ -77,7 +77,7 @@ impl Reference {
                 table(["form", "what it is"], forms.map(|(name, about)| [format!("*{name}*"), about.to_owned()]))
             }
             Self::Allocators => {
-                table(["allocator", "what it is"], AllocatorKind::ALL.iter().map(|kind| [code(kind.name()), kind.about().to_owned()]))
+                table(["allocator", "what it is"], AllocatorKind::ALL.iter().map(|kind| [code(kind.name()), arms::about(*kind).to_owned()]))
             }
             Self::Settings => table(["field", "takes", "meaning"], arms::fields()),
             Self::Steps => steps(&schema()),

@@ -112,21 +112,16 @@ impl fmt::Display for Column {
 
 /// A trace that cannot be replayed to its end.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum ReplayError {
-    /// An id is allocated while it is live: the trace is broken.
-    #[error("operation {operation}: id {id} is allocated twice; an id must never be used again")]
-    IdReused {
-        /// Counted from 1.
-        operation: usize,
-        /// The id.
-        id: u64,
-    },
+    /// It cannot be prepared: nothing was done.
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
     /// A private pool is misused by the trace.
     #[error("operation {operation}: {source}")]
     PrivatePool {
         /// Counted from 1.
         operation: usize,
-        /// What is wrong.
         source: PrivatePoolError,
     },
     /// The device or the allocator failed: a mistake in this program.
@@ -134,17 +129,19 @@ pub enum ReplayError {
     Device {
         /// Counted from 1.
         operation: usize,
-        /// What happened.
         source: DeviceError,
     },
 }
 
-impl From<PrepareError> for ReplayError {
-    fn from(error: PrepareError) -> Self {
-        match error {
-            PrepareError::IdReused { operation, id } => Self::IdReused { operation, id },
-            // Nothing has been done, so it is the first operation that cannot be.
-            PrepareError::Device(source) => Self::Device { operation: 1, source },
+impl ReplayError {
+    /// The operation that cannot be done, counted from 1.
+    #[must_use]
+    pub const fn operation(&self) -> usize {
+        match self {
+            Self::Prepare(PrepareError::IdReused { operation, .. } | PrepareError::TooManyStreams { operation })
+            | Self::PrivatePool { operation, .. }
+            | Self::Device { operation, .. } => *operation,
+            Self::Prepare(PrepareError::Device(_)) => 1,
         }
     }
 }
@@ -314,33 +311,22 @@ pub fn write_stats(
 
 /// A recording that cannot be compared.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum RecordingError {
     /// Not readable. Check the path.
     #[error("{}: cannot be read: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// Not a recording: see the format in the documentation of traces.
     #[error("{}: line {line}: {why}", path.display())]
     Malformed {
-        /// The file.
         path: PathBuf,
         /// Counted from 1.
         line: usize,
-        /// What is wrong.
         why: String,
     },
     /// Its settings are not supported.
     #[error("{}: {source}", path.display())]
-    Settings {
-        /// The file.
-        path: PathBuf,
-        /// Which, and why.
-        source: ConfError,
-    },
+    Settings { path: PathBuf, source: ConfError },
 }
 
 /// What a comparison found.
@@ -354,8 +340,8 @@ pub struct Comparison {
 
 /// The first thing that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Difference {
-    /// A row.
     Row {
         /// Counted from 1.
         operation: usize,
@@ -373,9 +359,7 @@ pub enum Difference {
         /// As replayed; empty if there are fewer.
         replayed: String,
     },
-    /// The replay stopped.
     Stopped {
-        /// Why.
         why: String,
     },
 }

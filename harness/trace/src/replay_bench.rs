@@ -42,7 +42,7 @@ pub struct BenchResult {
 }
 
 /// Passes in which each operation is timed by itself. Odd, so that there is a median.
-const SINGLE_PASSES: usize = 5;
+const TIMED_PASSES: usize = 5;
 
 /// Times a trace: two passes that fill the cache, then `repetitions` timed ones. Everything live is freed at the end of each.
 ///
@@ -87,10 +87,10 @@ fn measure<T: Target>(mut executor: Executor<T::Live>, target: &mut T, repetitio
     }
     let device_calls = memory_calls(target) - before;
     passes.sort_by(f64::total_cmp);
-    let mut singles = Singles::default();
-    for number in 0..SINGLE_PASSES {
-        singles.pass = number;
-        executor.pass(target, &mut singles)?;
+    let mut times = OperationTimes::default();
+    for number in 0..TIMED_PASSES {
+        times.pass = number;
+        executor.pass(target, &mut times)?;
     }
     let overhead = clock_overhead();
     let net = |mean: f64| (mean - overhead).max(0.0);
@@ -102,8 +102,8 @@ fn measure<T: Target>(mut executor: Executor<T::Live>, target: &mut T, repetitio
         repetitions,
         ns_per_op: passes.get(passes.len() / 2).copied().unwrap_or_default(),
         ns_per_op_min: passes.first().copied().unwrap_or_default(),
-        allocate_ns: net(singles.mean(Kind::Allocate)),
-        free_ns: net(singles.mean(Kind::Free)),
+        allocate_ns: net(times.mean(Kind::Allocate)),
+        free_ns: net(times.mean(Kind::Free)),
         device_calls,
     })
 }
@@ -123,43 +123,43 @@ fn memory_calls(target: &mut impl Target) -> u64 {
 /// The mean over operations is taken of each operation's median over the passes: one interruption of the program lasts as long as a
 /// hundred thousand operations, and it must not count as one.
 #[derive(Default)]
-struct Singles {
+struct OperationTimes {
     /// The number of the present pass.
     pass: usize,
     start: Option<Instant>,
     /// By the trace's operation.
-    operations: Vec<Option<Single>>,
+    operations: Vec<Option<OperationTime>>,
 }
 
 /// One operation, timed in each pass.
 #[derive(Clone, Copy)]
-struct Single {
+struct OperationTime {
     kind: Kind,
-    nanoseconds: [u32; SINGLE_PASSES],
+    nanoseconds: [u32; TIMED_PASSES],
 }
 
-impl Singles {
+impl OperationTimes {
     fn add(&mut self, index: usize, kind: Kind, nanoseconds: u128) {
         if self.operations.len() <= index {
             self.operations.resize(index + 1, None);
         }
-        let single = self.operations[index].get_or_insert(Single { kind, nanoseconds: [0; SINGLE_PASSES] });
-        single.nanoseconds[self.pass] = u32::try_from(nanoseconds).unwrap_or(u32::MAX);
+        let operation = self.operations[index].get_or_insert(OperationTime { kind, nanoseconds: [0; TIMED_PASSES] });
+        operation.nanoseconds[self.pass] = u32::try_from(nanoseconds).unwrap_or(u32::MAX);
     }
 
     /// The mean over the operations of a kind; 0 where there are none.
     fn mean(&self, kind: Kind) -> f64 {
-        let of_kind = self.operations.iter().flatten().filter(|single| single.kind == kind);
-        let (sum, count) = of_kind.fold((0.0, 0_u64), |(sum, count), single| {
-            let mut sorted = single.nanoseconds;
+        let of_kind = self.operations.iter().flatten().filter(|operation| operation.kind == kind);
+        let (sum, count) = of_kind.fold((0.0, 0_u64), |(sum, count), operation| {
+            let mut sorted = operation.nanoseconds;
             sorted.sort_unstable();
-            (sum + f64::from(sorted[SINGLE_PASSES / 2]), count + 1)
+            (sum + f64::from(sorted[TIMED_PASSES / 2]), count + 1)
         });
         sum / count.max(1) as f64
     }
 }
 
-impl<T: Target> Observer<T> for Singles {
+impl<T: Target> Observer<T> for OperationTimes {
     type Error = Infallible;
 
     #[inline(always)]
@@ -190,26 +190,26 @@ mod tests {
 
     #[test]
     fn an_interruption_of_the_program_is_not_the_time_of_an_allocation() {
-        let mut singles = Singles::default();
-        for pass in 0..SINGLE_PASSES {
-            singles.pass = pass;
-            singles.add(0, Kind::Allocate, 40);
+        let mut times = OperationTimes::default();
+        for pass in 0..TIMED_PASSES {
+            times.pass = pass;
+            times.add(0, Kind::Allocate, 40);
             // The program was interrupted for 20 ms.
-            singles.add(1, Kind::Allocate, if pass == 2 { 20_000_000 } else { 60 });
-            singles.add(2, Kind::Free, 30);
+            times.add(1, Kind::Allocate, if pass == 2 { 20_000_000 } else { 60 });
+            times.add(2, Kind::Free, 30);
         }
-        assert_eq!((singles.mean(Kind::Allocate), singles.mean(Kind::Free)), (50.0, 30.0));
-        assert_eq!(singles.mean(Kind::Other), 0.0, "there was none");
+        assert_eq!((times.mean(Kind::Allocate), times.mean(Kind::Free)), (50.0, 30.0));
+        assert_eq!(times.mean(Kind::Other), 0.0, "there was none");
     }
 
     #[test]
     fn an_operation_that_is_slow_in_each_pass_counts() {
-        let mut singles = Singles::default();
-        for pass in 0..SINGLE_PASSES {
-            singles.pass = pass;
-            singles.add(0, Kind::Allocate, 5_000);
-            singles.add(7, Kind::Allocate, 50);
+        let mut times = OperationTimes::default();
+        for pass in 0..TIMED_PASSES {
+            times.pass = pass;
+            times.add(0, Kind::Allocate, 5_000);
+            times.add(7, Kind::Allocate, 50);
         }
-        assert_eq!(singles.mean(Kind::Allocate), 2_525.0);
+        assert_eq!(times.mean(Kind::Allocate), 2_525.0);
     }
 }

@@ -16,6 +16,7 @@ use harness_allocator::units::Bytes;
 
 /// One operation of a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum TraceEvent {
     /// Allocate; after an out-of-memory the id is not live.
     Allocate {
@@ -26,14 +27,11 @@ pub enum TraceEvent {
         /// The stream it is for.
         stream: StreamId,
     },
-    /// Free.
     Free {
-        /// What.
         id: u64,
     },
     /// The block is also used on another stream.
     RecordStream {
-        /// What.
         id: u64,
         /// By whom.
         stream: StreamId,
@@ -50,7 +48,6 @@ pub enum TraceEvent {
     ResetPeaks,
     /// Route allocations to a private pool.
     BeginPool(PrivatePoolId),
-    /// Stop routing.
     EndPool(PrivatePoolId),
     /// Let go of a private pool.
     ReleasePool(PrivatePoolId),
@@ -80,10 +77,10 @@ impl fmt::Display for TraceEvent {
 /// A line that is not an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: `{text}` is not an operation of an allocation trace: {expected}")]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct TraceError {
     /// Counted from 1.
     pub line: usize,
-    /// What stands there.
     pub text: String,
     /// What would be accepted.
     pub expected: &'static str,

@@ -12,11 +12,11 @@
 //! fraction limits what is allocated, not what the pool reserves, which nobody knows beforehand; and memory that several streams used is
 //! freed on a stream of its own that waits for all of them, so that none of them waits.
 
-use super::live::{self, LiveAllocation, LiveAllocations};
+use super::live::{LiveAllocation, LiveAllocations};
 use super::pending::if_exists;
-use super::{Allocation, Allocator, AllocatorError, MemoryFraction, OomCause, Request};
+use super::{Allocation, Allocator, AllocatorError, OomCause, Request, answered_by};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, PooledDevice, StreamId};
-use crate::stats::{MemoryStats, PoolKind, PooledStat, SegmentInfo};
+use crate::stats::PoolKind;
 use crate::units::Bytes;
 
 /// A pool is taken to grow by multiples of this, as the simulated one does: no documentation says by how much a driver's pool grows.
@@ -28,7 +28,7 @@ const KEEP_ALL: Bytes = Bytes(u64::MAX);
 /// The pool that everything is counted in.
 const POOL: PoolKind = PoolKind::Large;
 
-/// See the module.
+/// The driver's stream-ordered pool. The module says what its statistics can tell.
 #[derive(Debug, Default)]
 pub struct AsyncPoolAllocator {
     /// Made with the first allocation.
@@ -38,8 +38,6 @@ pub struct AsyncPoolAllocator {
     /// Slots of allocations that were freed, where the device failed before it was done.
     unfinished: Vec<u32>,
     live: LiveAllocations,
-    stats: MemoryStats,
-    limit: Option<Bytes>,
 }
 
 fn pooled(device: &mut dyn Device) -> Result<&mut dyn PooledDevice, DeviceError> {
@@ -65,7 +63,7 @@ impl AsyncPoolAllocator {
     }
 
     fn set_reserved(&mut self, reserved: u64) {
-        let known = &mut self.stats.reserved_bytes;
+        let known = &mut self.live.stats.reserved_bytes;
         if reserved >= known.all.current {
             known.increase(POOL, reserved - known.all.current);
         } else {
@@ -76,18 +74,18 @@ impl AsyncPoolAllocator {
     /// Asks the pool; where it has no room but unused memory, waits for all frees to take their turn, trims, and asks again.
     fn ask(&mut self, device: &mut dyn Device, pool: PoolId, request: Request) -> Result<DevicePtr, DeviceError> {
         let first = pooled(device)?.malloc_async(pool, request.size, request.stream);
-        let unused = self.stats.reserved_bytes.all.current > self.stats.allocated_bytes.all.current;
+        let unused = self.live.stats.reserved_bytes.all.current > self.live.stats.allocated_bytes.all.current;
         if !unused || !first.as_ref().is_err_and(DeviceError::is_out_of_memory) {
             return first;
         }
-        self.stats.num_alloc_retries += 1;
+        self.live.stats.num_alloc_retries += 1;
         self.give_unused_back(device, pool)?;
         pooled(device)?.malloc_async(pool, request.size, request.stream)
     }
 
     fn give_unused_back(&mut self, device: &mut dyn Device, pool: PoolId) -> Result<(), DeviceError> {
         device.synchronize()?;
-        self.stats.num_sync_all_streams += 1;
+        self.live.stats.num_sync_all_streams += 1;
         pooled(device)?.trim_pool(pool, Bytes::ZERO)?;
         self.observe(device, pool)
     }
@@ -97,7 +95,7 @@ impl AsyncPoolAllocator {
     fn finish_free(&mut self, device: &mut dyn Device, slot: u32) -> Result<(), DeviceError> {
         let freed = self.free_in_order(device, slot);
         match freed {
-            Ok(()) => self.forget(slot),
+            Ok(()) => drop(self.live.remove(slot)),
             Err(_) => self.unfinished.push(slot),
         }
         freed
@@ -139,23 +137,10 @@ impl AsyncPoolAllocator {
 
     /// Takes note of what the pool has handed out.
     fn keep(&mut self, range: MemoryRange, request: Request) -> Allocation {
-        let live = LiveAllocation { range, stream: request.stream, pool: POOL, other_streams: Vec::new() };
-        self.count(&live, PooledStat::increase);
+        let handle = self.live.insert(LiveAllocation { range, stream: request.stream, pool: POOL, other_streams: Vec::new() });
         // At least that much is reserved, even if the pool does not answer.
-        self.set_reserved(self.stats.reserved_bytes.all.current.max(self.stats.allocated_bytes.all.current));
-        Allocation::new(range, request, self.live.insert(live))
-    }
-
-    /// Counts an allocation in or out. What the pool has reserved is asked of it, not counted.
-    fn count(&mut self, allocation: &LiveAllocation, apply: fn(&mut PooledStat, PoolKind, u64)) {
-        let reserved = self.stats.reserved_bytes;
-        live::count(&mut self.stats, allocation, apply);
-        self.stats.reserved_bytes = reserved;
-    }
-
-    fn forget(&mut self, slot: u32) {
-        let live = self.live.remove(slot);
-        self.count(&live, PooledStat::decrease);
+        self.set_reserved(self.live.stats.reserved_bytes.all.current.max(self.live.stats.allocated_bytes.all.current));
+        Allocation::new(range, request, handle)
     }
 }
 
@@ -168,16 +153,17 @@ impl Allocator for AsyncPoolAllocator {
         Bytes(free.0 - free.0 % POOL_GROWTH.0)
     }
 
+    fn check_device(&self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        pooled(device).map(drop)
+    }
+
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
         let size = request.size;
         if size == Bytes::ZERO {
             return Ok(Allocation::null(request));
         }
-        let allocated = Bytes(self.stats.allocated_bytes.all.current);
-        if let Some(limit) = self.limit
-            && allocated.checked_add(size).is_none_or(|total| total > limit)
-        {
-            return Err(live::out_of_memory(&mut self.stats, device, size, OomCause::Fraction { limit }, None));
+        if let Some(limit) = self.live.exceeded_limit(size) {
+            return Err(self.live.out_of_memory(device, size, OomCause::Fraction { limit }, None));
         }
         self.retry_frees(device)?;
         let pool = self.pool(device)?;
@@ -193,7 +179,7 @@ impl Allocator for AsyncPoolAllocator {
                 Err(error.into())
             }
             (Err(DeviceError::OutOfMemory { free, .. }), Ok(())) => {
-                Err(live::out_of_memory(&mut self.stats, device, size, OomCause::Device { free }, None))
+                Err(self.live.out_of_memory(device, size, OomCause::Device { free }, None))
             }
             (Err(DeviceError::OutOfMemory { .. }), Err(error)) | (Err(error), _) => Err(error.into()),
         }
@@ -230,26 +216,7 @@ impl Allocator for AsyncPoolAllocator {
         self.pool.map_or(Ok(()), |pool| self.give_unused_back(device, pool))
     }
 
-    /// Limits what is allocated; see the module.
-    fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
-        self.limit = fraction.limit(device.info().total);
-    }
-
-    fn reset_peaks(&mut self) {
-        self.stats.reset_peaks();
-    }
-
-    fn stats(&self) -> MemoryStats {
-        self.stats
-    }
-
-    fn snapshot(&self) -> Vec<SegmentInfo> {
-        self.live.snapshot()
-    }
-
-    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
-        self.live.segment_at(address)
-    }
+    answered_by!(live);
 
     fn driver_pool(&self) -> Option<PoolId> {
         self.pool
@@ -261,7 +228,7 @@ impl Allocator for AsyncPoolAllocator {
         device.synchronize()?;
         while let Some((start, slot)) = self.live.first() {
             pooled(device)?.free_async(start, StreamId::DEFAULT)?;
-            self.forget(slot);
+            self.live.remove(slot);
         }
         self.unfinished.clear();
         if let Some(stream) = self.free_stream.take() {

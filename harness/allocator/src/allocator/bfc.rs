@@ -33,15 +33,14 @@
 use std::collections::BTreeMap;
 
 use super::pending::{Events, PendingFrees, if_exists};
-use super::regions::{ChunkId, Regions, UNIT};
-use super::{Allocation, Allocator, AllocatorError, MemoryFraction, Request};
-use crate::device::{Device, DeviceError, DevicePtr, EventId, StreamId};
-use crate::stats::{MemoryStats, SegmentInfo};
+use super::regions::{self, CHUNK_UNIT, ChunkId, Regions};
+use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
+use crate::device::{Device, DeviceError, EventId, StreamId};
 use crate::units::Bytes;
 
 /// What can be set, by TensorFlow's names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct BfcConfig {
     /// Whether regions are asked for as they are needed. If not, the first one takes the whole memory limit. `true`, as in the allocator's
     /// own options; a TensorFlow process has `false`, and a harness that ran so would measure nothing but its own limit.
     pub allow_growth: bool,
@@ -51,7 +50,7 @@ pub struct Config {
     pub garbage_collection: bool,
 }
 
-impl Config {
+impl BfcConfig {
     /// The first region of an allocator that grows.
     pub const FIRST_REGION: Bytes = Bytes::mib(2);
     /// A chunk is cut if this or more would be wasted.
@@ -64,16 +63,16 @@ impl Config {
     }
 }
 
-impl Default for Config {
+impl Default for BfcConfig {
     fn default() -> Self {
         Self { allow_growth: true, memory_limit: None, garbage_collection: true }
     }
 }
 
-/// See the module.
+/// TensorFlow's allocator. The module says what it models, and where it differs.
 #[derive(Debug, Default)]
 pub struct BfcAllocator {
-    config: Config,
+    config: BfcConfig,
     regions: Regions,
     /// The size of the next region, unless the request is larger; `None` before the first one.
     next_region: Option<u64>,
@@ -83,7 +82,6 @@ pub struct BfcAllocator {
     pending: PendingFrees<ChunkId>,
     frontiers: BTreeMap<StreamId, Frontier>,
     events: Events,
-    fraction: Option<MemoryFraction>,
 }
 
 /// An event behind all work that a stream had when it was recorded.
@@ -97,13 +95,13 @@ struct Frontier {
 impl BfcAllocator {
     /// An empty allocator with these settings.
     #[must_use]
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: BfcConfig) -> Self {
         Self { config, ..Self::default() }
     }
 
     /// A chunk that is not among the stream's own: from another stream, from the driver, or for giving something back.
     fn find(&mut self, device: &mut dyn Device, request: Request, size: u64) -> Result<ChunkId, AllocatorError> {
-        if let Some(chunk) = self.take_what_is_safe(device, request.stream, size)? {
+        if let Some(chunk) = self.take_from_other_streams(device, request.stream, size)? {
             return Ok(chunk);
         }
         if let Some(chunk) = self.extend(device, request.stream, size)? {
@@ -119,13 +117,12 @@ impl BfcAllocator {
         {
             return Ok(chunk);
         }
-        let limit = self.set_limit(device);
-        Err(self.regions.out_of_memory(device, request, size, limit))
+        Err(self.regions.out_of_memory(device, request, size, self.config.memory_limit))
     }
 
     /// A chunk of another stream that is known to be done with it: what nobody used yet, then what an event has been seen complete for.
-    fn take_what_is_safe(&mut self, device: &mut dyn Device, stream: StreamId, size: u64) -> Result<Option<ChunkId>, DeviceError> {
-        let others = self.regions.others(stream);
+    fn take_from_other_streams(&mut self, device: &mut dyn Device, stream: StreamId, size: u64) -> Result<Option<ChunkId>, DeviceError> {
+        let others = self.regions.other_streams(stream);
         for &other in &others {
             self.regions.take_over(other, stream, 0);
             if let Some(chunk) = self.regions.best_fit(stream, size) {
@@ -167,12 +164,12 @@ impl BfcAllocator {
     /// A new region that the request fits; `None` where the limit or the driver says no.
     fn extend(&mut self, device: &mut dyn Device, stream: StreamId, size: u64) -> Result<Option<ChunkId>, DeviceError> {
         let limit = self.limit(device).0;
-        let available = limit.saturating_sub(self.regions.reserved()) / UNIT.0 * UNIT.0;
+        let available = limit.saturating_sub(self.regions.reserved()) / CHUNK_UNIT.0 * CHUNK_UNIT.0;
         if size > available {
             return Ok(None);
         }
-        let first = if self.config.allow_growth { limit.min(Config::FIRST_REGION.0) } else { limit };
-        let before = self.next_region.unwrap_or(first.next_multiple_of(UNIT.0)).max(UNIT.0);
+        let first = if self.config.allow_growth { limit.min(BfcConfig::FIRST_REGION.0) } else { limit };
+        let before = self.next_region.unwrap_or(first.next_multiple_of(CHUNK_UNIT.0)).max(CHUNK_UNIT.0);
         let mut region = before;
         while region < size {
             region = region.saturating_mul(2);
@@ -191,21 +188,22 @@ impl BfcAllocator {
                 self.has_backed_off = true;
                 return Ok(None);
             }
-            bytes = if backed_off_before { size } else { (bytes / 10 * 9).next_multiple_of(UNIT.0).min(bytes - UNIT.0).max(size) };
+            bytes =
+                if backed_off_before { size } else { (bytes / 10 * 9).next_multiple_of(CHUNK_UNIT.0).min(bytes - CHUNK_UNIT.0).max(size) };
             self.has_backed_off = true;
         }
     }
 
     /// Waits for everything that would make free memory usable for the stream, if there is anything.
     fn wait_for_all(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
-        let others = self.regions.others(stream);
+        let others = self.regions.other_streams(stream);
         if others.is_empty() && self.pending.is_empty() {
             return Ok(());
         }
         self.regions.stats.num_sync_all_streams += 1;
         self.wait_for_pending(device)?;
         // Chunks that were pending may be of other streams too.
-        for other in self.regions.others(stream) {
+        for other in self.regions.other_streams(stream) {
             let covers = self.regions.frees();
             if let Some(event) = self.events.record(device, other)? {
                 let waited = device.synchronize_event(event);
@@ -220,7 +218,7 @@ impl BfcAllocator {
     /// Waits for the events of pending frees and finishes those frees.
     fn wait_for_pending(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let (done, waited) = self.pending.wait_for(device, |_| true);
-        done.into_iter().for_each(|chunk| self.regions.make_free(chunk));
+        done.into_iter().for_each(|chunk| self.regions.complete_free(chunk));
         waited
     }
 
@@ -233,20 +231,13 @@ impl BfcAllocator {
 
     /// What regions may come to.
     fn limit(&self, device: &dyn Device) -> Bytes {
-        let total = device.info().total;
-        self.set_limit(device).map_or(total, |limit| limit.min(total))
-    }
-
-    /// The limit that somebody has set, if any.
-    fn set_limit(&self, device: &dyn Device) -> Option<Bytes> {
-        let fraction = self.fraction.and_then(|fraction| fraction.limit(device.info().total));
-        fraction.into_iter().chain(self.config.memory_limit).min()
+        self.regions.limit(device, self.config.memory_limit)
     }
 
     /// Finishes the frees whose events are complete by now.
     fn poll(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let (done, polled) = self.pending.poll(device);
-        done.into_iter().for_each(|chunk| self.regions.make_free(chunk));
+        done.into_iter().for_each(|chunk| self.regions.complete_free(chunk));
         polled
     }
 }
@@ -260,9 +251,7 @@ impl Allocator for BfcAllocator {
         if request.size == Bytes::ZERO {
             return Ok(Allocation::null(request));
         }
-        let Some(Bytes(size)) = request.size.checked_round_up(UNIT) else {
-            return Err(AllocatorError::TooLarge { requested: request.size, total: device.info().total });
-        };
+        let size = regions::rounded(device, request)?;
         if !self.pending.is_empty() {
             self.poll(device)?;
         }
@@ -270,7 +259,7 @@ impl Allocator for BfcAllocator {
             Some(chunk) => chunk,
             None => self.find(device, request, size)?,
         };
-        let taken = Config::cut(size, self.regions[chunk].size);
+        let taken = BfcConfig::cut(size, self.regions[chunk].size);
         Ok(self.regions.hand_out(chunk, request, taken))
     }
 
@@ -279,9 +268,9 @@ impl Allocator for BfcAllocator {
             return Ok(());
         }
         let chunk = self.regions.chunk_of(&allocation)?;
-        let streams = self.regions.give_up(chunk);
+        let streams = self.regions.begin_free(chunk);
         if streams.is_empty() || !self.pending.add(device, chunk, streams)? {
-            self.regions.make_free(chunk);
+            self.regions.complete_free(chunk);
         }
         Ok(())
     }
@@ -313,25 +302,7 @@ impl Allocator for BfcAllocator {
         self.regions.release(device, 0).map(drop)
     }
 
-    fn set_memory_fraction(&mut self, _device: &dyn Device, fraction: MemoryFraction) {
-        self.fraction = Some(fraction);
-    }
-
-    fn reset_peaks(&mut self) {
-        self.regions.stats.reset_peaks();
-    }
-
-    fn stats(&self) -> MemoryStats {
-        self.regions.stats
-    }
-
-    fn snapshot(&self) -> Vec<SegmentInfo> {
-        self.regions.snapshot()
-    }
-
-    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
-        self.regions.region_at(address)
-    }
+    answered_by!(regions);
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.pending.close(device)?;

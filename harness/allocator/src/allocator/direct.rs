@@ -1,24 +1,22 @@
 //! The allocator without a cache: one driver allocation and one driver free per request. The baseline of every timing.
 
-use super::live::{self, LiveAllocation, LiveAllocations};
-use super::{Allocation, Allocator, AllocatorError, MemoryFraction, OomCause, Request};
-use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
-use crate::stats::{MemoryStats, PoolKind, PooledStat, SegmentInfo};
+use super::live::{LiveAllocation, LiveAllocations};
+use super::{Allocation, Allocator, AllocatorError, OomCause, Request, answered_by};
+use crate::device::{Device, DeviceError, MemoryRange, StreamId};
+use crate::stats::PoolKind;
 use crate::units::Bytes;
 
-/// See the module.
+/// Calls the driver for each request and each free.
 #[derive(Debug, Default)]
 pub struct DirectAllocator {
     live: LiveAllocations,
-    stats: MemoryStats,
-    limit: Option<Bytes>,
 }
 
 impl DirectAllocator {
     fn forget(&mut self, slot: u32) {
-        let live = self.live.remove(slot);
-        live::count(&mut self.stats, &live, PooledStat::decrease);
-        self.stats.num_device_free += 1;
+        let LiveAllocation { range, pool, .. } = self.live.remove(slot);
+        self.live.stats.reserved_bytes.decrease(pool, range.len.0);
+        self.live.stats.num_device_free += 1;
     }
 }
 
@@ -32,22 +30,19 @@ impl Allocator for DirectAllocator {
         if size == Bytes::ZERO {
             return Ok(Allocation::null(request));
         }
-        let reserved = Bytes(self.stats.reserved_bytes.all.current);
-        if let Some(limit) = self.limit
-            && reserved.checked_add(size).is_none_or(|total| total > limit)
-        {
-            return Err(live::out_of_memory(&mut self.stats, device, size, OomCause::Fraction { limit }, Some(Bytes::ZERO)));
+        if let Some(limit) = self.live.exceeded_limit(size) {
+            return Err(self.live.out_of_memory(device, size, OomCause::Fraction { limit }, Some(Bytes::ZERO)));
         }
         match device.malloc(size) {
             Ok(start) => {
-                let range = MemoryRange::new(start, size);
-                let live = LiveAllocation { range, stream: request.stream, pool: PoolKind::of_block(size), other_streams: Vec::new() };
-                live::count(&mut self.stats, &live, PooledStat::increase);
-                self.stats.num_device_alloc += 1;
-                Ok(Allocation::new(live.range, request, self.live.insert(live)))
+                let (range, pool) = (MemoryRange::new(start, size), PoolKind::of_block(size));
+                let live = LiveAllocation { range, stream: request.stream, pool, other_streams: Vec::new() };
+                self.live.stats.reserved_bytes.increase(pool, size.0);
+                self.live.stats.num_device_alloc += 1;
+                Ok(Allocation::new(range, request, self.live.insert(live)))
             }
             Err(DeviceError::OutOfMemory { free, .. }) => {
-                Err(live::out_of_memory(&mut self.stats, device, size, OomCause::Device { free }, Some(Bytes::ZERO)))
+                Err(self.live.out_of_memory(device, size, OomCause::Device { free }, Some(Bytes::ZERO)))
             }
             Err(error) => Err(error.into()),
         }
@@ -78,25 +73,7 @@ impl Allocator for DirectAllocator {
         Ok(())
     }
 
-    fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
-        self.limit = fraction.limit(device.info().total);
-    }
-
-    fn reset_peaks(&mut self) {
-        self.stats.reset_peaks();
-    }
-
-    fn stats(&self) -> MemoryStats {
-        self.stats
-    }
-
-    fn snapshot(&self) -> Vec<SegmentInfo> {
-        self.live.snapshot()
-    }
-
-    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
-        self.live.segment_at(address)
-    }
+    answered_by!(live);
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         while let Some((start, slot)) = self.live.first() {

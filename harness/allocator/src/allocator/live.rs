@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut};
 
 use super::slab::Slab;
-use super::{Allocation, AllocatorError, Handle, OomCause, OutOfMemory};
+use super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, Place, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo};
 use crate::units::Bytes;
@@ -29,16 +29,21 @@ impl LiveAllocation {
     }
 }
 
-/// All live allocations of an allocator, by slot and by address.
+/// All live allocations of an allocator, by slot and by address, with their statistics and the limit on what they may come to.
 #[derive(Debug, Default)]
 pub(super) struct LiveAllocations {
     live: Slab<LiveAllocation>,
     by_address: BTreeMap<DevicePtr, u32>,
+    /// Counted here, apart from the reserved bytes and the calls to the driver, which the allocator counts.
+    pub(super) stats: MemoryStats,
+    /// What may be allocated at most, as the memory fraction says.
+    limit: Option<Bytes>,
 }
 
 impl LiveAllocations {
-    /// Keeps an allocation and returns its handle.
+    /// Keeps and counts an allocation and returns its handle.
     pub(super) fn insert(&mut self, allocation: LiveAllocation) -> Handle {
+        count(&mut self.stats, &allocation, PooledStat::increase);
         let start = allocation.range.start;
         let slot = self.live.insert(allocation);
         self.by_address.insert(start, slot);
@@ -55,10 +60,11 @@ impl LiveAllocations {
         if ours { Ok(slot) } else { Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: Place::default() }) }
     }
 
-    /// Forgets an allocation.
+    /// Forgets an allocation, which is counted no more.
     pub(super) fn remove(&mut self, slot: u32) -> LiveAllocation {
         let allocation = self.live.remove(slot);
         self.by_address.remove(&allocation.range.start);
+        count(&mut self.stats, &allocation, PooledStat::decrease);
         allocation
     }
 
@@ -78,38 +84,56 @@ impl LiveAllocations {
         let allocation = &self.live[slot];
         (address.0 - start.0 < allocation.range.len.0).then(|| allocation.segment())
     }
+
+    /// The limit, where that much more would exceed it.
+    pub(super) fn exceeded_limit(&self, size: Bytes) -> Option<Bytes> {
+        let allocated = Bytes(self.stats.allocated_bytes.all.current);
+        self.limit.filter(|&limit| allocated.checked_add(size).is_none_or(|total| total > limit))
+    }
+
+    /// Counts a request that failed, and says why.
+    pub(super) fn out_of_memory(
+        &mut self,
+        device: &dyn Device,
+        requested: Bytes,
+        cause: OomCause,
+        largest_free_block: Option<Bytes>,
+    ) -> AllocatorError {
+        self.stats.num_ooms += 1;
+        AllocatorError::OutOfMemory(Box::new(OutOfMemory {
+            requested,
+            lacking: requested,
+            segment: requested,
+            cause,
+            allocated: Bytes(self.stats.allocated_bytes.all.current),
+            reserved: Bytes(self.stats.reserved_bytes.all.current),
+            largest_free_block,
+            total: device.info().total,
+        }))
+    }
+
+    pub(super) fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
+        self.limit = fraction.limit(device.info().total);
+    }
+
+    pub(super) fn reset_peaks(&mut self) {
+        self.stats.reset_peaks();
+    }
+
+    pub(super) const fn stats(&self) -> MemoryStats {
+        self.stats
+    }
 }
 
 /// Counts an allocation in or out, in bytes and in pieces.
-pub(super) fn count(stats: &mut MemoryStats, allocation: &LiveAllocation, apply: fn(&mut PooledStat, PoolKind, u64)) {
+fn count(stats: &mut MemoryStats, allocation: &LiveAllocation, apply: fn(&mut PooledStat, PoolKind, u64)) {
     let (pool, size) = (allocation.pool, allocation.range.len.0);
-    for bytes in [&mut stats.requested_bytes, &mut stats.allocated_bytes, &mut stats.active_bytes, &mut stats.reserved_bytes] {
+    for bytes in [&mut stats.requested_bytes, &mut stats.allocated_bytes, &mut stats.active_bytes] {
         apply(bytes, pool, size);
     }
     for pieces in [&mut stats.allocation, &mut stats.active, &mut stats.segment] {
         apply(pieces, pool, 1);
     }
-}
-
-/// Counts a request that failed, and says why.
-pub(super) fn out_of_memory(
-    stats: &mut MemoryStats,
-    device: &dyn Device,
-    requested: Bytes,
-    cause: OomCause,
-    largest_free_block: Option<Bytes>,
-) -> AllocatorError {
-    stats.num_ooms += 1;
-    AllocatorError::OutOfMemory(Box::new(OutOfMemory {
-        requested,
-        lacking: requested,
-        segment: requested,
-        cause,
-        allocated: Bytes(stats.allocated_bytes.all.current),
-        reserved: Bytes(stats.reserved_bytes.all.current),
-        largest_free_block,
-        total: device.info().total,
-    }))
 }
 
 impl Index<u32> for LiveAllocations {

@@ -16,9 +16,35 @@ mod regions;
 pub mod resource;
 pub mod rmm_pool;
 pub mod shared;
-
 mod slab;
 mod spec;
+pub mod wrapper;
+
+/// The methods of an [`Allocator`] that one of its fields answers: the table of its memory, which has methods of the same names.
+macro_rules! answered_by {
+    ($table:ident) => {
+        fn set_memory_fraction(&mut self, device: &dyn Device, fraction: $crate::allocator::MemoryFraction) {
+            self.$table.set_memory_fraction(device, fraction);
+        }
+
+        fn reset_peaks(&mut self) {
+            self.$table.reset_peaks();
+        }
+
+        fn stats(&self) -> $crate::stats::MemoryStats {
+            self.$table.stats()
+        }
+
+        fn snapshot(&self) -> Vec<$crate::stats::SegmentInfo> {
+            self.$table.snapshot()
+        }
+
+        fn segment_at(&self, address: $crate::device::DevicePtr) -> Option<$crate::stats::SegmentInfo> {
+            self.$table.segment_at(address)
+        }
+    };
+}
+use answered_by;
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -156,6 +182,15 @@ pub trait Allocator: Send {
         Bytes(free.0 - free.0 % self.reserve_unit(device).0)
     }
 
+    /// Whether it can work on a device at all.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`]: what the device lacks, or which setting does not suit it, and what to do.
+    fn check_device(&self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let _ = device;
+        Ok(())
+    }
+
     /// Hands out memory.
     ///
     /// # Errors
@@ -220,72 +255,6 @@ pub trait Allocator: Send {
     /// # Errors
     /// [`DeviceError`] of a broken device.
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError>;
-}
-
-impl<A: Allocator + ?Sized> Allocator for Box<A> {
-    fn name(&self) -> &'static str {
-        (**self).name()
-    }
-
-    fn reserve_unit(&self, device: &dyn Device) -> Bytes {
-        (**self).reserve_unit(device)
-    }
-
-    fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {
-        (**self).largest_request(device, free)
-    }
-
-    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
-        (**self).allocate(device, request)
-    }
-
-    fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
-        (**self).free(device, allocation)
-    }
-
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
-        (**self).record_stream(allocation, stream)
-    }
-
-    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
-        (**self).release_stream(device, stream)
-    }
-
-    fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        (**self).empty_cache(device)
-    }
-
-    fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
-        (**self).set_memory_fraction(device, fraction);
-    }
-
-    fn reset_peaks(&mut self) {
-        (**self).reset_peaks();
-    }
-
-    fn stats(&self) -> MemoryStats {
-        (**self).stats()
-    }
-
-    fn snapshot(&self) -> Vec<SegmentInfo> {
-        (**self).snapshot()
-    }
-
-    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
-        (**self).segment_at(address)
-    }
-
-    fn driver_pool(&self) -> Option<PoolId> {
-        (**self).driver_pool()
-    }
-
-    fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {
-        (**self).private_pools()
-    }
-
-    fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        (**self).close(device)
-    }
 }
 
 /// Pools apart from the default one, as `torch.cuda.MemPool` and `use_mem_pool` make them.
@@ -364,10 +333,10 @@ impl MemoryFraction {
 /// Why an allocation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AllocatorError {
-    /// Untimely: the memory is not there now. Free something, ask for less, or wait for events; then ask again.
+    /// The memory is not there now. Free something, ask for less, or wait for events; then ask again.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// Hopeless: more than any state of this device could give.
+    /// More than this device could give in any state. Ask for less.
     #[error("{requested} can never fit: the device has {total}")]
     TooLarge {
         /// What was asked for.
@@ -390,6 +359,7 @@ impl AllocatorError {
 
 /// The figures behind an out-of-memory: enough to say why.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct OutOfMemory {
     /// What was asked for.
     pub requested: Bytes,
@@ -397,7 +367,6 @@ pub struct OutOfMemory {
     pub lacking: Bytes,
     /// What was asked of the driver for it: a whole segment, or the pages that were still to be mapped.
     pub segment: Bytes,
-    /// Who said no.
     pub cause: OomCause,
     /// Handed out when it failed.
     pub allocated: Bytes,

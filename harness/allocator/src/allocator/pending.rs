@@ -3,7 +3,7 @@
 //! Every allocator that orders the reuse of memory by events uses this module, so the difficult cases are handled once:
 //!
 //! * A stream that was destroyed needs no event: destroying it has waited for its work ([`Device::destroy_stream`]).
-//! * Where an event cannot be recorded, no event of this free stays queued. The free is put off, and tried again at the next call.
+//! * Where an event cannot be recorded, no event of this free stays queued. The free is postponed, and tried again at the next call.
 //! * Where the device fails between two events, the frees that finished before are done and all others still wait.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -59,7 +59,7 @@ pub(super) fn if_exists<T>(result: Result<T, DeviceError>) -> Result<Option<T>, 
 #[derive(Debug)]
 pub(super) struct PendingFrees<B> {
     /// Blocks whose events are still to be recorded, each with the streams that use it.
-    put_off: VecDeque<(B, BTreeSet<StreamId>)>,
+    postponed: VecDeque<(B, BTreeSet<StreamId>)>,
     /// Recorded events by stream, in the order of recording.
     queues: BTreeMap<StreamId, VecDeque<(EventId, B)>>,
     /// How many events each block in the queues still waits for.
@@ -69,7 +69,7 @@ pub(super) struct PendingFrees<B> {
 
 impl<B> Default for PendingFrees<B> {
     fn default() -> Self {
-        Self { put_off: VecDeque::new(), queues: BTreeMap::new(), events_left: BTreeMap::new(), events: Events::default() }
+        Self { postponed: VecDeque::new(), queues: BTreeMap::new(), events_left: BTreeMap::new(), events: Events::default() }
     }
 }
 
@@ -77,36 +77,36 @@ impl<B: Copy + Ord> PendingFrees<B> {
     /// Whether nothing waits.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.queues.is_empty() && self.put_off.is_empty()
+        self.queues.is_empty() && self.postponed.is_empty()
     }
 
     /// Adds a free whose events are recorded at the next call.
-    pub(super) fn put_off(&mut self, block: B, streams: BTreeSet<StreamId>) {
-        self.put_off.push_back((block, streams));
+    pub(super) fn postpone(&mut self, block: B, streams: BTreeSet<StreamId>) {
+        self.postponed.push_back((block, streams));
     }
 
     /// Adds a free that waits for all work so far of these streams. Says whether it has to wait: not if no such stream exists.
     ///
     /// # Errors
-    /// [`DeviceError`] where an event cannot be recorded. The free is put off then.
+    /// [`DeviceError`] where an event cannot be recorded. The free is postponed then.
     pub(super) fn add(&mut self, device: &mut dyn Device, block: B, streams: BTreeSet<StreamId>) -> Result<bool, DeviceError> {
         let waits = self.record(device, block, &streams);
         if waits.is_err() {
-            self.put_off(block, streams);
+            self.postpone(block, streams);
         }
         waits
     }
 
-    /// Records the events of the frees that were put off, without waiting. Returns the blocks that need no wait; those are done even where
+    /// Records the events of the frees that were postponed, without waiting. Returns the blocks that need no wait; those are done even where
     /// the device fails on the way.
-    pub(super) fn record_put_off(&mut self, device: &mut dyn Device) -> (Vec<B>, Result<(), DeviceError>) {
+    pub(super) fn record_postponed(&mut self, device: &mut dyn Device) -> (Vec<B>, Result<(), DeviceError>) {
         let mut done = Vec::new();
-        while let Some((block, streams)) = self.put_off.pop_front() {
+        while let Some((block, streams)) = self.postponed.pop_front() {
             match self.record(device, block, &streams) {
                 Ok(true) => {}
                 Ok(false) => done.push(block),
                 Err(error) => {
-                    self.put_off.push_front((block, streams));
+                    self.postponed.push_front((block, streams));
                     return (done, Err(error));
                 }
             }
@@ -117,7 +117,7 @@ impl<B: Copy + Ord> PendingFrees<B> {
     /// The blocks whose last event is complete by now, without waiting. Looks at the events of each stream in their order, up to the first
     /// that is not complete. The blocks returned are done even where the device fails on the way.
     pub(super) fn poll(&mut self, device: &mut dyn Device) -> (Vec<B>, Result<(), DeviceError>) {
-        let (mut done, recorded) = self.record_put_off(device);
+        let (mut done, recorded) = self.record_postponed(device);
         let polled = recorded.and_then(|()| {
             let mut next = self.queues.keys().next().copied();
             while let Some(stream) = next {
@@ -136,7 +136,7 @@ impl<B: Copy + Ord> PendingFrees<B> {
     /// Waits for the events of all blocks that `wanted` names and returns the blocks that wait for nothing more. Those are done even where
     /// the device fails on the way.
     pub(super) fn wait_for(&mut self, device: &mut dyn Device, wanted: impl Fn(B) -> bool) -> (Vec<B>, Result<(), DeviceError>) {
-        let (mut done, recorded) = self.record_put_off(device);
+        let (mut done, recorded) = self.record_postponed(device);
         let waited = recorded.and_then(|()| {
             let streams: Vec<StreamId> = self.queues.keys().copied().collect();
             streams.into_iter().try_for_each(|stream| {
@@ -160,7 +160,7 @@ impl<B: Copy + Ord> PendingFrees<B> {
         let queued = std::mem::take(&mut self.queues).into_values().flatten();
         queued.for_each(|(event, _)| self.events.give_back(event));
         self.events_left.clear();
-        self.put_off.clear();
+        self.postponed.clear();
         self.events.close(device)
     }
 

@@ -11,14 +11,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::slab::Slab;
-use super::{Allocation, AllocatorError, Handle, OomCause, OutOfMemory, Request};
+use super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, Request};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, Place, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
 /// Sizes and addresses of chunks are multiples of this: CUDA's guaranteed alignment, and that of both allocators modelled on it
 /// (`kMinAllocationSize` of TensorFlow, `CUDA_ALLOCATION_ALIGNMENT` of RMM).
-pub(super) const UNIT: Bytes = Bytes(256);
+pub(super) const CHUNK_UNIT: Bytes = Bytes(256);
+
+/// The size of a request in whole units.
+///
+/// # Errors
+/// [`AllocatorError::TooLarge`] where 64 bits do not hold it.
+pub(super) fn rounded(device: &dyn Device, request: Request) -> Result<u64, AllocatorError> {
+    let too_large = || AllocatorError::TooLarge { requested: request.size, total: device.info().total };
+    request.size.checked_round_up(CHUNK_UNIT).map(|size| size.0).ok_or_else(too_large)
+}
 
 /// The pool that all regions are counted in.
 const POOL: PoolKind = PoolKind::Large;
@@ -63,7 +72,6 @@ struct Region {
     first: ChunkId,
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Regions {
     chunks: Slab<Chunk>,
@@ -74,6 +82,7 @@ pub(super) struct Regions {
     /// Chunks that became free so far: the clock of [`Chunk::freed_at`].
     frees: u64,
     pub(super) stats: MemoryStats,
+    fraction: Option<MemoryFraction>,
 }
 
 impl std::ops::Index<ChunkId> for Regions {
@@ -144,8 +153,8 @@ impl Regions {
         Ok(())
     }
 
-    /// The caller has freed the chunk: returns the other streams that use it. It stays active until [`Regions::make_free`].
-    pub(super) fn give_up(&mut self, id: ChunkId) -> BTreeSet<StreamId> {
+    /// The caller has freed the chunk: returns the other streams that use it. It stays active until [`Regions::complete_free`].
+    pub(super) fn begin_free(&mut self, id: ChunkId) -> BTreeSet<StreamId> {
         let chunk = &mut self[id];
         chunk.state = BlockState::PendingFree;
         let size = chunk.size;
@@ -155,7 +164,7 @@ impl Regions {
     }
 
     /// Nobody uses the chunk any more, apart from work in flight on its own stream. Logarithmic in free chunks.
-    pub(super) fn make_free(&mut self, id: ChunkId) {
+    pub(super) fn complete_free(&mut self, id: ChunkId) {
         self.frees += 1;
         let frees = self.frees;
         let chunk = &mut self[id];
@@ -179,7 +188,7 @@ impl Regions {
     }
 
     /// The streams that have free chunks, other than one. Logarithmic in free chunks for each.
-    pub(super) fn others(&self, than: StreamId) -> Vec<StreamId> {
+    pub(super) fn other_streams(&self, than: StreamId) -> Vec<StreamId> {
         let mut streams = Vec::new();
         let mut from = StreamId(0);
         while let Some(chunk) = self.free.range(FreeChunk { stream: from, size: 0, address: 0, id: ChunkId(0) }..).next() {
@@ -277,10 +286,29 @@ impl Regions {
         Ok(())
     }
 
-    /// Counts a request that failed for good, and says why. A limit below the device's total is taken for the fraction's doing.
-    pub(super) fn out_of_memory(&mut self, device: &mut dyn Device, request: Request, size: u64, limit: Option<Bytes>) -> AllocatorError {
+    /// What all regions together may come to: at most the device, the memory fraction, and the allocator's own setting.
+    pub(super) fn limit(&self, device: &dyn Device, configured: Option<Bytes>) -> Bytes {
+        let total = device.info().total;
+        self.lowest_setting(device, configured).map_or(total, |limit| limit.min(total))
+    }
+
+    /// The lower one of the memory fraction and the allocator's own setting, where one of them is set.
+    fn lowest_setting(&self, device: &dyn Device, configured: Option<Bytes>) -> Option<Bytes> {
+        let fraction = self.fraction.and_then(|fraction| fraction.limit(device.info().total));
+        fraction.into_iter().chain(configured).min()
+    }
+
+    /// Counts a request that failed for good, and says why: a limit that was set, or the device. `configured` as in [`Self::limit`].
+    pub(super) fn out_of_memory(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+        size: u64,
+        configured: Option<Bytes>,
+    ) -> AllocatorError {
         self.stats.num_ooms += 1;
         let reserved = Bytes(self.reserved());
+        let limit = self.lowest_setting(device, configured);
         let cause = match limit.filter(|limit| limit.saturating_sub(reserved).0 < size) {
             Some(limit) => OomCause::Fraction { limit },
             None => match device.free_memory() {
@@ -300,13 +328,25 @@ impl Regions {
         }))
     }
 
+    pub(super) fn set_memory_fraction(&mut self, _device: &dyn Device, fraction: MemoryFraction) {
+        self.fraction = Some(fraction);
+    }
+
+    pub(super) fn reset_peaks(&mut self) {
+        self.stats.reset_peaks();
+    }
+
+    pub(super) const fn stats(&self) -> MemoryStats {
+        self.stats
+    }
+
     /// All regions in address order. Linear in chunks.
     pub(super) fn snapshot(&self) -> Vec<SegmentInfo> {
         self.by_address.iter().map(|(&address, region)| self.describe(address, region)).collect()
     }
 
     /// The region that an address lies in. Linear in its chunks.
-    pub(super) fn region_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
+    pub(super) fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
         let (&start, region) = self.by_address.range(..=address.0).next_back()?;
         (address.0 - start < region.size).then(|| self.describe(start, region))
     }

@@ -30,25 +30,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::pending::{Events, if_exists};
-use super::regions::{ChunkId, Regions, UNIT};
-use super::{Allocation, Allocator, AllocatorError, MemoryFraction, Request};
-use crate::device::{Device, DeviceError, DevicePtr, EventId, StreamId};
-use crate::stats::{MemoryStats, SegmentInfo};
+use super::regions::{self, CHUNK_UNIT, ChunkId, Regions};
+use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
+use crate::device::{Device, DeviceError, EventId, StreamId};
 use crate::units::Bytes;
 
 /// What can be set, by RMM's names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Config {
+pub struct RmmPoolConfig {
     /// What is taken from the driver at the first request. Half of what is free then, by default.
     pub initial_pool_size: Option<Bytes>,
     /// What the pool may come to. All of the device by default.
     pub maximum_pool_size: Option<Bytes>,
 }
 
-/// See the module.
+/// The pool memory resource of RMM. The module says what it models, and where it differs.
 #[derive(Debug, Default)]
 pub struct RmmPool {
-    config: Config,
+    config: RmmPoolConfig,
     regions: Regions,
     /// Whether the initial pool has been asked for.
     started: bool,
@@ -57,23 +56,22 @@ pub struct RmmPool {
     /// Chunks that were freed, with the streams that use them, where the device failed before it was done.
     unfinished: Vec<(ChunkId, BTreeSet<StreamId>)>,
     events: Events,
-    fraction: Option<MemoryFraction>,
 }
 
 impl RmmPool {
     /// An empty pool with these settings.
     #[must_use]
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: RmmPoolConfig) -> Self {
         Self { config, ..Self::default() }
     }
 
     /// A chunk that is not among the stream's own: from another stream or from the driver.
     fn find(&mut self, device: &mut dyn Device, request: Request, size: u64) -> Result<ChunkId, AllocatorError> {
         self.retry_frees(device)?;
-        let maximum = self.maximum(device);
+        let maximum = self.regions.limit(device, self.config.maximum_pool_size);
         if size <= maximum.0 {
             self.start(device, maximum)?;
-            if let Some(chunk) = self.take_from_others(device, request.stream, size)? {
+            if let Some(chunk) = self.take_from_other_streams(device, request.stream, size)? {
                 return Ok(chunk);
             }
             if let Some(chunk) = self.grow(device, request.stream, size, maximum)? {
@@ -86,8 +84,7 @@ impl RmmPool {
                 return Ok(chunk);
             }
         }
-        let limit = self.set_maximum(device);
-        Err(self.regions.out_of_memory(device, request, size, limit))
+        Err(self.regions.out_of_memory(device, request, size, self.config.maximum_pool_size))
     }
 
     /// Takes the initial pool for the default stream.
@@ -99,7 +96,7 @@ impl RmmPool {
             Some(size) => size,
             None => Bytes(device.free_memory()?.0 / 2),
         };
-        let size = wanted.0.min(maximum.0) / UNIT.0 * UNIT.0;
+        let size = wanted.0.min(maximum.0) / CHUNK_UNIT.0 * CHUNK_UNIT.0;
         if size > 0 {
             self.regions.add(device, size, StreamId::DEFAULT)?;
         }
@@ -108,11 +105,11 @@ impl RmmPool {
     }
 
     /// A chunk from other streams' lists, behind their events: one that fits, or one that fits after merging.
-    fn take_from_others(&mut self, device: &mut dyn Device, stream: StreamId, size: u64) -> Result<Option<ChunkId>, DeviceError> {
+    fn take_from_other_streams(&mut self, device: &mut dyn Device, stream: StreamId, size: u64) -> Result<Option<ChunkId>, DeviceError> {
         if let Some(chunk) = self.regions.best_fit(stream, size) {
             return Ok(Some(chunk));
         }
-        let others = self.regions.others(stream);
+        let others = self.regions.other_streams(stream);
         for &other in &others {
             if let Some(chunk) = self.regions.best_fit(other, size) {
                 self.wait_for(device, stream, other)?;
@@ -157,7 +154,7 @@ impl RmmPool {
         if size > left {
             return Ok(None);
         }
-        let mut bytes = (left / 2).next_multiple_of(UNIT.0).min(left / UNIT.0 * UNIT.0).max(size);
+        let mut bytes = (left / 2).next_multiple_of(CHUNK_UNIT.0).min(left / CHUNK_UNIT.0 * CHUNK_UNIT.0).max(size);
         loop {
             if let Some(chunk) = self.regions.add(device, bytes, stream)? {
                 return Ok(Some(chunk));
@@ -165,7 +162,7 @@ impl RmmPool {
             if bytes == size {
                 return Ok(None);
             }
-            bytes = (bytes / 2).next_multiple_of(UNIT.0).max(size);
+            bytes = (bytes / 2).next_multiple_of(CHUNK_UNIT.0).max(size);
         }
     }
 
@@ -177,25 +174,13 @@ impl RmmPool {
         self.regions.release(device, if the_device_refused { 0 } else { below_maximum })
     }
 
-    /// What the pool may come to.
-    fn maximum(&self, device: &dyn Device) -> Bytes {
-        let total = device.info().total;
-        self.set_maximum(device).map_or(total, |maximum| maximum.min(total))
-    }
-
-    /// The maximum that somebody has set, if any.
-    fn set_maximum(&self, device: &dyn Device) -> Option<Bytes> {
-        let fraction = self.fraction.and_then(|fraction| fraction.limit(device.info().total));
-        fraction.into_iter().chain(self.config.maximum_pool_size).min()
-    }
-
     /// Puts a chunk that its caller has freed into its stream's list, behind the work of all streams that use it. Where the device fails,
     /// the chunk waits for [`Self::retry_frees`].
     fn finish_free(&mut self, device: &mut dyn Device, chunk: ChunkId, users: BTreeSet<StreamId>) -> Result<(), DeviceError> {
         let stream = self.regions[chunk].stream;
         let ordered = self.order_behind(device, stream, &users).and_then(|()| self.record_freed(device, stream));
         match ordered {
-            Ok(()) => self.regions.make_free(chunk),
+            Ok(()) => self.regions.complete_free(chunk),
             Err(_) => self.unfinished.push((chunk, users)),
         }
         ordered
@@ -235,9 +220,7 @@ impl Allocator for RmmPool {
         if request.size == Bytes::ZERO {
             return Ok(Allocation::null(request));
         }
-        let Some(Bytes(size)) = request.size.checked_round_up(UNIT) else {
-            return Err(AllocatorError::TooLarge { requested: request.size, total: device.info().total });
-        };
+        let size = regions::rounded(device, request)?;
         let chunk = match self.regions.best_fit(request.stream, size) {
             Some(chunk) => chunk,
             None => self.find(device, request, size)?,
@@ -250,7 +233,7 @@ impl Allocator for RmmPool {
             return Ok(());
         }
         let chunk = self.regions.chunk_of(&allocation)?;
-        let users = self.regions.give_up(chunk);
+        let users = self.regions.begin_free(chunk);
         self.finish_free(device, chunk, users)
     }
 
@@ -279,25 +262,7 @@ impl Allocator for RmmPool {
         self.regions.release(device, 0).map(drop)
     }
 
-    fn set_memory_fraction(&mut self, _device: &dyn Device, fraction: MemoryFraction) {
-        self.fraction = Some(fraction);
-    }
-
-    fn reset_peaks(&mut self) {
-        self.regions.stats.reset_peaks();
-    }
-
-    fn stats(&self) -> MemoryStats {
-        self.regions.stats
-    }
-
-    fn snapshot(&self) -> Vec<SegmentInfo> {
-        self.regions.snapshot()
-    }
-
-    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
-        self.regions.region_at(address)
-    }
+    answered_by!(regions);
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.unfinished.clear();

@@ -1,23 +1,23 @@
 //! The caching allocator for many host threads on one device: [`SharedAllocator`], `Send` and `Sync`, freeing by pointer.
 //!
-//! Words: a *core* is a [`CachingAllocator`] behind a lock of its own; the *slow lock* guards what all cores together hold from the device;
+//! Words: a *core* is a [`CachingAllocator`] behind a lock of its own; the *slow-path lock* guards what all cores together hold from the device;
 //! the device has a lock of its own too. [`Cores`] says how many cores there are. `table` is read without a lock, `addresses` finds the core
-//! of an address, `held` counts what all cores hold, `other_cores` is what a core asks of the others, `sync` names the primitives.
+//! of an address, `held` counts what all cores hold, `sibling_cores` is what a core asks of the others, `sync` names the primitives.
 //!
 //! PyTorch's free blocks, blocks and segments belong to one stream each, so with a core for each stream a hit or an unshared free touches
-//! that stream's core only, and threads on different streams never wait for each other there. A miss unlocks the core, takes the slow lock
+//! that stream's core only, and threads on different streams never wait for each other there. A miss unlocks the core, takes the slow-path lock
 //! and the device, then the core again, tries the cache again, and only then calls the driver; meanwhile other streams' hits go on. Decisions
 //! are those of the plain allocator: the sequence of driver calls is one and the same code.
 //!
 //! Three rules keep this free of deadlocks, and the tests explore them with every lock and atomic as a scheduling point:
 //!
-//! 1. a thread that holds a core waits neither for the slow lock nor for the device;
-//! 2. a thread that holds the device does not wait for the slow lock;
-//! 3. a second core is locked only under the slow lock.
+//! 1. a thread that holds a core waits neither for the slow-path lock nor for the device;
+//! 2. a thread that holds the device does not wait for the slow-path lock;
+//! 3. a second core is locked only under the slow-path lock.
 
 mod addresses;
 mod held;
-mod other_cores;
+mod sibling_cores;
 mod sync;
 mod table;
 #[cfg(test)]
@@ -28,7 +28,7 @@ use std::ops::{Deref, DerefMut};
 
 use self::addresses::{Addresses, Owner};
 use self::held::Held;
-use self::other_cores::CoresBeside;
+use self::sibling_cores::SiblingCores;
 use self::sync::{Guard, Lock};
 use self::table::Table;
 use super::caching::{CachingAllocator, Config, Freed};
@@ -49,7 +49,6 @@ pub enum Cores {
 /// How many released streams with live memory are looked at again only on their own release or when the cache is emptied.
 const FEW_RELEASED: usize = 64;
 
-/// See the module.
 ///
 /// A pointer that was freed may be handed out again at once, to another thread: freeing it twice is noticed only while it is not.
 pub struct SharedAllocator<D = Box<dyn Device>> {
@@ -58,8 +57,8 @@ pub struct SharedAllocator<D = Box<dyn Device>> {
     /// Made on first use; with one core under key 0, otherwise under the stream's number.
     table: Table<Core, 64>,
     addresses: Addresses,
-    slow: Lock<Slow>,
-    /// Apart from the slow lock, because callers hold it too: where one of them panics, the accounts of the allocator are still right.
+    slow_path: Lock<SlowPath>,
+    /// Apart from the slow-path lock, because callers hold it too: where one of them panics, the accounts of the allocator are still right.
     device: Lock<D>,
 }
 
@@ -68,7 +67,7 @@ pub struct SharedAllocator<D = Box<dyn Device>> {
 struct Core(Lock<CachingAllocator>);
 
 /// What only calls that go to the driver need.
-struct Slow {
+struct SlowPath {
     held: Held,
     /// Of all cores; each takes it over before it goes to the driver.
     fraction: MemoryFraction,
@@ -79,7 +78,7 @@ struct Slow {
     released_limit: usize,
 }
 
-/// The device of a [`SharedAllocator`], lent: see [`SharedAllocator::device`].
+/// The device of a [`SharedAllocator`], borrowed by [`SharedAllocator::device`].
 pub struct DeviceGuard<'a, D>(Guard<'a, D>);
 
 impl<D> Deref for DeviceGuard<'_, D> {
@@ -104,8 +103,8 @@ impl<D: Device> SharedAllocator<D> {
     pub fn new(device: D, config: Config, cores: Cores) -> Self {
         let cores = if config.garbage_collection_threshold.is_some() { Cores::One } else { cores };
         let fraction = config.memory_fraction;
-        let slow = Lock::new(Slow { held: Held::default(), fraction, released: BTreeSet::new(), released_limit: FEW_RELEASED });
-        Self { config, cores, table: Table::default(), addresses: Addresses::default(), slow, device: Lock::new(device) }
+        let slow_path = Lock::new(SlowPath { held: Held::default(), fraction, released: BTreeSet::new(), released_limit: FEW_RELEASED });
+        Self { config, cores, table: Table::default(), addresses: Addresses::default(), slow_path, device: Lock::new(device) }
     }
 
     /// How many cores are in force.
@@ -126,11 +125,11 @@ impl<D: Device> SharedAllocator<D> {
         {
             let mut core = core.0.lock();
             if let Some(allocation) = core.allocate_cached(request) {
-                self.note(key, &allocation);
+                self.record_owner(key, &allocation);
                 return Ok(allocation);
             }
         }
-        self.allocate_slowly(key, request)
+        self.allocate_with_device(key, request)
     }
 
     /// Takes memory back, given its address. The null pointer is passed over.
@@ -145,7 +144,7 @@ impl<D: Device> SharedAllocator<D> {
             let freed = core.0.lock().free_without_device(ptr, owner.handle);
             match freed {
                 Freed::Done => return Ok(()),
-                Freed::NeedsDevice => return self.free_slowly(core, ptr, owner),
+                Freed::NeedsDevice => return self.free_with_device(core, ptr, owner),
                 Freed::NotLive => {}
             }
         }
@@ -166,7 +165,7 @@ impl<D: Device> SharedAllocator<D> {
         let freed = core.0.lock().free_without_device(allocation.ptr(), owner.handle);
         match freed {
             Freed::Done => Ok(()),
-            Freed::NeedsDevice => self.free_slowly(core, allocation.ptr(), owner),
+            Freed::NeedsDevice => self.free_with_device(core, allocation.ptr(), owner),
             Freed::NotLive => Err(not_live(allocation.ptr())),
         }
     }
@@ -194,37 +193,37 @@ impl<D: Device> SharedAllocator<D> {
     /// # Errors
     /// [`DeviceError`] of a broken device.
     pub fn release_stream(&self, stream: StreamId) -> Result<(), DeviceError> {
-        let mut slow = self.slow.lock();
+        let mut slow_path = self.slow_path.lock();
         let mut device = self.device.lock_after_panics();
         let key = self.key(stream);
         let Some(core) = self.table.get(key.into()) else { return Ok(()) };
         {
             let mut core = core.0.lock();
             let released = core.release_stream(&mut *device, stream);
-            slow.held.set(key, &core.stats());
+            slow_path.held.set(key, &core.stats());
             released?;
         }
         if self.cores == Cores::PerStream && stream != StreamId::DEFAULT {
-            slow.released.insert(key);
-            self.retire_empty_cores(&mut slow, key);
+            slow_path.released.insert(key);
+            self.retire_empty_cores(&mut slow_path, key);
         }
         Ok(())
     }
 
     /// Makes the cores of released streams that hold nothing available for other streams: one of them, or all if there are many.
-    fn retire_empty_cores(&self, slow: &mut Slow, key: u32) {
-        let many = slow.released.len() > slow.released_limit;
-        let candidates: Vec<u32> = if many { slow.released.iter().copied().collect() } else { vec![key] };
+    fn retire_empty_cores(&self, slow_path: &mut SlowPath, key: u32) {
+        let many = slow_path.released.len() > slow_path.released_limit;
+        let candidates: Vec<u32> = if many { slow_path.released.iter().copied().collect() } else { vec![key] };
         for key in candidates {
             let Some(core) = self.table.get(key.into()) else { continue };
             if core.0.lock().holds_nothing() {
                 self.table.retire(key.into());
-                slow.held.remove(key);
-                slow.released.remove(&key);
+                slow_path.held.remove(key);
+                slow_path.released.remove(&key);
             }
         }
         if many {
-            slow.released_limit = FEW_RELEASED.max(2 * slow.released.len());
+            slow_path.released_limit = FEW_RELEASED.max(2 * slow_path.released.len());
         }
     }
 
@@ -233,20 +232,20 @@ impl<D: Device> SharedAllocator<D> {
     /// # Errors
     /// [`DeviceError`] of a broken device.
     pub fn empty_cache(&self) -> Result<(), DeviceError> {
-        let mut slow = self.slow.lock();
+        let mut slow_path = self.slow_path.lock();
         let mut device = self.device.lock_after_panics();
-        let Slow { held, .. } = &mut *slow;
+        let SlowPath { held, .. } = &mut *slow_path;
         let key = self.table.by_key().first().map_or(0, |&(key, _)| key as u32);
         let mut core = self.core(key).0.lock();
-        let released = core.release_all_cached(&mut *device, &mut CoresBeside::of(self, key, held));
+        let released = core.release_all_cached(&mut *device, &mut SiblingCores::of(self, key, held));
         held.set(key, &core.stats());
         released
     }
 
     /// Limits what all cores together may hold from the driver to a share of the device, from 0 to 1; 1 lifts the limit.
     pub fn set_memory_fraction(&self, fraction: MemoryFraction) {
-        let mut slow = self.slow.lock();
-        slow.fraction = fraction;
+        let mut slow_path = self.slow_path.lock();
+        slow_path.fraction = fraction;
         let device = self.device.lock_after_panics();
         for core in self.table.values() {
             core.0.lock().set_memory_fraction(&*device, fraction);
@@ -255,10 +254,10 @@ impl<D: Device> SharedAllocator<D> {
 
     /// Makes the present values the high-water marks.
     pub fn reset_peaks(&self) {
-        let mut slow = self.slow.lock();
+        let mut slow_path = self.slow_path.lock();
         let mut all = self.lock_all();
         all.iter_mut().for_each(|core| core.reset_peaks());
-        slow.held.reset_peaks();
+        slow_path.held.reset_peaks();
     }
 
     /// The counters of all streams at one moment.
@@ -269,18 +268,18 @@ impl<D: Device> SharedAllocator<D> {
     /// stream's core has looked, which it does at its next allocation.
     #[must_use]
     pub fn stats(&self) -> MemoryStats {
-        let slow = self.slow.lock();
+        let slow_path = self.slow_path.lock();
         let parts: Vec<MemoryStats> = self.lock_all().iter().map(|core| core.stats()).collect();
         match (self.cores, &parts[..]) {
             (Cores::One, [stats]) => *stats,
-            _ => slow.held.sum(&parts),
+            _ => slow_path.held.sum(&parts),
         }
     }
 
     /// The structure of all streams at one moment: all segments in address order.
     #[must_use]
     pub fn snapshot(&self) -> Vec<SegmentInfo> {
-        let _slow = self.slow.lock();
+        let _slow_path = self.slow_path.lock();
         let cores = self.lock_all();
         let mut segments: Vec<SegmentInfo> = cores.iter().flat_map(|core| core.snapshot()).collect();
         segments.sort_by_key(|segment| segment.address);
@@ -309,11 +308,11 @@ impl<D: Device> SharedAllocator<D> {
     /// As [`SharedAllocator::begin_pool`].
     pub fn release_pool(&self, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
         let core = self.only_core()?;
-        let mut slow = self.slow.lock();
+        let mut slow_path = self.slow_path.lock();
         let mut device = self.device.lock_after_panics();
         let mut core = core.0.lock();
         let released = core.release(&mut *device, pool);
-        slow.held.set(0, &core.stats());
+        slow_path.held.set(0, &core.stats());
         released
     }
 
@@ -331,12 +330,12 @@ impl<D: Device> SharedAllocator<D> {
     /// # Errors
     /// [`DeviceError`] of a broken device.
     pub fn close(&self) -> Result<(), DeviceError> {
-        let mut slow = self.slow.lock();
+        let mut slow_path = self.slow_path.lock();
         let mut device = self.device.lock_after_panics();
         for (key, core) in self.table.by_key() {
             let mut core = core.0.lock();
             let closed = core.close(&mut *device);
-            slow.held.set(key as u32, &core.stats());
+            slow_path.held.set(key as u32, &core.stats());
             closed?;
         }
         // Retired cores hold no memory, but they may keep events.
@@ -344,24 +343,24 @@ impl<D: Device> SharedAllocator<D> {
     }
 
     #[cold]
-    fn allocate_slowly(&self, key: u32, request: Request) -> Result<Allocation, AllocatorError> {
-        let mut slow = self.slow.lock();
+    fn allocate_with_device(&self, key: u32, request: Request) -> Result<Allocation, AllocatorError> {
+        let mut slow_path = self.slow_path.lock();
         let mut device = self.device.lock_after_panics();
-        let Slow { held, fraction, .. } = &mut *slow;
-        // Looked up under the slow lock: the core may have been retired since the caller looked.
+        let SlowPath { held, fraction, .. } = &mut *slow_path;
+        // Looked up under the slow-path lock: the core may have been retired since the caller looked.
         let mut core = self.core(key).0.lock();
         core.set_memory_fraction(&*device, *fraction);
-        let allocated = core.allocate_among(&mut *device, request, &mut CoresBeside::of(self, key, held));
+        let allocated = core.allocate_with_siblings(&mut *device, request, &mut SiblingCores::of(self, key, held));
         held.set(key, &core.stats());
         if let Ok(allocation) = &allocated {
-            self.note(key, allocation);
+            self.record_owner(key, allocation);
         }
         allocated
     }
 
     /// A free that records events.
     #[cold]
-    fn free_slowly(&self, core: &Core, ptr: DevicePtr, owner: Owner) -> Result<(), DeviceError> {
+    fn free_with_device(&self, core: &Core, ptr: DevicePtr, owner: Owner) -> Result<(), DeviceError> {
         let mut device = self.device.lock_after_panics();
         let mut core = core.0.lock();
         // Another thread may have freed it meanwhile.
@@ -372,7 +371,7 @@ impl<D: Device> SharedAllocator<D> {
     /// Notes which core has handed out the address, for the free. The caller holds the lock of that core, so that a slot changes only as its
     /// core does.
     #[inline]
-    fn note(&self, key: u32, allocation: &Allocation) {
+    fn record_owner(&self, key: u32, allocation: &Allocation) {
         if !allocation.is_null() {
             self.addresses.set(allocation.ptr(), allocation.size(), Owner { key, handle: allocation.handle() });
         }
@@ -403,7 +402,7 @@ impl<D: Device> SharedAllocator<D> {
         }
     }
 
-    /// All cores at once, retired ones included. The caller holds the slow lock.
+    /// All cores at once, retired ones included. The caller holds the slow-path lock.
     fn lock_all(&self) -> Vec<Guard<'_, CachingAllocator>> {
         self.table.values().map(|core| core.0.lock()).collect()
     }

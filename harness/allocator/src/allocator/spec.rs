@@ -41,19 +41,6 @@ impl AllocatorKind {
         }
     }
 
-    /// One line for people who choose.
-    #[must_use]
-    pub const fn about(self) -> &'static str {
-        match self {
-            Self::Caching => "PyTorch's caching allocator in its default configuration, byte for byte",
-            Self::Expandable => "PyTorch's caching allocator with expandable_segments:True: segments grow and shrink by pages",
-            Self::Bfc => "TensorFlow's best-fit-with-coalescing allocator: few, doubling regions that are kept; grows on demand",
-            Self::RmmPool => "RMM's pool_memory_resource: half the memory at once, a free list per stream, stealing behind events",
-            Self::AsyncPool => "the driver's stream-ordered pool (`cudaMallocAsync`), which keeps all it has reserved until it is trimmed",
-            Self::Direct => "one driver allocation and one driver free per request: the baseline of every timing",
-        }
-    }
-
     /// A fresh allocator of this kind with its own defaults.
     #[must_use]
     pub fn build(self) -> Box<dyn Allocator> {
@@ -66,22 +53,10 @@ impl AllocatorKind {
         matches!(self, Self::Caching)
     }
 
-    /// Whether it is PyTorch's allocator.
+    /// Whether it is PyTorch's allocator, under whatever settings.
     #[must_use]
-    pub const fn is_pytorchs(self) -> bool {
+    pub const fn is_pytorch(self) -> bool {
         matches!(self, Self::Caching | Self::Expandable)
-    }
-
-    /// For those without settings: why, and what to write instead.
-    #[must_use]
-    pub fn why_no_settings(self) -> String {
-        let name = self.name();
-        match self {
-            Self::Expandable => {
-                format!("`{name}` is `caching` with expandable_segments:True: give `caching` this setting beside the others")
-            }
-            _ => format!("`{name}` has no settings: those of PYTORCH_ALLOC_CONF are for PyTorch's allocator, `caching`"),
-        }
     }
 
     /// Reads a name.
@@ -139,7 +114,7 @@ impl AllocatorSpec {
     /// Whether it is the same allocator with the same settings, whatever the names; `expandable` is `caching` with
     /// `expandable_segments:True`.
     #[must_use]
-    pub fn does_the_same(&self, other: &Self) -> bool {
+    pub fn is_equivalent_to(&self, other: &Self) -> bool {
         match (self.effective(), other.effective()) {
             (Some(config), Some(others)) => config == others,
             (None, None) => self.kind == other.kind,
@@ -154,8 +129,8 @@ impl AllocatorSpec {
             (AllocatorKind::Caching | AllocatorKind::Expandable, config) => {
                 Box::new(caching::CachingAllocator::new(config.unwrap_or_default()))
             }
-            (AllocatorKind::Bfc, _) => Box::new(bfc::BfcAllocator::new(bfc::Config::default())),
-            (AllocatorKind::RmmPool, _) => Box::new(rmm_pool::RmmPool::new(rmm_pool::Config::default())),
+            (AllocatorKind::Bfc, _) => Box::new(bfc::BfcAllocator::new(bfc::BfcConfig::default())),
+            (AllocatorKind::RmmPool, _) => Box::new(rmm_pool::RmmPool::new(rmm_pool::RmmPoolConfig::default())),
             (AllocatorKind::AsyncPool, _) => Box::new(async_pool::AsyncPoolAllocator::default()),
             (AllocatorKind::Direct, _) => Box::new(direct::DirectAllocator::default()),
         }
@@ -207,20 +182,29 @@ impl FromStr for AllocatorSpec {
     }
 }
 
+/// Why an allocator takes no settings, and what to write instead.
+fn no_settings(kind: AllocatorKind) -> String {
+    let name = kind.name();
+    match kind {
+        AllocatorKind::Expandable => {
+            format!("`{name}` is `caching` with expandable_segments:True: give `caching` this setting beside the others")
+        }
+        _ => format!("`{name}` has no settings: those of PYTORCH_ALLOC_CONF are for PyTorch's allocator, `caching`"),
+    }
+}
+
 /// A text that names no allocator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum SpecError {
     /// Name one of those there are.
     #[error("there is no allocator `{name}`")]
-    Unknown {
-        /// What stands there.
-        name: String,
-    },
+    Unknown { name: String },
     /// Close the bracket behind the settings.
     #[error("settings stand in brackets, as in `caching(max_split_size_mb:512)`")]
     Unclosed,
     /// Leave the settings out.
-    #[error("{}", .0.why_no_settings())]
+    #[error("{}", no_settings(*.0))]
     NoSettings(AllocatorKind),
     /// Correct the settings.
     #[error(transparent)]
@@ -261,12 +245,12 @@ mod tests {
     }
 
     #[test]
-    fn two_arms_do_the_same_where_their_settings_come_down_to_the_same() {
-        assert!(read("expandable").does_the_same(&read("caching(expandable_segments:True)")));
-        assert!(read("caching()").does_the_same(&read("caching").named("plain")));
-        assert!(!read("caching").does_the_same(&read("expandable")));
-        assert!(!read("caching").does_the_same(&read("direct")));
-        assert!(!read("bfc").does_the_same(&read("direct")));
+    fn arms_are_equivalent_where_their_allocators_and_settings_are_the_same_whatever_they_are_called() {
+        assert!(read("expandable").is_equivalent_to(&read("caching(expandable_segments:True)")));
+        assert!(read("caching()").is_equivalent_to(&read("caching").named("plain")));
+        assert!(!read("caching").is_equivalent_to(&read("expandable")));
+        assert!(!read("caching").is_equivalent_to(&read("direct")));
+        assert!(!read("bfc").is_equivalent_to(&read("direct")));
     }
 
     #[test]

@@ -1,22 +1,21 @@
 //! [`Limited`]: any device with a smaller memory, so that an H200 and the simulated device run out of memory at the same byte.
-//! [`admit`]: whether a run may take what it needs of a device that others use too.
 
 use std::collections::BTreeMap;
 
 use super::{
-    CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place,
-    PoolId, PoolMemory, PooledDevice, StreamId, Tag, TestDevice,
+    Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, MappedDevice, MemoryRange, PoolId, PoolMemory, PooledDevice,
+    StreamId, TestDevice, wrapper,
 };
-use crate::units::{Bytes, Nanos};
+use crate::units::Bytes;
 
 /// A device of which only a part may be allocated. Allocations are charged against the limit in whole granules, whatever the device
-/// itself does; everything else is the device's own.
-pub struct Limited {
-    inner: Box<dyn TestDevice>,
+/// itself does; everything else is the device's own, and so are the instruments of a [`TestDevice`].
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct Limited<D> {
+    inner: D,
     info: DeviceInfo,
     /// The charge of each living allocation.
     charges: BTreeMap<DevicePtr, Bytes>,
-    /// Their sum.
     charged: Bytes,
     pressure: Bytes,
     /// Pools that live: what they have reserved is charged as the driver tells it, whenever the limit matters.
@@ -25,26 +24,22 @@ pub struct Limited {
     refused_pages: u64,
 }
 
-impl Limited {
+impl<D: Device> Limited<D> {
     /// Limits a device. Nothing may be allocated on it yet.
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`] where the limit is below one granule, or above what the device has free; the memory's own errors.
-    pub fn new(mut device: Box<dyn TestDevice>, limit: Bytes) -> Result<Self, DeviceError> {
+    pub fn new(mut device: D, limit: Bytes) -> Result<Self, DeviceError> {
         let free = device.free_memory()?;
-        let granularity = device.info().granularity;
+        let DeviceInfo { granularity, total, .. } = *device.info();
         let refuse = |why| Err(DeviceError::Unavailable { what: format!("a limit of {limit}"), why });
         if limit < granularity {
             return refuse(format!("memory comes in pieces of {granularity}, so the limit must be at least that"));
         }
         if limit > free {
-            let memory = device.memory()?;
-            let others = held_by_others(&memory) + memory.pressure;
-            let DeviceMemory { free, total, .. } = memory;
-            return refuse(format!("only {free} of {total} are free and others hold {others}; lower the limit or free the device"));
+            return refuse(format!("only {free} of {total} are free; lower the limit or free the device"));
         }
-        let info = device.info();
-        let info = DeviceInfo { total: limit, ..info.clone() };
+        let info = DeviceInfo { total: limit, ..device.info().clone() };
         let (charges, charged, pools) = (BTreeMap::new(), Bytes::ZERO, Vec::new());
         Ok(Self { inner: device, info, charges, charged, pressure: Bytes::ZERO, pools, refused_pages: 0 })
     }
@@ -83,7 +78,17 @@ impl Limited {
     }
 }
 
-impl Device for Limited {
+impl<D: Device> wrapper::DeviceWrapper for Limited<D> {
+    type Inner = D;
+
+    fn inner(&self) -> &D {
+        &self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut D {
+        &mut self.inner
+    }
+
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
@@ -111,50 +116,6 @@ impl Device for Limited {
         Ok(())
     }
 
-    fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
-        self.inner.create_stream()
-    }
-
-    fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.inner.destroy_stream(stream)
-    }
-
-    fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.inner.release_stream(stream)
-    }
-
-    fn create_event(&mut self) -> Result<EventId, DeviceError> {
-        self.inner.create_event()
-    }
-
-    fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError> {
-        self.inner.destroy_event(event)
-    }
-
-    fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
-        self.inner.record_event(event, stream)
-    }
-
-    fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError> {
-        self.inner.event_done(event)
-    }
-
-    fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
-        self.inner.wait_event(stream, event)
-    }
-
-    fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
-        self.inner.synchronize_event(event)
-    }
-
-    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.inner.synchronize_stream(stream)
-    }
-
-    fn synchronize(&mut self) -> Result<(), DeviceError> {
-        self.inner.synchronize()
-    }
-
     fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
         if self.inner.mapped().is_some() { Some(self) } else { None }
     }
@@ -164,14 +125,10 @@ impl Device for Limited {
     }
 }
 
-impl TestDevice for Limited {
+impl<D: TestDevice> wrapper::TestDeviceWrapper for Limited<D> {
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
         let inner = self.inner.memory()?;
         Ok(DeviceMemory { total: self.info.total, free: self.left()?.min(inner.free), pressure: self.pressure, ..inner })
-    }
-
-    fn own_context(&self) -> Result<Bytes, DeviceError> {
-        self.inner.own_context()
     }
 
     fn calls(&self) -> DeviceCalls {
@@ -184,53 +141,9 @@ impl TestDevice for Limited {
         self.pressure = self.inner.set_pressure(held.min(most))?;
         Ok(self.pressure)
     }
-
-    fn now(&mut self) -> Nanos {
-        self.inner.now()
-    }
-
-    fn set_place(&mut self, place: Place) {
-        self.inner.set_place(place);
-    }
-
-    fn create_timed_event(&mut self) -> Result<EventId, DeviceError> {
-        self.inner.create_timed_event()
-    }
-
-    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
-        self.inner.elapsed(start, end)
-    }
-
-    fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
-        self.inner.fill(stream, range, tag)
-    }
-
-    fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
-        self.inner.verify(stream, range, tag)
-    }
-
-    fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
-        self.inner.verify_later(stream, range, tag)
-    }
-
-    fn finish_verifications(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.inner.finish_verifications(stream)
-    }
-
-    fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
-        self.inner.busy(stream, duration)
-    }
-
-    fn cost_figures(&self) -> Vec<CostFigure> {
-        self.inner.cost_figures()
-    }
-
-    fn leaks(&self) -> Leaks {
-        self.inner.leaks()
-    }
 }
 
-impl Limited {
+impl<D: Device> Limited<D> {
     fn inner_mapped(&mut self) -> Result<&mut dyn MappedDevice, DeviceError> {
         let why = || DeviceError::Unavailable { what: "memory mapping".to_owned(), why: "the device behind the limit has none".to_owned() };
         self.inner.mapped().ok_or_else(why)
@@ -272,7 +185,7 @@ impl Limited {
 
 /// A pool is charged what it has reserved, as the driver tells it. At the limit it gives its unused memory back and is asked once more, as a
 /// driver does at the end of its memory.
-impl PooledDevice for Limited {
+impl<D: Device> PooledDevice for Limited<D> {
     fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError> {
         let pool = self.inner_pooled()?.create_pool(release_threshold)?;
         self.pools.push(pool);
@@ -321,7 +234,7 @@ impl PooledDevice for Limited {
     }
 }
 
-impl MappedDevice for Limited {
+impl<D: Device> MappedDevice for Limited<D> {
     fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
         self.inner_mapped()?.reserve(size)
     }
@@ -355,61 +268,17 @@ impl MappedDevice for Limited {
     }
 }
 
-/// Below this, device used beside what is known to be ours is taken for the driver's own, not for somebody's work. It is half of what
-/// the context alone of another process takes on a large GPU (555 MiB, <https://github.com/ggml-org/llama.cpp/pull/23604>).
-const UNNOTICED: Bytes = Bytes::mib(256);
-
-/// Left free on a device that others use: at least this, and at least a twentieth of the device.
-const LEAST_MARGIN: Bytes = Bytes::gib(1);
-
-/// Whether a run that takes `need` bytes may start on a device in this state. `others` is the number of other processes on it, where
-/// that could be read; `whole_device` says that the user wants to take all of it even if that makes others fail.
-///
-/// A device counts as used by others where there are other processes, or where noticeably more is used than by this process. Of such
-/// a device 1 GiB or 5 %, whichever is more, stays free, because a process that cannot get a few MiB for its next kernel fails.
-///
-/// # Errors
-/// [`DeviceError::Unavailable`], which says what is free, who has the rest, and what would be let in.
-pub fn admit(memory: &DeviceMemory, others: Option<u32>, need: Bytes, whole_device: bool) -> Result<(), DeviceError> {
-    let DeviceMemory { free, total, .. } = *memory;
-    let held = held_by_others(memory);
-    let used_by = match others {
-        Some(1) => format!("1 other process, {held} held by others"),
-        Some(count) => format!("{count} other processes, {held} held by others"),
-        None => format!("{held} held by others"),
-    };
-    let refuse = |why| Err(DeviceError::Unavailable { what: format!("{need} of device memory"), why });
-    if need > free {
-        return refuse(format!("only {free} of {total} are free ({used_by}); ask for less, or free the device"));
-    }
-    let shared = others.is_some_and(|count| count > 0) || held > UNNOTICED;
-    let margin = LEAST_MARGIN.max(Bytes(total.0 / 20));
-    if shared && !whole_device && need > free.saturating_sub(margin) {
-        let most = free.saturating_sub(margin);
-        return refuse(format!(
-            "others use this device too ({used_by}), and of the {free} that are free {margin} stay free for them; ask for at most {most}, \
-             or allow the full device"
-        ));
-    }
-    Ok(())
-}
-
-/// Device used that is neither this process nor pressure it made. Where nothing tells what is this process's, its context overhead is
-/// taken for it, which may hide what others held before.
-fn held_by_others(memory: &DeviceMemory) -> Bytes {
-    memory.used.saturating_sub(memory.process.unwrap_or(memory.context_overhead)).saturating_sub(memory.pressure)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::device::sim::{SimConfig, SimDevice};
+    use crate::units::Nanos;
 
-    fn limited(limit: Bytes) -> Result<Limited, DeviceError> {
-        Limited::new(Box::new(SimDevice::new(SimConfig { total: Bytes::gib(2), ..SimConfig::default() })), limit)
+    fn limited(limit: Bytes) -> Result<Limited<SimDevice>, DeviceError> {
+        Limited::new(SimDevice::new(SimConfig { total: Bytes::gib(2), ..SimConfig::default() }), limit)
     }
 
-    fn why(result: Result<Limited, DeviceError>) -> String {
+    fn why(result: Result<Limited<SimDevice>, DeviceError>) -> String {
         result.err().expect("the limit is refused").to_string()
     }
 
@@ -420,8 +289,8 @@ mod tests {
         let mut device = SimDevice::new(SimConfig { total: Bytes::gib(2), context_overhead: Bytes::ZERO, ..SimConfig::default() });
         device.set_pressure(Bytes::gib(1))?;
         assert_eq!(
-            why(Limited::new(Box::new(device), Bytes::mib(1536))),
-            "a limit of 1.50 GiB: only 1 GiB of 2 GiB are free and others hold 1 GiB; lower the limit or free the device"
+            why(Limited::new(device, Bytes::mib(1536))),
+            "a limit of 1.50 GiB: only 1 GiB of 2 GiB are free; lower the limit or free the device"
         );
         Ok(())
     }
@@ -483,44 +352,5 @@ mod tests {
         assert_eq!(device.set_pressure(Bytes::mib(2))?, Bytes::mib(2));
         assert_eq!(device.memory()?.free, Bytes::mib(10));
         Ok(())
-    }
-
-    fn memory(total: Bytes, used: Bytes, process: Option<Bytes>) -> DeviceMemory {
-        let context_overhead = Bytes::mib(500);
-        DeviceMemory { total, free: total - used, used, process, context_overhead, pressure: Bytes::ZERO }
-    }
-
-    #[test]
-    fn a_device_of_our_own_is_admitted_to_its_last_byte_and_no_further() {
-        let idle = memory(Bytes::gib(80), Bytes::mib(500), Some(Bytes::mib(500)));
-        assert_eq!(admit(&idle, Some(0), idle.free, false), Ok(()));
-        assert_eq!(admit(&idle, None, idle.free, false), Ok(()));
-        let error = admit(&idle, Some(0), Bytes::gib(80), true).expect_err("the context has a part");
-        assert_eq!(
-            error.to_string(),
-            "80 GiB of device memory: only 79.51 GiB of 80 GiB are free (0 other processes, 0 B held by others); ask for less, or free the device"
-        );
-    }
-
-    #[test]
-    fn the_last_of_a_shared_device_is_taken_only_if_the_user_says_so() {
-        let shared = memory(Bytes::gib(80), Bytes::gib(40), Some(Bytes::mib(500)));
-        let most = Bytes::gib(36);
-        assert_eq!(admit(&shared, Some(2), most, false), Ok(()), "all but 5 % of the device");
-        assert_eq!(admit(&shared, Some(2), shared.free, true), Ok(()));
-        let error = admit(&shared, Some(2), most + Bytes(1), false).expect_err("others need the rest");
-        let text = error.to_string();
-        assert!(text.contains("2 other processes, 39.51 GiB held by others"), "{text}");
-        assert!(text.contains("4 GiB stay free for them; ask for at most 36 GiB, or allow the full device"), "{text}");
-    }
-
-    #[test]
-    fn a_device_is_shared_where_processes_are_seen_or_memory_is_missing() {
-        let small = memory(Bytes::gib(8), Bytes::mib(700), Some(Bytes::mib(500)));
-        assert_eq!(admit(&small, Some(0), small.free, false), Ok(()), "200 MiB are the driver's own");
-        assert!(admit(&small, Some(1), small.free, false).is_err());
-        assert_eq!(admit(&small, Some(1), small.free - Bytes::gib(1), false), Ok(()), "1 GiB is more than 5 %");
-        let unseen = memory(Bytes::gib(8), Bytes::gib(3), None);
-        assert!(admit(&unseen, None, unseen.free, false).is_err(), "2.5 GiB belong to somebody");
     }
 }

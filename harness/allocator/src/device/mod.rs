@@ -1,10 +1,12 @@
 //! What allocators need of a device, [`Device`], and what a test rig needs beyond that, [`TestDevice`].
 //!
-//! [`sim`] is the simulated device, [`limited`] gives any device a smaller memory. CUDA devices are in the crate `harness-cuda`.
+//! [`sim`] is the simulated device, [`limited`] gives any device a smaller memory, [`wrapper`] is for devices around a device. CUDA devices are in
+//! the crate `harness-cuda`.
 
 pub mod limited;
 pub mod pages;
 pub mod sim;
+pub mod wrapper;
 
 use std::fmt;
 
@@ -61,10 +63,9 @@ impl fmt::Display for Place {
 
 /// A contiguous range of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct MemoryRange {
-    /// The first byte.
     pub start: DevicePtr,
-    /// The length.
     pub len: Bytes,
 }
 
@@ -233,15 +234,15 @@ pub trait Device: Send {
     /// Waits for the work of a stream made by [`Device::create_stream`] and destroys it. Its number is not used again.
     ///
     /// # Errors
-    /// [`DeviceError::UnknownHandle`], also for the default stream, and for a stream that the program lent: see [`Device::release_stream`].
+    /// [`DeviceError::UnknownHandle`], also for the default stream, and for a borrowed stream: see [`Device::release_stream`].
     fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
 
-    /// Forgets the number of a stream that is not this device's own: one that the program made and lent, as `CudaDevice::borrow_stream` takes
-    /// it. The driver's stream stays as it is, with its work, and nothing waits. To be called before the program destroys the stream; with
-    /// an allocator in between, after the allocator has let go of the number.
+    /// Forgets the number of a borrowed stream: one that the program made itself and named to the device, as by `CudaDevice::borrow_stream`.
+    /// The driver's stream stays as it is, with its work, and nothing waits. Call it before the program destroys the stream, and with an
+    /// allocator in between after the allocator has released the stream.
     ///
     /// # Errors
-    /// [`DeviceError::UnknownHandle`] for a number that is not of a lent stream. A device that borrows none answers nothing else.
+    /// [`DeviceError::UnknownHandle`] for a number that is not of a borrowed stream; always, for a device that borrows none.
     fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
 
     /// Makes an event, not yet recorded.
@@ -304,79 +305,10 @@ pub trait Device: Send {
     }
 }
 
-impl<D: Device + ?Sized> Device for Box<D> {
-    fn info(&self) -> &DeviceInfo {
-        (**self).info()
-    }
-
-    fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
-        (**self).free_memory()
-    }
-
-    fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
-        (**self).malloc(size)
-    }
-
-    fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
-        (**self).free(ptr)
-    }
-
-    fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
-        (**self).create_stream()
-    }
-
-    fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        (**self).destroy_stream(stream)
-    }
-
-    fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        (**self).release_stream(stream)
-    }
-
-    fn create_event(&mut self) -> Result<EventId, DeviceError> {
-        (**self).create_event()
-    }
-
-    fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError> {
-        (**self).destroy_event(event)
-    }
-
-    fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
-        (**self).record_event(event, stream)
-    }
-
-    fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError> {
-        (**self).event_done(event)
-    }
-
-    fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
-        (**self).wait_event(stream, event)
-    }
-
-    fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
-        (**self).synchronize_event(event)
-    }
-
-    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        (**self).synchronize_stream(stream)
-    }
-
-    fn synchronize(&mut self) -> Result<(), DeviceError> {
-        (**self).synchronize()
-    }
-
-    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        (**self).mapped()
-    }
-
-    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        (**self).pooled()
-    }
-}
-
 /// A device with the instruments of a test rig: its clock, its contents, memory held by others, what is left on it, and what it costs.
 pub trait TestDevice: Device {
-    /// Its memory now. Does not wait for any work.
+    /// Its memory now, each figure read once and one after the other. NVML's figures follow the driver's calls with a delay: a caller that
+    /// finds them wrong reads them again before it blames anybody. Does not wait for any work.
     ///
     /// # Errors
     /// [`DeviceError::Driver`].
@@ -407,7 +339,7 @@ pub trait TestDevice: Device {
     /// Device time from one completed event to another, both made by [`TestDevice::create_timed_event`].
     ///
     /// # Errors
-    /// [`DeviceError::NotReady`] where one of them was not recorded or is not done.
+    /// [`DeviceError::UnknownHandle`] where one of them keeps no time; [`DeviceError::NotReady`] where one was not recorded or is not done.
     fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError>;
 
     /// Queues work on the stream that writes the tag to every byte of the range (not empty).
@@ -608,10 +540,9 @@ impl fmt::Display for Leaks {
 
 /// One access to memory, as a strict device remembers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Access {
-    /// What was done.
     pub kind: AccessKind,
-    /// On which stream.
     pub stream: StreamId,
     /// From where in the caller's program.
     pub place: Place,
@@ -641,6 +572,7 @@ pub enum AccessKind {
 
 /// What went wrong on a device. Out of memory is an answer, everything else a mistake or a broken machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum DeviceError {
     /// The memory is not there. Give something back and ask again, or ask for less.
     #[error("the device has {free} free, {requested} were asked for")]
@@ -653,7 +585,6 @@ pub enum DeviceError {
     /// An address was freed twice. The caller's accounts are wrong: stop.
     #[error("{ptr} is freed at {second}, but was freed before at {first}")]
     DoubleFree {
-        /// The address.
         ptr: DevicePtr,
         /// Where it was freed.
         first: Place,
@@ -663,7 +594,6 @@ pub enum DeviceError {
     /// An address was freed that no allocation starts at. The caller's accounts are wrong: stop.
     #[error("{ptr} is freed at {place}, but no allocation starts there")]
     InvalidFree {
-        /// The address.
         ptr: DevicePtr,
         /// Where it was freed.
         place: Place,
@@ -671,9 +601,7 @@ pub enum DeviceError {
     /// Memory was touched that is not (or no longer) allocated. The caller's accounts are wrong: stop.
     #[error("{range} is {access}, but {why}")]
     InvalidAccess {
-        /// What was touched.
         range: MemoryRange,
-        /// How and where.
         access: Access,
         /// What is wrong with it, for example where it was freed.
         why: String,
@@ -681,7 +609,6 @@ pub enum DeviceError {
     /// Two streams touched the same memory and nothing orders them. Put an event between them.
     #[error("{range} is {second} while it may still be {first}: no event or synchronization orders the two")]
     Race {
-        /// What both touched.
         range: MemoryRange,
         /// The earlier access in program order.
         first: Access,
@@ -701,7 +628,6 @@ pub enum DeviceError {
     /// Memory does not hold what was written. Somebody else wrote there.
     #[error("the byte at {at} of {range} does not hold tag {expected:#x}: {found}")]
     Corrupted {
-        /// What was verified.
         range: MemoryRange,
         /// The first wrong byte.
         at: DevicePtr,
@@ -715,7 +641,6 @@ pub enum DeviceError {
     UnknownHandle {
         /// `stream` or `event`.
         kind: &'static str,
-        /// Its number.
         number: u32,
     },
     /// The event was never recorded, or is not done: synchronize first.
@@ -724,9 +649,7 @@ pub enum DeviceError {
     /// The driver refused a call. The advice says what the user can do.
     #[error("{call} failed: {name} ({code}). {advice}")]
     Driver {
-        /// The driver's function.
         call: &'static str,
-        /// Its code.
         code: u32,
         /// The code's name, or "unknown driver code".
         name: String,

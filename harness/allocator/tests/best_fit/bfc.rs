@@ -2,44 +2,44 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::allocator::bfc::{BfcAllocator, Config};
+use harness_allocator::allocator::bfc::{BfcAllocator, BfcConfig};
 use harness_allocator::allocator::{Allocator, MemoryFraction, OomCause};
 use harness_allocator::device::{DevicePtr, StreamId};
 use harness_allocator::units::{Bytes, Nanos};
 use proptest::prelude::*;
 
-use super::Bench;
+use super::Fixture;
 
-fn bench(memory: Bytes, config: Config) -> Bench<BfcAllocator> {
-    Bench::new(BfcAllocator::new(config), memory)
+fn fixture(memory: Bytes, config: BfcConfig) -> Fixture<BfcAllocator> {
+    Fixture::new(BfcAllocator::new(config), memory)
 }
 
-fn default(memory: Bytes) -> Bench<BfcAllocator> {
-    bench(memory, Config::default())
+fn default(memory: Bytes) -> Fixture<BfcAllocator> {
+    fixture(memory, BfcConfig::default())
 }
 
 #[test]
 fn sizes_are_multiples_of_256_bytes() {
-    let mut bench = default(Bytes::gib(1));
+    let mut fixture = default(Bytes::gib(1));
     for (asked, charged) in [(1, 256), (256, 256), (257, 512), (1000, 1024)] {
-        assert_eq!(bench.alloc(Bytes(asked)).size(), Bytes(charged));
+        assert_eq!(fixture.alloc(Bytes(asked)).size(), Bytes(charged));
     }
-    bench.close();
+    fixture.close();
 }
 
 #[test]
 fn regions_double_from_2_mib_on_and_a_larger_request_doubles_until_it_fits() {
-    let mut bench = default(Bytes::gib(1));
+    let mut fixture = default(Bytes::gib(1));
     for _ in 0..3 {
-        bench.hold(Bytes::mib(2), StreamId::DEFAULT);
+        fixture.hold(Bytes::mib(2), StreamId::DEFAULT);
     }
-    assert_eq!(bench.regions(), [2, 4].map(Bytes::mib), "the third one is cut from the second region");
-    bench.hold(Bytes::mib(33), StreamId::DEFAULT);
-    bench.hold(Bytes::mib(40), StreamId::DEFAULT);
-    bench.hold(Bytes::mib(65), StreamId::DEFAULT);
+    assert_eq!(fixture.regions(), [2, 4].map(Bytes::mib), "the third one is cut from the second region");
+    fixture.hold(Bytes::mib(33), StreamId::DEFAULT);
+    fixture.hold(Bytes::mib(40), StreamId::DEFAULT);
+    fixture.hold(Bytes::mib(65), StreamId::DEFAULT);
     // 8 was next: doubled to 64 for the 33, which counts as the doubling; so the 40 get 64 again, and then 128 is next.
-    assert_eq!(bench.regions(), [2, 4, 64, 64, 128].map(Bytes::mib));
-    bench.close();
+    assert_eq!(fixture.regions(), [2, 4, 64, 64, 128].map(Bytes::mib));
+    fixture.close();
 }
 
 #[test]
@@ -50,191 +50,192 @@ fn a_chunk_is_cut_if_it_is_twice_the_request_or_wastes_128_mib() {
         (Bytes(Bytes::mib(384).0), Bytes::mib(384)),
         (Bytes(Bytes::mib(384).0 + 256), Bytes::mib(512)),
     ] {
-        let mut bench = default(Bytes::gib(1));
-        let all = bench.alloc(Bytes::mib(512));
-        bench.free(all);
-        assert_eq!(bench.alloc(asked).size(), charged, "{asked} of 512 MiB");
-        bench.close();
+        let mut fixture = default(Bytes::gib(1));
+        let all = fixture.alloc(Bytes::mib(512));
+        fixture.free(all);
+        assert_eq!(fixture.alloc(asked).size(), charged, "{asked} of 512 MiB");
+        fixture.close();
     }
-    let mut bench = default(Bytes::gib(1));
-    let all = bench.alloc(Bytes::mib(2));
-    bench.free(all);
-    let most = bench.alloc(Bytes(Bytes::mib(1).0 + 256));
+    let mut fixture = default(Bytes::gib(1));
+    let all = fixture.alloc(Bytes::mib(2));
+    fixture.free(all);
+    let most = fixture.alloc(Bytes(Bytes::mib(1).0 + 256));
     assert_eq!(most.size(), Bytes::mib(2), "less than twice the request: handed out whole");
-    bench.close();
+    fixture.close();
 }
 
 #[test]
 fn the_first_extension_that_fails_tries_nine_tenths_again_and_again() {
-    let mut bench = default(Bytes::gib(1));
-    bench.leave(Bytes::mib(50));
+    let mut fixture = default(Bytes::gib(1));
+    fixture.leave(Bytes::mib(50));
     let mut expected = Bytes::mib(64);
     while expected > Bytes::mib(50) {
         expected = Bytes(expected.0 / 10 * 9).checked_round_up(Bytes(256)).unwrap();
     }
-    let taken = bench.alloc(Bytes::mib(40));
-    assert_eq!((bench.regions(), bench.device.calls().malloc), (vec![expected], 4), "64, 57.6, 51.8 and 46.7 MiB");
+    let taken = fixture.alloc(Bytes::mib(40));
+    assert_eq!((fixture.regions(), fixture.device.calls().malloc), (vec![expected], 4), "64, 57.6, 51.8 and 46.7 MiB");
     assert_eq!(taken.size(), expected);
-    assert_eq!(bench.allocator.stats().num_alloc_retries, 0, "nothing had to be given back for it");
-    bench.close();
+    assert_eq!(fixture.allocator.stats().num_alloc_retries, 0, "nothing had to be given back for it");
+    fixture.close();
 }
 
 #[test]
 fn later_extensions_that_fail_try_the_request_itself_and_no_more() {
-    let mut bench = default(Bytes::gib(1));
-    bench.leave(Bytes::mib(10));
-    assert!(matches!(bench.oom(Bytes::mib(12)).cause, OomCause::Device { free } if free == Bytes::mib(10)));
-    let before = bench.device.calls().malloc;
-    bench.leave(Bytes::mib(12));
-    bench.hold(Bytes::mib(12), StreamId::DEFAULT);
-    assert_eq!((bench.regions(), bench.device.calls().malloc - before), (vec![Bytes::mib(12)], 2), "16 MiB, then 12 MiB");
-    bench.close();
+    let mut fixture = default(Bytes::gib(1));
+    fixture.leave(Bytes::mib(10));
+    assert!(matches!(fixture.oom(Bytes::mib(12)).cause, OomCause::Device { free } if free == Bytes::mib(10)));
+    let before = fixture.device.calls().malloc;
+    fixture.leave(Bytes::mib(12));
+    fixture.hold(Bytes::mib(12), StreamId::DEFAULT);
+    assert_eq!((fixture.regions(), fixture.device.calls().malloc - before), (vec![Bytes::mib(12)], 2), "16 MiB, then 12 MiB");
+    fixture.close();
 }
 
 #[test]
 fn nine_tenths_are_tried_once_even_where_that_found_a_region() {
-    let mut bench = default(Bytes::gib(1));
-    bench.leave(Bytes::mib(50));
-    bench.hold(Bytes::mib(40), StreamId::DEFAULT);
-    let before = bench.device.calls().malloc;
-    bench.leave(Bytes::mib(50));
-    bench.hold(Bytes::mib(45), StreamId::DEFAULT);
-    assert_eq!((bench.regions()[1], bench.device.calls().malloc - before), (Bytes::mib(45), 2), "64 MiB, then 45 MiB");
-    bench.close();
+    let mut fixture = default(Bytes::gib(1));
+    fixture.leave(Bytes::mib(50));
+    fixture.hold(Bytes::mib(40), StreamId::DEFAULT);
+    let before = fixture.device.calls().malloc;
+    fixture.leave(Bytes::mib(50));
+    fixture.hold(Bytes::mib(45), StreamId::DEFAULT);
+    assert_eq!((fixture.regions()[1], fixture.device.calls().malloc - before), (Bytes::mib(45), 2), "64 MiB, then 45 MiB");
+    fixture.close();
 }
 
 #[test]
 fn without_growth_the_first_region_is_the_whole_limit() {
-    let mut bench = bench(Bytes::gib(1), Config { allow_growth: false, memory_limit: Some(Bytes::mib(300)), ..Config::default() });
-    bench.hold(Bytes(4), StreamId::DEFAULT);
-    assert_eq!(bench.regions(), [Bytes::mib(300)]);
-    assert_eq!(bench.oom(Bytes::mib(300)).cause, OomCause::Fraction { limit: Bytes::mib(300) });
-    assert_eq!(bench.device.calls().malloc, 1, "the limit refuses without asking the driver");
-    bench.close();
+    let mut fixture =
+        fixture(Bytes::gib(1), BfcConfig { allow_growth: false, memory_limit: Some(Bytes::mib(300)), ..BfcConfig::default() });
+    fixture.hold(Bytes(4), StreamId::DEFAULT);
+    assert_eq!(fixture.regions(), [Bytes::mib(300)]);
+    assert_eq!(fixture.oom(Bytes::mib(300)).cause, OomCause::Fraction { limit: Bytes::mib(300) });
+    assert_eq!(fixture.device.calls().malloc, 1, "the limit refuses without asking the driver");
+    fixture.close();
 }
 
 #[test]
 fn the_last_region_is_what_the_limit_leaves() {
-    let mut bench = default(Bytes::gib(1));
-    bench.allocator.set_memory_fraction(&*bench.device, MemoryFraction::new(10.0 / 1024.0).unwrap());
+    let mut fixture = default(Bytes::gib(1));
+    fixture.allocator.set_memory_fraction(&*fixture.device, MemoryFraction::new(10.0 / 1024.0).unwrap());
     for _ in 0..5 {
-        bench.hold(Bytes::mib(2), StreamId::DEFAULT);
+        fixture.hold(Bytes::mib(2), StreamId::DEFAULT);
     }
-    assert_eq!(bench.regions(), [2, 4, 4].map(Bytes::mib));
-    assert_eq!(bench.oom(Bytes(1)).cause, OomCause::Fraction { limit: Bytes::mib(10) });
-    bench.close();
+    assert_eq!(fixture.regions(), [2, 4, 4].map(Bytes::mib));
+    assert_eq!(fixture.oom(Bytes(1)).cause, OomCause::Fraction { limit: Bytes::mib(10) });
+    fixture.close();
 }
 
 /// 64 MiB that are free in regions of 2 + 4 + 8 + 16 + 32 MiB, of 64 MiB in all.
-fn full_of_small_regions(config: Config) -> Bench<BfcAllocator> {
-    let mut bench = bench(Bytes::mib(64), config);
-    let live: Vec<_> = [2, 4, 8, 16, 32].map(|size| bench.alloc(Bytes::mib(size))).into();
-    assert_eq!(bench.regions(), [2, 4, 8, 16, 32].map(Bytes::mib));
-    live.into_iter().for_each(|allocation| bench.free(allocation));
-    bench
+fn full_of_small_regions(config: BfcConfig) -> Fixture<BfcAllocator> {
+    let mut fixture = fixture(Bytes::mib(64), config);
+    let live: Vec<_> = [2, 4, 8, 16, 32].map(|size| fixture.alloc(Bytes::mib(size))).into();
+    assert_eq!(fixture.regions(), [2, 4, 8, 16, 32].map(Bytes::mib));
+    live.into_iter().for_each(|allocation| fixture.free(allocation));
+    fixture
 }
 
 #[test]
 fn garbage_collection_gives_free_regions_back_for_a_larger_one() {
-    let mut bench = full_of_small_regions(Config::default());
-    assert_eq!(bench.alloc(Bytes::mib(60)).size(), Bytes::mib(64));
-    let stats = bench.allocator.stats();
+    let mut fixture = full_of_small_regions(BfcConfig::default());
+    assert_eq!(fixture.alloc(Bytes::mib(60)).size(), Bytes::mib(64));
+    let stats = fixture.allocator.stats();
     assert_eq!((stats.num_device_free, stats.num_alloc_retries, stats.num_ooms), (5, 1, 0));
-    bench.close();
+    fixture.close();
 }
 
 #[test]
 fn garbage_is_not_collected_where_that_cannot_help() {
-    let mut bench = full_of_small_regions(Config::default());
-    let kept = bench.alloc(Bytes::mib(8));
-    bench.oom(Bytes::mib(60));
-    assert_eq!(bench.regions().len(), 5, "56 MiB could be had at most");
-    bench.free(kept);
-    bench.close();
+    let mut fixture = full_of_small_regions(BfcConfig::default());
+    let kept = fixture.alloc(Bytes::mib(8));
+    fixture.oom(Bytes::mib(60));
+    assert_eq!(fixture.regions().len(), 5, "56 MiB could be had at most");
+    fixture.free(kept);
+    fixture.close();
 }
 
 #[test]
 fn without_garbage_collection_regions_are_kept_for_good() {
-    let mut bench = full_of_small_regions(Config { garbage_collection: false, ..Config::default() });
-    let oom = bench.oom(Bytes::mib(60));
+    let mut fixture = full_of_small_regions(BfcConfig { garbage_collection: false, ..BfcConfig::default() });
+    let oom = fixture.oom(Bytes::mib(60));
     assert_eq!((oom.reserved, oom.largest_free_block), (Bytes::mib(62), Some(Bytes::mib(32))));
-    assert_eq!(bench.regions().len(), 5);
-    bench.allocator.empty_cache(&mut *bench.device).unwrap();
-    assert!(bench.regions().is_empty(), "who asks for it gets it");
-    bench.close();
+    assert_eq!(fixture.regions().len(), 5);
+    fixture.allocator.empty_cache(&mut *fixture.device).unwrap();
+    assert!(fixture.regions().is_empty(), "who asks for it gets it");
+    fixture.close();
 }
 
 #[test]
 fn what_nobody_has_used_is_free_for_all_streams() {
-    let mut bench = default(Bytes::gib(1));
-    let side = bench.stream();
-    bench.hold(Bytes::kib(4), StreamId::DEFAULT);
-    let calls = bench.device.calls();
-    bench.hold(Bytes::kib(4), side);
-    assert_eq!(bench.device.calls(), calls, "neither memory nor events were asked for");
-    bench.close();
+    let mut fixture = default(Bytes::gib(1));
+    let side = fixture.stream();
+    fixture.hold(Bytes::kib(4), StreamId::DEFAULT);
+    let calls = fixture.device.calls();
+    fixture.hold(Bytes::kib(4), side);
+    assert_eq!(fixture.device.calls(), calls, "neither memory nor events were asked for");
+    fixture.close();
 }
 
 #[test]
 fn another_stream_gets_freed_memory_once_an_event_has_been_seen_complete() {
-    let mut bench = default(Bytes::gib(1));
-    let (side, other) = (bench.stream(), bench.stream());
-    let first = bench.alloc_on(Bytes::mib(2), side);
+    let mut fixture = default(Bytes::gib(1));
+    let (side, other) = (fixture.stream(), fixture.stream());
+    let first = fixture.alloc_on(Bytes::mib(2), side);
     let address = first.ptr();
-    bench.device.busy(side, Nanos::millis(20)).unwrap();
-    bench.free(first);
-    let elsewhere = bench.alloc_on(Bytes::mib(2), other);
+    fixture.device.busy(side, Nanos::millis(20)).unwrap();
+    fixture.free(first);
+    let elsewhere = fixture.alloc_on(Bytes::mib(2), other);
     assert_ne!(elsewhere.ptr(), address, "the stream is busy");
-    bench.device.synchronize_stream(side).unwrap();
-    let waits = bench.device.calls().synchronize;
+    fixture.device.synchronize_stream(side).unwrap();
+    let waits = fixture.device.calls().synchronize;
     // The rest of the second region is large enough for one more, and nearer.
-    bench.hold(Bytes::mib(2), other);
-    let next = bench.alloc_on(Bytes::mib(2), other);
-    assert_eq!((next.ptr(), bench.device.calls().synchronize), (address, waits));
-    bench.close();
+    fixture.hold(Bytes::mib(2), other);
+    let next = fixture.alloc_on(Bytes::mib(2), other);
+    assert_eq!((next.ptr(), fixture.device.calls().synchronize), (address, waits));
+    fixture.close();
 }
 
 #[test]
 fn the_same_stream_gets_its_memory_back_at_once() {
-    let mut bench = default(Bytes::gib(1));
-    let side = bench.stream();
-    let first = bench.alloc_on(Bytes::mib(2), side);
+    let mut fixture = default(Bytes::gib(1));
+    let side = fixture.stream();
+    let first = fixture.alloc_on(Bytes::mib(2), side);
     let address = first.ptr();
-    bench.device.busy(side, Nanos::millis(20)).unwrap();
-    let calls = bench.device.calls();
-    bench.free(first);
-    assert_eq!(bench.alloc_on(Bytes::mib(2), side).ptr(), address);
-    assert_eq!(bench.device.calls(), calls);
-    bench.close();
+    fixture.device.busy(side, Nanos::millis(20)).unwrap();
+    let calls = fixture.device.calls();
+    fixture.free(first);
+    assert_eq!(fixture.alloc_on(Bytes::mib(2), side).ptr(), address);
+    assert_eq!(fixture.device.calls(), calls);
+    fixture.close();
 }
 
 #[test]
 fn rather_than_fail_the_host_waits_for_other_streams() {
-    let mut bench = default(Bytes::mib(64));
-    let side = bench.stream();
-    let all = bench.alloc_on(Bytes::mib(64), side);
-    bench.device.busy(side, Nanos::millis(20)).unwrap();
-    bench.free(all);
-    bench.hold(Bytes::mib(64), StreamId::DEFAULT);
-    let stats = bench.allocator.stats();
+    let mut fixture = default(Bytes::mib(64));
+    let side = fixture.stream();
+    let all = fixture.alloc_on(Bytes::mib(64), side);
+    fixture.device.busy(side, Nanos::millis(20)).unwrap();
+    fixture.free(all);
+    fixture.hold(Bytes::mib(64), StreamId::DEFAULT);
+    let stats = fixture.allocator.stats();
     assert_eq!((stats.num_device_alloc, stats.num_sync_all_streams, stats.num_alloc_retries), (1, 1, 1));
-    bench.close();
+    fixture.close();
 }
 
 #[test]
 fn memory_of_a_stream_that_is_no_more_is_free_for_all() {
-    let mut bench = default(Bytes::mib(64));
-    let side = bench.stream();
-    let [idle, used] = [16, 16].map(|size| bench.alloc_on(Bytes::mib(size), side));
-    let user = bench.stream();
-    bench.allocator.record_stream(&used, user).unwrap();
-    bench.free(idle);
-    bench.device.destroy_stream(side).unwrap();
-    bench.device.destroy_stream(user).unwrap();
-    bench.free(used);
-    assert_eq!(bench.allocator.stats().active.all.current, 0, "there is nobody to wait for");
-    bench.hold(Bytes::mib(64), StreamId::DEFAULT);
-    bench.close();
+    let mut fixture = default(Bytes::mib(64));
+    let side = fixture.stream();
+    let [idle, used] = [16, 16].map(|size| fixture.alloc_on(Bytes::mib(size), side));
+    let user = fixture.stream();
+    fixture.allocator.record_stream(&used, user).unwrap();
+    fixture.free(idle);
+    fixture.device.destroy_stream(side).unwrap();
+    fixture.device.destroy_stream(user).unwrap();
+    fixture.free(used);
+    assert_eq!(fixture.allocator.stats().active.all.current, 0, "there is nobody to wait for");
+    fixture.hold(Bytes::mib(64), StreamId::DEFAULT);
+    fixture.close();
 }
 
 /// The bin of a size: 256 B · 2^i up to the next, the last one open.
@@ -268,28 +269,28 @@ proptest! {
         program in prop::collection::vec((any::<bool>(), 8_u32..27, 0.5..1.0_f64, any::<prop::sample::Index>()), 1..120)
     ) {
         let total = Bytes::gib(1);
-        let mut bench = default(total);
+        let mut fixture = default(total);
         let mut live = Vec::new();
         let mut next_region = Bytes::mib(2).0;
         for (frees, log, part, which) in program {
             if frees && !live.is_empty() {
                 let allocation = live.swap_remove(which.index(live.len()));
-                bench.free(allocation);
+                fixture.free(allocation);
                 continue;
             }
             let size = ((f64::from(1_u32 << log) * part) as u64).next_multiple_of(256);
-            let reserved = bench.regions().iter().copied().sum::<Bytes>();
-            let free = bench.free_for(StreamId::DEFAULT);
+            let reserved = fixture.regions().iter().copied().sum::<Bytes>();
+            let free = fixture.free_for(StreamId::DEFAULT);
             let expected = bins_give(&free, size);
-            let calls = bench.device.calls();
-            let Ok(allocation) = bench.try_alloc(Bytes(size), StreamId::DEFAULT) else {
+            let calls = fixture.device.calls();
+            let Ok(allocation) = fixture.try_alloc(Bytes(size), StreamId::DEFAULT) else {
                 prop_assert!(expected.is_none() && Bytes(size) > total - reserved);
                 // What the failing request gave back and tried is told by the tests above.
                 break;
             };
             let chunk = match expected {
                 Some((address, chunk)) => {
-                    prop_assert_eq!((allocation.ptr(), bench.device.calls()), (address, calls));
+                    prop_assert_eq!((allocation.ptr(), fixture.device.calls()), (address, calls));
                     chunk.0
                 }
                 None if reserved + Bytes(size) > total => break,
@@ -297,7 +298,7 @@ proptest! {
                     let doubled = (0..).map(|n| next_region << n).find(|&region| region >= size).unwrap();
                     let region = doubled.min((total - reserved).0);
                     next_region = if doubled == next_region { doubled * 2 } else { doubled };
-                    let made = bench.allocator.segment_at(allocation.ptr()).unwrap();
+                    let made = fixture.allocator.segment_at(allocation.ptr()).unwrap();
                     prop_assert_eq!((made.size.0, made.address), (region, allocation.ptr()));
                     region
                 }
@@ -306,6 +307,6 @@ proptest! {
             prop_assert_eq!(allocation.size().0, if cut { size } else { chunk });
             live.push(allocation);
         }
-        bench.close();
+        fixture.close();
     }
 }

@@ -14,14 +14,14 @@ use harness_allocator::stats::{BlockInfo, BlockState};
 use harness_allocator::units::Bytes;
 
 /// An allocator and a device of a known size.
-struct Bench<A> {
+struct Fixture<A> {
     allocator: A,
     device: Box<dyn TestDevice>,
     /// What nobody frees before the allocator is closed.
     held: Vec<Allocation>,
 }
 
-impl<A: Allocator> Bench<A> {
+impl<A: Allocator> Fixture<A> {
     fn new(allocator: A, memory: Bytes) -> Self {
         let device = Limited::new(Box::new(SimDevice::new(SimConfig::default())), memory).unwrap();
         Self { allocator, device: Box::new(device), held: Vec::new() }

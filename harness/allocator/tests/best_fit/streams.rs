@@ -9,7 +9,7 @@ use harness_allocator::units::{Bytes, Nanos};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use super::Bench;
+use super::Fixture;
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -40,67 +40,70 @@ fn op() -> impl Strategy<Value = Op> {
 
 /// Runs a program. The device answers a race with an error, and so does memory that somebody else wrote.
 fn run(allocator: impl Allocator, program: &[Op]) -> Result<(), TestCaseError> {
-    let mut bench = Bench::new(allocator, Bytes::mib(64));
-    let streams = [StreamId::DEFAULT, bench.stream(), bench.stream(), bench.stream()];
+    let mut fixture = Fixture::new(allocator, Bytes::mib(64));
+    let streams = [StreamId::DEFAULT, fixture.stream(), fixture.stream(), fixture.stream()];
     let mut live: Vec<(Allocation, Tag)> = Vec::new();
     for (n, op) in program.iter().enumerate() {
         let tag = Tag(n as u64 + 1);
         match op {
             Op::Alloc(stream, size) => {
-                if let Ok(allocation) = bench.try_alloc(Bytes(*size), streams[*stream]) {
-                    bench.device.fill(streams[*stream], allocation.range(), tag).map_err(|error| TestCaseError::fail(error.to_string()))?;
+                if let Ok(allocation) = fixture.try_alloc(Bytes(*size), streams[*stream]) {
+                    fixture
+                        .device
+                        .fill(streams[*stream], allocation.range(), tag)
+                        .map_err(|error| TestCaseError::fail(error.to_string()))?;
                     live.push((allocation, tag));
                 }
             }
             Op::Free(which) if !live.is_empty() => {
                 let (allocation, _) = live.swap_remove(which.index(live.len()));
-                bench.free(allocation);
+                fixture.free(allocation);
             }
             Op::UseOn(which, stream) if !live.is_empty() => {
                 let (allocation, _) = live.swap_remove(which.index(live.len()));
                 let other = streams[*stream];
-                let event = bench.device.create_event().unwrap();
-                bench.device.record_event(event, allocation.stream()).unwrap();
-                bench.device.wait_event(other, event).unwrap();
-                bench.device.destroy_event(event).unwrap();
-                bench.device.busy(other, Nanos::micros(500)).unwrap();
-                bench.device.fill(other, allocation.range(), tag).unwrap();
-                bench.allocator.record_stream(&allocation, other).unwrap();
-                bench.free(allocation);
+                let event = fixture.device.create_event().unwrap();
+                fixture.device.record_event(event, allocation.stream()).unwrap();
+                fixture.device.wait_event(other, event).unwrap();
+                fixture.device.destroy_event(event).unwrap();
+                fixture.device.busy(other, Nanos::micros(500)).unwrap();
+                fixture.device.fill(other, allocation.range(), tag).unwrap();
+                fixture.allocator.record_stream(&allocation, other).unwrap();
+                fixture.free(allocation);
             }
             Op::Verify(which) if !live.is_empty() => {
                 let (allocation, tag) = &live[which.index(live.len())];
-                bench
+                fixture
                     .device
                     .verify(allocation.stream(), allocation.range(), *tag)
                     .map_err(|error| TestCaseError::fail(error.to_string()))?;
             }
-            Op::Busy(stream) => bench.device.busy(streams[*stream], Nanos::micros(500)).unwrap(),
-            Op::Synchronize(stream) => bench.device.synchronize_stream(streams[*stream]).unwrap(),
-            Op::EmptyCache => bench.allocator.empty_cache(&mut *bench.device).unwrap(),
+            Op::Busy(stream) => fixture.device.busy(streams[*stream], Nanos::micros(500)).unwrap(),
+            Op::Synchronize(stream) => fixture.device.synchronize_stream(streams[*stream]).unwrap(),
+            Op::EmptyCache => fixture.allocator.empty_cache(&mut *fixture.device).unwrap(),
             Op::Leave(mib) => {
-                let memory = bench.device.memory().unwrap();
+                let memory = fixture.device.memory().unwrap();
                 let most = memory.free + memory.pressure;
-                bench.device.set_pressure(most.saturating_sub(Bytes::mib(*mib))).unwrap();
+                fixture.device.set_pressure(most.saturating_sub(Bytes::mib(*mib))).unwrap();
             }
             _ => {}
         }
-        check_structure(&bench, live.len())?;
+        check_structure(&fixture, live.len())?;
     }
     for (allocation, tag) in live {
-        bench.device.verify(allocation.stream(), allocation.range(), tag).map_err(|error| TestCaseError::fail(error.to_string()))?;
-        bench.free(allocation);
+        fixture.device.verify(allocation.stream(), allocation.range(), tag).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        fixture.free(allocation);
     }
-    bench.allocator.empty_cache(&mut *bench.device).unwrap();
-    prop_assert!(bench.regions().is_empty());
-    bench.close();
+    fixture.allocator.empty_cache(&mut *fixture.device).unwrap();
+    prop_assert!(fixture.regions().is_empty());
+    fixture.close();
     Ok(())
 }
 
 /// Blocks tile regions, neighbours that are free for one stream are merged, and the counters are the sums.
-fn check_structure<A: Allocator>(bench: &Bench<A>, live: usize) -> Result<(), TestCaseError> {
+fn check_structure<A: Allocator>(fixture: &Fixture<A>, live: usize) -> Result<(), TestCaseError> {
     let (mut active, mut inactive_split) = (0, 0);
-    for region in bench.allocator.snapshot() {
+    for region in fixture.allocator.snapshot() {
         let mut next = region.address;
         for block in &region.blocks {
             prop_assert_eq!((block.address, block.size.0 % 256), (next, 0));
@@ -117,7 +120,7 @@ fn check_structure<A: Allocator>(bench: &Bench<A>, live: usize) -> Result<(), Te
             |pair: &[harness_allocator::stats::BlockInfo]| free(pair[0].state) && free(pair[1].state) && pair[0].stream == pair[1].stream;
         prop_assert!(!region.blocks.windows(2).any(unmerged));
     }
-    let stats = bench.allocator.stats();
+    let stats = fixture.allocator.stats();
     prop_assert_eq!((stats.active_bytes.all.current, stats.inactive_split_bytes.all.current), (active, inactive_split));
     prop_assert_eq!(stats.allocation.all.current, live as u64);
     Ok(())

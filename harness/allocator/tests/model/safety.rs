@@ -10,23 +10,27 @@ use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Privat
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{Device, DeviceError, EventId, Leaks, StreamId, Tag, TestDevice};
 use harness_allocator::stats::{BlockState, PoolKind};
-use harness_allocator::units::Bytes;
+use harness_allocator::units::{Bytes, Nanos};
 use proptest::prelude::*;
 
 use crate::{Op, POOLS, STREAMS, configs, operations};
 
 const POOL: PrivatePoolId = PrivatePoolId(7);
 
-/// An allocator with expandable segments on a device of 400 MiB.
-struct Bench {
+/// An allocator with expandable segments and its device.
+struct Fixture {
     device: SimDevice,
     allocator: CachingAllocator,
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
+        Self::with(Bytes::mib(400))
+    }
+
+    fn with(memory: Bytes) -> Self {
         let config = Config { expandable_segments: true, ..Config::default() };
-        Self { device: SimDevice::new(SimConfig::replay(Bytes::mib(400))), allocator: CachingAllocator::new(config) }
+        Self { device: SimDevice::new(SimConfig::replay(memory)), allocator: CachingAllocator::new(config) }
     }
 
     fn allocate(&mut self, mib: u64) -> Allocation {
@@ -71,29 +75,29 @@ impl Bench {
 /// released: none are left, the pool is deleted, and the free of the live block reads freed memory.
 #[test]
 fn a_released_pool_of_expandable_segments_outlives_a_partial_unmap_where_pytorch_deletes_it_under_a_live_block() {
-    let mut bench = Bench::new();
-    bench.allocator.begin(POOL).expect("a new pool");
-    let large = bench.allocate(110);
-    let live = bench.allocate(5);
-    bench.allocator.end(POOL).expect("it is open");
-    assert_eq!(bench.allocator.stats().num_device_alloc, 1, "both lie in what one call has mapped");
-    bench.free(large);
-    bench.release_beside(live, Bytes::mib(20));
+    let mut fixture = Fixture::new();
+    fixture.allocator.begin(POOL).expect("a new pool");
+    let large = fixture.allocate(110);
+    let live = fixture.allocate(5);
+    fixture.allocator.end(POOL).expect("it is open");
+    assert_eq!(fixture.allocator.stats().num_device_alloc, 1, "both lie in what one call has mapped");
+    fixture.free(large);
+    fixture.release_beside(live, Bytes::mib(20));
 }
 
 /// The same count the other way round: one call, two unmapped ranges, and PyTorch's assertion `cudaMalloc_count > 0` ends the process.
 #[test]
 fn two_ranges_of_one_call_are_unmapped_where_pytorch_aborts() {
-    let mut bench = Bench::new();
-    bench.allocator.begin(POOL).expect("a new pool");
-    let whole = bench.allocate(120);
-    bench.free(whole);
-    let (front, live, back) = (bench.allocate(40), bench.allocate(5), bench.allocate(75));
-    bench.allocator.end(POOL).expect("it is open");
-    assert_eq!(bench.allocator.stats().num_device_alloc, 1, "all of it was mapped by one call");
-    bench.free(front);
-    bench.free(back);
-    bench.release_beside(live, Bytes::mib(20));
+    let mut fixture = Fixture::new();
+    fixture.allocator.begin(POOL).expect("a new pool");
+    let whole = fixture.allocate(120);
+    fixture.free(whole);
+    let (front, live, back) = (fixture.allocate(40), fixture.allocate(5), fixture.allocate(75));
+    fixture.allocator.end(POOL).expect("it is open");
+    assert_eq!(fixture.allocator.stats().num_device_alloc, 1, "all of it was mapped by one call");
+    fixture.free(front);
+    fixture.free(back);
+    fixture.release_beside(live, Bytes::mib(20));
 }
 
 /// PyTorch's sum wraps to zero and hands out blocks of no bytes that share an address.
@@ -108,6 +112,80 @@ fn a_size_whose_rounding_leaves_64_bits_is_too_large_where_pytorch_wraps_to_noth
         }
         assert_eq!((allocator.snapshot(), device.calls()), (Vec::new(), Default::default()));
     }
+}
+
+/// PyTorch asks the driver for such pages and is refused at the first of them (`cuMemCreate` wants a multiple of the granularity).
+#[test]
+fn pages_that_a_device_cannot_map_are_refused_with_the_setting_at_every_memory_size() {
+    let config = Config { expandable_segments: true, large_segment_size: Bytes::mib(11), ..Config::default() };
+    for memory in [Bytes::gib(1), Bytes::gib(60 << 10)] {
+        let mut device = SimDevice::new(SimConfig::replay(memory));
+        let mut allocator = CachingAllocator::new(config.clone());
+        let unavailable = DeviceError::Unavailable {
+            what: "expandable segments with pages of 11 MiB".to_owned(),
+            why: "this device maps memory in multiples of 2 MiB; set large_segment_size_mb to one of them".to_owned(),
+        };
+        assert_eq!(allocator.check_device(&mut device), Err(unavailable.clone()));
+        let answer = allocator.allocate(&mut device, Request::new(Bytes::mib(5)));
+        assert_eq!(answer, Err(AllocatorError::Device(unavailable)));
+        assert_eq!((allocator.snapshot(), device.leaks()), (Vec::new(), Leaks::default()));
+    }
+}
+
+#[test]
+fn a_device_with_more_memory_than_addresses_for_a_segment_is_out_of_memory() {
+    let mut fixture = Fixture::with(Bytes::gib(60 << 10));
+    assert_eq!(fixture.allocator.check_device(&mut fixture.device), Ok(()));
+    let answer = fixture.allocator.allocate(&mut fixture.device, Request::new(Bytes::mib(5)));
+    assert!(matches!(answer, Err(AllocatorError::OutOfMemory(_))), "{answer:?}");
+}
+
+#[test]
+fn pages_missing_for_a_size_near_the_end_of_64_bits_are_all_whole_pages_that_64_bits_hold() {
+    const LARGEST: Bytes = Bytes(u64::MAX - (2 << 20) + 1);
+    const PAGE: u64 = 20 << 20;
+    let mut fixture = Fixture::new();
+    // Once where nothing is mapped, and once where a free page would be a part of it.
+    for cached in [0, 15] {
+        if cached > 0 {
+            let block = fixture.allocate(cached);
+            fixture.free(block);
+        }
+        let answer = fixture.allocator.allocate(&mut fixture.device, Request::new(LARGEST));
+        let Err(AllocatorError::OutOfMemory(oom)) = answer else { panic!("{answer:?}") };
+        assert_eq!((oom.requested, oom.lacking, oom.segment), (LARGEST, LARGEST, Bytes(u64::MAX / PAGE * PAGE)));
+    }
+}
+
+#[test]
+fn memory_below_one_large_page_serves_small_requests_and_an_emptied_cache() {
+    let mut fixture = Fixture::with(Bytes::mib(19));
+    fixture.empty_cache();
+    let free = fixture.device.free_memory().expect("the device answers");
+    let largest = fixture.allocator.largest_request(&fixture.device, free);
+    assert_eq!(largest, PoolKind::LARGEST_SMALL, "a large block needs a page of 20 MiB");
+    let block = fixture.allocator.allocate(&mut fixture.device, Request::new(largest)).expect("it fits");
+    let answer = fixture.allocator.allocate(&mut fixture.device, Request::new(largest + Bytes(1)));
+    assert!(matches!(answer, Err(AllocatorError::OutOfMemory(_))), "{answer:?}");
+    fixture.free(block);
+    fixture.empty_cache();
+    assert_eq!(fixture.reserved(), Bytes::ZERO);
+}
+
+/// The device refuses to unmap memory that may be in use.
+#[test]
+fn a_retry_unmaps_cached_pages_behind_the_work_in_flight_on_them() {
+    let mut fixture = Fixture::new();
+    let stream = fixture.device.create_stream().expect("streams can be made");
+    let cached = fixture.allocator.allocate(&mut fixture.device, Request::new(Bytes::mib(300)).on(stream)).expect("there is room");
+    fixture.device.busy(stream, Nanos::millis(20)).expect("the stream is there");
+    fixture.device.fill(stream, cached.range(), Tag(1)).expect("it is ours");
+    fixture.free(cached);
+    let large = fixture.allocate(200);
+    let stats = fixture.allocator.stats();
+    assert_eq!((stats.num_alloc_retries, stats.num_ooms, fixture.reserved()), (1, 0, Bytes::mib(200)), "300 MiB went back for it");
+    fixture.device.fill(StreamId::DEFAULT, large.range(), Tag(2)).expect("nobody else works on it");
+    fixture.free(large);
 }
 
 /// What must hold after every operation, whatever it was.

@@ -56,8 +56,8 @@ pub(super) fn run(
 
 /// As `harness run` has it: PyTorch's allocator runs a scenario that lists it, under whatever settings.
 fn lists(scenario: &Scenario, arm: &AllocatorSpec) -> bool {
-    let listed = scenario.allocators.iter().any(|listed| listed.does_the_same(arm));
-    listed || (arm.settings().is_some() && arm.kind().is_pytorchs() && has_pytorchs(scenario))
+    let listed = scenario.allocators.iter().any(|listed| listed.is_equivalent_to(arm));
+    listed || (arm.settings().is_some() && arm.kind().is_pytorch() && has_pytorchs(scenario))
 }
 
 fn readings(timer: Timer, run: &TimedRun) -> Vec<Reading> {

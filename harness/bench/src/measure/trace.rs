@@ -15,7 +15,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, events: &[TraceEvent]) -> Result<Vec<
     visit.bench(MemoryLimit::HostPath, |bench, visit| {
         let mut executor = Executor::new(events, &mut *bench.device).map_err(|error| match error {
             PrepareError::Device(error) => error.into(),
-            error @ PrepareError::IdReused { .. } => Fault::Failed(error.to_string()),
+            error @ (PrepareError::IdReused { .. } | PrepareError::TooManyStreams { .. }) => Fault::Failed(error.to_string()),
         })?;
         let measured = passes(visit, bench, &mut executor);
         for stream in executor.streams().made() {

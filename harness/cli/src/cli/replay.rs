@@ -10,10 +10,12 @@ use std::thread;
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use harness_allocator::allocator::caching::Config;
+use harness_allocator::device::DeviceError;
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 use harness_base::excerpt::shortened;
 use harness_base::{files, packed};
+use harness_trace::execute::PrepareError;
 use harness_trace::replay::{self, Comparison, Front, RecordingError, ReplayError};
 use harness_trace::replay_bench::{self, BenchResult};
 use harness_trace::trace::{self, TraceEvent};
@@ -226,20 +228,21 @@ impl<'a> Trace<'a> {
     }
 
     fn locate(&self, error: &ReplayError) -> CliError {
-        let (ReplayError::IdReused { operation, .. } | ReplayError::PrivatePool { operation, .. } | ReplayError::Device { operation, .. }) =
-            error;
-        let place = match self.lines.get(operation.wrapping_sub(1)) {
+        let place = match self.lines.get(error.operation().wrapping_sub(1)) {
             Some(line) => format!("{}:{line}", self.path.display()),
             None => self.path.display().to_string(),
         };
         match error {
-            ReplayError::IdReused { .. } | ReplayError::PrivatePool { .. } => {
-                CliError::input(format!("{place}: {error}"), "correct the trace there")
+            ReplayError::Device { source: source @ DeviceError::Unavailable { .. }, .. } => {
+                CliError::input(source.to_string(), "give other settings by `--alloc-conf`")
             }
-            ReplayError::Device { .. } => CliError::Internal {
+            ReplayError::Device { .. } | ReplayError::Prepare(PrepareError::Device(_)) => CliError::Internal {
                 message: format!("{place}: {error}"),
                 help: "report this with the trace: it is a mistake in the harness",
             },
+            ReplayError::Prepare(_) | ReplayError::PrivatePool { .. } => {
+                CliError::input(format!("{place}: {error}"), "correct the trace there")
+            }
         }
     }
 }

@@ -16,6 +16,7 @@ use harness_base::shell::quoted;
 use harness_cuda::machine::{self};
 use harness_devices::DeviceChoice;
 use harness_devices::DeviceSource;
+use harness_language::arms;
 use harness_record::{Collector, Event, Records};
 use harness_report::store::{self, Journal};
 use harness_report::{Counts, Report, github, json, junit, text};
@@ -273,7 +274,7 @@ impl Run {
         // Those of `--alloc-conf` come last.
         let (others, of_conf) = added.split_at(added.len().saturating_sub(self.alloc_conf.len()));
         for (index, (conf, arm)) in self.alloc_conf.iter().zip(of_conf).enumerate() {
-            let earlier = others.iter().chain(&of_conf[..index]).find(|earlier| earlier.does_the_same(arm));
+            let earlier = others.iter().chain(&of_conf[..index]).find(|earlier| earlier.is_equivalent_to(arm));
             if let Some(there) = doing_the_same(arm, scenarios, earlier) {
                 let conf = if conf.is_empty() { "''" } else { conf };
                 terminal::tell(format_args!("no arm of its own for --alloc-conf {conf}: {there} the same already"));
@@ -475,7 +476,7 @@ The variable PYTORCH_ALLOC_CONF itself is not read, so that a run does not depen
 
 /// The names that arms have unless a scenario names them itself.
 fn allocator_help() -> String {
-    let kinds = AllocatorKind::ALL.iter().map(|kind| format!("\n- {}: {}", kind.name(), kind.about()));
+    let kinds = AllocatorKind::ALL.iter().map(|kind| format!("\n- {}: {}", kind.name(), arms::about(*kind)));
     format!(
         "Only these allocators, of those that a scenario lists, by the names of their arms; may be repeated, or be a list with commas.
 

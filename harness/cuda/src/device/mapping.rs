@@ -78,7 +78,7 @@ impl Mapping {
         if answer.is_err() {
             while next > start {
                 next = DevicePtr(next.0 - page.0);
-                // SAFETY: the page was mapped there above, and nobody knows of it. The first refusal is the one to tell.
+                // SAFETY: the page was mapped by the call above, and no address of it was handed out. The first refusal is the one to return.
                 let _ = unsafe { driver.unmap_pages(next.0, size) };
             }
         }

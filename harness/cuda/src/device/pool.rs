@@ -1,5 +1,5 @@
 //! The driver's stream-ordered pools: [`PooledDevice`] for [`CudaDevice`]
-//! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>). [`Pools`] is what it keeps.
+//! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>). [`CudaPools`] is what it keeps.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
@@ -11,8 +11,8 @@ use crate::library::Refusal;
 use harness_allocator::device::{DeviceError, DevicePtr, PoolId, PoolMemory, PooledDevice, StreamId};
 use harness_allocator::units::Bytes;
 
-/// Pools of a device that has them, each one's own: the device's default pool is left to others.
-pub(super) struct Pools {
+/// CudaPools of a device that has them, each one's own: the device's default pool is left to others.
+pub(super) struct CudaPools {
     property: CUmemPoolProps,
     pools: BTreeMap<u32, CUmemoryPool>,
     next: u32,
@@ -20,7 +20,7 @@ pub(super) struct Pools {
     pub(super) live: BTreeMap<u64, (Bytes, PoolId)>,
 }
 
-impl Pools {
+impl CudaPools {
     /// `None` where the device lacks them.
     pub(super) fn of(driver: &Driver, device: CUdevice) -> Result<Option<Self>, Refusal> {
         let mut supported = 0;
@@ -79,7 +79,7 @@ fn configure(driver: &Driver, pool: CUmemoryPool, threshold: Bytes) -> Result<()
 }
 
 impl CudaDevice {
-    fn pools(&mut self) -> Result<&mut Pools, DeviceError> {
+    fn pools(&mut self) -> Result<&mut CudaPools, DeviceError> {
         let why = || DeviceError::Unavailable { what: "memory pools of the driver".to_owned(), why: "this device has none".to_owned() };
         self.pools.as_mut().ok_or_else(why)
     }

@@ -20,6 +20,7 @@ pub struct CudaProbe {
 
 /// One device, as the CUDA driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct CudaFound {
     /// Its number for this process.
     pub ordinal: u32,
@@ -27,7 +28,6 @@ pub struct CudaFound {
     pub name: String,
     /// All of its memory as an allocator may use it.
     pub total: Bytes,
-    /// Its identity.
     pub uuid: Uuid,
     /// Compute capability, for example `(9, 0)`.
     pub compute_capability: (i32, i32),

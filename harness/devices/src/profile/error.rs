@@ -40,7 +40,8 @@ pub enum ProfileError {
 }
 
 impl ProfileError {
-    pub(super) fn text(error: &serde_saphyr::Error, path: &Path, text: &str) -> Self {
+    /// A text that is no profile.
+    pub(crate) fn text(error: &serde_saphyr::Error, path: &Path, text: &str) -> Self {
         let error = error.without_snippet();
         let (line, column) = error.location().map_or((1, 1), |location| (location.line(), location.column()));
         let at = offset(text, line, column);

@@ -9,8 +9,8 @@ use serde::de::{Deserializer, Error as _};
 /// A figure with how it was measured. In the file: `{ value: 50200, unit: ns, samples: 315, spread: 12.5, fit_error: { … } }`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, bound = "U: UnitText")]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Measured<U> {
-    /// The figure.
     pub value: u64,
     unit: Unit<U>,
     /// How many samples it comes from.

@@ -68,7 +68,7 @@ impl Selection {
         }
         for added in &self.added {
             let arm = listed_as(scenario, added).unwrap_or(added);
-            if !arms.iter().any(|there| there.does_the_same(arm)) {
+            if !arms.iter().any(|there| there.is_equivalent_to(arm)) {
                 arms.push(arm);
             }
         }
@@ -79,13 +79,13 @@ impl Selection {
 /// The arm that the scenario lists itself which does the same as this one, and is run in its place.
 #[must_use]
 pub fn listed_as<'a>(scenario: &'a Scenario, added: &AllocatorSpec) -> Option<&'a AllocatorSpec> {
-    scenario.allocators.iter().find(|listed| listed.does_the_same(added))
+    scenario.allocators.iter().find(|listed| listed.is_equivalent_to(added))
 }
 
 /// Whether PyTorch's allocator is among those that the scenario lists.
 #[must_use]
 pub fn has_pytorchs(scenario: &Scenario) -> bool {
-    scenario.allocators.iter().any(|arm| arm.kind().is_pytorchs())
+    scenario.allocators.iter().any(|arm| arm.kind().is_pytorch())
 }
 
 /// One run of a plan, before it starts.
@@ -288,7 +288,7 @@ fn open(source: &DeviceSource, scenario: &Scenario, allocator: &AllocatorSpec) -
         .skip
         .of(&allocator.to_string(), kind_of(&info))
         .map(str::to_owned)
-        .or_else(|| missing_for(&mut *device, allocator))
+        .or_else(|| allocator.build().check_device(&mut *device).err().map(|error| error.to_string()))
         .or_else(|| missing_of(&mut *device, source, scenario, allocator));
     if let Some(missing) = missing {
         return Ok(Err((info, missing)));
@@ -298,16 +298,6 @@ fn open(source: &DeviceSource, scenario: &Scenario, allocator: &AllocatorSpec) -
         Err(error @ DeviceError::Unavailable { .. }) => Ok(Err((info, error.to_string()))),
         Err(error) => Err(error),
     }
-}
-
-/// What the device lacks that the allocator cannot do without.
-fn missing_for(device: &mut dyn TestDevice, allocator: &AllocatorSpec) -> Option<String> {
-    let (needs, there) = match allocator.build().name() {
-        "expandable" => ("virtual memory management", device.mapped().is_some()),
-        "async_pool" => ("stream-ordered memory pools", device.pooled().is_some()),
-        _ => return None,
-    };
-    (!there).then(|| format!("`{allocator}` needs {needs}, which this device does not have"))
 }
 
 const fn kind_of(info: &DeviceInfo) -> DeviceKind {

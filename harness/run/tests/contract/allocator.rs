@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::{Case, Outcome};
 
-type Call = fn(&mut Bench<'_>) -> Outcome;
+type Call = fn(&mut Fixture<'_>) -> Outcome;
 
 macro_rules! bodies {
     ($($body:ident),* $(,)?) => { [$((stringify!($body), $body as Call)),*] };
@@ -45,16 +45,16 @@ pub(crate) fn cases() -> Vec<Case> {
     let case = |(kind, name, body): (AllocatorKind, &str, Call)| Case {
         name: format!("allocator::{}::{name}", kind.name()),
         run: Box::new(move |device| {
-            let mut bench = Bench::new(kind, device)?;
-            body(&mut bench)?;
-            bench.finish()
+            let mut fixture = Fixture::new(kind, device)?;
+            body(&mut fixture)?;
+            fixture.finish()
         }),
     };
     pairs.map(case).collect()
 }
 
 /// An allocator, a device, and the audit of both.
-struct Bench<'a> {
+struct Fixture<'a> {
     kind: AllocatorKind,
     allocator: Box<dyn Allocator>,
     device: &'a mut dyn TestDevice,
@@ -62,7 +62,7 @@ struct Bench<'a> {
     streams: Vec<StreamId>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> Fixture<'a> {
     fn new(kind: AllocatorKind, device: &'a mut dyn TestDevice) -> Result<Self, DeviceError> {
         let memory = device.memory()?;
         let audit = Audit::new(device, memory);
@@ -146,308 +146,308 @@ impl<'a> Bench<'a> {
     }
 }
 
-fn a_fresh_allocator_holds_nothing(bench: &mut Bench<'_>) -> Outcome {
-    assert_eq!(bench.allocator.name(), bench.kind.name());
-    assert_eq!(bench.allocator.stats(), Default::default());
-    assert!(bench.allocator.snapshot().is_empty());
-    bench.empty_cache()
+fn a_fresh_allocator_holds_nothing(fixture: &mut Fixture<'_>) -> Outcome {
+    assert_eq!(fixture.allocator.name(), fixture.kind.name());
+    assert_eq!(fixture.allocator.stats(), Default::default());
+    assert!(fixture.allocator.snapshot().is_empty());
+    fixture.empty_cache()
 }
 
-fn a_request_for_nothing_is_null_and_costs_nothing(bench: &mut Bench<'_>) -> Outcome {
-    let calls = bench.device.calls();
-    let nothing = bench.must_allocate(Bytes::ZERO)?;
+fn a_request_for_nothing_is_null_and_costs_nothing(fixture: &mut Fixture<'_>) -> Outcome {
+    let calls = fixture.device.calls();
+    let nothing = fixture.must_allocate(Bytes::ZERO)?;
     assert!(nothing.is_null() && nothing.size() == Bytes::ZERO);
-    bench.allocator.record_stream(&nothing, StreamId::DEFAULT)?;
-    bench.free(nothing)?;
-    assert_eq!((bench.allocator.stats(), bench.device.calls()), (Default::default(), calls));
+    fixture.allocator.record_stream(&nothing, StreamId::DEFAULT)?;
+    fixture.free(nothing)?;
+    assert_eq!((fixture.allocator.stats(), fixture.device.calls()), (Default::default(), calls));
     Ok(())
 }
 
-fn what_is_handed_out_is_counted_and_apart(bench: &mut Bench<'_>) -> Outcome {
+fn what_is_handed_out_is_counted_and_apart(fixture: &mut Fixture<'_>) -> Outcome {
     let sizes = [1, 511, 512, 513, 4096, 1 << 20, (1 << 20) + 1, 3 << 20, 11 << 20];
-    let live = sizes.iter().map(|&size| bench.must_allocate(Bytes(size))).collect::<Result<Vec<_>, _>>()?;
-    let stats = bench.allocator.stats();
+    let live = sizes.iter().map(|&size| fixture.must_allocate(Bytes(size))).collect::<Result<Vec<_>, _>>()?;
+    let stats = fixture.allocator.stats();
     assert_eq!(stats.allocation.all.current, sizes.len() as u64);
     assert_eq!(stats.requested_bytes.all.current, sizes.iter().sum::<u64>());
     assert_eq!(Bytes(stats.allocated_bytes.all.current), live.iter().map(Allocation::size).sum());
     for (index, allocation) in live.iter().enumerate() {
-        bench.device.fill(StreamId::DEFAULT, allocation.range(), Tag(index as u64 + 1))?;
+        fixture.device.fill(StreamId::DEFAULT, allocation.range(), Tag(index as u64 + 1))?;
     }
     for (index, allocation) in live.iter().enumerate() {
-        bench.device.verify(StreamId::DEFAULT, allocation.range(), Tag(index as u64 + 1))?;
-        let segment = bench.allocator.segment_at(allocation.ptr()).expect("what was handed out lies in a segment");
+        fixture.device.verify(StreamId::DEFAULT, allocation.range(), Tag(index as u64 + 1))?;
+        let segment = fixture.allocator.segment_at(allocation.ptr()).expect("what was handed out lies in a segment");
         assert!(segment.address <= allocation.ptr() && allocation.range().end() <= segment.address.offset(segment.size));
     }
-    live.into_iter().try_for_each(|allocation| bench.free(allocation))
+    live.into_iter().try_for_each(|allocation| fixture.free(allocation))
 }
 
-fn everything_goes_back_after_the_last_free_and_empty_cache(bench: &mut Bench<'_>) -> Outcome {
-    let before = bench.device.memory()?;
-    let live = (0..20).map(|n| bench.must_allocate(Bytes(700_000 * (n % 5 + 1)))).collect::<Result<Vec<_>, _>>()?;
-    live.into_iter().try_for_each(|allocation| bench.free(allocation))?;
-    assert_eq!(bench.allocator.stats().allocated_bytes.all.current, 0);
-    bench.empty_cache()?;
-    assert_eq!(bench.reserved(), 0);
-    assert!(bench.allocator.snapshot().is_empty());
-    assert_eq!(bench.device.memory()?.free, before.free);
+fn everything_goes_back_after_the_last_free_and_empty_cache(fixture: &mut Fixture<'_>) -> Outcome {
+    let before = fixture.device.memory()?;
+    let live = (0..20).map(|n| fixture.must_allocate(Bytes(700_000 * (n % 5 + 1)))).collect::<Result<Vec<_>, _>>()?;
+    live.into_iter().try_for_each(|allocation| fixture.free(allocation))?;
+    assert_eq!(fixture.allocator.stats().allocated_bytes.all.current, 0);
+    fixture.empty_cache()?;
+    assert_eq!(fixture.reserved(), 0);
+    assert!(fixture.allocator.snapshot().is_empty());
+    assert_eq!(fixture.device.memory()?.free, before.free);
     Ok(())
 }
 
-fn an_out_of_memory_is_an_answer_that_changes_nothing_live(bench: &mut Bench<'_>) -> Outcome {
-    let kept = bench.must_allocate(Bytes::mib(8))?;
-    bench.device.fill(StreamId::DEFAULT, kept.range(), Tag(7))?;
-    let before = bench.allocator.stats();
+fn an_out_of_memory_is_an_answer_that_changes_nothing_live(fixture: &mut Fixture<'_>) -> Outcome {
+    let kept = fixture.must_allocate(Bytes::mib(8))?;
+    fixture.device.fill(StreamId::DEFAULT, kept.range(), Tag(7))?;
+    let before = fixture.allocator.stats();
     // A driver that can move a pool's memory behind its addresses makes one piece of what is free and what is reserved but not allocated.
-    let unallocated = Bytes(bench.reserved() - before.allocated_bytes.all.current);
-    let too_much = bench.device.memory()?.free + unallocated + Bytes::mib(2);
-    let error = bench.allocator.allocate(bench.device, Request::new(too_much)).expect_err("more than there is");
-    let AllocatorError::OutOfMemory(oom) = &error else { panic!("untimely, not {error:?}") };
+    let unallocated = Bytes(fixture.reserved() - before.allocated_bytes.all.current);
+    let too_much = fixture.device.memory()?.free + unallocated + Bytes::mib(2);
+    let error = fixture.allocator.allocate(fixture.device, Request::new(too_much)).expect_err("more than there is");
+    let AllocatorError::OutOfMemory(oom) = &error else { panic!("{error:?}") };
     assert_eq!((oom.requested, oom.allocated), (too_much, Bytes(before.allocated_bytes.all.current)));
     assert!(error.to_string().contains("out of memory"), "{error}");
-    assert_eq!(bench.allocator.stats().num_ooms, before.num_ooms + 1);
-    bench.device.verify(StreamId::DEFAULT, kept.range(), Tag(7))?;
-    bench.free(kept)
+    assert_eq!(fixture.allocator.stats().num_ooms, before.num_ooms + 1);
+    fixture.device.verify(StreamId::DEFAULT, kept.range(), Tag(7))?;
+    fixture.free(kept)
 }
 
-fn what_can_never_fit_says_so(bench: &mut Bench<'_>) -> Outcome {
-    let ask = |bench: &mut Bench<'_>, size| bench.allocator.allocate(bench.device, Request::new(Bytes(size)));
-    let hopeless = bench.device.info().total.0 + 1;
-    match ask(bench, hopeless).expect_err("more than the device has") {
+fn what_can_never_fit_says_so(fixture: &mut Fixture<'_>) -> Outcome {
+    let ask = |fixture: &mut Fixture<'_>, size| fixture.allocator.allocate(fixture.device, Request::new(Bytes(size)));
+    let too_large = fixture.device.info().total.0 + 1;
+    match ask(fixture, too_large).expect_err("more than the device has") {
         AllocatorError::OutOfMemory(oom) => assert!(oom.is_hopeless()),
         AllocatorError::TooLarge { .. } => {}
         AllocatorError::Device(error) => return Err(error),
     }
-    assert!(ask(bench, u64::MAX).expect_err("no device has that").is_out_of_memory());
-    assert_eq!(bench.reserved(), 0);
+    assert!(ask(fixture, u64::MAX).expect_err("no device has that").is_out_of_memory());
+    assert_eq!(fixture.reserved(), 0);
     Ok(())
 }
 
-fn after_an_out_of_memory_a_smaller_request_fits(bench: &mut Bench<'_>) -> Outcome {
-    let nearly_all = bench.nearly_all()?;
-    assert!(bench.allocate(Request::new(nearly_all + bench.allocator.reserve_unit(bench.device) + Bytes::mib(2)))?.is_none());
-    let most = bench.must_allocate(nearly_all)?;
-    bench.free(most)
+fn after_an_out_of_memory_a_smaller_request_fits(fixture: &mut Fixture<'_>) -> Outcome {
+    let nearly_all = fixture.nearly_all()?;
+    assert!(fixture.allocate(Request::new(nearly_all + fixture.allocator.reserve_unit(fixture.device) + Bytes::mib(2)))?.is_none());
+    let most = fixture.must_allocate(nearly_all)?;
+    fixture.free(most)
 }
 
-fn the_memory_fraction_refuses_without_asking_the_device(bench: &mut Bench<'_>) -> Outcome {
-    let limit = bench.set_limit(Bytes::mib(16));
-    let before = bench.device.calls();
-    assert!(bench.allocate(Request::new(limit + Bytes::mib(2)))?.is_none());
-    assert_eq!(bench.device.calls().malloc, before.malloc);
-    bench.allocator.set_memory_fraction(bench.device, MemoryFraction::ALL);
-    let fits = bench.must_allocate(limit + Bytes::mib(2))?;
-    bench.free(fits)
+fn the_memory_fraction_refuses_without_asking_the_device(fixture: &mut Fixture<'_>) -> Outcome {
+    let limit = fixture.set_limit(Bytes::mib(16));
+    let before = fixture.device.calls();
+    assert!(fixture.allocate(Request::new(limit + Bytes::mib(2)))?.is_none());
+    assert_eq!(fixture.device.calls().malloc, before.malloc);
+    fixture.allocator.set_memory_fraction(fixture.device, MemoryFraction::ALL);
+    let fits = fixture.must_allocate(limit + Bytes::mib(2))?;
+    fixture.free(fits)
 }
 
-fn a_limit_of_exactly_what_is_wanted_is_enough(bench: &mut Bench<'_>) -> Outcome {
-    let limit = bench.set_limit(Bytes::mib(32));
-    let all_of_it = bench.must_allocate(limit)?;
-    assert!(bench.allocate(Request::new(Bytes(1)))?.is_none());
-    bench.free(all_of_it)
+fn a_limit_of_exactly_what_is_wanted_is_enough(fixture: &mut Fixture<'_>) -> Outcome {
+    let limit = fixture.set_limit(Bytes::mib(32));
+    let all_of_it = fixture.must_allocate(limit)?;
+    assert!(fixture.allocate(Request::new(Bytes(1)))?.is_none());
+    fixture.free(all_of_it)
 }
 
-fn pressure_by_others_is_an_out_of_memory_like_any_other(bench: &mut Bench<'_>) -> Outcome {
-    let free = bench.device.memory()?.free;
-    bench.device.set_pressure(free.saturating_sub(Bytes::mib(4)))?;
-    assert!(bench.allocate(Request::new(Bytes::mib(12)))?.is_none());
-    bench.device.set_pressure(Bytes::ZERO)?;
-    let fits = bench.must_allocate(Bytes::mib(12))?;
-    bench.free(fits)
+fn pressure_by_others_is_an_out_of_memory_like_any_other(fixture: &mut Fixture<'_>) -> Outcome {
+    let free = fixture.device.memory()?.free;
+    fixture.device.set_pressure(free.saturating_sub(Bytes::mib(4)))?;
+    assert!(fixture.allocate(Request::new(Bytes::mib(12)))?.is_none());
+    fixture.device.set_pressure(Bytes::ZERO)?;
+    let fits = fixture.must_allocate(Bytes::mib(12))?;
+    fixture.free(fits)
 }
 
-fn freed_memory_is_not_handed_to_another_stream_that_could_race(bench: &mut Bench<'_>) -> Outcome {
-    let (first, second) = (bench.stream()?, bench.stream()?);
+fn freed_memory_is_not_handed_to_another_stream_that_could_race(fixture: &mut Fixture<'_>) -> Outcome {
+    let (first, second) = (fixture.stream()?, fixture.stream()?);
     let size = Bytes::mib(4);
-    let written = bench.allocate(Request::new(size).on(first))?.expect("there is room");
-    bench.device.busy(first, Nanos::millis(20))?;
-    bench.device.fill(first, written.range(), Tag(1))?;
-    bench.free(written)?;
-    let other = bench.allocate(Request::new(size).on(second))?.expect("there is room");
-    bench.device.fill(second, other.range(), Tag(2))?;
-    bench.device.synchronize()?;
-    bench.device.verify(second, other.range(), Tag(2))?;
-    bench.free(other)
+    let written = fixture.allocate(Request::new(size).on(first))?.expect("there is room");
+    fixture.device.busy(first, Nanos::millis(20))?;
+    fixture.device.fill(first, written.range(), Tag(1))?;
+    fixture.free(written)?;
+    let other = fixture.allocate(Request::new(size).on(second))?.expect("there is room");
+    fixture.device.fill(second, other.range(), Tag(2))?;
+    fixture.device.synchronize()?;
+    fixture.device.verify(second, other.range(), Tag(2))?;
+    fixture.free(other)
 }
 
-fn memory_used_by_another_stream_is_not_handed_out_while_it_works(bench: &mut Bench<'_>) -> Outcome {
-    let side = bench.stream()?;
+fn memory_used_by_another_stream_is_not_handed_out_while_it_works(fixture: &mut Fixture<'_>) -> Outcome {
+    let side = fixture.stream()?;
     let size = Bytes::mib(4);
-    let shared = bench.must_allocate(size)?;
-    bench.allocator.record_stream(&shared, side)?;
-    bench.allocator.record_stream(&shared, side)?;
-    bench.device.busy(side, Nanos::millis(20))?;
-    bench.device.fill(side, shared.range(), Tag(1))?;
-    bench.free(shared)?;
-    let next = bench.must_allocate(size)?;
-    bench.device.fill(StreamId::DEFAULT, next.range(), Tag(2))?;
-    bench.device.synchronize()?;
-    bench.device.verify(StreamId::DEFAULT, next.range(), Tag(2))?;
-    bench.free(next)?;
-    let later = bench.must_allocate(size)?;
-    bench.free(later)?;
-    assert_eq!(bench.allocator.stats().active.all.current, 0, "after the event nothing waits any more");
+    let shared = fixture.must_allocate(size)?;
+    fixture.allocator.record_stream(&shared, side)?;
+    fixture.allocator.record_stream(&shared, side)?;
+    fixture.device.busy(side, Nanos::millis(20))?;
+    fixture.device.fill(side, shared.range(), Tag(1))?;
+    fixture.free(shared)?;
+    let next = fixture.must_allocate(size)?;
+    fixture.device.fill(StreamId::DEFAULT, next.range(), Tag(2))?;
+    fixture.device.synchronize()?;
+    fixture.device.verify(StreamId::DEFAULT, next.range(), Tag(2))?;
+    fixture.free(next)?;
+    let later = fixture.must_allocate(size)?;
+    fixture.free(later)?;
+    assert_eq!(fixture.allocator.stats().active.all.current, 0, "after the event nothing waits any more");
     Ok(())
 }
 
-fn a_destroyed_stream_that_used_memory_blocks_nothing(bench: &mut Bench<'_>) -> Outcome {
-    let (side, size) = (bench.stream()?, Bytes::mib(4));
-    let [before, after] = [bench.must_allocate(size)?, bench.must_allocate(size)?];
+fn a_destroyed_stream_that_used_memory_blocks_nothing(fixture: &mut Fixture<'_>) -> Outcome {
+    let (side, size) = (fixture.stream()?, Bytes::mib(4));
+    let [before, after] = [fixture.must_allocate(size)?, fixture.must_allocate(size)?];
     for allocation in [&before, &after] {
-        bench.allocator.record_stream(allocation, side)?;
-        bench.device.busy(side, Nanos::millis(5))?;
-        bench.device.fill(side, allocation.range(), Tag(1))?;
+        fixture.allocator.record_stream(allocation, side)?;
+        fixture.device.busy(side, Nanos::millis(5))?;
+        fixture.device.fill(side, allocation.range(), Tag(1))?;
     }
     // One waits for an event of the stream, the other is freed when there is no stream to record an event on.
-    bench.free(before)?;
-    bench.destroy_stream(side)?;
-    bench.free(after)?;
-    let next = bench.must_allocate(size)?;
-    assert_eq!(bench.allocator.stats().active.all.current, 1, "nothing waits for the stream");
-    bench.device.fill(StreamId::DEFAULT, next.range(), Tag(2))?;
-    bench.device.verify(StreamId::DEFAULT, next.range(), Tag(2))?;
-    bench.free(next)?;
-    bench.empty_cache()?;
-    assert_eq!(bench.reserved(), 0);
+    fixture.free(before)?;
+    fixture.destroy_stream(side)?;
+    fixture.free(after)?;
+    let next = fixture.must_allocate(size)?;
+    assert_eq!(fixture.allocator.stats().active.all.current, 1, "nothing waits for the stream");
+    fixture.device.fill(StreamId::DEFAULT, next.range(), Tag(2))?;
+    fixture.device.verify(StreamId::DEFAULT, next.range(), Tag(2))?;
+    fixture.free(next)?;
+    fixture.empty_cache()?;
+    assert_eq!(fixture.reserved(), 0);
     Ok(())
 }
 
-fn memory_of_a_destroyed_stream_goes_back(bench: &mut Bench<'_>) -> Outcome {
-    let side = bench.stream()?;
+fn memory_of_a_destroyed_stream_goes_back(fixture: &mut Fixture<'_>) -> Outcome {
+    let side = fixture.stream()?;
     let sizes = [Bytes(1000), Bytes::mib(3), Bytes::mib(24)];
     let mut live = Vec::new();
     for size in sizes {
-        live.push(bench.allocate(Request::new(size).on(side))?.expect("there is room"));
+        live.push(fixture.allocate(Request::new(size).on(side))?.expect("there is room"));
     }
-    bench.allocator.record_stream(&live[1], StreamId::DEFAULT)?;
-    bench.device.fill(side, live[2].range(), Tag(1))?;
-    bench.free(live.remove(0))?;
-    bench.destroy_stream(side)?;
-    live.into_iter().try_for_each(|allocation| bench.free(allocation))?;
-    bench.empty_cache()?;
-    assert_eq!(bench.reserved(), 0);
+    fixture.allocator.record_stream(&live[1], StreamId::DEFAULT)?;
+    fixture.device.fill(side, live[2].range(), Tag(1))?;
+    fixture.free(live.remove(0))?;
+    fixture.destroy_stream(side)?;
+    live.into_iter().try_for_each(|allocation| fixture.free(allocation))?;
+    fixture.empty_cache()?;
+    assert_eq!(fixture.reserved(), 0);
     Ok(())
 }
 
-fn a_released_stream_leaves_nothing_behind(bench: &mut Bench<'_>) -> Outcome {
+fn a_released_stream_leaves_nothing_behind(fixture: &mut Fixture<'_>) -> Outcome {
     // The first allocation may take what stays, as a pool's initial size.
-    let first = bench.must_allocate(Bytes::mib(1))?;
-    let side = bench.stream()?;
-    let [own, shared] = [Request::new(Bytes::mib(24)).on(side), Request::new(Bytes::mib(1))].map(|request| bench.allocate(request));
+    let first = fixture.must_allocate(Bytes::mib(1))?;
+    let side = fixture.stream()?;
+    let [own, shared] = [Request::new(Bytes::mib(24)).on(side), Request::new(Bytes::mib(1))].map(|request| fixture.allocate(request));
     let [own, shared] = [own?.expect("there is room"), shared?.expect("there is room")];
-    bench.device.busy(side, Nanos::millis(5))?;
-    bench.device.fill(side, own.range(), Tag(1))?;
-    bench.allocator.record_stream(&shared, side)?;
-    bench.free(own)?;
-    bench.free(shared)?;
-    bench.allocator.release_stream(bench.device, side)?;
-    bench.destroy_stream(side)?;
-    bench.allocator.release_stream(bench.device, side)?;
-    assert_eq!(bench.allocator.stats().active.all.current, 1, "nothing waits for the stream");
+    fixture.device.busy(side, Nanos::millis(5))?;
+    fixture.device.fill(side, own.range(), Tag(1))?;
+    fixture.allocator.record_stream(&shared, side)?;
+    fixture.free(own)?;
+    fixture.free(shared)?;
+    fixture.allocator.release_stream(fixture.device, side)?;
+    fixture.destroy_stream(side)?;
+    fixture.allocator.release_stream(fixture.device, side)?;
+    assert_eq!(fixture.allocator.stats().active.all.current, 1, "nothing waits for the stream");
     let streams = |segment: SegmentInfo| segment.blocks.into_iter().map(|block| block.stream).collect::<Vec<_>>();
-    assert!(bench.allocator.snapshot().into_iter().flat_map(streams).all(|stream| stream != side), "nothing is kept for the stream");
-    let again = bench.must_allocate(Bytes::mib(24))?;
-    bench.free(again)?;
-    bench.free(first)
+    assert!(fixture.allocator.snapshot().into_iter().flat_map(streams).all(|stream| stream != side), "nothing is kept for the stream");
+    let again = fixture.must_allocate(Bytes::mib(24))?;
+    fixture.free(again)?;
+    fixture.free(first)
 }
 
-fn memory_that_is_live_when_its_stream_is_released_stays_valid(bench: &mut Bench<'_>) -> Outcome {
-    let (side, size) = (bench.stream()?, Bytes::mib(4));
-    let live = bench.allocate(Request::new(size).on(side))?.expect("there is room");
-    bench.device.fill(side, live.range(), Tag(1))?;
-    bench.allocator.release_stream(bench.device, side)?;
-    bench.destroy_stream(side)?;
-    let next = bench.must_allocate(size)?;
-    bench.device.fill(StreamId::DEFAULT, next.range(), Tag(2))?;
-    bench.device.verify(StreamId::DEFAULT, live.range(), Tag(1))?;
-    bench.free(live)?;
-    bench.free(next)?;
-    bench.empty_cache()?;
-    assert_eq!(bench.reserved(), 0);
+fn memory_that_is_live_when_its_stream_is_released_stays_valid(fixture: &mut Fixture<'_>) -> Outcome {
+    let (side, size) = (fixture.stream()?, Bytes::mib(4));
+    let live = fixture.allocate(Request::new(size).on(side))?.expect("there is room");
+    fixture.device.fill(side, live.range(), Tag(1))?;
+    fixture.allocator.release_stream(fixture.device, side)?;
+    fixture.destroy_stream(side)?;
+    let next = fixture.must_allocate(size)?;
+    fixture.device.fill(StreamId::DEFAULT, next.range(), Tag(2))?;
+    fixture.device.verify(StreamId::DEFAULT, live.range(), Tag(1))?;
+    fixture.free(live)?;
+    fixture.free(next)?;
+    fixture.empty_cache()?;
+    assert_eq!(fixture.reserved(), 0);
     Ok(())
 }
 
-fn peaks_stay_until_they_are_reset(bench: &mut Bench<'_>) -> Outcome {
-    let allocation = bench.must_allocate(Bytes::mib(6))?;
-    let high = bench.allocator.stats().allocated_bytes.all.peak;
-    bench.free(allocation)?;
-    assert_eq!(bench.allocator.stats().allocated_bytes.all.peak, high);
-    bench.allocator.reset_peaks();
-    assert_eq!(bench.allocator.stats().allocated_bytes.all.peak, 0);
+fn peaks_stay_until_they_are_reset(fixture: &mut Fixture<'_>) -> Outcome {
+    let allocation = fixture.must_allocate(Bytes::mib(6))?;
+    let high = fixture.allocator.stats().allocated_bytes.all.peak;
+    fixture.free(allocation)?;
+    assert_eq!(fixture.allocator.stats().allocated_bytes.all.peak, high);
+    fixture.allocator.reset_peaks();
+    assert_eq!(fixture.allocator.stats().allocated_bytes.all.peak, 0);
     Ok(())
 }
 
-fn an_allocation_of_another_allocator_is_refused(bench: &mut Bench<'_>) -> Outcome {
-    let mut other = bench.kind.build();
-    let ours = bench.must_allocate(Bytes::mib(1))?;
-    let theirs = other.allocate(bench.device, Request::new(Bytes::mib(1))).expect("there is room");
-    let before = bench.allocator.stats();
-    let refused = bench.allocator.record_stream(&theirs, StreamId::DEFAULT);
+fn an_allocation_of_another_allocator_is_refused(fixture: &mut Fixture<'_>) -> Outcome {
+    let mut other = fixture.kind.build();
+    let ours = fixture.must_allocate(Bytes::mib(1))?;
+    let theirs = other.allocate(fixture.device, Request::new(Bytes::mib(1))).expect("there is room");
+    let before = fixture.allocator.stats();
+    let refused = fixture.allocator.record_stream(&theirs, StreamId::DEFAULT);
     assert!(matches!(refused, Err(DeviceError::InvalidFree { .. })), "{refused:?}");
-    let refused = bench.allocator.free(bench.device, theirs);
+    let refused = fixture.allocator.free(fixture.device, theirs);
     assert!(matches!(refused, Err(DeviceError::InvalidFree { .. })), "{refused:?}");
-    assert_eq!(bench.allocator.stats(), before);
-    other.close(bench.device)?;
-    bench.free(ours)
+    assert_eq!(fixture.allocator.stats(), before);
+    other.close(fixture.device)?;
+    fixture.free(ours)
 }
 
-fn close_gives_everything_back_even_what_is_live(bench: &mut Bench<'_>) -> Outcome {
-    let free = bench.device.memory()?.free;
-    let side = bench.stream()?;
-    let live = [Bytes::kib(3), Bytes::mib(3), Bytes::mib(12)].map(|size| bench.must_allocate(size));
+fn close_gives_everything_back_even_what_is_live(fixture: &mut Fixture<'_>) -> Outcome {
+    let free = fixture.device.memory()?.free;
+    let side = fixture.stream()?;
+    let live = [Bytes::kib(3), Bytes::mib(3), Bytes::mib(12)].map(|size| fixture.must_allocate(size));
     for allocation in live {
         let allocation = allocation?;
-        bench.allocator.record_stream(&allocation, side)?;
+        fixture.allocator.record_stream(&allocation, side)?;
         if allocation.size() > Bytes::mib(10) {
-            bench.free(allocation)?;
+            fixture.free(allocation)?;
         }
     }
-    bench.allocator.close(bench.device)?;
-    assert_eq!(bench.device.memory()?.free, free);
-    assert_eq!(bench.device.leaks().events, 0);
+    fixture.allocator.close(fixture.device)?;
+    assert_eq!(fixture.device.memory()?.free, free);
+    assert_eq!(fixture.device.leaks().events, 0);
     Ok(())
 }
 
-fn close_waits_for_work_in_flight(bench: &mut Bench<'_>) -> Outcome {
-    let side = bench.stream()?;
-    let event = bench.device.create_event()?;
-    let [own, shared] = [Bytes::mib(3), Bytes::mib(3)].map(|size| bench.must_allocate(size));
+fn close_waits_for_work_in_flight(fixture: &mut Fixture<'_>) -> Outcome {
+    let side = fixture.stream()?;
+    let event = fixture.device.create_event()?;
+    let [own, shared] = [Bytes::mib(3), Bytes::mib(3)].map(|size| fixture.must_allocate(size));
     let (own, shared) = (own?, shared?);
-    bench.allocator.record_stream(&shared, side)?;
-    bench.device.fill(StreamId::DEFAULT, own.range(), Tag(1))?;
-    bench.device.busy(side, Nanos::millis(20))?;
-    bench.device.fill(side, shared.range(), Tag(2))?;
-    bench.device.record_event(event, side)?;
-    bench.free(shared)?;
-    bench.allocator.close(bench.device)?;
-    assert!(bench.device.event_done(event)?, "the memory went back while a stream worked on it");
-    bench.device.destroy_event(event)
+    fixture.allocator.record_stream(&shared, side)?;
+    fixture.device.fill(StreamId::DEFAULT, own.range(), Tag(1))?;
+    fixture.device.busy(side, Nanos::millis(20))?;
+    fixture.device.fill(side, shared.range(), Tag(2))?;
+    fixture.device.record_event(event, side)?;
+    fixture.free(shared)?;
+    fixture.allocator.close(fixture.device)?;
+    assert!(fixture.device.event_done(event)?, "the memory went back while a stream worked on it");
+    fixture.device.destroy_event(event)
 }
 
 /// The same program with less and less memory, so that each of its requests is once the first to fail.
-fn at_every_memory_size_failures_leave_the_accounts_right(bench: &mut Bench<'_>) -> Outcome {
-    let free = bench.device.memory()?.free;
+fn at_every_memory_size_failures_leave_the_accounts_right(fixture: &mut Fixture<'_>) -> Outcome {
+    let free = fixture.device.memory()?.free;
     let mut left = Bytes::ZERO;
     while left <= free {
-        bench.device.set_pressure(free - left)?;
+        fixture.device.set_pressure(free - left)?;
         let mut live = Vec::new();
         for n in 1..=14_u64 {
             let request = Request::new(Bytes(n * n * 90_000));
-            live.extend(bench.allocate(request)?);
+            live.extend(fixture.allocate(request)?);
             if n % 3 == 0 && !live.is_empty() {
-                bench.free(live.remove(0))?;
+                fixture.free(live.remove(0))?;
             }
         }
-        live.into_iter().try_for_each(|allocation| bench.free(allocation))?;
-        bench.empty_cache()?;
-        assert_eq!(bench.reserved(), 0);
-        bench.device.set_pressure(Bytes::ZERO)?;
+        live.into_iter().try_for_each(|allocation| fixture.free(allocation))?;
+        fixture.empty_cache()?;
+        assert_eq!(fixture.reserved(), 0);
+        fixture.device.set_pressure(Bytes::ZERO)?;
         left += Bytes::mib(4);
     }
     Ok(())
 }
 
-fn random_programs_keep_every_invariant(bench: &mut Bench<'_>) -> Outcome {
-    let streams = [StreamId::DEFAULT, bench.stream()?, bench.stream()?];
+fn random_programs_keep_every_invariant(fixture: &mut Fixture<'_>) -> Outcome {
+    let streams = [StreamId::DEFAULT, fixture.stream()?, fixture.stream()?];
     let mut rng = ChaCha8Rng::seed_from_u64(20_261_120);
     let mut live: Vec<Allocation> = Vec::new();
     for _ in 0..1500 {
@@ -456,24 +456,24 @@ fn random_programs_keep_every_invariant(bench: &mut Bench<'_>) -> Outcome {
                 let doublings = rng.random_range(4..=24);
                 let size = Bytes(rng.random_range(1..=1_u64 << doublings));
                 let stream = streams[rng.random_range(0..streams.len())];
-                live.extend(bench.allocate(Request { size, stream })?);
+                live.extend(fixture.allocate(Request { size, stream })?);
             }
             10..=16 if !live.is_empty() => {
                 let allocation = live.swap_remove(rng.random_range(0..live.len()));
-                bench.free(allocation)?;
+                fixture.free(allocation)?;
             }
             17 if !live.is_empty() => {
                 let stream = streams[rng.random_range(0..streams.len())];
-                bench.allocator.record_stream(&live[rng.random_range(0..live.len())], stream)?;
-                bench.device.busy(stream, Nanos::micros(20))?;
+                fixture.allocator.record_stream(&live[rng.random_range(0..live.len())], stream)?;
+                fixture.device.busy(stream, Nanos::micros(20))?;
             }
-            18 => bench.device.synchronize_stream(streams[rng.random_range(0..streams.len())])?,
-            19 if rng.random_range(0..5) == 0 => bench.empty_cache()?,
+            18 => fixture.device.synchronize_stream(streams[rng.random_range(0..streams.len())])?,
+            19 if rng.random_range(0..5) == 0 => fixture.empty_cache()?,
             _ => {}
         }
     }
-    live.into_iter().try_for_each(|allocation| bench.free(allocation))?;
-    bench.empty_cache()?;
-    assert_eq!(bench.reserved(), 0);
+    live.into_iter().try_for_each(|allocation| fixture.free(allocation))?;
+    fixture.empty_cache()?;
+    assert_eq!(fixture.reserved(), 0);
     Ok(())
 }

@@ -43,6 +43,7 @@ pub(crate) fn cases() -> Vec<Case> {
         waiting_for_an_event_never_recorded_delays_nothing,
         a_queued_wait_outlives_its_event,
         elapsed_needs_both_events_done,
+        elapsed_is_refused_for_an_event_that_keeps_no_time,
         elapsed_covers_the_work_between,
         destroying_a_stream_waits_for_its_work,
         a_destroyed_stream_is_an_error,
@@ -349,6 +350,20 @@ fn elapsed_needs_both_events_done(device: &mut dyn TestDevice) -> Outcome {
         assert_eq!(device.elapsed(start, end), Err(DeviceError::NotReady(end.0)), "not done");
         device.synchronize_event(end)?;
         device.elapsed(start, end).map(drop)
+    })
+}
+
+fn elapsed_is_refused_for_an_event_that_keeps_no_time(device: &mut dyn TestDevice) -> Outcome {
+    with_timed_events(device, |device, stream, [timed, _]| {
+        let plain = device.create_event()?;
+        for event in [plain, timed] {
+            device.record_event(event, stream)?;
+            device.synchronize_event(event)?;
+        }
+        let refused = DeviceError::UnknownHandle { kind: "timed event", number: plain.0 };
+        assert_eq!(device.elapsed(plain, timed), Err(refused.clone()));
+        assert_eq!(device.elapsed(timed, plain), Err(refused));
+        device.destroy_event(plain)
     })
 }
 

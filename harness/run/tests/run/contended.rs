@@ -79,6 +79,21 @@ fn figures_that_come_late_are_looked_at_twice() {
     assert_eq!(run_on(STEPS, late).verdict, Verdict::Passed);
 }
 
+/// The same for other processes: one reading does not make them the cause of a failure.
+#[test]
+fn one_odd_reading_of_other_processes_hides_no_failure() {
+    let steps = format!("{STEPS}\n  - expect: num_ooms == 1");
+    for tells_process in [true, false] {
+        let odd_at = |odd: u64| Stage {
+            others: Some(Box::new(move |nth| if nth == odd { Bytes::mib(64) } else { Bytes::ZERO })),
+            tells_process,
+            ..Stage::default()
+        };
+        let run = run_on(&steps, odd_at(5));
+        assert!(matches!(run.verdict, Verdict::Failed { .. }), "{tells_process}: {:?}", run.verdict);
+    }
+}
+
 #[test]
 fn what_streams_take_belongs_to_the_context_overhead() {
     let steps = "  - expect: [ device.used == device.context_overhead, device.used == start.device.used ]

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, MemoryFraction, Request};
-use harness_allocator::device::{Device, DeviceError, DevicePtr, PoolId, StreamId};
-use harness_allocator::stats::{MemoryStats, SegmentInfo};
-
+use harness_allocator::allocator::{Allocator, AllocatorKind, wrapper};
+use harness_allocator::device::DevicePtr;
+use harness_allocator::stats::SegmentInfo;
 use harness_allocator::units::Bytes;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -64,69 +63,27 @@ impl Counted {
     }
 }
 
-impl Allocator for Counted {
-    fn name(&self) -> &'static str {
-        self.0.name()
+impl wrapper::AllocatorWrapper for Counted {
+    type Inner = dyn Allocator;
+
+    fn inner(&self) -> &Self::Inner {
+        &*self.0
     }
 
-    fn reserve_unit(&self, device: &dyn Device) -> Bytes {
-        self.0.reserve_unit(device)
-    }
-
-    fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {
-        self.0.largest_request(device, free)
-    }
-
-    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
-        self.0.allocate(device, request)
-    }
-
-    fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
-        self.0.free(device, allocation)
-    }
-
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
-        self.0.record_stream(allocation, stream)
-    }
-
-    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
-        self.0.release_stream(device, stream)
-    }
-
-    fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.0.empty_cache(device)
-    }
-
-    fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
-        self.0.set_memory_fraction(device, fraction);
-    }
-
-    fn reset_peaks(&mut self) {
-        self.0.reset_peaks();
-    }
-
-    fn stats(&self) -> MemoryStats {
-        self.0.stats()
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut *self.0
     }
 
     fn snapshot(&self) -> Vec<SegmentInfo> {
-        let segments = self.0.snapshot();
+        let segments = self.inner().snapshot();
         self.count(&segments);
         segments
     }
 
     fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
-        let segment = self.0.segment_at(address);
+        let segment = self.inner().segment_at(address);
         self.count(&segment);
         segment
-    }
-
-    fn driver_pool(&self) -> Option<PoolId> {
-        self.0.driver_pool()
-    }
-
-    fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.0.close(device)
     }
 }
 

@@ -1,4 +1,4 @@
-//! A simulated device that behaves as real ones do where the simulated one is kinder: other processes take memory, streams cost memory, and
+//! A simulated device with what a real one has beyond it: other processes take memory, streams cost memory, and
 //! questions for the memory take time in which queued work goes on. It counts what it is asked.
 
 use std::sync::Arc;
@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{
-    Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place,
-    PooledDevice, StreamId, Tag, TestDevice,
+    Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, Leaks, MemoryRange, StreamId, Tag, TestDevice, wrapper,
 };
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -75,13 +74,17 @@ impl Staged {
     }
 }
 
-macro_rules! passed_on {
-    ($(fn $name:ident(&mut self $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;)*) => {
-        $(fn $name(&mut self $(, $argument: $type)*) $(-> $result)? { self.device.$name($($argument),*) })*
-    };
-}
+impl wrapper::DeviceWrapper for Staged {
+    type Inner = SimDevice;
 
-impl Device for Staged {
+    fn inner(&self) -> &SimDevice {
+        &self.device
+    }
+
+    fn inner_mut(&mut self) -> &mut SimDevice {
+        &mut self.device
+    }
+
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
@@ -100,35 +103,9 @@ impl Device for Staged {
         self.streams -= 1;
         self.device.destroy_stream(stream)
     }
-
-    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        self.device.mapped()
-    }
-
-    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        self.device.pooled()
-    }
-
-    passed_on! {
-        fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError>;
-        fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError>;
-        fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
-        fn create_event(&mut self) -> Result<EventId, DeviceError>;
-        fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError>;
-        fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError>;
-        fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError>;
-        fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError>;
-        fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError>;
-        fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
-        fn synchronize(&mut self) -> Result<(), DeviceError>;
-    }
 }
 
-impl TestDevice for Staged {
-    fn own_context(&self) -> Result<Bytes, DeviceError> {
-        self.device.own_context()
-    }
-
+impl wrapper::TestDeviceWrapper for Staged {
     fn calls(&self) -> DeviceCalls {
         let calls = self.device.calls();
         DeviceCalls { synchronize: calls.synchronize - self.waits, ..calls }
@@ -158,17 +135,5 @@ impl TestDevice for Staged {
     fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
         self.asked.verify.fetch_add(1, Ordering::Relaxed);
         self.device.verify(stream, range, tag)
-    }
-
-    passed_on! {
-        fn create_timed_event(&mut self) -> Result<EventId, DeviceError>;
-        fn now(&mut self) -> Nanos;
-        fn set_place(&mut self, place: Place);
-        fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError>;
-        fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
-        fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
-        fn finish_verifications(&mut self, stream: StreamId) -> Result<(), DeviceError>;
-        fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError>;
-        fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError>;
     }
 }

@@ -17,7 +17,7 @@ use harness_allocator::units::Bytes;
 
 use crate::trace::TraceEvent;
 
-pub use self::streams::Streams;
+pub use self::streams::{MAX_STREAMS, Streams};
 pub use self::target::{ByHandle, ByPointer, Target};
 
 /// A trace that is ready to run, and what it has live. `L` is what an allocation is freed by: [`Target::Live`].
@@ -55,14 +55,20 @@ enum Rare {
 
 /// A trace that cannot be prepared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum PrepareError {
     /// An id is allocated twice without a free between. Give the second allocation an id of its own.
     #[error("operation {operation}: id {id} is allocated twice; an id must never be used again")]
     IdReused {
         /// Counted from 1.
         operation: usize,
-        /// The id.
         id: u64,
+    },
+    /// The trace names more streams than [`MAX_STREAMS`]. Use fewer.
+    #[error("operation {operation}: a trace names at most {MAX_STREAMS} streams beside the default stream, and this is one more")]
+    TooManyStreams {
+        /// The first that names one more, counted from 1.
+        operation: usize,
     },
     /// The device cannot make the streams that the trace names.
     #[error(transparent)]
@@ -71,13 +77,13 @@ pub enum PrepareError {
 
 /// Why a run stopped before the end of its trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Stopped<E> {
     /// The device failed. An out-of-memory is no failure.
     #[error("operation {operation}: {source}")]
     Device {
         /// Counted from 1; one more than the trace has where the frees at its end failed.
         operation: usize,
-        /// What happened.
         source: DeviceError,
     },
     /// The observer said so.
@@ -96,8 +102,8 @@ impl From<Stopped<Infallible>> for DeviceError {
 
 /// How an operation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Outcome {
-    /// Done.
     Done = 0,
     /// There was no memory.
     OutOfMemory = 1,
@@ -107,12 +113,11 @@ pub enum Outcome {
 
 /// Which kind of operation an observer sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Kind {
-    /// An allocation.
     Allocate,
     /// A free of something live.
     Free,
-    /// Anything else.
     Other,
 }
 

@@ -1,7 +1,15 @@
 //! The streams that a trace names, and those of the device that stand for them: [`Streams`].
 
+use std::collections::BTreeSet;
+
+use super::PrepareError;
 use crate::trace::TraceEvent;
-use harness_allocator::device::{Device, DeviceError, StreamId};
+use harness_allocator::device::{Device, StreamId};
+
+/// How many streams a trace may name beside the default stream. The simulated device tells races by what each stream has seen of each other
+/// one, so its time and memory grow with the square of their number. PyTorch makes 32 of a priority
+/// (`kStreamsPerPool` in <https://github.com/pytorch/pytorch/blob/v2.11.0/c10/cuda/CUDAStream.cpp>).
+pub const MAX_STREAMS: usize = 1024;
 
 /// One stream of the device for each stream that a trace names, whatever their numbers: a trace may name two, the second of them 3000000000.
 ///
@@ -16,12 +24,15 @@ impl Streams {
     /// Makes the streams that the trace names. Takes time and memory for these, and none for the numbers between them.
     ///
     /// # Errors
-    /// [`DeviceError`]: the device cannot make that many.
-    pub fn make(events: &[TraceEvent], device: &mut dyn Device) -> Result<Self, DeviceError> {
-        let named = events.iter().filter_map(|&(mut event)| stream_of(&mut event).copied());
-        let mut named: Vec<StreamId> = named.filter(|&stream| stream != StreamId::DEFAULT).collect();
-        named.sort_unstable();
-        named.dedup();
+    /// [`PrepareError::TooManyStreams`]; [`PrepareError::Device`] where the device cannot make that many.
+    pub fn make(events: &[TraceEvent], device: &mut dyn Device) -> Result<Self, PrepareError> {
+        let mut named = BTreeSet::new();
+        for (index, &(mut event)) in events.iter().enumerate() {
+            let stream = stream_of(&mut event).copied().filter(|&stream| stream != StreamId::DEFAULT);
+            if stream.is_some_and(|stream| named.insert(stream)) && named.len() > MAX_STREAMS {
+                return Err(PrepareError::TooManyStreams { operation: index + 1 });
+            }
+        }
         let mut streams = vec![(StreamId::DEFAULT, StreamId::DEFAULT)];
         for stream in named {
             streams.push((stream, device.create_stream()?));

@@ -69,10 +69,9 @@ pub trait Target {
 }
 
 /// A plain allocator: the device is passed in, and an allocation is freed by the handle in it.
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct ByHandle<'a, A: ?Sized> {
-    /// The device.
     pub device: &'a mut dyn TestDevice,
-    /// The allocator.
     pub allocator: &'a mut A,
 }
 

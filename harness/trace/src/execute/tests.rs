@@ -96,6 +96,19 @@ fn an_id_that_may_be_live_is_not_allocated_again() {
 }
 
 #[test]
+fn a_trace_with_more_streams_than_are_let_in_is_refused_at_the_first_one_more() {
+    let mut device = SimDevice::new(SimConfig::replay(CAPACITY));
+    let mut prepare = |streams: usize| {
+        let text: String = (0..=streams).map(|stream| format!("a {stream} 512 {stream}\nf {stream}\n")).collect();
+        Executor::<DevicePtr>::new(&events(&text), &mut device).map(|executor| executor.streams().made().count())
+    };
+    assert_eq!(prepare(MAX_STREAMS), Ok(MAX_STREAMS));
+    let refused = prepare(20_000).expect_err("that many are not let in");
+    assert_eq!(refused, PrepareError::TooManyStreams { operation: 2 * MAX_STREAMS + 3 });
+    assert_eq!(refused.to_string(), "operation 2051: a trace names at most 1024 streams beside the default stream, and this is one more");
+}
+
+#[test]
 fn misuse_of_private_pools_is_passed_over_and_told_to_the_observer() {
     let (counts, seen, stats) = second_pass("g- 5\ng+ 1\na 1 512 0\ng- 1\ngr 9\nf 1\ngr 1\n");
     assert_eq!(counts, Counts { allocations: 1, refused: 0, frees: 1 });

@@ -11,6 +11,7 @@ use crate::units::Bytes;
 
 /// A call and how it ended. Displayed as one line.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Call<'a> {
     /// [`MemoryResource::allocate`].
     Allocate {
@@ -21,13 +22,11 @@ pub enum Call<'a> {
     },
     /// [`MemoryResource::free`].
     Free {
-        /// The address.
         ptr: DevicePtr,
         /// What was asked for.
         requested: Bytes,
         /// The stream it was allocated for.
         stream: StreamId,
-        /// How it ended.
         result: Result<(), &'a DeviceError>,
     },
     /// [`MemoryResource::empty_cache`].

@@ -25,10 +25,9 @@ struct Entry {
 
 /// What is live under one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct LiveName {
-    /// The name.
     pub name: String,
-    /// Allocations.
     pub count: u64,
     /// Their requested bytes.
     pub requested: Bytes,

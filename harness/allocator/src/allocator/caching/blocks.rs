@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::free_index::Bin;
+use super::bins::Bin;
 use super::ids::{BlockId, LaneId};
 use crate::device::{DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
@@ -89,8 +89,8 @@ impl Block {
     }
 }
 
-/// What a block is part of, as a snapshot tells it: its stream and its private pool.
-pub(super) type Place = (StreamId, Option<u32>);
+/// What a snapshot says of a lane: its stream, and its private pool if it has one.
+pub(super) type LaneLabel = (StreamId, Option<u32>);
 
 #[derive(Clone, Copy, Debug)]
 struct Segment {
@@ -289,15 +289,15 @@ impl Blocks {
     }
 
     /// The segment that an address lies in, described: of an expandable one the mapped stretch around it. Linear in its blocks.
-    pub(super) fn describe_at(&self, address: DevicePtr, place: impl Fn(LaneId) -> Place) -> Option<SegmentInfo> {
+    pub(super) fn describe_at(&self, address: DevicePtr, label: impl Fn(LaneId) -> LaneLabel) -> Option<SegmentInfo> {
         let segment = self.segment(address.0)?;
         let around = |stretch: &SegmentInfo| stretch.address <= address && address < stretch.address.offset(stretch.size);
-        self.stretches(segment.first, &place).into_iter().find(around)
+        self.stretches(segment.first, &label).into_iter().find(around)
     }
 
     /// All segments in address order: of an expandable one each mapped stretch for itself, as PyTorch's snapshots have it.
-    pub(super) fn snapshot(&self, place: impl Fn(LaneId) -> Place) -> Vec<SegmentInfo> {
-        self.segments.values().flat_map(|segment| self.stretches(segment.first, &place)).collect()
+    pub(super) fn snapshot(&self, label: impl Fn(LaneId) -> LaneLabel) -> Vec<SegmentInfo> {
+        self.segments.values().flat_map(|segment| self.stretches(segment.first, &label)).collect()
     }
 
     /// The first block of the segment at the lowest address.
@@ -316,13 +316,13 @@ impl Blocks {
         std::iter::successors(Some(from), |&id| Some(self[id].next)).take_while(|id| !id.is_none())
     }
 
-    fn stretches(&self, first: BlockId, place: &impl Fn(LaneId) -> Place) -> Vec<SegmentInfo> {
+    fn stretches(&self, first: BlockId, label: &impl Fn(LaneId) -> LaneLabel) -> Vec<SegmentInfo> {
         let mut stretches: Vec<SegmentInfo> = Vec::new();
         let mut joined = false;
         for id in self.chain(first) {
             let block = &self[id];
             let (address, size) = (DevicePtr(block.address), Bytes(block.size));
-            let (stream, private_pool) = place(block.lane);
+            let (stream, private_pool) = label(block.lane);
             let state = match block.state {
                 State::Unmapped | State::Vacant => None,
                 State::Free => Some(BlockState::Inactive),

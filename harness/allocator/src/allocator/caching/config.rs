@@ -8,7 +8,7 @@ use crate::stats::PoolKind;
 use crate::units::Bytes;
 
 /// Smallest block, and the unit of sizes.
-pub(super) const UNIT: u64 = 512;
+pub(super) const BLOCK_UNIT: u64 = 512;
 /// Segments of the small pool.
 const SMALL_SEGMENT: u64 = 2 << 20;
 /// From this size on a segment is made to measure.
@@ -70,15 +70,15 @@ impl Default for Config {
 impl Config {
     /// The size of the block that serves a request; `None` where it does not fit 64 bits.
     pub(super) fn round(&self, requested: u64) -> Option<u64> {
-        if requested < UNIT {
-            return Some(UNIT);
+        if requested < BLOCK_UNIT {
+            return Some(BLOCK_UNIT);
         }
         let divisions = self.roundup_power2_divisions[interval(requested)];
         // The product wraps in PyTorch too: divisions of 2⁵⁵ and more round everything to a power of two.
-        if divisions > 1 && requested > UNIT.wrapping_mul(divisions) {
+        if divisions > 1 && requested > BLOCK_UNIT.wrapping_mul(divisions) {
             return round_to_division(requested, divisions);
         }
-        requested.checked_next_multiple_of(UNIT)
+        requested.checked_next_multiple_of(BLOCK_UNIT)
     }
 
     /// The largest request that rounds to at most `size`, which is a multiple of the unit.

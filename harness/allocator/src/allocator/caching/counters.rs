@@ -7,7 +7,7 @@ use crate::stats::{MemoryStats, PoolKind, PooledStat, Stat};
 #[derive(Clone, Copy, Debug, Default)]
 struct Gauge {
     current: u64,
-    /// Stands between the two that change together. Side by side the compiler loads both at once, and that load waits for an earlier store of
+    /// Stands between the two that change together. StreamOrder by side the compiler loads both at once, and that load waits for an earlier store of
     /// one of them.
     peak: u64,
     /// The sum of all increases.
@@ -91,14 +91,14 @@ impl Pooled {
 /// Active is what is allocated and what waits. While nothing waits the two are equal, so only the rest has to be followed: active's
 /// high-water mark is that of allocated, or the highest it reached while something waited, whichever is higher.
 #[derive(Clone, Copy, Debug, Default)]
-struct Waiting {
+struct Pending {
     current: [u64; 2],
     /// Highest active of each pool while that pool had something waiting, and of both while any had.
     peaks: [u64; 2],
     peak: u64,
 }
 
-impl Waiting {
+impl Pending {
     fn observe(&mut self, allocated: &Pooled) {
         for pool in 0..2 {
             if self.current[pool] > 0 {
@@ -137,8 +137,8 @@ pub(super) struct Counters {
     allocated_bytes: Pooled,
     requested_bytes: Pooled,
     allocations: Pooled,
-    waiting_bytes: Waiting,
-    waiting: Waiting,
+    pending_bytes: Pending,
+    pending: Pending,
     pub(super) reserved_bytes: Pooled,
     pub(super) segments: Pooled,
     inactive_split_bytes: Pooled,
@@ -157,8 +157,8 @@ impl Counters {
         self.allocated_bytes.increase(pool, size);
         self.requested_bytes.increase(pool, requested);
         self.allocations.increase(pool, 1);
-        if self.waiting.current != [0; 2] {
-            self.observe_waiting();
+        if self.pending.current != [0; 2] {
+            self.observe_pending();
         }
     }
 
@@ -204,19 +204,19 @@ impl Counters {
     }
 
     /// A block was freed by its owner, but waits for events.
-    pub(super) fn put_to_wait(&mut self, pool: PoolKind, size: u64) {
-        self.waiting_bytes.current[pool as usize] += size;
-        self.waiting.current[pool as usize] += 1;
+    pub(super) fn free_is_pending(&mut self, pool: PoolKind, size: u64) {
+        self.pending_bytes.current[pool as usize] += size;
+        self.pending.current[pool as usize] += 1;
         // Before the block leaves the allocated ones it was active too: the sum is the same before and after.
         self.allocated_bytes.decrease(pool, size);
         self.allocations.decrease(pool, 1);
-        self.observe_waiting();
+        self.observe_pending();
     }
 
     /// A block that waited can be reused.
-    pub(super) fn waited(&mut self, pool: PoolKind, size: u64, requested: u64) {
-        self.waiting_bytes.current[pool as usize] -= size;
-        self.waiting.current[pool as usize] -= 1;
+    pub(super) fn pending_free_is_done(&mut self, pool: PoolKind, size: u64, requested: u64) {
+        self.pending_bytes.current[pool as usize] -= size;
+        self.pending.current[pool as usize] -= 1;
         self.requested_bytes.decrease(pool, requested);
     }
 
@@ -238,8 +238,8 @@ impl Counters {
         ] {
             pooled.reset_peak();
         }
-        self.waiting_bytes.reset_peak(&self.allocated_bytes);
-        self.waiting.reset_peak(&self.allocations);
+        self.pending_bytes.reset_peak(&self.allocated_bytes);
+        self.pending.reset_peak(&self.allocations);
     }
 
     /// As PyTorch tells them.
@@ -247,12 +247,12 @@ impl Counters {
         MemoryStats {
             allocated_bytes: self.allocated_bytes.stat(),
             reserved_bytes: self.reserved_bytes.stat(),
-            active_bytes: self.waiting_bytes.active(&self.allocated_bytes),
+            active_bytes: self.pending_bytes.active(&self.allocated_bytes),
             inactive_split_bytes: self.inactive_split_bytes.stat(),
             requested_bytes: self.requested_bytes.stat(),
             allocation: self.allocations.stat(),
             segment: self.segments.stat(),
-            active: self.waiting.active(&self.allocations),
+            active: self.pending.active(&self.allocations),
             inactive_split: self.inactive_splits.stat(),
             num_alloc_retries: self.num_alloc_retries,
             num_ooms: self.num_ooms,
@@ -262,8 +262,8 @@ impl Counters {
         }
     }
 
-    fn observe_waiting(&mut self) {
-        self.waiting_bytes.observe(&self.allocated_bytes);
-        self.waiting.observe(&self.allocations);
+    fn observe_pending(&mut self) {
+        self.pending_bytes.observe(&self.allocated_bytes);
+        self.pending.observe(&self.allocations);
     }
 }

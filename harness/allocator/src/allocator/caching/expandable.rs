@@ -9,9 +9,23 @@ use super::pools::LaneOwner;
 use super::{CachingAllocator, merge_free};
 use crate::allocator::pending::if_exists;
 use crate::device::{Device, DeviceError, DevicePtr, MappedDevice, MemoryRange};
+use crate::stats::PoolKind;
 use crate::units::Bytes;
 
 impl CachingAllocator {
+    /// Whether the device can map pages of the size that the settings want.
+    pub(super) fn check_pages(&self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        mapper(device)?;
+        let (page, granularity) = (Bytes(self.config.page(PoolKind::Large)), device.info().granularity);
+        if page.0.is_multiple_of(granularity.0) {
+            return Ok(());
+        }
+        Err(DeviceError::Unavailable {
+            what: format!("expandable segments with pages of {page}"),
+            why: format!("this device maps memory in multiples of {granularity}; set large_segment_size_mb to one of them"),
+        })
+    }
+
     /// A free block of at least `size`, made of free and unmapped blocks that lie side by side, taken out of its pool; `None` where the
     /// device has not enough memory. What was mapped on the way stays, as free memory.
     pub(super) fn try_expand(&mut self, device: &mut dyn Device, lane: LaneId, size: u64) -> Result<Option<BlockId>, DeviceError> {
@@ -130,6 +144,7 @@ impl CachingAllocator {
     /// Reserves addresses for a pool and stream: an eighth more than the device has, so that what was unmapped early in the segment can be
     /// mapped again at its end.
     fn reserve(&mut self, device: &mut dyn Device, lane: LaneId) -> Result<BlockId, DeviceError> {
+        self.check_pages(device)?;
         let LaneOwner { pool, stream, .. } = self.pools.owner(lane);
         let kind = self.pools[pool].kind;
         let total = device.info().total.0;

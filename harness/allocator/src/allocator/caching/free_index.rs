@@ -16,19 +16,12 @@
 //! Invariants: a bit is set exactly where its bin has a block; a chain's sizes rise; every block of a heap has that heap's size; a parent
 //! lies at a lower address than its children. A block's size and address do not change while it is in here.
 
+use super::bins::{Bin, ROW, ROWS};
 use super::blocks::{Block, HeapLinks};
-use super::config::UNIT;
 use super::ids::BlockId;
 
-/// Bins of a row, as a power of two.
-const ROW_BITS: u32 = 12;
-/// Bins of a row.
-const ROW: usize = 1 << ROW_BITS;
 /// Words of a row's bitmap.
 const WORDS: usize = ROW / 64;
-/// Rows of a lane. Sizes of 64 bits need 44; with a power of two no index needs a check.
-const ROWS: usize = 64;
-
 /// The free blocks of one lane.
 #[derive(Debug, Default)]
 pub(super) struct Lane {
@@ -56,36 +49,6 @@ struct Row {
     words: [u64; WORDS],
     /// The root of the smallest size of each bin; meaningful where its bit is set.
     heads: [BlockId; ROW],
-}
-
-/// A bin of a lane: its row, and in the low [`ROW_BITS`] bits its place in the row. A block keeps its own, so that it is computed once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Bin(u32);
-
-impl Bin {
-    /// Of a block that is in none.
-    pub(super) const NONE: Self = Self(0);
-    /// Up to this row all blocks of a bin have one size.
-    const LAST_EXACT_ROW: usize = 1;
-
-    #[inline(always)]
-    fn of(size: u64) -> Self {
-        let units = size / UNIT;
-        // Rows 0 and 1 have bins of one unit, and together the numbers of the units themselves; the bins of each row behind are twice as wide.
-        let width = (units | ROW as u64).ilog2() - ROW_BITS;
-        Self((units >> width) as u32 + (width << ROW_BITS))
-    }
-
-    #[inline(always)]
-    fn row(self) -> usize {
-        (self.0 >> ROW_BITS) as usize % ROWS
-    }
-
-    /// Its place in the row.
-    #[inline(always)]
-    fn index(self) -> usize {
-        self.0 as usize % ROW
-    }
 }
 
 impl Lane {
@@ -378,6 +341,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::blocks::Blocks;
+    use super::super::config::BLOCK_UNIT;
     use super::super::ids::LaneId;
     use super::*;
     use crate::device::{DevicePtr, MemoryRange};
@@ -387,7 +351,7 @@ mod tests {
     /// Sizes that share bins, sizes that do not, and many equal ones.
     fn sizes() -> impl Strategy<Value = u64> {
         let units = prop_oneof![1_u64..20, 4090_u64..4110, 8180_u64..8200, (0_u64..40).prop_map(|n| (1 << 20) + n), 1_u64..1 << 30];
-        units.prop_map(|units| units * UNIT)
+        units.prop_map(|units| units * BLOCK_UNIT)
     }
 
     proptest! {
@@ -421,25 +385,6 @@ mod tests {
             let all: Vec<_> = model.iter().map(|&(_, _, id)| id).collect();
             prop_assert_eq!(lane.largest(&blocks), model.last().map_or(0, |&(size, _, _)| size));
             prop_assert_eq!(lane.in_order(&blocks), all);
-        }
-    }
-
-    #[test]
-    fn sizes_below_four_mebibytes_have_a_bin_of_their_own() {
-        for units in 0..8192 {
-            assert_eq!(Bin::of(units * UNIT), Bin(units as u32));
-        }
-        assert_eq!(Bin::of(8191 * UNIT).row(), Bin::LAST_EXACT_ROW);
-        let largest = Bin::of(u64::MAX - UNIT + 1);
-        assert_eq!((largest.row(), largest.index()), (43, ROW - 1));
-    }
-
-    #[test]
-    fn larger_sizes_have_a_row_for_each_doubling() {
-        for (mebibytes, row) in [(1, 0), (2, 1), (4, 2), (8, 3), (1 << 20, 20)] {
-            let (bin, next) = (Bin::of(mebibytes << 20), Bin::of((mebibytes << 20) + (mebibytes << 20) / 2));
-            assert_eq!((bin.row(), next.row()), (row, row), "{mebibytes} MiB");
-            assert!(next.index() > bin.index());
         }
     }
 }

@@ -2,7 +2,7 @@
 //! only when somebody asks or a request would fail otherwise.
 //!
 //! Words: a *segment* is one driver allocation, a chain of *blocks*; a *pool* (`pools`) keeps the free blocks of one size class; a block
-//! used by several streams is freed by way of events (`deferred`); memory goes back in `reclaim`; segments that grow and shrink
+//! used by several streams is freed by way of events (`uses`); memory goes back in `reclaim`; segments that grow and shrink
 //! by pages are in `expandable`; sizes are computed in `config`;
 //! `conf` reads the settings as PyTorch writes them.
 //!
@@ -12,6 +12,7 @@
 //! A cache hit touches no device and recomputes no statistic; it costs one search in an ordered index, logarithmic in the free blocks of
 //! the pool. A free goes by handle and costs at most one search for each neighbour it merges with and one insertion.
 
+mod bins;
 mod blocks;
 mod conf;
 mod config;
@@ -19,27 +20,27 @@ mod counters;
 mod expandable;
 mod free_index;
 mod ids;
-mod others;
 mod pools;
 mod reclaim;
 mod released;
 mod rules;
+mod siblings;
 mod uses;
 mod without_device;
 
 pub use conf::{ConfError, Excerpt, Setting};
 pub use config::{Config, Quirks};
-pub(super) use others::{Others, Side};
+pub(super) use siblings::{Siblings, StreamOrder};
 pub(super) use without_device::Freed;
 
 use self::blocks::{Block, Blocks, State};
 use self::counters::Counters;
 use self::free_index::Lane;
 use self::ids::{BlockId, LaneId};
-use self::others::Alone;
 use self::pools::{PoolId, Pools};
 use self::released::ReleasedStreams;
 use self::rules::Rules;
+use self::siblings::NoSiblings;
 use self::uses::Uses;
 use super::pending::PendingFrees;
 use super::{
@@ -50,7 +51,7 @@ use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, Place, StreamId
 use crate::stats::{MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
-/// See the module.
+/// PyTorch's caching allocator, for one host thread at a time. [`super::shared::SharedAllocator`] is for many.
 #[derive(Debug)]
 pub struct CachingAllocator {
     config: Config,
@@ -110,7 +111,7 @@ impl CachingAllocator {
     /// Hands out a block for a request where other allocators of the same kind hold memory of the same device. A request for zero bytes gets
     /// slot 0, at the null address.
     #[inline(never)]
-    fn serve(&mut self, device: &mut dyn Device, request: Request, others: &mut impl Others) -> Result<BlockId, Box<AllocatorError>> {
+    fn serve(&mut self, device: &mut dyn Device, request: Request, siblings: &mut impl Siblings) -> Result<BlockId, Box<AllocatorError>> {
         if request.size == Bytes::ZERO {
             return Ok(BlockId::NONE);
         }
@@ -124,20 +125,20 @@ impl CachingAllocator {
         let lane = self.pools.lane(pool, request.stream);
         let block = match self.take_cached(pool, lane, size) {
             Some(block) => block,
-            None => self.take_from_driver(device, lane, request, size, others).map_err(Box::new)?,
+            None => self.take_from_driver(device, lane, request, size, siblings).map_err(Box::new)?,
         };
         self.hand_out(block, lane, request.size.0, size);
         Ok(block)
     }
 
-    /// [`Allocator::allocate`] beside others.
-    pub(super) fn allocate_among(
+    /// [`Allocator::allocate`] where other allocators of the same kind hold memory of the same device.
+    pub(super) fn allocate_with_siblings(
         &mut self,
         device: &mut dyn Device,
         request: Request,
-        others: &mut impl Others,
+        siblings: &mut impl Siblings,
     ) -> Result<Allocation, AllocatorError> {
-        let id = self.serve(device, request, others).map_err(|error| *error)?;
+        let id = self.serve(device, request, siblings).map_err(|error| *error)?;
         Ok(self.allocation(id, request))
     }
 
@@ -156,9 +157,9 @@ impl CachingAllocator {
         }
         let free = self.pools.free_mut(lane);
         let best = free.best_fit(&self.blocks, size)?;
-        // Without unmapped addresses behind it a block is worth its size, and no later one is worth less.
+        // A best fit that cannot grow is the one to take: all that come later are as large or larger.
         if self.rules.expandable && self.blocks[self.blocks[best].next].state == State::Unmapped {
-            return self.take_growing(lane, best, size);
+            return self.take_expandable(lane, best, size);
         }
         if !self.config.accepts(size, self.blocks[best].size) {
             return None;
@@ -167,14 +168,14 @@ impl CachingAllocator {
         Some(best)
     }
 
-    /// The block to take where segments are expandable, given a best fit that lies in front of unmapped addresses. Such a block is worth what
-    /// it could grow to, so it is passed over as long as the next larger one is worth strictly less.
-    fn take_growing(&mut self, lane: LaneId, mut best: BlockId, size: u64) -> Option<BlockId> {
+    /// The block to take where segments are expandable, given a best fit that lies in front of unmapped addresses. Such a block counts as large
+    /// as it could grow, so it is passed over as long as the next larger one counts as strictly smaller.
+    fn take_expandable(&mut self, lane: LaneId, mut best: BlockId, size: u64) -> Option<BlockId> {
         let mut passed = Vec::new();
         self.pools.free_mut(lane).remove(&mut self.blocks, best);
         // The next in order is the best fit once this one is away.
         while let Some(next) = self.pools.free(lane).best_fit(&self.blocks, self.blocks[best].size)
-            && self.worth(next) < self.worth(best)
+            && self.size_with_growth(next) < self.size_with_growth(best)
         {
             passed.push(best);
             self.pools.free_mut(lane).remove(&mut self.blocks, next);
@@ -187,8 +188,8 @@ impl CachingAllocator {
         (!refused).then_some(best)
     }
 
-    /// What a free block could grow to.
-    fn worth(&self, free: BlockId) -> u64 {
+    /// The size of a free block with the unmapped addresses behind it, into which it can grow.
+    fn size_with_growth(&self, free: BlockId) -> u64 {
         let Block { size, next, .. } = self.blocks[free];
         let behind = &self.blocks[next];
         if behind.state == State::Unmapped { size + behind.size } else { size }
@@ -202,26 +203,26 @@ impl CachingAllocator {
         lane: LaneId,
         request: Request,
         size: u64,
-        others: &mut dyn Others,
+        siblings: &mut dyn Siblings,
     ) -> Result<BlockId, AllocatorError> {
         let segment = self.config.segment_size(size).ok_or_else(|| too_large(device, request))?;
         self.collect_garbage(device)?;
-        if let Some(block) = self.try_segment(device, lane, size, segment, others)? {
+        if let Some(block) = self.try_segment(device, lane, size, segment, siblings)? {
             return Ok(block);
         }
         if self.release_available(device, lane, size)?
-            && let Some(block) = self.try_segment(device, lane, size, segment, others)?
+            && let Some(block) = self.try_segment(device, lane, size, segment, siblings)?
         {
             return Ok(block);
         }
         if !self.pools.context_is_open() {
-            self.release_all_cached(device, others)?;
+            self.release_all_cached(device, siblings)?;
             self.counters.num_alloc_retries += 1;
-            if let Some(block) = self.try_segment(device, lane, size, segment, others)? {
+            if let Some(block) = self.try_segment(device, lane, size, segment, siblings)? {
                 return Ok(block);
             }
         }
-        Err(self.out_of_memory(device, lane, request, size, segment, others))
+        Err(self.out_of_memory(device, lane, request, size, segment, siblings))
     }
 
     /// A block of at least `size` from a new segment, or from new pages of an expandable one; `None` where the limit or the driver says no.
@@ -231,9 +232,9 @@ impl CachingAllocator {
         lane: LaneId,
         size: u64,
         segment: u64,
-        others: &dyn Others,
+        siblings: &dyn Siblings,
     ) -> Result<Option<BlockId>, DeviceError> {
-        if self.exceeded_limit(device, segment, others).is_some() {
+        if self.exceeded_limit(device, segment, siblings).is_some() {
             return Ok(None);
         }
         if self.config.expandable_segments {
@@ -254,9 +255,9 @@ impl CachingAllocator {
     }
 
     /// The limit in force, where that much more would exceed it.
-    fn exceeded_limit(&self, device: &dyn Device, size: u64, others: &dyn Others) -> Option<Bytes> {
+    fn exceeded_limit(&self, device: &dyn Device, size: u64, siblings: &dyn Siblings) -> Option<Bytes> {
         let limit = self.fraction.limit(device.info().total)?;
-        let reserved = self.counters.reserved_bytes.current() + others.reserved();
+        let reserved = self.counters.reserved_bytes.current() + siblings.reserved();
         reserved.checked_add(size).is_none_or(|total| total > limit.0).then_some(limit)
     }
 
@@ -270,10 +271,10 @@ impl CachingAllocator {
         request: Request,
         size: u64,
         segment: u64,
-        others: &dyn Others,
+        siblings: &dyn Siblings,
     ) -> AllocatorError {
         self.counters.num_ooms += 1;
-        let cause = match self.exceeded_limit(device, segment, others) {
+        let cause = match self.exceeded_limit(device, segment, siblings) {
             Some(limit) => OomCause::Fraction { limit },
             None => match device.free_memory() {
                 Ok(free) => OomCause::Device { free },
@@ -286,8 +287,8 @@ impl CachingAllocator {
             lacking: Bytes(lacking),
             segment: Bytes(asked),
             cause,
-            allocated: Bytes(self.counters.allocated_bytes() + others.allocated()),
-            reserved: Bytes(self.counters.reserved_bytes.current() + others.reserved()),
+            allocated: Bytes(self.counters.allocated_bytes() + siblings.allocated()),
+            reserved: Bytes(self.counters.reserved_bytes.current() + siblings.reserved()),
             largest_free_block: Some(Bytes(self.pools.free(lane).largest(&self.blocks))),
             total: device.info().total,
         }))
@@ -364,9 +365,9 @@ impl CachingAllocator {
         let block = &mut self.blocks[id];
         block.state = State::PendingFree;
         block.shared = false;
-        self.counters.put_to_wait(block.kind, block.size);
+        self.counters.free_is_pending(block.kind, block.size);
         if context_is_open {
-            self.pending.put_off(id, streams);
+            self.pending.postpone(id, streams);
         } else if !self.pending.add(device, id, streams)? {
             self.finish_wait(id);
         }
@@ -375,7 +376,7 @@ impl CachingAllocator {
 
     fn finish_wait(&mut self, id: BlockId) {
         let Block { kind, size, requested, .. } = self.blocks[id];
-        self.counters.waited(kind, size, requested);
+        self.counters.pending_free_is_done(kind, size, requested);
         self.make_reusable(id);
     }
 }
@@ -436,11 +437,15 @@ impl Allocator for CachingAllocator {
         Bytes(whole.into_iter().chain([PoolKind::LARGEST_SMALL.0]).find(fits).unwrap_or(0))
     }
 
+    fn check_device(&self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        if self.config.expandable_segments { self.check_pages(device) } else { Ok(()) }
+    }
+
     #[inline]
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
         // What goes from one function to the other fits registers; the allocation is put together where the caller wants it. A copy of
         // it would cost as much as finding the block: loads that span recent stores wait for them.
-        let id = self.serve(device, request, &mut Alone).map_err(|error| *error)?;
+        let id = self.serve(device, request, &mut NoSiblings).map_err(|error| *error)?;
         Ok(self.allocation(id, request))
     }
 
@@ -477,7 +482,7 @@ impl Allocator for CachingAllocator {
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.release_all_cached(device, &mut Alone)
+        self.release_all_cached(device, &mut NoSiblings)
     }
 
     fn set_memory_fraction(&mut self, _device: &dyn Device, fraction: MemoryFraction) {
@@ -493,11 +498,11 @@ impl Allocator for CachingAllocator {
     }
 
     fn snapshot(&self) -> Vec<SegmentInfo> {
-        self.blocks.snapshot(|lane| self.pools.place(lane))
+        self.blocks.snapshot(|lane| self.pools.label(lane))
     }
 
     fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
-        self.blocks.describe_at(address, |lane| self.pools.place(lane))
+        self.blocks.describe_at(address, |lane| self.pools.label(lane))
     }
 
     fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {

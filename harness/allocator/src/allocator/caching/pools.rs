@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::blocks::{Blocks, Place};
+use super::blocks::{Blocks, LaneLabel};
 use super::free_index::Lane;
 use super::ids::{BlockId, LaneId};
 use crate::allocator::{PrivatePoolError, PrivatePoolId};
@@ -13,8 +13,8 @@ use crate::stats::PoolKind;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PoolId(u32);
 
-/// Streams with a smaller number are found without a search. Devices number streams from 0, so others are rare.
-const NEAR_STREAMS: usize = 1 << 16;
+/// The lanes of streams with a smaller number stand in a list by that number. Devices number streams from 0, so larger numbers are rare.
+const LISTED_STREAMS: usize = 1 << 16;
 
 /// One size class of one owner.
 #[derive(Debug)]
@@ -25,8 +25,8 @@ pub(super) struct Pool {
     pub(super) unmapped: BTreeSet<(StreamId, u64, BlockId)>,
     /// Look-ups so far, hit or miss: the clock of garbage collection.
     pub(super) lookups: u64,
-    /// Lanes by stream number, as far as that is small; grows to the highest number that was seen.
-    near: Vec<Option<LaneId>>,
+    /// The lanes of streams below [`LISTED_STREAMS`], by stream number; as long as the highest number seen.
+    by_number: Vec<Option<LaneId>>,
     /// All lanes.
     lanes: BTreeMap<StreamId, LaneId>,
 }
@@ -132,8 +132,8 @@ impl Pools {
     /// The lane of a pool and a stream, made on first use.
     #[inline]
     pub(super) fn lane(&mut self, pool: PoolId, stream: StreamId) -> LaneId {
-        let near = self[pool].near.get(stream.0 as usize).copied().flatten();
-        near.unwrap_or_else(|| self.find_lane(pool, stream))
+        let lane = self[pool].by_number.get(stream.0 as usize).copied().flatten();
+        lane.unwrap_or_else(|| self.find_lane(pool, stream))
     }
 
     #[cold]
@@ -156,9 +156,9 @@ impl Pools {
         let pool = &mut self[pool];
         pool.lanes.insert(stream, lane);
         let number = stream.0 as usize;
-        if number < NEAR_STREAMS {
-            pool.near.resize(pool.near.len().max(number + 1), None);
-            pool.near[number] = Some(lane);
+        if number < LISTED_STREAMS {
+            pool.by_number.resize(pool.by_number.len().max(number + 1), None);
+            pool.by_number[number] = Some(lane);
         }
         lane
     }
@@ -278,8 +278,8 @@ impl Pools {
             }
             let pool = &mut self[pool];
             pool.lanes.remove(&stream);
-            if let Some(near) = pool.near.get_mut(stream.0 as usize) {
-                *near = None;
+            if let Some(entry) = pool.by_number.get_mut(stream.0 as usize) {
+                *entry = None;
             }
             self.vacant_lanes.push(lane);
         }
@@ -293,7 +293,7 @@ impl Pools {
     }
 
     /// What a snapshot says of a lane.
-    pub(super) fn place(&self, lane: LaneId) -> Place {
+    pub(super) fn label(&self, lane: LaneId) -> LaneLabel {
         let LaneOwner { pool, stream, .. } = self.owner(lane);
         (stream, self[pool].owner.map(|owner| owner.0))
     }
@@ -306,8 +306,8 @@ impl Pools {
 
     fn add_pair(&mut self, owner: Option<PrivatePoolId>) -> (PoolId, PoolId) {
         let make = |kind| {
-            let (near, lanes) = (Vec::new(), BTreeMap::new());
-            Pool { kind, owner, unmapped: BTreeSet::new(), lookups: 0, near, lanes }
+            let (by_number, lanes) = (Vec::new(), BTreeMap::new());
+            Pool { kind, owner, unmapped: BTreeSet::new(), lookups: 0, by_number, lanes }
         };
         let small = self.vacant.pop().unwrap_or(self.pools.len() as u32);
         if small as usize == self.pools.len() {

@@ -2,25 +2,29 @@
 
 use super::CachingAllocator;
 use super::ids::{BlockId, LaneId};
-use super::others::{Others, Side};
 use super::pools::{PoolId, Pools};
+use super::siblings::{Siblings, StreamOrder};
 use crate::allocator::PrivatePoolId;
 use crate::device::{Device, DeviceError, DevicePtr};
 use crate::stats::PoolKind;
 
 impl CachingAllocator {
-    /// Gives back everything that can go: whole free segments of the default pools, its own and the others', behind a wait for all events,
+    /// Gives back everything that can go: whole free segments of the default pools, its own and its siblings', behind a wait for all events,
     /// and those of private pools that are released. While a pool context is open the default pools are left alone.
-    pub(in crate::allocator) fn release_all_cached(&mut self, device: &mut dyn Device, others: &mut dyn Others) -> Result<(), DeviceError> {
+    pub(in crate::allocator) fn release_all_cached(
+        &mut self,
+        device: &mut dyn Device,
+        siblings: &mut dyn Siblings,
+    ) -> Result<(), DeviceError> {
         if !self.pools.context_is_open() {
-            others.before_release(&self.counters.stats());
+            siblings.before_release(&self.counters.stats());
             self.counters.num_sync_all_streams += 1;
             self.finish_pending(device, None)?;
-            others.finish_pending(device)?;
+            siblings.finish_pending(device)?;
             for kind in [PoolKind::Large, PoolKind::Small] {
-                others.release_default_pool(device, kind, Side::Before)?;
+                siblings.release_default_pool(device, kind, StreamOrder::Lower)?;
                 self.release_default_pool(device, kind)?;
-                others.release_default_pool(device, kind, Side::After)?;
+                siblings.release_default_pool(device, kind, StreamOrder::Higher)?;
             }
         }
         for (_, pools) in self.pools.released() {

@@ -7,7 +7,7 @@ use super::pools::Pools;
 use crate::allocator::pending::if_exists;
 use crate::device::{Device, DeviceError, StreamId};
 
-/// Look-ups of released streams with live memory are not worth it for fewer than this.
+/// So many released streams with live memory may be there before all of them are looked at again.
 const FEW: usize = 64;
 
 /// Streams that were released while memory of theirs was live.

@@ -1,9 +1,8 @@
 //! What the settings mean for one request, computed once: a cache hit reads these few words and branches on nothing that settings decide.
 
-use super::config::{Config, LARGEST_UNSPLIT_REMAINDER, UNIT};
+use super::config::{BLOCK_UNIT, Config, LARGEST_UNSPLIT_REMAINDER};
 use crate::stats::PoolKind;
 
-/// See the module.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     /// Whether sizes are rounded up to multiples of the unit and nothing else.
@@ -22,9 +21,9 @@ impl Rules {
     /// What these settings mean.
     pub(super) fn new(config: &Config) -> Self {
         let (smallest_remainder, cut_below) = if config.expandable_segments {
-            ([UNIT; 2], [u64::MAX; 2])
+            ([BLOCK_UNIT; 2], [u64::MAX; 2])
         } else {
-            ([UNIT, LARGEST_UNSPLIT_REMAINDER + 1], [u64::MAX, config.max_split_size.map_or(u64::MAX, |max| max.0)])
+            ([BLOCK_UNIT, LARGEST_UNSPLIT_REMAINDER + 1], [u64::MAX, config.max_split_size.map_or(u64::MAX, |max| max.0)])
         };
         Self {
             plain_rounding: config.roundup_power2_divisions.iter().all(|&divisions| divisions <= 1),
@@ -39,7 +38,7 @@ impl Rules {
     #[inline]
     pub(super) fn round(&self, config: &Config, requested: u64) -> Option<u64> {
         if self.plain_rounding {
-            return Some(requested.checked_add(UNIT - 1)? & !(UNIT - 1));
+            return Some(requested.checked_add(BLOCK_UNIT - 1)? & !(BLOCK_UNIT - 1));
         }
         config.round(requested)
     }

@@ -34,7 +34,7 @@ impl CachingAllocator {
         let lane = self.pools.lane(pool, request.stream);
         let lookups = self.pools[pool].lookups;
         let Some(block) = self.take_cached(pool, lane, size) else {
-            // The look-up is done, and counted, again where the device is at hand.
+            // The caller looks again with the device, and that look-up is the one to count.
             self.pools[pool].lookups = lookups;
             return None;
         };

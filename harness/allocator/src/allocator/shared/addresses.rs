@@ -24,7 +24,6 @@ use std::sync::OnceLock;
 /// Where a block's account is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
-    /// The core.
     pub(super) key: u32,
     /// The slot in the core's own table.
     pub(super) handle: Handle,
@@ -39,7 +38,6 @@ const REGION_BITS: u32 = 30;
 const SLOTS: usize = 1 << (CHUNK_BITS - SLOT_BITS);
 const CHUNKS: usize = 1 << (REGION_BITS - CHUNK_BITS);
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Addresses {
     regions: Table<AddressRegion, 1024>,

@@ -1,4 +1,4 @@
-//! What all cores together hold from the driver. It changes under the slow lock only, so its high-water marks are exact.
+//! What all cores together hold from the driver. It changes under the slow-path lock only, so its high-water marks are exact.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,6 @@ struct Peak {
     all: u64,
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     by_core: BTreeMap<u32, Holding>,
@@ -50,7 +49,7 @@ impl Held {
     }
 
     /// Bytes held by the other cores.
-    pub(super) fn reserved_by_others(&self, key: u32) -> u64 {
+    pub(super) fn reserved_by_siblings(&self, key: u32) -> u64 {
         let own = self.by_core.get(&key).map_or(0, |own| own.bytes.iter().sum());
         self.sum.bytes.iter().sum::<u64>() - own
     }

@@ -18,7 +18,6 @@ pub(super) use shuttle::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// A lock.
 pub(super) struct Lock<T>(Mutex<T>);
 
 impl<T> Lock<T> {

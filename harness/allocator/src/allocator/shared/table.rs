@@ -10,7 +10,7 @@ use super::sync::{AtomicU64, Lock, Ordering};
 /// The key of an entry that is retired. No caller uses it.
 const RETIRED: u64 = u64::MAX;
 
-/// See the module. `BUCKETS` is a power of two.
+/// A hash table of chains. `BUCKETS` is a power of two.
 pub(super) struct Table<V, const BUCKETS: usize> {
     buckets: Box<[Link<V>; BUCKETS]>,
     /// Held while an entry is made or gets another key. Nothing else is locked by its holder.

@@ -1,7 +1,7 @@
 //! [`CostModel`]: what calls and work cost on the simulated device, each figure with its source.
 //!
 //! These are figures for a virtual clock. They make a scenario's order of events plausible and its times reproducible; they are not
-//! measurements of anybody's GPU, and no report compares them with any.
+//! measurements of a GPU, and no report compares them with any.
 
 use std::borrow::Cow;
 
@@ -48,8 +48,8 @@ pub struct CostModel {
 
 /// A number and where it comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Figure<T> {
-    /// The number.
     pub value: T,
     /// A publication, a measurement with device and date, or `assumed: …` with the reason for this order of magnitude.
     pub source: Cow<'static, str>,

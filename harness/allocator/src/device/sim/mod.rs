@@ -23,7 +23,7 @@ pub use cost::{CostModel, Figure};
 use self::addresses::Addresses;
 use self::contents::Contents;
 use self::mapping::Mapping;
-use self::pool::Pools;
+use self::pool::SimPools;
 use self::races::{Conflict, Races, Slot, VectorClock};
 use super::{
     Access, AccessKind, Clock, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint,
@@ -40,6 +40,7 @@ const FIRST_ADDRESS: u64 = 0x7000_0000_0000;
 
 /// What a simulated device is like.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct SimConfig {
     /// All of its memory.
     pub total: Bytes,
@@ -47,7 +48,6 @@ pub struct SimConfig {
     pub context_overhead: Bytes,
     /// What calls and work cost.
     pub cost: CostModel,
-    /// When events complete.
     pub completion: Completion,
     /// Whether a device free waits for all work of all streams, as `cudaFree` does: "Managing memory allocations using `cudaMalloc` and
     /// `cudaFree` causes the GPU to synchronize across all executing CUDA streams" (CUDA C++ Programming Guide, Stream Ordered Memory
@@ -110,7 +110,7 @@ pub struct SimDevice {
     place: Place,
     calls: DeviceCalls,
     /// Everything ever allocated, in the order of addresses. What was freed is remembered until its addresses are handed out again.
-    regions: Vec<Region>,
+    allocations: Vec<SimAllocation>,
     addresses: Addresses,
     held: Held,
     pressure: Bytes,
@@ -125,7 +125,7 @@ pub struct SimDevice {
     /// By stream: the first queued read whose result nobody has asked for yet, and that met wrong contents.
     wrong_reads: BTreeMap<u32, DeviceError>,
     mapping: Mapping,
-    pools: Pools,
+    pools: SimPools,
     /// When all work of the borrowed streams that were released is done.
     released_ready: Nanos,
 }
@@ -139,15 +139,15 @@ struct Held {
 
 /// An allocation, living or freed.
 #[derive(Clone, Copy, Debug)]
-struct Region {
+struct SimAllocation {
     start: u64,
     size: Bytes,
     charged: Bytes,
-    state: RegionState,
+    state: AllocationState,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum RegionState {
+enum AllocationState {
     Live { made: Place },
     Freed { at: Place },
 }
@@ -164,6 +164,8 @@ struct Stream {
 #[derive(Debug, Default)]
 struct Event {
     record: Option<Record>,
+    /// Whether it was made to keep the time of its record.
+    timed: bool,
     /// All that is done when the last record is; kept between records for its memory.
     clock: VectorClock,
 }
@@ -202,7 +204,7 @@ impl SimDevice {
             now: Nanos::ZERO,
             place: Place::default(),
             calls: DeviceCalls::default(),
-            regions: Vec::new(),
+            allocations: Vec::new(),
             addresses: Addresses::new(FIRST_ADDRESS..u64::MAX, Bytes::ZERO, reuse),
             held: Held::default(),
             pressure: Bytes::ZERO,
@@ -214,7 +216,7 @@ impl SimDevice {
             contents: Contents::default(),
             wrong_reads: BTreeMap::new(),
             mapping: Mapping::new(reuse),
-            pools: Pools::new(reuse),
+            pools: SimPools::new(reuse),
             released_ready: Nanos::ZERO,
         }
     }
@@ -235,11 +237,19 @@ impl SimDevice {
         Ok(StreamId(number))
     }
 
+    fn add_event(&mut self, timed: bool) -> Result<EventId, DeviceError> {
+        let number = self.next_event;
+        self.next_event = number.checked_add(1).ok_or_else(|| refused("create_event", "every event number was used"))?;
+        self.spend(self.config.cost.event_create.value);
+        self.events.insert(number, Event { timed, ..Event::default() });
+        Ok(EventId(number))
+    }
+
     /// Notes an allocation in the place of what was freed where it lies.
-    fn remember(&mut self, region: Region) {
-        let from = self.regions.partition_point(|known| known.start + known.charged.0 <= region.start);
-        let to = self.regions.partition_point(|known| known.start < region.start + region.charged.0);
-        self.regions.splice(from..to, [region]);
+    fn remember(&mut self, allocation: SimAllocation) {
+        let from = self.allocations.partition_point(|known| known.start + known.charged.0 <= allocation.start);
+        let to = self.allocations.partition_point(|known| known.start < allocation.start + allocation.charged.0);
+        self.allocations.splice(from..to, [allocation]);
     }
 
     fn free_bytes(&self) -> Bytes {
@@ -294,9 +304,12 @@ impl SimDevice {
         }
     }
 
-    /// When the event's last record was done, if it is.
+    /// When the last record of an event that keeps time was done, if it is.
     fn done_at(&self, event: EventId) -> Result<Nanos, DeviceError> {
         let known = self.events.get(&event.0).ok_or(unknown_event(event))?;
+        if !known.timed {
+            return Err(DeviceError::UnknownHandle { kind: "timed event", number: event.0 });
+        }
         known.record.filter(|record| self.is_done(*record)).map(|record| record.at).ok_or(DeviceError::NotReady(event.0))
     }
 
@@ -315,8 +328,8 @@ impl SimDevice {
             let range = MemoryRange::new(range.start, Bytes(u64::MAX - range.start.0));
             return Err(DeviceError::InvalidAccess { range, access, why: "it goes beyond the address space".to_owned() });
         };
-        let why = match self.region_around(range.start) {
-            _ if Pools::contains(range.start) => match self.pools.refusal(range) {
+        let why = match self.allocation_around(range.start) {
+            _ if SimPools::contains(range.start) => match self.pools.refusal(range) {
                 None => return Ok(()),
                 Some(why) => why,
             },
@@ -324,10 +337,10 @@ impl SimDevice {
             _ if Mapping::contains(range.start) => "no memory is mapped to all of it".to_owned(),
             _ if range.len == Bytes::ZERO => "it is empty".to_owned(),
             None => "nothing was ever allocated there".to_owned(),
-            Some(Region { start, size, state: RegionState::Freed { at }, .. }) => {
+            Some(SimAllocation { start, size, state: AllocationState::Freed { at }, .. }) => {
                 format!("the allocation of {size} at {} was freed at {at}", DevicePtr(*start))
             }
-            Some(Region { start, size, state: RegionState::Live { made }, .. }) if end > start + size.0 => {
+            Some(SimAllocation { start, size, state: AllocationState::Live { made }, .. }) if end > start + size.0 => {
                 let beyond = Bytes(end - start - size.0);
                 format!("it ends {beyond} behind the allocation of {size} at {}, made at {made}", DevicePtr(*start))
             }
@@ -337,10 +350,10 @@ impl SimDevice {
     }
 
     /// The allocation, living or freed, whose charge the address lies in.
-    fn region_around(&self, ptr: DevicePtr) -> Option<&Region> {
-        let behind = self.regions.partition_point(|region| region.start <= ptr.0);
-        let region = self.regions[..behind].last()?;
-        (ptr.0 < region.start + region.charged.0).then_some(region)
+    fn allocation_around(&self, ptr: DevicePtr) -> Option<&SimAllocation> {
+        let behind = self.allocations.partition_point(|allocation| allocation.start <= ptr.0);
+        let allocation = self.allocations[..behind].last()?;
+        (ptr.0 < allocation.start + allocation.charged.0).then_some(allocation)
     }
 
     /// Compares what memory holds now with a tag.
@@ -385,20 +398,20 @@ impl Device for SimDevice {
         self.spend(self.config.cost.malloc_time(charged));
         self.held.allocations += 1;
         self.held.charged += charged;
-        self.remember(Region { start, size, charged, state: RegionState::Live { made: self.place } });
+        self.remember(SimAllocation { start, size, charged, state: AllocationState::Live { made: self.place } });
         Ok(DevicePtr(start))
     }
 
     fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
         self.calls.free += 1;
         let place = self.place;
-        let found = self.regions.binary_search_by_key(&ptr.0, |region| region.start);
-        let region = found.ok().map(|index| &mut self.regions[index]).ok_or(DeviceError::InvalidFree { ptr, place })?;
-        if let RegionState::Freed { at: first } = region.state {
+        let found = self.allocations.binary_search_by_key(&ptr.0, |allocation| allocation.start);
+        let allocation = found.ok().map(|index| &mut self.allocations[index]).ok_or(DeviceError::InvalidFree { ptr, place })?;
+        if let AllocationState::Freed { at: first } = allocation.state {
             return Err(DeviceError::DoubleFree { ptr, first, second: place });
         }
-        region.state = RegionState::Freed { at: place };
-        let Region { charged, .. } = *region;
+        allocation.state = AllocationState::Freed { at: place };
+        let SimAllocation { charged, .. } = *allocation;
         self.held.allocations -= 1;
         self.held.charged -= charged;
         let range = MemoryRange::new(ptr, charged);
@@ -441,11 +454,7 @@ impl Device for SimDevice {
     }
 
     fn create_event(&mut self) -> Result<EventId, DeviceError> {
-        let number = self.next_event;
-        self.next_event = number.checked_add(1).ok_or_else(|| refused("create_event", "every event number was used"))?;
-        self.spend(self.config.cost.event_create.value);
-        self.events.insert(number, Event::default());
-        Ok(EventId(number))
+        self.add_event(false)
     }
 
     fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError> {
@@ -547,7 +556,7 @@ impl TestDevice for SimDevice {
     }
 
     fn create_timed_event(&mut self) -> Result<EventId, DeviceError> {
-        self.create_event()
+        self.add_event(true)
     }
 
     fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {

@@ -11,7 +11,7 @@
 //! (<https://developer.nvidia.com/blog/using-cuda-stream-ordered-memory-allocator-part-1/>).
 //!
 //! An allocation is no access: memory that was never used before may be touched by any stream. Where it was, its earlier accesses are
-//! kept, so that the race detector tells whoever is not ordered behind them, the pool itself included.
+//! kept, so that the race detector finds whatever is not ordered behind them, a fault of the pool itself included.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub(super) const FIRST_ADDRESS: u64 = 0x6000_0000_0000;
 
 /// All pools of a device.
 #[derive(Debug)]
-pub(super) struct Pools {
+pub(super) struct SimPools {
     pools: BTreeMap<u32, Pool>,
     next_pool: u32,
     addresses: Addresses,
@@ -65,13 +65,13 @@ struct Piece {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Live,
-    /// Free for everybody.
+    /// Free for the work of every stream.
     Free,
     /// Free for work that is ordered behind this entry of a stream.
     FreeBehind(Slot, u64),
 }
 
-impl Pools {
+impl SimPools {
     pub(super) const fn new(reuse_addresses: bool) -> Self {
         let addresses = Addresses::new(FIRST_ADDRESS..super::FIRST_ADDRESS, GRANULARITY, reuse_addresses);
         Self { pools: BTreeMap::new(), next_pool: 0, addresses, live: BTreeMap::new(), freed: BTreeMap::new() }
@@ -127,7 +127,7 @@ impl Pool {
         Some(start)
     }
 
-    /// Marks what the host has waited for as free for everybody, and joins neighbours that are free alike.
+    /// Makes what the host has waited for free for every stream, and merges neighbours that are free for the same work.
     fn settle(&mut self, races: &Races) {
         let mut joined: BTreeMap<u64, Piece> = BTreeMap::new();
         for (start, mut piece) in std::mem::take(&mut self.pieces) {

@@ -98,7 +98,7 @@ pub(super) struct Races {
     host: VectorClock,
     streams: Vec<VectorClock>,
     unused: Vec<Slot>,
-    /// Slots of streams that are no more while the host may not have seen all their work.
+    /// Slots of released streams whose work the host may not have seen to its end.
     leaving: Vec<Slot>,
     history: RangeMap<History>,
 }
@@ -113,12 +113,12 @@ impl Races {
         })
     }
 
-    /// A stream is no more, and nobody waited for its work. Its slot is used again when the host has seen all of it.
+    /// A stream is released without a wait for its work. Its slot is used again when the host has seen all of that work.
     pub(super) fn release_stream(&mut self, slot: Slot) {
         self.leaving.push(slot);
     }
 
-    /// Makes slots unused whose streams are no more and whose work the host has seen.
+    /// Makes the slots of released streams unused whose work the host has seen.
     fn reclaim(&mut self) {
         let Self { host, streams, unused, leaving, .. } = self;
         leaving.retain(|&slot| {
@@ -132,7 +132,7 @@ impl Races {
         });
     }
 
-    /// The host waited for all work of a stream that is no more.
+    /// A stream is destroyed, behind a wait of the host for all of its work.
     pub(super) fn remove_stream(&mut self, slot: Slot) {
         self.host_joins_stream(slot);
         self.unused.push(slot);
@@ -203,7 +203,7 @@ impl Races {
     /// The first access in the range, in address order, that the host has not waited for.
     pub(super) fn unseen_by_host(&self, range: MemoryRange) -> Option<Conflict> {
         self.history.overlapping(range.start.0, range.end().0).find_map(|(from, to, history)| {
-            // As a write behind the host would meet it.
+            // What a write that comes behind all work that the host has seen would race with.
             let first = history.conflict(AccessKind::Write, &self.host)?;
             Some(Conflict { range: MemoryRange::new(DevicePtr(from), Bytes(to - from)), first })
         })

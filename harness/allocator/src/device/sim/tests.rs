@@ -314,7 +314,7 @@ fn the_virtual_clock_moves_by_the_cost_model_alone() -> Result<(), DeviceError> 
     let ptr = device.malloc(Bytes::mib(512))?;
     let mut expected = cost.malloc_time(Bytes::mib(512));
     assert_eq!(device.now(), expected);
-    let (start, end) = (device.create_event()?, device.create_event()?);
+    let (start, end) = (device.create_timed_event()?, device.create_timed_event()?);
     device.record_event(start, StreamId::DEFAULT)?;
     device.fill(StreamId::DEFAULT, MemoryRange::new(ptr, Bytes::mib(512)), Tag(1))?;
     device.record_event(end, StreamId::DEFAULT)?;
@@ -597,7 +597,7 @@ fn a_borrowed_stream_is_released_with_its_work_in_flight_and_its_number_is_not_u
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(2))?;
     let (own, borrowed) = (device.create_stream()?, device.borrow_stream()?);
-    assert_eq!(device.leaks().streams, 1, "what is lent is no leak");
+    assert_eq!(device.leaks().streams, 1, "a borrowed stream is no leak");
     assert!(matches!(device.destroy_stream(borrowed), Err(DeviceError::UnknownHandle { .. })), "it is not the device's");
     assert!(matches!(device.release_stream(own), Err(DeviceError::UnknownHandle { .. })), "it is not the program's");
     let begin = device.now();

@@ -65,7 +65,8 @@ impl DeviceAccount {
         self.contention.as_deref()
     }
 
-    /// Compares the accounts with the device. Looks twice before it accuses: NVML's figures follow the driver's calls with a delay.
+    /// Compares the accounts with the device. Looks twice before it blames the allocator or other processes: NVML's figures follow the
+    /// driver's calls with a delay, and not all at one moment.
     pub(super) fn check(&mut self, look: &Look<'_>, device: &mut dyn TestDevice, findings: &mut Vec<Finding>) {
         let stats = look.stats;
         let mut pairs = account_pairs(stats);
@@ -74,36 +75,35 @@ impl DeviceAccount {
             pairs.extend([(allocated(stats), handed_out), (handed_out, reserved(stats))]);
         }
         check_order(&pairs, findings);
-        let mut seen = Vec::new();
-        for _ in 0..2 {
-            match device.memory() {
-                Ok(memory) => {
-                    self.notice_others(memory);
-                    seen = self.compare(look, memory);
-                }
-                Err(error) => {
-                    let expected = "the device tells its memory";
-                    seen = vec![Finding::new(Invariant::DeviceUsedFollowsReserved, expected, error.to_string())];
-                    break;
-                }
+        let mut reading = device.memory();
+        if reading.as_ref().is_ok_and(|&memory| self.is_unexpected(look, memory)) {
+            reading = device.memory();
+        }
+        match reading {
+            Ok(memory) => {
+                let contention = self.others_moved(memory);
+                self.contention = self.contention.take().or(contention);
+                findings.append(&mut self.compare(look, memory));
             }
-            if seen.is_empty() {
-                return;
+            Err(error) => {
+                let expected = "the device tells its memory";
+                findings.push(Finding::new(Invariant::DeviceUsedFollowsReserved, expected, error.to_string()));
             }
         }
-        findings.append(&mut seen);
     }
 
-    /// Notes whether other processes took memory or gave it back since the start.
-    fn notice_others(&mut self, memory: DeviceMemory) {
+    /// Whether a reading of the device's memory has to be looked at again.
+    fn is_unexpected(&self, look: &Look<'_>, memory: DeviceMemory) -> bool {
+        let others_moved = self.contention.is_none() && self.others_moved(memory).is_some();
+        others_moved || !self.differences(look, memory).is_empty()
+    }
+
+    /// Where other processes took memory or gave it back since the start: how much.
+    fn others_moved(&self, memory: DeviceMemory) -> Option<String> {
         let others = |memory: &DeviceMemory| memory.process.map(|process| memory.used.saturating_sub(process));
-        if let (Some(before), Some(now)) = (others(&self.start), others(&memory))
-            && !self.simulated
-            && now.0.abs_diff(before.0) > self.tolerance.0
-            && self.contention.is_none()
-        {
-            self.contention = Some(format!("other processes held {before} of the device when the run began, and {now} later"));
-        }
+        let (before, now) = (others(&self.start)?, others(&memory)?);
+        let moved = !self.simulated && now.0.abs_diff(before.0) > self.tolerance.0;
+        moved.then(|| format!("other processes held {before} of the device when the run began, and {now} later"))
     }
 
     /// How far the device's figures moved since the start, others' pressure apart. The first figure is that of this process, where the device
@@ -118,8 +118,22 @@ impl DeviceAccount {
         }
     }
 
-    /// What all programs are charged, against how far the device's figures moved.
+    /// What is wrong between the accounts and the device. Where nothing tells whose memory moved, that is contention and no finding.
     fn compare(&mut self, look: &Look<'_>, memory: DeviceMemory) -> Vec<Finding> {
+        let findings = self.differences(look, memory);
+        let is_known = self.simulated || (memory.process.is_some() && self.start.process.is_some());
+        if is_known || findings.is_empty() {
+            return findings;
+        }
+        // Another process may have moved it, so it is no ground to accuse the allocator.
+        let (moved, reserved) = (self.moved(memory), look.held.and(look.others).reserved);
+        let why = format!("device used moved by {moved} B while {reserved} B were reserved, and NVML does not tell whose memory it is");
+        self.contention.get_or_insert(why);
+        Vec::new()
+    }
+
+    /// What all programs are charged, against how far the device's figures moved.
+    fn differences(&self, look: &Look<'_>, memory: DeviceMemory) -> Vec<Finding> {
         let mut findings = Vec::new();
         let (moved, tolerance) = (self.moved(memory), i128::from(self.tolerance.0));
         let held = u64::try_from(moved + tolerance).unwrap_or(0);
@@ -136,13 +150,6 @@ impl DeviceAccount {
             let expected = format!("device used moved by the {reserved} B reserved{programs}{charge}, within {}", self.tolerance);
             let seen = format!("it moved by {moved} B, {:+} B off", moved - i128::from(reserved));
             findings.push(Finding::new(Invariant::DeviceUsedFollowsReserved, expected, seen));
-        }
-        let is_known = self.simulated || (memory.process.is_some() && self.start.process.is_some());
-        if !is_known && !findings.is_empty() {
-            // Another process may have moved it, so it is no ground to accuse the allocator.
-            let why = format!("device used moved by {moved} B while {reserved} B were reserved, and NVML does not tell whose memory it is");
-            self.contention.get_or_insert(why);
-            findings.clear();
         }
         findings
     }

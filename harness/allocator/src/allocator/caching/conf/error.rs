@@ -7,57 +7,35 @@ use super::Setting;
 /// A configuration string that PyTorch would refuse, or that asks for what is not there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum ConfError {
     /// Correct the key to one of [`Setting::ALL`], or leave the setting out.
     #[error("`{key}` is not a setting of PyTorch 2.11's allocator\n{at}")]
-    UnknownKey {
-        /// What stands there.
-        key: String,
-        /// Where.
-        at: Excerpt,
-    },
+    UnknownKey { key: String, at: Excerpt },
     /// Write what is expected.
     #[error("expected {expected}; settings are written `KEY:VALUE,KEY:VALUE`\n{at}")]
     Syntax {
         /// What is accepted there.
         expected: &'static str,
-        /// Where.
         at: Excerpt,
     },
     /// Write a number.
     #[error("{key} must be {form}\n{at}")]
-    NotANumber {
-        /// Of which setting.
-        key: &'static str,
-        /// What is accepted.
-        form: &'static str,
-        /// Where.
-        at: Excerpt,
-    },
+    NotANumber { key: &'static str, form: &'static str, at: Excerpt },
     /// Choose a value that PyTorch allows.
     #[error("{key} must be {rule}\n{at}")]
     OutOfRange {
-        /// Of which setting.
         key: &'static str,
         /// What PyTorch allows.
         rule: String,
-        /// Where.
         at: Excerpt,
     },
     /// Write `True` or `False`.
     #[error("{key} must be `True` or `False`, capital letter included\n{at}")]
-    NotABoolean {
-        /// Of which setting.
-        key: &'static str,
-        /// Where.
-        at: Excerpt,
-    },
+    NotABoolean { key: &'static str, at: Excerpt },
     /// Leave the backend out.
     #[error("the only backend here is `native`: PyTorch's `cudaMallocAsync` is not this allocator, and it knows no others\n{at}")]
-    Backend {
-        /// Where.
-        at: Excerpt,
-    },
+    Backend { at: Excerpt },
 }
 
 impl ConfError {

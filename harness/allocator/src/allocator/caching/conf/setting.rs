@@ -2,8 +2,8 @@
 
 /// A setting of PyTorch 2.11's allocator, for tables and messages.
 #[derive(Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Setting {
-    /// Its key.
     pub name: &'static str,
     /// The values that PyTorch takes.
     pub takes: &'static str,

@@ -1,20 +1,20 @@
-//! What a core asks of the other cores on the same device, while its thread holds the slow lock.
+//! What a core asks of the other cores on the same device, while its thread holds the slow-path lock.
 
 use super::held::Held;
 use super::{Core, SharedAllocator};
 use crate::allocator::Allocator;
-use crate::allocator::caching::{Others, Side};
+use crate::allocator::caching::{Siblings, StreamOrder};
 use crate::device::{Device, DeviceError};
 use crate::stats::{MemoryStats, PoolKind};
 
-/// All cores but one. The caller holds the lock of that one, and the slow lock.
-pub(super) struct CoresBeside<'a, D> {
+/// All cores but one. The caller holds the lock of that one, and the slow-path lock.
+pub(super) struct SiblingCores<'a, D> {
     shared: &'a SharedAllocator<D>,
     own: u32,
     held: &'a mut Held,
 }
 
-impl<'a, D: Device> CoresBeside<'a, D> {
+impl<'a, D: Device> SiblingCores<'a, D> {
     pub(super) const fn of(shared: &'a SharedAllocator<D>, own: u32, held: &'a mut Held) -> Self {
         Self { shared, own, held }
     }
@@ -26,9 +26,9 @@ impl<'a, D: Device> CoresBeside<'a, D> {
     }
 }
 
-impl<D: Device> Others for CoresBeside<'_, D> {
+impl<D: Device> Siblings for SiblingCores<'_, D> {
     fn reserved(&self) -> u64 {
-        self.held.reserved_by_others(self.own)
+        self.held.reserved_by_siblings(self.own)
     }
 
     fn allocated(&self) -> u64 {
@@ -43,10 +43,10 @@ impl<D: Device> Others for CoresBeside<'_, D> {
         self.cores().try_for_each(|(_, core)| core.0.lock().finish_pending(device, None))
     }
 
-    fn release_default_pool(&mut self, device: &mut dyn Device, kind: PoolKind, side: Side) -> Result<(), DeviceError> {
+    fn release_default_pool(&mut self, device: &mut dyn Device, kind: PoolKind, order: StreamOrder) -> Result<(), DeviceError> {
         let own = self.own;
-        let on_side = |&(key, _): &(u32, _)| (key < own) == (side == Side::Before);
-        for (key, core) in self.cores().filter(on_side) {
+        let in_order = |&(key, _): &(u32, _)| (key < own) == (order == StreamOrder::Lower);
+        for (key, core) in self.cores().filter(in_order) {
             let mut core = core.0.lock();
             let released = core.release_default_pool(device, kind);
             self.held.set(key, &core.stats());

@@ -1,0 +1,53 @@
+//! Allocators around an allocator: [`AllocatorWrapper`] writes the methods that it changes; all others pass the call on. It is used as
+//! [`crate::device::wrapper::DeviceWrapper`] is.
+
+use super::{Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePools, Request};
+use crate::device::{Device, DeviceError, DevicePtr, PoolId, StreamId};
+use crate::stats::{MemoryStats, SegmentInfo};
+use crate::units::Bytes;
+use crate::wrap::wrapper;
+
+wrapper! {
+    /// An [`Allocator`] around another one.
+    trait AllocatorWrapper: Send => Allocator {
+        /// What is wrapped.
+        type Inner: Allocator + ?Sized;
+
+        /// The wrapped allocator.
+        fn inner(&self) -> &Self::Inner;
+
+        /// The wrapped allocator, to call it.
+        fn inner_mut(&mut self) -> &mut Self::Inner;
+    }
+    &self:
+        fn name() -> &'static str;
+        fn reserve_unit(device: &dyn Device) -> Bytes;
+        fn largest_request(device: &dyn Device, free: Bytes) -> Bytes;
+        fn check_device(device: &mut dyn Device) -> Result<(), DeviceError>;
+        fn stats() -> MemoryStats;
+        fn snapshot() -> Vec<SegmentInfo>;
+        fn segment_at(address: DevicePtr) -> Option<SegmentInfo>;
+        fn driver_pool() -> Option<PoolId>;
+    &mut self:
+        fn allocate(device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError>;
+        fn free(device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError>;
+        fn record_stream(allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError>;
+        fn release_stream(device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError>;
+        fn empty_cache(device: &mut dyn Device) -> Result<(), DeviceError>;
+        fn set_memory_fraction(device: &dyn Device, fraction: MemoryFraction);
+        fn reset_peaks();
+        fn private_pools() -> Option<&mut dyn PrivatePools>;
+        fn close(device: &mut dyn Device) -> Result<(), DeviceError>;
+}
+
+impl<A: Allocator + ?Sized> AllocatorWrapper for Box<A> {
+    type Inner = A;
+
+    fn inner(&self) -> &A {
+        self
+    }
+
+    fn inner_mut(&mut self) -> &mut A {
+        self
+    }
+}

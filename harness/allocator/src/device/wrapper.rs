@@ -1,0 +1,173 @@
+//! Devices around a device: [`DeviceWrapper`], and [`TestDeviceWrapper`] where the inner one has the instruments of a test rig. A wrapper
+//! writes the methods that it changes; all others pass the call on.
+//!
+//! ```
+//! use harness_allocator::device::sim::{SimConfig, SimDevice};
+//! use harness_allocator::device::{Device, DeviceError, DevicePtr, wrapper};
+//! use harness_allocator::units::Bytes;
+//!
+//! /// Counts the bytes that were asked for.
+//! struct Counting<D> {
+//!     inner: D,
+//!     asked: Bytes,
+//! }
+//!
+//! impl<D: Device> wrapper::DeviceWrapper for Counting<D> {
+//!     type Inner = D;
+//!     fn inner(&self) -> &D {
+//!         &self.inner
+//!     }
+//!     fn inner_mut(&mut self) -> &mut D {
+//!         &mut self.inner
+//!     }
+//!     fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
+//!         self.asked += size;
+//!         self.inner.malloc(size)
+//!     }
+//! }
+//!
+//! let mut device = Counting { inner: SimDevice::new(SimConfig::default()), asked: Bytes::ZERO };
+//! let ptr = device.malloc(Bytes::mib(2))?;
+//! device.free(ptr)?;
+//! assert_eq!(device.asked, Bytes::mib(2));
+//! # Ok::<(), DeviceError>(())
+//! ```
+//!
+//! A wrapper has each method twice, by these traits and by [`Device`] and [`TestDevice`], and so has a boxed device, which is a wrapper too. Where
+//! both traits are in scope such a call is ambiguous. So name `DeviceWrapper` by its module, as above, and in its methods call a boxed device by
+//! `self.inner()` and `self.inner_mut()`.
+
+use super::{
+    CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place,
+    PooledDevice, StreamId, Tag, TestDevice,
+};
+use crate::units::{Bytes, Nanos};
+use crate::wrap::wrapper;
+
+wrapper! {
+    /// A [`Device`] around another one.
+    trait DeviceWrapper: Send => Device {
+        /// What is wrapped.
+        type Inner: Device + ?Sized;
+
+        /// The wrapped device.
+        fn inner(&self) -> &Self::Inner;
+
+        /// The wrapped device, to call it.
+        fn inner_mut(&mut self) -> &mut Self::Inner;
+    }
+    &self:
+        fn info() -> &DeviceInfo;
+    &mut self:
+        fn free_memory() -> Result<Bytes, DeviceError>;
+        fn malloc(size: Bytes) -> Result<DevicePtr, DeviceError>;
+        fn free(ptr: DevicePtr) -> Result<(), DeviceError>;
+        fn create_stream() -> Result<StreamId, DeviceError>;
+        fn destroy_stream(stream: StreamId) -> Result<(), DeviceError>;
+        fn release_stream(stream: StreamId) -> Result<(), DeviceError>;
+        fn create_event() -> Result<EventId, DeviceError>;
+        fn destroy_event(event: EventId) -> Result<(), DeviceError>;
+        fn record_event(event: EventId, stream: StreamId) -> Result<(), DeviceError>;
+        fn event_done(event: EventId) -> Result<bool, DeviceError>;
+        fn wait_event(stream: StreamId, event: EventId) -> Result<(), DeviceError>;
+        fn synchronize_event(event: EventId) -> Result<(), DeviceError>;
+        fn synchronize_stream(stream: StreamId) -> Result<(), DeviceError>;
+        fn synchronize() -> Result<(), DeviceError>;
+        fn mapped() -> Option<&mut dyn MappedDevice>;
+        fn pooled() -> Option<&mut dyn PooledDevice>;
+}
+
+wrapper! {
+    /// A [`TestDevice`] around another one.
+    trait TestDeviceWrapper: DeviceWrapper<Inner: TestDevice> => TestDevice {}
+    &self:
+        fn own_context() -> Result<Bytes, DeviceError>;
+        fn calls() -> DeviceCalls;
+        fn leaks() -> Leaks;
+        fn cost_figures() -> Vec<CostFigure>;
+    &mut self:
+        fn memory() -> Result<DeviceMemory, DeviceError>;
+        fn now() -> Nanos;
+        fn set_place(place: Place);
+        fn create_timed_event() -> Result<EventId, DeviceError>;
+        fn elapsed(start: EventId, end: EventId) -> Result<Nanos, DeviceError>;
+        fn fill(stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
+        fn verify(stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
+        fn verify_later(stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
+        fn finish_verifications(stream: StreamId) -> Result<(), DeviceError>;
+        fn busy(stream: StreamId, duration: Nanos) -> Result<(), DeviceError>;
+        fn set_pressure(held: Bytes) -> Result<Bytes, DeviceError>;
+}
+
+impl<D: Device + ?Sized> DeviceWrapper for Box<D> {
+    type Inner = D;
+
+    fn inner(&self) -> &D {
+        self
+    }
+
+    fn inner_mut(&mut self) -> &mut D {
+        self
+    }
+}
+
+impl<D: TestDevice + ?Sized> TestDeviceWrapper for Box<D> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocator::AllocatorKind;
+    use crate::device::sim::{SimConfig, SimDevice};
+
+    /// A device without virtual memory management and without pools.
+    struct Plain<D>(D);
+
+    impl<D: Device> DeviceWrapper for Plain<D> {
+        type Inner = D;
+
+        fn inner(&self) -> &D {
+            &self.0
+        }
+
+        fn inner_mut(&mut self) -> &mut D {
+            &mut self.0
+        }
+
+        fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+            None
+        }
+
+        fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+            None
+        }
+    }
+
+    impl<D: TestDevice> TestDeviceWrapper for Plain<D> {}
+
+    #[test]
+    fn an_allocator_that_needs_what_a_device_lacks_says_so_and_all_others_work_on_it() {
+        let mut whole = SimDevice::new(SimConfig::default());
+        let mut plain = Plain(SimDevice::new(SimConfig::default()));
+        for kind in AllocatorKind::ALL {
+            assert_eq!(kind.build().check_device(&mut whole), Ok(()), "{}", kind.name());
+            let lacks = matches!(kind, AllocatorKind::Expandable | AllocatorKind::AsyncPool);
+            let answer = kind.build().check_device(&mut plain);
+            assert_eq!(matches!(answer, Err(DeviceError::Unavailable { .. })), lacks, "{}: {answer:?}", kind.name());
+        }
+    }
+
+    #[test]
+    fn what_a_wrapper_does_not_write_is_the_inner_devices_through_any_number_of_wrappers() -> Result<(), DeviceError> {
+        let mut device: Box<dyn TestDevice> = Box::new(Plain(Box::new(Plain(SimDevice::new(SimConfig::default())))));
+        let total = TestDevice::memory(&mut *device)?.free;
+        let ptr = Device::malloc(&mut *device, Bytes::mib(2))?;
+        let range = MemoryRange::new(ptr, Bytes::mib(2));
+        TestDevice::fill(&mut *device, StreamId::DEFAULT, range, Tag(7))?;
+        TestDevice::verify(&mut *device, StreamId::DEFAULT, range, Tag(7))?;
+        assert!(TestDevice::verify(&mut *device, StreamId::DEFAULT, range, Tag(8)).is_err());
+        assert_eq!(Device::free_memory(&mut *device)?, total - Bytes::mib(2));
+        assert_eq!((TestDevice::calls(&*device).malloc, TestDevice::leaks(&*device).allocations), (1, 1));
+        assert!(!TestDevice::cost_figures(&*device).is_empty(), "also what has a default");
+        Device::free(&mut *device, ptr)
+    }
+}

@@ -1,6 +1,6 @@
 //! The index of all runs: for each device its latest verdict, and a table of its runs.
 
-use harness_bench::record::{BenchRun, Counts, Outcome};
+use harness_bench::record::{BenchRun, Counts};
 use harness_bench::store::{INDEX, REPORT};
 
 use super::super::escape::{code, prose};
@@ -62,7 +62,6 @@ fn cells(folder: &str, run: &BenchRun) -> Vec<String> {
     let counts = run.comparison.as_ref().map(|comparison| Counts::of(&comparison.changes));
     let number = |of: fn(Counts) -> usize| counts.map_or_else(|| NOTHING.to_owned(), |counts| of(counts).to_string());
     let commit = |commit: Option<&String>| commit.map_or_else(|| NOTHING.to_owned(), |commit| code(&words::shortened(commit)));
-    let failed = run.entries().filter(|(_, entry)| matches!(entry.outcome, Outcome::Failed { .. })).count();
     vec![
         format!("[{}]({})", words::moment(&run.started), link(folder)),
         commit(run.build.commit.as_ref()),
@@ -71,7 +70,7 @@ fn cells(folder: &str, run: &BenchRun) -> Vec<String> {
         number(|counts| counts.worse),
         number(|counts| counts.better),
         number(|counts| counts.unsure),
-        failed.to_string(),
+        run.failed().to_string(),
         run.entries().count().to_string(),
         if run.conditions.contended.is_empty() { "no".to_owned() } else { prose(&run.conditions.contended.join("; ")) },
     ]

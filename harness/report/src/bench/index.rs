@@ -20,8 +20,9 @@ pub fn index(runs: &[(String, BenchRun)]) -> Vec<(String, String)> {
     let mut page = Page::default();
     page.block("# Benchmark runs");
     page.block(
-        "Each run is a folder with a report to read and the record that it is made from. It is measured side by side with the accepted build, \
-         which `accepted.json` names; `harness report accept` moves it. This page is made by the tool: do not edit it.",
+        "Each run is a folder in `nightly`, with a report to read and the record that it is made from. Where `accepted.json` names an accepted \
+         build, runs are measured side by side with it; `harness report accept` writes that file, which is to be committed. This page is made by \
+         `harness bench` and `harness report index`: do not edit it.",
     );
     if runs.is_empty() {
         page.block("There is no run yet: `harness bench` makes one.");

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// The file's name.
+/// The file among the reports.
 pub const FILE: &str = "accepted.json";
 
 /// Bytes that such a file has at most.
@@ -20,7 +20,7 @@ pub struct AcceptedBuild {
     pub commit: String,
     /// The day on which it was accepted, as in `2026-11-20`.
     pub date: String,
-    /// Why.
+    /// Why it was accepted, in a sentence.
     pub reason: String,
 }
 

@@ -45,7 +45,7 @@ struct Greeting {
 /// A case that is to be done once.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Request<'a> {
-    /// The suite's file.
+    /// Path of the suite.
     pub(crate) suite: Cow<'a, Path>,
     pub(crate) case: Cow<'a, str>,
     /// As the suite's arm is displayed.
@@ -75,7 +75,7 @@ pub(crate) enum Side {
     Accepted,
 }
 
-/// Both builds, running.
+/// The processes of both builds.
 #[derive(Debug)]
 pub struct Builds {
     this: Build,

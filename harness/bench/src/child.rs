@@ -19,12 +19,10 @@ const ERROR_TAIL: usize = 4096;
 /// Bytes of one answer at most.
 const LINE: u64 = 16 << 20;
 
-/// How long a process may take.
+/// How long a process may take to start, and for each answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// To start.
     pub(crate) start: Duration,
-    /// For one answer.
     pub(crate) answer: Duration,
 }
 

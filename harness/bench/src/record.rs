@@ -165,11 +165,10 @@ pub struct GpuState {
 pub struct SuiteRecord {
     /// The file's name without ending.
     pub name: String,
-    /// Its `about:`.
+    /// What its file says it is about.
     pub about: String,
     /// A change of a measured time by less than this share is never flagged; 0.05 is 5 %.
     pub threshold: f64,
-    /// Rounds done.
     pub rounds: u32,
     pub stopped: Stopped,
     /// What the harness adds to one timed region: the median of empty ones, in picoseconds of the host's clock.
@@ -336,7 +335,7 @@ pub struct EntrySummary {
     pub high: u64,
 }
 
-/// What changed.
+/// What changed from the accepted build, or from an earlier run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
     pub basis: Basis,
@@ -457,7 +456,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Counts changes.
+    /// How many of these changes have each verdict.
     #[must_use]
     pub fn of<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Self {
         let mut counts = Self::default();

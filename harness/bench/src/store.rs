@@ -47,14 +47,14 @@ pub struct Renderer {
 pub struct Runs {
     /// Those that can be read, oldest first, with their folders relative to the root.
     pub whole: Vec<(String, BenchRun)>,
-    /// Why others cannot.
+    /// Why others cannot be read.
     pub broken: Vec<StoreError>,
 }
 
-/// What was done.
+/// A run that was saved.
 #[derive(Debug)]
 pub struct Saved {
-    /// The run's folder.
+    /// Where it was saved.
     pub folder: PathBuf,
     /// The run as it was saved, with its comparison.
     pub run: BenchRun,

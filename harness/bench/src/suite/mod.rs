@@ -62,7 +62,7 @@ pub struct Case {
     pub group: String,
     /// Where on the group's axis, if the group has one.
     pub point: Option<Point>,
-    /// What is done.
+    /// What is done, and measured.
     pub measure: Measure,
     /// A hash of what is measured, as parsed: comments, other cases and how often it is measured do not change it.
     pub hash: String,

@@ -112,7 +112,7 @@ impl KindWire {
 /// A measure, or the name of one without the fields that it needs, which the check answers with its place.
 #[derive(Clone, Debug)]
 pub(super) enum MeasureWire {
-    /// A measure.
+    /// A measure with its fields, or one that has none.
     Kind(KindWire),
     /// A name alone that is no measure by itself.
     Bare(String),

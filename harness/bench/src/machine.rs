@@ -69,6 +69,9 @@ impl Machine {
 /// change that suites look for, some per cent.
 const MAX_HELD_DOWN: f64 = 0.01;
 
+/// In a shorter watch one time slice of another program, some milliseconds, is a share that says nothing.
+const LEAST_WATCH: Duration = Duration::from_secs(1);
+
 /// Watches the machine while a run is measured.
 pub struct Monitor {
     began: Instant,
@@ -96,7 +99,8 @@ impl Monitor {
     pub fn finish(mut self) -> Conditions {
         self.observe();
         let waited = self.host.until(&HostUse::now(), self.began.elapsed());
-        let contended = self.gpu.contended(self.began.elapsed()).into_iter().chain(host::contended(&waited)).collect();
+        let host = host::contended(&waited).filter(|_| self.began.elapsed() >= LEAST_WATCH);
+        let contended = self.gpu.contended(self.began.elapsed()).into_iter().chain(host).collect();
         Conditions { free_at_start: self.free_at_start, gpu: self.gpu.states, contended, cost_figures: self.cost_figures }
     }
 

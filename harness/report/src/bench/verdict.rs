@@ -161,8 +161,10 @@ fn contended(run: &BenchRun) -> Option<String> {
     let to_do = if runs >= ALWAYS {
         " What to do: run when nothing else does, or give the benchmarks cores of their own (`taskset`, a cpuset), end other processes on the \
          GPU, and raise the budget; until then only changes larger than the intervals shown are found."
-    } else {
+    } else if run.comparison.as_ref().is_some_and(|comparison| matches!(comparison.basis, Basis::SideBySide { .. })) {
         " Both builds met that alike, so ratios hold; intervals are wider."
+    } else {
+        ""
     };
     Some(format!("Contended{often}: {}.{to_do}", why.join("; ")))
 }

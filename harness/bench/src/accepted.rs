@@ -1,11 +1,13 @@
 //! The accepted build: which commit it is, in the file [`FILE`] among the reports. It moves only when somebody accepts another.
 
+use std::fmt::Display;
+use std::fs::File;
 use std::io::{ErrorKind, Read as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// The file's name.
+/// The file among the reports.
 pub const FILE: &str = "accepted.json";
 
 /// Bytes that such a file has at most.
@@ -18,31 +20,21 @@ pub struct AcceptedBuild {
     pub commit: String,
     /// The day on which it was accepted, as in `2026-11-20`.
     pub date: String,
-    /// Why.
+    /// Why it was accepted, in a sentence.
     pub reason: String,
-}
-
-/// The file cannot be used: mend it, or accept a build anew with `harness report accept`.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot read the accepted build from `{}`: {why}", path.display())]
-pub struct AcceptedError {
-    path: PathBuf,
-    why: String,
 }
 
 /// The accepted build of these reports, if there is one.
 ///
 /// # Errors
-/// [`AcceptedError`]: the file is there and cannot be read.
-pub fn read(root: &Path) -> Result<Option<AcceptedBuild>, AcceptedError> {
+/// A sentence: the file is there and cannot be read. Mend it, or accept a build anew with `harness report accept`.
+pub fn read(root: &Path) -> Result<Option<AcceptedBuild>, String> {
     let path = root.join(FILE);
-    let mut text = String::new();
-    let read = std::fs::File::open(&path).and_then(|file| file.take(MOST).read_to_string(&mut text));
-    let failed = |why: String| AcceptedError { path: path.clone(), why };
-    match read {
+    let failed = |why: &dyn Display| format!("cannot read the accepted build from `{}`: {why}", path.display());
+    match File::open(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(failed(error.to_string())),
-        Ok(_) => serde_json::from_str(&text).map(Some).map_err(|error| failed(error.to_string())),
+        Err(error) => Err(failed(&error)),
+        Ok(file) => serde_json::from_reader(file.take(MOST)).map(Some).map_err(|error| failed(&error)),
     }
 }
 

@@ -15,22 +15,20 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use harness_cuda::machine::nvml_at;
 use serde::{Deserialize, Serialize};
 
-use crate::child::Talker;
+use crate::child::{ChildProcess, Patience};
 use crate::clock::{Stopwatch, overhead_ps};
-use crate::measure::{self, Fault, Reading, Visit};
+use crate::measure;
+use crate::measure::visit::{Fault, Reading, Visit};
 use crate::provider::DeviceProvider;
 use crate::suite::Suite;
 
 /// The version of requests and answers. A build that speaks another one is not compared side by side.
 pub const PROTOCOL: u32 = 1;
 
-/// How long a process may take to open its device: a cold driver needs some seconds.
-const START: Duration = Duration::from_secs(60);
-/// How long one answer may take: the longest case, a scenario on a slow machine, takes seconds.
-const ANSWER: Duration = Duration::from_secs(120);
+/// A cold driver needs some seconds to open its device; the longest case, a scenario on a slow machine, takes seconds.
+const PATIENCE: Patience = Patience { start: Duration::from_secs(60), answer: Duration::from_secs(120) };
 
 /// New processes may cost this share of the time, so that a run sees many of them. Each finds its code, heap and stack at other addresses, and
 /// these decide what shares a set of a cache (T. Mytkowicz and others, "Producing Wrong Data Without Doing Anything Obviously Wrong!", 2009,
@@ -47,7 +45,7 @@ struct Greeting {
 /// A case that is to be done once.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Request<'a> {
-    /// The suite's file.
+    /// Path of the suite.
     pub(crate) suite: Cow<'a, Path>,
     pub(crate) case: Cow<'a, str>,
     /// As the suite's arm is displayed.
@@ -62,10 +60,12 @@ pub(crate) struct Request<'a> {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Answer {
-    Measured { readings: Vec<Reading>, batch: Option<u64> },
-    OutOfMemory(String),
-    Skipped(String),
-    Failed(String),
+    Measured {
+        readings: Vec<Reading>,
+        batch: Option<u64>,
+    },
+    #[serde(untagged)]
+    Fault(Fault),
 }
 
 /// One of the two builds.
@@ -75,7 +75,7 @@ pub(crate) enum Side {
     Accepted,
 }
 
-/// Both builds, running.
+/// The processes of both builds.
 #[derive(Debug)]
 pub struct Builds {
     this: Build,
@@ -92,7 +92,7 @@ struct Build {
     arguments: Vec<OsString>,
     ordinal: Option<u32>,
     commit: Option<String>,
-    talker: Talker,
+    process: ChildProcess,
 }
 
 impl Builds {
@@ -132,47 +132,39 @@ impl Builds {
             Side::This => &mut self.this,
             Side::Accepted => &mut self.accepted,
         };
-        if !build.talker.is_running() {
+        if !build.process.is_running() {
             build.restart().map_err(Fault::Failed)?;
         }
-        match build.talker.ask(request).map_err(Fault::Failed)? {
+        match build.process.ask(request).map_err(Fault::Failed)? {
             Answer::Measured { readings, batch } => Ok((readings, batch)),
-            Answer::OutOfMemory(reason) => Err(Fault::OutOfMemory(reason)),
-            Answer::Skipped(reason) => Err(Fault::Skipped(reason)),
-            Answer::Failed(reason) => Err(Fault::Failed(reason)),
+            Answer::Fault(fault) => Err(fault),
         }
     }
 }
 
 impl Build {
     fn start(program: &Path, arguments: &[OsString], ordinal: Option<u32>) -> Result<Self, String> {
-        let (talker, commit) = talk(program, arguments, ordinal)?;
-        Ok(Self { program: program.to_owned(), arguments: arguments.to_owned(), ordinal, commit, talker })
+        let (process, commit) = start_process(program, arguments, ordinal)?;
+        Ok(Self { program: program.to_owned(), arguments: arguments.to_owned(), ordinal, commit, process })
     }
 
     fn restart(&mut self) -> Result<(), String> {
-        self.talker.end();
-        self.talker = talk(&self.program, &self.arguments, self.ordinal)?.0;
+        self.process.end();
+        self.process = start_process(&self.program, &self.arguments, self.ordinal)?.0;
         Ok(())
     }
 }
 
-/// Starts a build, and learns its number on a GPU, so that the monitor does not take it for somebody else's process.
-fn talk(program: &Path, arguments: &[OsString], ordinal: Option<u32>) -> Result<(Talker, Option<String>), String> {
-    let nvml = ordinal.and_then(|ordinal| nvml_at(ordinal).ok());
-    let before = nvml.as_ref().and_then(|nvml| nvml.process_numbers().ok());
+/// Returns the commit that the build was made from, too.
+fn start_process(program: &Path, arguments: &[OsString], ordinal: Option<u32>) -> Result<(ChildProcess, Option<String>), String> {
     let mut command = Command::new(program);
     command.args(["bench", "--serve"]).args(arguments);
-    let mut talker = Talker::start("the build", &mut command, ANSWER).map_err(|error| format!("{}: {error}", program.display()))?;
-    let Greeting { protocol, commit } = talker.hear(START).map_err(|error| format!("{}: {error}", program.display()))?;
+    let started = ChildProcess::start("the build", &mut command, ordinal, PATIENCE);
+    let (process, Greeting { protocol, commit }) = started.map_err(|error| format!("{}: {error}", program.display()))?;
     if protocol != PROTOCOL {
         return Err(format!("{} speaks version {protocol} of the protocol, this harness version {PROTOCOL}", program.display()));
     }
-    // Where the processes before are not known, which is new cannot be told.
-    if let (Some(nvml), Some(before)) = (nvml, before) {
-        nvml.notice_child(&before);
-    }
-    Ok((talker, commit))
+    Ok((process, commit))
 }
 
 /// What `harness bench --serve` does: says what it is, and answers requests until its input ends.
@@ -185,7 +177,7 @@ pub fn serve(provider: &mut dyn DeviceProvider, commit: Option<String>, input: i
     for line in input.lines() {
         let answer = match serde_json::from_str::<Request<'_>>(&line?) {
             Ok(request) => server.answer(provider, &request),
-            Err(error) => Answer::Skipped(format!("this build does not understand the request: {error}")),
+            Err(error) => Answer::Fault(Fault::Skipped(format!("this build does not understand the request: {error}"))),
         };
         say(output, &answer)?;
     }
@@ -206,36 +198,29 @@ struct Server {
 
 impl Server {
     fn answer(&mut self, provider: &mut dyn DeviceProvider, request: &Request<'_>) -> Answer {
-        let read = || Suite::load(&request.suite).map_err(|error| format!("this build cannot read the suite: {error}"));
-        let suite = match self.suites.entry(request.suite.to_path_buf()).or_insert_with(read) {
-            Ok(suite) => suite,
-            Err(reason) => return Answer::Skipped(reason.clone()),
-        };
-        let Some(case) = suite.cases.iter().find(|case| case.name() == request.case) else {
-            return Answer::Skipped("this build does not know the case".to_owned());
-        };
-        if case.hash != request.hash {
-            return Answer::Skipped("this build measures something else by this name".to_owned());
-        }
-        let Some(arm) = suite.arms.iter().find(|arm| arm.to_string() == request.arm) else {
-            return Answer::Skipped("this build does not know the arm".to_owned());
-        };
         let mut batch = request.batch;
-        let visit = &mut Visit {
-            provider,
-            arm,
-            memory: suite.memory,
-            overhead_ps: self.overhead_ps,
-            batch: &mut batch,
-            interrupt: &self.interrupt,
-        };
-        match measure::visit(&case.measure, visit) {
+        match self.readings(provider, request, &mut batch) {
             Ok(readings) => Answer::Measured { readings, batch },
-            Err(Fault::OutOfMemory(reason)) => Answer::OutOfMemory(reason),
-            Err(Fault::Skipped(reason)) => Answer::Skipped(reason),
-            Err(Fault::Failed(reason)) => Answer::Failed(reason),
-            Err(Fault::Interrupted) => Answer::Skipped("interrupted".to_owned()),
+            Err(fault) => Answer::Fault(fault),
         }
+    }
+
+    fn readings(
+        &mut self,
+        provider: &mut dyn DeviceProvider,
+        request: &Request<'_>,
+        batch: &mut Option<u64>,
+    ) -> Result<Vec<Reading>, Fault> {
+        let unknown = |why: &str| Fault::Skipped(format!("this build {why}"));
+        let read = || Suite::load(&request.suite).map_err(|error| format!("cannot read the suite: {error}"));
+        let suite = self.suites.entry(request.suite.to_path_buf()).or_insert_with(read).as_ref().map_err(|why| unknown(why))?;
+        let case = suite.cases.iter().find(|case| case.name() == request.case).ok_or_else(|| unknown("does not know the case"))?;
+        if case.hash != request.hash {
+            return Err(unknown("measures something else by this name"));
+        }
+        let arm = suite.arms.iter().find(|arm| arm.to_string() == request.arm).ok_or_else(|| unknown("does not know the arm"))?;
+        let (memory, overhead_ps, interrupt) = (suite.memory, self.overhead_ps, &self.interrupt);
+        measure::visit(&case.measure, &mut Visit { provider, arm, memory, overhead_ps, batch, interrupt })
     }
 }
 

@@ -1,54 +1,79 @@
-//! A process that takes its turn among the arms, and the talk with it: one JSON object a line each way over its standard input and output.
-//! What it writes to its standard error is kept, so that a failure can say why.
+//! A process that takes its turn among the arms: questions and answers are one JSON object a line, over its standard input and output.
+//! What it writes to its standard error is kept in a file, so that a failure can say why.
 
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
+use std::os::unix::fs::FileExt as _;
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use harness_cuda::machine::nvml_at;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// How long its end is waited for: to take a context of many gigabytes down takes the driver some seconds at most.
 const END: Duration = Duration::from_secs(20);
-/// How long the last words on its standard error are waited for.
-const LAST_WORDS: Duration = Duration::from_millis(500);
-/// Bytes of its standard error that are kept, from the end.
-const KEPT: usize = 4096;
+/// Bytes of its standard error that are looked at, from the end.
+const ERROR_TAIL: usize = 4096;
 /// Bytes of one answer at most.
 const LINE: u64 = 16 << 20;
 
+/// How long a process may take to start, and for each answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    pub(crate) start: Duration,
+    pub(crate) answer: Duration,
+}
+
 /// See the module. It is ended when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Talker {
+pub(crate) struct ChildProcess {
     /// As messages call it.
     name: &'static str,
     child: Child,
     /// `None` once it was ended.
     input: Option<ChildStdin>,
     lines: Receiver<String>,
-    errors: Arc<Mutex<Vec<u8>>>,
-    reader: Option<std::thread::JoinHandle<()>>,
-    /// How long one answer may take.
-    pub(crate) patience: Duration,
+    errors: File,
+    pub(crate) patience: Patience,
 }
 
-impl Talker {
-    /// Starts a command.
+impl ChildProcess {
+    /// Starts a command and waits for the line that it begins with. Where it uses the CUDA device of this number, its process number there is
+    /// learnt, so that the monitor does not take it for somebody else's process.
     ///
     /// # Errors
     /// A sentence: why it cannot be started.
-    pub(crate) fn start(name: &'static str, command: &mut Command, patience: Duration) -> Result<Self, String> {
+    pub(crate) fn start<T: DeserializeOwned>(
+        name: &'static str,
+        command: &mut Command,
+        ordinal: Option<u32>,
+        patience: Patience,
+    ) -> Result<(Self, T), String> {
+        let nvml = ordinal.and_then(|ordinal| nvml_at(ordinal).ok());
+        let before = nvml.as_ref().and_then(|nvml| nvml.process_numbers().ok());
+        let process = Self::spawn(name, command, patience)?;
+        let greeting = process.read(patience.start)?;
+        // Where the processes before are not known, which one is new cannot be told.
+        if let (Some(nvml), Some(before)) = (nvml, before) {
+            nvml.notice_child(&before);
+        }
+        Ok((process, greeting))
+    }
+
+    fn spawn(name: &'static str, command: &mut Command, patience: Patience) -> Result<Self, String> {
         let program = command.get_program().to_string_lossy().into_owned();
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(|error| format!("`{program}` cannot be started: {error}"))?;
-        let (Some(input), Some(output), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take()) else {
-            return Err(format!("`{program}` has no standard input, output and error"));
+        let failed = |error| format!("`{program}` cannot be started: {error}");
+        let errors = tempfile::tempfile().map_err(failed)?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors.try_clone().map_err(failed)?);
+        let mut child = command.spawn().map_err(failed)?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(format!("`{program}` has no standard input and output"));
         };
         let (send, lines) = channel();
+        // Ends with the process, or when nobody listens any more.
         std::thread::spawn(move || {
-            // Ends with the process, or when nobody listens any more.
             let mut output = BufReader::new(output);
             loop {
                 let mut line = String::new();
@@ -58,9 +83,7 @@ impl Talker {
                 }
             }
         });
-        let errors = Arc::default();
-        let reader = Some(keep_last(stderr, Arc::clone(&errors)));
-        Ok(Self { name, child, input: Some(input), lines, errors, reader, patience })
+        Ok(Self { name, child, input: Some(input), lines, errors, patience })
     }
 
     /// Whether it can be asked something.
@@ -75,38 +98,33 @@ impl Talker {
     /// A sentence: what was seen instead of an answer.
     pub(crate) fn ask<T: DeserializeOwned>(&mut self, question: &impl Serialize) -> Result<T, String> {
         let Some(input) = &mut self.input else { return Err(format!("{} stopped answering earlier", self.name)) };
-        let asked = serde_json::to_string(question).map_err(|error| error.to_string());
-        let sent = asked.and_then(|line| writeln!(input, "{line}").and_then(|()| input.flush()).map_err(|error| error.to_string()));
-        let answer = sent.and_then(|()| self.hear(self.patience));
+        let line = serde_json::to_string(question).map_err(|error| error.to_string());
+        let sent = line.and_then(|line| writeln!(input, "{line}").and_then(|()| input.flush()).map_err(|error| error.to_string()));
+        let answer = sent.and_then(|()| self.read(self.patience.answer));
         if answer.is_err() {
             self.end();
         }
         answer
     }
 
-    /// Waits for a line that nobody asked for.
-    ///
-    /// # Errors
-    /// A sentence: what was seen instead.
-    pub(crate) fn hear<T: DeserializeOwned>(&mut self, patience: Duration) -> Result<T, String> {
+    fn read<T: DeserializeOwned>(&self, patience: Duration) -> Result<T, String> {
         let name = self.name;
         let line = self.lines.recv_timeout(patience).map_err(|error| match error {
-            RecvTimeoutError::Timeout => format!("{name} gave no answer in {} s{}", patience.as_secs_f64(), self.last_words()),
-            RecvTimeoutError::Disconnected => format!("{name} ended without an answer{}", self.last_words()),
+            RecvTimeoutError::Timeout => format!("{name} gave no answer in {} s{}", patience.as_secs_f64(), self.last_error()),
+            RecvTimeoutError::Disconnected => format!("{name} ended without an answer{}", self.last_error()),
         })?;
         serde_json::from_str(&line).map_err(|error| format!("{name} answered `{line}`: {error}"))
     }
 
-    /// The last lines of its standard error, as in `: ImportError: libcudart.so.12 …`; empty where it said nothing.
-    fn last_words(&mut self) -> String {
-        let began = Instant::now();
-        while self.reader.as_ref().is_some_and(|reader| !reader.is_finished()) && began.elapsed() < LAST_WORDS {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let errors = String::from_utf8_lossy(&self.errors.lock().unwrap_or_else(PoisonError::into_inner)).into_owned();
-        let lines: Vec<&str> = errors.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        // The last line of a traceback is the error itself.
-        lines.last().map_or_else(String::new, |last| format!(": {last}"))
+    /// The last line of its standard error, which of a Python traceback is the error itself, as in `: ImportError: libcudart.so.12 …`; empty
+    /// where it wrote nothing.
+    fn last_error(&self) -> String {
+        let mut tail = [0; ERROR_TAIL];
+        let length = self.errors.metadata().map_or(0, |metadata| metadata.len());
+        // What cannot be read is not told. The place where the process writes on stays.
+        let read = self.errors.read_at(&mut tail, length.saturating_sub(ERROR_TAIL as u64)).unwrap_or_default();
+        let tail = String::from_utf8_lossy(&tail[..read]);
+        tail.lines().map(str::trim).rfind(|line| !line.is_empty()).map_or_else(String::new, |line| format!(": {line}"))
     }
 
     /// Ends it at once, and waits until it is gone and has given its memory back. It is waited for in vain where it hangs in the driver.
@@ -125,20 +143,8 @@ impl Talker {
     }
 }
 
-impl Drop for Talker {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         self.end();
     }
-}
-
-fn keep_last(mut stderr: ChildStderr, kept: Arc<Mutex<Vec<u8>>>) -> std::thread::JoinHandle<()> {
-    std::thread::spawn(move || {
-        let mut piece = [0; KEPT];
-        while let Ok(read @ 1..) = stderr.read(&mut piece) {
-            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-            kept.extend_from_slice(&piece[..read]);
-            let surplus = kept.len().saturating_sub(KEPT);
-            kept.drain(..surplus);
-        }
-    })
 }

@@ -18,7 +18,7 @@
 use std::collections::BTreeMap;
 
 use crate::history::change_points;
-use crate::inference::{Centre, centre};
+use crate::inference::{Estimate, centre};
 use crate::record::{
     Basis, BenchRun, Change, ChangeFigures, Comparison, Entry, EntryName, Machine, Measured, Outcome, Quantity, SuiteRecord, Verdict,
 };
@@ -93,14 +93,6 @@ fn contended_runs(run: &BenchRun, before: &[&BenchRun]) -> usize {
     std::iter::once(run).chain(same_machine).take_while(|run| !run.conditions.contended.is_empty()).count()
 }
 
-/// Where an entry stands, in a unit in which runs can be compared: a ratio to the accepted build, or a figure.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Level {
-    at: Centre,
-    /// Whether it is a ratio of rounds.
-    is_ratio: bool,
-}
-
 /// An entry with what earlier runs say of it.
 struct Earlier<'a, 'r> {
     run: &'a BenchRun,
@@ -132,55 +124,54 @@ impl<'r> Earlier<'_, 'r> {
             let reason = "measured times of different processors are not compared across runs".to_owned();
             return Change { reason: Some(reason), ..change(Verdict::NotCompared, None) };
         }
-        let threshold = if quantity.is_exact() { 0.0 } else { suite.threshold };
-        let (now, reference, threshold) = match base {
-            None => (level(quantity, new, Some(old)), reference(quantity, old), threshold),
-            Some(_) => (
-                level(quantity, new, None),
-                level(quantity, old, None),
-                if quantity.is_exact() { 0.0 } else { threshold.max(BETWEEN_RUNS) },
-            ),
+        let is_ratio = base.is_none() && !quantity.is_exact();
+        let threshold = match (quantity.is_exact(), base) {
+            (true, _) => 0.0,
+            (false, None) => suite.threshold,
+            (false, Some(_)) => suite.threshold.max(BETWEEN_RUNS),
         };
-        let figures = |now: Centre, reference: Centre| ChangeFigures {
+        let reference = if is_ratio { Some(UNCHANGED) } else { level(quantity, old, None) };
+        let (Some(now), Some(reference)) = (level(quantity, new, is_ratio.then_some(old)), reference) else {
+            return change(Verdict::Unsure, None);
+        };
+        let figures = ChangeFigures {
             base: old.summary.median,
             new: new.summary.median,
             ratio: ratio(now.middle, reference.middle),
             low: ratio(now.low, reference.high),
             high: ratio(now.high, reference.low),
         };
-        let (Some(now), Some(reference)) = (now, reference) else { return change(Verdict::Unsure, None) };
-        let verdict = verdict(now.at, reference.at, threshold);
-        let levels = self.levels(now.is_ratio);
-        let found = change(verdict, Some(figures(now.at, reference.at)));
-        let found = if verdict == Verdict::Worse { found } else { self.against_runs(found, now.at, &levels, threshold) };
+        let levels = self.levels(is_ratio);
+        let found = change(verdict(now, reference, threshold), Some(figures));
+        let found = if found.verdict == Verdict::Worse { found } else { self.against_runs(found, now, &levels, threshold) };
         let since = match found.verdict {
             Verdict::Worse | Verdict::Better => {
-                found.since.clone().or_else(|| Some(self.since(found.verdict, reference.at, &levels, threshold)))
+                found.since.clone().or_else(|| Some(self.since(found.verdict, reference, &levels, threshold)))
             }
             _ => None,
         };
         Change { since, ..found }
     }
 
-    /// The entry's levels in earlier runs, oldest first.
-    fn levels(&self, is_ratio: bool) -> Vec<(&'r str, Centre)> {
+    /// The entry's levels in earlier runs, oldest first: ratios to the accepted build, or figures.
+    fn levels(&self, is_ratio: bool) -> Vec<(&'r str, Estimate)> {
+        let quantity = self.name.quantity;
         let of_run = |run: &&'_ BenchRun| {
-            let mut entries = run
+            let (_, entry) = run
                 .entries()
-                .filter(|(_, entry)| entry.hash == self.entry.hash && entry.arm == self.entry.arm && entry.quantity == self.entry.quantity);
-            let (_, entry) = entries.find(|(suite, entry)| EntryName::of(suite, entry) == *self.name)?;
-            let quantity = self.name.quantity;
+                .filter(|(_, entry)| entry.hash == self.entry.hash && entry.arm == self.entry.arm && entry.quantity == quantity)
+                .find(|(suite, entry)| EntryName::of(suite, entry) == *self.name)?;
             if !is_ratio && !quantity.is_exact() && !run.machine.is_same_host(&self.run.machine) {
                 return None;
             }
-            let accepted = entry.accepted.as_ref().and_then(Outcome::measured).filter(|_| is_ratio);
-            level(quantity, entry.outcome.measured()?, accepted).filter(|level| level.is_ratio == is_ratio).map(|level| level.at)
+            let accepted = if is_ratio { Some(entry.accepted.as_ref()?.measured()?) } else { None };
+            level(quantity, entry.outcome.measured()?, accepted)
         };
         self.history.iter().filter_map(|run| Some((run.started.as_str(), of_run(run)?))).collect()
     }
 
     /// Worse than the best of earlier runs, or by a step of half the threshold that lasts.
-    fn against_runs(&self, change: Change, now: Centre, levels: &[(&str, Centre)], threshold: f64) -> Change {
+    fn against_runs(&self, change: Change, now: Estimate, levels: &[(&str, Estimate)], threshold: f64) -> Change {
         let best = levels.iter().min_by(|a, b| a.1.high.total_cmp(&b.1.high));
         if let Some((started, best)) = best.filter(|(_, best)| verdict(now, *best, threshold) == Verdict::Worse) {
             let since = self.since(Verdict::Worse, *best, levels, threshold);
@@ -190,11 +181,11 @@ impl<'r> Earlier<'_, 'r> {
             return change;
         }
         // A run whose interval is wider than the threshold says nothing of a step of half of it.
-        let is_precise = |level: &Centre| level.high - level.low <= 2.0 * threshold * level.middle;
+        let is_precise = |level: &Estimate| level.high - level.low <= 2.0 * threshold * level.middle;
         if !is_precise(&now) {
             return change;
         }
-        let levels: Vec<(&str, Centre)> = levels.iter().copied().filter(|(_, level)| is_precise(level)).collect();
+        let levels: Vec<(&str, Estimate)> = levels.iter().copied().filter(|(_, level)| is_precise(level)).collect();
         let series: Vec<f64> = levels.iter().map(|(_, level)| level.middle).chain([now.middle]).collect();
         let points = change_points(&series, threshold / 2.0);
         // The first of the last points that all go up: where the creep began.
@@ -209,8 +200,8 @@ impl<'r> Earlier<'_, 'r> {
     }
 
     /// The first run of the last stretch, up to this run, that lies on the same side of the reference by half the threshold.
-    fn since(&self, verdict: Verdict, reference: Centre, levels: &[(&str, Centre)], threshold: f64) -> String {
-        let is_alike = |level: &Centre| match verdict {
+    fn since(&self, verdict: Verdict, reference: Estimate, levels: &[(&str, Estimate)], threshold: f64) -> String {
+        let is_alike = |level: &Estimate| match verdict {
             Verdict::Worse => level.middle > reference.middle * (1.0 + threshold / 2.0),
             _ => level.middle < reference.middle * (1.0 - threshold / 2.0),
         };
@@ -219,25 +210,14 @@ impl<'r> Earlier<'_, 'r> {
     }
 }
 
-/// An entry in one run: its ratio to the accepted build, or for exact figures the figure, with its interval.
-#[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the struct says it all")]
-pub struct Place {
-    pub started: String,
-    pub low: f64,
-    pub middle: f64,
-    pub high: f64,
-}
-
-/// An entry in those of the earlier runs that this one can be compared with, oldest first, and in this one.
+/// An entry in those of the earlier runs that this one can be compared with, oldest first, and in this one, each with the moment it began:
+/// its ratio to the accepted build, or for exact figures the figure.
 #[must_use]
-pub fn over_runs(run: &BenchRun, earlier: &[&BenchRun], name: &EntryName) -> Vec<Place> {
+pub fn over_runs<'r>(run: &'r BenchRun, earlier: &[&'r BenchRun], name: &EntryName) -> Vec<(&'r str, Estimate)> {
     let Some((_, entry)) = run.entries().find(|(suite, entry)| EntryName::of(suite, entry) == *name) else { return Vec::new() };
     let mut history: Vec<&BenchRun> = earlier.iter().copied().filter(|other| is_comparable(other, run)).chain([run]).collect();
     history.sort_by(|a, b| a.started.cmp(&b.started));
-    let is_ratio = !name.quantity.is_exact() && entry.accepted.is_some();
-    let levels = Earlier { run, name, entry, history: &history }.levels(is_ratio);
-    levels.into_iter().map(|(started, Centre { low, middle, high })| Place { started: started.to_owned(), low, middle, high }).collect()
+    Earlier { run, name, entry, history: &history }.levels(!name.quantity.is_exact() && entry.accepted.is_some())
 }
 
 /// The ratio of two figures, none of which counts as less than one of its unit.
@@ -247,7 +227,7 @@ fn ratio(new: f64, old: f64) -> f64 {
 }
 
 /// Whether the estimate lies beyond the reference's by more than the threshold, and the whole interval by more than half of it.
-fn verdict(now: Centre, reference: Centre, threshold: f64) -> Verdict {
+fn verdict(now: Estimate, reference: Estimate, threshold: f64) -> Verdict {
     let (most, certain) = (threshold, threshold / 2.0);
     match (now, reference) {
         _ if now.middle > reference.middle * (1.0 + most) && now.low > reference.high * (1.0 + certain) => Verdict::Worse,
@@ -257,31 +237,25 @@ fn verdict(now: Centre, reference: Centre, threshold: f64) -> Verdict {
     }
 }
 
-/// What a level is compared with: for measured times side by side the ratio one.
-fn reference(quantity: Quantity, accepted: &Measured) -> Option<Level> {
-    if quantity.is_exact() {
-        return level(quantity, accepted, None);
-    }
-    Some(Level { at: Centre { low: 1.0, middle: 1.0, high: 1.0 }, is_ratio: true })
-}
+/// The ratio of two builds that are alike.
+const UNCHANGED: Estimate = Estimate { low: 1.0, middle: 1.0, high: 1.0 };
 
-/// Exact figures stand for themselves; measured times are divided, round by round, by those of the accepted build if it was measured.
-/// `None` where there are too few rounds.
-fn level(quantity: Quantity, measured: &Measured, accepted: Option<&Measured>) -> Option<Level> {
+/// Where an entry stands, in a unit in which runs can be compared. Exact figures stand for themselves; measured times are divided, round by
+/// round, by those of the accepted build if that is given. `None` where there are too few rounds.
+fn level(quantity: Quantity, measured: &Measured, accepted: Option<&Measured>) -> Option<Estimate> {
     if quantity.is_exact() {
         let [low, middle, high] = [measured.summary.min, measured.summary.median, measured.summary.max].map(|value| value as f64);
-        return Some(Level { at: Centre { low, middle, high }, is_ratio: false });
+        return Some(Estimate { low, middle, high });
     }
-    let figure = |figure: u64| (figure.max(1) as f64).ln();
+    let log = |figure: u64| (figure.max(1) as f64).ln();
     let logs: Vec<f64> = match accepted {
         Some(accepted) => {
             let pairs = measured.rounds.iter().zip(&accepted.rounds);
-            pairs.filter_map(|(new, old)| Some(figure((*new)?) - figure((*old)?))).collect()
+            pairs.filter_map(|(new, old)| Some(log((*new)?) - log((*old)?))).collect()
         }
-        None => measured.rounds.iter().flatten().map(|&round| figure(round)).collect(),
+        None => measured.rounds.iter().flatten().map(|&round| log(round)).collect(),
     };
-    let Centre { low, middle, high } = centre(&logs)?;
-    Some(Level { at: Centre { low: low.exp(), middle: middle.exp(), high: high.exp() }, is_ratio: accepted.is_some() })
+    centre(&logs).map(|logs| logs.map(f64::exp))
 }
 
 impl Machine {

@@ -5,9 +5,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::inference::median;
-use super::record::{
-    Accepted, BENCH_VERSION, BenchRun, Build, Conditions, Entry, EntrySummary, Machine, Measured, Outcome, Quantity, Stopped, SuiteRecord,
-};
+use super::record::{Accepted, BenchRun, Build, Entry, EntrySummary, Machine, Measured, Outcome, Quantity, Stopped, SuiteRecord};
 
 /// How an entry's figures come about.
 #[derive(Clone, Debug)]
@@ -78,19 +76,12 @@ pub fn run(day: u32, entries: &[Sampled]) -> BenchRun {
         entries: entries.collect(),
     };
     BenchRun {
-        version: BENCH_VERSION,
-        harness: "0.1.0".to_owned(),
-        started: format!("2026-11-{day:02}T02:00:00Z"),
         took_ms: 60_000,
-        seed: 1,
         reproduce: "harness bench --seed 1".to_owned(),
-        shard: None,
         build: Build { commit: Some(format!("{day:040}")), dirty: Some(false) },
         accepted: Accepted { commit: Some("a".repeat(40)), missing: None },
-        machine: machine(),
-        conditions: Conditions::default(),
         suites: vec![suite],
-        comparison: None,
+        ..BenchRun::new(format!("2026-11-{day:02}T02:00:00Z"), machine())
     }
 }
 

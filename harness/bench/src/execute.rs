@@ -15,21 +15,22 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, MemoryFraction};
+use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::Clock;
 use harness_allocator::units::Nanos;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::builds::{Request, Side};
+use super::builds::{Builds, Request, Side};
 use super::clock::{Stopwatch, overhead_ps};
-use super::measure::torch::TorchVisit;
-use super::measure::{self, Fault, Reading, Visit};
+use super::measure;
+use super::measure::visit::{Fault, Reading, Visit};
 use super::provider::DeviceProvider;
 use super::record::{Entry, Measured, Outcome, Quantity, Shard, Stopped, SuiteRecord};
 use super::suite::{Case, Pieces, Suite};
 use super::summary::{median, precision, summarize};
+use super::torch::{TorchArm, Torches, torch_arms};
 
 /// Rounds that are dropped.
 const WARM_UP: u32 = 2;
@@ -52,31 +53,40 @@ pub struct Terms {
     pub interrupt: Arc<AtomicBool>,
 }
 
+/// Other processes that take part, where they are wanted.
+#[derive(Debug, Default)]
+pub struct Processes {
+    /// This build and the accepted one, to be measured side by side.
+    pub builds: Option<Builds>,
+    /// PyTorch's own allocator beside ours.
+    pub torches: Option<Torches>,
+}
+
 /// How far a suite is.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
-    /// Which.
+    /// The suite that is run.
     pub suite: &'a Suite,
     /// What is done next.
     pub case: &'a Case,
-    /// By whom.
-    pub arm: Performer<'a>,
+    /// What does it.
+    pub arm: Arm<'a>,
     /// Counted from 1, those that warm up included.
     pub round: u32,
     /// The share of the budget that is used up, from 0 to 1.
     pub used: f64,
 }
 
-/// Who does a case.
+/// What does a case.
 #[derive(Clone, Copy, Debug)]
-pub enum Performer<'a> {
+pub enum Arm<'a> {
     /// An allocator of ours.
     Ours(&'a AllocatorSpec),
     /// PyTorch's own.
     Torch(&'a TorchArm),
 }
 
-impl Performer<'_> {
+impl Arm<'_> {
     /// The hash of what an entry of this arm measures. An arm's own name says nothing of its settings, so they are part of it.
     fn hash(&self, case: &Case) -> String {
         match self {
@@ -89,7 +99,7 @@ impl Performer<'_> {
     }
 }
 
-impl fmt::Display for Performer<'_> {
+impl fmt::Display for Arm<'_> {
     /// The arm's name in records.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -105,48 +115,23 @@ pub fn cases_of(suite: &Suite, shard: Option<Shard>) -> impl Iterator<Item = &Ca
     suite.cases.iter().filter(move |case| shard.is_none_or(|shard| shard.has(&format!("{}\n{}", suite.name, case.name()))))
 }
 
-/// PyTorch with the settings of one of the suite's arms.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TorchArm {
-    /// As in records: `torch`, and behind it the arm that it stands beside, where that has settings.
-    pub name: String,
-    /// In the form of `PYTORCH_ALLOC_CONF`.
-    pub settings: String,
-    /// The arm of ours that does the same.
-    pub ours: AllocatorSpec,
-}
-
-/// PyTorch as each arm of the suite that is its allocator; as it is by default where there is none.
-#[must_use]
-pub fn torch_arms(suite: &Suite) -> Vec<TorchArm> {
-    let mut arms: Vec<TorchArm> = Vec::new();
-    let default = AllocatorSpec::from(AllocatorKind::Caching);
-    for ours in suite.arms.iter().filter(|arm| arm.kind().is_pytorch()) {
-        // A share of the device is what each arm is given anyway.
-        let settings = ours.effective().filter(|config| config.memory_fraction == MemoryFraction::ALL).map(|config| config.to_string());
-        if let Some(settings) = settings.filter(|settings| arms.iter().all(|other| other.settings != *settings)) {
-            let name = if ours.is_equivalent_to(&default) { "torch".to_owned() } else { format!("torch_{ours}") };
-            arms.push(TorchArm { name, settings, ours: ours.clone() });
-        }
-    }
-    if arms.is_empty() {
-        arms.push(TorchArm { name: "torch".to_owned(), settings: String::new(), ours: default });
-    }
-    arms
-}
-
 /// Runs a suite.
-pub fn run_suite(suite: &Suite, provider: &mut dyn DeviceProvider, terms: &Terms, mut watch: impl FnMut(Progress<'_>)) -> SuiteRecord {
+pub fn run_suite(
+    suite: &Suite,
+    provider: &mut dyn DeviceProvider,
+    processes: &mut Processes,
+    terms: &Terms,
+    mut watch: impl FnMut(Progress<'_>),
+) -> SuiteRecord {
     let overhead_ps = overhead_ps();
-    let cases = cases_of(suite, terms.shard);
-    let torches = if provider.torches().is_some() { torch_arms(suite) } else { Vec::new() };
+    let torches = if processes.torches.is_some() { torch_arms(suite) } else { Vec::new() };
     let torches_of = |case: &Case| if measure::torch::can(&case.measure) { torches.as_slice() } else { &[] };
-    let performers = |case| suite.arms.iter().map(Performer::Ours).chain(torches_of(case).iter().map(Performer::Torch));
-    let with_accepted = provider.builds().is_some();
-    let task = |case, arm| Task::new(case, arm, with_accepted && matches!(arm, Performer::Ours(_)));
-    let tasks: Vec<Task<'_>> = cases.flat_map(|case| performers(case).map(move |arm| task(case, arm))).collect();
+    let arms = |case| suite.arms.iter().map(Arm::Ours).chain(torches_of(case).iter().map(Arm::Torch));
+    let (clock, has_accepted) = (provider.clock(), processes.builds.is_some());
+    let task = |case, arm| Task::new(case, arm, clock, has_accepted && matches!(arm, Arm::Ours(_)));
+    let tasks = cases_of(suite, terms.shard).flat_map(|case| arms(case).map(move |arm| task(case, arm))).collect();
     let budget = terms.budget.unwrap_or(suite.budget);
-    let mut run = Run { suite, terms, provider, tasks, overhead_ps, began: Stopwatch::start(), budget, round: 0, counted: 0 };
+    let mut run = Run { suite, terms, provider, processes, tasks, overhead_ps, began: Stopwatch::start(), budget, round: 0, counted: 0 };
     let stopped = run.rounds(&mut watch);
     SuiteRecord {
         name: suite.name.clone(),
@@ -155,7 +140,7 @@ pub fn run_suite(suite: &Suite, provider: &mut dyn DeviceProvider, terms: &Terms
         rounds: run.tasks.iter().map(|task| task.this.rounds()).max().unwrap_or_default(),
         stopped,
         overhead_ps,
-        entries: entries(run.tasks, run.provider.clock()),
+        entries: entries(run.tasks),
     }
 }
 
@@ -163,6 +148,7 @@ struct Run<'a> {
     suite: &'a Suite,
     terms: &'a Terms,
     provider: &'a mut dyn DeviceProvider,
+    processes: &'a mut Processes,
     /// By case, arms of one case next to each other.
     tasks: Vec<Task<'a>>,
     overhead_ps: u64,
@@ -177,8 +163,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// Does rounds until there is a reason to stop.
     fn rounds(&mut self, watch: &mut impl FnMut(Progress<'_>)) -> Stopped {
-        let clock = self.provider.clock();
-        if self.tasks.iter().any(|task| !task.quantity(clock).is_exact()) {
+        if self.tasks.iter().any(|task| !task.quantity.is_exact()) {
             for _ in 0..WARM_UP {
                 if self.round(watch, true).is_err() {
                     return Stopped::Interrupted;
@@ -214,10 +199,9 @@ impl Run<'_> {
     /// Does every entry once. Entries that can tell nothing new are passed over.
     fn round(&mut self, watch: &mut impl FnMut(Progress<'_>), warm_up: bool) -> Result<(), Fault> {
         self.round += 1;
-        if let Some(builds) = self.provider.builds() {
+        if let Some(builds) = &mut self.processes.builds {
             builds.renew();
         }
-        let clock = self.provider.clock();
         let mut order: Vec<usize> = (0..self.tasks.len()).collect();
         let mut salt = Pieces::default();
         salt.add(&self.suite.name);
@@ -226,50 +210,41 @@ impl Run<'_> {
         order.shuffle(&mut rng);
         for index in order {
             let used = self.began.elapsed_ns() as f64 / self.budget.0.max(1) as f64;
-            let task = &mut self.tasks[index];
+            let task = &self.tasks[index];
             let sides = if rng.random() { [Side::This, Side::Accepted] } else { [Side::Accepted, Side::This] };
-            if task.is_settled() || (warm_up && task.quantity(clock).is_exact()) {
+            if task.is_settled() || (warm_up && task.quantity.is_exact()) {
                 continue;
             }
             watch(Progress { suite: self.suite, case: task.case, arm: task.arm, round: self.round, used: used.min(1.0) });
             for side in sides {
-                let visited = match (side, &task.accepted) {
-                    (Side::Accepted, None) => continue,
-                    _ => visit(task, side, self.suite, self.overhead_ps, self.provider, &self.terms.interrupt),
-                };
-                let quantity = task.quantity(clock);
-                let Some(results) = (if side == Side::This { Some(&mut task.this) } else { task.accepted.as_mut() }) else { continue };
-                match visited {
-                    // What was done in the moment of the interruption may have been cut short.
-                    _ if self.terms.interrupt.load(Ordering::Relaxed) => return Err(Fault::Interrupted),
-                    Err(Fault::Interrupted) => return Err(Fault::Interrupted),
-                    Err(Fault::Failed(reason)) => results.ended = Some(Outcome::Failed { reason }),
-                    Err(Fault::OutOfMemory(reason)) => results.ended = Some(Outcome::OutOfMemory { reason }),
-                    Err(Fault::Skipped(reason)) => results.skip(reason, warm_up, quantity),
-                    Ok(_) if warm_up => results.can_be_done = true,
-                    Ok(readings) => results.add(readings, self.counted),
+                if side == Side::Accepted && self.tasks[index].accepted.is_none() {
+                    continue;
                 }
+                let visited = self.visit(index, side);
+                // What was done in the moment of the interruption may have been cut short.
+                if self.terms.interrupt.load(Ordering::Relaxed) || visited == Err(Fault::Interrupted) {
+                    return Err(Fault::Interrupted);
+                }
+                self.tasks[index].note(side, visited, warm_up, self.counted);
             }
         }
         self.counted += usize::from(!warm_up);
         Ok(())
     }
-}
 
-/// Does a case once.
-fn visit(
-    task: &mut Task<'_>,
-    side: Side,
-    suite: &Suite,
-    overhead_ps: u64,
-    provider: &mut dyn DeviceProvider,
-    interrupt: &Arc<AtomicBool>,
-) -> Result<Vec<Reading>, Fault> {
-    let (case, memory) = (task.case, suite.memory);
-    match task.arm {
-        Performer::Torch(arm) => measure::torch::visit(TorchVisit { provider, arm, suite: &suite.name, case, memory, interrupt }),
-        Performer::Ours(arm) => match provider.builds() {
-            Some(builds) => {
+    /// Does a case once.
+    fn visit(&mut self, index: usize, side: Side) -> Result<Vec<Reading>, Fault> {
+        let (task, suite, interrupt) = (&mut self.tasks[index], self.suite, &self.terms.interrupt);
+        let (case, memory, provider) = (task.case, suite.memory, &mut *self.provider);
+        match (task.arm, &mut self.processes.builds) {
+            (Arm::Torch(arm), _) => match &mut self.processes.torches {
+                Some(torches) => {
+                    let torch = torches.with(&arm.settings).map_err(Fault::Skipped)?;
+                    measure::torch::visit(torch, &suite.name, case, memory)
+                }
+                None => Err(Fault::Skipped("PyTorch was not asked for".to_owned())),
+            },
+            (Arm::Ours(arm), Some(builds)) => {
                 let request = Request {
                     suite: Cow::Borrowed(&suite.path),
                     case: case.name().into(),
@@ -281,15 +256,20 @@ fn visit(
                 task.batch = task.batch.or(batch);
                 Ok(readings)
             }
-            None => measure::visit(&case.measure, &mut Visit { provider, arm, memory, overhead_ps, batch: &mut task.batch, interrupt }),
-        },
+            (Arm::Ours(arm), None) => {
+                let overhead_ps = self.overhead_ps;
+                measure::visit(&case.measure, &mut Visit { provider, arm, memory, overhead_ps, batch: &mut task.batch, interrupt })
+            }
+        }
     }
 }
 
 /// A case done by an arm: what is visited once a round.
 struct Task<'a> {
     case: &'a Case,
-    arm: Performer<'a>,
+    arm: Arm<'a>,
+    /// What the first of its figures are.
+    quantity: Quantity,
     /// See [`Visit::batch`].
     batch: Option<u64>,
     this: Results,
@@ -353,14 +333,24 @@ impl Series {
 }
 
 impl<'a> Task<'a> {
-    fn new(case: &'a Case, arm: Performer<'a>, with_accepted: bool) -> Self {
-        Self { case, arm, batch: None, this: Results::default(), accepted: with_accepted.then(Results::default) }
+    fn new(case: &'a Case, arm: Arm<'a>, clock: Clock, with_accepted: bool) -> Self {
+        let quantity = match arm {
+            Arm::Ours(_) => measure::quantity(&case.measure, clock),
+            Arm::Torch(_) => measure::torch::quantity(&case.measure),
+        };
+        Self { case, arm, quantity, batch: None, this: Results::default(), accepted: with_accepted.then(Results::default) }
     }
 
-    const fn quantity(&self, clock: Clock) -> Quantity {
-        match self.arm {
-            Performer::Ours(_) => measure::quantity(&self.case.measure, clock),
-            Performer::Torch(_) => measure::torch::quantity(&self.case.measure),
+    /// Notes what a visit came to, in a round that has so many before it.
+    fn note(&mut self, side: Side, visited: Result<Vec<Reading>, Fault>, warm_up: bool, before: usize) {
+        let results = if side == Side::This { &mut self.this } else { self.accepted.get_or_insert_default() };
+        match visited {
+            Err(Fault::Failed(reason)) => results.ended = Some(Outcome::Failed { reason }),
+            Err(Fault::OutOfMemory(reason)) => results.ended = Some(Outcome::OutOfMemory { reason }),
+            Err(Fault::Skipped(reason)) => results.skip(reason, warm_up, self.quantity),
+            Ok(readings) if !warm_up => results.add(readings, before),
+            Ok(_) => results.can_be_done = true,
+            Err(Fault::Interrupted) => {}
         }
     }
 
@@ -373,8 +363,8 @@ impl<'a> Task<'a> {
     }
 
     /// What it comes to: one entry a part, or the one that says why there are no figures.
-    fn entries(self, clock: Clock) -> Vec<Entry> {
-        let (case, arm, first, hash) = (self.case, self.arm.to_string(), self.quantity(clock), self.arm.hash(self.case));
+    fn entries(self) -> Vec<Entry> {
+        let (case, arm, first, hash) = (self.case, self.arm.to_string(), self.quantity, self.arm.hash(self.case));
         let accepted: Vec<_> = self.accepted.map(|results| results.outcomes(first)).unwrap_or_default();
         let entry = |(part, quantity, outcome): (Option<Cow<'static, str>>, Quantity, Outcome)| {
             let known = accepted.iter().position(|(other, kind, _)| (other, *kind) == (&part, quantity));
@@ -460,9 +450,9 @@ impl Results {
 }
 
 /// All entries: in the order of their first appearance, arms of one case next to each other.
-fn entries(tasks: Vec<Task<'_>>, clock: Clock) -> Vec<Entry> {
+fn entries(tasks: Vec<Task<'_>>) -> Vec<Entry> {
     let mut cases: Vec<Vec<Entry>> = Vec::new();
-    for entry in tasks.into_iter().flat_map(|task| task.entries(clock)) {
+    for entry in tasks.into_iter().flat_map(Task::entries) {
         let same = |first: &Entry| (&first.group, &first.point, first.quantity) == (&entry.group, &entry.point, entry.quantity);
         match cases.iter_mut().find(|arms| arms.first().is_some_and(same)) {
             Some(arms) => arms.push(entry),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::inference::{median, spread_about_zero};
+use crate::inference::{median, spread_about_zero};
 
 /// The least number of runs that a change must last, and that must lie before it: fewer may be chance.
 pub const LEAST_RUNS: usize = 3;

@@ -17,21 +17,26 @@ const MANY: usize = 50;
 
 /// An estimate and the 99 % interval around it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Centre {
-    pub(crate) low: f64,
-    pub(crate) middle: f64,
-    pub(crate) high: f64,
+#[allow(missing_docs, reason = "the struct says it all")]
+pub struct Estimate {
+    pub low: f64,
+    pub middle: f64,
+    pub high: f64,
 }
 
-/// The middle value; of an even number of values the mean of the two middle ones. Reorders the values. Linear time.
-pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
-    if values.is_empty() {
-        return None;
+impl Estimate {
+    /// The same in another unit.
+    #[must_use]
+    pub fn map(self, unit: impl Fn(f64) -> f64) -> Self {
+        Self { low: unit(self.low), middle: unit(self.middle), high: unit(self.high) }
     }
-    let is_odd = values.len() % 2 == 1;
-    let (below, &mut upper, _) = values.select_nth_unstable_by(values.len() / 2, f64::total_cmp);
-    let lower = if is_odd { upper } else { below.iter().copied().max_by(f64::total_cmp)? };
-    Some(f64::midpoint(lower, upper))
+}
+
+/// The middle value; of an even number of values the mean of the two middle ones. Sorts the values.
+pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    let upper = values.get(values.len() / 2)?;
+    Some(f64::midpoint(values[(values.len() - 1) / 2], *upper))
 }
 
 /// The standard deviation of values that are spread about zero, some of which may be far out: 1.4826 times the median of their sizes.
@@ -45,12 +50,12 @@ pub(crate) fn spread_about_zero(values: &[f64]) -> Option<f64> {
 /// <https://doi.org/10.1214/aoms/1177704172>). A few values that are far out hardly move it. The ratio of two builds that are the same is
 /// spread alike on both sides, since either may be measured first. `None` for fewer than eight values, which have no such interval.
 /// Quadratic time and space.
-pub(crate) fn centre(values: &[f64]) -> Option<Centre> {
+pub(crate) fn centre(values: &[f64]) -> Option<Estimate> {
     let outside = outside(values.len())?;
     let pairs = values.iter().enumerate().flat_map(|(i, a)| values[i..].iter().map(move |b| f64::midpoint(*a, *b)));
     let mut means: Vec<f64> = pairs.collect();
-    means.sort_unstable_by(f64::total_cmp);
-    Some(Centre { low: means[outside], high: means[means.len() - 1 - outside], middle: median(&mut means)? })
+    let middle = median(&mut means)?;
+    Some(Estimate { low: means[outside], middle, high: means[means.len() - 1 - outside] })
 }
 
 /// How many means of pairs stay outside of the interval at each end. `None` where even the whole range misses the centre too often.
@@ -126,6 +131,6 @@ mod tests {
     fn values_that_are_far_out_hardly_move_it() {
         let mut values = vec![0.0; 60];
         values.extend([5.0, 9.0]);
-        assert_eq!(centre(&values), Some(Centre { low: 0.0, middle: 0.0, high: 0.0 }));
+        assert_eq!(centre(&values), Some(Estimate { low: 0.0, middle: 0.0, high: 0.0 }));
     }
 }

@@ -12,7 +12,7 @@ pub mod clock;
 pub mod compare;
 pub mod execute;
 pub mod history;
-mod inference;
+pub mod inference;
 pub mod machine;
 mod measure;
 pub mod merge;
@@ -22,7 +22,6 @@ pub mod record;
 pub mod store;
 pub mod suite;
 pub mod summary;
-pub mod text;
 pub mod torch;
 
 #[cfg(any(test, feature = "examples"))]

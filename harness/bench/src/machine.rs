@@ -13,7 +13,7 @@ use harness_allocator::units::{Bytes, Nanos};
 use harness_cuda::machine::nvml_of;
 use harness_cuda::nvml::{NOT_KNOWN, NvmlDevice, ProcessUse, Reading, Throttle};
 
-use self::host::{HostUse, Load};
+use self::host::HostUse;
 use super::record::{Conditions, GpuState, Machine};
 
 /// The machine and the device, and the compiler that built this program.
@@ -38,8 +38,9 @@ impl Machine {
             .collect()
     }
 
-    /// Every fact with its name, in words that differ where the facts do.
-    fn facts(&self) -> [(&'static str, Option<String>); 13] {
+    /// Every fact with its name, in words that differ where the facts do. `None`: it is not known.
+    #[must_use]
+    pub fn facts(&self) -> [(&'static str, Option<String>); 13] {
         let Self { device, clock, memory, uuid_hash, driver, cuda, mig, ecc, cost_model, cpu, cores, kernel, compiler } = self;
         let clock = match clock {
             Clock::Simulated => "virtual",
@@ -49,7 +50,7 @@ impl Machine {
         [
             ("device", Some(device.clone())),
             ("clock", Some(clock.to_owned())),
-            ("device memory in bytes", memory.map(|memory| memory.0.to_string())),
+            ("device memory", memory.map(|memory| format!("{memory} ({} bytes)", memory.0))),
             ("hash of the device's UUID", uuid_hash.clone()),
             ("driver", driver.clone()),
             ("CUDA version", cuda.clone()),
@@ -68,6 +69,9 @@ impl Machine {
 /// change that suites look for, some per cent.
 const MAX_HELD_DOWN: f64 = 0.01;
 
+/// In a shorter watch one time slice of another program, some milliseconds, is a share that says nothing.
+const LEAST_WATCH: Duration = Duration::from_secs(1);
+
 /// Watches the machine while a run is measured.
 pub struct Monitor {
     began: Instant,
@@ -76,7 +80,6 @@ pub struct Monitor {
     free_at_start: Option<Bytes>,
     gpu: GpuWatch,
     host: HostUse,
-    load: Option<Load>,
 }
 
 impl Monitor {
@@ -86,16 +89,9 @@ impl Monitor {
         let free_at_start = device.memory().ok().map(|memory| memory.free);
         let nvml = nvml_of(device.info()).ok();
         let (began, cost_figures, host) = (Instant::now(), device.cost_figures(), HostUse::now());
-        let mut monitor = Self { began, nvml, cost_figures, free_at_start, gpu: GpuWatch::default(), host, load: None };
-        monitor.read_gpu();
+        let mut monitor = Self { began, nvml, cost_figures, free_at_start, gpu: GpuWatch::default(), host };
+        monitor.observe();
         monitor
-    }
-
-    /// Looks again: between suites.
-    pub fn observe(&mut self) {
-        self.read_gpu();
-        let later = host::load().filter(|_| self.began.elapsed() >= host::LOAD_SETTLES);
-        self.load = [self.load, later].into_iter().flatten().max_by(|a, b| a.running.total_cmp(&b.running));
     }
 
     /// Looks a last time, and says what it all was like.
@@ -103,11 +99,13 @@ impl Monitor {
     pub fn finish(mut self) -> Conditions {
         self.observe();
         let waited = self.host.until(&HostUse::now(), self.began.elapsed());
-        let contended = self.gpu.contended(self.began.elapsed()).into_iter().chain(host::contended(&waited, self.load)).collect();
+        let host = host::contended(&waited).filter(|_| self.began.elapsed() >= LEAST_WATCH);
+        let contended = self.gpu.contended(self.began.elapsed()).into_iter().chain(host).collect();
         Conditions { free_at_start: self.free_at_start, gpu: self.gpu.states, contended, cost_figures: self.cost_figures }
     }
 
-    fn read_gpu(&mut self) {
+    /// Looks again: between suites.
+    pub fn observe(&mut self) {
         if let Some(nvml) = &self.nvml {
             self.gpu.note(self.began.elapsed(), nvml.reading());
         }
@@ -254,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_that_were_held_down_are_told_once_but_not_those_that_somebody_set() {
+    fn clocks_that_were_held_down_are_told_once_those_that_somebody_set_are_not_and_not_knowing_is_told() {
         let (cap, set) = (Throttle { words: "power cap", chosen: false }, Throttle { words: "application clocks are set", chosen: true });
         let mut watch = GpuWatch::default();
         watch.note(Duration::ZERO, Reading { throttled: Some(vec![set]), ..quiet() });
@@ -264,14 +262,10 @@ mod tests {
             watch.note(Duration::ZERO, Reading { throttled: Some(vec![cap]), ..quiet() });
         }
         assert_eq!(watch.contended(Duration::from_secs(1)), ["clocks were held down: power cap"]);
-    }
-
-    #[test]
-    fn throttling_that_nvml_does_not_tell_is_not_taken_for_none() {
-        let mut watch = GpuWatch::default();
-        watch.note(Duration::ZERO, Reading { throttled: None, ..quiet() });
-        assert_eq!(watch.states[0].throttle_reasons, [NOT_KNOWN]);
-        assert_eq!(watch.contended(Duration::from_secs(1)), ["NVML does not tell whether clocks were held down"]);
+        let mut unknown = GpuWatch::default();
+        unknown.note(Duration::ZERO, Reading { throttled: None, ..quiet() });
+        assert_eq!(unknown.states[0].throttle_reasons, [NOT_KNOWN]);
+        assert_eq!(unknown.contended(Duration::from_secs(1)), ["NVML does not tell whether clocks were held down"]);
     }
 
     #[test]

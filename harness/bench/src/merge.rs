@@ -1,45 +1,23 @@
 //! Shards of one run, measured on several machines or one after another, put together.
 //!
-//! Shards must be of one build, one seed and one set of parts; each part may be there once. What the machines differ by is not told of the
-//! merged run.
+//! Shards must be of one build, one seed and one number of shards; each may be there once. What the machines differ by is not told of
+//! the merged run.
 
 use std::collections::BTreeSet;
 
 use super::record::{BenchRun, Shard, SuiteRecord};
 
-/// Why shards are not put together.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MergeError {
-    /// There was nothing to merge.
-    #[error("there are no shards")]
-    Nothing,
-    /// A run of all suites was given. Give only what `harness bench --shard` wrote.
-    #[error("the run of {0} is whole: it has no shard")]
-    Whole(String),
-    /// Measure all shards with one build, seed and number of shards.
-    #[error("shards {0} and {1} differ in {2}")]
-    Different(Shard, Shard, &'static str),
-    /// Give each shard once.
-    #[error("shard {0} is there twice")]
-    Twice(Shard),
-    /// Give these too, or allow them to be missing.
-    #[error("missing: shard {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
-    Missing(Vec<Shard>),
-}
-
 /// Puts shards together, in any order. The run began with the first of them and took as long as the longest.
 ///
 /// # Errors
-/// [`MergeError`].
-pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, MergeError> {
-    let mut parts = Vec::new();
-    for run in shards {
-        parts.push((run.shard.ok_or_else(|| MergeError::Whole(run.started.clone()))?, run));
-    }
+/// A sentence: why they are not one run.
+pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, String> {
+    let shard_of = |run: &BenchRun| run.shard.ok_or_else(|| format!("the run of {} is whole: it has no shard", run.started));
+    let mut parts = shards.iter().map(|run| Ok((shard_of(run)?, run))).collect::<Result<Vec<_>, String>>()?;
     parts.sort_by_key(|(shard, _)| shard.index);
-    let Some(&(first, base)) = parts.first() else { return Err(MergeError::Nothing) };
+    let Some(&(first, base)) = parts.first() else { return Err("there are no shards".to_owned()) };
     if let Some(pair) = parts.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        return Err(MergeError::Twice(pair[0].0));
+        return Err(format!("shard {} is there twice", pair[0].0));
     }
     for (shard, run) in &parts {
         let differs = [
@@ -50,14 +28,15 @@ pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, Merge
             (!run.machine.is_same_device(&base.machine), "the device"),
         ];
         if let Some((_, what)) = differs.into_iter().find(|(differs, _)| *differs) {
-            return Err(MergeError::Different(first, *shard, what));
+            return Err(format!("shards {first} and {shard} differ in {what}"));
         }
     }
     let there: BTreeSet<u32> = parts.iter().map(|(shard, _)| shard.index).collect();
     let missing: Vec<Shard> =
         (1..=first.count).filter(|index| !there.contains(index)).map(|index| Shard { index, count: first.count }).collect();
     if !missing.is_empty() && !allow_missing {
-        return Err(MergeError::Missing(missing));
+        let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+        return Err(format!("missing: shard {}", missing.join(", ")));
     }
     let mut whole = BenchRun { shard: None, suites: Vec::new(), comparison: None, ..base.clone() };
     whole.conditions.contended.extend(missing.iter().map(|shard| format!("shard {shard} is missing")));
@@ -102,7 +81,7 @@ mod tests {
 
     #[test]
     fn what_does_not_belong_together_is_refused_with_the_reason() {
-        let told = |shards: &[BenchRun]| merge(shards, false).expect_err("it is refused").to_string();
+        let told = |shards: &[BenchRun]| merge(shards, false).expect_err("it is refused");
         assert_eq!(told(&[]), "there are no shards");
         assert_eq!(told(&[shard(1, "a")]), "missing: shard 2/2");
         assert_eq!(told(&[shard(1, "a"), shard(1, "a")]), "shard 1/2 is there twice");

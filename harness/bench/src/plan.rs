@@ -1,13 +1,13 @@
-//! A benchmark run: suites one after another, in the order of their names, and what is known of machine and build beside them.
+//! A benchmark run: suites one after another, in the order of their names.
 
 use std::sync::atomic::Ordering;
 
 use harness_allocator::units::Nanos;
 
 use super::clock::Stopwatch;
-use super::execute::{Progress, Terms, cases_of, run_suite};
+use super::execute::{Processes, Progress, Terms, cases_of, run_suite};
 use super::provider::DeviceProvider;
-use super::record::{Accepted, BENCH_VERSION, BenchRun, Build, Conditions, Machine, SuiteRecord};
+use super::record::SuiteRecord;
 use super::suite::Suite;
 
 /// What is to be done.
@@ -17,21 +17,6 @@ pub struct Plan {
     pub suites: Vec<Suite>,
     /// How they are run. The budget is of all together.
     pub terms: Terms,
-}
-
-/// What a run's record says beside what was measured.
-#[derive(Clone, Debug)]
-pub struct Circumstances {
-    /// When it began, in UTC, as in `2026-11-20T02:17:00Z`.
-    pub started: String,
-    /// A command that does the same again.
-    pub reproduce: String,
-    /// What is measured.
-    pub build: Build,
-    /// What it is compared with.
-    pub accepted: Accepted,
-    /// Where.
-    pub machine: Machine,
 }
 
 impl Plan {
@@ -47,6 +32,7 @@ impl Plan {
     pub fn run(
         &self,
         provider: &mut dyn DeviceProvider,
+        processes: &mut Processes,
         mut between: impl FnMut(),
         mut watch: impl FnMut(Progress<'_>),
     ) -> (Vec<SuiteRecord>, Nanos) {
@@ -59,31 +45,10 @@ impl Plan {
             }
             between();
             let budget = self.terms.budget.map(|whole| share(whole.saturating_sub(Nanos(began.elapsed_ns())), &suites[index..]));
-            let terms = Terms { budget: Some(budget.unwrap_or(suite.budget)), ..self.terms.clone() };
-            records.push(run_suite(suite, provider, &terms, &mut watch));
+            let terms = Terms { budget, ..self.terms.clone() };
+            records.push(run_suite(suite, provider, processes, &terms, &mut watch));
         }
         (records, Nanos(began.elapsed_ns()))
-    }
-
-    /// The record of a run.
-    #[must_use]
-    pub fn record(&self, (suites, took): (Vec<SuiteRecord>, Nanos), circumstances: Circumstances, conditions: Conditions) -> BenchRun {
-        let Circumstances { started, reproduce, build, accepted, machine } = circumstances;
-        BenchRun {
-            version: BENCH_VERSION,
-            harness: env!("CARGO_PKG_VERSION").to_owned(),
-            started,
-            took_ms: took.0 / 1_000_000,
-            seed: self.terms.seed,
-            reproduce,
-            shard: self.terms.shard,
-            build,
-            accepted,
-            machine,
-            conditions,
-            suites,
-            comparison: None,
-        }
     }
 }
 

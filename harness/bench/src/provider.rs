@@ -8,14 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{
-    Clock, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange,
-    Place, PooledDevice, StreamId, Tag, TestDevice,
-};
-use harness_allocator::units::{Bytes, Nanos};
+use harness_allocator::device::{Clock, Device, DeviceError, DeviceInfo, DeviceMemory, TestDevice, wrapper};
+use harness_allocator::units::Bytes;
 
-use super::builds::Builds;
-use super::torch::Torches;
 use harness_devices::DeviceSource;
 
 /// How a device keeps to the memory that it was asked with.
@@ -60,16 +55,6 @@ pub trait DeviceProvider {
         arm.build()
     }
 
-    /// PyTorch's own allocator, where it is wanted beside ours.
-    fn torches(&mut self) -> Option<&mut Torches> {
-        None
-    }
-
-    /// This build and the accepted one, each in a process of its own, where they are measured side by side.
-    fn builds(&mut self) -> Option<&mut Builds> {
-        None
-    }
-
     /// This program, where it can be started again.
     fn program(&self) -> Option<&Path> {
         None
@@ -82,8 +67,6 @@ pub struct SharedDevice {
     clock: Clock,
     idle: IdleDevice,
     program: Option<PathBuf>,
-    torches: Option<Torches>,
-    builds: Option<Builds>,
     /// The most that was let in, and what was free then.
     admitted: Option<(Bytes, Bytes)>,
 }
@@ -96,19 +79,7 @@ impl SharedDevice {
     #[must_use]
     pub fn new(source: DeviceSource, device: Box<dyn TestDevice>, program: Option<PathBuf>) -> Self {
         let clock = device.info().clock;
-        Self { source, clock, idle: Arc::new(Mutex::new(Some(device))), program, torches: None, builds: None, admitted: None }
-    }
-
-    /// The same, with PyTorch beside our allocators.
-    #[must_use]
-    pub fn with_torches(self, torches: Option<Torches>) -> Self {
-        Self { torches, ..self }
-    }
-
-    /// The same, with both builds in processes of their own.
-    #[must_use]
-    pub fn with_builds(self, builds: Option<Builds>) -> Self {
-        Self { builds, ..self }
+        Self { source, clock, idle: Arc::new(Mutex::new(Some(device))), program, admitted: None }
     }
 
     /// Whether that much may be taken. The answer needs NVML, which may take milliseconds between samples that take microseconds: it is asked
@@ -166,14 +137,6 @@ impl DeviceProvider for SharedDevice {
         self.source.open()
     }
 
-    fn torches(&mut self) -> Option<&mut Torches> {
-        self.torches.as_mut()
-    }
-
-    fn builds(&mut self) -> Option<&mut Builds> {
-        self.builds.as_mut()
-    }
-
     fn program(&self) -> Option<&Path> {
         self.program.as_deref()
     }
@@ -200,14 +163,6 @@ impl Reused {
     fn within_total(&self, free: Bytes) -> Bytes {
         free.min(self.info.total.saturating_sub(self.free.saturating_sub(free)))
     }
-
-    fn inner(&self) -> &dyn TestDevice {
-        self.device.as_deref().expect("the device is there until this is dropped")
-    }
-
-    fn inner_mut(&mut self) -> &mut dyn TestDevice {
-        self.device.as_deref_mut().expect("the device is there until this is dropped")
-    }
 }
 
 impl Drop for Reused {
@@ -217,7 +172,17 @@ impl Drop for Reused {
     }
 }
 
-impl Device for Reused {
+impl wrapper::DeviceWrapper for Reused {
+    type Inner = dyn TestDevice;
+
+    fn inner(&self) -> &Self::Inner {
+        self.device.as_deref().expect("the device is there until this is dropped")
+    }
+
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        self.device.as_deref_mut().expect("the device is there until this is dropped")
+    }
+
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
@@ -226,127 +191,11 @@ impl Device for Reused {
         let free = self.inner_mut().free_memory()?;
         Ok(self.within_total(free))
     }
-
-    fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
-        self.inner_mut().malloc(size)
-    }
-
-    fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
-        self.inner_mut().free(ptr)
-    }
-
-    fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
-        self.inner_mut().create_stream()
-    }
-
-    fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.inner_mut().destroy_stream(stream)
-    }
-
-    fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.inner_mut().release_stream(stream)
-    }
-
-    fn create_event(&mut self) -> Result<EventId, DeviceError> {
-        self.inner_mut().create_event()
-    }
-
-    fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError> {
-        self.inner_mut().destroy_event(event)
-    }
-
-    fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
-        self.inner_mut().record_event(event, stream)
-    }
-
-    fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError> {
-        self.inner_mut().event_done(event)
-    }
-
-    fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
-        self.inner_mut().wait_event(stream, event)
-    }
-
-    fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
-        self.inner_mut().synchronize_event(event)
-    }
-
-    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.inner_mut().synchronize_stream(stream)
-    }
-
-    fn synchronize(&mut self) -> Result<(), DeviceError> {
-        self.inner_mut().synchronize()
-    }
-
-    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        self.inner_mut().mapped()
-    }
-
-    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        self.inner_mut().pooled()
-    }
 }
 
-impl TestDevice for Reused {
+impl wrapper::TestDeviceWrapper for Reused {
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
-        let memory = self.inner_mut().memory()?;
+        let memory = wrapper::DeviceWrapper::inner_mut(self).memory()?;
         Ok(DeviceMemory { total: self.info.total, free: self.within_total(memory.free), ..memory })
-    }
-
-    fn own_context(&self) -> Result<Bytes, DeviceError> {
-        self.inner().own_context()
-    }
-
-    fn now(&mut self) -> Nanos {
-        self.inner_mut().now()
-    }
-
-    fn calls(&self) -> DeviceCalls {
-        self.inner().calls()
-    }
-
-    fn set_place(&mut self, place: Place) {
-        self.inner_mut().set_place(place);
-    }
-
-    fn create_timed_event(&mut self) -> Result<EventId, DeviceError> {
-        self.inner_mut().create_timed_event()
-    }
-
-    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
-        self.inner_mut().elapsed(start, end)
-    }
-
-    fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
-        self.inner_mut().fill(stream, range, tag)
-    }
-
-    fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
-        self.inner_mut().verify_later(stream, range, tag)
-    }
-
-    fn finish_verifications(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.inner_mut().finish_verifications(stream)
-    }
-
-    fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
-        self.inner_mut().verify(stream, range, tag)
-    }
-
-    fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
-        self.inner_mut().busy(stream, duration)
-    }
-
-    fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
-        self.inner_mut().set_pressure(held)
-    }
-
-    fn leaks(&self) -> Leaks {
-        self.inner().leaks()
-    }
-
-    fn cost_figures(&self) -> Vec<CostFigure> {
-        self.inner().cost_figures()
     }
 }

@@ -3,6 +3,8 @@
 //! [`Machine`] and [`Conditions`] say where and in what state of the machine it was measured, [`Build`] what was measured. An entry has the
 //! figures of this build and, side by side in the same rounds, those of the accepted build.
 
+#![allow(missing_docs, reason = "fields whose names or types say all have no comment")]
+
 use std::fmt;
 
 use harness_allocator::device::{Clock, CostFigure};
@@ -31,13 +33,9 @@ pub struct BenchRun {
     pub reproduce: String,
     /// Which part of the suites this is, where they were divided among machines.
     pub shard: Option<Shard>,
-    /// What was measured.
     pub build: Build,
-    /// What it was compared with.
     pub accepted: Accepted,
-    /// Where.
     pub machine: Machine,
-    /// In what state the machine was.
     pub conditions: Conditions,
     /// In the order of their names.
     pub suites: Vec<SuiteRecord>,
@@ -46,9 +44,41 @@ pub struct BenchRun {
 }
 
 impl BenchRun {
+    /// A run of unknown builds on this machine, without suites.
+    #[must_use]
+    pub fn new(started: String, machine: Machine) -> Self {
+        Self {
+            version: BENCH_VERSION,
+            harness: env!("CARGO_PKG_VERSION").to_owned(),
+            started,
+            took_ms: 0,
+            seed: 0,
+            reproduce: String::new(),
+            shard: None,
+            build: Build::default(),
+            accepted: Accepted::default(),
+            machine,
+            conditions: Conditions::default(),
+            suites: Vec::new(),
+            comparison: None,
+        }
+    }
+
     /// All entries, each with its suite.
     pub fn entries(&self) -> impl Iterator<Item = (&SuiteRecord, &Entry)> {
         self.suites.iter().flat_map(|suite| suite.entries.iter().map(move |entry| (suite, entry)))
+    }
+
+    /// How many entries failed.
+    #[must_use]
+    pub fn failed(&self) -> usize {
+        self.entries().filter(|(_, entry)| matches!(entry.outcome, Outcome::Failed { .. })).count()
+    }
+
+    /// How many entries were skipped, those that ran out of memory included.
+    #[must_use]
+    pub fn skipped(&self) -> usize {
+        self.entries().filter(|(_, entry)| matches!(entry.outcome, Outcome::Skipped { .. } | Outcome::OutOfMemory { .. })).count()
     }
 }
 
@@ -75,7 +105,6 @@ pub struct Build {
 pub struct Machine {
     /// The device as a user would recognise it: `NVIDIA H200`, `simulated`.
     pub device: String,
-    /// Whose clock the device runs on.
     pub clock: Clock,
     /// All memory of the device.
     pub memory: Option<Bytes>,
@@ -114,22 +143,20 @@ pub struct Conditions {
     pub cost_figures: Vec<CostFigure>,
 }
 
-/// A GPU at one moment, as NVML reads it; nothing is ever set. `None`: it could not be read.
+/// A GPU at one moment, as NVML reads it; nothing is ever set. `None`: it could not be read. Clocks are in MHz, power in milliwatts, the
+/// temperature in degrees Celsius.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuState {
     /// Milliseconds since the run began.
     pub at_ms: u64,
-    /// Clock of the streaming multiprocessors, in MHz.
+    /// Clock of the streaming multiprocessors.
     pub sm_mhz: Option<u32>,
-    /// Clock of the memory, in MHz.
     pub memory_mhz: Option<u32>,
-    /// Power drawn, in milliwatts.
     pub power_mw: Option<u32>,
-    /// In degrees Celsius.
     pub temperature: Option<u32>,
     /// Why clocks are held down, if they are.
     pub throttle_reasons: Vec<String>,
-    /// Other processes with memory on the device.
+    /// How many other processes have memory on the device.
     pub other_processes: Option<u32>,
 }
 
@@ -138,13 +165,11 @@ pub struct GpuState {
 pub struct SuiteRecord {
     /// The file's name without ending.
     pub name: String,
-    /// Its `about:`.
+    /// What its file says it is about.
     pub about: String,
     /// A change of a measured time by less than this share is never flagged; 0.05 is 5 %.
     pub threshold: f64,
-    /// Rounds done.
     pub rounds: u32,
-    /// Why there were no more.
     pub stopped: Stopped,
     /// What the harness adds to one timed region: the median of empty ones, in picoseconds of the host's clock.
     pub overhead_ps: u64,
@@ -173,15 +198,13 @@ pub struct Entry {
     pub group: String,
     /// Where on the group's axis it is, if the group has one.
     pub point: Option<Point>,
-    /// Who did it.
+    /// Name of the allocator with its settings.
     pub arm: String,
-    /// What the figures are.
     pub quantity: Quantity,
     /// A hash of what is measured: entries of one name with different hashes are not compared.
     pub hash: String,
-    /// What came of it.
     pub outcome: Outcome,
-    /// What came of it with the accepted build, in the same rounds.
+    /// The outcome with the accepted build, in the same rounds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accepted: Option<Outcome>,
 }
@@ -190,11 +213,13 @@ impl Entry {
     /// Group and point, as in `hit, 2 MiB`: with the arm and the suite's name it identifies the entry from run to run.
     #[must_use]
     pub fn case(&self) -> String {
-        match &self.point {
-            Some(point) => format!("{}, {point}", self.group),
-            None => self.group.clone(),
-        }
+        case_name(&self.group, self.point.as_ref())
     }
+}
+
+/// Group and point, as in `hit, 2 MiB`.
+pub(crate) fn case_name(group: &str, point: Option<&Point>) -> String {
+    point.map_or_else(|| group.to_owned(), |point| format!("{group}, {point}"))
 }
 
 /// A point of an axis.
@@ -202,7 +227,6 @@ impl Entry {
 pub struct Point {
     /// What the axis shows, as in `size` or `segments`.
     pub axis: String,
-    /// Where.
     pub value: u64,
     /// Whether the value is an amount of memory.
     pub bytes: bool,
@@ -229,12 +253,15 @@ pub enum Quantity {
     DeviceTime,
     /// Picoseconds of a simulated device's virtual clock: a model, not measured.
     ModelTime,
-    /// Bytes.
+    /// Amounts of memory, in bytes.
     Memory,
 }
 
 impl Quantity {
-    /// Whether it is a time.
+    /// In the order in which they are shown.
+    pub const ALL: [Self; 4] = [Self::HostTime, Self::DeviceTime, Self::ModelTime, Self::Memory];
+
+    /// Whether it is a time, in picoseconds.
     #[must_use]
     pub const fn is_time(self) -> bool {
         !matches!(self, Self::Memory)
@@ -247,27 +274,18 @@ impl Quantity {
     }
 }
 
-/// What came of an entry.
+/// What came of an entry. A reason says what was seen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Figures.
+    /// It has figures.
     Measured(Measured),
     /// It did not fit in the memory that the suite gives it.
-    OutOfMemory {
-        /// What was seen.
-        reason: String,
-    },
+    OutOfMemory { reason: String },
     /// It did not do what it should: broken.
-    Failed {
-        /// What was seen.
-        reason: String,
-    },
+    Failed { reason: String },
     /// It could not be done here.
-    Skipped {
-        /// Why.
-        reason: String,
-    },
+    Skipped { reason: String },
 }
 
 impl Outcome {
@@ -304,26 +322,22 @@ pub struct Measured {
 pub struct EntrySummary {
     /// How many samples there were.
     pub count: u64,
-    /// The median of all.
     pub median: u64,
-    /// The median absolute deviation from it, unscaled.
+    /// The median absolute deviation from the median, unscaled.
     pub mad: u64,
     /// The 99th percentile by nearest rank, from 100 samples on.
     pub p99: Option<u64>,
-    /// The least.
     pub min: u64,
-    /// The greatest.
     pub max: u64,
-    /// The median's 95 % confidence interval over rounds; equal to the median where the figures are deterministic.
+    /// Lower end of the median's 95 % confidence interval over rounds; equal to the median where the figures are deterministic.
     pub low: u64,
     /// Its upper end.
     pub high: u64,
 }
 
-/// What changed.
+/// What changed from the accepted build, or from an earlier run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// What the entries were compared with.
     pub basis: Basis,
     /// What differs of the machine from that of the run compared with, in words: shown, and no reason not to compare.
     pub machine: Vec<String>,
@@ -352,7 +366,7 @@ pub enum Basis {
     Records {
         /// When that run began.
         started: String,
-        /// What it measured.
+        /// What that run measured.
         build: Build,
         /// Why the accepted build was not measured.
         why: String,
@@ -362,13 +376,9 @@ pub enum Basis {
 /// What identifies an entry from run to run.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EntryName {
-    /// The suite.
     pub suite: String,
-    /// See [`Entry::case`].
     pub case: String,
-    /// Who did it.
     pub arm: String,
-    /// What the figures are.
     pub quantity: Quantity,
 }
 
@@ -383,11 +393,9 @@ impl EntryName {
 /// How an entry compares.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
-    /// Which entry.
     pub entry: EntryName,
-    /// The conclusion.
     pub verdict: Verdict,
-    /// The figures that it was drawn from, where both sides have some.
+    /// The figures that the verdict was drawn from, where both sides have some.
     pub figures: Option<ChangeFigures>,
     /// Where it is worse than an earlier run, and not than the accepted build: when that run began.
     pub worse_than_run: Option<String>,
@@ -403,7 +411,7 @@ pub struct Change {
 pub enum Verdict {
     /// More time or memory.
     Worse,
-    /// Less of it.
+    /// Less time or memory.
     Better,
     /// No difference that is certain and larger than the threshold.
     Same,
@@ -428,15 +436,14 @@ pub struct ChangeFigures {
     pub new: u64,
     /// New over base. Side by side, the typical ratio of a round.
     pub ratio: f64,
-    /// Lower end of its 99 % confidence interval.
+    /// Lower end of the ratio's 99 % confidence interval.
     pub low: f64,
-    /// Upper end.
+    /// Its upper end.
     pub high: f64,
 }
 
 /// How many entries came out how: one number for each [`Verdict`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the fields are named as the verdicts")]
 pub struct Counts {
     pub worse: usize,
     pub better: usize,
@@ -449,7 +456,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Counts changes.
+    /// How many of these changes have each verdict.
     #[must_use]
     pub fn of<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Self {
         let mut counts = Self::default();

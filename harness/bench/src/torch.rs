@@ -1,4 +1,4 @@
-//! PyTorch's own allocator, in a process of its own that takes its turn among the arms: `ci/torch_reference.py`, and the talk with it.
+//! PyTorch's own allocator, in a process of its own that takes its turn among the arms: `ci/torch_reference.py`, and what it is asked.
 //!
 //! One JSON object a line goes each way; the script documents them. It is compiled in, so that one program file is enough on a GPU machine.
 
@@ -6,18 +6,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use std::time::Duration;
 
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, MemoryFraction};
 use harness_allocator::units::Bytes;
-use harness_cuda::machine::nvml_at;
 use serde::{Deserialize, Serialize};
 
-use crate::child::Talker;
+use crate::child::{ChildProcess, Patience};
+use crate::suite::Suite;
 
 const SCRIPT: &str = include_str!("../../../ci/torch_reference.py");
 
-/// How long it may take to import torch and open the device: a cold file system needs most of a minute.
-const START: Duration = Duration::from_secs(180);
-/// How long one answer may take. The longest request gives back a thousand segments, which is far below a second.
-const ANSWER: Duration = Duration::from_secs(60);
+/// To import torch and open the device, a cold file system needs most of a minute. The longest request gives back a thousand segments, which
+/// is far below a second.
+const PATIENCE: Patience = Patience { start: Duration::from_secs(180), answer: Duration::from_secs(60) };
 /// The variable with the settings of PyTorch's allocator (<https://docs.pytorch.org/docs/stable/cuda_environment_variables.html>), and the
 /// one of versions before 2.9.
 const SETTINGS: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
@@ -27,118 +27,106 @@ const NO_CACHE: &str = "PYTORCH_NO_CUDA_MEMORY_CACHING";
 /// How often it is started at most: what one request breaks another may survive, and a run must not be spent on importing torch.
 const STARTS: u32 = 3;
 
-/// What is asked of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Question<'a> {
-    /// What to do.
-    #[serde(flatten)]
-    pub task: Task<'a>,
-    /// The memory that it may take meanwhile, in bytes.
-    pub memory: Bytes,
+/// PyTorch with the settings of one of the suite's arms.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TorchArm {
+    /// As in records: `torch`, and behind it the arm that it stands beside, where that has settings.
+    pub name: String,
+    /// In the form of `PYTORCH_ALLOC_CONF`.
+    pub settings: String,
 }
 
-/// What it can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// PyTorch as each arm of the suite that is its allocator; as it is by default where there is none.
+#[must_use]
+pub fn torch_arms(suite: &Suite) -> Vec<TorchArm> {
+    let mut arms: Vec<TorchArm> = Vec::new();
+    let default = AllocatorSpec::from(AllocatorKind::Caching);
+    for ours in suite.arms.iter().filter(|arm| arm.kind().is_pytorch()) {
+        // A share of the device is what each arm is given anyway.
+        let settings = ours.effective().filter(|config| config.memory_fraction == MemoryFraction::ALL).map(|config| config.to_string());
+        if let Some(settings) = settings.filter(|settings| arms.iter().all(|other| other.settings != *settings)) {
+            let name = if ours.is_equivalent_to(&default) { "torch".to_owned() } else { format!("torch_{ours}") };
+            arms.push(TorchArm { name, settings });
+        }
+    }
+    if arms.is_empty() {
+        arms.push(TorchArm { name: "torch".to_owned(), settings: String::new() });
+    }
+    arms
+}
+
+/// Something to measure.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Question<'a> {
+    #[serde(flatten)]
+    pub(crate) task: Task<'a>,
+    /// The memory that it may take meanwhile.
+    pub(crate) memory: Bytes,
+}
+
+/// What can be measured; sizes are those of single requests.
+#[derive(Clone, Copy, Debug, Serialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
-pub enum Task<'a> {
-    /// One allocation of this size.
-    Latency {
-        /// As suites name it.
-        case: &'static str,
-        /// In bytes.
-        size: Bytes,
-        /// Pairs of allocation and free to time together, where that is what is timed.
-        batch: u64,
-    },
-    /// `empty_cache` with so many segments in the cache.
-    EmptyCache {
-        /// How many.
-        segments: u64,
-        /// How large each is, in bytes.
-        size: Bytes,
-    },
+pub(crate) enum Task<'a> {
+    /// `case` as suites name it; `batch` pairs of allocation and free are timed together, where pairs are.
+    Latency { case: &'static str, size: Bytes, batch: u64 },
+    /// With so many segments in the cache.
+    EmptyCache { segments: u64, size: Bytes },
     /// From a request that fails with all memory taken to the end of the next good step.
-    Recovery {
-        /// What each request asks for, in bytes.
-        size: Bytes,
-    },
-    /// Memory that other streams use too.
-    RecordStream {
-        /// How many.
-        streams: u64,
-        /// What each request asks for, in bytes.
-        size: Bytes,
-        /// Cycles of allocation, `record_stream` and free to time together.
-        batch: u64,
-    },
-    /// Allocation, work on the memory and free in a loop, in the device's time.
-    Pipeline {
-        /// What each request asks for, in bytes.
-        size: Bytes,
-        /// Turns of the loop to time together.
-        turns: u64,
-    },
-    /// Keep an allocation trace, without doing anything with it.
-    Load {
-        /// Its name from then on.
-        trace: &'a str,
-        /// Its operations, one line each, as in a file.
-        events: &'a [String],
-        /// How many requests have to fail with out of memory, where it would not mean the same otherwise.
-        refused: u64,
-    },
-    /// A pass over a trace that was loaded.
-    Trace {
-        /// Which.
-        trace: &'a str,
-    },
+    Recovery { size: Bytes },
+    /// `batch` cycles of allocation, `record_stream` for so many streams and free are timed together.
+    RecordStream { streams: u64, size: Bytes, batch: u64 },
+    /// Allocation, work on the memory and free in a loop, in the device's time; so many turns are timed together.
+    Pipeline { size: Bytes, turns: u64 },
+    /// A pass over the trace of this name.
+    Trace { trace: &'a str },
+}
+
+/// An allocation trace that it is to keep.
+#[derive(Serialize)]
+#[serde(tag = "do", rename = "load")]
+struct Load<'a> {
+    trace: &'a str,
+    /// One line each, as in a file.
+    events: &'a [String],
+    /// How many requests may fail: an allocator that refuses requests has no figures, as with ours.
+    refused: u64,
 }
 
 /// What it answers.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
-pub enum Answer {
-    /// It did it.
+pub(crate) enum Answer {
     Done(Samples),
-    /// It cannot do that.
-    Skipped {
-        /// Why.
-        skipped: String,
-    },
-    /// It tried and failed.
-    Failed {
-        /// What was seen.
-        failed: String,
-    },
+    Skipped { skipped: String },
+    Failed { failed: String },
 }
 
 /// What was measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-pub struct Samples {
+pub(crate) struct Samples {
     /// Picoseconds for one operation.
-    pub samples_ps: Vec<u64>,
-    /// Of a trace: how many operations each sample is the mean of, and the memory that they took.
+    pub(crate) samples_ps: Vec<u64>,
     #[serde(flatten)]
-    pub pass: Option<Pass>,
+    pub(crate) pass: Option<Pass>,
 }
 
 /// What a pass over a trace came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-pub struct Pass {
-    /// Allocations, failed ones included, and frees.
-    pub operations: u64,
+pub(crate) struct Pass {
+    /// Allocations, failed ones included, and frees. Each sample is the mean of so many.
+    pub(crate) operations: u64,
     /// The most memory that it had reserved, in bytes.
-    pub reserved: u64,
-    /// What of that was not allocated then.
-    pub unused: u64,
+    pub(crate) reserved: u64,
+    /// What of that was not allocated then, in bytes.
+    pub(crate) unused: u64,
 }
 
 /// What it says first.
 #[derive(Deserialize)]
-#[serde(untagged)]
-enum Greeting {
-    Here { version: String, note: String },
-    Unavailable { unavailable: String },
+struct Greeting {
+    /// Why PyTorch cannot be measured here, where it cannot.
+    unavailable: Option<String>,
 }
 
 /// PyTorch under each of the settings that it is wanted with: a process each, since some settings are read only once.
@@ -163,48 +151,32 @@ impl Torches {
         Self { place: Err(reason.into()), running: BTreeMap::new() }
     }
 
-    /// PyTorch with these settings, started where it is not running yet, or not any more, which takes some seconds.
+    /// PyTorch with these settings, in the form of `PYTORCH_ALLOC_CONF`; started where it is not running yet, or not any more, which takes some
+    /// seconds.
     ///
     /// # Errors
     /// A sentence: why it cannot be measured here.
     pub fn with(&mut self, settings: &str) -> Result<&mut Torch, String> {
         let (python, ordinal) = self.place.as_ref().map_err(String::clone)?;
-        let start = || start_on_a_gpu(python, *ordinal, settings);
+        let start = || Torch::start(python, *ordinal, settings);
         let (torch, starts) = self.running.entry(settings.to_owned()).or_insert_with(|| (start(), 1));
-        if *starts < STARTS && torch.as_ref().is_ok_and(|torch| !torch.talker.is_running()) {
+        if *starts < STARTS && torch.as_ref().is_ok_and(|torch| !torch.process.is_running()) {
             (*torch, *starts) = (start(), *starts + 1);
         }
         torch.as_mut().map_err(|reason| reason.clone())
     }
 }
 
-/// Starts it, and learns its number on the device, so that it is not taken for somebody else's process.
-fn start_on_a_gpu(python: &str, ordinal: u32, settings: &str) -> Result<Torch, String> {
-    let nvml = nvml_at(ordinal).ok();
-    let before = nvml.as_ref().and_then(|nvml| nvml.process_numbers().ok());
-    let torch = Torch::start(python, ordinal, settings)?;
-    if let (Some(nvml), Some(before)) = (nvml, before) {
-        nvml.notice_child(&before);
-    }
-    Ok(torch)
-}
-
 /// PyTorch, running. It ends with its standard input, so also when this program is killed.
 #[derive(Debug)]
 pub struct Torch {
-    talker: Talker,
-    version: String,
-    note: String,
+    process: ChildProcess,
     /// Names of the traces that it has.
     traces: BTreeSet<String>,
 }
 
 impl Torch {
-    /// Starts it with this interpreter, for the CUDA device of this number, with these settings in the form of `PYTORCH_ALLOC_CONF`.
-    ///
-    /// # Errors
-    /// A sentence: why PyTorch cannot be measured here.
-    pub fn start(python: &str, ordinal: u32, settings: &str) -> Result<Self, String> {
+    fn start(python: &str, ordinal: u32, settings: &str) -> Result<Self, String> {
         let arguments = ["-u".to_owned(), "-c".to_owned(), SCRIPT.to_owned(), ordinal.to_string()];
         let mut command = Command::new(python);
         // Somebody's own settings must not decide what is compared.
@@ -212,36 +184,21 @@ impl Torch {
         for variable in SETTINGS {
             command.env(variable, settings);
         }
-        let mut talker = Talker::start("PyTorch", command.args(arguments), ANSWER)?;
-        let (version, note) = match talker.hear(START)? {
-            Greeting::Here { version, note } => (version, note),
-            Greeting::Unavailable { unavailable } => return Err(unavailable),
-        };
-        Ok(Self { talker, version, note, traces: BTreeSet::new() })
-    }
-
-    /// Its version, as in `2.11.0`.
-    #[must_use]
-    pub fn version(&self) -> &str {
-        &self.version
-    }
-
-    /// How its figures are to be read.
-    #[must_use]
-    pub fn note(&self) -> &str {
-        &self.note
+        let (process, greeting) = ChildProcess::start("PyTorch", command.args(arguments), Some(ordinal), PATIENCE)?;
+        match greeting {
+            Greeting { unavailable: Some(reason) } => Err(reason),
+            Greeting { unavailable: None } => Ok(Self { process, traces: BTreeSet::new() }),
+        }
     }
 
     /// Whether it keeps a trace of this name.
-    #[must_use]
-    pub fn has(&self, trace: &str) -> bool {
+    pub(crate) fn has(&self, trace: &str) -> bool {
         self.traces.contains(trace)
     }
 
-    /// Gives it a trace to keep: its operations, one line each as in a file, and how many requests have to fail with out of memory, where it
-    /// would not mean the same otherwise.
-    pub fn load(&mut self, trace: &str, events: &[String], refused: u64) -> Answer {
-        let answer = self.say(&Task::Load { trace, events, refused });
+    /// Gives it a trace to keep, without doing anything with it.
+    pub(crate) fn load(&mut self, trace: &str, events: &[String]) -> Answer {
+        let answer = self.ask(&Load { trace, events, refused: 0 });
         if matches!(answer, Answer::Done(_)) {
             self.traces.insert(trace.to_owned());
         }
@@ -249,15 +206,11 @@ impl Torch {
     }
 
     /// Asks and waits for the answer.
-    pub fn ask(&mut self, question: &Question<'_>) -> Answer {
-        self.say(question)
-    }
-
-    fn say(&mut self, question: &impl Serialize) -> Answer {
-        if !self.talker.is_running() {
+    pub(crate) fn ask(&mut self, question: &impl Serialize) -> Answer {
+        if !self.process.is_running() {
             return Answer::Skipped { skipped: "PyTorch stopped answering earlier".to_owned() };
         }
-        self.talker.ask(question).unwrap_or_else(|failed| Answer::Failed { failed })
+        self.process.ask(question).unwrap_or_else(|failed| Answer::Failed { failed })
     }
 }
 
@@ -296,36 +249,30 @@ mod tests {
             read q; echo '{"skipped": "not known here"}'
             read q; echo '{"failed": "RuntimeError: no"}'"#;
         let mut torch = start(&format!("{GREETING}{answers}")).unwrap();
-        assert_eq!((torch.version(), torch.note()), ("2.11.0", "from Python"));
         // The first digits of the question: size and batch.
         assert_eq!(torch.ask(&QUESTION), Answer::Done(Samples { samples_ps: vec![209_715_210], pass: None }));
         assert_eq!(torch.ask(&QUESTION), Answer::Skipped { skipped: "not known here".to_owned() });
         assert_eq!(torch.ask(&QUESTION), Answer::Failed { failed: "RuntimeError: no".to_owned() });
     }
 
+    /// One that goes on, as where it waits for a device that does not answer, would go on with what it holds of the device.
     #[test]
-    fn a_process_that_ends_early_or_answers_nonsense_fails_once_and_is_asked_no_more() {
-        for (script, expected) in [("", "PyTorch ended without an answer"), ("read q; echo hello", "PyTorch answered `hello`")] {
+    fn a_process_that_gives_no_answer_or_a_wrong_one_fails_once_and_has_ended_when_the_next_one_is_measured() {
+        let cases = [
+            ("", "PyTorch ended without an answer"),
+            ("read q; echo hello", "PyTorch answered `hello`"),
+            ("read q; exec sleep 1000", "PyTorch gave no answer in 0.1 s"),
+            ("read q; echo hello; exec sleep 1000", "PyTorch answered `hello`"),
+        ];
+        for (script, expected) in cases {
             let mut torch = start(&format!("{GREETING}\n{script}")).unwrap();
+            if expected.contains("0.1 s") {
+                torch.process.patience.answer = Duration::from_millis(100);
+            }
             let Answer::Failed { failed } = torch.ask(&QUESTION) else { panic!("{script}") };
             // Where it ended before it was asked, the pipe is broken.
             assert!(failed.starts_with(expected) || failed.contains("Broken pipe"), "{failed}");
-            assert!(matches!(torch.ask(&QUESTION), Answer::Skipped { .. }));
-        }
-    }
-
-    /// As where it waits for a device that does not answer: it would go on, with what it holds of the device.
-    #[test]
-    fn a_process_that_gives_no_answer_or_a_wrong_one_has_ended_when_the_next_one_is_measured() {
-        for (script, expected) in [("", "PyTorch gave no answer in 0.1 s"), ("echo hello; ", "PyTorch answered `hello`")] {
-            let mut torch = start(&format!("{GREETING}\nread q; {script}exec sleep 1000")).unwrap();
-            if script.is_empty() {
-                torch.talker.patience = Duration::from_millis(100);
-            }
-            assert!(!torch.talker.has_ended(), "it runs");
-            let Answer::Failed { failed } = torch.ask(&QUESTION) else { panic!("{script}") };
-            assert!(failed.starts_with(expected), "{failed}");
-            assert!(torch.talker.has_ended(), "{script}: it was ended and waited for");
+            assert!(torch.process.has_ended(), "{script}: it was ended and waited for");
             assert!(matches!(torch.ask(&QUESTION), Answer::Skipped { .. }));
         }
     }

@@ -70,7 +70,11 @@ impl Page {
     fn failures_in_brief(&mut self, report: &Report<'_>) {
         let failed = report.arms().filter_map(|(scenario, device, arm)| match &arm.shown().verdict {
             Verdict::Failed { first, .. } => Some((scenario, device, arm, first)),
-            Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => None,
+            Verdict::Passed
+            | Verdict::FailedAsExpected { .. }
+            | Verdict::Skipped { .. }
+            | Verdict::Contended { .. }
+            | Verdict::Interrupted => None,
         });
         let lines = failed.map(|(scenario, device, arm, first)| {
             let place = where_it_ran(report, scenario, device, arm);
@@ -137,7 +141,9 @@ fn verdict_cell(arm: &Arm<'_>) -> String {
             let line = first.at.as_ref().map_or_else(String::new, |at| format!(", line {}", at.line));
             format!("[**{words}**{line}](#failure-{})", arm.slug)
         }
-        Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Contended { .. } | Verdict::Interrupted => format!("[{words}](#arm-{})", arm.slug),
+        Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Contended { .. } | Verdict::Interrupted => {
+            format!("[{words}](#arm-{})", arm.slug)
+        }
         Verdict::Skipped { .. } => words,
     }
 }
@@ -258,7 +264,11 @@ impl Page {
             Verdict::Failed { first, .. } => {
                 Some(format!("repetition {} (seed {}): {}", run.repetition + 1, run.seed, prose(&first.to_string())))
             }
-            Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => None,
+            Verdict::Passed
+            | Verdict::FailedAsExpected { .. }
+            | Verdict::Skipped { .. }
+            | Verdict::Contended { .. }
+            | Verdict::Interrupted => None,
         });
         let others: Vec<String> = others.collect();
         if !others.is_empty() {

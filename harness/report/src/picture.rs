@@ -250,7 +250,9 @@ impl Key {
 fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
     let line = match &run.verdict {
         Verdict::Failed { first, .. } => format!(" (thick vertical line: violation after step {})", first.step),
-        Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => String::new(),
+        Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => {
+            String::new()
+        }
     };
     let rest = format!(": {}{line}", words::verdict(&run.verdict));
     let title = shortened(&printable(&run.allocator), TITLE.saturating_sub(rest.chars().count())) + &rest;
@@ -410,7 +412,9 @@ fn marks(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     }
     match &run.verdict {
         Verdict::Failed { first, .. } => violation(chart, first.step, axes),
-        Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => Ok(()),
+        Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => {
+            Ok(())
+        }
     }
 }
 

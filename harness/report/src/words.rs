@@ -124,7 +124,9 @@ pub(super) fn violation(violation: &Violation) -> String {
     let place = violation.at.as_ref().map_or_else(|| format!("after step {}", violation.step), ToString::to_string);
     let promise = match &violation.rule {
         Rule::Invariant(invariant) => format!("\n  promise:  {}", invariant.promise()),
-        Rule::Expectation | Rule::BetweenArms | Rule::ExpectedFailure | Rule::ExpectedViolation | Rule::DeviceFailure | Rule::TimeLimit => String::new(),
+        Rule::Expectation | Rule::BetweenArms | Rule::ExpectedFailure | Rule::ExpectedViolation | Rule::DeviceFailure | Rule::TimeLimit => {
+            String::new()
+        }
     };
     format!("{place}: {}{promise}\n  expected: {}\n  seen:     {}", violation.rule, violation.expected, violation.seen)
 }

@@ -12,8 +12,8 @@ use harness_record::{Outcome, Shortage, Table};
 use harness_scenario::steps::Action;
 use harness_scenario::steps::free::Free;
 use harness_scenario::{
-    Account, Amount, BufferName, BufferRef, DeviceKind, DeviceMetric, EventName, GrowthSite, MeasureName, Metric, Number, PoolName, Position,
-    ProgramName, Readings, ReportKey, Scenario, Step, StepName, StreamName, Unit, VariableName,
+    Account, Amount, BufferName, BufferRef, DeviceKind, DeviceMetric, EventName, GrowthSite, MeasureName, Metric, Number, PoolName,
+    Position, ProgramName, Readings, ReportKey, Scenario, Step, StepName, StreamName, Unit, VariableName,
 };
 
 /// See the module. The checks of the language have made sure that every name is used as it may be.
@@ -73,12 +73,7 @@ pub(crate) enum LookUpError {
 
 impl World {
     /// Makes the scenario's streams and takes the measure `start`.
-    pub(crate) fn new(
-        mut rig: Rig,
-        scenario: &Scenario,
-        arm: &AllocatorSpec,
-        seed: u64,
-    ) -> Result<Self, Box<(Rig, Vec<StreamId>, Stop)>> {
+    pub(crate) fn new(mut rig: Rig, scenario: &Scenario, arm: &AllocatorSpec, seed: u64) -> Result<Self, Box<(Rig, Vec<StreamId>, Stop)>> {
         let mut streams = vec![StreamId::DEFAULT];
         let mut begun = Ok(());
         for _ in scenario.streams.iter().skip(1) {

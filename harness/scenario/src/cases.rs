@@ -169,7 +169,11 @@ impl Reasons {
     }
 
     /// A reason, or a map from allocators and kinds of device to reasons.
-    pub(crate) fn check(given: &Located<Tree>, what: &str, arm: impl Fn(&Located<String>) -> Result<String, Problem>) -> Result<Self, Problem> {
+    pub(crate) fn check(
+        given: &Located<Tree>,
+        what: &str,
+        arm: impl Fn(&Located<String>) -> Result<String, Problem>,
+    ) -> Result<Self, Problem> {
         let help = format!("as in `{what}: needs a newer driver`, or for some `{what}: {{ direct: too slow, gpu: not tried yet }}`");
         let reason = |tree: &Located<Tree>| match tree.text().filter(|text| !text.value.trim().is_empty()) {
             Some(text) => Ok(text.value.trim().to_owned()),

@@ -21,7 +21,9 @@ pub use cases::{Cases, DeviceKind, Reasons};
 pub use checker::{MAX_BUFFERS, MAX_NESTING, MAX_OPERATIONS};
 pub use ending::{Ending, Expected};
 pub use harness_language::error::{FileError, TextError, choices};
-pub use harness_language::expression::{AmountError, ArithmeticError, Comparison, EvaluateError, Evaluation, MAX_TERMS, Number, Quantity, Unit, Value};
+pub use harness_language::expression::{
+    AmountError, ArithmeticError, Comparison, EvaluateError, Evaluation, MAX_TERMS, Number, Quantity, Unit, Value,
+};
 pub use harness_language::fields::{MAX_MEMORY, MIN_MEMORY};
 pub use harness_language::located::{Located, Position};
 pub use harness_language::yaml::{MAX_FILE, MAX_NODES};

@@ -34,9 +34,10 @@ pub(crate) fn points(given: Option<&Located<Tree>>, settings: &Settings, source:
         let name = parameter(key)?;
         let texts = match settings.get(name) {
             Some(text) => vec![Located { value: text.clone(), ..key.clone() }],
-            None => list.texts().filter(|texts| !texts.is_empty()).ok_or_else(|| {
-                Problem::new(list.position(), format!("`{name}` has no values")).help(FORMS)
-            })?,
+            None => list
+                .texts()
+                .filter(|texts| !texts.is_empty())
+                .ok_or_else(|| Problem::new(list.position(), format!("`{name}` has no values")).help(FORMS))?,
         };
         if points.len() * texts.len() > MAX_POINTS {
             let message = format!("with this parameter the matrix has more than {MAX_POINTS} points");

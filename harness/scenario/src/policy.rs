@@ -225,8 +225,11 @@ pub(crate) fn check(wire: &Located<PolicyWire>, step: &Recoverable, checker: &mu
         }
         (PolicyWire::Unknown(name), step) => {
             let (_, accepted) = step.accepts();
-            Err(Problem::new(name.position(), format!("there is no policy `{}`", name.value))
-                .help(choices(&name.value, "policies", accepted.iter().copied())))
+            Err(Problem::new(name.position(), format!("there is no policy `{}`", name.value)).help(choices(
+                &name.value,
+                "policies",
+                accepted.iter().copied(),
+            )))
         }
         (PolicyWire::NotOne, step) => {
             let (_, accepted) = step.accepts();

@@ -9,9 +9,11 @@ use harness_allocator::stats::{MemoryStats, PoolKind};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_record::Invariant;
 use harness_scenario::steps::free::{Free, FreeTarget};
-use harness_scenario::steps::storm::StormSizes;
 use harness_scenario::steps::loops::Rounds;
-use harness_scenario::{Account, Action, Amount, DeviceMetric, DeviceKind, Ending, Expected, Metric, Number, Policy, Readings, ReportKey, Scenario, StepKind};
+use harness_scenario::steps::storm::StormSizes;
+use harness_scenario::{
+    Account, Action, Amount, DeviceKind, DeviceMetric, Ending, Expected, Metric, Number, Policy, Readings, ReportKey, Scenario, StepKind,
+};
 
 const SOURCE: &str = "\
 about: Everything at once.
@@ -260,7 +262,9 @@ steps:
         Scenario::parse_points(source, Path::new("points.yaml"), &settings).unwrap()
     };
     let told = |scenario: &Scenario| {
-        let (Action::Alloc(alloc), Action::Repeat(repeat)) = (&scenario.steps[0].action, &scenario.steps[1].action) else { panic!("steps") };
+        let (Action::Alloc(alloc), Action::Repeat(repeat)) = (&scenario.steps[0].action, &scenario.steps[1].action) else {
+            panic!("steps")
+        };
         (scenario.name.clone(), scenario.needs.memory, alloc.size.clone(), repeat.rounds.count())
     };
     let all: Vec<_> = points(&[]).iter().map(told).collect();
@@ -283,7 +287,11 @@ fn the_values_of_a_loop_are_a_range_with_both_ends_or_a_list() {
     let values = |given: &str| {
         let scenario = with_steps(&format!("  - for: {{ v: {given} }}\n    steps: [reset_peaks]"));
         let Action::For(steps) = &scenario.steps[0].action else { panic!("for") };
-        (0..steps.rounds.count()).filter_map(|round| steps.rounds.value(round)).map(|(_, value)| value.to_string()).collect::<Vec<_>>().join(" ")
+        (0..steps.rounds.count())
+            .filter_map(|round| steps.rounds.value(round))
+            .map(|(_, value)| value.to_string())
+            .collect::<Vec<_>>()
+            .join(" ")
     };
     assert_eq!(values("1..4"), "1 2 3 4");
     assert_eq!(values("1..8 by 3"), "1 4 7");
@@ -331,7 +339,9 @@ steps:
 
 #[test]
 fn a_time_limit_of_the_scenario_is_that_of_every_step_without_its_own() {
-    let scenario = parse("about: x\nneeds: { memory: 1GiB }\ntimeout: 2s\nsteps:\n  - repeat: 2\n    steps: [reset_peaks]\n  - reset_peaks: {}\n    timeout: 1s\n");
+    let scenario = parse(
+        "about: x\nneeds: { memory: 1GiB }\ntimeout: 2s\nsteps:\n  - repeat: 2\n    steps: [reset_peaks]\n  - reset_peaks: {}\n    timeout: 1s\n",
+    );
     assert_eq!(scenario.steps[0].action.steps()[0].time_limit, Some(Nanos::millis(2000)));
     assert_eq!(scenario.steps[1].time_limit, Some(Nanos::millis(1000)));
 }

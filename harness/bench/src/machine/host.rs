@@ -7,17 +7,6 @@ use std::time::Duration;
 /// lengthens what is timed by about its share: below this one it cannot pass for the smallest change that suites look for, some per cent.
 const MAX_WAITING: f64 = 0.02;
 
-/// A load is an average over one minute, so at first it shows what ran before the watch began. After two minutes it has forgotten all but
-/// `e⁻²`, a seventh, of that (Linux, `kernel/sched/loadavg.c`, <https://docs.kernel.org/admin-guide/cpu-load.html>).
-pub(super) const LOAD_SETTLES: Duration = Duration::from_mins(2);
-
-/// Threads that ran or wanted to run, on average over the last minute, beside the processors of the whole host.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Load {
-    pub(super) running: f64,
-    processors: u32,
-}
-
 /// What was used so far, in units that only their ratios matter of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostUse {
@@ -56,11 +45,9 @@ impl HostUse {
 }
 
 /// Why the host's times are not to be trusted: one sentence, or none.
-pub(super) fn contended(waiting: &Waiting, load: Option<Load>) -> Option<String> {
+pub(super) fn contended(waiting: &Waiting) -> Option<String> {
     let percent = |share: f64| format!("{:.0} %", 100.0 * share);
     let busy = [
-        load.filter(|load| load.running > f64::from(load.processors))
-            .map(|load| format!("load {:.1} on {}", load.running, cores(load.processors))),
         waiting
             .thread
             .filter(|share| *share > MAX_WAITING)
@@ -69,24 +56,6 @@ pub(super) fn contended(waiting: &Waiting, load: Option<Load>) -> Option<String>
     ];
     let busy: Vec<String> = busy.into_iter().flatten().collect();
     (!busy.is_empty()).then(|| format!("the processor was busy with other work: {}", busy.join("; ")))
-}
-
-fn cores(count: u32) -> String {
-    if count == 1 { "1 core".to_owned() } else { format!("{count} cores") }
-}
-
-/// The load now.
-pub(super) fn load() -> Option<Load> {
-    let running = fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()?;
-    let processors = processors(&fs::read_to_string("/proc/stat").ok()?)?;
-    Some(Load { running, processors })
-}
-
-/// Processors of the whole host, which may be more than this process may use: lines `cpu0`, `cpu1`, … of `/proc/stat`.
-fn processors(stat: &str) -> Option<u32> {
-    let count =
-        stat.lines().filter_map(|line| line.strip_prefix("cpu")).filter(|rest| rest.starts_with(|digit: char| digit.is_ascii_digit()));
-    u32::try_from(count.count()).ok().filter(|count| *count > 0)
 }
 
 /// `/proc/PID/schedstat`: time on a core and time waiting on a run queue, in nanoseconds
@@ -133,7 +102,6 @@ mod tests {
 
     #[test]
     fn the_kernels_files_are_read() {
-        assert_eq!(processors(STAT), Some(2));
         assert_eq!(cores_use(STAT), Some((128, 32)));
         assert_eq!(thread_use("218908 74658 2\n"), Some((218_908, 74_658)));
         assert_eq!(cpu_model("processor\t: 0\nmodel name\t: Intel(R)  Xeon(R) Processor\n").as_deref(), Some("Intel(R) Xeon(R) Processor"));
@@ -143,7 +111,7 @@ mod tests {
 
     #[test]
     fn what_is_not_as_expected_is_not_known() {
-        assert_eq!((processors(""), cores_use(""), cores_use("cpu  1 2 3\n")), (None, None, None));
+        assert_eq!((cores_use(""), cores_use("cpu  1 2 3\n")), (None, None));
         assert_eq!((thread_use(""), thread_use("0"), thread_use("a b c")), (None, None, None));
         assert_eq!(cpu_model("processor : 0\nCPU part : 1\n"), None);
     }
@@ -157,20 +125,11 @@ mod tests {
     }
 
     #[test]
-    fn a_quiet_host_is_not_contended() {
-        let waiting = Waiting { thread: Some(0.001), stolen: Some(0.0) };
-        let load = Some(Load { running: 1.1, processors: 2 });
-        assert_eq!(contended(&waiting, load), None);
-        assert_eq!(contended(&Waiting::default(), None), None, "nothing is known");
-    }
-
-    #[test]
     fn every_sign_of_other_work_is_told_in_one_sentence() {
-        let waiting = Waiting { thread: Some(0.12), stolen: Some(0.03) };
-        let load = Some(Load { running: 5.24, processors: 2 });
-        let told = contended(&waiting, load);
-        let sentence = "the processor was busy with other work: load 5.2 on 2 cores; the harness waited for a core 12 % of its time; \
-                        the hypervisor took 3 % of the time";
-        assert_eq!(told.as_deref(), Some(sentence));
+        let told = |thread, stolen| contended(&Waiting { thread, stolen });
+        assert_eq!((told(Some(0.001), Some(0.0)), told(None, None)), (None, None), "a quiet host, and one of which nothing is known");
+        let sentence =
+            "the processor was busy with other work: the harness waited for a core 12 % of its time; the hypervisor took 3 % of the time";
+        assert_eq!(told(Some(0.12), Some(0.03)).as_deref(), Some(sentence));
     }
 }

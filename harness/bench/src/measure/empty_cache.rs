@@ -3,7 +3,7 @@
 use harness_allocator::allocator::{Allocation, Request};
 use harness_allocator::units::Bytes;
 
-use super::{Bench, Fault, Reading, Visit};
+use super::visit::{Bench, Fault, Reading, Visit};
 use crate::provider::MemoryLimit;
 
 pub(super) fn visit(visit: &mut Visit<'_>, segments: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {

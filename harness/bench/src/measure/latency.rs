@@ -3,7 +3,7 @@
 use harness_allocator::allocator::Request;
 use harness_allocator::units::Bytes;
 
-use super::{Bench, Fault, Reading, Visit};
+use super::visit::{Bench, Fault, Reading, Visit};
 use crate::clock::Timer;
 use crate::provider::MemoryLimit;
 use crate::suite::LatencyCase;

@@ -5,7 +5,7 @@ use harness_allocator::allocator::Request;
 use harness_allocator::device::{EventId, StreamId, Tag};
 use harness_allocator::units::Bytes;
 
-use super::{Bench, Fault, Reading, Visit, device_time};
+use super::visit::{Bench, Fault, Reading, Visit, device_time};
 use crate::provider::MemoryLimit;
 
 /// Turns of the loop in one sample: enough that what stands before the first and behind the last does not matter.

@@ -4,7 +4,7 @@ use harness_allocator::allocator::Request;
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
 
-use super::{Bench, Fault, Reading, Visit};
+use super::visit::{Bench, Fault, Reading, Visit};
 use crate::clock::Timer;
 use crate::provider::MemoryLimit;
 

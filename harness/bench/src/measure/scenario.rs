@@ -1,14 +1,13 @@
 //! A scenario, whole: the time of its steps on the device's clock, and the memory that it took.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-use harness_allocator::allocator::{Allocator, AllocatorSpec};
+use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::units::Nanos;
 
-use super::{Fault, Reading, Visit, for_shell};
+use super::visit::{Fault, Reading, Visit, for_shell};
 use crate::clock::Timer;
-use crate::provider::{DeviceProvider, MemoryLimit};
+use crate::provider::MemoryLimit;
 use harness_base::shell::quoted;
 use harness_record::Verdict;
 use harness_run::run::{RunRequest, TimedRun, time_with};
@@ -20,21 +19,8 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
     if !lists(scenario, arm) {
         return Err(Fault::Skipped(format!("`{}` does not list `{arm}`", scenario.path.display())));
     }
-    let allocator = visit.provider.allocator(arm);
-    let timed = run(visit.provider, scenario, arm, allocator, visit.interrupt)?;
-    Ok(readings(visit.timer(), &timed))
-}
-
-/// Runs the scenario for its times, with this allocator in the arm's name; what does not pass is a fault.
-pub(super) fn run(
-    provider: &mut dyn DeviceProvider,
-    scenario: &Scenario,
-    arm: &AllocatorSpec,
-    allocator: Box<dyn Allocator>,
-    interrupt: &Arc<AtomicBool>,
-) -> Result<TimedRun, Fault> {
     let (path, arm_for_shell) = (quoted(&scenario.path.to_string_lossy()), quoted(&for_shell(arm)));
-    let device = provider.device_name();
+    let device = visit.provider.device_name();
     let request = RunRequest {
         scenario,
         allocator: arm,
@@ -42,13 +28,15 @@ pub(super) fn run(
         repetition: 0,
         reproduce: format!("harness run {path} --device {device} --allocator {arm_for_shell} --no-audit"),
         audit: false,
-        interrupt: Arc::clone(interrupt),
+        interrupt: Arc::clone(visit.interrupt),
     };
-    let device = provider.device(scenario.needs.memory, MemoryLimit::Enforced)?;
-    let timed = time_with(&request, device, allocator)?;
+    let device = visit.provider.device(scenario.needs.memory, MemoryLimit::Enforced)?;
+    let timed = time_with(&request, device, visit.provider.allocator(arm))?;
     match &timed.verdict {
-        Verdict::Passed => Ok(timed),
-        Verdict::Failed { first, .. } | Verdict::FailedAsExpected { first, .. } => Err(Fault::Failed(format!("{first}; see `{}`", request.reproduce))),
+        Verdict::Passed => Ok(readings(visit.timer(), &timed)),
+        Verdict::Failed { first, .. } | Verdict::FailedAsExpected { first, .. } => {
+            Err(Fault::Failed(format!("{first}; see `{}`", request.reproduce)))
+        }
         Verdict::Skipped { reason } | Verdict::Contended { reason } => Err(Fault::Skipped(reason.clone())),
         Verdict::Interrupted => Err(Fault::Interrupted),
     }

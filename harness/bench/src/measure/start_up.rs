@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use harness_allocator::device::{Clock, DeviceError};
 use harness_allocator::units::Bytes;
 
-use super::{Fault, Reading, Visit, for_shell};
+use super::visit::{Fault, Reading, Visit, for_shell};
 use crate::clock::{Stopwatch, Timer};
 
 pub(super) fn visit(visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {

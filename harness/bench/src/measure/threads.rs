@@ -12,7 +12,7 @@ use harness_allocator::allocator::shared::{Cores, SharedAllocator};
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
 
-use super::{Fault, Reading, Visit};
+use super::visit::{Fault, Reading, Visit};
 use crate::clock::{Stopwatch, Timer};
 use crate::provider::MemoryLimit;
 

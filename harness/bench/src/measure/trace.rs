@@ -7,7 +7,7 @@ use harness_allocator::device::DeviceError;
 use harness_trace::execute::{ByHandle, Executor, Kind, Observer, Outcome, PrepareError, Target, Unobserved};
 use harness_trace::trace::TraceEvent;
 
-use super::{Bench, Fault, Reading, Visit};
+use super::visit::{Bench, Fault, Reading, Visit};
 use crate::clock::{Stopwatch, Timer};
 use crate::provider::MemoryLimit;
 

@@ -10,7 +10,8 @@ use harness_trace::trace;
 
 use super::text::{FileText, percent};
 use super::wire::{
-    EmptyCacheWire, KindWire, LatencyWire, MeasureWire, RecordStreamWire, RoundsWire, SUITE, SizesWire, SuiteWire, ThreadsWire,
+    EmptyCacheWire, KindWire, LatencyWire, MAX_BLOCKS, MAX_ROUNDS, MAX_STREAMS, MAX_THREADS, MeasureWire, RecordStreamWire, RoundsWire,
+    SUITE, SizesWire, SuiteWire, ThreadsWire,
 };
 use super::{Case, LatencyCase, Measure, Rounds, Suite};
 use crate::record::Point;
@@ -24,15 +25,6 @@ use harness_language::located::{Located, Position};
 use harness_language::text::{SizeText, bounded, duration, positive_size};
 use harness_language::yaml::{self, MAX_FILE};
 use harness_scenario::{SCENARIO, Scenario};
-
-/// Most rounds of a suite.
-pub const MAX_ROUNDS: u64 = 1000;
-/// Most blocks that a case has live at once.
-pub const MAX_BLOCKS: u64 = 100_000;
-/// Most threads at one allocator.
-pub const MAX_THREADS: u64 = 256;
-/// Most other streams that use one block.
-pub const MAX_STREAMS: u64 = 64;
 
 const DEFAULT_THRESHOLD: f64 = 0.05;
 const DEFAULT_PRECISION: f64 = 0.02;

@@ -7,7 +7,6 @@ mod check;
 mod text;
 mod wire;
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use harness_allocator::allocator::AllocatorSpec;
@@ -16,13 +15,11 @@ use harness_trace::trace::TraceEvent;
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
-use super::record::Point;
+use super::record::{Point, case_name};
 use check::Refused;
 use harness_scenario::{FileError, Scenario};
 
 pub(super) use check::Pieces;
-
-pub use check::{MAX_BLOCKS, MAX_ROUNDS, MAX_STREAMS, MAX_THREADS};
 
 /// What is timed, with what, how often and how precisely; checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,7 +62,7 @@ pub struct Case {
     pub group: String,
     /// Where on the group's axis, if the group has one.
     pub point: Option<Point>,
-    /// What is done.
+    /// What is done, and measured.
     pub measure: Measure,
     /// A hash of what is measured, as parsed: comments, other cases and how often it is measured do not change it.
     pub hash: String,
@@ -75,61 +72,30 @@ impl Case {
     /// Group and point, as in `hit, 2 MiB`.
     #[must_use]
     pub fn name(&self) -> String {
-        match &self.point {
-            Some(point) => format!("{}, {point}", self.group),
-            None => self.group.clone(),
-        }
+        case_name(&self.group, self.point.as_ref())
     }
 }
 
-/// What is done in a case.
+/// What is done in a case. Sizes are those of single requests.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the fields are documented above and by their names")]
 pub enum Measure {
-    /// One allocation of this size.
-    Latency {
-        /// What is asked for.
-        size: Bytes,
-        /// In what state the allocator is.
-        case: LatencyCase,
-    },
+    /// One allocation, in a state of the allocator.
+    Latency { size: Bytes, case: LatencyCase },
     /// A pass over an allocation trace.
-    Trace {
-        /// Its operations.
-        events: Vec<TraceEvent>,
-    },
+    Trace { events: Vec<TraceEvent> },
     /// A scenario, whole.
     Scenario(Box<Scenario>),
     /// From a failed request to the end of the next good step.
-    Recovery {
-        /// What each request asks for.
-        size: Bytes,
-    },
+    Recovery { size: Bytes },
     /// Allocation, work on the memory and free in a loop, in the device's time.
-    Pipeline {
-        /// What each request asks for.
-        size: Bytes,
-    },
+    Pipeline { size: Bytes },
     /// `empty_cache` with so many segments in the cache.
-    EmptyCache {
-        /// How many.
-        segments: u64,
-        /// How large each is.
-        size: Bytes,
-    },
+    EmptyCache { segments: u64, size: Bytes },
     /// So many threads at one allocator.
-    Threads {
-        /// How many.
-        count: u64,
-        /// What each request asks for.
-        size: Bytes,
-    },
+    Threads { count: u64, size: Bytes },
     /// Memory that so many other streams use too.
-    RecordStream {
-        /// How many others.
-        streams: u64,
-        /// What each request asks for.
-        size: Bytes,
-    },
+    RecordStream { streams: u64, size: Bytes },
     /// The program and the device, from nothing.
     StartUp,
 }
@@ -156,12 +122,6 @@ impl LatencyCase {
             Self::Miss => "miss",
             Self::AfterEmptyCache => "after_empty_cache",
         }
-    }
-}
-
-impl fmt::Display for LatencyCase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -1,30 +1,16 @@
 //! The scalars that suites have beside those of scenarios.
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use harness_language::error::Problem;
 use harness_language::located::Located;
 
 /// A share above 0 and at most 100 %, for example `5%` or `2.5%`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(transparent)]
-pub(super) struct PercentText(Located<String>);
-
-impl JsonSchema for PercentText {
-    fn schema_name() -> Cow<'static, str> {
-        "percent".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "A share above 0 and at most 100 %, for example `5%` or `2.5%`.",
-            "type": "string",
-            "pattern": "^[0-9][0-9.]* ?%$",
-        })
-    }
-}
+#[schemars(rename = "percent")]
+pub(super) struct PercentText(#[schemars(regex(pattern = "^[0-9][0-9.]* ?%$"))] Located<String>);
 
 /// The share; 0.05 is 5 %.
 pub(super) fn percent(given: &PercentText) -> Result<f64, Problem> {
@@ -39,19 +25,7 @@ pub(super) fn percent(given: &PercentText) -> Result<f64, Problem> {
 }
 
 /// The name of a file, for example `traces/mixed.txt.gz`; it is looked for in the folder of the suite.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(transparent)]
-pub(super) struct FileText(pub(super) Located<String>);
-
-impl JsonSchema for FileText {
-    fn schema_name() -> Cow<'static, str> {
-        "file".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "The name of a file, for example `traces/mixed.txt.gz`; it is looked for in the folder of the suite.",
-            "type": "string",
-            "minLength": 1,
-        })
-    }
-}
+#[schemars(rename = "file")]
+pub(super) struct FileText(#[schemars(length(min = 1))] pub(super) Located<String>);

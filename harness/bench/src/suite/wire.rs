@@ -1,21 +1,28 @@
 //! What a suite's file says, before it is checked. The comments are the documentation of the language.
 
-use std::borrow::Cow;
 use std::fmt;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 
 use super::LatencyCase;
-use super::check::{MAX_BLOCKS, MAX_ROUNDS, MAX_STREAMS, MAX_THREADS};
 use super::text::{FileText, PercentText};
 use harness_language::arms::ArmWire;
 use harness_language::fields::NeedsWire;
 use harness_language::located::Located;
 use harness_language::text::{DurationText, SizeText};
 use harness_language::yaml::Language;
+
+/// Most rounds of a suite.
+pub(super) const MAX_ROUNDS: u64 = 1000;
+/// Most blocks that a case has live at once.
+pub(super) const MAX_BLOCKS: u64 = 100_000;
+/// Most threads at one allocator.
+pub(super) const MAX_THREADS: u64 = 256;
+/// Most other streams that use one block.
+pub(super) const MAX_STREAMS: u64 = 64;
 
 /// The language of suites.
 pub(super) const SUITE: Language = Language {
@@ -50,7 +57,7 @@ pub(crate) struct SuiteWire {
     #[schemars(length(min = 1))]
     pub(super) arms: Located<Vec<Located<ArmWire>>>,
     /// What is timed, at least one thing.
-    #[schemars(length(min = 1))]
+    #[schemars(with = "Vec<KindWire>", length(min = 1))]
     pub(super) time: Located<Vec<Located<MeasureWire>>>,
 }
 
@@ -105,7 +112,7 @@ impl KindWire {
 /// A measure, or the name of one without the fields that it needs, which the check answers with its place.
 #[derive(Clone, Debug)]
 pub(super) enum MeasureWire {
-    /// A measure.
+    /// A measure with its fields, or one that has none.
     Kind(KindWire),
     /// A name alone that is no measure by itself.
     Bare(String),
@@ -127,21 +134,6 @@ impl<'de> Deserialize<'de> for MeasureWire {
             }
         }
         deserializer.deserialize_any(MeasureVisitor)
-    }
-}
-
-impl JsonSchema for MeasureWire {
-    fn inline_schema() -> bool {
-        KindWire::inline_schema()
-    }
-    fn schema_name() -> Cow<'static, str> {
-        KindWire::schema_name()
-    }
-    fn schema_id() -> Cow<'static, str> {
-        KindWire::schema_id()
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        KindWire::json_schema(generator)
     }
 }
 

@@ -13,15 +13,14 @@ use harness_base::date::Date;
 use harness_base::shell::quoted;
 use harness_bench::accepted;
 use harness_bench::builds::{self, Builds};
-use harness_bench::execute::{Progress, Terms, cases_of, torch_arms};
+use harness_bench::execute::{Processes, Progress, Terms, cases_of};
 use harness_bench::machine::Monitor;
-use harness_bench::plan::{Circumstances, Plan};
+use harness_bench::plan::Plan;
 use harness_bench::provider::SharedDevice;
 use harness_bench::record::{Accepted, BenchRun, Build, Counts, Shard};
 use harness_bench::store::{self, Saved};
 use harness_bench::suite::Suite;
-use harness_bench::text;
-use harness_bench::torch::Torches;
+use harness_bench::torch::{Torches, torch_arms};
 use harness_cuda::machine::{self};
 use harness_devices::DeviceChoice;
 use harness_devices::DeviceSource;
@@ -140,20 +139,22 @@ impl Bench {
         let plan = Plan { suites, terms };
         let mut device = source.open()?;
         let (builds, accepted) = self.builds(&source)?;
-        let circumstances = Circumstances {
-            started: utc(SystemTime::now()),
+        let run = BenchRun {
+            seed: self.seed,
             reproduce: self.reproduce(&source),
+            shard: self.shard,
             build: built::build(),
             accepted,
-            machine: harness_bench::machine::machine(&*device, built::COMPILER),
+            ..BenchRun::new(utc(SystemTime::now()), harness_bench::machine::machine(&*device, built::COMPILER))
         };
         let mut monitor = Monitor::start(&mut *device);
-        let torches = self.torches(&plan, &source);
-        let mut provider = SharedDevice::new(source, device, std::env::current_exe().ok()).with_torches(torches).with_builds(builds);
+        let mut processes = Processes { builds, torches: self.torches(&plan, &source) };
+        let mut provider = SharedDevice::new(source, device, std::env::current_exe().ok());
         bar.set_length(plan.suites().len() as u64 * STEPS);
         let mut done = 0_u64;
-        let measured = plan.run(
+        let (suites, took) = plan.run(
             &mut provider,
+            &mut processes,
             || {
                 monitor.observe();
                 bar.set_position(done * STEPS);
@@ -165,7 +166,7 @@ impl Bench {
         if interrupt.load(Ordering::Relaxed) {
             return Ok(Exit::Interrupted);
         }
-        let run = plan.record(measured, circumstances, monitor.finish());
+        let run = BenchRun { took_ms: took.0 / 1_000_000, suites, conditions: monitor.finish(), ..run };
         // Where it cannot be saved after all, what was measured is at least printed.
         let (run, place) = match self.save(run.clone()) {
             Ok(saved) => saved,
@@ -195,9 +196,8 @@ impl Bench {
 
     /// This build and the accepted one, running side by side, or why not.
     fn builds(&self, source: &DeviceSource) -> Result<(Option<Builds>, Accepted), CliError> {
-        let pinned = accepted::read(&self.reports).map_err(|error| {
-            CliError::input(error.to_string(), "mend the file, or accept a build anew with `harness report accept COMMIT`")
-        })?;
+        let pinned = accepted::read(&self.reports)
+            .map_err(|error| CliError::input(error, "mend the file, or accept a build anew with `harness report accept COMMIT`"))?;
         let pinned = pinned.map(|build| build.commit);
         let missing = |why: String| Ok((None, Accepted { commit: pinned.clone(), missing: Some(why) }));
         let Some(program) = &self.accepted else {
@@ -349,7 +349,7 @@ impl Bench {
             Format::Text if self.quiet && exit_of(run) == Exit::Passed => Ok(()),
             Format::Text => {
                 let place = place.map(|place| format!("{place}\n")).unwrap_or_default();
-                terminal::print(&format!("{}{}{place}", text::render(run), report::comparison(run)))
+                terminal::print(&format!("{}{}{place}", report::terminal(run), report::comparison(run)))
             }
         }
     }
@@ -447,11 +447,10 @@ fn advance(bar: &ProgressBar, progress: &Progress<'_>) {
 
 fn exit_of(run: &BenchRun) -> Exit {
     let regression = run.comparison.as_ref().is_some_and(|comparison| Counts::of(&comparison.changes).is_regression());
-    match text::counts(run) {
-        _ if regression => Exit::Failed,
-        (_, 1.., _) => Exit::Failed,
+    match run.entries().count() {
+        _ if regression || run.failed() > 0 => Exit::Failed,
         // Arms that a case is not for are skipped as a matter of course, and a shard may be empty.
-        (entries @ 1.., _, skipped) if entries == skipped => Exit::Device,
+        entries @ 1.. if entries == run.skipped() => Exit::Device,
         _ => Exit::Passed,
     }
 }

@@ -132,9 +132,7 @@ impl Run {
         let known: BTreeSet<&str> = scenarios.iter().flat_map(|scenario| &scenario.parameters).map(|(name, _)| name.as_str()).collect();
         match self.settings.iter().find(|(name, _)| !known.contains(name.as_str())) {
             None => Ok(()),
-            Some((name, _)) => {
-                Err(CliError::input(format!("no scenario has a parameter `{name}`"), choices(name, "parameters", known)))
-            }
+            Some((name, _)) => Err(CliError::input(format!("no scenario has a parameter `{name}`"), choices(name, "parameters", known))),
         }
     }
 
@@ -146,7 +144,11 @@ impl Run {
         if !self.tags.is_empty() {
             scenarios.retain(|scenario| scenario.tags.iter().any(|tag| self.tags.contains(tag)));
             if scenarios.is_empty() {
-                return Err(CliError::input(format!("no scenario has the tag {}", self.tags.join(" or ")), "tags stand in `tags:`; `harness list --format json` shows them").into());
+                return Err(CliError::input(
+                    format!("no scenario has the tag {}", self.tags.join(" or ")),
+                    "tags stand in `tags:`; `harness list --format json` shows them",
+                )
+                .into());
             }
         }
         // Before the shard is taken: an allocator that only scenarios of another shard list is not a mistake.

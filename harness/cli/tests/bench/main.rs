@@ -3,9 +3,9 @@
 
 mod errors;
 mod program;
+mod provider;
 mod reports;
 mod rounds;
-mod shop;
 mod suites;
 mod torch;
 mod world;

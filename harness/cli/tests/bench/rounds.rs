@@ -12,13 +12,12 @@ use harness_allocator::device::{Clock, Device, DeviceError, DevicePtr, StreamId}
 use harness_allocator::stats::{MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_bench::compare::compare;
-use harness_bench::execute::{Terms, cases_of, run_suite};
+use harness_bench::execute::{Terms, cases_of};
 use harness_bench::machine::machine;
-use harness_bench::plan::{Circumstances, Plan};
-use harness_bench::record::{Accepted, Build, Conditions, Outcome, Quantity, Shard, Stopped, SuiteRecord, Verdict};
+use harness_bench::record::{BenchRun, Outcome, Quantity, Shard, Stopped, SuiteRecord, Verdict};
 use harness_bench::suite::Suite;
 
-use crate::shop::{Shop, catalogue, measured, medians, suite, terms, within};
+use crate::provider::{TestProvider, catalogue, measured, medians, suite, terms, within};
 use crate::world::World;
 
 const EVERY_ARM: &str = "caching, expandable, bfc, rmm_pool, async_pool, direct";
@@ -34,7 +33,7 @@ const OF_THE_MODEL: &str = "latency: { sizes: [512B, 2MiB, 64MiB] }
 #[test]
 fn on_a_virtual_clock_two_equal_rounds_are_enough_and_seeds_change_nothing() {
     let suite = suite(EVERY_ARM, OF_THE_MODEL);
-    let first = Shop::new().run(&suite);
+    let first = TestProvider::new().run(&suite);
     assert_eq!((first.stopped, first.rounds), (Stopped::Deterministic, 2));
     for entry in &first.entries {
         let measured = measured(entry);
@@ -42,14 +41,14 @@ fn on_a_virtual_clock_two_equal_rounds_are_enough_and_seeds_change_nothing() {
         assert_eq!((measured.summary.low, measured.summary.high), (measured.summary.median, measured.summary.median));
         assert!(matches!(entry.quantity, Quantity::ModelTime | Quantity::Memory));
     }
-    let second = run_suite(&suite, &mut Shop::new(), &terms(17), |_| {});
+    let second = TestProvider::new().run_with(&suite, &terms(17), |_| {});
     assert_eq!(first.entries, second.entries);
 }
 
 #[test]
 fn arms_of_a_case_stand_next_to_each_other() {
     let suite = suite(EVERY_ARM, OF_THE_MODEL);
-    let record = Shop::new().run(&suite);
+    let record = TestProvider::new().run(&suite);
     let mut cases: Vec<(String, Quantity)> = record.entries.iter().map(|entry| (entry.case(), entry.quantity)).collect();
     cases.dedup();
     let distinct: BTreeSet<_> = cases.iter().cloned().collect();
@@ -81,8 +80,8 @@ fn a_tenth_slower() -> CostModel {
 fn a_driver_that_is_a_tenth_slower_makes_every_model_time_a_tenth_longer() {
     let suite =
         suite(EVERY_ARM, "latency: { sizes: [2MiB, 64MiB] }\n  - empty_cache: { segments: [10] }\n  - record_stream: { streams: [1] }");
-    let before = Shop::new().run(&suite);
-    let after = Shop { cost: a_tenth_slower(), ..Shop::new() }.run(&suite);
+    let before = TestProvider::new().run(&suite);
+    let after = TestProvider { cost: a_tenth_slower(), ..TestProvider::new() }.run(&suite);
     let mut compared = 0;
     for (old, new) in before.entries.iter().zip(&after.entries) {
         let (old_time, new_time) = (measured(old).summary.median, measured(new).summary.median);
@@ -154,8 +153,8 @@ fn busy(arm: &AllocatorSpec) -> Box<dyn Allocator> {
 
 #[test]
 fn an_allocator_that_is_a_tenth_slower_has_host_times_a_tenth_longer() {
-    let mut shop = Shop { clock: Clock::Measured, build: busy, ..Shop::new() };
-    let record = run_suite(&suite("caching, expandable", "latency: { sizes: [2MiB] }"), &mut shop, &within(Nanos::millis(2000)), |_| {});
+    let mut provider = TestProvider { clock: Clock::Measured, build: busy, ..TestProvider::new() };
+    let record = provider.run_with(&suite("caching, expandable", "latency: { sizes: [2MiB] }"), &within(Nanos::millis(2000)), |_| {});
     for ((case, fast), (_, slow)) in medians(&record, "caching").into_iter().zip(medians(&record, "expandable")) {
         let ratio = slow as f64 / fast as f64;
         assert!((1.06..=1.14).contains(&ratio), "{case}: {fast} ps and {slow} ps, {ratio}");
@@ -174,11 +173,8 @@ fn slowed(arm: &AllocatorSpec, waits: u32) -> Box<dyn Allocator> {
 fn of_exact_figures_any_difference_of_one_allocator_is_flagged() {
     let suite = suite("caching, bfc, direct", "latency: { sizes: [2MiB, 64MiB], cases: [miss, after_empty_cache] }");
     let run = |started: &str, build| {
-        let (plan, device) = (Plan { suites: Vec::new(), terms: terms(0) }, SimDevice::new(SimConfig::default()));
-        let (started, machine) = (started.to_owned(), machine(&device, "rustc"));
-        let circumstances =
-            Circumstances { started, reproduce: String::new(), build: Build::default(), accepted: Accepted::default(), machine };
-        plan.record((vec![Shop { build, ..Shop::new() }.run(&suite)], Nanos::ZERO), circumstances, Conditions::default())
+        let machine = machine(&SimDevice::new(SimConfig::default()), "rustc");
+        BenchRun { suites: vec![TestProvider { build, ..TestProvider::new() }.run(&suite)], ..BenchRun::new(started.to_owned(), machine) }
     };
     let base = run("2026-11-19T02:17:00Z", AllocatorSpec::build);
     let flagged = |build: fn(&AllocatorSpec) -> Box<dyn Allocator>| -> Vec<(String, Verdict)> {
@@ -193,9 +189,9 @@ fn of_exact_figures_any_difference_of_one_allocator_is_flagged() {
 
 #[test]
 fn operations_are_timed_together_until_timing_adds_less_than_a_fiftieth() {
-    let mut shop = Shop { clock: Clock::Measured, ..Shop::new() };
+    let mut provider = TestProvider { clock: Clock::Measured, ..TestProvider::new() };
     let time = "latency: { sizes: [512B, 2MiB], cases: [hit] }\n  - record_stream: { streams: [0] }\n  - trace: { file: traces/small_loop.txt.gz }";
-    let record = run_suite(&suite("caching, bfc", time), &mut shop, &within(Nanos::millis(1000)), |_| {});
+    let record = provider.run_with(&suite("caching, bfc", time), &within(Nanos::millis(1000)), |_| {});
     assert!(record.overhead_ps > 0, "reading a clock takes time");
     for entry in record.entries.iter().filter(|entry| entry.quantity == Quantity::HostTime) {
         let measured = measured(entry);
@@ -203,8 +199,6 @@ fn operations_are_timed_together_until_timing_adds_less_than_a_fiftieth() {
         assert!(measured.batch > 1, "a hit is far shorter than reading a clock fifty times");
         assert!(record.overhead_ps * 50 < region, "{}, {}: {} ps beside {region} ps", entry.case(), entry.arm, record.overhead_ps);
     }
-    let (worst, _) = harness_bench::text::worst_overhead(&record).expect("there are host times");
-    assert!(worst < 0.02, "{worst}");
 }
 
 #[test]
@@ -215,13 +209,13 @@ fn the_loop_goes_on_until_it_is_precise_or_the_time_is_up() {
         );
         Suite::parse(&text, &catalogue().join("test.yaml")).unwrap()
     };
-    let mut shop = Shop { clock: Clock::Measured, build: busy, ..Shop::new() };
-    let record = run_suite(&fixed("{ least: 7, most: 500 }", "50%"), &mut shop, &within(Nanos::millis(60_000)), |_| {});
+    let mut provider = TestProvider { clock: Clock::Measured, build: busy, ..TestProvider::new() };
+    let record = provider.run_with(&fixed("{ least: 7, most: 500 }", "50%"), &within(Nanos::millis(60_000)), |_| {});
     assert_eq!(record.stopped, Stopped::Precise, "busy waiting is precise to a half, on a busy machine after some rounds more");
     assert!(record.rounds >= 7, "{}", record.rounds);
-    let record = run_suite(&fixed("{ least: 7, most: 9 }", "0.000001%"), &mut shop, &within(Nanos::millis(60_000)), |_| {});
+    let record = provider.run_with(&fixed("{ least: 7, most: 9 }", "0.000001%"), &within(Nanos::millis(60_000)), |_| {});
     assert_eq!((record.stopped, record.rounds), (Stopped::Budget, 9), "nothing is as precise as that");
-    let record = run_suite(&fixed("{ least: 7, most: 500 }", "0.000001%"), &mut shop, &within(Nanos(1)), |_| {});
+    let record = provider.run_with(&fixed("{ least: 7, most: 500 }", "0.000001%"), &within(Nanos(1)), |_| {});
     assert_eq!((record.stopped, record.rounds), (Stopped::Budget, 1), "one round is always done");
 }
 
@@ -230,7 +224,7 @@ fn an_interruption_ends_the_loop_at_once() {
     let interrupted = terms(0);
     let suite = suite(EVERY_ARM, OF_THE_MODEL);
     let mut visits = 0;
-    let record = run_suite(&suite, &mut Shop::new(), &interrupted, |_| {
+    let record = TestProvider::new().run_with(&suite, &interrupted, |_| {
         visits += 1;
         if visits == 5 {
             interrupted.interrupt.store(true, Ordering::Relaxed);
@@ -249,7 +243,7 @@ fn parts_cover_all_cases_once_and_keep_arms_together() {
     all.sort();
     expected.sort();
     assert_eq!(all, expected);
-    let record = run_suite(&suite, &mut Shop::new(), &Terms { shard: part(2), ..terms(0) }, |_| {});
+    let record = TestProvider::new().run_with(&suite, &Terms { shard: part(2), ..terms(0) }, |_| {});
     assert_eq!(record.entries.len(), 2 * cases_of(&suite, part(2)).count(), "both arms of each case");
     assert!(record.entries.iter().all(|entry| suite.cases.iter().any(|case| case.hash == entry.hash)), "of the same cases");
 }
@@ -261,7 +255,7 @@ fn what_is_broken_fails_and_what_is_not_for_an_arm_is_skipped() {
         if arm.kind() == AllocatorKind::Direct { Box::new(Before(arm.build(), Box::new(leak))) } else { arm.build() }
     }
     let time = "latency: { sizes: [2MiB], cases: [miss] }\n  - scenario: { file: ../fragmentation_storm.yaml }";
-    let record = Shop { build: leaky, ..Shop::new() }.run(&suite("caching, direct", time));
+    let record = TestProvider { build: leaky, ..TestProvider::new() }.run(&suite("caching, direct", time));
     let outcome = |group: &str, arm: &str| {
         let entry = record.entries.iter().find(|entry| entry.group == group && entry.arm == arm);
         entry.map(|entry| entry.outcome.clone()).unwrap_or_else(|| panic!("{group}, {arm} is not there"))
@@ -278,8 +272,8 @@ fn ten_rounds(refuse: fn(u64) -> Option<DeviceError>) -> (SuiteRecord, u64) {
     let text = "about: x\nneeds: { memory: 64MiB }\nrounds: { least: 10, most: 10 }\nbudget: 60s\narms: [caching]
 time: [latency: { sizes: [1MiB], cases: [hit] }]\n";
     let suite = Suite::parse(text, &catalogue().join("test.yaml")).unwrap();
-    let mut shop = Shop { clock: Clock::Measured, refuse, ..Shop::new() };
-    (shop.run(&suite), shop.asked)
+    let mut provider = TestProvider { clock: Clock::Measured, refuse, ..TestProvider::new() };
+    (provider.run(&suite), provider.asked)
 }
 
 fn taken() -> DeviceError {
@@ -319,7 +313,7 @@ fn what_was_never_possible_is_given_up_and_what_breaks_has_failed_whenever_it_do
 #[test]
 fn an_arm_with_settings_runs_what_pytorchs_allocator_runs() {
     let time = "scenario: { file: ../oom_retry.yaml }\n  - latency: { sizes: [1MiB], cases: [miss] }";
-    let record = Shop::new().run(&suite("caching: { name: pages, conf: \"expandable_segments:True\" }, expandable", time));
+    let record = TestProvider::new().run(&suite("caching: { name: pages, conf: \"expandable_segments:True\" }, expandable", time));
     let (named, built_in) = (medians(&record, "pages"), medians(&record, "expandable"));
     assert!(named.len() >= 2);
     assert_eq!(named, built_in, "they are the same but for the name");
@@ -332,7 +326,7 @@ fn a_scenario_that_fails_is_a_failure_with_the_command_that_shows_it() {
     std::fs::write(folder.path().join("wrong.yaml"), scenario).unwrap();
     let text = "about: x\nneeds: { memory: 64MiB }\narms: [caching]\ntime: [scenario: { file: wrong.yaml }]\n";
     let suite = Suite::parse(text, &folder.path().join("suite.yaml")).unwrap();
-    let record = Shop::new().run(&suite);
+    let record = TestProvider::new().run(&suite);
     let Outcome::Failed { reason } = &record.entries[0].outcome else { panic!("{record:#?}") };
     assert!(reason.contains("wrong.yaml:5:"), "{reason}");
     assert!(reason.contains("see `harness run ") && reason.ends_with("--device sim --allocator caching --no-audit`"), "{reason}");

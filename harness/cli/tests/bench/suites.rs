@@ -6,7 +6,7 @@ use harness_allocator::allocator::AllocatorKind;
 use harness_bench::suite::{Suite, schema};
 use serde_json::Value;
 
-use crate::shop::catalogue;
+use crate::provider::catalogue;
 
 fn files() -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = std::fs::read_dir(catalogue()).unwrap().map(|entry| entry.unwrap().path()).collect();

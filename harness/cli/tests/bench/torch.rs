@@ -88,26 +88,16 @@ time:
   - trace: { file: trace.txt }
   - trace: { file: refused.txt }
   - trace: { file: pool.txt }
-  - scenario: { file: s/full.yaml }
-  - scenario: { file: s/other.yaml }
   - threads: { counts: [1] }
   - start_up
 ";
     let trace = "a 0 2097152 0\na 1 3000000 1\nr 0 1\ns 1\nf 0\ne\na 3 6291456 0\nd\np\n";
-    let full = "about: x\nneeds: { memory: 64MiB }\nsteps:
-  - alloc: { buffer: a, size: 40MiB }
-  - alloc: { buffer: b, size: 40MiB, expect: oom }
-  - free: a
-";
-    let other = "about: x\nneeds: { memory: 64MiB }\nsteps:\n  - pressure: 60MiB\n  - alloc: { buffer: a, size: 40MiB, expect: oom }\n";
     let world = World::with_gpu(Bytes::gib(2))
         .with_program("python", &python)
         .with("suite.yaml", suite)
         .with("trace.txt", trace)
         .with("refused.txt", "a 0 2097152 0\na 2 9999999999 0\nf 2\nf 0\n")
-        .with("pool.txt", "g+ 1\na 0 512 0\ng- 1\n")
-        .with("s/full.yaml", full)
-        .with("s/other.yaml", other);
+        .with("pool.txt", "g+ 1\na 0 512 0\ng- 1\n");
     let ran = world.bench(&["suite.yaml", "--device", "cuda:0", "--report", "run", "--torch", "./python"]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());
     let run = world.run("run");

@@ -62,7 +62,8 @@ pub fn parse_expectation<Q: Quantity + PartialEq>(text: &str, resolve: Resolve<'
     Ok(expectation)
 }
 
-const AMOUNT: &str = "write a size, as in `400MiB`, or a formula that comes to one, as in `storm.failed_request`, `device.free - 2MiB` or `4MiB * batch`";
+const AMOUNT: &str =
+    "write a size, as in `400MiB`, or a formula that comes to one, as in `storm.failed_request`, `device.free - 2MiB` or `4MiB * batch`";
 
 /// Parses a size, or a formula that comes to bytes. A bare number is one of bytes.
 ///
@@ -349,12 +350,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
         Ok(Expression { node, dimension, text: self.piece(self.range_from(start)) })
     }
 
-    fn same_dimension(
-        &self,
-        first: Option<Dimension>,
-        second: Option<Dimension>,
-        at: Range,
-    ) -> Result<Option<Dimension>, ExpressionError> {
+    fn same_dimension(&self, first: Option<Dimension>, second: Option<Dimension>, at: Range) -> Result<Option<Dimension>, ExpressionError> {
         match (first, second) {
             (Some(a), Some(b)) if a != b => Err(mismatch(at, a, b)),
             _ => Ok(first.or(second)),
@@ -498,5 +494,7 @@ fn literal(text: &[char], start: usize) -> Result<Token, ExpressionError> {
 }
 
 fn is_time(text: &str) -> bool {
-    ["ns", "us", "µs", "ms", "s", "m", "min"].iter().any(|unit| text.strip_suffix(unit).is_some_and(|rest| !rest.ends_with(char::is_alphabetic)))
+    ["ns", "us", "µs", "ms", "s", "m", "min"]
+        .iter()
+        .any(|unit| text.strip_suffix(unit).is_some_and(|rest| !rest.ends_with(char::is_alphabetic)))
 }

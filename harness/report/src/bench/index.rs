@@ -1,6 +1,6 @@
 //! The index of all runs: for each device its latest verdict, and a table of its runs.
 
-use harness_bench::record::{BenchRun, Counts, Outcome};
+use harness_bench::record::{BenchRun, Counts};
 use harness_bench::store::{INDEX, REPORT};
 
 use super::super::escape::{code, prose};
@@ -20,8 +20,9 @@ pub fn index(runs: &[(String, BenchRun)]) -> Vec<(String, String)> {
     let mut page = Page::default();
     page.block("# Benchmark runs");
     page.block(
-        "Each run is a folder with a report to read and the record that it is made from. It is measured side by side with the accepted build, \
-         which `accepted.json` names; `harness report accept` moves it. This page is made by the tool: do not edit it.",
+        "Each run is a folder in `nightly`, with a report to read and the record that it is made from. Where `accepted.json` names an accepted \
+         build, runs are measured side by side with it; `harness report accept` writes that file, which is to be committed. This page is made by \
+         `harness bench` and `harness report index`: do not edit it.",
     );
     if runs.is_empty() {
         page.block("There is no run yet: `harness bench` makes one.");
@@ -62,7 +63,6 @@ fn cells(folder: &str, run: &BenchRun) -> Vec<String> {
     let counts = run.comparison.as_ref().map(|comparison| Counts::of(&comparison.changes));
     let number = |of: fn(Counts) -> usize| counts.map_or_else(|| NOTHING.to_owned(), |counts| of(counts).to_string());
     let commit = |commit: Option<&String>| commit.map_or_else(|| NOTHING.to_owned(), |commit| code(&words::shortened(commit)));
-    let failed = run.entries().filter(|(_, entry)| matches!(entry.outcome, Outcome::Failed { .. })).count();
     vec![
         format!("[{}]({})", words::moment(&run.started), link(folder)),
         commit(run.build.commit.as_ref()),
@@ -71,7 +71,7 @@ fn cells(folder: &str, run: &BenchRun) -> Vec<String> {
         number(|counts| counts.worse),
         number(|counts| counts.better),
         number(|counts| counts.unsure),
-        failed.to_string(),
+        run.failed().to_string(),
         run.entries().count().to_string(),
         if run.conditions.contended.is_empty() { "no".to_owned() } else { prose(&run.conditions.contended.join("; ")) },
     ]

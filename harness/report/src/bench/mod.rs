@@ -6,11 +6,13 @@
 mod ci;
 mod index;
 mod picture;
+mod terminal;
 mod verdict;
 mod words;
 
 pub use self::ci::{annotations, smaller_is_better, summary};
 pub use self::index::index;
+pub use self::terminal::terminal;
 pub use self::verdict::{comparison, verdict};
 
 pub(super) use self::verdict::in_figures;
@@ -19,7 +21,7 @@ pub(super) use self::words::{amount, short};
 use std::collections::BTreeMap;
 
 use harness_base::files::slug;
-use harness_bench::record::{BenchRun, Change, Entry, EntryName, GpuState, Machine, Outcome, Quantity, SuiteRecord, Verdict};
+use harness_bench::record::{BenchRun, Change, Entry, EntryName, GpuState, Outcome, Quantity, SuiteRecord, Verdict};
 use harness_bench::store::REPORT;
 
 use super::escape::{code, prose, prose_block};
@@ -27,9 +29,6 @@ use super::page::Page;
 use super::picture::Picture;
 use super::unique;
 use super::words::{Align, Grid, NOTHING, count, or_nothing, size};
-
-/// In the order in which they are shown.
-const QUANTITIES: [Quantity; 4] = [Quantity::HostTime, Quantity::DeviceTime, Quantity::ModelTime, Quantity::Memory];
 
 /// Renders a run: [`REPORT`], and the pictures that it links to before it. `earlier` holds earlier runs on the same device, the oldest first:
 /// trends are drawn from them, everything else from the run alone.
@@ -73,11 +72,7 @@ fn write_suite(page: &mut Page, run: &BenchRun, suite: &SuiteRecord, with_pictur
     let precision = precision(suite, &changes)
         .map_or_else(String::new, |half| format!("; ratios to what they are compared with are known to ± {}", words::percent(half)));
     page.block(format!("{rounds}: {}{precision}.", words::stopped(suite.stopped)));
-    for quantity in QUANTITIES {
-        let entries: Vec<&Entry> = suite.entries.iter().filter(|entry| entry.quantity == quantity).collect();
-        if entries.is_empty() {
-            continue;
-        }
+    for (quantity, entries) in entries_of(suite) {
         page.block(format!("### {}", prose(&words::heading(quantity, &run.machine))));
         table(page, suite, &entries, &changes);
         let curve = picture::curve::draw(suite, quantity).filter(|_| with_pictures);
@@ -87,7 +82,51 @@ fn write_suite(page: &mut Page, run: &BenchRun, suite: &SuiteRecord, with_pictur
             page.pictures.push(Picture { file_name: format!("{name}.svg"), svg });
         }
     }
-    reasons(page, suite);
+    let line = |(reason, entries): (&str, Vec<&Entry>)| {
+        let first = format!("{} by {}", prose(&entries[0].case()), code(&entries[0].arm));
+        let more = if entries.len() > 1 { format!(" and {} more", entries.len() - 1) } else { String::new() };
+        format!("{first}{more}: {}", prose(reason))
+    };
+    page.list(&reasons(suite).into_iter().map(line).collect::<Vec<_>>());
+}
+
+/// The entries of each quantity that has some.
+fn entries_of(suite: &SuiteRecord) -> Vec<(Quantity, Vec<&Entry>)> {
+    let of = |quantity| (quantity, suite.entries.iter().filter(|entry| entry.quantity == quantity).collect::<Vec<_>>());
+    Quantity::ALL.into_iter().map(of).filter(|(_, entries)| !entries.is_empty()).collect()
+}
+
+/// Each name once, in the order in which they first appear.
+fn distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut distinct: Vec<&str> = Vec::new();
+    for name in names {
+        if !distinct.contains(&name) {
+            distinct.push(name);
+        }
+    }
+    distinct
+}
+
+fn arms_of<'a>(entries: &[&'a Entry]) -> Vec<&'a str> {
+    distinct(entries.iter().map(|entry| entry.arm.as_str()))
+}
+
+/// Arms of one case stand next to each other.
+fn cases_of(entries: &[&Entry]) -> Vec<String> {
+    let mut cases: Vec<String> = entries.iter().map(|entry| entry.case()).collect();
+    cases.dedup();
+    cases
+}
+
+/// Why there are no figures, each reason once.
+fn reasons(suite: &SuiteRecord) -> BTreeMap<&str, Vec<&Entry>> {
+    let mut reasons: BTreeMap<&str, Vec<&Entry>> = BTreeMap::new();
+    for entry in &suite.entries {
+        if let Some(reason) = entry.outcome.reason() {
+            reasons.entry(reason).or_default().push(entry);
+        }
+    }
+    reasons
 }
 
 /// Half the width of a typical interval of a measured time.
@@ -101,15 +140,7 @@ fn precision(suite: &SuiteRecord, changes: &BTreeMap<&EntryName, &Change>) -> Op
 
 /// Cases by arms. A case whose figures are all zero stands in one line below.
 fn table(page: &mut Page, suite: &SuiteRecord, entries: &[&Entry], changes: &BTreeMap<&EntryName, &Change>) {
-    let (mut arms, mut cases): (Vec<&str>, Vec<String>) = (Vec::new(), Vec::new());
-    for entry in entries {
-        if !arms.contains(&entry.arm.as_str()) {
-            arms.push(&entry.arm);
-        }
-        if cases.last() != Some(&entry.case()) {
-            cases.push(entry.case());
-        }
-    }
+    let (arms, cases) = (arms_of(entries), cases_of(entries));
     let is_zero = |case: &String| {
         let mut of_case = entries.iter().filter(|entry| entry.case() == *case);
         of_case.all(|entry| {
@@ -152,29 +183,13 @@ fn cell(entry: &Entry, change: Option<&Change>) -> String {
     }
 }
 
-/// Why there are no figures, each reason once.
-fn reasons(page: &mut Page, suite: &SuiteRecord) {
-    let mut reasons: BTreeMap<&str, Vec<&Entry>> = BTreeMap::new();
-    for entry in &suite.entries {
-        if let Some(reason) = entry.outcome.reason() {
-            reasons.entry(reason).or_default().push(entry);
-        }
-    }
-    let line = |(reason, entries): (&str, Vec<&Entry>)| {
-        let first = format!("{} by {}", prose(&entries[0].case()), code(&entries[0].arm));
-        let more = if entries.len() > 1 { format!(" and {} more", entries.len() - 1) } else { String::new() };
-        format!("{first}{more}: {}", prose(reason))
-    };
-    page.list(&reasons.into_iter().map(line).collect::<Vec<_>>());
-}
-
 /// Where it was measured, in what state, and how to do it again.
 fn machine(page: &mut Page, run: &BenchRun) {
     page.block("## Again");
     page.command(&run.reproduce);
     page.fold("The machine, and how to read this", |page| {
         let mut grid = Grid::new([("machine", Align::Left), ("", Align::Left)]);
-        grid.rows = machine_rows(&run.machine).map(|(what, value)| vec![what.to_owned(), value]).to_vec();
+        grid.rows = run.machine.facts().map(|(what, value)| vec![what.to_owned(), or_nothing(value)]).to_vec();
         grid.rows.push(vec!["free memory at the start".to_owned(), or_nothing(run.conditions.free_at_start.map(size))]);
         page.grid(&grid);
         gpu(page, &run.conditions.gpu);
@@ -191,21 +206,6 @@ fn machine(page: &mut Page, run: &BenchRun) {
                 .to_owned(),
         ]);
     });
-}
-
-fn machine_rows(machine: &Machine) -> [(&'static str, String); 10] {
-    [
-        ("device", machine.device.clone()),
-        ("memory", or_nothing(machine.memory.map(size))),
-        ("hash of the UUID", or_nothing(machine.uuid_hash.as_deref())),
-        ("driver, CUDA", format!("{}, {}", or_nothing(machine.driver.as_deref()), or_nothing(machine.cuda.as_deref()))),
-        ("multi-instance mode", words::on(machine.mig).to_owned()),
-        ("error correction", words::on(machine.ecc).to_owned()),
-        ("processor", or_nothing(machine.cpu.as_deref())),
-        ("processors of this process", machine.cores.to_string()),
-        ("kernel", or_nothing(machine.kernel.as_deref())),
-        ("compiler", machine.compiler.clone()),
-    ]
 }
 
 /// Clocks, power and temperature over the run.

@@ -1,7 +1,7 @@
 //! What a comparison comes to, in words: the verdict, what it rests on, what changed most, and what to do.
 
 use harness_bench::compare::by_importance;
-use harness_bench::record::{Basis, BenchRun, Change, Comparison, Counts, EntryName, Outcome, Verdict};
+use harness_bench::record::{Basis, BenchRun, Change, Comparison, Counts, EntryName, Verdict};
 
 use super::super::escape::{code, prose};
 use super::super::page::Page;
@@ -18,14 +18,7 @@ const ALWAYS: usize = 3;
 pub(super) fn write(page: &mut Page, run: &BenchRun) {
     page.block(format!("**{}**", prose(&verdict(run))));
     let mut lines = vec![format!("Measured: {}, in {}.", words::commit(&run.build), words::took(run.took_ms))];
-    if let Some(comparison) = &run.comparison {
-        lines.push(prose(&basis(&comparison.basis)));
-        if !comparison.machine.is_empty() {
-            lines.push(format!("The machine differs from that of the run before: {}.", prose(&comparison.machine.join("; "))));
-        }
-        lines.extend(uncompared(comparison).iter().map(|line| prose(line)));
-    }
-    lines.extend(contended(run).map(|line| prose(&line)));
+    lines.extend(circumstances(run).iter().map(|line| prose(line)));
     page.list(&lines);
     let changes: Vec<&Change> = run.comparison.iter().flat_map(by_importance).collect();
     if changes.is_empty() {
@@ -82,7 +75,7 @@ const fn word(verdict: Verdict) -> &'static str {
 /// One sentence: whether something became worse or better, and of how many entries that is known.
 #[must_use]
 pub fn verdict(run: &BenchRun) -> String {
-    let failed = run.entries().filter(|(_, entry)| matches!(entry.outcome, Outcome::Failed { .. })).count();
+    let failed = run.failed();
     let Some(comparison) = &run.comparison else {
         let failed = if failed == 0 { "nothing failed".to_owned() } else { format!("{failed} FAILED") };
         return format!("{} measured, {failed}. There is nothing to compare with yet.", words::entries(run.entries().count()));
@@ -107,6 +100,20 @@ pub fn verdict(run: &BenchRun) -> String {
         ". The machine was contended".to_owned()
     };
     format!("{changed}, of {} compared{unsure}{contended}.", words::entries(counts.compared()))
+}
+
+/// What the verdict rests on, a sentence each.
+fn circumstances(run: &BenchRun) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(comparison) = &run.comparison {
+        lines.push(basis(&comparison.basis));
+        if !comparison.machine.is_empty() {
+            lines.push(format!("The machine differs from that of the run before: {}.", comparison.machine.join("; ")));
+        }
+        lines.extend(uncompared(comparison));
+    }
+    lines.extend(contended(run));
+    lines
 }
 
 fn basis(basis: &Basis) -> String {
@@ -154,8 +161,10 @@ fn contended(run: &BenchRun) -> Option<String> {
     let to_do = if runs >= ALWAYS {
         " What to do: run when nothing else does, or give the benchmarks cores of their own (`taskset`, a cpuset), end other processes on the \
          GPU, and raise the budget; until then only changes larger than the intervals shown are found."
-    } else {
+    } else if run.comparison.as_ref().is_some_and(|comparison| matches!(comparison.basis, Basis::SideBySide { .. })) {
         " Both builds met that alike, so ratios hold; intervals are wider."
+    } else {
+        ""
     };
     Some(format!("Contended{often}: {}.{to_do}", why.join("; ")))
 }
@@ -173,18 +182,13 @@ pub(crate) fn in_figures(change: &Change) -> String {
 /// A comparison for the terminal.
 #[must_use]
 pub fn comparison(run: &BenchRun) -> String {
-    let mut text = format!("{}\n", verdict(run));
-    let Some(comparison) = &run.comparison else { return text };
-    let mut line = |line: &str| text.extend([line, "\n"]);
-    line(&basis(&comparison.basis));
-    if !comparison.machine.is_empty() {
-        line(&format!("The machine differs: {}.", comparison.machine.join("; ")));
+    let mut lines = vec![verdict(run)];
+    if run.comparison.is_some() {
+        lines.extend(circumstances(run));
     }
-    uncompared(comparison).iter().for_each(|told| line(told));
-    contended(run).iter().for_each(|told| line(told));
-    for change in by_importance(comparison) {
+    for change in run.comparison.iter().flat_map(by_importance) {
         let EntryName { suite, case, arm, .. } = &change.entry;
-        line(&format!("  {}: {suite}: {case} by {arm}: {}", word(change.verdict), in_figures(change)));
+        lines.push(format!("  {}: {suite}: {case} by {arm}: {}", word(change.verdict), in_figures(change)));
     }
-    text
+    lines.join("\n") + "\n"
 }

@@ -156,15 +156,6 @@ pub(super) fn device(machine: &Machine) -> String {
     if machine.device == "simulated" { "the simulated device".to_owned() } else { machine.device.clone() }
 }
 
-/// `on`, `off`, or nothing known.
-pub(super) fn on(value: Option<bool>) -> &'static str {
-    match value {
-        Some(true) => "on",
-        Some(false) => "off",
-        None => super::super::words::NOTHING,
-    }
-}
-
 /// `1 entry`, `2 entries`.
 pub(super) fn entries(number: usize) -> String {
     if number == 1 { "1 entry".to_owned() } else { format!("{number} entries") }

@@ -18,11 +18,11 @@ use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
 use crate::rig::{Checks, Finding, ProgramId, Rig, RigOptions, StepEnd, Stop};
 use crate::world::{Figures, StepResult, Unmet, World};
 
+use self::cursor::{Cursor, Next};
 pub(crate) use execute::{other_cause, seen};
 use harness_record::{
     Accounts, CurvePoint, Event, Invariant, NOT_JUDGED, Outcome, Rule, RunRecord, StepRecord, Timings, Verdict, Violation,
 };
-use self::cursor::{Cursor, Next};
 use harness_scenario::steps::{Action, Step};
 use harness_scenario::{Expectation, Located, ReportKey, Scenario, Unit};
 
@@ -457,7 +457,13 @@ impl<'a, 'o> Runner<'a, 'o> {
     }
 
     /// Does a step, with the scenario's invariants and a task that goes on meanwhile between its operations.
-    fn run_step(&mut self, world: &mut World, step: &Step, iteration: Option<String>, meanwhile: Option<&mut Task<'_>>) -> ControlFlow<(), Outcome> {
+    fn run_step(
+        &mut self,
+        world: &mut World,
+        step: &Step,
+        iteration: Option<String>,
+        meanwhile: Option<&mut Task<'_>>,
+    ) -> ControlFlow<(), Outcome> {
         let is_workload = matches!(step.action, Action::Storm(_) | Action::Train(_));
         let has_invariants = self.checks != Checks::Timing && !self.request.scenario.invariants.is_empty();
         if !is_workload || (meanwhile.is_none() && !has_invariants) {

@@ -12,8 +12,8 @@ use harness_allocator::device::{Clock, DeviceCalls, DeviceError, DeviceInfo, Tes
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 
-use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
 use self::comparisons::Comparisons;
+use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
 use crate::run::{Observer, RunRequest, observe, time_observed};
 use crate::world::Figures;
 use harness_base::shell::quoted;
@@ -329,7 +329,8 @@ fn missing_of(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Sce
         }
     }
     let uses_pools = scenario.uses_private_pools();
-    (uses_pools && allocator.build().private_pools().is_none()).then(|| format!("`{allocator}` has no private pools, which the scenario uses"))
+    (uses_pools && allocator.build().private_pools().is_none())
+        .then(|| format!("`{allocator}` has no private pools, which the scenario uses"))
 }
 
 /// A run that fails where the scenario says so is as expected, and one that passes is not.

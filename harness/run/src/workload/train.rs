@@ -8,13 +8,13 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use super::{Between, pause};
 use crate::recovery::{self, Tried};
-use crate::run::other_cause;
 use crate::rig::{Buffer, Finding, Stop};
+use crate::run::other_cause;
 use crate::world::{StepResult, Unmet, World};
 use harness_record::Invariant;
 use harness_record::{Outcome, Shortage};
-use harness_scenario::{DeviceKind, Expected};
 use harness_scenario::steps::train::{OPTIMIZER_COPIES, Train};
+use harness_scenario::{DeviceKind, Expected};
 use harness_scenario::{ReportKey, Step};
 
 type Answer<T> = Result<Result<T, AllocatorError>, Stop>;

@@ -162,7 +162,8 @@ impl Checker<'_> {
             }
             Some((_, Buffer::MaybeLive { .. })) if !again => {
                 let message = format!("buffer `{text}` may be live from the iteration before");
-                Err(Problem::new(at, message).help(format!("free it at the end of the loop, number it, as in `{text}[i]`, or say `leak: true`")))
+                Err(Problem::new(at, message)
+                    .help(format!("free it at the end of the loop, number it, as in `{text}[i]`, or say `leak: true`")))
             }
             Some((buffer, old)) => {
                 *old = state;

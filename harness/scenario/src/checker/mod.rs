@@ -21,8 +21,8 @@ use harness_language::expression::Value;
 use harness_language::located::{Located, Position};
 use harness_language::text::NameText;
 
-pub(crate) use buffers::{Freed, Served};
 pub use buffers::MAX_BUFFERS;
+pub(crate) use buffers::{Freed, Served};
 pub(crate) use names::is_reserved;
 pub(crate) use values::{constant, size, unit_of};
 

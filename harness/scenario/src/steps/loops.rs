@@ -93,9 +93,7 @@ impl Rounds {
     #[must_use]
     pub fn in_words(&self, value: Number) -> String {
         match self {
-            Self::Over { unit: Unit::Bytes, .. } => {
-                Bytes(u64::try_from(value.to_integer()).unwrap_or_default()).to_string()
-            }
+            Self::Over { unit: Unit::Bytes, .. } => Bytes(u64::try_from(value.to_integer()).unwrap_or_default()).to_string(),
             Self::Over { unit, .. } => Value { number: value, dimension: (*unit).into() }.to_string(),
             Self::Times(_) => value.to_string(),
         }
@@ -280,7 +278,9 @@ impl StepFields for RepeatWire {
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Loop, Problem> {
         let says_until = self.times.as_ref().is_some_and(|times| times.text().split_whitespace().eq(["until", "oom"]));
         if let Some(times) = self.times.as_ref().filter(|times| !says_until && times.text().starts_with("until")) {
-            return Err(Problem::new(times.position(), format!("a loop is not repeated `{}`", times.text())).help("write `repeat: until oom`"));
+            return Err(
+                Problem::new(times.position(), format!("a loop is not repeated `{}`", times.text())).help("write `repeat: until oom`")
+            );
         }
         let until_oom = until(self.body.until.as_ref())? || says_until;
         let times = match &self.times {
@@ -345,7 +345,11 @@ fn range(text: &Located<String>, checker: &Checker<'_>) -> Result<(Values, Unit)
     same_unit(Some(unit), &last, text.position())?;
     let by = match by.map(str::trim) {
         None if unit == Unit::Count => Number::from_integer(1),
-        None => return Err(refuse("a range of sizes or times says how far from one to the next".to_owned()).help("as in `64MiB..512MiB by 64MiB`")),
+        None => {
+            return Err(
+                refuse("a range of sizes or times says how far from one to the next".to_owned()).help("as in `64MiB..512MiB by 64MiB`")
+            );
+        }
         Some(by) => {
             let (piece, sign) = by.strip_prefix('-').map_or((by, 1), |piece| (piece, -1));
             let by = value(piece)?;
@@ -360,11 +364,12 @@ fn range(text: &Located<String>, checker: &Checker<'_>) -> Result<(Values, Unit)
     let distance = Operator::Subtract.apply(&last.number, &first.number);
     let rounds = distance.and_then(|distance| Operator::Divide.apply(&distance, &by)).map(|rounds| rounds.floor().to_integer() + 1);
     match rounds {
-        Some(count) if count < 1 => Err(refuse(format!("the range `{}` is empty", text.value))
-            .help(if by > zero { "to count down, write `by -1` behind it, as in `8..1 by -1`" } else { FORMS })),
-        Some(count) if count <= i128::from(MAX_TIMES) => {
-            Ok((Values::Range { first: first.number, by, count: count as u64 }, unit))
-        }
+        Some(count) if count < 1 => Err(refuse(format!("the range `{}` is empty", text.value)).help(if by > zero {
+            "to count down, write `by -1` behind it, as in `8..1 by -1`"
+        } else {
+            FORMS
+        })),
+        Some(count) if count <= i128::from(MAX_TIMES) => Ok((Values::Range { first: first.number, by, count: count as u64 }, unit)),
         _ => Err(refuse(format!("the range `{}` has more than {MAX_TIMES} values", text.value))),
     }
 }

@@ -1,12 +1,12 @@
-//! Axes of pictures: where a figure stands, and which figures are written beside it.
+//! Logarithmic axes of pictures: where a figure stands, and which figures are written beside it.
+
+use std::ops::Range;
 
 use harness_allocator::units::Bytes;
+use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 
 use super::super::words;
 use harness_bench::record::Quantity;
-
-/// Pixels between the places of zero and of the least positive figure on a logarithmic axis.
-const ROOM_FOR_ZERO: f64 = 26.0;
 
 /// What figures along an axis are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,194 +15,161 @@ pub(super) enum Unit {
     Of(Quantity),
     /// Bare numbers.
     Number,
-    /// Shares of the first figure: 1 is unchanged.
-    Share,
 }
 
 impl Unit {
-    /// A figure beside an axis: no more digits than it has.
-    fn label(self, value: f64) -> String {
+    /// A round figure beside an axis: no more digits than it has.
+    fn label(self, value: u64) -> String {
         match self {
-            Self::Of(Quantity::Memory) => Bytes(value.round() as u64).to_string().replace(".00 ", " "),
-            Self::Of(Quantity::HostTime | Quantity::DeviceTime | Quantity::ModelTime) => plain_time(value),
-            Self::Number => format!("{}", value.round()),
-            Self::Share => format!("{:+.1} %", (value - 1.0) * 100.0).replace("+0.0", "0").replace("-0.0", "0").replace(".0 %", " %"),
+            Self::Of(Quantity::Memory) => Bytes(value).to_string().replace(".00 ", " "),
+            Self::Of(Quantity::HostTime | Quantity::DeviceTime | Quantity::ModelTime) => {
+                let time = words::time(value);
+                let Some((number, unit)) = time.split_once(' ') else { return time };
+                let number = if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number };
+                format!("{number} {unit}")
+            }
+            Self::Number => value.to_string(),
         }
     }
 }
 
-/// Picoseconds of a round number, without zeros at the end.
-fn plain_time(value: f64) -> String {
-    let text = words::time(value.round() as u64);
-    let Some((number, unit)) = text.split_once(' ') else { return text };
-    let number = if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number };
-    format!("{number} {unit}")
-}
-
-/// A stretch of figures on a stretch of pixels.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Axis {
+/// Figures by their logarithm, so that equal distances are equal multiples. Zero, which has none, stands apart below all others.
+#[derive(Clone, Debug)]
+pub(super) struct LogAxis {
     unit: Unit,
-    is_log: bool,
-    /// Whether figures of zero occur on a logarithmic axis: they stand at its start, apart.
-    has_zero: bool,
-    low: f64,
-    high: f64,
-    from: f64,
-    to: f64,
+    /// Logarithms at both ends.
+    ends: Range<f64>,
+    /// Where zero stands, if it occurs.
+    zero: Option<f64>,
+    /// The figures that are written, if not round ones.
+    marks: Option<Vec<u64>>,
 }
 
-impl Axis {
-    /// An axis of ratios: equal distances are equal multiples. It starts at `from` and ends at `to` pixels and holds all of `values`.
-    pub(super) fn log(unit: Unit, values: impl IntoIterator<Item = u64>, (from, to): (i32, i32)) -> Self {
-        let (mut low, mut high, mut has_zero) = (f64::INFINITY, 0.0_f64, false);
+impl LogAxis {
+    /// An axis that holds all of `values`, with a margin on both sides. It never spans less than a few per cent: what varies by nothing must not
+    /// look as if it did.
+    pub(super) fn new(unit: Unit, values: impl IntoIterator<Item = u64>) -> Self {
+        let (mut low, mut high, mut has_zero) = (f64::INFINITY, f64::NEG_INFINITY, false);
         for value in values {
             if value == 0 {
                 has_zero = true;
             } else {
-                low = low.min(value as f64);
-                high = high.max(value as f64);
+                (low, high) = (low.min((value as f64).ln()), high.max((value as f64).ln()));
             }
         }
-        if high == 0.0 {
-            (low, high) = (1.0, 10.0);
+        if low > high {
+            (low, high) = (0.0, 1.0);
         }
-        // A margin on both sides, and never less than a few percent in all: what varies by nothing must not look as if it did.
-        let middle = (low * high).sqrt();
-        let (low, high) = (low.min(middle / 1.02), high.max(middle * 1.02));
-        let margin = (high / low).powf(0.06);
-        Self { unit, is_log: true, has_zero, low: low / margin, high: high * margin, from: f64::from(from), to: f64::from(to) }
-    }
-
-    /// An axis of differences.
-    pub(super) fn linear(unit: Unit, low: f64, high: f64, (from, to): (i32, i32)) -> Self {
         let middle = f64::midpoint(low, high);
-        let least = (middle.abs() * 0.04).max(f64::MIN_POSITIVE);
-        let (low, high) = if high - low < least { (middle - least / 2.0, middle + least / 2.0) } else { (low, high) };
-        let margin = (high - low) * 0.08;
-        let low = if low >= 0.0 { (low - margin).max(0.0) } else { low - margin };
-        Self { unit, is_log: false, has_zero: false, low, high: high + margin, from: f64::from(from), to: f64::from(to) }
+        let (low, high) = (low.min(middle - 0.02), high.max(middle + 0.02));
+        let margin = (high - low) * 0.06;
+        let zero = has_zero.then_some(low - (high - low) * 0.15);
+        Self { unit, ends: zero.unwrap_or(low) - margin..high + margin, zero, marks: None }
     }
 
-    /// Where a figure stands, in pixels.
-    pub(super) fn place(&self, value: f64) -> i32 {
-        let start = self.start();
-        let share = if !self.is_log {
-            (value - self.low) / (self.high - self.low)
-        } else if value <= 0.0 {
-            return self.from.round() as i32;
-        } else {
-            (value / self.low).ln() / (self.high / self.low).ln()
-        };
-        (start + share * (self.to - start)).round() as i32
-    }
-
-    /// Where positive figures start.
-    fn start(&self) -> f64 {
-        if self.has_zero { self.from + ROOM_FOR_ZERO.copysign(self.to - self.from) } else { self.from }
-    }
-
-    /// Round figures along the axis, at least about `apart` pixels from each other, with their words.
-    pub(super) fn ticks(&self, apart: f64) -> Vec<(i32, String)> {
-        let room = (((self.to - self.start()).abs() / apart) as usize).max(2);
-        let values = match self.unit {
-            _ if !self.is_log => linear_ticks(self.low, self.high, room),
-            Unit::Of(_) | Unit::Number | Unit::Share => log_ticks(self.low, self.high, room),
-        };
-        let zero = self.has_zero.then_some(0.0);
-        zero.into_iter().chain(values).map(|value| (self.place(value), self.label(value))).collect()
-    }
-
-    /// Those of `values`, in their order, that stand at least `apart` pixels from the one before, with their words.
-    pub(super) fn marks(&self, values: impl IntoIterator<Item = u64>, apart: i32) -> Vec<(i32, String)> {
-        let mut marks: Vec<(i32, String)> = Vec::new();
+    /// An axis on which those of `values` are written, which are in ascending order, that stand at least this share of the axis from the one before.
+    pub(super) fn marked(unit: Unit, values: impl IntoIterator<Item = u64> + Clone, apart: f64) -> Self {
+        let axis = Self::new(unit, values.clone());
+        let mut marks: Vec<u64> = Vec::new();
         for value in values {
-            let place = self.place(value as f64);
-            if marks.last().is_none_or(|(before, _)| place - before >= apart) {
-                marks.push((place, self.label(value as f64)));
+            if marks.last().is_none_or(|before| axis.share(value) - axis.share(*before) >= apart) {
+                marks.push(value);
             }
         }
-        marks
+        Self { marks: Some(marks), ..axis }
     }
 
-    fn label(&self, value: f64) -> String {
-        if value == 0.0 && self.is_log { "0".to_owned() } else { self.unit.label(value) }
+    /// Where a figure stands: 0 at the axis' start, 1 at its end.
+    fn share(&self, value: u64) -> f64 {
+        let place = if value == 0 { self.zero.unwrap_or(self.ends.start) } else { (value as f64).ln() };
+        (place - self.ends.start) / (self.ends.end - self.ends.start)
+    }
+
+    /// At most so many round figures, and zero.
+    fn round_figures(&self, most: usize) -> Vec<u64> {
+        let low = self.zero.map_or(self.ends.start, |zero| zero + (self.ends.end - zero) * 0.1);
+        let figures = round_figures(low.exp(), self.ends.end.exp(), most).into_iter().map(|figure| figure.round() as u64);
+        self.zero.map(|_| 0).into_iter().chain(figures).collect()
     }
 }
 
-/// Multiples of 1, 2 or 5 times a power of ten.
-fn linear_ticks(low: f64, high: f64, room: usize) -> Vec<f64> {
-    let rough = (high - low) / room as f64;
-    let decade = 10_f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].map(|factor| factor * decade).into_iter().find(|&step| step >= rough).unwrap_or(decade * 10.0);
-    let first = (low / step).ceil() as i64;
-    let last = (high / step).floor() as i64;
-    (first..=last).map(|index| index as f64 * step).collect()
+impl Ranged for LogAxis {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = u64;
+
+    fn map(&self, value: &u64, (from, to): (i32, i32)) -> i32 {
+        from + (self.share(*value) * f64::from(to - from)).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<u64> {
+        self.marks.clone().unwrap_or_else(|| self.round_figures(hint.max_num_points()))
+    }
+
+    fn range(&self) -> Range<u64> {
+        self.ends.start.exp() as u64..self.ends.end.exp() as u64
+    }
+}
+
+impl ValueFormatter<u64> for LogAxis {
+    fn format_ext(&self, value: &u64) -> String {
+        if *value == 0 && self.zero.is_some() { "0".to_owned() } else { self.unit.label(*value) }
+    }
 }
 
 /// Powers of ten, with 2 and 5 times them where there is room, or equal steps where there is less than a decade of them.
-fn log_ticks(low: f64, high: f64, room: usize) -> Vec<f64> {
+fn round_figures(low: f64, high: f64, most: usize) -> Vec<f64> {
     let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let within = |factors: &[f64], every: usize| -> Vec<f64> {
-        let decades = (first..=last).filter(|decade| decade.rem_euclid(every.max(1) as i32) == 0);
+        let decades = (first..=last).step_by(every);
         let values = decades.flat_map(|decade| factors.iter().map(move |factor| factor * 10_f64.powi(decade)));
         values.filter(|value| (low..=high).contains(value)).collect()
     };
+    let steps = || {
+        let rough = (high - low) / most.min(5) as f64;
+        let decade = 10_f64.powf(rough.log10().floor());
+        let step = [1.0, 2.0, 5.0].map(|factor| factor * decade).into_iter().find(|&step| step >= rough).unwrap_or(decade * 10.0);
+        ((low / step).ceil() as i64..=(high / step).floor() as i64).map(|index| index as f64 * step).collect()
+    };
     let finest = within(&[1.0, 2.0, 5.0], 1);
     if finest.len() < 3 {
-        let finer = within(&[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0], 1);
-        return if (3..=room).contains(&finer.len()) { finer } else { linear_ticks(low, high, room.min(5)) };
+        return steps();
     }
     let coarser = [finest, within(&[1.0], 1), within(&[1.0], 2), within(&[1.0], 3)];
-    coarser.into_iter().find(|ticks| (2..=room).contains(&ticks.len())).unwrap_or_else(|| within(&[1.0], 6))
+    coarser.into_iter().find(|ticks| (2..=most).contains(&ticks.len())).unwrap_or_else(|| within(&[1.0], 6))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn labels(axis: &Axis, apart: f64) -> Vec<String> {
-        axis.ticks(apart).into_iter().map(|(_, label)| label).collect()
+    fn labels(axis: &LogAxis) -> Vec<String> {
+        axis.key_points(10).iter().map(|figure| axis.format_ext(figure)).collect()
     }
 
     #[test]
-    fn a_logarithmic_axis_has_round_figures_whatever_it_spans() {
-        let host = Unit::Of(Quantity::HostTime);
-        assert_eq!(
-            labels(&Axis::log(host, [3_000, 900_000], (0, 600)), 60.0),
-            ["5 ns", "10 ns", "20 ns", "50 ns", "100 ns", "200 ns", "500 ns", "1 µs"]
-        );
-        assert_eq!(
-            labels(&Axis::log(host, [3_000, 9_000_000_000], (0, 600)), 60.0),
-            ["10 ns", "100 ns", "1 µs", "10 µs", "100 µs", "1 ms", "10 ms"]
-        );
-        assert_eq!(labels(&Axis::log(host, [100_000, 103_000], (0, 600)), 60.0), ["100 ns", "101 ns", "102 ns", "103 ns"]);
+    fn an_axis_has_round_figures_whatever_it_spans() {
+        let labels = |values: [u64; 2]| labels(&LogAxis::new(Unit::Of(Quantity::HostTime), values));
+        assert_eq!(labels([3_000, 900_000]), ["5 ns", "10 ns", "20 ns", "50 ns", "100 ns", "200 ns", "500 ns", "1 µs"]);
+        assert_eq!(labels([3_000, 9_000_000_000]), ["10 ns", "100 ns", "1 µs", "10 µs", "100 µs", "1 ms", "10 ms"]);
+        assert_eq!(labels([100_000, 103_000]), ["100 ns", "101 ns", "102 ns", "103 ns"]);
     }
 
     #[test]
     fn marks_stand_at_the_points_that_there_are() {
-        let axis = Axis::log(Unit::Number, [1, 2, 4, 5], (0, 600));
-        let marks: Vec<String> = axis.marks([1, 2, 4, 5], 120).into_iter().map(|(_, label)| label).collect();
-        assert_eq!(marks, ["1", "2", "4"]);
+        assert_eq!(labels(&LogAxis::marked(Unit::Number, [1, 2, 4, 5], 0.2)), ["1", "2", "4"]);
     }
 
     #[test]
-    fn zero_has_a_place_of_its_own_on_a_logarithmic_axis() {
-        let axis = Axis::log(Unit::Of(Quantity::ModelTime), [0, 1_000, 1_000_000], (300, 20));
-        assert_eq!((axis.place(0.0), axis.place(1_000.0) < 300 - 26), (300, true));
-        assert_eq!(labels(&axis, 40.0)[0], "0");
+    fn zero_has_a_place_of_its_own_below_all_others() {
+        let axis = LogAxis::new(Unit::Of(Quantity::ModelTime), [0, 1_000, 1_000_000]);
+        let place = |figure| axis.map(&figure, (300, 0));
+        assert!(place(0) < 300 && place(0) > place(1_000) + 20, "{} {}", place(0), place(1_000));
+        assert_eq!(labels(&axis)[..2], ["0", "1 ns"]);
     }
 
     #[test]
     fn figures_that_do_not_differ_do_not_look_as_if_they_did() {
-        let axis = Axis::log(Unit::Of(Quantity::HostTime), [1_000_000, 1_000_001], (0, 600));
-        assert!((axis.place(1_000_000.0) - axis.place(1_000_001.0)).abs() <= 1);
-        let axis = Axis::linear(Unit::Share, 1.0, 1.0, (0, 600));
-        assert!((290..=310).contains(&axis.place(1.0)));
-    }
-
-    #[test]
-    fn shares_are_told_as_changes() {
-        assert_eq!(labels(&Axis::linear(Unit::Share, 0.9, 1.1, (100, 0)), 25.0), ["-10 %", "0 %", "+10 %"]);
+        let axis = LogAxis::new(Unit::Of(Quantity::HostTime), [1_000_000, 1_000_001]);
+        assert!((axis.map(&1_000_000, (0, 600)) - axis.map(&1_000_001, (0, 600))).abs() <= 1);
     }
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use plotters::prelude::*;
 
-use super::axis::{Axis, Unit};
-use super::{Canvas, Side, arms, colour, distinct, document, fitted, legend_height};
-use crate::bench::words;
-use crate::picture::{Drawn, GRID, INK, WIDTH};
+use super::axis::{LogAxis, Unit};
+use super::{Canvas, LABELS, Side, arms, colour, document, fitted, legend_height, mesh};
+use crate::bench::{distinct, words};
+use crate::picture::{Drawn, INK, WIDTH};
 use harness_bench::record::{EntrySummary, Outcome, Quantity, SuiteRecord};
 
 /// Points that make a curve: two are read better in the table.
@@ -71,7 +71,7 @@ fn picture(suite: &SuiteRecord, quantity: Quantity, groups: &[Group<'_>], arms: 
     document(height, &title, &described.join(" "), |canvas| {
         canvas.text(&title, (12, 16), Side::Right, 13, INK)?;
         canvas.caption(
-            "Median and its 95 % confidence interval. Both axes are logarithmic. Arms whose curves are equal lie on each other.",
+            "Median, and a band from the least to the greatest sample. Both axes are logarithmic. Equal curves lie on each other.",
             (12, 36),
         )?;
         canvas.legend(58, &keys, |index, place| canvas.mark(place, index))?;
@@ -84,39 +84,31 @@ fn picture(suite: &SuiteRecord, quantity: Quantity, groups: &[Group<'_>], arms: 
 }
 
 fn panel(canvas: &Canvas<'_, '_>, group: &Group<'_>, quantity: Quantity, (left, top): (i32, i32), wide: i32) -> Drawn {
-    let (first, last) = (left + 74, left + wide - 26);
-    let (upper, lower) = (top + 24, top + PANEL - 44);
+    canvas.text(&fitted(group.name, 60), (left + LABELS as i32, top + 10), Side::Right, 12, INK)?;
     let points = || group.lines.iter().flatten();
-    let unit = if group.is_bytes { Unit::Of(Quantity::Memory) } else { Unit::Number };
     let values: BTreeSet<u64> = points().map(|&(value, _)| value).collect();
-    let across = Axis::log(unit, values.iter().copied(), (first, last));
-    let up = Axis::log(Unit::Of(quantity), points().flat_map(|(_, summary)| [summary.low, summary.median, summary.high]), (lower, upper));
-    canvas.text(&fitted(group.name, 60), (first, top + 10), Side::Right, 12, INK)?;
-    canvas.rules(&up, (first, last), 28.0)?;
-    for (x, label) in across.marks(values, 58) {
-        canvas.line(&[(x, upper), (x, lower)], GRID)?;
-        canvas.text(&label, (x, lower + 6), Side::Below, 11, INK)?;
-    }
-    canvas.line(&[(first, upper), (first, lower), (last, lower)], INK)?;
-    canvas.text(group.axis, (i32::midpoint(first, last), lower + 22), Side::Below, 11, INK)?;
-    let drawn: Vec<(usize, &Vec<(u64, EntrySummary)>)> = group.lines.iter().enumerate().filter(|(_, line)| !line.is_empty()).collect();
-    for (index, line) in drawn {
-        curve(canvas, line, |value, figure| (across.place(value as f64), up.place(figure as f64)), index)?;
-    }
-    Ok(())
-}
-
-fn curve(canvas: &Canvas<'_, '_>, line: &[(u64, EntrySummary)], place: impl Fn(u64, u64) -> (i32, i32), index: usize) -> Drawn {
-    if line.len() > 1 {
-        let lows = line.iter().map(|&(value, summary)| place(value, summary.low));
-        let highs = line.iter().rev().map(|&(value, summary)| place(value, summary.high));
-        canvas.area(lows.chain(highs).collect(), colour(index).mix(0.18))?;
-        let medians: Vec<(i32, i32)> = line.iter().map(|&(value, summary)| place(value, summary.median)).collect();
-        canvas.line(&medians, colour(index).stroke_width(2))?;
-    }
-    for &(value, summary) in line {
-        canvas.line(&[place(value, summary.low), place(value, summary.high)], colour(index).stroke_width(1))?;
-        canvas.mark(place(value, summary.median), index)?;
+    let unit = if group.is_bytes { Unit::Of(Quantity::Memory) } else { Unit::Number };
+    let across = LogAxis::marked(unit, values, 58.0 / f64::from(wide - LABELS as i32 - 26));
+    let up = LogAxis::new(Unit::Of(quantity), points().flat_map(|(_, summary)| [summary.min, summary.max]));
+    let area = canvas.0.clone().shrink((left, top), (wide, PANEL));
+    let mut chart = ChartBuilder::on(&area)
+        .margin_top(24)
+        .margin_right(26)
+        .set_label_area_size(LabelAreaPosition::Left, LABELS)
+        .set_label_area_size(LabelAreaPosition::Bottom, 44)
+        .build_cartesian_2d(across, up)?;
+    mesh(&mut chart.configure_mesh()).x_desc(group.axis).y_labels(8).draw()?;
+    for (index, line) in group.lines.iter().enumerate().filter(|(_, line)| !line.is_empty()) {
+        let along = |figure: fn(&EntrySummary) -> u64| line.iter().map(move |(value, summary)| (*value, figure(summary)));
+        let (least, greatest) = (along(|summary| summary.min), along(|summary| summary.max));
+        let band: Vec<(u64, u64)> = least.clone().chain(greatest.clone().rev()).collect();
+        chart.draw_series([Polygon::new(band, colour(index).mix(0.18))])?;
+        chart.draw_series(least.zip(greatest).map(|(least, greatest)| PathElement::new([least, greatest], colour(index))))?;
+        let medians = || along(|summary| summary.median);
+        chart.draw_series(LineSeries::new(medians(), colour(index).stroke_width(2)))?;
+        for median in medians() {
+            canvas.mark(chart.backend_coord(&median), index)?;
+        }
     }
     Ok(())
 }

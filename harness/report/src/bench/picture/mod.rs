@@ -6,9 +6,11 @@ mod axis;
 pub(super) mod curve;
 pub(super) mod trend;
 
+use plotters::chart::MeshStyle;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use crate::bench::distinct;
 use crate::picture::{self, Area, Drawn, GRID, INK, LIMIT, WIDTH};
 use harness_bench::record::{Outcome, SuiteRecord};
 
@@ -55,7 +57,18 @@ fn document(height: i32, title: &str, description: &str, draw: impl FnOnce(&Canv
 enum Side {
     Right,
     Left,
-    Below,
+}
+
+/// Pixels left of a chart, for the figures of its vertical axis.
+const LABELS: u32 = 74;
+
+/// The lines and letters of all charts.
+fn mesh<'m, 'a, 'b, 'c, X, Y>(style: &'m mut MeshStyle<'a, 'b, X, Y, SVGBackend<'c>>) -> &'m mut MeshStyle<'a, 'b, X, Y, SVGBackend<'c>>
+where
+    X: Ranged,
+    Y: Ranged,
+{
+    style.light_line_style(TRANSPARENT).bold_line_style(GRID).axis_style(INK).label_style(picture::font(11))
 }
 
 /// What pictures are drawn on, in pixels from the upper left corner.
@@ -66,17 +79,8 @@ impl Canvas<'_, '_> {
         let pos = match side {
             Side::Right => Pos::new(HPos::Left, VPos::Center),
             Side::Left => Pos::new(HPos::Right, VPos::Center),
-            Side::Below => Pos::new(HPos::Center, VPos::Top),
         };
         self.0.draw(&Text::new(text.to_owned(), place, picture::font(size).color(&colour).pos(pos)))
-    }
-
-    fn line(&self, points: &[(i32, i32)], style: impl Into<ShapeStyle>) -> Drawn {
-        self.0.draw(&PathElement::new(points.to_vec(), style))
-    }
-
-    fn area(&self, points: Vec<(i32, i32)>, style: impl Into<ShapeStyle>) -> Drawn {
-        self.0.draw(&Polygon::new(points, style))
     }
 
     /// The mark of an arm: another shape and colour for each.
@@ -97,15 +101,6 @@ impl Canvas<'_, '_> {
             let y = top + line * LEGEND_LINE;
             draw(index, (x + 10, y))?;
             self.text(key, (x + 25, y), Side::Right, 12, INK)?;
-        }
-        Ok(())
-    }
-
-    /// Lines across a panel at the figures of its vertical axis, and those figures left of it.
-    fn rules(&self, axis: &axis::Axis, (left, right): (i32, i32), apart: f64) -> Drawn {
-        for (y, label) in axis.ticks(apart) {
-            self.line(&[(left, y), (right, y)], GRID)?;
-            self.text(&label, (left - 6, y), Side::Left, 11, INK)?;
         }
         Ok(())
     }
@@ -152,15 +147,4 @@ fn fitted(text: &str, characters: usize) -> String {
 /// of the suite.
 fn arms(suite: &SuiteRecord) -> Vec<&str> {
     distinct(suite.entries.iter().filter(|entry| matches!(entry.outcome, Outcome::Measured(_))).map(|entry| entry.arm.as_str()))
-}
-
-/// Each name once, in the order in which they first appear.
-fn distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
-    let mut distinct: Vec<&str> = Vec::new();
-    for name in names {
-        if !distinct.contains(&name) {
-            distinct.push(name);
-        }
-    }
-    distinct
 }

@@ -9,13 +9,13 @@ use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{CostModel, SimConfig, SimDevice};
 use harness_allocator::device::{Clock, DeviceError, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
-use harness_bench::execute::{Terms, run_suite};
+use harness_bench::execute::{Processes, Progress, Terms, run_suite};
 use harness_bench::provider::{DeviceProvider, MemoryLimit};
 use harness_bench::record::{Entry, Measured, SuiteRecord};
 use harness_bench::suite::Suite;
 
 /// Simulated devices.
-pub(crate) struct Shop {
+pub(crate) struct TestProvider {
     /// What devices cost.
     pub(crate) cost: CostModel,
     /// Which clock the devices are said to run on: `Measured` has the harness read the host's.
@@ -28,17 +28,21 @@ pub(crate) struct Shop {
     pub(crate) asked: u64,
 }
 
-impl Shop {
+impl TestProvider {
     pub(crate) fn new() -> Self {
         Self { cost: CostModel::PUBLISHED, clock: Clock::Simulated, build: AllocatorSpec::build, refuse: |_| None, asked: 0 }
     }
 
     pub(crate) fn run(&mut self, suite: &Suite) -> SuiteRecord {
-        run_suite(suite, self, &terms(0), |_| {})
+        self.run_with(suite, &terms(0), |_| {})
+    }
+
+    pub(crate) fn run_with(&mut self, suite: &Suite, terms: &Terms, watch: impl FnMut(Progress<'_>)) -> SuiteRecord {
+        run_suite(suite, self, &mut Processes::default(), terms, watch)
     }
 }
 
-impl DeviceProvider for Shop {
+impl DeviceProvider for TestProvider {
     fn clock(&self) -> Clock {
         self.clock
     }

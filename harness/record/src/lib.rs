@@ -274,7 +274,7 @@ pub struct Shortage {
     pub accounts: Accounts,
     /// `inactive_split_bytes.all.current` at that moment.
     pub inactive_split: Bytes,
-    /// What was free in the allocator, apart by who may have it. `None` where the driver keeps the memory and does not tell in what pieces.
+    /// What was free in the allocator, apart by who may have it. Private pools that the request is not served from are left out. `None` where the driver keeps the memory and does not tell in what pieces.
     pub lanes: Option<Vec<Lane>>,
 }
 

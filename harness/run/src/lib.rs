@@ -1,6 +1,6 @@
 //! Runs scenarios.
 //!
-//! * [`rig`]: one device, one allocator, and the audit of every operation;
+//! * [`rig`]: one device, the programs that allocate on it, and the audit of every operation;
 //! * [`run`]: one scenario with one allocator, from start to verdict;
 //! * [`session`]: scenarios × allocators × repetitions, told as events while they run;
 //! * [`control`]: what a run shares with whoever watches over its time limits.

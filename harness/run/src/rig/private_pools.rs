@@ -37,7 +37,7 @@ impl Rig {
         if begun.is_ok() {
             let (program, _) = self.program_on_device();
             program.private_pools.insert(pool);
-            program.open_pools.insert(pool);
+            program.open_pools.push(pool);
         }
         Ok(begun)
     }
@@ -49,7 +49,7 @@ impl Rig {
     pub fn end_private_pool(&mut self, pool: PrivatePoolId) -> Answer<()> {
         let ended = self.with_pools(|pools| pools.end(pool))?;
         if ended.is_ok() {
-            self.program_on_device().0.open_pools.remove(&pool);
+            self.program_on_device().0.open_pools.retain(|open| *open != pool);
         }
         Ok(ended)
     }

@@ -33,8 +33,8 @@ pub(super) struct Program {
     pub(super) retries: u64,
     /// Private pools that were begun and not released.
     pub(super) private_pools: BTreeSet<PrivatePoolId>,
-    /// Those of them whose context is open.
-    pub(super) open_pools: BTreeSet<PrivatePoolId>,
+    /// Those of them whose context is open, the innermost last.
+    pub(super) open_pools: Vec<PrivatePoolId>,
     /// Private pools that were ever named.
     pub(super) named_pools: u32,
 }
@@ -43,7 +43,7 @@ impl Program {
     /// A program that has not allocated yet. `start` is the device's memory when the scenario began.
     pub(super) fn new(allocator: Box<dyn Allocator>, device: &dyn TestDevice, start: DeviceMemory, checks: Checks) -> Self {
         let audit = (checks == Checks::Audit).then(|| Audit::new(device, start));
-        Self { allocator, audit, retries: 0, private_pools: BTreeSet::new(), open_pools: BTreeSet::new(), named_pools: 0 }
+        Self { allocator, audit, retries: 0, private_pools: BTreeSet::new(), open_pools: Vec::new(), named_pools: 0 }
     }
 
     /// What its allocator holds from the device, in whole granules. Linear in blocks.

@@ -29,12 +29,20 @@ impl Rig {
             Some(OomCause::Limit { limit }) => (None, Some(limit)),
             Some(OomCause::Device { .. }) | None => (None, None),
         };
-        let lanes = self.program().allocator.driver_pool().is_none().then(|| lanes(&self.snapshot()));
+        let lanes = self.program().allocator.driver_pool().is_none().then(|| lanes(&self.snapshot_of_open_pool()));
         let inactive_split = Bytes(self.stats().inactive_split_bytes.all.current);
         let Request { size: requested, stream: StreamId(stream) } = request;
         let mut accounts = self.accounts_of(self.entered())?;
         accounts.device.pressure += self.charged_to_other_programs();
         Ok(Some(Shortage { requested, stream, lacking, asked, limit, program_limit, accounts, inactive_split, lanes }))
+    }
+}
+
+impl Rig {
+    /// The segments that requests are served from now: those of the innermost private pool that is open, otherwise those of none.
+    fn snapshot_of_open_pool(&self) -> Vec<SegmentInfo> {
+        let open = self.program().open_pools.last().map(|pool| pool.0);
+        self.snapshot().into_iter().filter(|segment| segment.private_pool == open).collect()
     }
 }
 

@@ -112,6 +112,27 @@ fn misuse_is_answered_and_changes_nothing() {
     end(rig);
 }
 
+/// 12 MiB are free, but not where the request is served from.
+#[test]
+fn memory_of_other_pools_is_not_free_for_a_request_that_fails() {
+    let mut rig = rig(AllocatorKind::Caching);
+    let pool = rig.name_private_pool();
+    rig.begin_private_pool(pool).unwrap().unwrap();
+    let inside = allocate(&mut rig, Bytes::mib(12));
+    rig.free(inside).unwrap();
+    let outcome = |rig: &mut Rig| {
+        let request = Request::new(MEMORY);
+        let error = rig.allocate(request).unwrap().expect_err("the pool keeps a part of the device");
+        rig.shortage(request, &error).unwrap().and_then(|shortage| shortage.lanes).unwrap()
+    };
+    // While the pool is open, nothing of it goes back, and its memory is free for the request.
+    let largest = outcome(&mut rig).iter().map(|lane| lane.free.largest).max();
+    assert_eq!(largest, Some(reserved(&rig)));
+    rig.end_private_pool(pool).unwrap().unwrap();
+    assert_eq!((outcome(&mut rig), reserved(&rig) >= Bytes::mib(12)), (Vec::new(), true));
+    end(rig);
+}
+
 /// Each program has pools of its own, also under the same number.
 #[test]
 fn programs_do_not_see_each_others_pools() {

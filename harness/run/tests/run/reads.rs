@@ -78,10 +78,12 @@ fn memory_that_is_used_again_in_front_of_a_queued_read_is_a_race_found_at_once()
     assert!(seen.contains("read on stream 1"), "{seen}");
 }
 
+type Wait = fn(&mut Rig) -> Result<(), Stop>;
+
 /// The allocator gives a live buffer other memory: the read meets it, whichever wait comes first.
 #[test]
 fn wrong_contents_are_told_at_the_next_wait_for_the_stream_and_at_the_latest_at_the_end() {
-    let waits: [fn(&mut Rig) -> Result<(), Stop>; 4] = [
+    let waits: [Wait; 4] = [
         |rig| rig.synchronize_stream(StreamId::DEFAULT),
         Rig::synchronize,
         |rig| {

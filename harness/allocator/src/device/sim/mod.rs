@@ -10,6 +10,7 @@ mod addresses;
 mod contents;
 mod cost;
 mod mapping;
+mod pieces;
 mod pool;
 mod races;
 mod ranges;

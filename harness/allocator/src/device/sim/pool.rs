@@ -16,6 +16,7 @@
 use std::collections::BTreeMap;
 
 use super::addresses::Addresses;
+use super::pieces::Pieces;
 use super::races::{Conflict, Races, Slot};
 use super::{GRANULARITY, SimDevice, refused};
 use crate::device::{Access, AccessKind, DeviceError, DevicePtr, MemoryRange, Place, PoolId, PoolMemory, PooledDevice, StreamId};
@@ -51,24 +52,8 @@ struct Live {
 struct Pool {
     threshold: Bytes,
     chunks: BTreeMap<u64, Bytes>,
-    /// All pieces of all chunks; chunks do not touch, so neighbours are of one chunk.
-    pieces: BTreeMap<u64, Piece>,
+    pieces: Pieces,
     memory: PoolMemory,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
-    size: Bytes,
-    state: State,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Live,
-    /// Free for the work of every stream.
-    Free,
-    /// Free for work that is ordered behind this entry of a stream.
-    FreeBehind(Slot, u64),
 }
 
 impl SimPools {
@@ -109,71 +94,29 @@ impl SimPools {
 }
 
 impl Pool {
-    /// Cuts a piece for the stream in `slot`, from the smallest that fits; the lowest of equal ones.
+    /// Cuts a piece for the stream in `slot`.
     fn take(&mut self, size: Bytes, slot: Slot, races: &Races) -> Option<u64> {
-        let usable = |state| match state {
-            State::Live => false,
-            State::Free => true,
-            State::FreeBehind(behind, tick) => races.is_ordered(slot, behind, tick),
-        };
-        let fitting = self.pieces.iter().filter(|(_, piece)| piece.size >= size && usable(piece.state));
-        let (&start, &piece) = fitting.min_by_key(|(start, piece)| (piece.size, **start))?;
-        self.pieces.insert(start, Piece { size, state: State::Live });
-        if piece.size > size {
-            self.pieces.insert(start + size.0, Piece { size: piece.size - size, state: piece.state });
-        }
+        let start = self.pieces.take(size, slot, races)?;
         self.memory.used += size;
         self.memory.used_high = self.memory.used_high.max(self.memory.used);
         Some(start)
     }
 
-    /// Makes what the host has waited for free for every stream, and merges neighbours that are free for the same work.
-    fn settle(&mut self, races: &Races) {
-        let mut joined: BTreeMap<u64, Piece> = BTreeMap::new();
-        for (start, mut piece) in std::mem::take(&mut self.pieces) {
-            if let State::FreeBehind(slot, tick) = piece.state
-                && races.host_has_seen(slot, tick)
-            {
-                piece.state = State::Free;
-            }
-            match joined.last_entry() {
-                Some(mut last) if *last.key() + last.get().size.0 == start && joins(last.get().state, piece.state).is_some() => {
-                    let before = last.get_mut();
-                    before.size += piece.size;
-                    before.state = joins(before.state, piece.state).unwrap_or(before.state);
-                }
-                _ => drop(joined.insert(start, piece)),
-            }
-        }
-        self.pieces = joined;
-    }
-
     /// Takes unused chunks out, the newest first, as long as `keep` stays reserved.
     fn shrink(&mut self, keep: Bytes, races: &Races) -> Vec<MemoryRange> {
-        self.settle(races);
-        let unused = |start: &u64, size: &Bytes| self.pieces.get(start) == Some(&Piece { size: *size, state: State::Free });
-        let candidates: Vec<_> = self.chunks.iter().rev().filter(|(start, size)| unused(start, size)).map(|(&s, &z)| (s, z)).collect();
+        self.pieces.settle(races);
+        let unused = self.chunks.iter().rev().filter(|&(&start, &size)| self.pieces.is_unused(start, size));
+        let candidates: Vec<_> = unused.map(|(&start, &size)| (start, size)).collect();
         let mut gone = Vec::new();
         for (start, size) in candidates {
             if self.memory.reserved.saturating_sub(size) >= keep {
                 self.memory.reserved -= size;
                 self.chunks.remove(&start);
-                self.pieces.remove(&start);
+                self.pieces.remove_chunk(start);
                 gone.push(MemoryRange::new(DevicePtr(start), size));
             }
         }
         gone
-    }
-}
-
-/// The state of two free neighbours as one, where they are free for the same work.
-fn joins(before: State, after: State) -> Option<State> {
-    match (before, after) {
-        (State::Free, State::Free) => Some(State::Free),
-        (State::FreeBehind(first, earlier), State::FreeBehind(second, tick)) if first == second => {
-            Some(State::FreeBehind(first, tick.max(earlier)))
-        }
-        _ => None,
     }
 }
 
@@ -208,7 +151,7 @@ impl SimDevice {
         self.held.charged += chunk;
         let pool = self.pools.get(pool)?;
         pool.chunks.insert(start, chunk);
-        pool.pieces.insert(start, Piece { size: chunk, state: State::Free });
+        pool.pieces.add_chunk(start, chunk);
         pool.memory.reserved += chunk;
         pool.memory.reserved_high = pool.memory.reserved_high.max(pool.memory.reserved);
         Ok(true)
@@ -217,7 +160,7 @@ impl SimDevice {
     /// A piece of the pool as it is, or as it is after it has grown.
     fn take_from_pool(&mut self, pool: PoolId, size: Bytes, slot: Slot) -> Result<Option<u64>, DeviceError> {
         let known = self.pools.get(pool)?;
-        known.settle(&self.races);
+        known.pieces.settle(&self.races);
         if let Some(start) = known.take(size, slot, &self.races) {
             return Ok(Some(start));
         }
@@ -237,7 +180,7 @@ impl PooledDevice for SimDevice {
     fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError> {
         let number = self.pools.next_pool;
         self.pools.next_pool = number.checked_add(1).ok_or_else(|| refused("create_pool", "every pool number was used"))?;
-        let (chunks, pieces, memory) = (BTreeMap::new(), BTreeMap::new(), PoolMemory::default());
+        let (chunks, pieces, memory) = (BTreeMap::new(), Pieces::default(), PoolMemory::default());
         self.pools.pools.insert(number, Pool { threshold: release_threshold, chunks, pieces, memory });
         Ok(PoolId(number))
     }
@@ -288,9 +231,8 @@ impl PooledDevice for SimDevice {
         self.pools.live.remove(&ptr.0);
         self.pools.freed.insert(ptr.0, (live.size, place));
         let pool = self.pools.get(PoolId(live.pool))?;
-        if let Some(piece) = pool.pieces.get_mut(&ptr.0) {
-            piece.state = State::FreeBehind(slot, tick);
-            pool.memory.used -= piece.size;
+        if let Some(size) = pool.pieces.give_back(ptr.0, slot, tick) {
+            pool.memory.used -= size;
         }
         Ok(())
     }

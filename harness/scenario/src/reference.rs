@@ -11,7 +11,7 @@ use super::metric::{DeviceMetric, ReportKey};
 use super::schema::schema;
 use super::steps::StepKind;
 use crate::text;
-use harness_record::Invariant;
+use harness_record::{CauseKind, Invariant};
 
 /// A generated part: the text between `<!-- generated: NAME -->` and `<!-- end -->`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub enum Reference {
     Policies,
     /// Every metric.
     Metrics,
+    /// Why a request can fail.
+    Causes,
     /// What steps report.
     Reports,
     /// Every always-checked invariant.
@@ -45,6 +47,7 @@ impl Reference {
         Self::Settings,
         Self::Steps,
         Self::Policies,
+        Self::Causes,
         Self::Metrics,
         Self::Reports,
         Self::Invariants,
@@ -60,6 +63,7 @@ impl Reference {
             Self::Settings => "settings",
             Self::Steps => "steps",
             Self::Policies => "policies",
+            Self::Causes => "causes",
             Self::Metrics => "metrics",
             Self::Reports => "reports",
             Self::Invariants => "invariants",
@@ -82,6 +86,9 @@ impl Reference {
             Self::Settings => table(["field", "takes", "meaning"], arms::fields()),
             Self::Steps => steps(&schema()),
             Self::Policies => policies(&schema()),
+            Self::Causes => {
+                table(["cause", "what it says"], CauseKind::ALL.iter().map(|kind| [code(kind.name()), kind.about().to_owned()]))
+            }
             Self::Metrics => metrics(),
             Self::Reports => reports(),
             Self::Invariants => table(

@@ -7,6 +7,7 @@
 
 mod audit;
 mod curve;
+mod names;
 mod samples;
 mod shortage;
 
@@ -22,6 +23,8 @@ use harness_allocator::units::{Bytes, Nanos};
 
 pub use self::audit::{Audit, Finding};
 use self::curve::Curve;
+use self::names::Names;
+pub(crate) use self::names::{held_back, release_unit};
 use self::samples::Reservoir;
 use crate::control::{Call, Control};
 use harness_record::Invariant;
@@ -144,6 +147,7 @@ pub struct Rig {
     /// Events that stand behind such work, by the stream that they were recorded on.
     behind_work: BTreeMap<EventId, StreamId>,
     findings: Vec<Finding>,
+    names: Names,
     curve: Curve,
     /// Device used when the scenario began: its streams are part of it.
     used_at_start: Bytes,
@@ -183,6 +187,7 @@ impl Rig {
             working: BTreeSet::new(),
             behind_work: BTreeMap::new(),
             findings: Vec::new(),
+            names: Names::default(),
             curve: Curve::default(),
             used_at_start: last_memory.context_overhead,
             last_memory,
@@ -262,6 +267,9 @@ impl Rig {
         match answer {
             Ok(allocation) => {
                 self.timed_allocate(duration);
+                if !self.is_timed() && !allocation.is_null() {
+                    self.names.handed_out(allocation.ptr());
+                }
                 self.check(|audit, allocator, device| audit.handed_out(allocator, device, request, &allocation))?;
                 Ok(Ok(Buffer { allocation, content: None, shared: false }))
             }
@@ -297,6 +305,8 @@ impl Rig {
         let duration = self.since(start);
         if self.is_timed() {
             self.free.push(duration);
+        } else {
+            self.names.taken_back(address);
         }
         self.check(|audit, allocator, device| audit.taken_back(allocator, device, address))
     }
@@ -354,6 +364,19 @@ impl Rig {
     /// [`Stop`].
     pub fn create_stream(&mut self) -> Result<StreamId, Stop> {
         Ok(self.device.create_stream()?)
+    }
+
+    /// Tells the name of a stream, for reports.
+    pub fn name_stream(&mut self, stream: StreamId, name: &str) {
+        self.names.name_stream(stream, name);
+    }
+
+    /// Tells whose the following allocations are, for reports: the name of a buffer or of a workload, and the line of its step. A timed run
+    /// keeps no names.
+    pub fn name_buffers(&mut self, name: &dyn std::fmt::Display, line: u32) {
+        if !self.is_timed() {
+            self.names.set_owner(name.to_string(), line);
+        }
     }
 
     /// Makes an event.
@@ -751,6 +774,7 @@ impl Rig {
             at: 0,
             step: self.step,
             allocated: Bytes(stats.allocated_bytes.all.current),
+            active: Some(Bytes(stats.active_bytes.all.current)),
             reserved: Bytes(stats.reserved_bytes.all.current),
             used: self.last_memory.used.saturating_sub(self.last_memory.context_overhead),
             ooms: stats.num_ooms,

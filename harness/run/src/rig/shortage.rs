@@ -28,11 +28,27 @@ impl Rig {
             Some(OomCause::Limit { limit }) => (None, Some(limit)),
             Some(OomCause::Device { .. }) | None => (None, None),
         };
-        let lanes = self.allocator.driver_pool().is_none().then(|| lanes(&self.allocator.snapshot()));
+        let segments = self.allocator.driver_pool().is_none().then(|| self.allocator.snapshot());
+        let lanes = segments.as_deref().map(lanes);
+        let (pinned, pinned_unlisted) = self.names.pinned(&segments.unwrap_or_default(), self.reserve_unit());
+        let streams = self.names.streams();
         let inactive_split = Bytes(self.allocator.stats().inactive_split_bytes.all.current);
         let Request { size: requested, stream: StreamId(stream) } = request;
         let accounts = self.accounts()?;
-        Ok(Some(Shortage { requested, stream, lacking, asked, limit, program_limit, accounts, inactive_split, lanes }))
+        Ok(Some(Shortage {
+            requested,
+            stream,
+            lacking,
+            asked,
+            limit,
+            program_limit,
+            accounts,
+            inactive_split,
+            lanes,
+            streams,
+            pinned,
+            pinned_unlisted,
+        }))
     }
 }
 

@@ -115,8 +115,9 @@ fn allocate(world: &mut World, step: &Step, alloc: &Alloc) -> Result<StepResult,
         Err(why) => return Ok(StepResult { unmet: vec![Unmet::at(step, "a size", why)], ..StepResult::default() }),
     };
     let request = Request { size, stream: world.stream(&alloc.stream) };
+    world.rig.name_buffers(&alloc.buffer, step.position.line);
     let recovered = recovery::recover(world, alloc.on_oom.as_ref(), Tried::Request, size.0, |world, _| world.rig.allocate(request))?;
-    let mut result = StepResult { reports: recovered.reports(), ..StepResult::default() };
+    let mut result = StepResult { reports: recovered.reports(), size: Some(size), ..StepResult::default() };
     let Recovered { answer, retries, .. } = recovered;
     match (answer, alloc.expect.of(&world.arm)) {
         (Ok(buffer), expected) => {

@@ -91,6 +91,8 @@ pub fn observe(
         seed: request.seed,
         repetition: request.repetition,
         reproduce: request.reproduce.clone(),
+        audited: Some(request.audit),
+        timed: false,
         verdict: Verdict::Interrupted,
         steps: Vec::new(),
         unrecorded_steps: 0,
@@ -142,6 +144,7 @@ impl TimedRun {
     /// Puts the times into the record of a checked run of the same scenario. What was expected and not seen in the timed run fails the record.
     pub fn add_to(self, record: &mut RunRecord) {
         record.timings = self.timings;
+        record.timed = true;
         for step in &mut record.steps {
             if let Some(times) = self.steps.get(&step.number) {
                 step.duration = Some(times.duration);
@@ -423,6 +426,8 @@ impl<'a, 'o> Runner<'a, 'o> {
             line: step.position.line,
             kind: step.action.kind().name().to_owned(),
             text: step.action.to_string(),
+            iteration: None,
+            size: result.size,
             outcome,
             accounts,
             duration: None,

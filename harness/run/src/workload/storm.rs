@@ -50,6 +50,7 @@ pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm) -> Result<StepR
     // Each storm of a scenario draws from a sequence of its own.
     let mut rng = ChaCha8Rng::seed_from_u64(world.seed.wrapping_add(storm.id.index() as u64));
     let streams: Vec<StreamId> = storm.streams.iter().map(|stream| world.stream(stream)).collect();
+    world.rig.name_buffers(&storm.id, step.position.line);
     let mut tally = Tally::default();
     while tally.operations < storm.operations {
         tally.operations += 1;

@@ -50,6 +50,10 @@ struct Tally {
 /// Runs a training.
 pub(crate) fn run(world: &mut World, step: &Step, train: &Train) -> Result<StepResult, Stop> {
     let stream = world.stream(&train.stream);
+    match &step.id {
+        Some(id) => world.rig.name_buffers(id, step.position.line),
+        None => world.rig.name_buffers(&step.action.kind(), step.position.line),
+    }
     let parameters_per_layer = Bytes(train.parameters.0 / train.layers);
     let mut model = Model { stream, state: Vec::new(), parameters_per_layer, layers: train.layers };
     let mut tally = Tally::default();

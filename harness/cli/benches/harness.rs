@@ -21,7 +21,7 @@ use harness_run::session::{Plan, Selection};
 use harness_scenario::Scenario;
 
 fn plan(scenarios: Vec<Scenario>, selection: Selection, audit: bool) -> Plan {
-    Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit, program: "harness".to_owned() }
+    Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit, fail_fast: false, program: "harness".to_owned() }
 }
 
 /// Runs a plan whose runs must pass: a failing run is not worth timing.

@@ -283,11 +283,11 @@ fn the_command_of_a_failed_arm_reproduces_that_arm() {
     let arm = "caching(garbage_collection_threshold:0.6,per_process_memory_fraction:0.9)";
     let ran = world.harness(&["run", "cut.yaml", "--device", "sim", "--no-report", "--allocator", &format!("tuned,{arm}")]);
     assert_eq!(ran.code, Some(1), "{}", ran.told());
-    insta::assert_snapshot!(ran.paragraph("FAILED"));
+    insta::assert_snapshot!(ran.paragraph("FAILED cut on"));
     let reproduce = ran.out.lines().find_map(|line| line.strip_prefix("reproduce: harness ")).unwrap();
     let arguments: Vec<&str> = reproduce.split(' ').map(|word| word.trim_matches('\'')).chain(["--no-report"]).collect();
     let again = world.harness(&arguments);
-    assert_eq!((again.code, again.paragraph("FAILED")), (ran.code, ran.paragraph("FAILED")));
+    assert_eq!((again.code, again.paragraph("FAILED cut on")), (ran.code, ran.paragraph("FAILED cut on")));
     assert!(!again.out.contains("tuned"), "that arm alone");
 }
 
@@ -353,6 +353,74 @@ fn continuous_integration_gets_a_summary_and_junit() {
     assert!(ran.err.contains("good.yaml/junit.xml") && ran.err.contains("--junit FILE"), "{}", ran.err);
 }
 
+/// Runs by scenario and allocator.
+fn started(ran: &Ran) -> Vec<String> {
+    let records: Records = serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}\n{}", ran.told()));
+    records.runs.iter().map(|run| format!("{}::{}", run.scenario.name, run.allocator)).collect()
+}
+
+#[test]
+fn runs_are_chosen_by_words() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("other.yaml", GOOD)]);
+    let run = |arguments: &[&str]| {
+        let always = ["run", ".", "--device", "sim", "--no-report", "--format", "json"];
+        world.harness(&[&always, arguments].concat())
+    };
+    assert_eq!(started(&run(&["--filter", "caching"])), ["good::caching", "other::caching"]);
+    assert_eq!(started(&run(&["--filter", "other caching"])), ["other::caching"]);
+    assert_eq!(started(&run(&["--filter", "good::direct", "--filter", "other dir"])), ["good::direct", "other::direct"]);
+    let none = run(&["--filter", "good elsewhere"]);
+    assert_eq!(none.code, Some(2));
+    assert!(none.err.contains("no run has the words `good elsewhere`"), "{}", none.told());
+}
+
+#[test]
+fn nothing_is_started_after_a_failure_where_that_is_asked_for() {
+    let world = World::without_gpu().holding(&[("bad.yaml", &GOOD.replace("10MiB", "100MiB")), ("good.yaml", GOOD)]);
+    let ran = world.harness(&["run", ".", "--device", "sim", "--no-report", "--fail-fast"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.told());
+    assert!(ran.out.contains("Incomplete: 3 of 4 runs did not start"), "{}", ran.told());
+}
+
+#[test]
+fn what_failed_is_run_again_until_it_passes() {
+    let bad = GOOD.replace("10MiB", "100MiB");
+    let world = World::without_gpu().holding(&[("a.yaml", &bad), ("b.yaml", &bad.replace("caching, ", "")), ("good.yaml", GOOD)]);
+    let run = |arguments: &[&str]| world.harness(&[&["run", ".", "--device", "sim", "--format", "json"], arguments].concat());
+    let all = ["a::caching", "a::direct", "b::direct", "good::caching", "good::direct"];
+    let first = run(&["--last-failed"]);
+    assert_eq!((started(&first), first.code), (all.map(str::to_owned).to_vec(), Some(1)));
+    assert!(first.err.contains("no run failed when it was last run, so all are run"), "{}", first.told());
+    assert_eq!(started(&run(&["--last-failed"])), ["a::caching", "a::direct", "b::direct"]);
+    fs::write(world.path("a.yaml"), GOOD).unwrap();
+    assert_eq!(started(&run(&["--filter", "a::caching"])), ["a::caching"], "what is not run stays in the list");
+    assert_eq!(started(&run(&["--last-failed", "--no-report"])), ["a::direct", "b::direct"]);
+    assert_eq!(started(&run(&["--last-failed"])), ["a::direct", "b::direct"], "without a report the list is not changed");
+    assert_eq!(started(&run(&["--last-failed"])), ["b::direct"]);
+    fs::write(world.path("reports/runs/last-failed.json"), "{}").unwrap();
+    let broken = run(&["--last-failed"]);
+    assert_eq!(broken.code, Some(2), "{}", broken.told());
+    assert!(broken.err.contains("last-failed.json") && broken.err.contains("remove it"), "{}", broken.told());
+}
+
+#[test]
+fn a_failure_is_explained_where_people_and_programs_look() {
+    let world = World::without_gpu();
+    let adapters = project().join("scenarios/failing/adapters.yaml");
+    let adapters = adapters.to_str().unwrap();
+    let files = ["--no-report", "--summary", "summary.md", "--junit", "junit.xml"];
+    let ran = world.harness(&[&["run", adapters, "--device", "sim"], files.as_slice()].concat());
+    assert_eq!(ran.code, Some(1), "{}", ran.told());
+    let why = "lora1, lora2 and lora3 (lines 14-16) hold the rest of its segment";
+    let [summary, junit] = ["summary.md", "junit.xml"].map(|name| fs::read_to_string(world.path(name)).unwrap());
+    for (place, text) in [("terminal", &ran.out), ("summary", &summary), ("JUnit", &junit)] {
+        assert!(text.contains(why), "{place}: {text}");
+    }
+    let json = world.harness(&["run", adapters, "--device", "sim", "--no-report", "--format", "json"]);
+    let document: Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(document["runs"][0]["out_of_memory"][0]["causes"], json!(["fragmented"]));
+}
+
 #[test]
 fn a_gpu_asked_for_by_name_must_be_there() {
     if driver_double::hides_a_driver() {
@@ -415,7 +483,7 @@ fn a_missed_expectation_is_shown_with_place_figures_and_command() {
     let world = World::without_gpu().holding(&[("missed.yaml", &with_step("expect: reserved_bytes.all.current == 1MiB"))]);
     let ran = world.harness(&["run", "missed.yaml", "--no-report", "--seed", "7", "--memory", "512MiB", "--device", "sim"]);
     assert_eq!(ran.code, Some(1), "{}", ran.told());
-    insta::assert_snapshot!(ran.paragraph("FAILED"));
+    insta::assert_snapshot!(ran.paragraph("FAILED missed on"));
     let reproduce = ran.out.lines().find_map(|line| line.strip_prefix("reproduce: harness ")).unwrap();
     let again = world.harness(&reproduce.split(' ').chain(["--no-report"]).collect::<Vec<_>>());
     assert_eq!((again.code, again.out), (ran.code, ran.out), "the command reproduces it");
@@ -684,7 +752,8 @@ fn the_help_has_the_exit_codes_and_examples() {
         assert!(help.contains("\nExample"), "{help}");
     }
     assert!(world.harness(&["check", "-h"]).out.contains("one line a file, and the first thing that is wrong in each\n"));
-    assert_eq!(world.harness(&["--version"]).out, format!("harness {}\n", env!("CARGO_PKG_VERSION")));
+    let version = world.harness(&["--version"]).out;
+    assert!(version.starts_with(&format!("harness {} (", env!("CARGO_PKG_VERSION"))), "{version}");
 }
 
 /// The CUDA device's own code under every scenario of the catalogue.

@@ -1,6 +1,7 @@
-//! The report in reports/example is what this build makes of the catalogue on the simulated device, byte for byte.
+//! The report in reports/example is what this build makes of the catalogue, and of the scenarios that fail on purpose, on the simulated device,
+//! byte for byte.
 //!
-//! So is the excerpt of it in the README. `UPDATE=1 cargo test --test example_report` writes both anew. Look at the difference before you
+//! So are the excerpts of it in the README. `UPDATE=1 cargo test --test example_report` writes all of it anew. Look at the difference before you
 //! commit it.
 
 use std::collections::BTreeMap;
@@ -9,24 +10,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use harness_devices::DeviceSource;
+use harness_record::Verdict;
 use harness_report::store;
 use harness_run::session::{Plan, Selection};
 use harness_scenario::Scenario;
 
 const EXAMPLE: &str = "reports/example";
 
-/// Where the excerpt stands in the README.
-const MARKERS: (&str, &str) = ("<!-- excerpt -->\n", "<!-- end -->");
+/// What the README quotes: the line above each excerpt, and what makes it of the report.
+const EXCERPTS: [(&str, fn(&str) -> String); 2] = [("<!-- excerpt: a failure -->\n", failure), ("<!-- excerpt: times -->\n", times)];
+/// The line below each excerpt.
+const END: &str = "<!-- end -->";
 
 #[test]
 fn the_example_report_and_its_excerpt_are_what_the_catalogue_gives() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     // Paths in the report are as a user at the root of the project would write them.
     std::env::set_current_dir(&root).expect("the project's root is there");
-    let mut paths: Vec<PathBuf> =
-        fs::read_dir("scenarios").expect("the catalogue is there").filter_map(|entry| Some(entry.ok()?.path())).collect();
-    paths.retain(|path| path.extension().is_some_and(|ending| ending == "yaml"));
-    paths.sort();
+    let paths = [scenarios_in("scenarios"), scenarios_in("scenarios/failing")].concat();
     let plan = Plan {
         scenarios: paths.iter().map(|path| Scenario::load(path).expect("the catalogue is valid")).collect(),
         selection: Selection::default(),
@@ -34,9 +35,13 @@ fn the_example_report_and_its_excerpt_are_what_the_catalogue_gives() {
         memory: None,
         repetitions: 1,
         audit: true,
+        fail_fast: false,
         program: "cargo run --release --".to_owned(),
     };
     let records = plan.run(&DeviceSource::simulated(), &Arc::default()).expect("the simulated device opens");
+    let failed = records.runs.iter().filter(|run| run.verdict != Verdict::Passed);
+    let failed: Vec<(&str, &str)> = failed.map(|run| (run.scenario.path.as_str(), run.allocator.as_str())).collect();
+    assert_eq!(failed, [("scenarios/failing/adapters.yaml", "caching")], "what fails on purpose fails, and nothing else does");
     if std::env::var_os("UPDATE").is_some() {
         store::save_into(Path::new(EXAMPLE), &records).expect("the example can be written");
     }
@@ -53,8 +58,24 @@ fn the_example_report_and_its_excerpt_are_what_the_catalogue_gives() {
     check_readme(&String::from_utf8_lossy(&kept["report.md"]));
 }
 
+/// The scenarios of a folder, by name.
+fn scenarios_in(folder: &str) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = fs::read_dir(folder).expect("the folder is there").filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.retain(|path| path.extension().is_some_and(|ending| ending == "yaml"));
+    paths.sort();
+    paths
+}
+
+/// What the scenario that fails expects and sees, and why.
+fn failure(report: &str) -> String {
+    let section = report.split("<a id=\"failure-adapters-caching\"></a>").nth(1).expect("it fails");
+    let (section, _) = section.split_once("\nReproduce it:").expect("a failure has its command");
+    let (_, told) = section.trim_start().split_once('\n').expect("a failure has a heading");
+    format!("{}\n", told.trim())
+}
+
 /// The timing table of `oom_retry` and what its first step has to say, word for word.
-fn excerpt(report: &str) -> String {
+fn times(report: &str) -> String {
     let section = report.split("<a id=\"scenario-oom_retry\"></a>").nth(1).expect("the scenario is in the catalogue");
     let table = section.lines().skip_while(|line| !line.starts_with("**Model times")).take_while(|line| !line.starts_with("<a id"));
     let note = section.lines().find(|line| line.starts_with("- Step 1:")).expect("retries are noted");
@@ -64,13 +85,16 @@ fn excerpt(report: &str) -> String {
 
 fn check_readme(report: &str) {
     let readme = fs::read_to_string("README.md").expect("the README is there");
-    let (before, rest) = readme.split_once(MARKERS.0).expect("the README has the excerpt's beginning");
-    let (_, after) = rest.split_once(MARKERS.1).expect("the README has the excerpt's end");
-    let wanted = format!("{before}{}{}{}{after}", MARKERS.0, excerpt(report), MARKERS.1);
+    let mut wanted = readme.clone();
+    for (begin, excerpt) in EXCERPTS {
+        let (before, rest) = wanted.split_once(begin).expect("the README has the excerpt's beginning");
+        let (_, after) = rest.split_once(END).expect("the README has the excerpt's end");
+        wanted = format!("{before}{begin}{}{END}{after}", excerpt(report));
+    }
     if std::env::var_os("UPDATE").is_some() {
         fs::write("README.md", wanted).expect("the README can be written");
     } else {
-        assert!(readme == wanted, "the README's excerpt is not what the example report says: run with UPDATE=1");
+        assert!(readme == wanted, "an excerpt in the README is not what the example report says: run with UPDATE=1");
     }
 }
 

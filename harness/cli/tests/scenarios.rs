@@ -75,6 +75,7 @@ fn trial(device: &str, scenario: &Scenario, allocator: &AllocatorSpec, source: &
         memory: None,
         repetitions: 1,
         audit: true,
+        fail_fast: false,
         program: program.to_owned(),
     };
     match source {

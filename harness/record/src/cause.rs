@@ -35,7 +35,7 @@ pub enum Cause {
     OtherPool {
         /// The pool that the piece is in.
         pool: PoolKind,
-        /// Its size.
+        /// The size of the piece.
         largest: Bytes,
     },
     /// A piece is large enough, but belongs to another stream.
@@ -54,6 +54,13 @@ pub enum Cause {
         /// What it was asked for.
         asked: Bytes,
     },
+    /// A piece of the request's own stream and size is as large as requested, but the request is rounded up beyond it.
+    RoundedUp {
+        /// The size of the piece.
+        largest: Bytes,
+        /// What the request was rounded up to, as the driver was asked for it.
+        asked: Bytes,
+    },
     /// What is free is enough together, but no piece alone is.
     Fragmented {
         /// Free pieces for the request's own stream and size.
@@ -65,7 +72,7 @@ pub enum Cause {
     },
     /// Others hold so much that the driver had too little.
     OthersHold {
-        /// What they hold.
+        /// What is held by others.
         held: Bytes,
         /// What the driver was asked for.
         asked: Bytes,
@@ -117,7 +124,7 @@ kinds! {
     Fraction = "fraction": "the memory fraction refused the request before the driver was asked",
     Limit = "limit": "a limit that the program set on its own requests refused it before the allocator was asked",
     PendingFree = "pending_free": "memory that would have been enough was freed, but waits for events of streams that still use it",
-    Rounding = "rounding": "the driver had as much as requested, but is asked for whole segments or pages",
+    Rounding = "rounding": "as much as requested is there, but the request is rounded up: to whole segments or pages, or by a setting",
     Fragmented = "fragmented": "what is free is enough together, but each piece is too small",
     OtherStream = "other_stream": "a free piece is large enough, but belongs to another stream",
     OtherPool = "other_pool": "a free piece is large enough, but is among blocks of the other size (small or large)",
@@ -127,7 +134,7 @@ kinds! {
 }
 
 impl CauseKind {
-    /// Reads a name.
+    /// The kind of that name, if there is one.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|kind| kind.name() == name)
@@ -150,7 +157,7 @@ impl Cause {
             Self::PendingFree(_) => CauseKind::PendingFree,
             Self::OtherPool { .. } => CauseKind::OtherPool,
             Self::OtherStream { .. } => CauseKind::OtherStream,
-            Self::Rounding { .. } => CauseKind::Rounding,
+            Self::Rounding { .. } | Self::RoundedUp { .. } => CauseKind::Rounding,
             Self::Fragmented { .. } => CauseKind::Fragmented,
             Self::OthersHold { .. } => CauseKind::OthersHold,
             Self::Unaccounted { .. } => CauseKind::Unaccounted,
@@ -175,6 +182,7 @@ pub fn causes(shortage: &Shortage) -> Vec<Cause> {
     if shortage.lacking <= room && room < asked {
         causes.push(Cause::Rounding { room, asked });
     }
+    causes.extend(figures.rounded_up());
     causes.extend(figures.fragmented(!in_other_lanes.is_empty()));
     causes.extend(in_other_lanes);
     causes.extend(figures.held_by_others());
@@ -245,6 +253,11 @@ impl<'a> Figures<'a> {
         (waiting.count > 0 && (waiting.largest >= self.requested || is_missing)).then_some(Cause::PendingFree(waiting))
     }
 
+    fn rounded_up(&self) -> Option<Cause> {
+        let (largest, asked) = (self.own()?.free.largest, self.asked);
+        (self.requested <= largest && largest < asked).then_some(Cause::RoundedUp { largest, asked })
+    }
+
     /// Pieces that are large enough, of other pools and streams.
     fn in_other_lanes(&self) -> Vec<Cause> {
         let Shortage { stream: wanted, .. } = *self.shortage;
@@ -293,10 +306,12 @@ impl<'a> Figures<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use harness_allocator::device::DeviceMemory;
 
     use super::*;
-    use crate::Accounts;
+    use crate::{Accounts, UnlistedSegments};
 
     const fn mib(count: u64) -> Bytes {
         Bytes::mib(count)
@@ -330,6 +345,9 @@ mod tests {
             accounts,
             inactive_split: mib(16),
             lanes: Some(vec![Lane { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() }]),
+            streams: BTreeMap::new(),
+            pinned: Vec::new(),
+            pinned_unlisted: UnlistedSegments::default(),
         }
     }
 
@@ -375,6 +393,9 @@ mod tests {
         let free = Pieces { count: 2, bytes: mib(400), largest: mib(300) };
         shortage.lanes = Some(vec![Lane { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() }]);
         assert_eq!(causes(&shortage), []);
+        // Unless the request was rounded up beyond it.
+        shortage.asked = mib(320);
+        assert_eq!(causes(&shortage), [Cause::RoundedUp { largest: mib(300), asked: mib(320) }]);
     }
 
     #[test]

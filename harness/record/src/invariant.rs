@@ -59,7 +59,7 @@ invariants! {
 }
 
 impl Invariant {
-    /// Reads a name.
+    /// The invariant of that name, if there is one.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|invariant| invariant.name() == name)

@@ -45,20 +45,20 @@ impl Records {
 /// A run before it starts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedRun {
-    /// The scenario's name.
+    /// The name of the scenario.
     pub scenario: String,
     /// The allocator's name, with its settings where it has any.
     pub allocator: String,
-    /// Counted from 0.
+    /// The number of the repetition, from 0.
     pub repetition: u32,
 }
 
 /// One scenario, once, on one device with one allocator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunRecord {
-    /// What ran.
+    /// The scenario that ran.
     pub scenario: ScenarioInfo,
-    /// On what.
+    /// The device that it ran on.
     pub device: DeviceInfo,
     /// With which allocator: the name of the arm, unique in the scenario.
     pub allocator: String,
@@ -70,11 +70,17 @@ pub struct RunRecord {
     pub only_observed: bool,
     /// Every random choice comes from this.
     pub seed: u64,
-    /// Counted from 0.
+    /// The number of the repetition, from 0.
     pub repetition: u32,
     /// A command that does the same again.
     pub reproduce: String,
-    /// How it ended.
+    /// Whether every operation was audited. Older builds did not keep it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub audited: Option<bool>,
+    /// Whether it was done once more, on a device of its own and without any check, for its times.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub timed: bool,
+    /// How the run ended.
     pub verdict: Verdict,
     /// What each step did. Steps inside `repeat` appear once an iteration.
     pub steps: Vec<StepRecord>,
@@ -94,7 +100,7 @@ pub struct RunRecord {
     pub cost_figures: Vec<CostFigure>,
 }
 
-/// What a note begins with that tells of something a scenario expects and an observed run did not meet.
+/// How a note begins about something that a scenario expects and an observed run did not meet.
 pub const NOT_JUDGED: &str = "observed, not judged: ";
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
@@ -109,7 +115,7 @@ pub struct ScenarioInfo {
     pub name: String,
     /// The file, as the user named it.
     pub path: String,
-    /// Its `about:`.
+    /// The text of its `about:`.
     pub about: String,
     /// The memory it ran in.
     pub memory: Bytes,
@@ -121,7 +127,7 @@ pub struct ScenarioInfo {
 pub enum Verdict {
     /// Everything expected was seen.
     Passed,
-    /// Something was not.
+    /// Something expected was not seen, or an invariant did not hold.
     Failed {
         /// What was seen first.
         first: Violation,
@@ -139,7 +145,7 @@ pub enum Verdict {
     },
     /// It did not run.
     Skipped {
-        /// Why.
+        /// Why it did not run.
         reason: String,
     },
     /// Other processes disturbed the device, so that what was seen says nothing about the allocator.
@@ -158,7 +164,7 @@ pub struct Violation {
     pub step: u32,
     /// The place in the scenario, if one line is to blame.
     pub at: Option<SourceLine>,
-    /// What should hold.
+    /// The rule that is broken.
     pub rule: Rule,
     /// What was expected, in words or figures.
     pub expected: String,
@@ -214,9 +220,9 @@ impl fmt::Display for Rule {
 pub struct SourceLine {
     /// The file, as the user named it.
     pub path: String,
-    /// Counted from 1.
+    /// The line, from 1.
     pub line: u32,
-    /// Counted from 1.
+    /// The column, from 1.
     pub column: u32,
 }
 
@@ -226,7 +232,7 @@ impl fmt::Display for SourceLine {
     }
 }
 
-/// One step, done.
+/// What one step did.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// Counted from 1 over the whole run.
@@ -237,7 +243,13 @@ pub struct StepRecord {
     pub kind: String,
     /// The step in a few words, for example `activations, 600 MiB`.
     pub text: String,
-    /// How it ended.
+    /// Which pass of the loops around it this was, for example `i = 3`; `None` outside of loops.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iteration: Option<String>,
+    /// What the size of a request came to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Bytes>,
+    /// How the step ended.
     pub outcome: Outcome,
     /// The accounts after it.
     pub accounts: Accounts,
@@ -245,9 +257,9 @@ pub struct StepRecord {
     pub duration: Option<Nanos>,
     /// What the step counted of itself, by metric name: amounts in bytes, times in nanoseconds, counts.
     pub reports: BTreeMap<String, u64>,
-    /// Sentences worth reading, for example why a request failed.
+    /// Remarks, for example why a request failed.
     pub notes: Vec<String>,
-    /// Tables worth reading, for example what pins each segment.
+    /// Tables, for example of what pins each segment.
     pub tables: Vec<Table>,
     /// Where a request failed for good: what was known at that moment, before the step gave anything back. Older builds did not keep it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -276,6 +288,62 @@ pub struct Shortage {
     pub inactive_split: Bytes,
     /// What was free in the allocator, apart by who may have it. Private pools that the request is not served from are left out. `None` where the driver keeps the memory and does not tell in what pieces.
     pub lanes: Option<Vec<Lane>>,
+    /// Names of the scenario's streams, by their numbers.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub streams: BTreeMap<u32, String>,
+    /// Segments whose free memory cannot go back to the driver because something in them is live: those with the most, at most ten.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pinned: Vec<PinnedSegment>,
+    /// The others of that kind.
+    #[serde(default, skip_serializing_if = "UnlistedSegments::is_empty")]
+    pub pinned_unlisted: UnlistedSegments,
+}
+
+/// A segment with free memory that cannot go back to the driver because something in it is live.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PinnedSegment {
+    /// Small or large blocks, where the allocator keeps them apart.
+    pub pool: Option<PoolKind>,
+    /// The stream that it serves; `None` where it serves several.
+    pub stream: Option<u32>,
+    /// The length of the segment.
+    pub size: Bytes,
+    /// What is free in it; of an expandable segment without the pages that are wholly free.
+    pub free: Bytes,
+    /// What is live in it, in the order of addresses: at most ten.
+    pub holders: Vec<Holder>,
+    /// Live blocks of holders that are not listed.
+    pub other_blocks: u64,
+}
+
+/// A buffer of a scenario, or all buffers of one workload, in one segment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// The name of the buffer, or of the workload's step.
+    pub name: String,
+    /// The line of the step that made it.
+    pub line: u32,
+    /// How many live blocks of it the segment has.
+    pub blocks: u64,
+    /// Their bytes, rounded as the allocator rounds.
+    pub bytes: Bytes,
+}
+
+/// Pinned segments that are counted and not listed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnlistedSegments {
+    /// How many there are.
+    pub count: u64,
+    /// What is free in them.
+    pub free: Bytes,
+}
+
+impl UnlistedSegments {
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
 }
 
 /// Memory of an allocator that is of use to the same requests, and to no others without further ado.
@@ -285,25 +353,25 @@ pub struct Lane {
     pub pool: Option<PoolKind>,
     /// The stream that it is for.
     pub stream: u32,
-    /// Free pieces.
+    /// What can be handed out at once.
     pub free: Pieces,
     /// Freed, but waiting for other streams.
     pub waiting: Pieces,
 }
 
-/// Pieces of memory.
+/// A number of pieces of memory, and their sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pieces {
-    /// How many.
+    /// How many there are.
     pub count: u64,
-    /// All of them.
+    /// The sum of their sizes.
     pub bytes: Bytes,
-    /// The largest.
+    /// The size of the largest.
     pub largest: Bytes,
 }
 
 impl Pieces {
-    /// Counts one more.
+    /// Adds a piece of that size.
     pub fn add(&mut self, size: Bytes) {
         self.count += 1;
         self.bytes += size;
@@ -372,13 +440,16 @@ pub struct CurvePoint {
     pub step: u32,
     /// Rounded bytes handed out.
     pub allocated: Bytes,
+    /// The same with what was freed and waits for an event. Older builds did not keep it.
+    #[serde(default)]
+    pub active: Option<Bytes>,
     /// Bytes held from the driver.
     pub reserved: Bytes,
     /// Device used, less the context overhead.
     pub used: Bytes,
     /// `num_ooms` and `num_alloc_retries` so far, so that a picture can mark where they rose.
     pub ooms: u64,
-    /// See `ooms`.
+    /// As `ooms`, for the allocator's own retries.
     pub retries: u64,
 }
 

@@ -9,14 +9,14 @@ use harness_allocator::units::{Bytes, Nanos};
 use harness_record::Invariant;
 use harness_record::{
     Accounts, CostFigure, CurvePoint, Lane, Outcome, Pieces, RECORD_VERSION, Records, Rule, RunRecord, Samples, ScenarioInfo, Shortage,
-    SourceLine, StepRecord, Table, Timings, Verdict, Violation,
+    SourceLine, StepRecord, Table, Timings, UnlistedSegments, Verdict, Violation,
 };
 
 const LIMIT: Bytes = Bytes::gib(1);
 const OVERHEAD: Bytes = Bytes::mib(304);
 
-/// A night with every kind of end, both clocks and repetitions.
-pub(crate) fn night() -> Records {
+/// A report with every kind of end, both clocks and repetitions.
+pub(crate) fn every_ending() -> Records {
     let mut runs = Vec::new();
     for repetition in 0..2 {
         runs.extend(["caching", "direct"].map(|allocator| oom_retry(allocator, repetition)));
@@ -189,22 +189,36 @@ pub(crate) fn fragmented() -> RunRecord {
     let mut record = run.finish(Verdict::Failed { first, rest: Vec::new() });
     record.stats.inactive_split_bytes.increase(PoolKind::Large, 224 << 20);
     if let Some(last) = record.steps.last_mut() {
-        let free = Pieces { count: 14, bytes: Bytes::mib(224), largest: Bytes::mib(16) };
-        let lane = Lane { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() };
-        let size = Bytes::mib(64);
-        last.shortage = Some(Shortage {
-            requested: size,
-            stream: 0,
-            lacking: size,
-            asked: size,
-            limit: None,
-            program_limit: None,
-            accounts: last.accounts,
-            inactive_split: free.bytes,
-            lanes: Some(vec![lane]),
-        });
+        last.shortage = Some(Shortage { accounts: last.accounts, ..shortage() });
     }
     record
+}
+
+/// A request of 64 MiB where 224 MiB are free in 14 pieces.
+pub(crate) fn shortage() -> Shortage {
+    let free = Pieces { count: 14, bytes: Bytes::mib(224), largest: Bytes::mib(16) };
+    let lane = Lane { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() };
+    let size = Bytes::mib(64);
+    Shortage {
+        requested: size,
+        stream: 0,
+        lacking: size,
+        asked: size,
+        limit: None,
+        program_limit: None,
+        accounts: Accounts {
+            allocated: Bytes::mib(800),
+            active: Bytes::mib(800),
+            reserved: LIMIT,
+            device: DeviceMemory { free: Bytes::ZERO, used: OVERHEAD + LIMIT, ..nothing_held().device },
+            ..nothing_held()
+        },
+        inactive_split: free.bytes,
+        lanes: Some(vec![lane]),
+        streams: BTreeMap::from([(0, "default".to_owned())]),
+        pinned: Vec::new(),
+        pinned_unlisted: UnlistedSegments::default(),
+    }
 }
 
 fn passed_beside_the_failures() -> RunRecord {
@@ -300,22 +314,32 @@ struct Builder {
     now: Accounts,
 }
 
+/// The accounts before the first step.
+const fn nothing_held() -> Accounts {
+    Accounts {
+        requested: Bytes::ZERO,
+        allocated: Bytes::ZERO,
+        active: Bytes::ZERO,
+        reserved: Bytes::ZERO,
+        peak_allocated: Bytes::ZERO,
+        peak_reserved: Bytes::ZERO,
+        retries: 0,
+        ooms: 0,
+        device: DeviceMemory {
+            total: LIMIT,
+            free: LIMIT,
+            used: OVERHEAD,
+            process: None,
+            context_overhead: OVERHEAD,
+            pressure: Bytes::ZERO,
+        },
+    }
+}
+
 impl Builder {
     fn new(scenario: ScenarioInfo, device: DeviceInfo, allocator: &str, repetition: u32) -> Self {
         let seed = 7 + u64::from(repetition);
-        let memory =
-            DeviceMemory { total: LIMIT, free: LIMIT, used: OVERHEAD, process: None, context_overhead: OVERHEAD, pressure: Bytes::ZERO };
-        let now = Accounts {
-            requested: Bytes::ZERO,
-            allocated: Bytes::ZERO,
-            active: Bytes::ZERO,
-            reserved: Bytes::ZERO,
-            peak_allocated: Bytes::ZERO,
-            peak_reserved: Bytes::ZERO,
-            retries: 0,
-            ooms: 0,
-            device: memory,
-        };
+        let now = nothing_held();
         let figure = |name: &str, value: &str| CostFigure {
             name: name.to_owned(),
             value: value.to_owned(),
@@ -330,6 +354,8 @@ impl Builder {
             only_observed: false,
             seed,
             repetition,
+            audited: Some(true),
+            timed: false,
             verdict: Verdict::Passed,
             steps: Vec::new(),
             unrecorded_steps: 0,
@@ -359,6 +385,8 @@ impl Builder {
             line,
             kind: kind.to_owned(),
             text: text.to_owned(),
+            iteration: None,
+            size: None,
             outcome,
             accounts: *now,
             duration: Some(duration),
@@ -376,6 +404,7 @@ impl Builder {
             at: self.record.curve.len() as u64,
             step,
             allocated: self.now.allocated,
+            active: Some(self.now.active),
             reserved: self.now.reserved,
             used,
             ooms: self.now.ooms,
@@ -391,7 +420,14 @@ impl Builder {
             let allocated = Bytes::mib((index * 37) % 211 + index.min(290));
             let used = reserved + Bytes::mib(128);
             let at = self.record.curve.len() as u64;
-            self.record.curve.push(CurvePoint { at, step: last.step, allocated, reserved, used, ooms: last.ooms, retries: last.retries });
+            self.record.curve.push(CurvePoint {
+                at,
+                allocated,
+                active: Some(allocated + last.active.unwrap_or_default().saturating_sub(last.allocated)),
+                reserved,
+                used,
+                ..last
+            });
         }
         self.record.curve.push(CurvePoint { at: self.record.curve.len() as u64, ..last });
     }
@@ -413,6 +449,7 @@ impl Builder {
     }
 
     fn finish(mut self, verdict: Verdict) -> RunRecord {
+        self.record.timed = verdict == Verdict::Passed;
         self.record.verdict = verdict;
         self.record.stats = stats_after(&self.record.steps);
         self.record

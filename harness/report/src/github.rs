@@ -15,7 +15,7 @@ pub const ANNOTATIONS: usize = 10;
 /// Said where a text was cut.
 const CUT: &str = "**Cut here**, because GitHub takes no more: the whole report is `report.md` in the folder of this run.\n";
 
-/// How grave an annotation is.
+/// The level of an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
     Error,
@@ -23,12 +23,10 @@ pub(super) enum Level {
     Notice,
 }
 
-/// A report of scenarios as a step summary: what a person reads, without pictures, at most `limit` bytes long.
+/// The verdict, what failed and why, as a step summary of at most `limit` bytes.
 #[must_use]
 pub fn summary(report: &Report<'_>, limit: usize) -> String {
-    let text = markdown::render(report).markdown;
-    let lines = text.lines().filter(|line| !line.starts_with("!["));
-    cut(&lines.flat_map(|line| [line, "\n"]).collect::<String>(), limit)
+    cut(&markdown::summary(report), limit)
 }
 
 /// The lines of a text that fit `limit` bytes. Where some do not, folds and fences that are open are closed, and a last line says that and
@@ -68,17 +66,17 @@ fn open_fence(text: &str) -> Option<String> {
 }
 
 /// At most [`ANNOTATIONS`] workflow commands; the last one says how many more there would be.
-pub(super) fn annotations(told: &[(Level, String, String)]) -> Vec<String> {
-    let shown = if told.len() > ANNOTATIONS { ANNOTATIONS - 1 } else { told.len() };
-    let more = told.len() - shown;
-    let mut commands: Vec<String> = told.iter().take(shown).map(|(level, title, message)| command(*level, title, message)).collect();
+pub(super) fn annotations(messages: &[(Level, String, String)]) -> Vec<String> {
+    let shown = if messages.len() > ANNOTATIONS { ANNOTATIONS - 1 } else { messages.len() };
+    let more = messages.len() - shown;
+    let mut commands: Vec<String> = messages.iter().take(shown).map(|(level, title, message)| command(*level, title, message)).collect();
     if more > 0 {
-        commands.push(command(Level::Notice, &format!("{more} more"), "The report tells all of them."));
+        commands.push(command(Level::Notice, &format!("{more} more"), "The report has all of them."));
     }
     commands
 }
 
-/// One workflow command.
+/// A workflow command, escaped.
 ///
 /// Source: <https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands>; what must be escaped:
 /// <https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts>.
@@ -118,7 +116,7 @@ mod tests {
 
     #[test]
     fn the_summary_of_runs_has_no_pictures() {
-        let records = examples::night();
+        let records = examples::every_ending();
         let text = summary(&Report::new(&records), SUMMARY_LIMIT);
         assert!(text.starts_with("# Out-of-memory report\n\n**2 of 17 runs failed") && !text.contains(".svg"), "{text}");
     }
@@ -126,8 +124,8 @@ mod tests {
     #[test]
     fn commands_are_escaped_and_bounded() {
         assert_eq!(command(Level::Warning, "a: b, 5 %", "x\ny: 5 %"), "::warning title=a%3A b%2C 5 %25::x%0Ay: 5 %25");
-        let told = |number: usize| annotations(&vec![(Level::Error, "t".to_owned(), "m".to_owned()); number]);
-        assert_eq!(told(10).len(), 10);
-        assert_eq!((told(11).len(), told(11)[9].as_str()), (10, "::notice title=2 more::The report tells all of them."));
+        let messages = |number: usize| annotations(&vec![(Level::Error, "t".to_owned(), "m".to_owned()); number]);
+        assert_eq!(messages(10).len(), 10);
+        assert_eq!((messages(11).len(), messages(11)[9].as_str()), (10, "::notice title=2 more::The report has all of them."));
     }
 }

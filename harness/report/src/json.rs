@@ -6,25 +6,38 @@ use harness_allocator::stats::{MemoryStats, StatKey};
 use serde::Serialize;
 
 use super::Report;
+use super::why::{self, OutOfMemory};
 use harness_record::RunRecord;
 
 /// The document that [`crate::store::read`] reads back.
 #[must_use]
 pub fn render(report: &Report<'_>) -> String {
-    document(report, to_json)
+    document(report, |run| to_json(&Explained::new(run, None)))
 }
 
 /// The same with [`memory_stats`] in each run. They repeat the run's `stats` in some 4 KiB, so they are not in what is kept; whoever
 /// reads records passes over them.
 #[must_use]
 pub fn render_with_memory_stats(report: &Report<'_>) -> String {
-    #[derive(Serialize)]
-    struct WithMemoryStats<'a> {
-        #[serde(flatten)]
-        run: &'a RunRecord,
-        memory_stats: BTreeMap<String, u64>,
+    document(report, |run| to_json(&Explained::new(run, Some(memory_stats(&run.stats)))))
+}
+
+/// A run with what follows from its record, for programs that do not want to find it out: whoever reads records passes over it.
+#[derive(Serialize)]
+struct Explained<'a> {
+    #[serde(flatten)]
+    run: &'a RunRecord,
+    /// Every request that failed for good, with its causes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    out_of_memory: Vec<OutOfMemory>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_stats: Option<BTreeMap<String, u64>>,
+}
+
+impl<'a> Explained<'a> {
+    fn new(run: &'a RunRecord, memory_stats: Option<BTreeMap<String, u64>>) -> Self {
+        Self { run, out_of_memory: why::of_run(run).collect(), memory_stats }
     }
-    document(report, |run| to_json(&WithMemoryStats { run, memory_stats: memory_stats(&run.stats) }))
 }
 
 /// What `torch.cuda.memory_stats()` returns, flat and in its order (by key), as far as it is counted here: not the keys of oversize
@@ -63,7 +76,7 @@ mod tests {
 
     #[test]
     fn the_document_is_the_records_one_line_a_run() {
-        let records = examples::night();
+        let records = examples::every_ending();
         let text = super::render(&Report::new(&records));
         assert_eq!(serde_json::from_str::<Records>(&text).expect("it is JSON"), records);
         assert_eq!(text.lines().count(), records.runs.len() + 2);
@@ -72,8 +85,18 @@ mod tests {
     }
 
     #[test]
+    fn a_failed_request_has_its_causes_by_name_and_in_words() {
+        let records = Records { runs: vec![examples::fragmented()], ..examples::every_ending() };
+        let document: Value = serde_json::from_str(&super::render(&Report::new(&records))).expect("it is JSON");
+        let failed = &document["runs"][0]["out_of_memory"][0];
+        assert_eq!((&failed["step"], &failed["line"], &failed["stream"]), (&3.into(), &10.into(), &"default".into()));
+        assert_eq!(failed["causes"], serde_json::json!(["fragmented"]));
+        assert!(failed["why"].as_str().is_some_and(|why| why.starts_with("What is free is enough together")), "{failed}");
+    }
+
+    #[test]
     fn memory_stats_are_added_to_each_run_and_passed_over_by_readers() {
-        let mut records = examples::night();
+        let mut records = examples::every_ending();
         records.runs[1].stats.inactive_split_bytes.increase(PoolKind::Large, 20 << 20);
         let text = render_with_memory_stats(&Report::new(&records));
         assert_eq!(serde_json::from_str::<Records>(&text).expect("it is JSON"), records);

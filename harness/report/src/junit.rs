@@ -8,6 +8,7 @@ use harness_allocator::device::Clock;
 use quick_junit::{NonSuccessKind, Report as Document, TestCase, TestCaseStatus, TestSuite};
 
 use super::bench;
+use super::why;
 use super::words;
 use super::{Arm, DeviceGroup, Report, ScenarioGroup};
 use harness_bench::record::{BenchRun, Change, Entry, EntryName, Outcome as BenchOutcome, Quantity, SuiteRecord, Verdict as BenchVerdict};
@@ -55,6 +56,10 @@ fn run_case(report: &Report<'_>, scenario: &ScenarioGroup<'_>, device: &DeviceGr
     case.add_property(("device", device.label.as_str()));
     case.add_property(("seed", run.seed.to_string().as_str()));
     case.add_property(("reproduce", run.reproduce.as_str()));
+    for (step, shortage) in why::failed_requests(run) {
+        let value = format!("{}: {}", why::kinds(shortage).join(", "), why::explain(shortage));
+        case.add_property((format!("out of memory at line {}", step.line).as_str(), value.as_str()));
+    }
     if run.verdict == Verdict::Passed {
         match run.device.clock {
             Clock::Measured => {
@@ -72,8 +77,10 @@ fn run_status(run: &RunRecord) -> TestCaseStatus {
     match &run.verdict {
         Verdict::Passed | Verdict::FailedAsExpected { .. } => TestCaseStatus::success(),
         Verdict::Failed { first, rest } => {
-            let told: Vec<String> = std::iter::once(first).chain(rest).map(words::violation).collect();
-            let description = format!("{}\n\nReproduce it:\n{}", told.join("\n"), run.reproduce);
+            let violations: Vec<String> = std::iter::once(first).chain(rest).map(words::violation).collect();
+            let why = run.steps.last().and_then(|step| step.shortage.as_ref());
+            let why = why.map(|shortage| format!("\n\n{}: {}", why::title(shortage), why::explain(shortage))).unwrap_or_default();
+            let description = format!("{}{why}\n\nReproduce it:\n{}", violations.join("\n"), run.reproduce);
             failure(&first.rule.to_string(), &first.to_string(), &description)
         }
         Verdict::Skipped { reason } => skipped("skipped", reason),
@@ -159,16 +166,25 @@ mod tests {
     use super::*;
     use crate::bench::tests as runs;
     use crate::examples;
+    use harness_record::Records;
 
     #[test]
     fn runs_are_cases_with_verdicts_reasons_and_commands() {
-        let records = examples::night();
+        let records = examples::every_ending();
         insta::assert_snapshot!(of_runs(&Report::new(&records)));
     }
 
     #[test]
+    fn a_failed_request_has_its_cause_by_name_and_in_words() {
+        let records = Records { runs: vec![examples::fragmented()], ..examples::every_ending() };
+        let text = of_runs(&Report::new(&records));
+        assert!(text.contains("<property name=\"out of memory at line 10\" value=\"fragmented: What is free is enough together"), "{text}");
+        assert!(text.contains("Why free memory did not help: What is free is enough together"), "{text}");
+    }
+
+    #[test]
     fn model_times_are_no_times_of_cases() {
-        let document = Document::deserialize_from_str(&of_runs(&Report::new(&examples::night()))).expect("it was just written");
+        let document = Document::deserialize_from_str(&of_runs(&Report::new(&examples::every_ending()))).expect("it was just written");
         // The one run of `nvml_ledger` did not pass, so it has no time.
         for case in document.test_suites.iter().filter(|suite| suite.name.as_str() != "nvml_ledger").flat_map(|suite| &suite.test_cases) {
             assert_eq!(case.time.is_some(), case.name.as_str().contains("on Example GPU"), "{}", case.name.as_str());

@@ -13,11 +13,11 @@ pub mod runs;
 pub mod store;
 pub mod text;
 pub mod timing;
+pub mod why;
 
 mod escape;
 mod page;
 mod steps;
-mod why;
 mod words;
 
 #[cfg(test)]
@@ -44,12 +44,12 @@ pub struct Report<'a> {
     pub scenarios: Vec<ScenarioGroup<'a>>,
 }
 
-/// How runs ended.
+/// How many runs ended in which way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Everything expected was seen.
     pub passed: usize,
-    /// Something was not.
+    /// Something expected was not seen, or an invariant did not hold.
     pub failed: usize,
     /// It did not run.
     pub skipped: usize,
@@ -99,13 +99,13 @@ pub struct Bench<'a> {
 /// One allocator on one bench.
 #[derive(Clone, Debug)]
 pub struct Arm<'a> {
-    /// Its name.
+    /// The name of the arm in the scenario.
     pub allocator: &'a str,
     /// A name for links, unique in the report.
     pub slug: String,
     /// Its repetitions, in the order in which they ran; never empty.
     pub runs: Vec<&'a RunRecord>,
-    /// How they ended.
+    /// How many of them ended in which way.
     pub counts: Counts,
 }
 
@@ -132,7 +132,7 @@ impl<'a> Report<'a> {
             _ if self.devices.is_empty() => None,
             0 => Some(Clocks::Measured),
             _ if simulated == self.devices.len() => Some(Clocks::Simulated),
-            _ => Some(Clocks::Both),
+            _ => Some(Clocks::Mixed),
         }
     }
 
@@ -164,16 +164,16 @@ impl<'a> Report<'a> {
 /// Whose clocks the times of a report come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clocks {
-    /// Real devices only.
+    /// The clocks of real devices.
     Measured,
-    /// Simulated devices only.
+    /// The clocks of simulated devices.
     Simulated,
-    /// Some of each.
-    Both,
+    /// Simulated and real devices.
+    Mixed,
 }
 
 impl Counts {
-    /// All runs.
+    /// The number of runs.
     #[must_use]
     pub const fn total(self) -> usize {
         self.passed + self.failed + self.skipped + self.contended + self.interrupted
@@ -235,13 +235,13 @@ impl<'a> Arm<'a> {
         self.shown().settings.as_deref()
     }
 
-    /// The same, where the name does not tell them already.
+    /// The same, where they are not in the name.
     #[must_use]
-    pub fn settings_untold(&self) -> Option<&'a str> {
+    pub fn unnamed_settings(&self) -> Option<&'a str> {
         self.settings().filter(|settings| !self.allocator.contains(settings))
     }
 
-    /// The runs that passed: the only ones whose times are told.
+    /// The runs that passed: the only ones whose times are reported.
     pub fn passed(&self) -> impl Iterator<Item = &'a RunRecord> {
         self.runs.iter().copied().filter(|run| run.verdict == Verdict::Passed)
     }
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn runs_are_grouped_by_scenario_device_and_allocator_in_order_of_appearance() {
-        let records = examples::night();
+        let records = examples::every_ending();
         let report = Report::new(&records);
         let arms: Vec<String> =
             report.arms().map(|(s, d, arm)| format!("{} {} {} {}", s.info.name, d.label, arm.allocator, arm.runs.len())).collect();
@@ -332,12 +332,12 @@ mod tests {
             ]
         );
         assert_eq!(report.counts, Counts { passed: 12, failed: 2, skipped: 1, contended: 1, interrupted: 1 });
-        assert_eq!(report.clocks(), Some(Clocks::Both));
+        assert_eq!(report.clocks(), Some(Clocks::Mixed));
     }
 
     #[test]
     fn a_limited_device_stays_one_device_whatever_the_limit() {
-        let mut records = examples::night();
+        let mut records = examples::every_ending();
         records.runs.truncate(2);
         records.runs[1].device.total = Bytes::gib(2);
         let report = Report::new(&records);
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn another_driver_makes_another_device() {
-        let mut records = examples::night();
+        let mut records = examples::every_ending();
         let mut other = examples::measured("caching", 0);
         other.device.fingerprint.driver = Some("2.0".to_owned());
         records.runs.push(other);

@@ -1,5 +1,7 @@
 //! The report that a person reads: verdicts first, then failures in full, then each scenario with its picture, times and steps.
 
+mod summary;
+
 use std::collections::BTreeSet;
 
 use harness_allocator::units::Bytes;
@@ -13,6 +15,8 @@ use super::why;
 use super::words::{self, Align, Grid, NOTHING};
 use super::{Arm, Bench, Clocks, DeviceGroup, Report, ScenarioGroup};
 use harness_record::{CostFigure, RunRecord, StepRecord, Table, Verdict, Violation};
+
+pub use self::summary::summary;
 
 /// A report and the pictures that it links to by their file names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +34,7 @@ const UNFOLDED: usize = 12;
 /// Lines that the first screen spends on failures, and on skipped runs.
 const LINES_ON_TOP: usize = 15;
 
-/// Renders everything.
+/// Renders a report with its pictures.
 #[must_use]
 pub fn render(report: &Report<'_>) -> Rendered {
     let mut page = Page::default();
@@ -49,7 +53,7 @@ pub fn render(report: &Report<'_>) -> Rendered {
     Rendered { markdown: page.text, pictures: page.pictures }
 }
 
-/// The first screen.
+/// What stands on the first screen.
 impl Page {
     fn summary(&mut self, report: &Report<'_>) {
         self.block("# Out-of-memory report");
@@ -102,7 +106,7 @@ impl Page {
         self.list(&lines);
     }
 
-    /// Scenario × allocator.
+    /// A table of verdicts by scenario and allocator.
     fn verdicts(&mut self, report: &Report<'_>) {
         let mut allocators: Vec<&str> = Vec::new();
         for (_, _, arm) in report.arms() {
@@ -178,7 +182,7 @@ fn where_it_ran(report: &Report<'_>, scenario: &ScenarioGroup<'_>, device: &Devi
     if report.devices.len() > 1 { format!("{place} on {}", prose(&device.label)) } else { place }
 }
 
-/// Failures in full.
+/// The section of failures.
 impl Page {
     fn failures(&mut self, report: &Report<'_>) {
         if report.counts.failed == 0 {
@@ -197,12 +201,13 @@ impl Page {
 
     fn failure(&mut self, arm: &Arm<'_>, run: &RunRecord, first: &Violation, rest: &[Violation]) {
         self.violation(first);
+        self.why(run);
         if !rest.is_empty() {
             self.block("Seen at the same step:");
             rest.iter().for_each(|violation| self.violation(violation));
         }
         self.other_failures(arm, run);
-        if let Some(settings) = arm.settings_untold() {
+        if let Some(settings) = arm.unnamed_settings() {
             self.block(format!("Settings: {}", code(settings)));
         }
         self.block("Reproduce it:");
@@ -210,11 +215,9 @@ impl Page {
         let selection = Selection::last(run, STEPS_OF_A_FAILURE);
         let Some(last) = selection.steps().last() else { return };
         self.where_the_memory_was(run, last);
-        if let Some(shortage) = &last.shortage {
-            self.block(format!("**{}:** {}", why::title(shortage), prose(&why::explain(shortage))));
-        }
-        let already_told: Vec<&str> = std::iter::once(first).chain(rest).map(|violation| violation.seen.as_str()).collect();
-        self.list(&selection.steps().flat_map(|step| notes(step, &already_told)).collect::<Vec<_>>());
+        self.pinned_segments(last);
+        let shown_above: Vec<&str> = std::iter::once(first).chain(rest).map(|violation| violation.seen.as_str()).collect();
+        self.list(&selection.steps().flat_map(|step| notes(step, &shown_above)).collect::<Vec<_>>());
         self.step_tables(&selection, usize::MAX);
         let shown = words::count(selection.steps().count(), "step");
         let which = if selection.left_out() > 0 { format!("The last {shown}") } else { "All steps".to_owned() };
@@ -222,6 +225,35 @@ impl Page {
         self.grid(&selection.grid());
         self.list(&selection.steps().filter_map(counted).collect::<Vec<_>>());
         self.unrecorded(run);
+    }
+
+    /// Why the last step's request failed, if it did.
+    fn why(&mut self, run: &RunRecord) {
+        if let Some(last) = run.steps.last()
+            && let Some(shortage) = &last.shortage
+        {
+            let request = format!("The request: {}, {} ({}).", words::step_name(last), why::request(shortage), words::step_place(last));
+            self.block(format!("**{}:** {} {}", why::title(shortage), prose(&why::explain(shortage)), prose(&request)));
+        }
+    }
+
+    /// What was live in segments that hold free memory back.
+    fn pinned_segments(&mut self, last: &StepRecord) {
+        let Some(shortage) = last.shortage.as_ref().filter(|shortage| !shortage.pinned.is_empty()) else { return };
+        let mut grid = Grid::new([("segment of", Align::Right), ("free in it", Align::Right), ("live in it", Align::Left)]);
+        grid.rows = shortage
+            .pinned
+            .iter()
+            .map(|segment| vec![words::size(segment.size), words::size(segment.free), why::holders_of(segment)])
+            .collect();
+        let unlisted = shortage.pinned_unlisted;
+        let more = if unlisted.is_empty() {
+            String::new()
+        } else {
+            format!(" {} more of them have {} free.", unlisted.count, words::size(unlisted.free))
+        };
+        self.block(format!("Segments with free memory that cannot go back to the driver, because something in them is live.{more}"));
+        self.grid(&grid);
     }
 
     /// The accounts when the last step's request failed, or else after that step, as parts of the memory that it ran in: who held what.
@@ -302,7 +334,7 @@ impl Page {
 
     /// What the names of arms stand for.
     fn settings(&mut self, bench: &Bench<'_>) {
-        let arms = bench.arms.iter().filter_map(|arm| Some(format!("{}: {}", code(arm.allocator), code(arm.settings_untold()?))));
+        let arms = bench.arms.iter().filter_map(|arm| Some(format!("{}: {}", code(arm.allocator), code(arm.unnamed_settings()?))));
         let arms: Vec<String> = arms.collect();
         if !arms.is_empty() {
             self.block(format!("Settings of PyTorch's allocator, as in `PYTORCH_ALLOC_CONF`: {}.", arms.join("; ")));
@@ -331,12 +363,12 @@ impl Page {
         self.anchor(&format!("arm-{}", arm.slug));
         self.block(format!("#### {}: {}", code(arm.allocator), words::arm_verdicts(arm)));
         let run = arm.shown();
-        let is_told = matches!(run.verdict, Verdict::Failed { .. }) && (1..=STEPS_OF_A_FAILURE).contains(&run.steps.len());
+        let is_above = matches!(run.verdict, Verdict::Failed { .. }) && (1..=STEPS_OF_A_FAILURE).contains(&run.steps.len());
         match &run.verdict {
             Verdict::Skipped { reason } => return self.block(format!("Skipped: {}", prose(reason))),
             Verdict::Failed { .. } => {
-                let steps = if is_told { ", with all its steps," } else { "" };
-                self.block(format!("Told in full{steps} [among the failures](#failure-{}).", arm.slug));
+                let steps = if is_above { ", with all its steps," } else { "" };
+                self.block(format!("Described in full{steps} [among the failures](#failure-{}).", arm.slug));
             }
             Verdict::Contended { reason } => self.block(format!(
                 "Contended: {} The steps below are those that were done; run it again while nobody else uses the device.",
@@ -349,9 +381,10 @@ impl Page {
             Verdict::Passed => {}
         }
         self.facts(arm, run);
+        self.expected_shortages(run);
         let selection = Selection::notable(run);
         match run.steps.len() {
-            _ if is_told => {}
+            _ if is_above => {}
             0 => self.block("No step was done."),
             steps if steps > UNFOLDED => {
                 self.fold(&format!("{} and the accounts after each", words::count(steps, "step")), |page| page.steps(&selection));
@@ -361,12 +394,25 @@ impl Page {
         self.fold("Memory summary", |page| page.block(format!("```text\n{}```", run.stats.summary())));
     }
 
+    /// Why requests failed that were expected to, or that a run which is not judged had.
+    fn expected_shortages(&mut self, run: &RunRecord) {
+        if matches!(run.verdict, Verdict::Failed { .. }) {
+            return;
+        }
+        let lines = why::failed_requests(run).map(|(step, shortage)| {
+            let step = format!("{} ({}), {}", words::step_name(step), words::step_place(step), why::request(shortage));
+            format!("Out of memory: {}: {}", prose(&step), prose(&why::explain(shortage)))
+        });
+        self.bounded_list(lines.collect(), "failed request");
+    }
+
     fn facts(&mut self, arm: &Arm<'_>, run: &RunRecord) {
         let mut facts = vec![format!("Seed {}.", run.seed)];
         if run.only_observed {
             facts.push("Observed, not judged: what the scenario expects of its own arms is noted here and fails nothing.".to_owned());
         }
         facts.extend(run.settings.iter().map(|settings| format!("Settings: {}.", code(settings))));
+        facts.extend(checks(run).map(str::to_owned));
         if arm.runs.len() > 1 {
             facts.push(format!("The steps are those of repetition {} of {}.", run.repetition + 1, arm.runs.len()));
         }
@@ -410,9 +456,20 @@ impl Page {
     }
 }
 
-/// What a step says of itself, unless it was told before.
-fn notes(step: &StepRecord, told: &[&str]) -> Vec<String> {
-    let new = step.notes.iter().filter(|note| !told.contains(&note.as_str()));
+/// Whether it was checked and timed; `None` of a run that did not begin, and in records of older builds.
+const fn checks(run: &RunRecord) -> Option<&'static str> {
+    match (run.audited, run.timed) {
+        (None, _) => None,
+        (Some(true), true) => Some("Audited and timed."),
+        (Some(false), true) => Some("Timed, not audited."),
+        (Some(true), false) => Some("Audited, not timed."),
+        (Some(false), false) => Some("Neither audited nor timed."),
+    }
+}
+
+/// What a step says of itself, unless it stands above already.
+fn notes(step: &StepRecord, shown_above: &[&str]) -> Vec<String> {
+    let new = step.notes.iter().filter(|note| !shown_above.contains(&note.as_str()));
     new.map(|note| format!("Step {}: {}", step.number, prose(note))).collect()
 }
 
@@ -423,7 +480,7 @@ fn counted(step: &StepRecord) -> Option<String> {
     (!figures.is_empty()).then(|| format!("Step {} counted: {}", step.number, figures.join(", ")))
 }
 
-/// The end.
+/// What holds for all sections.
 impl Page {
     fn how_to_read(&mut self, report: &Report<'_>) {
         self.block("## How to read this");
@@ -450,18 +507,23 @@ impl Page {
                  pieces of segments that are still partly in use. Oversize allocations are not counted.",
             ),
             ("runs", "repetitions that passed; allocators took turns, so that a drift of the device meets all of them."),
+            (
+                "audited and timed",
+                "a run is checked first, and audited after every operation. One that passes is done once more, on a device of its own and without \
+                 any check, for its times.",
+            ),
             ("median, MAD, p99", "the middle sample, the median distance from it (unscaled), and the 99th percentile by nearest rank."),
         ];
         let mut lines: Vec<String> = words.iter().map(|(word, meaning)| format!("**{word}**: {meaning}")).collect();
         lines.push(format!(
-            "**max**: the largest sample, told instead of p99 where there are fewer than {} samples.",
+            "**max**: the largest sample, given instead of p99 where there are fewer than {} samples.",
             harness_base::statistics::LEAST_FOR_P99
         ));
         lines.push("**(n)**: how many samples; `a of b`: the figures come from a random sample of a among b operations.".to_owned());
         lines.push(
             "**÷ direct**: the median as a multiple of that of `direct`, which asks the driver every time; below 1 is faster.".to_owned(),
         );
-        if matches!(report.clocks(), Some(Clocks::Simulated | Clocks::Both)) {
+        if matches!(report.clocks(), Some(Clocks::Simulated | Clocks::Mixed)) {
             lines.push(
                 "**0 ns**, as a model time: an operation without a device call, for example an allocation served from the cache. The model \
                  charges device calls only, not the allocator's work on the host."

@@ -1,4 +1,5 @@
-//! Pictures: allocated, reserved and device used over the steps, one panel an allocator, all panels on the same axes.
+//! Pictures: allocated, active, reserved and device used over the steps, with the requests that failed; one panel an allocator, all panels on the
+//! same axes.
 
 use std::collections::BTreeMap;
 
@@ -9,26 +10,37 @@ use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::words;
+use super::why;
+use super::words::{self, shortened};
 use harness_base::printable::printable;
-use harness_record::{CurvePoint, RunRecord, Verdict};
+use harness_record::{CurvePoint, RunRecord, StepRecord, Verdict};
 
 /// A picture in its own file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Picture {
-    /// Without folder.
+    /// The name of its file, without a folder.
     pub file_name: String,
-    /// The document.
+    /// The SVG document.
     pub svg: String,
 }
 
 pub(super) const WIDTH: u32 = 880;
 const HEAD: u32 = 52;
-const PANEL: u32 = 226;
+const PANEL: u32 = 252;
+/// Of a panel, what stands above its axes: its title, and a line about a request that failed.
+const TITLES: u32 = 34;
+/// Of a panel, what stands below its axes: numbers of steps, and their names.
+const STEPS: u32 = 42;
 const LEFT: u32 = 64;
 const RIGHT: u32 = 44;
 /// Characters that a panel's title has room for. No font is at hand to measure: 7.4 pixels a character is what 13-pixel sans-serif faces take.
 const TITLE: usize = ((WIDTH - LEFT) as f64 / 7.4) as usize;
+/// What each character of a step's name takes.
+const NAME: f64 = 5.8;
+/// A step's name is not shortened to fewer characters.
+const LEAST_NAME: usize = 6;
+/// Width of the bar of a request that failed, in pixels.
+const BAR: f64 = 7.0;
 /// Numbers of steps are at least so many pixels apart.
 const LABEL_SPACING: f64 = 36.0;
 /// Columns narrower than this have no line between them.
@@ -38,8 +50,9 @@ const MARK_SPACING: f64 = 14.0;
 /// What each character of that number takes.
 const DIGIT: f64 = 6.4;
 
-// Okabe and Ito's colours, told apart by colour-blind readers too: <https://jfly.uni-koeln.de/color/>.
+// Okabe and Ito's colours, which colour-blind readers tell apart too: <https://jfly.uni-koeln.de/color/>.
 const ALLOCATED: RGBColor = RGBColor(0, 114, 178);
+const ACTIVE: RGBColor = RGBColor(0, 158, 115);
 const RESERVED: RGBColor = RGBColor(230, 159, 0);
 const USED: RGBColor = RGBColor(190, 190, 190);
 pub(super) const LIMIT: RGBColor = RGBColor(70, 70, 70);
@@ -76,12 +89,19 @@ pub(super) fn described(svg: &str, title: &str, description: &str) -> String {
     format!("{tag} role=\"img\">\n{words}{}", content.trim_start())
 }
 
+/// Failed requests of a panel that its description names.
+const FAILED_IN_WORDS: usize = 3;
+
 /// What a panel shows.
 fn in_words(run: &RunRecord) -> String {
     let highest = |value: fn(&CurvePoint) -> Bytes| words::size(run.curve.iter().map(value).max().unwrap_or_default());
     let last = run.curve.last();
+    let shortages = why::failed_requests(run).take(FAILED_IN_WORDS).map(|(step, shortage)| {
+        format!(" Out of memory at {}, {}: {}.", words::step_place(step), why::request(shortage), why::in_short(shortage))
+    });
+    let shortages: String = shortages.collect();
     format!(
-        "{}: {}; at most {} allocated, {} reserved and {} of device used less the context overhead, under a limit of {}; allocator retries: {}, OOMs: {}.",
+        "{}: {}; at most {} allocated, {} reserved and {} of device used less the context overhead, under a limit of {}; allocator retries: {}, OOMs: {}.{shortages}",
         run.allocator,
         words::verdict(&run.verdict),
         highest(|point| point.allocated),
@@ -91,16 +111,6 @@ fn in_words(run: &RunRecord) -> String {
         last.map_or(0, |point| point.retries),
         last.map_or(0, |point| point.ooms),
     )
-}
-
-/// A text of at most so many characters: of a longer one, both ends.
-fn shortened(text: &str, most: usize) -> String {
-    let length = text.chars().count();
-    if length <= most {
-        return text.to_owned();
-    }
-    let (start, end) = (most.saturating_sub(1).div_ceil(2), most.saturating_sub(1) / 2);
-    text.chars().take(start).chain(['…']).chain(text.chars().skip(length - end)).collect()
 }
 
 fn escaped(text: &str) -> String {
@@ -128,6 +138,18 @@ struct Axes {
     unit: Unit,
     memory: Bytes,
     shows_limit: bool,
+    /// Whether active differs from allocated somewhere.
+    shows_active: bool,
+    /// Whether a request failed.
+    shows_requests: bool,
+    /// Below its column: each step's name, and the pass of the loops around it.
+    names: BTreeMap<u32, StepName>,
+}
+
+/// What is said of a step below its number.
+struct StepName {
+    name: String,
+    iteration: Option<String>,
 }
 
 struct Unit {
@@ -140,7 +162,7 @@ impl Axes {
         let points = || runs.iter().flat_map(|run| &run.curve);
         let highest = points().map(|point| point.allocated.max(point.reserved).max(point.used)).max()?;
         let memory = runs.first()?.scenario.memory;
-        // A limit far above everything would press the curves flat: then only the legend tells it.
+        // A limit far above everything would press the curves flat: then only the legend has it.
         let shows_limit = memory.get() / 4 <= highest.get();
         let highest = if shows_limit { highest.max(memory) } else { highest.max(Bytes(1)) };
         let unit = match highest.get() {
@@ -151,7 +173,12 @@ impl Axes {
         // The room above holds two lanes of marks.
         let top = highest.get() as f64 / unit.bytes * 1.27;
         let (columns, right) = columns(runs);
-        Some(Self { columns, right, top, unit, memory, shows_limit })
+        let shows_active = points().any(|point| point.active.is_some_and(|active| active != point.allocated));
+        let shows_requests = runs.iter().any(|run| why::failed_requests(run).next().is_some());
+        // The runs of one scenario have the same steps, but those that ended early.
+        let steps = runs.iter().flat_map(|run| &run.steps);
+        let names = steps.map(|step| (step.number, StepName { name: words::step_name(step), iteration: step.iteration.clone() })).collect();
+        Some(Self { columns, right, top, unit, memory, shows_limit, shows_active, shows_requests, names })
     }
 
     fn y(&self, bytes: Bytes) -> f64 {
@@ -202,24 +229,29 @@ fn legend(head: &Area<'_>, axes: &Axes) -> Drawn {
     let mut x = LEFT as i32;
     let y = 18;
     let limit = words::size(axes.memory);
+    let limit_key = format!("limit {limit}");
     let keys = [
-        ("device used − overhead", Key::Line(USED.stroke_width(6))),
-        ("reserved", Key::Line(RESERVED.stroke_width(2))),
-        ("allocated", Key::Area),
-        ("allocator retry", Key::Retry),
-        ("OOM", Key::Oom),
-        (&format!("memory limit {limit}"), Key::Dashes),
+        (true, "device used − overhead", Key::Line(USED.stroke_width(6))),
+        (true, "reserved", Key::Line(RESERVED.stroke_width(2))),
+        (axes.shows_active, "active", Key::Line(ACTIVE.stroke_width(2))),
+        (true, "allocated", Key::Area),
+        (true, "allocator retry", Key::Retry),
+        (true, "OOM", Key::Oom),
+        (axes.shows_requests, "failed request", Key::Request),
+        (axes.shows_limit, &limit_key, Key::Dashes),
     ];
-    let keys = keys.into_iter().take(if axes.shows_limit { 6 } else { 5 });
-    for (text, key) in keys {
+    for (_, text, key) in keys.into_iter().filter(|(is_shown, ..)| *is_shown) {
         key.draw(head, x, y)?;
         head.draw(&Text::new(text, (x + 26, y), style.clone()))?;
         // No font is at hand to measure: 6.4 pixels a character is what 12-pixel sans-serif faces take.
-        x += 26 + (text.chars().count() as f64 * 6.4) as i32 + 22;
+        x += 26 + (text.chars().count() as f64 * 6.4) as i32 + 14;
     }
+    let waiting = if axes.shows_active { " Active: allocated, or freed and waiting for an event." } else { "" };
     let off_scale = if axes.shows_limit { String::new() } else { format!(" The memory limit, {limit}, is far above.") };
-    let axis =
-        format!("{} by step: a column shows the accounts after its step, a wide one those within it too.{off_scale}", axes.unit.name);
+    let axis = format!(
+        "{} by step: a column shows the accounts after its step, a wide one those within it too.{waiting}{off_scale}",
+        axes.unit.name
+    );
     let style = font(11).color(&LIMIT).pos(Pos::new(HPos::Left, VPos::Center));
     head.draw(&Text::new(axis, (LEFT as i32, 40), style))
 }
@@ -230,6 +262,7 @@ enum Key {
     Dashes,
     Retry,
     Oom,
+    Request,
 }
 
 impl Key {
@@ -241,6 +274,10 @@ impl Key {
                 head.draw(&PathElement::new([(x, y - 5), (x + 20, y - 5)], ALLOCATED.stroke_width(2)))
             }
             Self::Dashes => head.draw(&DashedPathElement::new([(x, y), (x + 20, y)], 5, 4, LIMIT.stroke_width(1))),
+            Self::Request => {
+                head.draw(&Rectangle::new([(x + 7, y - 8), (x + 14, y + 8)], OOM.mix(0.3).filled()))?;
+                head.draw(&Rectangle::new([(x + 7, y - 8), (x + 14, y + 8)], OOM.stroke_width(1)))
+            }
             Self::Retry => head.draw(&TriangleMarker::new((x + 10, y), 6, RETRY.filled())),
             Self::Oom => head.draw(&Cross::new((x + 10, y), 5, OOM.stroke_width(3))),
         }
@@ -255,14 +292,20 @@ fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
         }
     };
     let rest = format!(": {}{line}", words::verdict(&run.verdict));
-    let title = shortened(&printable(&run.allocator), TITLE.saturating_sub(rest.chars().count())) + &rest;
+    let unnamed = run.settings.as_ref().filter(|settings| !run.allocator.contains(settings.as_str()));
+    let name = unnamed.map_or_else(|| run.allocator.clone(), |settings| format!("{} ({settings})", run.allocator));
+    let title = shortened(&printable(&name), TITLE.saturating_sub(rest.chars().count())) + &rest;
     let title_style = font(13).pos(Pos::new(HPos::Left, VPos::Top));
     area.draw(&Text::new(title, (LEFT as i32, 2), title_style))?;
+    if let Some(cause) = cause_line(run) {
+        let style = font(11).color(&OOM).pos(Pos::new(HPos::Left, VPos::Top));
+        area.draw(&Text::new(cut(&printable(&cause), CAUSE), (LEFT as i32, 18), style))?;
+    }
     let mut chart = ChartBuilder::on(area)
-        .margin_top(20)
+        .margin_top(TITLES)
         .margin_right(RIGHT)
         .set_label_area_size(LabelAreaPosition::Left, LEFT)
-        .set_label_area_size(LabelAreaPosition::Bottom, 30)
+        .set_label_area_size(LabelAreaPosition::Bottom, STEPS)
         .build_cartesian_2d(0.0..axes.right, 0.0..axes.top)?;
     let unit = axes.unit.name;
     chart
@@ -277,8 +320,92 @@ fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
         .y_label_formatter(&|y| format!("{} {unit}", (y * 1e3).round() / 1e3))
         .draw()?;
     step_numbers(&mut chart, axes)?;
+    step_names(&mut chart, axes)?;
     curves(&mut chart, run, axes)?;
+    failed_requests(&mut chart, run, axes)?;
     marks(&mut chart, run, axes)
+}
+
+/// The first characters of a text that is longer.
+fn cut(text: &str, most: usize) -> String {
+    if text.chars().count() <= most { text.to_owned() } else { text.chars().take(most.saturating_sub(1)).chain(['…']).collect() }
+}
+
+/// Characters that the line below a panel's title has room for.
+const CAUSE: usize = ((WIDTH - LEFT) as f64 / 6.0) as usize;
+
+/// Why the last request that failed for good did; `None` where none did.
+fn cause_line(run: &RunRecord) -> Option<String> {
+    let (step, shortage) = why::failed_requests(run).last()?;
+    let more = match why::failed_requests(run).count() {
+        1 => String::new(),
+        count => format!(" (the last of {count})"),
+    };
+    Some(format!("{}, {}{more}: {}", words::step_place(step), why::request(shortage), why::in_short(shortage)))
+}
+
+/// Names of steps below their numbers, where their columns have room. Where loops begin a new pass, its name stands there instead, with a line.
+fn step_names(chart: &mut Panel<'_, '_>, axes: &Axes) -> Drawn {
+    let style = font(10).color(&LIMIT).pos(Pos::new(HPos::Center, VPos::Top));
+    let has_loops = axes.names.values().any(|step| step.iteration.is_some());
+    let (mut before, mut free_from) = (None, f64::NEG_INFINITY);
+    for (step, &(left, right)) in &axes.columns {
+        let Some(StepName { name, iteration }) = axes.names.get(step) else { continue };
+        if has_loops {
+            if let Some(pass) = iteration.as_ref().filter(|&pass| before != Some(pass)) {
+                let (x, room) = (left * axes.pixels(), pass.chars().count() as f64 * NAME);
+                if x >= free_from {
+                    free_from = x + room + NAME;
+                    let style = style.clone().pos(Pos::new(HPos::Left, VPos::Top));
+                    chart.draw_series([PathElement::new([(left, 0.0), (left, axes.top)], LIMIT.mix(0.25).stroke_width(1))])?;
+                    chart.draw_series([EmptyElement::at((left, 0.0)) + Text::new(printable(pass).into_owned(), (0, 21), style)])?;
+                }
+            }
+            before = iteration.as_ref();
+            continue;
+        }
+        let most = ((right - left) * axes.pixels() / NAME) as usize;
+        if most >= LEAST_NAME.min(name.chars().count()) {
+            let name = cut(&printable(name), most);
+            chart.draw_series([EmptyElement::at((f64::midpoint(left, right), 0.0)) + Text::new(name, (0, 21), style.clone())])?;
+        }
+    }
+    Ok(())
+}
+
+/// Each request that failed for good, as a bar from what was active to what would have been with it: above the limit where there was too little
+/// memory, below it where what was free was of no use.
+fn failed_requests(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
+    let style = font(11).color(&OOM).pos(Pos::new(HPos::Right, VPos::Top));
+    // The lanes of marks stand above.
+    let highest = axes.top * 0.82;
+    let mut free_from = f64::NEG_INFINITY;
+    for (step, shortage) in why::failed_requests(run) {
+        let right = place_of(run, step, axes);
+        if right * axes.pixels() < free_from {
+            continue;
+        }
+        free_from = right * axes.pixels() + MARK_SPACING;
+        let left = right - BAR / axes.pixels();
+        let bottom = axes.y(shortage.accounts.active).min(highest);
+        let top = axes.y(shortage.accounts.active + shortage.requested).min(highest);
+        chart.draw_series([Rectangle::new([(left, bottom), (right, top)], OOM.mix(0.3).filled())])?;
+        chart.draw_series([Rectangle::new([(left, bottom), (right, top)], OOM.stroke_width(1))])?;
+        let text = shortage.requested.to_string();
+        if left * axes.pixels() > text.chars().count() as f64 * DIGIT {
+            chart.draw_series([EmptyElement::at((left, top)) + Text::new(text, (-3, 1), style.clone())])?;
+        }
+    }
+    Ok(())
+}
+
+/// Where a request of a step failed: at the point at which the counter of failures rose last within it, else at the step's end.
+fn place_of(run: &RunRecord, step: &StepRecord, axes: &Axes) -> f64 {
+    let points = positions(&run.curve, |step| axes.column(step));
+    let rises = points.windows(2).filter(|pair| pair[1].1.step == step.number && pair[1].1.ooms > pair[0].1.ooms);
+    let (left, right) = axes.column(step.number);
+    let least = left + BAR / axes.pixels();
+    rises.last().map_or(right, |pair| pair[1].0).max(least.min(right))
 }
 
 /// The number of each step below the middle of its column, as many as there is room for, and lines between wide columns.
@@ -307,6 +434,11 @@ fn curves(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     chart.draw_series([PathElement::new(stairs(|point| point.used), USED.stroke_width(6))])?;
     chart.draw_series([Polygon::new(ground, ALLOCATED.mix(0.25))])?;
     chart.draw_series([PathElement::new(allocated, ALLOCATED.stroke_width(2))])?;
+    if axes.shows_active {
+        // Where nothing waits for an event, the line would only cover that of what is allocated.
+        let active = stairs(|point| point.active.unwrap_or(point.allocated));
+        chart.draw_series([PathElement::new(active, ACTIVE.stroke_width(1))])?;
+    }
     chart.draw_series([PathElement::new(stairs(|point| point.reserved), RESERVED.stroke_width(2))])?;
     if axes.shows_limit {
         let limit = axes.y(axes.memory);
@@ -445,6 +577,7 @@ mod tests {
             at: 0,
             step,
             allocated: Bytes::mib(mib),
+            active: None,
             reserved: Bytes::ZERO,
             used: Bytes::ZERO,
             ooms: 0,
@@ -466,7 +599,16 @@ mod tests {
     /// Ten points of a step of which those between were left out stand where they were, and not side by side.
     #[test]
     fn points_stand_where_they_were_in_their_step_and_steps_that_are_not_recorded_keep_their_room() {
-        let point = |at, step| CurvePoint { at, step, allocated: Bytes(at), reserved: Bytes::ZERO, used: Bytes::ZERO, ooms: 0, retries: 0 };
+        let point = |at, step| CurvePoint {
+            at,
+            step,
+            allocated: Bytes(at),
+            active: None,
+            reserved: Bytes::ZERO,
+            used: Bytes::ZERO,
+            ooms: 0,
+            retries: 0,
+        };
         let curve = [point(0, 1), point(75, 1), point(99, 1), point(100, 4)];
         let places: Vec<f64> = positions(&curve, |step| (f64::from(step), f64::from(step) + 1.0)).into_iter().map(|(x, _)| x).collect();
         assert_eq!(places, [1.0, 1.75, 1.99, 4.0]);
@@ -481,7 +623,7 @@ mod tests {
         let svg = draw(&[&caching, &direct]).expect("both have curves");
         assert!(svg.contains("caching: passed") && svg.contains("direct: passed"));
         assert!(svg.contains(&format!("height=\"{}\"", HEAD + 2 * PANEL)) && svg.contains("fill=\"#FFFFFF\""));
-        assert!(svg.contains("memory limit 1 GiB"));
+        assert!(svg.contains("limit 1 GiB"));
         assert_eq!(Some(svg), draw(&[&caching, &direct]));
     }
 
@@ -507,6 +649,43 @@ mod tests {
     }
 
     #[test]
+    fn a_failed_request_is_drawn_with_its_size_and_cause() {
+        let run = examples::fragmented();
+        let svg = draw(&[&run]).expect("it has a curve");
+        assert!(svg.contains("\nfailed request\n") && svg.contains("\n64 MiB\n"), "{svg}");
+        let cause = "step 3, line 10, 64 MiB for the default stream: what is free is enough together, but each piece is too small";
+        assert!(svg.contains(cause) && svg.contains("\nalloc wanted\n"), "{svg}");
+        assert!(!draw(&[&examples::oom_retry("caching", 0)]).expect("it has a curve").contains("failed request"));
+    }
+
+    #[test]
+    fn active_is_drawn_where_it_differs_from_allocated() {
+        let svg = draw(&[&examples::storm()]).expect("it has a curve");
+        assert!(svg.contains("\nactive\n") && svg.contains("freed and waiting for an event"), "{svg}");
+        let mut run = examples::storm();
+        run.curve.iter_mut().for_each(|point| point.active = Some(point.allocated));
+        assert!(!draw(&[&run]).expect("it has a curve").contains("\nactive\n"));
+    }
+
+    #[test]
+    fn passes_of_loops_are_marked_where_they_begin() {
+        let mut run = examples::long_run(40, &[]);
+        for step in &mut run.steps {
+            step.iteration = Some(format!("i = {}", step.number / 10));
+        }
+        let svg = draw(&[&run]).expect("it has a curve");
+        let marks: Vec<usize> = (0..=4).map(|pass| svg.matches(&format!("\ni = {pass}\n")).count()).collect();
+        assert_eq!(marks, [1; 5], "{svg}");
+    }
+
+    #[test]
+    fn settings_that_the_name_does_not_tell_stand_in_the_title() {
+        let settings = Some("max_split_size_mb:512".to_owned());
+        let run = RunRecord { settings, allocator: "tuned".to_owned(), ..examples::oom_retry("caching", 0) };
+        assert!(draw(&[&run]).expect("it has a curve").contains("tuned (max_split_size_mb:512): passed"));
+    }
+
+    #[test]
     fn names_cannot_break_the_picture() {
         let run = RunRecord { allocator: "a<b>&\"".to_owned(), ..examples::oom_retry("caching", 0) };
         let svg = draw(&[&run]).expect("it has a curve");
@@ -520,11 +699,11 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_far_above_everything_is_told_but_not_drawn() {
+    fn a_limit_far_above_everything_is_named_but_not_drawn() {
         let mut run = examples::oom_retry("caching", 0);
         run.scenario.memory = Bytes::gib(80);
         let svg = draw(&[&run]).expect("it has a curve");
-        assert!(svg.contains("The memory limit, 80 GiB, is far above.") && !svg.contains(">memory limit"));
+        assert!(svg.contains("The memory limit, 80 GiB, is far above.") && !svg.contains("\nlimit 80 GiB"));
     }
 
     #[test]

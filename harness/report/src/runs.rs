@@ -15,7 +15,7 @@ use crate::text::Style;
 /// What two runs differ in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Comparison {
-    /// For a terminal.
+    /// A table for a terminal.
     pub text: String,
     /// Whether an arm fails that passed before.
     pub is_worse: bool,
@@ -104,13 +104,13 @@ mod tests {
 
     #[test]
     fn equal_runs_have_no_difference() {
-        let compared = compare(&examples::night(), &examples::night());
+        let compared = compare(&examples::every_ending(), &examples::every_ending());
         assert_eq!((compared.text.as_str(), compared.is_worse), ("No difference in 10 arms.\n", false));
     }
 
     #[test]
-    fn what_ended_otherwise_is_told_with_its_figures() {
-        let base = Records { runs: vec![examples::oom_retry("caching", 0), examples::oom_retry("direct", 0)], ..examples::night() };
+    fn what_ended_otherwise_is_listed_with_its_figures() {
+        let base = Records { runs: vec![examples::oom_retry("caching", 0), examples::oom_retry("direct", 0)], ..examples::every_ending() };
         let mut new = base.clone();
         new.runs.pop();
         new.runs[0].stats.reserved_bytes.all.peak += 1 << 20;

@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn every_row_has_a_cell_for_each_column() {
-        for run in examples::night().runs {
+        for run in examples::every_ending().runs {
             let grid = Selection::notable(&run).grid();
             assert!(grid.rows.iter().all(|row| row.len() == grid.columns.len()), "{}", run.scenario.name);
         }

@@ -38,7 +38,7 @@ pub fn save_new(root: &Path, records: &Records) -> Result<PathBuf, StoreError> {
     Folder::open(root, Document::Records)?.add(&files, |root| Ok(format!("{:04}-{name}", next_number(root)?)))
 }
 
-/// Tells before a run that its report could not be written into `folder`, or that somebody else's lies there.
+/// Reports before a run that its report could not be written into `folder`, or that somebody else's lies there.
 ///
 /// # Errors
 /// [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`].
@@ -322,7 +322,7 @@ mod tests {
     }
 
     fn one_scenario() -> Records {
-        Records { runs: vec![examples::oom_retry("caching", 0)], ..examples::night() }
+        Records { runs: vec![examples::oom_retry("caching", 0)], ..examples::every_ending() }
     }
 
     /// An error with the folder of this test taken out.
@@ -333,9 +333,9 @@ mod tests {
     #[test]
     fn records_read_back_as_they_were_from_the_folder_and_from_the_file() {
         let root = tempfile::tempdir().unwrap();
-        let folder = save_new(root.path(), &examples::night()).unwrap();
-        assert_eq!(read(&folder).unwrap(), examples::night());
-        assert_eq!(read(&folder.join(RECORDS)).unwrap(), examples::night());
+        let folder = save_new(root.path(), &examples::every_ending()).unwrap();
+        assert_eq!(read(&folder).unwrap(), examples::every_ending());
+        assert_eq!(read(&folder.join(RECORDS)).unwrap(), examples::every_ending());
     }
 
     #[test]
@@ -357,8 +357,8 @@ mod tests {
     #[test]
     fn folders_are_numbered_and_named_after_what_ran() {
         let root = tempfile::tempdir().unwrap();
-        let measured = Records { runs: vec![examples::measured("direct", 0)], ..examples::night() };
-        for records in [examples::night(), one_scenario(), measured] {
+        let measured = Records { runs: vec![examples::measured("direct", 0)], ..examples::every_ending() };
+        for records in [examples::every_ending(), one_scenario(), measured] {
             save_new(root.path(), &records).unwrap();
         }
         assert_eq!(names(root.path()), ["0001-5-scenarios-2-devices", "0002-oom_retry-sim", "0003-oom_retry-example-gpu"]);
@@ -410,7 +410,7 @@ mod tests {
     #[test]
     fn a_new_report_replaces_the_earlier_one_and_leaves_other_files_alone() {
         let folder = tempfile::tempdir().unwrap();
-        save_into(folder.path(), &examples::night()).unwrap();
+        save_into(folder.path(), &examples::every_ending()).unwrap();
         fs::write(folder.path().join("mine.svg"), "mine").unwrap();
         save_into(folder.path(), &one_scenario()).unwrap();
         assert_eq!(names(folder.path()), ["mine.svg", "oom_retry-simulated.svg", RECORDS, REPORT]);
@@ -424,7 +424,7 @@ mod tests {
         let before = fs::read(folder.path().join(RECORDS)).unwrap();
         // One of the later report's pictures cannot be written, for a folder has its name.
         fs::create_dir(folder.path().join("storm-simulated.svg")).unwrap();
-        let error = save_into(folder.path(), &examples::night()).unwrap_err();
+        let error = save_into(folder.path(), &examples::every_ending()).unwrap_err();
         insta::assert_snapshot!(told(&error, folder.path()), @"cannot write to `…/storm-simulated.svg`: is a directory. Make it writable, or choose another place with `--report DIR`.");
         assert_eq!(fs::read(folder.path().join(RECORDS)).unwrap(), before);
         assert_eq!(names(folder.path()), ["oom_retry-simulated.svg", RECORDS, REPORT, "storm-simulated.svg"]);
@@ -488,7 +488,7 @@ mod tests {
     fn records_without_cost_figures_are_read() {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join(RECORDS);
-        let records = Records { runs: vec![examples::measured("direct", 0)], ..examples::night() };
+        let records = Records { runs: vec![examples::measured("direct", 0)], ..examples::every_ending() };
         let text = json::render(&Report::new(&records));
         let older = text.replace(",\"cost_figures\":[]", "");
         assert_ne!(older, text);

@@ -1,5 +1,6 @@
 //! Reports for a terminal, and the step table that a failing test prints.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use anstyle::{AnsiColor, Style as Paint};
@@ -9,8 +10,9 @@ use super::Report;
 use super::escape::{log_line, log_lines};
 use super::steps::Selection;
 use super::timing::{self, Timing};
+use super::why;
 use super::words::{self, Align, Grid, NOTHING};
-use harness_record::{RunRecord, StepRecord, Verdict};
+use harness_record::{RunRecord, StepRecord, Verdict, Violation};
 
 /// Whether the terminal shows colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,33 +26,51 @@ pub enum Style {
 /// Steps that a failing test prints.
 const STEPS_OF_A_FAILURE: usize = 25;
 
-/// Renders times, verdicts and failures with their commands; what failed comes last, where a terminal shows it.
+/// Requests that failed as expected and are listed.
+const EXPECTED_SHOWN: usize = 20;
+
+/// Renders verdicts, failures with their causes and commands, and times. No table is wider than `width` columns, and sentences are wrapped at
+/// it; `None` is for files and pipes. What failed stands last, where a terminal shows it.
 #[must_use]
-pub fn render(report: &Report<'_>, style: Style) -> String {
-    let mut out = String::new();
-    if report.counts.total() == 0 {
-        line(&mut out, &words::verdict_line(report.counts));
-        words::not_started(report.records).iter().for_each(|text| line(&mut out, text));
-        return out;
-    }
-    for device in &report.devices {
-        line(&mut out, &format!("{}: memory {}, clock {}", device.label, words::memory(device), words::clock(device)));
-    }
-    times(&mut out, report);
-    if let Some(warning) = words::model_time_warning(report) {
-        line(&mut out, &format!("\n{warning}"));
-    }
-    out.push('\n');
-    out.push_str(&verdicts(report, style));
-    for (_, _, arm) in report.arms().filter(|(_, _, arm)| arm.counts.failed > 0) {
-        out.push('\n');
-        out.push_str(&failure(arm.shown(), style));
+pub fn render(report: &Report<'_>, style: Style, width: Option<usize>) -> String {
+    let mut out = Text { text: String::new(), style, width };
+    if report.counts.total() > 0 {
+        out.verdicts(report);
+        out.times(report);
+        out.expected_shortages(report);
+        for (_, _, arm) in report.arms().filter(|(_, _, arm)| arm.counts.failed > 0) {
+            out.failure(arm.shown());
+        }
+        out.text.push('\n');
     }
     let paint = if report.counts.failed > 0 { FAILED } else { PASSED };
-    out.push_str(&format!("\n{}\n", painted(&words::verdict_line(report.counts), paint, style)));
-    words::not_started(report.records).iter().for_each(|text| line(&mut out, text));
-    out
+    for part in wrap(&words::verdict_line(report.counts), width, 2).lines() {
+        out.text.push_str(&format!("{}\n", painted(part, paint, style)));
+    }
+    words::not_started(report.records).iter().for_each(|text| out.line(text));
+    out.text
 }
+
+/// The line about a run that has just ended, for whoever waits for the rest: verdict, scenario and allocator, and of a failure its place.
+#[must_use]
+pub fn run_line(run: &RunRecord, style: Style, width: Option<usize>) -> String {
+    let verdict = words::verdict(&run.verdict);
+    let place = match &run.verdict {
+        Verdict::Failed { first: Violation { at: Some(at), .. }, .. } => format!(", line {}", at.line),
+        Verdict::Failed { first, .. } => format!(", step {}", first.step),
+        Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => {
+            String::new()
+        }
+    };
+    let repetition = if run.repetition > 0 { format!(", repetition {}", run.repetition + 1) } else { String::new() };
+    let rest = format!("{} with {}{repetition}{place}", run.scenario.name, run.allocator);
+    let room = width.map_or(usize::MAX, |width| width.saturating_sub(WIDEST_VERDICT + 1));
+    let gap = " ".repeat(WIDEST_VERDICT.saturating_sub(verdict.len()) + 1);
+    format!("{}{gap}{}", painted(verdict, verdict_paint(&run.verdict), style), log_line(&words::shortened(&rest, room)))
+}
+
+/// Characters of `failed as expected`.
+const WIDEST_VERDICT: usize = 18;
 
 /// For each run that was done, what [`harness_allocator::stats::MemoryStats::summary`] makes of its counters at the end.
 #[must_use]
@@ -93,8 +113,9 @@ pub fn step_table(run: &RunRecord) -> String {
         tables(&mut out, step);
         line(&mut out, &format!("context overhead: {}", words::size(step.accounts.device.context_overhead)));
     }
-    ending(&mut out, run);
-    out
+    let mut end = Text { text: out, style: Style::Plain, width: None };
+    end.ending(run);
+    end.text
 }
 
 const FAILED: Paint = AnsiColor::Red.on_default().bold();
@@ -121,73 +142,229 @@ const fn verdict_paint(verdict: &Verdict) -> Paint {
     }
 }
 
-fn verdicts(report: &Report<'_>, style: Style) -> String {
-    let has_devices = report.devices.len() > 1;
-    let names = ["scenario"].into_iter().chain(has_devices.then_some("device")).chain(["allocator", "verdict"]);
-    let figures = ["limit", "peak allocated", "peak reserved", "allocator retries", "OOMs"].map(|head| (head, Align::Right));
-    let mut grid = Grid::new(names.map(|head| (head, Align::Left)).chain(figures));
-    let mut paints = Vec::new();
-    for (scenario, device, arm) in report.arms() {
-        let names = [scenario.info.name.clone()].into_iter().chain(has_devices.then(|| device.label.clone()));
-        let names = names.chain([arm.allocator.to_owned(), words::arm_verdicts(arm)]);
-        let limit = words::size(arm.shown().scenario.memory);
-        grid.rows.push(names.chain([limit]).chain(figures_of(arm.shown())).collect());
-        paints.push(verdict_paint(&arm.shown().verdict));
-    }
-    let painted = if has_devices { 3 } else { 2 };
-    let mut out = table(&grid, Some((painted, &paints)), style);
-    for (scenario, _, arm) in report.arms() {
-        if let Some(unmet) = words::not_judged(arm.shown()) {
-            line(&mut out, &format!("observed: {} with {}: {unmet}", scenario.info.name, arm.allocator));
-        }
-    }
-    for (scenario, _, arm) in report.arms() {
-        if let Some(settings) = arm.settings_untold() {
-            line(&mut out, &format!("settings: {} with {}: {settings}", scenario.info.name, arm.allocator));
-        }
-    }
-    for (scenario, _, arm) in report.arms() {
-        if let verdict @ (Verdict::Skipped { reason } | Verdict::Contended { reason }) = &arm.shown().verdict {
-            line(&mut out, &format!("{}: {} with {}: {reason}", words::verdict(verdict), scenario.info.name, arm.allocator));
-        }
-    }
-    out
+/// A text under construction.
+struct Text {
+    text: String,
+    style: Style,
+    width: Option<usize>,
 }
 
+impl Text {
+    fn line(&mut self, text: &str) {
+        line(&mut self.text, text);
+    }
+
+    /// Paragraphs, wrapped; the lines behind the first are indented by so many columns more.
+    fn wrapped(&mut self, text: &str, indent: usize) {
+        for paragraph in log_lines(text).lines() {
+            self.text.push_str(&wrap(paragraph, self.width, indent));
+            self.text.push('\n');
+        }
+    }
+
+    /// A table that fits: columns behind the first `names` that have no room are left out and named.
+    fn table(&mut self, grid: &Grid, names: usize, paints: Option<(usize, &[Paint])>) {
+        let (grid, left_out) = fitted(grid, names, self.width);
+        self.text.push_str(&table(&grid, paints, self.style));
+        if !left_out.is_empty() {
+            self.wrapped(&format!("(in the report or a wider terminal: {})", left_out.join(", ")), 1);
+        }
+    }
+
+    fn verdicts(&mut self, report: &Report<'_>) {
+        for device in &report.devices {
+            self.wrapped(&format!("{}: memory {}, clock {}", device.label, words::memory(device), words::clock(device)), 2);
+        }
+        self.text.push('\n');
+        self.table_of_verdicts(report);
+        for (scenario, _, arm) in report.arms() {
+            if let Some(unmet) = words::not_judged(arm.shown()) {
+                self.wrapped(&format!("observed: {} with {}: {unmet}", scenario.info.name, arm.allocator), 2);
+            }
+        }
+        for (scenario, _, arm) in report.arms() {
+            if let Some(settings) = arm.unnamed_settings() {
+                self.wrapped(&format!("settings: {} with {}: {settings}", scenario.info.name, arm.allocator), 2);
+            }
+        }
+        for (scenario, _, arm) in report.arms() {
+            if let verdict @ (Verdict::Skipped { reason } | Verdict::Contended { reason }) = &arm.shown().verdict {
+                self.wrapped(&format!("{}: {} with {}: {reason}", words::verdict(verdict), scenario.info.name, arm.allocator), 2);
+            }
+        }
+    }
+
+    fn table_of_verdicts(&mut self, report: &Report<'_>) {
+        let has_devices = report.devices.len() > 1;
+        let names = ["verdict", "scenario"].into_iter().chain(has_devices.then_some("device")).chain(["allocator"]);
+        let figures = ["peak reserved", "peak allocated", "OOMs", "allocator retries", "limit"].map(|head| (head, Align::Right));
+        let mut grid = Grid::new(names.map(|head| (head, Align::Left)).chain(figures));
+        let mut paints = Vec::new();
+        for (scenario, device, arm) in report.arms() {
+            let names = [words::arm_verdicts(arm), scenario.info.name.clone()].into_iter();
+            let names = names.chain(has_devices.then(|| device.label.clone())).chain([arm.allocator.to_owned()]);
+            let limit = arm.shown().scenario.memory.to_string();
+            grid.rows.push(names.chain(figures_of(arm.shown())).chain([limit]).collect());
+            paints.push(verdict_paint(&arm.shown().verdict));
+        }
+        self.table(&grid, if has_devices { 4 } else { 3 }, Some((0, &paints)));
+    }
+
+    /// One table for each device, so that two clocks never share one.
+    fn times(&mut self, report: &Report<'_>) {
+        for (index, device) in report.devices.iter().enumerate() {
+            let benches = report.scenarios.iter().flat_map(|scenario| scenario.benches.iter().map(move |bench| (scenario, bench)));
+            let timings = benches.filter(|(_, bench)| bench.device == index);
+            let timings: Vec<(&str, Timing<'_>)> =
+                timings.filter_map(|(scenario, bench)| Some((scenario.info.name.as_str(), Timing::new(bench, device)?))).collect();
+            if !timings.is_empty() {
+                self.wrapped(&format!("\n{} on {}, medians", timing::title(device.info.clock), device.label), 2);
+                self.table(&Timing::overview(&timings), 2, None);
+            }
+        }
+        if let Some(warning) = words::model_time_warning(report) {
+            self.wrapped(&format!("\n{warning}"), 0);
+        }
+    }
+
+    /// Requests that failed in runs that did not, in short: one line for a step of a scenario, with all allocators that it failed with.
+    fn expected_shortages(&mut self, report: &Report<'_>) {
+        let mut lines: Vec<(String, Vec<&str>, String)> = Vec::new();
+        for (scenario, _, arm) in report.arms().filter(|(_, _, arm)| arm.counts.failed == 0) {
+            let mut steps = BTreeSet::new();
+            for (step, shortage) in why::failed_requests(arm.shown()) {
+                // Of a loop, the first pass.
+                if !steps.insert(step.line) {
+                    continue;
+                }
+                let iteration = step.iteration.as_ref().map_or_else(String::new, |iteration| format!(", {iteration}"));
+                let place = format!("{}, line {}{iteration}", scenario.info.name, step.line);
+                let rest = format!("{}: {}", why::request(shortage), why::in_short(shortage));
+                match lines.iter_mut().find(|line| (&line.0, &line.2) == (&place, &rest)) {
+                    Some(known) if known.1.contains(&arm.allocator) => {}
+                    Some(known) => known.1.push(arm.allocator),
+                    None => lines.push((place, vec![arm.allocator], rest)),
+                }
+            }
+        }
+        if lines.is_empty() {
+            return;
+        }
+        self.line("\nOut of memory as expected");
+        for (place, arms, rest) in lines.iter().take(EXPECTED_SHOWN) {
+            self.wrapped(&format!("{place}, with {}: {rest}", arms.join(", ")), 2);
+        }
+        if lines.len() > EXPECTED_SHOWN {
+            self.line(&format!("… and {} more, in the report", lines.len() - EXPECTED_SHOWN));
+        }
+    }
+
+    fn failure(&mut self, run: &RunRecord) {
+        let head = format!("FAILED {} on {} with {}", run.scenario.name, run.device.name, run.allocator);
+        let head = words::shortened(&head, self.width.unwrap_or(usize::MAX));
+        self.text.push_str(&format!("\n{}\n", painted(&head, FAILED, self.style)));
+        self.ending(run);
+    }
+
+    /// How the run ended, why, and how to do it again.
+    fn ending(&mut self, run: &RunRecord) {
+        match &run.verdict {
+            Verdict::Passed | Verdict::Interrupted => {}
+            Verdict::FailedAsExpected { reason, first, .. } => {
+                self.wrapped(&format!("failed as expected, {reason}: {}", words::violation(first)), 12);
+            }
+            Verdict::Skipped { reason } => self.wrapped(&format!("skipped: {reason}"), 2),
+            Verdict::Contended { reason } => self.wrapped(&format!("contended: {reason}"), 2),
+            Verdict::Failed { first, rest } => {
+                std::iter::once(first).chain(rest).for_each(|seen| self.wrapped(&words::violation(seen), 12));
+                self.why(run);
+            }
+        }
+        if let Some(settings) = &run.settings {
+            self.line(&format!("settings: {settings}"));
+        }
+        // Not wrapped, so that it can be copied.
+        self.line(&format!("reproduce: {}", run.reproduce));
+    }
+
+    /// Why the last step's request failed, if it did.
+    fn why(&mut self, run: &RunRecord) {
+        let Some(last) = run.steps.last() else { return };
+        let Some(shortage) = &last.shortage else { return };
+        self.wrapped(&format!("{} ({}): {}", words::step_name(last), words::step_place(last), why::request(shortage)), 2);
+        self.wrapped(&format!("{}: {}", why::title(shortage), why::explain(shortage)), 2);
+    }
+}
+
+/// The accounts that the table of verdicts has.
 fn figures_of(run: &RunRecord) -> [String; 4] {
     let Some(last) = run.steps.last() else { return [NOTHING; 4].map(str::to_owned) };
     let accounts = || run.steps.iter().map(|step| &step.accounts);
     [
-        words::or_nothing(accounts().map(|accounts| accounts.peak_allocated).max().map(words::size)),
-        words::or_nothing(accounts().map(|accounts| accounts.peak_reserved).max().map(words::size)),
-        last.accounts.retries.to_string(),
+        words::or_nothing(accounts().map(|accounts| accounts.peak_reserved).max()),
+        words::or_nothing(accounts().map(|accounts| accounts.peak_allocated).max()),
         last.accounts.ooms.to_string(),
+        last.accounts.retries.to_string(),
     ]
 }
 
-fn failure(run: &RunRecord, style: Style) -> String {
-    let head = format!("FAILED {} on {} with {}", run.scenario.name, run.device.name, run.allocator);
-    let mut out = painted(&head, FAILED, style);
-    out.push('\n');
-    ending(&mut out, run);
+/// A line, broken between words so that each part fits; every part but the first is indented by `indent` more than the first. A word that does
+/// not fit stands alone and whole.
+fn wrap(text: &str, width: Option<usize>, indent: usize) -> String {
+    let Some(width) = width else { return text.to_owned() };
+    let start = text.len() - text.trim_start().len();
+    let mut out = text[..start].to_owned();
+    let mut column = start;
+    for (index, word) in text[start..].split(' ').enumerate() {
+        if index > 0 && column + 1 + word.width() > width && column > indent {
+            out.push('\n');
+            out.push_str(&" ".repeat(indent));
+            column = indent;
+        } else if index > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += word.width();
+    }
     out
 }
 
-/// How the run ended, and how to do it again.
-fn ending(out: &mut String, run: &RunRecord) {
-    match &run.verdict {
-        Verdict::Passed | Verdict::Interrupted => {}
-        Verdict::FailedAsExpected { reason, first, .. } => {
-            line(out, &format!("failed as expected ({reason}): {}", words::violation(first)));
+/// Characters that a shortened column keeps.
+const LEAST_CELL: usize = 8;
+
+/// A table that is at most `width` columns wide where that can be: columns behind the first `names` are left out from the right, then long cells
+/// lose their middle. The heads of those left out come with it.
+fn fitted(grid: &Grid, names: usize, width: Option<usize>) -> (Grid, Vec<String>) {
+    let (mut grid, mut left_out) = (grid.clone(), Vec::new());
+    let Some(width) = width else { return (grid, left_out) };
+    let total = |grid: &Grid| widths(grid).iter().map(|width| width + 2).sum::<usize>().saturating_sub(2);
+    while total(&grid) > width && grid.columns.len() > names {
+        left_out.extend(grid.columns.pop().map(|(head, _)| head));
+        grid.rows.iter_mut().for_each(|row| row.truncate(grid.columns.len()));
+    }
+    while total(&grid) > width {
+        let widths = widths(&grid);
+        let Some((widest, size)) = widths.iter().copied().enumerate().max_by_key(|&(_, size)| size).filter(|&(_, size)| size > LEAST_CELL)
+        else {
+            break;
+        };
+        let most = size.saturating_sub(total(&grid) - width).max(LEAST_CELL);
+        grid.columns[widest].0 = words::shortened(&grid.columns[widest].0, most);
+        grid.rows.iter_mut().for_each(|row| row[widest] = words::shortened(&row[widest], most));
+    }
+    left_out.reverse();
+    (grid, left_out)
+}
+
+fn widths(grid: &Grid) -> Vec<usize> {
+    let mut widths: Vec<usize> = grid.columns.iter().map(|(head, _)| head.width()).collect();
+    for row in &grid.rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(log_line(cell).width());
         }
-        Verdict::Skipped { reason } => line(out, &format!("skipped: {reason}")),
-        Verdict::Contended { reason } => line(out, &format!("contended: {reason}")),
-        Verdict::Failed { first, rest } => std::iter::once(first).chain(rest).for_each(|seen| line(out, &words::violation(seen))),
     }
-    if let Some(settings) = &run.settings {
-        line(out, &format!("settings: {settings}"));
-    }
-    line(out, &format!("reproduce: {}", run.reproduce));
+    widths
 }
 
 fn remarks(out: &mut String, step: &StepRecord) {
@@ -209,30 +386,11 @@ fn tables(out: &mut String, step: &StepRecord) {
     }
 }
 
-/// One table for each device, so that two clocks never share one.
-fn times(out: &mut String, report: &Report<'_>) {
-    for (index, device) in report.devices.iter().enumerate() {
-        let benches = report.scenarios.iter().flat_map(|scenario| scenario.benches.iter().map(move |bench| (scenario, bench)));
-        let timings = benches.filter(|(_, bench)| bench.device == index);
-        let timings: Vec<(&str, Timing<'_>)> =
-            timings.filter_map(|(scenario, bench)| Some((scenario.info.name.as_str(), Timing::new(bench, device)?))).collect();
-        if !timings.is_empty() {
-            line(out, &format!("\n{} on {}, medians", timing::title(device.info.clock), device.label));
-            out.push_str(&table(&Timing::overview(&timings), None, Style::Plain));
-        }
-    }
-}
-
 /// A table with columns as wide as their widest cell. One column may have a paint for each row.
 pub(super) fn table(grid: &Grid, paints: Option<(usize, &[Paint])>, style: Style) -> String {
     let harmless = |row: &Vec<String>| row.iter().map(|cell| log_line(cell)).collect();
     let grid = &Grid { columns: grid.columns.clone(), rows: grid.rows.iter().map(harmless).collect() };
-    let mut widths: Vec<usize> = grid.columns.iter().map(|(head, _)| head.width()).collect();
-    for row in &grid.rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.width());
-        }
-    }
+    let widths = widths(grid);
     let heads: Vec<String> = grid.columns.iter().map(|(head, _)| head.clone()).collect();
     let mut out = String::new();
     table_row(&mut out, grid, &widths, &heads, None);
@@ -266,22 +424,53 @@ fn table_row(out: &mut String, grid: &Grid, widths: &[usize], row: &[String], pa
 mod tests {
     use super::*;
     use crate::examples;
+    use harness_record::Records;
 
     #[test]
     fn the_terminal_shows_verdicts_failures_and_times() {
-        let records = examples::night();
-        insta::assert_snapshot!(render(&Report::new(&records), Style::Plain));
+        let records = examples::every_ending();
+        insta::assert_snapshot!(render(&Report::new(&records), Style::Plain, None));
+    }
+
+    #[test]
+    fn no_line_is_wider_than_the_terminal_but_commands() {
+        let mut records = examples::every_ending();
+        records.runs.push(examples::fragmented());
+        for width in [50, 60, 80, 120, 200] {
+            let text = render(&Report::new(&records), Style::Plain, Some(width));
+            for line in text.lines().filter(|line| !line.starts_with("reproduce: ")) {
+                // A place is one word.
+                assert!(line.width() <= width || !line.trim().contains(' '), "{width}: {line}\n{text}");
+            }
+            assert!(text.contains("FAILED") && text.contains("fits_in_pieces"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_narrow_terminal_shows_verdicts_and_causes_too() {
+        let mut expected = examples::fragmented();
+        expected.verdict = Verdict::Passed;
+        expected.scenario.name = "expected".to_owned();
+        let records = Records { runs: vec![examples::fragmented(), expected], ..examples::every_ending() };
+        insta::assert_snapshot!(render(&Report::new(&records), Style::Plain, Some(60)));
+    }
+
+    #[test]
+    fn a_run_that_ended_is_one_line() {
+        assert_eq!(run_line(&examples::oom_retry("caching", 1), Style::Plain, None), "passed      oom_retry with caching, repetition 2");
+        assert_eq!(run_line(&examples::fragmented(), Style::Plain, None), "FAILED      fits_in_pieces with caching, line 10");
+        assert_eq!(run_line(&examples::fragmented(), Style::Plain, Some(32)), "FAILED      fits_in_pi…, line 10");
     }
 
     #[test]
     fn the_settings_of_an_arm_are_told_where_its_name_does_not_tell_them() {
-        let mut records = examples::night();
+        let mut records = examples::every_ending();
         records.runs.truncate(2);
         let conf = "max_split_size_mb:512";
         for (run, name) in records.runs.iter_mut().zip(["tuned", "caching(max_split_size_mb:512)"]) {
             (run.allocator, run.settings) = (name.to_owned(), Some(conf.to_owned()));
         }
-        let text = render(&Report::new(&records), Style::Plain);
+        let text = render(&Report::new(&records), Style::Plain, None);
         assert!(text.contains("\nsettings: oom_retry with tuned: max_split_size_mb:512\n"), "{text}");
         assert!(!text.contains("with caching("), "{text}");
         assert!(step_table(&records.runs[0]).contains("\nsettings: max_split_size_mb:512\nreproduce: "));
@@ -289,7 +478,7 @@ mod tests {
 
     #[test]
     fn the_memory_summary_of_each_run_that_was_done_stands_under_its_name() {
-        let mut records = examples::night();
+        let mut records = examples::every_ending();
         records.runs[0].stats.num_ooms = 4;
         records.runs[16].stats.num_ooms = 5;
         let text = memory_summaries(&Report::new(&records));
@@ -305,9 +494,9 @@ mod tests {
 
     #[test]
     fn colours_add_nothing_but_escape_codes() {
-        let records = examples::night();
+        let records = examples::every_ending();
         let report = Report::new(&records);
-        let coloured = render(&report, Style::Colour);
+        let coloured = render(&report, Style::Colour, None);
         assert!(coloured.contains("\u{1b}[1m\u{1b}[31m"));
         let mut plain = String::new();
         let mut rest = coloured.as_str();
@@ -316,7 +505,7 @@ mod tests {
             rest = code.split_once('m').expect("a code ends with m").1;
         }
         plain.push_str(rest);
-        assert_eq!(plain, render(&report, Style::Plain));
+        assert_eq!(plain, render(&report, Style::Plain, None));
     }
 
     #[test]

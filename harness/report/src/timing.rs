@@ -38,7 +38,7 @@ pub enum Baseline {
 /// The times of one arm.
 #[derive(Clone, Debug)]
 pub struct Row<'a> {
-    /// The allocator.
+    /// The name of the arm.
     pub allocator: &'a str,
     /// How many runs are summarised.
     pub runs: usize,
@@ -48,7 +48,7 @@ pub struct Row<'a> {
     pub free: Summary,
     /// `empty_cache` calls of all runs together.
     pub empty_cache: Summary,
-    /// Whole runs.
+    /// From the first step of a run to the end of its last.
     pub scenario: Summary,
     /// Time lost to retry, a run.
     pub lost_to_retry: Summary,
@@ -97,7 +97,7 @@ impl<'a> Timing<'a> {
         columns(Grid { columns: heads.to_vec(), rows: names.collect() }, &rows, BRIEF)
     }
 
-    /// What is special about this table; what holds for all of them is said once, where a report tells how to read it.
+    /// Remarks on this table; what holds for all of them stands once in a report, under how to read it.
     #[must_use]
     pub fn footnotes(&self) -> Vec<String> {
         let mut notes = Vec::new();
@@ -124,32 +124,36 @@ pub const fn title(clock: Clock) -> &'static str {
     }
 }
 
-/// A column of figures. It is left out of a table in which no row has something to tell.
+/// A column of figures. It is left out of a table in which it is shown for no row.
 struct Column {
     head: &'static str,
     cell: fn(&Row<'_>) -> String,
-    tells: fn(&Row<'_>) -> bool,
+    is_shown: fn(&Row<'_>) -> bool,
 }
 
-const RUNS: Column = Column { head: "runs", cell: |row| row.runs.to_string(), tells: |_| true };
-const CALLS: Column = Column { head: "device calls", cell: |row| row.calls(), tells: |_| true };
+const RUNS: Column = Column { head: "runs", cell: |row| row.runs.to_string(), is_shown: |_| true };
+const CALLS: Column = Column { head: "device calls", cell: |row| row.calls(), is_shown: |_| true };
 const LOST: Column = Column {
     head: "lost to retry",
     cell: |row| words::or_nothing(row.lost_to_retry.median),
-    tells: |row| row.lost_to_retry.max > Some(Nanos::ZERO),
+    is_shown: |row| row.lost_to_retry.max > Some(Nanos::ZERO),
 };
 const ALLOCATE_RATIO: Column =
-    Column { head: "allocate ÷ direct", cell: |row| words::multiple(row.allocate_ratio), tells: |row| row.allocate_ratio.is_some() };
+    Column { head: "allocate ÷ direct", cell: |row| words::multiple(row.allocate_ratio), is_shown: |row| row.allocate_ratio.is_some() };
 const SCENARIO_RATIO: Column =
-    Column { head: "scenario ÷ direct", cell: |row| words::multiple(row.scenario_ratio), tells: |row| row.scenario_ratio.is_some() };
+    Column { head: "scenario ÷ direct", cell: |row| words::multiple(row.scenario_ratio), is_shown: |row| row.scenario_ratio.is_some() };
 
 /// For a page. Cells of operations read `median / p99 / MAD (n)`.
 const FULL: &[Column] = &[
     RUNS,
-    Column { head: "allocate: median / p99 / MAD (n)", cell: |row| summary(&row.allocate), tells: |row| row.allocate.count > 0 },
-    Column { head: "free: median / p99 / MAD (n)", cell: |row| summary(&row.free), tells: |row| row.free.count > 0 },
-    Column { head: "empty_cache: median / p99 / MAD (n)", cell: |row| summary(&row.empty_cache), tells: |row| row.empty_cache.count > 0 },
-    Column { head: "whole scenario: median / MAD", cell: |row| row.whole_scenario(), tells: |_| true },
+    Column { head: "allocate: median / p99 / MAD (n)", cell: |row| summary(&row.allocate), is_shown: |row| row.allocate.count > 0 },
+    Column { head: "free: median / p99 / MAD (n)", cell: |row| summary(&row.free), is_shown: |row| row.free.count > 0 },
+    Column {
+        head: "empty_cache: median / p99 / MAD (n)",
+        cell: |row| summary(&row.empty_cache),
+        is_shown: |row| row.empty_cache.count > 0,
+    },
+    Column { head: "whole scenario: median / MAD", cell: |row| row.whole_scenario(), is_shown: |_| true },
     Column { head: "device calls (malloc + free)", ..CALLS },
     LOST,
     ALLOCATE_RATIO,
@@ -158,10 +162,10 @@ const FULL: &[Column] = &[
 
 /// For a terminal: medians.
 const BRIEF: &[Column] = &[
-    Column { tells: |row| row.runs > 1, ..RUNS },
-    Column { head: "allocate", cell: |row| words::or_nothing(row.allocate.median), tells: |row| row.allocate.count > 0 },
-    Column { head: "free", cell: |row| words::or_nothing(row.free.median), tells: |row| row.free.count > 0 },
-    Column { head: "whole scenario", cell: |row| words::or_nothing(row.scenario.median), tells: |_| true },
+    Column { is_shown: |row| row.runs > 1, ..RUNS },
+    Column { head: "allocate", cell: |row| words::or_nothing(row.allocate.median), is_shown: |row| row.allocate.count > 0 },
+    Column { head: "free", cell: |row| words::or_nothing(row.free.median), is_shown: |row| row.free.count > 0 },
+    Column { head: "whole scenario", cell: |row| words::or_nothing(row.scenario.median), is_shown: |_| true },
     CALLS,
     LOST,
     ALLOCATE_RATIO,
@@ -170,7 +174,7 @@ const BRIEF: &[Column] = &[
 
 /// Adds those columns that tell something to a table that has the names of its rows.
 fn columns(mut grid: Grid, rows: &[&Row<'_>], columns: &[Column]) -> Grid {
-    for column in columns.iter().filter(|column| rows.iter().any(|row| (column.tells)(row))) {
+    for column in columns.iter().filter(|column| rows.iter().any(|row| (column.is_shown)(row))) {
         grid.columns.push((column.head.to_owned(), Align::Right));
         for (cells, row) in grid.rows.iter_mut().zip(rows) {
             cells.push((column.cell)(row));
@@ -247,7 +251,7 @@ mod tests {
 
     #[test]
     fn model_and_measured_times_of_one_scenario_are_summarised_apart() {
-        let records = examples::night();
+        let records = examples::every_ending();
         let report = Report::new(&records);
         let scenario = report.scenarios.iter().find(|scenario| scenario.info.name == "oom_retry").expect("it is in the example");
         let timings: Vec<(Clock, usize)> = scenario
@@ -265,7 +269,7 @@ mod tests {
 
     #[test]
     fn runs_that_did_not_pass_are_left_out_and_counted() {
-        let mut records = examples::night();
+        let mut records = examples::every_ending();
         records.runs.retain(|run| run.scenario.name == "cross_stream_reuse");
         let report = Report::new(&records);
         let timing = Timing::new(&report.scenarios[0].benches[0], &report.devices[0]).expect("one run passed");
@@ -274,7 +278,8 @@ mod tests {
 
     #[test]
     fn nothing_is_compared_with_a_baseline_that_took_no_time() {
-        let mut records = Records { runs: vec![examples::oom_retry("caching", 0), examples::oom_retry("direct", 0)], ..examples::night() };
+        let mut records =
+            Records { runs: vec![examples::oom_retry("caching", 0), examples::oom_retry("direct", 0)], ..examples::every_ending() };
         let direct = &mut records.runs[1].timings;
         direct.allocate.kept.iter_mut().for_each(|time| *time = Nanos::ZERO);
         direct.scenario = Nanos::ZERO;
@@ -288,7 +293,7 @@ mod tests {
     #[test]
     fn a_baseline_that_did_not_run_is_told_from_one_that_failed() {
         let baseline = |runs: Vec<RunRecord>| {
-            let records = Records { runs, ..examples::night() };
+            let records = Records { runs, ..examples::every_ending() };
             let report = Report::new(&records);
             Timing::new(&report.scenarios[0].benches[0], &report.devices[0]).map(|timing| (timing.baseline, timing.footnotes().join(" ")))
         };
@@ -302,7 +307,7 @@ mod tests {
 
     #[test]
     fn a_column_that_tells_nothing_is_left_out() {
-        let mut records = Records { runs: vec![examples::oom_retry("caching", 0)], ..examples::night() };
+        let mut records = Records { runs: vec![examples::oom_retry("caching", 0)], ..examples::every_ending() };
         records.runs[0].timings.lost_to_retry = Nanos::ZERO;
         let report = Report::new(&records);
         let timing = Timing::new(&report.scenarios[0].benches[0], &report.devices[0]).expect("the run passed");

@@ -1,33 +1,105 @@
 //! Why a request failed, in words: the causes themselves are found by [`harness_record::cause`].
 
+use std::collections::BTreeSet;
+
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
+use serde::Serialize;
 
 use crate::words::{self, size};
-use harness_record::{Cause, Pieces, Shortage, causes};
+use harness_record::{Cause, Holder, Pieces, PinnedSegment, RunRecord, Shortage, StepRecord, causes};
+
+/// Holders of segments that a sentence names.
+const NAMED: usize = 4;
+
+/// A request that failed, for programs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OutOfMemory {
+    /// The number of the step in the run.
+    pub step: u32,
+    /// Its line in the scenario.
+    pub line: u32,
+    /// Which pass of the loops around it this was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub iteration: Option<String>,
+    /// The stream, by its name where that is known.
+    pub stream: String,
+    /// What was asked for.
+    pub requested: Bytes,
+    /// Names of the causes, as scenarios have them: see [`harness_record::CauseKind`].
+    pub causes: Vec<&'static str>,
+    /// The causes in words.
+    pub why: String,
+}
+
+/// Every request of a run that failed for good, of the steps that are recorded.
+pub fn of_run(run: &RunRecord) -> impl Iterator<Item = OutOfMemory> {
+    failed_requests(run).map(|(step, shortage)| OutOfMemory {
+        step: step.number,
+        line: step.line,
+        iteration: step.iteration.clone(),
+        stream: shortage.streams.get(&shortage.stream).cloned().unwrap_or_else(|| shortage.stream.to_string()),
+        requested: shortage.requested,
+        causes: kinds(shortage),
+        why: explain(shortage),
+    })
+}
+
+/// The steps whose request failed for good, with what is known of it.
+pub(crate) fn failed_requests(run: &RunRecord) -> impl Iterator<Item = (&StepRecord, &Shortage)> {
+    run.steps.iter().filter_map(|step| Some((step, step.shortage.as_ref()?)))
+}
+
+/// Names of the causes, each once.
+pub(crate) fn kinds(shortage: &Shortage) -> Vec<&'static str> {
+    let mut kinds: Vec<&str> = causes(shortage).iter().map(|cause| cause.kind().name()).collect();
+    kinds.dedup();
+    kinds
+}
+
+/// The causes without their figures, in one line.
+pub(crate) fn in_short(shortage: &Shortage) -> String {
+    let mut clauses: Vec<&str> = causes(shortage).iter().map(|cause| cause.kind().about()).collect();
+    clauses.dedup();
+    if clauses.is_empty() { "the figures do not show why".to_owned() } else { clauses.join("; ") }
+}
 
 /// The question that [`explain`] answers.
 pub(crate) fn title(shortage: &Shortage) -> &'static str {
     if shortage.was_enough_free() { "Why free memory did not help" } else { "Why there was too little memory" }
 }
 
+/// What was asked for, and where: `700 MiB for stream side`.
+pub(crate) fn request(shortage: &Shortage) -> String {
+    format!("{} for {}", size(shortage.requested), stream(shortage, shortage.stream))
+}
+
 /// The causes in words, or the figures where there is none.
 pub(crate) fn explain(shortage: &Shortage) -> String {
     let causes = causes(shortage);
     if !causes.is_empty() {
-        return causes.iter().map(sentence).collect::<Vec<_>>().join(" ");
+        return causes.iter().map(|cause| sentence(cause, shortage)).collect::<Vec<_>>().join(" ");
     }
-    let unknown = if shortage.lanes.is_none() { ", whose pool does not tell in what pieces" } else { "" };
+    let unknown = if shortage.lanes.is_none() { ", whose pool does not say in what pieces" } else { "" };
     format!(
-        "The figures do not tell: {} were requested, {} were free on the device and {} in the allocator{unknown}.",
+        "The figures do not show why: {} were requested, {} were free on the device and {} in the allocator{unknown}.",
         size(shortage.requested),
         size(shortage.accounts.device.free),
         size(shortage.cached())
     )
 }
 
+/// A stream by its name, where that is known.
+fn stream(shortage: &Shortage, number: u32) -> String {
+    match shortage.streams.get(&number).map(String::as_str) {
+        Some("default") => "the default stream".to_owned(),
+        Some(name) => format!("stream {name}"),
+        None => format!("stream {number}"),
+    }
+}
+
 /// One cause, with its figures, as a sentence.
-pub(crate) fn sentence(cause: &Cause) -> String {
+fn sentence(cause: &Cause, shortage: &Shortage) -> String {
     match *cause {
         Cause::Fraction { limit, held, free } => format!(
             "The memory fraction allows {}, of which {} are held already: {} more, whatever the {} free on the device.",
@@ -54,13 +126,19 @@ pub(crate) fn sentence(cause: &Cause) -> String {
                 size(largest)
             )
         }
-        Cause::OtherStream { stream, wanted, largest } => {
-            format!("A piece of {} is free, but it belongs to stream {stream}, and the request is for stream {wanted}.", size(largest))
-        }
+        Cause::OtherStream { stream: owner, wanted, largest } => format!(
+            "A piece of {} is free, but it belongs to {}, and the request is for {}.",
+            size(largest),
+            stream(shortage, owner),
+            stream(shortage, wanted)
+        ),
         Cause::Rounding { room, asked } => {
             format!("{} could be had from the driver, but memory is taken in whole segments or pages, here {}.", size(room), size(asked))
         }
-        Cause::Fragmented { own, room, elsewhere } => fragmented(own, room, elsewhere),
+        Cause::RoundedUp { largest, asked } => {
+            format!("A piece of {} is free, but the request is rounded up to {}.", size(largest), size(asked))
+        }
+        Cause::Fragmented { own, room, elsewhere } => fragmented(shortage, own, room, elsewhere),
         Cause::OthersHold { held, asked } => {
             format!("Other programs hold {}: without them the driver could have given the {} it was asked for.", size(held), size(asked))
         }
@@ -78,26 +156,100 @@ pub(crate) fn sentence(cause: &Cause) -> String {
     }
 }
 
-fn fragmented(own: Pieces, room: Bytes, elsewhere: Bytes) -> String {
+fn fragmented(shortage: &Shortage, own: Pieces, room: Bytes, elsewhere: Bytes) -> String {
     let mut parts = Vec::new();
     if own.count > 0 {
         let pieces = words::count(usize::try_from(own.count).unwrap_or(usize::MAX), "piece");
         let largest = if own.count > 1 { format!(", the largest of {}", size(own.largest)) } else { String::new() };
-        parts.push(format!("{} for its stream and size in {pieces}{largest}", size(own.bytes)));
+        parts.push(format!("{} in {pieces} for its stream and size{largest}", size(own.bytes)));
     }
     let others = [(room, "to be had from the driver"), (elsewhere, "for other streams or sizes")];
     parts.extend(others.iter().filter(|(bytes, _)| *bytes > Bytes::ZERO).map(|(bytes, what)| format!("{} {what}", size(*bytes))));
     format!(
-        "What is free is enough together, but in pieces that are too small: {}. A request needs one piece, and a segment or page in which \
-         something is live cannot go back to the driver.",
-        parts.join("; ")
+        "What is free is enough together, but in pieces that are too small: {}. {}",
+        parts.join("; "),
+        what_pins(shortage, elsewhere > Bytes::ZERO)
     )
+}
+
+/// What keeps the free pieces from going back to the driver.
+fn what_pins(shortage: &Shortage, everywhere: bool) -> String {
+    let serves = |segment: &&PinnedSegment| {
+        let own_pool = segment.pool.is_none_or(|pool| pool == PoolKind::of_block(shortage.requested));
+        everywhere || (own_pool && segment.stream.is_none_or(|stream| stream == shortage.stream))
+    };
+    let segments: Vec<&PinnedSegment> = shortage.pinned.iter().filter(serves).collect();
+    let mut holders: Vec<&Holder> = Vec::new();
+    for holder in segments.iter().flat_map(|segment| &segment.holders) {
+        if !holders.iter().any(|known| (&known.name, known.line) == (&holder.name, holder.line)) {
+            holders.push(holder);
+        }
+    }
+    if holders.is_empty() {
+        return "A request needs one piece, and a segment or page in which something is live cannot go back to the driver.".to_owned();
+    }
+    let is_one = holders.len() == 1 && segments.iter().all(|segment| segment.holders.iter().all(|holder| holder.blocks == 1));
+    let verb = if is_one && segments.len() == 1 { "holds" } else { "hold" };
+    let rest = if segments.len() == 1 && shortage.pinned_unlisted.is_empty() {
+        "the rest of its segment, which cannot go back to the driver meanwhile"
+    } else {
+        "the rest of these segments, which cannot go back to the driver meanwhile"
+    };
+    format!("{} {verb} {rest}.", named(&holders))
+}
+
+/// The names of holders with their lines: `lora1, lora2 and 3 more (lines 12-14)`.
+fn named(holders: &[&Holder]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for holder in holders {
+        if !names.contains(&holder.name.as_str()) {
+            names.push(&holder.name);
+        }
+    }
+    let more = names.len().saturating_sub(NAMED);
+    let mut shown: Vec<String> = names.iter().take(NAMED).map(|name| (*name).to_owned()).collect();
+    if more > 0 {
+        shown.push(format!("{more} more"));
+    }
+    let last = shown.pop().unwrap_or_default();
+    let shown = if shown.is_empty() { last } else { format!("{} and {last}", shown.join(", ")) };
+    format!("{shown} ({})", lines(&holders.iter().map(|holder| holder.line).collect()))
+}
+
+/// `line 12`, `lines 12-14`, `lines 3, 9-11`.
+fn lines(lines: &BTreeSet<u32>) -> String {
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for &line in lines {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == line => *last = line,
+            _ => ranges.push((line, line)),
+        }
+    }
+    let ranges = ranges.into_iter().map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") });
+    format!("{} {}", if lines.len() == 1 { "line" } else { "lines" }, ranges.collect::<Vec<_>>().join(", "))
+}
+
+/// What is live in a pinned segment: each buffer with its line and size.
+pub(crate) fn holders_of(segment: &PinnedSegment) -> String {
+    let mut parts: Vec<String> = segment
+        .holders
+        .iter()
+        .map(|holder| {
+            let blocks = if holder.blocks > 1 { format!(" in {} blocks", holder.blocks) } else { String::new() };
+            format!("{} (line {}): {}{blocks}", holder.name, holder.line, size(holder.bytes))
+        })
+        .collect();
+    if segment.other_blocks > 0 {
+        parts.push(format!("{} more", words::count(usize::try_from(segment.other_blocks).unwrap_or(usize::MAX), "block")));
+    }
+    parts.join("; ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harness_record::CauseKind;
+    use crate::examples;
+    use harness_record::{CauseKind, UnlistedSegments};
 
     const fn mib(count: u64) -> Bytes {
         Bytes::mib(count)
@@ -111,6 +263,7 @@ mod tests {
             Cause::Limit { limit: mib(200), held: mib(150) },
             Cause::PendingFree(pieces(2, 12, 8)),
             Cause::Rounding { room: mib(12), asked: mib(20) },
+            Cause::RoundedUp { largest: mib(610), asked: mib(640) },
             Cause::Fragmented { own: pieces(2, 200, 100), room: mib(112), elsewhere: mib(0) },
             Cause::Fragmented { own: pieces(1, 54, 54), room: mib(0), elsewhere: mib(80) },
             Cause::OtherStream { stream: 1, wanted: 0, largest: mib(780) },
@@ -120,9 +273,50 @@ mod tests {
             Cause::Unaccounted { used: mib(1000), asked: mib(900) },
             Cause::TooLarge { free: mib(1004), cached: mib(16) },
         ];
+        let mut shortage = examples::shortage();
+        shortage.streams.insert(1, "side".to_owned());
         let seen: Vec<CauseKind> = causes.iter().map(Cause::kind).collect();
         assert!(CauseKind::ALL.iter().all(|kind| seen.contains(kind)), "a kind is missing here");
-        let sentences: Vec<String> = causes.iter().map(|cause| format!("{}: {}", cause.kind(), sentence(cause))).collect();
+        let sentences: Vec<String> = causes.iter().map(|cause| format!("{}: {}", cause.kind(), sentence(cause, &shortage))).collect();
         insta::assert_snapshot!(sentences.join("\n"));
+    }
+
+    fn holder(name: &str, line: u32, blocks: u64) -> Holder {
+        Holder { name: name.to_owned(), line, blocks, bytes: mib(2 * blocks) }
+    }
+
+    fn pinned(holders: Vec<Holder>) -> PinnedSegment {
+        PinnedSegment { pool: Some(PoolKind::Large), stream: Some(0), size: mib(700), free: mib(604), holders, other_blocks: 0 }
+    }
+
+    #[test]
+    fn what_pins_a_segment_is_named_with_its_lines() {
+        let mut shortage = examples::shortage();
+        let mut pins = |segments: Vec<PinnedSegment>| {
+            shortage.pinned = segments;
+            what_pins(&shortage, false)
+        };
+        assert!(pins(Vec::new()).starts_with("A request needs one piece"));
+        let one = "lora1 (line 12) holds the rest of its segment, which cannot go back to the driver meanwhile.";
+        assert_eq!(pins(vec![pinned(vec![holder("lora1", 12, 1)])]), one);
+        let loras = vec![holder("lora1", 12, 1), holder("lora2", 13, 1), holder("lora3", 14, 1)];
+        assert!(pins(vec![pinned(loras.clone())]).starts_with("lora1, lora2 and lora3 (lines 12-14) hold the rest of its segment"));
+        let many = (0..6).map(|n| holder(&format!("kv[{n}]"), 7 + 2 * (n / 3), 1)).collect();
+        assert!(
+            pins(vec![pinned(loras), pinned(many)])
+                .starts_with("lora1, lora2, lora3, kv[0] and 5 more (lines 7, 9, 12-14) hold the rest of these segments")
+        );
+        // Another stream's segment is no matter where the request's own pieces are enough.
+        let elsewhere = PinnedSegment { stream: Some(1), ..pinned(vec![holder("a", 3, 1)]) };
+        assert!(pins(vec![elsewhere]).starts_with("A request needs one piece"));
+    }
+
+    #[test]
+    fn segments_that_are_not_listed_count() {
+        let mut shortage = examples::shortage();
+        shortage.pinned = vec![pinned(vec![holder("s", 5, 14)])];
+        shortage.pinned_unlisted = UnlistedSegments { count: 3, free: mib(6) };
+        assert!(what_pins(&shortage, false).starts_with("s (line 5) hold the rest of these segments"));
+        assert_eq!(holders_of(&shortage.pinned[0]), "s (line 5): 28 MiB in 14 blocks");
     }
 }

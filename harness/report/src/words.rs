@@ -8,17 +8,17 @@ use harness_allocator::stats::StatKey;
 use harness_allocator::units::{Bytes, Nanos};
 
 use super::{Arm, Clocks, Counts, DeviceGroup, Report};
-use harness_record::{NOT_JUDGED, Outcome, Records, Rule, RunRecord, Verdict, Violation};
+use harness_record::{NOT_JUDGED, Outcome, Records, Rule, RunRecord, StepRecord, Verdict, Violation};
 
-/// What is written where there is nothing to tell.
+/// What is written where there is no figure.
 pub(super) const NOTHING: &str = "–";
 
 /// Which way a column leans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Align {
-    /// Words.
+    /// For words.
     Left,
-    /// Figures.
+    /// For figures.
     Right,
 }
 
@@ -42,6 +42,28 @@ impl Grid {
 pub(super) fn size(bytes: Bytes) -> String {
     let human = bytes.to_string();
     if Bytes::parse(&human) == Ok(bytes) { human } else { format!("{human} ({})", bytes.get()) }
+}
+
+/// A text of at most so many characters: of a longer one, both ends.
+pub(super) fn shortened(text: &str, most: usize) -> String {
+    let length = text.chars().count();
+    if length <= most {
+        return text.to_owned();
+    }
+    let (start, end) = (most.saturating_sub(1).div_ceil(2), most.saturating_sub(1) / 2);
+    text.chars().take(start).chain(['…']).chain(text.chars().skip(length - end)).collect()
+}
+
+/// A step by what it does, without its details: `alloc weights`.
+pub(super) fn step_name(step: &StepRecord) -> String {
+    let subject = step.text.split(',').next().unwrap_or_default();
+    format!("{} {subject}", step.kind).trim_end().to_owned()
+}
+
+/// A step by its number and place: `step 3, line 12, i = 2`.
+pub(super) fn step_place(step: &StepRecord) -> String {
+    let iteration = step.iteration.as_ref().map_or_else(String::new, |iteration| format!(", {iteration}"));
+    format!("step {}, line {}{iteration}", step.number, step.line)
 }
 
 /// A figure, or [`NOTHING`].
@@ -83,7 +105,7 @@ const IN_BYTES: [&str; 7] = [
     "retained_after_oom",
 ];
 
-/// What a step counted of itself, with the unit that its name tells.
+/// What a step counted of itself, with the unit that its name implies.
 pub(super) fn metric(name: &str, value: u64) -> String {
     let is_bytes = StatKey::from_name(name).is_some_and(StatKey::is_bytes) || name.ends_with("bytes") || IN_BYTES.contains(&name);
     if is_bytes {
@@ -146,12 +168,12 @@ pub(super) fn verdicts(counts: Counts) -> String {
         ("passed", counts.passed),
         ("skipped", counts.skipped),
     ];
-    let told = parts.into_iter().filter(|&(_, number)| number > 0).map(|(word, number)| match (number, total) {
+    let parts = parts.into_iter().filter(|&(_, number)| number > 0).map(|(word, number)| match (number, total) {
         (1, 1) => word.to_owned(),
         _ if number == total => format!("{word} ×{number}"),
         _ => format!("{word} {number} of {total}"),
     });
-    told.collect::<Vec<_>>().join(", ")
+    parts.collect::<Vec<_>>().join(", ")
 }
 
 /// The line that is read first.
@@ -253,7 +275,7 @@ pub(super) fn model_time_warning(report: &Report<'_>) -> Option<String> {
             "All times in this report are model times: a virtual clock, moved by {model}. No GPU was measured, and the allocator's own work \
              on the host takes no model time."
         )),
-        Clocks::Both => {
+        Clocks::Mixed => {
             let labels: Vec<&str> = simulated.iter().map(|device| device.label.as_str()).collect();
             Some(format!(
                 "All times of {} are model times: a virtual clock, moved by {model}, in which the allocator's own work on the host takes no \
@@ -330,7 +352,7 @@ mod tests {
 
     #[test]
     fn what_did_not_start_is_told_with_its_first_names() {
-        let mut records = examples::night();
+        let mut records = examples::every_ending();
         assert_eq!(not_started(&records), None);
         let planned = |number| PlannedRun { scenario: format!("s{number}"), allocator: "caching".to_owned(), repetition: 0 };
         records.not_started = (1..=2).map(planned).collect();
@@ -342,7 +364,7 @@ mod tests {
 
     #[test]
     fn a_cost_model_of_several_devices_is_named_once() {
-        let mut records = examples::night();
+        let mut records = examples::every_ending();
         records.runs.truncate(2);
         records.runs[1].device.name = "another".to_owned();
         let report = Report::new(&records);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use harness_allocator::allocator::{AllocatorSpec, PrivatePoolId};
 use harness_allocator::device::{Clock, DevicePtr, EventId, StreamId};
-use harness_allocator::units::Nanos;
+use harness_allocator::units::{Bytes, Nanos};
 
 use crate::rig::{Buffer, ProgramId, Rig, Stop};
 use harness_record::{Outcome, Shortage, Table};
@@ -76,9 +76,15 @@ impl World {
     pub(crate) fn new(mut rig: Rig, scenario: &Scenario, arm: &AllocatorSpec, seed: u64) -> Result<Self, Box<(Rig, Vec<StreamId>, Stop)>> {
         let mut streams = vec![StreamId::DEFAULT];
         let mut begun = Ok(());
-        for _ in scenario.streams.iter().skip(1) {
+        if let Some(default) = scenario.streams.first() {
+            rig.name_stream(StreamId::DEFAULT, &default.to_string());
+        }
+        for name in scenario.streams.iter().skip(1) {
             match rig.create_stream() {
-                Ok(stream) => streams.push(stream),
+                Ok(stream) => {
+                    rig.name_stream(stream, &name.to_string());
+                    streams.push(stream);
+                }
                 Err(stop) => {
                     begun = Err(stop);
                     break;
@@ -349,12 +355,14 @@ pub(crate) struct StepResult {
     pub(crate) tables: Vec<Table>,
     pub(crate) unmet: Vec<Unmet>,
     pub(crate) shortage: Option<Shortage>,
+    /// What the size of a request came to.
+    pub(crate) size: Option<Bytes>,
 }
 
 impl Default for StepResult {
     fn default() -> Self {
-        let (reports, notes, tables, unmet, shortage) = Default::default();
-        Self { outcome: Outcome::Done, reports, notes, tables, unmet, shortage }
+        let (reports, notes, tables, unmet, shortage, size) = Default::default();
+        Self { outcome: Outcome::Done, reports, notes, tables, unmet, shortage, size }
     }
 }
 

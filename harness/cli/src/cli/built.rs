@@ -1,5 +1,7 @@
 //! What this program was built from, as the build script found it.
 
+use std::sync::LazyLock;
+
 use harness_bench::record::Build;
 
 /// Version of the compiler, and the profile.
@@ -8,6 +10,21 @@ pub(crate) const COMPILER: &str = env!("HARNESS_BUILD_COMPILER");
 /// The commit. Debug builds do not know it, unless `HARNESS_COMMIT` told them.
 pub(crate) fn build() -> Build {
     option_env!("HARNESS_BUILD_COMMIT").map_or_else(Build::default, built_from)
+}
+
+/// The version with the commit, as `--version` has it: `0.1.0 (1a2b3c)`.
+pub(crate) fn version() -> &'static str {
+    static VERSION: LazyLock<String> = LazyLock::new(|| version_of(build()));
+    &VERSION
+}
+
+fn version_of(build: Build) -> String {
+    let commit = match build {
+        Build { commit: Some(commit), dirty: Some(true) } => format!("{commit}, with changes"),
+        Build { commit: Some(commit), .. } => commit,
+        Build { commit: None, .. } => "commit unknown: a debug build, or built without git".to_owned(),
+    };
+    format!("{} ({commit})", env!("CARGO_PKG_VERSION"))
 }
 
 /// As in `1a2b3c` or `1a2b3c-dirty`.
@@ -25,5 +42,9 @@ mod tests {
         let commit = Some("1a2b3c".to_owned());
         assert_eq!(built_from("1a2b3c"), Build { commit: commit.clone(), dirty: Some(false) });
         assert_eq!(built_from("1a2b3c-dirty"), Build { commit, dirty: Some(true) });
+        let version = env!("CARGO_PKG_VERSION");
+        assert_eq!(version_of(built_from("1a2b3c")), format!("{version} (1a2b3c)"));
+        assert_eq!(version_of(built_from("1a2b3c-dirty")), format!("{version} (1a2b3c, with changes)"));
+        assert!(version_of(Build::default()).starts_with(&format!("{version} (commit unknown")));
     }
 }

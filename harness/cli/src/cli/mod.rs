@@ -17,6 +17,7 @@ mod exit;
 mod inputs;
 mod interrupt;
 mod kind;
+mod last_failed;
 mod list;
 mod replay;
 mod report;
@@ -53,7 +54,7 @@ pub(crate) fn main() -> ExitCode {
 
 /// Drives GPU memory allocators into exhaustion, checks every account of memory after every step, and reports what happened.
 #[derive(Parser)]
-#[command(name = "harness", version, after_help = exit::explained(), arg_required_else_help = true)]
+#[command(name = "harness", version = built::version(), after_help = exit::explained(), arg_required_else_help = true)]
 struct Cli {
     /// When to use colour; `auto`: on a terminal, unless NO_COLOR is set or TERM is `dumb`.
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto", display_order = 100)]

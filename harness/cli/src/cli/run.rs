@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use harness_allocator::allocator::caching::Config;
@@ -27,6 +28,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::ci::Ci;
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
+use super::last_failed::LastFailed;
 use super::terminal::{self, Terminal};
 use super::{Format, device, inputs, interrupt, program};
 
@@ -38,6 +40,8 @@ const EXAMPLES: &str = "Examples:
   harness run my.yaml --allocator 'caching(max_split_size_mb:512)'
   harness run scenarios --device cuda:1 --repeat 10 --report reports/h200
   harness run scenarios --shard 1/2                 # the first of two machines
+  harness run scenarios --filter 'retry caching' --fail-fast
+  harness run scenarios --last-failed               # until nothing fails any more
   harness run my.yaml --format json | jq '.runs[].verdict'";
 
 /// Run scenarios on a GPU, or on the simulated device where there is none.
@@ -73,6 +77,15 @@ pub(super) struct Run {
     /// Run PyTorch's allocator under these settings too, in every scenario that lists it; may be repeated to compare settings side by side.
     #[arg(long, value_name = "CONF", long_help = ALLOC_CONF_HELP)]
     alloc_conf: Vec<String>,
+    /// Only runs whose SCENARIO::ALLOCATOR contains all of these words; may be repeated: then those that any of the filters has.
+    #[arg(long, value_name = "WORDS")]
+    filter: Vec<String>,
+    /// Start nothing more after a run that failed.
+    #[arg(long)]
+    fail_fast: bool,
+    /// Only runs that failed when they were last run and a report was saved; all, where there are none.
+    #[arg(long, long_help = LAST_FAILED_HELP)]
+    last_failed: bool,
     /// Draw all random choices from this seed instead of the scenarios' own.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -152,9 +165,13 @@ impl Run {
             }
         }
         // Before the shard is taken: an allocator that only scenarios of another shard list is not a mistake.
-        let selection = self.selection(&scenarios)?;
+        let mut selection = self.selection(&scenarios)?;
         if let Some(shard) = self.shard {
             scenarios.retain(|scenario| shard.has(&scenario.name));
+        }
+        selection.pairs = self.pairs(&scenarios, &selection)?;
+        if selection.pairs.is_some() {
+            scenarios.retain(|scenario| !selection.of(scenario).is_empty());
         }
         self.check_report_folder()?;
         let bar = self.progress();
@@ -167,8 +184,10 @@ impl Run {
         let plan = self.plan(scenarios, selection, &source);
         bar.set_length(plan.arms().count() as u64);
         let mut log = Log::new(self.journal());
+        let tells_runs = !self.quiet && self.format == Format::Text && io::stderr().is_terminal();
+        let progress = Progress { bar: bar.clone(), tells_runs, terminal: *terminal, began: Instant::now() };
         let end = supervise(plan, source, Arc::clone(&interrupt), |event| {
-            advance(&bar, &event);
+            progress.advance(&event);
             log.add(event);
         });
         bar.finish_and_clear();
@@ -195,6 +214,7 @@ impl Run {
             return Err(CliError::from(error).into());
         }
         self.save(journal, &records)?;
+        self.remember_failures(&records)?;
         // The user may have interrupted while all this was written.
         Ok(if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit })
     }
@@ -231,6 +251,48 @@ impl Run {
             return Err(CliError::input("no scenario given lists PyTorch's allocator, whose settings these are", help));
         }
         Ok(selection)
+    }
+
+    /// The pairs of scenario and allocator that filters and earlier failures leave; `None`: all of them.
+    fn pairs(&self, scenarios: &[Scenario], selection: &Selection) -> Result<Option<BTreeSet<(String, String)>>, CliError> {
+        let failed = if self.last_failed { Some(LastFailed::read()?) } else { None };
+        if failed.as_ref().is_some_and(LastFailed::is_empty) && !self.quiet {
+            terminal::tell("no run failed when it was last run, so all are run");
+        }
+        let failed = failed.filter(|failed| !failed.is_empty());
+        if failed.is_none() && self.filter.is_empty() {
+            return Ok(None);
+        }
+        let all =
+            scenarios.iter().flat_map(|scenario| selection.of(scenario).into_iter().map(|arm| (scenario.name.clone(), arm.to_string())));
+        let all: BTreeSet<(String, String)> = all.collect();
+        let pairs: BTreeSet<(String, String)> = all.iter().filter(|pair| self.has_words(pair)).cloned().collect();
+        if pairs.is_empty() && !all.is_empty() {
+            let help = "a run is called by its scenario and allocator, as in `oom_retry::caching`; `harness list` names the scenarios";
+            return Err(CliError::input(format!("no run has the words `{}`", self.filter.join("`, or `")), help));
+        }
+        let Some(failed) = failed else { return Ok(Some(pairs)) };
+        let pairs: BTreeSet<(String, String)> = pairs.into_iter().filter(|pair| failed.has(pair)).collect();
+        if pairs.is_empty() && !self.quiet {
+            terminal::tell("none of these runs failed when it was last run");
+        }
+        Ok(Some(pairs))
+    }
+
+    /// Whether a run has all words of one of the filters.
+    fn has_words(&self, (scenario, allocator): &(String, String)) -> bool {
+        let name = format!("{scenario}::{allocator}");
+        self.filter.is_empty() || self.filter.iter().any(|words| words.split_whitespace().all(|word| name.contains(word)))
+    }
+
+    /// Keeps what failed for `--last-failed`, where reports are saved.
+    fn remember_failures(&self, records: &Records) -> Result<(), CliError> {
+        if self.no_report {
+            return Ok(());
+        }
+        let mut failed = LastFailed::read().unwrap_or_default();
+        failed.update(&records.runs);
+        failed.write()
     }
 
     /// Tells before a long run what would be told after it.
@@ -292,6 +354,7 @@ impl Run {
             memory: self.memory,
             repetitions: self.repeat.unwrap_or_else(|| source.default_repetitions()),
             audit: !self.no_audit,
+            fail_fast: self.fail_fast,
             program: program(),
         }
     }
@@ -314,7 +377,7 @@ impl Run {
             Format::Json => terminal::print(&json::render(report)),
             Format::Text if self.quiet && exit == Exit::Passed => Ok(()),
             Format::Text => {
-                terminal::print(&text::render(report, terminal.style()))?;
+                terminal::print(&text::render(report, terminal.style(), terminal::width_of_output()))?;
                 if self.memory_summary { terminal::print(&format!("{}\n", text::memory_summaries(report))) } else { Ok(()) }
             }
         }
@@ -372,11 +435,38 @@ fn doing_the_same(arm: &AllocatorSpec, scenarios: &[Scenario], earlier: Option<&
     }
 }
 
-fn advance(bar: &ProgressBar, event: &Event) {
-    match event {
-        Event::RunStarted(run) => bar.set_message(format!("{} with {}", run.scenario.name, run.allocator)),
-        Event::RunEnded(_) => bar.inc(1),
-        Event::Started { .. } | Event::StepEnded(_) => {}
+/// What is shown while runs go on: a bar, and a line about each run that has ended, with the time since the first one began.
+struct Progress {
+    bar: ProgressBar,
+    tells_runs: bool,
+    terminal: Terminal,
+    began: Instant,
+}
+
+impl Progress {
+    fn advance(&self, event: &Event) {
+        match event {
+            Event::RunStarted(run) => self.bar.set_message(format!("{} with {}", run.scenario.name, run.allocator)),
+            Event::RunEnded(run) => {
+                self.bar.inc(1);
+                if self.tells_runs {
+                    let elapsed = format!("{:>7} ", elapsed(self.began.elapsed()));
+                    let room = terminal::width_of_messages().map(|width| width.saturating_sub(elapsed.len()));
+                    let line = text::run_line(run, self.terminal.style_of_messages(), room);
+                    self.bar.suspend(|| terminal::tell(format_args!("{elapsed}{line}")));
+                }
+            }
+            Event::Started { .. } | Event::StepEnded(_) => {}
+        }
+    }
+}
+
+/// As in `0.42s`, `61s`, `12m05s`.
+fn elapsed(time: Duration) -> String {
+    match time.as_secs() {
+        0..10 => format!("{:.2}s", time.as_secs_f64()),
+        10..600 => format!("{}s", time.as_secs()),
+        seconds => format!("{}m{:02}s", seconds / 60, seconds % 60),
     }
 }
 
@@ -465,6 +555,12 @@ fn split_names(list: &str) -> impl Iterator<Item = &str> {
         c == ',' && depth == 0
     })
 }
+
+const LAST_FAILED_HELP: &str = "\
+Only runs that failed when they were last run and a report was saved; all, where there are none.
+
+What failed is kept in reports/runs/last-failed.json, below the present folder, by scenario and allocator. A run that passes goes from the \
+list, and one that is not run stays in it. A run with --no-report reads the list and leaves it as it is.";
 
 const ALLOC_CONF_HELP: &str = "\
 Run PyTorch's allocator under these settings too, in every scenario that lists it; may be repeated.

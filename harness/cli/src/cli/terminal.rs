@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use harness_base::printable::printable_lines;
 use harness_report::text::Style;
 use miette::{Diagnostic, GraphicalTheme, LabeledSpan, MietteHandlerOpts, ReportHandler, SourceCode, ThemeStyles};
+use terminal_size::{Height, Width};
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
@@ -45,6 +46,11 @@ impl Terminal {
     /// How results are written.
     pub(crate) const fn style(&self) -> Style {
         if self.colour_out { Style::Colour } else { Style::Plain }
+    }
+
+    /// How messages are written.
+    pub(crate) const fn style_of_messages(&self) -> Style {
+        if self.colour_err { Style::Colour } else { Style::Plain }
     }
 
     /// Shows all of them on standard error. The exit code is that of the first.
@@ -113,6 +119,20 @@ impl Diagnostic for Printable {
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
         self.error.labels()
     }
+}
+
+/// Columns of the terminal that standard output is; `None` where it is none.
+pub(crate) fn width_of_output() -> Option<usize> {
+    width_of(terminal_size::terminal_size_of(io::stdout()))
+}
+
+/// Columns of the terminal that standard error is; `None` where it is none.
+pub(crate) fn width_of_messages() -> Option<usize> {
+    width_of(terminal_size::terminal_size_of(io::stderr()))
+}
+
+fn width_of(size: Option<(Width, Height)>) -> Option<usize> {
+    size.map(|(Width(columns), _)| usize::from(columns)).filter(|&columns| columns > 0)
 }
 
 /// Whether a terminal is to be sent colour, by the variables `NO_COLOR` (set and not empty, as <https://no-color.org> has it) and `TERM`: a

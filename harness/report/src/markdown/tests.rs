@@ -12,7 +12,7 @@ use harness_record::{Records, Verdict};
 fn the_settings_of_an_arm_stand_in_its_scenario_and_beside_its_failure() {
     let mut run = examples::failed("tuned", 0);
     run.settings = Some("max_split_size_mb:512,garbage_collection_threshold:0.8".to_owned());
-    let text = markdown(&Records { runs: vec![run], ..examples::night() });
+    let text = markdown(&Records { runs: vec![run], ..examples::every_ending() });
     let settings = "`max_split_size_mb:512,garbage_collection_threshold:0.8`";
     for told in [
         format!("Settings of PyTorch's allocator, as in `PYTORCH_ALLOC_CONF`: `tuned`: {settings}.\n"),
@@ -52,26 +52,26 @@ fn tables(markdown: &str) -> Vec<Vec<Vec<String>>> {
 fn a_simulated_retry_beside_direct_reads_well() {
     let records = Records {
         runs: vec![examples::oom_retry("caching", 0), examples::oom_retry("direct", 0), examples::skipped()],
-        ..examples::night()
+        ..examples::every_ending()
     };
     insta::assert_snapshot!(markdown(&records));
 }
 
 #[test]
-fn a_night_with_every_kind_of_end_reads_well() {
-    insta::assert_snapshot!(markdown(&examples::night()));
+fn a_report_with_every_kind_of_end_reads_well() {
+    insta::assert_snapshot!(markdown(&examples::every_ending()));
 }
 
 #[test]
 fn a_failing_run_answers_why_memory_ran_out_though_some_was_free() {
     let mut run = examples::fragmented();
-    let text = markdown(&Records { runs: vec![run.clone()], ..examples::night() });
+    let text = markdown(&Records { runs: vec![run.clone()], ..examples::every_ending() });
     insta::assert_snapshot!(text);
     let places = [
         "```text\nscenarios/fits_in_pieces.yaml:10:5: expectation\n  expected: 64 MiB to fit\n  seen:     out of memory: 64 MiB requested",
+        "**Why free memory did not help:** What is free is enough together, but in pieces that are too small: 224 MiB",
         "```sh\nharness run scenarios/fits_in_pieces.yaml --allocator caching --seed 7\n```",
         "| – – of that in partly used segments (inactive split) | 224 MiB |",
-        "**Why free memory did not help:** What is free is enough together, but in pieces that are too small: 224 MiB",
         "2 of 2 segments are pinned",
         "\nStep 2: What pins each segment",
         "| step | line |",
@@ -83,21 +83,21 @@ fn a_failing_run_answers_why_memory_ran_out_though_some_was_free() {
 
     // What the step gave back after its request had failed hides nothing.
     run.steps.last_mut().unwrap().accounts.allocated = harness_allocator::units::Bytes::ZERO;
-    let text = markdown(&Records { runs: vec![run.clone()], ..examples::night() });
+    let text = markdown(&Records { runs: vec![run.clone()], ..examples::every_ending() });
     assert!(text.contains("Where the memory was when a request failed in step 3:"), "{text}");
     assert!(text.contains("| – of it allocated | 800 MiB |"), "{text}");
 
     // Records of older builds have no figures of that moment. The counters are those of the last step: where that is not recorded, they would be compared with accounts of another one.
     run.steps.last_mut().unwrap().shortage = None;
     run.unrecorded_steps = 3;
-    let text = markdown(&Records { runs: vec![run], ..examples::night() });
+    let text = markdown(&Records { runs: vec![run], ..examples::every_ending() });
     assert!(!text.contains("inactive split)") && !text.contains("**Why") && text.contains("was after step 3:"), "{text}");
     assert!(text.contains("3 steps more ran and are not recorded after step 3"), "{text}");
 }
 
 #[test]
 fn what_holds_for_every_scenario_is_said_once() {
-    let mut records = examples::night();
+    let mut records = examples::every_ending();
     records.runs.iter_mut().filter(|run| run.scenario.name == "storm").for_each(|run| run.device.name = "another".to_owned());
     let text = markdown(&records);
     for once in ["made up for tests", "The model charges device calls only", "fewer than 100 samples", "moved by the cost model example 1"]
@@ -109,7 +109,7 @@ fn what_holds_for_every_scenario_is_said_once() {
 
 #[test]
 fn every_kind_of_verdict_is_told() {
-    let text = markdown(&examples::night());
+    let text = markdown(&examples::every_ending());
     for expected in [
         "**2 of 17 runs failed: 12 passed, 2 failed, 1 skipped, 1 contended, 1 interrupted.**",
         "[**FAILED ×2**, line 9](#failure-cross_stream_reuse-caching)",
@@ -124,13 +124,13 @@ fn every_kind_of_verdict_is_told() {
 
 #[test]
 fn a_report_of_nothing_says_so() {
-    let records = Records { runs: Vec::new(), ..examples::night() };
+    let records = Records { runs: Vec::new(), ..examples::every_ending() };
     assert_eq!(markdown(&records), "# Out-of-memory report\n\n**Nothing was run.**\n");
 }
 
 #[test]
 fn measured_and_model_times_never_share_a_table() {
-    let mut records = examples::night();
+    let mut records = examples::every_ending();
     // Each clock gets a time of its own that is looked for in the tables.
     for run in &mut records.runs {
         let is_measured = run.device.name == "Example GPU";
@@ -148,13 +148,13 @@ fn measured_and_model_times_never_share_a_table() {
 
 #[test]
 fn measured_runs_alone_carry_no_warning_about_model_times() {
-    let records = Records { runs: vec![examples::measured("caching", 0)], ..examples::night() };
+    let records = Records { runs: vec![examples::measured("caching", 0)], ..examples::every_ending() };
     assert!(!markdown(&records).to_lowercase().contains("model"));
 }
 
 #[test]
 fn no_figure_is_infinite_or_not_a_number() {
-    let mut records = examples::night();
+    let mut records = examples::every_ending();
     for run in &mut records.runs {
         run.timings.scenario = Nanos::ZERO;
         run.timings.allocate.kept.iter_mut().for_each(|time| *time = Nanos::ZERO);
@@ -169,13 +169,13 @@ fn no_figure_is_infinite_or_not_a_number() {
 
 #[test]
 fn rendering_twice_gives_equal_bytes() {
-    let records = examples::night();
+    let records = examples::every_ending();
     assert_eq!(render(&Report::new(&records)), render(&Report::new(&records.clone())));
 }
 
 #[test]
 fn every_link_leads_somewhere_and_every_picture_is_shown_once() {
-    let records = examples::night();
+    let records = examples::every_ending();
     let rendered = render(&Report::new(&records));
     for event in Parser::new_ext(&rendered.markdown, Options::ENABLE_TABLES) {
         match event {
@@ -207,7 +207,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn no_text_from_outside_breaks_a_table_or_a_heading(text in "[a-z`|\\\\_*<>#&\n\\[\\]~ µ-]{0,24}") {
-        let mut records = examples::night();
+        let mut records = examples::every_ending();
         for run in &mut records.runs {
             run.device.name.clone_from(&text);
             run.reproduce.clone_from(&text);
@@ -229,7 +229,7 @@ proptest! {
             (headings, tables, text)
         };
         let (headings, tables_, rendered) = shape(&records);
-        let (plain_headings, plain_tables, _) = shape(&examples::night());
+        let (plain_headings, plain_tables, _) = shape(&examples::every_ending());
         prop_assert_eq!(headings, plain_headings);
         prop_assert_eq!(tables_.len(), plain_tables.len());
         prop_assert!(tables_.iter().all(|(_, widths)| widths.iter().all(|width| *width == widths[0])));

@@ -148,6 +148,7 @@ impl Rig {
             at: 0,
             step: self.step,
             allocated: Bytes(stats.allocated_bytes.all.current),
+            active: Some(Bytes(stats.active_bytes.all.current)),
             reserved: Bytes(stats.reserved_bytes.all.current),
             used: self.last_memory.used.saturating_sub(self.last_memory.context_overhead),
             ooms: stats.num_ooms,

@@ -17,13 +17,15 @@ struct Bucket {
     /// The first point with the least, and with the most, allocated.
     lowest: CurvePoint,
     highest: CurvePoint,
+    /// The first point with the most active.
+    most_active: CurvePoint,
     /// The first point with the most reserved or used.
     most_held: CurvePoint,
 }
 
 impl Bucket {
     const fn of(point: CurvePoint) -> Self {
-        Self { first: point, last: point, lowest: point, highest: point, most_held: point }
+        Self { first: point, last: point, lowest: point, highest: point, most_active: point, most_held: point }
     }
 
     /// This bucket and the one behind it.
@@ -34,13 +36,14 @@ impl Bucket {
             last: next.last,
             lowest: if next.lowest.allocated < self.lowest.allocated { next.lowest } else { self.lowest },
             highest: if next.highest.allocated > self.highest.allocated { next.highest } else { self.highest },
+            most_active: if next.most_active.active > self.most_active.active { next.most_active } else { self.most_active },
             most_held: if held(&next.most_held) > held(&self.most_held) { next.most_held } else { self.most_held },
         }
     }
 
     /// Its points in the order of the run.
     fn points(&self) -> Vec<CurvePoint> {
-        let mut points = vec![self.first, self.lowest, self.highest, self.most_held, self.last];
+        let mut points = vec![self.first, self.lowest, self.highest, self.most_active, self.most_held, self.last];
         points.sort_by_key(|point| point.at);
         points.dedup();
         points
@@ -95,7 +98,7 @@ impl Curve {
         self.width *= 2;
     }
 
-    /// At most five points for each bucket, in the order of the run.
+    /// At most six points for each bucket, in the order of the run.
     pub(super) fn into_points(self) -> Vec<CurvePoint> {
         self.buckets.iter().flat_map(Bucket::points).collect()
     }
@@ -107,18 +110,20 @@ mod tests {
 
     use super::*;
 
+    const POINT: CurvePoint =
+        CurvePoint { at: 0, step: 1, allocated: Bytes(1), active: Some(Bytes(1)), reserved: Bytes(5), used: Bytes(5), ooms: 0, retries: 0 };
+
     /// So many points of one allocation each, with so many OOMs so far.
     fn curve(points: u64, of: impl Fn(u64) -> (u64, u64)) -> Vec<CurvePoint> {
         let mut curve = Curve::default();
         for n in 0..points {
             let (allocated, ooms) = of(n);
             // The step makes each point differ from the one before.
-            let point =
-                CurvePoint { at: 0, step: n as u32, allocated: Bytes(allocated), reserved: Bytes(5), used: Bytes(5), ooms, retries: 0 };
+            let point = CurvePoint { ooms, allocated: Bytes(allocated), active: Some(Bytes(allocated)), step: n as u32, ..POINT };
             curve.push(point);
         }
         let kept = curve.into_points();
-        assert!(kept.len() <= 5 * BUCKETS, "{} points", kept.len());
+        assert!(kept.len() <= 6 * BUCKETS, "{} points", kept.len());
         assert!(kept.is_sorted_by(|a, b| a.at < b.at));
         assert_eq!((kept.first().map(|point| point.at), kept.last().map(|point| point.at)), (Some(0), Some(points - 1)));
         kept
@@ -134,7 +139,7 @@ mod tests {
     #[test]
     fn what_does_not_change_takes_no_room() {
         let mut curve = Curve::default();
-        let point = CurvePoint { at: 0, step: 1, allocated: Bytes(1), reserved: Bytes(5), used: Bytes(5), ooms: 0, retries: 0 };
+        let point = POINT;
         (0..100).for_each(|_| curve.push(point));
         assert_eq!(curve.into_points(), [point]);
     }

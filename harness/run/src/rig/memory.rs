@@ -24,6 +24,9 @@ impl Rig {
         match answer {
             Ok(allocation) => {
                 self.timed_allocate(duration);
+                if !self.is_timed() && !allocation.is_null() {
+                    self.names.handed_out(allocation.ptr());
+                }
                 self.check(|audit, allocator, device| audit.handed_out(allocator, device, request, &allocation))?;
                 Ok(Ok(Buffer::new(allocation, self.entered)))
             }
@@ -38,8 +41,8 @@ impl Rig {
         }
     }
 
-    /// Takes memory back, to the program that it is of. A checked run verifies its contents first, on the buffer's own stream, where the memory is used next: reading it on
-    /// the stream that wrote it would wait for a stream that the program forgot to wait for. It does not verify where that would wait for
+    /// Takes memory back, to the program that it is of. A checked run verifies its contents first, on the buffer's own stream, where the
+    /// memory is used next: reading it on the stream that wrote it would wait for a stream that the program forgot to wait for. It does not verify where that would wait for
     /// queued `work`, which would put streams in an order that the program did not ask for.
     ///
     /// # Errors
@@ -65,6 +68,8 @@ impl Rig {
         let duration = self.since(start);
         if self.is_timed() {
             self.times.free.push(duration);
+        } else {
+            self.names.taken_back(address);
         }
         self.check(|audit, allocator, device| audit.taken_back(allocator, device, address))
     }

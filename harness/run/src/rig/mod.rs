@@ -18,6 +18,7 @@ mod buffer;
 mod closing;
 mod curve;
 mod memory;
+mod names;
 mod private_pools;
 mod program;
 mod samples;
@@ -35,6 +36,8 @@ pub use self::accounts::MemoryState;
 pub use self::audit::{Audit, Finding, Held};
 pub use self::buffer::Buffer;
 use self::curve::Curve;
+use self::names::Names;
+pub(crate) use self::names::{held_back, release_unit};
 pub use self::private_pools::PoolRefused;
 use self::program::Program;
 pub use self::program::ProgramId;
@@ -101,12 +104,14 @@ pub struct StepEnd {
 }
 
 /// A step that was left for others.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "the step goes on by `Rig::resume_step`"]
 pub struct PausedStep {
     number: u32,
     program: ProgramId,
     began: Nanos,
+    /// Whose its allocations are.
+    owner: Option<Arc<names::Owner>>,
 }
 
 /// See the module.
@@ -122,6 +127,7 @@ pub struct Rig {
     tags: u64,
     queued: Queued,
     findings: Vec<Finding>,
+    names: Names,
     curve: Curve,
     /// The device's memory when the scenario began. Its streams are part of the context overhead.
     start: DeviceMemory,
@@ -151,6 +157,7 @@ impl Rig {
             tags: 0,
             queued: Queued::default(),
             findings: Vec::new(),
+            names: Names::default(),
             curve: Curve::default(),
             start: memory,
             last_memory: memory,
@@ -193,13 +200,14 @@ impl Rig {
     /// Leaves a step for others that are done between its operations.
     pub fn pause_step(&mut self) -> PausedStep {
         self.times.paused += 1;
-        PausedStep { number: self.step, program: self.entered, began: self.times.step_began }
+        PausedStep { number: self.step, program: self.entered, began: self.times.step_began, owner: self.names.owner() }
     }
 
     /// Goes back to a step that was left.
-    pub fn resume_step(&mut self, PausedStep { number, program, began }: PausedStep) {
+    pub fn resume_step(&mut self, PausedStep { number, program, began, owner }: PausedStep) {
         self.times.paused -= 1;
         self.times.step_began = began;
+        self.names.go_back_to(owner);
         self.step = number;
         self.enter(program);
         self.device.set_place(Place(number));

@@ -29,12 +29,28 @@ impl Rig {
             Some(OomCause::Limit { limit }) => (None, Some(limit)),
             Some(OomCause::Device { .. }) | None => (None, None),
         };
-        let lanes = self.program().allocator.driver_pool().is_none().then(|| lanes(&self.snapshot_of_open_pool()));
+        let segments = self.program().allocator.driver_pool().is_none().then(|| self.snapshot_of_open_pool());
+        let lanes = segments.as_deref().map(lanes);
+        let (pinned, pinned_unlisted) = self.names.pinned(&segments.unwrap_or_default(), self.reserve_unit());
+        let streams = self.names.streams();
         let inactive_split = Bytes(self.stats().inactive_split_bytes.all.current);
         let Request { size: requested, stream: StreamId(stream) } = request;
         let mut accounts = self.accounts_of(self.entered())?;
         accounts.device.pressure += self.charged_to_other_programs();
-        Ok(Some(Shortage { requested, stream, lacking, asked, limit, program_limit, accounts, inactive_split, lanes }))
+        Ok(Some(Shortage {
+            requested,
+            stream,
+            lacking,
+            asked,
+            limit,
+            program_limit,
+            accounts,
+            inactive_split,
+            lanes,
+            streams,
+            pinned,
+            pinned_unlisted,
+        }))
     }
 }
 

@@ -210,8 +210,9 @@ fn allocate(world: &mut World, step: &Step, alloc: &Alloc) -> Result<StepResult,
         Err(why) => return Ok(refused(step, "a whole number", Some(why))),
     };
     let request = Request { size, stream: world.stream(&alloc.stream) };
+    world.rig.name_buffers(&buffer_name(&key), step.position.line);
     let recovered = recovery::recover(world, alloc.on_oom.as_ref(), Tried::Request, size.0, |world, _| world.rig.allocate(request))?;
-    let mut result = StepResult { reports: recovered.reports(), ..StepResult::default() };
+    let mut result = StepResult { reports: recovered.reports(), size: Some(size), ..StepResult::default() };
     let expected = alloc.expect.of(&world.arm, world.device);
     let Recovered { answer, retries, .. } = recovered;
     match answer {
@@ -235,6 +236,11 @@ fn allocate(world: &mut World, step: &Step, alloc: &Alloc) -> Result<StepResult,
         }
     }
     Ok(result)
+}
+
+/// A buffer as reports name it.
+fn buffer_name((name, index): &BufferKey) -> String {
+    index.map_or_else(|| name.to_string(), |index| format!("{name}[{index}]"))
 }
 
 /// A request failed, and for another cause than expected. A timed run does not look for causes.

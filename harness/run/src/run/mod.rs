@@ -96,6 +96,8 @@ pub fn observe(
         seed: request.seed,
         repetition: request.repetition,
         reproduce: request.reproduce.clone(),
+        audited: Some(request.audit),
+        timed: false,
         verdict: Verdict::Interrupted,
         steps: Vec::new(),
         unrecorded_steps: 0,
@@ -149,6 +151,7 @@ impl TimedRun {
     /// Puts the times into the record of a checked run of the same scenario. What was expected and not seen in the timed run fails the record.
     pub fn add_to(self, record: &mut RunRecord) {
         record.timings = self.timings;
+        record.timed = true;
         for step in &mut record.steps {
             if let Some(times) = self.steps.get(&step.number) {
                 step.duration = Some(times.duration);
@@ -570,8 +573,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         } else if self.checks != Checks::Timing
             && let Some(accounts) = accounts.or_else(|| world.rig.accounts().ok())
         {
-            let _ = iteration;
-            self.record_checked(step, number, result, named, accounts, failed);
+            self.record_checked(step, number, iteration, result, named, accounts, failed);
         }
     }
 
@@ -579,6 +581,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         &mut self,
         step: &Step,
         number: u32,
+        iteration: Option<String>,
         result: StepResult,
         reports: BTreeMap<String, u64>,
         accounts: Accounts,
@@ -590,6 +593,8 @@ impl<'a, 'o> Runner<'a, 'o> {
             line: step.position.line,
             kind: step.action.kind().name().to_owned(),
             text: step.action.to_string(),
+            iteration,
+            size: result.size,
             outcome,
             accounts,
             duration: None,

@@ -4,6 +4,7 @@
 mod comparisons;
 mod supervise;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -38,6 +39,8 @@ pub struct Plan {
     pub repetitions: u32,
     /// Whether every operation is audited. Off only where the allocators' own speed is measured.
     pub audit: bool,
+    /// Whether nothing more is started after a run that failed.
+    pub fail_fast: bool,
     /// How the user started this program, for the command that reproduces a run: `harness`, or `cargo run --release --`.
     pub program: String,
 }
@@ -49,13 +52,15 @@ pub struct Selection {
     pub only: Option<Vec<String>>,
     /// Arms of PyTorch's allocator, for every scenario that lists it under whatever settings.
     pub added: Vec<AllocatorSpec>,
+    /// Of all these, only the pairs of a scenario's name and an allocator's; `None`: all.
+    pub pairs: Option<BTreeSet<(String, String)>>,
 }
 
 impl Selection {
     /// Those of these names only.
     #[must_use]
     pub fn only(names: impl IntoIterator<Item = impl ToString>) -> Self {
-        Self { only: Some(names.into_iter().map(|name| name.to_string()).collect()), added: Vec::new() }
+        Self { only: Some(names.into_iter().map(|name| name.to_string()).collect()), ..Self::default() }
     }
 
     /// The arms of a scenario, in its order; what is added comes behind. An added arm that the scenario lists itself is run as listed, and once.
@@ -63,14 +68,14 @@ impl Selection {
     pub fn of<'a>(&'a self, scenario: &'a Scenario) -> Vec<&'a AllocatorSpec> {
         let wanted = |arm: &&AllocatorSpec| self.only.as_ref().is_none_or(|only| only.contains(&arm.to_string()));
         let mut arms: Vec<&AllocatorSpec> = scenario.allocators.iter().filter(wanted).collect();
-        if !has_pytorchs(scenario) {
-            return arms;
-        }
-        for added in &self.added {
+        for added in self.added.iter().filter(|_| has_pytorchs(scenario)) {
             let arm = listed_as(scenario, added).unwrap_or(added);
             if !arms.iter().any(|there| there.is_equivalent_to(arm)) {
                 arms.push(arm);
             }
+        }
+        if let Some(pairs) = &self.pairs {
+            arms.retain(|arm| pairs.contains(&(scenario.name.clone(), arm.to_string())));
         }
         arms
     }
@@ -170,7 +175,11 @@ impl Plan {
                 },
             };
             device.get_or_insert_with(|| record.device.clone());
+            let is_last = self.fail_fast && matches!(record.verdict, Verdict::Failed { .. });
             emit(Event::RunEnded(Box::new(record)));
+            if is_last {
+                break;
+            }
         }
         control.leave();
         Ok(())
@@ -253,6 +262,8 @@ impl Plan {
             seed,
             repetition: arm.repetition,
             reproduce: self.reproduce(arm, source, seed),
+            audited: None,
+            timed: false,
             verdict,
             steps: Vec::new(),
             unrecorded_steps: 0,

@@ -10,25 +10,13 @@ use harness_allocator::device::DevicePtr;
 use harness_allocator::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use harness_allocator::units::Bytes;
 
-use crate::rig::Stop;
+use crate::rig::{Stop, held_back, release_unit};
 use crate::world::{StepResult, World};
 use harness_record::Table;
 use harness_scenario::{ReportKey, StepName};
 
 /// Rows of the table: the segments with the fewest live bytes for their size.
 const MOST_ROWS: usize = 16;
-
-/// Pages of expandable segments of small blocks: `kSmallBuffer` of PyTorch's allocator.
-const SMALL_PAGE: Bytes = Bytes::mib(2);
-
-/// The size of what goes back to the driver at once: the segment, or a page of it. `page` is the size of pages of large blocks.
-fn unit(segment: &SegmentInfo, page: Bytes) -> Bytes {
-    match (segment.expandable, segment.pool) {
-        (false, _) => segment.size,
-        (true, PoolKind::Small) => SMALL_PAGE,
-        (true, PoolKind::Large) => page,
-    }
-}
 
 /// A segment, with what is live in it and what is free.
 #[derive(Debug)]
@@ -55,12 +43,6 @@ impl Pinned {
         let live = segment.blocks.iter().filter(|block| block.state != BlockState::Inactive);
         let (ours, others): (Vec<_>, Vec<_>) = live.partition(|block| blocks.contains(&block.address));
         let free = || segment.blocks.iter().filter(|block| block.state == BlockState::Inactive);
-        let unit = unit(segment, page);
-        let kept = |block: &BlockInfo| {
-            let start = block.address.0 - segment.address.0;
-            let whole = ((start + block.size.0) / unit.0).saturating_sub(start.div_ceil(unit.0));
-            block.size.saturating_sub(Bytes(whole * unit.0))
-        };
         Self {
             address: segment.address,
             size: segment.size,
@@ -69,7 +51,7 @@ impl Pinned {
             blocks: ours.len() as u64,
             others: others.len() as u64,
             bytes: ours.iter().map(|block: &&BlockInfo| block.size).sum(),
-            free: free().map(kept).sum(),
+            free: held_back(segment, page),
             largest_free: free().map(|block| block.size).max().unwrap_or_default(),
         }
     }
@@ -178,7 +160,7 @@ struct Layout {
 
 impl Layout {
     fn add(&mut self, segment: &SegmentInfo, page: Bytes, storm: &BTreeSet<DevicePtr>) {
-        let (unit, first) = (unit(segment, page).0.max(1), self.parts.len());
+        let (unit, first) = (release_unit(segment, page).0.max(1), self.parts.len());
         self.parts.extend((0..segment.size.0).step_by(usize::try_from(unit).unwrap_or(usize::MAX)).map(|start| Part {
             size: Bytes(unit.min(segment.size.0 - start)),
             blocks: BTreeSet::new(),
@@ -282,7 +264,7 @@ mod tests {
         let text = format!("about: A test.\nneeds: {{ memory: 512MiB }}\nseed: 3\nsteps:\n{steps}");
         let scenario = Scenario::parse(&text, Path::new("pins.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
         let (scenarios, selection, program) = (vec![scenario.clone()], Selection::default(), "harness".to_owned());
-        let plan = Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit: true, program };
+        let plan = Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit: true, fail_fast: false, program };
         let arm = Arm { scenario: &scenario, allocator: &allocator.into(), repetition: 0 };
         let run = plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::default()).unwrap();
         assert_eq!(run.verdict, Verdict::Passed, "{} notes {:?}", allocator.name(), run.steps);

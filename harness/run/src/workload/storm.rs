@@ -66,6 +66,7 @@ fn is_fragmentation(reserved: Bytes, allocated: Bytes, requested: Bytes) -> bool
 /// Runs a storm, with something else between its operations. Logarithmic in live blocks for each operation, apart from the allocator and the
 /// audit.
 pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm, mut between: Between<'_>) -> Result<StepResult, Stop> {
+    world.rig.name_buffers(&storm.id, step.position.line);
     let mut requests = Requests::new(world, storm);
     let mut tally = Tally::default();
     while tally.operations < storm.operations {

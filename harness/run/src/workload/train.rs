@@ -53,6 +53,10 @@ struct Tally {
 /// Runs a training, with something else after each of its iterations.
 pub(crate) fn run(world: &mut World, step: &Step, train: &Train, between: Between<'_>) -> Result<StepResult, Stop> {
     let stream = world.stream(&train.stream);
+    match &step.id {
+        Some(id) => world.rig.name_buffers(id, step.position.line),
+        None => world.rig.name_buffers(&step.action.kind(), step.position.line),
+    }
     let parameters_per_layer = Bytes(train.parameters.0 / train.layers);
     let mut model = Model { stream, buffers: Vec::new(), parameters_per_layer, layers: train.layers };
     let mut tally = Tally::default();

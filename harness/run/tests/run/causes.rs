@@ -10,7 +10,7 @@ use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
 use harness_devices::DeviceSource;
-use harness_record::{Cause, Outcome, Pieces, Shortage, Verdict, causes};
+use harness_record::{Cause, Outcome, Pieces, PinnedSegment, Shortage, Verdict, causes};
 use harness_run::session::{Arm, Plan, Selection};
 use harness_scenario::Scenario;
 
@@ -24,7 +24,7 @@ fn shortage(memory: &str, steps: &str, allocator: AllocatorKind) -> Shortage {
     let text = format!("about: A test.\nneeds: {{ memory: {memory} }}\nallocators: [{name}]\nstreams: [side]\nsteps:\n{steps}");
     let scenario = Scenario::parse(&text, Path::new("why.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let (scenarios, selection, program) = (vec![scenario.clone()], Selection::default(), "harness".to_owned());
-    let plan = Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit: true, program };
+    let plan = Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit: true, fail_fast: false, program };
     let arm = Arm { scenario: &scenario, allocator: &allocator.into(), repetition: 0 };
     let run = plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::new(AtomicBool::new(false))).unwrap();
     assert!(matches!(run.verdict, Verdict::Failed { .. }), "{:?}\n{text}", run.verdict);
@@ -149,4 +149,34 @@ fn a_training_that_failed_tells_of_the_moment_at_which_it_failed() {
     let shortage = shortage("512MiB", steps, AllocatorKind::Caching);
     assert_eq!((shortage.accounts.allocated, shortage.accounts.reserved), (Bytes(473_126_400), mib(508)));
     assert!(matches!(causes(&shortage)[..], [Cause::Fragmented { .. }]), "{:?}", causes(&shortage));
+}
+
+#[test]
+fn what_pins_free_memory_is_named_by_buffer_or_workload_with_its_line() {
+    let pinned = |memory, steps, allocator| {
+        let shortage = shortage(memory, steps, allocator);
+        assert_eq!(shortage.streams.values().collect::<Vec<_>>(), ["default", "side"]);
+        let holders = |segment: &PinnedSegment| segment.holders.iter().map(|holder| (holder.name.clone(), holder.line)).collect::<Vec<_>>();
+        shortage.pinned.iter().map(|segment| (segment.free, holders(segment))).collect::<Vec<_>>()
+    };
+    let named = |holders: &[(&str, u32)]| holders.iter().map(|(name, line)| ((*name).to_owned(), *line)).collect::<Vec<_>>();
+    assert_eq!(pinned("512MiB", HOLES, AllocatorKind::Caching), [(mib(200), named(&[("b", 9), ("d", 11)]))]);
+    // Pages that went back leave three mapped pieces, each with one buffer.
+    let small = [("s1", 7), ("s2", 9), ("s3", 11)].map(|holder| (mib(18), named(&[holder])));
+    assert_eq!(pinned("200MiB", LIVE_IN_EACH_PAGE, AllocatorKind::Expandable), small);
+    let train = "train: { id: t, parameters: 64MiB, layers: 50, activations_per_sample: 32MiB, batch: 16, iterations: 1 }";
+    let of_training = pinned("512MiB", train, AllocatorKind::Caching);
+    assert!(!of_training.is_empty() && of_training.iter().all(|(_, holders)| *holders == named(&[("t", 6)])), "{of_training:?}");
+}
+
+#[test]
+fn many_pinned_segments_are_counted_and_not_listed() {
+    // Each pair fills a segment of 20 MiB but for 6 MiB; the device is full then.
+    let steps: String = (0..24).map(|n| format!("alloc: {{ buffer: b{n}, size: 7MiB }}\n")).collect();
+    let shortage = shortage("240MiB", &format!("{steps}alloc: {{ buffer: last, size: 12MiB }}"), AllocatorKind::Caching);
+    assert_eq!(shortage.pinned.len(), 10);
+    let unlisted = shortage.pinned_unlisted;
+    assert!(unlisted.count > 0 && unlisted.free > Bytes::ZERO, "{unlisted:?}");
+    let free: Bytes = shortage.pinned.iter().map(|segment| segment.free).sum::<Bytes>() + unlisted.free;
+    assert_eq!(free, shortage.cached(), "nothing is left out of the sum");
 }

@@ -40,7 +40,7 @@ fn child() {
     let scenario = Scenario::parse(TEXT, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}"));
     let source = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), true).unwrap();
     let (scenarios, selection, program) = (vec![scenario], Selection::default(), "harness".to_owned());
-    let plan = Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit: true, program };
+    let plan = Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit: true, fail_fast: false, program };
     let mut runs: Vec<RunRecord> = Vec::new();
     let mut keep = |event| {
         if let Event::RunEnded(run) = event {

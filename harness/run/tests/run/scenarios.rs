@@ -25,7 +25,8 @@ fn scenario(steps: &str) -> Scenario {
 
 fn run_with(scenario: &Scenario, allocator: AllocatorKind, interrupt: bool, seed: Option<u64>) -> RunRecord {
     let (selection, program) = (Selection::default(), "harness".to_owned());
-    let plan = Plan { scenarios: vec![scenario.clone()], selection, seed, memory: None, repetitions: 1, audit: true, program };
+    let plan =
+        Plan { scenarios: vec![scenario.clone()], selection, seed, memory: None, repetitions: 1, audit: true, fail_fast: false, program };
     let arm = Arm { scenario, allocator: &allocator.into(), repetition: 0 };
     plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::new(AtomicBool::new(interrupt))).unwrap()
 }
@@ -37,11 +38,9 @@ fn run(steps: &str) -> RunRecord {
 fn violations(run: &RunRecord) -> Vec<&Violation> {
     match &run.verdict {
         Verdict::Failed { first, rest } => std::iter::once(first).chain(rest).collect(),
-        Verdict::Passed
-        | Verdict::FailedAsExpected { .. }
-        | Verdict::Skipped { .. }
-        | Verdict::Contended { .. }
-        | Verdict::Interrupted => Vec::new(),
+        Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => {
+            Vec::new()
+        }
     }
 }
 

@@ -1,0 +1,84 @@
+//! Which runs failed when they were last run, for `harness run --last-failed`: a small file beside the numbered reports.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+
+use harness_base::files;
+use harness_record::{RunRecord, Verdict};
+use harness_report::store;
+use serde::{Deserialize, Serialize};
+
+use super::error::CliError;
+
+/// The version that this build writes.
+const VERSION: u32 = 1;
+
+/// What can be done about a file that is no list of failures.
+const HELP: &str = "remove it, and run without `--last-failed`";
+
+/// The runs that failed, by scenario and allocator.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LastFailed {
+    version: u32,
+    failed: BTreeSet<(String, String)>,
+}
+
+impl Default for LastFailed {
+    fn default() -> Self {
+        Self { version: VERSION, failed: BTreeSet::new() }
+    }
+}
+
+impl LastFailed {
+    /// Reads the list; an empty one where there is no file.
+    pub(crate) fn read() -> Result<Self, CliError> {
+        let path = path();
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::default()),
+            Err(error) => return Err(CliError::input(format!("{}: {error}", path.display()), HELP)),
+            Ok(text) => text,
+        };
+        match serde_json::from_str(&text) {
+            Ok(Self { version: VERSION, failed }) => Ok(Self { version: VERSION, failed }),
+            Ok(Self { version, .. }) => Err(CliError::input(format!("{}: version {version} is not known", path.display()), HELP)),
+            Err(error) => Err(CliError::input(format!("{}: {error}", path.display()), HELP)),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.failed.is_empty()
+    }
+
+    pub(crate) fn has(&self, pair: &(String, String)) -> bool {
+        self.failed.contains(pair)
+    }
+
+    /// Takes runs that passed from the list, and those that failed into it. One that was skipped, contended or interrupted stays what it was;
+    /// of several repetitions, one that failed is enough.
+    pub(crate) fn update(&mut self, runs: &[RunRecord]) {
+        let pair = |run: &RunRecord| (run.scenario.name.clone(), run.allocator.clone());
+        for run in runs.iter().filter(|run| run.verdict == Verdict::Passed) {
+            self.failed.remove(&pair(run));
+        }
+        self.failed.extend(runs.iter().filter(|run| matches!(run.verdict, Verdict::Failed { .. })).map(pair));
+    }
+
+    /// Writes the list whole or not at all.
+    pub(crate) fn write(&self) -> Result<(), CliError> {
+        let path = path();
+        let failed = |error| CliError::Output { target: Some(path.clone()), error, help: "make room, or run with `--no-report`" };
+        if self.is_empty() && !path.exists() {
+            return Ok(());
+        }
+        fs::create_dir_all(store::DEFAULT_ROOT).map_err(failed)?;
+        let text =
+            serde_json::to_string_pretty(self).map_err(|error| CliError::Internal { message: error.to_string(), help: "report this" })?;
+        files::write(&path, &(text + "\n")).map_err(failed)
+    }
+}
+
+fn path() -> PathBuf {
+    PathBuf::from(store::DEFAULT_ROOT).join("last-failed.json")
+}

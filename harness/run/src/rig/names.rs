@@ -1,0 +1,146 @@
+//! Names for a report: of streams, and of the buffers that pin segments.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::Rig;
+use harness_allocator::device::{DevicePtr, StreamId};
+use harness_allocator::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
+use harness_allocator::units::Bytes;
+use harness_record::{Holder, PinnedSegment, UnlistedSegments};
+
+/// Pinned segments that are listed.
+const MOST_SEGMENTS: usize = 10;
+/// Holders that are listed of one segment.
+const MOST_HOLDERS: usize = 10;
+
+/// Pages of expandable segments of small blocks: `kSmallBuffer` of PyTorch's allocator.
+const SMALL_PAGE: Bytes = Bytes::mib(2);
+
+/// Whose memory it is: a buffer, or all buffers of a workload, with the line of the step that made it.
+#[derive(Debug)]
+pub(super) struct Owner {
+    name: String,
+    line: u32,
+}
+
+/// The names of what is live. A timed run keeps none.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    streams: BTreeMap<u32, String>,
+    /// Whose the next allocations are.
+    owner: Option<Arc<Owner>>,
+    live: BTreeMap<DevicePtr, Arc<Owner>>,
+}
+
+impl Rig {
+    /// Tells the name of a stream, for reports.
+    pub fn name_stream(&mut self, stream: StreamId, name: &str) {
+        self.names.name_stream(stream, name);
+    }
+
+    /// Tells whose the following allocations are, for reports: the name of a buffer or of a workload, and the line of its step. A timed run
+    /// keeps no names.
+    pub fn name_buffers(&mut self, name: &dyn fmt::Display, line: u32) {
+        if !self.is_timed() {
+            self.names.set_owner(name.to_string(), line);
+        }
+    }
+}
+
+impl Names {
+    /// Whose the next allocations are, to go back to it.
+    pub(super) fn owner(&self) -> Option<Arc<Owner>> {
+        self.owner.clone()
+    }
+
+    pub(super) fn go_back_to(&mut self, owner: Option<Arc<Owner>>) {
+        self.owner = owner;
+    }
+
+    pub(super) fn name_stream(&mut self, stream: StreamId, name: &str) {
+        self.streams.insert(stream.0, name.to_owned());
+    }
+
+    pub(super) fn streams(&self) -> BTreeMap<u32, String> {
+        self.streams.clone()
+    }
+
+    pub(super) fn set_owner(&mut self, name: String, line: u32) {
+        self.owner = Some(Arc::new(Owner { name, line }));
+    }
+
+    pub(super) fn handed_out(&mut self, address: DevicePtr) {
+        if let Some(owner) = &self.owner {
+            self.live.insert(address, Arc::clone(owner));
+        }
+    }
+
+    pub(super) fn taken_back(&mut self, address: DevicePtr) {
+        self.live.remove(&address);
+    }
+
+    /// The segments that hold free memory back because something in them is live, those with the most free memory first, and the sum over those
+    /// that are not listed. `page` is what expandable segments of large blocks are mapped by. Linear in blocks.
+    pub(super) fn pinned(&self, segments: &[SegmentInfo], page: Bytes) -> (Vec<PinnedSegment>, UnlistedSegments) {
+        let mut pinned: Vec<PinnedSegment> = segments.iter().filter_map(|segment| self.pinned_segment(segment, page)).collect();
+        // Stable, so that equal ones stay in the order of their addresses.
+        pinned.sort_by_key(|segment| std::cmp::Reverse(segment.free));
+        let rest = pinned.split_off(pinned.len().min(MOST_SEGMENTS));
+        let unlisted = UnlistedSegments { count: rest.len() as u64, free: rest.iter().map(|segment| segment.free).sum() };
+        (pinned, unlisted)
+    }
+
+    fn pinned_segment(&self, segment: &SegmentInfo, page: Bytes) -> Option<PinnedSegment> {
+        let free = held_back(segment, page);
+        let live: Vec<&BlockInfo> = segment.blocks.iter().filter(|block| block.state != BlockState::Inactive).collect();
+        if free == Bytes::ZERO || live.is_empty() {
+            return None;
+        }
+        let mut holders: Vec<Holder> = Vec::new();
+        let mut unnamed = 0;
+        for block in live {
+            let Some(owner) = self.live.get(&block.address) else {
+                unnamed += 1;
+                continue;
+            };
+            match holders.iter().position(|holder| holder.line == owner.line && holder.name == owner.name) {
+                Some(known) => {
+                    (holders[known].blocks, holders[known].bytes) = (holders[known].blocks + 1, holders[known].bytes + block.size)
+                }
+                None if holders.len() == MOST_HOLDERS => unnamed += 1,
+                None => holders.push(Holder { name: owner.name.clone(), line: owner.line, blocks: 1, bytes: block.size }),
+            }
+        }
+        let pool = segment.stream.map(|_| segment.pool);
+        Some(PinnedSegment {
+            pool,
+            stream: segment.stream.map(|stream| stream.0),
+            size: segment.size,
+            free,
+            holders,
+            other_blocks: unnamed,
+        })
+    }
+}
+
+/// What goes back to the driver as one: the segment, or a page of it. `page` is that of large blocks.
+pub(crate) fn release_unit(segment: &SegmentInfo, page: Bytes) -> Bytes {
+    match (segment.expandable, segment.pool) {
+        (false, _) => segment.size,
+        (true, PoolKind::Small) => SMALL_PAGE,
+        (true, PoolKind::Large) => page,
+    }
+}
+
+/// What is free in a segment and cannot go back to the driver while something in the segment is live.
+pub(crate) fn held_back(segment: &SegmentInfo, page: Bytes) -> Bytes {
+    let unit = release_unit(segment, page).0.max(1);
+    let of = |block: &BlockInfo| {
+        let start = block.address.0 - segment.address.0;
+        let whole = ((start + block.size.0) / unit).saturating_sub(start.div_ceil(unit));
+        block.size.saturating_sub(Bytes(whole * unit))
+    };
+    segment.blocks.iter().filter(|block| block.state == BlockState::Inactive).map(of).sum()
+}

@@ -65,14 +65,14 @@ fn a_gpu_that_has_everything_runs_every_arm() {
 
 #[test]
 fn arms_that_need_memory_mapping_are_skipped_without_it() {
-    let expandable = "`expandable` needs virtual memory management, which this device does not have";
+    let expandable = "expandable segments: this device cannot map memory to reserved addresses; use the allocator without expandable_segments";
     let config = Config { mapping: false, ..Config::default() };
     assert_eq!(verdicts(&config), format!("caching: passed\nexpandable: skipped: {expandable}\nasync_pool: passed\n"));
 }
 
 #[test]
 fn arms_that_need_pools_of_the_driver_are_skipped_without_them() {
-    let async_pool = "`async_pool` needs stream-ordered memory pools, which this device does not have";
+    let async_pool = "the allocator `async_pool`: this device has no stream-ordered memory pools; choose another allocator";
     let config = Config { pools: false, ..Config::default() };
     assert_eq!(verdicts(&config), format!("caching: passed\nexpandable: passed\nasync_pool: skipped: {async_pool}\n"));
 }

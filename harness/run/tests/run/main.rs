@@ -7,6 +7,7 @@ mod causes;
 mod contended;
 mod cost;
 mod lacking;
+mod language;
 mod lying;
 mod pool;
 mod private_pools;

@@ -1,9 +1,95 @@
-//! The program `harness`: its command line is in [`cli`], everything else in the library.
+//! The program `harness`: its command line, one file a subcommand, and beside them what they share.
+//!
+//! A command answers with an [`Exit`] code, or with [`Failures`] that are shown on standard error; results go to standard output. Both are
+//! written by [`terminal`], which bears that a reader has gone away; the macros of the standard library panic there.
 
-mod cli;
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod bench;
+mod built;
+mod calibrate;
+mod check;
+mod ci;
+mod device;
+mod doctor;
+mod error;
+mod exit;
+mod inputs;
+mod interrupt;
+mod kind;
+mod last_failed;
+mod list;
+mod replay;
+mod report;
+mod run;
+mod runs;
+mod schema;
+mod terminal;
 
 use std::process::ExitCode;
 
+use clap::{Parser, Subcommand, ValueEnum};
+use harness_base::shell::quoted;
+
+use terminal::{ColorChoice, Terminal};
+
+/// Reads the arguments and does what they say.
 fn main() -> ExitCode {
-    cli::main()
+    let cli = Cli::parse();
+    let terminal = Terminal::new(cli.color);
+    let done = match cli.command {
+        Command::Run(command) => command.run(&terminal),
+        Command::List(command) => command.run(),
+        Command::Check(command) => command.run(),
+        Command::Schema(command) => command.run(),
+        Command::Doctor(command) => command.run(),
+        Command::Replay(command) => command.run(),
+        Command::Bench(command) => command.run(),
+        Command::Report(command) => command.run(),
+        Command::Calibrate(command) => command.run(),
+    };
+    let exit = done.unwrap_or_else(|failures| terminal.fail(failures));
+    exit.into()
+}
+
+/// Drives GPU memory allocators into exhaustion, checks every account of memory after every step, and reports what happened.
+#[derive(Parser)]
+#[command(name = "harness", version = built::version(), after_help = exit::explained(), arg_required_else_help = true)]
+struct Cli {
+    /// When to use colour; `auto`: on a terminal, unless NO_COLOR is set or TERM is `dumb`.
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", display_order = 100)]
+    color: ColorChoice,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// How the user started this program, as a shell takes it.
+fn program() -> String {
+    // Cargo tells its children where it is.
+    if std::env::var_os("CARGO").is_some() {
+        return if cfg!(debug_assertions) { "cargo run --" } else { "cargo run --release --" }.to_owned();
+    }
+    std::env::args_os().next().map_or_else(|| "harness".to_owned(), |program| quoted(&program.to_string_lossy()))
+}
+
+/// How results are written to standard output.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people.
+    Text,
+    /// For programs: one document.
+    Json,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::Run),
+    List(list::List),
+    Check(check::Check),
+    Schema(schema::Schema),
+    Doctor(doctor::Doctor),
+    Replay(replay::Replay),
+    Bench(bench::Bench),
+    Report(report::Report),
+    Calibrate(calibrate::Calibrate),
 }

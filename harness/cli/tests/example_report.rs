@@ -17,8 +17,11 @@ use harness_scenario::Scenario;
 
 const EXAMPLE: &str = "reports/example";
 
+/// Makes an excerpt of a report.
+type Excerpt = fn(&str) -> String;
+
 /// What the README quotes: the line above each excerpt, and what makes it of the report.
-const EXCERPTS: [(&str, fn(&str) -> String); 2] = [("<!-- excerpt: a failure -->\n", failure), ("<!-- excerpt: times -->\n", times)];
+const EXCERPTS: [(&str, Excerpt); 2] = [("<!-- excerpt: a failure -->\n", failure), ("<!-- excerpt: times -->\n", times)];
 /// The line below each excerpt.
 const END: &str = "<!-- end -->";
 

@@ -20,7 +20,7 @@ pub enum Event {
     },
     /// A run has its device. The record is what is known now: no steps, and [`Verdict::Interrupted`] in case nothing more is heard of it.
     RunStarted(Box<RunRecord>),
-    /// A step of the present run is done. Of a long run, the first steps are told.
+    /// A step of the present run is done. Of a long run, only the first steps have one.
     StepEnded(Box<StepRecord>),
     /// The present run is done, or one ended that never had a device. The record is whole.
     RunEnded(Box<RunRecord>),

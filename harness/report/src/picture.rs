@@ -379,9 +379,9 @@ fn failed_requests(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> D
     let style = font(11).color(&OOM).pos(Pos::new(HPos::Right, VPos::Top));
     // The lanes of marks stand above.
     let highest = axes.top * 0.82;
-    let mut free_from = f64::NEG_INFINITY;
+    let (points, mut free_from) = (positions(&run.curve, |step| axes.column(step)), f64::NEG_INFINITY);
     for (step, shortage) in why::failed_requests(run) {
-        let right = place_of(run, step, axes);
+        let right = place_of(&points, step, axes);
         if right * axes.pixels() < free_from {
             continue;
         }
@@ -400,12 +400,13 @@ fn failed_requests(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> D
 }
 
 /// Where a request of a step failed: at the point at which the counter of failures rose last within it, else at the step's end.
-fn place_of(run: &RunRecord, step: &StepRecord, axes: &Axes) -> f64 {
-    let points = positions(&run.curve, |step| axes.column(step));
-    let rises = points.windows(2).filter(|pair| pair[1].1.step == step.number && pair[1].1.ooms > pair[0].1.ooms);
+fn place_of(points: &[(f64, &CurvePoint)], step: &StepRecord, axes: &Axes) -> f64 {
+    let end = points.partition_point(|(_, point)| point.step <= step.number);
+    let begin = points.partition_point(|(_, point)| point.step < step.number).saturating_sub(1);
+    let mut rises = points[begin..end].windows(2).filter(|pair| pair[1].1.ooms > pair[0].1.ooms);
     let (left, right) = axes.column(step.number);
     let least = left + BAR / axes.pixels();
-    rises.last().map_or(right, |pair| pair[1].0).max(least.min(right))
+    rises.next_back().map_or(right, |pair| pair[1].0).max(least.min(right))
 }
 
 /// The number of each step below the middle of its column, as many as there is room for, and lines between wide columns.
@@ -653,7 +654,7 @@ mod tests {
         let run = examples::fragmented();
         let svg = draw(&[&run]).expect("it has a curve");
         assert!(svg.contains("\nfailed request\n") && svg.contains("\n64 MiB\n"), "{svg}");
-        let cause = "step 3, line 10, 64 MiB for the default stream: what is free is enough together, but each piece is too small";
+        let cause = "step 3, line 10, 64 MiB: what is free is enough together, but each piece is too small";
         assert!(svg.contains(cause) && svg.contains("\nalloc wanted\n"), "{svg}");
         assert!(!draw(&[&examples::oom_retry("caching", 0)]).expect("it has a curve").contains("failed request"));
     }

@@ -111,7 +111,7 @@ fn heads(clock: Clock, has_pressure: bool) -> Vec<(&'static str, Align)> {
 fn cells(step: &StepRecord, has_pressure: bool) -> Vec<String> {
     let accounts = &step.accounts;
     let used = accounts.device.used.saturating_sub(accounts.device.context_overhead);
-    let what = if step.text.is_empty() { step.kind.clone() } else { format!("{}: {}", step.kind, step.text) };
+    let what = what(step);
     let pressure = has_pressure.then_some(accounts.device.pressure);
     let sizes = [accounts.allocated, accounts.reserved, accounts.active, used].into_iter().chain(pressure);
     let sizes = sizes.chain([accounts.peak_allocated, accounts.peak_reserved]).map(words::size);
@@ -120,6 +120,15 @@ fn cells(step: &StepRecord, has_pressure: bool) -> Vec<String> {
         .chain(sizes)
         .chain([accounts.retries.to_string(), step.duration.map_or_else(|| "–".to_owned(), |duration| duration.to_string())])
         .collect()
+}
+
+/// What the step does, with what an expression for its size came to, and the pass of the loops around it.
+fn what(step: &StepRecord) -> String {
+    let text = if step.text.is_empty() { step.kind.clone() } else { format!("{}: {}", step.kind, step.text) };
+    let size = step.size.map(|size| size.to_string()).filter(|size| !text.contains(size));
+    let size = size.map_or_else(String::new, |size| format!(" (= {size})"));
+    let iteration = step.iteration.as_ref().map_or_else(String::new, |iteration| format!(", {iteration}"));
+    format!("{text}{size}{iteration}")
 }
 
 #[cfg(test)]
@@ -137,6 +146,15 @@ mod tests {
         assert_eq!(selection.left_out(), 938);
         let gaps: Vec<String> = selection.grid().rows.into_iter().filter(|row| row[0] == "…").map(|row| row[2].clone()).collect();
         assert_eq!(gaps, ["469 steps left out", "199 steps left out", "270 steps left out"]);
+    }
+
+    #[test]
+    fn a_step_shows_what_its_size_came_to_and_which_pass_it_was() {
+        let mut step = examples::fragmented().steps.remove(2);
+        step.size = Some(Bytes::mib(64));
+        assert_eq!(what(&step), "alloc: wanted, 64 MiB");
+        (step.text, step.iteration) = ("wanted, 4MiB * i".to_owned(), Some("i = 16".to_owned()));
+        assert_eq!(what(&step), "alloc: wanted, 4MiB * i (= 64 MiB), i = 16");
     }
 
     #[test]

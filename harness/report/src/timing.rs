@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_baseline_that_did_not_run_is_told_from_one_that_failed() {
+    fn a_baseline_that_did_not_run_differs_from_one_that_failed() {
         let baseline = |runs: Vec<RunRecord>| {
             let records = Records { runs, ..examples::every_ending() };
             let report = Report::new(&records);
@@ -300,8 +300,8 @@ mod tests {
         let alone = "`direct` did not run here, so there is nothing to compare with.";
         assert_eq!(baseline(vec![examples::oom_retry("caching", 0)]), Some((Baseline::NotRun, alone.to_owned())));
         let direct = RunRecord { verdict: Verdict::Interrupted, ..examples::oom_retry("direct", 0) };
-        let (told, notes) = baseline(vec![examples::oom_retry("caching", 0), direct]).expect("one run passed");
-        assert_eq!(told, Baseline::NotPassed);
+        let (found, notes) = baseline(vec![examples::oom_retry("caching", 0), direct]).expect("one run passed");
+        assert_eq!(found, Baseline::NotPassed);
         assert!(notes.starts_with("No run of `direct` passed here"), "{notes}");
     }
 

@@ -69,10 +69,16 @@ pub(crate) fn title(shortage: &Shortage) -> &'static str {
     if shortage.was_enough_free() { "Why free memory did not help" } else { "Why there was too little memory" }
 }
 
-/// What was asked for, and where: `700 MiB for stream side`.
+/// What was asked for: `700 MiB`, or `700 MiB for stream side` where that is not the default stream.
 pub(crate) fn request(shortage: &Shortage) -> String {
-    format!("{} for {}", size(shortage.requested), stream(shortage, shortage.stream))
+    match stream(shortage, shortage.stream).as_str() {
+        DEFAULT_STREAM => size(shortage.requested),
+        stream => format!("{} for {stream}", size(shortage.requested)),
+    }
 }
+
+/// The stream that every scenario has.
+const DEFAULT_STREAM: &str = "the default stream";
 
 /// The causes in words, or the figures where there is none.
 pub(crate) fn explain(shortage: &Shortage) -> String {
@@ -92,7 +98,7 @@ pub(crate) fn explain(shortage: &Shortage) -> String {
 /// A stream by its name, where that is known.
 fn stream(shortage: &Shortage, number: u32) -> String {
     match shortage.streams.get(&number).map(String::as_str) {
-        Some("default") => "the default stream".to_owned(),
+        Some("default") => DEFAULT_STREAM.to_owned(),
         Some(name) => format!("stream {name}"),
         None => format!("stream {number}"),
     }

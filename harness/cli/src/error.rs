@@ -124,7 +124,7 @@ impl From<DeviceError> for CliError {
             DeviceError::Unavailable { .. } | DeviceError::Driver { .. } | DeviceError::OutOfMemory { .. } => {
                 Self::Device { error, help: "see `harness doctor` for what is there, or use `--device sim`" }
             }
-            // What only a mistaken caller is told.
+            // Only a mistaken caller sees these.
             _ => Self::Internal { message: error.to_string(), help: "this is a mistake in the harness: report it with the command" },
         }
     }

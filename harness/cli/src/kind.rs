@@ -1,4 +1,4 @@
-//! What a file is that a command cannot use, told by how it begins: [`of`]. The answer names the command that can.
+//! What a file is that a command cannot use, judged by how it begins: [`of`]. The answer names the command that can.
 
 use std::io::Read;
 use std::path::Path;

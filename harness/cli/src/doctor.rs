@@ -193,7 +193,7 @@ struct Other {
 }
 
 impl Findings {
-    /// What was found by a look at this machine. `waits_for` is told what is asked next.
+    /// What was found by a look at this machine. `waits_for` is called with what is asked next.
     fn new(probe: &Probe, open: bool, waits_for: impl Fn(&str)) -> Self {
         let mut missing = Vec::new();
         let found = match &probe.driver {
@@ -243,7 +243,7 @@ impl Findings {
         };
         line("harness", &self.harness);
         line("CUDA driver", &self.cuda.as_ref().map_or_else(|| "not usable".to_owned(), |version| format!("CUDA {version}")));
-        line("kernel driver", self.kernel_driver.as_deref().unwrap_or("not told"));
+        line("kernel driver", self.kernel_driver.as_deref().unwrap_or("unknown"));
         if self.devices.is_empty() {
             line("GPUs", "none");
         }
@@ -286,21 +286,21 @@ impl Finding {
     fn memory_text(&self) -> String {
         match self.free {
             Some(free) => format!("{}, {free} free", self.total),
-            None => format!("{}, free not told", self.total),
+            None => format!("{}, free memory unknown", self.total),
         }
     }
 
     fn others_text(&self) -> String {
-        let Some(others) = &self.other_processes else { return "not told".to_owned() };
+        let Some(others) = &self.other_processes else { return "unknown".to_owned() };
         if others.is_empty() {
             return "no other process".to_owned();
         }
-        let told = others.iter().map(|other| {
+        let processes = others.iter().map(|other| {
             let name = other.name.as_deref().unwrap_or("unnamed");
             let used = other.used.map_or_else(|| "an amount that NVML does not tell".to_owned(), |used| used.to_string());
             format!("{name} (process {}) holds {used}", other.pid)
         });
-        told.collect::<Vec<_>>().join("; ")
+        processes.collect::<Vec<_>>().join("; ")
     }
 
     const fn opens_text(&self) -> &'static str {

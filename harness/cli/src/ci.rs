@@ -33,7 +33,7 @@ impl Ci {
     }
 }
 
-/// Writes a file that the user named. `help` is told where it cannot be written.
+/// Writes a file that the user named. `help` is shown where it cannot be written.
 pub(super) fn write(path: &Path, text: &str, help: &'static str) -> Result<(), CliError> {
     files::write(path, text).map_err(|error| failed(path, error, help))
 }

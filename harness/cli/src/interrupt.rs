@@ -9,15 +9,15 @@ use super::exit::Exit;
 /// Set when the user wants to stop.
 pub(crate) type Interrupt = Arc<AtomicBool>;
 
-/// Watches for Ctrl-C. `told` is called at the first one, in another thread.
-pub(crate) fn watch(told: impl Fn() + Send + 'static) -> Result<Interrupt, CliError> {
+/// Watches for Ctrl-C. `on_interrupt` is called at the first one, in another thread.
+pub(crate) fn watch(on_interrupt: impl Fn() + Send + 'static) -> Result<Interrupt, CliError> {
     let interrupt = Interrupt::default();
     let seen = Arc::clone(&interrupt);
     let handler = move || {
         if seen.swap(true, Ordering::Relaxed) {
             std::process::exit(Exit::Interrupted as i32);
         }
-        told();
+        on_interrupt();
     };
     ctrlc::set_handler(handler).map_err(|error| CliError::Internal {
         message: format!("Ctrl-C cannot be watched for: {error}"),

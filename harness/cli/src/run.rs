@@ -180,7 +180,7 @@ impl Run {
             move || bar.suspend(|| terminal::tell("interrupted: stopping after the present operation; press Ctrl-C again to end at once"))
         })?;
         let source = self.device_source(choice)?;
-        self.tell_beforehand(&scenarios, &selection, choice, &source);
+        self.explain_choices(&scenarios, &selection, choice, &source);
         let plan = self.plan(scenarios, selection, &source);
         bar.set_length(plan.arms().count() as u64);
         let mut log = Log::new(self.journal());
@@ -295,7 +295,7 @@ impl Run {
         failed.write()
     }
 
-    /// Tells before a long run what would be told after it.
+    /// Fails before a long run where its report could not be written after it.
     fn check_report_folder(&self) -> Result<(), CliError> {
         match &self.report {
             _ if self.no_report => Ok(()),
@@ -313,8 +313,8 @@ impl Run {
         device::profiled(source, self.device_profile.as_deref())
     }
 
-    /// What the user would otherwise not expect.
-    fn tell_beforehand(&self, scenarios: &[Scenario], selection: &Selection, choice: DeviceChoice, source: &DeviceSource) {
+    /// Says what will run otherwise than the user may expect, and why.
+    fn explain_choices(&self, scenarios: &[Scenario], selection: &Selection, choice: DeviceChoice, source: &DeviceSource) {
         if self.quiet {
             return;
         }
@@ -324,8 +324,8 @@ impl Run {
         if let (Some(shard), []) = (self.shard, scenarios) {
             terminal::tell(format_args!("none of these scenarios belongs to part {shard}"));
         }
-        self.tell_of_added(scenarios, &selection.added);
-        tell_of_idle(scenarios, selection);
+        self.explain_added(scenarios, &selection.added);
+        explain_idle(scenarios, selection);
         for scenario in scenarios {
             if selection.of(scenario).is_empty() {
                 terminal::tell(format_args!("not run: {} lists only {}", scenario.path.display(), names(&scenario.allocators)));
@@ -334,7 +334,7 @@ impl Run {
     }
 
     /// Settings that come down to an arm that is there already.
-    fn tell_of_added(&self, scenarios: &[Scenario], added: &[AllocatorSpec]) {
+    fn explain_added(&self, scenarios: &[Scenario], added: &[AllocatorSpec]) {
         // Those of `--alloc-conf` come last.
         let (others, of_conf) = added.split_at(added.len().saturating_sub(self.alloc_conf.len()));
         for (index, (conf, arm)) in self.alloc_conf.iter().zip(of_conf).enumerate() {
@@ -387,7 +387,7 @@ impl Run {
         let folder = match (journal, &self.report) {
             (Some(journal), _) => journal.finish(records)?,
             _ if self.no_report => return Ok(()),
-            // The events could not be written, and why was told: the report is tried all the same.
+            // The events could not be written, which a message said: the report is tried all the same.
             (None, Some(folder)) => store::save_into(folder, records).map(|()| folder.clone())?,
             (None, None) => store::save_new(Path::new(store::DEFAULT_ROOT), records)?,
         };
@@ -403,8 +403,8 @@ impl Run {
     }
 }
 
-/// Settings that come to nothing, of the arms of all scenarios and of those added to them; each is told once.
-fn tell_of_idle(scenarios: &[Scenario], selection: &Selection) {
+/// Settings that come to nothing, of the arms of all scenarios and of those added to them; each is named once.
+fn explain_idle(scenarios: &[Scenario], selection: &Selection) {
     let arms = scenarios.iter().flat_map(|scenario| selection.of(scenario)).chain(&selection.added);
     let idle: BTreeSet<&str> = arms.filter_map(AllocatorSpec::effective).flat_map(|config| config.idle_settings()).collect();
     idle.iter().for_each(terminal::tell);
@@ -493,7 +493,7 @@ impl Log {
     }
 }
 
-/// Refuses what a run left behind, and names the command that takes it. Other kinds of files are told by [`inputs::load`].
+/// Refuses what a run left behind, and names the command that takes it. Other kinds of files are refused by [`inputs::load`].
 fn refuse_records(path: &Path) -> Result<(), CliError> {
     if !store::is_of_run(path) {
         return Ok(());

@@ -7,7 +7,7 @@ use harness_bench::record::Build;
 /// Version of the compiler, and the profile.
 pub(crate) const COMPILER: &str = env!("HARNESS_BUILD_COMPILER");
 
-/// The commit. Debug builds do not know it, unless `HARNESS_COMMIT` told them.
+/// The commit. Debug builds do not know it, unless `HARNESS_COMMIT` names it.
 pub(crate) fn build() -> Build {
     option_env!("HARNESS_BUILD_COMMIT").map_or_else(Build::default, built_from)
 }

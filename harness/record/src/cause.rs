@@ -70,6 +70,8 @@ pub enum Cause {
         /// Free for other streams and sizes; zero where the other two are enough together.
         elsewhere: Bytes,
     },
+    /// What is free in private pools that the request is not served from would have been enough.
+    PrivatePool(Pieces),
     /// Others hold so much that the driver had too little.
     OthersHold {
         /// What is held by others.
@@ -128,6 +130,7 @@ kinds! {
     Fragmented = "fragmented": "what is free is enough together, but each piece is too small",
     OtherStream = "other_stream": "a free piece is large enough, but belongs to another stream",
     OtherPool = "other_pool": "a free piece is large enough, but is among blocks of the other size (small or large)",
+    PrivatePool = "private_pool": "memory that would have been enough is free, but in a private pool that serves other requests",
     OthersHold = "others_hold": "without what others hold on the device, the driver would have had enough",
     Unaccounted = "unaccounted": "without what is in use on the device beyond all accounts, the driver would have had enough",
     TooLarge = "too_large": "the request is larger than all that is free together, on the device and in the allocator",
@@ -159,6 +162,7 @@ impl Cause {
             Self::OtherStream { .. } => CauseKind::OtherStream,
             Self::Rounding { .. } | Self::RoundedUp { .. } => CauseKind::Rounding,
             Self::Fragmented { .. } => CauseKind::Fragmented,
+            Self::PrivatePool(_) => CauseKind::PrivatePool,
             Self::OthersHold { .. } => CauseKind::OthersHold,
             Self::Unaccounted { .. } => CauseKind::Unaccounted,
             Self::TooLarge { .. } => CauseKind::TooLarge,
@@ -185,6 +189,7 @@ pub fn causes(shortage: &Shortage) -> Vec<Cause> {
     causes.extend(figures.rounded_up());
     causes.extend(figures.fragmented(!in_other_lanes.is_empty()));
     causes.extend(in_other_lanes);
+    causes.extend(figures.private_pool());
     causes.extend(figures.held_by_others());
     // The fraction alone does not explain what would not have fitted without it either.
     let explains = |cause: &Cause| !matches!(cause, Cause::Fraction { .. });
@@ -285,6 +290,13 @@ impl<'a> Figures<'a> {
         (!is_found_elsewhere && own.bytes + elsewhere + room >= requested).then_some(Cause::Fragmented { own, room, elsewhere })
     }
 
+    /// What is free in private pools that are closed to the request, where one piece or all of it together would have done.
+    fn private_pool(&self) -> Option<Cause> {
+        let pieces = self.shortage.other_private_pools;
+        let would_do = pieces.largest >= self.requested || (self.free < self.asked && self.free + pieces.bytes >= self.asked);
+        (!pieces.is_empty() && would_do).then_some(Cause::PrivatePool(pieces))
+    }
+
     /// What others hold, where the driver was asked and would have had enough without them.
     fn held_by_others(&self) -> Vec<Cause> {
         let Self { asked, free, .. } = *self;
@@ -345,6 +357,7 @@ mod tests {
             accounts,
             inactive_split: mib(16),
             lanes: Some(vec![Lane { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() }]),
+            other_private_pools: Pieces::default(),
             streams: BTreeMap::new(),
             pinned: Vec::new(),
             pinned_unlisted: UnlistedSegments::default(),
@@ -396,6 +409,21 @@ mod tests {
         // Unless the request was rounded up beyond it.
         shortage.asked = mib(320);
         assert_eq!(causes(&shortage), [Cause::RoundedUp { largest: mib(300), asked: mib(320) }]);
+    }
+
+    #[test]
+    fn what_is_free_in_a_private_pool_is_a_cause_where_it_would_have_been_enough() {
+        let mut shortage = shortage(mib(600));
+        (shortage.accounts.reserved, shortage.accounts.device.free) = (mib(620), mib(404));
+        shortage.accounts.device.used = mib(620);
+        let pieces = |count: u64, each: u64| Pieces { count, bytes: mib(count * each), largest: mib(each) };
+        shortage.other_private_pools = pieces(1, 600);
+        assert_eq!(causes(&shortage), [Cause::PrivatePool(pieces(1, 600))]);
+        // In pieces: what the driver would have had without the pool.
+        shortage.other_private_pools = pieces(20, 10);
+        assert_eq!(causes(&shortage), [Cause::PrivatePool(pieces(20, 10))]);
+        shortage.other_private_pools = pieces(10, 10);
+        assert_eq!(causes(&shortage), []);
     }
 
     #[test]

@@ -286,8 +286,12 @@ pub struct Shortage {
     pub accounts: Accounts,
     /// `inactive_split_bytes.all.current` at that moment.
     pub inactive_split: Bytes,
-    /// What was free in the allocator, apart by who may have it. Private pools that the request is not served from are left out. `None` where the driver keeps the memory and does not tell in what pieces.
+    /// What was free in the allocator, apart by who may have it. Private pools that the request is not served from are left out. `None` where
+    /// the driver keeps the memory and does not tell in what pieces.
     pub lanes: Option<Vec<Lane>>,
+    /// What was free in private pools that the request is not served from.
+    #[serde(default, skip_serializing_if = "Pieces::is_empty")]
+    pub other_private_pools: Pieces,
     /// Names of the scenario's streams, by their numbers.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub streams: BTreeMap<u32, String>,
@@ -371,6 +375,12 @@ pub struct Pieces {
 }
 
 impl Pieces {
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// Adds a piece of that size.
     pub fn add(&mut self, size: Bytes) {
         self.count += 1;

@@ -215,6 +215,7 @@ pub(crate) fn shortage() -> Shortage {
         },
         inactive_split: free.bytes,
         lanes: Some(vec![lane]),
+        other_private_pools: Pieces::default(),
         streams: BTreeMap::from([(0, "default".to_owned())]),
         pinned: Vec::new(),
         pinned_unlisted: UnlistedSegments::default(),

@@ -145,6 +145,10 @@ fn sentence(cause: &Cause, shortage: &Shortage) -> String {
             format!("A piece of {} is free, but the request is rounded up to {}.", size(largest), size(asked))
         }
         Cause::Fragmented { own, room, elsewhere } => fragmented(shortage, own, room, elsewhere),
+        Cause::PrivatePool(pieces) => format!(
+            "{} are free in private pools, which serve other requests, such as those of a CUDA graph; they come back when the pool is released.",
+            size(pieces.bytes)
+        ),
         Cause::OthersHold { held, asked } => {
             format!("Other programs hold {}: without them the driver could have given the {} it was asked for.", size(held), size(asked))
         }

@@ -29,7 +29,9 @@ impl Rig {
             Some(OomCause::Limit { limit }) => (None, Some(limit)),
             Some(OomCause::Device { .. }) | None => (None, None),
         };
-        let segments = self.program().allocator.driver_pool().is_none().then(|| self.snapshot_of_open_pool());
+        let open = self.program().open_pools.last().map(|pool| pool.0);
+        let (segments, closed): (Vec<_>, Vec<_>) = self.snapshot().into_iter().partition(|segment| segment.private_pool == open);
+        let segments = self.program().allocator.driver_pool().is_none().then_some(segments);
         let lanes = segments.as_deref().map(lanes);
         let (pinned, pinned_unlisted) = self.names.pinned(&segments.unwrap_or_default(), self.reserve_unit());
         let streams = self.names.streams();
@@ -47,6 +49,7 @@ impl Rig {
             accounts,
             inactive_split,
             lanes,
+            other_private_pools: free_in(&closed),
             streams,
             pinned,
             pinned_unlisted,
@@ -54,12 +57,12 @@ impl Rig {
     }
 }
 
-impl Rig {
-    /// The segments that requests are served from now: those of the innermost private pool that is open, otherwise those of none.
-    fn snapshot_of_open_pool(&self) -> Vec<SegmentInfo> {
-        let open = self.program().open_pools.last().map(|pool| pool.0);
-        self.snapshot().into_iter().filter(|segment| segment.private_pool == open).collect()
-    }
+/// What is free in some segments, of all pools and streams.
+fn free_in(segments: &[SegmentInfo]) -> Pieces {
+    let mut free = Pieces::default();
+    let blocks = segments.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Inactive);
+    blocks.for_each(|block| free.add(block.size));
+    free
 }
 
 /// What is free in some segments, or waits to be, by pool and stream. A segment that serves several streams has blocks of all sizes.

@@ -240,11 +240,13 @@ fn legend(head: &Area<'_>, axes: &Axes) -> Drawn {
         (axes.shows_requests, "failed request", Key::Request),
         (axes.shows_limit, &limit_key, Key::Dashes),
     ];
+    // With all keys there is just room for them.
+    let gap = if axes.shows_active && axes.shows_requests { 8 } else { 20 };
     for (_, text, key) in keys.into_iter().filter(|(is_shown, ..)| *is_shown) {
         key.draw(head, x, y)?;
         head.draw(&Text::new(text, (x + 26, y), style.clone()))?;
         // No font is at hand to measure: 6.4 pixels a character is what 12-pixel sans-serif faces take.
-        x += 26 + (text.chars().count() as f64 * 6.4) as i32 + 10;
+        x += 26 + (text.chars().count() as f64 * 6.4) as i32 + gap;
     }
     let waiting = if axes.shows_active { " Active: allocated, or freed and waiting for an event." } else { "" };
     let off_scale = if axes.shows_limit { String::new() } else { format!(" The memory limit, {limit}, is far above.") };

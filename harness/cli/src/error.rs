@@ -31,7 +31,7 @@ pub(crate) enum CliError {
     Input {
         /// What is wrong with it.
         message: String,
-        /// What to do.
+        /// What the user may do about it.
         #[help]
         help: String,
     },
@@ -43,19 +43,19 @@ pub(crate) enum CliError {
         /// The settings. Apart, because the error travels through every result.
         #[source_code]
         text: Arc<Excerpt>,
-        /// Where.
+        /// The place in the text.
         #[label(collection)]
         at: Vec<LabeledSpan>,
-        /// What to do.
+        /// What the user may do about it.
         #[help]
         help: String,
     },
     /// The device cannot be used.
     #[error("{error}")]
     Device {
-        /// Why.
+        /// The reason, as the system or the device gives it.
         error: DeviceError,
-        /// What to do.
+        /// What the user may do about it.
         #[help]
         help: &'static str,
     },
@@ -67,18 +67,18 @@ pub(crate) enum CliError {
     Output {
         /// The file; `None` for standard output.
         target: Option<PathBuf>,
-        /// Why.
+        /// The reason, as the system or the device gives it.
         error: io::Error,
-        /// What to do.
+        /// What the user may do about it.
         #[help]
         help: &'static str,
     },
     /// Something that the machine should be able to do, and this program cannot go on without.
     #[error("{message}")]
     Internal {
-        /// What failed.
+        /// What failed, in one sentence.
         message: String,
-        /// What to do.
+        /// What the user may do about it.
         #[help]
         help: &'static str,
     },

@@ -231,7 +231,7 @@ fn legend(head: &Area<'_>, axes: &Axes) -> Drawn {
     let limit = words::size(axes.memory);
     let limit_key = format!("limit {limit}");
     let keys = [
-        (true, "device used − overhead", Key::Line(USED.stroke_width(6))),
+        (true, "used − overhead", Key::Line(USED.stroke_width(6))),
         (true, "reserved", Key::Line(RESERVED.stroke_width(2))),
         (axes.shows_active, "active", Key::Line(ACTIVE.stroke_width(2))),
         (true, "allocated", Key::Area),
@@ -240,11 +240,13 @@ fn legend(head: &Area<'_>, axes: &Axes) -> Drawn {
         (axes.shows_requests, "failed request", Key::Request),
         (axes.shows_limit, &limit_key, Key::Dashes),
     ];
+    // With all keys there is just room for them.
+    let gap = if axes.shows_active && axes.shows_requests { 8 } else { 20 };
     for (_, text, key) in keys.into_iter().filter(|(is_shown, ..)| *is_shown) {
         key.draw(head, x, y)?;
         head.draw(&Text::new(text, (x + 26, y), style.clone()))?;
         // No font is at hand to measure: 6.4 pixels a character is what 12-pixel sans-serif faces take.
-        x += 26 + (text.chars().count() as f64 * 6.4) as i32 + 14;
+        x += 26 + (text.chars().count() as f64 * 6.4) as i32 + gap;
     }
     let waiting = if axes.shows_active { " Active: allocated, or freed and waiting for an event." } else { "" };
     let off_scale = if axes.shows_limit { String::new() } else { format!(" The memory limit, {limit}, is far above.") };
@@ -434,12 +436,12 @@ fn curves(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     // Device used and reserved often coincide: the wide pale line stays visible behind the thin one.
     chart.draw_series([PathElement::new(stairs(|point| point.used), USED.stroke_width(6))])?;
     chart.draw_series([Polygon::new(ground, ALLOCATED.mix(0.25))])?;
-    chart.draw_series([PathElement::new(allocated, ALLOCATED.stroke_width(2))])?;
     if axes.shows_active {
-        // Where nothing waits for an event, the line would only cover that of what is allocated.
+        // Below the line of what is allocated, which covers it where nothing waits for an event.
         let active = stairs(|point| point.active.unwrap_or(point.allocated));
-        chart.draw_series([PathElement::new(active, ACTIVE.stroke_width(1))])?;
+        chart.draw_series([PathElement::new(active, ACTIVE.stroke_width(2))])?;
     }
+    chart.draw_series([PathElement::new(allocated, ALLOCATED.stroke_width(2))])?;
     chart.draw_series([PathElement::new(stairs(|point| point.reserved), RESERVED.stroke_width(2))])?;
     if axes.shows_limit {
         let limit = axes.y(axes.memory);

@@ -198,18 +198,20 @@ fn what_pins(shortage: &Shortage, everywhere: bool) -> String {
     if holders.is_empty() {
         return "A request needs one piece, and a segment or page in which something is live cannot go back to the driver.".to_owned();
     }
-    let is_one = holders.len() == 1 && segments.iter().all(|segment| segment.holders.iter().all(|holder| holder.blocks == 1));
+    let is_whole = shortage.pinned_unlisted.is_empty() && segments.iter().all(|segment| segment.other_blocks == 0);
+    let is_one = is_whole && holders.len() == 1 && segments.iter().all(|segment| segment.holders.iter().all(|holder| holder.blocks == 1));
     let verb = if is_one && segments.len() == 1 { "holds" } else { "hold" };
     let rest = if segments.len() == 1 && shortage.pinned_unlisted.is_empty() {
         "the rest of its segment, which cannot go back to the driver meanwhile"
     } else {
         "the rest of these segments, which cannot go back to the driver meanwhile"
     };
-    format!("{} {verb} {rest}.", named(&holders))
+    format!("{} {verb} {rest}.", named(&holders, is_whole))
 }
 
-/// The names of holders with their lines: `lora1, lora2 and 3 more (lines 12-14)`.
-fn named(holders: &[&Holder]) -> String {
+/// The names of holders with their lines: `lora1, lora2 and 3 more (lines 12-14)`. Where there are holders that are not listed, their number is
+/// not known.
+fn named(holders: &[&Holder], is_whole: bool) -> String {
     let mut names: Vec<&str> = Vec::new();
     for holder in holders {
         if !names.contains(&holder.name.as_str()) {
@@ -218,8 +220,10 @@ fn named(holders: &[&Holder]) -> String {
     }
     let more = names.len().saturating_sub(NAMED);
     let mut shown: Vec<String> = names.iter().take(NAMED).map(|name| (*name).to_owned()).collect();
-    if more > 0 {
-        shown.push(format!("{more} more"));
+    match more {
+        _ if !is_whole => shown.push("others".to_owned()),
+        0 => {}
+        more => shown.push(format!("{more} more")),
     }
     let last = shown.pop().unwrap_or_default();
     let shown = if shown.is_empty() { last } else { format!("{} and {last}", shown.join(", ")) };
@@ -326,7 +330,7 @@ mod tests {
         let mut shortage = examples::shortage();
         shortage.pinned = vec![pinned(vec![holder("s", 5, 14)])];
         shortage.pinned_unlisted = UnlistedSegments { count: 3, free: mib(6) };
-        assert!(what_pins(&shortage, false).starts_with("s (line 5) hold the rest of these segments"));
+        assert!(what_pins(&shortage, false).starts_with("s and others (line 5) hold the rest of these segments"));
         assert_eq!(holders_of(&shortage.pinned[0]), "s (line 5): 28 MiB in 14 blocks");
     }
 }

@@ -18,7 +18,7 @@ use harness_allocator::units::Bytes;
 use harness_devices::DeviceSource;
 use harness_record::Verdict;
 use harness_run::session::{Plan, Selection};
-use harness_scenario::Scenario;
+use harness_scenario::{Scenario, Settings};
 
 fn plan(scenarios: Vec<Scenario>, selection: Selection, audit: bool) -> Plan {
     Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit, fail_fast: false, program: "harness".to_owned() }
@@ -51,9 +51,10 @@ fn catalogue(criterion: &mut Criterion) {
         std::fs::read_dir(folder).expect("the catalogue is there").filter_map(|entry| Some(entry.ok()?.path())).collect();
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "yaml"));
     paths.sort();
-    let load = |path: &PathBuf| Scenario::load(path).expect("the catalogue is valid");
-    criterion
-        .bench_function("catalogue", |bencher| bencher.iter(|| run(&plan(paths.iter().map(load).collect(), Selection::default(), true))));
+    let load = |path: &PathBuf| Scenario::load_points(path, &Settings::new()).expect("the catalogue is valid");
+    criterion.bench_function("catalogue", |bencher| {
+        bencher.iter(|| run(&plan(paths.iter().flat_map(load).collect(), Selection::default(), true)))
+    });
 }
 
 /// A storm of that many operations beside `idle` blocks of memory that it never touches.

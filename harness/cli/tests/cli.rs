@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use driver_double::{Config, Staging};
 use harness_record::{Records, Rule, Verdict};
-use harness_scenario::Scenario;
+use harness_scenario::{Scenario, Settings};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -554,6 +554,8 @@ fn list_shows_what_there_is() {
             "about": "One request is served. Nothing else happens.",
             "allocators": ["caching", "direct"],
             "memory": 64 << 20,
+            "parameters": {},
+            "tags": [],
             "seed": 0,
             "steps": 2,
         }])
@@ -771,7 +773,8 @@ fn the_whole_catalogue_passes_on_the_driver_double() {
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.extension().is_some_and(|ending| ending == "yaml"))
-        .map(|path| Scenario::load(&path).unwrap().allocators.len())
+        .flat_map(|path| Scenario::load_points(&path, &Settings::new()).unwrap())
+        .map(|scenario| scenario.allocators.len())
         .sum();
     assert_eq!((records.runs.len(), output.status.code()), (listed, Some(0)));
     assert!(world.staging.report().unwrap().lines().all(|line| {

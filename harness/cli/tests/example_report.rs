@@ -13,7 +13,7 @@ use harness_devices::DeviceSource;
 use harness_record::Verdict;
 use harness_report::store;
 use harness_run::session::{Plan, Selection};
-use harness_scenario::Scenario;
+use harness_scenario::{Scenario, Settings};
 
 const EXAMPLE: &str = "reports/example";
 
@@ -32,7 +32,7 @@ fn the_example_report_and_its_excerpt_are_what_the_catalogue_gives() {
     std::env::set_current_dir(&root).expect("the project's root is there");
     let paths = [scenarios_in("scenarios"), scenarios_in("scenarios/failing")].concat();
     let plan = Plan {
-        scenarios: paths.iter().map(|path| Scenario::load(path).expect("the catalogue is valid")).collect(),
+        scenarios: paths.iter().flat_map(|path| Scenario::load_points(path, &Settings::new()).expect("the catalogue is valid")).collect(),
         selection: Selection::default(),
         seed: None,
         memory: None,

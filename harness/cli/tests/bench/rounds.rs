@@ -322,7 +322,7 @@ fn an_arm_with_settings_runs_what_pytorchs_allocator_runs() {
 #[test]
 fn a_scenario_that_fails_is_a_failure_with_the_command_that_shows_it() {
     let folder = tempfile::tempdir().unwrap();
-    let scenario = "about: Wrong.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 1MiB }\n  - expect: reserved_bytes.all.current == 1\n";
+    let scenario = "about: Wrong.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 1MiB }\n  - expect: reserved_bytes.all.current == 1B\n";
     std::fs::write(folder.path().join("wrong.yaml"), scenario).unwrap();
     let text = "about: x\nneeds: { memory: 64MiB }\narms: [caching]\ntime: [scenario: { file: wrong.yaml }]\n";
     let suite = Suite::parse(text, &folder.path().join("suite.yaml")).unwrap();

@@ -65,7 +65,8 @@ fn a_gpu_that_has_everything_runs_every_arm() {
 
 #[test]
 fn arms_that_need_memory_mapping_are_skipped_without_it() {
-    let expandable = "expandable segments: this device cannot map memory to reserved addresses; use the allocator without expandable_segments";
+    let expandable =
+        "expandable segments: this device cannot map memory to reserved addresses; use the allocator without expandable_segments";
     let config = Config { mapping: false, ..Config::default() };
     assert_eq!(verdicts(&config), format!("caching: passed\nexpandable: skipped: {expandable}\nasync_pool: passed\n"));
 }

@@ -70,7 +70,8 @@ fn a_loop_gives_its_values_to_sizes_numbers_and_expectations() {
 
 #[test]
 fn a_numbered_buffer_that_is_not_there_fails_the_step_and_those_that_are_are_told() {
-    let (_, expected, seen) = failure(&run("  - alloc: { buffer: \"kv[1]\", size: 1MiB }\n  - alloc: { buffer: \"kv[2]\", size: 1MiB }\n  - free: kv[3]"));
+    let (_, expected, seen) =
+        failure(&run("  - alloc: { buffer: \"kv[1]\", size: 1MiB }\n  - alloc: { buffer: \"kv[2]\", size: 1MiB }\n  - free: kv[3]"));
     assert_eq!((expected.as_str(), seen.as_str()), ("kv[3] to be live", "2 of that name are live, from kv[1] to kv[2]"));
     let (_, expected, seen) = failure(&run("  - alloc: { buffer: \"kv[1]\", size: 1MiB }\n  - alloc: { buffer: \"kv[1]\", size: 1MiB }"));
     assert_eq!((expected.as_str(), seen.as_str()), ("no buffer kv[1]", "it is live already; say `leak: true` to lose it"));
@@ -97,7 +98,8 @@ fn a_loop_until_memory_is_out_ends_at_the_first_request_that_fails() {
           - alloc: { buffer: \"kv[10 * i + j]\", size: 10MiB }
   - expect: [ outer.iterations == 3, num_ooms == 1 ]",
     );
-    let (rule, expected, seen) = failure(&run("  - repeat: 3\n    until: oom\n    steps: [ alloc: { buffer: lost, size: 1MiB, leak: true } ]"));
+    let (rule, expected, seen) =
+        failure(&run("  - repeat: 3\n    until: oom\n    steps: [ alloc: { buffer: lost, size: 1MiB, leak: true } ]"));
     assert_eq!(rule, Rule::Expectation);
     assert_eq!(
         (expected.as_str(), seen.as_str()),
@@ -114,7 +116,9 @@ fn growth_is_that_since_the_same_place_was_reached_the_last_time() {
       - alloc: { buffer: lost, size: 2MiB, leak: true }
       - expect: [ growth(allocated) == 2MiB, growth(num_ooms) == 0 ]",
     );
-    let run = run("  - for: { i: 1..5 }\n    steps:\n      - alloc: { buffer: lost, size: 1MiB * i, leak: true }\n      - expect: growth(allocated) <= 3MiB");
+    let run = run(
+        "  - for: { i: 1..5 }\n    steps:\n      - alloc: { buffer: lost, size: 1MiB * i, leak: true }\n      - expect: growth(allocated) <= 3MiB",
+    );
     let (_, _, seen) = failure(&run);
     assert_eq!(seen, "growth(allocated_bytes.all.current) = 4194304 B (4 MiB)");
     assert_eq!(run.steps.last().unwrap().iteration.as_deref(), Some("i = 4"));
@@ -232,7 +236,10 @@ fn eventually_holds_if_it_holds_after_any_later_step() {
   - free: a",
     );
     let (_, expected, seen) = failure(&run("  - alloc: { buffer: a, size: 2MiB }\n  - eventually: allocated == 0\n  - reset_peaks"));
-    assert_eq!((expected.as_str(), seen.as_str()), ("eventually allocated == 0", "at the end allocated_bytes.all.current = 2097152 B (2 MiB)"));
+    assert_eq!(
+        (expected.as_str(), seen.as_str()),
+        ("eventually allocated == 0", "at the end allocated_bytes.all.current = 2097152 B (2 MiB)")
+    );
 }
 
 #[test]

@@ -53,6 +53,9 @@ pub enum Cases<T> {
     },
 }
 
+/// Checks one value.
+type Value<'a, T> = &'a mut dyn FnMut(&Located<Tree>, &mut Checker<'_>) -> Result<T, Problem>;
+
 impl<T> Cases<T> {
     /// What holds with this arm on this kind of device; `None` for an arm that the scenario does not list.
     #[must_use]
@@ -85,7 +88,7 @@ impl<T> Cases<T> {
         given: &Located<Tree>,
         checker: &mut Checker<'_>,
         is_value: fn(&Tree) -> bool,
-        value: &mut dyn FnMut(&Located<Tree>, &mut Checker<'_>) -> Result<T, Problem>,
+        value: Value<'_, T>,
     ) -> Result<Self, Problem> {
         let Tree::Map(entries) = &given.value else { return Ok(Self::Always(value(given, checker)?)) };
         if is_value(&given.value) || entries.is_empty() {
@@ -102,7 +105,7 @@ impl<T> Cases<T> {
         entries: &[(Located<String>, Located<Tree>)],
         checker: &mut Checker<'_>,
         is_value: fn(&Tree) -> bool,
-        value: &mut dyn FnMut(&Located<Tree>, &mut Checker<'_>) -> Result<T, Problem>,
+        value: Value<'_, T>,
     ) -> Result<Self, Problem> {
         let help = format!("as in `{{ {SIMULATED}: …, {GPU}: … }}`; `any` expects nothing");
         if let Some((other, _)) = entries.iter().find(|(key, _)| ![SIMULATED, GPU].contains(&key.value.as_str())) {
@@ -120,7 +123,7 @@ impl<T> Cases<T> {
         given: &Located<Tree>,
         entries: &[(Located<String>, Located<Tree>)],
         checker: &mut Checker<'_>,
-        value: &mut dyn FnMut(&Located<Tree>, &mut Checker<'_>) -> Result<T, Problem>,
+        value: Value<'_, T>,
     ) -> Result<Self, Problem> {
         let (mut arms, mut others) = (Vec::new(), None);
         for (key, tree) in entries {

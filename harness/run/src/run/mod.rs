@@ -337,6 +337,16 @@ impl<'s> Task<'s> {
     }
 }
 
+/// A step that is over, with what it left behind.
+struct StepOver<'s> {
+    step: &'s Step,
+    number: u32,
+    /// The iterations of the loops around it, in words.
+    iteration: Option<String>,
+    result: StepResult,
+    failed: bool,
+}
+
 /// Whether a run, or a task of it, goes on.
 type Flow = ControlFlow<()>;
 
@@ -542,51 +552,33 @@ impl<'a, 'o> Runner<'a, 'o> {
         let outcome = result.as_ref().map_or(Outcome::Failed, |result| result.outcome.clone());
         // A step that was interrupted is neither done nor failed.
         if !self.interrupted {
-            self.record(world, step, number, iteration, result, ended, failed);
+            let result = result.unwrap_or_else(|| StepResult { outcome: Outcome::Failed, ..StepResult::default() });
+            self.record(world, StepOver { step, number, iteration, result, failed }, ended);
         }
         let stops = self.interrupted || cut_short || (failed && !self.only_expected_violations());
         if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(outcome) }
     }
 
     /// Records a step that is over. Of one that was cut short there may be no accounts.
-    #[allow(clippy::too_many_arguments, reason = "all of it is recorded")]
-    fn record(
-        &mut self,
-        world: &mut World,
-        step: &Step,
-        number: u32,
-        iteration: Option<String>,
-        result: Option<StepResult>,
-        ended: Option<StepEnd>,
-        failed: bool,
-    ) {
+    fn record(&mut self, world: &mut World, over: StepOver<'_>, ended: Option<StepEnd>) {
         let StepEnd { duration, accounts } = ended.unwrap_or_default();
-        let result = result.unwrap_or_else(|| StepResult { outcome: Outcome::Failed, ..StepResult::default() });
-        let reports = result.reports_with(duration);
+        let reports = over.result.reports_with(duration);
         // Without a name nobody asked for the figures.
-        let named = step.id.iter().flat_map(|_| &reports).map(|(key, value)| (key.name().to_owned(), *value)).collect();
-        if let Some(id) = &step.id {
+        let named = over.step.id.iter().flat_map(|_| &reports).map(|(key, value)| (key.name().to_owned(), *value)).collect();
+        if let Some(id) = &over.step.id {
             world.report(id.clone(), reports);
         }
         if let Some(duration) = duration {
-            self.times.push((number, StepTimes { duration, reports: named }));
+            self.times.push((over.number, StepTimes { duration, reports: named }));
         } else if self.checks != Checks::Timing
             && let Some(accounts) = accounts.or_else(|| world.rig.accounts().ok())
         {
-            self.record_checked(step, number, iteration, result, named, accounts, failed);
+            self.record_checked(over, named, accounts);
         }
     }
 
-    fn record_checked(
-        &mut self,
-        step: &Step,
-        number: u32,
-        iteration: Option<String>,
-        result: StepResult,
-        reports: BTreeMap<String, u64>,
-        accounts: Accounts,
-        failed: bool,
-    ) {
+    fn record_checked(&mut self, over: StepOver<'_>, reports: BTreeMap<String, u64>, accounts: Accounts) {
+        let StepOver { step, number, iteration, result, failed } = over;
         let outcome = if failed && result.outcome == Outcome::Done { Outcome::Failed } else { result.outcome };
         let step = StepRecord {
             number,

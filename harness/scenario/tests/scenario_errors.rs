@@ -375,6 +375,7 @@ fn a_wrong_loop_or_block_is_answered_with_the_accepted_forms() {
         ("fill of all numbered ones", "- alloc: { buffer: 'kv[1]', size: 1MiB }\n- fill: kv"),
         ("live from the iteration before", "- repeat: 2\n  steps: [ alloc: { buffer: a, size: 1MiB, expect: any } ]"),
         ("until beside another step", "- empty_cache:\n  until: oom"),
+        ("id beside a loop that has its fields inside", "- repeat: { times: 2, steps: [reset_peaks] }\n  id: twice"),
         ("steps beside another step", "- alloc: { buffer: a, size: 1MiB }\n  steps: [reset_peaks]"),
         ("meanwhile of one operation", "- alloc: { buffer: a, size: 1MiB }\n  meanwhile: [reset_peaks]"),
         (

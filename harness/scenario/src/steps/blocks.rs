@@ -6,11 +6,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::fields::{Beside, Body, StepFields};
-use super::{Step, StepWire, check_steps};
+use super::{Step, check_steps};
 use crate::checker::Checker;
 use crate::metric::{PoolName, ProgramName};
 use harness_language::error::Problem;
-use harness_language::located::{Located, Position};
+use harness_language::located::Position;
 use harness_language::text::NameText;
 
 /// Steps of another program, checked.
@@ -107,12 +107,12 @@ impl StepFields for ProgramWire {
 
     const BESIDE: &'static [Beside] = &[Beside::Steps];
 
-    fn steps(&self) -> &[Located<StepWire>] {
-        self.body.steps()
+    fn body(&self) -> Option<&Body> {
+        Some(&self.body)
     }
 
-    fn take(&mut self, body: Body) {
-        self.body = body;
+    fn body_mut(&mut self) -> Option<&mut Body> {
+        Some(&mut self.body)
     }
 
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Program, Problem> {
@@ -138,12 +138,12 @@ impl StepFields for PrivatePoolWire {
 
     const BESIDE: &'static [Beside] = &[Beside::Steps];
 
-    fn steps(&self) -> &[Located<StepWire>] {
-        self.body.steps()
+    fn body(&self) -> Option<&Body> {
+        Some(&self.body)
     }
 
-    fn take(&mut self, body: Body) {
-        self.body = body;
+    fn body_mut(&mut self) -> Option<&mut Body> {
+        Some(&mut self.body)
     }
 
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<PrivatePool, Problem> {

@@ -29,18 +29,27 @@ pub(crate) trait StepFields: for<'de> Deserialize<'de> + JsonSchema {
         None
     }
 
-    /// Its id, if it was given one.
-    fn id(&self) -> Option<&NameText> {
+    /// What stands beside its key, for steps that have steps inside them.
+    fn body(&self) -> Option<&Body> {
         None
     }
 
-    /// Steps inside it.
-    fn steps(&self) -> &[Located<StepWire>] {
-        &[]
+    /// The same, to be filled.
+    fn body_mut(&mut self) -> Option<&mut Body> {
+        None
     }
 
-    /// Takes what stands beside its key. Keys that are not among [`Self::BESIDE`] have been refused before.
-    fn take(&mut self, _: Body) {}
+    /// Its id, if it was given one.
+    fn id(&self) -> Option<&NameText> {
+        self.body().and_then(|body| body.id.as_ref())
+    }
+
+    /// Takes what stands beside its key. Keys that may not have been refused before.
+    fn take(&mut self, beside: Body) {
+        if let Some(body) = self.body_mut() {
+            *body = beside;
+        }
+    }
 
     /// Checks it against what is known at this point. `at` is the place of the whole step.
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem>;

@@ -212,16 +212,12 @@ impl StepFields for ForWire {
     const REPORTS: &'static [ReportKey] = REPORTS;
     const BESIDE: &'static [Beside] = BESIDE;
 
-    fn id(&self) -> Option<&NameText> {
-        self.body.id.as_ref()
+    fn body(&self) -> Option<&Body> {
+        Some(&self.body)
     }
 
-    fn steps(&self) -> &[Located<StepWire>] {
-        self.body.steps()
-    }
-
-    fn take(&mut self, body: Body) {
-        self.body = body;
+    fn body_mut(&mut self) -> Option<&mut Body> {
+        Some(&mut self.body)
     }
 
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Loop, Problem> {
@@ -260,19 +256,12 @@ impl StepFields for RepeatWire {
     const REPORTS: &'static [ReportKey] = REPORTS;
     const BESIDE: &'static [Beside] = BESIDE;
 
-    fn id(&self) -> Option<&NameText> {
-        self.body.id.as_ref()
+    fn body(&self) -> Option<&Body> {
+        Some(&self.body)
     }
 
-    fn steps(&self) -> &[Located<StepWire>] {
-        self.body.steps()
-    }
-
-    fn take(&mut self, body: Body) {
-        // A `repeat` with everything in its map has nothing beside it.
-        if self.body.steps.is_none() {
-            self.body = body;
-        }
+    fn body_mut(&mut self) -> Option<&mut Body> {
+        Some(&mut self.body)
     }
 
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Loop, Problem> {

@@ -153,12 +153,12 @@ macro_rules! steps {
                 }
             }
 
-            /// Steps inside it.
-            fn steps(&self) -> &[Located<StepWire>] {
+            /// What stands beside its key, or inside it, of a step with steps inside.
+            fn body(&self) -> Option<&Body> {
                 match self {
-                    $(Self::$variant(wire) => wire.steps(),)*
-                    Self::With(step, _) => step.steps(),
-                    Self::Unknown(_) | Self::Bare(_) | Self::Empty | Self::SeveralKeys(..) => &[],
+                    $(Self::$variant(wire) => wire.body(),)*
+                    Self::With(step, _) => step.body(),
+                    Self::Unknown(_) | Self::Bare(_) | Self::Empty | Self::SeveralKeys(..) => None,
                 }
             }
 
@@ -312,7 +312,7 @@ pub(crate) fn announced(steps: &[Located<StepWire>]) -> BTreeMap<String, Positio
             names.entry(name.text().to_owned()).or_insert_with(|| name.position());
         }
         let meanwhile = step.value.meanwhile().map_or(&[][..], |steps| steps.value.as_slice());
-        for (name, at) in announced(step.value.steps()).into_iter().chain(announced(meanwhile)) {
+        for (name, at) in announced(step.value.body().map_or(&[], Body::steps)).into_iter().chain(announced(meanwhile)) {
             names.entry(name).or_insert(at);
         }
     }
@@ -437,10 +437,13 @@ fn assembled(
         (None, None) => return StepWire::Empty,
     };
     let Some(kind) = kind else { return step };
-    if let Some(second) = second.or_else(|| body.unexpected(kind.beside())) {
+    // What has its steps inside it has all of its fields there.
+    let is_inside = step.body().is_some_and(|body| body.steps.is_some());
+    let accepted = if is_inside { &[] } else { kind.beside() };
+    if let Some(second) = second.or_else(|| body.unexpected(accepted)) {
         return StepWire::SeveralKeys(kind, second);
     }
-    if !kind.beside().is_empty() {
+    if !accepted.is_empty() {
         step.take(body);
     }
     if extras.timeout.is_none() && extras.meanwhile.is_none() { step } else { StepWire::With(Box::new(step), extras) }

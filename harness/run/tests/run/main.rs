@@ -8,6 +8,7 @@ mod contended;
 mod cost;
 mod lacking;
 mod lying;
+mod meanwhile;
 mod pool;
 mod private_pools;
 mod program;

@@ -382,6 +382,10 @@ fn a_wrong_loop_or_block_is_answered_with_the_accepted_forms() {
             "meanwhile with the same buffer",
             "- repeat: 2\n  steps: [ alloc: { buffer: a, size: 1MiB }, free: a ]\n  meanwhile: [ alloc: { buffer: a, size: 1MiB } ]",
         ),
+        (
+            "report of a step that goes on",
+            "- storm: { id: churn, operations: 9, sizes: 1MiB, live: 4MiB, lifetime: { min: 1, max: 3 } }\n  meanwhile: [ expect: churn.ooms == 0 ]",
+        ),
         ("program there is not", "- program: server\n  steps: [reset_peaks]"),
         ("pool there is not", "- release_pool: graph"),
         ("nested too deep", &deep_loops()),

@@ -25,13 +25,15 @@ pub(super) enum Next<'s> {
 /// Steps, of which some may have been done.
 #[derive(Debug)]
 pub(super) struct Cursor<'s> {
+    /// Of steps that are done meanwhile: the blocks around them, as they stood when they began. Their loops go on when they are done.
+    around: Vec<Frame<'s>>,
     frames: Vec<Frame<'s>>,
     /// Blocks that were left early, the innermost first.
     left: Vec<Next<'s>>,
 }
 
 /// Steps that are being done.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Frame<'s> {
     /// The step that they are inside of; `None` for the outermost ones.
     block: Option<&'s Step>,
@@ -59,7 +61,18 @@ impl Frame<'_> {
 impl<'s> Cursor<'s> {
     /// Before the first of these steps.
     pub(super) fn new(steps: &'s [Step]) -> Self {
-        Self { frames: vec![Frame { block: None, steps, next: 0, iterations: 0 }], left: Vec::new() }
+        Self { around: Vec::new(), frames: vec![Frame { block: None, steps, next: 0, iterations: 0 }], left: Vec::new() }
+    }
+
+    /// Before the first of the steps that are done while the step goes on that came last.
+    pub(super) fn meanwhile(&self, step: &'s Step) -> Self {
+        let is_around = |frame: &&Frame<'_>| !frame.block.is_some_and(|block| std::ptr::eq(block, step));
+        Self { around: self.blocks().filter(is_around).copied().collect(), ..Self::new(&step.meanwhile) }
+    }
+
+    /// What stands around the next step, the outermost first.
+    fn blocks(&self) -> impl DoubleEndedIterator<Item = &Frame<'s>> {
+        self.around.iter().chain(&self.frames)
     }
 
     /// Goes on to what comes next; `None` behind the last step.
@@ -100,7 +113,7 @@ impl<'s> Cursor<'s> {
 
     /// The variables of all loops around the next step, the outermost first.
     pub(super) fn variables(&self) -> impl Iterator<Item = (&'s VariableName, Number)> {
-        self.frames.iter().filter_map(|frame| match &frame.block?.action {
+        self.blocks().filter_map(|frame| match &frame.block?.action {
             Action::For(steps) | Action::Repeat(steps) => steps.rounds.value(frame.iterations),
             _ => None,
         })
@@ -109,8 +122,7 @@ impl<'s> Cursor<'s> {
     /// The iterations of all loops around the next step, the outermost first, in words: `i = 3`, or `iteration 3` counted from 1.
     pub(super) fn iteration(&self) -> Option<String> {
         let words: Vec<String> = self
-            .frames
-            .iter()
+            .blocks()
             .filter_map(|frame| match &frame.block?.action {
                 Action::For(steps) | Action::Repeat(steps) => Some(match steps.rounds.value(frame.iterations) {
                     Some((variable, value)) => format!("{variable} = {}", steps.rounds.in_words(value)),
@@ -124,7 +136,7 @@ impl<'s> Cursor<'s> {
 
     /// The program that the next step is of; `None` for the main one.
     pub(super) fn program(&self) -> Option<&'s ProgramName> {
-        self.frames.iter().rev().find_map(|frame| match &frame.block?.action {
+        self.blocks().rev().find_map(|frame| match &frame.block?.action {
             Action::Program(program) => Some(&program.program),
             _ => None,
         })

@@ -335,6 +335,11 @@ impl<'s> Task<'s> {
     fn new(steps: &'s [Step]) -> Self {
         Self { cursor: Cursor::new(steps), meanwhile: Vec::new() }
     }
+
+    /// What is done while the step goes on that comes next.
+    fn beside(&self, step: &'s Step) -> Self {
+        Self { cursor: self.cursor.meanwhile(step), meanwhile: Vec::new() }
+    }
 }
 
 /// A step that is over, with what it left behind.
@@ -413,7 +418,7 @@ impl<'a, 'o> Runner<'a, 'o> {
 
     fn enter_block<'s>(&mut self, world: &mut World, task: &mut Task<'s>, step: &'s Step) -> Flow {
         if !step.meanwhile.is_empty() {
-            task.meanwhile.push((step, Task::new(&step.meanwhile)));
+            task.meanwhile.push((step, task.beside(step)));
         }
         if let Action::PrivatePool(_) = step.action {
             Self::resume(world, task);
@@ -452,7 +457,7 @@ impl<'a, 'o> Runner<'a, 'o> {
     fn do_step<'s>(&mut self, world: &mut World, task: &mut Task<'s>, step: &'s Step) -> Flow {
         Self::resume(world, task);
         let iteration = task.cursor.iteration();
-        let mut own = (!step.meanwhile.is_empty()).then(|| Task::new(&step.meanwhile));
+        let mut own = (!step.meanwhile.is_empty()).then(|| task.beside(step));
         let outcome = self.run_step(world, step, iteration, own.as_mut())?;
         if let Some(mut rest) = own {
             while self.advance(world, &mut rest)? {}

@@ -9,6 +9,7 @@ mod cost;
 mod lacking;
 mod language;
 mod lying;
+mod meanwhile;
 mod pool;
 mod private_pools;
 mod program;

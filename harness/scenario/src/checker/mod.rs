@@ -62,6 +62,8 @@ pub(crate) struct Checker<'a> {
     comparisons: Vec<Located<Expectation>>,
     /// Buffers and storms that were named since this was emptied last.
     named: BTreeSet<String>,
+    /// Steps that go on while those at this point are done: what they report is not known yet.
+    unfinished: Vec<String>,
     nesting: u32,
     /// Loops around this point that a request which runs out of memory ends.
     loops_until_oom: u32,
@@ -102,6 +104,7 @@ impl<'a> Checker<'a> {
             growth_sites: 0,
             comparisons: Vec::new(),
             named: BTreeSet::new(),
+            unfinished: Vec::new(),
             nesting: 0,
             loops_until_oom: 0,
             multiplier: 1,
@@ -178,10 +181,11 @@ impl<'a> Checker<'a> {
     }
 
     /// Checks two groups of steps of which the second is done between the operations of the first: they must not share a buffer, for which of
-    /// them would come first depends on the run.
+    /// them would come first depends on the run. What the first reports under its `id` is known behind both.
     pub(crate) fn at_the_same_time<A, B>(
         &mut self,
         first: impl FnOnce(&mut Self) -> Result<A, Problem>,
+        id: Option<&NameText>,
         at: Position,
         second: impl FnOnce(&mut Self) -> Result<B, Problem>,
     ) -> Result<(A, B), Problem> {
@@ -189,7 +193,9 @@ impl<'a> Checker<'a> {
         let checked = first(self)?;
         let of_first = std::mem::take(&mut self.named);
         let (outer_multiplier, outer_loops) = (self.multiplier, std::mem::take(&mut self.loops_until_oom));
+        self.unfinished.extend(id.map(|id| id.text().to_owned()));
         let beside = self.nested(at, second)?;
+        self.unfinished.truncate(self.unfinished.len() - usize::from(id.is_some()));
         (self.multiplier, self.loops_until_oom) = (outer_multiplier, outer_loops);
         let of_second = std::mem::take(&mut self.named);
         if let Some(shared) = of_first.intersection(&of_second).next() {

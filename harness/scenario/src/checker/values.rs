@@ -175,6 +175,10 @@ impl Checker<'_> {
                 None => Err(unknown_metric_of(head, rest)),
             };
         }
+        if self.unfinished.iter().any(|id| id == head) {
+            let help = "put this behind the step, and not beside it under `meanwhile`".to_owned();
+            return Err((format!("`{name}` is not known yet: the step `{head}` goes on"), help));
+        }
         if let Some(id) = self.ids.get(head) {
             let reports = id.reports;
             return match ReportKey::from_name(rest).filter(|key| reports.contains(key)) {

@@ -331,6 +331,7 @@ fn check_step(wire: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Ste
         None => (wire.value.check(position, checker)?, Vec::new()),
         Some(steps) => checker.at_the_same_time(
             |checker| wire.value.check(position, checker),
+            wire.value.id(),
             steps.position(),
             |checker| check_steps(&steps.value, checker),
         )?,

@@ -1,0 +1,155 @@
+//! What fails a run: expectations that are not met, invariants that do not hold, time limits, failures of the device; and the verdict.
+
+use harness_allocator::device::DeviceError;
+use harness_record::{Invariant, NOT_JUDGED, Rule, Verdict, Violation};
+use harness_scenario::steps::{Action, Step};
+use harness_scenario::{Expectation, Located};
+
+use super::execute;
+use super::runner::Runner;
+use crate::rig::{Checks, Finding, Stop};
+use crate::world::{Unmet, World};
+
+/// What should have been, where a device says that something is wrong: whether to look at the allocator or at the machine.
+const fn expected_of_device(error: &DeviceError) -> &'static str {
+    match error {
+        DeviceError::DoubleFree { .. } | DeviceError::InvalidFree { .. } | DeviceError::InvalidAccess { .. } => {
+            "the allocator to hand out and free only memory that is allocated on the device"
+        }
+        DeviceError::UnknownHandle { .. } | DeviceError::NotReady(_) => "streams and events to be used only while they exist",
+        DeviceError::Race { .. } | DeviceError::InUse { .. } | DeviceError::Corrupted { .. } => "memory to hold what was written",
+        DeviceError::OutOfMemory { .. } => "memory for the harness's own needs",
+        DeviceError::Driver { .. } | DeviceError::Unavailable { .. } => "the driver to do as it is told",
+    }
+}
+
+impl Runner<'_, '_> {
+    /// What took longer than it may has failed, unless it failed for another reason. `None` is the end behind the last step.
+    pub(super) fn check_time(&mut self, step: Option<&Step>) {
+        if self.violations.is_empty()
+            && !self.interrupted
+            && let Some(overrun) = self.observer.control.overrun()
+        {
+            self.violations.push(Violation {
+                step: self.number,
+                at: step.map(|step| self.request.scenario.place(step.position)),
+                rule: Rule::TimeLimit,
+                expected: overrun.expected(),
+                seen: overrun.seen(),
+            });
+        }
+    }
+
+    /// Looks at what is awaited, and forgets what holds. A step that awaits something adds it first.
+    pub(super) fn check_awaited(&mut self, world: &mut World, step: &Step) {
+        if let Action::Eventually(eventually) = &step.action {
+            let is_new = |expectation: &&Located<Expectation>| !self.awaited.iter().any(|other| other.position() == expectation.position());
+            let new: Vec<_> = eventually.0.iter().filter(is_new).cloned().collect();
+            self.awaited.extend(new);
+        }
+        for expectation in std::mem::take(&mut self.awaited) {
+            match execute::check(world, &expectation) {
+                Ok(None) => {}
+                Ok(Some(_)) => self.awaited.push(expectation),
+                Err(stop) => self.stop(stop, Some(step)),
+            }
+        }
+    }
+
+    /// At the end of the run: what never held is not met.
+    pub(super) fn judge_awaited(&mut self, world: &mut World) {
+        for expectation in std::mem::take(&mut self.awaited) {
+            if let Ok(Some(unmet)) = execute::check(world, &expectation) {
+                let (expected, seen) = (format!("eventually {}", unmet.expected), format!("at the end {}", unmet.seen));
+                self.unmet(Unmet { expected, seen, ..unmet }, &mut Vec::new());
+            }
+        }
+    }
+
+    pub(super) fn check_invariants(&mut self, world: &mut World, step: &Step, notes: &mut Vec<String>) {
+        for invariant in &self.request.scenario.invariants {
+            match execute::check(world, invariant) {
+                Ok(unmet) => unmet.into_iter().for_each(|unmet| self.unmet(unmet, notes)),
+                Err(stop) => return self.stop(stop, Some(step)),
+            }
+        }
+    }
+
+    pub(super) fn stop(&mut self, stop: Stop, step: Option<&Step>) {
+        match stop {
+            // Where the user did not want it, the time of the step is over: `check_time` says so.
+            Stop::Interrupted => self.interrupted = self.observer.control.is_interrupted(),
+            Stop::Violated(findings) => findings.into_iter().for_each(|finding| self.find(finding, step)),
+            Stop::Device(error) => self.violations.push(Violation {
+                step: self.number,
+                at: step.map(|step| self.request.scenario.place(step.position)),
+                rule: Rule::DeviceFailure,
+                expected: expected_of_device(&error).to_owned(),
+                seen: error.to_string(),
+            }),
+        }
+    }
+
+    pub(super) fn find(&mut self, finding: Finding, step: Option<&Step>) {
+        let Finding { invariant, expected, seen } = finding;
+        let at = step.map(|step| self.request.scenario.place(step.position));
+        self.violations.push(Violation { step: self.number, at, rule: Rule::Invariant(invariant), expected, seen });
+    }
+
+    /// Something expected was not seen: a violation, or in a run that is only observed a note on the step.
+    pub(super) fn unmet(&mut self, unmet: Unmet, notes: &mut Vec<String>) {
+        let Unmet { expected, seen, at } = unmet;
+        if self.observer.only_observed {
+            return notes.push(format!("{NOT_JUDGED}line {} expects {expected}; seen: {seen}", at.line));
+        }
+        let at = Some(self.request.scenario.place(at));
+        self.violations.push(Violation { step: self.number, at, rule: Rule::Expectation, expected, seen });
+    }
+
+    /// Whether everything seen so far is what `violates:` asks for.
+    pub(super) fn only_expected_violations(&self) -> bool {
+        let expected = self.request.scenario.violates.as_ref().map(|violates| Rule::Invariant(violates.value));
+        self.violations.iter().all(|violation| Some(&violation.rule) == expected.as_ref())
+    }
+
+    /// Whether everything seen so far could be the doing of other processes on the device.
+    pub(super) fn only_disturbable_violations(&self) -> bool {
+        self.violations.iter().all(|violation| match &violation.rule {
+            Rule::Expectation => true,
+            Rule::Invariant(invariant) => matches!(
+                invariant,
+                Invariant::AccountsAreOrdered | Invariant::DeviceUsedFollowsReserved | Invariant::WholeLimitFitsAtTheEnd
+            ),
+            Rule::BetweenArms | Rule::ExpectedFailure | Rule::ExpectedViolation | Rule::DeviceFailure | Rule::TimeLimit => false,
+        })
+    }
+
+    pub(super) fn verdict(&mut self) -> Verdict {
+        if self.interrupted {
+            return Verdict::Interrupted;
+        }
+        if let Some(contention) = self.contention.take().filter(|_| !self.violations.is_empty() && self.only_disturbable_violations()) {
+            return Verdict::Contended { reason: contention };
+        }
+        if let Some(violates) = &self.request.scenario.violates {
+            // A timed run does not look for violations.
+            if self.violations.is_empty() && self.checks != Checks::Timing && !self.observer.only_observed {
+                let expected = format!("the run to violate `{}`: {} must not hold", violates.value, violates.value.promise());
+                self.violations.push(Violation {
+                    step: self.number,
+                    at: Some(self.request.scenario.place(violates.position())),
+                    rule: Rule::ExpectedViolation,
+                    expected,
+                    seen: "it holds all the time".to_owned(),
+                });
+            } else if self.only_expected_violations() {
+                return Verdict::Passed;
+            }
+        }
+        let mut violations = std::mem::take(&mut self.violations).into_iter();
+        match violations.next() {
+            None => Verdict::Passed,
+            Some(first) => Verdict::Failed { first, rest: violations.collect() },
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! The runner: does the steps of a scenario in their order, and those that go on meanwhile, and records what they leave behind.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use harness_record::{Accounts, Event, Outcome, StepRecord, Violation};
+use harness_scenario::steps::{Action, Step};
+use harness_scenario::{Expectation, Located, ReportKey};
+
+use super::cursor::{Cursor, Next};
+use super::execute;
+use super::kept::Steps;
+use super::{Observer, RunRequest, StepTimes};
+use crate::control::{DEFAULT_TIME_LIMIT, Place};
+use crate::rig::{Checks, StepEnd, Stop};
+use crate::world::{StepResult, Unmet, World};
+
+/// One run while it goes on.
+pub(super) struct Runner<'a, 'o> {
+    pub(super) request: &'a RunRequest<'a>,
+    pub(super) checks: Checks,
+    pub(super) observer: Observer<'o>,
+    /// Of a checked run.
+    pub(super) steps: Steps<StepRecord>,
+    /// Of a timed run.
+    pub(super) times: Steps<(u32, StepTimes)>,
+    pub(super) number: u32,
+    /// What should hold before the end of the run and has not held yet.
+    pub(super) awaited: Vec<Located<Expectation>>,
+    pub(super) violations: Vec<Violation>,
+    /// What other processes did on the device.
+    pub(super) contention: Option<String>,
+    pub(super) interrupted: bool,
+}
+
+/// Steps that are done one after another: those of the scenario, or those that are done meanwhile.
+struct Task<'s> {
+    cursor: Cursor<'s>,
+    /// What is done meanwhile, for each block around the next step that has such steps.
+    meanwhile: Vec<(&'s Step, Task<'s>)>,
+}
+
+impl<'s> Task<'s> {
+    fn new(steps: &'s [Step]) -> Self {
+        Self { cursor: Cursor::new(steps), meanwhile: Vec::new() }
+    }
+
+    /// What is done while the step goes on that comes next.
+    fn beside(&self, step: &'s Step) -> Self {
+        Self { cursor: self.cursor.meanwhile(step), meanwhile: Vec::new() }
+    }
+}
+
+/// A step that is over, with what it left behind.
+struct StepOver<'s> {
+    step: &'s Step,
+    number: u32,
+    /// The iterations of the loops around it, in words.
+    iteration: Option<String>,
+    result: StepResult,
+    failed: bool,
+}
+
+/// Whether a run, or a task of it, goes on.
+pub(super) type Flow = ControlFlow<()>;
+
+fn place_of(number: u32, step: &Step) -> Place {
+    Place::Step { number, line: step.position.line, text: format!("{} {}", step.action.kind(), step.action).trim_end().to_owned() }
+}
+
+impl<'a, 'o> Runner<'a, 'o> {
+    pub(super) fn new(request: &'a RunRequest<'a>, checks: Checks, observer: Observer<'o>) -> Self {
+        let (steps, times) = (Steps::new(), Steps::new());
+        Self {
+            request,
+            checks,
+            observer,
+            steps,
+            times,
+            number: 0,
+            awaited: Vec::new(),
+            violations: Vec::new(),
+            contention: None,
+            interrupted: false,
+        }
+    }
+
+    /// Does all steps. Breaks off where the run cannot go on.
+    pub(super) fn run_all(&mut self, world: &mut World, steps: &[Step]) -> Flow {
+        let mut task = Task::new(steps);
+        while self.advance(world, &mut task)? {}
+        self.judge_awaited(world);
+        if self.violations.is_empty() || self.only_expected_violations() { Flow::Continue(()) } else { Flow::Break(()) }
+    }
+
+    /// Does one step of a task, and after it one of each task that goes on meanwhile. Tells whether there was one left.
+    fn advance<'s>(&mut self, world: &mut World, task: &mut Task<'s>) -> ControlFlow<(), bool> {
+        // Not every step allocates, and only an allocation looks by itself.
+        if self.observer.control.is_interrupted() {
+            self.interrupted = true;
+            return ControlFlow::Break(());
+        }
+        while let Some(next) = task.cursor.advance() {
+            match next {
+                Next::Do(step) => {
+                    self.do_step(world, task, step)?;
+                    self.advance_meanwhile(world, &mut task.meanwhile)?;
+                    return ControlFlow::Continue(true);
+                }
+                Next::Enter(step) => self.enter_block(world, task, step)?,
+                Next::Leave { step, iterations, ran_out } => self.leave_block(world, task, step, iterations, ran_out)?,
+            }
+        }
+        ControlFlow::Continue(false)
+    }
+
+    /// Does one step of each of some tasks.
+    fn advance_meanwhile(&mut self, world: &mut World, tasks: &mut [(&Step, Task<'_>)]) -> Flow {
+        tasks.iter_mut().try_for_each(|(_, task)| self.advance(world, task).map_continue(drop))
+    }
+
+    /// Makes the loops' variables and the program around the next step those of the run.
+    fn resume(world: &mut World, task: &Task<'_>) {
+        world.set_variables(task.cursor.variables());
+        world.enter(task.cursor.program());
+    }
+
+    fn enter_block<'s>(&mut self, world: &mut World, task: &mut Task<'s>, step: &'s Step) -> Flow {
+        if !step.meanwhile.is_empty() {
+            task.meanwhile.push((step, task.beside(step)));
+        }
+        if let Action::PrivatePool(_) = step.action {
+            Self::resume(world, task);
+            self.run_step(world, step, task.cursor.iteration(), None)?;
+        }
+        Flow::Continue(())
+    }
+
+    fn leave_block(&mut self, world: &mut World, task: &mut Task<'_>, step: &Step, iterations: u64, ran_out: bool) -> Flow {
+        if let Some((_, mut rest)) = task.meanwhile.pop_if(|(block, _)| std::ptr::eq(*block, step)) {
+            while self.advance(world, &mut rest)? {}
+        }
+        Self::resume(world, task);
+        match &step.action {
+            Action::PrivatePool(block) => {
+                let pool = world.pool(&block.pool);
+                if let Err(stop) = world.rig.end_private_pool(pool) {
+                    self.stop(stop, Some(step));
+                    return Flow::Break(());
+                }
+                Flow::Continue(())
+            }
+            Action::For(steps) | Action::Repeat(steps) if steps.until_oom || step.id.is_some() => {
+                let mut result = StepResult { reports: BTreeMap::from([(ReportKey::Iterations, iterations)]), ..StepResult::default() };
+                if steps.until_oom && !ran_out {
+                    let seen = format!("all {iterations} iterations ended without that");
+                    result.unmet.push(Unmet::at(step, "a request inside the loop to run out of memory", seen));
+                }
+                self.run_as_step(world, step, task.cursor.iteration(), |_, _| Ok(result)).map_continue(drop)
+            }
+            _ => Flow::Continue(()),
+        }
+    }
+
+    /// Does one step that has no steps inside it. One that runs out of memory may end the loop around it.
+    fn do_step<'s>(&mut self, world: &mut World, task: &mut Task<'s>, step: &'s Step) -> Flow {
+        Self::resume(world, task);
+        let iteration = task.cursor.iteration();
+        let mut own = (!step.meanwhile.is_empty()).then(|| task.beside(step));
+        let outcome = self.run_step(world, step, iteration, own.as_mut())?;
+        if let Some(mut rest) = own {
+            while self.advance(world, &mut rest)? {}
+            Self::resume(world, task);
+        }
+        let ends_loop = match &step.action {
+            Action::Alloc(alloc) => alloc.expect.ends_loop,
+            Action::Train(train) => train.expect.ends_loop,
+            _ => false,
+        };
+        if ends_loop && outcome == Outcome::OutOfMemory {
+            task.cursor.leave_loop();
+        }
+        Flow::Continue(())
+    }
+
+    /// Does a step, with the scenario's invariants and a task that goes on meanwhile between its operations.
+    fn run_step(
+        &mut self,
+        world: &mut World,
+        step: &Step,
+        iteration: Option<String>,
+        meanwhile: Option<&mut Task<'_>>,
+    ) -> ControlFlow<(), Outcome> {
+        let is_workload = matches!(step.action, Action::Storm(_) | Action::Train(_));
+        let has_invariants = self.checks != Checks::Timing && !self.request.scenario.invariants.is_empty();
+        if !is_workload || (meanwhile.is_none() && !has_invariants) {
+            return self.run_as_step(world, step, iteration, |_, world| execute::execute(world, step, None));
+        }
+        let mut meanwhile = meanwhile;
+        self.run_as_step(world, step, iteration, |runner, world| {
+            let mut between = |world: &mut World| {
+                let seen = runner.violations.len();
+                runner.check_invariants(world, step, &mut Vec::new());
+                if let Some(task) = meanwhile.as_deref_mut() {
+                    let paused = world.rig.pause_step();
+                    let flow = runner.advance(world, task);
+                    world.rig.resume_step(paused);
+                    if flow.is_break() {
+                        return Err(Stop::Violated(Vec::new()));
+                    }
+                }
+                let has_failed = runner.violations.len() > seen && !runner.only_expected_violations();
+                // What was found stands in the record already.
+                if has_failed { Err(Stop::Violated(Vec::new())) } else { Ok(()) }
+            };
+            execute::execute(world, step, Some(&mut between))
+        })
+    }
+
+    /// Numbers, watches, checks and records what is done as a step.
+    fn run_as_step(
+        &mut self,
+        world: &mut World,
+        step: &Step,
+        iteration: Option<String>,
+        act: impl FnOnce(&mut Self, &mut World) -> Result<StepResult, Stop>,
+    ) -> ControlFlow<(), Outcome> {
+        self.number += 1;
+        let number = self.number;
+        let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
+        self.observer.control.enter(place_of(number, step), limit);
+        world.rig.begin_step(number);
+        let seen = self.violations.len();
+        let mut result = match act(self, world) {
+            Ok(mut result) => {
+                for unmet in std::mem::take(&mut result.unmet) {
+                    self.unmet(unmet, &mut result.notes);
+                }
+                Some(result)
+            }
+            Err(stop) => {
+                self.stop(stop, Some(step));
+                None
+            }
+        };
+        let ended = match (world.rig.end_step(), &result) {
+            (Ok(ended), _) => Some(ended),
+            // A step that failed already has said why; what the audit adds would only hide it.
+            (Err(_), None) => None,
+            (Err(stop), Some(_)) => {
+                self.stop(stop, Some(step));
+                None
+            }
+        };
+        for finding in world.rig.take_findings() {
+            self.find(finding, Some(step));
+        }
+        // A step that was cut short leaves things half done, so that whatever is seen behind it says nothing.
+        let cut_short = result.is_none() || ended.is_none();
+        if let (Some(result), false) = (&mut result, cut_short) {
+            self.check_invariants(world, step, &mut result.notes);
+            self.check_awaited(world, step);
+        }
+        self.check_time(Some(step));
+        let failed = self.violations.len() > seen;
+        let outcome = result.as_ref().map_or(Outcome::Failed, |result| result.outcome.clone());
+        // A step that was interrupted is neither done nor failed.
+        if !self.interrupted {
+            let result = result.unwrap_or_else(|| StepResult { outcome: Outcome::Failed, ..StepResult::default() });
+            self.record(world, StepOver { step, number, iteration, result, failed }, ended);
+        }
+        let stops = self.interrupted || cut_short || (failed && !self.only_expected_violations());
+        if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(outcome) }
+    }
+
+    /// Records a step that is over. Of one that was cut short there may be no accounts.
+    fn record(&mut self, world: &mut World, over: StepOver<'_>, ended: Option<StepEnd>) {
+        let StepEnd { duration, accounts } = ended.unwrap_or_default();
+        let reports = over.result.reports_with(duration);
+        // Without a name nobody asked for the figures.
+        let named = over.step.id.iter().flat_map(|_| &reports).map(|(key, value)| (key.name().to_owned(), *value)).collect();
+        if let Some(id) = &over.step.id {
+            world.report(id.clone(), reports);
+        }
+        if let Some(duration) = duration {
+            self.times.push((over.number, StepTimes { duration, reports: named }));
+        } else if self.checks != Checks::Timing
+            && let Some(accounts) = accounts.or_else(|| world.rig.accounts().ok())
+        {
+            self.record_checked(over, named, accounts);
+        }
+    }
+
+    fn record_checked(&mut self, over: StepOver<'_>, reports: BTreeMap<String, u64>, accounts: Accounts) {
+        let StepOver { step, number, iteration, result, failed } = over;
+        let outcome = if failed && result.outcome == Outcome::Done { Outcome::Failed } else { result.outcome };
+        let step = StepRecord {
+            number,
+            line: step.position.line,
+            kind: step.action.kind().name().to_owned(),
+            text: step.action.to_string(),
+            iteration,
+            size: result.size,
+            outcome,
+            accounts,
+            duration: None,
+            reports,
+            notes: result.notes,
+            tables: result.tables,
+            shortage: result.shortage,
+        };
+        if self.steps.has_room_in_front() {
+            (self.observer.emit)(Event::StepEnded(Box::new(step.clone())));
+        }
+        self.steps.push(step);
+    }
+
+    /// Frees what is live, checks the end where all steps were done, and closes the device.
+    pub(super) fn finish(&mut self, mut world: World, completed: bool) {
+        let mut clean = completed;
+        if completed {
+            world.rig.begin_step(self.number + 1);
+            let ended = world.free_everything().and_then(|()| world.rig.finish());
+            if let Err(stop) = ended {
+                clean = false;
+                self.stop(stop, None);
+            }
+        }
+        self.contention = world.rig.contention().map(str::to_owned);
+        if let Err(stop) = world.close()
+            && clean
+        {
+            self.stop(stop, None);
+        }
+        self.check_time(None);
+    }
+}

@@ -6,6 +6,7 @@ mod broken;
 mod causes;
 mod contended;
 mod cost;
+mod generated;
 mod lacking;
 mod language;
 mod lying;

@@ -69,8 +69,8 @@ pub fn run_line(run: &RunRecord, style: Style, width: Option<usize>) -> String {
     format!("{}{gap}{}", painted(verdict, verdict_paint(&run.verdict), style), log_line(&words::shortened(&rest, room)))
 }
 
-/// Characters of `failed as expected`.
-const WIDEST_VERDICT: usize = 18;
+/// Characters of `interrupted`; only `failed as expected` is wider.
+const WIDEST_VERDICT: usize = 11;
 
 /// For each run that was done, what [`harness_allocator::stats::MemoryStats::summary`] makes of its counters at the end.
 #[must_use]

@@ -283,6 +283,7 @@ mod tests {
             Cause::OtherStream { stream: 1, wanted: 0, largest: mib(780) },
             Cause::OtherPool { pool: PoolKind::Large, largest: mib(42) },
             Cause::OtherPool { pool: PoolKind::Small, largest: mib(2) },
+            Cause::PrivatePool(pieces(1, 600, 600)),
             Cause::OthersHold { held: mib(1000), asked: mib(900) },
             Cause::Unaccounted { used: mib(1000), asked: mib(900) },
             Cause::TooLarge { free: mib(1004), cached: mib(16) },

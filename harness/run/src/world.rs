@@ -8,7 +8,7 @@ use harness_allocator::device::{Clock, DevicePtr, EventId, StreamId};
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::rig::{Buffer, ProgramId, Rig, Stop};
-use harness_record::{Outcome, Shortage, Table};
+use harness_record::{Cause, CauseKind, Outcome, Shortage, Table, causes};
 use harness_scenario::steps::Action;
 use harness_scenario::steps::free::Free;
 use harness_scenario::{
@@ -389,6 +389,17 @@ pub(crate) struct Unmet {
 impl Unmet {
     pub(crate) fn at(step: &Step, expected: impl Into<String>, seen: impl Into<String>) -> Self {
         Self { at: step.position, expected: expected.into(), seen: seen.into() }
+    }
+
+    /// A request failed, and not for the cause that is expected. A timed run does not look for causes.
+    pub(crate) fn other_cause(step: &Step, expected: CauseKind, shortage: Option<&Shortage>) -> Option<Self> {
+        let causes: Vec<CauseKind> = causes(shortage?).iter().map(Cause::kind).collect();
+        if causes.contains(&expected) {
+            return None;
+        }
+        let names: Vec<String> = causes.iter().map(|cause| format!("`{cause}` ({})", cause.about())).collect();
+        let seen = if names.is_empty() { "no cause that the figures show".to_owned() } else { names.join(", ") };
+        Some(Self::at(step, format!("the cause `{expected}`: {}", expected.about()), seen))
     }
 }
 

@@ -10,8 +10,7 @@ use crate::recovery::{self, Recovered, Tried};
 use crate::rig::{Buffer, Rig, Stop};
 use crate::workload::{Between, pins, storm, train};
 use crate::world::{BufferKey, LookUpError, StepResult, Unmet, World, asks_for_memory};
-use harness_record::cause::{Cause, CauseKind, causes};
-use harness_record::{Outcome, Shortage};
+use harness_record::Outcome;
 use harness_scenario::steps::alloc::Alloc;
 use harness_scenario::steps::contents::Use;
 use harness_scenario::steps::event::Synchronize;
@@ -230,7 +229,7 @@ fn allocate(world: &mut World, step: &Step, alloc: &Alloc) -> Result<StepResult,
             result.shortage = world.rig.shortage(request, &error)?;
             match expected {
                 Expected::Fits => result.unmet.push(Unmet::at(step, format!("{size} to fit"), error.to_string())),
-                Expected::Oom(Some(cause)) => result.unmet.extend(other_cause(step, cause, result.shortage.as_ref())),
+                Expected::Oom(Some(cause)) => result.unmet.extend(Unmet::other_cause(step, cause, result.shortage.as_ref())),
                 Expected::Oom(None) | Expected::Any => {}
             }
         }
@@ -241,17 +240,6 @@ fn allocate(world: &mut World, step: &Step, alloc: &Alloc) -> Result<StepResult,
 /// A buffer as reports name it.
 fn buffer_name((name, index): &BufferKey) -> String {
     index.map_or_else(|| name.to_string(), |index| format!("{name}[{index}]"))
-}
-
-/// A request failed, and for another cause than expected. A timed run does not look for causes.
-pub(crate) fn other_cause(step: &Step, expected: CauseKind, shortage: Option<&Shortage>) -> Option<Unmet> {
-    let causes: Vec<CauseKind> = causes(shortage?).iter().map(Cause::kind).collect();
-    if causes.contains(&expected) {
-        return None;
-    }
-    let names: Vec<String> = causes.iter().map(|cause| format!("`{cause}` ({})", cause.about())).collect();
-    let seen = if names.is_empty() { "no cause that the figures show".to_owned() } else { names.join(", ") };
-    Some(Unmet::at(step, format!("the cause `{expected}`: {}", expected.about()), seen))
 }
 
 /// An amount now; the inner error says in words why there is none.

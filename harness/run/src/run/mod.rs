@@ -23,7 +23,7 @@ use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
 use crate::rig::{Checks, ProgramId, Rig, RigOptions, Stop};
 use crate::world::{Figures, World};
 
-pub(crate) use execute::{other_cause, seen};
+pub(crate) use execute::seen;
 use harness_record::{CurvePoint, Event, RunRecord, StepRecord, Timings, Verdict, Violation};
 use harness_scenario::{ReportKey, Scenario, Unit};
 

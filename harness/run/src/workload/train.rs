@@ -9,7 +9,6 @@ use harness_allocator::units::{Bytes, Nanos};
 use super::{Between, pause};
 use crate::recovery::{self, Tried};
 use crate::rig::{Buffer, Finding, Stop};
-use crate::run::other_cause;
 use crate::world::{StepResult, Unmet, World};
 use harness_record::Invariant;
 use harness_record::{Outcome, Shortage};
@@ -240,7 +239,7 @@ fn conclude(arm: &str, device: DeviceKind, step: &Step, train: &Train, tally: Ta
             result.shortage = tally.shortage;
             result.notes.push(format!("{completed}, then {error}"));
             if let Expected::Oom(Some(cause)) = expected {
-                result.unmet.extend(other_cause(step, cause, result.shortage.as_ref()));
+                result.unmet.extend(Unmet::other_cause(step, cause, result.shortage.as_ref()));
             }
             if expected == Expected::Fits {
                 result.unmet.push(Unmet::at(step, "training to its end", format!("{completed}, then {error}")));

@@ -150,6 +150,9 @@ fn values_are_told_in_their_unit() {
     assert_eq!(of(Number::new(1, 3), Unit::Count).to_string(), "0.3333");
     assert_eq!(of(Number::new(1, 3), Unit::Count).percent(), "33.33 %");
     assert_eq!(of(Number::new(12_345_678, 10), Unit::Count).to_string(), "1234568");
+    let rate = Dimension::BYTES.over(Dimension::TIME).unwrap();
+    assert_eq!(Value { number: Number::new(2 << 20, 10_000_000), dimension: rate }.to_string(), "200 MiB/s");
+    assert_eq!(Value { number: Number::new(-1, 1_000_000_000), dimension: rate }.to_string(), "-1 B/s");
 }
 
 proptest::proptest! {

@@ -118,7 +118,7 @@ impl Value {
 }
 
 impl fmt::Display for Value {
-    /// `4096 B (4 KiB)`, `1.50 ms`, `3`, `0.342`.
+    /// `4096 B (4 KiB)`, `1.50 ms`, `3`, `0.342`, `200 MiB/s`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole = self.number.round().to_integer();
         let sign = if whole < 0 { "-" } else { "" };
@@ -128,7 +128,12 @@ impl fmt::Display for Value {
             Dimension::BYTES => write!(f, "{sign}{magnitude} B ({sign}{})", Bytes(magnitude)),
             Dimension::TIME => write!(f, "{sign}{}", Nanos(magnitude)),
             Dimension::NUMBER => f.write_str(&decimal(self.number)),
-            Dimension { bytes: 1, time: -1 } => write!(f, "{} B/ns", decimal(self.number)),
+            Dimension { bytes: 1, time: -1 } => {
+                let second = self.number.checked_mul(&Number::from_integer(1_000_000_000)).map(|rate| rate.round().to_integer());
+                let rate = second.unwrap_or(i128::MAX);
+                let magnitude = u64::try_from(rate.unsigned_abs()).unwrap_or(u64::MAX);
+                write!(f, "{}{}/s", if rate < 0 { "-" } else { "" }, Bytes(magnitude))
+            }
             _ => write!(f, "{} ({})", decimal(self.number), self.dimension),
         }
     }

@@ -2,10 +2,12 @@
 //!
 //! * [`trace`]: the format and its reader;
 //! * [`execute`]: the executor of traces, on any allocator;
+//! * [`snapshot`]: memory snapshots of PyTorch;
 //! * [`replay`]: a trace on a device, and a recording compared row by row;
 //! * [`replay_bench`]: the host time of an allocator over a trace.
 
 pub mod execute;
 pub mod replay;
 pub mod replay_bench;
+pub mod snapshot;
 pub mod trace;

@@ -1,0 +1,1 @@
+//! Why a request ran out of memory, and what would have helped.

@@ -94,7 +94,9 @@ impl State {
 #[allow(missing_docs, reason = "the names say what they are")]
 pub enum MomentError {
     /// The index is behind the last event.
-    #[error("there is no event {event}: the recording of device {device} has {events} events, counted from 0; name an earlier one, or `end`")]
+    #[error(
+        "there is no event {event}: the recording of device {device} has {events} events, counted from 0; name an earlier one, or `end`"
+    )]
     NoSuchEvent { event: usize, device: u32, events: usize },
     /// Nothing was refused.
     #[error("no request was refused in the recording of device {device}: ask for `peak` or `end`")]

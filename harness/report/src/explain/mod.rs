@@ -1,0 +1,5 @@
+//! Explanations of memory snapshots.
+
+pub mod json;
+pub mod markdown;
+pub mod text;

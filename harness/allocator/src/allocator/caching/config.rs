@@ -69,7 +69,8 @@ impl Default for Config {
 
 impl Config {
     /// The size of the block that serves a request; `None` where it does not fit 64 bits.
-    pub(super) fn round(&self, requested: u64) -> Option<u64> {
+    #[must_use]
+    pub fn round(&self, requested: u64) -> Option<u64> {
         if requested < BLOCK_UNIT {
             return Some(BLOCK_UNIT);
         }

@@ -4,11 +4,17 @@
 //! What a snapshot does not say is found by following PyTorch's rules: which frees were put off and until when, where the program emptied the
 //! cache, and which requests went to a private pool. ARCHITECTURE.md tells how.
 
-use harness_allocator::allocator::caching::{ConfError, Config};
-use harness_allocator::device::StreamId;
+mod replay;
+mod watch;
+
+use harness_allocator::allocator::caching::{ConfError, Config, RestoreError};
+use harness_allocator::device::{DeviceError, DevicePtr, MemoryRange, StreamId};
 use harness_allocator::stats::BlockState;
 use harness_allocator::units::Bytes;
 
+pub use self::replay::{Placement, Prepared, Refused, Replayed, Setup};
+pub use self::watch::{DriverCall, Step};
+use crate::execute::PrepareError;
 use crate::snapshot::{Block, PoolId, Segment, StackId, Stacks};
 use crate::trace::TraceEvent;
 
@@ -28,6 +34,8 @@ pub struct Job {
     pub allocations: Vec<Allocation>,
     /// What the recording took from the driver, in order: segments, or mapped ranges of expandable ones.
     pub driver: Vec<DriverRange>,
+    /// Where the recording reserved addresses for expandable segments, in order; without those of `start`.
+    pub reservations: Vec<u64>,
     /// The handles of the streams that operations name by their place in here; 0, the default stream, is always the first.
     /// Operations may name further ones: see [`Job::is_made_up`].
     pub streams: Vec<u64>,
@@ -59,6 +67,22 @@ impl Job {
     pub fn live_at_start(&self) -> u64 {
         let live = |block: &&Block| block.state == BlockState::Allocated;
         self.start.iter().flat_map(|segment| &segment.blocks).filter(live).count() as u64
+    }
+
+    /// The addresses reserved for the expandable segments of the start, in address order. A snapshot tells mapped memory only, so they are taken to
+    /// begin where the first memory of a pool and stream is mapped, and to have the size that PyTorch reserves on a device of that memory.
+    #[must_use]
+    pub fn reservations_at_start(&self) -> Vec<MemoryRange> {
+        let mut starts: BTreeMap<(u64, PoolId, PoolKind), u64> = BTreeMap::new();
+        for segment in self.start.iter().filter(|segment| segment.expandable) {
+            starts.entry((segment.stream, segment.private_pool, segment.pool)).or_insert(segment.address);
+        }
+        let mut starts: Vec<(u64, PoolKind)> = starts.into_iter().map(|((.., kind), start)| (start, kind)).collect();
+        starts.sort_unstable();
+        let size = |kind| self.reservation_size(kind);
+        let next = starts.iter().skip(1).map(|&(start, _)| start).chain([u64::MAX]);
+        let reservations = starts.iter().zip(next).map(|(&(start, kind), next)| (start, size(kind).0.min(next - start)));
+        reservations.map(|(start, size)| MemoryRange::new(DevicePtr(start), Bytes(size))).collect()
     }
 
     /// Held from the driver before the recording.
@@ -140,6 +164,19 @@ pub enum JobError {
     /// Give the device more memory.
     #[error("{memory} of memory are less than the {held} that the program held before the recording")]
     TooLittleMemory { memory: Bytes, held: Bytes },
+    /// Record the program anew: the snapshot tells of a state that the allocator cannot have been in.
+    #[error("the state before the recording: {0}")]
+    Start(#[from] RestoreError),
+    /// It has more streams than can be replayed.
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
+    /// The device or the allocator failed: a mistake in this program.
+    #[error("operation {operation}: {source}")]
+    Replay {
+        /// Counted from 1; 0 before the first.
+        operation: usize,
+        source: DeviceError,
+    },
     /// The recorded settings are not known to this version.
     #[error("the snapshot's settings `{conf}`: {source}")]
     Settings { conf: String, source: ConfError },

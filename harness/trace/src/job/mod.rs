@@ -4,21 +4,28 @@
 //! What a snapshot does not say is found by following PyTorch's rules: which frees were put off and until when, where the program emptied the
 //! cache, and which requests went to a private pool. ARCHITECTURE.md tells how.
 
+mod guide;
+mod pending;
+mod recover;
 mod replay;
+mod start;
 mod watch;
 
+use std::collections::BTreeMap;
+
 use harness_allocator::allocator::caching::{ConfError, Config, RestoreError};
+use harness_allocator::device::sim::GRANULARITY;
 use harness_allocator::device::{DeviceError, DevicePtr, MemoryRange, StreamId};
-use harness_allocator::stats::BlockState;
+use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 
 pub use self::replay::{Placement, Prepared, Refused, Replayed, Setup};
 pub use self::watch::{DriverCall, Step};
 use crate::execute::PrepareError;
-use crate::snapshot::{Block, PoolId, Segment, StackId, Stacks};
+use crate::snapshot::{Block, PoolId, Segment, StackId};
 use crate::trace::TraceEvent;
 
-/// What one program asked its allocator for on one device.
+/// What one program asked its allocator for on one device. Its stacks are those of the snapshot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     /// The device's index in the snapshot.
@@ -50,8 +57,6 @@ pub struct Job {
     pub ended: Ended,
     /// What is not known or was assumed.
     pub notes: Vec<Note>,
-    /// The call stacks that it names.
-    pub stacks: Stacks,
 }
 
 impl Job {
@@ -85,11 +90,37 @@ impl Job {
         reservations.map(|(start, size)| MemoryRange::new(DevicePtr(start), Bytes(size))).collect()
     }
 
+    /// How much memory the device is to have in a replay under the recorded settings: what the program could have; where that is not known, no
+    /// less than it can have had.
+    #[must_use]
+    pub fn device_memory(&self) -> Bytes {
+        let starts = self.reservations_at_start().into_iter().map(|range| range.start.0);
+        let between = || memory_between(starts.chain(self.reservations.iter().copied()));
+        self.memory.or_else(between).unwrap_or(UNKNOWN_MEMORY)
+    }
+
+    /// The size of PyTorch's reservations for a pool: an eighth more than the device has, in whole pages.
+    fn reservation_size(&self, kind: PoolKind) -> Bytes {
+        let total = self.memory.unwrap_or(UNKNOWN_MEMORY).0;
+        Bytes((total + total / 8).next_multiple_of(self.config.page(kind)))
+    }
+
     /// Held from the driver before the recording.
     #[must_use]
     pub fn reserved_at_start(&self) -> Bytes {
         self.start.iter().map(|segment| segment.size).sum()
     }
+}
+
+/// What a device is taken to have where nothing tells it: more than any has.
+const UNKNOWN_MEMORY: Bytes = Bytes::gib(1024);
+
+/// The most that a device can have on which address ranges of an eighth more than its memory begin at these addresses.
+fn memory_between(starts: impl Iterator<Item = u64>) -> Option<Bytes> {
+    let mut starts: Vec<u64> = starts.collect();
+    starts.sort_unstable();
+    let nearest = starts.windows(2).map(|pair| pair[1] - pair[0]).min()?;
+    Some(Bytes(nearest / 9 * 8 / GRANULARITY.0 * GRANULARITY.0))
 }
 
 /// One allocation of a job.

@@ -6,7 +6,7 @@ use harness_allocator::allocator::caching::{CachingAllocator, Config};
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorSpec, Request};
 use harness_allocator::device::sim::{CostModel, GRANULARITY, SimConfig, SimDevice};
 use harness_allocator::device::{Device as _, DeviceCalls, DeviceError, DevicePtr, MappedDevice as _, MemoryRange, StreamId, TestDevice};
-use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
+use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
 
 use super::watch::{Logged, Noted, Step};
@@ -92,7 +92,7 @@ impl Job {
     }
 
     /// The segments at the start as the allocator tells them.
-    fn start_for_allocator(&self) -> Vec<SegmentInfo> {
+    pub(super) fn start_for_allocator(&self) -> Vec<SegmentInfo> {
         self.start.iter().map(|segment| self.for_allocator(segment)).collect()
     }
 
@@ -169,7 +169,7 @@ impl Prepared<'_> {
                 (allocator, live)
             }
         };
-        let (mut device, log) = Logged::new(device);
+        let (mut device, log) = Logged::new(device, &self.start);
         let mut allocator = Noted::new(allocator);
         self.run(&mut device, &mut allocator, live, |operation, outcome, allocator| {
             let driver = log.take();
@@ -194,11 +194,7 @@ impl Prepared<'_> {
         device: &mut SimDevice,
         placement: Placement,
     ) -> Result<(CachingAllocator, Vec<Allocation>), JobError> {
-        let page = |segment: &SegmentInfo| match segment.pool {
-            PoolKind::Small => GRANULARITY,
-            PoolKind::Large => self.job.config.large_segment_size,
-        };
-        hold(device, &self.start, &self.reservations, page).map_err(|source| JobError::Replay { operation: 0, source })?;
+        hold(device, &self.start, &self.reservations).map_err(|source| JobError::Replay { operation: 0, source })?;
         if placement == Placement::Recorded {
             device.place_allocations(self.job.driver.iter().map(|range| DevicePtr(range.address)));
             device.place_reservations(self.job.reservations.iter().map(|&start| DevicePtr(start)));
@@ -207,12 +203,7 @@ impl Prepared<'_> {
     }
 
     /// What was live at the start, allocated.
-    fn allocate_start(
-        &self,
-        allocator: &mut dyn Allocator,
-        device: &mut SimDevice,
-        setup: &Setup,
-    ) -> Result<Vec<Allocation>, JobError> {
+    fn allocate_start(&self, allocator: &mut dyn Allocator, device: &mut SimDevice, setup: &Setup) -> Result<Vec<Allocation>, JobError> {
         let live = self.start.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Allocated);
         live.map(|block| match allocator.allocate(device, Request { size: block.requested, stream: block.stream }) {
             Ok(allocation) => Ok(allocation),
@@ -248,13 +239,8 @@ impl Prepared<'_> {
     }
 }
 
-/// Makes a device hold the memory of these segments.
-pub(super) fn hold(
-    device: &mut SimDevice,
-    segments: &[SegmentInfo],
-    reservations: &[MemoryRange],
-    page: impl Fn(&SegmentInfo) -> Bytes,
-) -> Result<(), DeviceError> {
+/// Makes a device hold the memory of these segments. Expandable ones are mapped in the smallest pages, so that they can go back in any.
+pub(super) fn hold(device: &mut SimDevice, segments: &[SegmentInfo], reservations: &[MemoryRange]) -> Result<(), DeviceError> {
     device.place_allocations(segments.iter().filter(|segment| !segment.expandable).map(|segment| segment.address));
     device.place_reservations(reservations.iter().map(|range| range.start));
     for range in reservations {
@@ -262,7 +248,7 @@ pub(super) fn hold(
     }
     for segment in segments {
         if segment.expandable {
-            device.map(MemoryRange::new(segment.address, segment.size), page(segment))?;
+            device.map(MemoryRange::new(segment.address, segment.size), GRANULARITY)?;
         } else {
             device.malloc(segment.size)?;
         }

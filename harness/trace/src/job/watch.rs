@@ -7,6 +7,7 @@ use harness_allocator::allocator::wrapper::AllocatorWrapper;
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
 use harness_allocator::device::wrapper::{DeviceWrapper, TestDeviceWrapper};
 use harness_allocator::device::{Device, DeviceError, DevicePtr, MappedDevice, MemoryRange, TestDevice};
+use harness_allocator::stats::SegmentInfo;
 use harness_allocator::units::Bytes;
 
 use crate::execute::Outcome;
@@ -56,12 +57,16 @@ pub(super) struct Logged<D> {
     log: Log,
     /// Allocations that live.
     sizes: BTreeMap<DevicePtr, Bytes>,
+    /// Where addresses were reserved, in order.
+    pub(super) reserved: Vec<DevicePtr>,
 }
 
 impl<D: Device> Logged<D> {
-    pub(super) fn new(inner: D) -> (Self, Log) {
+    /// A device that holds these segments already.
+    pub(super) fn new(inner: D, held: &[SegmentInfo]) -> (Self, Log) {
         let log = Log::default();
-        (Self { inner, log: log.clone(), sizes: BTreeMap::new() }, log)
+        let sizes = held.iter().map(|segment| (segment.address, segment.size)).collect();
+        (Self { inner, log: log.clone(), sizes, reserved: Vec::new() }, log)
     }
 }
 
@@ -85,7 +90,6 @@ impl<D: Device> DeviceWrapper for Logged<D> {
 
     fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
         self.inner.free(ptr)?;
-        // What the device held from the start was not seen allocated.
         let size = self.sizes.remove(&ptr).unwrap_or_default();
         self.log.push(DriverCall::Free(MemoryRange::new(ptr, size)));
         Ok(())
@@ -100,7 +104,9 @@ impl<D: TestDevice> TestDeviceWrapper for Logged<D> {}
 
 impl<D: Device> MappedDevice for Logged<D> {
     fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
-        self.mapper()?.reserve(size)
+        let start = self.mapper()?.reserve(size)?;
+        self.reserved.push(start);
+        Ok(start)
     }
 
     fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
@@ -160,7 +166,7 @@ impl AllocatorWrapper for Noted {
     }
 
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
-        let allocation = self.inner.allocate(device, request)?;
+        let allocation = Allocator::allocate(&mut *self.inner, device, request)?;
         self.address = Some(allocation.ptr());
         Ok(allocation)
     }

@@ -104,7 +104,8 @@ impl Config {
     }
 
     /// Pages of an expandable segment.
-    pub(super) const fn page(&self, pool: PoolKind) -> u64 {
+    #[must_use]
+    pub const fn page(&self, pool: PoolKind) -> u64 {
         match pool {
             PoolKind::Small => SMALL_SEGMENT,
             PoolKind::Large => self.large_segment_size.0,

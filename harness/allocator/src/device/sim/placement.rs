@@ -25,6 +25,11 @@ impl SimDevice {
         self.placement.reservations.extend(addresses);
     }
 
+    /// Forgets the addresses that were asked for and not used.
+    pub fn forget_placements(&mut self) {
+        self.placement = Placement::default();
+    }
+
     /// Where an allocation goes that charges that much.
     pub(super) fn next_address(&mut self, charged: Bytes) -> Option<u64> {
         let wanted = self.placement.allocations.pop_front();

@@ -1,5 +1,7 @@
 //! Why a request ran out of memory, and what would have helped.
 //!
+//! * [`fidelity`]: whether a replay does what the recording has;
 //! * [`shrink`]: a trace that runs out of memory, reduced to a small one that fails the same way.
 
+pub mod fidelity;
 pub mod shrink;

@@ -92,7 +92,8 @@ impl Job {
     }
 
     /// The segments at the start as the allocator tells them.
-    pub(super) fn start_for_allocator(&self) -> Vec<SegmentInfo> {
+    #[must_use]
+    pub fn start_for_allocator(&self) -> Vec<SegmentInfo> {
         self.start.iter().map(|segment| self.for_allocator(segment)).collect()
     }
 

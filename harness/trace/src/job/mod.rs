@@ -95,7 +95,7 @@ impl Job {
     #[must_use]
     pub fn device_memory(&self) -> Bytes {
         let starts = self.reservations_at_start().into_iter().map(|range| range.start.0);
-        let between = || memory_between(starts.chain(self.reservations.iter().copied()));
+        let between = || memory_between(starts.chain(self.reservations.iter().copied()), self.config.large_segment_size);
         self.memory.or_else(between).unwrap_or(UNKNOWN_MEMORY)
     }
 
@@ -115,12 +115,12 @@ impl Job {
 /// What a device is taken to have where nothing tells it: more than any has.
 const UNKNOWN_MEMORY: Bytes = Bytes::gib(1024);
 
-/// The most that a device can have on which address ranges of an eighth more than its memory begin at these addresses.
-fn memory_between(starts: impl Iterator<Item = u64>) -> Option<Bytes> {
+/// The most that a device can have on which address ranges of an eighth more than its memory, in whole pages, begin at these addresses.
+fn memory_between(starts: impl Iterator<Item = u64>, page: Bytes) -> Option<Bytes> {
     let mut starts: Vec<u64> = starts.collect();
     starts.sort_unstable();
     let nearest = starts.windows(2).map(|pair| pair[1] - pair[0]).min()?;
-    Some(Bytes(nearest / 9 * 8 / GRANULARITY.0 * GRANULARITY.0))
+    Some(Bytes(nearest / page.0 * page.0 / 9 * 8 / GRANULARITY.0 * GRANULARITY.0))
 }
 
 /// One allocation of a job.

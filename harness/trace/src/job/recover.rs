@@ -103,10 +103,11 @@ impl<'a> Recovery<'a> {
         device: u32,
         events: &'a [Event],
         config: Config,
-        start: Start,
+        mut start: Start,
         memory: Option<Bytes>,
     ) -> Result<Self, JobError> {
-        let segments = || snapshot.segments.iter().filter(|segment| segment.device == device).chain(&start.segments);
+        let held = start.segments.clone();
+        let segments = || snapshot.segments.iter().filter(|segment| segment.device == device).chain(&held);
         let handles = |event: &Event| (!matches!(event.action, Action::Snapshot)).then_some(event.stream);
         let mut streams: Vec<u64> = events.iter().filter_map(handles).chain(segments().map(|segment| segment.stream)).chain([0]).collect();
         streams.sort_unstable();
@@ -122,6 +123,10 @@ impl<'a> Recovery<'a> {
             segments().filter_map(|segment| Some((segment.address, (segment.address + segment.size.0, number(segment.private_pool)?))));
         let (private, told_pools) =
             (private.collect(), told.into_iter().filter_map(|(index, pool)| Some((index, number(pool)?))).collect());
+        if let Some(first) = events.first().filter(|first| first.action == Action::FreeCompleted) {
+            // The other half of a free that waited for nothing: it is done with the first event.
+            start.pending.remove(&first.address);
+        }
         let pending = PendingFrees::find(events, &start.pending, streams.len() as u32);
         let known = memory_at_oom(snapshot, device, events).or(memory);
         let mut job = Job {
@@ -178,6 +183,8 @@ impl<'a> Recovery<'a> {
                 Action::FreeCompleted => {
                     if let Some(stream) = self.pending.of_completion(index) {
                         group.completed.entry(stream).or_insert(index);
+                    } else if index == 0 {
+                        self.free(index)?;
                     }
                 }
                 Action::FreeRequested => {
@@ -515,7 +522,7 @@ fn memory_from_reservations(events: &[Event], job: &Job) -> Option<Bytes> {
         let start = starts.entry((event.stream, large)).or_insert(event.address);
         *start = event.address.min(*start);
     }
-    super::memory_between(starts.into_values())
+    super::memory_between(starts.into_values(), job.config.large_segment_size)
 }
 
 impl Job {

@@ -4,8 +4,14 @@
 //! allocator ([`Event`]), oldest first. The keys are those of `torch/csrc/cuda/memory_snapshot.cpp` and `torch/csrc/cuda/Module.cpp`:
 //! <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/csrc/cuda/memory_snapshot.cpp>. Texts and stacks repeat a lot and are kept once.
 
+mod extras;
+mod stacks;
+
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
+
+pub use self::extras::{ExtraId, Extras, Value};
+pub use self::stacks::{Frame, FrameId, StackId, Stacks};
 
 /// A whole snapshot.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -20,6 +26,26 @@ pub struct Snapshot {
     pub annotations: Vec<Annotation>,
     /// The call stacks that segments, blocks and events name.
     pub stacks: Stacks,
+    /// The further keys that the snapshot, its segments, blocks, events, frames and annotations name.
+    pub extras: Extras,
+    /// Further keys of the whole.
+    pub extra: ExtraId,
+    /// What was left out of the file while it was read, in plain sentences. Empty for nearly all files.
+    pub notes: Vec<String>,
+}
+
+impl Snapshot {
+    /// The private pool that an event belongs to, where the file says it: versions of PyTorch after 2.11 do.
+    #[must_use]
+    pub fn pool_of(&self, event: &Event) -> Option<PoolId> {
+        match self.extras.value(event.extra, "pool_id")? {
+            Value::Tuple(parts) | Value::List(parts) => match parts[..] {
+                [ref first, ref second] => Some(PoolId(first.as_u64()?, second.as_u64()?)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
 }
 
 /// A private pool's id as PyTorch writes it; `(0, 0)` is the default pool.
@@ -48,6 +74,8 @@ pub struct Segment {
     pub stack: StackId,
     /// In address order, without gaps.
     pub blocks: Vec<Block>,
+    /// Further keys.
+    pub extra: ExtraId,
 }
 
 /// A slice of a segment.
@@ -61,6 +89,8 @@ pub struct Block {
     /// Both spellings of a pending free (`active_pending_free` and `active_awaiting_free`) are [`BlockState::PendingFree`].
     pub state: BlockState,
     pub stack: StackId,
+    /// Further keys.
+    pub extra: ExtraId,
 }
 
 /// One event of the allocator.
@@ -76,6 +106,8 @@ pub struct Event {
     /// Microseconds since 1970, or `None` in files of old versions.
     pub time_us: Option<u64>,
     pub stack: StackId,
+    /// Further keys: `compile_context`, `user_metadata`; in new versions `pool_id`, see [`Snapshot::pool_of`].
+    pub extra: ExtraId,
 }
 
 /// What happened.
@@ -105,8 +137,10 @@ pub enum Action {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Settings {
-    /// `PYTORCH_CUDA_ALLOC_CONF` as the program had it.
+    /// `PYTORCH_CUDA_ALLOC_CONF` as the program had it. Old files do not have it; then it is made of the other settings.
     pub conf: String,
+    /// All settings of the file, in its order.
+    pub all: Vec<(String, Value)>,
 }
 
 /// A phase that began or ended.
@@ -117,48 +151,6 @@ pub struct Annotation {
     pub name: String,
     pub device: u32,
     pub time_us: u64,
-}
-
-/// Names a stack of [`Stacks`]. The empty stack is [`StackId::EMPTY`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StackId(pub u32);
-
-impl StackId {
-    /// No frames were recorded.
-    pub const EMPTY: Self = Self(0);
-}
-
-/// One frame of a call stack.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs, reason = "the names say what they are")]
-pub struct Frame {
-    /// The function.
-    pub name: String,
-    pub file: String,
-    pub line: u32,
-}
-
-/// Names a frame of [`Stacks`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FrameId(pub u32);
-
-/// Call stacks, each kept once, the innermost frame first.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stacks {
-    frames: Vec<Frame>,
-    stacks: Vec<Vec<FrameId>>,
-}
-
-impl Default for Stacks {
-    fn default() -> Self {
-        Self { frames: Vec::new(), stacks: vec![Vec::new()] }
-    }
-}
-
-impl Stacks {
-    /// The frames of a stack, the innermost first.
-    pub fn frames(&self, stack: StackId) -> impl ExactSizeIterator<Item = &Frame> + DoubleEndedIterator + '_ {
-        let ids = self.stacks.get(stack.0 as usize).map_or(&[][..], Vec::as_slice);
-        ids.iter().map(|id| &self.frames[id.0 as usize])
-    }
+    /// Further keys.
+    pub extra: ExtraId,
 }

@@ -1,0 +1,162 @@
+//! A reduced trace as a scenario with one step for each operation: [`scenario`].
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::device::StreamId;
+use harness_allocator::units::Bytes;
+use harness_trace::trace::TraceEvent;
+
+use super::Shrunk;
+
+/// The name of the request that fails.
+const REQUEST: &str = "request";
+
+/// Why a trace is no scenario with a step for each operation. Write it as a trace instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAScenario {
+    /// Contexts of private pools do not lie one inside the other.
+    #[error("the contexts of its private pools overlap, which a scenario has no words for")]
+    PoolsOverlap,
+}
+
+/// The scenario (YAML) of a reduced trace, ready to be run: `about` says what it is, `expect` how the last request ends, and `comment` what
+/// stands behind the step of an event of the trace that was given: its place in the program, where that is known.
+///
+/// # Errors
+/// [`NotAScenario`].
+pub fn scenario(shrunk: &Shrunk, about: &str, expect: &str, comment: impl Fn(usize) -> Option<String>) -> Result<String, NotAScenario> {
+    let mut text = String::from("about: |\n");
+    for line in about.lines() {
+        let _ = writeln!(text, "  {line}");
+    }
+    let _ = writeln!(text, "needs: {{ memory: {} }}", size(shrunk.case.memory));
+    text += &arms(shrunk);
+    let streams = streams(&shrunk.case.events);
+    if !streams.is_empty() {
+        let _ = writeln!(text, "streams: [{}]", streams.values().cloned().collect::<Vec<_>>().join(", "));
+    }
+    text += "steps:\n";
+    let mut steps = Steps { text, streams, pressure: Bytes::ZERO, open: Vec::new() };
+    for (index, &event) in shrunk.case.events.iter().enumerate() {
+        let ending = match event {
+            _ if index + 1 == shrunk.case.events.len() => Some(expect),
+            TraceEvent::Allocate { id, .. } if shrunk.may_fail.contains(&id) => Some("any"),
+            _ => None,
+        };
+        let name = |id: u64| if index + 1 == shrunk.case.events.len() { REQUEST.to_owned() } else { format!("b{id}") };
+        let comment = comment(shrunk.origins[index]);
+        steps.add(event, name, ending, comment.as_deref())?;
+    }
+    Ok(steps.text)
+}
+
+/// The allocators: PyTorch's under the case's settings, and under those that it is compared with.
+fn arms(shrunk: &Shrunk) -> String {
+    let arm = |name: Option<&str>, config: &Config| {
+        let conf = config.to_string();
+        let name = name.map(|name| format!("name: {name}"));
+        let conf = (!conf.is_empty()).then(|| format!("conf: \"{conf}\""));
+        let fields: Vec<String> = name.into_iter().chain(conf).collect();
+        if fields.is_empty() { "  - caching\n".to_owned() } else { format!("  - caching: {{ {} }}\n", fields.join(", ")) }
+    };
+    let arms = match &shrunk.other {
+        None => arm(None, &shrunk.case.config),
+        Some(other) => {
+            let (failing, serving) = if shrunk.fails_under_its_own { (&shrunk.case.config, other) } else { (other, &shrunk.case.config) };
+            arm(Some("fails"), failing) + &arm(Some("serves"), serving)
+        }
+    };
+    format!("allocators:\n{arms}")
+}
+
+/// Names of the streams beside the default one.
+fn streams(events: &[TraceEvent]) -> BTreeMap<StreamId, String> {
+    let stream = |event: &TraceEvent| match *event {
+        TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) => {
+            Some(stream)
+        }
+        _ => None,
+    };
+    let named: std::collections::BTreeSet<_> = events.iter().filter_map(stream).filter(|&stream| stream != StreamId::DEFAULT).collect();
+    named.into_iter().enumerate().map(|(index, stream)| (stream, format!("side{}", index + 1))).collect()
+}
+
+/// Steps as they are written.
+struct Steps {
+    text: String,
+    streams: BTreeMap<StreamId, String>,
+    pressure: Bytes,
+    /// Private pools whose context is open, the innermost last.
+    open: Vec<u32>,
+}
+
+impl Steps {
+    fn add(
+        &mut self,
+        event: TraceEvent,
+        name: impl Fn(u64) -> String,
+        ending: Option<&str>,
+        comment: Option<&str>,
+    ) -> Result<(), NotAScenario> {
+        let step = match event {
+            TraceEvent::Allocate { id, size: bytes, stream } => {
+                let stream = self.streams.get(&stream).map(|stream| format!(", stream: {stream}")).unwrap_or_default();
+                let ending = ending.map(|ending| format!(", expect: {ending}")).unwrap_or_default();
+                format!("alloc: {{ buffer: {}, size: {}{stream}{ending} }}", name(id), size(bytes))
+            }
+            TraceEvent::Free { id } => format!("free: {}", name(id)),
+            TraceEvent::RecordStream { id, stream } => {
+                let stream = self.stream(stream);
+                // Work that is under way, so that the memory waits after the free as it does in the replay.
+                self.line(&format!("work: {{ stream: {stream}, duration: 1s }}"), None);
+                format!("record_stream: {{ buffer: {}, stream: {stream} }}", name(id))
+            }
+            TraceEvent::SynchronizeStream(stream) => format!("synchronize: {{ stream: {} }}", self.stream(stream)),
+            TraceEvent::Synchronize => "synchronize: device".to_owned(),
+            TraceEvent::EmptyCache => "empty_cache".to_owned(),
+            TraceEvent::ResetPeaks => "reset_peaks".to_owned(),
+            TraceEvent::SetFraction(fraction) => format!("set_fraction: {}", fraction.get()),
+            TraceEvent::Pressure(change) => {
+                self.pressure = Bytes(self.pressure.0.saturating_add_signed(change));
+                format!("pressure: {}", size(self.pressure))
+            }
+            TraceEvent::BeginPool(pool) => {
+                self.line(&format!("private_pool: pool{}", pool.0), None);
+                let indent = self.indent();
+                let _ = writeln!(self.text, "{indent}  steps:");
+                self.open.push(pool.0);
+                return Ok(());
+            }
+            TraceEvent::EndPool(pool) => {
+                return if self.open.pop() == Some(pool.0) { Ok(()) } else { Err(NotAScenario::PoolsOverlap) };
+            }
+            TraceEvent::ReleasePool(pool) => format!("release_pool: pool{}", pool.0),
+        };
+        self.line(&step, comment);
+        Ok(())
+    }
+
+    fn stream(&self, stream: StreamId) -> String {
+        self.streams.get(&stream).cloned().unwrap_or_else(|| "default".to_owned())
+    }
+
+    fn indent(&self) -> String {
+        "    ".repeat(self.open.len()) + "  "
+    }
+
+    fn line(&mut self, step: &str, comment: Option<&str>) {
+        let comment = comment.map(|comment| format!("  # {comment}")).unwrap_or_default();
+        let indent = self.indent();
+        let _ = writeln!(self.text, "{indent}- {step}{comment}");
+    }
+}
+
+/// A size as scenarios write it, exactly: in the largest unit of which it is a whole number.
+#[must_use]
+pub fn size(bytes: Bytes) -> String {
+    let units = [(Bytes::gib(1), "GiB"), (Bytes::mib(1), "MiB"), (Bytes::kib(1), "KiB")];
+    let whole = units.into_iter().find(|(unit, _)| bytes.0 > 0 && bytes.0.is_multiple_of(unit.0));
+    whole.map_or_else(|| format!("{}B", bytes.0), |(unit, name)| format!("{}{name}", bytes.0 / unit.0))
+}

@@ -1,0 +1,149 @@
+//! Making what is left of a trace simpler: less memory, fewer streams, round and small sizes, fewer settings.
+
+use std::ops::ControlFlow;
+
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::device::StreamId;
+use harness_allocator::device::sim::GRANULARITY;
+use harness_allocator::units::Bytes;
+use harness_trace::trace::TraceEvent;
+
+use super::Progress;
+use super::trial::Trial;
+use super::units::Candidate;
+
+type Watch<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
+
+/// Sizes are rounded up to a multiple of the largest of these that leaves the failure as it is.
+const ROUND: [Bytes; 8] =
+    [Bytes::gib(1), Bytes::mib(256), Bytes::mib(64), Bytes::mib(16), Bytes::mib(4), Bytes::mib(2), Bytes::mib(1), Bytes::kib(64)];
+
+/// The least memory with which the trace still fails as it should, by bisection.
+pub(super) fn memory(best: &mut Candidate, trial: &mut Trial, watch: &mut Watch<'_>) -> ControlFlow<()> {
+    let (mut low, mut high) = (0, best.case.memory.0 / GRANULARITY.0);
+    while low + 1 < high {
+        let middle = low.midpoint(high);
+        let mut candidate = best.clone();
+        candidate.case.memory = Bytes(middle * GRANULARITY.0);
+        if trial.fails_alike(&candidate, watch)? {
+            *best = candidate;
+            high = middle;
+        } else {
+            low = middle;
+        }
+    }
+    ControlFlow::Continue(())
+}
+
+/// Moves each stream's work to the default stream.
+pub(super) fn streams(best: &mut Candidate, trial: &mut Trial, watch: &mut Watch<'_>) -> ControlFlow<()> {
+    let mut named: Vec<StreamId> = best.case.events.iter().filter_map(|event| stream_of(*event)).collect();
+    named.sort_unstable();
+    named.dedup();
+    named.retain(|&stream| stream != StreamId::DEFAULT);
+    for stream in named {
+        let mut candidate = best.clone();
+        for event in &mut candidate.case.events {
+            if let TraceEvent::Allocate { stream: there, .. } | TraceEvent::RecordStream { stream: there, .. } = event
+                && *there == stream
+            {
+                *there = StreamId::DEFAULT;
+            }
+        }
+        trial.accept(best, candidate, watch)?;
+    }
+    ControlFlow::Continue(())
+}
+
+const fn stream_of(event: TraceEvent) -> Option<StreamId> {
+    match event {
+        TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } => Some(stream),
+        _ => None,
+    }
+}
+
+/// Makes sizes smaller and rounder, the largest first.
+pub(super) fn sizes(best: &mut Candidate, trial: &mut Trial, watch: &mut Watch<'_>) -> ControlFlow<()> {
+    let mut sizes: Vec<(Bytes, u64)> = best
+        .case
+        .events
+        .iter()
+        .filter_map(|event| match *event {
+            TraceEvent::Allocate { id, size, .. } => Some((size, id)),
+            _ => None,
+        })
+        .collect();
+    sizes.sort_unstable_by_key(|&(size, id)| (std::cmp::Reverse(size), id));
+    for (mut size, id) in sizes {
+        while size > Bytes::mib(1) && trial.accept(best, resized(best, id, Bytes(size.0 / 2)), watch)? {
+            size = Bytes(size.0 / 2);
+        }
+        for unit in ROUND {
+            let Some(round) = size.checked_round_up(unit) else { continue };
+            if round == size {
+                break;
+            }
+            // A round size may be larger, and need more memory than before.
+            let more = Bytes((round - size).0.next_multiple_of(GRANULARITY.0));
+            let mut candidate = resized(best, id, round);
+            candidate.case.memory += more;
+            let is_rounder = round.0 <= size.0.saturating_mul(2) || round <= Bytes::mib(2);
+            if is_rounder && (trial.accept(best, resized(best, id, round), watch)? || take(best, candidate, trial, watch)?) {
+                break;
+            }
+        }
+    }
+    ControlFlow::Continue(())
+}
+
+/// Takes the candidate with its own memory where it fails as it should.
+fn take(best: &mut Candidate, candidate: Candidate, trial: &mut Trial, watch: &mut Watch<'_>) -> ControlFlow<(), bool> {
+    let fails = trial.fails_alike(&candidate, watch)?;
+    if fails {
+        *best = candidate;
+    }
+    ControlFlow::Continue(fails)
+}
+
+fn resized(best: &Candidate, of: u64, new: Bytes) -> Candidate {
+    let mut candidate = best.clone();
+    for event in &mut candidate.case.events {
+        if let TraceEvent::Allocate { id, size, .. } = event
+            && *id == of
+        {
+            *size = new;
+        }
+    }
+    candidate
+}
+
+/// Sets each setting back to PyTorch's default.
+pub(super) fn settings(best: &mut Candidate, trial: &mut Trial, watch: &mut Watch<'_>) -> ControlFlow<()> {
+    for default in DEFAULTS {
+        for is_other in [false, true] {
+            let mut candidate = best.clone();
+            default(if is_other { &mut candidate.other } else { &mut candidate.case.config });
+            if candidate != *best {
+                trial.accept(best, candidate, watch)?;
+            }
+        }
+    }
+    ControlFlow::Continue(())
+}
+
+/// Each sets one setting, with what depends on it, to its default.
+const DEFAULTS: [fn(&mut Config); 6] = [
+    |config| {
+        (config.max_split_size, config.max_non_split_rounding) = (None, config.large_segment_size);
+    },
+    |config| config.roundup_power2_divisions = [0; 16],
+    |config| config.garbage_collection_threshold = None,
+    |config| config.memory_fraction = Config::default().memory_fraction,
+    |config| config.expandable_segments = false,
+    |config| {
+        if config.max_split_size.is_none() {
+            let Config { large_segment_size, max_non_split_rounding, .. } = Config::default();
+            (config.large_segment_size, config.max_non_split_rounding) = (large_segment_size, max_non_split_rounding);
+        }
+    },
+];

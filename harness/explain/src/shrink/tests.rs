@@ -1,0 +1,124 @@
+use super::*;
+
+fn case(text: &str, memory: Bytes) -> Case {
+    Case { events: harness_trace::trace::parse(text).expect("a trace"), config: Config::default(), memory }
+}
+
+fn go_on(_: &Progress) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+fn text(shrunk: &Shrunk) -> Vec<String> {
+    shrunk.case.events.iter().map(ToString::to_string).collect()
+}
+
+/// Sixteen segments of 60 MiB are each pinned by a block of some 3 MiB when 90 MiB are requested, among much that does not matter.
+fn fragmented() -> Case {
+    const MIB: u64 = 1 << 20;
+    let mut text = String::from("p\nm 1\n");
+    for number in 0..16_u64 {
+        let [large, small, rest, other] = [0, 1, 2, 3].map(|place| number * 4 + place);
+        text += &format!("a {large} {} 0\nf {large}\na {small} {} 0\na {rest} {} 0\n", 60 * MIB, 3 * MIB - 5000, 57 * MIB);
+        text += &format!("a {other} 4000 0\ns 0\nf {other}\n");
+    }
+    text.extend((0..16).map(|number| format!("f {}\n", number * 4 + 2)));
+    case(&(text + &format!("a 1000 {} 0\nd\n", 90 * MIB)), Bytes::mib(1000))
+}
+
+#[test]
+fn a_fragmented_trace_comes_down_to_one_pinned_segment_and_still_fails_for_fragments() {
+    let given = fragmented();
+    let shrunk = shrink(given.clone(), &Goal::Oom, &mut go_on).expect("it runs out of memory");
+    assert_eq!((shrunk.failure, shrunk.is_stopped), (Failure::Fragmented, false));
+    assert!(shrunk.case.events.len() <= 4, "{:?}", text(&shrunk));
+    assert!(shrunk.case.memory < given.memory);
+    let again = shrink(shrunk.case.clone(), &Goal::Oom, &mut go_on).expect("it still does");
+    assert_eq!(again.failure, Failure::Fragmented);
+    assert_eq!(shrunk, shrink(given, &Goal::Oom, &mut go_on).expect("the same"), "the same trace comes down to the same one");
+}
+
+#[test]
+fn each_event_tells_which_one_it_was() {
+    let given = fragmented();
+    let shrunk = shrink(given.clone(), &Goal::Oom, &mut go_on).expect("it runs out of memory");
+    for (event, &origin) in shrunk.case.events.iter().zip(&shrunk.origins) {
+        assert_eq!(std::mem::discriminant(event), std::mem::discriminant(&given.events[origin]));
+    }
+    assert_eq!(shrunk.origins.last(), Some(&(given.events.len() - 2)));
+}
+
+#[test]
+fn a_program_that_is_too_large_stays_one() {
+    let given = case("a 1 60000000 0\na 2 60000000 0\na 3 60000000 7\n", Bytes::mib(128));
+    let shrunk = shrink(given, &Goal::Oom, &mut go_on).expect("too large");
+    assert_eq!(shrunk.failure, Failure::TooLarge);
+    assert_eq!(text(&shrunk).len(), 2, "one block in the way of a request: {:?}", text(&shrunk));
+    let shrunk = shrink(case("a 1 60000000 0\na 2 600000000 0\n", Bytes::mib(128)), &Goal::Oom, &mut go_on).expect("much too large");
+    assert_eq!((shrunk.failure, shrunk.case.events.len()), (Failure::NeverFits, 1));
+}
+
+#[test]
+fn what_fits_cannot_be_reduced() {
+    let error = shrink(case("a 1 1000 0\n", Bytes::mib(64)), &Goal::Oom, &mut go_on).expect_err("it fits");
+    assert_eq!(error, ShrinkError::Fits { memory: Bytes::mib(64) });
+    let same = Goal::ConfDiffers(Config::default());
+    let error = shrink(fragmented(), &same, &mut go_on).expect_err("the same settings twice");
+    assert_eq!(error, ShrinkError::EndsAlike { both_fail: true });
+}
+
+#[test]
+fn of_two_settings_the_same_one_still_fails() {
+    let expandable = Config { expandable_segments: true, ..Config::default() };
+    let shrunk = shrink(fragmented(), &Goal::ConfDiffers(expandable.clone()), &mut go_on).expect("they differ");
+    assert!(shrunk.fails_under_its_own && shrunk.case.events.len() <= 4, "{:?}", text(&shrunk));
+    assert_eq!(shrunk.other, Some(expandable.clone()));
+    let other_way = Case { config: expandable, ..fragmented() };
+    let shrunk = shrink(other_way, &Goal::ConfDiffers(Config::default()), &mut go_on).expect("they differ");
+    assert!(!shrunk.fails_under_its_own);
+}
+
+#[test]
+fn a_setting_that_does_not_matter_goes_and_streams_become_one() {
+    let config = Config { garbage_collection_threshold: Some(0.8), max_split_size: Some(Bytes::mib(512)), ..Config::default() };
+    let mut given = Case { config, ..fragmented() };
+    for event in &mut given.events {
+        if let TraceEvent::Allocate { stream, .. } = event {
+            *stream = harness_allocator::device::StreamId(9);
+        }
+    }
+    let shrunk = shrink(given, &Goal::Oom, &mut go_on).expect("it runs out of memory");
+    assert_eq!(shrunk.case.config, Config::default());
+    assert!(text(&shrunk).iter().all(|event| !event.ends_with(" 9")), "{:?}", text(&shrunk));
+}
+
+#[test]
+fn one_that_is_broken_off_is_what_was_reached() {
+    let mut replays = 0;
+    let mut watch = |_: &Progress| {
+        replays += 1;
+        if replays > 5 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let shrunk = shrink(fragmented(), &Goal::Oom, &mut watch).expect("it runs out of memory");
+    assert!(shrunk.is_stopped && shrunk.case.events.len() > 4);
+}
+
+#[test]
+fn it_becomes_a_scenario_with_a_step_for_each_operation() {
+    let mut shrunk = shrink(fragmented(), &Goal::Oom, &mut go_on).expect("it runs out of memory");
+    shrunk.case.config.max_split_size = Some(Bytes::mib(512));
+    let text = scenario(&shrunk, "Reduced.\nTwice.", "{ oom: fragmented }", |event| (event > 90).then(|| format!("event {event}")));
+    insta::assert_snapshot!(text.expect("no pools"));
+}
+
+#[test]
+fn pools_streams_and_pressure_have_their_steps() {
+    let text = "g+ 3\na 1 512 7\ng- 3\nr 1 0\nf 1\ns 7\nd\ne\nm 0.5\nx 4194304\nx -2097152\ngr 3\na 2 3221225472 0\n";
+    let case = case(text, Bytes::mib(512));
+    let origins = (0..case.events.len()).collect();
+    let (other, may_fail) = (Some(Config { expandable_segments: true, ..Config::default() }), BTreeSet::from([1]));
+    let shrunk =
+        Shrunk { case, other, failure: Failure::TooLarge, fails_under_its_own: true, may_fail, origins, replays: 0, is_stopped: false };
+    insta::assert_snapshot!(scenario(&shrunk, "All steps.", "{ fails: oom, serves: fits }", |_| None).expect("one pool"));
+    let crossing = Shrunk { case: self::case("g+ 1\ng+ 2\ng- 1\ng- 2\na 1 5 0\n", Bytes::mib(2)), origins: (0..5).collect(), ..shrunk };
+    assert_eq!(scenario(&crossing, "", "oom", |_| None), Err(NotAScenario::PoolsOverlap));
+}

@@ -1,0 +1,100 @@
+//! Leaving parts of a trace out: [`leave_out`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+
+use harness_allocator::allocator::caching::Config;
+use harness_trace::trace::TraceEvent;
+
+use super::trial::Trial;
+use super::{Case, Progress};
+
+/// A smaller trace that may fail as the one given did.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Candidate {
+    pub(super) case: Case,
+    /// Of each event, which one it was of the trace given.
+    pub(super) origins: Vec<usize>,
+    /// The settings that it is compared with.
+    pub(super) other: Config,
+}
+
+impl Candidate {
+    /// The same without some of its units.
+    fn without(&self, left_out: impl Fn(usize) -> bool, unit_of: &[Option<usize>]) -> Self {
+        let is_kept = |event: usize| !unit_of[event].is_some_and(&left_out);
+        let kept = || (0..self.case.events.len()).filter(|&event| is_kept(event));
+        let events = kept().map(|event| self.case.events[event]).collect();
+        let case = Case { events, ..self.case.clone() };
+        Self { case, origins: kept().map(|event| self.origins[event]).collect(), other: self.other.clone() }
+    }
+}
+
+/// Leaves out what can be left out: first in large pieces, then in smaller ones, down to single units.
+pub(super) fn leave_out(best: &mut Candidate, trial: &mut Trial, watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>) -> ControlFlow<()> {
+    let mut size = units(&best.case.events).1.div_ceil(2);
+    while size > 0 {
+        let (mut unit_of, mut count) = units(&best.case.events);
+        let mut end = count;
+        // From the end: what comes last stands closest to the failure, and what comes first is often needed by nothing behind it.
+        while end > 0 {
+            let start = end.saturating_sub(size);
+            let candidate = best.without(|unit| (start..end).contains(&unit), &unit_of);
+            if trial.accept(best, candidate, watch)? {
+                (unit_of, count) = units(&best.case.events);
+            }
+            end = start.min(count);
+        }
+        size /= 2;
+    }
+    ControlFlow::Continue(())
+}
+
+/// Which unit each event belongs to, and how many units there are. The last event, which fails, belongs to none.
+///
+/// A unit is an allocation with its free and its uses by other streams, the beginning and the end of a private pool's context, or any other
+/// operation alone.
+fn units(events: &[TraceEvent]) -> (Vec<Option<usize>>, usize) {
+    let (mut of_ids, mut of_pools) = (BTreeMap::new(), BTreeMap::new());
+    let mut count = 0;
+    let mut fresh = || {
+        count += 1;
+        count - 1
+    };
+    let last = events.len().saturating_sub(1);
+    let unit = |(index, event): (usize, &TraceEvent)| {
+        if index == last {
+            return None;
+        }
+        Some(match *event {
+            TraceEvent::Allocate { id, .. } | TraceEvent::Free { id } | TraceEvent::RecordStream { id, .. } => {
+                *of_ids.entry(id).or_insert_with(&mut fresh)
+            }
+            TraceEvent::BeginPool(pool) => {
+                let unit = fresh();
+                of_pools.insert(pool.0, unit);
+                unit
+            }
+            TraceEvent::EndPool(pool) => of_pools.remove(&pool.0).unwrap_or_else(&mut fresh),
+            _ => fresh(),
+        })
+    };
+    let unit_of = events.iter().enumerate().map(unit).collect();
+    (unit_of, count)
+}
+
+/// The trace without what does nothing: resets of peaks, frees and uses of what is not live. With it, which event each one was.
+pub(super) fn settled(case: &Case) -> (Case, Vec<usize>) {
+    let mut live = BTreeSet::new();
+    let does_something = |event: &TraceEvent| match *event {
+        TraceEvent::Allocate { id, .. } => live.insert(id),
+        TraceEvent::Free { id } => live.remove(&id),
+        TraceEvent::RecordStream { id, .. } => live.contains(&id),
+        TraceEvent::ResetPeaks => false,
+        _ => true,
+    };
+    let mut does_something = does_something;
+    let kept = case.events.iter().enumerate().filter(|(_, event)| does_something(event));
+    let (origins, events) = kept.map(|(index, &event)| (index, event)).unzip();
+    (Case { events, ..case.clone() }, origins)
+}

@@ -1,0 +1,153 @@
+//! A [`Job`]: what one program asked its allocator for on one device, as recovered from a memory snapshot: the state before the recording, and
+//! the operations since. Replayed, it shows what the same program needs under other settings and with other memory.
+//!
+//! What a snapshot does not say is found by following PyTorch's rules: which frees were put off and until when, where the program emptied the
+//! cache, and which requests went to a private pool. ARCHITECTURE.md tells how.
+
+use harness_allocator::allocator::caching::{ConfError, Config};
+use harness_allocator::device::StreamId;
+use harness_allocator::stats::BlockState;
+use harness_allocator::units::Bytes;
+
+use crate::snapshot::{Block, PoolId, Segment, StackId, Stacks};
+use crate::trace::TraceEvent;
+
+/// What one program asked its allocator for on one device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    /// The device's index in the snapshot.
+    pub device: u32,
+    /// The segments held before the recording, in address order, in the blocks that they consisted of. Their live blocks are the ids from 0 on,
+    /// in this order.
+    pub start: Vec<Segment>,
+    /// What the program did, in order. The ids of allocations follow on those of `start` and are used once.
+    pub operations: Vec<TraceEvent>,
+    /// For each operation the index of the snapshot's event that it was recovered from.
+    pub origin: Vec<u32>,
+    /// By id.
+    pub allocations: Vec<Allocation>,
+    /// What the recording took from the driver, in order: segments, or mapped ranges of expandable ones.
+    pub driver: Vec<DriverRange>,
+    /// The handles of the streams that operations name by their place in here; 0, the default stream, is always the first.
+    /// Operations may name further ones: see [`Job::is_made_up`].
+    pub streams: Vec<u64>,
+    /// The private pools that operations name by their place in here.
+    pub pools: Vec<PoolId>,
+    /// The settings it was recorded under.
+    pub config: Config,
+    /// The memory that the program could have had: what it held and what the device had free. `None` where neither an out-of-memory nor the
+    /// caller told it.
+    pub memory: Option<Bytes>,
+    /// How it ended.
+    pub ended: Ended,
+    /// What is not known or was assumed.
+    pub notes: Vec<Note>,
+    /// The call stacks that it names.
+    pub stacks: Stacks,
+}
+
+impl Job {
+    /// Whether a stream of the operations is none of the program's. Such a stream stands for whatever a pending free waited for: `r ID STREAM` before
+    /// the free, and `s STREAM` where the recording completed it.
+    #[must_use]
+    pub fn is_made_up(&self, stream: StreamId) -> bool {
+        stream.0 as usize >= self.streams.len()
+    }
+
+    /// The ids that were live before the recording: those below this.
+    #[must_use]
+    pub fn live_at_start(&self) -> u64 {
+        let live = |block: &&Block| block.state == BlockState::Allocated;
+        self.start.iter().flat_map(|segment| &segment.blocks).filter(live).count() as u64
+    }
+
+    /// Held from the driver before the recording.
+    #[must_use]
+    pub fn reserved_at_start(&self) -> Bytes {
+        self.start.iter().map(|segment| segment.size).sum()
+    }
+}
+
+/// One allocation of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct Allocation {
+    /// As recorded; `None` where it was refused.
+    pub address: Option<u64>,
+    pub requested: Bytes,
+    pub stream: StreamId,
+    pub stack: StackId,
+}
+
+/// A range taken from the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct DriverRange {
+    pub address: u64,
+    pub size: Bytes,
+    /// The index of its event in the snapshot.
+    pub event: u32,
+}
+
+/// How a recording ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// No request was refused, or the program went on after it.
+    Well,
+    /// A request was refused, and nothing was allocated after it.
+    Oom {
+        /// The operation that was refused.
+        operation: usize,
+        /// Its event in the snapshot.
+        event: u32,
+        /// What was asked for, rounded as the recorded settings round it.
+        requested: Bytes,
+        /// What the device had free.
+        device_free: Bytes,
+    },
+}
+
+/// Something about a job that its reader should know.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub enum Note {
+    #[error("the recording starts late: {blocks} blocks in {segments} segments were there before it")]
+    StartsLate { segments: usize, blocks: usize },
+    #[error("nothing was recorded: only the segments at the end are known")]
+    NothingRecorded,
+    #[error("event {event} frees {address:#x}, which lies in no segment: left out")]
+    UnknownFree { event: u32, address: u64 },
+    #[error("event {event} allocates at {address:#x}, where a block is live: some events were not recorded")]
+    Overlap { event: u32, address: u64 },
+    #[error(
+        "{times} times all cached memory was given back before more was taken, and how much memory the device had is not known: taken for calls of empty_cache"
+    )]
+    TakenForEmptyCache { times: usize },
+    #[error("event {event} gives back a segment in a way that the allocator's rules do not explain")]
+    UnexplainedFree { event: u32 },
+}
+
+/// Why no job can be recovered or replayed.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub enum JobError {
+    /// Name one that it has.
+    #[error("the snapshot has nothing of device {device}: it has {}", devices(.known))]
+    NoSuchDevice { device: u32, known: Vec<u32> },
+    /// The file is damaged, or of a version that is not known.
+    #[error("segment {address:#x}: {why}")]
+    Inconsistent { address: u64, why: &'static str },
+    /// Give the device more memory.
+    #[error("{memory} of memory are less than the {held} that the program held before the recording")]
+    TooLittleMemory { memory: Bytes, held: Bytes },
+    /// The recorded settings are not known to this version.
+    #[error("the snapshot's settings `{conf}`: {source}")]
+    Settings { conf: String, source: ConfError },
+}
+
+fn devices(known: &[u32]) -> String {
+    match known {
+        [] => "no segments and no events at all".to_owned(),
+        known => known.iter().map(|device| format!("device {device}")).collect::<Vec<_>>().join(", "),
+    }
+}

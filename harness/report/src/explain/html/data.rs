@@ -8,7 +8,7 @@ use harness_trace::snapshot::{Action, Event, PoolId, Snapshot, StackId};
 use serde::Serialize;
 
 use super::columns::encode;
-use super::history::{BlockLife, History, SegmentLife};
+use super::lifetimes::{BlockLife, Lifetimes, SegmentLife};
 
 /// The layout of [`PageData`] that the page's script reads.
 const VERSION: u32 = 1;
@@ -73,8 +73,10 @@ pub struct RankInput<'a> {
     pub snapshot: &'a Snapshot,
     pub device: u32,
     pub findings: &'a Findings,
-    /// Names the call site of a stack.
-    pub site: &'a dyn Fn(StackId) -> String,
+    /// The call site of a block, by the event that allocated it, where that was recorded, and its stack.
+    pub site_of: &'a dyn Fn(Option<u32>, StackId) -> u32,
+    /// The names of all call sites, by their number.
+    pub site_names: &'a [String],
 }
 
 /// The data of a page.
@@ -88,7 +90,7 @@ pub struct PageData {
     ranks: Vec<Rank>,
 }
 
-/// One rank. Columns ([`encode`]) are texts; moments are those of [`History`].
+/// One rank. Columns ([`encode`]) are texts; moments are those of [`Lifetimes`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Rank {
     name: String,
@@ -195,23 +197,23 @@ impl PageData {
 
 impl Rank {
     fn new(input: &RankInput<'_>) -> Self {
-        let history = History::of(input.snapshot, input.device);
+        let lifetimes = Lifetimes::of(input.snapshot, input.device);
         let events = input.snapshot.traces.get(input.device as usize).map_or(&[][..], Vec::as_slice);
         let times = times_of(events);
-        let moment = input.findings.moment.min(history.events);
-        let (peak_moment, peak_allocated) = history.peak_allocated();
-        let figures = history.at(moment);
-        let streams: Names<u64> = history
+        let moment = input.findings.moment.min(lifetimes.events);
+        let (peak_moment, peak_allocated) = lifetimes.peak_allocated();
+        let figures = lifetimes.at(moment);
+        let streams: Names<u64> = lifetimes
             .blocks
             .iter()
             .map(|life| life.stream)
-            .chain(history.segments.iter().map(|life| life.stream))
-            .chain(events.iter().filter(|event| event.action == Action::Oom).map(|event| event.stream))
+            .chain(lifetimes.segments.iter().map(|life| life.stream))
+            .chain(refused(events).map(|(_, event)| event.stream))
             .collect();
-        let stacks = StackTable::new(input, &history, events, times.as_deref(), (peak_moment, moment));
+        let stacks = StackTable::new(input, &lifetimes, events, times.as_deref(), (peak_moment, moment));
         let first_time = events.first().and_then(|event| event.time_us).unwrap_or_default();
-        let pools: Names<Option<(PoolKind, PoolId)>> = history.segments.iter().map(|life| life.pool).collect();
-        let base = history.blocks.iter().map(|life| life.address).chain(history.segments.iter().map(|life| life.address)).min();
+        let pools: Names<Option<(PoolKind, PoolId)>> = lifetimes.segments.iter().map(|life| life.pool).collect();
+        let base = lifetimes.blocks.iter().map(|life| life.address).chain(lifetimes.segments.iter().map(|life| life.address)).min();
         Self {
             name: input.name.to_owned(),
             device: input.device,
@@ -224,19 +226,19 @@ impl Rank {
             is_oom: input.findings.is_oom,
             simulated_times: input.findings.simulated_times,
             settings: input.snapshot.settings.as_ref().map(|settings| settings.conf.clone()),
-            notes: notes_of(&history),
-            events: history.events,
+            notes: notes_of(&lifetimes),
+            events: lifetimes.events,
             times: times.map(encode),
             peak_moment,
             peak_allocated,
-            peak_reserved: history.peak_reserved().1,
+            peak_reserved: lifetimes.peak_reserved().1,
             allocated: figures.allocated,
             pending: figures.pending,
             reserved: figures.reserved,
             base_address: base.unwrap_or_default().to_string(),
-            blocks: Blocks::new(&history.blocks, base.unwrap_or_default(), &streams, &stacks),
-            segments: Segments::new(&history.segments, base.unwrap_or_default(), &streams, &pools),
-            ooms: ooms_of(events, &streams, &stacks),
+            blocks: Blocks::new(&lifetimes.blocks, base.unwrap_or_default(), &streams, &stacks),
+            segments: Segments::new(&lifetimes.segments, base.unwrap_or_default(), &streams, &pools),
+            ooms: ooms_of(input, events, &streams, &stacks),
             phases: phases_of(input, first_time),
             streams: streams.0.iter().map(u64::to_string).collect(),
             pools: pools.0.iter().map(|pool| pool_name(*pool)).collect(),
@@ -258,7 +260,7 @@ impl Blocks {
             // Lifetimes repeat where ends do not.
             freed: column(&|life| (life.freed - life.start) as u64),
             end: column(&|life| (life.end - life.freed) as u64),
-            stack: column(&|life| stacks.index(life.stack) as u64),
+            stack: encode(stacks.of_blocks.iter().map(|&stack| stack as u64)),
             stream: column(&|life| streams.index(&life.stream) as u64),
         }
     }
@@ -295,26 +297,32 @@ impl<T: Ord> Names<T> {
     }
 }
 
+/// A stack together with its site: what has no frames may belong to different sites.
+type Key = (StackId, u32);
+
 /// The stacks of blocks and refused requests, with the sites and frames that they name.
 struct StackTable {
-    places: BTreeMap<StackId, usize>,
+    keys: Names<Key>,
+    /// For each block its place among the stacks.
+    of_blocks: Vec<usize>,
     stacks: Vec<Stack>,
     sites: Vec<String>,
     frames: Vec<(String, String, u32)>,
 }
 
 impl StackTable {
-    fn new(input: &RankInput<'_>, history: &History, events: &[Event], times: Option<&[u64]>, at: (usize, usize)) -> Self {
-        let refused = events.iter().filter(|event| event.action == Action::Oom).map(|event| event.stack);
-        let ids: Names<StackId> = history.blocks.iter().map(|life| life.stack).chain(refused).collect();
-        let places: BTreeMap<StackId, usize> = ids.0.iter().enumerate().map(|(place, &id)| (id, place)).collect();
+    fn new(input: &RankInput<'_>, lifetimes: &Lifetimes, events: &[Event], times: Option<&[u64]>, at: (usize, usize)) -> Self {
+        let refused = refused(events).map(|(index, event)| key_of(input, Some(index), event.stack));
+        let of_blocks: Vec<Key> = lifetimes.blocks.iter().map(|life| key_of(input, life.start.checked_sub(1), life.stack)).collect();
+        let keys: Names<Key> = of_blocks.iter().copied().chain(refused).collect();
         let mut frames: Vec<(String, String, u32)> = Vec::new();
         let mut frame_places = BTreeMap::new();
-        let labels: Vec<String> = ids.0.iter().map(|&id| (input.site)(id)).collect();
-        let mut stacks: Vec<Stack> = Vec::with_capacity(ids.0.len());
-        for &id in &ids.0 {
-            let outermost_first = input.snapshot.stacks.frames(id).rev().map(|frame| {
-                *frame_places.entry(frame).or_insert_with(|| {
+        let labels: Vec<&str> = keys.0.iter().map(|&(_, site)| input.site_names.get(site as usize).map_or("", String::as_str)).collect();
+        let mut stacks: Vec<Stack> = Vec::with_capacity(keys.0.len());
+        for &(id, _) in &keys.0 {
+            let outermost_first = input.snapshot.stacks.ids(id).iter().rev().map(|&id| {
+                *frame_places.entry(id).or_insert_with(|| {
+                    let frame = input.snapshot.stacks.frame(id);
                     frames.push((frame.name.clone(), frame.file.clone(), frame.line));
                     frames.len() - 1
                 })
@@ -328,16 +336,23 @@ impl StackTable {
                 byte_seconds: times.map(|_| 0.0),
             });
         }
-        for life in &history.blocks {
-            weigh(&mut stacks[places[&life.stack]], life, times, history.events, at);
+        let of_blocks: Vec<usize> = of_blocks.iter().map(|key| keys.index(key)).collect();
+        for (life, &stack) in lifetimes.blocks.iter().zip(&of_blocks) {
+            weigh(&mut stacks[stack], life, times, lifetimes.events, at);
         }
         let sites = rank_sites(&mut stacks, &labels);
-        Self { places, stacks, sites, frames }
+        Self { keys, of_blocks, stacks, sites, frames }
     }
+}
 
-    fn index(&self, id: StackId) -> usize {
-        self.places.get(&id).copied().unwrap_or_default()
-    }
+fn key_of(input: &RankInput<'_>, event: Option<usize>, stack: StackId) -> Key {
+    let event = event.and_then(|event| u32::try_from(event).ok());
+    (stack, (input.site_of)(event, stack))
+}
+
+/// The requests that were refused, with the indices of their events.
+fn refused(events: &[Event]) -> impl Iterator<Item = (usize, &Event)> {
+    events.iter().enumerate().filter(|(_, event)| event.action == Action::Oom)
 }
 
 /// Adds one block to the figures of its stack.
@@ -358,7 +373,7 @@ fn weigh(stack: &mut Stack, life: &BlockLife, times: Option<&[u64]>, events: usi
 }
 
 /// Numbers the sites, those with the most bytes at the peak first, and gives each stack its site's number.
-fn rank_sites(stacks: &mut [Stack], labels: &[String]) -> Vec<String> {
+fn rank_sites(stacks: &mut [Stack], labels: &[&str]) -> Vec<String> {
     let mut sums: BTreeMap<&str, (Bytes, f64)> = BTreeMap::new();
     for (stack, label) in stacks.iter().zip(labels) {
         let sum = sums.entry(label).or_default();
@@ -369,7 +384,7 @@ fn rank_sites(stacks: &mut [Stack], labels: &[String]) -> Vec<String> {
     ranked.sort_by(|(_, a), (_, b)| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)));
     let places: BTreeMap<&str, usize> = ranked.iter().enumerate().map(|(place, (label, _))| (*label, place)).collect();
     for (stack, label) in stacks.iter_mut().zip(labels) {
-        stack.site = places[label.as_str()];
+        stack.site = places[label];
     }
     ranked.into_iter().map(|(label, _)| label.to_owned()).collect()
 }
@@ -387,15 +402,14 @@ fn times_of(events: &[Event]) -> Option<Vec<u64>> {
         .collect()
 }
 
-fn ooms_of(events: &[Event], streams: &Names<u64>, stacks: &StackTable) -> Vec<Oom> {
-    let refused = events.iter().enumerate().filter(|(_, event)| event.action == Action::Oom);
-    refused
+fn ooms_of(input: &RankInput<'_>, events: &[Event], streams: &Names<u64>, stacks: &StackTable) -> Vec<Oom> {
+    refused(events)
         .map(|(index, event)| Oom {
             moment: index + 1,
             size: event.size,
             device_free: Bytes(event.address),
             stream: streams.index(&event.stream),
-            stack: stacks.index(event.stack),
+            stack: stacks.keys.index(&key_of(input, Some(index), event.stack)),
         })
         .collect()
 }
@@ -423,23 +437,32 @@ fn pool_name(pool: Option<(PoolKind, PoolId)>) -> String {
 }
 
 /// What a reader has to know of the recording.
-fn notes_of(history: &History) -> Vec<String> {
+fn notes_of(lifetimes: &Lifetimes) -> Vec<String> {
     let mut notes = Vec::new();
-    let before = history.blocks.iter().filter(|life| life.start == 0).count();
-    if history.events == 0 {
+    let before = lifetimes.blocks.iter().filter(|life| life.start == 0).count();
+    if lifetimes.events == 0 {
         notes.push("No events were recorded: only the final state is shown.".to_owned());
     } else if before > 0 {
         notes.push(format!("{before} blocks were there before the recording began; what allocated them is not known for all of them."));
     }
-    let contradictions = history.contradictions;
+    let contradictions = lifetimes.contradictions;
     if contradictions.missing_frees > 0 {
-        notes.push(format!("{} frees were not recorded: an address was allocated again while its block was still live.", contradictions.missing_frees));
+        notes.push(format!(
+            "{} frees were not recorded: an address was allocated again while its block was still live.",
+            contradictions.missing_frees
+        ));
     }
     if contradictions.missing_blocks > 0 {
-        notes.push(format!("{} blocks live by the events are not in the final state; they end with the recording.", contradictions.missing_blocks));
+        notes.push(format!(
+            "{} blocks live by the events are not in the final state; they end with the recording.",
+            contradictions.missing_blocks
+        ));
     }
     if contradictions.missing_segment_bytes > 0 {
-        notes.push(format!("{} of segments were made, and are not in the final state: the events are not complete.", Bytes(contradictions.missing_segment_bytes)));
+        notes.push(format!(
+            "{} of segments were made, and are not in the final state: the events are not complete.",
+            Bytes(contradictions.missing_segment_bytes)
+        ));
     }
     notes
 }

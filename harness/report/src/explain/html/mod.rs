@@ -5,7 +5,7 @@
 
 mod columns;
 mod data;
-pub mod history;
+pub mod lifetimes;
 
 #[cfg(test)]
 mod tests;

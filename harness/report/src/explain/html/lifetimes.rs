@@ -1,4 +1,4 @@
-//! What was allocated and reserved at every moment of a recording: [`History::of`].
+//! What was allocated and reserved at every moment of a recording: [`Lifetimes::of`].
 //!
 //! *Moment* `k` is the state after the first `k` events, so a recording of `n` events has the moments `0..=n`. A life is half open: what
 //! lives over `start..end` is there at the moments `start`, …, `end - 1`; an `end` of `n + 1` says that it outlived the recording.
@@ -18,7 +18,7 @@ const BLOCK_UNIT: u64 = 512;
 
 /// One device's recording.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct History {
+pub struct Lifetimes {
     /// How many events were recorded.
     pub events: usize,
     /// By start, then in the order of the recording.
@@ -86,7 +86,7 @@ impl BlockLife {
     }
 }
 
-impl History {
+impl Lifetimes {
     /// Follows the events of one device. Takes `n log n` time for `n` events.
     #[must_use]
     pub fn of(snapshot: &Snapshot, device: u32) -> Self {
@@ -259,7 +259,9 @@ fn segment_lives(events: &[Event], held: &[&Segment], contradictions: &mut Contr
             }
             Action::SegmentFree | Action::SegmentUnmap => {
                 // A range that is held already was taken by an event that was not recorded.
-                lives.extend(cut_out(&mut ranges, event.address, event.size.0).into_iter().map(|range| SegmentLife { start: moment, ..range }));
+                lives.extend(
+                    cut_out(&mut ranges, event.address, event.size.0).into_iter().map(|range| SegmentLife { start: moment, ..range }),
+                );
                 let expandable = event.action == Action::SegmentUnmap;
                 let range = SegmentLife {
                     address: event.address,
@@ -299,7 +301,8 @@ fn cut_out(ranges: &mut Ranges, address: u64, size: u64) -> Vec<SegmentLife> {
     let first = ranges.range(..=address).next_back().filter(|(_, range)| end_of(range) > address).map_or(address, |(&first, _)| first);
     let hit: Vec<u64> = ranges.range(first..end.max(first)).map(|(&start, _)| start).collect();
     let mut inside = Vec::with_capacity(hit.len());
-    for range in hit.iter().filter_map(|start| ranges.remove(start)) {
+    for start in hit {
+        let Some(range) = ranges.remove(&start) else { continue };
         let (from, to) = (range.address.max(address), end_of(&range).min(end));
         if range.address < from {
             ranges.insert(range.address, SegmentLife { size: Bytes(from - range.address), ..range });

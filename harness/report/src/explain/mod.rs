@@ -1,0 +1,3 @@
+//! Explanations of memory snapshots.
+
+pub mod html;

@@ -479,7 +479,8 @@ impl View<'_> {
             other_private_pools.add(block.size);
         });
         let missing = ways::missing(self, request);
-        let inactive_split = self.state.segments.iter().flat_map(|segment| pins::pieces(segment, self.config)).map(|piece| piece.pinned).sum();
+        let inactive_split =
+            self.state.segments.iter().flat_map(|segment| pins::pieces(segment, self.config)).map(|piece| piece.pinned).sum();
         let total = size.total;
         let device = DeviceMemory {
             total,
@@ -572,9 +573,9 @@ impl Held {
         let cause = |(cause, of): (ByteCause, BTreeMap<Option<SiteId>, (Bytes, u64)>)| {
             let bytes = of.values().map(|&(bytes, _)| bytes).sum();
             let blocks = of.values().map(|&(_, blocks)| blocks).sum();
-            let named = of.into_iter().filter_map(|(id, (bytes, blocks))| {
-                id.map(|id| SiteBytes { site: sites.get(id).name.clone(), id, bytes, blocks })
-            });
+            let named = of
+                .into_iter()
+                .filter_map(|(id, (bytes, blocks))| id.map(|id| SiteBytes { site: sites.get(id).name.clone(), id, bytes, blocks }));
             let mut sites: Vec<SiteBytes> = named.collect();
             sites.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.site.cmp(&b.site)));
             CauseBytes { cause, bytes, blocks, sites }

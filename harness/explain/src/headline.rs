@@ -49,7 +49,11 @@ fn of_refusal(explanation: &Explanation, request: &Refused) -> String {
             format!("{bytes} were freed but wait for other streams{}, {failed}.", most_by(explanation, cause))
         }
         ByteCause::OtherStream => {
-            format!("{bytes} are cached for other streams than {}{}, {failed}.", ways::stream(request.stream), pinned_by(explanation, cause))
+            format!(
+                "{bytes} are cached for other streams than {}{}, {failed}.",
+                ways::stream(request.stream),
+                pinned_by(explanation, cause)
+            )
         }
         ByteCause::OtherPool => {
             format!("{bytes} are cached for blocks of the other size{}, {failed}.", pinned_by(explanation, cause))
@@ -113,9 +117,7 @@ struct PinnedBySite<'a> {
 /// `212 segments are each held by one block of 2 MiB allocated at model.py:41`.
 fn pins(explanation: &Explanation) -> String {
     let is_own = |segment: &&PinnedSegment| match &explanation.request {
-        Some(request) => {
-            (segment.pool, segment.stream, segment.private_pool) == (request.pool, request.stream, request.private_pool)
-        }
+        Some(request) => (segment.pool, segment.stream, segment.private_pool) == (request.pool, request.stream, request.private_pool),
         None => segment.private_pool.is_none(),
     };
     let mut by_site: BTreeMap<SiteId, PinnedBySite<'_>> = BTreeMap::new();

@@ -139,9 +139,9 @@ fn is_native(file: &str) -> bool {
 }
 
 fn is_of_torch(file: &str) -> bool {
-    ["site-packages", "dist-packages"].iter().any(|packages| {
-        file.split_once(packages).is_some_and(|(_, rest)| rest.starts_with("/torch/") || rest.starts_with("\\torch\\"))
-    })
+    ["site-packages", "dist-packages"]
+        .iter()
+        .any(|packages| file.split_once(packages).is_some_and(|(_, rest)| rest.starts_with("/torch/") || rest.starts_with("\\torch\\")))
 }
 
 /// Files of Python's own library lie beside `site-packages`: `/usr/lib/python3.11/contextlib.py`.
@@ -177,7 +177,13 @@ struct Finder<'a> {
 
 impl<'a> Finder<'a> {
     fn new(snapshot: &'a Snapshot) -> Self {
-        Self { snapshot, is_of_program: vec![None; snapshot.stacks.frame_count()], ids: HashMap::new(), found: Vec::new(), after: HashMap::new() }
+        Self {
+            snapshot,
+            is_of_program: vec![None; snapshot.stacks.frame_count()],
+            ids: HashMap::new(),
+            found: Vec::new(),
+            after: HashMap::new(),
+        }
     }
 
     fn id(&mut self, key: Key, stack: StackId) -> SiteId {

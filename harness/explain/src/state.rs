@@ -94,7 +94,9 @@ impl State {
 #[allow(missing_docs, reason = "the names say what they are")]
 pub enum MomentError {
     /// The index is behind the last event.
-    #[error("there is no event {event}: the recording of device {device} has {events} events, counted from 0; name an earlier one, or `end`")]
+    #[error(
+        "there is no event {event}: the recording of device {device} has {events} events, counted from 0; name an earlier one, or `end`"
+    )]
     NoSuchEvent { event: usize, device: u32, events: usize },
     /// Nothing was refused.
     #[error("no request was refused in the recording of device {device}: ask for `peak` or `end`")]
@@ -226,7 +228,8 @@ impl<'a> History<'a> {
     }
 
     /// The sizes of all blocks: those of the final segments, and of the others what their requests were rounded to.
-    fn sizes(&self) -> Sizes {
+    #[must_use]
+    pub fn sizes(&self) -> Sizes {
         let mut rewind = Rewind::new(self, Sizes { of_event: vec![0; self.events.len()], before: HashMap::new() });
         (0..self.events.len()).rev().for_each(|event| rewind.undo(event));
         rewind.sizes_at_start()
@@ -266,8 +269,8 @@ fn pair(events: &[Event]) -> (Vec<Origin>, HashMap<u64, Origin>) {
     (freed, origins)
 }
 
-/// The sizes of blocks, in bytes.
-struct Sizes {
+/// The sizes of all blocks of a recording: [`History::sizes`].
+pub struct Sizes {
     /// By the event that allocated the block; 0 where it is not known yet.
     of_event: Vec<u64>,
     /// By address, of the blocks that were there before the first event.
@@ -275,6 +278,18 @@ struct Sizes {
 }
 
 impl Sizes {
+    /// The block that an event allocated.
+    #[must_use]
+    pub fn allocated_by(&self, event: usize) -> Option<Bytes> {
+        self.of_event.get(event).filter(|&&size| size > 0).map(|&size| Bytes(size))
+    }
+
+    /// The block that was at an address before the first event.
+    #[must_use]
+    pub fn before(&self, address: u64) -> Option<Bytes> {
+        self.before.get(&address).filter(|&&size| size > 0).map(|&size| Bytes(size))
+    }
+
     fn of(&self, alloc: usize, event: &Event) -> Bytes {
         match self.of_event[alloc] {
             0 => event.size,

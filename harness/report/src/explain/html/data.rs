@@ -2,81 +2,71 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
+use harness_explain::causes::{self, CauseBytes, Explanation};
+use harness_explain::growth::Growth;
+use harness_explain::sites::{SiteId, Sites};
+use harness_explain::state::MomentKind;
+use harness_explain::waits;
 use harness_trace::snapshot::{Action, Event, PoolId, Snapshot, StackId};
 use serde::Serialize;
 
 use super::columns::encode;
-use super::lifetimes::{BlockLife, Lifetimes, SegmentLife};
+use super::lifetimes::{BlockLife, Contradictions, Lifetimes, SegmentLife};
 
 /// The layout of [`PageData`] that the page's script reads.
 const VERSION: u32 = 1;
 
-/// What was found about one device of one snapshot, beside what the page makes of the events itself.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Findings {
-    /// The one sentence that matters.
-    pub headline: String,
-    /// Further sentences: why each way of serving the request failed, what is not known.
-    pub details: Vec<String>,
-    /// The device's memory: the sum of the causes.
-    pub device_total: Bytes,
-    /// In the order in which they are shown.
-    pub causes: Vec<CauseRow>,
-    /// Sites whose live bytes grow.
-    pub suspects: Vec<Suspect>,
-    /// What is explained: the state after so many events of this device.
-    pub moment: usize,
-    /// Whether a request was refused at that moment.
-    pub is_oom: bool,
+/// One device of one snapshot, and what was found about it.
+#[derive(Clone, Copy, Debug)]
+pub struct RankInput<'a> {
+    /// The snapshot's file, or the rank.
+    pub name: &'a str,
+    /// The recording; the page makes timeline, segments and flame graph of it.
+    pub snapshot: &'a Snapshot,
+    /// The sentences and causes, and which device and moment they are about.
+    pub explanation: &'a Explanation,
     /// Whether the times of the events are those of a simulated device.
     pub simulated_times: bool,
 }
 
-/// Bytes that are taken for one reason.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
-pub struct CauseRow {
-    /// A short name, for a table.
-    pub cause: String,
-    pub bytes: Bytes,
-    /// Who took them, where that is known; the most bytes first.
-    pub sites: Vec<SiteBytes>,
+/// The bytes of one cause.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Cause {
+    /// As in the JSON form of an explanation.
+    cause: &'static str,
+    about: &'static str,
+    bytes: Bytes,
+    blocks: u64,
+    sites: Vec<SiteBytes>,
 }
 
-/// Bytes of one call site.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
-pub struct SiteBytes {
-    pub site: String,
-    pub bytes: Bytes,
-    pub blocks: u64,
+/// What one site has of a cause.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct SiteBytes {
+    site: String,
+    bytes: Bytes,
+    blocks: u64,
 }
 
-/// A site that may be leaking.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
-pub struct Suspect {
-    pub site: String,
-    /// What makes it one, in a sentence.
-    pub why: String,
-    pub bytes: Bytes,
+/// A site that holds more and more.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Suspect {
+    site: String,
+    grown: Bytes,
+    /// At the lowest point of each stretch.
+    held: Vec<Bytes>,
 }
 
-/// One device of one snapshot, with what was found about it.
-#[derive(Clone, Copy)]
-#[allow(missing_docs, reason = "the names say what they are")]
-pub struct RankInput<'a> {
-    /// The snapshot's file, or the rank.
-    pub name: &'a str,
-    pub snapshot: &'a Snapshot,
-    pub device: u32,
-    pub findings: &'a Findings,
-    /// The call site of a block, by the event that allocated it, where that was recorded, and its stack.
-    pub site_of: &'a dyn Fn(Option<u32>, StackId) -> u32,
-    /// The names of all call sites, by their number.
-    pub site_names: &'a [String],
+/// A free that waited for other streams and no longer does.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Wait {
+    site: String,
+    size: Bytes,
+    freed: usize,
+    end: usize,
 }
 
 /// The data of a page.
@@ -98,8 +88,9 @@ struct Rank {
     headline: String,
     details: Vec<String>,
     device_total: Bytes,
-    causes: Vec<CauseRow>,
+    causes: Vec<Cause>,
     suspects: Vec<Suspect>,
+    waits: Vec<Wait>,
     moment: usize,
     is_oom: bool,
     simulated_times: bool,
@@ -117,7 +108,7 @@ struct Rank {
     /// Added to every address of the columns; a text, because it may need 64 bits.
     base_address: String,
     streams: Vec<String>,
-    pools: Vec<String>,
+    pools: Vec<Pool>,
     /// By bytes at the peak of what was allocated, the most first.
     sites: Vec<String>,
     frames: Vec<(String, String, u32)>,
@@ -126,6 +117,14 @@ struct Rank {
     segments: Segments,
     ooms: Vec<Oom>,
     phases: Vec<Phase>,
+}
+
+/// A pool that segments belong to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Pool {
+    name: String,
+    /// Of its expandable segments, what goes back to the driver at once.
+    page: u64,
 }
 
 /// A call stack that blocks name.
@@ -197,51 +196,51 @@ impl PageData {
 
 impl Rank {
     fn new(input: &RankInput<'_>) -> Self {
-        let lifetimes = Lifetimes::of(input.snapshot, input.device);
-        let events = input.snapshot.traces.get(input.device as usize).map_or(&[][..], Vec::as_slice);
+        let RankInput { name, snapshot, explanation, simulated_times } = *input;
+        let device = explanation.device;
+        let lives = Lifetimes::of(snapshot, device);
+        let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
         let times = times_of(events);
-        let moment = input.findings.moment.min(lifetimes.events);
-        let (peak_moment, peak_allocated) = lifetimes.peak_allocated();
-        let figures = lifetimes.at(moment);
-        let streams: Names<u64> = lifetimes
-            .blocks
-            .iter()
-            .map(|life| life.stream)
-            .chain(lifetimes.segments.iter().map(|life| life.stream))
-            .chain(refused(events).map(|(_, event)| event.stream))
-            .collect();
-        let stacks = StackTable::new(input, &lifetimes, events, times.as_deref(), (peak_moment, moment));
-        let first_time = events.first().and_then(|event| event.time_us).unwrap_or_default();
-        let pools: Names<Option<(PoolKind, PoolId)>> = lifetimes.segments.iter().map(|life| life.pool).collect();
-        let base = lifetimes.blocks.iter().map(|life| life.address).chain(lifetimes.segments.iter().map(|life| life.address)).min();
+        let moment = explanation.moment.event.map_or(0, |event| event + 1).min(lives.events);
+        let (peak_moment, peak_allocated) = lives.peak_allocated();
+        let figures = lives.at(moment);
+        let of_blocks = lives.blocks.iter().map(|life| life.stream);
+        let streams: Names<u64> =
+            of_blocks.chain(lives.segments.iter().map(|life| life.stream)).chain(refused(events).map(|(_, oom)| oom.stream)).collect();
+        let stacks = StackTable::new(snapshot, device, &lives, times.as_deref(), (peak_moment, moment));
+        let pools: Names<Option<(PoolKind, PoolId)>> = lives.segments.iter().map(|life| life.pool).collect();
+        let base =
+            lives.blocks.iter().map(|life| life.address).chain(lives.segments.iter().map(|life| life.address)).min().unwrap_or_default();
+        let config = explanation.conf.as_deref().and_then(|conf| Config::parse(conf).ok()).unwrap_or_default();
         Self {
-            name: input.name.to_owned(),
-            device: input.device,
-            headline: input.findings.headline.clone(),
-            details: input.findings.details.clone(),
-            device_total: input.findings.device_total,
-            causes: input.findings.causes.clone(),
-            suspects: input.findings.suspects.clone(),
+            name: name.to_owned(),
+            device,
+            headline: explanation.headline.clone(),
+            details: explanation.ways.iter().map(|way| way.why.clone()).collect(),
+            device_total: explanation.device_total,
+            causes: explanation.causes.iter().map(Cause::new).collect(),
+            suspects: explanation.growing.iter().map(Suspect::new).collect(),
+            waits: explanation.stalled_frees.iter().filter_map(Wait::new).collect(),
             moment,
-            is_oom: input.findings.is_oom,
-            simulated_times: input.findings.simulated_times,
-            settings: input.snapshot.settings.as_ref().map(|settings| settings.conf.clone()),
-            notes: notes_of(&lifetimes),
-            events: lifetimes.events,
-            times: times.map(encode),
+            is_oom: explanation.moment.at == MomentKind::Oom,
+            simulated_times,
+            settings: explanation.conf.clone(),
+            notes: explanation.notes.iter().cloned().chain(contradictions(&lives)).collect(),
+            events: lives.events,
             peak_moment,
             peak_allocated,
-            peak_reserved: lifetimes.peak_reserved().1,
+            peak_reserved: lives.peak_reserved().1,
             allocated: figures.allocated,
             pending: figures.pending,
             reserved: figures.reserved,
-            base_address: base.unwrap_or_default().to_string(),
-            blocks: Blocks::new(&lifetimes.blocks, base.unwrap_or_default(), &streams, &stacks),
-            segments: Segments::new(&lifetimes.segments, base.unwrap_or_default(), &streams, &pools),
-            ooms: ooms_of(input, events, &streams, &stacks),
-            phases: phases_of(input, first_time),
+            base_address: base.to_string(),
+            blocks: Blocks::new(&lives.blocks, base, &streams, &stacks.of_blocks),
+            segments: Segments::new(&lives.segments, base, &streams, &pools),
+            ooms: ooms_of(events, &streams, &stacks),
+            phases: phases_of(snapshot, device, events.first().and_then(|event| event.time_us).unwrap_or_default()),
+            times: times.map(encode),
             streams: streams.0.iter().map(u64::to_string).collect(),
-            pools: pools.0.iter().map(|pool| pool_name(*pool)).collect(),
+            pools: pools.0.iter().map(|&pool| Pool::new(pool, &config)).collect(),
             sites: stacks.sites,
             frames: stacks.frames,
             stacks: stacks.stacks,
@@ -249,8 +248,53 @@ impl Rank {
     }
 }
 
+impl Cause {
+    fn new(found: &CauseBytes) -> Self {
+        let site = |of: &causes::SiteBytes| SiteBytes { site: of.site.clone(), bytes: of.bytes, blocks: of.blocks };
+        Self {
+            cause: found.cause.name(),
+            about: found.cause.about(),
+            bytes: found.bytes,
+            blocks: found.blocks,
+            sites: found.sites.iter().map(site).collect(),
+        }
+    }
+}
+
+impl Suspect {
+    fn new(growth: &Growth) -> Self {
+        Self { site: growth.site.clone(), grown: growth.grown, held: growth.held.clone() }
+    }
+}
+
+impl Wait {
+    /// `None` while it lasts: those the page finds itself, at any moment.
+    fn new(wait: &waits::Wait) -> Option<Self> {
+        let freed = wait.freed_at.map_or(0, |event| event as usize + 1);
+        Some(Self { site: wait.site.clone(), size: wait.size, freed, end: wait.completed_at? as usize + 1 })
+    }
+}
+
+impl Pool {
+    fn new(pool: Option<(PoolKind, PoolId)>, config: &Config) -> Self {
+        let name = match pool {
+            None => "segments given back later".to_owned(),
+            Some((kind, PoolId::DEFAULT)) => format!("{} pool", kind_name(kind)),
+            Some((kind, PoolId(first, second))) => format!("private pool ({first}, {second}), {} blocks", kind_name(kind)),
+        };
+        Self { name, page: config.page(pool.map_or(PoolKind::Large, |(kind, _)| kind)) }
+    }
+}
+
+const fn kind_name(kind: PoolKind) -> &'static str {
+    match kind {
+        PoolKind::Small => "small",
+        PoolKind::Large => "large",
+    }
+}
+
 impl Blocks {
-    fn new(lives: &[BlockLife], base: u64, streams: &Names<u64>, stacks: &StackTable) -> Self {
+    fn new(lives: &[BlockLife], base: u64, streams: &Names<u64>, stacks: &[usize]) -> Self {
         let column = |of: &dyn Fn(&BlockLife) -> u64| encode(lives.iter().map(of));
         Self {
             address: column(&|life| life.address - base),
@@ -260,7 +304,7 @@ impl Blocks {
             // Lifetimes repeat where ends do not.
             freed: column(&|life| (life.freed - life.start) as u64),
             end: column(&|life| (life.end - life.freed) as u64),
-            stack: encode(stacks.of_blocks.iter().map(|&stack| stack as u64)),
+            stack: encode(stacks.iter().map(|&stack| stack as u64)),
             stream: column(&|life| streams.index(&life.stream) as u64),
         }
     }
@@ -298,56 +342,77 @@ impl<T: Ord> Names<T> {
 }
 
 /// A stack together with its site: what has no frames may belong to different sites.
-type Key = (StackId, u32);
+type Key = (StackId, SiteId);
 
 /// The stacks of blocks and refused requests, with the sites and frames that they name.
 struct StackTable {
     keys: Names<Key>,
     /// For each block its place among the stacks.
     of_blocks: Vec<usize>,
+    /// For each refused request.
+    of_refused: Vec<usize>,
     stacks: Vec<Stack>,
     sites: Vec<String>,
     frames: Vec<(String, String, u32)>,
 }
 
 impl StackTable {
-    fn new(input: &RankInput<'_>, lifetimes: &Lifetimes, events: &[Event], times: Option<&[u64]>, at: (usize, usize)) -> Self {
-        let refused = refused(events).map(|(index, event)| key_of(input, Some(index), event.stack));
-        let of_blocks: Vec<Key> = lifetimes.blocks.iter().map(|life| key_of(input, life.start.checked_sub(1), life.stack)).collect();
-        let keys: Names<Key> = of_blocks.iter().copied().chain(refused).collect();
-        let mut frames: Vec<(String, String, u32)> = Vec::new();
-        let mut frame_places = BTreeMap::new();
-        let labels: Vec<&str> = keys.0.iter().map(|&(_, site)| input.site_names.get(site as usize).map_or("", String::as_str)).collect();
-        let mut stacks: Vec<Stack> = Vec::with_capacity(keys.0.len());
-        for &(id, _) in &keys.0 {
-            let outermost_first = input.snapshot.stacks.ids(id).iter().rev().map(|&id| {
-                *frame_places.entry(id).or_insert_with(|| {
-                    let frame = input.snapshot.stacks.frame(id);
-                    frames.push((frame.name.clone(), frame.file.clone(), frame.line));
-                    frames.len() - 1
+    fn new(snapshot: &Snapshot, device: u32, lives: &Lifetimes, times: Option<&[u64]>, at: (usize, usize)) -> Self {
+        let sites = Sites::new(snapshot, device);
+        let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
+        let key = |event: Option<usize>, stack| (stack, sites.of_block(event.and_then(|event| u32::try_from(event).ok()), stack));
+        let of_blocks: Vec<Key> = lives.blocks.iter().map(|life| key(life.start.checked_sub(1), life.stack)).collect();
+        let of_refused: Vec<Key> = refused(events).map(|(index, event)| key(Some(index), event.stack)).collect();
+        let keys: Names<Key> = of_blocks.iter().chain(&of_refused).copied().collect();
+        let mut table = Self {
+            of_blocks: of_blocks.iter().map(|key| keys.index(key)).collect(),
+            of_refused: of_refused.iter().map(|key| keys.index(key)).collect(),
+            keys,
+            stacks: Vec::new(),
+            sites: Vec::new(),
+            frames: Vec::new(),
+        };
+        table.add_stacks(snapshot, times.is_some());
+        for (life, &stack) in lives.blocks.iter().zip(&table.of_blocks) {
+            weigh(&mut table.stacks[stack], life, times, lives.events, at);
+        }
+        table.rank_sites(&sites);
+        table
+    }
+
+    /// The stacks without their figures.
+    fn add_stacks(&mut self, snapshot: &Snapshot, has_times: bool) {
+        let mut places = BTreeMap::new();
+        for &(stack, _) in &self.keys.0 {
+            let outermost_first = snapshot.stacks.ids(stack).iter().rev().map(|&id| {
+                *places.entry(id).or_insert_with(|| {
+                    let frame = snapshot.stacks.frame(id);
+                    self.frames.push((frame.name.clone(), frame.file.clone(), frame.line));
+                    self.frames.len() - 1
                 })
             });
-            stacks.push(Stack {
-                site: 0,
-                frames: outermost_first.collect(),
-                at_peak: Bytes::ZERO,
-                at_moment: Bytes::ZERO,
-                byte_events: 0.0,
-                byte_seconds: times.map(|_| 0.0),
-            });
+            let frames = outermost_first.collect();
+            let byte_seconds = has_times.then_some(0.0);
+            self.stacks.push(Stack { site: 0, frames, at_peak: Bytes::ZERO, at_moment: Bytes::ZERO, byte_events: 0.0, byte_seconds });
         }
-        let of_blocks: Vec<usize> = of_blocks.iter().map(|key| keys.index(key)).collect();
-        for (life, &stack) in lifetimes.blocks.iter().zip(&of_blocks) {
-            weigh(&mut stacks[stack], life, times, lifetimes.events, at);
-        }
-        let sites = rank_sites(&mut stacks, &labels);
-        Self { keys, of_blocks, stacks, sites, frames }
     }
-}
 
-fn key_of(input: &RankInput<'_>, event: Option<usize>, stack: StackId) -> Key {
-    let event = event.and_then(|event| u32::try_from(event).ok());
-    (stack, (input.site_of)(event, stack))
+    /// Numbers the sites, those with the most bytes at the peak first, and gives each stack its site's number.
+    fn rank_sites(&mut self, sites: &Sites) {
+        let mut sums: BTreeMap<SiteId, (Bytes, f64)> = BTreeMap::new();
+        for (stack, &(_, site)) in self.stacks.iter().zip(&self.keys.0) {
+            let sum = sums.entry(site).or_default();
+            sum.0 += stack.at_peak;
+            sum.1 += stack.byte_events;
+        }
+        let mut ranked: Vec<(SiteId, (Bytes, f64))> = sums.into_iter().collect();
+        ranked.sort_by(|(_, a), (_, b)| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)));
+        let places: BTreeMap<SiteId, usize> = ranked.iter().enumerate().map(|(place, &(site, _))| (site, place)).collect();
+        for (stack, (_, site)) in self.stacks.iter_mut().zip(&self.keys.0) {
+            stack.site = places[site];
+        }
+        self.sites = ranked.into_iter().map(|(site, _)| sites.get(site).name.clone()).collect();
+    }
 }
 
 /// The requests that were refused, with the indices of their events.
@@ -372,23 +437,6 @@ fn weigh(stack: &mut Stack, life: &BlockLife, times: Option<&[u64]>, events: usi
     }
 }
 
-/// Numbers the sites, those with the most bytes at the peak first, and gives each stack its site's number.
-fn rank_sites(stacks: &mut [Stack], labels: &[&str]) -> Vec<String> {
-    let mut sums: BTreeMap<&str, (Bytes, f64)> = BTreeMap::new();
-    for (stack, label) in stacks.iter().zip(labels) {
-        let sum = sums.entry(label).or_default();
-        sum.0 += stack.at_peak;
-        sum.1 += stack.byte_events;
-    }
-    let mut ranked: Vec<(&str, (Bytes, f64))> = sums.into_iter().collect();
-    ranked.sort_by(|(_, a), (_, b)| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)));
-    let places: BTreeMap<&str, usize> = ranked.iter().enumerate().map(|(place, (label, _))| (*label, place)).collect();
-    for (stack, label) in stacks.iter_mut().zip(labels) {
-        stack.site = places[label];
-    }
-    ranked.into_iter().map(|(label, _)| label.to_owned()).collect()
-}
-
 /// Microseconds from the first event, or `None` where events have no time. Where threads recorded out of order, the later time counts.
 fn times_of(events: &[Event]) -> Option<Vec<u64>> {
     let first = events.first()?.time_us?;
@@ -402,23 +450,22 @@ fn times_of(events: &[Event]) -> Option<Vec<u64>> {
         .collect()
 }
 
-fn ooms_of(input: &RankInput<'_>, events: &[Event], streams: &Names<u64>, stacks: &StackTable) -> Vec<Oom> {
-    refused(events)
-        .map(|(index, event)| Oom {
-            moment: index + 1,
-            size: event.size,
-            device_free: Bytes(event.address),
-            stream: streams.index(&event.stream),
-            stack: stacks.keys.index(&key_of(input, Some(index), event.stack)),
-        })
-        .collect()
+fn ooms_of(events: &[Event], streams: &Names<u64>, stacks: &StackTable) -> Vec<Oom> {
+    let oom = |((index, event), &stack): ((usize, &Event), &usize)| Oom {
+        moment: index + 1,
+        size: event.size,
+        device_free: Bytes(event.address),
+        stream: streams.index(&event.stream),
+        stack,
+    };
+    refused(events).zip(&stacks.of_refused).map(oom).collect()
 }
 
 /// Pairs the beginnings and ends of phases. What began before the recording, or did not end, is left out.
-fn phases_of(input: &RankInput<'_>, first_time: u64) -> Vec<Phase> {
+fn phases_of(snapshot: &Snapshot, device: u32, first_time: u64) -> Vec<Phase> {
     let mut open: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
     let mut phases = Vec::new();
-    for mark in input.snapshot.annotations.iter().filter(|mark| mark.device == input.device) {
+    for mark in snapshot.annotations.iter().filter(|mark| mark.device == device) {
         let time = mark.time_us.saturating_sub(first_time);
         if mark.begins {
             open.entry(&mark.name).or_default().push(time);
@@ -430,38 +477,20 @@ fn phases_of(input: &RankInput<'_>, first_time: u64) -> Vec<Phase> {
     phases
 }
 
-fn pool_name(pool: Option<(PoolKind, PoolId)>) -> String {
-    let Some((kind, id)) = pool else { return "given back later".to_owned() };
-    let kind = if kind == PoolKind::Small { "small" } else { "large" };
-    if id == PoolId::DEFAULT { format!("{kind} pool") } else { format!("private pool ({}, {}), {kind}", id.0, id.1) }
-}
-
-/// What a reader has to know of the recording.
-fn notes_of(lifetimes: &Lifetimes) -> Vec<String> {
+/// What a reader has to know of events that do not fit the final state.
+fn contradictions(lives: &Lifetimes) -> Vec<String> {
+    let Contradictions { missing_frees, missing_blocks, missing_segment_bytes } = lives.contradictions;
     let mut notes = Vec::new();
-    let before = lifetimes.blocks.iter().filter(|life| life.start == 0).count();
-    if lifetimes.events == 0 {
-        notes.push("No events were recorded: only the final state is shown.".to_owned());
-    } else if before > 0 {
-        notes.push(format!("{before} blocks were there before the recording began; what allocated them is not known for all of them."));
+    if missing_frees > 0 {
+        notes.push(format!("{missing_frees} frees were not recorded: an address was allocated again while its block was still live."));
     }
-    let contradictions = lifetimes.contradictions;
-    if contradictions.missing_frees > 0 {
-        notes.push(format!(
-            "{} frees were not recorded: an address was allocated again while its block was still live.",
-            contradictions.missing_frees
-        ));
+    if missing_blocks > 0 {
+        notes.push(format!("{missing_blocks} blocks live by the events are not in the final state; here they end with the recording."));
     }
-    if contradictions.missing_blocks > 0 {
+    if missing_segment_bytes > 0 {
         notes.push(format!(
-            "{} blocks live by the events are not in the final state; they end with the recording.",
-            contradictions.missing_blocks
-        ));
-    }
-    if contradictions.missing_segment_bytes > 0 {
-        notes.push(format!(
-            "{} of segments were made, and are not in the final state: the events are not complete.",
-            Bytes(contradictions.missing_segment_bytes)
+            "{} of segments were made and are not in the final state: the events are not complete.",
+            Bytes(missing_segment_bytes)
         ));
     }
     notes

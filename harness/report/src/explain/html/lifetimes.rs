@@ -8,13 +8,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
+use harness_explain::state::{History, Sizes};
 use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot, StackId};
-
-/// The unit that PyTorch rounds requests up to:
-/// <https://github.com/pytorch/pytorch/blob/v2.11.0/c10/core/AllocatorConfig.h> (`kMinBlockSize`).
-const BLOCK_UNIT: u64 = 512;
 
 /// One device's recording.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -34,7 +32,7 @@ pub struct Lifetimes {
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct BlockLife {
     pub address: u64,
-    /// The block's size in the final state; of a block that is gone, the request rounded up to 512 B.
+    /// As [`History::sizes`] has it: events tell what was requested only.
     pub size: Bytes,
     pub requested: Bytes,
     pub stream: u64,
@@ -93,7 +91,9 @@ impl Lifetimes {
         let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
         let held: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == device).collect();
         let mut contradictions = Contradictions::default();
-        let blocks = block_lives(events, &held, &mut contradictions);
+        let config = snapshot.settings.as_ref().and_then(|settings| Config::parse(&settings.conf).ok()).unwrap_or_default();
+        let sizes = History::new(snapshot, device, config).sizes();
+        let blocks = block_lives(events, &held, &sizes, &mut contradictions);
         let segments = segment_lives(events, &held, &mut contradictions);
         Self { events: events.len(), blocks, segments, contradictions }
     }
@@ -150,7 +150,7 @@ pub struct Figures {
 }
 
 /// Follows blocks forward, and fits what is left at the end to the final state.
-fn block_lives(events: &[Event], held: &[&Segment], contradictions: &mut Contradictions) -> Vec<BlockLife> {
+fn block_lives(events: &[Event], held: &[&Segment], sizes: &Sizes, contradictions: &mut Contradictions) -> Vec<BlockLife> {
     let never = events.len() + 1;
     let mut lives: Vec<BlockLife> = Vec::new();
     let mut open: HashMap<u64, usize> = HashMap::new();
@@ -158,7 +158,7 @@ fn block_lives(events: &[Event], held: &[&Segment], contradictions: &mut Contrad
         let moment = index + 1;
         let life = BlockLife {
             address: event.address,
-            size: Bytes(event.size.0.checked_next_multiple_of(BLOCK_UNIT).unwrap_or(event.size.0)),
+            size: sizes.allocated_by(index).unwrap_or(event.size),
             requested: event.size,
             stream: event.stream,
             stack: event.stack,
@@ -178,7 +178,7 @@ fn block_lives(events: &[Event], held: &[&Segment], contradictions: &mut Contrad
             Action::FreeRequested => {
                 let index = *open.entry(event.address).or_insert(lives.len());
                 if index == lives.len() {
-                    lives.push(BlockLife { start: 0, stack: StackId::EMPTY, ..life });
+                    lives.push(before_recording(life, sizes));
                 }
                 lives[index].freed = lives[index].freed.min(moment);
             }
@@ -187,7 +187,7 @@ fn block_lives(events: &[Event], held: &[&Segment], contradictions: &mut Contrad
                     lives[index].freed = lives[index].freed.min(moment);
                     lives[index].end = moment;
                 }
-                None => lives.push(BlockLife { start: 0, freed: 0, end: moment, stack: StackId::EMPTY, ..life }),
+                None => lives.push(BlockLife { freed: 0, end: moment, ..before_recording(life, sizes) }),
             },
             _ => {}
         }
@@ -207,6 +207,11 @@ fn block_lives(events: &[Event], held: &[&Segment], contradictions: &mut Contrad
     }
     lives.sort_by_key(|life| life.start);
     lives
+}
+
+/// The block of an event that only frees it.
+fn before_recording(life: BlockLife, sizes: &Sizes) -> BlockLife {
+    BlockLife { start: 0, stack: StackId::EMPTY, size: sizes.before(life.address).unwrap_or(life.size), ..life }
 }
 
 /// Takes over what the final state knows of a block.

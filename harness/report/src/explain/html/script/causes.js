@@ -28,13 +28,13 @@ function showCauses() {
     const swatch = element("span", { class: "swatch" });
     swatch.style.background = CAUSE_COLOURS[index % CAUSE_COLOURS.length];
     if (cause.bytes > 0) {
-      const tip = `${cause.cause}: ${bytes(cause.bytes)} (${share(cause.bytes).toFixed(1)} %)`;
+      const tip = `${cause.about}: ${bytes(cause.bytes)} (${share(cause.bytes).toFixed(1)} %)`;
       const part = element("span", { pointermove: (event) => showTip(event, tip), pointerleave: hideTip });
       part.style.cssText = `flex: ${cause.bytes} 0 0; background: ${swatch.style.background}`;
       bar.append(part);
     }
-    const name = element("span", {}, swatch, cause.cause);
-    return { cells: [name, bytes(cause.bytes), share(cause.bytes).toFixed(1) + " %", siteList(cause.sites)], attributes: { "data-bytes": String(cause.bytes) } };
+    const name = element("span", {}, swatch, cause.about);
+    return { cells: [name, bytes(cause.bytes), share(cause.bytes).toFixed(1) + " %", siteList(cause.sites)], attributes: { "data-cause": cause.cause, "data-bytes": String(cause.bytes) } };
   });
   const total = element("b", {}, bytes(rank.device_total));
   rows.push({ cells: [element("b", {}, "the device's memory"), total, rank.device_total > 0 ? "100 %" : "", ""] });
@@ -57,9 +57,11 @@ function siteList(sites) {
 
 function showSuspects() {
   const { suspects } = app.rank;
-  const rows = suspects.map(({ site, bytes: amount, why }) => ({ cells: [siteByName(site), bytes(amount), why] }));
+  const rows = suspects.map(({ site, grown, held }) => ({ cells: [siteByName(site), bytes(grown), held.map(bytes).join(", ")] }));
   byId("suspects").replaceChildren(
-    suspects.length === 0 ? element("p", { class: "hint" }, "No call site's bytes keep growing.") : table([["call site"], ["live at the end", "number"], ["why"]], rows),
+    suspects.length === 0
+      ? element("p", { class: "hint" }, "No call site holds more and more, or the recording has too few iterations to tell.")
+      : table([["call site"], ["grown by", "number"], ["held at the lowest point of each iteration"]], rows),
   );
 }
 
@@ -70,7 +72,7 @@ function showPending() {
   const age = (block) => {
     const events = `${count(moment - freed[block])} events`;
     const since = rank.secondsAt(moment) - rank.secondsAt(freed[block]);
-    return freed[block] === 0 ? "since before the recording" : rank.times === null ? events : `${events}, ${duration(since)}`;
+    return freed[block] === 0 ? "before the recording" : rank.times === null ? events : `${events}, ${duration(since)}`;
   };
   const rows = waiting.slice(0, MOST).map((block) => ({
     cells: [blockLink(block, bytes(size[block])), siteLink(rank.siteOf[block]), rank.streamText(stream[block]), age(block)],
@@ -80,7 +82,18 @@ function showPending() {
     : `${bytes(rank.pendingAt[moment])} in ${count(waiting.length)} ${waiting.length === 1 ? "block" : "blocks"} cannot be used again at ${rank.momentText(moment)}: other streams may still work on them.`
       + (waiting.length > MOST ? ` The ${MOST} largest:` : "");
   byId("pending").replaceChildren(element("p", {}, text));
-  if (waiting.length > 0) byId("pending").append(table([["block", "number"], ["call site"], ["stream"], ["waits for"]], rows));
+  if (waiting.length > 0) byId("pending").append(table([["block", "number"], ["call site"], ["stream"], ["waits since"]], rows));
+  if (rank.waits.length > 0) byId("pending").append(element("p", {}, "The longest waits that ended before:"), longestWaits());
+}
+
+/** Waits that are over, with a link to the moment at which each began. */
+function longestWaits() {
+  const { rank } = app;
+  const rows = rank.waits.map(({ site, size, freed, end }) => {
+    const began = element("button", { class: "site", click: () => setMoment(freed) }, rank.momentText(freed));
+    return { cells: [bytes(size), siteByName(site), began, `${count(end - freed)} events` + (rank.times === null ? "" : `, ${duration(rank.secondsAt(end) - rank.secondsAt(freed))}`)] };
+  });
+  return table([["requested", "number"], ["call site"], ["freed at"], ["waited"]], rows);
 }
 
 /** A link that selects a block. */

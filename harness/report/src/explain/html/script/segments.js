@@ -41,12 +41,31 @@ function stretches(lane, from, to, width) {
   return parts;
 }
 
-const isPinned = (segment) => segment.blocks.length > 0 && segment.end - segment.address > segment.used;
+/**
+ * What is free in a segment and cannot go back to the driver: all that is free beside blocks; of an expandable segment, what is free in pages that
+ * blocks lie in.
+ */
+function pinnedBytes(segment) {
+  const { rank } = app, { address, size } = rank.blocks, page = segment.expandable ? rank.pools[segment.pool].page : segment.end - segment.address;
+  let free = 0, at = segment.address;
+  const gap = (from, to) => {
+    const [start, end] = [from - segment.address, to - segment.address];
+    return to - from - Math.max(0, Math.floor(end / page) * page - Math.ceil(start / page) * page);
+  };
+  for (const block of segment.blocks) {
+    free += gap(at, Math.max(at, address[block]));
+    at = address[block] + size[block];
+  }
+  return free + gap(at, Math.max(at, segment.end));
+}
+
+const isPinned = (segment) => segment.pinned > 0;
 
 function drawSegments() {
   const { rank, moment } = app, canvas = byId("segments"), width = canvas.clientWidth;
   const segments = rank.segmentsAt(moment), lanes = lanesOf(segments), all = lanes.reduce((sum, lane) => sum + lane.bytes, 0);
   let height = 4;
+  for (const segment of segments) segment.pinned = pinnedBytes(segment);
   for (const lane of lanes) height = layOut(lane, width, all, height);
   const { context } = prepare(canvas, Math.max(height, 30));
   if (segments.length === 0) {
@@ -65,7 +84,7 @@ function drawLane(context, lane, width, waiting) {
   context.fillStyle = colour("text");
   context.textAlign = "left";
   const free = lane.bytes - lane.used, segments = lane.segments.length;
-  context.fillText(`${rank.pools[lane.pool]}, ${rank.streamText(lane.stream)}: ${bytes(lane.bytes)} in ${count(segments)} ${segments === 1 ? "segment" : "segments"}, ${bytes(free)} free in them`, 0, lane.top + 12);
+  context.fillText(`${rank.pools[lane.pool].name}, ${rank.streamText(lane.stream)}: ${bytes(lane.bytes)} in ${count(segments)} ${segments === 1 ? "segment" : "segments"}, ${bytes(free)} free in them`, 0, lane.top + 12);
   for (const segment of lane.segments) {
     const place = (at) => segment.at + (at - segment.address) / lane.scale;
     const whole = stretches(lane, segment.at, Math.max(segment.at + 2, place(segment.end)), width);
@@ -132,22 +151,21 @@ function segmentTip(event) {
 /** The segments that are mostly free and still cannot go back, with the blocks that hold them. */
 function showPinned(segments) {
   const { rank } = app, MOST = 10, { size, start } = rank.blocks, pinned = segments.filter(isPinned);
-  const free = (segment) => segment.end - segment.address - segment.used;
-  pinned.sort((a, b) => free(b) - free(a));
-  const sum = pinned.reduce((sum, segment) => sum + free(segment), 0);
+  pinned.sort((a, b) => b.pinned - a.pinned);
+  const sum = pinned.reduce((sum, segment) => sum + segment.pinned, 0);
+  byId("pinned").dataset.bytes = String(sum);
   if (pinned.length === 0) {
     byId("pinned").replaceChildren(element("p", { class: "hint" }, "No segment is pinned at this moment."));
     return;
   }
   const rows = pinned.slice(0, MOST).map((segment) => {
-    const largest = segment.blocks.reduce((a, b) => (size[b] > size[a] ? b : a));
-    const others = segment.blocks.length - 1;
+    const oldest = segment.blocks.reduce((a, b) => (start[b] < start[a] ? b : a)), others = segment.blocks.length - 1;
     const choose = element("button", { class: "site", click: () => selectSegment(segment) }, rank.addressText(segment.address));
-    const blocks = element("span", {}, blockLink(largest, bytes(size[largest])), " from ", siteLink(rank.siteOf[largest]), others === 0 ? "" : `, and ${count(others)} smaller`);
-    return { cells: [choose, bytes(segment.end - segment.address), bytes(free(segment)), blocks, start[largest] === 0 ? "before the recording" : rank.momentText(start[largest])] };
+    const by = element("span", {}, blockLink(oldest, bytes(size[oldest])), " from ", siteLink(rank.siteOf[oldest]), others === 0 ? "" : ` and ${count(others)} younger`);
+    return { cells: [choose, bytes(segment.end - segment.address), bytes(segment.pinned), by, start[oldest] === 0 ? "before the recording" : rank.momentText(start[oldest])] };
   });
-  const text = `${bytes(sum)} are free in ${count(pinned.length)} pinned ${pinned.length === 1 ? "segment" : "segments"}: the blocks in them keep them from going back to the driver.` + (pinned.length > MOST ? ` The ${MOST} with the most free bytes:` : "");
-  byId("pinned").replaceChildren(element("p", {}, text), table([["segment"], ["size", "number"], ["free", "number"], ["held by"], ["held since"]], rows));
+  const text = `${bytes(sum)} are free in ${count(pinned.length)} pinned ${pinned.length === 1 ? "segment" : "segments"}: the blocks in them keep this memory from going back to the driver.` + (pinned.length > MOST ? ` The ${MOST} with the most:` : "");
+  byId("pinned").replaceChildren(element("p", {}, text), table([["segment"], ["size", "number"], ["pinned", "number"], ["held by"], ["held since"]], rows));
 }
 
 /** What lay at each address of the selected segment, over time. */

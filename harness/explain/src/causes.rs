@@ -302,8 +302,8 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
         shortage,
         moment: moment.clone(),
     };
-    explanation.headline = crate::headline::of(&explanation);
     explanation.sites = explanation.named_sites().map(|id| (id, sites.get(id).clone())).collect();
+    explanation.headline = crate::headline::of(&explanation);
     Ok(explanation)
 }
 

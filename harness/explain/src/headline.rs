@@ -1,14 +1,14 @@
 //! The one sentence that matters first: [`of`].
 
-use std::collections::BTreeMap;
-
 use harness_allocator::units::Bytes;
 
 use crate::causes::{ByteCause, Explanation, Refused, TotalKnown};
-use crate::pins::PinnedSegment;
-use crate::sites::SiteId;
+use crate::pins::{self, PinnedBySite, PinnedSegment};
 use crate::state::MomentKind;
 use crate::ways;
+
+/// A device is nearly full where less than this part of it is cached and of no use: one twentieth.
+const NEARLY_FULL: u64 = 20;
 
 /// The sentence about a moment. Where a request was refused, it names the largest of the causes without which there would have been room.
 pub(crate) fn of(explanation: &Explanation) -> String {
@@ -23,15 +23,19 @@ fn of_refusal(explanation: &Explanation, request: &Refused) -> String {
     let free = accounts.device_free.unwrap_or_default();
     let cached = accounts.reserved.saturating_sub(accounts.active);
     let waiting = explanation.bytes(ByteCause::PendingFree);
-    let wanted = format!("{} for {}", request.asked, request.site);
-    if request.requested > free + cached + waiting {
-        let lacking = request.requested.saturating_sub(free + cached + waiting);
+    let wanted = explanation.sites[&request.id].behind(&format!("{} asked for", request.asked));
+    let allocated = format!("{} are allocated{}", accounts.allocated, most_by(explanation, ByteCause::Allocated));
+    let everything = free + cached + waiting;
+    if request.requested > everything {
+        let lacking = request.requested - everything;
         return format!(
-            "The program is too large by {lacking}: {} are allocated{}, {} are free in all, and {wanted} did not fit.",
-            accounts.allocated,
-            most_by(explanation, ByteCause::Allocated),
-            free + cached + waiting,
+            "The program is too large by {lacking}: {allocated}, and the {wanted} did not fit into the {everything} that are free in all."
         );
+    }
+    let failed = format!("so the {wanted} did not fit, with {free} free on the device");
+    if (cached + waiting).get() < explanation.device_total.get() / NEARLY_FULL {
+        let rest = cached + waiting;
+        return format!("Nearly all memory is in use: {allocated}, and {rest} are cached but of no use to the request, {failed}.");
     }
     let stuck = [
         ByteCause::PendingFree,
@@ -41,13 +45,10 @@ fn of_refusal(explanation: &Explanation, request: &Refused) -> String {
         ByteCause::InactiveSplit,
         ByteCause::WholeSegments,
     ];
-    let largest = stuck.into_iter().max_by_key(|&cause| (explanation.bytes(cause), cause));
-    let (cause, bytes) = largest.map_or((ByteCause::Free, free), |cause| (cause, explanation.bytes(cause)));
-    let failed = format!("so {wanted} did not fit, with {free} free on the device");
+    let cause = stuck.into_iter().max_by_key(|&cause| explanation.bytes(cause)).unwrap_or(ByteCause::WholeSegments);
+    let bytes = explanation.bytes(cause);
     match cause {
-        ByteCause::PendingFree => {
-            format!("{bytes} were freed but wait for other streams{}, {failed}.", most_by(explanation, cause))
-        }
+        ByteCause::PendingFree => format!("{bytes} were freed but wait for other streams{}, {failed}.", most_by(explanation, cause)),
         ByteCause::OtherStream => {
             format!(
                 "{bytes} are cached for other streams than {}{}, {failed}.",
@@ -59,9 +60,8 @@ fn of_refusal(explanation: &Explanation, request: &Refused) -> String {
             format!("{bytes} are cached for blocks of the other size{}, {failed}.", pinned_by(explanation, cause))
         }
         ByteCause::PrivatePool => format!("{bytes} are cached in private pools that serve other requests, {failed}."),
-        ByteCause::InactiveSplit => format!("{bytes} are reserved but pinned: {}, {failed}.", pins(explanation)),
-        _ if bytes > Bytes::ZERO => format!("{bytes} are free in whole segments, {failed}."),
-        _ => format!("{} are allocated{}, {failed}.", accounts.allocated, most_by(explanation, ByteCause::Allocated)),
+        ByteCause::InactiveSplit => format!("{bytes} are reserved but pinned{}, {failed}.", pinned(explanation)),
+        _ => format!("{bytes} are free in whole segments, {failed}."),
     }
 }
 
@@ -73,8 +73,8 @@ fn of_state(explanation: &Explanation) -> String {
         MomentKind::Event => "At this moment",
     };
     let unused = explanation.bytes(ByteCause::InactiveSplit);
-    let pinned = if unused > Bytes::ZERO && unused.get() >= accounts.reserved.get() / 20 {
-        format!("; {unused} are reserved but pinned: {}", pins(explanation))
+    let pinned = if unused > Bytes::ZERO && unused.get() >= accounts.reserved.get() / NEARLY_FULL {
+        format!("; {unused} are reserved but pinned{}", pinned(explanation))
     } else {
         String::new()
     };
@@ -84,73 +84,61 @@ fn of_state(explanation: &Explanation) -> String {
         format!(" on a device of {}", explanation.device_total)
     };
     format!(
-        "{when}, {} are allocated{} and {} are reserved{of}{pinned}.",
+        "{when} {} are reserved{of}, and {} are allocated{}{pinned}.",
+        accounts.reserved,
         accounts.allocated,
-        most_by(explanation, ByteCause::Allocated),
-        accounts.reserved
+        most_by(explanation, ByteCause::Allocated)
     )
 }
 
-/// `, most of it by model.py:41 (2 GiB)`.
+/// `, most of it (2 GiB) at model.py:41`.
 fn most_by(explanation: &Explanation, cause: ByteCause) -> String {
     let largest = explanation.causes.iter().find(|of| of.cause == cause).and_then(|of| of.sites.first().map(|site| (of.bytes, site)));
-    match largest {
-        Some((bytes, site)) if 2 * site.bytes.get() > bytes.get() => format!(", most of it ({}) by {}", site.bytes, site.site),
-        Some((_, site)) => format!(", the most ({}) by {}", site.bytes, site.site),
-        None => String::new(),
-    }
+    let Some((bytes, site)) = largest else { return String::new() };
+    let most = if 2 * site.bytes.get() > bytes.get() { "most of it" } else { "the most" };
+    format!(", {}", explanation.sites[&site.id].behind(&format!("{most} ({})", site.bytes)))
 }
 
-/// `, pinned by blocks of model.py:41`.
+/// `, the most (2 GiB) in segments pinned by blocks allocated at model.py:41`.
 fn pinned_by(explanation: &Explanation, cause: ByteCause) -> String {
     let of = explanation.causes.iter().find(|of| of.cause == cause).and_then(|of| of.sites.first());
-    of.map_or_else(String::new, |site| format!(", the most ({}) in segments pinned by blocks of {}", site.bytes, site.site))
+    of.map_or_else(String::new, |site| {
+        format!(", the most ({}) in segments pinned by blocks {}", site.bytes, explanation.sites[&site.id].behind("allocated"))
+    })
 }
 
-/// What one site pins in the pool and stream of the request.
-#[derive(Default)]
-struct PinnedBySite<'a> {
-    segments: Vec<&'a PinnedSegment>,
-    free: Bytes,
-}
-
-/// `212 segments are each held by one block of 2 MiB allocated at model.py:41`.
-fn pins(explanation: &Explanation) -> String {
+/// `: 212 segments are each held by one block of 2 MiB allocated at model.py:41`.
+fn pinned(explanation: &Explanation) -> String {
     let is_own = |segment: &&PinnedSegment| match &explanation.request {
         Some(request) => (segment.pool, segment.stream, segment.private_pool) == (request.pool, request.stream, request.private_pool),
         None => segment.private_pool.is_none(),
     };
-    let mut by_site: BTreeMap<SiteId, PinnedBySite<'_>> = BTreeMap::new();
-    for segment in explanation.pinned.iter().filter(is_own) {
-        let of_site = by_site.entry(segment.by.id).or_default();
-        of_site.segments.push(segment);
-        of_site.free += segment.free;
+    let own: Vec<&PinnedSegment> = explanation.pinned.iter().filter(is_own).collect();
+    let count = own.len();
+    let groups = pins::by_site(own);
+    let Some(most) = groups.first() else { return String::new() };
+    let (bytes, held) = (explanation.bytes(ByteCause::InactiveSplit), held(most, explanation));
+    if 2 * most.free.get() > bytes.get() {
+        let part = if most.free < bytes { format!(" {} of it,", most.free) } else { String::new() };
+        return format!(":{part} {held}");
     }
-    let largest = by_site.into_values().max_by(|a, b| a.free.cmp(&b.free).then_with(|| b.segments[0].by.site.cmp(&a.segments[0].by.site)));
-    largest.map_or_else(|| "something is live in each segment".to_owned(), |most| held(&most, explanation))
+    let unit = if most.segments[0].expandable { "pieces" } else { "segments" };
+    format!(" in {count} {unit}, the most ({}) by one site: {held}", most.free)
 }
 
 fn held(most: &PinnedBySite<'_>, explanation: &Explanation) -> String {
     let first = most.segments[0];
-    let (count, site) = (most.segments.len(), &first.by.site);
-    let of_all = if most.free < explanation.bytes(ByteCause::InactiveSplit) { format!("{} of it: ", most.free) } else { String::new() };
-    let allocated = if site.starts_with("no Python frames") { format!("allocated with {site}") } else { format!("allocated at {site}") };
-    let allocated = if site == "before the recording" { format!("allocated {site}") } else { allocated };
+    let (count, allocated) = (most.segments.len(), explanation.sites[&first.by.id].behind("allocated"));
     if first.expandable {
         let pieces = if count == 1 { "1 piece lies".to_owned() } else { format!("{count} pieces lie") };
-        return format!("{of_all}{pieces} in pages beside live blocks {allocated}");
+        return format!("{pieces} in pages beside live blocks {allocated}");
     }
-    let sizes: Vec<Bytes> = most.segments.iter().map(|segment| segment.by.size).collect();
-    let one = match (sizes.iter().min(), sizes.iter().max()) {
-        (Some(least), Some(largest)) if least == largest => format!("one block of {largest}"),
-        (_, Some(largest)) => format!("one block of at most {largest}"),
-        _ => "one block".to_owned(),
-    };
-    let are_single = most.segments.iter().all(|segment| segment.live_blocks == 1);
+    let one = most.one_block();
+    let are_single = most.are_single();
     match (count, are_single) {
-        (1, true) => format!("{of_all}1 segment of {} is held by {one} {allocated}", first.size),
-        (_, true) => format!("{of_all}{count} segments are each held by {one} {allocated}"),
-        (1, false) => format!("{of_all}1 segment of {} is held by {} blocks, the oldest {allocated}", first.size, first.live_blocks),
-        (_, false) => format!("{of_all}in each of {count} segments something is live, the oldest block {allocated}"),
+        (1, true) => format!("1 segment of {} is held by {one} {allocated}", first.size),
+        (_, true) => format!("{count} segments are each held by {one} {allocated}"),
+        (1, false) => format!("1 segment of {} is held by {} blocks, the oldest {allocated}", first.size, first.live_blocks),
+        (_, false) => format!("{count} segments are held by live blocks, the oldest of each {allocated}"),
     }
 }

@@ -1,6 +1,8 @@
 //! What keeps free memory from going back to the driver: a segment goes back only when all of it is free, a page of an expandable segment when all
 //! of that page is. [`list`] names the block that pins each: of several live blocks the one that has lived longest.
 
+use std::collections::BTreeMap;
+
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
@@ -162,4 +164,55 @@ fn of_segment(view: &View<'_>, segment: &Segment) -> Vec<PinnedSegment> {
     let live = sum(&mut segment.blocks.iter().filter(|block| block.state != BlockState::Inactive));
     let by = pinner.oldest.filter(|_| free > Bytes::ZERO);
     by.map(|by| entry(segment.address, segment.size, free, live, by)).into_iter().collect()
+}
+
+/// What blocks of one site pin.
+#[derive(Clone, Debug)]
+pub struct PinnedBySite<'a> {
+    /// The site, in [`Explanation::sites`](crate::causes::Explanation::sites).
+    pub id: SiteId,
+    /// What is free in the segments.
+    pub free: Bytes,
+    /// Never empty; most free bytes first.
+    pub segments: Vec<&'a PinnedSegment>,
+}
+
+impl PinnedBySite<'_> {
+    /// Whether each segment is held by one block alone.
+    #[must_use]
+    pub fn are_single(&self) -> bool {
+        self.segments.iter().all(|segment| segment.live_blocks == 1)
+    }
+
+    /// A block that pins, by its size: `one block of 2 MiB`, or `one block of at most 2 MiB` where they differ.
+    #[must_use]
+    pub fn one_block(&self) -> String {
+        let sizes = || self.segments.iter().map(|segment| segment.by.size);
+        match (sizes().min().unwrap_or_default(), sizes().max().unwrap_or_default()) {
+            (least, largest) if least == largest => format!("one block of {largest}"),
+            (_, largest) => format!("one block of at most {largest}"),
+        }
+    }
+
+    /// The longest time for which one of the blocks has lived, in microseconds; `None` where one is from before the recording.
+    #[must_use]
+    pub fn oldest_us(&self) -> Option<u64> {
+        let ages: Option<Vec<u64>> = self.segments.iter().map(|segment| segment.by.age_us).collect();
+        ages?.into_iter().max()
+    }
+}
+
+/// Pinned segments by the site of the block that pins each, most free bytes first.
+#[must_use]
+pub fn by_site<'a>(segments: impl IntoIterator<Item = &'a PinnedSegment>) -> Vec<PinnedBySite<'a>> {
+    let mut by_site: BTreeMap<SiteId, PinnedBySite<'_>> = BTreeMap::new();
+    for segment in segments {
+        let id = segment.by.id;
+        let of_site = by_site.entry(id).or_insert_with(|| PinnedBySite { id, free: Bytes::ZERO, segments: Vec::new() });
+        of_site.segments.push(segment);
+        of_site.free += segment.free;
+    }
+    let mut groups: Vec<PinnedBySite<'_>> = by_site.into_values().collect();
+    groups.sort_by(|a, b| b.free.cmp(&a.free).then_with(|| a.segments[0].by.site.cmp(&b.segments[0].by.site)));
+    groups
 }

@@ -124,18 +124,14 @@ fn stack_id(index: usize) -> StackId {
     StackId(u32::try_from(index).unwrap_or(u32::MAX))
 }
 
-/// Whether a frame is the program's: neither C++, nor of PyTorch, nor of Python's own library.
+/// Whether a frame is the program's: neither compiled code, nor of PyTorch, nor of Python's own library. Our own runs have lines of scenarios.
 #[must_use]
 pub fn is_of_program(frame: &Frame) -> bool {
+    const ENDINGS: [&str; 5] = [".py", ".pyx", ".ipynb", ".yaml", ".yml"];
     let file = frame.file.as_str();
-    !(file.is_empty() || file == "??" || file.starts_with("<frozen ") || is_native(file) || is_of_torch(file) || is_of_python(file))
-}
-
-/// Compiled libraries and their sources.
-fn is_native(file: &str) -> bool {
-    const ENDINGS: [&str; 12] = [".so", ".pyd", ".dll", ".dylib", ".cpp", ".cc", ".cxx", ".c", ".h", ".hpp", ".cu", ".cuh"];
-    let name = file.rsplit(['/', '\\']).next().unwrap_or(file);
-    name.contains(".so.") || ENDINGS.iter().any(|ending| name.ends_with(ending))
+    // Python names code that comes from no file `<string>`, `<stdin>` or `<ipython-input-3-…>`.
+    let is_source = ENDINGS.iter().any(|ending| file.ends_with(ending)) || (file.starts_with('<') && !file.starts_with("<frozen "));
+    is_source && !is_of_torch(file) && !is_of_python(file)
 }
 
 fn is_of_torch(file: &str) -> bool {
@@ -270,6 +266,18 @@ impl<'a> Finder<'a> {
     }
 }
 
+impl Site {
+    /// The site behind a verb: `allocated at model.py:41 forward`, `allocated before the recording`.
+    #[must_use]
+    pub fn behind(&self, verb: &str) -> String {
+        match self.kind {
+            SiteKind::Frame => format!("{verb} at {}", self.name),
+            SiteKind::After | SiteKind::NoFrames => format!("{verb} with {}", self.name),
+            SiteKind::BeforeRecording => format!("{verb} {}", self.name),
+        }
+    }
+}
+
 impl Key {
     const fn kind(&self) -> SiteKind {
         match self {
@@ -379,6 +387,8 @@ mod tests {
             &[
                 ("??", 0, "at::empty"),
                 ("/env/lib/python3.11/site-packages/torch/lib/libtorch_cpu.so", 107_658_604, "at::native::conv"),
+                ("/env/bin/python3.11", 4224, "_start"),
+                ("thread48.o", 0, "execute_native_thread_routine"),
                 (TORCH, 548, "_conv_forward"),
                 ("/usr/lib/python3.11/contextlib.py", 81, "inner"),
                 ("/env/lib/python3.11/site-packages/torchvision/models/resnet.py", 154, "forward"),
@@ -389,7 +399,7 @@ mod tests {
         snapshot.traces = vec![vec![alloc(deep, 512, 1), alloc(plain, 512, 2)]];
         assert_eq!(names(&snapshot), ["resnet.py:154 forward", "train.py:9"]);
         let sites = Sites::new(&snapshot, 0);
-        assert_eq!(sites.get(sites.of_event(0)).stack.len(), 6, "the full stack is kept");
+        assert_eq!(sites.get(sites.of_event(0)).stack.len(), 8, "the full stack is kept");
     }
 
     #[test]

@@ -108,13 +108,15 @@ impl Recorder {
 type Shape = Vec<(u64, Bytes, Vec<(u64, Bytes, bool)>)>;
 
 fn shape_of_segments(segments: &[Segment]) -> Shape {
-    let blocks = |segment: &Segment| segment.blocks.iter().map(|block| (block.address, block.size, block.state == BlockState::Inactive)).collect();
+    let blocks =
+        |segment: &Segment| segment.blocks.iter().map(|block| (block.address, block.size, block.state == BlockState::Inactive)).collect();
     segments.iter().map(|segment| (segment.address, segment.size, blocks(segment))).collect()
 }
 
 fn shape_of_allocator(segments: &[SegmentInfo]) -> Shape {
-    let blocks =
-        |segment: &SegmentInfo| segment.blocks.iter().map(|block| (block.address.0, block.size, block.state == BlockState::Inactive)).collect();
+    let blocks = |segment: &SegmentInfo| {
+        segment.blocks.iter().map(|block| (block.address.0, block.size, block.state == BlockState::Inactive)).collect()
+    };
     let mut shape: Shape = segments.iter().map(|segment| (segment.address.0, segment.size, blocks(segment))).collect();
     shape.sort();
     shape

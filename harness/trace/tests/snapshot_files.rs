@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use harness_allocator::stats::BlockState;
-use harness_trace::snapshot::Snapshot;
+use harness_trace::snapshot::{Recording, Snapshot};
 use serde_json::Value;
 
 /// The packed files of a folder beside the project. Empty, with a word on the error output, where there is none.
@@ -52,6 +52,24 @@ fn recorded_snapshots_have_the_figures_that_pytorch_counted() {
         });
         assert_eq!(seen, counted, "{}", path.display());
         assert_eq!(snapshot.notes, Vec::<String>::new(), "{}", path.display());
+        let is_complete = side_car["recording"]["complete"] == true;
+        let events_lost = side_car["recording"]["from_"] == "start" && !is_complete;
+        let recording = Recording { from_start: is_complete, events_lost, missing: Vec::new() };
+        assert_eq!(snapshot.recording(0), Some(recording), "{}", path.display());
+    }
+}
+
+#[test]
+fn what_a_recording_on_a_real_gpu_covers_is_noticed() {
+    const FROM_START: [&str; 4] = ["forward_memory_snapshot_100", "forward_and_backward", "profile_grad", "mem_snapshot.pickle"];
+    const NOTHING_RECORDED: &str = "oom_snapshot";
+    // One recorded with `enabled="state"` (stacks of what is held, and the last event); two of programs that had recorded before.
+    const EVENTS_LOST: [&str; 3] = ["my_snapshot", "ctx256_fullstep", "ctx512_forward_mixed"];
+    for path in files("real-snapshots") {
+        let (name, snapshot) = (path.to_string_lossy(), read(&path));
+        let from_start = FROM_START.iter().any(|part| name.contains(part));
+        let recording = Recording { from_start, events_lost: EVENTS_LOST.iter().any(|part| name.contains(part)), missing: Vec::new() };
+        assert_eq!(snapshot.recording(0), (!name.contains(NOTHING_RECORDED)).then_some(recording), "{name}");
     }
 }
 

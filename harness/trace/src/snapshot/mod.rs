@@ -8,6 +8,7 @@ mod error;
 mod extras;
 mod pickle;
 mod read;
+mod recording;
 mod settings;
 mod stacks;
 mod values;
@@ -18,6 +19,7 @@ use harness_allocator::units::Bytes;
 
 pub use self::error::SnapshotError;
 pub use self::extras::{ExtraId, Extras, Value};
+pub use self::recording::Recording;
 pub use self::settings::Settings;
 pub use self::stacks::{Frame, FrameId, StackId, Stacks};
 

@@ -242,12 +242,18 @@ impl Builder {
         // Versions of early 2024 put the marks of phases here: https://github.com/pytorch/pytorch/pull/124179
         if action == TextId::USER_DEFINED {
             let stack = self.objects.stack(value(TextId::FRAMES).unwrap_or(Item::None)).map_err(at("device_traces"))?;
-            let stack = self.stack(stack)?;
+            let frame = self.objects.stack_frames(stack).first().map(|&frame| self.objects.frame(frame));
             let time_us = value(TextId::TIME_US).and_then(|time| self.objects.amount(time).ok());
-            if let (Some(frame), Some(time_us)) = (self.snapshot.stacks.frames(stack).next(), time_us) {
-                let (begins, name) = (frame.name == "START", frame.file.clone());
+            if let (Some(frame), Some(time_us)) = (frame, time_us) {
+                let name = self.objects.text(Item::Text(frame.file)).unwrap_or_default().to_owned();
                 let device = u32::try_from(device).unwrap_or(u32::MAX);
-                self.snapshot.annotations.push(Annotation { begins, name, device, time_us, extra: ExtraId::NONE });
+                self.snapshot.annotations.push(Annotation {
+                    begins: frame.name == TextId::START,
+                    name,
+                    device,
+                    time_us,
+                    extra: ExtraId::NONE,
+                });
                 return Ok(true);
             }
         }

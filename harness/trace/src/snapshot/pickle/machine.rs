@@ -116,7 +116,7 @@ impl<R: Read> Machine<R> {
         match opcode {
             opcode::PROTO => match self.input.byte()? {
                 0..=5 => Ok(()),
-                newer => Err(self.damaged(format!("pickle protocol {newer} is not known (0 to 5 are)"))),
+                newer => Err(self.damaged(format!("pickle protocol {newer} is not known (1 to 5 are)"))),
             },
             // How the rest is divided says nothing about what it means.
             opcode::FRAME => self.input.array::<8>().map(drop),

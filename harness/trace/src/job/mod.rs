@@ -4,6 +4,7 @@
 //! What a snapshot does not say is found by following PyTorch's rules: which frees were put off and until when, where the program emptied the
 //! cache, and which requests went to a private pool. ARCHITECTURE.md tells how.
 
+mod from_trace;
 mod guide;
 mod pending;
 mod recover;
@@ -51,7 +52,7 @@ pub struct Job {
     /// The settings it was recorded under.
     pub config: Config,
     /// The memory that the program could have had: what it held and what the device had free. `None` where neither an out-of-memory nor the
-    /// caller told it.
+    /// caller told it, and nothing else does ([`Note::MemoryInferred`]).
     pub memory: Option<Bytes>,
     /// How it ended.
     pub ended: Ended,
@@ -127,8 +128,10 @@ fn memory_between(starts: impl Iterator<Item = u64>, page: Bytes) -> Option<Byte
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Allocation {
-    /// As recorded; `None` where it was refused.
+    /// As recorded; `None` where it was refused, or no address is known.
     pub address: Option<u64>,
+    /// Whether the recording refused it.
+    pub refused: bool,
     pub requested: Bytes,
     pub stream: StreamId,
     pub stack: StackId,
@@ -178,6 +181,10 @@ pub enum Note {
         "{times} times all cached memory was given back before more was taken, and how much memory the device had is not known: taken for calls of empty_cache"
     )]
     TakenForEmptyCache { times: usize },
+    #[error(
+        "how much memory the device had is not known; requests that were served only after cached memory had been given back tell that it was from {at_least} to {at_most}, and {at_most} are taken"
+    )]
+    MemoryInferred { at_least: Bytes, at_most: Bytes },
     #[error("event {event} gives back a segment in a way that the allocator's rules do not explain")]
     UnexplainedFree { event: u32 },
 }

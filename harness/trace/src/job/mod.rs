@@ -51,7 +51,7 @@ pub struct Job {
     /// The settings it was recorded under.
     pub config: Config,
     /// The memory that the program could have had: what it held and what the device had free. `None` where neither an out-of-memory nor the
-    /// caller told it.
+    /// caller told it, and nothing else does ([`Note::MemoryInferred`]).
     pub memory: Option<Bytes>,
     /// How it ended.
     pub ended: Ended,
@@ -178,6 +178,10 @@ pub enum Note {
         "{times} times all cached memory was given back before more was taken, and how much memory the device had is not known: taken for calls of empty_cache"
     )]
     TakenForEmptyCache { times: usize },
+    #[error(
+        "how much memory the device had is not known; requests that were served only after cached memory had been given back tell that it was from {at_least} to {at_most}, and {at_most} are taken"
+    )]
+    MemoryInferred { at_least: Bytes, at_most: Bytes },
     #[error("event {event} gives back a segment in a way that the allocator's rules do not explain")]
     UnexplainedFree { event: u32 },
 }

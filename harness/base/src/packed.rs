@@ -17,19 +17,27 @@ pub const MAX_UNPACKED: u64 = 128 << 20;
 /// # Errors
 /// [`io::Error`] of the file. What cannot be unpacked, or is more than [`MAX_UNPACKED`] bytes, is told while it is read.
 pub fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
-    let mut file = File::open(path)?;
+    Ok(Box::new(BufReader::new(unpack(File::open(path)?, MAX_UNPACKED)?)))
+}
+
+/// Reads bytes, unpacking them where they are packed. The reader is not buffered.
+///
+/// # Errors
+/// [`io::Error`] of the source. What cannot be unpacked, or is more than so many bytes, is told while it is read.
+pub fn unpack<'a>(mut source: impl Read + 'a, at_most: u64) -> io::Result<Box<dyn Read + 'a>> {
     let mut first = Vec::new();
-    file.by_ref().take(MAGIC.len() as u64).read_to_end(&mut first)?;
+    source.by_ref().take(MAGIC.len() as u64).read_to_end(&mut first)?;
     let is_packed = first == MAGIC;
-    let whole = Cursor::new(first).chain(file);
-    let unpacked: Box<dyn Read> = if is_packed { Box::new(MultiGzDecoder::new(whole)) } else { Box::new(whole) };
-    Ok(Box::new(BufReader::new(Bounded { rest: unpacked, left: MAX_UNPACKED })))
+    let whole = Cursor::new(first).chain(source);
+    let unpacked: Box<dyn Read + 'a> = if is_packed { Box::new(MultiGzDecoder::new(whole)) } else { Box::new(whole) };
+    Ok(Box::new(Bounded { rest: unpacked, left: at_most, at_most }))
 }
 
 /// Reads so many bytes, and fails where there are more.
 struct Bounded<R> {
     rest: R,
     left: u64,
+    at_most: u64,
 }
 
 impl<R: Read> Read for Bounded<R> {
@@ -38,7 +46,7 @@ impl<R: Read> Read for Bounded<R> {
         match self.left.checked_sub(read as u64) {
             Some(left) => self.left = left,
             None => {
-                let why = format!("it has more than {MAX_UNPACKED} bytes, unpacked: divide it");
+                let why = format!("it has more than {} bytes, unpacked: divide it", self.at_most);
                 return Err(io::Error::new(ErrorKind::FileTooLarge, why));
             }
         }

@@ -4,13 +4,20 @@
 //! allocator ([`Event`]), oldest first. The keys are those of `torch/csrc/cuda/memory_snapshot.cpp` and `torch/csrc/cuda/Module.cpp`:
 //! <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/csrc/cuda/memory_snapshot.cpp>. Texts and stacks repeat a lot and are kept once.
 
+mod error;
 mod extras;
+mod pickle;
+mod read;
+mod settings;
 mod stacks;
+mod values;
 
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 
+pub use self::error::SnapshotError;
 pub use self::extras::{ExtraId, Extras, Value};
+pub use self::settings::Settings;
 pub use self::stacks::{Frame, FrameId, StackId, Stacks};
 
 /// A whole snapshot.
@@ -131,16 +138,6 @@ pub enum Action {
     Snapshot,
     /// A request was refused.
     Oom,
-}
-
-/// The allocator's settings as the file has them.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
-pub struct Settings {
-    /// `PYTORCH_CUDA_ALLOC_CONF` as the program had it. Old files do not have it; then it is made of the other settings.
-    pub conf: String,
-    /// All settings of the file, in its order.
-    pub all: Vec<(String, Value)>,
 }
 
 /// A phase that began or ended.

@@ -1,0 +1,361 @@
+//! The stack machine that a pickle is a program of.
+
+use std::io::Read;
+
+use super::super::error::{SnapshotError, not_pickle};
+use super::input::Input;
+use super::objects::{Item, Object, Objects};
+use super::opcode;
+
+/// Most items on the stack, and most objects and items that are kept: 67 million each, of some 30 million events.
+const LIMIT: usize = 1 << 26;
+
+/// Reads one pickle to its end.
+///
+/// # Errors
+/// What is no pickle, is damaged or cut off, or calls code.
+pub(in super::super) fn read(source: impl Read) -> Result<(Item, Objects), SnapshotError> {
+    let mut machine = Machine {
+        input: Input::new(source),
+        objects: Objects::default(),
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: Vec::new(),
+        scratch: Vec::new(),
+    };
+    let first = machine.input.peek()?;
+    // A pickle begins with its protocol, or, in protocol 1, with its outermost object.
+    if !matches!(first.first(), Some(&(opcode::PROTO | opcode::EMPTY_DICT | opcode::EMPTY_LIST | opcode::MARK))) {
+        return Err(not_pickle(first));
+    }
+    let top = machine.run()?;
+    machine.input.finish()?;
+    Ok((top, machine.objects))
+}
+
+struct Machine<R> {
+    input: Input<R>,
+    objects: Objects,
+    stack: Vec<Item>,
+    /// The lengths of the stack where a MARK was met.
+    marks: Vec<usize>,
+    memo: Vec<Option<Item>>,
+    /// The bytes of the text that is being read.
+    scratch: Vec<u8>,
+}
+
+impl<R: Read> Machine<R> {
+    fn run(&mut self) -> Result<Item, SnapshotError> {
+        loop {
+            let opcode = self.input.byte()?;
+            if opcode == opcode::STOP {
+                return self.pop();
+            }
+            self.execute(opcode)?;
+        }
+    }
+
+    #[inline]
+    fn execute(&mut self, opcode: u8) -> Result<(), SnapshotError> {
+        match opcode {
+            opcode::BINGET => {
+                let index = u32::from(self.input.byte()?);
+                self.get(index)
+            }
+            opcode::LONG_BINGET => {
+                let index = u32::from_le_bytes(self.input.array()?);
+                self.get(index)
+            }
+            opcode::MEMOIZE => self.put(self.memo.len()),
+            opcode::BINPUT => {
+                let index = self.input.byte()?;
+                self.put(usize::from(index))
+            }
+            opcode::LONG_BINPUT => {
+                let index = u32::from_le_bytes(self.input.array()?);
+                self.put(index as usize)
+            }
+            opcode::MARK => {
+                self.marks.push(self.stack.len());
+                Ok(())
+            }
+            opcode::BININT1 => {
+                let number = self.input.byte()?;
+                self.push(Item::Int(number.into()))
+            }
+            opcode::BININT2 => {
+                let number = u16::from_le_bytes(self.input.array()?);
+                self.push(Item::Int(number.into()))
+            }
+            opcode::BININT => {
+                let number = i32::from_le_bytes(self.input.array()?);
+                self.push(Item::Int(number.into()))
+            }
+            opcode::LONG1 => {
+                let length = self.input.byte()?;
+                self.long(length.into())
+            }
+            opcode::EMPTY_DICT => self.new_object(Object::EmptyDict),
+            opcode::EMPTY_LIST => self.new_object(Object::EmptyList),
+            opcode::SETITEMS => self.set_items(self.stack.len()),
+            opcode::APPENDS => self.append_items(self.stack.len()),
+            opcode::SETITEM => self.one_item(2, Self::set_items),
+            opcode::APPEND => self.one_item(1, Self::append_items),
+            opcode::SHORT_BINUNICODE | opcode::BINUNICODE | opcode::BINUNICODE8 | opcode::BINSTRING | opcode::SHORT_BINSTRING => {
+                self.text(opcode)
+            }
+            opcode::NONE => self.push(Item::None),
+            opcode::NEWTRUE => self.push(Item::Bool(true)),
+            opcode::NEWFALSE => self.push(Item::Bool(false)),
+            _ => self.execute_rare(opcode),
+        }
+    }
+
+    /// What nearly no snapshot has more than once.
+    fn execute_rare(&mut self, opcode: u8) -> Result<(), SnapshotError> {
+        match opcode {
+            opcode::PROTO => match self.input.byte()? {
+                0..=5 => Ok(()),
+                newer => Err(self.damaged(format!("pickle protocol {newer} is not known (0 to 5 are)"))),
+            },
+            // How the rest is divided says nothing about what it means.
+            opcode::FRAME => self.input.array::<8>().map(drop),
+            opcode::LONG4 => {
+                let length = u32::from_le_bytes(self.input.array()?);
+                self.long(length)
+            }
+            opcode::BINFLOAT => {
+                let bits = u64::from_be_bytes(self.input.array()?);
+                self.push(Item::Float(bits))
+            }
+            opcode::BINBYTES | opcode::SHORT_BINBYTES | opcode::BINBYTES8 | opcode::BYTEARRAY8 => self.bytes(opcode),
+            opcode::EMPTY_TUPLE => self.tuple(self.stack.len()),
+            opcode::TUPLE => {
+                let start = self.pop_mark()?;
+                self.tuple(start)
+            }
+            opcode::TUPLE1 | opcode::TUPLE2 | opcode::TUPLE3 => {
+                let start = self.below(usize::from(opcode - opcode::TUPLE1) + 1)?;
+                self.tuple(start)
+            }
+            opcode::EMPTY_SET => {
+                let set = self.objects.new_set(&[]);
+                self.new_object(set)
+            }
+            opcode::FROZENSET => {
+                let start = self.pop_mark()?;
+                let set = self.objects.new_set(&self.stack[start..]);
+                self.stack.truncate(start);
+                self.new_object(set)
+            }
+            opcode::ADDITEMS => self.append_items(self.stack.len()),
+            opcode::POP => match self.marks.last() {
+                Some(&mark) if mark == self.stack.len() => self.pop_mark().map(drop),
+                _ => self.pop().map(drop),
+            },
+            opcode::POP_MARK => {
+                let start = self.pop_mark()?;
+                self.stack.truncate(start);
+                Ok(())
+            }
+            opcode::DUP => {
+                let top = self.pop()?;
+                self.stack.push(top);
+                self.push(top)
+            }
+            _ => Err(self.refused(opcode)),
+        }
+    }
+
+    fn refused(&mut self, opcode: u8) -> SnapshotError {
+        let offset = self.input.offset() - 1;
+        if let Some(name) = opcode::calls_code(opcode) {
+            return SnapshotError::CallsCode { opcode: name, name: self.called(opcode), offset };
+        }
+        let what = if opcode::is_text(opcode) {
+            "it is of pickle protocol 0, which PyTorch never writes: write it with protocol 2 or newer".to_owned()
+        } else {
+            format!("{opcode:#04x} is no opcode of a pickle")
+        };
+        SnapshotError::Damaged { offset, what }
+    }
+
+    /// What would be called: two lines behind the opcode, or the two texts on the stack. Empty where the pickle names nothing.
+    fn called(&mut self, opcode: u8) -> String {
+        let mut parts = Vec::new();
+        if matches!(opcode, opcode::GLOBAL | opcode::INST) {
+            for _ in 0..2 {
+                if self.input.line(&mut self.scratch).is_ok() {
+                    parts.push(String::from_utf8_lossy(&self.scratch).chars().take(100).filter(|c| !c.is_control()).collect::<String>());
+                }
+            }
+        } else {
+            let names = self.stack.iter().rev().take(2).rev();
+            parts.extend(
+                names.filter_map(|item| self.objects.text(*item)).map(|text| text.chars().take(100).filter(|c| !c.is_control()).collect()),
+            );
+        }
+        if parts.is_empty() { String::new() } else { format!(" {}", parts.join(".")) }
+    }
+
+    fn damaged(&self, what: impl Into<String>) -> SnapshotError {
+        SnapshotError::Damaged { offset: self.input.offset(), what: what.into() }
+    }
+
+    #[inline]
+    fn push(&mut self, item: Item) -> Result<(), SnapshotError> {
+        if self.stack.len() == LIMIT {
+            return Err(SnapshotError::TooLarge { what: "items", limit: LIMIT as u64 });
+        }
+        self.stack.push(item);
+        Ok(())
+    }
+
+    fn pop(&mut self) -> Result<Item, SnapshotError> {
+        let start = self.below(1)?;
+        let item = self.stack[start];
+        self.stack.truncate(start);
+        Ok(item)
+    }
+
+    /// Where the last `count` items begin that stand above the last mark.
+    #[inline]
+    fn below(&self, count: usize) -> Result<usize, SnapshotError> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        match self.stack.len().checked_sub(count) {
+            Some(start) if start >= floor => Ok(start),
+            _ => Err(self.damaged("an opcode needs more than the stack holds")),
+        }
+    }
+
+    #[inline]
+    fn pop_mark(&mut self) -> Result<usize, SnapshotError> {
+        self.marks.pop().ok_or_else(|| self.damaged("an opcode needs a mark, and there is none"))
+    }
+
+    #[inline]
+    fn get(&mut self, index: u32) -> Result<(), SnapshotError> {
+        match self.memo.get(index as usize) {
+            Some(&Some(item)) => self.push(item),
+            _ => Err(self.damaged(format!("it refers to object {index}, which it does not have"))),
+        }
+    }
+
+    #[inline]
+    fn put(&mut self, index: usize) -> Result<(), SnapshotError> {
+        let top = self.below(1)?;
+        let item = self.stack[top];
+        if index == self.memo.len() && index < LIMIT {
+            self.memo.push(Some(item));
+            return Ok(());
+        }
+        // Writers count without gaps, so a number above that of the bytes is none of theirs.
+        if index as u64 >= self.input.offset() || index >= LIMIT {
+            return Err(self.damaged(format!("it numbers an object {index}, more than it can have")));
+        }
+        if index >= self.memo.len() {
+            self.memo.resize(index + 1, None);
+        }
+        self.memo[index] = Some(item);
+        Ok(())
+    }
+
+    #[inline]
+    fn new_object(&mut self, object: Object) -> Result<(), SnapshotError> {
+        let item = self.objects.add(object);
+        self.check_size()?;
+        self.push(item)
+    }
+
+    #[inline]
+    fn check_size(&self) -> Result<(), SnapshotError> {
+        if self.objects.held() > LIMIT {
+            return Err(SnapshotError::TooLarge { what: "objects", limit: LIMIT as u64 });
+        }
+        Ok(())
+    }
+
+    /// Puts the items above the mark into the dictionary below it.
+    #[inline]
+    fn set_items(&mut self, end: usize) -> Result<(), SnapshotError> {
+        let start = self.pop_mark()?;
+        if (end - start) % 2 == 1 {
+            return Err(self.damaged("a dictionary has a key without a value"));
+        }
+        let Some(Item::Object(dict)) = start.checked_sub(1).map(|index| self.stack[index]) else {
+            return Err(self.damaged("a key is set of something that is no dictionary"));
+        };
+        let done = self.objects.set_items(dict, &self.stack[start..end]);
+        self.stack.truncate(start);
+        done.map_err(|what| self.damaged(what))?;
+        self.check_size()
+    }
+
+    /// Puts the items above the mark into the list or set below it.
+    #[inline]
+    fn append_items(&mut self, end: usize) -> Result<(), SnapshotError> {
+        let start = self.pop_mark()?;
+        let Some(Item::Object(list)) = start.checked_sub(1).map(|index| self.stack[index]) else {
+            return Err(self.damaged("something is appended to what is no list"));
+        };
+        let done = self.objects.append(list, &self.stack[start..end]);
+        self.stack.truncate(start);
+        done.map_err(|what| self.damaged(what))?;
+        self.check_size()
+    }
+
+    /// Does what an opcode for many items does, for the last ones without a mark.
+    fn one_item(&mut self, items: usize, put: fn(&mut Self, usize) -> Result<(), SnapshotError>) -> Result<(), SnapshotError> {
+        let start = self.below(items)?;
+        self.marks.push(start);
+        put(self, self.stack.len())
+    }
+
+    fn tuple(&mut self, start: usize) -> Result<(), SnapshotError> {
+        let item = self.objects.new_tuple(&self.stack[start..]);
+        self.stack.truncate(start);
+        self.check_size()?;
+        self.push(item)
+    }
+
+    #[inline]
+    fn text(&mut self, opcode: u8) -> Result<(), SnapshotError> {
+        let length = match opcode {
+            opcode::SHORT_BINUNICODE | opcode::SHORT_BINSTRING => u64::from(self.input.byte()?),
+            opcode::BINUNICODE8 => u64::from_le_bytes(self.input.array()?),
+            _ => u64::from(u32::from_le_bytes(self.input.array()?)),
+        };
+        self.input.bytes(length, &mut self.scratch)?;
+        let text = self.objects.texts.intern(&self.scratch);
+        self.push(Item::Text(text))
+    }
+
+    fn bytes(&mut self, opcode: u8) -> Result<(), SnapshotError> {
+        let length = match opcode {
+            opcode::SHORT_BINBYTES => u64::from(self.input.byte()?),
+            opcode::BINBYTES => u64::from(u32::from_le_bytes(self.input.array()?)),
+            _ => u64::from_le_bytes(self.input.array()?),
+        };
+        self.input.bytes(length, &mut self.scratch)?;
+        let item = self.objects.bytes(&self.scratch);
+        self.push(item)
+    }
+
+    /// A whole number of so many bytes, the lowest first, in two's complement.
+    #[inline]
+    fn long(&mut self, length: u32) -> Result<(), SnapshotError> {
+        if length == 8 {
+            let number = i64::from_le_bytes(self.input.array()?);
+            return self.push(Item::Int(number));
+        }
+        self.input.bytes(length.into(), &mut self.scratch)?;
+        if self.scratch.len() > 16 {
+            return Err(self.damaged("it has a whole number of more than 128 bits"));
+        }
+        let is_negative = self.scratch.last().is_some_and(|byte| byte & 0x80 != 0);
+        let mut bytes = [if is_negative { 0xff } else { 0 }; 16];
+        bytes[..self.scratch.len()].copy_from_slice(&self.scratch);
+        let item = self.objects.number(i128::from_le_bytes(bytes));
+        self.push(item)
+    }
+}

@@ -1,0 +1,516 @@
+//! What a pickle has built. Objects refer to each other by number, so shared and circular ones need no care.
+//!
+//! Events, frames and stacks are nearly all of a snapshot. They are turned into what the snapshot keeps of them as soon as they are complete, so that
+//! two million events never stand in memory as two million dictionaries.
+
+use std::collections::HashMap;
+
+use harness_allocator::units::Bytes;
+
+use super::super::extras::ExtraId;
+use super::super::stacks::StackId;
+use super::super::{Action, Event};
+use super::texts::{TextId, Texts};
+
+/// A value. Texts, large numbers and bytes are kept once and named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in super::super) enum Item {
+    None,
+    Bool(bool),
+    Int(i64),
+    /// Of [`Objects::numbers`].
+    Big(u32),
+    /// The bits of it.
+    Float(u64),
+    Text(TextId),
+    /// Of [`Objects::byte_strings`].
+    Bytes(u32),
+    /// Of [`Objects::tuples`].
+    Tuple(u32),
+    Object(u32),
+}
+
+/// What an [`Item::Object`] is. The numbers are indices into the lists of [`Objects`].
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) enum Object {
+    EmptyList,
+    EmptyDict,
+    List(u32),
+    Dict(u32),
+    Set(u32),
+    /// A dictionary that is an event of the allocator.
+    Event(u32),
+    /// A dictionary that is a frame of a call stack.
+    Frame(u32),
+    /// A list of frames.
+    Stack(StackId),
+}
+
+/// A frame, whose texts are those of [`Objects`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in super::super) struct RawFrame {
+    pub(in super::super) name: TextId,
+    pub(in super::super) file: TextId,
+    pub(in super::super) line: u32,
+    pub(in super::super) extra: ExtraId,
+}
+
+/// A key whose value is not what it should be. The key is empty where the whole is wrong.
+#[derive(Debug)]
+pub(in super::super) struct Wrong {
+    pub(in super::super) key: &'static str,
+    pub(in super::super) expected: &'static str,
+    pub(in super::super) found: String,
+}
+
+/// All that a pickle has built. In what is kept of events and frames, ids of stacks and further keys are numbers of the lists here.
+#[derive(Default)]
+pub(in super::super) struct Objects {
+    pub(super) texts: Texts,
+    objects: Vec<Object>,
+    lists: Vec<Vec<Item>>,
+    /// Keys and values in turn.
+    dicts: Vec<Vec<Item>>,
+    tuples: Unique<Item>,
+    sets: Vec<Vec<Item>>,
+    numbers: Vec<i128>,
+    byte_strings: Vec<Box<[u8]>>,
+    events: Vec<Event>,
+    frames: Vec<RawFrame>,
+    frame_ids: HashMap<RawFrame, u32>,
+    stacks: Unique<u32>,
+    extras: Unique<Item>,
+    /// Keys and values in turn: those of the event or frame in hand that are none of the known ones.
+    unknown: Vec<Item>,
+    /// How many items lists, dictionaries and sets have.
+    items: usize,
+}
+
+impl Objects {
+    /// Objects and items together: what memory grows with.
+    pub(super) fn held(&self) -> usize {
+        self.objects.len() + self.items
+    }
+
+    #[inline]
+    pub(super) fn add(&mut self, object: Object) -> Item {
+        let id = self.objects.len() as u32;
+        self.objects.push(object);
+        Item::Object(id)
+    }
+
+    pub(super) fn new_set(&mut self, items: &[Item]) -> Object {
+        self.items += items.len();
+        self.sets.push(items.to_vec());
+        Object::Set(self.sets.len() as u32 - 1)
+    }
+
+    pub(super) fn bytes(&mut self, bytes: &[u8]) -> Item {
+        self.items += 1 + bytes.len() / size_of::<Item>();
+        self.byte_strings.push(bytes.into());
+        Item::Bytes(self.byte_strings.len() as u32 - 1)
+    }
+
+    pub(super) fn number(&mut self, number: i128) -> Item {
+        if let Ok(number) = i64::try_from(number) {
+            return Item::Int(number);
+        }
+        self.items += 1;
+        self.numbers.push(number);
+        Item::Big(self.numbers.len() as u32 - 1)
+    }
+
+    /// A tuple never changes, so equal ones are kept once.
+    pub(super) fn new_tuple(&mut self, items: &[Item]) -> Item {
+        let before = self.tuples.len();
+        let id = self.tuples.id(items);
+        if self.tuples.len() > before {
+            self.items += items.len();
+        }
+        Item::Tuple(id)
+    }
+
+    /// Adds keys and values, which come in turn, to a dictionary.
+    #[inline]
+    pub(super) fn set_items(&mut self, dict: u32, pairs: &[Item]) -> Result<(), &'static str> {
+        match self.objects[dict as usize] {
+            Object::EmptyDict => {
+                self.objects[dict as usize] = match self.compact(pairs) {
+                    Some(object) => object,
+                    None => {
+                        self.items += pairs.len();
+                        self.dicts.push(pairs.to_vec());
+                        Object::Dict(self.dicts.len() as u32 - 1)
+                    }
+                };
+            }
+            Object::Dict(index) => {
+                self.items += pairs.len();
+                self.dicts[index as usize].extend_from_slice(pairs);
+            }
+            Object::Event(_) | Object::Frame(_) if pairs.is_empty() => {}
+            Object::Event(_) | Object::Frame(_) => return Err("an event or a frame gets further keys after it was complete"),
+            _ => return Err("a key is set of something that is no dictionary"),
+        }
+        Ok(())
+    }
+
+    /// Adds items to a list or a set.
+    #[inline]
+    pub(super) fn append(&mut self, list: u32, items: &[Item]) -> Result<(), &'static str> {
+        match self.objects[list as usize] {
+            Object::EmptyList if items.is_empty() => {}
+            Object::EmptyList => {
+                self.objects[list as usize] = match self.as_stack(&[], items) {
+                    Some(stack) => Object::Stack(stack),
+                    None => {
+                        self.items += items.len();
+                        self.lists.push(items.to_vec());
+                        Object::List(self.lists.len() as u32 - 1)
+                    }
+                };
+            }
+            Object::List(index) => {
+                self.items += items.len();
+                self.lists[index as usize].extend_from_slice(items);
+            }
+            Object::Set(index) => {
+                self.items += items.len();
+                self.sets[index as usize].extend_from_slice(items);
+            }
+            // A stack of more than a thousand frames comes in several pieces.
+            Object::Stack(stack) => {
+                let frames = self.stacks.get(stack.0).to_vec();
+                let longer = self.as_stack(&frames, items).ok_or("a call stack has something that is no frame")?;
+                self.objects[list as usize] = Object::Stack(longer);
+            }
+            _ => return Err("something is appended to what is no list"),
+        }
+        Ok(())
+    }
+
+    /// The stack of these frames, if all items are frames.
+    #[inline]
+    fn as_stack(&mut self, begin: &[u32], items: &[Item]) -> Option<StackId> {
+        let mut frames = Vec::with_capacity(begin.len() + items.len());
+        frames.extend_from_slice(begin);
+        for item in items {
+            match *item {
+                Item::Object(object) => match self.objects[object as usize] {
+                    Object::Frame(frame) => frames.push(frame),
+                    _ => return None,
+                },
+                _ => return None,
+            }
+        }
+        Some(self.stack_of(&frames))
+    }
+
+    fn stack_of(&mut self, frames: &[u32]) -> StackId {
+        let before = self.stacks.len();
+        let id = self.stacks.id(frames);
+        if self.stacks.len() > before {
+            self.items += frames.len();
+        }
+        StackId(id)
+    }
+
+    /// What is kept of a dictionary that is an event or a frame.
+    #[inline]
+    fn compact(&mut self, pairs: &[Item]) -> Option<Object> {
+        let has = |key: TextId| pairs.chunks_exact(2).any(|pair| pair[0] == Item::Text(key));
+        if has(TextId::ACTION) {
+            let event = self.event_of(pairs).ok()?;
+            self.events.push(event);
+            Some(Object::Event(self.events.len() as u32 - 1))
+        } else if has(TextId::FILENAME) {
+            self.frame_of(pairs).ok().map(Object::Frame)
+        } else {
+            None
+        }
+    }
+
+    /// The event of a dictionary.
+    pub(in super::super) fn event_of(&mut self, pairs: &[Item]) -> Result<Event, Wrong> {
+        let (mut action, mut address, mut size, mut stream, mut time_us, mut stack) = (None, None, None, 0, None, StackId::EMPTY);
+        self.unknown.clear();
+        for pair in pairs.chunks_exact(2) {
+            let (key, value) = (pair[0], pair[1]);
+            match key {
+                Item::Text(TextId::ACTION) => action = Some(self.action(value)?),
+                Item::Text(TextId::ADDR | TextId::DEVICE_FREE) => address = Some(self.address(value).map_err(|wrong| wrong.of("addr"))?),
+                Item::Text(TextId::SIZE) => size = Some(self.amount(value).map_err(|wrong| wrong.of("size"))?),
+                Item::Text(TextId::STREAM) => stream = self.address(value).map_err(|wrong| wrong.of("stream"))?,
+                Item::Text(TextId::TIME_US) => time_us = Some(self.amount(value).map_err(|wrong| wrong.of("time_us"))?),
+                Item::Text(TextId::FRAMES) => stack = self.stack(value).map_err(|wrong| wrong.of("frames"))?,
+                _ => self.unknown.extend([key, value]),
+            }
+        }
+        let action = action.ok_or_else(|| Wrong::missing("action"))?;
+        Ok(Event {
+            action,
+            address: address.or((action == Action::Snapshot).then_some(0)).ok_or_else(|| Wrong::missing("addr"))?,
+            size: Bytes(size.ok_or_else(|| Wrong::missing("size"))?),
+            stream,
+            time_us,
+            stack,
+            extra: self.unknown_keys(),
+        })
+    }
+
+    fn action(&self, item: Item) -> Result<Action, Wrong> {
+        Ok(match item {
+            Item::Text(TextId::ALLOC) => Action::Alloc,
+            Item::Text(TextId::FREE_REQUESTED) => Action::FreeRequested,
+            Item::Text(TextId::FREE_COMPLETED) => Action::FreeCompleted,
+            Item::Text(TextId::SEGMENT_ALLOC) => Action::SegmentAlloc,
+            Item::Text(TextId::SEGMENT_FREE) => Action::SegmentFree,
+            Item::Text(TextId::SEGMENT_MAP) => Action::SegmentMap,
+            Item::Text(TextId::SEGMENT_UNMAP) => Action::SegmentUnmap,
+            Item::Text(TextId::SNAPSHOT) => Action::Snapshot,
+            Item::Text(TextId::OOM) => Action::Oom,
+            _ => return Err(self.wrong(item, "alloc, free_requested, segment_alloc or another of PyTorch's actions").of("action")),
+        })
+    }
+
+    /// The frame of a dictionary.
+    fn frame_of(&mut self, pairs: &[Item]) -> Result<u32, Wrong> {
+        let (mut name, mut file, mut line) = (None, None, None);
+        self.unknown.clear();
+        for pair in pairs.chunks_exact(2) {
+            let (key, value) = (pair[0], pair[1]);
+            match (key, value) {
+                (Item::Text(TextId::NAME), Item::Text(text)) => name = Some(text),
+                (Item::Text(TextId::FILENAME), Item::Text(text)) => file = Some(text),
+                (Item::Text(TextId::NAME), other) => return Err(self.wrong(other, "a text").of("name")),
+                (Item::Text(TextId::FILENAME), other) => return Err(self.wrong(other, "a text").of("filename")),
+                (Item::Text(TextId::LINE), Item::Int(number)) if u32::try_from(number).is_ok() => line = Some(number as u32),
+                _ => {
+                    // A line that is no line is kept as it is.
+                    self.unknown.extend([key, value]);
+                }
+            }
+        }
+        let frame = RawFrame {
+            name: name.ok_or_else(|| Wrong::missing("name"))?,
+            file: file.ok_or_else(|| Wrong::missing("filename"))?,
+            line: line.unwrap_or(0),
+            extra: self.unknown_keys(),
+        };
+        let frames = &mut self.frames;
+        Ok(*self.frame_ids.entry(frame).or_insert_with(|| {
+            frames.push(frame);
+            frames.len() as u32 - 1
+        }))
+    }
+
+    /// Keeps the keys in hand that are none of the known ones.
+    fn unknown_keys(&mut self) -> ExtraId {
+        let before = self.extras.len();
+        let id = self.extras.id(&self.unknown);
+        if self.extras.len() > before {
+            self.items += self.unknown.len();
+        }
+        ExtraId(id)
+    }
+
+    /// Keeps keys and values, which come in turn.
+    pub(in super::super) fn keep(&mut self, pairs: &[Item]) -> ExtraId {
+        self.unknown.clear();
+        self.unknown.extend_from_slice(pairs);
+        self.unknown_keys()
+    }
+
+    /// A list of frames.
+    pub(in super::super) fn stack(&mut self, item: Item) -> Result<StackId, Wrong> {
+        const EXPECTED: &str = "a list of frames with name, filename and line";
+        match item {
+            Item::None => return Ok(StackId::EMPTY),
+            Item::Object(object) => match self.objects[object as usize] {
+                Object::EmptyList => return Ok(StackId::EMPTY),
+                Object::Stack(stack) => return Ok(stack),
+                Object::List(list) => {
+                    let mut frames = Vec::new();
+                    for item in self.lists[list as usize].clone() {
+                        frames.push(match self.object(item) {
+                            Some(Object::Frame(frame)) => frame,
+                            Some(Object::Dict(dict)) => {
+                                let unknown = std::mem::take(&mut self.unknown);
+                                let pairs = self.dicts[dict as usize].clone();
+                                let frame = self.frame_of(&pairs);
+                                self.unknown = unknown;
+                                frame?
+                            }
+                            _ => return Err(self.wrong(item, EXPECTED)),
+                        });
+                    }
+                    return Ok(self.stack_of(&frames));
+                }
+                _ => {}
+            },
+            _ => {}
+        }
+        Err(self.wrong(item, EXPECTED))
+    }
+
+    /// An address or a handle. C++ writes those above 2^63 as negative numbers.
+    #[inline]
+    pub(in super::super) fn address(&self, item: Item) -> Result<u64, Wrong> {
+        match item {
+            Item::Int(number) => Ok(number.cast_unsigned()),
+            _ => self.amount(item).map_err(|wrong| Wrong { expected: "an address", ..wrong }),
+        }
+    }
+
+    /// A number that is not negative.
+    #[inline]
+    pub(in super::super) fn amount(&self, item: Item) -> Result<u64, Wrong> {
+        let number = match item {
+            Item::Int(number) => u64::try_from(number).ok(),
+            Item::Big(index) => u64::try_from(self.numbers[index as usize]).ok(),
+            _ => None,
+        };
+        number.ok_or_else(|| self.wrong(item, "a whole number, not negative"))
+    }
+
+    /// The text, if it is one.
+    pub(in super::super) fn text(&self, item: Item) -> Option<&str> {
+        match item {
+            Item::Text(id) => Some(self.texts.get(id)),
+            _ => None,
+        }
+    }
+
+    pub(in super::super) fn object(&self, item: Item) -> Option<Object> {
+        match item {
+            Item::Object(id) => Some(self.objects[id as usize]),
+            _ => None,
+        }
+    }
+
+    /// The items of a list, if it is one that is no call stack.
+    pub(in super::super) fn list(&self, item: Item) -> Option<&[Item]> {
+        match self.object(item)? {
+            Object::EmptyList => Some(&[]),
+            Object::List(list) => Some(&self.lists[list as usize]),
+            _ => None,
+        }
+    }
+
+    pub(in super::super) fn tuple(&self, index: u32) -> &[Item] {
+        self.tuples.get(index)
+    }
+
+    /// Keys and values of a dictionary in turn, if it is one that is neither event nor frame.
+    pub(in super::super) fn dict(&self, item: Item) -> Option<&[Item]> {
+        match self.object(item)? {
+            Object::EmptyDict => Some(&[]),
+            Object::Dict(dict) => Some(&self.dicts[dict as usize]),
+            _ => None,
+        }
+    }
+
+    pub(in super::super) fn set(&self, index: u32) -> &[Item] {
+        &self.sets[index as usize]
+    }
+
+    pub(in super::super) fn big(&self, index: u32) -> i128 {
+        self.numbers[index as usize]
+    }
+
+    pub(in super::super) fn byte_string(&self, index: u32) -> &[u8] {
+        &self.byte_strings[index as usize]
+    }
+
+    pub(in super::super) fn event(&self, index: u32) -> &Event {
+        &self.events[index as usize]
+    }
+
+    pub(in super::super) fn frame(&self, index: u32) -> RawFrame {
+        self.frames[index as usize]
+    }
+
+    pub(in super::super) fn stack_frames(&self, stack: StackId) -> &[u32] {
+        if stack == StackId::EMPTY { &[] } else { self.stacks.get(stack.0) }
+    }
+
+    /// The further keys of an event or a frame and their values, in turn.
+    pub(in super::super) fn extra(&self, extra: ExtraId) -> &[Item] {
+        self.extras.get(extra.0)
+    }
+
+    pub(in super::super) fn wrong(&self, item: Item, expected: &'static str) -> Wrong {
+        let found = match item {
+            Item::None => "None".to_owned(),
+            Item::Bool(value) => (if value { "True" } else { "False" }).to_owned(),
+            Item::Int(number) => number.to_string(),
+            Item::Big(index) => self.big(index).to_string(),
+            Item::Float(bits) => f64::from_bits(bits).to_string(),
+            Item::Text(id) => format!("`{}`", self.texts.get(id).chars().take(60).collect::<String>()),
+            Item::Bytes(_) => "bytes".to_owned(),
+            Item::Tuple(_) => "a tuple".to_owned(),
+            Item::Object(object) => match self.objects[object as usize] {
+                Object::EmptyList | Object::List(_) => "a list",
+                Object::Stack(_) => "a list of frames",
+                Object::EmptyDict | Object::Dict(_) => "a dictionary",
+                Object::Event(_) => "an event",
+                Object::Frame(_) => "a frame",
+                Object::Set(_) => "a set",
+            }
+            .to_owned(),
+        };
+        Wrong { key: "", expected, found }
+    }
+}
+
+impl Wrong {
+    pub(in super::super) fn of(self, key: &'static str) -> Self {
+        Self { key, ..self }
+    }
+
+    pub(in super::super) fn missing(key: &'static str) -> Self {
+        Self { key, expected: "there", found: "missing".to_owned() }
+    }
+}
+
+/// Sequences, each once, by number. The empty one is 0.
+struct Unique<T> {
+    all: Vec<Box<[T]>>,
+    ids: HashMap<Box<[T]>, u32>,
+    /// Asked for last: it is often the same again.
+    last: u32,
+}
+
+impl<T: Copy + Eq + std::hash::Hash> Default for Unique<T> {
+    fn default() -> Self {
+        let empty: Box<[T]> = Box::new([]);
+        Self { all: vec![empty.clone()], ids: HashMap::from([(empty, 0)]), last: 0 }
+    }
+}
+
+impl<T: Copy + Eq + std::hash::Hash> Unique<T> {
+    #[inline]
+    fn id(&mut self, items: &[T]) -> u32 {
+        if *self.all[self.last as usize] == *items {
+            return self.last;
+        }
+        self.last = match self.ids.get(items) {
+            Some(&id) => id,
+            None => {
+                let id = self.all.len() as u32;
+                self.all.push(items.into());
+                self.ids.insert(items.into(), id);
+                id
+            }
+        };
+        self.last
+    }
+
+    fn get(&self, id: u32) -> &[T] {
+        &self.all[id as usize]
+    }
+
+    fn len(&self) -> usize {
+        self.all.len()
+    }
+}

@@ -1,0 +1,64 @@
+//! The allocator's settings in a snapshot, and the string that gives them.
+
+use super::extras::Value;
+
+/// The allocator's settings as the file has them.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct Settings {
+    /// `PYTORCH_CUDA_ALLOC_CONF` as the program had it. Old files do not have it; then it is made of the other settings.
+    pub conf: String,
+    /// All settings of the file, in its order.
+    pub all: Vec<(String, Value)>,
+}
+
+impl Settings {
+    /// Settings as a file has them.
+    #[must_use]
+    pub fn new(all: Vec<(String, Value)>) -> Self {
+        let recorded = all.iter().find(|(key, _)| key.ends_with("ALLOC_CONF")).and_then(|(_, value)| value.as_text());
+        let conf = recorded.map_or_else(|| conf_of(&all), str::to_owned);
+        Self { conf, all }
+    }
+
+    /// The value of one key.
+    #[must_use]
+    pub fn value(&self, key: &str) -> Option<&Value> {
+        self.all.iter().find_map(|(name, value)| (name == key).then_some(value))
+    }
+}
+
+/// The string that gives these settings: of those that decide where blocks lie, what is not the default.
+fn conf_of(all: &[(String, Value)]) -> String {
+    let mut parts = Vec::new();
+    for (key, value) in all {
+        match (key.as_str(), value) {
+            ("max_split_size", Value::Int(bytes)) if (1..i64::MAX.into()).contains(bytes) => {
+                parts.push(format!("max_split_size_mb:{}", bytes >> 20))
+            }
+            ("garbage_collection_threshold", Value::Float(threshold)) if *threshold > 0.0 => parts.push(format!("{key}:{threshold}")),
+            ("expandable_segments", Value::Bool(true)) => parts.push("expandable_segments:True".to_owned()),
+            ("roundup_power2_divisions", Value::Dict(divisions)) => parts.extend(roundup_of(divisions)),
+            _ => {}
+        }
+    }
+    parts.join(",")
+}
+
+/// `roundup_power2_divisions` of a dictionary with the divisions of each size in MiB. `None` where nothing is rounded up.
+fn roundup_of(divisions: &[(Value, Value)]) -> Option<String> {
+    let of = |(size, divisions): &(Value, Value)| {
+        let size = size.as_text().map_or_else(|| size.as_u64(), |text| text.parse().ok())?;
+        Some((size, divisions.as_u64()?))
+    };
+    let divisions: Vec<(u64, u64)> = divisions.iter().filter_map(of).collect();
+    let (&(_, first), rest) = divisions.split_first()?;
+    if divisions.iter().all(|&(_, each)| each == 0) {
+        return None;
+    }
+    if rest.iter().all(|&(_, each)| each == first) {
+        return Some(format!("roundup_power2_divisions:{first}"));
+    }
+    let each: Vec<String> = divisions.iter().map(|(size, each)| format!("{size}:{each}")).collect();
+    Some(format!("roundup_power2_divisions:[{}]", each.join(",")))
+}

@@ -1,0 +1,101 @@
+//! Snapshots that PyTorch wrote, in real and simulated runs: read whole, with the figures that PyTorch counted itself. The files are large and others'
+//! property, so they are not part of the project: the tests say so where they are not there.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use harness_allocator::stats::BlockState;
+use harness_trace::snapshot::{Action, Snapshot};
+use serde_json::Value;
+
+/// The packed files of a folder beside the project. Empty, with a word on the error output, where there is none.
+fn files(folder: &str) -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(folder);
+    let Ok(entries) = fs::read_dir(&folder) else {
+        eprintln!("skipped: {} is not there", folder.display());
+        return Vec::new();
+    };
+    let mut files: Vec<PathBuf> =
+        entries.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some_and(|end| end == "gz")).collect();
+    files.sort();
+    assert!(!files.is_empty(), "{}: no files", folder.display());
+    files
+}
+
+fn read(path: &Path) -> Snapshot {
+    Snapshot::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn name_of(action: Action) -> &'static str {
+    match action {
+        Action::Alloc => "alloc",
+        Action::FreeRequested => "free_requested",
+        Action::FreeCompleted => "free_completed",
+        Action::SegmentAlloc => "segment_alloc",
+        Action::SegmentFree => "segment_free",
+        Action::SegmentMap => "segment_map",
+        Action::SegmentUnmap => "segment_unmap",
+        Action::Snapshot => "snapshot",
+        Action::Oom => "oom",
+    }
+}
+
+#[test]
+fn recorded_snapshots_have_the_figures_that_pytorch_counted() {
+    for path in files("snapshots") {
+        let snapshot = read(&path);
+        let side_car: Value = serde_json::from_slice(&fs::read(path.to_string_lossy().replace(".pickle.gz", ".json")).unwrap()).unwrap();
+        let figures = &side_car["snapshot"];
+        let events: Vec<_> = snapshot.traces.iter().flatten().collect();
+        let mut actions: BTreeMap<&str, u64> = BTreeMap::new();
+        events.iter().for_each(|event| *actions.entry(name_of(event.action)).or_default() += 1);
+        let with_frames = events.iter().filter(|event| snapshot.stacks.frames(event.stack).len() > 0).count();
+        let reserved: u64 = snapshot.segments.iter().map(|segment| segment.size.0).sum();
+        let blocks = snapshot.segments.iter().flat_map(|segment| &segment.blocks);
+        let allocated: u64 = blocks.filter(|block| block.state == BlockState::Allocated).map(|block| block.size.0).sum();
+        let seen = serde_json::json!({
+            "events": events.len(), "actions": actions, "segments": snapshot.segments.len(), "with_frames": with_frames,
+            "reserved": reserved, "allocated": allocated, "conf": snapshot.settings.as_ref().unwrap().conf,
+        });
+        let counted = serde_json::json!({
+            "events": figures["trace_events"], "actions": figures["actions"], "segments": figures["segments"], "with_frames": figures["events_with_frames"],
+            "reserved": side_car["reserved_at_dump"], "allocated": side_car["allocated_at_dump"], "conf": side_car["conf"],
+        });
+        assert_eq!(seen, counted, "{}", path.display());
+        assert_eq!(snapshot.notes, Vec::<String>::new(), "{}", path.display());
+    }
+}
+
+#[test]
+fn snapshots_of_real_gpus_are_read_whole() {
+    // Segments, blocks, events and different stacks of each, counted with Python's own pickle module.
+    const COUNTED: [(&str, [usize; 4]); 13] = [
+        ("LfieLike--my_snapshot.pickle.gz", [259, 868, 1, 18]),
+        ("NiuHuangxiaozi--forward_and_backward_memory_snapshot_200_mixed_precision.pickle.gz", [88, 229, 12976, 229]),
+        ("NiuHuangxiaozi--forward_memory_snapshot_100.pickle.gz", [31, 64, 2304, 112]),
+        ("Wedsonlin--medium_128_training_memory_snapshot.pickle.gz", [377, 918, 19136, 171]),
+        ("Wedsonlin--medium_512_training_memory_snapshot.pickle.gz", [400, 1041, 22332, 189]),
+        ("Yiyi-philosophy--oom_snapshot.pickle.gz", [176, 463, 1, 4]),
+        ("cranberrii--memory_snapshot.pickle.gz", [215, 1079, 10307, 153]),
+        ("kkaitlyn111--memory_ctx128_forward.pickle.gz", [516, 1276, 4657, 87]),
+        ("kkaitlyn111--memory_ctx256_fullstep_.pickle.gz", [1021, 1711, 20128, 180]),
+        ("kkaitlyn111--memory_ctx512_forward_mixed.pickle.gz", [868, 1816, 6765, 111]),
+        ("shreyansh26--profile_grad.pkl.gz", [7, 9, 33, 10]),
+        ("silmont2000--mem_snapshot.pickle.gz", [9, 20, 97, 43]),
+        ("silmont2000--memory_forward_bf16_128.pickle.gz", [43, 178, 2811, 134]),
+    ];
+    let files = files("real-snapshots");
+    let read = files.iter().map(|path| {
+        let snapshot = read(path);
+        let blocks = snapshot.segments.iter().map(|segment| segment.blocks.len()).sum();
+        let events = snapshot.traces.iter().map(Vec::len).sum();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert_eq!(snapshot.notes, Vec::<String>::new(), "{name}");
+        (name, [snapshot.segments.len(), blocks, events, snapshot.stacks.len()])
+    });
+    let read: Vec<_> = read.collect();
+    assert!(files.is_empty() || read == COUNTED, "{read:?}");
+}

@@ -30,7 +30,7 @@ const ALIGNMENT: Bytes = Bytes(512);
 pub(super) const FIRST_ADDRESS: u64 = 0x6000_0000_0000;
 
 /// All pools of a device.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct SimPools {
     pools: BTreeMap<u32, Pool>,
     next_pool: u32,
@@ -48,7 +48,7 @@ struct Live {
     made: Place,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Pool {
     threshold: Bytes,
     chunks: BTreeMap<u64, Bytes>,

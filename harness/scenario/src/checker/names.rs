@@ -168,9 +168,7 @@ impl Checker<'_> {
         let storms = || self.ids.values().filter(|id| id.storm.is_some());
         match storms().find(|id| id.name.name() == text) {
             Some(id) if id.storm == Some(true) => Ok(id.name.clone()),
-            Some(id) => {
-                Err(Problem::new(name.position(), format!("the blocks of `{text}` are freed already")).see(id.at, "the storm"))
-            }
+            Some(id) => Err(Problem::new(name.position(), format!("the blocks of `{text}` are freed already")).see(id.at, "the storm")),
             None => Err(Problem::new(name.position(), format!("no step before this one is a storm with id `{text}`")).help(choices(
                 text,
                 "storms",

@@ -11,10 +11,13 @@ mod built;
 mod calibrate;
 mod check;
 mod ci;
+mod compare;
 mod device;
 mod doctor;
 mod error;
 mod exit;
+mod explain;
+mod import;
 mod inputs;
 mod interrupt;
 mod jobs;
@@ -26,6 +29,9 @@ mod report;
 mod run;
 mod runs;
 mod schema;
+mod shrink;
+mod simulated;
+mod snapshots;
 mod terminal;
 
 use std::process::ExitCode;
@@ -41,6 +47,8 @@ fn main() -> ExitCode {
     let terminal = Terminal::new(cli.color);
     let done = match cli.command {
         Command::Run(command) => command.run(&terminal),
+        Command::Explain(command) => command.run(&terminal),
+        Command::Compare(command) => command.run(&terminal),
         Command::List(command) => command.run(),
         Command::Check(command) => command.run(),
         Command::Schema(command) => command.run(),
@@ -50,6 +58,8 @@ fn main() -> ExitCode {
         Command::Report(command) => command.run(),
         Command::Calibrate(command) => command.run(),
         Command::Advise(command) => command.run(),
+        Command::Shrink(command) => command.run(),
+        Command::Import(command) => command.run(),
     };
     let exit = done.unwrap_or_else(|failures| terminal.fail(failures));
     exit.into()
@@ -87,6 +97,8 @@ enum Format {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Run),
+    Explain(explain::Explain),
+    Compare(compare::Compare),
     List(list::List),
     Check(check::Check),
     Schema(schema::Schema),
@@ -96,4 +108,6 @@ enum Command {
     Report(report::Report),
     Calibrate(calibrate::Calibrate),
     Advise(advise::Advise),
+    Shrink(shrink::Shrink),
+    Import(import::Import),
 }

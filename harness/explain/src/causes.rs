@@ -256,15 +256,22 @@ pub fn devices(snapshot: &Snapshot) -> Vec<u32> {
     devices
 }
 
+/// The settings under which a snapshot was recorded; PyTorch's own where the file does not tell, or tells what this version cannot read.
+#[must_use]
+pub fn config(snapshot: &Snapshot) -> Config {
+    let conf = snapshot.settings.as_ref().map_or("", |settings| settings.conf.as_str());
+    Config::parse(conf).unwrap_or_default()
+}
+
 /// Explains where the memory of one device is. Takes `n log n` time for `n` events and blocks.
 ///
 /// # Errors
 /// [`ExplainError`] where there is no such moment, or the memory given is too small.
 pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Explanation, ExplainError> {
     let conf = snapshot.settings.as_ref().map(|settings| settings.conf.clone());
-    let read = conf.as_deref().map_or_else(|| Ok(Config::default()), Config::parse);
-    let unknown = read.is_err().then(|| "the settings cannot be read: PyTorch's own are assumed".to_owned());
-    let config = read.unwrap_or_default();
+    let is_unknown = conf.as_deref().is_some_and(|conf| Config::parse(conf).is_err());
+    let unknown = is_unknown.then(|| "the settings cannot be read: PyTorch's own are assumed".to_owned());
+    let config = config(snapshot);
     let history = History::new(snapshot, device, config.clone());
     let moment = history.moment(options.at)?;
     let state = history.state(moment.event);

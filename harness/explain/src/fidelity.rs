@@ -6,8 +6,9 @@ use std::fmt;
 use std::ops::ControlFlow;
 
 use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::device::MemoryRange;
+use harness_allocator::device::{DevicePtr, MemoryRange};
 use harness_allocator::stats::{BlockState, SegmentInfo};
+use harness_allocator::units::Bytes;
 use harness_trace::execute::Outcome;
 use harness_trace::job::{DriverCall, Job, JobError, Placement, Prepared, Setup, Step};
 use harness_trace::snapshot::{Action, Event, PoolId, Segment, Snapshot};
@@ -136,29 +137,28 @@ impl<'a> Check<'a> {
         }
         let mut recorded: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == self.job.device).collect();
         recorded.sort_by_key(|segment| segment.address);
-        let recorded = recorded.into_iter().map(|segment| self.describe_recorded(segment));
-        let mut replayed = last.iter().map(|segment| self.describe_replayed(segment));
-        let mut pairs: Vec<(String, String)> = recorded.map(|side| (side, replayed.next().unwrap_or_default())).collect();
-        pairs.extend(replayed.map(|side| (String::new(), side)));
-        if let Some((recorded, replayed)) = pairs.into_iter().find(|(recorded, replayed)| recorded != replayed) {
-            let or_none = |side: String| if side.is_empty() { "no further segment".to_owned() } else { side };
-            self.diverge(None, or_none(recorded), or_none(replayed));
+        let recorded: Vec<String> = recorded.into_iter().flat_map(|segment| self.lines_recorded(segment)).collect();
+        let replayed: Vec<String> = last.iter().flat_map(|segment| self.lines_replayed(segment)).collect();
+        let line = |side: &[String], index: usize| side.get(index).cloned().unwrap_or_else(|| "no further segment".to_owned());
+        let different = (0..recorded.len().max(replayed.len())).find(|&index| recorded.get(index) != replayed.get(index));
+        if let Some(index) = different {
+            self.diverge(None, line(&recorded, index), line(&replayed, index));
         }
     }
 
-    fn describe_recorded(&self, segment: &Segment) -> String {
-        let range = MemoryRange::new(harness_allocator::device::DevicePtr(segment.address), segment.size);
-        let blocks = segment.blocks.iter().map(|block| describe_block(block.size.0, block.requested.0, block.state));
+    fn lines_recorded(&self, segment: &Segment) -> Vec<String> {
         let private = (segment.private_pool != PoolId::DEFAULT).then_some(segment.private_pool);
-        format!("segment {range} of stream {}, pool {private:?}: {}", segment.stream, blocks.collect::<Vec<_>>().join(" "))
+        let range = MemoryRange::new(DevicePtr(segment.address), segment.size);
+        let blocks = segment.blocks.iter().map(|block| line(DevicePtr(block.address), block.size, block.requested, block.state));
+        std::iter::once(segment_line(range, segment.stream, private)).chain(blocks).collect()
     }
 
-    fn describe_replayed(&self, segment: &SegmentInfo) -> String {
-        let range = MemoryRange::new(segment.address, segment.size);
+    fn lines_replayed(&self, segment: &SegmentInfo) -> Vec<String> {
         let stream = segment.stream.and_then(|stream| self.job.streams.get(stream.0 as usize)).copied().unwrap_or_default();
-        let blocks = segment.blocks.iter().map(|block| describe_block(block.size.0, block.requested.0, block.state));
         let private = segment.private_pool.and_then(|pool| self.job.pools.get(pool as usize)).copied();
-        format!("segment {range} of stream {stream}, pool {private:?}: {}", blocks.collect::<Vec<_>>().join(" "))
+        let range = MemoryRange::new(segment.address, segment.size);
+        let blocks = segment.blocks.iter().map(|block| line(block.address, block.size, block.requested, block.state));
+        std::iter::once(segment_line(range, stream, private)).chain(blocks).collect()
     }
 
     fn diverge(&mut self, event: Option<u32>, recorded: String, replayed: String) {
@@ -181,7 +181,7 @@ impl<'a> Check<'a> {
 }
 
 fn driver_call(event: &Event) -> Option<DriverCall> {
-    let range = MemoryRange::new(harness_allocator::device::DevicePtr(event.address), event.size);
+    let range = MemoryRange::new(DevicePtr(event.address), event.size);
     match event.action {
         Action::SegmentAlloc => Some(DriverCall::Malloc(range)),
         Action::SegmentFree => Some(DriverCall::Free(range)),
@@ -200,10 +200,15 @@ fn describe(call: DriverCall) -> String {
     }
 }
 
-fn describe_block(size: u64, requested: u64, state: BlockState) -> String {
+fn segment_line(range: MemoryRange, stream: u64, private: Option<PoolId>) -> String {
+    let pool = private.map_or(String::new(), |PoolId(first, second)| format!(" in the private pool ({first}, {second})"));
+    format!("a segment at {range} of stream {stream}{pool}")
+}
+
+fn line(address: DevicePtr, size: Bytes, requested: Bytes, state: BlockState) -> String {
     match state {
-        BlockState::Inactive => format!("free {size}"),
-        BlockState::PendingFree => format!("pending {size}"),
-        BlockState::Allocated => format!("allocated {size} for {requested}"),
+        BlockState::Inactive => format!("a free block of {} bytes at {address}", size.0),
+        BlockState::PendingFree => format!("a block of {} bytes at {address} that waits for an event", size.0),
+        BlockState::Allocated => format!("an allocated block of {} bytes at {address}, for {}", size.0, requested.0),
     }
 }

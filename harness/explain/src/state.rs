@@ -228,7 +228,8 @@ impl<'a> History<'a> {
     }
 
     /// The sizes of all blocks: those of the final segments, and of the others what their requests were rounded to.
-    fn sizes(&self) -> Sizes {
+    #[must_use]
+    pub fn sizes(&self) -> Sizes {
         let mut rewind = Rewind::new(self, Sizes { of_event: vec![0; self.events.len()], before: HashMap::new() });
         (0..self.events.len()).rev().for_each(|event| rewind.undo(event));
         rewind.sizes_at_start()
@@ -268,8 +269,8 @@ fn pair(events: &[Event]) -> (Vec<Origin>, HashMap<u64, Origin>) {
     (freed, origins)
 }
 
-/// The sizes of blocks, in bytes.
-struct Sizes {
+/// The sizes of all blocks of a recording: [`History::sizes`].
+pub struct Sizes {
     /// By the event that allocated the block; 0 where it is not known yet.
     of_event: Vec<u64>,
     /// By address, of the blocks that were there before the first event.
@@ -277,6 +278,18 @@ struct Sizes {
 }
 
 impl Sizes {
+    /// The block that an event allocated.
+    #[must_use]
+    pub fn allocated_by(&self, event: usize) -> Option<Bytes> {
+        self.of_event.get(event).filter(|&&size| size > 0).map(|&size| Bytes(size))
+    }
+
+    /// The block that was at an address before the first event.
+    #[must_use]
+    pub fn before(&self, address: u64) -> Option<Bytes> {
+        self.before.get(&address).filter(|&&size| size > 0).map(|&size| Bytes(size))
+    }
+
     fn of(&self, alloc: usize, event: &Event) -> Bytes {
         match self.of_event[alloc] {
             0 => event.size,

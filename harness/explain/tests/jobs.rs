@@ -1,10 +1,15 @@
 //! Jobs recovered from snapshots: the fidelity gate over the snapshots beside the project, where they are there.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use harness_allocator::allocator::AllocatorSpec;
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
-use harness_trace::job::Job;
+use harness_trace::job::{Ended, Job, Placement, Replayed, Setup};
 use harness_trace::snapshot::Snapshot;
+use serde::Deserialize;
 
 /// A folder of data beside the project, if it is there.
 fn shared(folder: &str) -> Option<Vec<PathBuf>> {
@@ -22,7 +27,7 @@ fn shared(folder: &str) -> Option<Vec<PathBuf>> {
     Some(paths)
 }
 
-fn fidelity_of(path: &Path, memory: Option<harness_allocator::units::Bytes>) -> Fidelity {
+fn fidelity_of(path: &Path, memory: Option<Bytes>) -> Fidelity {
     let snapshot = Snapshot::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let job = Job::recover_with(&snapshot, 0, memory).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     for note in &job.notes {
@@ -61,4 +66,98 @@ fn every_snapshot_of_pytorch_on_a_simulated_device_is_replayed_as_recorded() {
         }
     }
     assert!(unfaithful.is_empty(), "{unfaithful:?}");
+}
+
+/// What PyTorch itself did with a program under one setting.
+#[derive(Debug, Deserialize)]
+struct Truth {
+    conf: String,
+    outcome: String,
+    peak_reserved: u64,
+    peak_allocated: u64,
+    num_alloc_retries: u64,
+    num_ooms: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Truths {
+    capacity: u64,
+    confs: BTreeMap<String, Truth>,
+}
+
+/// The snapshots of the truth tables, each with the name of its setting and the table.
+fn truths() -> Option<Vec<(PathBuf, String, Truths)>> {
+    let paths = shared("snapshots")?;
+    let with_truth = paths.into_iter().filter_map(|path| {
+        let name = path.file_name()?.to_str()?.strip_suffix(".pickle.gz")?.to_owned();
+        let (case, conf) = name.split_once('.')?;
+        let table = std::fs::read_to_string(path.with_file_name(format!("{case}.truth.json"))).ok()?;
+        Some((path, conf.to_owned(), serde_json::from_str(&table).expect("a truth table")))
+    });
+    Some(with_truth.collect())
+}
+
+/// What a replay says, in the words of the truth tables: how it ended, and the peaks and retries.
+fn outcome(replayed: &Replayed) -> (&'static str, u64, u64, u64) {
+    let end = if replayed.oom.is_some() { "oom" } else { "ok" };
+    let stats = &replayed.stats;
+    (end, stats.reserved_bytes.all.peak, stats.allocated_bytes.all.peak, stats.num_alloc_retries)
+}
+
+#[test]
+fn a_program_that_ended_well_ends_under_every_setting_as_it_did_in_pytorch() {
+    let Some(truths) = truths() else { return };
+    let (mut cells, mut exact, mut wrong) = (0, 0, Vec::new());
+    for (path, own, truths) in &truths {
+        if truths.confs[own].outcome != "ok" {
+            continue;
+        }
+        let snapshot = Snapshot::read(path).expect("a snapshot");
+        let job = Job::recover_with(&snapshot, 0, Some(Bytes(truths.capacity))).expect("a job");
+        let prepared = job.prepare().expect("it can be replayed");
+        for (name, truth) in &truths.confs {
+            let config = Config::parse(&truth.conf).expect("a setting");
+            let setup = Setup { allocator: AllocatorSpec::caching(config), memory: Bytes(truths.capacity), placement: Placement::Rising };
+            let replayed = prepared.replay(&setup).expect("it can be replayed");
+            let seen = outcome(&replayed);
+            let survived = truth.num_ooms - u64::from(truth.outcome == "oom");
+            let expected = (truth.outcome.as_str(), truth.peak_reserved, truth.peak_allocated, truth.num_alloc_retries);
+            let same = if survived == 0 { seen == expected } else { seen.0 == expected.0 };
+            cells += 1;
+            exact += u32::from(survived == 0);
+            if !same {
+                wrong.push(format!("{} under {name}: {seen:?} instead of {expected:?}", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    eprintln!("{cells} cells, {exact} of them to the byte");
+    assert!(cells == 32 && exact > 0);
+}
+
+#[test]
+fn a_program_that_ran_out_of_memory_does_so_again_at_the_same_request_under_its_own_setting() {
+    let Some(truths) = truths() else { return };
+    let mut seen = 0;
+    for (path, own, truths) in &truths {
+        let truth = &truths.confs[own];
+        if truth.outcome != "oom" {
+            continue;
+        }
+        let snapshot = Snapshot::read(path).expect("a snapshot");
+        let job = Job::recover(&snapshot, 0).expect("a job");
+        assert_eq!(job.memory, Some(Bytes(truths.capacity)), "{}: what was held and what was free", path.display());
+        let prepared = job.prepare().expect("it can be replayed");
+        let allocator = AllocatorSpec::caching(Config::parse(&truth.conf).expect("a setting"));
+        let setup = Setup { allocator, memory: Bytes(truths.capacity), placement: Placement::Rising };
+        let replayed = prepared.replay(&setup).expect("it can be replayed");
+        let expected = (truth.outcome.as_str(), truth.peak_reserved, truth.peak_allocated, truth.num_alloc_retries);
+        assert_eq!(outcome(&replayed), expected, "{}", path.display());
+        let Ended::Oom { operation, event, .. } = job.ended else { panic!("{}: {:?}", path.display(), job.ended) };
+        let refused = replayed.oom.expect("it ran out of memory");
+        assert_eq!((refused.operation, refused.event), (operation, event), "{}", path.display());
+        assert_eq!(replayed.survived_ooms + 1, truth.num_ooms, "{}", path.display());
+        seen += 1;
+    }
+    assert!(seen >= 8, "{seen} snapshots that ended in an out-of-memory");
 }

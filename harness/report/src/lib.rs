@@ -5,6 +5,7 @@
 
 pub mod advice;
 pub mod bench;
+pub mod explain;
 pub mod github;
 pub mod json;
 pub mod junit;

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use harness_allocator::allocator::caching::CachingAllocator;
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, PrivatePoolId, PrivatePools as _, Request};
-use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::device::sim::{GRANULARITY, SimConfig, SimDevice};
 use harness_allocator::device::wrapper::DeviceWrapper as _;
-use harness_allocator::device::{Device, DeviceError, DevicePtr, StreamId};
+use harness_allocator::device::{Device, DeviceError, DevicePtr, StreamId, TestDevice as _};
 use harness_allocator::stats::SegmentInfo;
 use harness_allocator::units::Bytes;
 
@@ -63,6 +63,17 @@ impl Guide {
     pub(super) fn go_back(&mut self, to: Checkpoint) {
         Checkpoint { device: self.device, allocator: self.allocator, pool: self.pool } = to;
         self.log.take();
+    }
+
+    /// Lets the driver have a little less than this for the next request, or all there is.
+    pub(super) fn refuse(&mut self, wanted: Option<Bytes>) {
+        let device = self.device.inner_mut();
+        // The simulated device answers both.
+        let _ = device.set_pressure(Bytes::ZERO);
+        if let Some(wanted) = wanted {
+            let free = device.free_memory().unwrap_or_default();
+            let _ = device.set_pressure(free.saturating_sub(wanted.saturating_sub(GRANULARITY)));
+        }
     }
 
     /// Allocates, with what is taken from the driver where the recording has it. Says whether all went as recorded, and where memory was reserved.

@@ -51,7 +51,7 @@ pub struct Job {
     /// The settings it was recorded under.
     pub config: Config,
     /// The memory that the program could have had: what it held and what the device had free. `None` where neither an out-of-memory nor the
-    /// caller told it.
+    /// caller told it, and nothing else does ([`Note::MemoryInferred`]).
     pub memory: Option<Bytes>,
     /// How it ended.
     pub ended: Ended,
@@ -95,7 +95,7 @@ impl Job {
     #[must_use]
     pub fn device_memory(&self) -> Bytes {
         let starts = self.reservations_at_start().into_iter().map(|range| range.start.0);
-        let between = || memory_between(starts.chain(self.reservations.iter().copied()));
+        let between = || memory_between(starts.chain(self.reservations.iter().copied()), self.config.large_segment_size);
         self.memory.or_else(between).unwrap_or(UNKNOWN_MEMORY)
     }
 
@@ -115,12 +115,12 @@ impl Job {
 /// What a device is taken to have where nothing tells it: more than any has.
 const UNKNOWN_MEMORY: Bytes = Bytes::gib(1024);
 
-/// The most that a device can have on which address ranges of an eighth more than its memory begin at these addresses.
-fn memory_between(starts: impl Iterator<Item = u64>) -> Option<Bytes> {
+/// The most that a device can have on which address ranges of an eighth more than its memory, in whole pages, begin at these addresses.
+fn memory_between(starts: impl Iterator<Item = u64>, page: Bytes) -> Option<Bytes> {
     let mut starts: Vec<u64> = starts.collect();
     starts.sort_unstable();
     let nearest = starts.windows(2).map(|pair| pair[1] - pair[0]).min()?;
-    Some(Bytes(nearest / 9 * 8 / GRANULARITY.0 * GRANULARITY.0))
+    Some(Bytes(nearest / page.0 * page.0 / 9 * 8 / GRANULARITY.0 * GRANULARITY.0))
 }
 
 /// One allocation of a job.
@@ -178,6 +178,10 @@ pub enum Note {
         "{times} times all cached memory was given back before more was taken, and how much memory the device had is not known: taken for calls of empty_cache"
     )]
     TakenForEmptyCache { times: usize },
+    #[error(
+        "how much memory the device had is not known; requests that were served only after cached memory had been given back tell that it was from {at_least} to {at_most}, and {at_most} are taken"
+    )]
+    MemoryInferred { at_least: Bytes, at_most: Bytes },
     #[error("event {event} gives back a segment in a way that the allocator's rules do not explain")]
     UnexplainedFree { event: u32 },
 }

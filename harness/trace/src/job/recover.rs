@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::allocator::{PrivatePoolId, Request};
+use harness_allocator::device::sim::GRANULARITY;
 use harness_allocator::device::{DeviceError, DevicePtr, MemoryRange, StreamId};
 use harness_allocator::stats::BlockState;
 use harness_allocator::units::Bytes;
@@ -42,10 +43,20 @@ impl Job {
         check_device(snapshot, device, events)?;
         let conf = snapshot.settings.as_ref().map_or("", |settings| &settings.conf);
         let config = Config::parse(conf).map_err(|source| JobError::Settings { conf: conf.to_owned(), source })?;
-        let start = Start::find(snapshot, device, events, &config)?;
-        let mut recovery = Recovery::new(snapshot, device, events, config, start, memory)?;
-        recovery.follow()?;
-        Ok(recovery.job)
+        let follow = |memory| {
+            let start = Start::find(snapshot, device, events, &config)?;
+            let mut recovery = Recovery::new(snapshot, device, events, config.clone(), start, memory)?;
+            recovery.follow()?;
+            Ok::<_, JobError>(recovery)
+        };
+        let recovery = follow(memory)?;
+        let Some((at_least, at_most)) = recovery.memory_between() else { return Ok(recovery.job) };
+        let mut again = follow(Some(at_most))?;
+        if again.guide.is_none() {
+            return Ok(recovery.job);
+        }
+        again.job.notes.push(Note::MemoryInferred { at_least, at_most });
+        Ok(again.job)
     }
 }
 
@@ -74,6 +85,11 @@ struct Recovery<'a> {
     /// The private pool whose context is open.
     open: Option<PrivatePoolId>,
     memory_is_known: bool,
+    /// Held from the driver up to the present event, and the most that ever was.
+    reserved: Bytes,
+    most_reserved: Bytes,
+    /// The least that a request did not find: the program had less.
+    refused_at: Option<Bytes>,
     taken_for_empty_cache: usize,
 }
 
@@ -95,6 +111,8 @@ struct Plan {
     seen_before: bool,
     /// The program emptied its cache before the request.
     empty_cache: bool,
+    /// The driver had not enough memory at first, though how much it had is not known.
+    refused: bool,
 }
 
 impl<'a> Recovery<'a> {
@@ -103,10 +121,11 @@ impl<'a> Recovery<'a> {
         device: u32,
         events: &'a [Event],
         config: Config,
-        start: Start,
+        mut start: Start,
         memory: Option<Bytes>,
     ) -> Result<Self, JobError> {
-        let segments = || snapshot.segments.iter().filter(|segment| segment.device == device).chain(&start.segments);
+        let held = start.segments.clone();
+        let segments = || snapshot.segments.iter().filter(|segment| segment.device == device).chain(&held);
         let handles = |event: &Event| (!matches!(event.action, Action::Snapshot)).then_some(event.stream);
         let mut streams: Vec<u64> = events.iter().filter_map(handles).chain(segments().map(|segment| segment.stream)).chain([0]).collect();
         streams.sort_unstable();
@@ -122,6 +141,10 @@ impl<'a> Recovery<'a> {
             segments().filter_map(|segment| Some((segment.address, (segment.address + segment.size.0, number(segment.private_pool)?))));
         let (private, told_pools) =
             (private.collect(), told.into_iter().filter_map(|(index, pool)| Some((index, number(pool)?))).collect());
+        if let Some(first) = events.first().filter(|first| first.action == Action::FreeCompleted) {
+            // The other half of a free that waited for nothing: it is done with the first event.
+            start.pending.remove(&first.address);
+        }
         let pending = PendingFrees::find(events, &start.pending, streams.len() as u32);
         let known = memory_at_oom(snapshot, device, events).or(memory);
         let mut job = Job {
@@ -157,6 +180,9 @@ impl<'a> Recovery<'a> {
             last_use: BTreeMap::new(),
             open: None,
             memory_is_known: known.is_some(),
+            reserved: held,
+            most_reserved: held,
+            refused_at: None,
             taken_for_empty_cache: 0,
         };
         recovery.last_use = recovery.last_uses();
@@ -169,15 +195,22 @@ impl<'a> Recovery<'a> {
         let mut group = Group::default();
         for (index, event) in self.events.iter().enumerate() {
             match event.action {
-                Action::SegmentFree | Action::SegmentUnmap => group.frees.push(index),
+                Action::SegmentFree | Action::SegmentUnmap => {
+                    group.frees.push(index);
+                    self.reserved -= event.size;
+                }
                 Action::SegmentAlloc | Action::SegmentMap => {
                     group.takes.push(index);
                     let (address, size) = (event.address, event.size);
+                    self.reserved += size;
+                    self.most_reserved = self.most_reserved.max(self.reserved);
                     self.job.driver.push(DriverRange { address, size, event: index as u32 });
                 }
                 Action::FreeCompleted => {
                     if let Some(stream) = self.pending.of_completion(index) {
                         group.completed.entry(stream).or_insert(index);
+                    } else if index == 0 {
+                        self.free(index)?;
                     }
                 }
                 Action::FreeRequested => {
@@ -255,9 +288,9 @@ impl<'a> Recovery<'a> {
         let stream = self.job.stream_number(event.stream);
         let request = Request { size: event.size, stream };
         let pool = self.pool_of(index);
-        let plans = plans(!frees.is_empty(), !group.takes.is_empty() || !served, !group.completed.is_empty());
+        let plans = self.plans(!frees.is_empty(), !group.takes.is_empty() || !served, !group.completed.is_empty());
         let plan = self.choose(&plans, &group, &frees, index, |guide, recorded| guide.allocate(id, request, pool, recorded))?;
-        self.note_plan(plan, &group);
+        self.note_plan(plan, &group, &frees);
         let synchronized =
             |recovery: &mut Self| group.completed.iter().for_each(|(&stream, &event)| recovery.add_synchronize(stream, event));
         if plan.seen_before {
@@ -300,6 +333,22 @@ impl<'a> Recovery<'a> {
         }
     }
 
+    /// The ways of explaining a request, the likeliest first: by whether memory went back before it, whether it took memory or was refused, and
+    /// whether frees were completed.
+    fn plans(&self, frees: bool, asked_driver: bool, completed: bool) -> Vec<Plan> {
+        let both = if completed { &[true, false][..] } else { &[true] };
+        let ways: &[(bool, bool)] = match (frees, asked_driver) {
+            (true, true) if self.memory_is_known => &[(false, false), (true, false)],
+            (true, true) => &[(false, false), (true, false), (false, true)],
+            (true, false) => &[(true, false)],
+            (false, _) => &[(false, false)],
+        };
+        let seen = if asked_driver || frees { both } else { &both[..1] };
+        let plans =
+            |&(empty_cache, refused): &(bool, bool)| seen.iter().map(move |&seen_before| Plan { seen_before, empty_cache, refused });
+        ways.iter().flat_map(plans).collect()
+    }
+
     /// The first plan under which the allocator does what is recorded; the most likely one where none is.
     fn choose(
         &mut self,
@@ -313,6 +362,7 @@ impl<'a> Recovery<'a> {
         let event = self.events[index];
         let address = (event.action == Action::Alloc).then_some(DevicePtr(event.address));
         let (freed, taken) = (self.driver_calls(frees), self.driver_calls(&group.takes));
+        let size_taken = self.bytes(&group.takes);
         for (number, &plan) in plans.iter().enumerate() {
             let Some(guide) = &mut self.guide else { return Ok(likely) };
             let last = number + 1 == plans.len();
@@ -323,6 +373,7 @@ impl<'a> Recovery<'a> {
                 }
                 let emptied = !plan.empty_cache || guide.empty_cache(&freed)?;
                 let driver = if plan.empty_cache { taken.clone() } else { [&freed[..], &taken[..]].concat() };
+                guide.refuse(plan.refused.then_some(size_taken));
                 Ok(allocate(guide, &Recorded { driver, address })? && emptied)
             };
             match follow(guide) {
@@ -338,7 +389,23 @@ impl<'a> Recovery<'a> {
         Ok(likely)
     }
 
-    fn note_plan(&mut self, plan: Plan, group: &Group) {
+    /// What goes back or comes with these events.
+    fn bytes(&self, events: &[usize]) -> Bytes {
+        events.iter().map(|&index| self.events[index].size).sum()
+    }
+
+    /// The bounds of the program's memory, where requests that it did not find at first tell them.
+    fn memory_between(&self) -> Option<(Bytes, Bytes)> {
+        let at_most = self.refused_at?.saturating_sub(GRANULARITY);
+        (self.most_reserved <= at_most).then_some((self.most_reserved, at_most))
+    }
+
+    fn note_plan(&mut self, plan: Plan, group: &Group, frees: &[usize]) {
+        if plan.refused {
+            // Held before, and asked for.
+            let wanted = self.reserved + self.bytes(frees);
+            self.refused_at = Some(self.refused_at.map_or(wanted, |least| least.min(wanted)));
+        }
         if plan.empty_cache && !group.takes.is_empty() && !self.memory_is_known {
             self.taken_for_empty_cache += 1;
         }
@@ -479,19 +546,6 @@ impl<'a> Recovery<'a> {
     }
 }
 
-/// The ways of explaining a request, the likeliest first: whether memory went back before it, whether it took memory or was refused, and whether
-/// frees were completed.
-fn plans(frees: bool, asked_driver: bool, completed: bool) -> Vec<Plan> {
-    let both = if completed { &[true, false][..] } else { &[true] };
-    let plans = |empty_cache: bool| both.iter().map(move |&seen_before| Plan { seen_before, empty_cache });
-    match (frees, asked_driver) {
-        (true, true) => plans(false).chain(plans(true)).collect(),
-        (true, false) => plans(true).collect(),
-        (false, true) => plans(false).collect(),
-        (false, false) => vec![Plan { seen_before: true, empty_cache: false }],
-    }
-}
-
 /// What the program could have at its last out-of-memory: what it held then, and what the device had free.
 fn memory_at_oom(snapshot: &Snapshot, device: u32, events: &[Event]) -> Option<Bytes> {
     let last = events.iter().rposition(|event| event.action == Action::Oom)?;
@@ -515,7 +569,7 @@ fn memory_from_reservations(events: &[Event], job: &Job) -> Option<Bytes> {
         let start = starts.entry((event.stream, large)).or_insert(event.address);
         *start = event.address.min(*start);
     }
-    super::memory_between(starts.into_values())
+    super::memory_between(starts.into_values(), job.config.large_segment_size)
 }
 
 impl Job {

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::allocator::caching::Config;
+use harness_allocator::stats::BlockState;
 use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
 use harness_trace::job::{Ended, Job, Placement, Replayed, Setup};
-use harness_trace::snapshot::Snapshot;
+use harness_trace::snapshot::{Segment, Snapshot};
 use serde::Deserialize;
 
 /// A folder of data beside the project, if it is there.
@@ -66,6 +67,33 @@ fn every_snapshot_of_pytorch_on_a_simulated_device_is_replayed_as_recorded() {
         }
     }
     assert!(unfaithful.is_empty(), "{unfaithful:?}");
+}
+
+#[test]
+fn a_replay_tells_the_final_blocks_with_the_stacks_of_those_who_asked_for_them() {
+    let Some(paths) = shared("snapshots") else { return };
+    let mut compared = 0;
+    for path in paths.iter().filter(|path| path.to_string_lossy().contains("gt-")) {
+        let snapshot = Snapshot::read(path).expect("a snapshot");
+        let job = Job::recover(&snapshot, 0).expect("a job");
+        let allocator = AllocatorSpec::caching(job.config.clone());
+        let setup = Setup { allocator, memory: job.device_memory(), placement: Placement::Recorded };
+        let prepared = job.prepare().expect("it can be replayed");
+        let (_, segments) = prepared.segments_after(&setup, usize::MAX).expect("it can be replayed");
+        let stacks = |segments: &[Segment]| -> Vec<_> {
+            let blocks = segments.iter().flat_map(|segment| &segment.blocks);
+            let mut stacks: Vec<_> = blocks
+                .filter(|block| block.state == BlockState::Allocated)
+                .map(|block| (block.address, block.size, block.requested, block.stack))
+                .collect();
+            stacks.sort_unstable_by_key(|block| block.0);
+            stacks
+        };
+        let expected = stacks(&snapshot.segments);
+        compared += expected.len();
+        assert!(stacks(&segments) == expected, "{}", path.display());
+    }
+    assert!(compared > 1000);
 }
 
 /// What PyTorch itself did with a program under one setting.

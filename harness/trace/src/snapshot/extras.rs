@@ -2,6 +2,7 @@
 //! versions (`compile_context`, `user_metadata`, `pool_id` …), and nearly all events have the same values there: equal sets of keys are kept once.
 
 use std::collections::HashMap;
+use std::fmt;
 
 /// A value of a pickle that is none of the known keys.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,7 +51,7 @@ impl ExtraId {
 }
 
 /// The further keys of segments, blocks, events, frames and annotations, each set of them once.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Extras {
     sets: Vec<Vec<(String, Value)>>,
     /// By what [`fingerprint`] makes of it.
@@ -62,6 +63,12 @@ impl Default for Extras {
         let mut extras = Self { sets: Vec::new(), ids: HashMap::new() };
         extras.intern(Vec::new());
         extras
+    }
+}
+
+impl fmt::Debug for Extras {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Extras").field(&self.sets).finish()
     }
 }
 

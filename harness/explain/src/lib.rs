@@ -19,3 +19,6 @@ pub mod waits;
 pub mod ways;
 
 mod headline;
+
+#[cfg(test)]
+mod examples;

@@ -28,11 +28,9 @@ pub fn render(name: &str, explanation: &Explanation, style: Style, width: Option
     out.table(&causes(explanation), 2, None);
     if let Some(request) = &explanation.request {
         out.line("");
-        out.wrapped(&self::request(request), 2);
+        out.wrapped(&self::request(request, explanation), 2);
         explanation.ways.iter().for_each(|way| out.wrapped(&format!("  {}: {}", way.way.about(), way.why), 4));
-        if let Some(shortage) = &explanation.shortage {
-            out.wrapped(&format!("{}: {}", why::title(shortage), why::explain(shortage)), 2);
-        }
+        more(explanation).iter().for_each(|why| out.wrapped(why, 2));
     }
     let pinned = pinned(explanation);
     if !pinned.rows.is_empty() {
@@ -134,9 +132,15 @@ fn most_of(cause: &CauseBytes) -> String {
     if of_pins && !text.is_empty() { format!("pinned by {text}") } else { text }
 }
 
-pub(super) fn request(request: &Refused) -> String {
+pub(super) fn request(request: &Refused, explanation: &Explanation) -> String {
     let exact = if request.requested == request.asked { String::new() } else { format!(" ({} requested)", request.requested) };
-    format!("{}{exact} were asked for by {}. Each way of serving that failed:", request.asked, request.site)
+    let asked = explanation.sites[&request.id].behind(&format!("{}{exact} were asked for", request.asked));
+    format!("{asked}. Each way of serving that failed:")
+}
+
+/// Causes of the failure that the ways do not tell, in words.
+pub(super) fn more(explanation: &Explanation) -> Option<String> {
+    explanation.shortage.as_ref().map(why::beside_fragmentation).filter(|why| !why.is_empty())
 }
 
 pub(super) fn pinned(explanation: &Explanation) -> Grid {

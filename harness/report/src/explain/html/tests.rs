@@ -173,8 +173,7 @@ fn texts_that_look_like_markup_stay_texts() {
     let mut explanation = explain(&snapshot, 0, Options::default()).unwrap();
     explanation.headline.clone_from(&text);
     explanation.notes = vec![text.clone()];
-    let rank = RankInput { name: &text, snapshot: &snapshot, explanation: &explanation, simulated_times: false };
-    let page = page(&PageData::new(&text, vec![text.clone()], &[rank]));
+    let page = page(&PageData::new(&text, vec![text.clone()], vec![RankData::new(&text, &snapshot, &explanation, false)]));
     assert_eq!(page.matches("</script").count(), 2, "the data's and the script's own");
     assert!(!page.contains("<img"));
     let json = json_in(&page);

@@ -155,7 +155,7 @@ class Rank {
   }
 
   streamText(stream) {
-    return this.streams[stream] === "0" ? "the default stream" : "stream " + this.streams[stream];
+    return this.streams[stream] === "0" ? "the default stream" : "stream 0x" + BigInt(this.streams[stream]).toString(16);
   }
 
   /** Event and time of a moment, in words. */

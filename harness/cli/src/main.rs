@@ -5,6 +5,7 @@
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod advise;
 mod bench;
 mod built;
 mod calibrate;
@@ -18,6 +19,7 @@ mod exit;
 mod explain;
 mod inputs;
 mod interrupt;
+mod jobs;
 mod kind;
 mod last_failed;
 mod list;
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         Command::Bench(command) => command.run(),
         Command::Report(command) => command.run(),
         Command::Calibrate(command) => command.run(),
+        Command::Advise(command) => command.run(),
     };
     let exit = done.unwrap_or_else(|failures| terminal.fail(failures));
     exit.into()
@@ -99,4 +102,5 @@ enum Command {
     Bench(bench::Bench),
     Report(report::Report),
     Calibrate(calibrate::Calibrate),
+    Advise(advise::Advise),
 }

@@ -4,11 +4,13 @@
 //! What a snapshot does not say is found by following PyTorch's rules: which frees were put off and until when, where the program emptied the
 //! cache, and which requests went to a private pool. ARCHITECTURE.md tells how.
 
+mod from_trace;
 mod guide;
 mod pending;
 mod recover;
 mod replay;
 mod start;
+pub mod text;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -127,8 +129,10 @@ fn memory_between(starts: impl Iterator<Item = u64>, page: Bytes) -> Option<Byte
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Allocation {
-    /// As recorded; `None` where it was refused.
+    /// As recorded; `None` where it was refused, or no address is known.
     pub address: Option<u64>,
+    /// Whether the recording refused it.
+    pub refused: bool,
     pub requested: Bytes,
     pub stream: StreamId,
     pub stack: StackId,

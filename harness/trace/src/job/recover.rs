@@ -303,6 +303,7 @@ impl<'a> Recovery<'a> {
         self.enter_pool(pool, index);
         self.job.allocations.push(Allocation {
             address: served.then_some(event.address),
+            refused: !served,
             requested: event.size,
             stream,
             stack: event.stack,
@@ -581,7 +582,7 @@ impl Job {
             for block in segment.blocks.iter().filter(|block| block.state == BlockState::Allocated) {
                 ids.insert(block.address, self.allocations.len() as u64);
                 let (address, requested, stack) = (Some(block.address), block.requested, block.stack);
-                self.allocations.push(Allocation { address, requested, stream, stack });
+                self.allocations.push(Allocation { address, refused: false, requested, stream, stack });
             }
         }
         ids

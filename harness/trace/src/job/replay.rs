@@ -1,5 +1,6 @@
 //! Replaying a job: under any settings, by any allocator, with any memory. [`Prepared`] is a job that is ready to run many times.
 
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
@@ -12,7 +13,7 @@ use harness_allocator::units::{Bytes, Nanos};
 use super::watch::{Logged, Noted, Step};
 use super::{Ended, Job, JobError};
 use crate::execute::{ByHandle, Executor, Kind, Observer, Outcome, Stopped};
-use crate::snapshot::Segment;
+use crate::snapshot::{Block, ExtraId, Segment, StackId};
 use crate::trace::TraceEvent;
 
 /// A job that is ready to run. Prepared once, it runs any number of times, on several threads at once, and each run takes memory for what the
@@ -117,6 +118,30 @@ impl Job {
         }
     }
 
+    /// A segment of an allocator as a snapshot tells it, given the stacks of its blocks by address. Where a segment serves several streams, that of its
+    /// first block stands for them.
+    fn for_snapshot(&self, segment: &SegmentInfo, stacks: &HashMap<u64, StackId>) -> Segment {
+        let stream = segment.stream.or_else(|| segment.blocks.first().map(|block| block.stream)).unwrap_or_default();
+        let blocks = segment.blocks.iter().map(|block| {
+            let in_use = block.state != BlockState::Inactive;
+            let stack = stacks.get(&block.address.0).copied().filter(|_| in_use).unwrap_or_default();
+            let (address, size, requested, state) = (block.address.0, block.size, block.requested, block.state);
+            Block { address, size, requested, state, stack, extra: ExtraId::NONE }
+        });
+        Segment {
+            device: self.device,
+            address: segment.address.0,
+            size: segment.size,
+            stream: self.streams.get(stream.0 as usize).copied().unwrap_or_default(),
+            pool: segment.pool,
+            private_pool: segment.private_pool.and_then(|pool| self.pools.get(pool as usize)).copied().unwrap_or_default(),
+            expandable: segment.expandable,
+            stack: StackId::EMPTY,
+            blocks: blocks.collect(),
+            extra: ExtraId::NONE,
+        }
+    }
+
     /// The number that stands for a stream of the program.
     #[must_use]
     pub fn stream_number(&self, handle: u64) -> StreamId {
@@ -177,6 +202,29 @@ impl Prepared<'_> {
             let (address, allocator) = (allocator.take_address(), allocator.allocator());
             watch(&Step { operation, outcome, address, driver: &driver, allocator })
         })
+    }
+
+    /// The segments after an operation, counted from 0, or after the request that stops the replay earlier, in address order. Blocks have the stacks of
+    /// those who asked for them.
+    ///
+    /// # Errors
+    /// As [`Prepared::replay`].
+    pub fn segments_after(&self, setup: &Setup, operation: usize) -> Result<(Replayed, Vec<Segment>), JobError> {
+        let restored = setup.allocator.effective().is_some();
+        let at_start = self.job.allocations.iter().take(if restored { self.job.live_at_start() as usize } else { 0 });
+        let mut stacks: HashMap<u64, StackId> = at_start.filter_map(|allocation| Some((allocation.address?, allocation.stack))).collect();
+        let mut segments = if restored { self.start.clone() } else { Vec::new() };
+        let replayed = self.watch(setup, |step| {
+            if let (Some(address), TraceEvent::Allocate { id, .. }) = (step.address, self.job.operations[step.operation]) {
+                stacks.insert(address.0, self.job.allocations[id as usize].stack);
+            }
+            let stops = step.operation == operation || step.operation + 1 == self.job.operations.len();
+            if stops || step.outcome == Outcome::OutOfMemory {
+                segments = step.allocator.snapshot();
+            }
+            if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        Ok((replayed, segments.iter().map(|segment| self.job.for_snapshot(segment, &stacks)).collect()))
     }
 
     /// The device that a setup asks for.
@@ -305,7 +353,7 @@ impl<F> Follow<'_, F> {
         let TraceEvent::Allocate { id, .. } = self.job.operations[index] else { return };
         let allocation = self.job.allocations[id as usize];
         let ends = matches!(self.job.ended, Ended::Oom { operation, .. } if operation == index);
-        if allocation.address.is_none() && !ends {
+        if allocation.refused && !ends {
             self.survived_ooms += 1;
         } else {
             self.oom = Some(Refused { operation: index, event: self.job.origin[index], requested: allocation.requested });

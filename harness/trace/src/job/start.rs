@@ -75,11 +75,9 @@ fn live_before(last: &[&Segment], events: &[Event], config: &Config) -> (BTreeMa
                 }
                 pending.insert(event.address);
             }
-            Action::FreeCompleted => {
-                if !pending.remove(&event.address) {
-                    before.insert(event.address, freed(event));
-                    was_pending.insert(event.address);
-                }
+            Action::FreeCompleted if !pending.remove(&event.address) => {
+                before.insert(event.address, freed(event));
+                was_pending.insert(event.address);
             }
             _ => {}
         }

@@ -48,11 +48,7 @@ fn figures(allocated: u64, pending: u64, reserved: u64) -> Figures {
 /// The page's data for a snapshot of one device.
 fn data_of(snapshot: &Snapshot) -> PageData {
     let explanation = explain(snapshot, 0, Options::default()).unwrap();
-    PageData::new(
-        "one.pickle",
-        Vec::new(),
-        &[RankInput { name: "one.pickle", snapshot, explanation: &explanation, simulated_times: false }],
-    )
+    PageData::new("one.pickle", Vec::new(), vec![RankData::new("one.pickle", snapshot, &explanation, false)])
 }
 
 fn json_in(page: &str) -> Value {

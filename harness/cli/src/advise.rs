@@ -7,7 +7,7 @@ use clap::Args;
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::units::Bytes;
 use harness_explain::advise::{Advice, is_complete};
-use harness_explain::fidelity::{self, Fidelity};
+use harness_explain::fidelity::Fidelity;
 use harness_explain::grid::{Configuration, Ending, EndingRecord, Grid, UNLIMITED};
 use harness_report::advice;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -15,7 +15,8 @@ use serde::Serialize;
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
-use super::{Format, device, jobs, terminal};
+use super::jobs::{self, Recovered};
+use super::{Format, device, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness advise memory_snapshot.pickle
@@ -65,14 +66,13 @@ impl Advise {
         let given =
             self.conf.iter().map(|conf| Configuration::of_settings(conf).map_err(|error| CliError::conf_of("--conf", &error, conf)));
         let given = given.collect::<Result<Vec<_>, _>>()?;
-        let (snapshot, job) = jobs::read(&self.snapshot)?;
+        let Recovered { job, fidelity, .. } = jobs::read(&self.snapshot, self.memory)?;
         let of_job = |error| jobs::of_job(&self.snapshot, &error);
         let prepared = job.prepare().map_err(of_job)?;
-        let fidelity = fidelity::check(&prepared, &snapshot).map_err(of_job)?;
         if !fidelity.faithful && !self.force {
             return self.refuse(&fidelity, is_complete(&job));
         }
-        let memory = jobs::memory(self.memory, &job);
+        let memory = self.memory.or(job.memory);
         let configurations = if self.only { given } else { with_grid(&job.config, given) };
         let bar = progress(configurations.len());
         let grid = Grid::new(&prepared, memory.unwrap_or(UNLIMITED));

@@ -1,25 +1,43 @@
-//! Jobs that the user names: memory snapshots of PyTorch.
+//! Jobs that the user names: recovered from memory snapshots of PyTorch, with the word whether a replay does what was recorded.
 
 use std::path::Path;
 
 use harness_allocator::units::Bytes;
+use harness_explain::fidelity::{self, Fidelity};
 use harness_trace::job::{Job, JobError};
 use harness_trace::snapshot::Snapshot;
 
 use super::error::CliError;
+use super::snapshots;
 
-/// Reads a snapshot. The job's device is the first that has events.
-pub(crate) fn read(path: &Path) -> Result<(Snapshot, Job), CliError> {
-    let help = "name a file that torch.cuda.memory._dump_snapshot() wrote, as it is or packed by gzip";
-    let snapshot = Snapshot::read(path).map_err(|error| CliError::input(format!("{}: {error}", path.display()), help))?;
+/// A job, and what it was recovered from.
+pub(crate) struct Recovered {
+    pub(crate) snapshot: Snapshot,
+    pub(crate) job: Job,
+    pub(crate) fidelity: Fidelity,
+}
+
+/// Reads a snapshot. The job's device is the first that has events. The memory given is taken for that of the device at the time of the recording where
+/// a replay with it does what was recorded.
+pub(crate) fn read(path: &Path, memory: Option<Bytes>) -> Result<Recovered, CliError> {
+    let snapshot = snapshots::read(path)?;
     let device = (0_u32..).zip(&snapshot.traces).find(|(_, events)| !events.is_empty()).map(|(device, _)| device);
     let Some(device) = device else {
         let message = format!("{}: nothing was recorded: the snapshot has segments, but no events to replay", path.display());
         let help = "call torch.cuda.memory._record_memory_history() before the part of the program that matters; `harness explain` takes the segments";
         return Err(CliError::input(message, help));
     };
-    let job = Job::recover(&snapshot, device).map_err(|error| of_job(path, &error))?;
-    Ok((snapshot, job))
+    let recover = |memory: Option<Bytes>| {
+        let job = Job::recover_with(&snapshot, device, memory)?;
+        let fidelity = fidelity::check(&job.prepare()?, &snapshot)?;
+        Ok((job, fidelity))
+    };
+    let with_memory = memory.and_then(|memory| recover(Some(memory)).ok()).filter(|(_, fidelity)| fidelity.faithful);
+    let (job, fidelity) = match with_memory {
+        Some(recovered) => recovered,
+        None => recover(None).map_err(|error| of_job(path, &error))?,
+    };
+    Ok(Recovered { snapshot, job, fidelity })
 }
 
 /// A job that cannot be recovered or replayed.
@@ -30,9 +48,4 @@ pub(crate) fn of_job(path: &Path, error: &JobError) -> CliError {
         _ => "record the program anew; where that does not help, report this with the snapshot",
     };
     CliError::input(format!("{}: {error}", path.display()), help)
-}
-
-/// The memory of the job's device: given, or known from the recording.
-pub(crate) fn memory(given: Option<Bytes>, job: &Job) -> Option<Bytes> {
-    given.or(job.memory)
 }

@@ -17,6 +17,7 @@ mod doctor;
 mod error;
 mod exit;
 mod explain;
+mod import;
 mod inputs;
 mod interrupt;
 mod jobs;
@@ -28,6 +29,8 @@ mod report;
 mod run;
 mod runs;
 mod schema;
+mod shrink;
+mod simulated;
 mod snapshots;
 mod terminal;
 
@@ -55,6 +58,8 @@ fn main() -> ExitCode {
         Command::Report(command) => command.run(),
         Command::Calibrate(command) => command.run(),
         Command::Advise(command) => command.run(),
+        Command::Shrink(command) => command.run(),
+        Command::Import(command) => command.run(),
     };
     let exit = done.unwrap_or_else(|failures| terminal.fail(failures));
     exit.into()
@@ -103,4 +108,6 @@ enum Command {
     Report(report::Report),
     Calibrate(calibrate::Calibrate),
     Advise(advise::Advise),
+    Shrink(shrink::Shrink),
+    Import(import::Import),
 }

@@ -103,11 +103,25 @@ impl Trace {
         Ok(trace)
     }
 
-    fn read(path: &Path) -> Result<Self, (String, String)> {
+    /// Reads a file, packed by gzip or not. The error is that of [`Trace::parse`].
+    ///
+    /// # Errors
+    /// Where the file cannot be read, or is no trace.
+    pub fn read(path: &Path) -> Result<Self, (String, String)> {
+        Self::read_with_text(path).map(|(trace, _)| trace)
+    }
+
+    /// The same, with the text.
+    ///
+    /// # Errors
+    /// As [`Trace::read`].
+    pub fn read_with_text(path: &Path) -> Result<(Self, String), (String, String)> {
         let mut text = String::new();
         let read = packed::open(path).and_then(|mut file| file.read_to_string(&mut text));
-        read.map_err(|error| (format!("cannot be read: {error}"), "its path begins at the folder of the scenario".to_owned()))?;
-        Self::parse(&text)
+        read.map_err(|error| {
+            (format!("cannot be read: {error}"), "name a trace; in a scenario its path begins at the folder of the scenario".to_owned())
+        })?;
+        Ok((Self::parse(&text)?, text))
     }
 
     /// The streams that it names besides the default one.

@@ -25,3 +25,6 @@ pub mod waits;
 pub mod ways;
 
 mod headline;
+
+#[cfg(test)]
+mod examples;

@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::BlockState;
 use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
-use harness_trace::job::{Ended, Job, Placement, Replayed, Setup};
-use harness_trace::snapshot::{Segment, Snapshot};
+use harness_trace::job::{Ended, Job, Placement, Replayed, Setup, text};
+use harness_trace::snapshot::{ExtraId, Segment, Settings, Snapshot, StackId};
+use harness_trace::trace::{self, TraceEvent};
 use serde::Deserialize;
 
 /// A folder of data beside the project, if it is there.
@@ -188,4 +191,75 @@ fn a_program_that_ran_out_of_memory_does_so_again_at_the_same_request_under_its_
         seen += 1;
     }
     assert!(seen >= 8, "{seen} snapshots that ended in an out-of-memory");
+}
+
+#[test]
+fn every_snapshot_written_as_a_trace_keeps_every_fact() {
+    for folder in ["snapshots", "real-snapshots"] {
+        for path in shared(folder).unwrap_or_default() {
+            let snapshot = Snapshot::read(&path).expect("a snapshot");
+            let job = Job::recover(&snapshot, 0).expect("a job");
+            let mut text = Vec::new();
+            text::write(&snapshot, &job, &mut text).expect("memory can be written");
+            let text = String::from_utf8(text).expect("it is text");
+            assert!(text::read(&text).expect("it was written here") == Some(snapshot), "{}", path.display());
+            let operations = trace::parse(&text).expect("a trace");
+            assert_eq!(operations.iter().filter(|event| matches!(event, TraceEvent::Allocate { .. })).count(), job.allocations.len());
+        }
+    }
+}
+
+/// Recordings of real GPUs without stacks, times and names: what the program asked for, and where it lay.
+const COMPACT: [&str; 2] =
+    ["NiuHuangxiaozi--forward_and_backward_memory_snapshot_200_mixed_precision", "silmont2000--memory_forward_bf16_128"];
+
+fn compact(snapshot: &Snapshot) -> Snapshot {
+    let mut compact = Snapshot { segments: snapshot.segments.clone(), traces: snapshot.traces.clone(), ..Snapshot::default() };
+    compact.settings = snapshot.settings.as_ref().map(|settings| Settings { conf: settings.conf.clone(), all: Vec::new() });
+    for event in compact.traces.iter_mut().flatten() {
+        (event.time_us, event.stack, event.extra) = (None, StackId::EMPTY, ExtraId::NONE);
+    }
+    for segment in &mut compact.segments {
+        (segment.stack, segment.extra) = (StackId::EMPTY, ExtraId::NONE);
+        for block in &mut segment.blocks {
+            (block.stack, block.extra) = (StackId::EMPTY, ExtraId::NONE);
+        }
+    }
+    compact
+}
+
+fn compact_path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/real_gpus").join(format!("{name}.pickle.gz"))
+}
+
+#[test]
+fn compact_recordings_are_those_of_the_originals() {
+    let Some(paths) = shared("real-snapshots") else { return };
+    for name in COMPACT {
+        let original = paths.iter().find(|path| path.to_string_lossy().contains(name)).expect("the original is there");
+        let expected = compact(&Snapshot::read(original).expect("a snapshot"));
+        let path = compact_path(name);
+        if std::env::var_os("UPDATE").is_some() {
+            let mut packed = GzEncoder::new(Vec::new(), Compression::best());
+            expected.write(&mut packed).expect("memory can be written");
+            std::fs::write(&path, packed.finish().expect("memory can be written")).expect("the recording can be written");
+        }
+        let read = Snapshot::read(&path).expect("the recording is there; UPDATE=1 makes it");
+        assert_eq!((&read.segments, &read.traces), (&expected.segments, &expected.traces), "{name}");
+    }
+}
+
+#[test]
+fn training_on_a_real_gpu_is_replayed_address_for_address() {
+    let fidelity = |name: &str| fidelity_of(&compact_path(name), None);
+    let faithful = |allocations, segments| Fidelity {
+        allocations,
+        at_recorded_address: allocations,
+        segments,
+        segments_as_recorded: segments,
+        faithful: true,
+        first_divergence: None,
+    };
+    assert_eq!(fidelity(COMPACT[0]), faithful(4404, 88), "from the start");
+    assert_eq!(fidelity(COMPACT[1]), faithful(937, 0), "from a late start");
 }

@@ -10,6 +10,7 @@ mod pending;
 mod recover;
 mod replay;
 mod start;
+pub mod text;
 mod watch;
 
 use std::collections::BTreeMap;

@@ -139,15 +139,16 @@ function showSelection() {
   }
   if (selection.site === null) return;
   const { bytes: amount, blocks } = rank.sitesAt(moment)[selection.site];
+  const pending = rank.pendingOf(selection.site, moment);
   const peak = rank.stacks.filter((stack) => stack.site === selection.site).reduce((sum, stack) => sum + stack.at_peak, 0);
-  text.replaceChildren(element("p", {}, siteLink(selection.site), `: ${bytes(amount)} allocated in ${count(blocks)} ${blocks === 1 ? "block" : "blocks"} at ${rank.momentText(moment)}, ${bytes(peak)} at the peak.`));
+  text.replaceChildren(element("p", {}, siteLink(selection.site), `: ${bytes(amount)} allocated in ${count(blocks)} ${blocks === 1 ? "block" : "blocks"} at ${rank.momentText(moment)}${pending > 0 ? `, ${bytes(pending)} freed but waiting for events` : ""}; ${bytes(peak)} at the peak.`));
   if (selection.block !== null) text.append(...blockWords(selection.block));
 }
 
 function blockWords(block) {
   const { rank } = app, { address, size, requested, start, freed, end, stream, stack } = rank.blocks;
   const when = (moment, never) => (moment > rank.events ? never : moment === 0 ? "before the recording" : `at ${rank.momentText(moment)}`);
-  const life = `Allocated ${when(start[block], "")}, freed ${when(freed[block], "never")}` + (end[block] !== freed[block] ? `, free for others ${when(end[block], "not yet")}` : "");
+  const life = `Allocated ${when(start[block], "")}, freed ${when(freed[block], "never")}` + (end[block] !== freed[block] ? `, usable again ${when(end[block], "not yet")}` : "");
   const frames = rank.stacks[stack[block]].frames.map((frame) => rank.frames[frame]).reverse();
   const lines = frames.map(([name, file, line]) => element("li", {}, element("code", {}, `${name}  ${file}:${line}`)));
   return [

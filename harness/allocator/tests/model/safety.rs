@@ -134,7 +134,7 @@ fn pages_that_a_device_cannot_map_are_refused_with_the_setting_at_every_memory_s
 
 #[test]
 fn a_device_with_more_memory_than_addresses_for_a_segment_is_out_of_memory() {
-    let mut fixture = Fixture::with(Bytes::gib(60 << 10));
+    let mut fixture = Fixture::with(Bytes::gib(1000 << 20));
     assert_eq!(fixture.allocator.check_device(&mut fixture.device), Ok(()));
     let answer = fixture.allocator.allocate(&mut fixture.device, Request::new(Bytes::mib(5)));
     assert!(matches!(answer, Err(AllocatorError::OutOfMemory(_))), "{answer:?}");

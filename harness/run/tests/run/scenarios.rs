@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::Leaks;
+use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_devices::DeviceSource;
 use harness_record::Invariant;
@@ -536,6 +537,41 @@ fn the_end_gives_the_cache_back_and_takes_the_whole_limit_once() {
     assert_eq!(run.verdict, Verdict::Passed);
     assert_eq!(*mallocs.lock().unwrap(), [Bytes::mib(20), Bytes::mib(64)]);
     assert_eq!((run.calls.malloc, run.calls.free), (1, 0));
+}
+
+/// Expandable segments reserve an eighth more addresses than the device has memory, for each pool and stream, and anew after `empty_cache`.
+/// Their pages are large here, so that there are few.
+#[test]
+fn the_whole_limit_of_a_huge_device_fits_with_every_allocator() {
+    let text = r#"about: A test.
+needs: { memory: 60TiB }
+allocators:
+  - caching
+  - caching: { name: large_pages, conf: "expandable_segments:True,large_segment_size_mb:8192" }
+  - bfc
+  - rmm_pool
+  - async_pool
+  - direct
+streams: [side]
+steps:
+  - repeat: 20
+    steps:
+      - alloc: { buffer: a, size: 1TiB }
+      - alloc: { buffer: b, size: 1KiB }
+      - alloc: { buffer: c, size: 1TiB, stream: side }
+      - alloc: { buffer: d, size: 1KiB, stream: side }
+      - free: [a, b, c, d]
+      - synchronize: device
+      - empty_cache
+"#;
+    let scenario = Scenario::parse(text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}"));
+    let device = SimConfig { total: scenario.needs.memory, context_overhead: Bytes::ZERO, ..SimConfig::default() };
+    for allocator in &scenario.allocators {
+        let (reproduce, interrupt) = (String::new(), Arc::default());
+        let request = RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt };
+        let run = run_on(&request, Box::new(SimDevice::new(device.clone()))).unwrap();
+        assert_eq!(run.verdict, Verdict::Passed, "{allocator}");
+    }
 }
 
 #[test]

@@ -1,11 +1,22 @@
-//! [`Addresses`]: which addresses of a range are handed out next.
+//! [`Addresses`]: which addresses of a range are handed out next, and the ranges of the simulated device.
+//!
+//! Expandable segments reserve more addresses than the device has memory, for each pool and stream. So the ranges are larger than those of a GPU,
+//! whose addresses have 47 to 49 bits: a device of 1 PiB does not run out of them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::units::Bytes;
 
-/// A range of addresses, handed out from the lowest upward. Those that were given back are used again only where that is asked for.
+/// Where allocations lie.
+pub(super) const ALLOCATIONS: Range<u64> = 0x7000_0000_0000..1 << 51;
+/// Where the chunks of pools lie.
+pub(super) const POOLS: Range<u64> = 1 << 51..1 << 52;
+/// Where reservations lie.
+pub(super) const RESERVATIONS: Range<u64> = 1 << 52..1 << 60;
+
+/// A range of addresses, handed out from the lowest upward. Those that were given back are used again where that is asked for, and otherwise only
+/// when no others are left.
 #[derive(Clone, Debug)]
 pub(super) struct Addresses {
     /// From here on nothing was ever handed out.
@@ -13,7 +24,7 @@ pub(super) struct Addresses {
     end: u64,
     /// Left unused behind each stretch.
     guard: Bytes,
-    /// Given back, by start: the end. No two touch. Always empty where nothing is used again.
+    /// Given back, by start: the end. No two touch.
     free: BTreeMap<u64, u64>,
     reuse: bool,
 }
@@ -23,18 +34,14 @@ impl Addresses {
         Self { next: range.start, end: range.end, guard, free: BTreeMap::new(), reuse }
     }
 
-    /// Hands out the lowest stretch of `len` bytes: of what was given back, otherwise of what was never used. `None` where no such stretch
-    /// is left.
+    /// Hands out the lowest stretch of `len` bytes, of what was given back or of what was never used. `None` where no such stretch is left.
+    /// Constant time for what was never used, otherwise linear in the stretches that were given back.
     pub(super) fn take(&mut self, len: Bytes) -> Option<u64> {
         let len = len.0.checked_add(self.guard.0)?;
-        let fitting = self.free.iter().find(|&(start, end)| end - start >= len);
-        if let Some((&start, &end)) = fitting {
-            self.free.remove(&start);
-            if end - start > len {
-                self.free.insert(start + len, end);
-            }
-            return Some(start);
-        }
+        if self.reuse { self.take_again(len).or_else(|| self.take_new(len)) } else { self.take_new(len).or_else(|| self.take_again(len)) }
+    }
+
+    fn take_new(&mut self, len: u64) -> Option<u64> {
         let start = self.next;
         self.next = start.checked_add(len).filter(|next| *next <= self.end)?;
         Some(start)
@@ -59,11 +66,17 @@ impl Addresses {
         }
     }
 
+    fn take_again(&mut self, len: u64) -> Option<u64> {
+        let (start, end) = self.free.iter().map(|(&start, &end)| (start, end)).find(|(start, end)| end - start >= len)?;
+        self.free.remove(&start);
+        if end - start > len {
+            self.free.insert(start + len, end);
+        }
+        Some(start)
+    }
+
     /// Takes a stretch back, as long as it was handed out.
     pub(super) fn give_back(&mut self, start: u64, len: Bytes) {
-        if !self.reuse {
-            return;
-        }
         let (mut start, mut end) = (start, start + len.0 + self.guard.0);
         if let Some(after) = self.free.remove(&end) {
             end = after;
@@ -82,11 +95,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_used_once_where_reuse_is_not_asked_for() {
+    fn where_reuse_is_not_asked_for_addresses_are_used_again_only_when_no_others_are_left() {
         let mut addresses = Addresses::new(100..130, Bytes(2), false);
         assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(8))), (Some(100), Some(110)));
         addresses.give_back(100, Bytes(8));
-        assert_eq!((addresses.take(Bytes(9)), addresses.take(Bytes(8)), addresses.take(Bytes(1))), (None, Some(120), None));
+        assert_eq!((addresses.take(Bytes(9)), addresses.take(Bytes(8))), (None, Some(120)));
+        assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(1))), (Some(100), None));
     }
 
     #[test]

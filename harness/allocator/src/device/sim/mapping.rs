@@ -1,14 +1,12 @@
 //! Addresses and physical pages apart, on the simulated device: [`MappedDevice`] for [`SimDevice`].
 
-use super::addresses::Addresses;
+use super::addresses::{Addresses, RESERVATIONS};
 use super::races::Conflict;
-use super::{GRANULARITY, SimDevice, pool, refused};
+use super::{GRANULARITY, SimDevice, refused};
 use crate::device::pages::PageTable;
 use crate::device::{Access, AccessKind, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId};
 use crate::units::{Bytes, Nanos};
 
-/// Reservations lie from here to where pools begin.
-const FIRST_ADDRESS: u64 = 0x2000_0000_0000;
 /// Unreserved addresses behind each reservation.
 const GUARD: Bytes = GRANULARITY;
 
@@ -21,13 +19,13 @@ pub(super) struct Mapping {
 
 impl Mapping {
     pub(super) const fn new(reuse_addresses: bool) -> Self {
-        let addresses = Addresses::new(FIRST_ADDRESS..pool::FIRST_ADDRESS, GUARD, reuse_addresses);
+        let addresses = Addresses::new(RESERVATIONS, GUARD, reuse_addresses);
         Self { addresses, table: PageTable::new(GRANULARITY) }
     }
 
     /// Whether an address is one of those that reservations are made of.
     pub(super) fn contains(&self, ptr: DevicePtr) -> bool {
-        (ptr.0 >= FIRST_ADDRESS && ptr.0 < pool::FIRST_ADDRESS) || self.table.is_reserved(ptr)
+        RESERVATIONS.contains(&ptr.0) || self.table.is_reserved(ptr)
     }
 
     /// The addresses of the next reservation: those wanted, or else the next that were never used.

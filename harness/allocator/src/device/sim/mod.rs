@@ -1,6 +1,6 @@
 //! [`SimDevice`]: a simulated GPU, stricter than a real one.
 //!
-//! It keeps an address space in which no address is used twice ([`SimConfig::reuse_addresses`] changes that), streams as queues of timed work on a virtual clock ([`CostModel`]),
+//! It keeps an address space in which no address is used twice ([`SimConfig::reuse_addresses`] changes that, and so does the end of the address space), streams as queues of timed work on a virtual clock ([`CostModel`]),
 //! the contents of memory as tags, and an order of all work from which it tells races. What real hardware forgives or corrupts in
 //! silence is an error here that names both places: freeing twice, freeing what is not an allocation, touching memory that is not (or
 //! no longer) allocated, touching memory from two streams with nothing to order them, and unmapping memory before the host has waited for
@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 
 pub use cost::{CostModel, Figure};
 
-use self::addresses::Addresses;
+use self::addresses::{ALLOCATIONS, Addresses};
 use self::contents::Contents;
 use self::mapping::Mapping;
 use self::placement::Placement;
@@ -37,9 +37,6 @@ use crate::units::{Bytes, Nanos};
 /// Every allocation is charged in whole multiples of this, the size of a GPU's pages ("2MiB currently", says PyTorch's
 /// `c10/cuda/CUDACachingAllocator.cpp` on expandable segments; for `cudaMalloc` seen in <https://github.com/signalnine/q27/issues/1>).
 pub const GRANULARITY: Bytes = Bytes::mib(2);
-
-/// The first address of allocations, which have all that lie above.
-const FIRST_ADDRESS: u64 = 0x7000_0000_0000;
 
 /// What a simulated device is like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +55,7 @@ pub struct SimConfig {
     /// wait here, as current drivers do not (<https://github.com/cupy/cupy/pull/2898>).
     pub free_synchronizes: bool,
     /// Whether addresses that were given back are handed out again, the lowest first, as a driver may do. Where they are not, a use of
-    /// freed memory is always noticed; where they are, an allocator is noticed that takes an address for what it was before.
+    /// freed memory is noticed as long as there are new addresses; where they are, an allocator is noticed that takes an address for what it was before.
     pub reuse_addresses: bool,
 }
 
@@ -209,7 +206,7 @@ impl SimDevice {
             place: Place::default(),
             calls: DeviceCalls::default(),
             allocations: Vec::new(),
-            addresses: Addresses::new(FIRST_ADDRESS..u64::MAX, Bytes::ZERO, reuse),
+            addresses: Addresses::new(ALLOCATIONS, Bytes::ZERO, reuse),
             placement: Placement::default(),
             held: Held::default(),
             pressure: Bytes::ZERO,

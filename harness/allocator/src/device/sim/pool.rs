@@ -15,7 +15,7 @@
 
 use std::collections::BTreeMap;
 
-use super::addresses::Addresses;
+use super::addresses::{Addresses, POOLS};
 use super::pieces::Pieces;
 use super::races::{Conflict, Races, Slot};
 use super::{GRANULARITY, SimDevice, refused};
@@ -26,8 +26,6 @@ use crate::units::Bytes;
 const CHUNK: Bytes = Bytes::mib(32);
 /// Sizes of pieces are multiples of this. Assumed, as for PyTorch's blocks.
 const ALIGNMENT: Bytes = Bytes(512);
-/// Chunks lie from here to where allocations begin. They do not touch.
-pub(super) const FIRST_ADDRESS: u64 = 0x6000_0000_0000;
 
 /// All pools of a device.
 #[derive(Clone, Debug)]
@@ -58,13 +56,13 @@ struct Pool {
 
 impl SimPools {
     pub(super) const fn new(reuse_addresses: bool) -> Self {
-        let addresses = Addresses::new(FIRST_ADDRESS..super::FIRST_ADDRESS, GRANULARITY, reuse_addresses);
+        let addresses = Addresses::new(POOLS, GRANULARITY, reuse_addresses);
         Self { pools: BTreeMap::new(), next_pool: 0, addresses, live: BTreeMap::new(), freed: BTreeMap::new() }
     }
 
     /// Whether an address is one of those that chunks are made of.
-    pub(super) const fn contains(ptr: DevicePtr) -> bool {
-        ptr.0 >= FIRST_ADDRESS && ptr.0 < super::FIRST_ADDRESS
+    pub(super) fn contains(ptr: DevicePtr) -> bool {
+        POOLS.contains(&ptr.0)
     }
 
     fn get(&mut self, pool: PoolId) -> Result<&mut Pool, DeviceError> {

@@ -241,7 +241,8 @@ function drawGrid(context, width, height, most, y) {
   }
   context.textAlign = "center";
   const step = Math.max(decimalStep(axis.to - axis.from, Math.max(2, width / 130)), axis.byTime ? 0 : 1);
-  for (let n = Math.ceil(axis.from / step); n * step <= axis.to; n++) {
+  // Adding 0 makes -0 the 0 that it is shown as.
+  for (let n = Math.ceil(axis.from / step) + 0; n * step <= axis.to; n++) {
     const x = axis.x(n * step, width);
     if (x > width - 30) break;
     context.moveTo(x, bottom);

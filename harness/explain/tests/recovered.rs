@@ -108,22 +108,3 @@ proptest! {
         prop_assert_eq!((fidelity.allocations, fidelity.segments), (count(Action::Alloc), count(Action::SegmentAlloc) + count(Action::SegmentMap)));
     }
 }
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
-    #[test]
-    fn so_does_one_that_was_recorded_from_the_middle_on(
-        program in a_program(),
-        // Not with garbage collection: a snapshot does not tell how long blocks have been free.
-        conf in prop::sample::select(&CONFS[..4]),
-        cut in any::<prop::sample::Index>(),
-    ) {
-        let mut snapshot = recorded(&program, conf);
-        let cut = cut.index(snapshot.traces[0].len());
-        snapshot.traces[0].drain(..cut);
-        let job = Job::recover_with(&snapshot, 0, Some(MEMORY)).expect("a job");
-        let prepared = job.prepare().expect("it can be replayed");
-        let fidelity = fidelity::check(&prepared, &snapshot).expect("it can be replayed");
-        prop_assert!(fidelity.faithful, "{fidelity:?} of {:?}", job.operations);
-    }
-}

@@ -33,7 +33,7 @@ pub struct ProgramAdvice {
     pub job: Job,
 }
 
-/// Tries changes of a job under its own settings, on all cores. Those that save most come first. `own` is the least memory without any change, and
+/// Tries changes of a job under its own settings, on all cores. Those that save most come first, of those that save the same the ones that empty the cache least. `own` is the least memory without any change, and
 /// `progress` is called for each change that was tried, of [`changes`].
 ///
 /// # Errors
@@ -51,15 +51,20 @@ pub fn program_advice(
         least.map(|(least, _)| least)
     })?;
     let mut advice: Vec<ProgramAdvice> = Vec::new();
-    for (change, least) in changes.into_iter().zip(tried) {
+    let mut changes: Vec<(Change, Least)> = changes.into_iter().zip(tried).collect();
+    // Stable: of those that save and cost the same, the order in which they were made.
+    changes.sort_by_key(|(change, least)| (least.enough, change.times_emptied));
+    for (change, least) in changes {
         let saves = own_least.saturating_sub(least.enough);
         if saves.0 >= own_least.0 / 100 * WORTH_PERCENT && saves > Bytes::ZERO {
-            let sentence = format!("{} lets it run in {} instead of {own_least}{}", change.what, least.enough, change.price);
+            let price = match change.times_emptied {
+                0 => String::new(),
+                times => format!(", for {times} calls of empty_cache"),
+            };
+            let sentence = format!("{} lets it run in {} instead of {own_least}{price}", change.what, least.enough);
             advice.push(ProgramAdvice { sentence, least, saves, job: change.job });
         }
     }
-    // Stable: of those that save the same, the order in which they were made.
-    advice.sort_by_key(|advice| Reverse(advice.saves));
     Ok(advice)
 }
 
@@ -67,7 +72,8 @@ pub fn program_advice(
 #[derive(Clone, Debug)]
 pub struct Change {
     what: String,
-    price: String,
+    /// How often the program would empty its cache.
+    times_emptied: usize,
     job: Job,
 }
 
@@ -100,7 +106,7 @@ pub fn changes(job: &Job, snapshot: &Snapshot) -> Vec<Change> {
         let name = &sites.get(site).name;
         let ids = &by_site.ids[&site];
         let count = ids.len();
-        let change = |what: String, job: Job| Change { what, price: String::new(), job };
+        let change = |what: String, job: Job| Change { what, times_emptied: 0, job };
         changes.push(change(format!("a pool of its own (torch.cuda.MemPool) for the {count} blocks of {name}"), own_pool(job, ids)));
         let kept = by_site.kept(job, ids);
         if !kept.is_empty() {
@@ -111,8 +117,7 @@ pub fn changes(job: &Job, snapshot: &Snapshot) -> Vec<Change> {
             changes.push(change(format!("freeing each block of {name} before the next one is made there"), earlier));
         }
         if let Some((emptied, times)) = emptied_before(job, ids) {
-            let price = format!(", for {times} calls of empty_cache");
-            changes.push(Change { what: format!("torch.cuda.empty_cache() in front of {name}"), price, job: emptied });
+            changes.push(Change { what: format!("torch.cuda.empty_cache() in front of {name}"), times_emptied: times, job: emptied });
         }
     }
     changes

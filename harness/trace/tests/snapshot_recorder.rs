@@ -1,4 +1,4 @@
-//! Our own allocators recorded as PyTorch records its own: the events tell the counters and the final state, and are replayed to the same addresses.
+//! Our own allocators recorded as PyTorch records its own: the events tell the counters and the final state.
 
 #![allow(clippy::unwrap_used)]
 

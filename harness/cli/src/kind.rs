@@ -53,11 +53,7 @@ impl Kind {
         let (is, help) = match self {
             Self::Trace => ("an allocation trace", format!("replay it, as in `harness replay {file} --memory 80GiB`")),
             Self::Recording => ("a recording of PyTorch's allocator", format!("compare it by `harness replay --verify {file}`")),
-            Self::Pickle => (
-                "a Python pickle, as PyTorch's memory snapshots are",
-                "pickles are not read: write what was allocated as an allocation trace, whose format `harness replay --help` tells"
-                    .to_owned(),
-            ),
+            Self::Pickle => ("a Python pickle, as PyTorch's memory snapshots are", format!("explain it by `harness explain {file}`")),
         };
         CliError::input(format!("{shown}: this is {is}, not {wanted}"), help)
     }

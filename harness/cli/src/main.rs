@@ -10,10 +10,12 @@ mod built;
 mod calibrate;
 mod check;
 mod ci;
+mod compare;
 mod device;
 mod doctor;
 mod error;
 mod exit;
+mod explain;
 mod inputs;
 mod interrupt;
 mod kind;
@@ -24,6 +26,7 @@ mod report;
 mod run;
 mod runs;
 mod schema;
+mod snapshots;
 mod terminal;
 
 use std::process::ExitCode;
@@ -39,6 +42,8 @@ fn main() -> ExitCode {
     let terminal = Terminal::new(cli.color);
     let done = match cli.command {
         Command::Run(command) => command.run(&terminal),
+        Command::Explain(command) => command.run(&terminal),
+        Command::Compare(command) => command.run(&terminal),
         Command::List(command) => command.run(),
         Command::Check(command) => command.run(),
         Command::Schema(command) => command.run(),
@@ -84,6 +89,8 @@ enum Format {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Run),
+    Explain(explain::Explain),
+    Compare(compare::Compare),
     List(list::List),
     Check(check::Check),
     Schema(schema::Schema),

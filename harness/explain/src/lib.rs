@@ -1,5 +1,21 @@
 //! Why a request ran out of memory, and what would have helped.
 //!
+//! * [`causes`]: where a device's memory is at one moment of a recording, by cause, and why a request failed. [`state`] goes back to that moment,
+//!   [`sites`] tells who allocated, [`pins`] what keeps free memory from going back, [`waits`] and [`growth`] what stalls and what leaks.
+//! * [`ranks`]: the snapshots of all ranks together; [`compare`]: two snapshots of one program.
+//! * [`fidelity`]: whether a replay does what the recording has.
 //! * [`shrink`]: a trace that runs out of memory, reduced to a small one that fails the same way.
 
+pub mod causes;
+pub mod compare;
+pub mod fidelity;
+pub mod growth;
+pub mod pins;
+pub mod ranks;
 pub mod shrink;
+pub mod sites;
+pub mod state;
+pub mod waits;
+pub mod ways;
+
+mod headline;

@@ -4,6 +4,7 @@
 //! one device, the only runs whose times are compared. The same records give the same bytes, whenever and wherever they are rendered.
 
 pub mod bench;
+pub mod explain;
 pub mod github;
 pub mod json;
 pub mod junit;

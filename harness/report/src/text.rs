@@ -143,19 +143,33 @@ const fn verdict_paint(verdict: &Verdict) -> Paint {
 }
 
 /// A text under construction.
-struct Text {
-    text: String,
+pub(super) struct Text {
+    pub(super) text: String,
     style: Style,
     width: Option<usize>,
 }
 
 impl Text {
-    fn line(&mut self, text: &str) {
+    /// Nothing yet. No table will be wider than `width` columns, and sentences are wrapped at it.
+    pub(super) const fn new(style: Style, width: Option<usize>) -> Self {
+        Self { text: String::new(), style, width }
+    }
+
+    /// The sentence that matters, behind an empty line.
+    pub(super) fn important(&mut self, text: &str, is_bad: bool) {
+        let paint = if is_bad { FAILED } else { PASSED };
+        self.text.push('\n');
+        for part in wrap(&log_line(text), self.width, 0).lines() {
+            self.text.push_str(&format!("{}\n", painted(part, paint, self.style)));
+        }
+    }
+
+    pub(super) fn line(&mut self, text: &str) {
         line(&mut self.text, text);
     }
 
     /// Paragraphs, wrapped; the lines behind the first are indented by so many columns more.
-    fn wrapped(&mut self, text: &str, indent: usize) {
+    pub(super) fn wrapped(&mut self, text: &str, indent: usize) {
         for paragraph in log_lines(text).lines() {
             self.text.push_str(&wrap(paragraph, self.width, indent));
             self.text.push('\n');
@@ -163,7 +177,7 @@ impl Text {
     }
 
     /// A table that fits: columns behind the first `names` that have no room are left out and named.
-    fn table(&mut self, grid: &Grid, names: usize, paints: Option<(usize, &[Paint])>) {
+    pub(super) fn table(&mut self, grid: &Grid, names: usize, paints: Option<(usize, &[Paint])>) {
         let (grid, left_out) = fitted(grid, names, self.width);
         self.text.push_str(&table(&grid, paints, self.style));
         if !left_out.is_empty() {

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use harness_allocator::stats::BlockState;
-use harness_trace::snapshot::{Action, Snapshot};
+use harness_trace::snapshot::{Recording, Snapshot};
 use serde_json::Value;
 
 /// The packed files of a folder beside the project. Empty, with a word on the error output, where there is none.
@@ -29,20 +29,6 @@ fn read(path: &Path) -> Snapshot {
     Snapshot::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn name_of(action: Action) -> &'static str {
-    match action {
-        Action::Alloc => "alloc",
-        Action::FreeRequested => "free_requested",
-        Action::FreeCompleted => "free_completed",
-        Action::SegmentAlloc => "segment_alloc",
-        Action::SegmentFree => "segment_free",
-        Action::SegmentMap => "segment_map",
-        Action::SegmentUnmap => "segment_unmap",
-        Action::Snapshot => "snapshot",
-        Action::Oom => "oom",
-    }
-}
-
 #[test]
 fn recorded_snapshots_have_the_figures_that_pytorch_counted() {
     for path in files("snapshots") {
@@ -51,7 +37,7 @@ fn recorded_snapshots_have_the_figures_that_pytorch_counted() {
         let figures = &side_car["snapshot"];
         let events: Vec<_> = snapshot.traces.iter().flatten().collect();
         let mut actions: BTreeMap<&str, u64> = BTreeMap::new();
-        events.iter().for_each(|event| *actions.entry(name_of(event.action)).or_default() += 1);
+        events.iter().for_each(|event| *actions.entry(event.action.name()).or_default() += 1);
         let with_frames = events.iter().filter(|event| snapshot.stacks.frames(event.stack).len() > 0).count();
         let reserved: u64 = snapshot.segments.iter().map(|segment| segment.size.0).sum();
         let blocks = snapshot.segments.iter().flat_map(|segment| &segment.blocks);
@@ -66,6 +52,24 @@ fn recorded_snapshots_have_the_figures_that_pytorch_counted() {
         });
         assert_eq!(seen, counted, "{}", path.display());
         assert_eq!(snapshot.notes, Vec::<String>::new(), "{}", path.display());
+        let is_complete = side_car["recording"]["complete"] == true;
+        let events_lost = side_car["recording"]["from_"] == "start" && !is_complete;
+        let recording = Recording { from_start: is_complete, events_lost, missing: Vec::new() };
+        assert_eq!(snapshot.recording(0), Some(recording), "{}", path.display());
+    }
+}
+
+#[test]
+fn what_a_recording_on_a_real_gpu_covers_is_noticed() {
+    const FROM_START: [&str; 4] = ["forward_memory_snapshot_100", "forward_and_backward", "profile_grad", "mem_snapshot.pickle"];
+    const NOTHING_RECORDED: &str = "oom_snapshot";
+    // One recorded with `enabled="state"` (stacks of what is held, and the last event); two of programs that had recorded before.
+    const EVENTS_LOST: [&str; 3] = ["my_snapshot", "ctx256_fullstep", "ctx512_forward_mixed"];
+    for path in files("real-snapshots") {
+        let (name, snapshot) = (path.to_string_lossy(), read(&path));
+        let from_start = FROM_START.iter().any(|part| name.contains(part));
+        let recording = Recording { from_start, events_lost: EVENTS_LOST.iter().any(|part| name.contains(part)), missing: Vec::new() };
+        assert_eq!(snapshot.recording(0), (!name.contains(NOTHING_RECORDED)).then_some(recording), "{name}");
     }
 }
 
@@ -98,4 +102,14 @@ fn snapshots_of_real_gpus_are_read_whole() {
     });
     let read: Vec<_> = read.collect();
     assert!(files.is_empty() || read == COUNTED, "{read:?}");
+}
+
+#[test]
+fn a_snapshot_that_was_written_and_read_again_is_equal() {
+    for path in files("snapshots").into_iter().chain(files("real-snapshots")) {
+        let snapshot = read(&path);
+        let mut written = Vec::new();
+        snapshot.write(&mut written).unwrap();
+        assert!(Snapshot::parse(&written).unwrap() == snapshot, "{}", path.display());
+    }
 }

@@ -12,7 +12,7 @@ use std::ops::Bound;
 use crate::device::{Device, DeviceError, EventId, StreamId};
 
 /// Events that nobody waits for at the moment. They are kept because making one costs a driver call.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Events {
     idle: Vec<EventId>,
 }
@@ -56,7 +56,7 @@ pub(super) fn if_exists<T>(result: Result<T, DeviceError>) -> Result<Option<T>, 
 }
 
 /// The frees that wait. `B` names a block in its allocator.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct PendingFrees<B> {
     /// Blocks whose events are still to be recorded, each with the streams that use it.
     postponed: VecDeque<(B, BTreeSet<StreamId>)>,

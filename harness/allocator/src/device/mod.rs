@@ -190,6 +190,23 @@ pub struct DeviceCalls {
 }
 
 impl DeviceCalls {
+    /// The calls since an earlier count.
+    #[must_use]
+    pub const fn since(&self, earlier: &Self) -> Self {
+        Self {
+            malloc: self.malloc - earlier.malloc,
+            malloc_failures: self.malloc_failures - earlier.malloc_failures,
+            free: self.free - earlier.free,
+            create: self.create - earlier.create,
+            release: self.release - earlier.release,
+            malloc_async: self.malloc_async - earlier.malloc_async,
+            free_async: self.free_async - earlier.free_async,
+            event_record: self.event_record - earlier.event_record,
+            event_query: self.event_query - earlier.event_query,
+            synchronize: self.synchronize - earlier.synchronize,
+        }
+    }
+
     /// Calls that reach the driver's memory manager: what a caching allocator exists to avoid.
     #[must_use]
     pub const fn memory_calls(&self) -> u64 {

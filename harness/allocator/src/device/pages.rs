@@ -7,7 +7,7 @@ use super::{DevicePtr, MemoryRange};
 use crate::units::Bytes;
 
 /// Reservations and mapped pages by address. `H` is what a device knows a page's physical memory by.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PageTable<H> {
     /// What starts of reservations, of mappings, and sizes of pages are multiples of.
     granularity: Bytes,
@@ -101,6 +101,12 @@ impl<H: Copy> PageTable<H> {
     /// Whether an address lies in a reservation.
     pub fn is_reserved(&self, ptr: DevicePtr) -> bool {
         self.reservations.range(..=ptr.0).next_back().is_some_and(|(&start, &size)| ptr.0 < start + size.0)
+    }
+
+    /// Whether any address of a range is reserved.
+    pub fn overlaps(&self, range: MemoryRange) -> bool {
+        let before = self.reservations.range(..range.end().0).next_back();
+        before.is_some_and(|(&start, &size)| start + size.0 > range.start.0)
     }
 
     /// Reservations that live, as start and size.

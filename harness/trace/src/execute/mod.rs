@@ -10,6 +10,8 @@ mod target;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::ops::Range;
+use std::sync::Arc;
 
 use harness_allocator::allocator::{AllocatorError, PrivatePoolError, Request};
 use harness_allocator::device::{DeviceError, StreamId, TestDevice};
@@ -23,11 +25,11 @@ pub use self::target::{ByHandle, ByPointer, Target};
 /// A trace that is ready to run, and what it has live. `L` is what an allocation is freed by: [`Target::Live`].
 #[derive(Debug)]
 pub struct Executor<L> {
-    operations: Vec<Operation>,
+    operations: Arc<[Operation]>,
     /// By slot.
     live: Vec<Option<L>>,
     /// The slots of what the trace never frees, in the order of their allocations.
-    left: Vec<u32>,
+    left: Arc<[u32]>,
     streams: Streams,
     /// Memory that others hold now. Asking the device for it would take time.
     pressure: Bytes,
@@ -187,8 +189,25 @@ impl<L> Executor<L> {
     /// # Errors
     /// [`PrepareError`].
     pub fn new(events: &[TraceEvent], device: &mut dyn TestDevice) -> Result<Self, PrepareError> {
-        let streams = Streams::make(events, device)?;
+        Self::with_live(0..0, &[], events, device)
+    }
+
+    /// The same for a trace that begins with these ids live, whose allocations [`Executor::start_with`] gives. These streams are made whether the
+    /// trace names them or not.
+    ///
+    /// # Errors
+    /// [`PrepareError`].
+    pub fn with_live(
+        ids: Range<u64>,
+        streams: &[StreamId],
+        events: &[TraceEvent],
+        device: &mut dyn TestDevice,
+    ) -> Result<Self, PrepareError> {
+        let streams = Streams::make(streams, events, device)?;
         let mut slots = Slots::default();
+        for id in ids {
+            slots.take(id).ok_or(PrepareError::IdReused { operation: 0, id })?;
+        }
         let mut operations = Vec::with_capacity(events.len());
         for (index, &event) in events.iter().enumerate() {
             operations.push(match streams.on_device(event) {
@@ -204,7 +223,26 @@ impl<L> Executor<L> {
             });
         }
         let live = (0..slots.count).map(|_| None).collect();
-        Ok(Self { operations, live, left: slots.left(), streams, pressure: Bytes::ZERO })
+        Ok(Self { operations: operations.into(), live, left: slots.left().into(), streams, pressure: Bytes::ZERO })
+    }
+
+    /// The same trace for another device, ready to run from its start: only what is live is not shared. Makes the streams there.
+    ///
+    /// # Errors
+    /// [`PrepareError::Device`], also where the device numbers its streams in another way than the first one: take a new one of the same kind.
+    pub fn for_device(&self, device: &mut dyn TestDevice) -> Result<Self, PrepareError> {
+        self.streams.make_again(device)?;
+        let live = self.live.iter().map(|_| None).collect();
+        let (operations, left, streams) = (Arc::clone(&self.operations), Arc::clone(&self.left), self.streams.clone());
+        Ok(Self { operations, live, left, streams, pressure: Bytes::ZERO })
+    }
+
+    /// Gives the allocations of the ids that are live at the start, in the order of [`Executor::with_live`].
+    pub fn start_with(&mut self, live: impl IntoIterator<Item = L>) {
+        // Nothing was allocated before them, so their slots are the first ones, in their order.
+        for (slot, allocation) in self.live.iter_mut().zip(live) {
+            *slot = Some(allocation);
+        }
     }
 
     /// The streams of the trace.
@@ -220,7 +258,7 @@ impl<L> Executor<L> {
     #[inline]
     pub fn pass<T: Target<Live = L>, O: Observer<T>>(&mut self, target: &mut T, observer: &mut O) -> Result<Counts, Stopped<O::Error>> {
         let mut counts = self.run(target, observer)?;
-        for &slot in &self.left {
+        for &slot in &*self.left {
             if let Some(live) = self.live[slot as usize].take() {
                 counts.frees += 1;
                 target.free(live).map_err(|source| Stopped::Device { operation: self.operations.len() + 1, source })?;

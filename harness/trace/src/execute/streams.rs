@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::PrepareError;
 use crate::trace::TraceEvent;
-use harness_allocator::device::{Device, StreamId};
+use harness_allocator::device::{Device, DeviceError, StreamId};
 
 /// How many streams a trace may name beside the default stream. The simulated device tells races by what each stream has seen of each other
 /// one, so its time and memory grow with the square of their number. PyTorch makes 32 of a priority
@@ -21,12 +21,12 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Makes the streams that the trace names. Takes time and memory for these, and none for the numbers between them.
+    /// Makes these streams and those that the trace names. Takes time and memory for these, and none for the numbers between them.
     ///
     /// # Errors
     /// [`PrepareError::TooManyStreams`]; [`PrepareError::Device`] where the device cannot make that many.
-    pub fn make(events: &[TraceEvent], device: &mut dyn Device) -> Result<Self, PrepareError> {
-        let mut named = BTreeSet::new();
+    pub fn make(streams: &[StreamId], events: &[TraceEvent], device: &mut dyn Device) -> Result<Self, PrepareError> {
+        let mut named: BTreeSet<StreamId> = streams.iter().copied().filter(|&stream| stream != StreamId::DEFAULT).collect();
         for (index, &(mut event)) in events.iter().enumerate() {
             let stream = stream_of(&mut event).copied().filter(|&stream| stream != StreamId::DEFAULT);
             if stream.is_some_and(|stream| named.insert(stream)) && named.len() > MAX_STREAMS {
@@ -38,6 +38,17 @@ impl Streams {
             streams.push((stream, device.create_stream()?));
         }
         Ok(Self { streams })
+    }
+
+    /// Makes the same streams on another device, which numbers them in the same way.
+    pub(super) fn make_again(&self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        for expected in self.made() {
+            let made = device.create_stream()?;
+            if made != expected {
+                return Err(DeviceError::UnknownHandle { kind: "stream", number: expected.0 });
+            }
+        }
+        Ok(())
     }
 
     /// The same event, with the device's stream. One that names a stream that the trace did not is left as it is.

@@ -146,7 +146,8 @@ fn an_observer_stops_a_run_and_a_failure_names_its_operation() {
     let stopped = executor.run(&mut ByHandle { device: &mut device, allocator: &mut allocator }, &mut Stop);
     assert_eq!(stopped, Err(Stopped::Observer("enough")));
     // A stream that nobody made.
-    executor.operations = vec![Operation::Rare(Rare::Ignored), Operation::Rare(Rare::Other(TraceEvent::SynchronizeStream(StreamId(99))))];
+    executor.operations =
+        vec![Operation::Rare(Rare::Ignored), Operation::Rare(Rare::Other(TraceEvent::SynchronizeStream(StreamId(99))))].into();
     let failed = executor.run(&mut ByHandle { device: &mut device, allocator: &mut allocator }, &mut Unobserved);
     assert!(matches!(failed, Err(Stopped::Device { operation: 2, .. })), "{failed:?}");
 }

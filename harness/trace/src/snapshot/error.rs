@@ -29,7 +29,10 @@ pub enum SnapshotError {
     #[error("is damaged at byte {offset}: {what}. Copy it again, or have it written again")]
     Damaged { offset: u64, what: String },
     /// More than any program records; so a small file cannot fill the memory.
-    #[error("holds more than {limit} {what}: record fewer events (max_entries of torch.cuda.memory._record_memory_history)")]
+    #[error(
+        "holds more than {limit} {what}, which no recording needs. Have it written again, with fewer events (max_entries of \
+         torch.cuda.memory._record_memory_history)"
+    )]
     TooLarge { what: &'static str, limit: u64 },
     /// A pickle of something else.
     #[error(
@@ -38,7 +41,9 @@ pub enum SnapshotError {
     )]
     NotSnapshot { what: String },
     /// A key of the snapshot is not what PyTorch writes there.
-    #[error("is not a memory snapshot as PyTorch writes it: {path} should be {expected}, and is {found}")]
+    #[error(
+        "is not a memory snapshot as PyTorch writes it: {path} should be {expected}, and is {found}. Give the file as torch.cuda.memory._dump_snapshot() wrote it"
+    )]
     WrongType {
         /// Like `segments[3].blocks[1].size`.
         path: String,

@@ -3,14 +3,19 @@
 
 use std::collections::HashMap;
 
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
 /// A value of a pickle that is none of the known keys.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub enum Value {
     None,
     Bool(bool),
     Int(i128),
-    Float(f64),
+    /// As its bits where it is serialized: JSON has no number that is none.
+    Float(#[serde(with = "float_bits")] f64),
     Text(String),
     Bytes(Vec<u8>),
     List(Vec<Value>),
@@ -18,6 +23,19 @@ pub enum Value {
     Set(Vec<Value>),
     /// In the order of the file.
     Dict(Vec<(Value, Value)>),
+}
+
+mod float_bits {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    pub(super) fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(number.to_bits())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        u64::deserialize(deserializer).map(f64::from_bits)
+    }
 }
 
 impl Value {
@@ -50,7 +68,7 @@ impl ExtraId {
 }
 
 /// The further keys of segments, blocks, events, frames and annotations, each set of them once.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Extras {
     sets: Vec<Vec<(String, Value)>>,
     /// By what [`fingerprint`] makes of it.
@@ -62,6 +80,12 @@ impl Default for Extras {
         let mut extras = Self { sets: Vec::new(), ids: HashMap::new() };
         extras.intern(Vec::new());
         extras
+    }
+}
+
+impl fmt::Debug for Extras {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Extras").field(&self.sets).finish()
     }
 }
 

@@ -8,15 +8,18 @@ mod error;
 mod extras;
 mod pickle;
 mod read;
+mod recording;
 mod settings;
 mod stacks;
 mod values;
+mod write;
 
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 
 pub use self::error::SnapshotError;
 pub use self::extras::{ExtraId, Extras, Value};
+pub use self::recording::Recording;
 pub use self::settings::Settings;
 pub use self::stacks::{Frame, FrameId, StackId, Stacks};
 
@@ -55,6 +58,9 @@ impl Snapshot {
     }
 }
 
+/// The states of blocks that are in use.
+const ACTIVE: [BlockState; 2] = [BlockState::Allocated, BlockState::PendingFree];
+
 /// A private pool's id as PyTorch writes it; `(0, 0)` is the default pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId(pub u64, pub u64);
@@ -83,6 +89,16 @@ pub struct Segment {
     pub blocks: Vec<Block>,
     /// Further keys.
     pub extra: ExtraId,
+}
+
+impl Segment {
+    /// The bytes of the blocks in these states: as held, and as requested. What is more than [`Bytes::MAX`] counts as that.
+    #[must_use]
+    pub fn bytes_in(&self, states: &[BlockState]) -> (Bytes, Bytes) {
+        let blocks = self.blocks.iter().filter(|block| states.contains(&block.state));
+        let add = |sum: Bytes, more: Bytes| Bytes(sum.0.saturating_add(more.0));
+        blocks.fold((Bytes::ZERO, Bytes::ZERO), |(held, requested), block| (add(held, block.size), add(requested, block.requested)))
+    }
 }
 
 /// A slice of a segment.
@@ -138,6 +154,37 @@ pub enum Action {
     Snapshot,
     /// A request was refused.
     Oom,
+}
+
+impl Action {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Alloc,
+        Self::FreeRequested,
+        Self::FreeCompleted,
+        Self::SegmentAlloc,
+        Self::SegmentFree,
+        Self::SegmentMap,
+        Self::SegmentUnmap,
+        Self::Snapshot,
+        Self::Oom,
+    ];
+
+    /// PyTorch's name of it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Alloc => "alloc",
+            Self::FreeRequested => "free_requested",
+            Self::FreeCompleted => "free_completed",
+            Self::SegmentAlloc => "segment_alloc",
+            Self::SegmentFree => "segment_free",
+            Self::SegmentMap => "segment_map",
+            Self::SegmentUnmap => "segment_unmap",
+            Self::Snapshot => "snapshot",
+            Self::Oom => "oom",
+        }
+    }
 }
 
 /// A phase that began or ended.

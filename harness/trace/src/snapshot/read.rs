@@ -11,7 +11,7 @@ use harness_base::packed::unpack;
 use super::error::SnapshotError;
 use super::pickle::{self, Item, Object, Objects, TextId, Wrong};
 use super::values::Values;
-use super::{Annotation, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId};
+use super::{ACTIVE, Annotation, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId};
 
 /// Most bytes of a snapshot, unpacked: some 40 million events.
 const MAX_UNPACKED: u64 = 4 << 30;
@@ -138,22 +138,13 @@ impl Builder {
         let fields = SegmentFields::read(&mut self.objects, &pairs).map_err(at(&place))?;
         let (stack, extra) = (self.stack(fields.stack)?, self.keep(&fields.unknown)?);
         let blocks = self.blocks(fields.blocks, fields.address, &place)?;
-        let sum = |counts: fn(BlockState) -> bool, of: fn(&Block) -> Bytes| -> u64 {
-            blocks.iter().filter(|block| counts(block.state)).map(|block| of(block).0).sum()
-        };
-        let whole = sum(|_| true, |block| block.size);
+        // The addresses of the blocks did not overflow, so their sizes do not.
+        let whole: u64 = blocks.iter().map(|block| block.size.0).sum();
         if whole != fields.size {
             let found = format!("{}, where its blocks add up to {whole}", fields.size);
             return Err(SnapshotError::WrongType { path: format!("{place}.total_size"), expected: "the sum of its blocks", found });
         }
-        let is_active = |state| state != BlockState::Inactive;
-        let sums = [
-            sum(|state| state == BlockState::Allocated, |block| block.size),
-            sum(is_active, |block| block.size),
-            sum(is_active, |block| block.requested),
-        ];
-        self.other_sums += fields.sums.iter().zip(sums).filter(|(said, sum)| said.is_some_and(|said| said != *sum)).count() as u64;
-        Ok(Segment {
+        let segment = Segment {
             device: fields.device,
             address: fields.address,
             size: Bytes(fields.size),
@@ -164,7 +155,12 @@ impl Builder {
             stack,
             blocks,
             extra,
-        })
+        };
+        let (allocated, _) = segment.bytes_in(&[BlockState::Allocated]);
+        let (active, requested) = segment.bytes_in(&ACTIVE);
+        let sums = fields.sums.iter().zip([allocated, active, requested]);
+        self.other_sums += sums.filter(|(said, sum)| said.is_some_and(|said| said != sum.0)).count() as u64;
+        Ok(segment)
     }
 
     fn blocks(&mut self, blocks: Item, start: u64, place: &str) -> Result<Vec<Block>, SnapshotError> {
@@ -246,12 +242,18 @@ impl Builder {
         // Versions of early 2024 put the marks of phases here: https://github.com/pytorch/pytorch/pull/124179
         if action == TextId::USER_DEFINED {
             let stack = self.objects.stack(value(TextId::FRAMES).unwrap_or(Item::None)).map_err(at("device_traces"))?;
-            let stack = self.stack(stack)?;
+            let frame = self.objects.stack_frames(stack).first().map(|&frame| self.objects.frame(frame));
             let time_us = value(TextId::TIME_US).and_then(|time| self.objects.amount(time).ok());
-            if let (Some(frame), Some(time_us)) = (self.snapshot.stacks.frames(stack).next(), time_us) {
-                let (begins, name) = (frame.name == "START", frame.file.clone());
+            if let (Some(frame), Some(time_us)) = (frame, time_us) {
+                let name = self.objects.text(Item::Text(frame.file)).unwrap_or_default().to_owned();
                 let device = u32::try_from(device).unwrap_or(u32::MAX);
-                self.snapshot.annotations.push(Annotation { begins, name, device, time_us, extra: ExtraId::NONE });
+                self.snapshot.annotations.push(Annotation {
+                    begins: frame.name == TextId::START,
+                    name,
+                    device,
+                    time_us,
+                    extra: ExtraId::NONE,
+                });
                 return Ok(true);
             }
         }

@@ -1,6 +1,7 @@
 //! Call stacks, each kept once: [`Stacks`] holds [`Frame`]s and stacks of them, and names them by [`FrameId`] and [`StackId`].
 
 use std::collections::HashMap;
+use std::fmt;
 
 use super::extras::ExtraId;
 
@@ -31,7 +32,7 @@ pub struct Frame {
 pub struct FrameId(pub u32);
 
 /// Call stacks, each kept once, the innermost frame first.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Stacks {
     frames: Vec<Frame>,
     stacks: Vec<Box<[FrameId]>>,
@@ -44,6 +45,12 @@ impl Default for Stacks {
         let mut stacks = Self { frames: Vec::new(), stacks: Vec::new(), frame_ids: HashMap::new(), stack_ids: HashMap::new() };
         stacks.intern(&[]);
         stacks
+    }
+}
+
+impl fmt::Debug for Stacks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stacks").field("frames", &self.frames).field("stacks", &self.stacks).finish()
     }
 }
 

@@ -99,7 +99,7 @@ struct Segment {
 }
 
 /// All blocks and segments of an allocator.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Blocks {
     /// By slot.
     blocks: Vec<Block>,
@@ -298,6 +298,12 @@ impl Blocks {
     /// All segments in address order: of an expandable one each mapped stretch for itself, as PyTorch's snapshots have it.
     pub(super) fn snapshot(&self, label: impl Fn(LaneId) -> LaneLabel) -> Vec<SegmentInfo> {
         self.segments.values().flat_map(|segment| self.stretches(segment.first, &label)).collect()
+    }
+
+    /// The addresses of all expandable segments.
+    pub(super) fn reservations(&self) -> Vec<MemoryRange> {
+        let expandable = self.segments.values().filter(|segment| self[segment.first].expandable);
+        expandable.map(|segment| MemoryRange::new(DevicePtr(self[segment.first].address), Bytes(segment.size))).collect()
     }
 
     /// The first block of the segment at the lowest address.

@@ -68,8 +68,9 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The size of the block that serves a request; `None` where it does not fit 64 bits.
-    pub(super) fn round(&self, requested: u64) -> Option<u64> {
+    /// The size of the block that serves a request, both in bytes; `None` where it does not fit 64 bits.
+    #[must_use]
+    pub fn round(&self, requested: u64) -> Option<u64> {
         if requested < BLOCK_UNIT {
             return Some(BLOCK_UNIT);
         }
@@ -93,8 +94,10 @@ impl Config {
         }
     }
 
-    /// What is asked of the driver for a block of that size; `None` where it does not fit 64 bits.
-    pub(super) fn segment_size(&self, size: u64) -> Option<u64> {
+    /// What is asked of the driver for a block of that size, both in bytes; `None` where it does not fit 64 bits. Expandable segments grow by
+    /// [pages](Self::page) instead.
+    #[must_use]
+    pub fn segment_size(&self, size: u64) -> Option<u64> {
         match size {
             _ if size <= PoolKind::LARGEST_SMALL.0 => Some(SMALL_SEGMENT),
             _ if size < MADE_TO_MEASURE => Some(self.large_segment_size.0),
@@ -102,17 +105,19 @@ impl Config {
         }
     }
 
-    /// Pages of an expandable segment.
-    pub(super) const fn page(&self, pool: PoolKind) -> u64 {
+    /// Bytes of a page of an expandable segment.
+    #[must_use]
+    pub const fn page(&self, pool: PoolKind) -> u64 {
         match pool {
             PoolKind::Small => SMALL_SEGMENT,
             PoolKind::Large => self.large_segment_size.0,
         }
     }
 
-    /// Whether a request of `wanted` may take a free block of `found` at all.
+    /// Whether a block of `wanted` bytes may be taken from a free block of `found` at all.
     #[inline]
-    pub(super) fn accepts(&self, wanted: u64, found: u64) -> bool {
+    #[must_use]
+    pub fn accepts(&self, wanted: u64, found: u64) -> bool {
         let Some(Bytes(max_split)) = self.max_split_size else { return true };
         // The sum wraps in PyTorch too: with the largest rounding no oversize block is ever reused.
         if wanted < max_split { found < max_split } else { found < wanted.wrapping_add(self.max_non_split_rounding.0) }

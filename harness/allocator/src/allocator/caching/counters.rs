@@ -174,6 +174,12 @@ impl Counters {
         }
     }
 
+    /// A free piece of a partly used segment is there from the start.
+    pub(super) fn piece_was_there(&mut self, pool: PoolKind, size: u64) {
+        self.inactive_splits.increase(pool, 1);
+        self.inactive_split_bytes.increase(pool, size);
+    }
+
     /// A free piece of a partly used segment was handed out whole.
     #[inline(always)]
     pub(super) fn piece_was_taken(&mut self, pool: PoolKind, size: u64) {

@@ -205,13 +205,13 @@ impl CachingAllocator {
         joined
     }
 
-    fn remember_unmapped(&mut self, id: BlockId) {
+    pub(super) fn remember_unmapped(&mut self, id: BlockId) {
         let Block { lane, address, .. } = self.blocks[id];
         let LaneOwner { pool, stream, .. } = self.pools.owner(lane);
         self.pools[pool].unmapped.insert((stream, address, id));
     }
 
-    fn forget_unmapped(&mut self, id: BlockId) {
+    pub(super) fn forget_unmapped(&mut self, id: BlockId) {
         let Block { lane, address, .. } = self.blocks[id];
         let LaneOwner { pool, stream, .. } = self.pools.owner(lane);
         self.pools[pool].unmapped.remove(&(stream, address, id));

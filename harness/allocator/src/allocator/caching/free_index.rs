@@ -23,7 +23,7 @@ use super::ids::BlockId;
 /// Words of a row's bitmap.
 const WORDS: usize = ROW / 64;
 /// The free blocks of one lane.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Lane {
     /// The block that became free last, unless it was taken.
     last: BlockId,
@@ -33,7 +33,7 @@ pub(super) struct Lane {
     rows: Rows,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Rows([Option<Box<Row>>; ROWS]);
 
 impl Default for Rows {
@@ -42,7 +42,7 @@ impl Default for Rows {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Row {
     /// Which words have a bit.
     summary: u64,

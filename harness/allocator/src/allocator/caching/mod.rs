@@ -23,6 +23,7 @@ mod ids;
 mod pools;
 mod reclaim;
 mod released;
+mod restore;
 mod rules;
 mod siblings;
 mod uses;
@@ -30,6 +31,7 @@ mod without_device;
 
 pub use conf::{ConfError, Excerpt, Setting};
 pub use config::{Config, Quirks};
+pub use restore::RestoreError;
 pub(super) use siblings::{Siblings, StreamOrder};
 pub(super) use without_device::Freed;
 
@@ -52,7 +54,7 @@ use crate::stats::{MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
 /// PyTorch's caching allocator, for one host thread at a time. [`super::shared::SharedAllocator`] is for many.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct CachingAllocator {
     config: Config,
     rules: Rules,

@@ -17,7 +17,7 @@ pub(super) struct PoolId(u32);
 const LISTED_STREAMS: usize = 1 << 16;
 
 /// One size class of one owner.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Pool {
     pub(super) kind: PoolKind,
     pub(super) owner: Option<PrivatePoolId>,
@@ -49,7 +49,7 @@ pub(super) struct LaneCounts {
 }
 
 /// All pools, the default ones always first, and the private ones by owner.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Pools {
     pools: Vec<Pool>,
     /// Indices of pairs that a released owner left behind.
@@ -192,19 +192,27 @@ impl Pools {
         !self.open.is_empty()
     }
 
+    /// One of the pools of a caller, made on first use.
+    pub(super) fn private(&mut self, id: PrivatePoolId, kind: PoolKind) -> PoolId {
+        let known = self.private.iter().find(|private| private.id == id).copied();
+        let PrivatePool { small, large, .. } = known.unwrap_or_else(|| {
+            let (small, large) = self.add_pair(Some(id));
+            let made = PrivatePool { id, small, large, segments: 0, released: false };
+            self.private.push(made);
+            made
+        });
+        [small, large][kind as usize]
+    }
+
     /// Opens a context, making the pool on first use.
     pub(super) fn begin(&mut self, id: PrivatePoolId) -> Result<(), PrivatePoolError> {
         if self.open.contains(&id) {
             return Err(PrivatePoolError::AlreadyOpen(id));
         }
-        match self.private.iter().find(|private| private.id == id) {
-            Some(private) if private.released => return Err(PrivatePoolError::Unknown(id)),
-            Some(_) => {}
-            None => {
-                let (small, large) = self.add_pair(Some(id));
-                self.private.push(PrivatePool { id, small, large, segments: 0, released: false });
-            }
+        if self.private.iter().any(|private| private.id == id && private.released) {
+            return Err(PrivatePoolError::Unknown(id));
         }
+        self.private(id, PoolKind::Small);
         self.open.push(id);
         self.reroute();
         Ok(())

@@ -11,7 +11,7 @@ use crate::device::{Device, DeviceError, StreamId};
 const FEW: usize = 64;
 
 /// Streams that were released while memory of theirs was live.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct ReleasedStreams {
     streams: BTreeSet<StreamId>,
     /// How many there may be before all of them are looked at again: twice what the last look has left. So each release costs constant

@@ -7,12 +7,12 @@ use super::ids::BlockId;
 use crate::device::StreamId;
 
 /// The streams of every block that more than one stream uses.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Uses {
     by_block: BTreeMap<BlockId, BlockUses>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct BlockUses {
     streams: BTreeSet<StreamId>,
     /// Those of them that were recorded while a private pool's context was open.

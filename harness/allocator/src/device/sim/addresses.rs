@@ -17,7 +17,7 @@ pub(super) const RESERVATIONS: Range<u64> = 1 << 52..1 << 60;
 
 /// A range of addresses, handed out from the lowest upward. Those that were given back are used again where that is asked for, and otherwise only
 /// when no others are left.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Addresses {
     /// From here on nothing was ever handed out.
     next: u64,
@@ -56,6 +56,25 @@ impl Addresses {
         Some(start)
     }
 
+    /// Hands out a given stretch, which nobody has. Stretches from elsewhere are none of this range's.
+    pub(super) fn take_at(&mut self, start: u64, len: Bytes) {
+        let end = start.saturating_add(len.0).saturating_add(self.guard.0);
+        if start < self.end {
+            self.next = self.next.max(end.min(self.end));
+        }
+        let overlapping = self.free.range(..end).rev().take_while(|&(_, &free_end)| free_end > start);
+        let cut: Vec<(u64, u64)> = overlapping.map(|(&free_start, &free_end)| (free_start, free_end)).collect();
+        for (free_start, free_end) in cut {
+            self.free.remove(&free_start);
+            if free_start < start {
+                self.free.insert(free_start, start);
+            }
+            if end < free_end {
+                self.free.insert(end, free_end);
+            }
+        }
+    }
+
     /// Takes a stretch back, as long as it was handed out.
     pub(super) fn give_back(&mut self, start: u64, len: Bytes) {
         let (mut start, mut end) = (start, start + len.0 + self.guard.0);
@@ -82,6 +101,20 @@ mod tests {
         addresses.give_back(100, Bytes(8));
         assert_eq!((addresses.take(Bytes(9)), addresses.take(Bytes(8))), (None, Some(120)));
         assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(1))), (Some(100), None));
+    }
+
+    #[test]
+    fn a_given_stretch_is_handed_out_once() {
+        let mut addresses = Addresses::new(100..200, Bytes::ZERO, true);
+        addresses.take_at(110, Bytes(10));
+        assert_eq!(addresses.take(Bytes(5)), Some(120), "nothing below it is looked for");
+        addresses.give_back(110, Bytes(10));
+        addresses.take_at(112, Bytes(4));
+        let starts: Vec<_> = (0..3).filter_map(|_| addresses.take(Bytes(2))).collect();
+        assert_eq!(starts, [110, 116, 118]);
+        addresses.take_at(50, Bytes(10));
+        addresses.take_at(300, Bytes(10));
+        assert_eq!(addresses.take(Bytes(75)), Some(125), "what lies outside of the range takes nothing of it");
     }
 
     #[test]

@@ -12,7 +12,7 @@ pub(super) struct Contents {
 }
 
 /// The first byte that does not hold the tag that was expected.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mismatch {
     /// Its address.
     pub(super) at: DevicePtr,

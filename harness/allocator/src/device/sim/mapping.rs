@@ -11,7 +11,7 @@ use crate::units::{Bytes, Nanos};
 const GUARD: Bytes = GRANULARITY;
 
 /// Reservations and pages.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Mapping {
     addresses: Addresses,
     pub(super) table: PageTable<()>,
@@ -24,8 +24,19 @@ impl Mapping {
     }
 
     /// Whether an address is one of those that reservations are made of.
-    pub(super) fn contains(ptr: DevicePtr) -> bool {
-        RESERVATIONS.contains(&ptr.0)
+    pub(super) fn contains(&self, ptr: DevicePtr) -> bool {
+        RESERVATIONS.contains(&ptr.0) || self.table.is_reserved(ptr)
+    }
+
+    /// The addresses of the next reservation: those wanted, or else the next that were never used.
+    pub(super) fn next_address(&mut self, size: Bytes, wanted: Option<DevicePtr>) -> Option<u64> {
+        match wanted {
+            Some(at) => {
+                self.addresses.take_at(at.0, size);
+                Some(at.0)
+            }
+            None => self.addresses.take(size),
+        }
     }
 }
 
@@ -35,7 +46,8 @@ impl MappedDevice for SimDevice {
             return Err(refused("reserve", "ask for a multiple of the granularity"));
         }
         let no_addresses = DeviceError::OutOfMemory { requested: size, free: self.free_bytes() };
-        let start = DevicePtr(self.mapping.addresses.take(size).ok_or(no_addresses)?);
+        let wanted = self.next_reservation(size);
+        let start = DevicePtr(self.mapping.next_address(size, wanted).ok_or(no_addresses)?);
         self.mapping.table.reserve(start, size);
         Ok(start)
     }

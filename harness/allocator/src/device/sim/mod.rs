@@ -11,6 +11,7 @@ mod contents;
 mod cost;
 mod mapping;
 mod pieces;
+mod placement;
 mod pool;
 mod races;
 mod ranges;
@@ -24,6 +25,7 @@ pub use cost::{CostModel, Figure};
 use self::addresses::{ALLOCATIONS, Addresses};
 use self::contents::Contents;
 use self::mapping::Mapping;
+use self::placement::Placement;
 use self::pool::SimPools;
 use self::races::{Conflict, Races, Slot, VectorClock};
 use super::{
@@ -100,7 +102,7 @@ pub enum Completion {
 }
 
 /// The simulated device.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct SimDevice {
     config: SimConfig,
     info: DeviceInfo,
@@ -110,6 +112,7 @@ pub struct SimDevice {
     /// Everything ever allocated, in the order of addresses. What was freed is remembered until its addresses are handed out again.
     allocations: Vec<SimAllocation>,
     addresses: Addresses,
+    placement: Placement,
     held: Held,
     pressure: Bytes,
     /// By stream number. Numbers are never reused, so that a stale one is noticed.
@@ -159,7 +162,7 @@ struct Stream {
     borrowed: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Event {
     record: Option<Record>,
     /// Whether it was made to keep the time of its record.
@@ -204,6 +207,7 @@ impl SimDevice {
             calls: DeviceCalls::default(),
             allocations: Vec::new(),
             addresses: Addresses::new(ALLOCATIONS, Bytes::ZERO, reuse),
+            placement: Placement::default(),
             held: Held::default(),
             pressure: Bytes::ZERO,
             streams: BTreeMap::from([(StreamId::DEFAULT.0, default_stream)]),
@@ -331,8 +335,8 @@ impl SimDevice {
                 None => return Ok(()),
                 Some(why) => why,
             },
-            _ if Mapping::contains(range.start) && self.mapping.table.is_mapped(range) => return Ok(()),
-            _ if Mapping::contains(range.start) => "no memory is mapped to all of it".to_owned(),
+            _ if self.mapping.contains(range.start) && self.mapping.table.is_mapped(range) => return Ok(()),
+            _ if self.mapping.contains(range.start) => "no memory is mapped to all of it".to_owned(),
             _ if range.len == Bytes::ZERO => "it is empty".to_owned(),
             None => "nothing was ever allocated there".to_owned(),
             Some(SimAllocation { start, size, state: AllocationState::Freed { at }, .. }) => {
@@ -387,7 +391,7 @@ impl Device for SimDevice {
         let free = self.free_bytes();
         let charged = size.checked_round_up(GRANULARITY).filter(|charged| *charged <= free);
         // Addresses may run out before memory does.
-        let placed = charged.and_then(|charged| Some((charged, self.addresses.take(charged)?)));
+        let placed = charged.and_then(|charged| Some((charged, self.next_address(charged)?)));
         let Some((charged, start)) = placed else {
             self.calls.malloc_failures += 1;
             self.spend(self.config.cost.malloc.value);

@@ -23,7 +23,7 @@ enum State {
 /// All pieces of all chunks. Chunks do not touch, so neighbours are of one chunk.
 ///
 /// Taking and giving back cost time logarithmic in pieces, but for free pieces of the right size that the asking stream may not have.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Pieces {
     pieces: BTreeMap<u64, Piece>,
     /// Those that are not live, by size and address.

@@ -28,7 +28,7 @@ const CHUNK: Bytes = Bytes::mib(32);
 const ALIGNMENT: Bytes = Bytes(512);
 
 /// All pools of a device.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct SimPools {
     pools: BTreeMap<u32, Pool>,
     next_pool: u32,
@@ -46,7 +46,7 @@ struct Live {
     made: Place,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Pool {
     threshold: Bytes,
     chunks: BTreeMap<u64, Bytes>,

@@ -77,7 +77,7 @@ impl<R: Read> Machine<R> {
             }
             opcode::MARK => {
                 self.marks.push(self.stack.len());
-                Ok(())
+                if self.marks.len() > LIMIT { Err(SnapshotError::TooLarge { what: "marks", limit: LIMIT as u64 }) } else { Ok(()) }
             }
             opcode::BININT1 => {
                 let number = self.input.byte()?;
@@ -116,7 +116,7 @@ impl<R: Read> Machine<R> {
         match opcode {
             opcode::PROTO => match self.input.byte()? {
                 0..=5 => Ok(()),
-                newer => Err(self.damaged(format!("pickle protocol {newer} is not known (0 to 5 are)"))),
+                newer => Err(self.damaged(format!("pickle protocol {newer} is not known (1 to 5 are)"))),
             },
             // How the rest is divided says nothing about what it means.
             opcode::FRAME => self.input.array::<8>().map(drop),
@@ -327,6 +327,7 @@ impl<R: Read> Machine<R> {
         };
         self.input.bytes(length, &mut self.scratch)?;
         let text = self.objects.texts.intern(&self.scratch);
+        self.check_size()?;
         self.push(Item::Text(text))
     }
 
@@ -338,6 +339,7 @@ impl<R: Read> Machine<R> {
         };
         self.input.bytes(length, &mut self.scratch)?;
         let item = self.objects.bytes(&self.scratch);
+        self.check_size()?;
         self.push(item)
     }
 
@@ -356,6 +358,7 @@ impl<R: Read> Machine<R> {
         let mut bytes = [if is_negative { 0xff } else { 0 }; 16];
         bytes[..self.scratch.len()].copy_from_slice(&self.scratch);
         let item = self.objects.number(i128::from_le_bytes(bytes));
+        self.check_size()?;
         self.push(item)
     }
 }

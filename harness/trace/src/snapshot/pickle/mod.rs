@@ -4,7 +4,7 @@
 mod input;
 mod machine;
 mod objects;
-mod opcode;
+pub(super) mod opcode;
 mod texts;
 
 pub(super) use self::machine::read;

@@ -87,9 +87,9 @@ pub(in super::super) struct Objects {
 }
 
 impl Objects {
-    /// Objects and items together: what memory grows with.
+    /// Objects, items and texts together: what memory grows with.
     pub(super) fn held(&self) -> usize {
-        self.objects.len() + self.items
+        self.objects.len() + self.items + self.texts.len()
     }
 
     #[inline]

@@ -66,6 +66,10 @@ impl Texts {
         id
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.texts.len()
+    }
+
     pub(in super::super) fn get(&self, id: TextId) -> &str {
         &self.texts[id.0 as usize]
     }

@@ -1,0 +1,83 @@
+//! Memory at given addresses: what a recorded program got from its driver lies where the recording has it.
+
+use std::collections::VecDeque;
+
+use super::{AllocationState, GRANULARITY, SimDevice};
+use crate::device::{DevicePtr, MemoryRange};
+use crate::units::Bytes;
+
+/// Addresses that were asked for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Placement {
+    allocations: VecDeque<DevicePtr>,
+    reservations: VecDeque<DevicePtr>,
+}
+
+impl SimDevice {
+    /// Puts the next allocations at these addresses, one after the other. Where memory is in use there already, an allocation goes where it would
+    /// have gone without.
+    pub fn place_allocations(&mut self, addresses: impl IntoIterator<Item = DevicePtr>) {
+        self.placement.allocations.extend(addresses);
+    }
+
+    /// The same for the next reservations.
+    pub fn place_reservations(&mut self, addresses: impl IntoIterator<Item = DevicePtr>) {
+        self.placement.reservations.extend(addresses);
+    }
+
+    /// Forgets the addresses that were asked for and not used.
+    pub fn forget_placements(&mut self) {
+        self.placement = Placement::default();
+    }
+
+    /// Where an allocation goes that charges that much.
+    pub(super) fn next_address(&mut self, charged: Bytes) -> Option<u64> {
+        let wanted = self.placement.allocations.pop_front();
+        match wanted.filter(|&at| self.is_vacant(MemoryRange::new(at, charged))) {
+            Some(at) => {
+                self.addresses.take_at(at.0, charged);
+                Some(at.0)
+            }
+            None => self.addresses.take(charged),
+        }
+    }
+
+    /// Where a reservation of that size was asked to go, if it can.
+    pub(super) fn next_reservation(&mut self, size: Bytes) -> Option<DevicePtr> {
+        let wanted = self.placement.reservations.pop_front();
+        let aligned = |at: &DevicePtr| at.0.is_multiple_of(GRANULARITY.0);
+        wanted.filter(aligned).filter(|&at| self.is_vacant(MemoryRange::new(at, size)))
+    }
+
+    fn is_vacant(&self, range: MemoryRange) -> bool {
+        let (start, end) = (range.start.0, range.end().0);
+        let before = self.allocations.partition_point(|known| known.start < end);
+        let reaching_in = self.allocations[..before].iter().rev().take_while(|known| known.start + known.charged.0 > start);
+        let in_use = reaching_in.into_iter().any(|known| matches!(known.state, AllocationState::Live { .. }));
+        !in_use && !self.mapping.table.overlaps(range) && start > 0 && range.len.0 <= u64::MAX - start
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::SimConfig;
+    use super::*;
+    use crate::device::{Device, MappedDevice};
+
+    #[test]
+    fn memory_goes_where_it_is_wanted_unless_something_is_there() {
+        let mut device = SimDevice::new(SimConfig::replay(Bytes::mib(64)));
+        let low = DevicePtr(0x8_df91_0000);
+        device.place_allocations([low, low, DevicePtr(0x7000_0020_0000)]);
+        assert_eq!(device.malloc(Bytes::mib(4)), Ok(low));
+        assert_eq!(device.malloc(Bytes::mib(2)), Ok(DevicePtr(0x7000_0000_0000)), "the first place is taken");
+        assert_eq!(device.malloc(Bytes::mib(2)), Ok(DevicePtr(0x7000_0020_0000)));
+        assert_eq!(device.malloc(Bytes::mib(2)), Ok(DevicePtr(0x7000_0040_0000)), "behind what was placed");
+        device.free(low).expect("it is live");
+        device.place_allocations([low]);
+        assert_eq!(device.malloc(Bytes::mib(2)), Ok(low), "nothing lies there any more");
+        device.place_reservations([low, DevicePtr(0x3_0200_0000)]);
+        assert_ne!(device.reserve(Bytes::mib(2)), Ok(low));
+        assert_eq!(device.reserve(Bytes::mib(2)), Ok(DevicePtr(0x3_0200_0000)));
+    }
+}

@@ -1,0 +1,98 @@
+//! `harness compare`: what differs between two recorded programs.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use harness_explain::causes::{self, Explanation, Options};
+use harness_explain::compare::{self, Side, Whole};
+use harness_explain::state::{At, History};
+use harness_report::explain::text;
+use harness_trace::snapshot::Snapshot;
+
+use super::error::{CliError, Failures};
+use super::exit::Exit;
+use super::terminal::{self, Terminal};
+use super::{Format, snapshots};
+
+const EXAMPLES: &str = "Examples:
+  harness compare before.pickle after.pickle
+  harness compare before.pickle after.pickle --at end --format json | jq '.sites[:5]'
+
+Two benchmark runs are compared by `harness report compare`.";
+
+/// Compare two memory snapshots, as before and after an upgrade: what grew, by site and by cause.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Compare {
+    /// The memory snapshot of the program as it was.
+    #[arg(value_name = "BEFORE")]
+    before: PathBuf,
+    /// The memory snapshot of the program as it is.
+    #[arg(value_name = "AFTER")]
+    after: PathBuf,
+    /// At which moment causes and sites are compared.
+    #[arg(long, value_name = "MOMENT", default_value = "peak")]
+    at: MomentName,
+    /// The index of the device.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    device: u32,
+    /// What to print.
+    #[arg(long, default_value = "text", value_name = "FORMAT")]
+    format: Format,
+}
+
+/// A moment that both have.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum MomentName {
+    /// When the most was allocated; of a snapshot without a recording, the end.
+    Peak,
+    /// When the snapshot was taken.
+    End,
+}
+
+const fn side((explanation, whole): &(Explanation, Whole)) -> Side<'_> {
+    Side { explanation, whole: *whole }
+}
+
+impl Compare {
+    pub(super) fn run(self, terminal: &Terminal) -> Result<Exit, Failures> {
+        let files = [self.before.clone(), self.after.clone()];
+        let (mut sides, mut failures) = (Vec::new(), Vec::new());
+        for made in snapshots::each(&files, |path, snapshot| self.read(path, snapshot)) {
+            match made {
+                Ok(side) => sides.push(side),
+                Err(error) => failures.push(error),
+            }
+        }
+        let [before, after] = sides.as_slice() else { return Err(Failures(failures)) };
+        let comparison = compare::compare(side(before), side(after));
+        match self.format {
+            Format::Text => {
+                let names = files.each_ref().map(|file| file.display().to_string());
+                let names = [names[0].as_str(), names[1].as_str()];
+                terminal::print(&text::render_comparison(names, &comparison, terminal.style(), terminal::width_of_output()))?;
+            }
+            Format::Json => terminal::print_json(&comparison)?,
+        }
+        Ok(Exit::Passed)
+    }
+
+    fn read(&self, path: &Path, snapshot: &Snapshot) -> Result<(Explanation, Whole), CliError> {
+        let invalid = |message: String, help: &str| CliError::input(format!("{}: {message}", path.display()), help);
+        let devices = causes::devices(snapshot);
+        if !devices.contains(&self.device) {
+            let known: Vec<String> = devices.iter().map(ToString::to_string).collect();
+            let message = format!("the snapshot has nothing of device {}", self.device);
+            return Err(invalid(message, &format!("choose one by `--device`: the snapshot has {}", known.join(", "))));
+        }
+        let has_events = snapshot.traces.get(self.device as usize).is_some_and(|events| !events.is_empty());
+        let at = if self.at == MomentName::Peak && has_events { At::Peak } else { At::End };
+        let explain = |at| {
+            causes::explain(snapshot, self.device, Options { memory: None, at })
+                .map_err(|error| invalid(error.to_string(), "choose another `--at`"))
+        };
+        let (explanation, at_end) = (explain(at)?, explain(At::End)?);
+        let history = History::new(snapshot, self.device, causes::config(snapshot));
+        Ok((explanation, Whole::of(&history, &at_end)))
+    }
+}

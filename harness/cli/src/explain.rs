@@ -1,0 +1,170 @@
+//! `harness explain`: where the memory of a recorded program was, and why it ran out.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use harness_allocator::units::Bytes;
+use harness_base::files;
+use harness_explain::causes::{self, ExplainError, Explanation, Options};
+use harness_explain::ranks::{self, Rank};
+use harness_explain::state::At;
+use harness_report::explain::{json, markdown, text};
+use harness_report::text::Style;
+use harness_trace::snapshot::Snapshot;
+
+use super::error::{CliError, Failures};
+use super::exit::Exit;
+use super::terminal::{self, Terminal};
+use super::{device, snapshots};
+
+const EXAMPLES: &str = "Examples:
+  harness explain memory_snapshot.pickle
+  harness explain memory_snapshot.pickle --memory 80GiB --at peak
+  harness explain snapshots/                        all ranks: which failed, where they differ
+  harness explain memory_snapshot.pickle --format json | jq '.causes[] | {cause, bytes}'
+  harness explain memory_snapshot.pickle --format markdown --out memory.md
+
+A snapshot is what torch.cuda.memory._dump_snapshot(FILE) writes. To have one written when memory runs out:
+  torch.cuda.memory._record_memory_history()
+  torch._C._cuda_attach_out_of_memory_observer(
+      lambda device, allocated, total, free: torch.cuda.memory._dump_snapshot(\"oom.pickle\"))";
+
+/// Tell where the memory of a recorded PyTorch program was, by cause and to the byte, and why it ran out.
+#[derive(Args)]
+#[command(after_help = EXAMPLES, arg_required_else_help = true)]
+pub(super) struct Explain {
+    /// Memory snapshots of PyTorch, packed by gzip or not, or folders of them (*.pickle, *.pkl, *.pickle.gz, *.pkl.gz, not deeper).
+    #[arg(value_name = "SNAPSHOT", required = true)]
+    paths: Vec<PathBuf>,
+    /// The device's memory, as in `80GiB`. Without it the total is what was reserved and what was free when a request was refused.
+    #[arg(long, value_name = "SIZE", value_parser = device::memory)]
+    memory: Option<Bytes>,
+    /// The moment: `oom` (the last request that was refused), `peak` (when the most was allocated), `end`, or the index of an event, from 0. Without
+    /// it: the out-of-memory error, if nothing was allocated after it, else the end.
+    #[arg(long, value_name = "MOMENT", value_parser = moment)]
+    at: Option<At>,
+    /// What to write.
+    #[arg(long, default_value = "text", value_name = "FORMAT")]
+    format: Format,
+    /// Where to write it; standard output without it. The picture of a markdown document lies beside it.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// How an explanation is written.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people, on one screen.
+    Text,
+    /// For programs: one document.
+    Json,
+    /// For a pull request: markdown, with an SVG picture beside it where `--out` names a file.
+    Markdown,
+}
+
+fn moment(text: &str) -> Result<At, String> {
+    match text {
+        "oom" => Ok(At::Oom),
+        "peak" => Ok(At::Peak),
+        "end" => Ok(At::End),
+        number => number.parse().map(At::Event).map_err(|_| "a moment is `oom`, `peak`, `end`, or the index of an event".to_owned()),
+    }
+}
+
+/// One device of one snapshot.
+struct Explained {
+    name: String,
+    explanation: Explanation,
+}
+
+impl Explain {
+    pub(super) fn run(self, terminal: &Terminal) -> Result<Exit, Failures> {
+        let files = snapshots::files(&self.paths)?;
+        let (mut explained, mut failures) = (Vec::new(), Vec::new());
+        for made in snapshots::each(&files, |path, snapshot| self.explain(path, snapshot)) {
+            match made {
+                Ok(of_file) => explained.extend(of_file),
+                Err(error) => failures.push(error),
+            }
+        }
+        let Some(first) = explained.iter().find(|one| one.explanation.request.is_some()).or(explained.first()) else {
+            return Err(Failures(failures));
+        };
+        self.write(&explained, first, terminal)?;
+        // What can be explained is, although other files cannot be read.
+        if failures.is_empty() { Ok(Exit::Passed) } else { Err(Failures(failures)) }
+    }
+
+    /// Every device that the snapshot knows.
+    fn explain(&self, path: &Path, snapshot: &Snapshot) -> Result<Vec<Explained>, CliError> {
+        let options = Options { memory: self.memory, at: self.at.unwrap_or_default() };
+        let devices = causes::devices(snapshot);
+        if devices.is_empty() {
+            let message = format!("{}: there is nothing to explain: the snapshot has neither segments nor events", path.display());
+            return Err(CliError::input(message, "take the snapshot in the process that uses the GPU, before it frees everything"));
+        }
+        let name = |device: u32| {
+            let file = path.display().to_string();
+            if devices.len() > 1 { format!("{file} (device {device})") } else { file }
+        };
+        let explain = |&device: &u32| {
+            let explanation = causes::explain(snapshot, device, options).map_err(|error| invalid(path, &error))?;
+            Ok(Explained { name: name(device), explanation })
+        };
+        devices.iter().map(explain).collect()
+    }
+
+    fn write(&self, explained: &[Explained], first: &Explained, terminal: &Terminal) -> Result<(), CliError> {
+        let (style, width) = match self.out {
+            Some(_) => (Style::Plain, None),
+            None => (terminal.style(), terminal::width_of_output()),
+        };
+        let named = (first.name.as_str(), &first.explanation);
+        let ranks: Vec<Rank<'_>> = explained.iter().map(|one| Rank { name: &one.name, explanation: &one.explanation }).collect();
+        let overview = (ranks.len() > 1).then(|| ranks::overview(&ranks));
+        let document = match self.format {
+            Format::Text => match &overview {
+                Some(overview) => text::render_ranks(overview, named, style, width),
+                None => text::render(named.0, named.1, style, width),
+            },
+            Format::Json => {
+                let documents = ranks.iter().map(|rank| json::Document::new(rank.name, rank.explanation));
+                match &overview {
+                    Some(overview) => to_json(&json::Documents { overview, snapshots: documents.collect() })?,
+                    None => to_json(&json::Document::new(named.0, named.1))?,
+                }
+            }
+            Format::Markdown => {
+                let picture = self.out.as_ref().map(|out| out.with_extension("svg"));
+                let link = picture.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+                if let Some(picture) = &picture {
+                    save(picture, &markdown::draw(named.1))?;
+                }
+                markdown::render(overview.as_ref(), named, link.as_deref())
+            }
+        };
+        match &self.out {
+            Some(out) => save(out, &document),
+            None => terminal::print(&document),
+        }
+    }
+}
+
+/// What is wrong with the options for this file.
+fn invalid(path: &Path, error: &ExplainError) -> CliError {
+    CliError::input(format!("{}: {error}", path.display()), "see `harness explain --help` for `--at` and `--memory`")
+}
+
+fn to_json(document: &impl serde::Serialize) -> Result<String, CliError> {
+    let text = serde_json::to_string_pretty(document)
+        .map_err(|error| CliError::Internal { message: error.to_string(), help: "report this with the command" })?;
+    Ok(text + "\n")
+}
+
+fn save(path: &Path, document: &str) -> Result<(), CliError> {
+    files::write(path, document).map_err(|error| CliError::Output {
+        target: Some(path.to_owned()),
+        error,
+        help: "choose another place with `--out`, or make room",
+    })
+}

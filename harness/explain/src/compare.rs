@@ -1,0 +1,167 @@
+//! Two snapshots of one program, as before and after an upgrade: what grew, by site and by cause. [`compare`].
+
+use std::collections::BTreeMap;
+
+use harness_allocator::units::Bytes;
+use harness_trace::snapshot::Action;
+use serde::Serialize;
+
+use crate::causes::{ByteCause, Explanation};
+use crate::state::History;
+
+/// What a snapshot says over its whole length.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct Whole {
+    pub peak_allocated: Bytes,
+    pub peak_reserved: Bytes,
+    /// Blocks handed out.
+    pub allocations: u64,
+    /// Segments, or ranges of pages, taken from the driver.
+    pub driver_allocations: u64,
+    /// Segments, or ranges of pages, given back.
+    pub driver_frees: u64,
+    /// Requests that were refused.
+    pub ooms: u64,
+}
+
+impl Whole {
+    /// Counts over a recording. Peaks count what was there before the recording too. Takes `n log n` time for `n` events.
+    #[must_use]
+    pub fn of(history: &History<'_>, at_end: &Explanation) -> Self {
+        let count = |actions: &[Action]| history.events().iter().filter(|event| actions.contains(&event.action)).count() as u64;
+        Self {
+            peak_allocated: history.allocated().into_iter().max().unwrap_or_default().max(at_end.accounts.allocated),
+            peak_reserved: history.reserved().into_iter().max().unwrap_or_default().max(at_end.accounts.reserved),
+            allocations: count(&[Action::Alloc]),
+            driver_allocations: count(&[Action::SegmentAlloc, Action::SegmentMap]),
+            driver_frees: count(&[Action::SegmentFree, Action::SegmentUnmap]),
+            ooms: count(&[Action::Oom]),
+        }
+    }
+}
+
+/// One of the two.
+#[derive(Clone, Copy, Debug)]
+pub struct Side<'a> {
+    /// At the moment that both are compared at.
+    pub explanation: &'a Explanation,
+    /// Over the whole recording.
+    pub whole: Whole,
+}
+
+/// What differs between two snapshots.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Comparison {
+    /// The sentence that matters first.
+    pub headline: String,
+    /// The first one.
+    pub before: Whole,
+    /// The second one.
+    pub after: Whole,
+    /// Every cause that either has, in the order in which causes are shown.
+    pub causes: Vec<CauseChange>,
+    /// Sites whose live bytes differ, the largest difference first: by function and file, so that a moved line is no difference.
+    pub sites: Vec<SiteChange>,
+}
+
+/// A cause in both.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct CauseChange {
+    pub cause: ByteCause,
+    pub before: Bytes,
+    pub after: Bytes,
+}
+
+/// A site in both.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct SiteChange {
+    pub site: String,
+    pub before: Bytes,
+    pub after: Bytes,
+    pub blocks_before: u64,
+    pub blocks_after: u64,
+}
+
+/// What differs. Takes `n log n` time for `n` sites.
+#[must_use]
+pub fn compare(before: Side<'_>, after: Side<'_>) -> Comparison {
+    let shown = |cause: &ByteCause| before.explanation.bytes(*cause) > Bytes::ZERO || after.explanation.bytes(*cause) > Bytes::ZERO;
+    let causes = ByteCause::ALL.into_iter().filter(shown).map(|cause| CauseChange {
+        cause,
+        before: before.explanation.bytes(cause),
+        after: after.explanation.bytes(cause),
+    });
+    let sites = changed_sites(before.explanation, after.explanation);
+    let headline = headline(before.whole, after.whole, &sites);
+    Comparison { headline, before: before.whole, after: after.whole, causes: causes.collect(), sites }
+}
+
+/// A site without its line: the line of a function moves with every change above it.
+fn key(explanation: &Explanation, cause: &crate::causes::SiteBytes) -> String {
+    let site = &explanation.sites[&cause.id];
+    match (site.line, &site.function) {
+        (Some(line), Some(function)) if function != "<module>" => site.name.replacen(&format!(":{line}"), "", 1),
+        _ => site.name.clone(),
+    }
+}
+
+fn live_by_site(explanation: &Explanation) -> BTreeMap<String, (Bytes, u64)> {
+    let mut sites: BTreeMap<String, (Bytes, u64)> = BTreeMap::new();
+    let causes = explanation.causes.iter().filter(|cause| matches!(cause.cause, ByteCause::Allocated | ByteCause::Rounding));
+    for (cause, site) in causes.flat_map(|cause| cause.sites.iter().map(move |site| (cause.cause, site))) {
+        let (bytes, blocks) = sites.entry(key(explanation, site)).or_default();
+        *bytes += site.bytes;
+        // The rounding of a block is no block of its own.
+        *blocks += if cause == ByteCause::Allocated { site.blocks } else { 0 };
+    }
+    sites
+}
+
+fn changed_sites(before: &Explanation, after: &Explanation) -> Vec<SiteChange> {
+    let (before, mut after) = (live_by_site(before), live_by_site(after));
+    let mut changes: Vec<SiteChange> = Vec::new();
+    for (site, (bytes, blocks)) in before {
+        let (bytes_after, blocks_after) = after.remove(&site).unwrap_or_default();
+        changes.push(SiteChange { site, before: bytes, after: bytes_after, blocks_before: blocks, blocks_after });
+    }
+    let new = after.into_iter().map(|(site, (bytes, blocks))| SiteChange {
+        site,
+        before: Bytes::ZERO,
+        after: bytes,
+        blocks_before: 0,
+        blocks_after: blocks,
+    });
+    changes.extend(new);
+    changes.retain(|change| change.before != change.after);
+    changes.sort_by(|a, b| difference(b).cmp(&difference(a)).then_with(|| a.site.cmp(&b.site)));
+    changes
+}
+
+const fn difference(change: &SiteChange) -> u64 {
+    change.before.get().abs_diff(change.after.get())
+}
+
+/// `from 1 GiB to 2 GiB (+100.0 %)`, or `1 GiB as before`.
+#[must_use]
+pub fn change(before: Bytes, after: Bytes) -> String {
+    if before == after {
+        return format!("{after} as before");
+    }
+    if before == Bytes::ZERO {
+        return format!("from nothing to {after}");
+    }
+    let percent = (after.get() as f64 / before.get() as f64 - 1.0) * 100.0;
+    format!("from {before} to {after} ({percent:+.1} %)")
+}
+
+fn headline(before: Whole, after: Whole, sites: &[SiteChange]) -> String {
+    let reserved = change(before.peak_reserved, after.peak_reserved);
+    let allocated = change(before.peak_allocated, after.peak_allocated);
+    let most = sites.first().map_or_else(String::new, |most| {
+        format!("; at the moment compared, {} differs most: {}", most.site, change(most.before, most.after))
+    });
+    format!("Peak reserved {reserved}, peak allocated {allocated}{most}.")
+}

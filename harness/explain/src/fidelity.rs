@@ -1,0 +1,214 @@
+//! The fidelity gate: whether a job, replayed under the settings it was recorded under, does what the recording has. Every allocation must land
+//! on the recorded address, every segment must be asked for at the recorded moment and in the recorded size, every segment must go back when
+//! it did, and the final segments and blocks must be those of the snapshot. What a replay says under other settings is backed by this.
+
+use std::fmt;
+use std::ops::ControlFlow;
+
+use harness_allocator::allocator::AllocatorSpec;
+use harness_allocator::device::{DevicePtr, MemoryRange};
+use harness_allocator::stats::{BlockState, SegmentInfo};
+use harness_allocator::units::Bytes;
+use harness_trace::execute::Outcome;
+use harness_trace::job::{DriverCall, Job, JobError, Placement, Prepared, Setup, Step};
+use harness_trace::snapshot::{Action, Event, PoolId, Segment, Snapshot};
+use harness_trace::trace::TraceEvent;
+use serde::Serialize;
+
+/// How far a replay does what the recording has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct Fidelity {
+    /// Allocations of the recording.
+    pub allocations: u64,
+    pub at_recorded_address: u64,
+    /// Segments that the recording took from the driver; of expandable segments, mapped ranges.
+    pub segments: u64,
+    /// Those that the replay took at the same moment, in the same size.
+    pub segments_as_recorded: u64,
+    /// Whether all of the replay is as recorded: also what was refused, what was given back, and the state at the end.
+    pub faithful: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_divergence: Option<Divergence>,
+}
+
+/// The first thing that differs, with both sides.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct Divergence {
+    /// The index of the event in the snapshot; `None` where only the state at the end differs.
+    pub event: Option<u32>,
+    pub recorded: String,
+    pub replayed: String,
+}
+
+impl fmt::Display for Divergence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.event {
+            Some(event) => write!(f, "at event {event}")?,
+            None => f.write_str("at the end")?,
+        }
+        write!(f, "\n  recorded: {}\n  replayed: {}", self.recorded, self.replayed)
+    }
+}
+
+/// Replays a job under its recorded settings and compares it with the snapshot that it was recovered from.
+///
+/// # Errors
+/// [`JobError`] where it cannot be replayed at all.
+pub fn check(prepared: &Prepared<'_>, snapshot: &Snapshot) -> Result<Fidelity, JobError> {
+    let job = prepared.job();
+    let events = snapshot.traces.get(job.device as usize).map_or(&[][..], Vec::as_slice);
+    let mut check = Check::new(job, events);
+    let setup =
+        Setup { allocator: AllocatorSpec::caching(job.config.clone()), memory: job.device_memory(), placement: Placement::Recorded };
+    let mut last = None;
+    prepared.watch(&setup, |step| {
+        check.step(step);
+        if step.operation + 1 == job.operations.len() {
+            last = Some(step.allocator.snapshot());
+        }
+        ControlFlow::Continue(())
+    })?;
+    let last = last.unwrap_or_else(|| if job.operations.is_empty() { job.start_for_allocator() } else { Vec::new() });
+    check.compare_end(snapshot, &last);
+    Ok(check.finish())
+}
+
+struct Check<'a> {
+    job: &'a Job,
+    /// Recorded calls to the driver, with their events.
+    taken: Vec<(u32, DriverCall)>,
+    given_back: Vec<(u32, DriverCall)>,
+    takes: usize,
+    gifts: usize,
+    at_recorded_address: u64,
+    segments_as_recorded: u64,
+    first: Option<Divergence>,
+}
+
+impl<'a> Check<'a> {
+    fn new(job: &'a Job, events: &[Event]) -> Self {
+        let calls = events.iter().zip(0..).filter_map(|(event, index)| Some((index, driver_call(event)?)));
+        let (taken, given_back) = calls.partition(|(_, call)| matches!(call, DriverCall::Malloc(_) | DriverCall::Map(_)));
+        Self { job, taken, given_back, takes: 0, gifts: 0, at_recorded_address: 0, segments_as_recorded: 0, first: None }
+    }
+
+    fn step(&mut self, step: &Step<'_>) {
+        let event = self.job.origin[step.operation];
+        for &call in step.driver {
+            self.driver_call(event, call);
+        }
+        let TraceEvent::Allocate { id, size, .. } = self.job.operations[step.operation] else { return };
+        let recorded = self.job.allocations[id as usize].address;
+        let replayed = step.address.map(|address| address.0);
+        if replayed == recorded && step.outcome != Outcome::Ignored {
+            self.at_recorded_address += u64::from(recorded.is_some());
+        } else {
+            let at = |address: Option<u64>| address.map_or("refused".to_owned(), |address| format!("at {address:#x}"));
+            let side = |address| format!("{size} allocated {}", at(address)).replace("allocated refused", "refused");
+            self.diverge(Some(event), side(recorded), side(replayed));
+        }
+        let missed = self.taken.get(self.takes).filter(|&&(taken, _)| taken < event).copied();
+        if let Some((taken, call)) = missed {
+            self.diverge(Some(taken), describe(call), "nothing asked of the driver".to_owned());
+        }
+    }
+
+    fn driver_call(&mut self, event: u32, call: DriverCall) {
+        let (list, next) = match call {
+            DriverCall::Malloc(_) | DriverCall::Map(_) => (&self.taken, &mut self.takes),
+            DriverCall::Free(_) | DriverCall::Unmap(_) => (&self.given_back, &mut self.gifts),
+        };
+        let recorded = list.get(*next).copied();
+        *next += 1;
+        let takes = matches!(call, DriverCall::Malloc(_) | DriverCall::Map(_));
+        match recorded {
+            // What goes back with the first event of a group is told by several.
+            Some((at, same)) if same == call && (at < event || !takes) => self.segments_as_recorded += u64::from(takes),
+            Some((at, other)) => self.diverge(Some(at.min(event)), describe(other), describe(call)),
+            None => self.diverge(Some(event), "nothing asked of the driver".to_owned(), describe(call)),
+        }
+    }
+
+    fn compare_end(&mut self, snapshot: &Snapshot, last: &[SegmentInfo]) {
+        if let Some(&(event, call)) = self.given_back.get(self.gifts) {
+            self.diverge(Some(event), describe(call), "nothing given back".to_owned());
+        }
+        let mut recorded: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == self.job.device).collect();
+        recorded.sort_by_key(|segment| segment.address);
+        let recorded: Vec<String> = recorded.into_iter().flat_map(|segment| self.lines_recorded(segment)).collect();
+        let replayed: Vec<String> = last.iter().flat_map(|segment| self.lines_replayed(segment)).collect();
+        let line = |side: &[String], index: usize| side.get(index).cloned().unwrap_or_else(|| "no further segment".to_owned());
+        let different = (0..recorded.len().max(replayed.len())).find(|&index| recorded.get(index) != replayed.get(index));
+        if let Some(index) = different {
+            self.diverge(None, line(&recorded, index), line(&replayed, index));
+        }
+    }
+
+    fn lines_recorded(&self, segment: &Segment) -> Vec<String> {
+        let private = (segment.private_pool != PoolId::DEFAULT).then_some(segment.private_pool);
+        let range = MemoryRange::new(DevicePtr(segment.address), segment.size);
+        let blocks = segment.blocks.iter().map(|block| line(DevicePtr(block.address), block.size, block.requested, block.state));
+        std::iter::once(segment_line(range, segment.stream, private)).chain(blocks).collect()
+    }
+
+    fn lines_replayed(&self, segment: &SegmentInfo) -> Vec<String> {
+        let stream = segment.stream.and_then(|stream| self.job.streams.get(stream.0 as usize)).copied().unwrap_or_default();
+        let private = segment.private_pool.and_then(|pool| self.job.pools.get(pool as usize)).copied();
+        let range = MemoryRange::new(segment.address, segment.size);
+        let blocks = segment.blocks.iter().map(|block| line(block.address, block.size, block.requested, block.state));
+        std::iter::once(segment_line(range, stream, private)).chain(blocks).collect()
+    }
+
+    fn diverge(&mut self, event: Option<u32>, recorded: String, replayed: String) {
+        self.first.get_or_insert(Divergence { event, recorded, replayed });
+    }
+
+    fn finish(self) -> Fidelity {
+        let start = self.job.live_at_start() as usize;
+        let allocations = self.job.allocations[start..].iter().filter(|allocation| allocation.address.is_some()).count() as u64;
+        let segments = self.taken.len() as u64;
+        Fidelity {
+            allocations,
+            at_recorded_address: self.at_recorded_address,
+            segments,
+            segments_as_recorded: self.segments_as_recorded,
+            faithful: self.first.is_none() && self.at_recorded_address == allocations && self.segments_as_recorded == segments,
+            first_divergence: self.first,
+        }
+    }
+}
+
+fn driver_call(event: &Event) -> Option<DriverCall> {
+    let range = MemoryRange::new(DevicePtr(event.address), event.size);
+    match event.action {
+        Action::SegmentAlloc => Some(DriverCall::Malloc(range)),
+        Action::SegmentFree => Some(DriverCall::Free(range)),
+        Action::SegmentMap => Some(DriverCall::Map(range)),
+        Action::SegmentUnmap => Some(DriverCall::Unmap(range)),
+        _ => None,
+    }
+}
+
+fn describe(call: DriverCall) -> String {
+    match call {
+        DriverCall::Malloc(range) => format!("a segment of {} taken at {}", range.len, range.start),
+        DriverCall::Free(range) => format!("the segment of {} at {} given back", range.len, range.start),
+        DriverCall::Map(range) => format!("{} mapped at {}", range.len, range.start),
+        DriverCall::Unmap(range) => format!("{} unmapped at {}", range.len, range.start),
+    }
+}
+
+fn segment_line(range: MemoryRange, stream: u64, private: Option<PoolId>) -> String {
+    let pool = private.map_or(String::new(), |PoolId(first, second)| format!(" in the private pool ({first}, {second})"));
+    format!("a segment at {range} of stream {stream}{pool}")
+}
+
+fn line(address: DevicePtr, size: Bytes, requested: Bytes, state: BlockState) -> String {
+    match state {
+        BlockState::Inactive => format!("a free block of {} bytes at {address}", size.0),
+        BlockState::PendingFree => format!("a block of {} bytes at {address} that waits for an event", size.0),
+        BlockState::Allocated => format!("an allocated block of {} bytes at {address}, for {}", size.0, requested.0),
+    }
+}

@@ -1,0 +1,127 @@
+//! Leak suspects: sites whose live bytes grow from iteration to iteration. [`list`].
+//!
+//! Within an iteration memory goes up and down, so sites are compared where the program holds least. The recording is cut into equal stretches, so few that
+//! each has at least one whole up and down; each stretch is judged at its lowest point.
+
+use harness_allocator::units::Bytes;
+use harness_trace::snapshot::{Action, Event};
+use serde::Serialize;
+
+use crate::causes::View;
+use crate::sites::SiteId;
+
+/// A recording is cut into at most so many stretches.
+const MOST_STRETCHES: usize = 8;
+/// Fewer would call the warm-up of a program growth.
+const LEAST_STRETCHES: usize = 4;
+/// Less is no suspect.
+const LEAST_GROWTH: u64 = 1 << 20;
+/// How many sites are told.
+const LISTED: usize = 10;
+
+/// A site that holds more and more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Growth {
+    /// Who allocates.
+    pub site: String,
+    /// The same, in [`Explanation::sites`](crate::causes::Explanation::sites).
+    pub id: SiteId,
+    /// What the site holds more at the end than at the beginning, warm-up left out.
+    pub grown: Bytes,
+    /// What it held at the lowest point of each stretch, of what was allocated during the recording.
+    pub held: Vec<Bytes>,
+}
+
+/// Sites that hold more at the lowest point of each stretch than at that of the stretch before, most growth first. Empty where the recording has too few
+/// iterations to tell. Linear in events and sites.
+pub(crate) fn list(view: &View<'_>) -> Vec<Growth> {
+    let events = &view.history.events()[..view.moment.event.map_or(0, |event| event + 1)];
+    let stretches = stretches(events).min(MOST_STRETCHES);
+    if stretches < LEAST_STRETCHES {
+        return Vec::new();
+    }
+    let lowest = lowest_points(events, stretches);
+    let held = held_at(view, events, &lowest);
+    let ids = (0_u32..).map(SiteId);
+    let mut growing: Vec<Growth> = ids
+        .take(view.sites.all().len())
+        .filter_map(|id| {
+            let held: Vec<Bytes> = held.iter().map(|sites| Bytes(sites[id.0 as usize])).collect();
+            let grown = grown(&held)?;
+            Some(Growth { site: view.sites.get(id).name.clone(), id, grown, held })
+        })
+        .collect();
+    growing.sort_by(|a, b| b.grown.cmp(&a.grown).then_with(|| a.site.cmp(&b.site)));
+    growing.truncate(LISTED);
+    growing
+}
+
+/// How much more is held at the end than behind the warm-up, which is the first stretch; `None` where it is no steady growth.
+fn grown(held: &[Bytes]) -> Option<Bytes> {
+    let steady = held.get(1..)?;
+    let (first, last) = (*steady.first()?, *steady.last()?);
+    let never_less = steady.windows(2).all(|pair| pair[0] <= pair[1]);
+    let rises = steady.windows(2).filter(|pair| pair[0] < pair[1]).count();
+    let grown = last.saturating_sub(first);
+    (never_less && 4 * rises >= 3 * (steady.len() - 1) && grown.get() >= LEAST_GROWTH).then_some(grown)
+}
+
+/// What was held, counted from the start of the recording, after an event.
+fn change(event: &Event) -> i64 {
+    let size = i64::try_from(event.size.get()).unwrap_or(i64::MAX);
+    match event.action {
+        Action::Alloc => size,
+        Action::FreeRequested => -size,
+        _ => 0,
+    }
+}
+
+/// How many whole ups and downs there are: what was freed, by the height of the curve.
+fn stretches(events: &[Event]) -> usize {
+    let (mut current, mut lowest, mut highest, mut freed) = (0_i64, 0_i64, 0_i64, 0_i64);
+    for change in events.iter().map(change) {
+        current = current.saturating_add(change);
+        (lowest, highest) = (lowest.min(current), highest.max(current));
+        freed = freed.saturating_sub(change.min(0));
+    }
+    usize::try_from(freed / (highest - lowest).max(1)).unwrap_or(0)
+}
+
+/// In each stretch, the index of the event behind which least is held.
+fn lowest_points(events: &[Event], stretches: usize) -> Vec<usize> {
+    let mut current = 0_i64;
+    let curve: Vec<i64> = events
+        .iter()
+        .map(|event| {
+            current = current.saturating_add(change(event));
+            current
+        })
+        .collect();
+    let bound = |stretch: usize| stretch * events.len() / stretches;
+    let lowest = |stretch| (bound(stretch)..bound(stretch + 1)).min_by_key(|&index| curve[index]);
+    (0..stretches).filter_map(lowest).collect()
+}
+
+/// The bytes of each site behind each of some events, which are in order.
+fn held_at(view: &View<'_>, events: &[Event], at: &[usize]) -> Vec<Vec<u64>> {
+    let mut current = vec![0_u64; view.sites.all().len()];
+    let mut held = Vec::with_capacity(at.len());
+    let mut at = at.iter().copied().peekable();
+    for (index, event) in events.iter().enumerate() {
+        let size = event.size.get();
+        match event.action {
+            Action::Alloc => current[view.sites.of_event(index).0 as usize] += size,
+            Action::FreeRequested => {
+                if let Some(alloc) = view.history.freed(index).allocated {
+                    let site = &mut current[view.sites.of_event(alloc as usize).0 as usize];
+                    *site = site.saturating_sub(size);
+                }
+            }
+            _ => {}
+        }
+        if at.next_if_eq(&index).is_some() {
+            held.push(current.clone());
+        }
+    }
+    held
+}

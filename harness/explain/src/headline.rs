@@ -1,0 +1,144 @@
+//! The one sentence that matters first: [`of`].
+
+use harness_allocator::units::Bytes;
+
+use crate::causes::{ByteCause, Explanation, Refused, TotalKnown};
+use crate::pins::{self, PinnedBySite, PinnedSegment};
+use crate::state::MomentKind;
+use crate::ways;
+
+/// A device is nearly full where less than this part of it is cached and of no use: one twentieth.
+const NEARLY_FULL: u64 = 20;
+
+/// The sentence about a moment. Where a request was refused, it names the largest of the causes without which there would have been room.
+pub(crate) fn of(explanation: &Explanation) -> String {
+    match &explanation.request {
+        Some(request) => of_refusal(explanation, request),
+        None => of_state(explanation),
+    }
+}
+
+fn of_refusal(explanation: &Explanation, request: &Refused) -> String {
+    let accounts = &explanation.accounts;
+    let free = accounts.device_free.unwrap_or_default();
+    let cached = accounts.reserved.saturating_sub(accounts.active);
+    let waiting = explanation.bytes(ByteCause::PendingFree);
+    let wanted = explanation.sites[&request.id].behind(&format!("{} asked for", request.asked));
+    let allocated = format!("{} are allocated{}", accounts.allocated, most_by(explanation, ByteCause::Allocated));
+    let everything = free + cached + waiting;
+    if request.requested > everything {
+        let lacking = request.requested - everything;
+        return format!(
+            "The program is too large by {lacking}: {allocated}, and the {wanted} did not fit into the {everything} that are free in all."
+        );
+    }
+    let failed = format!("so the {wanted} did not fit, with {free} free on the device");
+    if (cached + waiting).get() < explanation.device_total.get() / NEARLY_FULL {
+        let rest = cached + waiting;
+        return format!("Nearly all memory is in use: {allocated}, and {rest} are cached but of no use to the request, {failed}.");
+    }
+    let stuck = [
+        ByteCause::PendingFree,
+        ByteCause::OtherStream,
+        ByteCause::OtherPool,
+        ByteCause::PrivatePool,
+        ByteCause::InactiveSplit,
+        ByteCause::WholeSegments,
+    ];
+    let cause = stuck.into_iter().max_by_key(|&cause| explanation.bytes(cause)).unwrap_or(ByteCause::WholeSegments);
+    let bytes = explanation.bytes(cause);
+    match cause {
+        ByteCause::PendingFree => format!("{bytes} were freed but wait for other streams{}, {failed}.", most_by(explanation, cause)),
+        ByteCause::OtherStream => {
+            format!(
+                "{bytes} are cached for other streams than {}{}, {failed}.",
+                ways::stream(request.stream),
+                pinned_by(explanation, cause)
+            )
+        }
+        ByteCause::OtherPool => {
+            format!("{bytes} are cached for blocks of the other size{}, {failed}.", pinned_by(explanation, cause))
+        }
+        ByteCause::PrivatePool => format!("{bytes} are cached in private pools that serve other requests, {failed}."),
+        ByteCause::InactiveSplit => format!("{bytes} are reserved but pinned{}, {failed}.", pinned(explanation)),
+        _ => format!("{bytes} are free in whole segments, {failed}."),
+    }
+}
+
+fn of_state(explanation: &Explanation) -> String {
+    let accounts = &explanation.accounts;
+    let when = match explanation.moment.at {
+        MomentKind::Peak => "When the most was allocated",
+        MomentKind::Oom | MomentKind::End => "At the end of the recording",
+        MomentKind::Event => "At this moment",
+    };
+    let unused = explanation.bytes(ByteCause::InactiveSplit);
+    let pinned = if unused > Bytes::ZERO && unused.get() >= accounts.reserved.get() / NEARLY_FULL {
+        format!("; {unused} are reserved but pinned{}", pinned(explanation))
+    } else {
+        String::new()
+    };
+    let of = if explanation.device_total_is == TotalKnown::ReservedOnly {
+        String::new()
+    } else {
+        format!(" on a device of {}", explanation.device_total)
+    };
+    format!(
+        "{when} {} are reserved{of}, and {} are allocated{}{pinned}.",
+        accounts.reserved,
+        accounts.allocated,
+        most_by(explanation, ByteCause::Allocated)
+    )
+}
+
+/// `, most of it (2 GiB) at model.py:41`.
+fn most_by(explanation: &Explanation, cause: ByteCause) -> String {
+    let largest = explanation.causes.iter().find(|of| of.cause == cause).and_then(|of| of.sites.first().map(|site| (of.bytes, site)));
+    let Some((bytes, site)) = largest else { return String::new() };
+    let most = if 2 * site.bytes.get() > bytes.get() { "most of it" } else { "the most" };
+    format!(", {}", explanation.sites[&site.id].behind(&format!("{most} ({})", site.bytes)))
+}
+
+/// `, the most (2 GiB) in segments pinned by blocks allocated at model.py:41`.
+fn pinned_by(explanation: &Explanation, cause: ByteCause) -> String {
+    let of = explanation.causes.iter().find(|of| of.cause == cause).and_then(|of| of.sites.first());
+    of.map_or_else(String::new, |site| {
+        format!(", the most ({}) in segments pinned by blocks {}", site.bytes, explanation.sites[&site.id].behind("allocated"))
+    })
+}
+
+/// `: 212 segments are each held by one block of 2 MiB allocated at model.py:41`.
+fn pinned(explanation: &Explanation) -> String {
+    let is_own = |segment: &&PinnedSegment| match &explanation.request {
+        Some(request) => (segment.pool, segment.stream, segment.private_pool) == (request.pool, request.stream, request.private_pool),
+        None => segment.private_pool.is_none(),
+    };
+    let own: Vec<&PinnedSegment> = explanation.pinned.iter().filter(is_own).collect();
+    let count = own.len();
+    let groups = pins::by_site(own);
+    let Some(most) = groups.first() else { return String::new() };
+    let (bytes, held) = (explanation.bytes(ByteCause::InactiveSplit), held(most, explanation));
+    if 2 * most.free.get() > bytes.get() {
+        let part = if most.free < bytes { format!(" {} of it,", most.free) } else { String::new() };
+        return format!(":{part} {held}");
+    }
+    let unit = if most.segments[0].expandable { "pieces" } else { "segments" };
+    format!(" in {count} {unit}, the most ({}) by one site: {held}", most.free)
+}
+
+fn held(most: &PinnedBySite<'_>, explanation: &Explanation) -> String {
+    let first = most.segments[0];
+    let (count, allocated) = (most.segments.len(), explanation.sites[&first.by.id].behind("allocated"));
+    if first.expandable {
+        let pieces = if count == 1 { "1 piece lies".to_owned() } else { format!("{count} pieces lie") };
+        return format!("{pieces} in pages beside live blocks {allocated}");
+    }
+    let one = most.one_block();
+    let are_single = most.are_single();
+    match (count, are_single) {
+        (1, true) => format!("1 segment of {} is held by {one} {allocated}", first.size),
+        (_, true) => format!("{count} segments are each held by {one} {allocated}"),
+        (1, false) => format!("1 segment of {} is held by {} blocks, the oldest {allocated}", first.size, first.live_blocks),
+        (_, false) => format!("{count} segments are held by live blocks, the oldest of each {allocated}"),
+    }
+}

@@ -1,0 +1,218 @@
+//! What keeps free memory from going back to the driver: a segment goes back only when all of it is free, a page of an expandable segment when all
+//! of that page is. [`list`] names the block that pins each: of several live blocks the one that has lived longest.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::stats::{BlockState, PoolKind};
+use harness_allocator::units::Bytes;
+use harness_trace::snapshot::{Block, PoolId, Segment};
+use serde::Serialize;
+
+use crate::causes::View;
+use crate::sites::SiteId;
+
+/// A segment part of which is free, and which cannot go back to the driver. Of expandable memory: one free piece of the pages that it shares with
+/// live blocks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PinnedSegment {
+    /// Where it begins.
+    pub address: u64,
+    /// How long it is.
+    pub size: Bytes,
+    /// What is free in it and cannot go back.
+    pub free: Bytes,
+    /// The stream's handle.
+    pub stream: u64,
+    /// Small or large blocks.
+    pub pool: PoolKind,
+    /// The private pool that it belongs to, if any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub private_pool: Option<(u64, u64)>,
+    /// Whether it is part of an expandable segment.
+    pub expandable: bool,
+    /// Blocks in it that are allocated, or wait for other streams.
+    pub live_blocks: u64,
+    /// Their bytes.
+    pub live_bytes: Bytes,
+    /// The block that has lived longest of these.
+    pub by: Pin,
+}
+
+/// A block that keeps memory from going back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Pin {
+    /// Where it begins.
+    pub address: u64,
+    /// How long it is.
+    pub size: Bytes,
+    /// Who allocated it.
+    pub site: String,
+    /// The same, in [`Explanation::sites`](crate::causes::Explanation::sites).
+    pub id: SiteId,
+    /// The event that allocated it; `None` where that was before the recording.
+    pub allocated_at: Option<u32>,
+    /// How long ago that was, in microseconds of the recording.
+    pub age_us: Option<u64>,
+}
+
+/// A free block, cut into what can go back to the driver and what cannot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece<'a> {
+    /// Whole segment or whole pages.
+    pub(crate) whole: Bytes,
+    /// What is pinned.
+    pub(crate) pinned: Bytes,
+    /// Its place among the blocks of the segment.
+    index: usize,
+    segment: &'a Segment,
+}
+
+/// The free pieces of a segment.
+pub(crate) fn pieces<'a>(segment: &'a Segment, config: &Config) -> impl Iterator<Item = Piece<'a>> {
+    let page = if segment.expandable { config.page(segment.pool) } else { segment.size.get() }.max(1);
+    let free = segment.blocks.iter().enumerate().filter(|(_, block)| block.state == BlockState::Inactive);
+    free.map(move |(index, block)| {
+        let (start, end) = (block.address - segment.address, block.address - segment.address + block.size.get());
+        let whole = Bytes((end / page * page).saturating_sub(start.next_multiple_of(page)));
+        Piece { whole, pinned: block.size - whole, index, segment }
+    })
+}
+
+/// Finds the block that pins a piece of one segment.
+pub(crate) struct Pinner<'a> {
+    view: &'a View<'a>,
+    /// The block that has lived longest.
+    oldest: Option<&'a Block>,
+}
+
+impl<'a> Pinner<'a> {
+    /// Linear in the blocks of the segment.
+    pub(crate) fn new(view: &'a View<'a>, segment: &'a Segment) -> Self {
+        let live = segment.blocks.iter().filter(|block| block.state != BlockState::Inactive);
+        Self { view, oldest: live.min_by_key(|block| view.age_key(block)) }
+    }
+
+    /// Of expandable memory, the older of the two blocks beside the piece; else the oldest of the segment.
+    pub(crate) fn of(&self, piece: &Piece<'a>) -> Option<&'a Block> {
+        if !piece.segment.expandable {
+            return self.oldest;
+        }
+        neighbours(piece).min_by_key(|block| self.view.age_key(block)).or(self.oldest)
+    }
+}
+
+fn neighbours<'a>(piece: &Piece<'a>) -> impl Iterator<Item = &'a Block> + use<'a> {
+    let blocks = &piece.segment.blocks;
+    let before = piece.index.checked_sub(1).and_then(|index| blocks.get(index));
+    [before, blocks.get(piece.index + 1)].into_iter().flatten()
+}
+
+impl View<'_> {
+    /// Orders blocks by age, the oldest first.
+    fn age_key(&self, block: &Block) -> (Option<u32>, u64) {
+        (self.state.origin(block.address).allocated, block.address)
+    }
+
+    fn pin(&self, block: &Block) -> Pin {
+        let allocated_at = self.state.origin(block.address).allocated;
+        let began = allocated_at.and_then(|event| self.history.events()[event as usize].time_us);
+        let id = self.site_of(block);
+        Pin {
+            address: block.address,
+            size: block.size,
+            site: self.sites.get(id).name.clone(),
+            id,
+            allocated_at,
+            age_us: began.and_then(|began| self.moment.time_us?.checked_sub(began)),
+        }
+    }
+}
+
+/// Everything that is pinned, most free bytes first.
+pub(crate) fn list(view: &View<'_>) -> Vec<PinnedSegment> {
+    let mut pinned: Vec<PinnedSegment> = view.state.segments.iter().flat_map(|segment| of_segment(view, segment)).collect();
+    pinned.sort_by(|a, b| b.free.cmp(&a.free).then(a.address.cmp(&b.address)));
+    pinned
+}
+
+fn of_segment(view: &View<'_>, segment: &Segment) -> Vec<PinnedSegment> {
+    let pinner = Pinner::new(view, segment);
+    let pieces = pieces(segment, view.config).filter(|piece| piece.pinned > Bytes::ZERO);
+    let entry = |address, size, free, live: (u64, Bytes), by: &Block| PinnedSegment {
+        address,
+        size,
+        free,
+        stream: segment.stream,
+        pool: segment.pool,
+        private_pool: (segment.private_pool != PoolId::DEFAULT).then_some((segment.private_pool.0, segment.private_pool.1)),
+        expandable: segment.expandable,
+        live_blocks: live.0,
+        live_bytes: live.1,
+        by: view.pin(by),
+    };
+    let sum = |blocks: &mut dyn Iterator<Item = &Block>| blocks.fold((0, Bytes::ZERO), |(n, bytes), block| (n + 1, bytes + block.size));
+    if segment.expandable {
+        let of_piece = |piece: Piece<'_>| {
+            let by = pinner.of(&piece)?;
+            let address = segment.blocks[piece.index].address;
+            Some(entry(address, piece.pinned, piece.pinned, sum(&mut neighbours(&piece)), by))
+        };
+        return pieces.filter_map(of_piece).collect();
+    }
+    let free: Bytes = pieces.map(|piece| piece.pinned).sum();
+    let live = sum(&mut segment.blocks.iter().filter(|block| block.state != BlockState::Inactive));
+    let by = pinner.oldest.filter(|_| free > Bytes::ZERO);
+    by.map(|by| entry(segment.address, segment.size, free, live, by)).into_iter().collect()
+}
+
+/// What blocks of one site pin.
+#[derive(Clone, Debug)]
+pub struct PinnedBySite<'a> {
+    /// The site, in [`Explanation::sites`](crate::causes::Explanation::sites).
+    pub id: SiteId,
+    /// What is free in the segments.
+    pub free: Bytes,
+    /// Never empty; most free bytes first.
+    pub segments: Vec<&'a PinnedSegment>,
+}
+
+impl PinnedBySite<'_> {
+    /// Whether each segment is held by one block alone.
+    #[must_use]
+    pub fn are_single(&self) -> bool {
+        self.segments.iter().all(|segment| segment.live_blocks == 1)
+    }
+
+    /// A block that pins, by its size: `one block of 2 MiB`, or `one block of at most 2 MiB` where they differ.
+    #[must_use]
+    pub fn one_block(&self) -> String {
+        let sizes = || self.segments.iter().map(|segment| segment.by.size);
+        match (sizes().min().unwrap_or_default(), sizes().max().unwrap_or_default()) {
+            (least, largest) if least == largest => format!("one block of {largest}"),
+            (_, largest) => format!("one block of at most {largest}"),
+        }
+    }
+
+    /// The longest time for which one of the blocks has lived, in microseconds; `None` where one is from before the recording.
+    #[must_use]
+    pub fn oldest_us(&self) -> Option<u64> {
+        let ages: Option<Vec<u64>> = self.segments.iter().map(|segment| segment.by.age_us).collect();
+        ages?.into_iter().max()
+    }
+}
+
+/// Pinned segments by the site of the block that pins each, most free bytes first.
+#[must_use]
+pub fn by_site<'a>(segments: impl IntoIterator<Item = &'a PinnedSegment>) -> Vec<PinnedBySite<'a>> {
+    let mut by_site: BTreeMap<SiteId, PinnedBySite<'_>> = BTreeMap::new();
+    for segment in segments {
+        let id = segment.by.id;
+        let of_site = by_site.entry(id).or_insert_with(|| PinnedBySite { id, free: Bytes::ZERO, segments: Vec::new() });
+        of_site.segments.push(segment);
+        of_site.free += segment.free;
+    }
+    let mut groups: Vec<PinnedBySite<'_>> = by_site.into_values().collect();
+    groups.sort_by(|a, b| b.free.cmp(&a.free).then_with(|| a.segments[0].by.site.cmp(&b.segments[0].by.site)));
+    groups
+}

@@ -1,0 +1,446 @@
+//! Call sites: where in a program memory was asked for. [`Sites`] finds the [`Site`] of every event of one device.
+//!
+//! A site is the innermost frame outside of PyTorch's and Python's own libraries: in a stack that begins in `torch/nn/modules/conv.py`, the line
+//! of the model that called the convolution. Autograd allocates in C++ threads that have no Python frames. Such an event gets the site of the last
+//! event before it that has one, marked as [`SiteKind::After`]: during `loss.backward()` that is the end of the forward pass.
+
+use std::collections::{BTreeMap, HashMap};
+
+use harness_allocator::units::Bytes;
+use harness_trace::snapshot::{Annotation, Event, Frame, FrameId, Snapshot, StackId};
+use serde::Serialize;
+
+/// Names a site of [`Sites`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct SiteId(pub u32);
+
+/// A place in a program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Site {
+    /// For people, and different from that of every other site of the snapshot: `model.py:41 forward`.
+    pub name: String,
+    /// How the place is known.
+    pub kind: SiteKind,
+    /// The whole path, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// Counted from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<u32>,
+    /// The name of the function.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function: Option<String>,
+    /// The first stack that was seen of this site, the innermost frame first: `/srv/model.py:41 forward`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stack: Vec<String>,
+}
+
+/// How the place of a site is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SiteKind {
+    /// A frame of the program.
+    Frame,
+    /// No Python frame was recorded; the frame is that of the last event before that has one.
+    After,
+    /// No Python frame was recorded, nor before it; the name says in which annotated phase, or how much was asked for.
+    NoFrames,
+    /// Allocated before the recording began, or not recorded.
+    BeforeRecording,
+}
+
+/// What makes two sites the same.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Key {
+    Frame { file: String, line: u32, function: String },
+    After { file: String, line: u32, function: String },
+    Phase(String),
+    Size(Bytes),
+    NoFrames,
+    BeforeRecording,
+}
+
+/// All sites of one device.
+#[derive(Clone, Debug)]
+pub struct Sites {
+    list: Vec<Site>,
+    of_event: Vec<SiteId>,
+    of_stack: Vec<Option<SiteId>>,
+    before_recording: SiteId,
+}
+
+impl Sites {
+    /// Finds the sites of the events and blocks of a device. Linear in events, stacks and frames.
+    #[must_use]
+    pub fn new(snapshot: &Snapshot, device: u32) -> Self {
+        let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
+        let mut finder = Finder::new(snapshot);
+        let of_stack: Vec<Option<SiteId>> = (0..snapshot.stacks.len()).map(|stack| finder.of_frames(stack_id(stack))).collect();
+        let of_event = finder.of_events(events, &of_stack, &phases(&snapshot.annotations, device));
+        let before_recording = finder.id(Key::BeforeRecording, StackId::EMPTY);
+        Self { list: finder.named(), of_event, of_stack, before_recording }
+    }
+
+    /// Where an event comes from.
+    ///
+    /// # Panics
+    /// Where the device has no event of that index.
+    #[must_use]
+    pub fn of_event(&self, event: usize) -> SiteId {
+        self.of_event[event]
+    }
+
+    /// Where a block comes from, by the event that allocated it, or else by its own stack.
+    #[must_use]
+    pub fn of_block(&self, allocated_by: Option<u32>, stack: StackId) -> SiteId {
+        let by_stack = || self.of_stack.get(stack.0 as usize).copied().flatten();
+        allocated_by.map(|event| self.of_event(event as usize)).or_else(by_stack).unwrap_or(self.before_recording)
+    }
+
+    /// The site of a stack; `None` where the stack has no frame of the program.
+    #[must_use]
+    pub fn of_stack(&self, stack: StackId) -> Option<SiteId> {
+        self.of_stack.get(stack.0 as usize).copied().flatten()
+    }
+
+    /// A site by its name tag.
+    ///
+    /// # Panics
+    /// For an id of other [`Sites`].
+    #[must_use]
+    pub fn get(&self, id: SiteId) -> &Site {
+        &self.list[id.0 as usize]
+    }
+
+    /// Every site; [`SiteId`] counts them from 0.
+    #[must_use]
+    pub fn all(&self) -> &[Site] {
+        &self.list
+    }
+}
+
+fn stack_id(index: usize) -> StackId {
+    StackId(u32::try_from(index).unwrap_or(u32::MAX))
+}
+
+/// Whether a frame is the program's: neither compiled code, nor of PyTorch, nor of Python's own library. Our own runs have lines of scenarios.
+#[must_use]
+pub fn is_of_program(frame: &Frame) -> bool {
+    const ENDINGS: [&str; 5] = [".py", ".pyx", ".ipynb", ".yaml", ".yml"];
+    let file = frame.file.as_str();
+    // Python names code that comes from no file `<string>`, `<stdin>` or `<ipython-input-3-…>`.
+    let is_source = ENDINGS.iter().any(|ending| file.ends_with(ending)) || (file.starts_with('<') && !file.starts_with("<frozen "));
+    is_source && !is_of_torch(file) && !is_of_python(file)
+}
+
+fn is_of_torch(file: &str) -> bool {
+    ["site-packages", "dist-packages"]
+        .iter()
+        .any(|packages| file.split_once(packages).is_some_and(|(_, rest)| rest.starts_with("/torch/") || rest.starts_with("\\torch\\")))
+}
+
+/// Files of Python's own library lie beside `site-packages`: `/usr/lib/python3.11/contextlib.py`.
+fn is_of_python(file: &str) -> bool {
+    let Some((_, rest)) = file.rsplit_once("/lib/python3") else { return false };
+    rest.starts_with('.') && !rest.contains("/site-packages/") && !rest.contains("/dist-packages/")
+}
+
+/// The innermost phase that is open at each moment at which that changes, oldest first.
+fn phases(annotations: &[Annotation], device: u32) -> Vec<(u64, Option<&str>)> {
+    let mut open: Vec<&str> = Vec::new();
+    let mut phases = Vec::new();
+    for annotation in annotations.iter().filter(|annotation| annotation.device == device) {
+        if annotation.begins {
+            open.push(&annotation.name);
+        } else if let Some(index) = open.iter().rposition(|name| *name == annotation.name) {
+            open.remove(index);
+        }
+        phases.push((annotation.time_us, open.last().copied()));
+    }
+    phases.sort_by_key(|&(time, _)| time);
+    phases
+}
+
+struct Finder<'a> {
+    snapshot: &'a Snapshot,
+    is_of_program: Vec<Option<bool>>,
+    ids: HashMap<Key, SiteId>,
+    found: Vec<(Key, StackId)>,
+    /// For each site that something without frames comes behind, the site of that.
+    after: HashMap<SiteId, SiteId>,
+}
+
+impl<'a> Finder<'a> {
+    fn new(snapshot: &'a Snapshot) -> Self {
+        Self {
+            snapshot,
+            is_of_program: vec![None; snapshot.stacks.frame_count()],
+            ids: HashMap::new(),
+            found: Vec::new(),
+            after: HashMap::new(),
+        }
+    }
+
+    fn id(&mut self, key: Key, stack: StackId) -> SiteId {
+        if let Some(&id) = self.ids.get(&key) {
+            return id;
+        }
+        let id = SiteId(u32::try_from(self.found.len()).unwrap_or(u32::MAX));
+        self.ids.insert(key.clone(), id);
+        self.found.push((key, stack));
+        id
+    }
+
+    fn frame_of_program(&mut self, stack: StackId) -> Option<FrameId> {
+        let stacks = &self.snapshot.stacks;
+        let known = &mut self.is_of_program;
+        let mut is_own = |id: FrameId| *known[id.0 as usize].get_or_insert_with(|| is_of_program(stacks.frame(id)));
+        stacks.ids(stack).iter().copied().find(|&id| is_own(id))
+    }
+
+    fn of_frames(&mut self, stack: StackId) -> Option<SiteId> {
+        let frame = self.frame_of_program(stack)?;
+        let Frame { file, line, name, .. } = self.snapshot.stacks.frame(frame).clone();
+        Some(self.id(Key::Frame { file, line, function: name }, stack))
+    }
+
+    fn of_events(&mut self, events: &[Event], of_stack: &[Option<SiteId>], phases: &[(u64, Option<&str>)]) -> Vec<SiteId> {
+        let mut last = None;
+        let site_of = |event: &Event| {
+            let own = of_stack.get(event.stack.0 as usize).copied().flatten();
+            last = own.or(last);
+            match (own, last) {
+                (Some(site), _) => site,
+                (None, Some(before)) => self.after(before),
+                (None, None) => self.without_frames(event, phases),
+            }
+        };
+        events.iter().map(site_of).collect()
+    }
+
+    /// The site of what has no frames and comes behind this one.
+    fn after(&mut self, site: SiteId) -> SiteId {
+        if let Some(&after) = self.after.get(&site) {
+            return after;
+        }
+        let (key, stack) = self.found[site.0 as usize].clone();
+        let after = match key {
+            Key::Frame { file, line, function } => self.id(Key::After { file, line, function }, stack),
+            _ => site,
+        };
+        self.after.insert(site, after);
+        after
+    }
+
+    fn without_frames(&mut self, event: &Event, phases: &[(u64, Option<&str>)]) -> SiteId {
+        let phase = event.time_us.and_then(|time| {
+            let later = phases.partition_point(|&(begin, _)| begin <= time);
+            phases[..later].last()?.1
+        });
+        let key = match phase {
+            Some(name) => Key::Phase(name.to_owned()),
+            // A stack without a frame of the program, or blocks of very many sizes, say no more than that.
+            None if event.size.get() < 1 << 20 => Key::NoFrames,
+            None => Key::Size(event.size),
+        };
+        self.id(key, event.stack)
+    }
+
+    fn named(self) -> Vec<Site> {
+        let files = ShortFiles::new(self.found.iter().filter_map(|(key, _)| key.file()));
+        let site = |&(ref key, stack): &(Key, StackId)| {
+            let kind = key.kind();
+            let frames = if kind == SiteKind::After { StackId::EMPTY } else { stack };
+            let stack = self.snapshot.stacks.frames(frames).map(|frame| format!("{}:{} {}", frame.file, frame.line, frame.name));
+            Site {
+                name: key.name(&files),
+                kind,
+                file: key.file().map(str::to_owned),
+                line: key.line(),
+                function: key.function().map(str::to_owned),
+                stack: stack.collect(),
+            }
+        };
+        self.found.iter().map(site).collect()
+    }
+}
+
+impl Site {
+    /// The site behind a verb: `allocated at model.py:41 forward`, `allocated before the recording`.
+    #[must_use]
+    pub fn behind(&self, verb: &str) -> String {
+        match self.kind {
+            SiteKind::Frame => format!("{verb} at {}", self.name),
+            SiteKind::After | SiteKind::NoFrames => format!("{verb} with {}", self.name),
+            SiteKind::BeforeRecording => format!("{verb} {}", self.name),
+        }
+    }
+}
+
+impl Key {
+    const fn kind(&self) -> SiteKind {
+        match self {
+            Self::Frame { .. } => SiteKind::Frame,
+            Self::After { .. } => SiteKind::After,
+            Self::Phase(_) | Self::Size(_) | Self::NoFrames => SiteKind::NoFrames,
+            Self::BeforeRecording => SiteKind::BeforeRecording,
+        }
+    }
+
+    fn file(&self) -> Option<&str> {
+        match self {
+            Self::Frame { file, .. } | Self::After { file, .. } => Some(file),
+            Self::Phase(_) | Self::Size(_) | Self::NoFrames | Self::BeforeRecording => None,
+        }
+    }
+
+    const fn line(&self) -> Option<u32> {
+        match self {
+            Self::Frame { line, .. } | Self::After { line, .. } => Some(*line),
+            Self::Phase(_) | Self::Size(_) | Self::NoFrames | Self::BeforeRecording => None,
+        }
+    }
+
+    fn function(&self) -> Option<&str> {
+        match self {
+            Self::Frame { function, .. } | Self::After { function, .. } => Some(function),
+            Self::Phase(_) | Self::Size(_) | Self::NoFrames | Self::BeforeRecording => None,
+        }
+    }
+
+    fn name(&self, files: &ShortFiles<'_>) -> String {
+        let place = |file: &str, line: u32, function: &str| {
+            let function = if function.is_empty() || function == "<module>" { String::new() } else { format!(" {function}") };
+            format!("{}:{line}{function}", files.short(file))
+        };
+        match self {
+            Self::Frame { file, line, function } => place(file, *line, function),
+            Self::After { file, line, function } => format!("no Python frames, after {}", place(file, *line, function)),
+            Self::Phase(name) => format!("no Python frames, in {name}"),
+            Self::Size(size) => format!("no Python frames, requests of {size} ({} B)", size.get()),
+            Self::NoFrames => "no Python frames, requests below 1 MiB".to_owned(),
+            Self::BeforeRecording => "before the recording".to_owned(),
+        }
+    }
+}
+
+/// The shortest endings of paths that tell files apart: `model.py`, or `gpt/model.py` where there are two.
+struct ShortFiles<'a>(BTreeMap<&'a str, &'a str>);
+
+impl<'a> ShortFiles<'a> {
+    fn new(files: impl Iterator<Item = &'a str>) -> Self {
+        let mut short: BTreeMap<&str, &str> = files.map(|file| (file, ending(file, 1))).collect();
+        for parts in 2..16 {
+            let mut owners: BTreeMap<&str, u32> = BTreeMap::new();
+            short.values().for_each(|ending| *owners.entry(*ending).or_default() += 1);
+            if owners.values().all(|&count| count == 1) {
+                break;
+            }
+            short.iter_mut().filter(|(_, short)| owners[**short] > 1).for_each(|(file, short)| *short = ending(file, parts));
+        }
+        Self(short)
+    }
+
+    fn short(&self, file: &'a str) -> &'a str {
+        self.0.get(file).copied().unwrap_or(file)
+    }
+}
+
+/// The last parts of a path.
+fn ending(file: &str, parts: usize) -> &str {
+    file.rmatch_indices(['/', '\\']).nth(parts - 1).map_or(file, |(at, _)| &file[at + 1..])
+}
+
+#[cfg(test)]
+mod tests {
+    use harness_trace::snapshot::Action;
+
+    use super::*;
+
+    const TORCH: &str = "/env/lib/python3.11/site-packages/torch/nn/modules/conv.py";
+
+    fn stack(snapshot: &mut Snapshot, frames: &[(&str, u32, &str)]) -> StackId {
+        let frames: Vec<FrameId> = frames
+            .iter()
+            .map(|&(file, line, name)| {
+                snapshot.stacks.intern_frame(Frame { name: name.to_owned(), file: file.to_owned(), line, ..Frame::default() })
+            })
+            .collect();
+        snapshot.stacks.intern(&frames)
+    }
+
+    fn alloc(stack: StackId, size: u64, time_us: u64) -> Event {
+        Event { action: Action::Alloc, address: 0, size: Bytes(size), stream: 0, time_us: Some(time_us), stack, extra: Default::default() }
+    }
+
+    fn names(snapshot: &Snapshot) -> Vec<String> {
+        let sites = Sites::new(snapshot, 0);
+        (0..snapshot.traces[0].len()).map(|event| sites.get(sites.of_event(event)).name.clone()).collect()
+    }
+
+    #[test]
+    fn a_site_is_the_innermost_frame_of_the_program() {
+        let mut snapshot = Snapshot::default();
+        let deep = stack(
+            &mut snapshot,
+            &[
+                ("??", 0, "at::empty"),
+                ("/env/lib/python3.11/site-packages/torch/lib/libtorch_cpu.so", 107_658_604, "at::native::conv"),
+                ("/env/bin/python3.11", 4224, "_start"),
+                ("thread48.o", 0, "execute_native_thread_routine"),
+                (TORCH, 548, "_conv_forward"),
+                ("/usr/lib/python3.11/contextlib.py", 81, "inner"),
+                ("/env/lib/python3.11/site-packages/torchvision/models/resnet.py", 154, "forward"),
+                ("/srv/train.py", 9, "<module>"),
+            ],
+        );
+        let plain = stack(&mut snapshot, &[("/srv/train.py", 9, "<module>")]);
+        snapshot.traces = vec![vec![alloc(deep, 512, 1), alloc(plain, 512, 2)]];
+        assert_eq!(names(&snapshot), ["resnet.py:154 forward", "train.py:9"]);
+        let sites = Sites::new(&snapshot, 0);
+        assert_eq!(sites.get(sites.of_event(0)).stack.len(), 8, "the full stack is kept");
+    }
+
+    #[test]
+    fn what_has_no_frames_is_grouped_by_the_last_line_of_the_program_before_it() {
+        let mut snapshot = Snapshot::default();
+        let loss = stack(&mut snapshot, &[("/srv/train.py", 7, "step")]);
+        let library = stack(&mut snapshot, &[(TORCH, 548, "_conv_forward")]);
+        snapshot.traces = vec![vec![
+            alloc(StackId::EMPTY, 512, 1),
+            alloc(StackId::EMPTY, 2 << 20, 3),
+            alloc(StackId::EMPTY, 512, 6),
+            alloc(loss, 512, 7),
+            alloc(StackId::EMPTY, 512, 8),
+            alloc(library, 512, 9),
+        ]];
+        let annotation = |begins, time_us| Annotation { begins, name: "warm-up".to_owned(), device: 0, time_us, extra: Default::default() };
+        snapshot.annotations = vec![annotation(true, 5), annotation(false, 6_000_000)];
+        assert_eq!(
+            names(&snapshot),
+            [
+                "no Python frames, requests below 1 MiB",
+                "no Python frames, requests of 2 MiB (2097152 B)",
+                "no Python frames, in warm-up",
+                "train.py:7 step",
+                "no Python frames, after train.py:7 step",
+                "no Python frames, after train.py:7 step",
+            ]
+        );
+    }
+
+    #[test]
+    fn files_of_one_name_are_told_apart_by_their_folders() {
+        let files = ["/a/gpt/model.py", "/a/bert/model.py", "/a/train.py", "/b/gpt/model.py"];
+        let short = ShortFiles::new(files.into_iter());
+        assert_eq!(files.map(|file| short.short(file)), ["a/gpt/model.py", "bert/model.py", "train.py", "b/gpt/model.py"]);
+    }
+
+    #[test]
+    fn a_block_from_before_the_recording_says_so() {
+        let snapshot = Snapshot { traces: vec![Vec::new()], ..Snapshot::default() };
+        let sites = Sites::new(&snapshot, 0);
+        assert_eq!(sites.get(sites.of_block(None, StackId::EMPTY)).kind, SiteKind::BeforeRecording);
+    }
+}

@@ -1,0 +1,498 @@
+//! The allocator's state at one moment of a recording: [`History`] goes back from the final segments of a snapshot to the [`Moment`] asked for.
+//!
+//! A snapshot holds the final segments and the events before them, so an earlier [`State`] is what remains when the later events are undone.
+//! Events give the requested size of a block and not the size of the block itself. That one follows from the settings (rounding) and from what was
+//! behind the block when it was allocated: a remainder that is too small is not split off.
+
+use std::collections::{BTreeMap, HashMap};
+
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::stats::{BlockState, PoolKind};
+use harness_allocator::units::Bytes;
+use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot, StackId};
+use serde::Serialize;
+
+/// A remainder of a large block up to this size is not split off, as [`Config`] has it.
+const LARGEST_UNSPLIT_REMAINDER: u64 = 1 << 20;
+
+/// Which moment is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum At {
+    /// The out-of-memory error that ended the program, or else the end: see [`History::moment`].
+    #[default]
+    Automatic,
+    /// The last out-of-memory error.
+    Oom,
+    /// When the most was allocated.
+    Peak,
+    /// When the snapshot was taken.
+    End,
+    /// Just after the event of this index in the device's trace, counted from 0.
+    Event(usize),
+}
+
+/// A moment of a recording.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Moment {
+    /// What is special about it.
+    pub at: MomentKind,
+    /// The last event before it, counted from 0; `None` before the first one.
+    pub event: Option<usize>,
+    /// How many events the device's trace has.
+    pub events: usize,
+    /// Microseconds since 1970 by the clock of the machine that recorded, where the file has them.
+    pub time_us: Option<u64>,
+}
+
+/// What is special about a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MomentKind {
+    /// A request was refused.
+    Oom,
+    /// The most was allocated.
+    Peak,
+    /// The snapshot was taken.
+    End,
+    /// Nothing but that somebody asked.
+    Event,
+}
+
+/// The segments of a device at a moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    /// In the order of addresses; the blocks of each tile it.
+    pub segments: Vec<Segment>,
+    origins: HashMap<u64, Origin>,
+}
+
+/// Which events a block comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The event that allocated it; `None` where that was before the recording.
+    pub allocated: Option<u32>,
+    /// The event by which its owner freed it, of a block that waits for other streams.
+    pub freed: Option<u32>,
+}
+
+impl State {
+    /// Where a block comes from that is allocated or waits for other streams, by its address.
+    #[must_use]
+    pub fn origin(&self, address: u64) -> Origin {
+        self.origins.get(&address).copied().unwrap_or_default()
+    }
+
+    /// What is held from the driver.
+    #[must_use]
+    pub fn reserved(&self) -> Bytes {
+        self.segments.iter().map(|segment| segment.size).sum()
+    }
+}
+
+/// What is wrong with the moment asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub enum MomentError {
+    /// The index is behind the last event.
+    #[error(
+        "there is no event {event}: the recording of device {device} has {events} events, counted from 0; name an earlier one, or `end`"
+    )]
+    NoSuchEvent { event: usize, device: u32, events: usize },
+    /// Nothing was refused.
+    #[error("no request was refused in the recording of device {device}: ask for `peak` or `end`")]
+    NoOom { device: u32 },
+    /// There are no events.
+    #[error(
+        "nothing was recorded on device {device}, so only the end is known: ask for `end`, or call \
+         `torch.cuda.memory._record_memory_history()` before the program begins"
+    )]
+    NoEvents { device: u32 },
+}
+
+/// The recording of one device, ready to go back in.
+#[derive(Clone, Debug)]
+pub struct History<'a> {
+    device: u32,
+    events: &'a [Event],
+    last: Vec<&'a Segment>,
+    config: Config,
+    /// For each event that frees, where the block comes from.
+    freed: Vec<Origin>,
+    /// Of the blocks that are there at the end.
+    origins: HashMap<u64, Origin>,
+}
+
+impl<'a> History<'a> {
+    /// The recording of that device; `config` are the settings under which it was made. Linear in events and blocks.
+    #[must_use]
+    pub fn new(snapshot: &'a Snapshot, device: u32, config: Config) -> Self {
+        let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
+        let mut last: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == device).collect();
+        last.sort_by_key(|segment| segment.address);
+        let (freed, origins) = pair(events);
+        Self { device, events, last, config, freed, origins }
+    }
+
+    /// The events, oldest first.
+    #[must_use]
+    pub const fn events(&self) -> &'a [Event] {
+        self.events
+    }
+
+    /// Where the block comes from that this event frees: for [`Action::FreeCompleted`] with the event that asked for it.
+    #[must_use]
+    pub fn freed(&self, event: usize) -> Origin {
+        self.freed[event]
+    }
+
+    /// The moment asked for. An out-of-memory error ended the program if nothing was allocated after it: many are caught, as those of
+    /// cuDNN's search for a plan are, and the program goes on.
+    ///
+    /// # Errors
+    /// [`MomentError`] where the recording has no such moment.
+    pub fn moment(&self, at: At) -> Result<Moment, MomentError> {
+        let (device, events) = (self.device, self.events.len());
+        let last_oom = self.events.iter().rposition(|event| event.action == Action::Oom);
+        let is_fatal = |oom: &usize| !self.events[*oom..].iter().any(|event| event.action == Action::Alloc);
+        let (at, event) = match at {
+            At::Automatic => match last_oom.filter(is_fatal) {
+                Some(oom) => (MomentKind::Oom, Some(oom)),
+                None => (MomentKind::End, events.checked_sub(1)),
+            },
+            At::End => (MomentKind::End, events.checked_sub(1)),
+            At::Oom | At::Peak | At::Event(_) if events == 0 => return Err(MomentError::NoEvents { device }),
+            At::Oom => (MomentKind::Oom, Some(last_oom.ok_or(MomentError::NoOom { device })?)),
+            At::Peak => (MomentKind::Peak, self.peak()),
+            At::Event(event) if event >= events => return Err(MomentError::NoSuchEvent { event, device, events }),
+            At::Event(event) => {
+                let is_oom = self.events[event].action == Action::Oom;
+                (if is_oom { MomentKind::Oom } else { MomentKind::Event }, Some(event))
+            }
+        };
+        let time_us = event.and_then(|event| self.events[event].time_us);
+        Ok(Moment { at, event, events, time_us })
+    }
+
+    /// The state just after an event, or before the first one. Takes `n log n` time for `n` blocks and later events.
+    #[must_use]
+    pub fn state(&self, after: Option<usize>) -> State {
+        let kept = after.map_or(0, |event| event + 1);
+        let later = &self.events[kept..];
+        if later.iter().all(|event| matches!(event.action, Action::Snapshot | Action::Oom)) {
+            return State { segments: self.last.iter().map(|&segment| segment.clone()).collect(), origins: self.origins.clone() };
+        }
+        let sizes = self.sizes();
+        let mut rewind = Rewind::new(self, sizes);
+        (kept..self.events.len()).rev().for_each(|event| rewind.undo(event));
+        rewind.state()
+    }
+
+    /// After each event, what was held from the driver then; first to last. Linear.
+    #[must_use]
+    pub fn reserved(&self) -> Vec<Bytes> {
+        let mut current = self.last.iter().map(|segment| segment.size).sum::<Bytes>();
+        let mut reserved = vec![Bytes::ZERO; self.events.len()];
+        for (after, event) in reserved.iter_mut().zip(self.events).rev() {
+            *after = current;
+            match event.action {
+                Action::SegmentAlloc | Action::SegmentMap => current = current.saturating_sub(event.size),
+                Action::SegmentFree | Action::SegmentUnmap => current += event.size,
+                Action::Alloc | Action::FreeRequested | Action::FreeCompleted | Action::Snapshot | Action::Oom => {}
+            }
+        }
+        reserved
+    }
+
+    /// After each event, what was allocated then; first to last.
+    #[must_use]
+    pub fn allocated(&self) -> Vec<Bytes> {
+        let sizes = self.sizes();
+        let blocks = self.last.iter().flat_map(|segment| &segment.blocks);
+        let mut current = blocks.filter(|block| block.state == BlockState::Allocated).map(|block| block.size).sum::<Bytes>();
+        let mut allocated = vec![Bytes::ZERO; self.events.len()];
+        for (index, event) in self.events.iter().enumerate().rev() {
+            allocated[index] = current;
+            match event.action {
+                Action::Alloc => current = current.saturating_sub(sizes.of(index, event)),
+                Action::FreeRequested => current += self.size_of_freed(&sizes, index),
+                _ => {}
+            }
+        }
+        allocated
+    }
+
+    fn peak(&self) -> Option<usize> {
+        let allocated = self.allocated();
+        let highest = allocated.iter().max()?;
+        allocated.iter().position(|bytes| bytes == highest)
+    }
+
+    /// The sizes of all blocks: those of the final segments, and of the others what their requests were rounded to.
+    #[must_use]
+    pub fn sizes(&self) -> Sizes {
+        let mut rewind = Rewind::new(self, Sizes { of_event: vec![0; self.events.len()], before: HashMap::new() });
+        (0..self.events.len()).rev().for_each(|event| rewind.undo(event));
+        rewind.sizes_at_start()
+    }
+
+    fn size_of_freed(&self, sizes: &Sizes, free: usize) -> Bytes {
+        let event = &self.events[free];
+        match self.freed(free).allocated {
+            Some(alloc) => sizes.of(alloc as usize, event),
+            None => sizes.before.get(&event.address).copied().map_or_else(|| self.rounded(event.size), Bytes),
+        }
+    }
+
+    fn rounded(&self, requested: Bytes) -> Bytes {
+        self.config.round(requested.get()).map_or(requested, Bytes)
+    }
+}
+
+/// For each event that frees, where its block comes from, and where the blocks that are left come from.
+fn pair(events: &[Event]) -> (Vec<Origin>, HashMap<u64, Origin>) {
+    let mut freed = vec![Origin::default(); events.len()];
+    let mut origins: HashMap<u64, Origin> = HashMap::new();
+    for (index, event) in (0_u32..).zip(events) {
+        match event.action {
+            Action::Alloc => {
+                origins.insert(event.address, Origin { allocated: Some(index), freed: None });
+            }
+            Action::FreeRequested => {
+                let origin = origins.entry(event.address).or_default();
+                origin.freed = Some(index);
+                freed[index as usize] = *origin;
+            }
+            Action::FreeCompleted => freed[index as usize] = origins.remove(&event.address).unwrap_or_default(),
+            _ => {}
+        }
+    }
+    (freed, origins)
+}
+
+/// The sizes of all blocks of a recording: [`History::sizes`].
+pub struct Sizes {
+    /// By the event that allocated the block; 0 where it is not known yet.
+    of_event: Vec<u64>,
+    /// By address, of the blocks that were there before the first event.
+    before: HashMap<u64, u64>,
+}
+
+impl Sizes {
+    /// The block that an event allocated.
+    #[must_use]
+    pub fn allocated_by(&self, event: usize) -> Option<Bytes> {
+        self.of_event.get(event).filter(|&&size| size > 0).map(|&size| Bytes(size))
+    }
+
+    /// The block that was at an address before the first event.
+    #[must_use]
+    pub fn before(&self, address: u64) -> Option<Bytes> {
+        self.before.get(&address).filter(|&&size| size > 0).map(|&size| Bytes(size))
+    }
+
+    fn of(&self, alloc: usize, event: &Event) -> Bytes {
+        match self.of_event[alloc] {
+            0 => event.size,
+            size => Bytes(size),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Live {
+    size: Bytes,
+    requested: Bytes,
+    state: BlockState,
+    stack: StackId,
+    origin: Origin,
+    is_exact: bool,
+}
+
+/// The state while it goes back.
+struct Rewind<'h, 'a> {
+    history: &'h History<'a>,
+    sizes: Sizes,
+    /// Without blocks, by address.
+    segments: BTreeMap<u64, Segment>,
+    live: BTreeMap<u64, Live>,
+}
+
+impl<'h, 'a> Rewind<'h, 'a> {
+    fn new(history: &'h History<'a>, sizes: Sizes) -> Self {
+        let segments = history.last.iter().map(|segment| (segment.address, without_blocks(segment))).collect();
+        let blocks = history.last.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state != BlockState::Inactive);
+        let live = blocks.map(|block| {
+            let origin = history.origins.get(&block.address).copied().unwrap_or_default();
+            let Block { size, requested, state, stack, .. } = *block;
+            (block.address, Live { size, requested, state, stack, origin, is_exact: true })
+        });
+        Self { history, sizes, segments, live: live.collect() }
+    }
+
+    fn undo(&mut self, index: usize) {
+        let event = &self.history.events[index];
+        match event.action {
+            Action::Alloc => self.undo_alloc(index, event),
+            Action::FreeCompleted => self.bring_back(index, event, BlockState::PendingFree),
+            Action::FreeRequested => self.bring_back(index, event, BlockState::Allocated),
+            Action::SegmentAlloc => {
+                self.segments.remove(&event.address);
+            }
+            Action::SegmentFree => self.bring_back_segment(event, false),
+            Action::SegmentMap => self.unmap(event),
+            Action::SegmentUnmap => self.bring_back_segment(event, true),
+            Action::Snapshot | Action::Oom => {}
+        }
+    }
+
+    fn undo_alloc(&mut self, index: usize, event: &Event) {
+        let Some(block) = self.live.remove(&event.address) else { return };
+        let size = if block.is_exact { block.size } else { block.size + self.unsplit_remainder(event.address, block.size) };
+        self.sizes.of_event[index] = size.get();
+    }
+
+    /// What lies behind a block and belongs to it, because the allocator does not split so little off. The live blocks are those of the moment at which
+    /// it was allocated.
+    fn unsplit_remainder(&self, address: u64, size: Bytes) -> Bytes {
+        let Some((&start, segment)) = self.segments.range(..=address).next_back() else { return Bytes::ZERO };
+        let end = address + size.get();
+        let segment_end = start + segment.size.get();
+        if segment.expandable || segment.pool == PoolKind::Small || end > segment_end {
+            return Bytes::ZERO;
+        }
+        let next = self.live.range(address + 1..segment_end).next().map_or(segment_end, |(&next, _)| next);
+        let rest = next.saturating_sub(end);
+        let is_oversize = self.history.config.max_split_size.is_some_and(|max| size >= max);
+        if rest <= LARGEST_UNSPLIT_REMAINDER || is_oversize { Bytes(rest) } else { Bytes::ZERO }
+    }
+
+    fn bring_back(&mut self, index: usize, event: &Event, state: BlockState) {
+        let history = self.history;
+        let Origin { allocated, freed } = history.freed(index);
+        let known = match allocated {
+            Some(alloc) => Some(self.sizes.of_event[alloc as usize]),
+            None => self.sizes.before.get(&event.address).copied(),
+        };
+        let known = known.filter(|&size| size > 0).map(Bytes);
+        let freed = freed.filter(|_| state == BlockState::PendingFree);
+        let stack = allocated.map_or(StackId::EMPTY, |alloc| history.events[alloc as usize].stack);
+        let block = self.live.entry(event.address).or_insert_with(|| Live {
+            size: known.unwrap_or_else(|| history.rounded(event.size)),
+            requested: event.size,
+            state,
+            stack,
+            origin: Origin { allocated, freed },
+            is_exact: known.is_some(),
+        });
+        block.state = state;
+        block.origin.freed = freed;
+    }
+
+    /// Which pool a segment belonged to that is no longer there: small segments are all of one size.
+    fn bring_back_segment(&mut self, event: &Event, expandable: bool) {
+        let pool = if event.size == Bytes::mib(2) { PoolKind::Small } else { PoolKind::Large };
+        let segment = Segment {
+            device: self.history.device,
+            address: event.address,
+            size: event.size,
+            stream: event.stream,
+            pool,
+            private_pool: PoolId::DEFAULT,
+            expandable,
+            stack: event.stack,
+            blocks: Vec::new(),
+            extra: event.extra,
+        };
+        self.segments.insert(event.address, segment);
+        if expandable {
+            self.join(event.address);
+        }
+    }
+
+    /// Mapped ranges that meet are one.
+    fn join(&mut self, address: u64) {
+        let meets = |left: &Segment, right: &Segment| {
+            left.expandable && right.expandable && left.stream == right.stream && left.address + left.size.get() == right.address
+        };
+        if let Some((&next, _)) = self.segments.range(address + 1..).next()
+            && meets(&self.segments[&address], &self.segments[&next])
+            && let Some(right) = self.segments.remove(&next)
+            && let Some(left) = self.segments.get_mut(&address)
+        {
+            left.size += right.size;
+            (left.pool, left.private_pool) = (right.pool, right.private_pool);
+        }
+        if let Some((&before, _)) = self.segments.range(..address).next_back()
+            && meets(&self.segments[&before], &self.segments[&address])
+            && let Some(right) = self.segments.remove(&address)
+            && let Some(left) = self.segments.get_mut(&before)
+        {
+            left.size += right.size;
+        }
+    }
+
+    fn unmap(&mut self, event: &Event) {
+        let (start, end) = (event.address, event.address + event.size.get());
+        let Some((&address, _)) = self.segments.range(..=start).next_back() else { return };
+        let Some(range) = self.segments.remove(&address) else { return };
+        let range_end = address + range.size.get();
+        if end < range_end {
+            let rest = Segment { address: end, size: Bytes(range_end - end), ..range.clone() };
+            self.segments.insert(end, rest);
+        }
+        if address < start {
+            self.segments.insert(address, Segment { size: Bytes(start.min(range_end) - address), ..range });
+        }
+    }
+
+    /// The sizes that were found, with those of the blocks that were there at the start.
+    fn sizes_at_start(mut self) -> Sizes {
+        let before: Vec<(u64, u64)> = self
+            .live
+            .iter()
+            .map(|(&address, block)| {
+                let rest = if block.is_exact { Bytes::ZERO } else { self.unsplit_remainder(address, block.size) };
+                (address, (block.size + rest).get())
+            })
+            .collect();
+        self.sizes.before = before.into_iter().collect();
+        self.sizes
+    }
+
+    fn state(self) -> State {
+        let Self { mut segments, live, .. } = self;
+        let origins = live.iter().map(|(&address, block)| (address, block.origin)).collect();
+        for segment in segments.values_mut() {
+            let end = segment.address + segment.size.get();
+            let mut at = segment.address;
+            for (&address, block) in live.range(segment.address..end) {
+                segment.blocks.extend(free(at, address.min(end)));
+                let size = block.size.get().min(end - address);
+                let Live { requested, state, stack, .. } = *block;
+                segment.blocks.push(Block { address, size: Bytes(size), requested, state, stack, extra: Default::default() });
+                at = address + size;
+            }
+            segment.blocks.extend(free(at, end));
+        }
+        State { segments: segments.into_values().collect(), origins }
+    }
+}
+
+/// The segment alone.
+fn without_blocks(segment: &Segment) -> Segment {
+    let Segment { device, address, size, stream, pool, private_pool, expandable, stack, extra, .. } = *segment;
+    Segment { device, address, size, stream, pool, private_pool, expandable, stack, extra, blocks: Vec::new() }
+}
+
+/// A free block from one address to another, if there is anything between them.
+fn free(from: u64, to: u64) -> Option<Block> {
+    let block = |size| Block {
+        address: from,
+        size: Bytes(size),
+        requested: Bytes::ZERO,
+        state: BlockState::Inactive,
+        stack: StackId::EMPTY,
+        extra: Default::default(),
+    };
+    to.checked_sub(from).filter(|&size| size > 0).map(block)
+}

@@ -1,0 +1,80 @@
+//! Frees that had to wait for other streams: [`list`].
+
+use std::cmp::Reverse;
+
+use harness_allocator::stats::BlockState;
+use harness_allocator::units::Bytes;
+use harness_trace::snapshot::Action;
+use serde::Serialize;
+
+use crate::causes::View;
+use crate::sites::SiteId;
+use crate::state::Origin;
+
+/// How many are told.
+const LISTED: usize = 20;
+
+/// A block between the moment when its owner freed it and the moment when it could be used again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Wait {
+    /// Where it begins.
+    pub address: u64,
+    /// How long the block is; of a wait that is over, what was requested.
+    pub size: Bytes,
+    /// Who allocated it.
+    pub site: String,
+    /// The same, in [`Explanation::sites`](crate::causes::Explanation::sites).
+    pub id: SiteId,
+    /// The event by which it was freed; `None` where that was before the recording.
+    pub freed_at: Option<u32>,
+    /// The event that ended the wait; `None` while it lasts.
+    pub completed_at: Option<u32>,
+    /// Events of the allocator meanwhile.
+    pub events: u32,
+    /// Microseconds meanwhile, by the clock of the recording.
+    pub time_us: Option<u64>,
+}
+
+/// The waits that last at the moment, and then the longest that are over: by bytes times events. A free that waits for nobody is completed by the
+/// event behind it and is none.
+pub(crate) fn list(view: &View<'_>) -> Vec<Wait> {
+    let blocks = view.state.segments.iter().flat_map(|segment| &segment.blocks);
+    let pending = blocks.filter(|block| block.state == BlockState::PendingFree);
+    let mut waits: Vec<Wait> =
+        pending.map(|block| wait(view, view.site_of(block), block.address, block.size, view.state.origin(block.address), None)).collect();
+    waits.sort_by_key(|wait| (Reverse(weight(wait)), wait.address));
+
+    let events = &view.history.events()[..view.moment.event.map_or(0, |event| event + 1)];
+    let completed = (0_u32..).zip(events).filter(|(_, event)| event.action == Action::FreeCompleted);
+    let waited = completed.filter_map(|(index, event)| {
+        let origin = view.history.freed(index as usize);
+        let is_long = origin.freed.is_some_and(|freed| index > freed + 1);
+        let site = || view.sites.of_block(origin.allocated, event.stack);
+        is_long.then(|| wait(view, site(), event.address, event.size, origin, Some(index)))
+    });
+    let mut over: Vec<Wait> = waited.collect();
+    over.sort_by_key(|wait| (Reverse(weight(wait)), wait.freed_at));
+    waits.extend(over);
+    waits.truncate(LISTED);
+    waits
+}
+
+fn weight(wait: &Wait) -> u128 {
+    u128::from(wait.size.get()) * u128::from(wait.events)
+}
+
+fn wait(view: &View<'_>, id: SiteId, address: u64, size: Bytes, origin: Origin, completed_at: Option<u32>) -> Wait {
+    let now = completed_at.or_else(|| view.moment.event.and_then(|event| u32::try_from(event).ok()));
+    let time = |event: u32| view.history.events()[event as usize].time_us;
+    let times = origin.freed.and_then(time).zip(now.and_then(time));
+    Wait {
+        address,
+        size,
+        site: view.sites.get(id).name.clone(),
+        id,
+        freed_at: origin.freed,
+        completed_at,
+        events: now.map_or(0, |now| now.saturating_sub(origin.freed.unwrap_or(0))),
+        time_us: times.and_then(|(from, to)| to.checked_sub(from)),
+    }
+}

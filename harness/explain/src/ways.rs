@@ -1,0 +1,226 @@
+//! The ways in which the caching allocator serves a request, and why each of them failed: a free block, a new segment from the driver, and a new segment
+//! once cached memory was given back. They are tried in this order:
+//! <https://github.com/pytorch/pytorch/blob/v2.11.0/c10/cuda/CUDACachingAllocator.cpp> (`DeviceCachingAllocator::malloc`).
+
+use harness_allocator::stats::{BlockState, PoolKind};
+use harness_allocator::units::Bytes;
+use harness_record::Pieces;
+use harness_trace::snapshot::{Action, Block, Segment};
+use serde::Serialize;
+
+use crate::causes::{DeviceSize, Refused, Totals, View, other_lane};
+use crate::pins;
+
+/// One way, and why it failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Way {
+    /// Which one.
+    pub way: WayKind,
+    /// Why it failed, as sentences.
+    pub why: String,
+}
+
+/// A way of serving a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WayKind {
+    /// A free block of its own pool and stream.
+    FreeBlock,
+    /// A block that was freed and waits for other streams.
+    PendingFree,
+    /// A new segment, or new pages of an expandable one.
+    NewSegment,
+    /// The same, once cached memory was given back.
+    Retry,
+}
+
+impl WayKind {
+    /// The name for people.
+    #[must_use]
+    pub const fn about(self) -> &'static str {
+        match self {
+            Self::FreeBlock => "a free block",
+            Self::PendingFree => "a block that waits for other streams",
+            Self::NewSegment => "new memory from the driver",
+            Self::Retry => "the same again, with cached memory given back",
+        }
+    }
+}
+
+/// What an allocation lacks.
+pub(crate) struct Missing {
+    /// What no free memory serves.
+    pub(crate) bytes: Bytes,
+    /// What it takes from the driver, in whole segments or pages.
+    pub(crate) from_driver: Bytes,
+}
+
+/// What a request lacks where no free block serves it. New pages of an expandable segment join the free memory in front of them; the allocator takes the
+/// first place where both are enough.
+pub(crate) fn missing(view: &View<'_>, request: &Refused) -> Missing {
+    if !view.config.expandable_segments {
+        return Missing { bytes: request.requested, from_driver: request.asked };
+    }
+    let page = view.config.page(request.pool);
+    let own: Vec<&Segment> = own_segments(view, request).filter(|segment| segment.expandable).collect();
+    let end = |segment: &Segment| segment.address + segment.size.get();
+    for (index, range) in own.iter().enumerate() {
+        // Unmapped addresses follow each range: up to the next range, or to the end of the reservation, whose size is no limit.
+        let tail = free_at(range.blocks.last());
+        let next = own.get(index + 1).filter(|next| next.address - end(range) < RESERVATION);
+        let hole = next.map_or(RESERVATION, |next| next.address - end(range));
+        let wanted = request.rounded.get();
+        let behind = next.map_or(0, |next| free_at(next.blocks.first()));
+        if tail + hole + behind >= wanted {
+            let missing = wanted.saturating_sub(tail).min(hole);
+            return Missing { bytes: Bytes(missing), from_driver: Bytes(missing.next_multiple_of(page)) };
+        }
+    }
+    Missing { bytes: request.rounded, from_driver: Bytes(request.rounded.get().next_multiple_of(page)) }
+}
+
+/// More than any device has: two ranges further apart are of different reservations.
+const RESERVATION: u64 = 1 << 40;
+
+fn free_at(block: Option<&Block>) -> u64 {
+    block.filter(|block| block.state == BlockState::Inactive).map_or(0, |block| block.size.get())
+}
+
+fn own_segments<'a>(view: &'a View<'_>, request: &'a Refused) -> impl Iterator<Item = &'a Segment> {
+    view.state.segments.iter().filter(move |segment| other_lane(segment, request).is_none())
+}
+
+/// The limit of the memory fraction, where that refused.
+pub(crate) fn limit(view: &View<'_>, totals: Totals, size: &DeviceSize, asked: Bytes) -> Option<Bytes> {
+    let limit = view.config.memory_fraction.limit(size.total)?;
+    (totals.reserved + asked > limit).then_some(limit)
+}
+
+/// Each way, and why it failed.
+pub(crate) fn of(view: &View<'_>, request: &Refused, totals: Totals, size: &DeviceSize) -> Vec<Way> {
+    let missing = missing(view, request);
+    let refused = refusal(view, totals, size, missing.from_driver);
+    let mut ways = vec![Way { way: WayKind::FreeBlock, why: free_block(view, request) }];
+    ways.extend(pending(view, request).map(|why| Way { way: WayKind::PendingFree, why }));
+    ways.push(Way { way: WayKind::NewSegment, why: new_segment(view, request, &missing, &refused) });
+    ways.push(Way { way: WayKind::Retry, why: retry(view, request) });
+    ways
+}
+
+/// How people call a pool and a stream.
+fn lane(request: &Refused) -> String {
+    let size = match request.pool {
+        PoolKind::Small => "small",
+        PoolKind::Large => "large",
+    };
+    let private = request.private_pool.map_or_else(String::new, |(first, second)| format!(" of private pool ({first}, {second})"));
+    format!("the {size} pool{private} on {}", stream(request.stream))
+}
+
+pub(crate) fn stream(handle: u64) -> String {
+    if handle == 0 { "the default stream".to_owned() } else { format!("stream {handle:#x}") }
+}
+
+fn in_state(view: &View<'_>, request: &Refused, state: BlockState) -> Pieces {
+    let mut pieces = Pieces::default();
+    let blocks = own_segments(view, request).flat_map(|segment| &segment.blocks).filter(|block| block.state == state);
+    blocks.for_each(|block| pieces.add(block.size));
+    pieces
+}
+
+fn free_block(view: &View<'_>, request: &Refused) -> String {
+    let pieces = in_state(view, request, BlockState::Inactive);
+    let (lane, needed) = (lane(request), request.rounded);
+    if pieces.is_empty() {
+        return format!("Nothing is free in {lane}.");
+    }
+    let free = match pieces.count {
+        1 => format!("{} are free in {lane}, in one piece", pieces.bytes),
+        count => format!("{} are free in {lane}, in {count} pieces, the largest of {}", pieces.bytes, pieces.largest),
+    };
+    if pieces.largest < needed {
+        return format!("{free}; {needed} are needed in one piece.");
+    }
+    let is_kept = !view.config.accepts(needed.get(), pieces.largest.get());
+    match view.config.max_split_size.filter(|_| is_kept) {
+        Some(max) => format!(
+            "{free}. That is enough, but under max_split_size_mb a block of {max} or more serves requests of about its own size only, and \
+             {needed} are needed."
+        ),
+        None => format!("{free}. That is enough for {needed}: the snapshot does not tell why it was not taken."),
+    }
+}
+
+fn pending(view: &View<'_>, request: &Refused) -> Option<String> {
+    let waiting = in_state(view, request, BlockState::PendingFree);
+    (!waiting.is_empty()).then(|| {
+        let count = if waiting.count == 1 { "1 block".to_owned() } else { format!("{} blocks", waiting.count) };
+        format!("{} in {count} were freed, but other streams had not finished with them.", waiting.bytes)
+    })
+}
+
+/// Who refused new memory.
+enum Refusal {
+    Fraction { limit: Bytes, reserved: Bytes },
+    Driver { free: Bytes },
+    Unknown { free: Bytes },
+}
+
+fn refusal(view: &View<'_>, totals: Totals, size: &DeviceSize, asked: Bytes) -> Refusal {
+    let free = totals.device_free.unwrap_or_default();
+    match limit(view, totals, size, asked) {
+        Some(limit) => Refusal::Fraction { limit, reserved: totals.reserved },
+        None if asked > free => Refusal::Driver { free },
+        None => Refusal::Unknown { free },
+    }
+}
+
+fn new_segment(view: &View<'_>, request: &Refused, missing: &Missing, refusal: &Refusal) -> String {
+    let Missing { from_driver: asked, bytes } = *missing;
+    let joins = view.config.expandable_segments && bytes < request.rounded;
+    let what = if joins { format!("{asked} of new pages, behind free memory,") } else { asked.to_string() };
+    match *refusal {
+        Refusal::Fraction { limit, reserved } => format!(
+            "The memory fraction allows {limit} in all, and {reserved} are reserved: {what} would be too much, so the driver was not asked."
+        ),
+        Refusal::Driver { free } => format!("The driver was asked for {what} and had {free} free."),
+        Refusal::Unknown { free } => format!(
+            "{what} were needed, and the driver had {free} free: so a memory fraction that the program set itself refused, or the memory came \
+             free after the driver was asked."
+        ),
+    }
+}
+
+/// What went back to the driver just before the request was refused.
+fn given_back(view: &View<'_>) -> Pieces {
+    let mut pieces = Pieces::default();
+    let Some((oom, _)) = view.oom() else { return pieces };
+    let before = view.history.events()[..oom].iter().rev();
+    let is_part = |action: Action| {
+        matches!(action, Action::SegmentFree | Action::SegmentUnmap | Action::SegmentMap | Action::FreeCompleted | Action::FreeRequested)
+    };
+    for event in before.take_while(|event| is_part(event.action)) {
+        if matches!(event.action, Action::SegmentFree | Action::SegmentUnmap) {
+            pieces.add(event.size);
+        }
+    }
+    pieces
+}
+
+fn retry(view: &View<'_>, request: &Refused) -> String {
+    if request.private_pool.is_some() {
+        return "A request for a private pool gives no cached memory back.".to_owned();
+    }
+    let gone = given_back(view);
+    let what = match gone.count {
+        0 => "There was nothing to give back".to_owned(),
+        1 => format!("{} went back to the driver, and that was not enough", gone.bytes),
+        count => format!("{} went back to the driver in {count} pieces, and that was not enough", gone.bytes),
+    };
+    let kept: Bytes = view.state.segments.iter().flat_map(|segment| pins::pieces(segment, view.config)).map(|piece| piece.pinned).sum();
+    if kept == Bytes::ZERO {
+        return format!("{what}.");
+    }
+    let unit = if view.config.expandable_segments { "pages" } else { "segments" };
+    format!("{what}: the other {kept} of cached memory are in {unit} where something is still live, and those cannot go back.")
+}

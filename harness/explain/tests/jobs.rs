@@ -1,0 +1,265 @@
+//! Jobs recovered from snapshots: the fidelity gate over the snapshots beside the project, where they are there.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use harness_allocator::allocator::AllocatorSpec;
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::stats::BlockState;
+use harness_allocator::units::Bytes;
+use harness_explain::fidelity::{self, Fidelity};
+use harness_trace::job::{Ended, Job, Placement, Replayed, Setup, text};
+use harness_trace::snapshot::{ExtraId, Segment, Settings, Snapshot, StackId};
+use harness_trace::trace::{self, TraceEvent};
+use serde::Deserialize;
+
+/// A folder of data beside the project, if it is there.
+fn shared(folder: &str) -> Option<Vec<PathBuf>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(folder);
+    let entries = match std::fs::read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(error) => {
+            eprintln!("skipped: {}: {error}", folder.display());
+            return None;
+        }
+    };
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("the folder is readable").path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|ending| ending == "gz"));
+    paths.sort();
+    Some(paths)
+}
+
+fn fidelity_of(path: &Path, memory: Option<Bytes>) -> Fidelity {
+    let snapshot = Snapshot::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let job = Job::recover_with(&snapshot, 0, memory).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    for note in &job.notes {
+        eprintln!("{}: {note}", path.file_name().unwrap_or_default().display());
+    }
+    let prepared = job.prepare().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    fidelity::check(&prepared, &snapshot).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn every_allocation_recorded_on_a_real_gpu_lands_on_its_address() {
+    let Some(paths) = shared("real-snapshots") else { return };
+    let (mut allocations, mut segments, mut unfaithful) = (0, 0, Vec::new());
+    for path in &paths {
+        let fidelity = fidelity_of(path, None);
+        allocations += fidelity.at_recorded_address;
+        segments += fidelity.segments_as_recorded;
+        eprintln!("{}: {fidelity:?}", path.file_name().unwrap_or_default().display());
+        if !fidelity.faithful {
+            unfaithful.push(path);
+        }
+    }
+    assert!(unfaithful.is_empty(), "{unfaithful:?}");
+    assert_eq!((paths.len(), allocations, segments), (13, 35_325, 2_006));
+}
+
+#[test]
+fn every_snapshot_of_pytorch_on_a_simulated_device_is_replayed_as_recorded() {
+    let Some(paths) = shared("snapshots") else { return };
+    let mut unfaithful = Vec::new();
+    for path in &paths {
+        let fidelity = fidelity_of(path, None);
+        eprintln!("{}: {fidelity:?}", path.file_name().unwrap_or_default().display());
+        if !fidelity.faithful {
+            unfaithful.push(path);
+        }
+    }
+    assert!(unfaithful.is_empty(), "{unfaithful:?}");
+}
+
+#[test]
+fn a_replay_tells_the_final_blocks_with_the_stacks_of_those_who_asked_for_them() {
+    let Some(paths) = shared("snapshots") else { return };
+    let mut compared = 0;
+    for path in paths.iter().filter(|path| path.to_string_lossy().contains("gt-")) {
+        let snapshot = Snapshot::read(path).expect("a snapshot");
+        let job = Job::recover(&snapshot, 0).expect("a job");
+        let allocator = AllocatorSpec::caching(job.config.clone());
+        let setup = Setup { allocator, memory: job.device_memory(), placement: Placement::Recorded };
+        let prepared = job.prepare().expect("it can be replayed");
+        let (_, segments) = prepared.segments_after(&setup, usize::MAX).expect("it can be replayed");
+        let stacks = |segments: &[Segment]| -> Vec<_> {
+            let blocks = segments.iter().flat_map(|segment| &segment.blocks);
+            let mut stacks: Vec<_> = blocks
+                .filter(|block| block.state == BlockState::Allocated)
+                .map(|block| (block.address, block.size, block.requested, block.stack))
+                .collect();
+            stacks.sort_unstable_by_key(|block| block.0);
+            stacks
+        };
+        let expected = stacks(&snapshot.segments);
+        compared += expected.len();
+        assert!(stacks(&segments) == expected, "{}", path.display());
+    }
+    assert!(compared > 1000);
+}
+
+/// What PyTorch itself did with a program under one setting.
+#[derive(Debug, Deserialize)]
+struct Truth {
+    conf: String,
+    outcome: String,
+    peak_reserved: u64,
+    peak_allocated: u64,
+    num_alloc_retries: u64,
+    num_ooms: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Truths {
+    capacity: u64,
+    confs: BTreeMap<String, Truth>,
+}
+
+/// The snapshots of the truth tables, each with the name of its setting and the table.
+fn truths() -> Option<Vec<(PathBuf, String, Truths)>> {
+    let paths = shared("snapshots")?;
+    let with_truth = paths.into_iter().filter_map(|path| {
+        let name = path.file_name()?.to_str()?.strip_suffix(".pickle.gz")?.to_owned();
+        let (case, conf) = name.split_once('.')?;
+        let table = std::fs::read_to_string(path.with_file_name(format!("{case}.truth.json"))).ok()?;
+        Some((path, conf.to_owned(), serde_json::from_str(&table).expect("a truth table")))
+    });
+    Some(with_truth.collect())
+}
+
+/// What a replay says, in the words of the truth tables: how it ended, and the peaks and retries.
+fn outcome(replayed: &Replayed) -> (&'static str, u64, u64, u64) {
+    let end = if replayed.oom.is_some() { "oom" } else { "ok" };
+    let stats = &replayed.stats;
+    (end, stats.reserved_bytes.all.peak, stats.allocated_bytes.all.peak, stats.num_alloc_retries)
+}
+
+#[test]
+fn a_program_that_ended_well_ends_under_every_setting_as_it_did_in_pytorch() {
+    let Some(truths) = truths() else { return };
+    let (mut cells, mut exact, mut wrong) = (0, 0, Vec::new());
+    for (path, own, truths) in &truths {
+        if truths.confs[own].outcome != "ok" {
+            continue;
+        }
+        let snapshot = Snapshot::read(path).expect("a snapshot");
+        let job = Job::recover_with(&snapshot, 0, Some(Bytes(truths.capacity))).expect("a job");
+        let prepared = job.prepare().expect("it can be replayed");
+        for (name, truth) in &truths.confs {
+            let config = Config::parse(&truth.conf).expect("a setting");
+            let setup = Setup { allocator: AllocatorSpec::caching(config), memory: Bytes(truths.capacity), placement: Placement::Rising };
+            let replayed = prepared.replay(&setup).expect("it can be replayed");
+            let seen = outcome(&replayed);
+            let survived = truth.num_ooms - u64::from(truth.outcome == "oom");
+            let expected = (truth.outcome.as_str(), truth.peak_reserved, truth.peak_allocated, truth.num_alloc_retries);
+            let same = if survived == 0 { seen == expected } else { seen.0 == expected.0 };
+            cells += 1;
+            exact += u32::from(survived == 0);
+            if !same {
+                wrong.push(format!("{} under {name}: {seen:?} instead of {expected:?}", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    eprintln!("{cells} cells, {exact} of them to the byte");
+    assert!(cells == 32 && exact > 0);
+}
+
+#[test]
+fn a_program_that_ran_out_of_memory_does_so_again_at_the_same_request_under_its_own_setting() {
+    let Some(truths) = truths() else { return };
+    let mut seen = 0;
+    for (path, own, truths) in &truths {
+        let truth = &truths.confs[own];
+        if truth.outcome != "oom" {
+            continue;
+        }
+        let snapshot = Snapshot::read(path).expect("a snapshot");
+        let job = Job::recover(&snapshot, 0).expect("a job");
+        assert_eq!(job.memory, Some(Bytes(truths.capacity)), "{}: what was held and what was free", path.display());
+        let prepared = job.prepare().expect("it can be replayed");
+        let allocator = AllocatorSpec::caching(Config::parse(&truth.conf).expect("a setting"));
+        let setup = Setup { allocator, memory: Bytes(truths.capacity), placement: Placement::Rising };
+        let replayed = prepared.replay(&setup).expect("it can be replayed");
+        let expected = (truth.outcome.as_str(), truth.peak_reserved, truth.peak_allocated, truth.num_alloc_retries);
+        assert_eq!(outcome(&replayed), expected, "{}", path.display());
+        let Ended::Oom { operation, event, .. } = job.ended else { panic!("{}: {:?}", path.display(), job.ended) };
+        let refused = replayed.oom.expect("it ran out of memory");
+        assert_eq!((refused.operation, refused.event), (operation, event), "{}", path.display());
+        assert_eq!(replayed.survived_ooms + 1, truth.num_ooms, "{}", path.display());
+        seen += 1;
+    }
+    assert!(seen >= 8, "{seen} snapshots that ended in an out-of-memory");
+}
+
+#[test]
+fn every_snapshot_written_as_a_trace_keeps_every_fact() {
+    for folder in ["snapshots", "real-snapshots"] {
+        for path in shared(folder).unwrap_or_default() {
+            let snapshot = Snapshot::read(&path).expect("a snapshot");
+            let job = Job::recover(&snapshot, 0).expect("a job");
+            let mut text = Vec::new();
+            text::write(&snapshot, &job, &mut text).expect("memory can be written");
+            let text = String::from_utf8(text).expect("it is text");
+            assert!(text::read(&text).expect("it was written here") == Some(snapshot), "{}", path.display());
+            let operations = trace::parse(&text).expect("a trace");
+            assert_eq!(operations.iter().filter(|event| matches!(event, TraceEvent::Allocate { .. })).count(), job.allocations.len());
+        }
+    }
+}
+
+/// Recordings of real GPUs without stacks, times and names: what the program asked for, and where it lay.
+const COMPACT: [&str; 2] =
+    ["NiuHuangxiaozi--forward_and_backward_memory_snapshot_200_mixed_precision", "silmont2000--memory_forward_bf16_128"];
+
+fn compact(snapshot: &Snapshot) -> Snapshot {
+    let mut compact = Snapshot { segments: snapshot.segments.clone(), traces: snapshot.traces.clone(), ..Snapshot::default() };
+    compact.settings = snapshot.settings.as_ref().map(|settings| Settings { conf: settings.conf.clone(), all: Vec::new() });
+    for event in compact.traces.iter_mut().flatten() {
+        (event.time_us, event.stack, event.extra) = (None, StackId::EMPTY, ExtraId::NONE);
+    }
+    for segment in &mut compact.segments {
+        (segment.stack, segment.extra) = (StackId::EMPTY, ExtraId::NONE);
+        for block in &mut segment.blocks {
+            (block.stack, block.extra) = (StackId::EMPTY, ExtraId::NONE);
+        }
+    }
+    compact
+}
+
+fn compact_path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/real_gpus").join(format!("{name}.pickle.gz"))
+}
+
+#[test]
+fn compact_recordings_are_those_of_the_originals() {
+    let Some(paths) = shared("real-snapshots") else { return };
+    for name in COMPACT {
+        let original = paths.iter().find(|path| path.to_string_lossy().contains(name)).expect("the original is there");
+        let expected = compact(&Snapshot::read(original).expect("a snapshot"));
+        let path = compact_path(name);
+        if std::env::var_os("UPDATE").is_some() {
+            let mut packed = GzEncoder::new(Vec::new(), Compression::best());
+            expected.write(&mut packed).expect("memory can be written");
+            std::fs::write(&path, packed.finish().expect("memory can be written")).expect("the recording can be written");
+        }
+        let read = Snapshot::read(&path).expect("the recording is there; UPDATE=1 makes it");
+        assert_eq!((&read.segments, &read.traces), (&expected.segments, &expected.traces), "{name}");
+    }
+}
+
+#[test]
+fn training_on_a_real_gpu_is_replayed_address_for_address() {
+    let fidelity = |name: &str| fidelity_of(&compact_path(name), None);
+    let faithful = |allocations, segments| Fidelity {
+        allocations,
+        at_recorded_address: allocations,
+        segments,
+        segments_as_recorded: segments,
+        faithful: true,
+        first_divergence: None,
+    };
+    assert_eq!(fidelity(COMPACT[0]), faithful(4404, 88), "from the start");
+    assert_eq!(fidelity(COMPACT[1]), faithful(937, 0), "from a late start");
+}

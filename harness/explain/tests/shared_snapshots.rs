@@ -1,0 +1,137 @@
+//! Every real snapshot is explained, and the bytes add up. The files are not part of the project: where they are not, the tests say so and pass.
+
+use std::path::{Path, PathBuf};
+
+use harness_allocator::units::Bytes;
+use harness_explain::causes::{self, ByteCause, Explanation, Options, TotalKnown};
+use harness_explain::state::{At, MomentKind};
+use harness_trace::snapshot::Snapshot;
+use serde_json::Value;
+
+/// The pickles of a folder beside the project, by name; none, and a message, where there is no such folder.
+fn snapshots(folder: &str) -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(folder);
+    let Ok(entries) = std::fs::read_dir(&folder) else {
+        eprintln!("skipped: {} is not there", folder.display());
+        return Vec::new();
+    };
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("the folder can be read").path()).collect();
+    files.retain(|file| file.extension().is_some_and(|ending| ending == "gz"));
+    files.sort();
+    assert!(!files.is_empty(), "{} has snapshots", folder.display());
+    files
+}
+
+fn side_car(file: &Path) -> Value {
+    let name = file.file_name().expect("a file").to_string_lossy().replace(".pickle.gz", ".json");
+    let text = std::fs::read_to_string(file.with_file_name(name)).expect("every snapshot has a side car");
+    serde_json::from_str(&text).expect("the side car is JSON")
+}
+
+/// Each byte is counted once, and the sites have what they can have.
+fn check_sums(explanation: &Explanation, of: &str) {
+    let sum: Bytes = explanation.causes.iter().map(|cause| cause.bytes).sum();
+    assert_eq!(sum, explanation.device_total, "{of}");
+    for cause in &explanation.causes {
+        let named: Bytes = cause.sites.iter().map(|site| site.bytes).sum();
+        let is_complete =
+            matches!(cause.cause, ByteCause::Allocated | ByteCause::Rounding | ByteCause::PendingFree | ByteCause::InactiveSplit);
+        assert!(if is_complete { named == cause.bytes } else { named <= cause.bytes }, "{of}: {:?}", cause.cause);
+    }
+    let pinned: Bytes = explanation.pinned.iter().map(|segment| segment.free).sum();
+    let free = explanation.accounts.reserved.saturating_sub(explanation.accounts.active);
+    assert!(pinned <= free, "{of}: {pinned} pinned of {free} free");
+}
+
+fn explained(snapshot: &Snapshot, options: Options, of: &str) -> Vec<Explanation> {
+    let devices = causes::devices(snapshot);
+    assert!(!devices.is_empty(), "{of}");
+    let explain = |&device: &u32| causes::explain(snapshot, device, options).unwrap_or_else(|error| panic!("{of}: {error}"));
+    let explanations: Vec<Explanation> = devices.iter().map(explain).collect();
+    explanations.iter().for_each(|explanation| check_sums(explanation, of));
+    explanations
+}
+
+#[test]
+fn every_snapshot_sums_to_the_byte_at_its_end_at_its_peak_and_in_between() {
+    for file in snapshots("snapshots").into_iter().chain(snapshots("real-snapshots")) {
+        let of = file.display().to_string();
+        let snapshot = Snapshot::read(&file).unwrap_or_else(|error| panic!("{of}: {error}"));
+        for explanation in explained(&snapshot, Options::default(), &of) {
+            let reserved: Bytes =
+                snapshot.segments.iter().filter(|segment| segment.device == explanation.device).map(|segment| segment.size).sum();
+            assert_eq!(explanation.accounts.reserved, reserved, "{of}");
+            assert!(explanation.headline.ends_with('.') && !explanation.headline.contains('\n'), "{of}: {}", explanation.headline);
+            let events = explanation.moment.events;
+            let large = Options { memory: Some(Bytes::gib(80)), at: At::End };
+            let with_memory = causes::explain(&snapshot, explanation.device, large).expect("80 GiB are enough");
+            check_sums(&with_memory, &of);
+            assert_eq!((with_memory.device_total, with_memory.device_total_is), (Bytes::gib(80), TotalKnown::Given), "{of}");
+            if events > 0 {
+                for at in [At::Peak, At::Event(0), At::Event(events / 2)] {
+                    let options = Options { memory: None, at };
+                    check_sums(&causes::explain(&snapshot, explanation.device, options).expect("the event is there"), &of);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_figures_are_those_of_pytorchs_own_message() {
+    for file in snapshots("snapshots") {
+        let (of, side_car) = (file.display().to_string(), side_car(&file));
+        let snapshot = Snapshot::read(&file).unwrap_or_else(|error| panic!("{of}: {error}"));
+        let bytes = |value: &Value| value.as_u64().map(Bytes);
+        let memory = bytes(&side_car["capacity"]);
+        let [explanation] = &explained(&snapshot, Options { memory, at: At::Automatic }, &of)[..] else { panic!("{of}: one device") };
+        assert_eq!(Some(explanation.device_total), memory, "{of}");
+        assert_eq!(Some(explanation.accounts.allocated), bytes(&side_car["allocated_at_dump"]), "{of}");
+        assert_eq!(Some(explanation.accounts.reserved), bytes(&side_car["reserved_at_dump"]), "{of}");
+        assert_eq!(side_car["ooms_survived"].as_u64(), Some(explanation.survived_ooms as u64), "{of}");
+        let oom = &side_car["oom"];
+        assert_eq!(explanation.moment.at == MomentKind::Oom, side_car["outcome"] == "oom", "{of}");
+        if let Some(request) = &explanation.request {
+            assert_eq!(Some(request.asked), bytes(&oom["request"]), "{of}");
+            assert_eq!(explanation.accounts.device_free, bytes(&oom["device_free"]), "{of}");
+            assert_eq!(Some(explanation.accounts.allocated), bytes(&oom["allocated"]), "{of}");
+            let error = side_car["error"].as_str().expect("a message");
+            let unallocated = explanation.reserved_but_unallocated().get() as f64 / (1 << 20) as f64;
+            let shown = |mib: f64| if mib >= 1024.0 { format!("{:.2} GiB", mib / 1024.0) } else { format!("{mib:.2} MiB") };
+            assert!(error.contains(&format!("and {} is reserved by PyTorch but unallocated", shown(unallocated))), "{of}: {error}");
+            assert!(!explanation.why.is_empty(), "{of}: a reason is found: {:?}", explanation.shortage);
+        }
+        // Without the option, the request that was refused tells the same total: nobody else used this device.
+        if explanation.request.is_some() {
+            let alone = causes::explain(&snapshot, 0, Options::default()).expect("the moment is there");
+            assert_eq!((Some(alone.device_total), alone.device_total_is), (memory, TotalKnown::AtOom), "{of}");
+        }
+    }
+}
+
+#[test]
+fn the_peak_is_that_of_the_allocators_own_statistics() {
+    for file in snapshots("snapshots") {
+        let (of, side_car) = (file.display().to_string(), side_car(&file));
+        if side_car["recording"]["complete"] != true {
+            continue;
+        }
+        let snapshot = Snapshot::read(&file).unwrap_or_else(|error| panic!("{of}: {error}"));
+        let [peak] = &explained(&snapshot, Options { memory: None, at: At::Peak }, &of)[..] else { panic!("{of}: one device") };
+        assert_eq!(Some(peak.accounts.allocated.get()), side_car["peak_allocated"].as_u64(), "{of}");
+    }
+}
+
+#[test]
+#[ignore = "prints the first sentences, to be read"]
+fn headlines() {
+    for file in snapshots("snapshots").into_iter().chain(snapshots("real-snapshots")) {
+        let snapshot = Snapshot::read(&file).expect("readable");
+        for explanation in explained(&snapshot, Options::default(), "") {
+            println!("{}\n  {}\n  {:?}", file.display(), explanation.headline, explanation.why);
+            explanation.ways.iter().for_each(|way| println!("    {:?}: {}", way.way, way.why));
+            explanation.growing.iter().for_each(|growth| println!("    grows {} {} {:?}", growth.site, growth.grown, growth.held));
+            explanation.stalled_frees.iter().take(2).for_each(|wait| println!("    waits {wait:?}"));
+        }
+    }
+}

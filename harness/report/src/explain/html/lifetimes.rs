@@ -1,0 +1,321 @@
+//! What was allocated and reserved at every moment of a recording: [`Lifetimes::of`].
+//!
+//! *Moment* `k` is the state after the first `k` events, so a recording of `n` events has the moments `0..=n`. A life is half open: what
+//! lives over `start..end` is there at the moments `start`, …, `end - 1`; an `end` of `n + 1` says that it outlived the recording.
+//!
+//! Segments are followed backward from the final state and blocks forward to it, so a recording that began late, or lost its first
+//! events, is right from its first event on.
+
+use std::collections::{BTreeMap, HashMap};
+
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::stats::{BlockState, PoolKind};
+use harness_allocator::units::Bytes;
+use harness_explain::state::{History, Sizes};
+use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot, StackId};
+
+/// One device's recording.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Lifetimes {
+    /// How many events were recorded.
+    pub events: usize,
+    /// By start, then in the order of the recording.
+    pub blocks: Vec<BlockLife>,
+    /// By start, then address.
+    pub segments: Vec<SegmentLife>,
+    /// What the events and the final state contradict each other in.
+    pub contradictions: Contradictions,
+}
+
+/// One allocation from `alloc` to `free_completed`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct BlockLife {
+    pub address: u64,
+    /// As [`History::sizes`] has it: events tell what was requested only.
+    pub size: Bytes,
+    pub requested: Bytes,
+    pub stream: u64,
+    pub stack: StackId,
+    /// The first moment at which it is there: 0 where it was there before the recording.
+    pub start: usize,
+    /// The first moment at which the program has given it back.
+    pub freed: usize,
+    /// The first moment at which it can be used again.
+    pub end: usize,
+}
+
+/// One range held from the driver: a segment, or pages of an expandable one that were mapped and unmapped together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct SegmentLife {
+    pub address: u64,
+    pub size: Bytes,
+    pub stream: u64,
+    /// Events do not name the pool, so it is known of segments of the final state only.
+    pub pool: Option<(PoolKind, PoolId)>,
+    pub expandable: bool,
+    pub start: usize,
+    pub end: usize,
+}
+
+/// Counts of what does not fit together. All are zero where the whole history of the device was recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Contradictions {
+    /// Blocks that were allocated where another one was still live: its free was not recorded.
+    pub missing_frees: usize,
+    /// Blocks that live by the events and are not in the final state.
+    pub missing_blocks: usize,
+    /// Bytes of segments that were made by the events, and then neither given back nor in the final state.
+    pub missing_segment_bytes: u64,
+}
+
+impl BlockLife {
+    /// Whether it is allocated, or waits for events, at that moment.
+    #[must_use]
+    pub const fn is_there(&self, moment: usize) -> bool {
+        self.start <= moment && moment < self.end
+    }
+
+    /// Whether its owner has it at that moment.
+    #[must_use]
+    pub const fn is_allocated(&self, moment: usize) -> bool {
+        self.start <= moment && moment < self.freed
+    }
+}
+
+impl Lifetimes {
+    /// Follows the events of one device. Takes `n log n` time for `n` events.
+    #[must_use]
+    pub fn of(snapshot: &Snapshot, device: u32) -> Self {
+        let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
+        let held: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == device).collect();
+        let mut contradictions = Contradictions::default();
+        let config = snapshot.settings.as_ref().and_then(|settings| Config::parse(&settings.conf).ok()).unwrap_or_default();
+        let sizes = History::new(snapshot, device, config).sizes();
+        let blocks = block_lives(events, &held, &sizes, &mut contradictions);
+        let segments = segment_lives(events, &held, &mut contradictions);
+        Self { events: events.len(), blocks, segments, contradictions }
+    }
+
+    /// Bytes allocated, waiting for events, and reserved at a moment. Linear in the number of lives.
+    #[must_use]
+    pub fn at(&self, moment: usize) -> Figures {
+        let sum = |of: &dyn Fn(&BlockLife) -> bool| self.blocks.iter().filter(|life| of(life)).map(|life| life.size.0).sum();
+        let segments = self.segments.iter().filter(|life| life.start <= moment && moment < life.end);
+        Figures {
+            allocated: Bytes(sum(&|life| life.is_allocated(moment))),
+            pending: Bytes(sum(&|life| life.is_there(moment) && !life.is_allocated(moment))),
+            reserved: Bytes(segments.map(|life| life.size.0).sum()),
+        }
+    }
+
+    /// The first moment at which the most was allocated, and what it was.
+    #[must_use]
+    pub fn peak_allocated(&self) -> (usize, Bytes) {
+        self.peak(self.blocks.iter().map(|life| (life.start, life.freed, life.size)))
+    }
+
+    /// The first moment at which the most was reserved, and what it was.
+    #[must_use]
+    pub fn peak_reserved(&self) -> (usize, Bytes) {
+        self.peak(self.segments.iter().map(|life| (life.start, life.end, life.size)))
+    }
+
+    fn peak(&self, lives: impl Iterator<Item = (usize, usize, Bytes)>) -> (usize, Bytes) {
+        let (mut added, mut removed) = (vec![0_u64; self.events + 2], vec![0_u64; self.events + 2]);
+        for (start, end, size) in lives.filter(|(start, end, _)| start < end) {
+            added[start] += size.0;
+            removed[end] += size.0;
+        }
+        let (mut held, mut peak) = (0, (0, Bytes::ZERO));
+        for moment in 0..=self.events {
+            held = held + added[moment] - removed[moment];
+            if Bytes(held) > peak.1 {
+                peak = (moment, Bytes(held));
+            }
+        }
+        peak
+    }
+}
+
+/// What is held at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct Figures {
+    pub allocated: Bytes,
+    /// Freed, and waiting for events of other streams.
+    pub pending: Bytes,
+    pub reserved: Bytes,
+}
+
+/// Follows blocks forward, and fits what is left at the end to the final state.
+fn block_lives(events: &[Event], held: &[&Segment], sizes: &Sizes, contradictions: &mut Contradictions) -> Vec<BlockLife> {
+    let never = events.len() + 1;
+    let mut lives: Vec<BlockLife> = Vec::new();
+    let mut open: HashMap<u64, usize> = HashMap::new();
+    for (index, event) in events.iter().enumerate() {
+        let moment = index + 1;
+        let life = BlockLife {
+            address: event.address,
+            size: sizes.allocated_by(index).unwrap_or(event.size),
+            requested: event.size,
+            stream: event.stream,
+            stack: event.stack,
+            start: moment,
+            freed: never,
+            end: never,
+        };
+        match event.action {
+            Action::Alloc => {
+                if let Some(before) = open.insert(event.address, lives.len()) {
+                    contradictions.missing_frees += 1;
+                    lives[before].freed = lives[before].freed.min(moment);
+                    lives[before].end = moment;
+                }
+                lives.push(life);
+            }
+            Action::FreeRequested => {
+                let index = *open.entry(event.address).or_insert(lives.len());
+                if index == lives.len() {
+                    lives.push(before_recording(life, sizes));
+                }
+                lives[index].freed = lives[index].freed.min(moment);
+            }
+            Action::FreeCompleted => match open.remove(&event.address) {
+                Some(index) => {
+                    lives[index].freed = lives[index].freed.min(moment);
+                    lives[index].end = moment;
+                }
+                None => lives.push(BlockLife { freed: 0, end: moment, ..before_recording(life, sizes) }),
+            },
+            _ => {}
+        }
+    }
+    for segment in held {
+        for block in segment.blocks.iter().filter(|block| block.state != BlockState::Inactive) {
+            match open.remove(&block.address) {
+                Some(index) => fit(&mut lives[index], block, never),
+                None => lives.push(lived_throughout(segment, block, never)),
+            }
+        }
+    }
+    contradictions.missing_blocks = open.len();
+    for index in open.into_values() {
+        lives[index].end = never - 1;
+        lives[index].freed = lives[index].freed.min(never - 1);
+    }
+    lives.sort_by_key(|life| life.start);
+    lives
+}
+
+/// The block of an event that only frees it.
+fn before_recording(life: BlockLife, sizes: &Sizes) -> BlockLife {
+    BlockLife { start: 0, stack: StackId::EMPTY, size: sizes.before(life.address).unwrap_or(life.size), ..life }
+}
+
+/// Takes over what the final state knows of a block.
+fn fit(life: &mut BlockLife, block: &Block, never: usize) {
+    life.size = block.size;
+    life.requested = block.requested;
+    if life.stack == StackId::EMPTY {
+        life.stack = block.stack;
+    }
+    match block.state {
+        BlockState::Allocated => life.freed = never,
+        // When it was given back is not known: at the last event at the latest.
+        BlockState::PendingFree => life.freed = life.freed.min(never - 1),
+        BlockState::Inactive => {}
+    }
+}
+
+/// A block that no event names: it was there before the recording, and still is.
+fn lived_throughout(segment: &Segment, block: &Block, never: usize) -> BlockLife {
+    BlockLife {
+        address: block.address,
+        size: block.size,
+        requested: block.requested,
+        stream: segment.stream,
+        stack: block.stack,
+        start: 0,
+        freed: if block.state == BlockState::Allocated { never } else { 0 },
+        end: never,
+    }
+}
+
+/// Ranges that are held, by address, while the events are gone through backward; `start` is not known yet.
+type Ranges = BTreeMap<u64, SegmentLife>;
+
+/// Follows segments backward from the final state.
+fn segment_lives(events: &[Event], held: &[&Segment], contradictions: &mut Contradictions) -> Vec<SegmentLife> {
+    let never = events.len() + 1;
+    let mut lives = Vec::new();
+    let mut ranges: Ranges = held.iter().map(|segment| (segment.address, final_range(segment, never))).collect();
+    for (index, event) in events.iter().enumerate().rev() {
+        let moment = index + 1;
+        match event.action {
+            Action::SegmentAlloc | Action::SegmentMap => {
+                let mut found = 0;
+                for range in cut_out(&mut ranges, event.address, event.size.0) {
+                    found += range.size.0;
+                    lives.push(SegmentLife { start: moment, ..range });
+                }
+                contradictions.missing_segment_bytes += event.size.0 - found;
+            }
+            Action::SegmentFree | Action::SegmentUnmap => {
+                // A range that is held already was taken by an event that was not recorded.
+                lives.extend(
+                    cut_out(&mut ranges, event.address, event.size.0).into_iter().map(|range| SegmentLife { start: moment, ..range }),
+                );
+                let expandable = event.action == Action::SegmentUnmap;
+                let range = SegmentLife {
+                    address: event.address,
+                    size: event.size,
+                    stream: event.stream,
+                    pool: None,
+                    expandable,
+                    start: 0,
+                    end: moment,
+                };
+                ranges.insert(event.address, range);
+            }
+            _ => {}
+        }
+    }
+    lives.extend(ranges.into_values());
+    lives.sort_by_key(|life| (life.start, life.address));
+    lives
+}
+
+fn final_range(segment: &Segment, never: usize) -> SegmentLife {
+    SegmentLife {
+        address: segment.address,
+        size: segment.size,
+        stream: segment.stream,
+        pool: Some((segment.pool, segment.private_pool)),
+        expandable: segment.expandable,
+        start: 0,
+        end: never,
+    }
+}
+
+/// Removes what lies in `address..address + size`, and returns it. A range that reaches beyond is cut, and the rest of it stays.
+fn cut_out(ranges: &mut Ranges, address: u64, size: u64) -> Vec<SegmentLife> {
+    let end = address.saturating_add(size);
+    let end_of = |range: &SegmentLife| range.address.saturating_add(range.size.0);
+    let first = ranges.range(..=address).next_back().filter(|(_, range)| end_of(range) > address).map_or(address, |(&first, _)| first);
+    let hit: Vec<u64> = ranges.range(first..end.max(first)).map(|(&start, _)| start).collect();
+    let mut inside = Vec::with_capacity(hit.len());
+    for start in hit {
+        let Some(range) = ranges.remove(&start) else { continue };
+        let (from, to) = (range.address.max(address), end_of(&range).min(end));
+        if range.address < from {
+            ranges.insert(range.address, SegmentLife { size: Bytes(from - range.address), ..range });
+        }
+        if to < end_of(&range) {
+            ranges.insert(to, SegmentLife { address: to, size: Bytes(end_of(&range) - to), ..range });
+        }
+        inside.push(SegmentLife { address: from, size: Bytes(to - from), ..range });
+    }
+    inside
+}

@@ -1,0 +1,56 @@
+//! An explanation as one HTML page that needs no network: [`page`].
+//!
+//! The page is `page.html` with its style, its script and its data inside. The data ([`PageData`]) is JSON with columns of integers
+//! ([`columns`]); everything that can be computed from it at once is computed by the script, so that the page stays small.
+
+mod columns;
+mod data;
+pub mod lifetimes;
+
+#[cfg(test)]
+mod tests;
+
+pub use data::{PageData, RankInput};
+
+/// The page around style, script and data.
+const PAGE: &str = include_str!("page.html");
+const STYLE: &str = include_str!("page.css");
+/// In the order in which they run.
+const SCRIPTS: [&str; 7] = [
+    include_str!("script/data.js"),
+    include_str!("script/draw.js"),
+    include_str!("script/causes.js"),
+    include_str!("script/timeline.js"),
+    include_str!("script/segments.js"),
+    include_str!("script/flame.js"),
+    include_str!("script/main.js"),
+];
+
+/// Renders the page.
+#[must_use]
+pub fn page(data: &PageData) -> String {
+    let json = serde_json::to_string(data).expect("plain data with text keys always has a JSON form");
+    // A `<` could end the script element that holds the data: https://html.spec.whatwg.org/multipage/scripting.html#restrictions-for-contents-of-script-elements
+    let json = json.replace('<', "\\u003c");
+    let mut page = String::with_capacity(json.len() + (64 << 10));
+    let mut rest = PAGE;
+    while let Some((before, after)) = rest.split_once("{{") {
+        let (slot, after) = after.split_once("}}").expect("every slot of the page is closed");
+        page.push_str(before);
+        match slot {
+            "title" => page.push_str(&escape(&data.title)),
+            "style" => page.push_str(STYLE),
+            "script" => SCRIPTS.iter().for_each(|script| page.push_str(script)),
+            "data" => page.push_str(&json),
+            _ => unreachable!("the page has no slot {slot}"),
+        }
+        rest = after;
+    }
+    page.push_str(rest);
+    page
+}
+
+/// Text between tags.
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}

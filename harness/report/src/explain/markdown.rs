@@ -1,0 +1,124 @@
+//! An explanation for a pull request: [`render`] the markdown, [`draw`] its picture.
+
+use harness_allocator::units::Bytes;
+use harness_explain::causes::{ByteCause, Explanation};
+use harness_explain::ranks::Overview;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use super::text;
+use crate::escape::prose;
+use crate::page::Page;
+use crate::picture::{Area, Drawn, INK, WIDTH, described, font};
+use crate::why;
+
+/// Renders an explanation: of several snapshots the first that failed, behind what all of them say. `picture` is the file that [`draw`] makes, as the
+/// document links to it.
+#[must_use]
+pub fn render(ranks: Option<&Overview>, (name, explanation): (&str, &Explanation), picture: Option<&str>) -> String {
+    let mut page = Page::default();
+    if let Some(overview) = ranks {
+        page.block("# Where the memory of all snapshots was");
+        page.block(format!("**{}**", prose(&text::ranks_in_short(overview))));
+        page.grid(&text::ranks(overview));
+        page.list(&overview.differences.iter().map(|difference| prose(&difference.sentence())).collect::<Vec<_>>());
+    }
+    one(&mut page, name, explanation, picture);
+    page.end();
+    page.text
+}
+
+fn one(page: &mut Page, name: &str, explanation: &Explanation, picture: Option<&str>) {
+    page.block(format!("# Where the memory was: {}", prose(name)));
+    page.block(format!("**{}**", prose(&explanation.headline)));
+    if let Some(picture) = picture {
+        page.block(format!("![{}]({})", prose(&in_words(explanation)), picture.replace(' ', "%20")));
+    }
+    page.block(prose(&format!("State: {}.", text::moment(&explanation.moment, explanation.device))));
+    page.grid(&text::causes(explanation));
+    page.block(prose(&format!("Together {} bytes.", explanation.device_total.get())));
+    if let Some(request) = &explanation.request {
+        page.block("## Why the request failed");
+        page.block(prose(&text::request(request)));
+        page.list(&explanation.ways.iter().map(|way| format!("**{}**: {}", way.way.about(), prose(&way.why))).collect::<Vec<_>>());
+        if let Some(shortage) = &explanation.shortage {
+            page.block(format!("**{}:** {}", why::title(shortage), prose(&why::explain(shortage))));
+        }
+    }
+    let pinned = text::pinned(explanation);
+    if !pinned.rows.is_empty() {
+        page.block("## What keeps free memory from going back to the driver");
+        page.grid(&pinned);
+    }
+    if !explanation.growing.is_empty() {
+        page.block("## Leak suspects");
+        page.list(&explanation.growing.iter().map(|growth| prose(&text::grows(growth))).collect::<Vec<_>>());
+    }
+    page.list(&explanation.notes.iter().map(|note| format!("Note: {}", prose(note))).collect::<Vec<_>>());
+}
+
+const BAR_TOP: i32 = 40;
+const BAR_BOTTOM: i32 = 84;
+const SIDE: i32 = 16;
+const ROW: i32 = 20;
+
+/// A colour for each cause, from Okabe and Ito's, which colour-blind readers tell apart too: <https://jfly.uni-koeln.de/color/>.
+const fn colour(cause: ByteCause) -> RGBColor {
+    match cause {
+        ByteCause::Allocated => RGBColor(0, 114, 178),
+        ByteCause::Rounding => RGBColor(86, 180, 233),
+        ByteCause::PendingFree => RGBColor(0, 158, 115),
+        ByteCause::OtherStream => RGBColor(204, 121, 167),
+        ByteCause::OtherPool => RGBColor(150, 60, 130),
+        ByteCause::PrivatePool => RGBColor(120, 94, 60),
+        ByteCause::InactiveSplit => RGBColor(213, 94, 0),
+        ByteCause::WholeSegments => RGBColor(230, 159, 0),
+        ByteCause::OthersHold => RGBColor(120, 120, 120),
+        ByteCause::Free | ByteCause::FreeOrOthersHold => RGBColor(225, 225, 225),
+    }
+}
+
+/// The causes as one bar of the device's memory, with their figures below it: an SVG document. It has a white ground of its own, so that it reads on
+/// dark pages too.
+#[must_use]
+pub fn draw(explanation: &Explanation) -> String {
+    let rows = i32::try_from(explanation.causes.len()).unwrap_or(0).max(1);
+    let height = u32::try_from(BAR_BOTTOM + 16 + rows * ROW + 8).unwrap_or(0);
+    let mut svg = String::new();
+    {
+        let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
+        bar(&root, explanation).expect("a picture in a string meets neither files nor fonts, so it cannot fail");
+    }
+    described(&svg, "Where the device's memory was", &in_words(explanation))
+}
+
+fn bar(root: &Area<'_>, explanation: &Explanation) -> Drawn {
+    root.fill(&WHITE)?;
+    let left = font(13).pos(Pos::new(HPos::Left, VPos::Center));
+    let right = font(12).pos(Pos::new(HPos::Right, VPos::Center));
+    let total = explanation.device_total;
+    root.draw(&Text::new(format!("{total} by cause"), (SIDE, 20), left.clone()))?;
+    let width = f64::from(WIDTH) - 2.0 * f64::from(SIDE);
+    let mut before = 0_u64;
+    for (row, cause) in (0..).zip(&explanation.causes) {
+        let x = |bytes: u64| SIDE + (bytes as f64 / total.get().max(1) as f64 * width).round() as i32;
+        let after = before + cause.bytes.get();
+        let paint = colour(cause.cause);
+        root.draw(&Rectangle::new([(x(before), BAR_TOP), (x(after), BAR_BOTTOM)], paint.filled()))?;
+        let y = BAR_BOTTOM + 24 + row * ROW;
+        root.draw(&Rectangle::new([(SIDE, y - 7), (SIDE + 14, y + 7)], paint.filled()))?;
+        root.draw(&Text::new(cause.bytes.to_string(), (SIDE + 100, y), right.clone()))?;
+        root.draw(&Text::new(text::share(cause.bytes, total), (SIDE + 160, y), right.clone()))?;
+        root.draw(&Text::new(cause.cause.about(), (SIDE + 176, y), left.clone()))?;
+        before = after;
+    }
+    root.draw(&Rectangle::new([(SIDE, BAR_TOP), (SIDE + width as i32, BAR_BOTTOM)], INK.stroke_width(1)))?;
+    root.present()
+}
+
+/// What the picture shows.
+fn in_words(explanation: &Explanation) -> String {
+    let causes = explanation.causes.iter().filter(|cause| cause.bytes > Bytes::ZERO);
+    let causes: Vec<String> = causes.map(|cause| format!("{} {}", cause.bytes, cause.cause.about())).collect();
+    format!("{}: {}", explanation.device_total, causes.join("; "))
+}

@@ -1,0 +1,6 @@
+//! Explanations of memory snapshots.
+
+pub mod html;
+pub mod json;
+pub mod markdown;
+pub mod text;

@@ -1,0 +1,253 @@
+//! Explanations for a terminal: [`render`] one, [`render_ranks`] several, [`render_comparison`] what differs between two.
+
+use harness_allocator::units::Bytes;
+use harness_explain::causes::{ByteCause, CauseBytes, Explanation, Refused};
+use harness_explain::compare::{self, Comparison, Whole};
+use harness_explain::pins;
+use harness_explain::ranks::Overview;
+use harness_explain::state::{Moment, MomentKind};
+
+use crate::text::{Style, Text};
+use crate::why;
+use crate::words::{self, Align, Grid};
+
+/// Sites, groups of pinned segments and the like that are shown of each.
+const SHOWN: usize = 5;
+/// Differences between ranks, and sites that differ between two snapshots.
+const DIFFERENCES: usize = 12;
+
+/// Renders an explanation on one screen: the sentence that matters first, the causes, why each way of serving the request failed, what pins free memory,
+/// and suspects. No table is wider than `width` columns; `None` is for files and pipes.
+#[must_use]
+pub fn render(name: &str, explanation: &Explanation, style: Style, width: Option<usize>) -> String {
+    let mut out = Text::new(style, width);
+    out.wrapped(&format!("{name}: {}", moment(&explanation.moment, explanation.device)), 2);
+    out.important(&explanation.headline, explanation.request.is_some());
+    out.line("");
+    out.wrapped(&format!("Where the {} are ({}):", explanation.device_total, in_bytes(explanation.device_total)), 2);
+    out.table(&causes(explanation), 2, None);
+    if let Some(request) = &explanation.request {
+        out.line("");
+        out.wrapped(&self::request(request), 2);
+        explanation.ways.iter().for_each(|way| out.wrapped(&format!("  {}: {}", way.way.about(), way.why), 4));
+        if let Some(shortage) = &explanation.shortage {
+            out.wrapped(&format!("{}: {}", why::title(shortage), why::explain(shortage)), 2);
+        }
+    }
+    let pinned = pinned(explanation);
+    if !pinned.rows.is_empty() {
+        out.line("\nWhat keeps free memory from going back to the driver:");
+        out.table(&pinned, 3, None);
+    }
+    suspects(&mut out, explanation);
+    if explanation.survived_ooms > 0 {
+        let requests = words::count(explanation.survived_ooms, "request");
+        out.wrapped(&format!("{requests} more failed in this recording and the program went on."), 2);
+    }
+    explanation.notes.iter().for_each(|note| out.wrapped(&format!("note: {note}"), 6));
+    out.text
+}
+
+/// Renders several: which failed, where they differ, and the first that failed in full.
+#[must_use]
+pub fn render_ranks(overview: &Overview, first: (&str, &Explanation), style: Style, width: Option<usize>) -> String {
+    let mut out = Text::new(style, width);
+    out.important(&ranks_in_short(overview), !overview.failed.is_empty());
+    out.line("");
+    out.table(&ranks(overview), 2, None);
+    if !overview.differences.is_empty() {
+        out.line("\nWhere they differ:");
+        overview.differences.iter().take(DIFFERENCES).for_each(|difference| out.wrapped(&format!("  {}", difference.sentence()), 4));
+    }
+    out.line("");
+    out.text + &render(first.0, first.1, style, width)
+}
+
+/// Renders what differs between two snapshots.
+#[must_use]
+pub fn render_comparison(names: [&str; 2], comparison: &Comparison, style: Style, width: Option<usize>) -> String {
+    let mut out = Text::new(style, width);
+    out.wrapped(&format!("before: {}", names[0]), 2);
+    out.wrapped(&format!("after:  {}", names[1]), 2);
+    out.important(&comparison.headline, false);
+    out.line("");
+    out.table(&wholes(&comparison.before, &comparison.after), 2, None);
+    out.line("\nBy cause, at the moment compared:");
+    out.table(&changed_causes(comparison), 2, None);
+    if !comparison.sites.is_empty() {
+        out.line("\nBy site, allocated then:");
+        out.table(&changed_sites(comparison), 2, None);
+        let more = comparison.sites.len().saturating_sub(DIFFERENCES);
+        if more > 0 {
+            out.line(&format!("… and {more} more, by `--format json`"));
+        }
+    }
+    out.text
+}
+
+/// What is explained: `out of memory at event 43314 of 43315`.
+pub(super) fn moment(moment: &Moment, device: u32) -> String {
+    let what = match moment.at {
+        MomentKind::Oom => "out of memory",
+        MomentKind::Peak => "when the most was allocated",
+        MomentKind::End => "when the snapshot was taken",
+        MomentKind::Event => "as asked for",
+    };
+    let place = match moment.event {
+        Some(event) => format!(", after event {event} (events are counted from 0; there are {})", moment.events),
+        None => String::new(),
+    };
+    let device = if device > 0 { format!(" on device {device}") } else { String::new() };
+    format!("{what}{device}{place}")
+}
+
+fn in_bytes(bytes: Bytes) -> String {
+    format!("{} bytes", bytes.get())
+}
+
+pub(super) fn share(part: Bytes, whole: Bytes) -> String {
+    if whole == Bytes::ZERO {
+        return words::NOTHING.to_owned();
+    }
+    format!("{:.1} %", part.get() as f64 / whole.get() as f64 * 100.0)
+}
+
+pub(super) fn causes(explanation: &Explanation) -> Grid {
+    let mut grid = Grid::new([("bytes", Align::Right), ("share", Align::Right), ("what", Align::Left), ("most of it", Align::Left)]);
+    for cause in &explanation.causes {
+        let what = cause.cause.about().to_owned();
+        grid.rows.push(vec![cause.bytes.to_string(), share(cause.bytes, explanation.device_total), what, most_of(cause)]);
+    }
+    grid
+}
+
+/// The sites with the most bytes of a cause.
+fn most_of(cause: &CauseBytes) -> String {
+    const NAMED: usize = 3;
+    let of_pins = !matches!(cause.cause, ByteCause::Allocated | ByteCause::Rounding | ByteCause::PendingFree);
+    let mut named: Vec<String> = cause.sites.iter().take(NAMED).map(|site| format!("{} {}", site.bytes, site.site)).collect();
+    let more = cause.sites.len().saturating_sub(NAMED);
+    if more > 0 {
+        named.push(format!("{more} more"));
+    }
+    let text = named.join("; ");
+    if of_pins && !text.is_empty() { format!("pinned by {text}") } else { text }
+}
+
+pub(super) fn request(request: &Refused) -> String {
+    let exact = if request.requested == request.asked { String::new() } else { format!(" ({} requested)", request.requested) };
+    format!("{}{exact} were asked for by {}. Each way of serving that failed:", request.asked, request.site)
+}
+
+pub(super) fn pinned(explanation: &Explanation) -> Grid {
+    let columns = [("free", Align::Right), ("segments", Align::Right), ("each held by", Align::Left), ("for", Align::Left)];
+    let mut grid = Grid::new(columns);
+    for group in pins::by_site(&explanation.pinned).iter().take(SHOWN) {
+        let site = &explanation.sites[&group.id];
+        let first = group.segments[0];
+        let held = match (first.expandable, group.are_single()) {
+            (true, _) => format!("a live block in the same page {}", site.behind("allocated")),
+            (false, true) => format!("{} {}", group.one_block(), site.behind("allocated")),
+            (false, false) => format!("live blocks, the oldest {}", site.behind("allocated")),
+        };
+        let age = group.oldest_us().map_or_else(|| "all of the recording".to_owned(), time);
+        grid.rows.push(vec![group.free.to_string(), group.segments.len().to_string(), held, age]);
+    }
+    grid
+}
+
+/// Microseconds of a recording.
+fn time(us: u64) -> String {
+    harness_allocator::units::Nanos::micros(us).to_string()
+}
+
+fn suspects(out: &mut Text, explanation: &Explanation) {
+    if !explanation.growing.is_empty() {
+        out.line("\nLeak suspects (what is held where the program holds least grows from part to part of the recording):");
+        for growth in explanation.growing.iter().take(SHOWN) {
+            out.wrapped(&format!("  {}", grows(growth)), 4);
+        }
+    }
+    let waiting: Vec<_> = explanation.stalled_frees.iter().filter(|wait| wait.completed_at.is_none()).collect();
+    if !waiting.is_empty() {
+        out.line("\nFreed, but other streams had not finished with it:");
+        for wait in waiting.iter().take(SHOWN) {
+            let time = wait.time_us.map_or_else(String::new, |us| format!(", {}", time(us)));
+            out.wrapped(&format!("  {} of {}: for {} events{time}", wait.size, wait.site, wait.events), 4);
+        }
+    }
+}
+
+/// A leak suspect, as a clause.
+pub(super) fn grows(growth: &harness_explain::growth::Growth) -> String {
+    let held: Vec<String> = growth.held.iter().map(ToString::to_string).collect();
+    format!("{} grew by {}: {}", growth.site, growth.grown, held.join(", "))
+}
+
+/// Which ranks failed.
+#[must_use]
+pub fn ranks_in_short(overview: &Overview) -> String {
+    let all = overview.ranks.len();
+    match overview.failed.as_slice() {
+        [] => format!("None of {all} snapshots ends in an out-of-memory error."),
+        [one] => format!("1 of {all} snapshots ends in an out-of-memory error: {one}."),
+        [first, rest @ ..] => {
+            format!("{} of {all} snapshots end in an out-of-memory error: {first} first, then {}.", rest.len() + 1, rest.join(", "))
+        }
+    }
+}
+
+pub(super) fn ranks(overview: &Overview) -> Grid {
+    let figures = ["allocated", "reserved", "total"].map(|head| (head, Align::Right));
+    let mut grid = Grid::new([("snapshot", Align::Left), ("ended", Align::Left)].into_iter().chain(figures));
+    for rank in &overview.ranks {
+        let ended = if rank.failed { "out of memory" } else { "well" };
+        let figures = [rank.allocated, rank.reserved, rank.device_total].map(|bytes| bytes.to_string());
+        grid.rows.push([rank.name.clone(), ended.to_owned()].into_iter().chain(figures).collect());
+    }
+    grid
+}
+
+fn wholes(before: &Whole, after: &Whole) -> Grid {
+    let mut grid = Grid::new([("over the whole recording", Align::Left), ("before", Align::Right), ("after", Align::Right)]);
+    let bytes = |name: &str, a: Bytes, b: Bytes| vec![name.to_owned(), a.to_string(), b.to_string()];
+    let count = |name: &str, a: u64, b: u64| vec![name.to_owned(), a.to_string(), b.to_string()];
+    grid.rows = vec![
+        bytes("peak allocated", before.peak_allocated, after.peak_allocated),
+        bytes("peak reserved", before.peak_reserved, after.peak_reserved),
+        count("blocks handed out", before.allocations, after.allocations),
+        count("segments from the driver", before.driver_allocations, after.driver_allocations),
+        count("segments given back", before.driver_frees, after.driver_frees),
+        count("requests refused", before.ooms, after.ooms),
+    ];
+    grid
+}
+
+fn changed_causes(comparison: &Comparison) -> Grid {
+    let mut grid = Grid::new([("cause", Align::Left), ("before", Align::Right), ("after", Align::Right), ("change", Align::Right)]);
+    let row = |change: &compare::CauseChange| {
+        vec![change.cause.about().to_owned(), change.before.to_string(), change.after.to_string(), signed(change.before, change.after)]
+    };
+    grid.rows = comparison.causes.iter().map(row).collect();
+    grid
+}
+
+fn changed_sites(comparison: &Comparison) -> Grid {
+    let columns = [("before", Align::Right), ("after", Align::Right), ("change", Align::Right), ("blocks", Align::Right)];
+    let mut grid = Grid::new([("site", Align::Left)].into_iter().chain(columns));
+    let row = |change: &compare::SiteChange| {
+        let blocks = format!("{} → {}", change.blocks_before, change.blocks_after);
+        let figures = [change.before.to_string(), change.after.to_string(), signed(change.before, change.after), blocks];
+        std::iter::once(change.site.clone()).chain(figures).collect()
+    };
+    grid.rows = comparison.sites.iter().take(DIFFERENCES).map(row).collect();
+    grid
+}
+
+fn signed(before: Bytes, after: Bytes) -> String {
+    match before.cmp(&after) {
+        std::cmp::Ordering::Less => format!("+{}", after - before),
+        std::cmp::Ordering::Equal => "0 B".to_owned(),
+        std::cmp::Ordering::Greater => format!("−{}", before - after),
+    }
+}

@@ -1,0 +1,269 @@
+//! The page of an explanation, in a real browser: what it shows are the snapshot's numbers, and it can be used.
+//!
+//! Without a browser these tests say that they skipped; `HARNESS_BROWSER` names one that is not on the path. The tests over recorded snapshots skip
+//! where those are not there.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use harness_allocator::stats::{BlockState, PoolKind};
+use harness_allocator::units::Bytes;
+use harness_explain::causes::{Explanation, Options, devices, explain};
+use harness_report::explain::html::{PageData, RankInput, page};
+use harness_trace::snapshot::{Action, Annotation, Block, Event, ExtraId, Frame, PoolId, Segment, Snapshot};
+use serde_json::{Value, json};
+
+/// What a page for `kv-cat`, the recording with the most events, may take.
+const LARGEST_PAGE: usize = 6 << 20;
+
+fn explained(snapshot: &Snapshot) -> Explanation {
+    let device = devices(snapshot).first().copied().unwrap_or_default();
+    explain(snapshot, device, Options::default()).unwrap()
+}
+
+fn rank<'a>(name: &'a str, snapshot: &'a Snapshot, explanation: &'a Explanation) -> RankInput<'a> {
+    RankInput { name, snapshot, explanation, simulated_times: false }
+}
+
+fn page_of(name: &str, snapshot: &Snapshot, explanation: &Explanation) -> String {
+    page(&PageData::new(name, Vec::new(), &[rank(name, snapshot, explanation)]))
+}
+
+/// A browser that can be run without a window.
+fn browser() -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os("HARNESS_BROWSER") {
+        return Some(named.into());
+    }
+    let path = std::env::var_os("PATH")?;
+    let names = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"];
+    let found = std::env::split_paths(&path).flat_map(|folder| names.map(|name| folder.join(name))).find(|file| file.is_file());
+    if found.is_none() {
+        eprintln!("skipped: no browser ({}) on the path, and HARNESS_BROWSER is not set", names.join(", "));
+    }
+    found
+}
+
+/// Has a browser open the page with a script of the test, and returns what that left as JSON. `None` where there is no browser.
+fn seen_in_browser(name: &str, page: &str, script: &str, options: &[&str]) -> Option<Value> {
+    let browser = browser()?;
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page").join(name);
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("page.html"), page).unwrap();
+    let driven = page.replacen("<style>", concat!("<script>", include_str!("page/watch.js"), "</script><style>"), 1).replacen(
+        "</body>",
+        &format!("<script>{script}</script></body>"),
+        1,
+    );
+    let file = folder.join("driven.html");
+    fs::write(&file, driven).unwrap();
+    let output = Command::new(&browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900", "--dump-dom"])
+        .args(options)
+        .arg(format!("--user-data-dir={}", folder.join("profile").display()))
+        .arg(format!("file://{}", file.display()))
+        .output()
+        .unwrap_or_else(|error| panic!("{}: {error}", browser.display()));
+    let dom = String::from_utf8_lossy(&output.stdout);
+    let Some((_, rest)) = dom.split_once("<pre id=\"seen\">") else {
+        panic!("{name}: the page did not run to its end: {}", String::from_utf8_lossy(&output.stderr))
+    };
+    let text = rest.split_once("</pre>").unwrap().0.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
+    Some(serde_json::from_str(&text).unwrap())
+}
+
+/// Has a browser use the page as a person would. Its clock goes on when nothing is left to do, up to so many milliseconds.
+fn used(name: &str, page: &str) -> Option<Value> {
+    seen_in_browser(name, page, include_str!("page/drive.js"), &["--virtual-time-budget=20000"])
+}
+
+/// Opens the page and compares what it shows with the explanation.
+fn shows_the_numbers_of(name: &str, snapshot: &Snapshot, explanation: &Explanation) -> Option<Value> {
+    let seen = used(name, &page_of(name, snapshot, explanation))?;
+    let accounts = explanation.accounts;
+    let waiting = accounts.active.saturating_sub(accounts.allocated);
+    let events = snapshot.traces.get(explanation.device as usize).map_or(0, Vec::len);
+    let moment = explanation.moment.event.map_or(0, |event| event + 1);
+    assert_eq!(seen["problems"], json!([]), "{name}");
+    assert_eq!(seen["headline"], explanation.headline, "{name}");
+    let causes: Vec<Value> = explanation.causes.iter().map(|cause| json!([cause.cause.name(), cause.bytes])).collect();
+    assert_eq!(seen["causes"], json!(causes), "{name}");
+    assert_eq!(seen["device_total"], json!(explanation.device_total), "{name}");
+    assert_eq!((&seen["events"], &seen["moment"]), (&json!(events), &json!(moment)), "{name}");
+    assert_eq!(seen["figures"], json!([accounts.allocated, waiting, accounts.reserved]), "{name}");
+    assert_eq!(seen["layers"], json!(accounts.active), "{name}: the layers of the timeline add up to what is active");
+    let pinned: u64 = explanation.pinned.iter().map(|segment| segment.free.get()).sum();
+    assert_eq!(seen["pinned"], json!(pinned), "{name}");
+    assert_eq!(seen["peak"][1], seen["peak"][2], "{name}: the peak is the highest moment");
+    assert_eq!(seen["flame"], seen["peak"][1], "{name}: the flame graph's root is what was allocated at the peak");
+    Some(seen)
+}
+
+/// Uses of the page that must have had an effect, whatever the snapshot.
+fn can_be_used(name: &str, seen: &Value) {
+    let range = |of: &str| (seen[of][0].as_f64().unwrap(), seen[of][1].as_f64().unwrap());
+    let length = |of: &str| range(of).1 - range(of).0;
+    assert!(length("zoomed") < length("all") / 2.0, "{name}: the wheel zooms: {seen}");
+    assert!(range("zoomed").0 > 0.0 && range("panned").0 < range("zoomed").0, "{name}: the mouse moves what is shown: {seen}");
+    assert!((length("panned") - length("zoomed")).abs() < 1e-6 * length("all"), "{name}: moving does not zoom");
+    assert_eq!(range("back"), range("all"), "{name}");
+    let clicked = seen["clicked_moment"][0].as_u64().unwrap();
+    let events = seen["events"].as_u64().unwrap();
+    assert!(
+        clicked > events / 4 && clicked < events * 3 / 4,
+        "{name}: a click in the middle chooses a moment there: {clicked} of {events}"
+    );
+    assert_eq!(seen["next_moment"], clicked + 1, "{name}: the arrow key goes one event on");
+    assert!(seen["painted"][0].as_u64() > Some(10_000) && seen["painted"][1].as_u64() > Some(1000), "{name}: {}", seen["painted"]);
+    let selected = &seen["selected"];
+    assert!(selected["bar"].as_str().unwrap().contains(selected["site"].as_str().unwrap()), "{name}: {selected}");
+    assert!(selected["links"].as_u64() > Some(1) && selected["history"].as_u64() > Some(1000), "{name}: {selected}");
+    assert_eq!(seen["cleared"], true, "{name}");
+    assert_eq!(seen["wide"], true, "{name}: nothing sticks out at the side");
+    assert!(seen["life"].as_f64() > Some(0.0), "{name}");
+}
+
+/// A training loop with a leak, as PyTorch would record it: weights first, then iterations of which each leaves one small block behind.
+fn program(iterations: usize) -> Snapshot {
+    let mut snapshot = Snapshot::default();
+    let mut site = |line: u32, name: &str| {
+        let frame = |line, name: &str| Frame { name: name.to_owned(), file: "/srv/train.py".to_owned(), line, ..Frame::default() };
+        let frames = [snapshot.stacks.intern_frame(frame(line, name)), snapshot.stacks.intern_frame(frame(90, "main"))];
+        snapshot.stacks.intern(&frames)
+    };
+    let (weights, activations, kept) = (site(10, "build"), site(41, "forward"), site(57, "log <b>&amp;</b>"));
+    let (base, mut time) = (0x7000_0000_0000, 1_700_000_000_000_000);
+    let mut events = Vec::new();
+    let mut event = |action, address, size, stack| {
+        time += 7;
+        events.push(Event { action, address, size: Bytes(size), stream: 0, time_us: Some(time), stack, extra: ExtraId::default() });
+    };
+    event(Action::SegmentAlloc, base, 64 << 20, weights);
+    event(Action::Alloc, base, 30 << 20, weights);
+    let free = base + (30 << 20);
+    let mut left = Vec::new();
+    for iteration in 0..iterations as u64 {
+        let address = free + (20 << 20) + iteration * 512;
+        for layer in 0..8 {
+            event(Action::Alloc, free + layer * (2 << 20), (2 << 20) - 100, activations);
+        }
+        event(Action::Alloc, address, 512, kept);
+        left.push(address);
+        for layer in 0..8 {
+            event(Action::FreeRequested, free + layer * (2 << 20), (2 << 20) - 100, activations);
+            event(Action::FreeCompleted, free + layer * (2 << 20), (2 << 20) - 100, activations);
+        }
+    }
+    let block =
+        |address, size, state, stack| Block { address, size: Bytes(size), requested: Bytes(size), state, stack, extra: ExtraId::default() };
+    let mut blocks = vec![block(base, 30 << 20, BlockState::Allocated, weights), block(free, 20 << 20, BlockState::Inactive, activations)];
+    blocks.extend(left.iter().map(|&address| block(address, 512, BlockState::Allocated, kept)));
+    let end = free + (20 << 20) + 512 * iterations as u64;
+    blocks.push(block(end, base + (64 << 20) - end, BlockState::Inactive, kept));
+    snapshot.segments = vec![Segment {
+        device: 0,
+        address: base,
+        size: Bytes::mib(64),
+        stream: 0,
+        pool: PoolKind::Large,
+        private_pool: PoolId::DEFAULT,
+        expandable: false,
+        stack: weights,
+        blocks,
+        extra: ExtraId::default(),
+    }];
+    let mark = |begins, time_us| Annotation { begins, name: "step".to_owned(), device: 0, time_us, extra: ExtraId::default() };
+    snapshot.annotations = vec![mark(true, 1_700_000_000_000_010), mark(false, 1_700_000_000_000_400)];
+    snapshot.traces = vec![events];
+    snapshot
+}
+
+#[test]
+fn a_browser_shows_the_numbers_and_can_be_used() {
+    let snapshot = program(40);
+    let Some(seen) = shows_the_numbers_of("program", &snapshot, &explained(&snapshot)) else { return };
+    can_be_used("program", &seen);
+    assert_eq!(seen["by_time"], true);
+    assert_eq!(seen["end"], json!([(30 << 20) + 40 * 512, 0, 64 << 20]));
+    assert!(seen["selected"]["flame"].as_u64() > Some(0));
+}
+
+#[test]
+fn fifty_thousand_allocations_are_drawn_fluently() {
+    let snapshot = program(5600);
+    assert!(snapshot.traces[0].iter().filter(|event| event.action == Action::Alloc).count() > 50_000);
+    let page = page_of("large", &snapshot, &explained(&snapshot));
+    let Some(seen) = seen_in_browser("large", &page, include_str!("page/time.js"), &[]) else { return };
+    assert_eq!(seen["problems"], json!([]));
+    // A tenth of it on an idle machine; this one may be busy.
+    let slowest = seen["zoomed"].as_array().unwrap().iter().filter_map(Value::as_f64).fold(0.0, f64::max);
+    assert!(slowest > 0.0 && slowest < 500.0, "{seen}");
+    assert!(seen["history"].as_f64() < Some(1000.0) && seen["opened"].as_f64() < Some(2000.0), "{seen}");
+    eprintln!("milliseconds: {seen}");
+}
+
+#[test]
+fn a_snapshot_without_events_shows_its_segments() {
+    let snapshot = Snapshot { traces: Vec::new(), annotations: Vec::new(), ..program(3) };
+    let Some(seen) = shows_the_numbers_of("no-events", &snapshot, &explained(&snapshot)) else { return };
+    assert!(seen["painted"][1].as_u64() > Some(1000), "{seen}");
+}
+
+#[test]
+fn several_ranks_have_a_table_and_a_choice() {
+    let snapshots = [program(5), program(9)];
+    let explanations = [explained(&snapshots[0]), explained(&snapshots[1])];
+    let ranks = [rank("rank0.pickle", &snapshots[0], &explanations[0]), rank("rank1.pickle", &snapshots[1], &explanations[1])];
+    let data = PageData::new("run", vec!["rank1 holds more at train.py:57".to_owned()], &ranks);
+    let Some(seen) = used("ranks", &page(&data)) else { return };
+    assert_eq!(seen["problems"], json!([]));
+    assert_eq!(seen["rank_rows"], 2);
+}
+
+/// A snapshot recorded elsewhere, which is not part of the project.
+fn recorded(name: &str) -> Option<Snapshot> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(name);
+    if !path.is_file() {
+        eprintln!("skipped: {} is not there", path.display());
+        return None;
+    }
+    Some(Snapshot::read(&path).unwrap_or_else(|error| panic!("{name}: {error}")))
+}
+
+#[test]
+fn recorded_snapshots_are_shown_with_their_numbers() {
+    for name in ["gt-features.default", "gt-gpt-grow.default", "kv-cat", "streams-fsdp", "streams-fsdp-expandable", "resnet152-b96-oom"] {
+        let Some(snapshot) = recorded(&format!("snapshots/{name}.pickle.gz")) else { return };
+        let explanation = explained(&snapshot);
+        assert!(page_of(name, &snapshot, &explanation).len() < LARGEST_PAGE, "{name}");
+        let Some(seen) = shows_the_numbers_of(name, &snapshot, &explanation) else { return };
+        can_be_used(name, &seen);
+    }
+}
+
+/// The data alone, for all recorded snapshots.
+#[test]
+fn the_figures_of_every_recorded_snapshot_are_those_of_its_explanation() {
+    for folder in ["snapshots", "real-snapshots"] {
+        let Ok(entries) = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(folder)) else {
+            eprintln!("skipped: {folder} is not there");
+            continue;
+        };
+        for entry in entries {
+            let file = entry.unwrap().file_name().into_string().unwrap();
+            let Some(snapshot) = file.ends_with(".gz").then(|| recorded(&format!("{folder}/{file}"))).flatten() else { continue };
+            let explanation = explained(&snapshot);
+            let data = serde_json::to_value(PageData::new(&file, Vec::new(), &[rank(&file, &snapshot, &explanation)])).unwrap();
+            let of = |name: &str| data["ranks"][0][name].as_u64().unwrap();
+            let accounts = explanation.accounts;
+            let waiting = accounts.active.saturating_sub(accounts.allocated).get();
+            assert_eq!(
+                (of("allocated"), of("pending"), of("reserved")),
+                (accounts.allocated.get(), waiting, accounts.reserved.get()),
+                "{file}"
+            );
+        }
+    }
+}

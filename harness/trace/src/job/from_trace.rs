@@ -1,0 +1,127 @@
+//! A job from a plain allocation trace.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use harness_allocator::allocator::PrivatePoolId;
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::device::StreamId;
+
+use super::{Allocation, Ended, Job, JobError};
+use crate::execute::PrepareError;
+use crate::snapshot::{PoolId, StackId};
+use crate::trace::TraceEvent;
+
+impl Job {
+    /// The job of an allocation trace: nothing is held before it, and nothing is known of where memory was. The ids of allocations are counted anew,
+    /// in their order. Streams and private pools get numbers in the order of the trace's own.
+    ///
+    /// # Errors
+    /// [`JobError::Prepare`] where an id is allocated while it is live.
+    pub fn from_trace(events: &[TraceEvent], config: Config) -> Result<Self, JobError> {
+        let (streams, pools) = names(events);
+        let mut ids: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut allocations = Vec::new();
+        let (mut operations, mut origin) = (Vec::with_capacity(events.len()), Vec::with_capacity(events.len()));
+        let stream_number = |stream: StreamId| StreamId(streams.binary_search(&u64::from(stream.0)).unwrap_or(0) as u32);
+        let pool_number = |pool: PrivatePoolId| PrivatePoolId(pools.binary_search(&pool).unwrap_or(0) as u32);
+        for (index, &event) in events.iter().enumerate() {
+            let operation = match event {
+                TraceEvent::Allocate { id, size, stream } => {
+                    let number = allocations.len() as u64;
+                    if ids.insert(id, number).is_some() {
+                        return Err(PrepareError::IdReused { operation: index + 1, id }.into());
+                    }
+                    let stream = stream_number(stream);
+                    allocations.push(Allocation { address: None, refused: false, requested: size, stream, stack: StackId::EMPTY });
+                    TraceEvent::Allocate { id: number, size, stream }
+                }
+                TraceEvent::Free { id } => match ids.remove(&id) {
+                    Some(id) => TraceEvent::Free { id },
+                    // Nothing of that id is live: there is nothing to do.
+                    None => continue,
+                },
+                TraceEvent::RecordStream { id, stream } => match ids.get(&id) {
+                    Some(&id) => TraceEvent::RecordStream { id, stream: stream_number(stream) },
+                    None => continue,
+                },
+                TraceEvent::SynchronizeStream(stream) => TraceEvent::SynchronizeStream(stream_number(stream)),
+                TraceEvent::BeginPool(pool) => TraceEvent::BeginPool(pool_number(pool)),
+                TraceEvent::EndPool(pool) => TraceEvent::EndPool(pool_number(pool)),
+                TraceEvent::ReleasePool(pool) => TraceEvent::ReleasePool(pool_number(pool)),
+                other @ (TraceEvent::Synchronize
+                | TraceEvent::EmptyCache
+                | TraceEvent::SetFraction(_)
+                | TraceEvent::ResetPeaks
+                | TraceEvent::Pressure(_)) => other,
+            };
+            operations.push(operation);
+            origin.push(index as u32);
+        }
+        Ok(Self {
+            device: 0,
+            start: Vec::new(),
+            operations,
+            origin,
+            allocations,
+            driver: Vec::new(),
+            reservations: Vec::new(),
+            streams,
+            pools: pools.into_iter().map(|pool| PoolId(0, u64::from(pool.0) + 1)).collect(),
+            config,
+            memory: None,
+            ended: Ended::Well,
+            notes: Vec::new(),
+        })
+    }
+}
+
+/// The streams, as if their numbers were handles, and the private pools that a trace names, in order.
+fn names(events: &[TraceEvent]) -> (Vec<u64>, Vec<PrivatePoolId>) {
+    let (mut streams, mut pools) = (BTreeSet::from([0]), BTreeSet::new());
+    for event in events {
+        match *event {
+            TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) => {
+                streams.insert(u64::from(stream.0));
+            }
+            TraceEvent::BeginPool(pool) | TraceEvent::EndPool(pool) | TraceEvent::ReleasePool(pool) => {
+                pools.insert(pool);
+            }
+            _ => {}
+        }
+    }
+    (streams.into_iter().collect(), pools.into_iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{Placement, Setup};
+    use crate::trace;
+    use harness_allocator::allocator::AllocatorSpec;
+    use harness_allocator::units::Bytes;
+
+    fn job(text: &str) -> Job {
+        Job::from_trace(&trace::parse(text).expect("a trace"), Config::default()).expect("a job")
+    }
+
+    #[test]
+    fn ids_streams_and_pools_are_counted_anew_in_their_order() {
+        let job = job("a 70 512 9\nf 3\ng+ 5\na 7 1024 3000000000\ng- 5\nr 70 4\nf 70\ns 4\na 70 5 0\n");
+        let text: Vec<String> = job.operations.iter().map(TraceEvent::to_string).collect();
+        assert_eq!(text, ["a 0 512 2", "g+ 0", "a 1 1024 3", "g- 0", "r 0 1", "f 0", "s 1", "a 2 5 0"]);
+        assert_eq!(job.origin, [0, 2, 3, 4, 5, 6, 7, 8], "the free of what is not live is left out");
+        assert_eq!(job.streams, [0, 4, 9, 3_000_000_000]);
+    }
+
+    #[test]
+    fn a_trace_runs_out_of_memory_where_it_asks_for_too_much() {
+        let job = job("a 1 31457280 0\na 2 20971520 0\nf 1\na 3 31457280 0\n");
+        let prepared = job.prepare().expect("it can run");
+        let setup =
+            |mib| Setup { allocator: AllocatorSpec::caching(Config::default()), memory: Bytes::mib(mib), placement: Placement::Rising };
+        let replayed = prepared.replay(&setup(50)).expect("it runs");
+        assert_eq!((replayed.oom, replayed.stats.reserved_bytes.all.peak), (None, 50 << 20));
+        let refused = prepared.replay(&setup(40)).expect("it runs").oom.expect("40 MiB are too little");
+        assert_eq!((refused.operation, refused.event, refused.requested), (1, 1, Bytes::mib(20)));
+    }
+}

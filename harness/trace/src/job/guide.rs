@@ -1,0 +1,160 @@
+//! PyTorch's allocator beside the recording: what it would do at each operation tells what the program did and the recording does not say.
+
+use std::collections::HashMap;
+
+use harness_allocator::allocator::caching::CachingAllocator;
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, PrivatePoolId, PrivatePools as _, Request};
+use harness_allocator::device::sim::{GRANULARITY, SimConfig, SimDevice};
+use harness_allocator::device::wrapper::DeviceWrapper as _;
+use harness_allocator::device::{Device, DeviceError, DevicePtr, StreamId, TestDevice as _};
+use harness_allocator::stats::SegmentInfo;
+use harness_allocator::units::Bytes;
+
+use super::replay::hold;
+use super::watch::{DriverCall, Log, Logged};
+use super::{Job, JobError};
+
+/// The allocator in the state that the recording has reached.
+pub(super) struct Guide {
+    device: Logged<SimDevice>,
+    log: Log,
+    allocator: CachingAllocator,
+    live: HashMap<u64, Allocation>,
+    pool: Option<PrivatePoolId>,
+}
+
+/// What the recording has of an operation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Recorded {
+    /// Calls to the driver, in order.
+    pub(super) driver: Vec<DriverCall>,
+    /// Where an allocation went.
+    pub(super) address: Option<DevicePtr>,
+}
+
+/// A state to go back to.
+pub(super) struct Checkpoint {
+    device: Logged<SimDevice>,
+    allocator: CachingAllocator,
+    pool: Option<PrivatePoolId>,
+}
+
+impl Guide {
+    /// The allocator in the state before the recording, on a device with that much memory and so many streams.
+    pub(super) fn new(job: &Job, start: &[SegmentInfo], memory: Bytes, streams: u32) -> Result<Self, JobError> {
+        let mut device = SimDevice::new(SimConfig::replay(memory));
+        let failed = |source| JobError::Replay { operation: 0, source };
+        for _ in 1..streams {
+            device.create_stream().map_err(failed)?;
+        }
+        let reservations = job.reservations_at_start();
+        hold(&mut device, start, &reservations).map_err(failed)?;
+        let (allocator, live) = CachingAllocator::restore(job.config.clone(), start, &reservations)?;
+        let (device, log) = Logged::new(device, start);
+        Ok(Self { device, log, allocator, live: (0..).zip(live).collect(), pool: None })
+    }
+
+    /// A copy of the state.
+    pub(super) fn checkpoint(&self) -> Checkpoint {
+        Checkpoint { device: self.device.clone(), allocator: self.allocator.clone(), pool: self.pool }
+    }
+
+    /// Goes back to a state.
+    pub(super) fn go_back(&mut self, to: Checkpoint) {
+        Checkpoint { device: self.device, allocator: self.allocator, pool: self.pool } = to;
+        self.log.take();
+    }
+
+    /// Lets the driver have a little less than this for the next request, or all there is.
+    pub(super) fn refuse(&mut self, wanted: Option<Bytes>) {
+        let device = self.device.inner_mut();
+        // The simulated device answers both.
+        let _ = device.set_pressure(Bytes::ZERO);
+        if let Some(wanted) = wanted {
+            let free = device.free_memory().unwrap_or_default();
+            let _ = device.set_pressure(free.saturating_sub(wanted.saturating_sub(GRANULARITY)));
+        }
+    }
+
+    /// Allocates, with what is taken from the driver where the recording has it. Says whether all went as recorded, and where memory was reserved.
+    pub(super) fn allocate(
+        &mut self,
+        id: u64,
+        request: Request,
+        pool: Option<PrivatePoolId>,
+        recorded: &Recorded,
+    ) -> Result<bool, DeviceError> {
+        self.enter(pool);
+        self.place(recorded);
+        let answer = self.allocator.allocate(&mut self.device, request);
+        let address = match answer {
+            Ok(allocation) => {
+                let address = allocation.ptr();
+                self.live.insert(id, allocation);
+                Some(address)
+            }
+            Err(AllocatorError::Device(error)) => return Err(error),
+            Err(_) => None,
+        };
+        Ok(address == recorded.address && self.log.take() == recorded.driver)
+    }
+
+    pub(super) fn free(&mut self, id: u64, waits_for: Option<StreamId>) -> Result<(), DeviceError> {
+        self.enter(None);
+        let Some(allocation) = self.live.remove(&id) else { return Ok(()) };
+        if let Some(stream) = waits_for {
+            self.allocator.record_stream(&allocation, stream)?;
+        }
+        self.allocator.free(&mut self.device, allocation)
+    }
+
+    pub(super) fn synchronize(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        Device::synchronize_stream(&mut self.device, stream)
+    }
+
+    /// Gives cached memory back. Says whether the recording has the same.
+    pub(super) fn empty_cache(&mut self, recorded: &[DriverCall]) -> Result<bool, DeviceError> {
+        self.enter(None);
+        self.allocator.empty_cache(&mut self.device)?;
+        Ok(self.log.take() == recorded)
+    }
+
+    /// Lets go of a private pool. Says whether the recording has the same.
+    pub(super) fn release_pool(&mut self, pool: PrivatePoolId, recorded: &[DriverCall]) -> bool {
+        self.enter(None);
+        self.allocator.release(&mut self.device, pool).is_ok() && self.log.take() == recorded
+    }
+
+    fn enter(&mut self, pool: Option<PrivatePoolId>) {
+        if self.pool == pool {
+            return;
+        }
+        if let Some(open) = self.pool.take() {
+            self.allocator.end(open).expect("the guide opened it");
+        }
+        if let Some(pool) = pool {
+            // A pool that was released is not opened again: its requests go to the default pool then.
+            self.pool = self.allocator.begin(pool).is_ok().then_some(pool);
+        }
+    }
+
+    /// Lets the driver answer as the recording has it.
+    fn place(&mut self, recorded: &Recorded) {
+        let device = self.device.inner_mut();
+        device.forget_placements();
+        let first_map = recorded.driver.iter().find_map(|call| match call {
+            DriverCall::Map(range) => Some(range.start),
+            _ => None,
+        });
+        device.place_reservations(first_map);
+        device.place_allocations(recorded.driver.iter().filter_map(|call| match call {
+            DriverCall::Malloc(range) => Some(range.start),
+            _ => None,
+        }));
+    }
+
+    /// Where addresses were reserved so far.
+    pub(super) fn reserved(&self) -> &[DevicePtr] {
+        &self.device.reserved
+    }
+}

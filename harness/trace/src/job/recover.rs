@@ -1,0 +1,590 @@
+//! Recovering a job from a snapshot: the recording is followed event by event, with PyTorch's allocator beside it ([`super::guide`]).
+//!
+//! What a recording tells is what the allocator did. What the program did is what explains it:
+//!
+//! * A segment goes back because a request found no memory, because of its age, or because the program emptied its cache. The allocator is tried
+//!   with each, and what gives the recorded calls is what happened.
+//! * A free that is completed late waited for another stream (see [`super::pending`]). It is completed when the next request looks, or when the allocator waits for all.
+//! * A request goes to the private pool in whose segment its block lies.
+
+use std::collections::{BTreeMap, HashMap};
+
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::allocator::{PrivatePoolId, Request};
+use harness_allocator::device::sim::GRANULARITY;
+use harness_allocator::device::{DeviceError, DevicePtr, MemoryRange, StreamId};
+use harness_allocator::stats::BlockState;
+use harness_allocator::units::Bytes;
+
+use super::guide::{Guide, Recorded};
+use super::pending::PendingFrees;
+use super::start::Start;
+use super::watch::DriverCall;
+use super::{Allocation, DriverRange, Ended, Job, JobError, Note};
+use crate::snapshot::{Action, Event, PoolId, Snapshot};
+use crate::trace::TraceEvent;
+
+impl Job {
+    /// Recovers what the program asked for on one device.
+    ///
+    /// # Errors
+    /// [`JobError`].
+    pub fn recover(snapshot: &Snapshot, device: u32) -> Result<Self, JobError> {
+        Self::recover_with(snapshot, device, None)
+    }
+
+    /// The same where it is known how much memory the program could have, in case no out-of-memory of the recording tells it. Then it is also known
+    /// which requests found none.
+    ///
+    /// # Errors
+    /// [`JobError`].
+    pub fn recover_with(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<Self, JobError> {
+        let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
+        check_device(snapshot, device, events)?;
+        let conf = snapshot.settings.as_ref().map_or("", |settings| &settings.conf);
+        let config = Config::parse(conf).map_err(|source| JobError::Settings { conf: conf.to_owned(), source })?;
+        let follow = |memory| {
+            let start = Start::find(snapshot, device, events, &config)?;
+            let mut recovery = Recovery::new(snapshot, device, events, config.clone(), start, memory)?;
+            recovery.follow()?;
+            Ok::<_, JobError>(recovery)
+        };
+        let recovery = follow(memory)?;
+        let Some((at_least, at_most)) = recovery.memory_between() else { return Ok(recovery.job) };
+        let mut again = follow(Some(at_most))?;
+        if again.guide.is_none() {
+            return Ok(recovery.job);
+        }
+        again.job.notes.push(Note::MemoryInferred { at_least, at_most });
+        Ok(again.job)
+    }
+}
+
+fn check_device(snapshot: &Snapshot, device: u32, events: &[Event]) -> Result<(), JobError> {
+    let recorded = snapshot.traces.iter().enumerate().filter(|(_, events)| !events.is_empty()).map(|(device, _)| device as u32);
+    let mut known: Vec<u32> = snapshot.segments.iter().map(|segment| segment.device).chain(recorded).collect();
+    known.sort_unstable();
+    known.dedup();
+    if events.is_empty() && !known.contains(&device) { Err(JobError::NoSuchDevice { device, known }) } else { Ok(()) }
+}
+
+struct Recovery<'a> {
+    events: &'a [Event],
+    job: Job,
+    /// As long as the allocator does what the recording has.
+    guide: Option<Guide>,
+    pending: PendingFrees,
+    /// The ids of live blocks by address.
+    ids: HashMap<u64, u64>,
+    /// Private pools of segments, by the segments' addresses: their ends, and which.
+    private: BTreeMap<u64, (u64, PrivatePoolId)>,
+    /// By event, where the file tells it.
+    told_pools: HashMap<usize, PrivatePoolId>,
+    /// The last event of each private pool's requests.
+    last_use: BTreeMap<PrivatePoolId, usize>,
+    /// The private pool whose context is open.
+    open: Option<PrivatePoolId>,
+    memory_is_known: bool,
+    /// Held from the driver up to the present event, and the most that ever was.
+    reserved: Bytes,
+    most_reserved: Bytes,
+    /// The least that a request did not find: the program had less.
+    refused_at: Option<Bytes>,
+    taken_for_empty_cache: usize,
+}
+
+/// What happened since the last operation: calls to the driver, and frees that were completed.
+#[derive(Default)]
+struct Group {
+    /// Events of memory that went back to the driver.
+    frees: Vec<usize>,
+    /// Events of memory that came from it.
+    takes: Vec<usize>,
+    /// Made-up streams that were waited for, each with the first event that tells it.
+    completed: BTreeMap<StreamId, usize>,
+}
+
+/// One way of explaining a group.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    /// The completed frees were complete before the request.
+    seen_before: bool,
+    /// The program emptied its cache before the request.
+    empty_cache: bool,
+    /// The driver had not enough memory at first, though how much it had is not known.
+    refused: bool,
+}
+
+impl<'a> Recovery<'a> {
+    fn new(
+        snapshot: &Snapshot,
+        device: u32,
+        events: &'a [Event],
+        config: Config,
+        mut start: Start,
+        memory: Option<Bytes>,
+    ) -> Result<Self, JobError> {
+        let held = start.segments.clone();
+        let segments = || snapshot.segments.iter().filter(|segment| segment.device == device).chain(&held);
+        let handles = |event: &Event| (!matches!(event.action, Action::Snapshot)).then_some(event.stream);
+        let mut streams: Vec<u64> = events.iter().filter_map(handles).chain(segments().map(|segment| segment.stream)).chain([0]).collect();
+        streams.sort_unstable();
+        streams.dedup();
+        let told = |(index, event): (usize, &Event)| Some((index, snapshot.pool_of(event).filter(|&pool| pool != PoolId::DEFAULT)?));
+        let told: Vec<(usize, PoolId)> = events.iter().enumerate().filter_map(told).collect();
+        let of_segments = segments().map(|segment| segment.private_pool).filter(|&pool| pool != PoolId::DEFAULT);
+        let mut pools: Vec<PoolId> = of_segments.chain(told.iter().map(|&(_, pool)| pool)).collect();
+        pools.sort_unstable();
+        pools.dedup();
+        let number = |pool: PoolId| pools.binary_search(&pool).ok().map(|number| PrivatePoolId(number as u32));
+        let private =
+            segments().filter_map(|segment| Some((segment.address, (segment.address + segment.size.0, number(segment.private_pool)?))));
+        let (private, told_pools) =
+            (private.collect(), told.into_iter().filter_map(|(index, pool)| Some((index, number(pool)?))).collect());
+        if let Some(first) = events.first().filter(|first| first.action == Action::FreeCompleted) {
+            // The other half of a free that waited for nothing: it is done with the first event.
+            start.pending.remove(&first.address);
+        }
+        let pending = PendingFrees::find(events, &start.pending, streams.len() as u32);
+        let known = memory_at_oom(snapshot, device, events).or(memory);
+        let mut job = Job {
+            device,
+            start: start.segments,
+            operations: Vec::with_capacity(events.len()),
+            origin: Vec::with_capacity(events.len()),
+            allocations: Vec::new(),
+            driver: Vec::new(),
+            reservations: Vec::new(),
+            streams,
+            pools,
+            config,
+            memory: known,
+            ended: Ended::Well,
+            notes: Vec::new(),
+        };
+        let held = job.reserved_at_start();
+        if let Some(memory) = known.filter(|&memory| memory < held) {
+            return Err(JobError::TooLittleMemory { memory, held });
+        }
+        let ids = job.add_start();
+        let on_device = known.or_else(|| memory_from_reservations(events, &job)).unwrap_or(super::UNKNOWN_MEMORY);
+        let guide = Guide::new(&job, &job.start_for_allocator(), on_device, pending.streams)?;
+        let mut recovery = Self {
+            events,
+            job,
+            guide: Some(guide),
+            pending,
+            ids,
+            private,
+            told_pools,
+            last_use: BTreeMap::new(),
+            open: None,
+            memory_is_known: known.is_some(),
+            reserved: held,
+            most_reserved: held,
+            refused_at: None,
+            taken_for_empty_cache: 0,
+        };
+        recovery.last_use = recovery.last_uses();
+        Ok(recovery)
+    }
+
+    /// Follows the recording to its end.
+    fn follow(&mut self) -> Result<(), JobError> {
+        self.free_pending_blocks()?;
+        let mut group = Group::default();
+        for (index, event) in self.events.iter().enumerate() {
+            match event.action {
+                Action::SegmentFree | Action::SegmentUnmap => {
+                    group.frees.push(index);
+                    self.reserved -= event.size;
+                }
+                Action::SegmentAlloc | Action::SegmentMap => {
+                    group.takes.push(index);
+                    let (address, size) = (event.address, event.size);
+                    self.reserved += size;
+                    self.most_reserved = self.most_reserved.max(self.reserved);
+                    self.job.driver.push(DriverRange { address, size, event: index as u32 });
+                }
+                Action::FreeCompleted => {
+                    if let Some(stream) = self.pending.of_completion(index) {
+                        group.completed.entry(stream).or_insert(index);
+                    } else if index == 0 {
+                        self.free(index)?;
+                    }
+                }
+                Action::FreeRequested => {
+                    self.explain_without_request(std::mem::take(&mut group))?;
+                    self.free(index)?;
+                }
+                Action::Alloc | Action::Oom => self.explain_request(index, std::mem::take(&mut group))?,
+                Action::Snapshot => {}
+            }
+        }
+        self.explain_without_request(group)?;
+        self.leave_pool(self.events.len().saturating_sub(1));
+        self.finish();
+        Ok(())
+    }
+
+    /// Frees what was freed before the recording, and waits.
+    fn free_pending_blocks(&mut self) -> Result<(), JobError> {
+        let mut waiting: Vec<(u64, StreamId)> =
+            self.ids.iter().filter_map(|(&address, &id)| Some((id, self.pending.of_block_before(address)?))).collect();
+        waiting.sort_unstable();
+        for (id, stream) in waiting {
+            self.add(TraceEvent::RecordStream { id, stream }, 0);
+            self.add(TraceEvent::Free { id }, 0);
+            self.ask(|guide| guide.free(id, Some(stream)))?;
+            let address = self.job.allocations[id as usize].address;
+            address.map(|address| self.ids.remove(&address));
+        }
+        Ok(())
+    }
+
+    /// The program gave a block back.
+    fn free(&mut self, index: usize) -> Result<(), JobError> {
+        let address = self.events[index].address;
+        let Some(id) = self.ids.remove(&address) else {
+            self.job.notes.push(Note::UnknownFree { event: index as u32, address });
+            return Ok(());
+        };
+        let waits_for = self.pending.of_request(index);
+        if let Some(stream) = waits_for {
+            self.leave_pool(index);
+            self.add(TraceEvent::RecordStream { id, stream }, index);
+        }
+        self.add(TraceEvent::Free { id }, index);
+        self.ask(|guide| guide.free(id, waits_for))
+    }
+
+    /// Memory went back to the driver, or frees were completed, and no request followed.
+    fn explain_without_request(&mut self, group: Group) -> Result<(), JobError> {
+        let frees = self.release_pools(&group.frees)?;
+        if !frees.is_empty() {
+            self.empty_cache(&frees)?;
+        }
+        for (&stream, &event) in &group.completed {
+            self.synchronize(stream, event)?;
+        }
+        if !group.takes.is_empty() {
+            // Memory was taken for a request that was not recorded.
+            self.guide = None;
+        }
+        Ok(())
+    }
+
+    /// A request was served or refused, behind what is in the group.
+    fn explain_request(&mut self, index: usize, group: Group) -> Result<(), JobError> {
+        let event = self.events[index];
+        let frees = self.release_pools(&group.frees)?;
+        let served = event.action == Action::Alloc;
+        if served && let Some(id) = self.ids.remove(&event.address) {
+            self.job.notes.push(Note::Overlap { event: index as u32, address: event.address });
+            self.add(TraceEvent::Free { id }, index);
+            self.guide = None;
+        }
+        let id = self.job.allocations.len() as u64;
+        let stream = self.job.stream_number(event.stream);
+        let request = Request { size: event.size, stream };
+        let pool = self.pool_of(index);
+        let plans = self.plans(!frees.is_empty(), !group.takes.is_empty() || !served, !group.completed.is_empty());
+        let plan = self.choose(&plans, &group, &frees, index, |guide, recorded| guide.allocate(id, request, pool, recorded))?;
+        self.note_plan(plan, &group, &frees);
+        let synchronized =
+            |recovery: &mut Self| group.completed.iter().for_each(|(&stream, &event)| recovery.add_synchronize(stream, event));
+        if plan.seen_before {
+            synchronized(self);
+        }
+        if plan.empty_cache {
+            self.leave_pool(frees[0]);
+            self.add(TraceEvent::EmptyCache, frees[0]);
+        }
+        self.enter_pool(pool, index);
+        self.job.allocations.push(Allocation {
+            address: served.then_some(event.address),
+            refused: !served,
+            requested: event.size,
+            stream,
+            stack: event.stack,
+        });
+        self.add(TraceEvent::Allocate { id, size: event.size, stream }, index);
+        if served {
+            self.ids.insert(event.address, id);
+        } else {
+            self.refused(index, id);
+        }
+        if !plan.seen_before {
+            // The allocator waited for them itself. Under other settings it may not have to: then they are complete from here on.
+            synchronized(self);
+        }
+        self.note_reservations();
+        Ok(())
+    }
+
+    /// A request was refused. The program did without it, so the memory is of no use to it where it fits.
+    fn refused(&mut self, index: usize, id: u64) {
+        let event = self.events[index];
+        let operation = self.job.operations.len() - 1;
+        if self.events[index + 1..].iter().any(|later| later.action == Action::Alloc) {
+            self.add(TraceEvent::Free { id }, index);
+        } else if self.job.ended == Ended::Well {
+            let (requested, device_free) = (event.size, Bytes(event.address));
+            self.job.ended = Ended::Oom { operation, event: index as u32, requested, device_free };
+        }
+    }
+
+    /// The ways of explaining a request, the likeliest first: by whether memory went back before it, whether it took memory or was refused, and
+    /// whether frees were completed.
+    fn plans(&self, frees: bool, asked_driver: bool, completed: bool) -> Vec<Plan> {
+        let both = if completed { &[true, false][..] } else { &[true] };
+        let ways: &[(bool, bool)] = match (frees, asked_driver) {
+            (true, true) if self.memory_is_known => &[(false, false), (true, false)],
+            (true, true) => &[(false, false), (true, false), (false, true)],
+            (true, false) => &[(true, false)],
+            (false, _) => &[(false, false)],
+        };
+        let seen = if asked_driver || frees { both } else { &both[..1] };
+        let plans =
+            |&(empty_cache, refused): &(bool, bool)| seen.iter().map(move |&seen_before| Plan { seen_before, empty_cache, refused });
+        ways.iter().flat_map(plans).collect()
+    }
+
+    /// The first plan under which the allocator does what is recorded; the most likely one where none is.
+    fn choose(
+        &mut self,
+        plans: &[Plan],
+        group: &Group,
+        frees: &[usize],
+        index: usize,
+        mut allocate: impl FnMut(&mut Guide, &Recorded) -> Result<bool, DeviceError>,
+    ) -> Result<Plan, JobError> {
+        let likely = *plans.iter().find(|plan| plan.empty_cache != self.memory_is_known).unwrap_or(&plans[0]);
+        let event = self.events[index];
+        let address = (event.action == Action::Alloc).then_some(DevicePtr(event.address));
+        let (freed, taken) = (self.driver_calls(frees), self.driver_calls(&group.takes));
+        let size_taken = self.bytes(&group.takes);
+        for (number, &plan) in plans.iter().enumerate() {
+            let Some(guide) = &mut self.guide else { return Ok(likely) };
+            let last = number + 1 == plans.len();
+            let checkpoint = (!last).then(|| guide.checkpoint());
+            let mut follow = |guide: &mut Guide| {
+                if plan.seen_before {
+                    group.completed.keys().try_for_each(|&stream| guide.synchronize(stream))?;
+                }
+                let emptied = !plan.empty_cache || guide.empty_cache(&freed)?;
+                let driver = if plan.empty_cache { taken.clone() } else { [&freed[..], &taken[..]].concat() };
+                guide.refuse(plan.refused.then_some(size_taken));
+                Ok(allocate(guide, &Recorded { driver, address })? && emptied)
+            };
+            match follow(guide) {
+                Ok(true) => return Ok(plan),
+                Ok(false) => {}
+                Err(source) => return Err(JobError::Replay { operation: self.job.operations.len() + 1, source }),
+            }
+            if let (Some(guide), Some(checkpoint)) = (&mut self.guide, checkpoint) {
+                guide.go_back(checkpoint);
+            }
+        }
+        self.guide = None;
+        Ok(likely)
+    }
+
+    /// What goes back or comes with these events.
+    fn bytes(&self, events: &[usize]) -> Bytes {
+        events.iter().map(|&index| self.events[index].size).sum()
+    }
+
+    /// The bounds of the program's memory, where requests that it did not find at first tell them.
+    fn memory_between(&self) -> Option<(Bytes, Bytes)> {
+        let at_most = self.refused_at?.saturating_sub(GRANULARITY);
+        (self.most_reserved <= at_most).then_some((self.most_reserved, at_most))
+    }
+
+    fn note_plan(&mut self, plan: Plan, group: &Group, frees: &[usize]) {
+        if plan.refused {
+            // Held before, and asked for.
+            let wanted = self.reserved + self.bytes(frees);
+            self.refused_at = Some(self.refused_at.map_or(wanted, |least| least.min(wanted)));
+        }
+        if plan.empty_cache && !group.takes.is_empty() && !self.memory_is_known {
+            self.taken_for_empty_cache += 1;
+        }
+    }
+
+    /// Cached memory went back, and the program had asked for it.
+    fn empty_cache(&mut self, frees: &[usize]) -> Result<(), JobError> {
+        self.leave_pool(frees[0]);
+        self.add(TraceEvent::EmptyCache, frees[0]);
+        let recorded = self.driver_calls(frees);
+        self.compare(|guide| guide.empty_cache(&recorded))
+    }
+
+    /// Private pools whose memory goes back were let go. Returns the other memory that goes back.
+    fn release_pools(&mut self, frees: &[usize]) -> Result<Vec<usize>, JobError> {
+        let mut of_pools: BTreeMap<PrivatePoolId, Vec<usize>> = BTreeMap::new();
+        let mut others = Vec::new();
+        for &free in frees {
+            match self.private_pool_at(self.events[free].address, free) {
+                Some(pool) => of_pools.entry(pool).or_default().push(free),
+                None => others.push(free),
+            }
+        }
+        for (pool, frees) in of_pools {
+            self.leave_pool(frees[0]);
+            if self.last_use.get(&pool).is_some_and(|&last| last > frees[0]) {
+                self.job.notes.push(Note::UnexplainedFree { event: frees[0] as u32 });
+                self.guide = None;
+                continue;
+            }
+            self.add(TraceEvent::ReleasePool(pool), frees[0]);
+            let recorded = self.driver_calls(&frees);
+            self.compare(|guide| Ok(guide.release_pool(pool, &recorded)))?;
+        }
+        Ok(others)
+    }
+
+    fn synchronize(&mut self, stream: StreamId, event: usize) -> Result<(), JobError> {
+        self.add_synchronize(stream, event);
+        self.ask(|guide| guide.synchronize(stream))
+    }
+
+    fn add_synchronize(&mut self, stream: StreamId, event: usize) {
+        self.leave_pool(event);
+        self.add(TraceEvent::SynchronizeStream(stream), event);
+    }
+
+    /// Lets the guide do something.
+    fn ask(&mut self, what: impl FnOnce(&mut Guide) -> Result<(), DeviceError>) -> Result<(), JobError> {
+        let operation = self.job.operations.len();
+        self.guide.as_mut().map_or(Ok(()), what).map_err(|source| JobError::Replay { operation, source })
+    }
+
+    /// The same, where the recording has it, too: goes on without a guide where the two differ.
+    fn compare(&mut self, what: impl FnOnce(&mut Guide) -> Result<bool, DeviceError>) -> Result<(), JobError> {
+        let operation = self.job.operations.len();
+        let same = self.guide.as_mut().map_or(Ok(true), what).map_err(|source| JobError::Replay { operation, source })?;
+        if !same {
+            self.guide = None;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, operation: TraceEvent, origin: usize) {
+        self.job.operations.push(operation);
+        self.job.origin.push(origin as u32);
+    }
+
+    /// Sends the next request to a pool.
+    fn enter_pool(&mut self, pool: Option<PrivatePoolId>, event: usize) {
+        if self.open != pool {
+            self.leave_pool(event);
+            if let Some(pool) = pool {
+                self.add(TraceEvent::BeginPool(pool), event);
+            }
+            self.open = pool;
+        }
+    }
+
+    fn leave_pool(&mut self, event: usize) {
+        if let Some(open) = self.open.take() {
+            self.add(TraceEvent::EndPool(open), event);
+        }
+    }
+
+    /// The private pool that a request went to.
+    fn pool_of(&self, index: usize) -> Option<PrivatePoolId> {
+        let event = self.events[index];
+        match event.action {
+            Action::Alloc => self.private_pool_at(event.address, index),
+            _ => self.told_pools.get(&index).copied(),
+        }
+    }
+
+    fn private_pool_at(&self, address: u64, event: usize) -> Option<PrivatePoolId> {
+        let told = self.told_pools.get(&event).copied();
+        let around = self.private.range(..=address).next_back();
+        told.or_else(|| around.filter(|&(_, &(end, _))| address < end).map(|(_, &(_, pool))| pool))
+    }
+
+    fn last_uses(&self) -> BTreeMap<PrivatePoolId, usize> {
+        let uses = self.events.iter().enumerate().filter(|(_, event)| event.action == Action::Alloc);
+        uses.filter_map(|(index, _)| Some((self.pool_of(index)?, index))).collect()
+    }
+
+    fn driver_calls(&self, events: &[usize]) -> Vec<DriverCall> {
+        let call = |&index: &usize| {
+            let event = self.events[index];
+            let range = MemoryRange::new(DevicePtr(event.address), event.size);
+            match event.action {
+                Action::SegmentAlloc => DriverCall::Malloc(range),
+                Action::SegmentFree => DriverCall::Free(range),
+                Action::SegmentMap => DriverCall::Map(range),
+                _ => DriverCall::Unmap(range),
+            }
+        };
+        events.iter().map(call).collect()
+    }
+
+    fn note_reservations(&mut self) {
+        if let Some(guide) = &self.guide {
+            let known = self.job.reservations.len();
+            self.job.reservations.extend(guide.reserved().iter().skip(known).map(|start| start.0));
+        }
+    }
+
+    fn finish(&mut self) {
+        let job = &mut self.job;
+        if self.events.iter().all(|event| matches!(event.action, Action::Snapshot)) {
+            job.notes.push(Note::NothingRecorded);
+        } else if !job.start.is_empty() {
+            job.notes.push(Note::StartsLate { segments: job.start.len(), blocks: job.live_at_start() as usize });
+        }
+        if self.taken_for_empty_cache > 0 {
+            job.notes.push(Note::TakenForEmptyCache { times: self.taken_for_empty_cache });
+        }
+        job.notes.sort();
+    }
+}
+
+/// What the program could have at its last out-of-memory: what it held then, and what the device had free.
+fn memory_at_oom(snapshot: &Snapshot, device: u32, events: &[Event]) -> Option<Bytes> {
+    let last = events.iter().rposition(|event| event.action == Action::Oom)?;
+    let at_end: Bytes = snapshot.segments.iter().filter(|segment| segment.device == device).map(|segment| segment.size).sum();
+    let mut held = at_end.0;
+    for event in &events[last..] {
+        match event.action {
+            Action::SegmentAlloc | Action::SegmentMap => held = held.saturating_sub(event.size.0),
+            Action::SegmentFree | Action::SegmentUnmap => held += event.size.0,
+            _ => {}
+        }
+    }
+    Some(Bytes(held + events[last].address))
+}
+
+/// The most that a device can have whose reservations lie as near to each other as these: each is an eighth larger than the device's memory.
+fn memory_from_reservations(events: &[Event], job: &Job) -> Option<Bytes> {
+    let mut starts: BTreeMap<(u64, bool), u64> = BTreeMap::new();
+    for event in events.iter().filter(|event| event.action == Action::SegmentMap) {
+        let large = event.size.0.is_multiple_of(job.config.large_segment_size.0);
+        let start = starts.entry((event.stream, large)).or_insert(event.address);
+        *start = event.address.min(*start);
+    }
+    super::memory_between(starts.into_values(), job.config.large_segment_size)
+}
+
+impl Job {
+    /// Adds the blocks that are live at the start to the allocations; returns their ids by address.
+    fn add_start(&mut self) -> HashMap<u64, u64> {
+        let mut ids = HashMap::new();
+        for segment in &self.start {
+            let stream = self.stream_number(segment.stream);
+            for block in segment.blocks.iter().filter(|block| block.state == BlockState::Allocated) {
+                ids.insert(block.address, self.allocations.len() as u64);
+                let (address, requested, stack) = (Some(block.address), block.requested, block.stack);
+                self.allocations.push(Allocation { address, refused: false, requested, stream, stack });
+            }
+        }
+        ids
+    }
+}

@@ -1,0 +1,362 @@
+//! Replaying a job: under any settings, by any allocator, with any memory. [`Prepared`] is a job that is ready to run many times.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+
+use harness_allocator::allocator::caching::{CachingAllocator, Config};
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorSpec, Request};
+use harness_allocator::device::sim::{CostModel, GRANULARITY, SimConfig, SimDevice};
+use harness_allocator::device::{Device as _, DeviceCalls, DeviceError, DevicePtr, MappedDevice as _, MemoryRange, StreamId, TestDevice};
+use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, SegmentInfo};
+use harness_allocator::units::{Bytes, Nanos};
+
+use super::watch::{Logged, Noted, Step};
+use super::{Ended, Job, JobError};
+use crate::execute::{ByHandle, Executor, Kind, Observer, Outcome, Stopped};
+use crate::snapshot::{Block, ExtraId, Segment, StackId};
+use crate::trace::TraceEvent;
+
+/// A job that is ready to run. Prepared once, it runs any number of times, on several threads at once, and each run takes memory for what the
+/// program has live, not for its operations.
+#[derive(Debug)]
+pub struct Prepared<'a> {
+    job: &'a Job,
+    executor: Executor<Allocation>,
+    start: Vec<SegmentInfo>,
+    reservations: Vec<MemoryRange>,
+}
+
+/// What a job is replayed on.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct Setup {
+    pub allocator: AllocatorSpec,
+    /// What the program can have.
+    pub memory: Bytes,
+    pub placement: Placement,
+}
+
+/// Where the driver puts segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// At rising addresses, none of them twice.
+    Rising,
+    /// Where the recording has them, one after the other.
+    Recorded,
+}
+
+/// What a replay did.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct Replayed {
+    /// The request that stopped it: one that was refused, though the recording went on with it, or that ended the recording too.
+    pub oom: Option<Refused>,
+    /// Requests that were refused as in the recording, which went on after them.
+    pub survived_ooms: u64,
+    /// At the end; peaks and sums with those of the state at the start.
+    pub stats: MemoryStats,
+    /// Without those that set up the state at the start.
+    pub calls: DeviceCalls,
+    /// The model's time of the calls to the driver.
+    pub driver_time: Nanos,
+    /// The most that was reserved and not allocated when the driver had just been asked for more: memory that was there and did not fit.
+    pub peak_unused: Bytes,
+}
+
+/// A request that was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct Refused {
+    /// Counted from 0.
+    pub operation: usize,
+    /// The index of its event in the snapshot.
+    pub event: u32,
+    pub requested: Bytes,
+}
+
+impl Job {
+    /// Makes the job ready to run.
+    ///
+    /// # Errors
+    /// [`JobError::Prepare`] where it has more streams than can be made.
+    pub fn prepare(&self) -> Result<Prepared<'_>, JobError> {
+        let made_up = self.operations.iter().filter_map(|operation| match *operation {
+            TraceEvent::RecordStream { stream, .. } => Some(stream.0),
+            _ => None,
+        });
+        let streams = made_up.max().map_or(0, |last| last + 1).max(self.streams.len() as u32);
+        let streams: Vec<StreamId> = (0..streams).map(StreamId).collect();
+        // Any simulated device numbers its streams in the same way.
+        let mut device = SimDevice::new(SimConfig::replay(Bytes::gib(1)));
+        let executor = Executor::with_live(0..self.live_at_start(), &streams, &self.operations, &mut device)?;
+        Ok(Prepared { job: self, executor, start: self.start_for_allocator(), reservations: self.reservations_at_start() })
+    }
+
+    /// The segments at the start as the allocator tells them.
+    #[must_use]
+    pub fn start_for_allocator(&self) -> Vec<SegmentInfo> {
+        self.start.iter().map(|segment| self.for_allocator(segment)).collect()
+    }
+
+    fn for_allocator(&self, segment: &Segment) -> SegmentInfo {
+        let stream = self.stream_number(segment.stream);
+        let blocks = segment.blocks.iter().map(|block| BlockInfo {
+            address: DevicePtr(block.address),
+            size: block.size,
+            stream,
+            requested: block.requested,
+            state: block.state,
+        });
+        SegmentInfo {
+            address: DevicePtr(segment.address),
+            size: segment.size,
+            stream: Some(stream),
+            pool: segment.pool,
+            private_pool: self.pools.iter().position(|&pool| pool == segment.private_pool).map(|pool| pool as u32),
+            expandable: segment.expandable,
+            blocks: blocks.collect(),
+        }
+    }
+
+    /// A segment of an allocator as a snapshot tells it, given the stacks of its blocks by address. Where a segment serves several streams, that of its
+    /// first block stands for them.
+    fn for_snapshot(&self, segment: &SegmentInfo, stacks: &HashMap<u64, StackId>) -> Segment {
+        let stream = segment.stream.or_else(|| segment.blocks.first().map(|block| block.stream)).unwrap_or_default();
+        let blocks = segment.blocks.iter().map(|block| {
+            let in_use = block.state != BlockState::Inactive;
+            let stack = stacks.get(&block.address.0).copied().filter(|_| in_use).unwrap_or_default();
+            let (address, size, requested, state) = (block.address.0, block.size, block.requested, block.state);
+            Block { address, size, requested, state, stack, extra: ExtraId::NONE }
+        });
+        Segment {
+            device: self.device,
+            address: segment.address.0,
+            size: segment.size,
+            stream: self.streams.get(stream.0 as usize).copied().unwrap_or_default(),
+            pool: segment.pool,
+            private_pool: segment.private_pool.and_then(|pool| self.pools.get(pool as usize)).copied().unwrap_or_default(),
+            expandable: segment.expandable,
+            stack: StackId::EMPTY,
+            blocks: blocks.collect(),
+            extra: ExtraId::NONE,
+        }
+    }
+
+    /// The number that stands for a stream of the program.
+    #[must_use]
+    pub fn stream_number(&self, handle: u64) -> StreamId {
+        StreamId(self.streams.binary_search(&handle).unwrap_or(0) as u32)
+    }
+}
+
+impl Prepared<'_> {
+    /// The job.
+    #[must_use]
+    pub const fn job(&self) -> &Job {
+        self.job
+    }
+
+    /// Replays the job to its end, or to the first request that is refused and was not in the recording.
+    ///
+    /// PyTorch's allocator starts in the recorded state, whatever its settings. Other allocators cannot: they begin by allocating what was live,
+    /// in the order of addresses.
+    ///
+    /// # Errors
+    /// [`JobError::TooLittleMemory`], [`JobError::Replay`].
+    pub fn replay(&self, setup: &Setup) -> Result<Replayed, JobError> {
+        let mut device = self.device(setup)?;
+        match setup.allocator.effective() {
+            Some(config) => {
+                let (mut allocator, live) = self.restore(config, &mut device, setup.placement)?;
+                self.run(&mut device, &mut allocator, live, |_, _, _| ControlFlow::Continue(()))
+            }
+            None => {
+                let mut allocator = setup.allocator.build();
+                let live = self.allocate_start(&mut *allocator, &mut device, setup)?;
+                self.run(&mut device, &mut allocator, live, |_, _, _| ControlFlow::Continue(()))
+            }
+        }
+    }
+
+    /// The same, and shows each operation to `watch`, which may stop it there.
+    ///
+    /// # Errors
+    /// As [`Prepared::replay`].
+    pub fn watch(&self, setup: &Setup, mut watch: impl FnMut(&Step<'_>) -> ControlFlow<()>) -> Result<Replayed, JobError> {
+        let mut device = self.device(setup)?;
+        let (allocator, live): (Box<dyn Allocator>, _) = match setup.allocator.effective() {
+            Some(config) => {
+                let (allocator, live) = self.restore(config, &mut device, setup.placement)?;
+                (Box::new(allocator), live)
+            }
+            None => {
+                let mut allocator = setup.allocator.build();
+                let live = self.allocate_start(&mut *allocator, &mut device, setup)?;
+                (allocator, live)
+            }
+        };
+        let (mut device, log) = Logged::new(device, &self.start);
+        let mut allocator = Noted::new(allocator);
+        self.run(&mut device, &mut allocator, live, |operation, outcome, allocator| {
+            let driver = log.take();
+            let (address, allocator) = (allocator.take_address(), allocator.allocator());
+            watch(&Step { operation, outcome, address, driver: &driver, allocator })
+        })
+    }
+
+    /// The segments after an operation, counted from 0, or after the request that stops the replay earlier, in address order. Blocks have the stacks of
+    /// those who asked for them.
+    ///
+    /// # Errors
+    /// As [`Prepared::replay`].
+    pub fn segments_after(&self, setup: &Setup, operation: usize) -> Result<(Replayed, Vec<Segment>), JobError> {
+        let restored = setup.allocator.effective().is_some();
+        let at_start = self.job.allocations.iter().take(if restored { self.job.live_at_start() as usize } else { 0 });
+        let mut stacks: HashMap<u64, StackId> = at_start.filter_map(|allocation| Some((allocation.address?, allocation.stack))).collect();
+        let mut segments = if restored { self.start.clone() } else { Vec::new() };
+        let replayed = self.watch(setup, |step| {
+            if let (Some(address), TraceEvent::Allocate { id, .. }) = (step.address, self.job.operations[step.operation]) {
+                stacks.insert(address.0, self.job.allocations[id as usize].stack);
+            }
+            let stops = step.operation == operation || step.operation + 1 == self.job.operations.len();
+            if stops || step.outcome == Outcome::OutOfMemory {
+                segments = step.allocator.snapshot();
+            }
+            if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        Ok((replayed, segments.iter().map(|segment| self.job.for_snapshot(segment, &stacks)).collect()))
+    }
+
+    /// The device that a setup asks for.
+    fn device(&self, setup: &Setup) -> Result<SimDevice, JobError> {
+        let held = self.job.reserved_at_start();
+        if held > setup.memory {
+            return Err(JobError::TooLittleMemory { memory: setup.memory, held });
+        }
+        Ok(SimDevice::new(SimConfig { cost: CostModel::PUBLISHED, ..SimConfig::replay(setup.memory) }))
+    }
+
+    /// PyTorch's allocator in the recorded state, on a device with its memory.
+    fn restore(
+        &self,
+        config: Config,
+        device: &mut SimDevice,
+        placement: Placement,
+    ) -> Result<(CachingAllocator, Vec<Allocation>), JobError> {
+        hold(device, &self.start, &self.reservations).map_err(|source| JobError::Replay { operation: 0, source })?;
+        if placement == Placement::Recorded {
+            device.place_allocations(self.job.driver.iter().map(|range| DevicePtr(range.address)));
+            device.place_reservations(self.job.reservations.iter().map(|&start| DevicePtr(start)));
+        }
+        Ok(CachingAllocator::restore(config, &self.start, &self.reservations)?)
+    }
+
+    /// What was live at the start, allocated.
+    fn allocate_start(&self, allocator: &mut dyn Allocator, device: &mut SimDevice, setup: &Setup) -> Result<Vec<Allocation>, JobError> {
+        let live = self.start.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Allocated);
+        live.map(|block| match allocator.allocate(device, Request { size: block.requested, stream: block.stream }) {
+            Ok(allocation) => Ok(allocation),
+            Err(AllocatorError::Device(source)) => Err(JobError::Replay { operation: 0, source }),
+            Err(_) => Err(JobError::TooLittleMemory { memory: setup.memory, held: self.job.reserved_at_start() }),
+        })
+        .collect()
+    }
+
+    fn run<A: Allocator>(
+        &self,
+        device: &mut dyn TestDevice,
+        allocator: &mut A,
+        live: Vec<Allocation>,
+        each: impl FnMut(usize, Outcome, &mut A) -> ControlFlow<()>,
+    ) -> Result<Replayed, JobError> {
+        let (calls, start) = (device.calls(), device.now());
+        let mut executor = self.executor.for_device(device)?;
+        executor.start_with(live);
+        let mut follow = Follow { job: self.job, each, calls: calls.memory_calls(), oom: None, survived_ooms: 0, peak_unused: Bytes::ZERO };
+        match executor.run(&mut ByHandle { device, allocator }, &mut follow) {
+            Ok(_) | Err(Stopped::Observer(Stop)) => {}
+            Err(Stopped::Device { operation, source }) => return Err(JobError::Replay { operation, source }),
+        }
+        Ok(Replayed {
+            oom: follow.oom,
+            survived_ooms: follow.survived_ooms,
+            stats: allocator.stats(),
+            calls: device.calls().since(&calls),
+            driver_time: device.now().saturating_sub(start),
+            peak_unused: follow.peak_unused,
+        })
+    }
+}
+
+/// Makes a device hold the memory of these segments. Expandable ones are mapped in the smallest pages, so that they can go back in any.
+pub(super) fn hold(device: &mut SimDevice, segments: &[SegmentInfo], reservations: &[MemoryRange]) -> Result<(), DeviceError> {
+    device.place_allocations(segments.iter().filter(|segment| !segment.expandable).map(|segment| segment.address));
+    device.place_reservations(reservations.iter().map(|range| range.start));
+    for range in reservations {
+        device.reserve(range.len)?;
+    }
+    for segment in segments {
+        if segment.expandable {
+            device.map(MemoryRange::new(segment.address, segment.size), GRANULARITY)?;
+        } else {
+            device.malloc(segment.size)?;
+        }
+    }
+    Ok(())
+}
+
+/// Follows a run: what was refused, and how much lay unused when the driver was asked for more.
+struct Follow<'a, F> {
+    job: &'a Job,
+    each: F,
+    /// The driver was called so often up to the last operation.
+    calls: u64,
+    oom: Option<Refused>,
+    survived_ooms: u64,
+    peak_unused: Bytes,
+}
+
+/// A run is over.
+struct Stop;
+
+impl<A: Allocator, F: FnMut(usize, Outcome, &mut A) -> ControlFlow<()>> Observer<ByHandle<'_, A>> for Follow<'_, F> {
+    type Error = Stop;
+
+    #[inline]
+    fn after(&mut self, index: usize, kind: Kind, outcome: Outcome, target: &mut ByHandle<'_, A>) -> Result<(), Stop> {
+        if kind == Kind::Allocate {
+            let calls = target.device.calls().memory_calls();
+            if calls != self.calls {
+                self.calls = calls;
+                self.look_at_unused(target.allocator);
+            }
+        }
+        let flow = (self.each)(index, outcome, target.allocator);
+        if outcome == Outcome::OutOfMemory {
+            self.refused(index);
+        }
+        if flow.is_break() || self.oom.is_some() { Err(Stop) } else { Ok(()) }
+    }
+}
+
+impl<F> Follow<'_, F> {
+    /// An allocation made the driver do something.
+    #[cold]
+    fn look_at_unused(&mut self, allocator: &impl Allocator) {
+        let stats = allocator.stats();
+        let unused = stats.reserved_bytes.all.current.saturating_sub(stats.allocated_bytes.all.current);
+        self.peak_unused = self.peak_unused.max(Bytes(unused));
+    }
+
+    #[cold]
+    fn refused(&mut self, index: usize) {
+        let TraceEvent::Allocate { id, .. } = self.job.operations[index] else { return };
+        let allocation = self.job.allocations[id as usize];
+        let ends = matches!(self.job.ended, Ended::Oom { operation, .. } if operation == index);
+        if allocation.refused && !ends {
+            self.survived_ooms += 1;
+        } else {
+            self.oom = Some(Refused { operation: index, event: self.job.origin[index], requested: allocation.requested });
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! The state before the recording: which segments were held, and in which blocks.
+//!
+//! A snapshot tells the state at its end and what happened before, so the segments are found by going back from the end. Live were the blocks that
+//! the recording frees without having allocated them, and those at the end that it did not allocate. What lies between them was free.
+//!
+//! A block of the large pool may be longer than was asked for, by up to 1 MiB, because so little is not cut off. So a gap behind a live block that
+//! is not larger belongs to the block. Where it is larger, the first allocation that lands in it tells where the free piece began.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::stats::{BlockState, PoolKind};
+use harness_allocator::units::Bytes;
+
+use super::JobError;
+use crate::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};
+
+/// What is not cut off a large block.
+const LARGEST_REMAINDER: u64 = 1 << 20;
+/// Segments of this size serve the small pool.
+const SMALL_SEGMENT: Bytes = Bytes::mib(2);
+
+/// The state before the recording.
+#[derive(Debug, Default)]
+pub(super) struct Start {
+    /// In address order, in blocks that are allocated or free.
+    pub(super) segments: Vec<Segment>,
+    /// The live blocks that were freed already, but waited for events.
+    pub(super) pending: HashSet<u64>,
+}
+
+/// A block that was live before the recording.
+#[derive(Clone, Copy, Debug)]
+struct Before {
+    size: u64,
+    requested: Bytes,
+    stack: StackId,
+}
+
+impl Start {
+    /// Finds the state before the recording of one device.
+    pub(super) fn find(snapshot: &Snapshot, device: u32, events: &[Event], config: &Config) -> Result<Self, JobError> {
+        let last: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == device).collect();
+        let (mut live, pending) = live_before(&last, events, config);
+        let mut segments = segments_before(snapshot, device, &last, events);
+        let mut gaps = Gaps::default();
+        for segment in &segments {
+            if segment.pool == PoolKind::Large && !segment.expandable {
+                gaps.look_at(segment, &live, config);
+            }
+        }
+        gaps.settle(events, &mut live);
+        for segment in &mut segments {
+            segment.blocks = blocks(segment, &live)?;
+        }
+        Ok(Self { segments, pending })
+    }
+}
+
+/// The blocks that were live before the recording, and those of them that were freed already.
+fn live_before(last: &[&Segment], events: &[Event], config: &Config) -> (BTreeMap<u64, Before>, HashSet<u64>) {
+    let mut before = BTreeMap::new();
+    let mut was_pending = HashSet::new();
+    let (mut recorded, mut pending) = (HashSet::new(), HashSet::new());
+    let freed =
+        |event: &Event| Before { size: config.round(event.size.0).unwrap_or(event.size.0), requested: event.size, stack: StackId::EMPTY };
+    for event in events {
+        match event.action {
+            Action::Alloc => {
+                recorded.insert(event.address);
+            }
+            Action::FreeRequested => {
+                if !recorded.remove(&event.address) {
+                    before.insert(event.address, freed(event));
+                }
+                pending.insert(event.address);
+            }
+            Action::FreeCompleted if !pending.remove(&event.address) => {
+                before.insert(event.address, freed(event));
+                was_pending.insert(event.address);
+            }
+            _ => {}
+        }
+    }
+    for block in last.iter().flat_map(|segment| &segment.blocks) {
+        let known = match block.state {
+            BlockState::Inactive => true,
+            BlockState::Allocated => recorded.contains(&block.address),
+            BlockState::PendingFree => pending.contains(&block.address),
+        };
+        if !known {
+            before.insert(block.address, Before { size: block.size.0, requested: block.requested, stack: block.stack });
+            if block.state == BlockState::PendingFree {
+                was_pending.insert(block.address);
+            }
+        }
+    }
+    (before, was_pending)
+}
+
+/// The segments that were held before the recording, without their blocks.
+fn segments_before(snapshot: &Snapshot, device: u32, last: &[&Segment], events: &[Event]) -> Vec<Segment> {
+    let bare = |segment: &Segment| Segment { blocks: Vec::new(), ..segment.clone() };
+    let (mapped, ordinary): (Vec<&Segment>, Vec<&Segment>) = last.iter().partition(|segment| segment.expandable);
+    let mut held: BTreeMap<u64, Segment> = ordinary.into_iter().map(|segment| (segment.address, bare(segment))).collect();
+    let mut mapped = Mapped { stretches: mapped.into_iter().map(|segment| (segment.address, bare(segment))).collect() };
+    for event in events.iter().rev() {
+        let gone = || gone(snapshot, device, event);
+        match event.action {
+            Action::SegmentAlloc => {
+                held.remove(&event.address);
+            }
+            Action::SegmentFree => {
+                held.insert(event.address, gone());
+            }
+            Action::SegmentMap => mapped.remove(event.address, event.size),
+            Action::SegmentUnmap => mapped.insert(gone()),
+            _ => {}
+        }
+    }
+    held.extend(mapped.stretches);
+    held.into_values().collect()
+}
+
+/// A segment that the recording gives back: what is not told of it follows from its size.
+fn gone(snapshot: &Snapshot, device: u32, event: &Event) -> Segment {
+    let expandable = event.action == Action::SegmentUnmap;
+    let small = if expandable { !event.size.0.is_multiple_of(Bytes::mib(20).0) } else { event.size == SMALL_SEGMENT };
+    Segment {
+        device,
+        address: event.address,
+        size: event.size,
+        stream: event.stream,
+        pool: if small { PoolKind::Small } else { PoolKind::Large },
+        private_pool: snapshot.pool_of(event).unwrap_or(PoolId::DEFAULT),
+        expandable,
+        stack: StackId::EMPTY,
+        blocks: Vec::new(),
+        extra: ExtraId::default(),
+    }
+}
+
+/// Mapped stretches of expandable segments, by address.
+struct Mapped {
+    stretches: BTreeMap<u64, Segment>,
+}
+
+impl Mapped {
+    /// Takes a range out of the stretch that it lies in.
+    fn remove(&mut self, address: u64, size: Bytes) {
+        let end = address + size.0;
+        let around = self.stretches.range(..=address).next_back();
+        let Some(stretch) = around.map(|(_, stretch)| stretch.clone()).filter(|stretch| end <= stretch.address + stretch.size.0) else {
+            return;
+        };
+        self.stretches.remove(&stretch.address);
+        let stretch_end = stretch.address + stretch.size.0;
+        for (start, end) in [(stretch.address, address), (end, stretch_end)] {
+            if start < end {
+                self.stretches.insert(start, Segment { address: start, size: Bytes(end - start), ..stretch.clone() });
+            }
+        }
+    }
+
+    /// Adds a range, and joins it with the stretches that it touches: those know what it was.
+    fn insert(&mut self, range: Segment) {
+        let (mut start, mut end) = (range.address, range.address + range.size.0);
+        let mut like = range;
+        if let Some(after) = self.stretches.remove(&end) {
+            end = after.address + after.size.0;
+            like = after;
+        }
+        let before = self.stretches.range(..start).next_back().map(|(_, before)| before.clone());
+        if let Some(before) = before.filter(|before| before.address + before.size.0 == start) {
+            self.stretches.remove(&before.address);
+            start = before.address;
+            like = before;
+        }
+        self.stretches.insert(start, Segment { address: start, size: Bytes(end - start), ..like });
+    }
+}
+
+/// What lies behind live blocks of the large pool, where it is not known how much of it is theirs.
+#[derive(Default)]
+struct Gaps {
+    /// By its start: its end, and the block in front of it.
+    open: BTreeMap<u64, (u64, u64)>,
+    /// The start of the gap behind a block.
+    behind: HashMap<u64, u64>,
+    /// What belongs to the block: its address and its size.
+    settled: Vec<(u64, u64)>,
+}
+
+impl Gaps {
+    fn look_at(&mut self, segment: &Segment, live: &BTreeMap<u64, Before>, config: &Config) {
+        let end = segment.address + segment.size.0;
+        let mut blocks = live.range(segment.address..end).peekable();
+        while let Some((&address, block)) = blocks.next() {
+            let gap = address + block.size;
+            let gap_end = blocks.peek().map_or(end, |&(&next, _)| next);
+            let uncut = config.max_split_size.is_some_and(|max| block.size >= max.0);
+            if gap >= gap_end {
+            } else if uncut || gap_end - gap <= LARGEST_REMAINDER {
+                self.settled.push((address, gap_end - address));
+            } else {
+                self.open.insert(gap, (gap_end, address));
+                self.behind.insert(address, gap);
+            }
+        }
+    }
+
+    /// Decides each gap by the first allocation that lands in it while the block in front of it is live.
+    fn settle(mut self, events: &[Event], live: &mut BTreeMap<u64, Before>) {
+        for event in events {
+            if self.open.is_empty() {
+                break;
+            }
+            match event.action {
+                Action::Alloc => {
+                    let around = self.open.range(..=event.address).next_back();
+                    let Some((&gap, &(end, block))) = around.filter(|&(_, &(end, _))| event.address < end) else { continue };
+                    self.open.remove(&gap);
+                    if event.address - gap <= LARGEST_REMAINDER && event.address < end {
+                        self.settled.push((block, event.address - block));
+                    }
+                }
+                Action::FreeRequested => {
+                    if let Some(gap) = self.behind.get(&event.address) {
+                        self.open.remove(gap);
+                    }
+                }
+                _ => {}
+            }
+        }
+        for (block, size) in self.settled {
+            if let Some(before) = live.get_mut(&block) {
+                before.size = size;
+            }
+        }
+    }
+}
+
+/// The blocks of a segment: the live ones, and what lies between them.
+fn blocks(segment: &Segment, live: &BTreeMap<u64, Before>) -> Result<Vec<Block>, JobError> {
+    let end = segment.address + segment.size.0;
+    let free = |address: u64, until: u64| Block {
+        address,
+        size: Bytes(until - address),
+        requested: Bytes::ZERO,
+        state: BlockState::Inactive,
+        stack: StackId::EMPTY,
+        extra: ExtraId::default(),
+    };
+    let mut blocks = Vec::new();
+    let mut at = segment.address;
+    for (&address, before) in live.range(segment.address..end) {
+        if address < at || before.size > end - address {
+            return Err(JobError::Inconsistent { address: segment.address, why: "blocks that were live before the recording overlap" });
+        }
+        if at < address {
+            blocks.push(free(at, address));
+        }
+        let Before { size, requested, stack } = *before;
+        let (size, state, extra) = (Bytes(size), BlockState::Allocated, ExtraId::default());
+        blocks.push(Block { address, size, requested, state, stack, extra });
+        at = address + size.0;
+    }
+    if at < end {
+        blocks.push(free(at, end));
+    }
+    Ok(blocks)
+}

@@ -1,0 +1,161 @@
+//! What the trace of a snapshot leaves out, as its own contents show: [`Recording`].
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::{ACTIVE, Action, Event, Segment, Snapshot, StackId};
+
+/// What a trace covers. PyTorch does not write it down, so all of this is concluded from the events and the final state, and what leaves no mark there is
+/// not noticed: a recording that began late, when nothing was held; actions that were skipped and never happened twice at one address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recording {
+    /// All that is held at the end, or was freed on the way, was allocated in the trace.
+    pub from_start: bool,
+    /// Earlier events were recorded and are not there: something is held that has the stack of its allocation, but no event of it. Later events have
+    /// overwritten them (`max_entries` was reached), or an earlier recording was stopped.
+    pub events_lost: bool,
+    /// Actions that happened and were not recorded (`skip_actions`), in the order of [`Action::ALL`].
+    pub missing: Vec<Action>,
+}
+
+impl Snapshot {
+    /// What the trace of a device covers. `None` where nothing was recorded. Time is linear in the events.
+    #[must_use]
+    pub fn recording(&self, device: u32) -> Option<Recording> {
+        let events = self.traces.get(device as usize)?;
+        if events.iter().all(|event| matches!(event.action, Action::Snapshot | Action::Oom)) {
+            return None;
+        }
+        let mut seen = Seen::default();
+        events.iter().for_each(|event| seen.event(event));
+        let segments: Vec<&Segment> = self.segments.iter().filter(|segment| segment.device == device).collect();
+        seen.end(&segments);
+        let missing = Action::ALL.into_iter().filter(|action| seen.missing.contains(action)).collect();
+        Some(Recording { from_start: !seen.before, events_lost: seen.events_lost, missing })
+    }
+}
+
+/// Where a block is in its life, by the last event at its address.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Allocated,
+    FreeRequested,
+    Freed,
+}
+
+#[derive(Default)]
+struct Seen {
+    blocks: HashMap<u64, Life>,
+    /// Segments that were made and not given back: beginnings with sizes.
+    made: BTreeMap<u64, u64>,
+    /// Mapped ranges of expandable segments.
+    mapped: Ranges,
+    /// Segments that were given back without having been made.
+    given_back: HashSet<u64>,
+    /// Something is older than the trace.
+    before: bool,
+    events_lost: bool,
+    missing: HashSet<Action>,
+}
+
+impl Seen {
+    fn event(&mut self, event: &Event) {
+        let (address, end) = (event.address, event.address.saturating_add(event.size.0));
+        match event.action {
+            Action::Alloc => match self.blocks.insert(address, Life::Allocated) {
+                Some(Life::Allocated) => self.missing.extend([Action::FreeRequested, Action::FreeCompleted]),
+                Some(Life::FreeRequested) => self.missing.extend([Action::FreeCompleted]),
+                Some(Life::Freed) | None => {}
+            },
+            Action::FreeRequested => match self.blocks.insert(address, Life::FreeRequested) {
+                Some(Life::FreeRequested | Life::Freed) => self.missing.extend([Action::Alloc]),
+                Some(Life::Allocated) => {}
+                None => self.before = true,
+            },
+            Action::FreeCompleted => match self.blocks.insert(address, Life::Freed) {
+                Some(Life::Allocated) => self.missing.extend([Action::FreeRequested]),
+                Some(Life::Freed) => self.missing.extend([Action::Alloc]),
+                Some(Life::FreeRequested) => {}
+                None => self.before = true,
+            },
+            Action::SegmentAlloc => {
+                if self.made.insert(address, event.size.0).is_some() {
+                    self.missing.extend([Action::SegmentFree]);
+                }
+            }
+            Action::SegmentFree => {
+                if self.made.remove(&address).is_none() {
+                    self.before = true;
+                    if !self.given_back.insert(address) {
+                        self.missing.extend([Action::SegmentAlloc]);
+                    }
+                }
+            }
+            Action::SegmentMap => self.mapped.insert(address, end),
+            Action::SegmentUnmap => {
+                self.before |= !self.mapped.contains(address, end);
+                self.mapped.remove(address, end);
+            }
+            Action::Snapshot | Action::Oom => {}
+        }
+    }
+
+    /// Compares what is left with what is held at the end.
+    fn end(&mut self, segments: &[&Segment]) {
+        let held: HashSet<u64> = segments.iter().map(|segment| segment.address).collect();
+        if self.made.keys().any(|address| !held.contains(address)) {
+            self.missing.extend([Action::SegmentFree]);
+        }
+        for segment in segments {
+            let is_made = match segment.expandable {
+                true => self.mapped.contains(segment.address, segment.address.saturating_add(segment.size.0)),
+                false => self.made.contains_key(&segment.address),
+            };
+            self.held(is_made, segment.stack, Action::SegmentAlloc);
+            for block in segment.blocks.iter().filter(|block| ACTIVE.contains(&block.state)) {
+                let is_allocated = matches!(self.blocks.get(&block.address), Some(Life::Allocated | Life::FreeRequested));
+                self.held(is_allocated, block.stack, Action::Alloc);
+            }
+        }
+    }
+
+    fn held(&mut self, in_trace: bool, stack: StackId, made_by: Action) {
+        self.before |= !in_trace;
+        self.events_lost |= !in_trace && stack != StackId::EMPTY && !self.missing.contains(&made_by);
+    }
+}
+
+/// Ranges of addresses that neither touch nor overlap: beginnings with ends.
+#[derive(Default)]
+struct Ranges(BTreeMap<u64, u64>);
+
+impl Ranges {
+    fn insert(&mut self, mut start: u64, mut end: u64) {
+        while let Some((&other, &other_end)) = self.0.range(..=end).next_back() {
+            if other_end < start {
+                break;
+            }
+            self.0.remove(&other);
+            (start, end) = (start.min(other), end.max(other_end));
+        }
+        self.0.insert(start, end);
+    }
+
+    fn remove(&mut self, start: u64, end: u64) {
+        while let Some((&other, &other_end)) = self.0.range(..end).next_back() {
+            if other_end <= start {
+                break;
+            }
+            self.0.remove(&other);
+            if other_end > end {
+                self.0.insert(end, other_end);
+            }
+            if other < start {
+                self.0.insert(other, start);
+            }
+        }
+    }
+
+    fn contains(&self, start: u64, end: u64) -> bool {
+        self.0.range(..=start).next_back().is_some_and(|(_, &other_end)| end <= other_end)
+    }
+}

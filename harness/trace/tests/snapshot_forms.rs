@@ -1,0 +1,500 @@
+//! One snapshot in all the forms that a pickle of it can have (`snapshots/make.py` made them), and what is none of them.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+use harness_allocator::stats::{BlockState, PoolKind};
+use harness_allocator::units::Bytes;
+use harness_trace::snapshot::{
+    Action, Annotation, Block, Event, ExtraId, Frame, PoolId, Recording, Segment, Settings, Snapshot, SnapshotError, StackId, Value,
+};
+use proptest::prelude::*;
+
+const START: u64 = 0x7f00_0000_0000;
+const MAPPED: u64 = 0x2000_0000_0000;
+const SIDE: u64 = 0x5581_a0c0;
+const TIME: u64 = 1_795_166_450_042_919;
+
+const FORMS: [&str; 8] = [
+    "protocol2.pickle",
+    "protocol3.pickle",
+    "protocol4.pickle",
+    "protocol5.pickle",
+    "packed.pickle.gz",
+    "cpp.pickle",
+    "segments.pickle",
+    "old.pickle",
+];
+
+fn path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(name)
+}
+
+fn bytes(name: &str) -> Vec<u8> {
+    std::fs::read(path(name)).unwrap()
+}
+
+fn read(name: &str) -> Snapshot {
+    Snapshot::read(&path(name)).unwrap()
+}
+
+fn text(text: &str) -> Value {
+    Value::Text(text.to_owned())
+}
+
+fn key(name: &str, value: Value) -> (String, Value) {
+    (name.to_owned(), value)
+}
+
+/// The stacks of `make.py`: `ALLOCATED` and `OTHER`.
+fn stacks(snapshot: &mut Snapshot) -> [StackId; 2] {
+    let frame = |name: &str, file: &str, line| Frame { name: name.to_owned(), file: file.to_owned(), line, extra: ExtraId::NONE };
+    let step = snapshot.stacks.intern_frame(frame("step", "/srv/modèle.py", 7));
+    let main = snapshot.stacks.intern_frame(frame("<module>", "/srv/train.py", 41));
+    let allocated = snapshot.stacks.intern(&[step, main]);
+    let compiled = snapshot.extras.intern(vec![key("fx_node_op", text("call_function")), key("fx_node_name", text("addmm"))]);
+    let compiled = snapshot.stacks.intern_frame(Frame { extra: compiled, ..frame("call", "/tmp/torchinductor/ab.py", 99) });
+    let library = snapshot.extras.intern(vec![key("line", Value::Int(1 << 40))]);
+    let library = snapshot.stacks.intern_frame(Frame { extra: library, ..frame("??", "libtorch.so", 0) });
+    [allocated, snapshot.stacks.intern(&[compiled, library, main])]
+}
+
+/// Addresses, sizes and states of the segments of `make.py`.
+fn segments([allocated, other]: [StackId; 2]) -> Vec<Segment> {
+    let block = |address, size, requested, state, stack| Block {
+        address,
+        size: Bytes(size),
+        requested: Bytes(requested),
+        state,
+        stack,
+        extra: ExtraId::NONE,
+    };
+    let segment = |blocks: Vec<Block>, stream, pool, private_pool, expandable, stack| Segment {
+        device: 0,
+        address: blocks[0].address,
+        size: Bytes(blocks.iter().map(|block| block.size.0).sum()),
+        stream,
+        pool,
+        private_pool,
+        expandable,
+        stack,
+        blocks,
+        extra: ExtraId::NONE,
+    };
+    let mib = |count| Bytes::mib(count).0;
+    let (large, graph) = (START + mib(2), START + mib(32));
+    let small = vec![
+        block(START, 1024, 1000, BlockState::Allocated, allocated),
+        block(START + 1024, 512, 4, BlockState::PendingFree, other),
+        block(START + 1536, mib(2) - 1536, 0, BlockState::Inactive, StackId::EMPTY),
+    ];
+    let large = vec![
+        block(large, mib(12), mib(12) - 3, BlockState::Inactive, StackId::EMPTY),
+        block(large + mib(12), mib(8), mib(8), BlockState::Allocated, other),
+    ];
+    let graph = vec![block(graph, mib(2), 5, BlockState::Inactive, StackId::EMPTY)];
+    let mapped = vec![block(MAPPED, mib(40), mib(40) - 9, BlockState::Allocated, StackId::EMPTY)];
+    vec![
+        segment(small, 0, PoolKind::Small, PoolId::DEFAULT, false, allocated),
+        segment(large, SIDE, PoolKind::Large, PoolId::DEFAULT, false, StackId::EMPTY),
+        segment(graph, 0, PoolKind::Small, PoolId(0, 1), false, other),
+        segment(mapped, 0, PoolKind::Large, PoolId(3, 0), true, StackId::EMPTY),
+    ]
+}
+
+/// The events of `make.py`, by what it calls them.
+fn events(snapshot: &mut Snapshot, [allocated, other]: [StackId; 2]) -> Vec<Event> {
+    use Action::{Alloc, FreeCompleted, FreeRequested, Oom, SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap};
+    let mib = |count| Bytes::mib(count).0;
+    let (large, graph, none) = (START + mib(2), START + mib(32), StackId::EMPTY);
+    let (default, capture, program) = (PoolId::DEFAULT, PoolId(0, 1), PoolId(3, 0));
+    let rows = [
+        (SegmentAlloc, START, mib(2), 0, 0, allocated, default),
+        (Alloc, START, 1000, 0, 1, allocated, default),
+        (SegmentAlloc, large, mib(20), SIDE, 2, none, default),
+        (Alloc, large, mib(12) - 3, SIDE, 3, other, default),
+        (Alloc, large + mib(12), mib(8), SIDE, 4, other, default),
+        (SegmentAlloc, graph, mib(2), 0, 5, other, capture),
+        (SegmentMap, MAPPED, mib(40), 0, 6, none, default),
+        (Alloc, MAPPED, mib(40) - 9, 0, 7, none, program),
+        (Alloc, START + 1024, 4, 0, 8, other, default),
+        (FreeRequested, START + 1024, 4, 0, 9, other, default),
+        (FreeRequested, large, mib(12) - 3, SIDE, 10, none, default),
+        (FreeCompleted, large, mib(12) - 3, SIDE, 10, none, default),
+        (Action::Snapshot, 0, 0, 0, 11, none, default),
+        (SegmentAlloc, START + mib(99), mib(2), 0, 12, none, default),
+        (SegmentFree, START + mib(99), mib(2), 0, 13, none, default),
+        (SegmentMap, MAPPED + mib(40), mib(2), 0, 14, none, default),
+        (SegmentUnmap, MAPPED + mib(40), mib(2), 0, 15, none, default),
+        (Oom, mib(3), 1 << 33, 0, 16, allocated, default),
+    ];
+    let mut event = |(action, address, size, stream, after, stack, PoolId(first, second))| {
+        let pool = Value::Tuple(vec![Value::Int(i128::from(first)), Value::Int(i128::from(second))]);
+        let extra = snapshot.extras.intern(vec![key("compile_context", text("N/A")), key("user_metadata", text("")), key("pool_id", pool)]);
+        Event { action, address, size: Bytes(size), stream, time_us: Some(TIME + after), stack, extra }
+    };
+    rows.into_iter().map(&mut event).collect()
+}
+
+fn settings() -> Settings {
+    let divisions = (0..16).map(|power| (text(&(1 << power).to_string()), Value::Int(0))).collect();
+    Settings::new(vec![
+        key("PYTORCH_CUDA_ALLOC_CONF", text("max_split_size_mb:128,garbage_collection_threshold:0.8")),
+        key("max_split_size", Value::Int(128 << 20)),
+        key("garbage_collection_threshold", Value::Float(0.8)),
+        key("expandable_segments", Value::Bool(false)),
+        key("pinned_num_register_threads", Value::Int(1)),
+        key("release_lock_on_cudamalloc", Value::Bool(false)),
+        key("pinned_use_cuda_host_register", Value::Bool(false)),
+        key("roundup_power2_divisions", Value::Dict(divisions)),
+    ])
+}
+
+/// The snapshot of `make.py` without the keys that a program added.
+fn plain() -> Snapshot {
+    let mut snapshot = Snapshot::default();
+    let stacks = stacks(&mut snapshot);
+    snapshot.segments = segments(stacks);
+    snapshot.traces = vec![events(&mut snapshot, stacks), Vec::new()];
+    snapshot.settings = Some(settings());
+    let mark = |begins, after| Annotation {
+        begins,
+        name: "Optimizer.step#SGD.step".to_owned(),
+        device: 0,
+        time_us: TIME + after,
+        extra: ExtraId::NONE,
+    };
+    snapshot.annotations = vec![mark(true, 4), mark(false, 9)];
+    snapshot
+}
+
+#[test]
+fn every_form_of_the_pickle_is_the_same_snapshot() {
+    let mut expected = plain();
+    assert_eq!(read("cpp.pickle"), expected);
+    let host = Value::Dict(vec![
+        (text("names"), Value::List(vec![text("a"), text("b")])),
+        (text("load"), Value::Tuple(vec![Value::Float(0.5), Value::None, Value::Bool(true)])),
+        (text("big"), Value::Int(1 << 90)),
+    ]);
+    let mut keys = vec![key("rank", Value::Int(3)), key("host", host)];
+    expected.extra = expected.extras.intern(keys.clone());
+    for name in ["protocol2.pickle", "protocol3.pickle", "packed.pickle.gz"] {
+        assert_eq!(read(name), expected, "{name}");
+    }
+    let mut newer = plain();
+    keys.extend([key("tag", Value::Bytes(vec![0, 255])), key("kinds", Value::Set(vec![text("x")]))]);
+    newer.extra = newer.extras.intern(keys);
+    for name in ["protocol4.pickle", "protocol5.pickle"] {
+        assert_eq!(read(name), newer, "{name}");
+        assert_eq!(Snapshot::parse(&bytes(name)).unwrap(), newer, "{name}");
+    }
+}
+
+#[test]
+fn events_of_new_versions_name_their_private_pool() {
+    let snapshot = read("protocol4.pickle");
+    let pools: Vec<_> = [0, 5, 7].map(|index| snapshot.pool_of(&snapshot.traces[0][index])).to_vec();
+    assert_eq!(pools, [Some(PoolId(0, 0)), Some(PoolId(0, 1)), Some(PoolId(3, 0))]);
+    let old = read("old.pickle");
+    assert_eq!(old.pool_of(&old.traces[0][0]), None);
+}
+
+#[test]
+fn a_bare_list_of_segments_is_a_snapshot_without_events() {
+    let (list, whole) = (read("segments.pickle"), plain());
+    assert_eq!(list.segments, whole.segments);
+    assert_eq!((list.traces.len(), list.settings), (0, None));
+}
+
+#[test]
+fn the_form_of_pytorch_2_0_has_its_blocks_owners_and_pending_frees() {
+    let (old, whole) = (read("old.pickle"), plain());
+    let blocks = |snapshot: &Snapshot| -> Vec<_> {
+        let frames = |block: &Block| snapshot.stacks.frames(block.stack).map(|frame| frame.name.clone()).collect::<Vec<_>>();
+        let in_use = snapshot.segments.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state != BlockState::Inactive);
+        in_use.map(|block| (block.address, block.size, block.requested, block.state, frames(block))).collect()
+    };
+    assert_eq!(blocks(&old), blocks(&whole));
+    assert_eq!(old.traces[0].len(), whole.traces[0].len());
+    assert!(old.traces[0].iter().all(|event| event.time_us.is_none()));
+    assert_eq!(
+        old.annotations,
+        [Annotation { begins: true, name: "## forward ##".to_owned(), device: 0, time_us: 5, extra: ExtraId::NONE }]
+    );
+    let notes = [
+        "1 events with the action `defragment`, which is not known, were left out.",
+        "4 earlier owners of blocks (`history`) were left out.",
+    ];
+    assert_eq!(old.notes, notes);
+}
+
+#[test]
+fn what_the_recording_leaves_out_is_noticed() {
+    let whole = plain();
+    let complete = Recording { from_start: true, events_lost: false, missing: Vec::new() };
+    assert_eq!((whole.recording(0), whole.recording(1), whole.recording(2)), (Some(complete.clone()), None, None));
+    let without = |skip: fn(&Event) -> bool| {
+        let mut snapshot = plain();
+        snapshot.traces[0].retain(|event| !skip(event));
+        snapshot.recording(0).unwrap()
+    };
+    // The first events are gone, and what is held has the stacks of their allocations.
+    assert_eq!(without(|event| event.time_us < Some(TIME + 5)), Recording { from_start: false, events_lost: true, missing: Vec::new() });
+    // A block is allocated anew before the earlier free was seen to be done; one is freed that was not allocated again; segments likewise.
+    let again = |actions: &[(Action, u64)]| {
+        let mut snapshot = plain();
+        let events = actions.iter().map(|&(action, address)| Event { action, address, size: Bytes(512), ..snapshot.traces[0][0] });
+        let events: Vec<Event> = events.collect();
+        snapshot.traces[0].extend(events);
+        snapshot.recording(0).unwrap().missing
+    };
+    use Action::{Alloc, FreeCompleted, FreeRequested, SegmentAlloc, SegmentFree};
+    assert_eq!(again(&[(Alloc, START + 1024)]), [FreeCompleted]);
+    assert_eq!(again(&[(Alloc, START)]), [FreeRequested, FreeCompleted]);
+    assert_eq!(again(&[(FreeCompleted, START)]), [FreeRequested]);
+    assert_eq!(again(&[(FreeRequested, START), (FreeRequested, START)]), [Alloc]);
+    assert_eq!(again(&[(SegmentAlloc, START)]), [SegmentFree]);
+    assert_eq!(again(&[(SegmentFree, 1 << 21), (SegmentFree, 1 << 21)]), [SegmentAlloc]);
+}
+
+#[test]
+fn settings_without_their_string_give_it() {
+    let conf = |all: &[(&str, Value)]| Settings::new(all.iter().map(|(name, value)| key(name, value.clone())).collect()).conf;
+    let rounding = |each: [i128; 3]| Value::Dict(["1", "2", "4"].into_iter().map(text).zip(each.map(Value::Int)).collect());
+    let all = [
+        ("max_split_size", Value::Int(512 << 20)),
+        ("garbage_collection_threshold", Value::Float(0.6)),
+        ("expandable_segments", Value::Bool(true)),
+        ("roundup_power2_divisions", rounding([8, 8, 8])),
+    ];
+    assert_eq!(conf(&all), "max_split_size_mb:512,garbage_collection_threshold:0.6,expandable_segments:True,roundup_power2_divisions:8");
+    assert_eq!(conf(&[("roundup_power2_divisions", rounding([0, 2, 4]))]), "roundup_power2_divisions:[1:0,2:2,4:4]");
+    let none = [
+        ("max_split_size", Value::Int(-1)),
+        ("max_split_size", Value::Int(i128::from(i64::MAX))),
+        ("garbage_collection_threshold", Value::Float(0.0)),
+        ("expandable_segments", Value::Bool(false)),
+        ("roundup_power2_divisions", rounding([0, 0, 0])),
+    ];
+    assert_eq!(conf(&none), "");
+}
+
+#[test]
+fn what_was_written_is_read_as_it_was() {
+    for name in FORMS {
+        let mut snapshot = read(name);
+        snapshot.notes.clear();
+        let mut written = Vec::new();
+        snapshot.write(&mut written).unwrap();
+        let again = Snapshot::parse(&written).unwrap();
+        // A list of segments becomes a whole dictionary.
+        assert_eq!(again, snapshot, "{name}");
+        let mut twice = Vec::new();
+        again.write(&mut twice).unwrap();
+        assert_eq!(twice, written, "{name}");
+    }
+}
+
+#[test]
+fn a_file_that_was_cut_off_anywhere_is_an_error() {
+    for name in FORMS {
+        let whole = bytes(name);
+        for length in 0..whole.len() {
+            let cut = Snapshot::parse(&whole[..length]);
+            assert!(cut.is_err(), "{name}: {length} bytes of {} are read as whole", whole.len());
+            if length > 2 && !name.ends_with(".gz") {
+                assert!(
+                    matches!(cut, Err(SnapshotError::Truncated { offset }) if offset == length as u64),
+                    "{name}, {length} bytes: {cut:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn bytes_behind_the_end_of_the_pickle_do_not_matter() {
+    let mut padded = bytes("protocol4.pickle");
+    padded.extend([0, 0, b'c']);
+    assert_eq!(Snapshot::parse(&padded).unwrap(), read("protocol4.pickle"));
+}
+
+/// The message for a pickle of protocol 4 with this content.
+fn refused(content: &[u8]) -> String {
+    Snapshot::parse(&[b"\x80\x04", content].concat()).unwrap_err().to_string()
+}
+
+#[test]
+fn an_opcode_that_calls_code_is_refused_by_its_name_and_offset() {
+    let calls: [(&[u8], &str); 15] = [
+        (b"cos\nsystem\n", "at byte 2 (GLOBAL os.system)"),
+        (b"\x8c\x02os\x8c\x06system\x93", "at byte 14 (STACK_GLOBAL os.system)"),
+        (b"}R", "at byte 3 (REDUCE)"),
+        (b"}b", "at byte 3 (BUILD)"),
+        (b"(ios\nsystem\n", "at byte 3 (INST os.system)"),
+        (b"(o", "at byte 3 (OBJ)"),
+        (b"}\x81", "at byte 3 (NEWOBJ)"),
+        (b"}\x92", "at byte 3 (NEWOBJ_EX)"),
+        (b"\x82\x01", "at byte 2 (EXT1)"),
+        (b"\x83\x01\x01", "at byte 2 (EXT2)"),
+        (b"\x84\x01\x01\x01\x01", "at byte 2 (EXT4)"),
+        (b"P0\n", "at byte 2 (PERSID)"),
+        (b"K\x00Q", "at byte 4 (BINPERSID)"),
+        (b"\x97", "at byte 2 (NEXT_BUFFER)"),
+        (b"\x98", "at byte 2 (READONLY_BUFFER)"),
+    ];
+    for (content, place) in calls {
+        let message = refused(content);
+        assert!(message.starts_with(&format!("calls code {place}: a memory snapshot is plain data.")), "{message}");
+    }
+}
+
+#[test]
+fn what_is_no_snapshot_is_told_with_what_it_is() {
+    let parse = |bytes: &[u8]| Snapshot::parse(bytes).unwrap_err().to_string();
+    insta::assert_snapshot!(
+        [
+            parse(b""),
+            parse(b"PK\x03\x04\x14\0"),
+            parse(b"{\"segments\": []}"),
+            parse(b"<!DOCTYPE html>"),
+            parse(b"version https://git-lfs.github.com/spec/v1\n"),
+            parse(b"a 1 512 0\nf 1\n"),
+            parse(b"\x7fELF\x02\x01"),
+            parse(b"\x1f\x8b\x08\x00"),
+            parse(b"\x80\x09}."),
+            refused(b"K\x05."),
+            refused(b"}."),
+            refused(b"}(\x8c\x05modelK\x01\x8c\x04stepK\x02u."),
+            refused(b"}I5\ns."),
+            refused(b"\xff"),
+            refused(b"h\x00."),
+            refused(b"]e"),
+            refused(b"}(K\x01u"),
+            refused(b"r\xff\xff\xff\xff"),
+            refused(b"}r\xff\xff\xff\x7f"),
+            refused(b"\x8a\x11\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01."),
+            refused(b"]K\x07a."),
+        ]
+        .join("\n")
+    );
+}
+
+/// The message where one key of `protocol2.pickle`'s parts has another value.
+fn changed(change: impl FnOnce(&mut Vec<u8>)) -> String {
+    let mut content = Vec::new();
+    change(&mut content);
+    refused(&content)
+}
+
+#[test]
+fn a_key_of_another_type_is_told_with_its_path() {
+    // Small pickles by hand: a list of one segment with one block.
+    fn words(content: &mut Vec<u8>, words: &[&str]) {
+        for word in words {
+            content.extend([0x8c, word.len() as u8]);
+            content.extend(word.bytes());
+        }
+    }
+    let segment = |block_size: &'static [u8], total: u8, kind: &'static str| {
+        changed(move |content| {
+            content.extend(b"](}(");
+            words(content, &["address"]);
+            content.extend(b"K\x00");
+            words(content, &["total_size"]);
+            content.extend([b'K', total]);
+            words(content, &["segment_type", kind, "blocks"]);
+            content.extend(b"](}(");
+            words(content, &["size"]);
+            content.extend(block_size);
+            words(content, &["state", "inactive"]);
+            content.extend(b"ueue.");
+        })
+    };
+    let trace = |event: &'static [&'static str]| {
+        changed(move |content| {
+            content.extend(b"}(");
+            words(content, &["segments"]);
+            content.push(b']');
+            words(content, &["device_traces"]);
+            content.extend(b"](](}(");
+            words(content, event);
+            content.extend(b"ueeu.");
+        })
+    };
+    insta::assert_snapshot!(
+        [
+            segment(b"N", 4, "large"),
+            segment(b"J\xff\xff\xff\xff", 4, "large"),
+            segment(b"K\x04", 5, "large"),
+            segment(b"K\x04", 4, "huge"),
+            trace(&["action", "alloc"]),
+            trace(&["action", "alloc", "addr", "here"]),
+            trace(&["name", "step", "filename", "a.py"]),
+        ]
+        .join("\n")
+    );
+}
+
+#[test]
+fn a_circular_object_or_one_that_is_shared_very_often_is_an_error_and_ends() {
+    // {"segments": [], "x": l} with a list l that holds itself; and one of 40 lists, each twice in the next.
+    let around = [b"}(\x8c\x08segments]\x8c\x01x".as_slice(), b"]\x94h\x00a", b"u."].concat();
+    assert!(refused(&around).starts_with("holds more than 32 lists and dictionaries in each other"), "{}", refused(&around));
+    let mut shared = b"]\x940".to_vec();
+    for level in 0..25 {
+        shared.extend([b"]\x94(h".as_slice(), &[level], b"h", &[level], b"e0"].concat());
+    }
+    shared.extend(b"}(\x8c\x08segments]\x8c\x01xh\x19u.");
+    assert!(refused(&shared).starts_with("holds more than 4194304 values of keys that are not PyTorch's"), "{}", refused(&shared));
+}
+
+#[test]
+fn a_deep_list_takes_no_stack() {
+    let mut deep = vec![b']'; 200_000];
+    deep.extend(vec![b'a'; 199_999]);
+    deep.push(b'.');
+    assert!(refused(&deep).contains("segments[0] should be a segment's dictionary, and is a list"), "{}", refused(&deep));
+}
+
+#[test]
+fn a_length_that_the_file_does_not_have_takes_no_memory() {
+    for content in [
+        b"\x8d\xff\xff\xff\xff\xff\xff\xff\x7f".as_slice(),
+        b"X\xff\xff\xff\xff",
+        b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f",
+        b"\x8b\xff\xff\xff\x7f",
+    ] {
+        assert!(matches!(Snapshot::parse(&[b"\x80\x04", content].concat()), Err(SnapshotError::Truncated { .. })));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever is read of a damaged file is whole in itself: it is written and read again as it was.
+    #[test]
+    fn a_damaged_file_is_an_error_or_a_snapshot_but_never_a_panic(
+        form in 0..FORMS.len(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 1..6),
+    ) {
+        let mut damaged = bytes(FORMS[form]);
+        for (place, byte, kind) in changes {
+            let index = place.index(damaged.len());
+            match kind {
+                0 => damaged[index] = byte,
+                1 => damaged.insert(index, byte),
+                _ => drop(damaged.remove(index)),
+            }
+        }
+        if let Ok(mut snapshot) = Snapshot::parse(&damaged) {
+            snapshot.notes.clear();
+            let _ = snapshot.recording(0);
+            let mut written = Vec::new();
+            snapshot.write(&mut written).unwrap();
+            prop_assert_eq!(Snapshot::parse(&written).unwrap(), snapshot);
+        }
+    }
+}

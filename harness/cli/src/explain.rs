@@ -6,8 +6,9 @@ use clap::{Args, ValueEnum};
 use harness_allocator::units::Bytes;
 use harness_base::files;
 use harness_explain::causes::{self, ExplainError, Explanation, Options};
-use harness_explain::ranks::{self, Rank};
+use harness_explain::ranks::{self, Difference, Rank};
 use harness_explain::state::At;
+use harness_report::explain::html::{self, PageData, RankData};
 use harness_report::explain::{json, markdown, text};
 use harness_report::text::Style;
 use harness_trace::snapshot::Snapshot;
@@ -23,6 +24,7 @@ const EXAMPLES: &str = "Examples:
   harness explain snapshots/                        all ranks: which failed, where they differ
   harness explain memory_snapshot.pickle --format json | jq '.causes[] | {cause, bytes}'
   harness explain memory_snapshot.pickle --format markdown --out memory.md
+  harness explain snapshots/ --format html --out memory.html
 
 A snapshot is what torch.cuda.memory._dump_snapshot(FILE) writes. To have one written when memory runs out:
   torch.cuda.memory._record_memory_history()
@@ -60,6 +62,8 @@ enum Format {
     Json,
     /// For a pull request: markdown, with an SVG picture beside it where `--out` names a file.
     Markdown,
+    /// For a browser: one page with timeline, segments and flame graph, which needs no network.
+    Html,
 }
 
 fn moment(text: &str) -> Result<At, String> {
@@ -75,6 +79,8 @@ fn moment(text: &str) -> Result<At, String> {
 struct Explained {
     name: String,
     explanation: Explanation,
+    /// For the page.
+    shown: Option<RankData>,
 }
 
 impl Explain {
@@ -109,7 +115,9 @@ impl Explain {
         };
         let explain = |&device: &u32| {
             let explanation = causes::explain(snapshot, device, options).map_err(|error| invalid(path, &error))?;
-            Ok(Explained { name: name(device), explanation })
+            let name = name(device);
+            let shown = (self.format == Format::Html).then(|| RankData::new(&name, snapshot, &explanation, false));
+            Ok(Explained { name, explanation, shown })
         };
         devices.iter().map(explain).collect()
     }
@@ -141,6 +149,11 @@ impl Explain {
                     save(picture, &markdown::draw(named.1))?;
                 }
                 markdown::render(overview.as_ref(), named, link.as_deref())
+            }
+            Format::Html => {
+                let title = if ranks.len() > 1 { format!("{} snapshots", ranks.len()) } else { first.name.clone() };
+                let differences = overview.iter().flat_map(|overview| &overview.differences).map(Difference::sentence).collect();
+                html::page(&PageData::new(title, differences, explained.iter().filter_map(|one| one.shown.clone()).collect()))
             }
         };
         match &self.out {

@@ -1141,3 +1141,21 @@ fn settings_of_a_scenario_that_do_nothing_are_told_of_like_those_of_an_option() 
     assert_eq!(err(&["--alloc-conf", "garbage_collection_threshold:0.7"]), told);
     assert_eq!([err(&["--allocator", "caching"]), err(&["--quiet"])], ["", ""], "that arm is not run, or nobody wants to know");
 }
+
+#[test]
+fn snapshots_become_one_page_for_a_browser() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../trace/tests/snapshots");
+    let [one, other] = ["protocol4.pickle", "packed.pickle.gz"].map(|name| folder.join(name).display().to_string());
+    let world = World::without_gpu();
+    let ran = world.harness(&["explain", &one, &other, "--format", "html", "--out", "memory.html"]);
+    assert_eq!((ran.code, ran.out.as_str(), ran.err.as_str()), (Some(0), "", ""));
+    let page = fs::read_to_string(world.path("memory.html")).unwrap();
+    let data = page.split_once("id=\"data\">").unwrap().1.split_once("</script>").unwrap().0;
+    let data: Value = serde_json::from_str(data).unwrap();
+    assert_eq!(data["title"], "2 snapshots");
+    let json: Value = serde_json::from_str(&world.harness(&["explain", &one, "--format", "json"]).out).unwrap();
+    assert_eq!(data["ranks"][0]["name"], json!(one));
+    assert_eq!(data["ranks"][0]["device_total"], json["device_total"]);
+    assert_eq!(data["ranks"][0]["headline"], json["headline"]);
+    assert_eq!(world.harness(&["explain", &one, &other, "--format", "html"]).out, page, "standard output has the same page");
+}

@@ -12,7 +12,7 @@ use std::process::Command;
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{Explanation, Options, devices, explain};
-use harness_report::explain::html::{PageData, RankInput, page};
+use harness_report::explain::html::{PageData, RankData, page};
 use harness_trace::snapshot::{Action, Annotation, Block, Event, ExtraId, Frame, PoolId, Segment, Snapshot};
 use serde_json::{Value, json};
 
@@ -24,12 +24,8 @@ fn explained(snapshot: &Snapshot) -> Explanation {
     explain(snapshot, device, Options::default()).unwrap()
 }
 
-fn rank<'a>(name: &'a str, snapshot: &'a Snapshot, explanation: &'a Explanation) -> RankInput<'a> {
-    RankInput { name, snapshot, explanation, simulated_times: false }
-}
-
 fn page_of(name: &str, snapshot: &Snapshot, explanation: &Explanation) -> String {
-    page(&PageData::new(name, Vec::new(), &[rank(name, snapshot, explanation)]))
+    page(&PageData::new(name, Vec::new(), vec![RankData::new(name, snapshot, explanation, false)]))
 }
 
 /// A browser that can be run without a window.
@@ -214,9 +210,9 @@ fn a_snapshot_without_events_shows_its_segments() {
 #[test]
 fn several_ranks_have_a_table_and_a_choice() {
     let snapshots = [program(5), program(9)];
-    let explanations = [explained(&snapshots[0]), explained(&snapshots[1])];
-    let ranks = [rank("rank0.pickle", &snapshots[0], &explanations[0]), rank("rank1.pickle", &snapshots[1], &explanations[1])];
-    let data = PageData::new("run", vec!["rank1 holds more at train.py:57".to_owned()], &ranks);
+    let names = ["rank0.pickle", "rank1.pickle"];
+    let ranks = snapshots.iter().zip(names).map(|(snapshot, name)| RankData::new(name, snapshot, &explained(snapshot), false));
+    let data = PageData::new("run", vec!["rank1 holds more at train.py:57".to_owned()], ranks.collect());
     let Some(seen) = used("ranks", &page(&data)) else { return };
     assert_eq!(seen["problems"], json!([]));
     assert_eq!(seen["rank_rows"], 2);
@@ -255,7 +251,8 @@ fn the_figures_of_every_recorded_snapshot_are_those_of_its_explanation() {
             let file = entry.unwrap().file_name().into_string().unwrap();
             let Some(snapshot) = file.ends_with(".gz").then(|| recorded(&format!("{folder}/{file}"))).flatten() else { continue };
             let explanation = explained(&snapshot);
-            let data = serde_json::to_value(PageData::new(&file, Vec::new(), &[rank(&file, &snapshot, &explanation)])).unwrap();
+            let data =
+                serde_json::to_value(PageData::new(&file, Vec::new(), vec![RankData::new(&file, &snapshot, &explanation, false)])).unwrap();
             let of = |name: &str| data["ranks"][0][name].as_u64().unwrap();
             let accounts = explanation.accounts;
             let waiting = accounts.active.saturating_sub(accounts.allocated).get();

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
@@ -297,6 +298,29 @@ fn what_was_written_is_read_as_it_was() {
     }
 }
 
+/// Prints all that PyTorch's own viewer says of a snapshot.
+const VIEWER: &str = "import pickle, sys, torch
+assert torch.__version__.startswith('2.11.')
+from torch.cuda import _memory_viz as viz
+data = pickle.load(open(sys.argv[1], 'rb'))
+for view in [viz.segsum(data), viz.trace(data), viz.segments(data, str), viz.memory(data, str)]:
+    print(view)";
+
+#[test]
+fn pytorchs_viewer_reads_what_we_write() {
+    let mut written = Vec::new();
+    plain().write(&mut written).unwrap();
+    // The viewer of PyTorch 2.11 read these bytes, and said what stands in the text beside them.
+    assert!(written == bytes("written.pickle"), "the writer writes other bytes than the viewer has read: see make.py");
+    let viewer = Command::new("python3").args(["-c", VIEWER]).arg(path("written.pickle")).output();
+    match viewer {
+        Ok(output) if output.status.success() => {
+            assert_eq!(String::from_utf8_lossy(&output.stdout), std::fs::read_to_string(path("written.txt")).unwrap())
+        }
+        _ => eprintln!("skipped in part: there is no python3 with torch 2.11 here, so only the bytes are compared"),
+    }
+}
+
 #[test]
 fn a_file_that_was_cut_off_anywhere_is_an_error() {
     for name in FORMS {
@@ -469,6 +493,48 @@ fn a_length_that_the_file_does_not_have_takes_no_memory() {
     ] {
         assert!(matches!(Snapshot::parse(&[b"\x80\x04", content].concat()), Err(SnapshotError::Truncated { .. })));
     }
+}
+
+#[test]
+fn a_log_of_rmm_is_a_snapshot_of_its_events() {
+    let log = "Thread,Time,Action,Pointer,Size,Stream\n\
+               1979932,14:21:19.998533,allocate,0x30a000000,256,0x2\n\
+               1980043,1634567890.5,allocate,0x30a000400,1024,0\r\n\
+               1980043,14:21:32.661875,allocate failure,(nil),34359738368,0x2\n\
+               1980043,14:21:32.661875,free,0x30a000000,256,0x2\n\
+               1980043,14:21:33,deallocate,0x30a000400,1024,0\n";
+    let snapshot = Snapshot::parse(log.as_bytes()).unwrap();
+    let events = snapshot.traces[0].iter().map(|event| (event.action, event.address, event.size.0, event.stream, event.time_us));
+    let time = |hours: u64, minutes: u64, micros: u64| Some((hours * 60 + minutes) * 60_000_000 + micros);
+    use Action::{Alloc, FreeCompleted, FreeRequested, Oom};
+    let expected = [
+        (Alloc, 0x3_0a00_0000, 256, 2, time(14, 21, 19_998_533)),
+        (Alloc, 0x3_0a00_0400, 1024, 0, Some(1_634_567_890_500_000)),
+        (Oom, 0, 32 << 30, 2, time(14, 21, 32_661_875)),
+        (FreeRequested, 0x3_0a00_0000, 256, 2, time(14, 21, 32_661_875)),
+        (FreeCompleted, 0x3_0a00_0000, 256, 2, time(14, 21, 32_661_875)),
+        (FreeRequested, 0x3_0a00_0400, 1024, 0, time(14, 21, 33_000_000)),
+        (FreeCompleted, 0x3_0a00_0400, 1024, 0, time(14, 21, 33_000_000)),
+    ];
+    assert_eq!(events.collect::<Vec<_>>(), expected);
+    assert_eq!(snapshot.extras.value(snapshot.traces[0][0].extra, "thread"), Some(&text("1979932")));
+    assert_eq!((snapshot.segments.len(), snapshot.notes.len()), (0, 2));
+}
+
+#[test]
+fn a_wrong_line_of_an_rmm_log_is_told_with_its_number_and_what_is_accepted() {
+    let message = |line: &str| {
+        let log = format!("Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00.1,allocate,0x100,256,0\n{line}\n");
+        Snapshot::parse(log.as_bytes()).unwrap_err().to_string()
+    };
+    let lines = [
+        "1,10:00:00.1,allocate,0x100,256",
+        "1,10:00:00.1,grow,0x100,256,0",
+        "1,10:00:00.1,free,here,256,0",
+        "1,10:00:00.1,free,0x100,-1,0",
+        "1,,free,0x1,1,x",
+    ];
+    insta::assert_snapshot!(lines.map(message).join("\n"));
 }
 
 proptest! {

@@ -74,7 +74,7 @@ async function drive() {
     seen.selected = {
       site: rank.sites[rank.siteOf[block]],
       bar: byId("selection").hidden ? "" : byId("selection-text").textContent,
-      links: document.querySelectorAll("button.site.selected").length,
+      links: document.querySelectorAll("a.selected").length,
       flame: document.querySelectorAll("#flame > button.match").length,
       history: byId("segment").hidden ? 0 : painted("segment-history"),
     };

@@ -34,6 +34,14 @@ pub enum SnapshotError {
          torch.cuda.memory._record_memory_history)"
     )]
     TooLarge { what: &'static str, limit: u64 },
+    #[error("line {line} of the RMM log is `{text}`: expected {expected}")]
+    LogLine {
+        /// Counted from 1.
+        line: u64,
+        text: String,
+        /// What would be accepted.
+        expected: &'static str,
+    },
     /// A pickle of something else.
     #[error(
         "is a pickle, but not of a memory snapshot: {what}. Expected is what torch.cuda.memory._dump_snapshot() writes, or the pickled list of \

@@ -9,6 +9,7 @@ mod extras;
 mod pickle;
 mod read;
 mod recording;
+mod rmm;
 mod settings;
 mod stacks;
 mod values;
@@ -126,7 +127,7 @@ pub struct Event {
     /// As requested for blocks, not rounded; as held for segments; what was asked for an [`Action::Oom`].
     pub size: Bytes,
     pub stream: u64,
-    /// Microseconds since 1970, or `None` in files of old versions.
+    /// Microseconds since 1970, in RMM's logs since midnight; `None` in files of old versions.
     pub time_us: Option<u64>,
     pub stack: StackId,
     /// Further keys: `compile_context`, `user_metadata`; in new versions `pool_id`, see [`Snapshot::pool_of`].

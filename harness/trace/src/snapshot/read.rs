@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::io::{Cursor, ErrorKind, Read};
 use std::path::Path;
 
 use harness_allocator::stats::{BlockState, PoolKind};
@@ -11,19 +12,20 @@ use harness_base::packed::unpack;
 use super::error::SnapshotError;
 use super::pickle::{self, Item, Object, Objects, TextId, Wrong};
 use super::values::Values;
-use super::{ACTIVE, Annotation, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId};
+use super::{ACTIVE, Annotation, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, rmm};
 
 /// Most bytes of a snapshot, unpacked: some 40 million events.
 const MAX_UNPACKED: u64 = 4 << 30;
 
 impl Snapshot {
-    /// Reads a file that `torch.cuda.memory._dump_snapshot()` wrote, or a pickle of `torch.cuda.memory_snapshot()`; packed by gzip or not, as the content tells.
+    /// Reads a file that `torch.cuda.memory._dump_snapshot()` wrote, a pickle of `torch.cuda.memory_snapshot()`, or a log of RMM; packed by gzip or not. The
+    /// content tells which it is.
     /// Memory and time are in proportion to the events: some 100 bytes and half a microsecond each.
     ///
     /// # Errors
     /// [`SnapshotError`]: it does not name the file.
     pub fn read(path: &Path) -> Result<Self, SnapshotError> {
-        Self::from_objects(pickle::read(unpack(File::open(path)?, MAX_UNPACKED)?)?)
+        Self::read_unpacked(unpack(File::open(path)?, MAX_UNPACKED)?)
     }
 
     /// Reads a snapshot from the content of such a file.
@@ -31,12 +33,23 @@ impl Snapshot {
     /// # Errors
     /// [`SnapshotError`]
     pub fn parse(bytes: &[u8]) -> Result<Self, SnapshotError> {
-        Self::from_objects(pickle::read(unpack(bytes, MAX_UNPACKED)?)?)
+        Self::read_unpacked(unpack(bytes, MAX_UNPACKED)?)
     }
 }
 
 impl Snapshot {
-    fn from_objects((top, objects): (Item, Objects)) -> Result<Self, SnapshotError> {
+    fn read_unpacked(mut source: impl Read) -> Result<Self, SnapshotError> {
+        let mut first = Vec::new();
+        match source.by_ref().take(rmm::HEADER.len() as u64).read_to_end(&mut first) {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Err(SnapshotError::Truncated { offset: first.len() as u64 }),
+            read => read?,
+        };
+        let is_log = first == rmm::HEADER.as_bytes();
+        let whole = Cursor::new(first).chain(source);
+        if is_log {
+            return rmm::read(whole);
+        }
+        let (top, objects) = pickle::read(whole)?;
         let mut builder = Builder::new(objects);
         builder.top(top)?;
         Ok(builder.snapshot)

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
-use harness_explain::causes::{self, CauseBytes, Explanation};
+use harness_explain::causes::{self, CauseBytes, Explanation, TotalKnown};
 use harness_explain::growth::Growth;
 use harness_explain::sites::{SiteId, Sites};
 use harness_explain::state::MomentKind;
@@ -18,19 +18,6 @@ use super::lifetimes::{BlockLife, Contradictions, Lifetimes, SegmentLife};
 
 /// The layout of [`PageData`] that the page's script reads.
 const VERSION: u32 = 1;
-
-/// One device of one snapshot, and what was found about it.
-#[derive(Clone, Copy, Debug)]
-pub struct RankInput<'a> {
-    /// The snapshot's file, or the rank.
-    pub name: &'a str,
-    /// The recording; the page makes timeline, segments and flame graph of it.
-    pub snapshot: &'a Snapshot,
-    /// The sentences and causes, and which device and moment they are about.
-    pub explanation: &'a Explanation,
-    /// Whether the times of the events are those of a simulated device.
-    pub simulated_times: bool,
-}
 
 /// The bytes of one cause.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -75,19 +62,20 @@ pub struct PageData {
     version: u32,
     /// What is explained, for the page's title.
     pub title: String,
-    /// What differs between the ranks, where there are several.
+    /// What differs between the ranks, in sentences, where there are several.
     pub overview: Vec<String>,
-    ranks: Vec<Rank>,
+    ranks: Vec<RankData>,
 }
 
-/// One rank. Columns ([`encode`]) are texts; moments are those of [`Lifetimes`].
+/// One device of one snapshot, with what was found about it. Columns ([`encode`]) are texts; moments are those of [`Lifetimes`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Rank {
+pub struct RankData {
     name: String,
     device: u32,
     headline: String,
     details: Vec<String>,
     device_total: Bytes,
+    device_total_is: TotalKnown,
     causes: Vec<Cause>,
     suspects: Vec<Suspect>,
     waits: Vec<Wait>,
@@ -187,16 +175,18 @@ struct Phase {
 }
 
 impl PageData {
-    /// Gathers what the page shows. Takes `n log n` time for `n` events.
+    /// A page about some ranks, which are shown in this order.
     #[must_use]
-    pub fn new(title: impl Into<String>, overview: Vec<String>, ranks: &[RankInput<'_>]) -> Self {
-        Self { version: VERSION, title: title.into(), overview, ranks: ranks.iter().map(Rank::new).collect() }
+    pub fn new(title: impl Into<String>, overview: Vec<String>, ranks: Vec<RankData>) -> Self {
+        Self { version: VERSION, title: title.into(), overview, ranks }
     }
 }
 
-impl Rank {
-    fn new(input: &RankInput<'_>) -> Self {
-        let RankInput { name, snapshot, explanation, simulated_times } = *input;
+impl RankData {
+    /// Gathers what the page shows: timeline, segments and flame graph from the recording, and which device and moment are shown, sentences and causes
+    /// from the explanation. `simulated_times` says that the times of the events are those of a simulated device. Takes `n log n` time for `n` events.
+    #[must_use]
+    pub fn new(name: impl Into<String>, snapshot: &Snapshot, explanation: &Explanation, simulated_times: bool) -> Self {
         let device = explanation.device;
         let lives = Lifetimes::of(snapshot, device);
         let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
@@ -213,11 +203,12 @@ impl Rank {
             lives.blocks.iter().map(|life| life.address).chain(lives.segments.iter().map(|life| life.address)).min().unwrap_or_default();
         let config = explanation.conf.as_deref().and_then(|conf| Config::parse(conf).ok()).unwrap_or_default();
         Self {
-            name: name.to_owned(),
+            name: name.into(),
             device,
             headline: explanation.headline.clone(),
             details: explanation.ways.iter().map(|way| way.why.clone()).collect(),
             device_total: explanation.device_total,
+            device_total_is: explanation.device_total_is,
             causes: explanation.causes.iter().map(Cause::new).collect(),
             suspects: explanation.growing.iter().map(Suspect::new).collect(),
             waits: explanation.stalled_frees.iter().filter_map(Wait::new).collect(),

@@ -10,7 +10,7 @@ pub mod lifetimes;
 #[cfg(test)]
 mod tests;
 
-pub use data::{PageData, RankInput};
+pub use data::{PageData, RankData};
 
 /// The page around style, script and data.
 const PAGE: &str = include_str!("page.html");

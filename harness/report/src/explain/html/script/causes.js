@@ -15,29 +15,42 @@ function showTexts() {
     ["Settings", rank.settings === null ? "not recorded" : rank.settings || "default"],
   ];
   byId("facts").replaceChildren(...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
-  byId("notes").replaceChildren(...rank.notes.map((note) => element("li", {}, note)));
+  byId("notes").replaceChildren(...rank.notes.map((note) => element("li", {}, sentence(note))));
   showCauses();
   showSuspects();
 }
 
+// What the sum of the causes is, by how it is known: a heading, and the name of the sum.
+const TOTALS = {
+  given: ["Where the device's memory is", "the device's memory"],
+  at_oom: ["Where the memory is that was reserved or free", "reserved, or free on the device"],
+  reserved_only: ["Where the reserved memory is", "reserved"],
+};
+
 /** The causes as a bar and as a table. */
 function showCauses() {
   const { rank } = app, share = (amount) => (rank.device_total > 0 ? (100 * amount) / rank.device_total : 0);
-  const bar = element("div", { class: "bar", role: "img", "aria-label": "The causes of the table below as shares of the device's memory" });
-  const rows = rank.causes.map((cause, index) => {
-    const swatch = element("span", { class: "swatch" });
-    swatch.style.background = CAUSE_COLOURS[index % CAUSE_COLOURS.length];
-    if (cause.bytes > 0) {
-      const tip = `${cause.about}: ${bytes(cause.bytes)} (${share(cause.bytes).toFixed(1)} %)`;
-      const part = element("span", { pointermove: (event) => showTip(event, tip), pointerleave: hideTip });
-      part.style.cssText = `flex: ${cause.bytes} 0 0; background: ${swatch.style.background}`;
-      bar.append(part);
+  const bar = element("div", { class: "bar", role: "img", "aria-label": "The causes of the table below as shares of their sum" });
+  const [heading, sum] = TOTALS[rank.device_total_is];
+  byId("causes-title").textContent = heading;
+  const part = (kind, amount, name) => {
+    const tip = `${name}: ${bytes(amount)} (${share(amount).toFixed(1)} %)`;
+    const made = element("span", { class: kind, pointermove: (event) => showTip(event, tip), pointerleave: hideTip });
+    made.style.flex = `${amount} 0 0`;
+    bar.append(made);
+    return made;
+  };
+  const rows = rank.causes.map(({ cause, about, bytes: amount, sites }) => {
+    if (cause === "allocated") {
+      for (const of of sites) part("site", of.bytes, `${about}, by ${of.site}`).style.background = siteColour(rank.sites.indexOf(of.site));
+    } else if (amount > 0) {
+      part(cause, amount, about);
     }
-    const name = element("span", {}, swatch, cause.about);
-    return { cells: [name, bytes(cause.bytes), share(cause.bytes).toFixed(1) + " %", siteList(cause.sites)], attributes: { "data-cause": cause.cause, "data-bytes": String(cause.bytes) } };
+    const name = element("span", {}, element("span", { class: `cause ${cause}` }), about);
+    return { cells: [name, bytes(amount), share(amount).toFixed(1) + " %", siteList(sites)], attributes: { "data-cause": cause, "data-bytes": String(amount) } };
   });
   const total = element("b", {}, bytes(rank.device_total));
-  rows.push({ cells: [element("b", {}, "the device's memory"), total, rank.device_total > 0 ? "100 %" : "", ""] });
+  rows.push({ cells: [element("b", {}, sum), total, rank.device_total > 0 ? "100 %" : "", ""] });
   byId("causes").replaceChildren(bar, table([["cause"], ["bytes", "number"], ["share", "number"], ["call sites"]], rows));
 }
 
@@ -82,7 +95,7 @@ function showPending() {
     : `${bytes(rank.pendingAt[moment])} in ${count(waiting.length)} ${waiting.length === 1 ? "block" : "blocks"} cannot be used again at ${rank.momentText(moment)}: other streams may still work on them.`
       + (waiting.length > MOST ? ` The ${MOST} largest:` : "");
   byId("pending").replaceChildren(element("p", {}, text));
-  if (waiting.length > 0) byId("pending").append(table([["block", "number"], ["call site"], ["stream"], ["waits since"]], rows));
+  if (waiting.length > 0) byId("pending").append(table([["block", "number"], ["call site"], ["stream"], ["has waited"]], rows));
   if (rank.waits.length > 0) byId("pending").append(element("p", {}, "The longest waits that ended before:"), longestWaits());
 }
 
@@ -90,7 +103,7 @@ function showPending() {
 function longestWaits() {
   const { rank } = app;
   const rows = rank.waits.map(({ site, size, freed, end }) => {
-    const began = element("button", { class: "site", click: () => setMoment(freed) }, rank.momentText(freed));
+    const began = link({}, () => setMoment(freed), rank.momentText(freed));
     return { cells: [bytes(size), siteByName(site), began, `${count(end - freed)} events` + (rank.times === null ? "" : `, ${duration(rank.secondsAt(end) - rank.secondsAt(freed))}`)] };
   });
   return table([["requested", "number"], ["call site"], ["freed at"], ["waited"]], rows);
@@ -98,7 +111,7 @@ function longestWaits() {
 
 /** A link that selects a block. */
 function blockLink(block, text) {
-  return element("button", { class: "site", "data-block": String(block), click: () => select({ block }) }, text);
+  return link({ "data-block": String(block) }, () => select({ block }), text);
 }
 
 /** All ranks in one table, where there are several. */
@@ -106,7 +119,7 @@ function showOverview() {
   if (page.ranks.length < 2) return;
   byId("overview").hidden = false;
   byId("rank-choice").hidden = false;
-  const choose = (index) => element("button", { class: "site", click: () => showRank(index) }, page.ranks[index].name);
+  const choose = (index) => link({}, () => showRank(index), page.ranks[index].name);
   const rows = page.ranks.map((rank, index) => ({
     attributes: { "data-rank": String(index) },
     cells: [choose(index), rank.is_oom ? "out of memory" : "ended well", bytes(rank.allocated), bytes(rank.pending), bytes(rank.reserved), bytes(rank.peak_allocated), bytes(rank.peak_reserved), rank.headline],
@@ -120,21 +133,22 @@ function showOverview() {
 function showSelection() {
   const { rank, moment, selection } = app, text = byId("selection-text");
   byId("selection").hidden = selection.site === null;
-  for (const link of document.querySelectorAll("button.site")) {
-    const { site, block } = link.dataset;
-    link.classList.toggle("selected", selection.site !== null && (site === String(selection.site) || block === String(selection.block)));
+  for (const marked of document.querySelectorAll("[data-site], [data-block]")) {
+    const { site, block } = marked.dataset;
+    marked.classList.toggle("selected", selection.site !== null && (site === String(selection.site) || block === String(selection.block)));
   }
   if (selection.site === null) return;
   const { bytes: amount, blocks } = rank.sitesAt(moment)[selection.site];
+  const pending = rank.pendingOf(selection.site, moment);
   const peak = rank.stacks.filter((stack) => stack.site === selection.site).reduce((sum, stack) => sum + stack.at_peak, 0);
-  text.replaceChildren(element("p", {}, siteLink(selection.site), `: ${bytes(amount)} allocated in ${count(blocks)} ${blocks === 1 ? "block" : "blocks"} at ${rank.momentText(moment)}, ${bytes(peak)} at the peak.`));
+  text.replaceChildren(element("p", {}, siteLink(selection.site), `: ${bytes(amount)} allocated in ${count(blocks)} ${blocks === 1 ? "block" : "blocks"} at ${rank.momentText(moment)}${pending > 0 ? `, ${bytes(pending)} freed but waiting for events` : ""}; ${bytes(peak)} at the peak.`));
   if (selection.block !== null) text.append(...blockWords(selection.block));
 }
 
 function blockWords(block) {
   const { rank } = app, { address, size, requested, start, freed, end, stream, stack } = rank.blocks;
   const when = (moment, never) => (moment > rank.events ? never : moment === 0 ? "before the recording" : `at ${rank.momentText(moment)}`);
-  const life = `Allocated ${when(start[block], "")}, freed ${when(freed[block], "never")}` + (end[block] !== freed[block] ? `, free for others ${when(end[block], "not yet")}` : "");
+  const life = `Allocated ${when(start[block], "")}, freed ${when(freed[block], "never")}` + (end[block] !== freed[block] ? `, usable again ${when(end[block], "not yet")}` : "");
   const frames = rank.stacks[stack[block]].frames.map((frame) => rank.frames[frame]).reverse();
   const lines = frames.map(([name, file, line]) => element("li", {}, element("code", {}, `${name}  ${file}:${line}`)));
   return [

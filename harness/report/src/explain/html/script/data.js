@@ -149,13 +149,22 @@ class Rank {
     return sums;
   }
 
+  /** Bytes of a site that are freed and wait for events at a moment. */
+  pendingOf(site, moment) {
+    let sum = 0;
+    for (let i = 0; i < this.siteOf.length; i++) {
+      if (this.siteOf[i] === site && this.isThere(i, moment) && !this.isAllocated(i, moment)) sum += this.blocks.size[i];
+    }
+    return sum;
+  }
+
   /** An address as the snapshot has it. */
   addressText(offset) {
     return "0x" + (BigInt(this.base_address) + BigInt(offset)).toString(16);
   }
 
   streamText(stream) {
-    return this.streams[stream] === "0" ? "the default stream" : "stream " + this.streams[stream];
+    return this.streams[stream] === "0" ? "the default stream" : "stream 0x" + BigInt(this.streams[stream]).toString(16);
   }
 
   /** Event and time of a moment, in words. */

@@ -28,10 +28,9 @@ function press(chosen, ...all) {
 
 // Ten colours that stand apart on light and dark ground, for the sites with the most bytes; all others are grey.
 const SITE_COLOURS = ["#4e8fd0", "#f28e2b", "#59a14f", "#d9649b", "#9c7fd1", "#d6b52c", "#3fb3ac", "#b07a4f", "#e0645c", "#8fb85a"];
-const CAUSE_COLOURS = ["#4e8fd0", "#a3c9ec", "#d6b52c", "#9c7fd1", "#3fb3ac", "#e0645c", "#f28e2b", "#8a939c", "#b07a4f", "#c9d1d9"];
 
 function siteColour(site) {
-  return site < SITE_COLOURS.length ? SITE_COLOURS[site] : colour("other");
+  return SITE_COLOURS[site] ?? colour("other");
 }
 
 /** A colour of the style sheet; it depends on light, dark and print. */
@@ -87,16 +86,23 @@ function showTip(event, text) {
 
 const hideTip = () => { byId("tip").hidden = true; };
 
+/** A text that does something when it is clicked. */
+function link(attributes, action, ...children) {
+  return element("a", { href: "#", ...attributes, click: (event) => { event.preventDefault(); action(); } }, ...children);
+}
+
 /** A link that selects a call site. */
 function siteLink(site, withSwatch = true) {
-  const label = app.rank.sites[site];
-  const link = element("button", { class: "site", "data-site": String(site), click: () => select({ site }) }, label);
-  if (withSwatch) {
-    const swatch = element("span", { class: "swatch" });
-    swatch.style.background = siteColour(site);
-    link.prepend(swatch);
-  }
-  return link;
+  const made = link({ "data-site": String(site) }, () => select({ site }), app.rank.sites[site]);
+  if (withSwatch) made.prepend(swatch(siteColour(site)));
+  return made;
+}
+
+/** A small square of a colour. */
+function swatch(style) {
+  const made = element("span", { class: "swatch" });
+  made.style.background = style;
+  return made;
 }
 
 /** A call site by its name: a link where blocks of it are in the recording. */
@@ -105,17 +111,24 @@ function siteByName(name) {
   return site < 0 ? name : siteLink(site);
 }
 
-/** A sentence in which every call site is a link. */
+/** A sentence in which every call site is a link, and what stands between backticks is code. */
 function sentence(text) {
+  const whole = document.createDocumentFragment(), parts = text.split("`");
+  parts.forEach((part, i) => whole.append(i % 2 === 1 && parts.length % 2 === 1 ? element("code", {}, part) : withLinks(part)));
+  return whole;
+}
+
+function withLinks(text) {
   const whole = document.createDocumentFragment();
   const named = app.rank.sites.map((name, site) => ({ name, site })).filter(({ name }) => name !== "" && text.includes(name));
+  // Of sites that begin alike, the longest name is meant.
   named.sort((a, b) => b.name.length - a.name.length);
   let rest = text;
   while (rest !== "") {
     let first = null;
     for (const { name, site } of named) {
-      const at = rest.indexOf(name), after = rest[at + name.length] ?? "";
-      if (at >= 0 && !/\d/.test(after) && (first === null || at < first.at)) first = { at, name, site };
+      const at = rest.indexOf(name);
+      if (at >= 0 && (first === null || at < first.at)) first = { at, name, site };
     }
     if (first === null) break;
     whole.append(rest.slice(0, first.at), siteLink(first.site, false));

@@ -160,7 +160,7 @@ function showPinned(segments) {
   }
   const rows = pinned.slice(0, MOST).map((segment) => {
     const oldest = segment.blocks.reduce((a, b) => (start[b] < start[a] ? b : a)), others = segment.blocks.length - 1;
-    const choose = element("button", { class: "site", click: () => selectSegment(segment) }, rank.addressText(segment.address));
+    const choose = link({ class: "address" }, () => selectSegment(segment), rank.addressText(segment.address));
     const by = element("span", {}, blockLink(oldest, bytes(size[oldest])), " from ", siteLink(rank.siteOf[oldest]), others === 0 ? "" : ` and ${count(others)} younger`);
     return { cells: [choose, bytes(segment.end - segment.address), bytes(segment.pinned), by, start[oldest] === 0 ? "before the recording" : rank.momentText(start[oldest])] };
   });

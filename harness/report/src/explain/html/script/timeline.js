@@ -147,17 +147,22 @@ function decimalStep(length, lines) {
 function drawTimeline() {
   const { rank, layers, axis } = app, canvas = byId("timeline"), { context, width, height } = prepare(canvas, 320);
   const drawn = columnsOf(layers, axis, width), bottom = height - BOTTOM;
-  const held = Math.max(1, ...drawn.reserved, ...drawn.most), limit = rank.device_total > 0 && rank.device_total < held * 1.4 ? rank.device_total : 0;
+  const held = Math.max(1, ...drawn.reserved, ...drawn.most), limit = limitOf(rank, held);
   const most = Math.max(held, limit) * 1.04, y = (amount) => bottom - (amount / most) * (bottom - TOP);
   drawGrid(context, width, height, most, y);
   drawLayers(context, drawn, y);
   context.lineWidth = 1.5;
   drawSteps(context, drawn.reserved, y, colour("reserved"));
-  if (limit > 0) drawLine(context, y(limit), width, colour("oom"), `device memory ${bytes(limit)}`);
+  if (limit > 0) drawLine(context, y(limit), width, colour("oom"), `${TOTALS[rank.device_total_is][1]}: ${bytes(limit)}`);
   drawMarks(context, width, bottom);
   app.drawn.timeline = { most, bottom, width };
   const text = `Allocated bytes by call site, and reserved bytes, from ${rank.momentText(axis.moment(axis.from))} to ${rank.momentText(axis.moment(axis.to))}`;
   canvas.setAttribute("aria-label", `${text}. Arrow keys change the moment, plus and minus zoom.`);
+}
+
+/** The line of what the device has: none where that is not known, or far above what is shown. */
+function limitOf(rank, held) {
+  return rank.device_total_is !== "reserved_only" && rank.device_total < held * 1.4 ? rank.device_total : 0;
 }
 
 function drawLayers(context, { columns, heights, most }, y) {
@@ -198,7 +203,18 @@ function drawLine(context, at, width, style, text) {
   context.stroke();
   context.setLineDash([]);
   context.textAlign = "left";
-  context.fillText(text, LEFT + 6, at + 9);
+  label(context, text, LEFT + 6, at + 10);
+}
+
+/** A text on a ground of its own, so that it can be read above lines. */
+function label(context, text, x, y) {
+  const style = context.fillStyle, { width } = context.measureText(text);
+  context.fillStyle = colour("page");
+  context.globalAlpha = 0.8;
+  context.fillRect(context.textAlign === "right" ? x - width - 2 : x - 2, y - 8, width + 4, 16);
+  context.globalAlpha = 1;
+  context.fillStyle = style;
+  context.fillText(text, x, y);
 }
 
 function drawGrid(context, width, height, most, y) {
@@ -255,14 +271,23 @@ function drawMarks(context, width, bottom) {
     context.fillStyle = colour("pending");
     context.fillRect(x(freed[selection.block]), bottom + 1, x(end[selection.block]) - x(freed[selection.block]), 5);
   }
-  for (const oom of rank.ooms) {
-    const x = axis.x(axis.position(oom.moment), width);
-    vertical(x, colour("oom"), 1.5, [2, 3]);
-    context.fillStyle = colour("oom");
-    context.textAlign = x > width / 2 ? "right" : "left";
-    if (inside(x)) context.fillText("out of memory", x + (x > width / 2 ? -5 : 5), TOP + 24);
-  }
+  drawOoms(context, width, (x) => vertical(x, colour("oom"), 1.5, [2, 3]), inside);
   vertical(axis.x(axis.position(moment), width), colour("accent"), 2);
+}
+
+/** A line for each request that was refused; of several that lie close together, the last one has the words. */
+function drawOoms(context, width, line, inside) {
+  const { rank, axis } = app, places = rank.ooms.map((oom) => axis.x(axis.position(oom.moment), width)).filter(inside);
+  places.forEach(line);
+  let behind = Infinity;
+  for (const x of places.reverse()) {
+    if (behind - x < 110) continue;
+    behind = x;
+    const isRight = x > width / 2;
+    context.fillStyle = colour("oom");
+    context.textAlign = isRight ? "right" : "left";
+    label(context, "out of memory", x + (isRight ? -5 : 5), TOP + 40);
+  }
 }
 
 /** The layer at a height of the timeline, at a moment; `null` above all of them. */
@@ -300,11 +325,7 @@ function timelineTip(event) {
 function showLegend() {
   const { layers } = app;
   const items = layers.sites.map((site) => siteLink(site));
-  const line = (style, text) => {
-    const swatch = element("span", { class: "swatch" });
-    swatch.style.background = style;
-    return element("span", {}, swatch, text);
-  };
+  const line = (style, text) => element("span", {}, swatch(style), text);
   if (app.rank.sites.length > layers.sites.length) items.push(line("var(--other)", `${count(app.rank.sites.length - layers.sites.length)} other sites`));
   items.push(element("span", {}, element("span", { class: "key pending" }), "freed, waiting for events"), line("var(--reserved)", "line: reserved"));
   byId("legend").replaceChildren(...items);

@@ -1,0 +1,118 @@
+//! Logs of RMM's `logging_resource_adaptor` as snapshots: the CSV `Thread,Time,Action,Pointer,Size,Stream`,
+//! <https://github.com/rapidsai/rmm/blob/branch-25.10/cpp/include/rmm/mr/device/logging_resource_adaptor.hpp>.
+//!
+//! RMM frees in stream order, so a line `free` is both events of a free. The log knows no segments, so the snapshot has none; nor does it say how much
+//! memory was free when a request failed.
+
+use std::io::{BufRead, BufReader, Read};
+
+use harness_allocator::units::Bytes;
+
+use super::error::SnapshotError;
+use super::{Action, Event, ExtraId, Snapshot, StackId, Value};
+
+/// The first line of every log.
+pub(super) const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
+
+/// Longest line, in bytes. RMM's have some 80.
+const MAX_LINE: u64 = 4096;
+
+/// Reads a log from its first line on.
+pub(super) fn read(source: impl Read) -> Result<Snapshot, SnapshotError> {
+    let mut source = BufReader::new(source);
+    let (mut snapshot, mut events, mut failures) = (Snapshot::default(), Vec::new(), 0_u64);
+    let mut text = Vec::new();
+    for line in 1.. {
+        text.clear();
+        if source.by_ref().take(MAX_LINE).read_until(b'\n', &mut text)? == 0 {
+            break;
+        }
+        let text = String::from_utf8_lossy(&text);
+        let text = text.trim();
+        // Logs of several processes are put together with their headers.
+        if text.is_empty() || text == HEADER {
+            continue;
+        }
+        let row = Row::parse(text).map_err(|expected| SnapshotError::LogLine { line, text: text.chars().take(120).collect(), expected })?;
+        let extra = snapshot.extras.intern(vec![("thread".to_owned(), Value::Text(row.thread.to_owned()))]);
+        failures += u64::from(row.actions == [Action::Oom]);
+        events.extend(row.actions.iter().map(|&action| row.event(action, extra)));
+    }
+    snapshot.notes.push("An RMM log has no segments and no call stacks.".to_owned());
+    if failures > 0 {
+        snapshot
+            .notes
+            .push(format!("{failures} requests failed; an RMM log does not say how much memory was free then: it is given as 0."));
+    }
+    snapshot.traces.push(events);
+    Ok(snapshot)
+}
+
+/// One line of the log.
+struct Row<'a> {
+    thread: &'a str,
+    time_us: Option<u64>,
+    actions: &'static [Action],
+    address: u64,
+    size: u64,
+    stream: u64,
+}
+
+impl<'a> Row<'a> {
+    /// # Errors
+    /// What would be accepted.
+    fn parse(line: &'a str) -> Result<Self, &'static str> {
+        let fields: Vec<&str> = line.split(',').collect();
+        let [thread, time, action, pointer, size, stream] = fields[..] else {
+            return Err("six fields, as in Thread,Time,Action,Pointer,Size,Stream");
+        };
+        let actions: &[Action] = match action {
+            "allocate" => &[Action::Alloc],
+            "free" | "deallocate" => &[Action::FreeRequested, Action::FreeCompleted],
+            "allocate failure" => &[Action::Oom],
+            _ => return Err("the action `allocate`, `free` or `allocate failure`"),
+        };
+        Ok(Self {
+            thread,
+            time_us: time_us(time),
+            actions,
+            address: if action == "allocate failure" {
+                0
+            } else {
+                number(pointer).ok_or("an address like 0x7f8a40000000 in the fourth field")?
+            },
+            size: size.parse().map_err(|_| "a size in bytes in the fifth field")?,
+            stream: number(stream).ok_or("a stream like 0x2 or 0 in the sixth field")?,
+        })
+    }
+
+    fn event(&self, action: Action, extra: ExtraId) -> Event {
+        Event {
+            action,
+            address: self.address,
+            size: Bytes(self.size),
+            stream: self.stream,
+            time_us: self.time_us,
+            stack: StackId::EMPTY,
+            extra,
+        }
+    }
+}
+
+/// A pointer as `%p` writes it, or a plain number.
+fn number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None if text == "(nil)" => Some(0),
+        None => text.parse().ok(),
+    }
+}
+
+/// Microseconds of `HH:MM:SS.ffffff`, since midnight, or of seconds since 1970. `None` for another form.
+fn time_us(text: &str) -> Option<u64> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let seconds = whole.split(':').try_fold(0_u64, |sum, part| sum.checked_mul(60)?.checked_add(part.parse().ok()?))?;
+    let digits = fraction.get(..6).unwrap_or(fraction);
+    let micros: u64 = digits.parse().ok()?;
+    seconds.checked_mul(1_000_000)?.checked_add(micros * 10_u64.pow(6 - digits.len() as u32))
+}

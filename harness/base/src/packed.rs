@@ -1,10 +1,12 @@
 //! Files that may be packed by gzip: allocation traces and recordings. What is packed is told by its content, not by its name.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read};
+use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read, Write as _};
 use std::path::Path;
 
+use flate2::Compression;
 use flate2::read::MultiGzDecoder;
+use flate2::write::GzEncoder;
 
 /// The first bytes of a file packed by gzip, <https://www.rfc-editor.org/rfc/rfc1952#page-6>.
 const MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -54,21 +56,23 @@ impl<R: Read> Read for Bounded<R> {
     }
 }
 
+/// A text packed by gzip: the same bytes for the same text, on every machine.
+#[must_use]
+pub fn pack(text: &str) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    // A vector takes whatever is written to it.
+    let _ = encoder.write_all(text.as_bytes());
+    encoder.finish().unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::io::Write;
-
-    use flate2::Compression;
-    use flate2::write::GzEncoder;
-
     use super::*;
 
     fn packed(text: &str) -> Vec<u8> {
-        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-        encoder.write_all(text.as_bytes()).unwrap();
-        encoder.finish().unwrap()
+        pack(text)
     }
 
     fn read(bytes: &[u8]) -> io::Result<String> {

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use harness_allocator::units::Bytes;
 use harness_scenario::{Scenario, Settings};
 
 use super::error::{CliError, Failures};
-use super::kind;
+use super::{import, kind};
 
 /// The catalogue, as seen from the root of the project.
 pub(crate) const CATALOGUE: &str = "scenarios";
@@ -25,14 +26,23 @@ pub(crate) fn files(paths: &[PathBuf], noun: &str) -> Result<Vec<PathBuf>, CliEr
 
 /// Reads and checks all of them, or tells of each that is wrong the first thing that is.
 pub(crate) fn load(paths: &[PathBuf], settings: &Settings) -> Result<Vec<Scenario>, Failures> {
+    load_by(paths, |path| points(path, settings))
+}
+
+fn load_by(paths: &[PathBuf], read: impl Fn(&Path) -> Result<Vec<Scenario>, CliError>) -> Result<Vec<Scenario>, Failures> {
     let (mut scenarios, mut failures) = (Vec::new(), Vec::new());
     for path in files(paths, "scenario")? {
-        match points(&path, settings) {
+        match read(&path) {
             Ok(points) => scenarios.extend(points),
             Err(error) => failures.push(error),
         }
     }
     if failures.is_empty() { Ok(scenarios) } else { Err(Failures(failures)) }
+}
+
+/// The same, where a memory snapshot or a trace stands for a scenario that replays it, on a device of that memory.
+pub(crate) fn load_with_programs(paths: &[PathBuf], settings: &Settings, memory: Option<Bytes>) -> Result<Vec<Scenario>, Failures> {
+    load_by(paths, |path| import::as_scenario(path, memory).map_or_else(|| points(path, settings), |scenario| Ok(vec![scenario?])))
 }
 
 /// Reads and checks one file: a scenario, or one for each point of its matrix.

@@ -5,6 +5,7 @@
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod advise;
 mod bench;
 mod built;
 mod calibrate;
@@ -16,8 +17,10 @@ mod doctor;
 mod error;
 mod exit;
 mod explain;
+mod import;
 mod inputs;
 mod interrupt;
+mod jobs;
 mod kind;
 mod last_failed;
 mod list;
@@ -26,6 +29,8 @@ mod report;
 mod run;
 mod runs;
 mod schema;
+mod shrink;
+mod simulated;
 mod snapshots;
 mod terminal;
 
@@ -52,6 +57,9 @@ fn main() -> ExitCode {
         Command::Bench(command) => command.run(),
         Command::Report(command) => command.run(),
         Command::Calibrate(command) => command.run(),
+        Command::Advise(command) => command.run(),
+        Command::Shrink(command) => command.run(),
+        Command::Import(command) => command.run(),
     };
     let exit = done.unwrap_or_else(|failures| terminal.fail(failures));
     exit.into()
@@ -99,4 +107,7 @@ enum Command {
     Bench(bench::Bench),
     Report(report::Report),
     Calibrate(calibrate::Calibrate),
+    Advise(advise::Advise),
+    Shrink(shrink::Shrink),
+    Import(import::Import),
 }

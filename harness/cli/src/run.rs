@@ -51,7 +51,7 @@ const EXAMPLES: &str = "Examples:
 #[derive(Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{}", exit::explained()))]
 pub(super) struct Run {
-    /// Scenario files, or folders of them (*.yaml, by name, not deeper).
+    /// Scenario files, or folders of them (*.yaml, by name, not deeper); a memory snapshot of PyTorch or an allocation trace is a scenario of one step.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// `auto` (the first GPU, or the simulated device where there is none), `sim`, `cuda` or `cuda:N` [default: the variable
@@ -152,7 +152,7 @@ impl Run {
     pub(super) fn run(self, terminal: &Terminal) -> Result<Exit, Failures> {
         let choice = device::choice(self.device, DeviceChoice::Auto)?;
         self.paths.iter().try_for_each(|path| refuse_records(path))?;
-        let mut scenarios = inputs::load(&self.paths, &self.settings()?)?;
+        let mut scenarios = inputs::load_with_programs(&self.paths, &self.settings()?, self.memory)?;
         self.check_settings(&scenarios)?;
         if !self.tags.is_empty() {
             scenarios.retain(|scenario| scenario.tags.iter().any(|tag| self.tags.contains(tag)));

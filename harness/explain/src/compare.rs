@@ -61,7 +61,7 @@ pub struct Comparison {
     pub after: Whole,
     /// Every cause that either has, in the order in which causes are shown.
     pub causes: Vec<CauseChange>,
-    /// Sites whose live bytes differ, the largest difference first: by function and file, so that a moved line is no difference.
+    /// Sites whose live bytes differ, the largest difference first. What only one of the two has goes by function and file, without the line.
     pub sites: Vec<SiteChange>,
 }
 
@@ -99,29 +99,42 @@ pub fn compare(before: Side<'_>, after: Side<'_>) -> Comparison {
     Comparison { headline, before: before.whole, after: after.whole, causes: causes.collect(), sites }
 }
 
-/// A site without its line: the line of a function moves with every change above it.
-fn key(explanation: &Explanation, cause: &crate::causes::SiteBytes) -> String {
-    let site = &explanation.sites[&cause.id];
-    match (site.line, &site.function) {
-        (Some(line), Some(function)) if function != "<module>" => site.name.replacen(&format!(":{line}"), "", 1),
-        _ => site.name.clone(),
-    }
-}
+/// Bytes and blocks of sites, by a name.
+type BySite = BTreeMap<String, (Bytes, u64)>;
 
-fn live_by_site(explanation: &Explanation) -> BTreeMap<String, (Bytes, u64)> {
-    let mut sites: BTreeMap<String, (Bytes, u64)> = BTreeMap::new();
+/// What is live, by the name of its site and, for where that is not in the other snapshot, the same without the line.
+fn live_by_site(explanation: &Explanation) -> BTreeMap<(String, String), (Bytes, u64)> {
+    let mut sites: BTreeMap<(String, String), (Bytes, u64)> = BTreeMap::new();
     let causes = explanation.causes.iter().filter(|cause| matches!(cause.cause, ByteCause::Allocated | ByteCause::Rounding));
-    for (cause, site) in causes.flat_map(|cause| cause.sites.iter().map(move |site| (cause.cause, site))) {
-        let (bytes, blocks) = sites.entry(key(explanation, site)).or_default();
-        *bytes += site.bytes;
+    for (cause, of) in causes.flat_map(|cause| cause.sites.iter().map(move |of| (cause.cause, of))) {
+        let site = &explanation.sites[&of.id];
+        let without_line = match (site.line, &site.function) {
+            (Some(line), Some(function)) if function != "<module>" => site.name.replacen(&format!(":{line}"), "", 1),
+            _ => site.name.clone(),
+        };
+        let (bytes, blocks) = sites.entry((site.name.clone(), without_line)).or_default();
+        *bytes += of.bytes;
         // The rounding of a block is no block of its own.
-        *blocks += if cause == ByteCause::Allocated { site.blocks } else { 0 };
+        *blocks += if cause == ByteCause::Allocated { of.blocks } else { 0 };
     }
     sites
 }
 
+/// The line of a function moves with every change above it: a site that only one snapshot has goes by its function and file.
+fn names(own: BTreeMap<(String, String), (Bytes, u64)>, other: &BTreeMap<(String, String), (Bytes, u64)>) -> BySite {
+    let mut named = BySite::new();
+    for ((exact, without_line), (bytes, blocks)) in own {
+        let is_in_both = other.contains_key(&(exact.clone(), without_line.clone()));
+        let (sum, count) = named.entry(if is_in_both { exact } else { without_line }).or_default();
+        *sum += bytes;
+        *count += blocks;
+    }
+    named
+}
+
 fn changed_sites(before: &Explanation, after: &Explanation) -> Vec<SiteChange> {
-    let (before, mut after) = (live_by_site(before), live_by_site(after));
+    let (before, after) = (live_by_site(before), live_by_site(after));
+    let (before, mut after) = (names(before.clone(), &after), names(after, &before));
     let mut changes: Vec<SiteChange> = Vec::new();
     for (site, (bytes, blocks)) in before {
         let (bytes_after, blocks_after) = after.remove(&site).unwrap_or_default();

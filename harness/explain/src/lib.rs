@@ -3,14 +3,20 @@
 //! * [`causes`]: where a device's memory is at one moment of a recording, by cause, and why a request failed. [`state`] goes back to that moment,
 //!   [`sites`] tells who allocated, [`pins`] what keeps free memory from going back, [`waits`] and [`growth`] what stalls and what leaks.
 //! * [`ranks`]: the snapshots of all ranks together; [`compare`]: two snapshots of one program.
-//! * [`fidelity`]: whether a replay does what the recording has.
+//! * [`advise`]: which settings would have saved a job, by replays under a [`grid`] of them; [`least`]: how much memory would have been enough;
+//! * [`plain`]: a job as a plain trace;
+//! * [`fidelity`]: whether a replay does what the recording has;
 //! * [`shrink`]: a trace that runs out of memory, reduced to a small one that fails the same way.
 
+pub mod advise;
 pub mod causes;
 pub mod compare;
 pub mod fidelity;
+pub mod grid;
 pub mod growth;
+pub mod least;
 pub mod pins;
+pub mod plain;
 pub mod ranks;
 pub mod shrink;
 pub mod sites;
@@ -19,3 +25,6 @@ pub mod waits;
 pub mod ways;
 
 mod headline;
+
+#[cfg(test)]
+mod examples;

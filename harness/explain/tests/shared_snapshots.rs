@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{self, ByteCause, Explanation, Options, TotalKnown};
-use harness_explain::state::{At, MomentKind};
+use harness_explain::state::{At, History, MomentKind};
 use harness_trace::snapshot::Snapshot;
 use serde_json::Value;
 
@@ -110,13 +110,15 @@ fn the_figures_are_those_of_pytorchs_own_message() {
 }
 
 #[test]
-fn the_peak_is_that_of_the_allocators_own_statistics() {
+fn a_whole_recording_begins_with_nothing_and_has_the_peak_of_the_allocators_own_statistics() {
     for file in snapshots("snapshots") {
         let (of, side_car) = (file.display().to_string(), side_car(&file));
         if side_car["recording"]["complete"] != true {
             continue;
         }
         let snapshot = Snapshot::read(&file).unwrap_or_else(|error| panic!("{of}: {error}"));
+        let begin = History::new(&snapshot, 0, causes::config(&snapshot)).state(None);
+        assert_eq!(begin.segments, [], "{of}: nothing is held before the first event");
         let [peak] = &explained(&snapshot, Options { memory: None, at: At::Peak }, &of)[..] else { panic!("{of}: one device") };
         assert_eq!(Some(peak.accounts.allocated.get()), side_car["peak_allocated"].as_u64(), "{of}");
     }

@@ -3,6 +3,7 @@
 //! Nouns: an *arm* is one allocator on one scenario and one device, with all its repetitions; a *bench* holds the arms of one scenario on
 //! one device, the only runs whose times are compared. The same records give the same bytes, whenever and wherever they are rendered.
 
+pub mod advice;
 pub mod bench;
 pub mod explain;
 pub mod github;

@@ -95,6 +95,12 @@ pub(crate) fn explain(shortage: &Shortage) -> String {
     )
 }
 
+/// The causes in words without those that only say that free memory is in too small pieces.
+pub(crate) fn beside_fragmentation(shortage: &Shortage) -> String {
+    let causes = causes(shortage).into_iter().filter(|cause| !matches!(cause, Cause::Fragmented { .. }));
+    causes.map(|cause| sentence(&cause, shortage)).collect::<Vec<_>>().join(" ")
+}
+
 /// A stream by its name, where that is known.
 fn stream(shortage: &Shortage, number: u32) -> String {
     match shortage.streams.get(&number).map(String::as_str) {

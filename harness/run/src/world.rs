@@ -403,7 +403,7 @@ impl Unmet {
     }
 }
 
-/// The live blocks of a storm, by the operation at which each is due and the order of their making.
+/// The live blocks of a storm or a replay, by the operation at which each is due, or by its id in the trace, and the order of their making.
 #[derive(Debug, Default)]
 pub(crate) struct LiveBlocks {
     blocks: BTreeMap<(u64, u64), Buffer>,
@@ -447,6 +447,12 @@ impl LiveBlocks {
     /// The block due next, if it is due by then.
     pub(crate) fn take_due(&mut self, by: u64) -> Option<Buffer> {
         let key = *self.blocks.first_key_value().filter(|((due, _), _)| *due <= by)?.0;
+        self.take(key)
+    }
+
+    /// The block with that id.
+    pub(crate) fn take_of(&mut self, id: u64) -> Option<Buffer> {
+        let (&key, _) = self.blocks.range((id, 0)..=(id, u64::MAX)).next()?;
         self.take(key)
     }
 

@@ -205,7 +205,8 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
         return Err(Problem::new(wire.steps.position(), "a scenario has at least one step")
             .help("as in `steps: [alloc: { buffer: a, size: 1MiB }]`"));
     }
-    let declared = Declared { parameters: &point.values, allocators: &allocators, streams: &streams, programs: &programs };
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let declared = Declared { folder, parameters: &point.values, allocators: &allocators, streams: &streams, programs: &programs };
     let mut checker = Checker::new(source, declared, announced(&wire.steps.value));
     let given = wire.invariants.as_deref().unwrap_or_default();
     if let Some(first_too_many) = given.get(MAX_INVARIANTS) {
@@ -223,6 +224,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
     let (skip, expected_to_fail) = (reasons(&wire.skip, "skip")?, reasons(&wire.expected_to_fail, "expected_to_fail")?);
     let tags = wire.tags.iter().map(|tag| tag.checked().map(str::to_owned)).collect::<Result<_, _>>()?;
     let violates = wire.violates.as_ref().map(violates).transpose()?;
+    let (comparisons, streams_of_traces) = checker.finish();
     Ok(Scenario {
         name: name(path, &point),
         path: path.to_owned(),
@@ -233,9 +235,9 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
         steps,
         invariants,
         violates,
-        comparisons: checker.into_comparisons(),
+        comparisons,
         allocators,
-        streams,
+        streams: streams.iter().cloned().chain(streams_of_traces).collect(),
         programs,
         tags,
         skip,

@@ -29,7 +29,7 @@ pub enum NotAScenario {
 pub fn scenario(shrunk: &Shrunk, about: &str, expect: &str, comment: impl Fn(usize) -> Option<String>) -> Result<String, NotAScenario> {
     let mut text = String::from("about: |\n");
     for line in about.lines() {
-        let _ = writeln!(text, "  {line}");
+        let _ = writeln!(text, "{}", format!("  {line}").trim_end());
     }
     let _ = writeln!(text, "needs: {{ memory: {} }}", size(shrunk.case.memory));
     text += &arms(shrunk);

@@ -24,6 +24,8 @@ pub enum Failure {
     Fragmented,
     /// As much as requested was free, most of it on the device, which alone had too little for the segment that was asked of it.
     DeviceShort,
+    /// The device alone had as much free as requested, but the request was rounded up to more.
+    Rounding,
     /// It would have been, with what was freed and waits for events.
     PendingFree,
     /// It would have been without the memory fraction.
@@ -41,6 +43,7 @@ impl fmt::Display for Failure {
             Self::DeviceShort => {
                 "memory enough is free, part of it on the device and part in the allocator, but in neither a piece that is large enough"
             }
+            Self::Rounding => "the device has enough free, but the request is rounded up to more",
             Self::PendingFree => "memory that would be enough was freed, but waits for events of other streams",
             Self::Fraction => "the memory fraction refuses it",
             Self::TooLarge => "less memory is free than it asks for",
@@ -212,6 +215,7 @@ fn failure(target: &mut impl Target, requested: Bytes, memory: Bytes, limit: Opt
     let cached = reserved.saturating_sub(active);
     let waiting = active.saturating_sub(allocated);
     match requested {
+        _ if requested <= room => Failure::Rounding,
         _ if requested <= room + cached => {
             if cached >= room {
                 Failure::Fragmented

@@ -10,7 +10,6 @@ use super::text;
 use crate::escape::prose;
 use crate::page::Page;
 use crate::picture::{Area, Drawn, INK, WIDTH, described, font};
-use crate::why;
 
 /// Renders an explanation: of several snapshots the first that failed, behind what all of them say. `picture` is the file that [`draw`] makes, as the
 /// document links to it.
@@ -39,11 +38,9 @@ fn one(page: &mut Page, name: &str, explanation: &Explanation, picture: Option<&
     page.block(prose(&format!("Together {} bytes.", explanation.device_total.get())));
     if let Some(request) = &explanation.request {
         page.block("## Why the request failed");
-        page.block(prose(&text::request(request)));
+        page.block(prose(&text::request(request, explanation)));
         page.list(&explanation.ways.iter().map(|way| format!("**{}**: {}", way.way.about(), prose(&way.why))).collect::<Vec<_>>());
-        if let Some(shortage) = &explanation.shortage {
-            page.block(format!("**{}:** {}", why::title(shortage), prose(&why::explain(shortage))));
-        }
+        text::more(explanation).iter().for_each(|why| page.block(prose(why)));
     }
     let pinned = text::pinned(explanation);
     if !pinned.rows.is_empty() {

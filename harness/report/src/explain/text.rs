@@ -25,19 +25,17 @@ pub fn render(name: &str, explanation: &Explanation, style: Style, width: Option
     out.important(&explanation.headline, explanation.request.is_some());
     out.line("");
     out.wrapped(&format!("Where the {} are ({}):", explanation.device_total, in_bytes(explanation.device_total)), 2);
-    out.table(&causes(explanation), 2, None);
+    out.table(&causes(explanation), 4, None);
     if let Some(request) = &explanation.request {
         out.line("");
-        out.wrapped(&self::request(request), 2);
+        out.wrapped(&self::request(request, explanation), 2);
         explanation.ways.iter().for_each(|way| out.wrapped(&format!("  {}: {}", way.way.about(), way.why), 4));
-        if let Some(shortage) = &explanation.shortage {
-            out.wrapped(&format!("{}: {}", why::title(shortage), why::explain(shortage)), 2);
-        }
+        more(explanation).iter().for_each(|why| out.wrapped(why, 2));
     }
     let pinned = pinned(explanation);
     if !pinned.rows.is_empty() {
-        out.line("\nWhat keeps free memory from going back to the driver:");
-        out.table(&pinned, 3, None);
+        out.wrapped("\nWhat keeps free memory from going back to the driver:", 2);
+        out.table(&pinned, 4, None);
     }
     suspects(&mut out, explanation);
     if explanation.survived_ooms > 0 {
@@ -71,12 +69,12 @@ pub fn render_comparison(names: [&str; 2], comparison: &Comparison, style: Style
     out.wrapped(&format!("after:  {}", names[1]), 2);
     out.important(&comparison.headline, false);
     out.line("");
-    out.table(&wholes(&comparison.before, &comparison.after), 2, None);
+    out.table(&wholes(&comparison.before, &comparison.after), 3, None);
     out.line("\nBy cause, at the moment compared:");
-    out.table(&changed_causes(comparison), 2, None);
+    out.table(&changed_causes(comparison), 4, None);
     if !comparison.sites.is_empty() {
         out.line("\nBy site, allocated then:");
-        out.table(&changed_sites(comparison), 2, None);
+        out.table(&changed_sites(comparison), 4, None);
         let more = comparison.sites.len().saturating_sub(DIFFERENCES);
         if more > 0 {
             out.line(&format!("… and {more} more, by `--format json`"));
@@ -123,7 +121,7 @@ pub(super) fn causes(explanation: &Explanation) -> Grid {
 
 /// The sites with the most bytes of a cause.
 fn most_of(cause: &CauseBytes) -> String {
-    const NAMED: usize = 3;
+    const NAMED: usize = 2;
     let of_pins = !matches!(cause.cause, ByteCause::Allocated | ByteCause::Rounding | ByteCause::PendingFree);
     let mut named: Vec<String> = cause.sites.iter().take(NAMED).map(|site| format!("{} {}", site.bytes, site.site)).collect();
     let more = cause.sites.len().saturating_sub(NAMED);
@@ -134,9 +132,15 @@ fn most_of(cause: &CauseBytes) -> String {
     if of_pins && !text.is_empty() { format!("pinned by {text}") } else { text }
 }
 
-pub(super) fn request(request: &Refused) -> String {
+pub(super) fn request(request: &Refused, explanation: &Explanation) -> String {
     let exact = if request.requested == request.asked { String::new() } else { format!(" ({} requested)", request.requested) };
-    format!("{}{exact} were asked for by {}. Each way of serving that failed:", request.asked, request.site)
+    let asked = explanation.sites[&request.id].behind(&format!("{}{exact} were asked for", request.asked));
+    format!("{asked}. Each way of serving that failed:")
+}
+
+/// Causes of the failure that the ways do not tell, in words.
+pub(super) fn more(explanation: &Explanation) -> Option<String> {
+    explanation.shortage.as_ref().map(why::beside_fragmentation).filter(|why| !why.is_empty())
 }
 
 pub(super) fn pinned(explanation: &Explanation) -> Grid {
@@ -163,14 +167,14 @@ fn time(us: u64) -> String {
 
 fn suspects(out: &mut Text, explanation: &Explanation) {
     if !explanation.growing.is_empty() {
-        out.line("\nLeak suspects (what is held where the program holds least grows from part to part of the recording):");
+        out.wrapped("\nLeak suspects (what is held where the program holds least grows from part to part of the recording):", 2);
         for growth in explanation.growing.iter().take(SHOWN) {
             out.wrapped(&format!("  {}", grows(growth)), 4);
         }
     }
     let waiting: Vec<_> = explanation.stalled_frees.iter().filter(|wait| wait.completed_at.is_none()).collect();
     if !waiting.is_empty() {
-        out.line("\nFreed, but other streams had not finished with it:");
+        out.wrapped("\nFreed, but other streams had not finished with it:", 2);
         for wait in waiting.iter().take(SHOWN) {
             let time = wait.time_us.map_or_else(String::new, |us| format!(", {}", time(us)));
             out.wrapped(&format!("  {} of {}: for {} events{time}", wait.size, wait.site, wait.events), 4);

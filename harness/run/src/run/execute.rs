@@ -8,7 +8,7 @@ use harness_allocator::units::Bytes;
 
 use crate::recovery::{self, Recovered, Tried};
 use crate::rig::{Buffer, Rig, Stop};
-use crate::workload::{Between, pins, storm, train};
+use crate::workload::{Between, pins, replay, storm, train};
 use crate::world::{BufferKey, LookUpError, StepResult, Unmet, World, asks_for_memory};
 use harness_record::Outcome;
 use harness_scenario::steps::alloc::Alloc;
@@ -19,7 +19,7 @@ use harness_scenario::steps::free::{Free, FreeTarget};
 use harness_scenario::steps::{Action, Step};
 use harness_scenario::{Amount, BufferRef, EvaluateError, Evaluation, Expectation, Expected, Located, Metric, ReportKey, Unit, Value};
 
-/// Does one step that has no steps inside it. `between` is done between the operations of a storm and the iterations of a training.
+/// Does one step that has no steps inside it. `between` is done between the operations of a storm or a replay and the iterations of a training.
 pub(super) fn execute(world: &mut World, step: &Step, between: Between<'_>) -> Result<StepResult, Stop> {
     match &step.action {
         Action::Alloc(alloc) => return allocate(world, step, alloc),
@@ -51,6 +51,7 @@ pub(super) fn execute(world: &mut World, step: &Step, between: Between<'_>) -> R
         Action::Storm(storm) => return storm::run(world, step, storm, between),
         Action::Pins(pins) => return pins::list(world, &pins.storm),
         Action::Train(train) => return train::run(world, step, train, between),
+        Action::Replay(replay) => return replay::run(world, step, replay, between),
         Action::Measure(measure) => world.measure(measure.name.clone())?,
         Action::Expect(expect) => {
             let mut result = StepResult::default();

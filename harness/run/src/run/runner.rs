@@ -192,7 +192,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         iteration: Option<String>,
         meanwhile: Option<&mut Task<'_>>,
     ) -> ControlFlow<(), Outcome> {
-        let is_workload = matches!(step.action, Action::Storm(_) | Action::Train(_));
+        let is_workload = matches!(step.action, Action::Storm(_) | Action::Train(_) | Action::Replay(_));
         let has_invariants = self.checks != Checks::Timing && !self.request.scenario.invariants.is_empty();
         if !is_workload || (meanwhile.is_none() && !has_invariants) {
             return self.run_as_step(world, step, iteration, |_, world| execute::execute(world, step, None));

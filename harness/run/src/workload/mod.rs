@@ -4,10 +4,11 @@ use crate::rig::Stop;
 use crate::world::World;
 
 pub(crate) mod pins;
+pub(crate) mod replay;
 pub(crate) mod storm;
 pub(crate) mod train;
 
-/// What is done between the operations of a storm, and between the iterations of a training: the scenario's own invariants, and steps that run
+/// What is done between the operations of a storm or a replay, and between the iterations of a training: the scenario's own invariants, and steps that run
 /// meanwhile. Whoever enters another program in it goes back to the one that was entered. `None`: nothing, at no cost.
 pub(crate) type Between<'a> = Option<&'a mut dyn FnMut(&mut World) -> Result<(), Stop>>;
 

@@ -228,7 +228,7 @@ impl Checker<'_> {
         if let Some(Id { name, at: storm_at, storm: Some(live), .. }) = self.ids.get_mut(text) {
             return match std::mem::take(live) {
                 true => Ok(Freed::Storm(name.clone())),
-                false => Err(Problem::new(at, format!("the blocks of storm `{text}` are freed already")).see(*storm_at, "the storm")),
+                false => Err(Problem::new(at, format!("the blocks of `{text}` are freed already")).see(*storm_at, "the storm")),
             };
         }
         if let Some(elements) = self.elements.get(text) {

@@ -14,8 +14,10 @@ mod names;
 mod values;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use harness_allocator::allocator::AllocatorSpec;
+use harness_allocator::device::StreamId;
 use harness_language::error::Problem;
 use harness_language::expression::Value;
 use harness_language::located::{Located, Position};
@@ -28,6 +30,7 @@ pub(crate) use values::{constant, size, unit_of};
 
 use self::buffers::{Buffer, Elements};
 use self::names::Id;
+use crate::MAX_STREAMS;
 use crate::metric::{BufferName, EventName, Expectation, MeasureName, PoolName, ProgramName, START, StreamName, VariableName};
 use harness_language::expression::Unit;
 
@@ -42,9 +45,13 @@ pub(crate) type Parameters = BTreeMap<String, Value>;
 /// What is known at one point of the walk.
 pub(crate) struct Checker<'a> {
     source: &'a str,
+    /// Where the scenario lies.
+    folder: &'a Path,
     pub(crate) parameters: &'a Parameters,
     allocators: &'a [AllocatorSpec],
     streams: &'a [StreamName],
+    /// For the streams of traces, behind those of the scenario.
+    streams_of_traces: Vec<StreamName>,
     programs: &'a [ProgramName],
     /// Ids and measures of the whole file, to tell "comes later" from "does not exist".
     announced: BTreeMap<String, Position>,
@@ -75,6 +82,8 @@ pub(crate) struct Checker<'a> {
 /// What a scenario declares at its top, for its steps to name.
 #[derive(Clone, Copy)]
 pub(crate) struct Declared<'a> {
+    /// Where the scenario lies.
+    pub(crate) folder: &'a Path,
     pub(crate) parameters: &'a Parameters,
     pub(crate) allocators: &'a [AllocatorSpec],
     pub(crate) streams: &'a [StreamName],
@@ -84,13 +93,15 @@ pub(crate) struct Declared<'a> {
 impl<'a> Checker<'a> {
     /// `announced` are the ids and measures of the whole file.
     pub(crate) fn new(source: &'a str, declared: Declared<'a>, announced: BTreeMap<String, Position>) -> Self {
-        let Declared { parameters, allocators, streams, programs } = declared;
+        let Declared { folder, parameters, allocators, streams, programs } = declared;
         let start = (MeasureName::new(0, START), Position::default());
         Self {
             source,
+            folder,
             parameters,
             allocators,
             streams,
+            streams_of_traces: Vec::new(),
             programs,
             announced,
             buffers: BTreeMap::new(),
@@ -120,7 +131,7 @@ impl<'a> Checker<'a> {
         }
         let message = format!("with this step the scenario does more than {MAX_OPERATIONS} operations");
         Err(Problem::new(at, message)
-            .help("a step is one operation, a storm as many as it makes, a training one for each layer of each iteration; lower one of them, or how often loops run"))
+            .help("a step is one operation, a storm as many as it makes, a replay as many as its trace has, a training one for each layer of each iteration; lower one of them, or how often loops run"))
     }
 
     /// Checks steps inside a step by this function.
@@ -206,8 +217,28 @@ impl<'a> Checker<'a> {
         Ok((checked, beside))
     }
 
-    /// Expectations between arms, in the order of the file.
-    pub(crate) fn into_comparisons(self) -> Vec<Located<Expectation>> {
-        self.comparisons
+    /// Expectations between arms, in the order of the file, and the streams that stand for those of traces.
+    pub(crate) fn finish(self) -> (Vec<Located<Expectation>>, Vec<StreamName>) {
+        (self.comparisons, self.streams_of_traces)
+    }
+
+    /// Where the scenario lies.
+    pub(crate) const fn folder(&self) -> &'a Path {
+        self.folder
+    }
+
+    /// Streams for those that a trace names. Traces share them: what is done on them is done at once.
+    pub(crate) fn streams_of_trace(&mut self, at: Position, named: BTreeSet<StreamId>) -> Result<BTreeMap<StreamId, StreamName>, Problem> {
+        let own = self.streams.len();
+        // The default stream is among the scenario's own.
+        if own - 1 + named.len() > MAX_STREAMS {
+            let message = format!("with the {} streams of this trace there are more than {MAX_STREAMS}", named.len());
+            return Err(Problem::new(at, message).help("use fewer streams"));
+        }
+        while self.streams_of_traces.len() < named.len() {
+            let index = own + self.streams_of_traces.len();
+            self.streams_of_traces.push(StreamName::new(index, &format!("stream {} of traces", self.streams_of_traces.len() + 1)));
+        }
+        Ok(named.into_iter().zip(self.streams_of_traces.iter().cloned()).collect())
     }
 }

@@ -168,9 +168,7 @@ impl Checker<'_> {
         let storms = || self.ids.values().filter(|id| id.storm.is_some());
         match storms().find(|id| id.name.name() == text) {
             Some(id) if id.storm == Some(true) => Ok(id.name.clone()),
-            Some(id) => {
-                Err(Problem::new(name.position(), format!("the blocks of storm `{text}` are freed already")).see(id.at, "the storm"))
-            }
+            Some(id) => Err(Problem::new(name.position(), format!("the blocks of `{text}` are freed already")).see(id.at, "the storm")),
             None => Err(Problem::new(name.position(), format!("no step before this one is a storm with id `{text}`")).help(choices(
                 text,
                 "storms",
@@ -184,7 +182,7 @@ impl Checker<'_> {
         match self.ids.get(name.text()) {
             Some(id) if id.storm == Some(true) && id.at == name.position() => {
                 let text = name.text();
-                Err(Problem::new(name.position(), format!("the blocks of storm `{text}` are live from the time before"))
+                Err(Problem::new(name.position(), format!("the blocks of `{text}` are live from the time before"))
                     .help(format!("free them before it runs again, with `- free: {text}`")))
             }
             _ => Ok(()),

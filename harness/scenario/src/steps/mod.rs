@@ -16,6 +16,7 @@ pub mod measure;
 pub mod pins;
 pub mod pressure;
 pub mod record_stream;
+pub mod replay;
 pub mod storm;
 pub mod train;
 pub mod work;
@@ -215,6 +216,7 @@ steps! {
     Storm = "storm": storm::StormWire => storm::Storm,
     Pins = "pins": pins::PinsWire => pins::Pins,
     Train = "train": train::TrainWire => train::Train,
+    Replay = "replay": replay::ReplayWire => replay::Replay,
     Measure = "measure": measure::MeasureWire => measure::Measure,
     Expect = "expect": expect::ExpectWire => expect::Expect,
     Eventually = "eventually": expect::EventuallyWire => expect::Eventually,
@@ -263,7 +265,7 @@ impl Action {
 
     /// Whether it has several operations, between which something else can be done.
     const fn takes_its_time(&self) -> bool {
-        matches!(self, Self::Storm(_) | Self::Train(_)) || self.is_block()
+        matches!(self, Self::Storm(_) | Self::Train(_) | Self::Replay(_)) || self.is_block()
     }
 }
 
@@ -338,7 +340,7 @@ fn check_step(wire: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Ste
     };
     if let Some(steps) = wire.value.meanwhile().filter(|_| !action.takes_its_time()) {
         return Err(Problem::new(steps.position(), format!("`{kind}` is one operation: nothing can be done meanwhile"))
-            .help("`meanwhile` stands beside `train`, `storm`, `for`, `repeat`, `program` and `private_pool`"));
+            .help("`meanwhile` stands beside `train`, `storm`, `replay`, `for`, `repeat`, `program` and `private_pool`"));
     }
     let id = wire.value.id().map(|id| checker.declare_id(id, kind.name(), kind.reports())).transpose()?;
     Ok(Step { position, id, time_limit: time_limit(&wire.value, &action)?, action, meanwhile })
@@ -356,7 +358,7 @@ const ABOUT_TIMEOUT: &str = "How long the step may take, on the clock of the mac
 const MEANWHILE: &str = "meanwhile";
 
 const ABOUT_MEANWHILE: &str = "Steps that are done while this one goes on: one of them after each of its operations (of a `storm` each request or \
-                               free, of a `train` each iteration, of other steps each step inside), what is left of them when it has ended. \
+                               free, of a `train` each iteration, of a `replay` each operation of the trace, of other steps each step inside), what is left of them when it has ended. \
                                They must not name the same buffers.";
 
 /// Names that steps had once, with those of today.
@@ -476,7 +478,7 @@ impl JsonSchema for StepWire {
             if !is_block {
                 add(TIMEOUT, ABOUT_TIMEOUT, generator.subschema_for::<DurationText>());
             }
-            if is_block || matches!(kind, StepKind::Train | StepKind::Storm) {
+            if is_block || matches!(kind, StepKind::Train | StepKind::Storm | StepKind::Replay) {
                 add(MEANWHILE, ABOUT_MEANWHILE, steps.clone());
             }
             forms.push(json_schema!({

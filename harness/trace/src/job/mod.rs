@@ -153,7 +153,7 @@ pub struct DriverRange {
 pub enum Ended {
     /// No request was refused, or the program went on after it.
     Well,
-    /// A request was refused, and nothing was allocated after it.
+    /// A request was refused, and nothing was asked for after it.
     Oom {
         /// The operation that was refused.
         operation: usize,

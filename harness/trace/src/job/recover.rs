@@ -85,6 +85,8 @@ struct Recovery<'a> {
     /// The private pool whose context is open.
     open: Option<PrivatePoolId>,
     memory_is_known: bool,
+    /// The last event that is a request, served or refused.
+    last_request: usize,
     /// Held from the driver up to the present event, and the most that ever was.
     reserved: Bytes,
     most_reserved: Bytes,
@@ -180,6 +182,7 @@ impl<'a> Recovery<'a> {
             last_use: BTreeMap::new(),
             open: None,
             memory_is_known: known.is_some(),
+            last_request: events.iter().rposition(|event| matches!(event.action, Action::Alloc | Action::Oom)).unwrap_or_default(),
             reserved: held,
             most_reserved: held,
             refused_at: None,
@@ -326,9 +329,9 @@ impl<'a> Recovery<'a> {
     fn refused(&mut self, index: usize, id: u64) {
         let event = self.events[index];
         let operation = self.job.operations.len() - 1;
-        if self.events[index + 1..].iter().any(|later| later.action == Action::Alloc) {
+        if index < self.last_request {
             self.add(TraceEvent::Free { id }, index);
-        } else if self.job.ended == Ended::Well {
+        } else {
             let (requested, device_free) = (event.size, Bytes(event.address));
             self.job.ended = Ended::Oom { operation, event: index as u32, requested, device_free };
         }

@@ -156,7 +156,7 @@ impl Prepared<'_> {
         self.job
     }
 
-    /// Replays the job to its end, or to the first request that is refused and was not in the recording.
+    /// Replays the job to its end, or to the first request that is refused and was served in the recording.
     ///
     /// PyTorch's allocator starts in the recorded state, whatever its settings. Other allocators cannot: they begin by allocating what was live,
     /// in the order of addresses.
@@ -332,10 +332,8 @@ impl<A: Allocator, F: FnMut(usize, Outcome, &mut A) -> ControlFlow<()>> Observer
             }
         }
         let flow = (self.each)(index, outcome, target.allocator);
-        if outcome == Outcome::OutOfMemory {
-            self.refused(index);
-        }
-        if flow.is_break() || self.oom.is_some() { Err(Stop) } else { Ok(()) }
+        let goes_on = outcome != Outcome::OutOfMemory || self.goes_on_after(index);
+        if flow.is_break() || !goes_on { Err(Stop) } else { Ok(()) }
     }
 }
 
@@ -348,9 +346,10 @@ impl<F> Follow<'_, F> {
         self.peak_unused = self.peak_unused.max(Bytes(unused));
     }
 
+    /// A request was refused. Says whether the recording tells what the program did after it.
     #[cold]
-    fn refused(&mut self, index: usize) {
-        let TraceEvent::Allocate { id, .. } = self.job.operations[index] else { return };
+    fn goes_on_after(&mut self, index: usize) -> bool {
+        let TraceEvent::Allocate { id, .. } = self.job.operations[index] else { return true };
         let allocation = self.job.allocations[id as usize];
         let ends = matches!(self.job.ended, Ended::Oom { operation, .. } if operation == index);
         if allocation.refused && !ends {
@@ -358,5 +357,6 @@ impl<F> Follow<'_, F> {
         } else {
             self.oom = Some(Refused { operation: index, event: self.job.origin[index], requested: allocation.requested });
         }
+        allocation.refused
     }
 }

@@ -47,15 +47,6 @@ impl Addresses {
         Some(start)
     }
 
-    fn take_again(&mut self, len: u64) -> Option<u64> {
-        let (start, end) = self.free.iter().map(|(&start, &end)| (start, end)).find(|(start, end)| end - start >= len)?;
-        self.free.remove(&start);
-        if end - start > len {
-            self.free.insert(start + len, end);
-        }
-        Some(start)
-    }
-
     /// Hands out a given stretch, which nobody has. Stretches from elsewhere are none of this range's.
     pub(super) fn take_at(&mut self, start: u64, len: Bytes) {
         let end = start.saturating_add(len.0).saturating_add(self.guard.0);
@@ -73,6 +64,15 @@ impl Addresses {
                 self.free.insert(end, free_end);
             }
         }
+    }
+
+    fn take_again(&mut self, len: u64) -> Option<u64> {
+        let (start, end) = self.free.iter().map(|(&start, &end)| (start, end)).find(|(start, end)| end - start >= len)?;
+        self.free.remove(&start);
+        if end - start > len {
+            self.free.insert(start + len, end);
+        }
+        Some(start)
     }
 
     /// Takes a stretch back, as long as it was handed out.

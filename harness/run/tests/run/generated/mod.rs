@@ -47,7 +47,8 @@ fn generated() -> impl Strategy<Value = Generated> {
 }
 
 fn points(text: &str) -> Result<Vec<Scenario>, TestCaseError> {
-    Scenario::parse_points(text, Path::new("generated.yaml"), &Settings::new()).map_err(|error| TestCaseError::fail(error.to_string()))
+    Scenario::parse_points(text, Path::new("tests/run/generated/generated.yaml"), &Settings::new())
+        .map_err(|error| TestCaseError::fail(error.to_string()))
 }
 
 fn plan(scenarios: Vec<Scenario>) -> Plan {

@@ -107,6 +107,13 @@ impl Writer {
                     self.item(&text);
                 }
             }
+            StepKind::Replay => {
+                let id = self.id("r", &[("ooms", Unit::Count), ("live_bytes", Unit::Bytes)]);
+                let ending = picks.of(&["any", "any", "fits", "oom"]);
+                self.item(&format!("replay: {{ id: {id}, trace: replay.trace, expect: {ending} }}"));
+                // In a loop it would lose the blocks of the time before.
+                self.item(&format!("free: {id}"));
+            }
             StepKind::Pins => {
                 if let Some(storm) = self.storm(picks, |_| true) {
                     let id = self.id("p", &[("pinned_segments", Unit::Count), ("pinning_bytes", Unit::Bytes)]);

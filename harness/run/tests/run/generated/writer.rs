@@ -62,7 +62,9 @@ const fn weight(kind: StepKind) -> u32 {
         StepKind::Verify | StepKind::Read | StepKind::RecordStream | StepKind::Expect | StepKind::For | StepKind::Repeat => 3,
         StepKind::Work | StepKind::Storm | StepKind::Program | StepKind::PrivatePool | StepKind::EmptyCache => 2,
         StepKind::Record | StepKind::Wait | StepKind::Synchronize | StepKind::Pressure | StepKind::Train | StepKind::Measure => 2,
-        StepKind::ResetPeaks | StepKind::SetFraction | StepKind::ReleasePool | StepKind::Pins | StepKind::Eventually => 1,
+        StepKind::ResetPeaks | StepKind::SetFraction | StepKind::ReleasePool | StepKind::Pins | StepKind::Eventually | StepKind::Replay => {
+            1
+        }
     }
 }
 

@@ -1,0 +1,141 @@
+//! `harness advise`: which settings would have saved a recorded program.
+
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+
+use clap::Args;
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::units::Bytes;
+use harness_explain::advise::{Advice, is_complete};
+use harness_explain::fidelity::Fidelity;
+use harness_explain::grid::{Configuration, Ending, EndingRecord, Grid, UNLIMITED};
+use harness_report::advice;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::error::{CliError, Failures};
+use super::exit::Exit;
+use super::jobs::{self, Recovered};
+use super::{Format, device, terminal};
+
+const EXAMPLES: &str = "Examples:
+  harness advise memory_snapshot.pickle
+  harness advise memory_snapshot.pickle --memory 24GiB
+  harness advise oom.pickle --conf max_split_size_mb:200 --only
+  harness advise oom.pickle --format json | jq -r '.configurations[] | select(.oom | not) | .conf'
+
+The device's memory is known where the recording ends with an out-of-memory; else `--memory` tells it. A recording that ends with an
+out-of-memory tells only whether settings get past that point.";
+
+/// Replay a recorded PyTorch program under many settings of its allocator, and tell which would have saved it, and at what price.
+#[derive(Args)]
+#[command(after_help = EXAMPLES, arg_required_else_help = true)]
+pub(super) struct Advise {
+    /// A memory snapshot of PyTorch (torch.cuda.memory._dump_snapshot), packed by gzip or not.
+    #[arg(value_name = "SNAPSHOT")]
+    snapshot: PathBuf,
+    /// The device's memory, as in `24GiB`: what the program can have of it.
+    #[arg(long, value_name = "SIZE", value_parser = device::memory)]
+    memory: Option<Bytes>,
+    /// Try these settings too, as PYTORCH_ALLOC_CONF would hold them; may be repeated.
+    #[arg(long, value_name = "CONF")]
+    conf: Vec<String>,
+    /// Try the settings of `--conf` only, and neither look for the least memory nor advise.
+    #[arg(long, requires = "conf")]
+    only: bool,
+    /// Go on where a replay under the recorded settings does something else than the recording has.
+    #[arg(long)]
+    force: bool,
+    /// What to print.
+    #[arg(long, default_value = "text", value_name = "FORMAT")]
+    format: Format,
+}
+
+/// What is printed with `--format json`.
+#[derive(Serialize)]
+struct Document {
+    faithful: bool,
+    complete: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recommended: Option<String>,
+    configurations: Vec<EndingRecord>,
+}
+
+impl Advise {
+    pub(super) fn run(self) -> Result<Exit, Failures> {
+        let given =
+            self.conf.iter().map(|conf| Configuration::of_settings(conf).map_err(|error| CliError::conf_of("--conf", &error, conf)));
+        let given = given.collect::<Result<Vec<_>, _>>()?;
+        let Recovered { job, fidelity, .. } = jobs::read(&self.snapshot, self.memory)?;
+        let of_job = |error| jobs::of_job(&self.snapshot, &error);
+        let prepared = job.prepare().map_err(of_job)?;
+        if !fidelity.faithful && !self.force {
+            return self.refuse(&fidelity, is_complete(&job));
+        }
+        let memory = self.memory.or(job.memory);
+        let configurations = if self.only { given } else { with_grid(&job.config, given) };
+        let bar = progress(configurations.len());
+        let grid = Grid::new(&prepared, memory.unwrap_or(UNLIMITED));
+        let endings = grid.run(&configurations, !self.only, &|| bar.inc(1)).map_err(of_job)?;
+        bar.finish_and_clear();
+        self.print(&grid, &endings, memory, &fidelity)?;
+        Ok(Exit::Passed)
+    }
+
+    /// A replay that is not what was recorded backs no advice.
+    fn refuse(&self, fidelity: &Fidelity, complete: bool) -> Result<Exit, Failures> {
+        if self.format == Format::Json {
+            terminal::print_json(&Document { faithful: false, complete, recommended: None, configurations: Vec::new() })?;
+        }
+        let divergence = fidelity.first_divergence.as_ref().map(ToString::to_string).unwrap_or_default();
+        terminal::tell(format_args!(
+            "{}: no advice: a replay under the recorded settings does something else than the recording has, so what it says of other settings is not backed.\nFirst divergence {divergence}\n`--force` shows it all the same",
+            self.snapshot.display()
+        ));
+        Ok(Exit::Failed)
+    }
+
+    fn print(&self, grid: &Grid<'_>, endings: &[Ending], memory: Option<Bytes>, fidelity: &Fidelity) -> Result<(), CliError> {
+        let advice = if self.only { None } else { Advice::new(grid.job(), endings, memory.unwrap_or(UNLIMITED)) };
+        match self.format {
+            Format::Json => terminal::print_json(&Document {
+                faithful: fidelity.faithful,
+                complete: is_complete(grid.job()),
+                recommended: advice.as_ref().and_then(|advice| advice.recommended()).map(str::to_owned),
+                configurations: endings.iter().map(|ending| ending.record(!self.only)).collect(),
+            }),
+            Format::Text => {
+                let text = match advice {
+                    Some(advice) => advice::render(&advice, endings, memory, fidelity),
+                    None => advice::endings(endings, fidelity, is_complete(grid.job())),
+                };
+                for note in &grid.job().notes {
+                    terminal::tell(format_args!("note: {note}"));
+                }
+                terminal::print(&text)
+            }
+        }
+    }
+}
+
+/// The recorded settings, those given and those of the grid, each once.
+fn with_grid(recorded: &Config, given: Vec<Configuration>) -> Vec<Configuration> {
+    let mut all = Configuration::grid(recorded);
+    for configuration in given {
+        all.retain(|known| known.name == recorded.to_string() || !known.allocator.is_equivalent_to(&configuration.allocator));
+        all.push(configuration);
+    }
+    all
+}
+
+fn progress(count: usize) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(count as u64);
+    // A template that indicatif does not understand leaves its own, which is good enough.
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} settings") {
+        bar.set_style(style);
+    }
+    bar
+}

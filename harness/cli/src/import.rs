@@ -1,0 +1,162 @@
+//! `harness import`: a recorded program as a scenario.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use harness_allocator::units::Bytes;
+use harness_base::{files, packed};
+use harness_explain::plain::{PendingFrees, plain};
+use harness_explain::shrink::size;
+use harness_record::RunRecord;
+use harness_scenario::Scenario;
+use harness_scenario::steps::replay::Trace;
+
+use super::error::{CliError, Failures};
+use super::exit::Exit;
+use super::jobs::{self, Recovered};
+use super::kind::{self, Kind};
+use super::shrink::unwritten;
+use super::{device, simulated, terminal};
+
+const EXAMPLES: &str = "Examples:
+  harness import memory_snapshot.pickle --out scenarios/our_training.yaml
+  harness import oom.pickle --memory 24GiB --out scenarios/our_oom.yaml
+
+Beside the scenario lies the trace, packed: every allocation and free of the program with its line, for `harness run` on the simulated device or on a
+GPU, where every block is really allocated, written and verified. What the scenario expects is what a replay on the simulated device showed.";
+
+/// Make a scenario of a recorded PyTorch program: what it allocated and freed, replayed.
+#[derive(Args)]
+#[command(after_help = EXAMPLES, arg_required_else_help = true)]
+pub(super) struct Import {
+    /// A memory snapshot of PyTorch, packed by gzip or not.
+    #[arg(value_name = "SNAPSHOT")]
+    snapshot: PathBuf,
+    /// The device's memory: without it what the recording tells, or else as much as the program reserves.
+    #[arg(long, value_name = "SIZE", value_parser = device::memory)]
+    memory: Option<Bytes>,
+    /// The scenario to write; the trace is written beside it.
+    #[arg(long, value_name = "FILE.yaml")]
+    out: PathBuf,
+}
+
+impl Import {
+    pub(super) fn run(self) -> Result<Exit, Failures> {
+        if self.out.extension().is_none_or(|ending| ending != "yaml") {
+            let message = format!("{}: a scenario's name ends in .yaml", self.out.display());
+            return Err(CliError::input(message, "as in `--out scenarios/our_training.yaml`").into());
+        }
+        let program = Program::read(&self.snapshot, self.memory)?;
+        let trace_file = self.out.with_extension("trace.gz");
+        let name = trace_file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let trial = program.scenario(&name, "any", "");
+        let records = simulated::run(&trial, Some((&name, &program.trace)))?;
+        let [record] = records.as_slice() else { return Err(CliError::input("nothing was run", "report this with the snapshot").into()) };
+        let text = program.scenario(&name, ending(record), &expectations(record));
+        if !simulated::pass(&simulated::run(&text, Some((&name, &program.trace)))?) {
+            let message = format!("{}: a replay of it breaks the rules of the harness", self.snapshot.display());
+            return Err(CliError::Internal { message, help: "report this with the snapshot" }.into());
+        }
+        let packed = packed::pack(&program.trace);
+        let folder = trace_file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        folder.map_or(Ok(()), std::fs::create_dir_all).map_err(|error| unwritten(&trace_file, error))?;
+        let write = |file: &mut std::fs::File| std::io::Write::write_all(file, &packed).map(Ok::<_, std::convert::Infallible>);
+        files::write_by(&trace_file, write).map(drop).map_err(|error| unwritten(&trace_file, error))?;
+        files::write(&self.out, &text).map_err(|error| unwritten(&self.out, error))?;
+        terminal::tell(format_args!(
+            "{} and {} ({} bytes): {}",
+            self.out.display(),
+            trace_file.display(),
+            packed.len(),
+            if ending(record) == "fits" { "every request is served" } else { "it runs out of memory" }
+        ));
+        Ok(Exit::Passed)
+    }
+}
+
+/// How the replay ended, as a scenario says it.
+fn ending(record: &RunRecord) -> &'static str {
+    if figure(record, "ooms") == 0 { "fits" } else { "oom" }
+}
+
+/// What was seen, to be expected.
+fn expectations(record: &RunRecord) -> String {
+    format!(
+        "  - expect: [ program.ooms == {}, program.peak_live_bytes == {}, reserved.peak == {} ]\n",
+        figure(record, "ooms"),
+        size(Bytes(figure(record, "peak_live_bytes"))),
+        size(Bytes(record.stats.reserved_bytes.all.peak))
+    )
+}
+
+fn figure(record: &RunRecord, report: &str) -> u64 {
+    record.steps.iter().find_map(|step| step.reports.get(report)).copied().unwrap_or_default()
+}
+
+/// A program as a trace, with what it ran under.
+struct Program {
+    about: String,
+    conf: String,
+    memory: Bytes,
+    trace: String,
+}
+
+impl Program {
+    fn read(path: &Path, memory: Option<Bytes>) -> Result<Self, CliError> {
+        let Recovered { snapshot, job, .. } = jobs::read(path, memory)?;
+        let trace = plain(&job, PendingFrees::Late).text(&job, &snapshot);
+        let memory = match memory.or(job.memory) {
+            Some(memory) => memory,
+            None => reserved(path, &job)?,
+        };
+        let mut about = format!("What a PyTorch program allocated and freed, as recorded in {}.", file_name(path));
+        for note in &job.notes {
+            about += &format!("\n\nNote: {note}.");
+        }
+        Ok(Self { about, conf: job.config.to_string(), memory, trace })
+    }
+
+    /// A trace that the user wrote. Its memory is not known from it.
+    fn of_trace(path: &Path, memory: Option<Bytes>) -> Result<Self, CliError> {
+        let invalid = |(why, help): (String, String)| CliError::input(format!("{}: {why}", path.display()), help);
+        let (_, trace) = Trace::read_with_text(path).map_err(invalid)?;
+        let help = "give `--memory`, as in `--memory 24GiB`".to_owned();
+        let memory = memory.ok_or_else(|| invalid(("a trace does not tell the device's memory".to_owned(), help)))?;
+        Ok(Self { about: format!("The allocation trace {}.", file_name(path)), conf: String::new(), memory, trace })
+    }
+
+    fn scenario(&self, trace: &str, ending: &str, expectations: &str) -> String {
+        let about: String = self.about.lines().map(|line| format!("{}\n", format!("  {line}").trim_end())).collect();
+        let allocator = if self.conf.is_empty() { "caching".to_owned() } else { format!("{{ caching: {{ conf: \"{}\" }} }}", self.conf) };
+        format!(
+            "about: |\n{about}needs: {{ memory: {} }}\nallocator: {allocator}\nsteps:\n  - replay: {{ id: program, trace: {trace}, expect: {ending} }}\n{expectations}",
+            size(self.memory)
+        )
+    }
+}
+
+/// What a program reserves on a device that refuses nothing.
+fn reserved(path: &Path, job: &harness_trace::job::Job) -> Result<Bytes, CliError> {
+    use harness_explain::grid::{Configuration, Grid, UNLIMITED};
+    let own = Configuration { name: String::new(), allocator: harness_allocator::allocator::AllocatorSpec::caching(job.config.clone()) };
+    let prepared = job.prepare().map_err(|error| jobs::of_job(path, &error))?;
+    let replayed = Grid::new(&prepared, UNLIMITED).replay(&own, UNLIMITED).map_err(|error| jobs::of_job(path, &error))?;
+    Ok(Bytes(replayed.stats.reserved_bytes.all.peak.next_multiple_of(2 << 20)))
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// A snapshot or a trace as a scenario of one step, whose requests should all be served; `None` where the file is neither.
+pub(crate) fn as_scenario(path: &Path, memory: Option<Bytes>) -> Option<Result<Scenario, CliError>> {
+    let program = match kind::of(path)? {
+        Kind::Pickle => Program::read(path, memory),
+        Kind::Trace => Program::of_trace(path, memory),
+        Kind::Recording => return None,
+    };
+    Some(program.and_then(|program| {
+        let text = program.scenario("program.trace.gz", "fits", "");
+        simulated::parse(&text, path, Some(("program.trace.gz", &program.trace)))
+    }))
+}

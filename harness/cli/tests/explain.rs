@@ -1,0 +1,122 @@
+//! `harness explain` and `harness compare` as a user meets them: what they print, and what they say of files and options that are wrong.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A recording that is part of the project.
+fn recorded(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots").join(format!("{name}.pickle.gz"))
+}
+
+/// Exit code, standard output, and standard error without its line breaks.
+fn harness(folder: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+    command.arg0("harness").args(arguments).current_dir(folder).env_remove("CARGO").env_remove("NO_COLOR");
+    let output = command.output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap().replace('│', " ");
+    let err = err.split_whitespace().collect::<Vec<_>>().join(" ");
+    (output.status.code(), String::from_utf8(output.stdout).unwrap(), err)
+}
+
+/// A folder with the snapshots of three ranks, of which the second ran out of memory.
+fn ranks() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    for (rank, name) in [(0, "streams"), (2, "features"), (10, "streams")] {
+        fs::copy(recorded(name), folder.path().join(format!("rank{rank}.pickle.gz"))).unwrap();
+    }
+    fs::write(folder.path().join("notes.txt"), "no snapshot").unwrap();
+    folder
+}
+
+#[test]
+fn the_json_of_one_snapshot_adds_up_to_the_memory_given() {
+    let folder = TempDir::new().unwrap();
+    let file = recorded("features").display().to_string();
+    let (code, out, err) = harness(folder.path(), &["explain", &file, "--memory", "2GiB", "--format", "json"]);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    let document: Value = serde_json::from_str(&out).unwrap();
+    let sum: u64 = document["causes"].as_array().unwrap().iter().map(|cause| cause["bytes"].as_u64().unwrap()).sum();
+    assert_eq!((document["device_total"].as_u64(), sum), (Some(2 << 30), 2 << 30));
+    assert_eq!(document["why"][0], "fragmented");
+}
+
+#[test]
+fn a_folder_of_ranks_tells_which_failed_and_explains_it() {
+    let folder = ranks();
+    let (code, out, _) = harness(folder.path(), &["explain", "."]);
+    assert_eq!(code, Some(0));
+    assert!(out.contains("1 of 3 snapshots ends in an out-of-memory error: ./rank2.pickle.gz."), "{out}");
+    let order: Vec<usize> = ["rank0", "rank2.pickle.gz  out of memory", "rank10"].iter().map(|rank| out.find(rank).unwrap()).collect();
+    assert!(order.is_sorted(), "{out}");
+    assert!(out.contains("./rank2.pickle.gz: out of memory, after event 1883"), "the one that failed is shown in full: {out}");
+}
+
+#[test]
+fn what_can_be_read_is_explained_although_another_file_cannot() {
+    let folder = ranks();
+    fs::write(folder.path().join("rank3.pickle"), b"\x80\x04}").unwrap();
+    let (code, out, err) = harness(folder.path(), &["explain", "."]);
+    assert_eq!(code, Some(2), "{err}");
+    assert!(out.contains("1 of 3 snapshots") && err.contains("rank3.pickle: ends in the middle"), "{out}{err}");
+}
+
+#[test]
+fn markdown_in_a_file_has_its_picture_beside_it() {
+    let folder = TempDir::new().unwrap();
+    let file = recorded("features").display().to_string();
+    let (code, out, err) = harness(folder.path(), &["explain", &file, "--format", "markdown", "--out", "memory.md"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (Some(0), "", ""));
+    assert!(fs::read_to_string(folder.path().join("memory.md")).unwrap().contains("](memory.svg)"));
+    assert!(fs::read_to_string(folder.path().join("memory.svg")).unwrap().starts_with("<svg"));
+    let (_, printed, _) = harness(folder.path(), &["explain", &file, "--format", "markdown"]);
+    assert!(printed.starts_with("# Where the memory was") && !printed.contains(".svg"), "{printed}");
+}
+
+#[test]
+fn wrong_files_and_options_are_answered_with_what_is_right() {
+    let folder = TempDir::new().unwrap();
+    let file = recorded("streams").display().to_string();
+    fs::write(folder.path().join("code.pickle"), b"\x80\x04\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.").unwrap();
+    fs::write(folder.path().join("weights.pt"), b"PK\x03\x04").unwrap();
+    fs::write(folder.path().join("job.trace"), "a 1 1024 0\nf 1\n").unwrap();
+    fs::write(folder.path().join("empty.pickle"), b"\x80\x04].").unwrap();
+    for (arguments, is) in [
+        (&["explain", "nothing.pickle"][..], "nothing.pickle: there is no such file"),
+        (&["explain", "code.pickle"], "calls code at byte"),
+        (&["explain", "weights.pt"], "a zip file, as torch.save() writes it"),
+        (&["explain", "job.trace"], "this is an allocation trace, not a memory snapshot"),
+        (&["explain", "empty.pickle"], "there is nothing to explain"),
+        (&["explain", "."], "code.pickle: calls code at byte"),
+        (&["explain", &file, "--memory", "1GiB"], "the device's memory cannot be 1 GiB: the snapshot shows 8.30 GiB"),
+        (&["explain", &file, "--at", "oom"], "no request was refused in the recording of device 0: ask for `peak` or `end`"),
+        (&["explain", &file, "--at", "2368"], "the recording of device 0 has 2368 events, counted from 0"),
+        (&["explain", &file, "--at", "noon"], "a moment is `oom`, `peak`, `end`, or the index of an event"),
+        (&["compare", &file, "code.pickle"], "calls code at byte"),
+        (&["compare", &file, &file, "--device", "3"], "the snapshot has nothing of device 3"),
+    ] {
+        let (code, out, err) = harness(folder.path(), arguments);
+        assert!(code == Some(2) && out.is_empty() && err.contains(is), "{arguments:?}: {code:?} {out}{err}");
+    }
+    let bare = TempDir::new().unwrap();
+    let (code, _, err) = harness(bare.path(), &["explain", "."]);
+    assert!(code == Some(2) && err.contains("there is no snapshot in this folder"), "{err}");
+}
+
+#[test]
+fn two_snapshots_are_compared_for_people_and_for_programs() {
+    let folder = TempDir::new().unwrap();
+    let [a, b] = ["features", "collect-stats"].map(|name| recorded(name).display().to_string());
+    let (code, out, _) = harness(folder.path(), &["compare", &a, &b]);
+    assert!(code == Some(0) && out.contains("Peak reserved from 1.79 GiB to 2.48 GiB (+38.3 %)"), "{out}");
+    let (_, json, _) = harness(folder.path(), &["compare", &a, &b, "--format", "json"]);
+    let document: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(document["before"]["peak_reserved"].as_u64(), Some(1_927_282_688));
+    assert_eq!(document["sites"][0]["before"].as_u64(), Some(0));
+}

@@ -1,0 +1,204 @@
+use harness_trace::snapshot::{PoolId, Segment};
+
+use super::*;
+use crate::examples::{Example, MIB};
+
+fn explained(example: &Example, memory: Option<u64>) -> Explanation {
+    let explanation =
+        explain(&example.snapshot, 0, Options { memory: memory.map(Bytes), at: At::Automatic }).expect("there is such a moment");
+    let sum: Bytes = explanation.causes.iter().map(|cause| cause.bytes).sum();
+    assert_eq!(sum, explanation.device_total);
+    explanation
+}
+
+fn bytes(explanation: &Explanation) -> Vec<(&'static str, u64)> {
+    explanation.causes.iter().map(|cause| (cause.cause.name(), cause.bytes.get() / MIB)).collect()
+}
+
+#[test]
+fn each_byte_counts_once_for_the_first_cause_that_holds() {
+    let mut example = Example::new("");
+    example.segment(&[('a', 30 * MIB, 41), ('.', 70 * MIB, 0)]);
+    example.segment(&[('a', MIB, 43), ('.', MIB, 0)]);
+    example.segment(&[('p', 20 * MIB, 44), ('a', 20 * MIB, 41)]);
+    example.segment(&[('.', 60 * MIB, 0)]).stream = 7;
+    example.segment(&[('.', 80 * MIB, 0)]).private_pool = PoolId(0, 1);
+    example.segment(&[('a', 10 * MIB, 42), ('.', 15 * MIB, 0)]).stream = 7;
+    example.segment(&[('.', 40 * MIB, 0)]);
+    example.snapshot.segments[0].blocks[0].requested = Bytes(28 * MIB);
+    example.oom(100 * MIB, 50 * MIB);
+    let explanation = explained(&example, Some(1024 * MIB));
+    assert_eq!(
+        bytes(&explanation),
+        [
+            ("allocated", 59),
+            ("rounding", 2),
+            ("pending_free", 20),
+            ("other_stream", 75),
+            ("other_pool", 1),
+            ("private_pool", 80),
+            ("inactive_split", 70),
+            ("whole_segments", 40),
+            ("others_hold", 1024 - 347 - 50),
+            ("free", 50),
+        ]
+    );
+    let allocated: Vec<(&str, u64)> = explanation.causes[0].sites.iter().map(|site| (site.site.as_str(), site.bytes.get() / MIB)).collect();
+    assert_eq!(allocated, [("model.py:41 forward", 48), ("model.py:42 forward", 10), ("model.py:43 forward", 1)]);
+    let pins: Vec<(&str, u64, u64)> =
+        explanation.pinned.iter().map(|pin| (pin.by.site.as_str(), pin.free.get() / MIB, pin.live_blocks)).collect();
+    assert_eq!(pins, [("model.py:41 forward", 70, 1), ("model.py:42 forward", 15, 1), ("model.py:43 forward", 1, 1)]);
+}
+
+#[test]
+fn many_segments_that_one_block_each_holds_are_one_sentence() {
+    let mut example = Example::new("");
+    for _ in 0..12 {
+        example.segment(&[('a', 2 * MIB, 41), ('.', 98 * MIB, 0)]);
+    }
+    example.segment(&[('a', 100 * MIB, 40)]);
+    example.oom(700 * MIB, 500 * MIB);
+    let explanation = explained(&example, None);
+    assert_eq!(
+        explanation.headline,
+        "1.15 GiB are reserved but pinned: 12 segments are each held by one block of 2 MiB allocated at model.py:41 forward, so the 700 MiB \
+         asked for at model.py:99 forward did not fit, with 500 MiB free on the device."
+    );
+    assert_eq!((explanation.device_total, explanation.device_total_is), (Bytes(1800 * MIB), TotalKnown::AtOom));
+    assert_eq!(explanation.why, ["fragmented"]);
+    let ways: Vec<&str> = explanation.ways.iter().map(|way| way.why.as_str()).collect();
+    assert_eq!(
+        ways,
+        [
+            "1.15 GiB are free in the large pool on the default stream, in 12 pieces, the largest of 98 MiB; 700 MiB are needed in one piece.",
+            "The driver was asked for 700 MiB and had 500 MiB free.",
+            "There was nothing to give back: the other 1.15 GiB of cached memory are in segments where something is still live, and those cannot \
+             go back."
+        ]
+    );
+}
+
+#[test]
+fn the_cause_that_holds_most_makes_the_sentence() {
+    let told = |change: fn(&mut Segment), kind: char| {
+        let mut example = Example::new("");
+        example.segment(&[('a', 100 * MIB, 41)]);
+        change(example.segment(&[(kind, 600 * MIB, if kind == 'p' { 42 } else { 0 })]));
+        example.oom(500 * MIB, 100 * MIB);
+        let explanation = explained(&example, None);
+        (explanation.headline.split(',').next().unwrap_or_default().to_owned(), explanation.why)
+    };
+    assert_eq!(told(|_| (), 'p'), ("600 MiB were freed but wait for other streams".to_owned(), vec!["pending_free"]));
+    let other_stream = told(|segment| segment.stream = 0x20, '.');
+    assert_eq!(other_stream, ("600 MiB are cached for other streams than the default stream".to_owned(), vec!["other_stream"]));
+    let private = told(|segment| segment.private_pool = PoolId(0, 3), '.');
+    assert_eq!(private, ("600 MiB are cached in private pools that serve other requests".to_owned(), vec!["private_pool"]));
+    let small = told(|segment| segment.pool = PoolKind::Small, '.');
+    assert_eq!(small, ("600 MiB are cached for blocks of the other size".to_owned(), vec!["other_pool"]));
+}
+
+#[test]
+fn a_program_that_needs_more_than_there_is_is_told_by_how_much() {
+    let mut example = Example::new("");
+    example.segment(&[('a', 900 * MIB, 41)]);
+    example.oom(500 * MIB, 124 * MIB);
+    let explanation = explained(&example, None);
+    assert_eq!(
+        explanation.headline,
+        "The program is too large by 376 MiB: 900 MiB are allocated, most of it (900 MiB) at model.py:41 forward, and the 500 MiB asked for at \
+         model.py:99 forward did not fit into the 124 MiB that are free in all."
+    );
+    assert_eq!(explanation.why, ["too_large"]);
+}
+
+#[test]
+fn a_memory_fraction_that_refused_is_named() {
+    let mut example = Example::new("per_process_memory_fraction:0.5");
+    example.segment(&[('a', 400 * MIB, 41)]);
+    example.oom(200 * MIB, 600 * MIB);
+    let explanation = explained(&example, Some(1000 * MIB));
+    assert_eq!(explanation.why, ["fraction"]);
+    assert!(
+        explanation.ways[1].why.starts_with("The memory fraction allows 500 MiB in all, and 400 MiB are reserved"),
+        "{:?}",
+        explanation.ways
+    );
+}
+
+#[test]
+fn without_an_out_of_memory_error_the_total_is_what_is_known() {
+    let mut example = Example::new("");
+    example.segment(&[('a', 60 * MIB, 41), ('.', 40 * MIB, 0)]);
+    let known = explained(&example, None);
+    assert_eq!((known.device_total, known.device_total_is), (Bytes(100 * MIB), TotalKnown::ReservedOnly));
+    assert!(known.notes.iter().any(|note| note.contains("--memory")));
+    let given = explained(&example, Some(1024 * MIB));
+    assert_eq!(bytes(&given), [("allocated", 60), ("inactive_split", 40), ("free_or_others_hold", 924)]);
+    let too_small = explain(&example.snapshot, 0, Options { memory: Some(Bytes(99 * MIB)), at: At::End });
+    assert!(matches!(too_small, Err(ExplainError::MemoryTooSmall { least: Bytes(104_857_600), .. })), "{too_small:?}");
+}
+
+#[test]
+fn an_error_that_was_survived_is_not_the_moment_explained() {
+    let mut example = Example::new("");
+    example.oom(500 * MIB, 100 * MIB);
+    example.segment(&[('a', 60 * MIB, 41), ('.', 40 * MIB, 0)]);
+    let explanation = explained(&example, None);
+    assert_eq!((explanation.moment.at, explanation.survived_ooms), (MomentKind::End, 1));
+    let at_oom = explain(&example.snapshot, 0, Options { memory: None, at: At::Oom }).expect("there is one");
+    assert_eq!((at_oom.moment.event, at_oom.accounts.reserved, at_oom.device_total), (Some(0), Bytes::ZERO, Bytes(100 * MIB)));
+}
+
+#[test]
+fn segments_without_a_recording_are_explained_too() {
+    let mut example = Example::new("");
+    example.segment(&[('a', 60 * MIB, 41), ('.', 40 * MIB, 0)]);
+    example.snapshot.traces.clear();
+    let explanation = explained(&example, None);
+    assert_eq!(explanation.causes[0].sites[0].site, "model.py:41 forward", "blocks have stacks of their own");
+    let peak = explain(&example.snapshot, 0, Options { memory: None, at: At::Peak });
+    assert!(matches!(peak, Err(ExplainError::Moment(MomentError::NoEvents { device: 0 }))));
+}
+
+#[test]
+fn pages_of_expandable_segments_are_pinned_by_the_older_neighbour() {
+    let mut example = Example::new("expandable_segments:True");
+    let pages = [('a', 2 * MIB, 41), ('.', 58 * MIB, 0), ('a', 20 * MIB, 42), ('.', 20 * MIB, 0)];
+    example.segment(&pages).expandable = true;
+    example.oom(300 * MIB, 40 * MIB);
+    let explanation = explained(&example, None);
+    assert_eq!(bytes(&explanation), [("allocated", 22), ("inactive_split", 18), ("whole_segments", 60), ("free", 40)]);
+    let by = &explanation.pinned[0];
+    assert_eq!((by.free.get() / MIB, by.by.site.as_str()), (18, "model.py:41 forward"));
+}
+
+#[test]
+fn sites_that_hold_more_after_each_iteration_are_suspects() {
+    let mut example = Example::new("");
+    let (leaky, other) = (example.line(7), example.line(8));
+    let mut address = 1 << 40;
+    for _ in 0..20 {
+        address += 1 << 30;
+        example.event(Action::Alloc, address, MIB, leaky);
+        example.event(Action::Alloc, address + 8 * MIB, 50 * MIB, other);
+        example.event(Action::FreeRequested, address + 8 * MIB, 50 * MIB, other);
+        example.event(Action::FreeCompleted, address + 8 * MIB, 50 * MIB, other);
+    }
+    let growing = explained(&example, None).growing;
+    assert_eq!(growing.iter().map(|growth| growth.site.as_str()).collect::<Vec<_>>(), ["model.py:7 forward"]);
+    assert!(growing[0].grown >= Bytes(10 * MIB), "{growing:?}");
+}
+
+#[test]
+fn a_free_that_waits_is_told_with_its_age() {
+    let mut example = Example::new("");
+    example.segment(&[('p', 20 * MIB, 44), ('.', 30 * MIB, 0)]);
+    let line = example.line(1);
+    for _ in 0..5 {
+        example.event(Action::Snapshot, 0, 0, line);
+    }
+    let waits = explained(&example, None).stalled_frees;
+    assert_eq!(waits.len(), 1);
+    assert_eq!((waits[0].events, waits[0].time_us, waits[0].completed_at), (5, Some(5_000), None));
+    assert_eq!(waits[0].site, "model.py:44 forward");
+}

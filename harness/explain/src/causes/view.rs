@@ -1,0 +1,309 @@
+//! What is known at a moment, and the sums over it.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::device::DeviceMemory;
+use harness_allocator::stats::{BlockState, PoolKind};
+use harness_allocator::units::Bytes;
+use harness_record::{Accounts, Lane, Pieces, Shortage, UnlistedSegments};
+use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot};
+
+use super::{ByteCause, CauseBytes, ExplainError, Refused, SiteBytes, TotalKnown, Totals};
+use crate::pins::{self, Pinner};
+use crate::sites::{SiteId, Sites};
+use crate::state::{History, Moment, MomentKind, State};
+use crate::ways;
+
+/// All that is known at the moment.
+pub(crate) struct View<'a> {
+    pub(crate) snapshot: &'a Snapshot,
+    pub(crate) device: u32,
+    pub(crate) config: &'a Config,
+    pub(crate) history: &'a History<'a>,
+    pub(crate) state: &'a State,
+    pub(crate) sites: &'a Sites,
+    pub(crate) moment: &'a Moment,
+}
+
+impl View<'_> {
+    /// The event at which a request was refused, if the moment is one.
+    pub(crate) fn oom(&self) -> Option<(usize, &Event)> {
+        let index = self.moment.event.filter(|_| self.moment.at == MomentKind::Oom)?;
+        Some((index, &self.history.events()[index]))
+    }
+
+    pub(crate) fn site_of(&self, block: &Block) -> SiteId {
+        self.sites.of_block(self.state.origin(block.address).allocated, block.stack)
+    }
+
+    pub(super) fn request(&self) -> Option<Refused> {
+        let (index, event) = self.oom()?;
+        let rounded = self.config.round(event.size.get()).map_or(event.size, Bytes);
+        let pool = PoolKind::of_block(rounded);
+        let private = self.snapshot.pool_of(event).unwrap_or_else(|| self.likely_pool(event.stream));
+        let id = self.sites.of_event(index);
+        Some(Refused {
+            requested: event.size,
+            rounded,
+            asked: self.config.segment_size(rounded.get()).map_or(rounded, Bytes),
+            stream: event.stream,
+            pool,
+            private_pool: (private != PoolId::DEFAULT).then_some((private.0, private.1)),
+            site: self.sites.get(id).name.clone(),
+            id,
+        })
+    }
+
+    /// PyTorch 2.11 and older do not write for which pool a request was. A stream all of whose segments are in one private pool, as that of the
+    /// capture of a CUDA graph, has its requests there too.
+    fn likely_pool(&self, stream: u64) -> PoolId {
+        let mut pools = self.state.segments.iter().filter(|segment| segment.stream == stream).map(|segment| segment.private_pool);
+        let Some(first) = pools.next() else { return PoolId::DEFAULT };
+        if pools.all(|pool| pool == first) { first } else { PoolId::DEFAULT }
+    }
+
+    pub(super) fn account(&self, request: Option<&Refused>) -> (Totals, Held) {
+        let mut totals = Totals { device_free: self.oom().map(|(_, event)| Bytes(event.address)), ..Totals::default() };
+        let mut held = Held::default();
+        for segment in &self.state.segments {
+            totals.reserved += segment.size;
+            for block in &segment.blocks {
+                match block.state {
+                    BlockState::Allocated => {
+                        let (site, requested) = (self.site_of(block), block.requested.min(block.size));
+                        totals.requested += requested;
+                        totals.allocated += block.size;
+                        totals.active += block.size;
+                        held.add(ByteCause::Allocated, Some(site), requested);
+                        if requested < block.size {
+                            held.add(ByteCause::Rounding, Some(site), block.size - requested);
+                        }
+                    }
+                    BlockState::PendingFree => {
+                        totals.requested += block.requested.min(block.size);
+                        totals.active += block.size;
+                        held.add(ByteCause::PendingFree, Some(self.site_of(block)), block.size);
+                    }
+                    BlockState::Inactive => {}
+                }
+            }
+            let closed_to_request = request.and_then(|request| other_lane(segment, request));
+            let private = (request.is_none() && segment.private_pool != PoolId::DEFAULT).then_some(ByteCause::PrivatePool);
+            let elsewhere = closed_to_request.or(private);
+            let pinner = Pinner::new(self, segment);
+            for piece in pins::pieces(segment, self.config) {
+                if piece.whole > Bytes::ZERO {
+                    held.add(elsewhere.unwrap_or(ByteCause::WholeSegments), None, piece.whole);
+                }
+                if piece.pinned > Bytes::ZERO {
+                    let site = pinner.of(&piece).map(|block| self.site_of(block));
+                    held.add(elsewhere.unwrap_or(ByteCause::InactiveSplit), site, piece.pinned);
+                }
+            }
+        }
+        (totals, held)
+    }
+
+    /// The device's memory, and what the allocator does not hold of it.
+    pub(super) fn size_of_device(&self, given: Option<Bytes>) -> Result<DeviceSize, ExplainError> {
+        let reserved = self.state.reserved();
+        let held = self.history.reserved();
+        let seen = |index: usize| held[index] + Bytes(self.history.events()[index].address);
+        let of_ooms = self.history.events().iter().enumerate().filter(|(_, event)| event.action == Action::Oom);
+        let at_ooms = of_ooms.map(|(index, _)| seen(index)).max();
+        let free_now = self.oom().map(|(_, event)| Bytes(event.address));
+        let known = free_now.map(|free| reserved + free).or(at_ooms).filter(|&known| known >= reserved);
+        if let Some(given) = given {
+            let most_held = held.iter().copied().max().unwrap_or_default().max(reserved);
+            let (least, what) = match known.max(at_ooms) {
+                Some(known) if known > most_held => (known, "reserved and free when a request was refused"),
+                _ => (most_held, "reserved at one time"),
+            };
+            if given < least {
+                return Err(ExplainError::MemoryTooSmall { given, least, device: self.device, what });
+            }
+        }
+        let total = given.or(known).unwrap_or(reserved);
+        let unreserved = total - reserved;
+        let mut outside = Vec::new();
+        let mut add = |cause, bytes| {
+            if bytes > Bytes::ZERO {
+                outside.push(CauseBytes { cause, bytes, blocks: 0, sites: Vec::new() });
+            }
+        };
+        match free_now {
+            Some(free) => {
+                add(ByteCause::OthersHold, unreserved - free);
+                add(ByteCause::Free, free);
+            }
+            None if given.is_none() => add(ByteCause::Free, unreserved),
+            None => add(ByteCause::FreeOrOthersHold, unreserved),
+        }
+        let known = match (given, known) {
+            (Some(_), _) => TotalKnown::Given,
+            (None, Some(_)) => TotalKnown::AtOom,
+            (None, None) => TotalKnown::ReservedOnly,
+        };
+        Ok(DeviceSize { total, known, outside })
+    }
+
+    /// What was known when the request failed, as a run of a scenario has it.
+    pub(super) fn shortage(&self, request: &Refused, totals: Totals, size: &DeviceSize) -> Shortage {
+        let free = totals.device_free.unwrap_or_default();
+        let own_pool = request.private_pool.map_or(PoolId::DEFAULT, |(first, second)| PoolId(first, second));
+        let is_own = |segment: &&Segment| segment.private_pool == own_pool;
+        let streams = Streams::new(&self.state.segments, request.stream);
+        let closed = self.state.segments.iter().filter(|segment| !is_own(segment));
+        let mut other_private_pools = Pieces::default();
+        closed.flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Inactive).for_each(|block| {
+            other_private_pools.add(block.size);
+        });
+        let missing = ways::missing(self, request);
+        let inactive_split =
+            self.state.segments.iter().flat_map(|segment| pins::pieces(segment, self.config)).map(|piece| piece.pinned).sum();
+        let total = size.total;
+        let device = DeviceMemory {
+            total,
+            free,
+            used: total.saturating_sub(free),
+            process: None,
+            context_overhead: Bytes::ZERO,
+            pressure: Bytes::ZERO,
+        };
+        Shortage {
+            requested: request.requested,
+            stream: streams.number(request.stream),
+            lacking: missing.bytes,
+            asked: missing.from_driver,
+            limit: ways::limit(self, totals, size, missing.from_driver),
+            program_limit: None,
+            accounts: Accounts {
+                requested: totals.requested,
+                allocated: totals.allocated,
+                active: totals.active,
+                reserved: totals.reserved,
+                peak_allocated: totals.allocated,
+                peak_reserved: totals.reserved,
+                retries: 0,
+                ooms: 1,
+                device,
+            },
+            inactive_split,
+            lanes: Some(lanes(self.state.segments.iter().filter(is_own), &streams)),
+            other_private_pools,
+            streams: streams.names(),
+            pinned: Vec::new(),
+            pinned_unlisted: UnlistedSegments::default(),
+        }
+    }
+
+    pub(super) fn notes(&self, known: TotalKnown) -> Vec<String> {
+        let mut notes = Vec::new();
+        match known {
+            TotalKnown::ReservedOnly => notes.push(
+                "no request was refused in the recording, so the snapshot does not tell the device's memory: the total is what was reserved; \
+                 give it by `--memory`"
+                    .to_owned(),
+            ),
+            TotalKnown::AtOom => notes.push(
+                "the total is what was reserved and what was free when a request was refused; what other programs and the CUDA context held is \
+                 not in it: give the device's memory by `--memory`"
+                    .to_owned(),
+            ),
+            TotalKnown::Given => {}
+        }
+        if self.history.events().is_empty() {
+            notes.push("nothing was recorded: only the final segments are known, neither sites nor ages".to_owned());
+        }
+        notes
+    }
+}
+
+pub(crate) struct DeviceSize {
+    pub(crate) total: Bytes,
+    pub(super) known: TotalKnown,
+    /// What the allocator does not hold.
+    pub(super) outside: Vec<CauseBytes>,
+}
+
+/// Why a request cannot have what is free in a segment, if it cannot.
+pub(crate) fn other_lane(segment: &Segment, request: &Refused) -> Option<ByteCause> {
+    let own_pool = request.private_pool.unwrap_or_default();
+    if (segment.private_pool.0, segment.private_pool.1) != own_pool {
+        return Some(ByteCause::PrivatePool);
+    }
+    if segment.pool != request.pool {
+        return Some(ByteCause::OtherPool);
+    }
+    (segment.stream != request.stream).then_some(ByteCause::OtherStream)
+}
+
+/// Bytes and blocks by cause and site.
+#[derive(Default)]
+pub(super) struct Held(BTreeMap<ByteCause, BTreeMap<Option<SiteId>, (Bytes, u64)>>);
+
+impl Held {
+    fn add(&mut self, cause: ByteCause, site: Option<SiteId>, bytes: Bytes) {
+        let (sum, count) = self.0.entry(cause).or_default().entry(site).or_default();
+        *sum += bytes;
+        *count += 1;
+    }
+
+    pub(super) fn into_causes(self, sites: &Sites) -> Vec<CauseBytes> {
+        let cause = |(cause, of): (ByteCause, BTreeMap<Option<SiteId>, (Bytes, u64)>)| {
+            let bytes = of.values().map(|&(bytes, _)| bytes).sum();
+            let blocks = of.values().map(|&(_, blocks)| blocks).sum();
+            let named = of
+                .into_iter()
+                .filter_map(|(id, (bytes, blocks))| id.map(|id| SiteBytes { site: sites.get(id).name.clone(), id, bytes, blocks }));
+            let mut sites: Vec<SiteBytes> = named.collect();
+            sites.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.site.cmp(&b.site)));
+            CauseBytes { cause, bytes, blocks, sites }
+        };
+        self.0.into_iter().map(cause).collect()
+    }
+}
+
+/// Short numbers for the handles of streams: the default stream is 0.
+struct Streams(Vec<u64>);
+
+impl Streams {
+    fn new(segments: &[Segment], wanted: u64) -> Self {
+        let mut handles: Vec<u64> = segments.iter().map(|segment| segment.stream).chain([0, wanted]).collect();
+        handles.sort_unstable();
+        handles.dedup();
+        Self(handles)
+    }
+
+    fn number(&self, handle: u64) -> u32 {
+        self.0.binary_search(&handle).ok().and_then(|index| u32::try_from(index).ok()).unwrap_or(u32::MAX)
+    }
+
+    fn names(&self) -> BTreeMap<u32, String> {
+        let name = |handle: u64| if handle == 0 { "default".to_owned() } else { format!("{handle:#x}") };
+        (0_u32..).zip(&self.0).map(|(number, &handle)| (number, name(handle))).collect()
+    }
+}
+
+/// What is free in some segments, or waits to be, by pool and stream.
+fn lanes<'a>(segments: impl Iterator<Item = &'a Segment>, streams: &Streams) -> Vec<Lane> {
+    let mut lanes: BTreeMap<(PoolKind, u32), Lane> = BTreeMap::new();
+    for segment in segments {
+        let stream = streams.number(segment.stream);
+        let lane = lanes.entry((segment.pool, stream)).or_insert_with(|| Lane {
+            pool: Some(segment.pool),
+            stream,
+            free: Pieces::default(),
+            waiting: Pieces::default(),
+        });
+        for block in &segment.blocks {
+            match block.state {
+                BlockState::Inactive => lane.free.add(block.size),
+                BlockState::PendingFree => lane.waiting.add(block.size),
+                BlockState::Allocated => {}
+            }
+        }
+    }
+    lanes.into_values().collect()
+}

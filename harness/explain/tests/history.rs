@@ -1,0 +1,174 @@
+//! Going back from the final state and the events gives the states that the allocator was in.
+
+use harness_allocator::allocator::caching::{CachingAllocator, Config};
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
+use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::stats::{BlockState, SegmentInfo};
+use harness_allocator::units::Bytes;
+use harness_explain::causes::{self, Options};
+use harness_explain::state::{At, History};
+use harness_trace::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};
+use proptest::prelude::*;
+
+/// A program that records what PyTorch's allocator would.
+struct Recorder {
+    device: SimDevice,
+    allocator: CachingAllocator,
+    live: Vec<Allocation>,
+    events: Vec<Event>,
+    /// The state behind each operation, with the number of events before it.
+    states: Vec<(usize, Vec<SegmentInfo>)>,
+}
+
+impl Recorder {
+    fn new(config: Config) -> Self {
+        let device = SimDevice::new(SimConfig::replay(Bytes::mib(512)));
+        Self { device, allocator: CachingAllocator::new(config), live: Vec::new(), events: Vec::new(), states: Vec::new() }
+    }
+
+    fn event(&mut self, action: Action, address: u64, size: Bytes) {
+        let event = Event { action, address, size, stream: 0, time_us: None, stack: StackId::EMPTY, extra: ExtraId::default() };
+        self.events.push(event);
+    }
+
+    /// Records which segments came and went.
+    fn segments(&mut self, before: &[SegmentInfo]) {
+        let after = self.allocator.snapshot();
+        let is_in = |segments: &[SegmentInfo], one: &SegmentInfo| segments.iter().any(|other| other.address == one.address);
+        for gone in before.iter().filter(|one| !is_in(&after, one)) {
+            self.event(Action::SegmentFree, gone.address.0, gone.size);
+        }
+        for new in after.iter().filter(|one| !is_in(before, one)) {
+            self.event(Action::SegmentAlloc, new.address.0, new.size);
+        }
+    }
+
+    fn allocate(&mut self, size: Bytes) {
+        let before = self.allocator.snapshot();
+        let result = self.allocator.allocate(&mut self.device, Request::new(size));
+        self.segments(&before);
+        match result {
+            Ok(allocation) => {
+                self.event(Action::Alloc, allocation.ptr().0, size);
+                self.live.push(allocation);
+            }
+            Err(AllocatorError::OutOfMemory(_)) => self.event(Action::Oom, 0, size),
+            Err(error) => panic!("{error}"),
+        }
+        self.states.push((self.events.len(), self.allocator.snapshot()));
+    }
+
+    fn free(&mut self, index: usize) {
+        if self.live.is_empty() {
+            return;
+        }
+        let allocation = self.live.remove(index % self.live.len());
+        let (address, size) = (allocation.ptr().0, allocation.requested());
+        self.allocator.free(&mut self.device, allocation).expect("the block is live");
+        self.event(Action::FreeRequested, address, size);
+        self.event(Action::FreeCompleted, address, size);
+        self.states.push((self.events.len(), self.allocator.snapshot()));
+    }
+
+    fn empty_cache(&mut self) {
+        let before = self.allocator.snapshot();
+        self.allocator.empty_cache(&mut self.device).expect("the device is well");
+        self.segments(&before);
+        self.states.push((self.events.len(), self.allocator.snapshot()));
+    }
+
+    fn snapshot(&self, conf: &str) -> Snapshot {
+        let block = |block: &harness_allocator::stats::BlockInfo| Block {
+            address: block.address.0,
+            size: block.size,
+            requested: block.requested,
+            state: block.state,
+            stack: StackId::EMPTY,
+            extra: ExtraId::default(),
+        };
+        let segment = |segment: &SegmentInfo| Segment {
+            device: 0,
+            address: segment.address.0,
+            size: segment.size,
+            stream: 0,
+            pool: segment.pool,
+            private_pool: PoolId::DEFAULT,
+            expandable: false,
+            stack: StackId::EMPTY,
+            blocks: segment.blocks.iter().map(block).collect(),
+            extra: ExtraId::default(),
+        };
+        let segments = self.allocator.snapshot().iter().map(segment).collect();
+        let settings = harness_trace::snapshot::Settings { conf: conf.to_owned(), ..Default::default() };
+        Snapshot { segments, traces: vec![self.events.clone()], settings: Some(settings), ..Snapshot::default() }
+    }
+}
+
+/// What matters of a state: segments, and blocks with address, size and whether they are free.
+type Shape = Vec<(u64, Bytes, Vec<(u64, Bytes, bool)>)>;
+
+fn shape_of_segments(segments: &[Segment]) -> Shape {
+    let blocks =
+        |segment: &Segment| segment.blocks.iter().map(|block| (block.address, block.size, block.state == BlockState::Inactive)).collect();
+    segments.iter().map(|segment| (segment.address, segment.size, blocks(segment))).collect()
+}
+
+fn shape_of_allocator(segments: &[SegmentInfo]) -> Shape {
+    let blocks = |segment: &SegmentInfo| {
+        segment.blocks.iter().map(|block| (block.address.0, block.size, block.state == BlockState::Inactive)).collect()
+    };
+    let mut shape: Shape = segments.iter().map(|segment| (segment.address.0, segment.size, blocks(segment))).collect();
+    shape.sort();
+    shape
+}
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Allocate(u64),
+    Free(usize),
+    EmptyCache,
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    prop_oneof![
+        4 => (1_u64..3_000).prop_map(|size| Operation::Allocate(size * 512)),
+        4 => (1_u64..90_000_000).prop_map(Operation::Allocate),
+        6 => (0_usize..64).prop_map(Operation::Free),
+        1 => Just(Operation::EmptyCache),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn every_state_of_a_program_is_found_again(
+        operations in prop::collection::vec(operation(), 1..120),
+        conf in prop_oneof![Just(""), Just("max_split_size_mb:32"), Just("roundup_power2_divisions:4")],
+    ) {
+        let mut recorder = Recorder::new(Config::parse(conf).expect("these settings are valid"));
+        for operation in operations {
+            match operation {
+                Operation::Allocate(size) => recorder.allocate(Bytes(size)),
+                Operation::Free(index) => recorder.free(index),
+                Operation::EmptyCache => recorder.empty_cache(),
+            }
+        }
+        let snapshot = recorder.snapshot(conf);
+        let history = History::new(&snapshot, 0, causes::config(&snapshot));
+        for (events, expected) in &recorder.states {
+            let state = history.state(events.checked_sub(1));
+            prop_assert_eq!(shape_of_segments(&state.segments), shape_of_allocator(expected), "behind {} events", events);
+        }
+        let highest = recorder.states.iter().map(|(_, segments)| allocated(segments)).max().unwrap_or_default();
+        if !recorder.events.is_empty() {
+            let peak = causes::explain(&snapshot, 0, Options { memory: None, at: At::Peak }).expect("there are events");
+            prop_assert_eq!(peak.accounts.allocated, highest);
+        }
+    }
+}
+
+fn allocated(segments: &[SegmentInfo]) -> Bytes {
+    let blocks = segments.iter().flat_map(|segment| &segment.blocks);
+    blocks.filter(|block| block.state != BlockState::Inactive).map(|block| block.size).sum()
+}

@@ -1,0 +1,140 @@
+//! What would have saved a job, for people: [`render`].
+
+use std::fmt::Write as _;
+
+use harness_allocator::units::{Bytes, Nanos};
+use harness_explain::advise::{Advice, Verdict};
+use harness_explain::fidelity::Fidelity;
+use harness_explain::grid::Ending;
+
+/// Renders what was found on a device of that memory; `None` where it is not known. One screen: the sentence that matters, a line for each
+/// configuration, and what the figures mean.
+#[must_use]
+pub fn render(advice: &Advice<'_>, endings: &[Ending], memory: Option<Bytes>, fidelity: &Fidelity) -> String {
+    let mut text = format!("{}\n", first_sentence(advice, memory));
+    text += &backing(fidelity, advice.is_complete);
+    text += &table(endings);
+    text += "\nDriver time is a model's, not measured. The least memory takes for granted that more memory never hurts; `?` marks those for which that is not so.\n";
+    text
+}
+
+/// A line for each configuration, without advice.
+#[must_use]
+pub fn endings(endings: &[Ending], fidelity: &Fidelity, is_complete: bool) -> String {
+    backing(fidelity, is_complete) + &table(endings)
+}
+
+/// The sentence that matters most.
+#[must_use]
+pub fn first_sentence(advice: &Advice<'_>, memory: Option<Bytes>) -> String {
+    let device = memory.map_or_else(|| "any device".to_owned(), |memory| memory.to_string());
+    let past = if advice.is_complete { "" } else { " past the point where the recording ends" };
+    match &advice.verdict {
+        Verdict::Fits(best) if best.configuration.name.is_empty() => {
+            format!("It runs{past} in {device} without any settings: {} is the cause.\n\n{}", named(advice.own), price(advice.own, best))
+        }
+        Verdict::Fits(best) => format!(
+            "It runs{past} in {device} with\n\n  PYTORCH_CUDA_ALLOC_CONF={}\n\n{}",
+            best.configuration.name,
+            price(advice.own, best)
+        ),
+        Verdict::Saves(best) => format!(
+            "It fits without a change; it runs{past} in {} instead of {} with\n\n  PYTORCH_CUDA_ALLOC_CONF={}\n\n{}",
+            least(best),
+            least(advice.own),
+            best.configuration.name,
+            price(advice.own, best)
+        ),
+        Verdict::Fine => format!("It fits in {device} as it is, and no setting saves much: it needs {}.", least(advice.own)),
+        Verdict::Nothing { needed, closest } => {
+            let lacking = memory.map_or(Bytes::ZERO, |memory| needed.saturating_sub(memory));
+            let too_large = if lacking > Bytes::ZERO {
+                format!("the program is too large by {lacking}: {needed} are allocated at one time")
+            } else {
+                format!("{needed} are allocated at one time, and the rest goes to fragments")
+            };
+            let closest = closest.map_or_else(String::new, |closest| {
+                let more = memory.map_or(Bytes::ZERO, |memory| least_bytes(closest).saturating_sub(memory));
+                format!(" {} comes closest: {more} more memory would do.", named(closest))
+            });
+            format!("No setting makes it run{past} in {device}: {too_large}.{closest}")
+        }
+    }
+}
+
+fn price(own: &Ending, best: &Ending) -> String {
+    let ((calls, time), (own_calls, own_time)) = (best.price(), own.price());
+    let least = best.least.map_or_else(String::new, |least| format!("It needs {} then. ", least.enough));
+    let until = if own.fits() { "" } else { ", up to where it failed," };
+    format!(
+        "{least}The price: {calls} calls of the driver of some {} (model) instead of {own_calls} of {}{until} as it was recorded.",
+        milliseconds(time),
+        milliseconds(own_time)
+    )
+}
+
+fn backing(fidelity: &Fidelity, is_complete: bool) -> String {
+    let Fidelity { allocations, at_recorded_address, segments, segments_as_recorded, .. } = fidelity;
+    let mut text = if fidelity.faithful {
+        format!(
+            "Backed by a replay of what was recorded: {at_recorded_address} of {allocations} allocations at the recorded address, {segments_as_recorded} of {segments} segments as recorded.\n"
+        )
+    } else {
+        let why = fidelity.first_divergence.as_ref().map_or_else(String::new, |divergence| format!(" First divergence {divergence}"));
+        format!("NOT BACKED: a replay of what was recorded does something else.{why}\n")
+    };
+    if !is_complete {
+        text += "The recording ends with an out-of-memory: whether the program fits to its end, it does not tell.\n";
+    }
+    text
+}
+
+/// A line for each configuration.
+fn table(endings: &[Ending]) -> String {
+    let mut rows =
+        vec![["settings", "ends", "reserved", "unused", "retries", "driver calls", "driver time", "least memory"].map(str::to_owned)];
+    for ending in endings {
+        let replayed = &ending.replayed;
+        let ends = replayed.oom.map_or_else(|| "well".to_owned(), |refused| format!("OOM at {}", refused.event));
+        let (calls, time) = ending.price();
+        let reserved = Bytes(replayed.stats.reserved_bytes.all.peak);
+        rows.push([
+            named(ending),
+            ends,
+            reserved.to_string(),
+            replayed.peak_unused.to_string(),
+            replayed.stats.num_alloc_retries.to_string(),
+            calls.to_string(),
+            milliseconds(time),
+            ending.least.map_or_else(String::new, |least| format!("{}{}", least.enough, if least.is_monotonic { "" } else { " ?" })),
+        ]);
+    }
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
+    let widths: Vec<usize> = (0..8).map(width).collect();
+    let mut text = String::from("\n");
+    for row in &rows {
+        let mut line = format!("{:<first$}  {:<second$}", row[0], row[1], first = widths[0], second = widths[1]);
+        for (cell, width) in row.iter().zip(&widths).skip(2) {
+            let _ = write!(line, "  {cell:>width$}");
+        }
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+fn named(ending: &Ending) -> String {
+    if ending.configuration.name.is_empty() { "(no settings)".to_owned() } else { ending.configuration.name.clone() }
+}
+
+fn least(ending: &Ending) -> String {
+    least_bytes(ending).to_string()
+}
+
+fn least_bytes(ending: &Ending) -> Bytes {
+    ending.least.map_or(Bytes(ending.replayed.stats.reserved_bytes.all.peak), |least| least.enough)
+}
+
+fn milliseconds(time: Nanos) -> String {
+    format!("{:.1} ms", time.0 as f64 / 1e6)
+}

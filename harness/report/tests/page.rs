@@ -56,7 +56,7 @@ fn seen_in_browser(name: &str, page: &str, script: &str, options: &[&str]) -> Op
     let file = folder.join("driven.html");
     fs::write(&file, driven).unwrap();
     let output = Command::new(&browser)
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900", "--dump-dom"])
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,900", "--dump-dom"])
         .args(options)
         .arg(format!("--user-data-dir={}", folder.join("profile").display()))
         .arg(format!("file://{}", file.display()))
@@ -210,12 +210,14 @@ fn a_snapshot_without_events_shows_its_segments() {
 #[test]
 fn several_ranks_have_a_table_and_a_choice() {
     let snapshots = [program(5), program(9)];
-    let names = ["rank0.pickle", "rank1.pickle"];
+    let names = ["/runs/a/rank0.pickle", "/runs/a/rank1.pickle"];
     let ranks = snapshots.iter().zip(names).map(|(snapshot, name)| RankData::new(name, snapshot, &explained(snapshot), false));
     let data = PageData::new("run", vec!["rank1 holds more at train.py:57".to_owned()], ranks.collect());
     let Some(seen) = used("ranks", &page(&data)) else { return };
     assert_eq!(seen["problems"], json!([]));
     assert_eq!(seen["rank_rows"], 2);
+    assert_eq!(seen["choices"], json!(["rank0.pickle", "rank1.pickle"]));
+    assert_eq!(seen["other_rank"], json!(["/runs/a/rank1.pickle · device 0", snapshots[1].traces[0].len(), 1]));
 }
 
 /// A snapshot recorded elsewhere, which is not part of the project.

@@ -88,6 +88,13 @@ async function drive() {
   await settle();
   seen.life = Number(document.querySelector("#flame > button")?.dataset.value ?? 0);
 
+  if (page.ranks.length > 1) {
+    seen.choices = [...byId("rank").options].map((option) => option.textContent);
+    byId("rank").value = "1";
+    byId("rank").dispatchEvent(new Event("change"));
+    await settle();
+    seen.other_rank = [byId("file").textContent, app.rank.events, document.querySelectorAll("tr.chosen").length];
+  }
   seen.wide = document.documentElement.scrollWidth <= window.innerWidth;
   return seen;
 }

@@ -8,6 +8,7 @@ mod error;
 mod extras;
 mod pickle;
 mod read;
+mod recorder;
 mod recording;
 mod rmm;
 mod settings;
@@ -20,6 +21,7 @@ use harness_allocator::units::Bytes;
 
 pub use self::error::SnapshotError;
 pub use self::extras::{ExtraId, Extras, Value};
+pub use self::recorder::{Recorded, Recorder};
 pub use self::recording::Recording;
 pub use self::settings::Settings;
 pub use self::stacks::{Frame, FrameId, StackId, Stacks};

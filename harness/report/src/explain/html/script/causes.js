@@ -114,19 +114,26 @@ function blockLink(block, text) {
   return link({ "data-block": String(block) }, () => select({ block }), text);
 }
 
+/** The folder that all files lie in, with the slash behind it; nothing where there is none. */
+function commonFolder(names) {
+  const [first] = names, ends = first.split("").map((letter, i) => (letter === "/" ? i + 1 : 0));
+  return first.slice(0, Math.max(...ends.filter((end) => names.every((name) => name.startsWith(first.slice(0, end)))), 0));
+}
+
 /** All ranks in one table, where there are several. */
 function showOverview() {
   if (page.ranks.length < 2) return;
   byId("overview").hidden = false;
   byId("rank-choice").hidden = false;
-  const choose = (index) => link({}, () => showRank(index), page.ranks[index].name);
+  const folder = commonFolder(page.ranks.map((rank) => rank.name)), short = (rank) => rank.name.slice(folder.length);
+  const choose = (index) => link({}, () => showRank(index), short(page.ranks[index]));
   const rows = page.ranks.map((rank, index) => ({
     attributes: { "data-rank": String(index) },
     cells: [choose(index), rank.is_oom ? "out of memory" : "ended well", bytes(rank.allocated), bytes(rank.pending), bytes(rank.reserved), bytes(rank.peak_allocated), bytes(rank.peak_reserved), rank.headline],
   }));
   const columns = [["rank"], ["end"], ["allocated", "number"], ["waiting", "number"], ["reserved", "number"], ["peak allocated", "number"], ["peak reserved", "number"], ["in one sentence"]];
-  byId("overview-body").replaceChildren(...page.overview.map((text) => element("p", {}, text)), table(columns, rows));
-  byId("rank").replaceChildren(...page.ranks.map((rank, index) => element("option", { value: String(index) }, rank.name)));
+  byId("overview-body").replaceChildren(...page.overview.map((text) => element("p", {}, text.replaceAll(folder, ""))), table(columns, rows));
+  byId("rank").replaceChildren(...page.ranks.map((rank, index) => element("option", { value: String(index) }, short(rank))));
 }
 
 /** What is selected, in words, in the bar below the page. */

@@ -167,10 +167,10 @@ class Rank {
     return this.streams[stream] === "0" ? "the default stream" : "stream 0x" + BigInt(this.streams[stream]).toString(16);
   }
 
-  /** Event and time of a moment, in words. */
+  /** A moment in words: the last event, counted from 0 as `harness explain --at` does, and its time. */
   momentText(moment) {
     const time = this.times === null ? "" : `, ${duration(this.secondsAt(moment))}${this.simulated_times ? " (model time)" : ""}`;
-    return moment === 0 ? "before the first event" : `event ${count(moment)}${time}`;
+    return moment === 0 ? "before the first event" : `event ${count(moment - 1)}${time}`;
   }
 }
 

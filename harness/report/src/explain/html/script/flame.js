@@ -98,7 +98,8 @@ function flameNode(node, left, width, row, whole) {
     },
   }, text);
   made.setAttribute("aria-label", `${text}, ${weightText(node.value)}, ${share} %`);
-  made.style.cssText = `left: ${left}px; top: ${row * FLAME_ROW}px; width: ${width}px; background: ${onlySite === null ? "#c3ccd6" : onlySite < SITE_COLOURS.length ? SITE_COLOURS[onlySite] : "#a9b3bd"}`;
+  const percent = (part) => `${(100 * part) / byId("flame").clientWidth}%`;
+  made.style.cssText = `left: ${percent(left)}; top: ${row * FLAME_ROW}px; width: ${percent(width)}; background: ${onlySite === null ? "#c3ccd6" : onlySite < SITE_COLOURS.length ? SITE_COLOURS[onlySite] : "#a9b3bd"}`;
   return made;
 }
 

@@ -105,6 +105,8 @@ function listen() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw());
   for (const moment of ["beforeprint", "afterprint"]) {
     window.addEventListener(moment, () => {
+      // Paper is light.
+      document.documentElement.classList.toggle("printed", moment === "beforeprint");
       for (const view of Object.values(VIEWS)) view();
     });
   }

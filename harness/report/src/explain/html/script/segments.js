@@ -42,21 +42,28 @@ function stretches(lane, from, to, width) {
 }
 
 /**
- * What is free in a segment and cannot go back to the driver: all that is free beside blocks; of an expandable segment, what is free in pages that
- * blocks lie in.
+ * Finds what is free in a segment and cannot go back to the driver: all that is free beside blocks; of an expandable segment, what is free in pages
+ * that blocks lie in.
  */
-function pinnedBytes(segment) {
+function findPinned(segment) {
   const { rank } = app, { address, size } = rank.blocks, page = segment.expandable ? rank.pools[segment.pool].page : segment.end - segment.address;
-  let free = 0, at = segment.address;
+  let at = segment.address;
+  segment.pinned = 0;
+  /** The free stretches that are pinned. */
+  segment.gaps = [];
   const gap = (from, to) => {
-    const [start, end] = [from - segment.address, to - segment.address];
-    return to - from - Math.max(0, Math.floor(end / page) * page - Math.ceil(start / page) * page);
+    const first = segment.address + Math.ceil((from - segment.address) / page) * page, last = segment.address + Math.floor((to - segment.address) / page) * page;
+    for (const [start, end] of last > first ? [[from, first], [last, to]] : [[from, to]]) {
+      if (end === start) continue;
+      segment.gaps.push([start, end]);
+      segment.pinned += end - start;
+    }
   };
   for (const block of segment.blocks) {
-    free += gap(at, Math.max(at, address[block]));
+    gap(at, Math.max(at, address[block]));
     at = address[block] + size[block];
   }
-  return free + gap(at, Math.max(at, segment.end));
+  gap(at, Math.max(at, segment.end));
 }
 
 const isPinned = (segment) => segment.pinned > 0;
@@ -65,7 +72,7 @@ function drawSegments() {
   const { rank, moment } = app, canvas = byId("segments"), width = canvas.clientWidth;
   const segments = rank.segmentsAt(moment), lanes = lanesOf(segments), all = lanes.reduce((sum, lane) => sum + lane.bytes, 0);
   let height = 4;
-  for (const segment of segments) segment.pinned = pinnedBytes(segment);
+  segments.forEach(findPinned);
   for (const lane of lanes) height = layOut(lane, width, all, height);
   const { context } = prepare(canvas, Math.max(height, 30));
   if (segments.length === 0) {
@@ -101,13 +108,11 @@ function drawLane(context, lane, width, waiting) {
       }
     }
     context.globalAlpha = 1;
-    for (const part of whole) {
-      if (isPinned(segment)) {
-        context.fillStyle = colour("pinned");
-        context.fillRect(part.x, part.y + ROW - 3, part.width, 2);
-      }
-      if (segment.address === app.segment?.address) frame(context, part, colour("accent"));
-    }
+    // Of an expandable segment, pages go back one by one: only what is free in pages with blocks is marked.
+    const marked = !isPinned(segment) ? [] : segment.expandable ? segment.gaps.flatMap(([from, to]) => stretches(lane, place(from), place(to), width)) : whole;
+    context.fillStyle = colour("pinned");
+    for (const part of marked) context.fillRect(part.x, part.y + ROW - 3, part.width, 2);
+    if (segment.address === app.segment?.address) whole.forEach((part) => frame(context, part, colour("accent")));
   }
 }
 

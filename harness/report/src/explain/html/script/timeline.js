@@ -58,23 +58,32 @@ class Axis {
     this.showAll();
   }
 
-  /** Where a moment begins: seconds, or its number. */
+  /** Where a moment begins: the time, or the number, of its last event. */
   position(moment) {
-    return this.byTime ? this.rank.secondsAt(moment) : moment;
+    return this.byTime ? this.rank.secondsAt(moment) : moment - 1;
+  }
+
+  /** Where the first moment begins, which is before the first event. */
+  get first() {
+    return this.byTime ? 0 : -1;
   }
 
   /** Where the last moment ends. */
   get last() {
-    return this.byTime ? this.rank.secondsAt(this.rank.events) * 1.005 : this.rank.moments;
+    return this.byTime ? this.rank.secondsAt(this.rank.events) * 1.005 : this.rank.events;
+  }
+
+  get length() {
+    return this.last - this.first;
   }
 
   showAll() {
-    this.from = 0;
+    this.from = this.first;
     this.to = this.last;
   }
 
   get isAll() {
-    return this.from === 0 && this.to === this.last;
+    return this.from === this.first && this.to === this.last;
   }
 
   /** The last moment that begins at or before a position. */
@@ -98,15 +107,15 @@ class Axis {
 
   /** Shows `factor` as much as before, with `fixed` where it is. */
   zoom(factor, fixed = (this.from + this.to) / 2) {
-    const least = this.byTime ? this.last / 1e6 : Math.min(8, this.last);
-    const length = Math.min(this.last, Math.max(least, (this.to - this.from) * factor));
+    const least = this.byTime ? this.length / 1e6 : Math.min(8, this.length);
+    const length = Math.min(this.length, Math.max(least, (this.to - this.from) * factor));
     const share = (fixed - this.from) / (this.to - this.from);
     this.move(fixed - share * length, length);
   }
 
   /** Shows `length` from a position on, within what there is. */
   move(from, length = this.to - this.from) {
-    this.from = Math.max(0, Math.min(from, this.last - length));
+    this.from = Math.max(this.first, Math.min(from, this.last - length));
     this.to = Math.min(this.last, this.from + length);
   }
 }
@@ -232,7 +241,8 @@ function drawGrid(context, width, height, most, y) {
   }
   context.textAlign = "center";
   const step = Math.max(decimalStep(axis.to - axis.from, Math.max(2, width / 130)), axis.byTime ? 0 : 1);
-  for (let n = Math.ceil(axis.from / step); n * step <= axis.to; n++) {
+  // Adding 0 makes -0 the 0 that it is shown as.
+  for (let n = Math.ceil(axis.from / step) + 0; n * step <= axis.to; n++) {
     const x = axis.x(n * step, width);
     if (x > width - 30) break;
     context.moveTo(x, bottom);
@@ -395,7 +405,7 @@ function listenToTimeline() {
 function setAxis(byTime) {
   const { axis, rank } = app, [first, last] = [axis.moment(axis.from), axis.moment(axis.to)], all = axis.isAll;
   app.axis = new Axis(rank, byTime);
-  if (!all) app.axis.move(app.axis.position(first), Math.max(app.axis.position(last) - app.axis.position(first), app.axis.last / 1e6));
+  if (!all) app.axis.move(app.axis.position(first), Math.max(app.axis.position(last) - app.axis.position(first), app.axis.length / 1e6));
   press(app.axis.byTime ? "by-time" : "by-event", "by-event", "by-time");
   redraw("timeline", "segment");
 }

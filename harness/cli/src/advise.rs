@@ -147,7 +147,14 @@ impl Advise {
     /// A replay that is not what was recorded backs no advice.
     fn refuse(&self, fidelity: &Fidelity, complete: bool) -> Result<Exit, Failures> {
         if self.format == Format::Json {
-            terminal::print_json(&Document { faithful: false, complete, fidelity, recommended: None, program: None, configurations: Vec::new() })?;
+            terminal::print_json(&Document {
+                faithful: false,
+                complete,
+                fidelity,
+                recommended: None,
+                program: None,
+                configurations: Vec::new(),
+            })?;
         }
         let divergence = fidelity.first_divergence.as_ref().map(ToString::to_string).unwrap_or_default();
         terminal::tell(format_args!(

@@ -9,12 +9,16 @@ use harness_allocator::units::Bytes;
 use harness_explain::advise::{Advice, is_complete};
 use harness_explain::fidelity::Fidelity;
 use harness_explain::grid::{Configuration, Ending, EndingRecord, Grid, UNLIMITED};
+use harness_explain::program_advice::{self, ProgramAdvice};
 use harness_report::advice;
+use harness_trace::job::Job;
+use harness_trace::snapshot::Snapshot;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
+use super::import::Program;
 use super::jobs::{self, Recovered};
 use super::{Format, device, terminal};
 
@@ -46,6 +50,12 @@ pub(super) struct Advise {
     /// Go on where a replay under the recorded settings does something else than the recording has.
     #[arg(long)]
     force: bool,
+    /// Write the replay that shows the Nth change of the program, as a scenario with its trace beside it, into the file of `--out`.
+    #[arg(long, value_name = "N", requires = "out", conflicts_with = "only", value_parser = clap::value_parser!(u32).range(1..))]
+    explain_advice: Option<u32>,
+    /// Where `--explain-advice` writes the scenario.
+    #[arg(long, value_name = "FILE.yaml", requires = "explain_advice")]
+    out: Option<PathBuf>,
     /// What to print.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
@@ -53,12 +63,30 @@ pub(super) struct Advise {
 
 /// What is printed with `--format json`.
 #[derive(Serialize)]
-struct Document {
+struct Document<'a> {
     faithful: bool,
     complete: bool,
+    fidelity: &'a Fidelity,
     #[serde(skip_serializing_if = "Option::is_none")]
     recommended: Option<String>,
+    /// What could be changed in the program, what saves most first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    program: Option<Vec<String>>,
     configurations: Vec<EndingRecord>,
+}
+
+/// What could be changed in the program.
+#[derive(Default)]
+struct InProgram {
+    changes: Vec<ProgramAdvice>,
+    /// To what share of the device it can be limited.
+    limit: Option<String>,
+}
+
+impl InProgram {
+    fn sentences(&self) -> Vec<String> {
+        self.changes.iter().map(|change| change.sentence.clone()).chain(self.limit.clone()).collect()
+    }
 }
 
 impl Advise {
@@ -66,7 +94,7 @@ impl Advise {
         let given =
             self.conf.iter().map(|conf| Configuration::of_settings(conf).map_err(|error| CliError::conf_of("--conf", &error, conf)));
         let given = given.collect::<Result<Vec<_>, _>>()?;
-        let Recovered { job, fidelity, .. } = jobs::read(&self.snapshot, self.memory)?;
+        let Recovered { snapshot, job, fidelity } = jobs::read(&self.snapshot, self.memory)?;
         let of_job = |error| jobs::of_job(&self.snapshot, &error);
         let prepared = job.prepare().map_err(of_job)?;
         if !fidelity.faithful && !self.force {
@@ -77,15 +105,56 @@ impl Advise {
         let bar = progress(configurations.len());
         let grid = Grid::new(&prepared, memory.unwrap_or(UNLIMITED));
         let endings = grid.run(&configurations, !self.only, &|| bar.inc(1)).map_err(of_job)?;
+        let in_program = if self.only { InProgram::default() } else { self.in_program(&snapshot, &endings, &job, memory, &bar)? };
         bar.finish_and_clear();
-        self.print(&grid, &endings, memory, &fidelity)?;
+        self.print(&grid, &endings, memory, &fidelity, &in_program)?;
+        self.explain(&in_program, &snapshot, memory)?;
         Ok(Exit::Passed)
+    }
+
+    /// What could be changed in the program.
+    fn in_program(
+        &self,
+        snapshot: &Snapshot,
+        endings: &[Ending],
+        job: &Job,
+        memory: Option<Bytes>,
+        bar: &ProgressBar,
+    ) -> Result<InProgram, CliError> {
+        let of_job = |error| jobs::of_job(&self.snapshot, &error);
+        let Some((own, least)) = endings.first().and_then(|own| Some((own, own.least?.enough))) else { return Ok(InProgram::default()) };
+        let changes = program_advice::changes(job, snapshot);
+        bar.inc_length(changes.len() as u64);
+        let changes = program_advice::program_advice(changes, &own.configuration, least, &|| bar.inc(1)).map_err(of_job)?;
+        let limit = match memory.filter(|&memory| own.fits() && least < memory) {
+            Some(memory) => program_advice::fraction_advice(job, &own.configuration, least, memory).map_err(of_job)?,
+            None => None,
+        };
+        Ok(InProgram { changes, limit })
+    }
+
+    /// Writes the replay that shows a change.
+    fn explain(&self, in_program: &InProgram, snapshot: &Snapshot, memory: Option<Bytes>) -> Result<(), CliError> {
+        let (Some(number), Some(out)) = (self.explain_advice, &self.out) else { return Ok(()) };
+        let Some(change) = in_program.changes.get(number as usize - 1) else {
+            let message = format!("there is no change {number} of the program: {} save memory", in_program.changes.len());
+            return Err(CliError::input(message, "give a number of those that `harness advise` shows"));
+        };
+        let about = format!("What a PyTorch program would allocate and free, changed by advice: {}.", change.sentence);
+        Program::of_job(about, &change.job, snapshot, memory.unwrap_or(change.least.enough)).write(out, &self.snapshot)
     }
 
     /// A replay that is not what was recorded backs no advice.
     fn refuse(&self, fidelity: &Fidelity, complete: bool) -> Result<Exit, Failures> {
         if self.format == Format::Json {
-            terminal::print_json(&Document { faithful: false, complete, recommended: None, configurations: Vec::new() })?;
+            terminal::print_json(&Document {
+                faithful: false,
+                complete,
+                fidelity,
+                recommended: None,
+                program: None,
+                configurations: Vec::new(),
+            })?;
         }
         let divergence = fidelity.first_divergence.as_ref().map(ToString::to_string).unwrap_or_default();
         terminal::tell(format_args!(
@@ -95,18 +164,27 @@ impl Advise {
         Ok(Exit::Failed)
     }
 
-    fn print(&self, grid: &Grid<'_>, endings: &[Ending], memory: Option<Bytes>, fidelity: &Fidelity) -> Result<(), CliError> {
+    fn print(
+        &self,
+        grid: &Grid<'_>,
+        endings: &[Ending],
+        memory: Option<Bytes>,
+        fidelity: &Fidelity,
+        in_program: &InProgram,
+    ) -> Result<(), CliError> {
         let advice = if self.only { None } else { Advice::new(grid.job(), endings, memory.unwrap_or(UNLIMITED)) };
         match self.format {
             Format::Json => terminal::print_json(&Document {
                 faithful: fidelity.faithful,
                 complete: is_complete(grid.job()),
+                fidelity,
                 recommended: advice.as_ref().and_then(|advice| advice.recommended()).map(str::to_owned),
+                program: (!self.only).then(|| in_program.sentences()),
                 configurations: endings.iter().map(|ending| ending.record(!self.only)).collect(),
             }),
             Format::Text => {
                 let text = match advice {
-                    Some(advice) => advice::render(&advice, endings, memory, fidelity),
+                    Some(advice) => advice::render(&advice, endings, memory, fidelity, &in_program.sentences()),
                     None => advice::endings(endings, fidelity, is_complete(grid.job())),
                 };
                 for note in &grid.job().notes {

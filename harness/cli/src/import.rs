@@ -10,6 +10,8 @@ use harness_explain::shrink::size;
 use harness_record::RunRecord;
 use harness_scenario::Scenario;
 use harness_scenario::steps::replay::Trace;
+use harness_trace::job::Job;
+use harness_trace::snapshot::Snapshot;
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
@@ -46,30 +48,7 @@ impl Import {
             let message = format!("{}: a scenario's name ends in .yaml", self.out.display());
             return Err(CliError::input(message, "as in `--out scenarios/our_training.yaml`").into());
         }
-        let program = Program::read(&self.snapshot, self.memory)?;
-        let trace_file = self.out.with_extension("trace.gz");
-        let name = trace_file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let trial = program.scenario(&name, "any", "");
-        let records = simulated::run(&trial, Some((&name, &program.trace)))?;
-        let [record] = records.as_slice() else { return Err(CliError::input("nothing was run", "report this with the snapshot").into()) };
-        let text = program.scenario(&name, ending(record), &expectations(record));
-        if !simulated::pass(&simulated::run(&text, Some((&name, &program.trace)))?) {
-            let message = format!("{}: a replay of it breaks the rules of the harness", self.snapshot.display());
-            return Err(CliError::Internal { message, help: "report this with the snapshot" }.into());
-        }
-        let packed = packed::pack(&program.trace);
-        let folder = trace_file.parent().filter(|folder| !folder.as_os_str().is_empty());
-        folder.map_or(Ok(()), std::fs::create_dir_all).map_err(|error| unwritten(&trace_file, error))?;
-        let write = |file: &mut std::fs::File| std::io::Write::write_all(file, &packed).map(Ok::<_, std::convert::Infallible>);
-        files::write_by(&trace_file, write).map(drop).map_err(|error| unwritten(&trace_file, error))?;
-        files::write(&self.out, &text).map_err(|error| unwritten(&self.out, error))?;
-        terminal::tell(format_args!(
-            "{} and {} ({} bytes): {}",
-            self.out.display(),
-            trace_file.display(),
-            packed.len(),
-            if ending(record) == "fits" { "every request is served" } else { "it runs out of memory" }
-        ));
+        Program::read(&self.snapshot, self.memory)?.write(&self.out, &self.snapshot)?;
         Ok(Exit::Passed)
     }
 }
@@ -94,7 +73,7 @@ fn figure(record: &RunRecord, report: &str) -> u64 {
 }
 
 /// A program as a trace, with what it ran under.
-struct Program {
+pub(crate) struct Program {
     about: String,
     conf: String,
     memory: Bytes,
@@ -116,6 +95,12 @@ impl Program {
         Ok(Self { about, conf: job.config.to_string(), memory, trace })
     }
 
+    /// A job that a command made itself.
+    pub(crate) fn of_job(about: String, job: &Job, snapshot: &Snapshot, memory: Bytes) -> Self {
+        let trace = plain(job, PendingFrees::Late).text(job, snapshot);
+        Self { about, conf: job.config.to_string(), memory, trace }
+    }
+
     /// A trace that the user wrote. Its memory is not known from it.
     fn of_trace(path: &Path, memory: Option<Bytes>) -> Result<Self, CliError> {
         let invalid = |(why, help): (String, String)| CliError::input(format!("{}: {why}", path.display()), help);
@@ -123,6 +108,31 @@ impl Program {
         let help = "give `--memory`, as in `--memory 24GiB`".to_owned();
         let memory = memory.ok_or_else(|| invalid(("a trace does not tell the device's memory".to_owned(), help)))?;
         Ok(Self { about: format!("The allocation trace {}.", file_name(path)), conf: String::new(), memory, trace })
+    }
+
+    /// Writes the scenario, whose end is expected as a replay on the simulated device showed it, and the trace beside it.
+    pub(crate) fn write(&self, out: &Path, snapshot: &Path) -> Result<(), CliError> {
+        let trace_file = out.with_extension("trace.gz");
+        let name = file_name(&trace_file);
+        let records = simulated::run(&self.scenario(&name, "any", ""), Some((&name, &self.trace)))?;
+        let failed = || CliError::Internal {
+            message: format!("{}: a replay of it breaks the rules of the harness", snapshot.display()),
+            help: "report this with the snapshot",
+        };
+        let record = records.first().ok_or_else(failed)?;
+        let text = self.scenario(&name, ending(record), &expectations(record));
+        if !simulated::pass(&simulated::run(&text, Some((&name, &self.trace)))?) {
+            return Err(failed());
+        }
+        let packed = packed::pack(&self.trace);
+        let folder = trace_file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        folder.map_or(Ok(()), std::fs::create_dir_all).map_err(|error| unwritten(&trace_file, error))?;
+        let write = |file: &mut std::fs::File| std::io::Write::write_all(file, &packed).map(Ok::<_, std::convert::Infallible>);
+        files::write_by(&trace_file, write).map(drop).map_err(|error| unwritten(&trace_file, error))?;
+        files::write(out, &text).map_err(|error| unwritten(out, error))?;
+        let end = if ending(record) == "fits" { "every request is served" } else { "it runs out of memory" };
+        terminal::tell(format_args!("{} and {} ({} bytes): {end}", out.display(), trace_file.display(), packed.len()));
+        Ok(())
     }
 
     fn scenario(&self, trace: &str, ending: &str, expectations: &str) -> String {
@@ -136,7 +146,7 @@ impl Program {
 }
 
 /// What a program reserves on a device that refuses nothing.
-fn reserved(path: &Path, job: &harness_trace::job::Job) -> Result<Bytes, CliError> {
+fn reserved(path: &Path, job: &Job) -> Result<Bytes, CliError> {
     use harness_explain::grid::{Configuration, Grid, UNLIMITED};
     let own = Configuration { name: String::new(), allocator: harness_allocator::allocator::AllocatorSpec::caching(job.config.clone()) };
     let prepared = job.prepare().map_err(|error| jobs::of_job(path, &error))?;

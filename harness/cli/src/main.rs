@@ -33,6 +33,7 @@ mod shrink;
 mod simulated;
 mod snapshots;
 mod terminal;
+mod what_if;
 
 use std::process::ExitCode;
 

@@ -30,7 +30,7 @@ use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
 use super::last_failed::LastFailed;
 use super::terminal::{self, Terminal};
-use super::{Format, device, inputs, interrupt, program};
+use super::{Format, device, inputs, interrupt, program, what_if};
 
 const EXAMPLES: &str = "Examples:
   harness run scenarios
@@ -41,6 +41,8 @@ const EXAMPLES: &str = "Examples:
   harness run scenarios --device cuda:1 --repeat 10 --report reports/h200
   harness run scenarios --shard 1/2                 # the first of two machines
   harness run scenarios --filter 'retry caching' --fail-fast
+  harness run memory_snapshot.pickle --alloc-conf expandable_segments:True
+  harness run my.yaml --try-settings --least-memory
   harness run scenarios --last-failed               # until nothing fails any more
   harness run my.yaml --format json | jq '.runs[].verdict'";
 
@@ -77,6 +79,13 @@ pub(super) struct Run {
     /// Run PyTorch's allocator under these settings too, in every scenario that lists it; may be repeated to compare settings side by side.
     #[arg(long, value_name = "CONF", long_help = ALLOC_CONF_HELP)]
     alloc_conf: Vec<String>,
+    /// Try settings of PyTorch's allocator on the simulated device, and tell above the results which of them make each scenario pass.
+    #[arg(long)]
+    try_settings: bool,
+    /// Look on the simulated device for the least memory in which each scenario passes, and tell it above the results. That more memory never hurts is
+    /// taken for granted; some amounts above it are tried too.
+    #[arg(long)]
+    least_memory: bool,
     /// Only runs whose SCENARIO::ALLOCATOR contains all of these words; may be repeated: then those that any of the filters has.
     #[arg(long, value_name = "WORDS")]
     filter: Vec<String>,
@@ -180,6 +189,7 @@ impl Run {
             move || bar.suspend(|| terminal::tell("interrupted: stopping after the present operation; press Ctrl-C again to end at once"))
         })?;
         let source = self.device_source(choice)?;
+        let what_if = self.what_if(&scenarios, &selection)?;
         self.explain_choices(&scenarios, &selection, choice, &source);
         let plan = self.plan(scenarios, selection, &source);
         bar.set_length(plan.arms().count() as u64);
@@ -208,6 +218,11 @@ impl Run {
         let report = Report::new(&records);
         let exit = if is_stuck { Exit::Failed } else { exit_of(report.counts) };
         let exit = if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit };
+        match self.format {
+            _ if what_if.is_empty() => {}
+            Format::Json => terminal::tell(what_if.trim_end()),
+            Format::Text => terminal::print(&format!("{what_if}\n"))?,
+        }
         self.print(&report, exit, terminal)?;
         self.ci.write(|limit| github::summary(&report, limit), || junit::of_runs(&report))?;
         if let Some(error) = in_use {
@@ -217,6 +232,18 @@ impl Run {
         self.remember_failures(&records)?;
         // The user may have interrupted while all this was written.
         Ok(if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit })
+    }
+
+    /// Which setting would have saved the scenarios, and how much memory would have been enough, where that is asked for.
+    fn what_if(&self, scenarios: &[Scenario], selection: &Selection) -> Result<String, CliError> {
+        let mut text = String::new();
+        if self.try_settings {
+            text += &what_if::try_settings(scenarios, self.memory)?;
+        }
+        if self.least_memory {
+            text += &what_if::least(scenarios, selection, self.memory)?;
+        }
+        Ok(text)
     }
 
     /// Where the events are written while they come.

@@ -82,6 +82,20 @@ fn two_settings_that_end_differently_are_both_arms_of_the_reduced_scenario() {
 }
 
 #[test]
+fn the_setting_that_would_have_helped_and_the_memory_that_would_do_stand_above_the_results() {
+    let folder = folder_with_trace();
+    let run = harness(
+        &["run", "job.trace", "--memory", "88MiB", "--device", "sim", "--no-report", "--try-settings", "--least-memory"],
+        folder.path(),
+    );
+    assert_eq!(run.status.code(), Some(1), "{}", text(&run.stderr));
+    let shown = text(&run.stdout);
+    let lines: Vec<&str> = shown.lines().take(2).collect();
+    assert!(lines[0].starts_with("job: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes it pass"), "{shown}");
+    assert_eq!(lines[1], "job with caching: 104 MiB would be enough, and 102 MiB are not (on the simulated device).");
+}
+
+#[test]
 fn what_cannot_be_reduced_is_answered_with_what_to_do() {
     let folder = folder_with_trace();
     for (arguments, message) in [
@@ -144,6 +158,22 @@ fn expandable_segments_are_not_recommended_where_they_are_the_cause() {
         ),
         "{shown}"
     );
+}
+
+#[test]
+fn changes_of_the_program_are_told_and_one_can_be_written_as_a_scenario() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(path) = snapshot("gt-features.default.pickle.gz") else { return };
+    let arguments = ["advise", path.to_str().unwrap(), "--explain-advice", "1", "--out", "first.yaml"];
+    let advised = harness(&arguments, folder.path());
+    assert_eq!(advised.status.code(), Some(0), "{}", text(&advised.stderr));
+    let shown = text(&advised.stdout);
+    assert!(shown.contains("  1. allocating the 21 blocks that extract_features.py:28 main keeps before everything else"), "{shown}");
+    assert!(shown.contains("a pool of its own (torch.cuda.MemPool) for the 21 blocks of extract_features.py:28 main"), "{shown}");
+    let run = harness(&["run", "first.yaml", "--device", "sim", "--no-report"], folder.path());
+    assert_eq!(run.status.code(), Some(0), "{}", text(&run.stdout));
+    let none = harness(&["advise", path.to_str().unwrap(), "--explain-advice", "99", "--out", "none.yaml"], folder.path());
+    assert_eq!(none.status.code(), Some(2));
 }
 
 #[test]

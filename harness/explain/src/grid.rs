@@ -245,7 +245,10 @@ impl<'a> Grid<'a> {
 }
 
 /// Does something with each item on all cores. The answers stand in the order of the items; of several errors the one of the first item is told.
-pub(crate) fn in_parallel<T: Sync, R: Send, E: Send>(items: &[T], act: impl Fn(&T) -> Result<R, E> + Sync) -> Result<Vec<R>, E> {
+///
+/// # Errors
+/// What `act` says.
+pub fn in_parallel<T: Sync, R: Send, E: Send>(items: &[T], act: impl Fn(&T) -> Result<R, E> + Sync) -> Result<Vec<R>, E> {
     let workers = thread::available_parallelism().map_or(1, usize::from).min(items.len().max(1));
     let next = AtomicUsize::new(0);
     let answers: Vec<Mutex<Option<Result<R, E>>>> = items.iter().map(|_| Mutex::new(None)).collect();

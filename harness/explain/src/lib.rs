@@ -4,6 +4,7 @@
 //!   [`sites`] tells who allocated, [`pins`] what keeps free memory from going back, [`waits`] and [`growth`] what stalls and what leaks.
 //! * [`ranks`]: the snapshots of all ranks together; [`compare`]: two snapshots of one program.
 //! * [`advise`]: which settings would have saved a job, by replays under a [`grid`] of them; [`least`]: how much memory would have been enough;
+//! * [`program_advice`]: what could be changed in the program itself, tried in the same way;
 //! * [`plain`]: a job as a plain trace;
 //! * [`fidelity`]: whether a replay does what the recording has;
 //! * [`shrink`]: a trace that runs out of memory, reduced to a small one that fails the same way.
@@ -17,6 +18,7 @@ pub mod growth;
 pub mod least;
 pub mod pins;
 pub mod plain;
+pub mod program_advice;
 pub mod ranks;
 pub mod shrink;
 pub mod sites;

@@ -7,12 +7,18 @@ use harness_explain::advise::{Advice, Verdict};
 use harness_explain::fidelity::Fidelity;
 use harness_explain::grid::Ending;
 
-/// Renders what was found on a device of that memory; `None` where it is not known. One screen: the sentence that matters, a line for each
+/// Renders what was found on a device of that memory; `None` where it is not known. `in_program` are changes of the program itself. One screen: the sentence that matters, a line for each
 /// configuration, and what the figures mean.
 #[must_use]
-pub fn render(advice: &Advice<'_>, endings: &[Ending], memory: Option<Bytes>, fidelity: &Fidelity) -> String {
+pub fn render(advice: &Advice<'_>, endings: &[Ending], memory: Option<Bytes>, fidelity: &Fidelity, in_program: &[String]) -> String {
     let mut text = format!("{}\n", first_sentence(advice, memory));
     text += &backing(fidelity, advice.is_complete);
+    if !in_program.is_empty() {
+        text += "\nIn the program itself, each change tried by a replay under the recorded settings:\n";
+        for (number, sentence) in in_program.iter().enumerate() {
+            let _ = writeln!(text, "  {}. {sentence}.", number + 1);
+        }
+    }
     text += &table(endings);
     text += "\nDriver time is a model's, not measured. The least memory takes for granted that more memory never hurts; `?` marks those for which that is not so.\n";
     text
@@ -74,11 +80,8 @@ fn price(own: &Ending, best: &Ending) -> String {
 }
 
 fn backing(fidelity: &Fidelity, is_complete: bool) -> String {
-    let Fidelity { allocations, at_recorded_address, segments, segments_as_recorded, .. } = fidelity;
     let mut text = if fidelity.faithful {
-        format!(
-            "Backed by a replay of what was recorded: {at_recorded_address} of {allocations} allocations at the recorded address, {segments_as_recorded} of {segments} segments as recorded.\n"
-        )
+        format!("Backed by a replay of what was recorded: {fidelity}.\n")
     } else {
         let why = fidelity.first_divergence.as_ref().map_or_else(String::new, |divergence| format!(" First divergence {divergence}"));
         format!("NOT BACKED: a replay of what was recorded does something else.{why}\n")

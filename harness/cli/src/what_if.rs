@@ -1,0 +1,95 @@
+//! `harness run --try-settings` and `--least-memory`: which setting would have saved a scenario, and how much memory would have been enough for it, in
+//! one sentence for each. Tried on the simulated device, whatever the scenario runs on.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use harness_allocator::allocator::AllocatorSpec;
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::units::Bytes;
+use harness_devices::DeviceSource;
+use harness_explain::grid::{SETTINGS, in_parallel};
+use harness_explain::least::least_memory;
+use harness_record::{RunRecord, Verdict};
+use harness_run::session::{Plan, Selection, has_pytorchs};
+use harness_scenario::Scenario;
+
+use super::error::CliError;
+
+/// Memory is looked for in steps of a page.
+const STEP: Bytes = Bytes::mib(2);
+/// No more than so many times what a scenario asks for.
+const MOST: u64 = 64;
+
+/// A sentence about each scenario that lists PyTorch's allocator: under which settings it passes.
+pub(crate) fn try_settings(scenarios: &[Scenario], memory: Option<Bytes>) -> Result<String, CliError> {
+    let mut text = String::new();
+    for scenario in scenarios.iter().filter(|scenario| has_pytorchs(scenario)) {
+        let configs = SETTINGS.iter().filter_map(|conf| Config::parse(conf).ok().map(|config| (*conf, AllocatorSpec::caching(config))));
+        let configs: Vec<(&str, AllocatorSpec)> = configs.collect();
+        let passed = in_parallel(&configs, |(_, arm)| passes(scenario, arm, memory))?;
+        let saving: Vec<&str> = configs.iter().zip(&passed).filter(|(_, passed)| **passed).map(|((conf, _), _)| *conf).collect();
+        let all = configs.len();
+        let sentence = match saving.as_slice() {
+            [] => format!("none of {all} settings makes it pass"),
+            ["", rest @ ..] if rest.len() + 1 == all => "it passes under every setting".to_owned(),
+            ["", ..] => format!("it passes without any settings, and not under {} of {all} settings", all - saving.len()),
+            [first, rest @ ..] if rest.is_empty() => {
+                format!("PYTORCH_CUDA_ALLOC_CONF={first} makes it pass, and none other of {all} settings")
+            }
+            [first, rest @ ..] => {
+                format!(
+                    "PYTORCH_CUDA_ALLOC_CONF={first} makes it pass, and so do {} other of {all} settings: {}",
+                    rest.len(),
+                    rest.join(" ")
+                )
+            }
+        };
+        let _ = writeln!(text, "{}: {sentence} (on the simulated device).", scenario.name);
+    }
+    Ok(text)
+}
+
+/// A sentence about each scenario with each of its allocators: in how much memory it passes.
+pub(crate) fn least(scenarios: &[Scenario], selection: &Selection, memory: Option<Bytes>) -> Result<String, CliError> {
+    let mut text = String::new();
+    for scenario in scenarios {
+        for arm in selection.of(scenario) {
+            let given = memory.unwrap_or(scenario.needs.memory);
+            let _ = writeln!(text, "{} with {arm}: {} (on the simulated device).", scenario.name, least_of(scenario, arm, given)?);
+        }
+    }
+    Ok(text)
+}
+
+fn least_of(scenario: &Scenario, arm: &AllocatorSpec, given: Bytes) -> Result<String, CliError> {
+    let try_memory = |memory: Bytes| passes(scenario, arm, Some(memory));
+    let mut high = given;
+    while !try_memory(high)? {
+        if high.0 >= given.0.saturating_mul(MOST) || high >= harness_scenario::MAX_MEMORY {
+            return Ok(format!("it does not pass in {given}, nor in any of up to {high}"));
+        }
+        high = Bytes(high.0 * 2);
+    }
+    let least = least_memory(STEP, high, STEP, try_memory)?;
+    let doubt = if least.is_monotonic { "" } else { "; more memory hurts here: some amounts above this do not do" };
+    Ok(format!("{} would be enough, and {} are not{doubt}", least.enough, least.too_little))
+}
+
+/// Whether a scenario passes with an allocator in that memory, or in what it needs.
+fn passes(scenario: &Scenario, arm: &AllocatorSpec, memory: Option<Bytes>) -> Result<bool, CliError> {
+    let scenario = Scenario { allocators: vec![arm.clone()], ..scenario.clone() };
+    let plan = Plan {
+        scenarios: vec![scenario],
+        selection: Selection::default(),
+        seed: None,
+        memory,
+        repetitions: 1,
+        audit: false,
+        fail_fast: true,
+        program: String::new(),
+    };
+    let source = DeviceSource::simulated();
+    let runs: Vec<RunRecord> = plan.run(&source, &Arc::default())?.runs;
+    Ok(runs.iter().all(|run| matches!(run.verdict, Verdict::Passed | Verdict::FailedAsExpected { .. })))
+}

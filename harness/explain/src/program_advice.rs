@@ -1,0 +1,303 @@
+//! Advice in the program's own terms, beside settings: what could be changed in it, each change tried by a replay of the changed job.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use harness_allocator::allocator::{MemoryFraction, PrivatePoolId};
+use harness_allocator::units::Bytes;
+use harness_trace::job::{Ended, Job, JobError};
+use harness_trace::snapshot::{PoolId, Snapshot};
+use harness_trace::trace::TraceEvent;
+
+use crate::grid::{Configuration, Grid, in_parallel};
+use crate::least::Least;
+use crate::sites::{SiteId, SiteKind, Sites};
+
+/// Sites that changes are tried for: those with the most bytes at one time.
+const SITES: usize = 8;
+/// Changes that save less than this, in percent of the memory, are not told.
+const WORTH_PERCENT: u64 = 2;
+/// A cache that is emptied more often than this, nobody would.
+const MOST_TIMES_EMPTIED: usize = 1000;
+
+/// A change of the program, and what it comes to.
+#[derive(Clone, Debug)]
+pub struct ProgramAdvice {
+    /// What to change, and what that saves, in one sentence without a full stop.
+    pub sentence: String,
+    /// The least memory with the change.
+    pub least: Least,
+    /// What that is less than without.
+    pub saves: Bytes,
+    /// The changed job.
+    pub job: Job,
+}
+
+/// Tries changes of a job under its own settings, on all cores. Those that save most come first, of those that save the same the ones that empty the cache least. `own` is the least memory without any change, and
+/// `progress` is called for each change that was tried, of [`changes`].
+///
+/// # Errors
+/// [`JobError`] of a replay that is not possible at all.
+pub fn program_advice(
+    changes: Vec<Change>,
+    own: &Configuration,
+    own_least: Bytes,
+    progress: &(dyn Fn() + Sync),
+) -> Result<Vec<ProgramAdvice>, JobError> {
+    let tried = in_parallel(&changes, |change| {
+        let prepared = change.job.prepare()?;
+        let least = Grid::new(&prepared, own_least).least(own);
+        progress();
+        least.map(|(least, _)| least)
+    })?;
+    let mut advice: Vec<ProgramAdvice> = Vec::new();
+    let mut changes: Vec<(Change, Least)> = changes.into_iter().zip(tried).collect();
+    // Stable: of those that save and cost the same, the order in which they were made.
+    changes.sort_by_key(|(change, least)| (least.enough, change.times_emptied));
+    for (change, least) in changes {
+        let saves = own_least.saturating_sub(least.enough);
+        if saves.0 >= own_least.0 / 100 * WORTH_PERCENT && saves > Bytes::ZERO {
+            let price = match change.times_emptied {
+                0 => String::new(),
+                times => format!(", for {times} calls of empty_cache"),
+            };
+            let sentence = format!("{} lets it run in {} instead of {own_least}{price}", change.what, least.enough);
+            advice.push(ProgramAdvice { sentence, least, saves, job: change.job });
+        }
+    }
+    Ok(advice)
+}
+
+/// A change that can be tried.
+#[derive(Clone, Debug)]
+pub struct Change {
+    what: String,
+    /// How often the program would empty its cache.
+    times_emptied: usize,
+    job: Job,
+}
+
+/// The share of the device that the program could be limited to without being refused anything, as advice for who shares the device: `None` where it is
+/// all of it, or where a replay with the limit is refused something.
+///
+/// # Errors
+/// [`JobError`] of a replay that is not possible at all.
+pub fn fraction_advice(job: &Job, own: &Configuration, own_least: Bytes, memory: Bytes) -> Result<Option<String>, JobError> {
+    let share = (own_least.0 as f64 / memory.0 as f64 * 100.0).ceil() / 100.0;
+    let Some(fraction) = MemoryFraction::new(share).filter(|_| share < 1.0) else { return Ok(None) };
+    let mut edit = Edit::default();
+    edit.add(TraceEvent::SetFraction(fraction), 0);
+    (0..job.operations.len()).for_each(|operation| edit.keep(job, operation));
+    let limited = edit.job(job);
+    let replayed = Grid::new(&limited.prepare()?, memory).replay(own, memory)?;
+    let kept = fraction.limit(memory).unwrap_or(memory);
+    Ok(replayed.oom.is_none().then(|| {
+        format!("torch.cuda.set_per_process_memory_fraction({share}) at the start keeps it to {kept} of {memory}, and nothing is refused")
+    }))
+}
+
+/// The changes that are worth a trial.
+#[must_use]
+pub fn changes(job: &Job, snapshot: &Snapshot) -> Vec<Change> {
+    let sites = Sites::new(snapshot, job.device);
+    let by_site = BySite::new(job, &sites);
+    let mut changes = Vec::new();
+    for &site in &by_site.largest() {
+        let name = &sites.get(site).name;
+        let ids = &by_site.ids[&site];
+        let count = ids.len();
+        let change = |what: String, job: Job| Change { what, times_emptied: 0, job };
+        changes.push(change(format!("a pool of its own (torch.cuda.MemPool) for the {count} blocks of {name}"), own_pool(job, ids)));
+        let kept = by_site.kept(job, ids);
+        if !kept.is_empty() {
+            let what = format!("allocating the {} blocks that {name} keeps before everything else, the largest first,", kept.len());
+            changes.push(change(what, before_all(job, &kept)));
+        }
+        if let Some(earlier) = by_site.freed_before_the_next(job, ids) {
+            changes.push(change(format!("freeing each block of {name} before the next one is made there"), earlier));
+        }
+        if let Some((emptied, times)) = emptied_before(job, ids) {
+            changes.push(Change { what: format!("torch.cuda.empty_cache() in front of {name}"), times_emptied: times, job: emptied });
+        }
+    }
+    changes
+}
+
+/// Allocations by site.
+struct BySite {
+    /// In order.
+    ids: BTreeMap<SiteId, Vec<u64>>,
+    /// The most bytes of a site at one time.
+    peaks: BTreeMap<SiteId, Bytes>,
+    /// Of each id the operations that allocate and free it.
+    made: BTreeMap<u64, usize>,
+    freed: BTreeMap<u64, usize>,
+}
+
+impl BySite {
+    fn new(job: &Job, sites: &Sites) -> Self {
+        let mut all = Self { ids: BTreeMap::new(), peaks: BTreeMap::new(), made: BTreeMap::new(), freed: BTreeMap::new() };
+        let (mut live, mut site_of): (BTreeMap<SiteId, Bytes>, BTreeMap<u64, (SiteId, Bytes)>) = (BTreeMap::new(), BTreeMap::new());
+        for (operation, &event) in job.operations.iter().enumerate() {
+            match event {
+                TraceEvent::Allocate { id, size, .. } => {
+                    let site = sites.of_event(job.origin[operation] as usize);
+                    all.made.insert(id, operation);
+                    // A change is at a line that is known.
+                    if sites.get(site).kind == SiteKind::Frame && size > Bytes::ZERO {
+                        all.ids.entry(site).or_default().push(id);
+                        site_of.insert(id, (site, size));
+                        let now = live.entry(site).or_default();
+                        *now += size;
+                        let peak = all.peaks.entry(site).or_default();
+                        *peak = (*peak).max(*now);
+                    }
+                }
+                TraceEvent::Free { id } => {
+                    all.freed.insert(id, operation);
+                    if let Some((site, size)) = site_of.get(&id) {
+                        *live.entry(*site).or_default() -= *size;
+                    }
+                }
+                _ => {}
+            }
+        }
+        all
+    }
+
+    fn largest(&self) -> Vec<SiteId> {
+        let mut sites: Vec<SiteId> = self.ids.keys().copied().collect();
+        sites.sort_by_key(|site| (Reverse(self.peaks[site]), *site));
+        sites.truncate(SITES);
+        sites
+    }
+
+    /// Those that are never freed, or live for more than half of the recording, and were served.
+    fn kept(&self, job: &Job, ids: &[u64]) -> BTreeSet<u64> {
+        let all = job.operations.len();
+        let lives_long = |id: &&u64| self.freed.get(id).is_none_or(|freed| freed - self.made[*id] > all / 2);
+        ids.iter().filter(lives_long).filter(|&&id| job.allocations[id as usize].address.is_some()).copied().collect()
+    }
+
+    /// The job in which each block goes before the next one of its site comes. `None` where more than two are live at one time, which the program
+    /// needs together, or never two.
+    fn freed_before_the_next(&self, job: &Job, ids: &[u64]) -> Option<Job> {
+        let mut moved: BTreeMap<usize, u64> = BTreeMap::new();
+        for three in ids.windows(3) {
+            if self.freed.get(&three[0]).is_none_or(|&freed| freed > self.made[&three[2]]) {
+                return None;
+            }
+        }
+        for pair in ids.windows(2) {
+            let next = self.made[&pair[1]];
+            if self.freed.get(&pair[0]).is_some_and(|&freed| freed > next) {
+                moved.insert(next, pair[0]);
+            }
+        }
+        if moved.is_empty() {
+            return None;
+        }
+        let gone: BTreeSet<u64> = moved.values().copied().collect();
+        let mut edit = Edit::default();
+        for (operation, &event) in job.operations.iter().enumerate() {
+            if let Some(&id) = moved.get(&operation) {
+                edit.add(TraceEvent::Free { id }, job.origin[operation]);
+            }
+            let is_moved = matches!(event, TraceEvent::Free { id } if gone.contains(&id));
+            if !is_moved {
+                edit.keep(job, operation);
+            }
+        }
+        Some(edit.job(job))
+    }
+}
+
+/// The operations of a changed job.
+#[derive(Default)]
+struct Edit {
+    operations: Vec<TraceEvent>,
+    origin: Vec<u32>,
+    /// Where each operation that was kept stands now.
+    place: BTreeMap<usize, usize>,
+}
+
+impl Edit {
+    fn add(&mut self, event: TraceEvent, origin: u32) {
+        self.operations.push(event);
+        self.origin.push(origin);
+    }
+
+    fn keep(&mut self, job: &Job, operation: usize) {
+        self.place.insert(operation, self.operations.len());
+        self.add(job.operations[operation], job.origin[operation]);
+    }
+
+    fn job(self, job: &Job) -> Job {
+        let ended = match job.ended {
+            Ended::Oom { operation, event, requested, device_free } => {
+                Ended::Oom { operation: self.place.get(&operation).copied().unwrap_or(operation), event, requested, device_free }
+            }
+            Ended::Well => Ended::Well,
+        };
+        Job { operations: self.operations, origin: self.origin, ended, ..job.clone() }
+    }
+}
+
+/// The job with these blocks in a private pool of their own.
+fn own_pool(job: &Job, ids: &[u64]) -> Job {
+    let ids: BTreeSet<u64> = ids.iter().copied().collect();
+    let pool = PrivatePoolId(job.pools.len() as u32);
+    let mut edit = Edit::default();
+    let mut open = 0_usize;
+    for (operation, &event) in job.operations.iter().enumerate() {
+        match event {
+            TraceEvent::BeginPool(_) => open += 1,
+            TraceEvent::EndPool(_) => open = open.saturating_sub(1),
+            _ => {}
+        }
+        let is_own = open == 0 && matches!(event, TraceEvent::Allocate { id, .. } if ids.contains(&id));
+        if is_own {
+            edit.add(TraceEvent::BeginPool(pool), job.origin[operation]);
+        }
+        edit.keep(job, operation);
+        if is_own {
+            edit.add(TraceEvent::EndPool(pool), job.origin[operation]);
+        }
+    }
+    let mut changed = edit.job(job);
+    changed.pools.push(PoolId(0, u64::MAX));
+    changed
+}
+
+/// The job with these blocks allocated in front of everything else, the largest first.
+fn before_all(job: &Job, ids: &BTreeSet<u64>) -> Job {
+    let is_first = |event: TraceEvent| matches!(event, TraceEvent::Allocate { id, .. } if ids.contains(&id));
+    let size = |operation: usize| match job.operations[operation] {
+        TraceEvent::Allocate { size, .. } => size,
+        _ => Bytes::ZERO,
+    };
+    let mut first: Vec<usize> = (0..job.operations.len()).filter(|&operation| is_first(job.operations[operation])).collect();
+    first.sort_by_key(|&operation| Reverse(size(operation)));
+    let mut edit = Edit::default();
+    first.into_iter().for_each(|operation| edit.keep(job, operation));
+    (0..job.operations.len()).filter(|&operation| !is_first(job.operations[operation])).for_each(|operation| edit.keep(job, operation));
+    edit.job(job)
+}
+
+/// The job with the cache emptied in front of the largest allocations of a site, and how often; `None` where that is too often.
+fn emptied_before(job: &Job, ids: &[u64]) -> Option<(Job, usize)> {
+    let requested = |id: &u64| job.allocations[*id as usize].requested;
+    let largest = ids.iter().map(requested).max()?;
+    let before: BTreeSet<u64> = ids.iter().filter(|id| requested(id) >= Bytes(largest.0 / 2)).copied().collect();
+    if before.len() > MOST_TIMES_EMPTIED {
+        return None;
+    }
+    let mut edit = Edit::default();
+    for (operation, &event) in job.operations.iter().enumerate() {
+        if matches!(event, TraceEvent::Allocate { id, .. } if before.contains(&id)) {
+            edit.add(TraceEvent::EmptyCache, job.origin[operation]);
+        }
+        edit.keep(job, operation);
+    }
+    Some((edit.job(job), before.len()))
+}

@@ -63,9 +63,10 @@ pub(super) struct Advise {
 
 /// What is printed with `--format json`.
 #[derive(Serialize)]
-struct Document {
+struct Document<'a> {
     faithful: bool,
     complete: bool,
+    fidelity: &'a Fidelity,
     #[serde(skip_serializing_if = "Option::is_none")]
     recommended: Option<String>,
     /// What could be changed in the program, what saves most first.
@@ -146,7 +147,14 @@ impl Advise {
     /// A replay that is not what was recorded backs no advice.
     fn refuse(&self, fidelity: &Fidelity, complete: bool) -> Result<Exit, Failures> {
         if self.format == Format::Json {
-            terminal::print_json(&Document { faithful: false, complete, recommended: None, program: None, configurations: Vec::new() })?;
+            terminal::print_json(&Document {
+                faithful: false,
+                complete,
+                fidelity,
+                recommended: None,
+                program: None,
+                configurations: Vec::new(),
+            })?;
         }
         let divergence = fidelity.first_divergence.as_ref().map(ToString::to_string).unwrap_or_default();
         terminal::tell(format_args!(
@@ -169,6 +177,7 @@ impl Advise {
             Format::Json => terminal::print_json(&Document {
                 faithful: fidelity.faithful,
                 complete: is_complete(grid.job()),
+                fidelity,
                 recommended: advice.as_ref().and_then(|advice| advice.recommended()).map(str::to_owned),
                 program: (!self.only).then(|| in_program.sentences()),
                 configurations: endings.iter().map(|ending| ending.record(!self.only)).collect(),

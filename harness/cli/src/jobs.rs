@@ -27,16 +27,7 @@ pub(crate) fn read(path: &Path, memory: Option<Bytes>) -> Result<Recovered, CliE
         let help = "call torch.cuda.memory._record_memory_history() before the part of the program that matters; `harness explain` takes the segments";
         return Err(CliError::input(message, help));
     };
-    let recover = |memory: Option<Bytes>| {
-        let job = Job::recover_with(&snapshot, device, memory)?;
-        let fidelity = fidelity::check(&job.prepare()?, &snapshot)?;
-        Ok((job, fidelity))
-    };
-    let with_memory = memory.and_then(|memory| recover(Some(memory)).ok()).filter(|(_, fidelity)| fidelity.faithful);
-    let (job, fidelity) = match with_memory {
-        Some(recovered) => recovered,
-        None => recover(None).map_err(|error| of_job(path, &error))?,
-    };
+    let (job, fidelity) = fidelity::recover(&snapshot, device, memory).map_err(|error| of_job(path, &error))?;
     Ok(Recovered { snapshot, job, fidelity })
 }
 

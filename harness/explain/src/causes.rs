@@ -21,11 +21,13 @@ use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
 use harness_record::{CauseKind, Shortage};
+use harness_trace::job::JobError;
 use harness_trace::snapshot::{Action, Snapshot};
 use serde::Serialize;
 
 pub(crate) use self::view::{DeviceSize, View, other_lane};
 
+use crate::fidelity::{self, Fidelity};
 use crate::growth::{self, Growth};
 use crate::pins::{self, PinnedSegment};
 use crate::sites::{Site, SiteId, Sites};
@@ -76,6 +78,10 @@ pub struct Explanation {
     pub survived_ooms: usize,
     /// What else the reader of the figures should know.
     pub notes: Vec<String>,
+    /// Whether a replay under the recorded settings does what was recorded, so that what it does under others can be trusted. `None` where nothing
+    /// was recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fidelity: Option<Fidelity>,
     /// Every site that is named above, by [`SiteBytes::id`] and its like.
     pub sites: BTreeMap<SiteId, Site>,
     /// The settings under which the program ran, as `PYTORCH_ALLOC_CONF` has them; `None` where the file does not tell.
@@ -291,6 +297,9 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
     causes.extend(size.outside);
     let mut notes: Vec<String> = snapshot.notes.iter().cloned().chain(unknown).collect();
     notes.extend(view.notes(size.known));
+    let recovered =
+        (!history.events().is_empty()).then(|| fidelity::recover(snapshot, device, options.memory).map(|(_, fidelity)| fidelity));
+    notes.extend(recovered.as_ref().map(replayed));
     let oom_events = history.events().iter().filter(|event| event.action == Action::Oom).count();
     let mut explanation = Explanation {
         headline: String::new(),
@@ -307,6 +316,7 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
         growing: growth::list(&view),
         survived_ooms: oom_events.saturating_sub(usize::from(moment.at == MomentKind::Oom)),
         notes,
+        fidelity: recovered.and_then(Result::ok),
         sites: BTreeMap::new(),
         conf,
         shortage,
@@ -315,6 +325,19 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
     explanation.sites = explanation.named_sites().map(|id| (id, sites.get(id).clone())).collect();
     explanation.headline = crate::headline::of(&explanation);
     Ok(explanation)
+}
+
+/// What a replay of the recording shows.
+fn replayed(fidelity: &Result<Fidelity, JobError>) -> String {
+    match fidelity {
+        Ok(fidelity) => match &fidelity.first_divergence {
+            None => format!("replayed under its own settings the recording comes out the same: {fidelity}"),
+            Some(divergence) => format!(
+                "replayed under its own settings the recording comes out differently ({fidelity}), so a replay under others shows nothing; it differs {divergence}"
+            ),
+        },
+        Err(error) => format!("the recording cannot be replayed: {error}"),
+    }
 }
 
 impl Explanation {

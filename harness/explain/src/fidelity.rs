@@ -42,6 +42,16 @@ pub struct Divergence {
     pub replayed: String,
 }
 
+impl fmt::Display for Fidelity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { allocations, at_recorded_address, segments, segments_as_recorded, .. } = self;
+        write!(
+            f,
+            "{at_recorded_address} of {allocations} allocations at the recorded address, {segments_as_recorded} of {segments} segments as recorded"
+        )
+    }
+}
+
 impl fmt::Display for Divergence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.event {
@@ -73,6 +83,21 @@ pub fn check(prepared: &Prepared<'_>, snapshot: &Snapshot) -> Result<Fidelity, J
     let last = last.unwrap_or_else(|| if job.operations.is_empty() { job.start_for_allocator() } else { Vec::new() });
     check.compare_end(snapshot, &last);
     Ok(check.finish())
+}
+
+/// Recovers the job of one device from a snapshot, and checks it. The memory given is taken for that of the device at the time of the recording
+/// where a replay with it does what was recorded.
+///
+/// # Errors
+/// [`JobError`] where nothing can be recovered or replayed.
+pub fn recover(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<(Job, Fidelity), JobError> {
+    let recover = |memory: Option<Bytes>| {
+        let job = Job::recover_with(snapshot, device, memory)?;
+        let fidelity = check(&job.prepare()?, snapshot)?;
+        Ok((job, fidelity))
+    };
+    let with_memory = memory.and_then(|memory| recover(Some(memory)).ok()).filter(|(_, fidelity)| fidelity.faithful);
+    with_memory.map_or_else(|| recover(None), Ok)
 }
 
 struct Check<'a> {

@@ -80,11 +80,8 @@ fn price(own: &Ending, best: &Ending) -> String {
 }
 
 fn backing(fidelity: &Fidelity, is_complete: bool) -> String {
-    let Fidelity { allocations, at_recorded_address, segments, segments_as_recorded, .. } = fidelity;
     let mut text = if fidelity.faithful {
-        format!(
-            "Backed by a replay of what was recorded: {at_recorded_address} of {allocations} allocations at the recorded address, {segments_as_recorded} of {segments} segments as recorded.\n"
-        )
+        format!("Backed by a replay of what was recorded: {fidelity}.\n")
     } else {
         let why = fidelity.first_divergence.as_ref().map_or_else(String::new, |divergence| format!(" First divergence {divergence}"));
         format!("NOT BACKED: a replay of what was recorded does something else.{why}\n")

@@ -1,0 +1,34 @@
+//! What the README shows of `harness explain` and `harness advise` is what they print. `UPDATE=1 cargo test --test readme` writes it anew.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// An excerpt of the README: its name, the command, and the line that is the first left out.
+const EXCERPTS: [(&str, &[&str], &str); 2] = [
+    ("explain", &["explain", "harness/explain/tests/snapshots/features.pickle.gz"], "What keeps free memory"),
+    ("advise", &["advise", "harness/explain/tests/snapshots/features.pickle.gz"], "max_split_size_mb:256 "),
+];
+
+#[test]
+fn the_readme_shows_what_explain_and_advise_print() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let readme = fs::read_to_string(root.join("README.md")).expect("the README is there");
+    let mut wanted = readme.clone();
+    for (name, arguments, first_left_out) in EXCERPTS {
+        let output = Command::new(env!("CARGO_BIN_EXE_harness")).args(arguments).current_dir(&root).output().expect("harness starts");
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).expect("output is UTF-8");
+        assert!(text.contains(first_left_out), "{text}");
+        let shown: Vec<&str> = text.lines().take_while(|line| !line.starts_with(first_left_out)).map(str::trim_end).collect();
+        let begin = format!("<!-- excerpt: {name} -->\n");
+        let (before, rest) = wanted.split_once(&begin).expect("the README has the excerpt's beginning");
+        let (_, after) = rest.split_once("<!-- end -->").expect("the README has the excerpt's end");
+        wanted = format!("{before}{begin}```text\n{}\n```\n<!-- end -->{after}", shown.join("\n").trim_end());
+    }
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(root.join("README.md"), wanted).expect("the README can be written");
+    } else {
+        assert!(readme == wanted, "an excerpt in the README is not what the program prints: run with UPDATE=1");
+    }
+}

@@ -14,13 +14,12 @@ use harness_trace::trace::{self, TraceEvent};
 use proptest::prelude::*;
 
 const MEMORY: Bytes = Bytes::mib(160);
-const CONFS: [&str; 6] = [
+const CONFS: [&str; 5] = [
     "",
     "max_split_size_mb:32",
     "roundup_power2_divisions:4",
     "expandable_segments:True",
     "garbage_collection_threshold:0.6,per_process_memory_fraction:0.9",
-    "expandable_segments:True,max_split_size_mb:32",
 ];
 
 /// Some lines of a trace, with numbers to choose ids by.

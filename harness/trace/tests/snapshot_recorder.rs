@@ -2,14 +2,17 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::ops::ControlFlow;
+
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
-use harness_allocator::allocator::{Allocator, AllocatorKind};
+use harness_allocator::allocator::{Allocator, AllocatorKind, AllocatorSpec};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::stats::BlockState;
 use harness_allocator::units::Bytes;
 use harness_trace::execute::{ByHandle, Executor, Unobserved};
+use harness_trace::job::{Job, Placement, Setup};
 use harness_trace::snapshot::{Action, ExtraId, Frame, Recorder, Recording, Settings, Snapshot, Value};
-use harness_trace::trace;
+use harness_trace::trace::{self, TraceEvent};
 
 /// Splits, both pools, two streams with a pending free, a refused request that gives the cache back, an emptied cache, a private pool.
 const PROGRAM: &str = "a 1 1000 0\na 2 3000000 0\na 3 5000000 0\nf 2\na 4 700000 0\na 5 30000000 1\nr 5 0\nf 5\na 6 2000000 1\nd\na 7 12000000 1\n\
@@ -70,6 +73,28 @@ fn a_recorded_run_is_a_snapshot_that_is_written_and_read() {
     let read = Snapshot::parse(&written).unwrap();
     assert_eq!((&read.segments, &read.traces, &read.settings), (&snapshot.segments, &snapshot.traces, &snapshot.settings));
     assert_eq!(read.stacks, snapshot.stacks);
+}
+
+#[test]
+fn the_program_is_recovered_from_its_recording_and_gets_every_block_at_the_same_address() {
+    for conf in ["", "max_split_size_mb:20", "expandable_segments:True"] {
+        let config = Config::parse(conf).unwrap();
+        let (snapshot, _) = recorded(Box::new(CachingAllocator::new(config.clone())), conf);
+        let job = Job::recover_with(&snapshot, 0, Some(MEMORY)).unwrap();
+        let setup = Setup { allocator: AllocatorSpec::caching(config), memory: MEMORY, placement: Placement::Recorded };
+        let mut addresses = Vec::new();
+        let prepared = job.prepare().unwrap();
+        prepared
+            .watch(&setup, |step| {
+                addresses.extend(
+                    step.address.filter(|_| matches!(job.operations[step.operation], TraceEvent::Allocate { .. })).map(|address| address.0),
+                );
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        let allocations = snapshot.traces[0].iter().filter(|event| event.action == Action::Alloc);
+        assert_eq!(addresses, allocations.map(|event| event.address).collect::<Vec<_>>(), "{conf}");
+    }
 }
 
 #[test]

@@ -970,8 +970,9 @@ fn a_trace_a_recording_and_a_pickle_are_answered_with_the_command_for_them() {
     let world = World::without_gpu().holding(&[("job.trace", TRACE), ("recording.jsonl", "{\"torch\":\"2.11.0\",\"conf\":\"\"}\n")]);
     std::fs::write(world.path("snapshot.pickle"), b"\x80\x04\x95\x00").unwrap();
     for (arguments, is, help) in [
-        (["run", "job.trace"].as_slice(), "job.trace: this is an allocation trace, not a scenario", "harness replay job.trace --memory"),
-        (&["run", "snapshot.pickle"], "this is a Python pickle, as PyTorch's memory snapshots are", "harness explain snapshot.pickle"),
+        (["check", "job.trace"].as_slice(), "job.trace: this is an allocation trace, not a scenario", "harness replay job.trace --memory"),
+        (&["run", "job.trace"], "job.trace: a trace does not tell the device's memory", "give `--memory`"),
+        (&["check", "snapshot.pickle"], "this is a Python pickle, as PyTorch's memory snapshots are", "harness explain snapshot.pickle"),
         (&["check", "recording.jsonl"], "this is a recording of PyTorch's allocator", "harness replay --verify recording.jsonl"),
         (&["replay", "recording.jsonl", "--memory", "1GiB"], "not an allocation trace", "harness replay --verify recording.jsonl"),
         (&["replay", "snapshot.pickle", "--memory", "1GiB"], "this is a Python pickle", "harness explain snapshot.pickle"),

@@ -6,8 +6,8 @@ use std::process::Command;
 
 /// An excerpt of the README: its name, the command, and the line that is the first left out.
 const EXCERPTS: [(&str, &[&str], &str); 2] = [
-    ("explain", &["explain", "harness/explain/tests/snapshots/features.pickle.gz"], "What keeps free memory"),
-    ("advise", &["advise", "harness/explain/tests/snapshots/features.pickle.gz"], "max_split_size_mb:256 "),
+    ("explain", &["explain", "harness/explain/tests/snapshots/kept-features.pickle.gz"], "What keeps free memory"),
+    ("advise", &["advise", "harness/explain/tests/snapshots/kept-features.pickle.gz"], "max_split_size_mb:256 "),
 ];
 
 #[test]

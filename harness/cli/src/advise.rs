@@ -66,7 +66,9 @@ pub(super) struct Advise {
 struct Document<'a> {
     faithful: bool,
     complete: bool,
-    fidelity: &'a Fidelity,
+    /// Left out where only given settings are tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fidelity: Option<&'a Fidelity>,
     #[serde(skip_serializing_if = "Option::is_none")]
     recommended: Option<String>,
     /// What could be changed in the program, what saves most first.
@@ -150,7 +152,7 @@ impl Advise {
             terminal::print_json(&Document {
                 faithful: false,
                 complete,
-                fidelity,
+                fidelity: Some(fidelity),
                 recommended: None,
                 program: None,
                 configurations: Vec::new(),
@@ -177,7 +179,7 @@ impl Advise {
             Format::Json => terminal::print_json(&Document {
                 faithful: fidelity.faithful,
                 complete: is_complete(grid.job()),
-                fidelity,
+                fidelity: (!self.only).then_some(fidelity),
                 recommended: advice.as_ref().and_then(|advice| advice.recommended()).map(str::to_owned),
                 program: (!self.only).then(|| in_program.sentences()),
                 configurations: endings.iter().map(|ending| ending.record(!self.only)).collect(),

@@ -34,7 +34,7 @@ pub(crate) fn try_settings(scenarios: &[Scenario], memory: Option<Bytes>) -> Res
             [] => format!("none of {all} settings makes it pass"),
             ["", rest @ ..] if rest.len() + 1 == all => "it passes under every setting".to_owned(),
             ["", ..] => format!("it passes without any settings, and not under {} of {all} settings", all - saving.len()),
-            [first, rest @ ..] if rest.is_empty() => {
+            [first] => {
                 format!("PYTORCH_CUDA_ALLOC_CONF={first} makes it pass, and none other of {all} settings")
             }
             [first, rest @ ..] => {

@@ -1,4 +1,4 @@
-//! Leak suspects: sites whose live bytes grow from iteration to iteration. [`list`].
+//! Leak suspects: sites whose live bytes grow from iteration to iteration.
 //!
 //! Within an iteration memory goes up and down, so sites are compared where the program holds least. The recording is cut into equal stretches, so few that
 //! each has at least one whole up and down; each stretch is judged at its lowest point.

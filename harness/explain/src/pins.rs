@@ -1,5 +1,5 @@
 //! What keeps free memory from going back to the driver: a segment goes back only when all of it is free, a page of an expandable segment when all
-//! of that page is. [`list`] names the block that pins each: of several live blocks the one that has lived longest.
+//! of that page is. `list` names the block that pins each: of several live blocks the one that has lived longest.
 
 use std::collections::BTreeMap;
 

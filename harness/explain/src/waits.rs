@@ -1,4 +1,4 @@
-//! Frees that had to wait for other streams: [`list`].
+//! Frees that had to wait for other streams.
 
 use std::cmp::Reverse;
 

@@ -1,5 +1,5 @@
 //! A snapshot and its job as an allocation trace: the operations in the words of [`crate::trace`], and every other fact of the snapshot in lines that
-//! begin with `#:`, which readers of plain traces pass over. [`write`] and [`read`].
+//! begin with `#:`, which readers of plain traces pass over. [`write()`] and [`read`].
 //!
 //! What was live before the recording is allocated first, in the order of addresses, so that a plain reader has the whole program. Lines of facts:
 //!
@@ -161,7 +161,7 @@ fn name<T: PartialEq>(names: &[(T, &'static str)], of: T) -> &'static str {
     names.iter().find(|(value, _)| *value == of).map_or("", |&(_, name)| name)
 }
 
-/// Reads the snapshot that [`write`] wrote; `None` where the text is a plain trace.
+/// Reads the snapshot that [`write()`] wrote; `None` where the text is a plain trace.
 ///
 /// # Errors
 /// [`TextError`] with the first line of facts that cannot be read.

@@ -67,7 +67,7 @@ pub struct PageData {
     ranks: Vec<RankData>,
 }
 
-/// One device of one snapshot, with what was found about it. Columns ([`encode`]) are texts; moments are those of [`Lifetimes`].
+/// One device of one snapshot, with what was found about it. Columns (`columns.rs`) are texts; moments are those of [`Lifetimes`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RankData {
     name: String,

@@ -1,7 +1,7 @@
 //! An explanation as one HTML page that needs no network: [`page`].
 //!
 //! The page is `page.html` with its style, its script and its data inside. The data ([`PageData`]) is JSON with columns of integers
-//! ([`columns`]); everything that can be computed from it at once is computed by the script, so that the page stays small.
+//! (`columns.rs`); everything that can be computed from it at once is computed by the script, so that the page stays small.
 
 mod columns;
 mod data;

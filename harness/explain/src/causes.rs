@@ -13,27 +13,27 @@
 //!
 //! 4 and 5 hold only where a request was refused: without one, no stream and no size is the other one.
 
-mod view;
+mod account;
 
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::caching::Config;
-use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
-use harness_record::{CauseKind, Shortage};
+use harness_record::Shortage;
 use harness_trace::job::JobError;
 use harness_trace::snapshot::{Action, Snapshot};
-use serde::Serialize;
 
-pub(crate) use self::view::{DeviceSize, View, other_lane};
-
+pub use crate::bytes::{ByteCause, CauseBytes, SiteBytes};
+pub use crate::explanation::Explanation;
 use crate::fidelity::{self, Fidelity};
-use crate::growth::{self, Growth};
-use crate::pins::{self, PinnedSegment};
-use crate::sites::{Site, SiteId, Sites};
-use crate::state::{At, History, Moment, MomentError, MomentKind};
-use crate::waits::{self, Wait};
-use crate::ways::{self, Way};
+use crate::growth;
+use crate::pins;
+use crate::sites::Sites;
+use crate::state::{At, History, MomentError, MomentKind};
+use crate::view::View;
+pub use crate::view::{Refused, TotalKnown, Totals};
+use crate::waits;
+use crate::ways;
 
 /// What to explain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,201 +42,6 @@ pub struct Options {
     pub memory: Option<Bytes>,
     /// The moment.
     pub at: At,
-}
-
-/// Where a device's memory is at one moment, and why a request failed then.
-#[derive(Clone, Debug, Serialize)]
-pub struct Explanation {
-    /// The sentence that matters first.
-    pub headline: String,
-    /// The sum of [`Self::causes`].
-    pub device_total: Bytes,
-    /// How the total is known.
-    pub device_total_is: TotalKnown,
-    /// The device's index in the snapshot.
-    pub device: u32,
-    /// The moment explained.
-    pub moment: Moment,
-    /// The request that was refused then.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub request: Option<Refused>,
-    /// The figures that PyTorch's own message has too.
-    pub accounts: Totals,
-    /// What the memory is used for, or why it is not of use. The bytes add up to [`Self::device_total`].
-    pub causes: Vec<CauseBytes>,
-    /// Why the request failed, by the names that scenarios have.
-    pub why: Vec<&'static str>,
-    /// Each way of serving the request, and why it failed; in the order in which the allocator tries them.
-    pub ways: Vec<Way>,
-    /// Segments that cannot go back to the driver though part of them is free, those with the most free bytes first.
-    pub pinned: Vec<PinnedSegment>,
-    /// Frees that waited long for other streams; those that still do first.
-    pub stalled_frees: Vec<Wait>,
-    /// Sites whose live bytes grow from iteration to iteration, the fastest first.
-    pub growing: Vec<Growth>,
-    /// Requests that were refused before and survived.
-    pub survived_ooms: usize,
-    /// What else the reader of the figures should know.
-    pub notes: Vec<String>,
-    /// Whether a replay under the recorded settings does what was recorded, so that what it does under others can be trusted. `None` where nothing
-    /// was recorded.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fidelity: Option<Fidelity>,
-    /// Every site that is named above, by [`SiteBytes::id`] and its like.
-    pub sites: BTreeMap<SiteId, Site>,
-    /// The settings under which the program ran, as `PYTORCH_ALLOC_CONF` has them; `None` where the file does not tell.
-    pub conf: Option<String>,
-    /// What was known when the request failed, for the sentences of the causes.
-    #[serde(skip)]
-    pub shortage: Option<Shortage>,
-}
-
-/// How the device's memory is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TotalKnown {
-    /// The user told it.
-    Given,
-    /// What was reserved and what was free when a request was refused: less than the device by what others and the CUDA context held.
-    AtOom,
-    /// Nothing tells it: the total is what was reserved.
-    ReservedOnly,
-}
-
-/// A request that was refused.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Refused {
-    /// What the program asked for.
-    pub requested: Bytes,
-    /// The block that it needs.
-    pub rounded: Bytes,
-    /// What that takes from the driver: PyTorch's message says that it tried to allocate this.
-    pub asked: Bytes,
-    /// The stream's handle.
-    pub stream: u64,
-    /// Small or large blocks.
-    pub pool: PoolKind,
-    /// The private pool that the request was for; `None` for the default pool.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub private_pool: Option<(u64, u64)>,
-    /// Who asked.
-    pub site: String,
-    /// The same, in [`Explanation::sites`].
-    pub id: SiteId,
-}
-
-/// Sums over the device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Totals {
-    /// What the owners of blocks asked for.
-    pub requested: Bytes,
-    /// What they got.
-    pub allocated: Bytes,
-    /// The same, with what was freed and waits for other streams.
-    pub active: Bytes,
-    /// What is held from the driver.
-    pub reserved: Bytes,
-    /// What the driver had free, where an `oom` event tells it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub device_free: Option<Bytes>,
-}
-
-/// A use of memory, or what keeps it from being used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "each variant is described by `ByteCause::about`")]
-pub enum ByteCause {
-    Allocated,
-    Rounding,
-    PendingFree,
-    OtherStream,
-    OtherPool,
-    PrivatePool,
-    InactiveSplit,
-    WholeSegments,
-    OthersHold,
-    Free,
-    FreeOrOthersHold,
-}
-
-impl ByteCause {
-    /// Every cause, in the order in which they are shown.
-    pub const ALL: [Self; 11] = [
-        Self::Allocated,
-        Self::Rounding,
-        Self::PendingFree,
-        Self::OtherStream,
-        Self::OtherPool,
-        Self::PrivatePool,
-        Self::InactiveSplit,
-        Self::WholeSegments,
-        Self::OthersHold,
-        Self::Free,
-        Self::FreeOrOthersHold,
-    ];
-
-    /// The name in JSON. Where a request can fail for the same reason, it is the name of that [`CauseKind`].
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Allocated => "allocated",
-            Self::Rounding => CauseKind::Rounding.name(),
-            Self::PendingFree => CauseKind::PendingFree.name(),
-            Self::OtherStream => CauseKind::OtherStream.name(),
-            Self::OtherPool => CauseKind::OtherPool.name(),
-            Self::PrivatePool => CauseKind::PrivatePool.name(),
-            Self::InactiveSplit => "inactive_split",
-            Self::WholeSegments => "whole_segments",
-            Self::OthersHold => CauseKind::OthersHold.name(),
-            Self::Free => "free",
-            Self::FreeOrOthersHold => "free_or_others_hold",
-        }
-    }
-
-    /// What it is, in a few words.
-    #[must_use]
-    pub const fn about(self) -> &'static str {
-        match self {
-            Self::Allocated => "allocated, as requested",
-            Self::Rounding => "rounding of allocated blocks",
-            Self::PendingFree => "freed, but other streams still use it",
-            Self::OtherStream => "cached for another stream",
-            Self::OtherPool => "cached for blocks of the other size",
-            Self::PrivatePool => "cached in a private pool",
-            Self::InactiveSplit => "free, but pinned in its segment",
-            Self::WholeSegments => "free whole segments",
-            Self::OthersHold => "other programs and the CUDA context",
-            Self::Free => "free on the device",
-            Self::FreeOrOthersHold => "not reserved: free, or held by others",
-        }
-    }
-}
-
-/// The bytes of one cause.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct CauseBytes {
-    /// Which one.
-    pub cause: ByteCause,
-    /// How many.
-    pub bytes: Bytes,
-    /// In how many blocks.
-    pub blocks: u64,
-    /// Of live blocks, who allocated them; of free ones, who allocated the block that pins them. Most bytes first. Together they have all bytes of the
-    /// cause, except for free memory that nothing pins.
-    pub sites: Vec<SiteBytes>,
-}
-
-/// What one site has of a cause.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct SiteBytes {
-    /// The name of the site.
-    pub site: String,
-    /// The same, in [`Explanation::sites`].
-    pub id: SiteId,
-    /// How many bytes.
-    pub bytes: Bytes,
-    /// Of live blocks, how many; of free ones, in how many pieces.
-    pub blocks: u64,
 }
 
 /// Why a moment cannot be explained.
@@ -337,26 +142,6 @@ fn replayed(fidelity: &Result<Fidelity, JobError>) -> String {
             ),
         },
         Err(error) => format!("the recording cannot be replayed: {error}"),
-    }
-}
-
-impl Explanation {
-    /// The bytes of a cause; zero where there are none.
-    #[must_use]
-    pub fn bytes(&self, cause: ByteCause) -> Bytes {
-        self.causes.iter().find(|of| of.cause == cause).map_or(Bytes::ZERO, |of| of.bytes)
-    }
-
-    /// What is reserved and not allocated, as PyTorch's message has it.
-    #[must_use]
-    pub const fn reserved_but_unallocated(&self) -> Bytes {
-        self.accounts.reserved.saturating_sub(self.accounts.allocated)
-    }
-
-    fn named_sites(&self) -> impl Iterator<Item = SiteId> {
-        let of_causes = self.causes.iter().flat_map(|cause| cause.sites.iter().map(|site| site.id));
-        let others = self.pinned.iter().map(|segment| segment.by.id).chain(self.stalled_frees.iter().map(|wait| wait.id));
-        of_causes.chain(others).chain(self.growing.iter().map(|growth| growth.id)).chain(self.request.iter().map(|request| request.id))
     }
 }
 

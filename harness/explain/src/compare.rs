@@ -6,7 +6,8 @@ use harness_allocator::units::Bytes;
 use harness_trace::snapshot::Action;
 use serde::Serialize;
 
-use crate::causes::{ByteCause, Explanation};
+use crate::bytes::ByteCause;
+use crate::explanation::Explanation;
 use crate::state::History;
 
 /// What a snapshot says over its whole length.

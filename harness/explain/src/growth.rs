@@ -7,8 +7,8 @@ use harness_allocator::units::Bytes;
 use harness_trace::snapshot::{Action, Event};
 use serde::Serialize;
 
-use crate::causes::View;
 use crate::sites::SiteId;
+use crate::view::View;
 
 /// A recording is cut into at most so many stretches.
 const MOST_STRETCHES: usize = 8;

@@ -2,9 +2,11 @@
 
 use harness_allocator::units::Bytes;
 
-use crate::causes::{ByteCause, Explanation, Refused, TotalKnown};
+use crate::bytes::ByteCause;
+use crate::explanation::Explanation;
 use crate::pins::{self, PinnedBySite, PinnedSegment};
 use crate::state::MomentKind;
+use crate::view::{Refused, TotalKnown};
 use crate::ways;
 
 /// A device is nearly full where less than this part of it is cached and of no use: one twentieth.

@@ -26,7 +26,10 @@ pub mod state;
 pub mod waits;
 pub mod ways;
 
+mod bytes;
+mod explanation;
 mod headline;
+mod view;
 
 #[cfg(test)]
 mod examples;

@@ -9,8 +9,8 @@ use harness_allocator::units::Bytes;
 use harness_trace::snapshot::{Block, PoolId, Segment};
 use serde::Serialize;
 
-use crate::causes::View;
 use crate::sites::SiteId;
+use crate::view::View;
 
 /// A segment part of which is free, and which cannot go back to the driver. Of expandable memory: one free piece of the pages that it shares with
 /// live blocks.

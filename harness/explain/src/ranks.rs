@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use harness_allocator::units::Bytes;
 use serde::Serialize;
 
-use crate::causes::{ByteCause, Explanation};
+use crate::bytes::ByteCause;
+use crate::explanation::Explanation;
 use crate::state::MomentKind;
 
 /// Ranks whose figures lie within this part of the median, one twentieth, are alike.
@@ -101,7 +102,7 @@ type Figure<'a> = (ByteCause, Option<&'a str>);
 
 /// The figures of a rank: sites by their names, which are the same on all ranks that run the same program.
 fn figures<'a>(explanation: &'a Explanation) -> BTreeMap<Figure<'a>, Bytes> {
-    let of_cause = |cause: &'a crate::causes::CauseBytes| {
+    let of_cause = |cause: &'a crate::bytes::CauseBytes| {
         let sites = cause.sites.iter().map(|site| ((cause.cause, Some(site.site.as_str())), site.bytes));
         std::iter::once(((cause.cause, None), cause.bytes)).chain(sites)
     };

@@ -7,9 +7,9 @@ use harness_allocator::units::Bytes;
 use harness_trace::snapshot::Action;
 use serde::Serialize;
 
-use crate::causes::View;
 use crate::sites::SiteId;
 use crate::state::Origin;
+use crate::view::View;
 
 /// How many are told.
 const LISTED: usize = 20;

@@ -8,8 +8,8 @@ use harness_record::Pieces;
 use harness_trace::snapshot::{Action, Block, Segment};
 use serde::Serialize;
 
-use crate::causes::{DeviceSize, Refused, Totals, View, other_lane};
 use crate::pins;
+use crate::view::{DeviceSize, Refused, Totals, View, other_lane};
 
 /// One way, and why it failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

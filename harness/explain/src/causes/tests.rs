@@ -1,3 +1,4 @@
+use harness_allocator::stats::PoolKind;
 use harness_trace::snapshot::{PoolId, Segment};
 
 use super::*;

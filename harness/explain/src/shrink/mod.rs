@@ -7,6 +7,7 @@
 //!
 //! Each accepted step was replayed before. Nothing is random and no clock is read, so the same trace always comes down to the same one.
 
+mod candidate;
 mod scenario;
 mod simpler;
 mod trial;
@@ -19,6 +20,7 @@ use harness_allocator::allocator::caching::Config;
 use harness_allocator::units::Bytes;
 use harness_trace::trace::TraceEvent;
 
+use self::candidate::Candidate;
 pub use self::scenario::{NotAScenario, scenario, size};
 pub use self::trial::Failure;
 use self::trial::Trial;
@@ -103,12 +105,12 @@ pub fn shrink(case: Case, goal: &Goal, watch: &mut dyn FnMut(&Progress) -> Contr
         Goal::Oom => None,
         Goal::ConfDiffers(_) => Some(best.other.clone()),
     };
-    let units::Candidate { case, origins, .. } = best;
+    let Candidate { case, origins, .. } = best;
     Ok(Shrunk { case, other, failure, fails_under_its_own, may_fail, origins, replays, is_stopped: done.is_break() })
 }
 
 /// All passes, again and again until nothing more can be left out.
-fn reduce(best: &mut units::Candidate, trial: &mut Trial, watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>) -> ControlFlow<()> {
+fn reduce(best: &mut Candidate, trial: &mut Trial, watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>) -> ControlFlow<()> {
     // First of all: what is left out afterwards might make a setting matter that did not.
     simpler::settings(best, trial, watch)?;
     loop {

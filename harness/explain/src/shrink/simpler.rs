@@ -9,8 +9,8 @@ use harness_allocator::units::Bytes;
 use harness_trace::trace::TraceEvent;
 
 use super::Progress;
+use super::candidate::Candidate;
 use super::trial::Trial;
-use super::units::Candidate;
 
 type Watch<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
 

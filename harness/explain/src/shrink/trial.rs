@@ -11,7 +11,7 @@ use harness_allocator::units::Bytes;
 use harness_trace::execute::{ByHandle, Executor, Kind, Observer, Outcome, Stopped, Target};
 use harness_trace::trace::TraceEvent;
 
-use super::units::Candidate;
+use super::candidate::Candidate;
 use super::{Case, Goal, Progress, ShrinkError};
 
 /// Blocks are multiples of this.

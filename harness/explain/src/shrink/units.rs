@@ -3,32 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
-use harness_allocator::allocator::caching::Config;
 use harness_trace::trace::TraceEvent;
 
+use super::candidate::Candidate;
 use super::trial::Trial;
 use super::{Case, Progress};
-
-/// A smaller trace that may fail as the one given did.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Candidate {
-    pub(super) case: Case,
-    /// Of each event, which one it was of the trace given.
-    pub(super) origins: Vec<usize>,
-    /// The settings that it is compared with.
-    pub(super) other: Config,
-}
-
-impl Candidate {
-    /// The same without some of its units.
-    fn without(&self, left_out: impl Fn(usize) -> bool, unit_of: &[Option<usize>]) -> Self {
-        let is_kept = |event: usize| !unit_of[event].is_some_and(&left_out);
-        let kept = || (0..self.case.events.len()).filter(|&event| is_kept(event));
-        let events = kept().map(|event| self.case.events[event]).collect();
-        let case = Case { events, ..self.case.clone() };
-        Self { case, origins: kept().map(|event| self.origins[event]).collect(), other: self.other.clone() }
-    }
-}
 
 /// Leaves out what can be left out: first in large pieces, then in smaller ones, down to single units.
 pub(super) fn leave_out(best: &mut Candidate, trial: &mut Trial, watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>) -> ControlFlow<()> {

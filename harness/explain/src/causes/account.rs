@@ -1,42 +1,21 @@
-//! What is known at a moment, and the sums over it.
+//! The sums over a moment, and what a request that was refused lacked.
 
 use std::collections::BTreeMap;
 
-use harness_allocator::allocator::caching::Config;
 use harness_allocator::device::DeviceMemory;
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_record::{Accounts, Lane, Pieces, Shortage, UnlistedSegments};
-use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot};
+use harness_trace::snapshot::{Action, PoolId, Segment};
 
-use super::{ByteCause, CauseBytes, ExplainError, Refused, SiteBytes, TotalKnown, Totals};
+use super::ExplainError;
+use crate::bytes::{ByteCause, CauseBytes, SiteBytes};
 use crate::pins::{self, Pinner};
 use crate::sites::{SiteId, Sites};
-use crate::state::{History, Moment, MomentKind, State};
+use crate::view::{DeviceSize, Refused, TotalKnown, Totals, View, other_lane};
 use crate::ways;
 
-/// All that is known at the moment.
-pub(crate) struct View<'a> {
-    pub(crate) snapshot: &'a Snapshot,
-    pub(crate) device: u32,
-    pub(crate) config: &'a Config,
-    pub(crate) history: &'a History<'a>,
-    pub(crate) state: &'a State,
-    pub(crate) sites: &'a Sites,
-    pub(crate) moment: &'a Moment,
-}
-
 impl View<'_> {
-    /// The event at which a request was refused, if the moment is one.
-    pub(crate) fn oom(&self) -> Option<(usize, &Event)> {
-        let index = self.moment.event.filter(|_| self.moment.at == MomentKind::Oom)?;
-        Some((index, &self.history.events()[index]))
-    }
-
-    pub(crate) fn site_of(&self, block: &Block) -> SiteId {
-        self.sites.of_block(self.state.origin(block.address).allocated, block.stack)
-    }
-
     pub(super) fn request(&self) -> Option<Refused> {
         let (index, event) = self.oom()?;
         let rounded = self.config.round(event.size.get()).map_or(event.size, Bytes);
@@ -218,25 +197,6 @@ impl View<'_> {
         }
         notes
     }
-}
-
-pub(crate) struct DeviceSize {
-    pub(crate) total: Bytes,
-    pub(super) known: TotalKnown,
-    /// What the allocator does not hold.
-    pub(super) outside: Vec<CauseBytes>,
-}
-
-/// Why a request cannot have what is free in a segment, if it cannot.
-pub(crate) fn other_lane(segment: &Segment, request: &Refused) -> Option<ByteCause> {
-    let own_pool = request.private_pool.unwrap_or_default();
-    if (segment.private_pool.0, segment.private_pool.1) != own_pool {
-        return Some(ByteCause::PrivatePool);
-    }
-    if segment.pool != request.pool {
-        return Some(ByteCause::OtherPool);
-    }
-    (segment.stream != request.stream).then_some(ByteCause::OtherStream)
 }
 
 /// Bytes and blocks by cause and site.

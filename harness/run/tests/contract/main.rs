@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use driver_double::{Config, Staging};
 use harness_allocator::device::limited::Limited;
-use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::device::sim::{AddressOrder, SimConfig, SimDevice};
 use harness_allocator::device::{Clock, DeviceError, TestDevice};
 use harness_allocator::units::Bytes;
 use harness_cuda::CudaDevice;
@@ -112,7 +112,7 @@ fn simulated() -> Result<Box<dyn TestDevice>, DeviceError> {
 
 /// Hands out again what was given back, as drivers do.
 fn simulated_reusing_addresses() -> Result<Box<dyn TestDevice>, DeviceError> {
-    let config = SimConfig { reuse_addresses: true, ..SimConfig::default() };
+    let config = SimConfig { addresses: AddressOrder::Reuse, ..SimConfig::default() };
     Ok(Box::new(SimDevice::new(SimConfig { total: MEMORY + config.context_overhead, ..config })))
 }
 

@@ -15,43 +15,67 @@ pub(super) const POOLS: Range<u64> = 1 << 51..1 << 52;
 /// Where reservations lie.
 pub(super) const RESERVATIONS: Range<u64> = 1 << 52..1 << 60;
 
-/// A range of addresses, handed out from the lowest upward. Those that were given back are used again where that is asked for, and otherwise only
-/// when no others are left.
+/// Which addresses are handed out next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AddressOrder {
+    /// From the lowest upward. What was given back is handed out again only when nothing else is left: so a use of freed memory is noticed.
+    #[default]
+    Up,
+    /// From the highest downward, likewise.
+    Down,
+    /// The lowest that nobody has, as a driver may do: so an allocator is noticed that takes an address for what it was before.
+    Reuse,
+}
+
+/// A range of addresses, handed out in an order.
 #[derive(Clone, Debug)]
 pub(super) struct Addresses {
-    /// From here on nothing was ever handed out.
-    next: u64,
-    end: u64,
+    /// Never handed out.
+    fresh: Range<u64>,
     /// Left unused behind each stretch.
     guard: Bytes,
     /// Given back, by start: the end. No two touch.
     free: BTreeMap<u64, u64>,
-    reuse: bool,
+    order: AddressOrder,
 }
 
 impl Addresses {
-    pub(super) const fn new(range: Range<u64>, guard: Bytes, reuse: bool) -> Self {
-        Self { next: range.start, end: range.end, guard, free: BTreeMap::new(), reuse }
+    pub(super) const fn new(range: Range<u64>, guard: Bytes, order: AddressOrder) -> Self {
+        Self { fresh: range, guard, free: BTreeMap::new(), order }
     }
 
-    /// Hands out the lowest stretch of `len` bytes, of what was given back or of what was never used. `None` where no such stretch is left.
+    /// Hands out a stretch of `len` bytes: the next that was never used, or the lowest that was given back. `None` where no such stretch is left.
     /// Constant time for what was never used, otherwise linear in the stretches that were given back.
     pub(super) fn take(&mut self, len: Bytes) -> Option<u64> {
         let len = len.0.checked_add(self.guard.0)?;
-        if self.reuse { self.take_again(len).or_else(|| self.take_new(len)) } else { self.take_new(len).or_else(|| self.take_again(len)) }
+        match self.order {
+            AddressOrder::Up | AddressOrder::Down => self.take_new(len).or_else(|| self.take_again(len)),
+            AddressOrder::Reuse => self.take_again(len).or_else(|| self.take_new(len)),
+        }
     }
 
     fn take_new(&mut self, len: u64) -> Option<u64> {
-        let start = self.next;
-        self.next = start.checked_add(len).filter(|next| *next <= self.end)?;
-        Some(start)
+        if self.fresh.end - self.fresh.start < len {
+            return None;
+        }
+        if self.order == AddressOrder::Down {
+            self.fresh.end -= len;
+            return Some(self.fresh.end);
+        }
+        self.fresh.start += len;
+        Some(self.fresh.start - len)
     }
 
     /// Hands out a given stretch, which nobody has. Stretches from elsewhere are none of this range's.
     pub(super) fn take_at(&mut self, start: u64, len: Bytes) {
         let end = start.saturating_add(len.0).saturating_add(self.guard.0);
-        if start < self.end {
-            self.next = self.next.max(end.min(self.end));
+        // What lies between it and what was handed out before is left unused.
+        match self.order {
+            AddressOrder::Down if end > self.fresh.start => self.fresh.end = start.clamp(self.fresh.start, self.fresh.end),
+            AddressOrder::Up | AddressOrder::Reuse if start < self.fresh.end => {
+                self.fresh.start = end.clamp(self.fresh.start, self.fresh.end)
+            }
+            _ => {}
         }
         let overlapping = self.free.range(..end).rev().take_while(|&(_, &free_end)| free_end > start);
         let cut: Vec<(u64, u64)> = overlapping.map(|(&free_start, &free_end)| (free_start, free_end)).collect();
@@ -96,7 +120,7 @@ mod tests {
 
     #[test]
     fn where_reuse_is_not_asked_for_addresses_are_used_again_only_when_no_others_are_left() {
-        let mut addresses = Addresses::new(100..130, Bytes(2), false);
+        let mut addresses = Addresses::new(100..130, Bytes(2), AddressOrder::Up);
         assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(8))), (Some(100), Some(110)));
         addresses.give_back(100, Bytes(8));
         assert_eq!((addresses.take(Bytes(9)), addresses.take(Bytes(8))), (None, Some(120)));
@@ -104,8 +128,19 @@ mod tests {
     }
 
     #[test]
+    fn downwards_the_highest_that_was_never_used_comes_next() {
+        let mut addresses = Addresses::new(100..130, Bytes(2), AddressOrder::Down);
+        assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(8))), (Some(120), Some(110)));
+        addresses.give_back(120, Bytes(8));
+        assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(8)), addresses.take(Bytes(1))), (Some(100), Some(120), None));
+        let mut addresses = Addresses::new(100..130, Bytes::ZERO, AddressOrder::Down);
+        addresses.take_at(110, Bytes(10));
+        assert_eq!((addresses.take(Bytes(4)), addresses.take(Bytes(8))), (Some(106), None));
+    }
+
+    #[test]
     fn a_given_stretch_is_handed_out_once() {
-        let mut addresses = Addresses::new(100..200, Bytes::ZERO, true);
+        let mut addresses = Addresses::new(100..200, Bytes::ZERO, AddressOrder::Reuse);
         addresses.take_at(110, Bytes(10));
         assert_eq!(addresses.take(Bytes(5)), Some(120), "nothing below it is looked for");
         addresses.give_back(110, Bytes(10));
@@ -119,7 +154,7 @@ mod tests {
 
     #[test]
     fn addresses_given_back_are_joined_and_the_lowest_that_fit_are_used_again() {
-        let mut addresses = Addresses::new(100..200, Bytes(2), true);
+        let mut addresses = Addresses::new(100..200, Bytes(2), AddressOrder::Reuse);
         let starts: Vec<_> = (0..4).filter_map(|_| addresses.take(Bytes(8))).collect();
         assert_eq!(starts, [100, 110, 120, 130]);
         for start in [110, 130, 120] {

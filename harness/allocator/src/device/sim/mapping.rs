@@ -1,6 +1,6 @@
 //! Addresses and physical pages apart, on the simulated device: [`MappedDevice`] for [`SimDevice`].
 
-use super::addresses::{Addresses, RESERVATIONS};
+use super::addresses::{AddressOrder, Addresses, RESERVATIONS};
 use super::races::Conflict;
 use super::{GRANULARITY, SimDevice, refused};
 use crate::device::pages::PageTable;
@@ -18,8 +18,8 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    pub(super) const fn new(reuse_addresses: bool) -> Self {
-        let addresses = Addresses::new(RESERVATIONS, GUARD, reuse_addresses);
+    pub(super) const fn new(order: AddressOrder) -> Self {
+        let addresses = Addresses::new(RESERVATIONS, GUARD, order);
         Self { addresses, table: PageTable::new(GRANULARITY) }
     }
 
@@ -80,6 +80,55 @@ impl MappedDevice for SimDevice {
     }
 
     fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
+        for size in self.unmap_pages(range)? {
+            self.release_page(size);
+        }
+        Ok(())
+    }
+}
+
+/// Physical memory and its mapping one after the other, as the driver's own calls have them.
+impl SimDevice {
+    /// Takes physical memory that has no address yet, as `cuMemCreate` does.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`]; [`DeviceError::Driver`] for a size that is not a multiple of the granularity.
+    pub fn create_page(&mut self, size: Bytes) -> Result<(), DeviceError> {
+        if size == Bytes::ZERO || !size.0.is_multiple_of(GRANULARITY.0) {
+            return Err(refused("create_page", "ask for a multiple of the granularity"));
+        }
+        self.calls.create += 1;
+        self.spend(self.config.cost.map_page.value);
+        let free = self.free_bytes();
+        if size > free {
+            return Err(DeviceError::OutOfMemory { requested: size, free });
+        }
+        self.held.charged += size;
+        Ok(())
+    }
+
+    /// Gives physical memory back that [`SimDevice::create_page`] took. Nothing may be mapped to it any more.
+    pub fn release_page(&mut self, size: Bytes) {
+        self.calls.release += 1;
+        self.held.charged -= size;
+    }
+
+    /// Puts memory that was created behind a range that has none.
+    ///
+    /// # Errors
+    /// [`DeviceError::InvalidAccess`] for a range that is not reserved, or mapped already.
+    pub fn map_page(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
+        let access = Access { kind: AccessKind::Write, stream: StreamId::DEFAULT, place: self.place };
+        self.mapping.table.check_mappable(range, range.len).map_err(|why| DeviceError::InvalidAccess { range, access, why })?;
+        self.mapping.table.map(range.start, range.len, ());
+        Ok(())
+    }
+
+    /// Takes the memory from behind a range of whole pages, without giving it back. Returns the size of each page.
+    ///
+    /// # Errors
+    /// As [`MappedDevice::unmap`].
+    pub fn unmap_pages(&mut self, range: MemoryRange) -> Result<Vec<Bytes>, DeviceError> {
         let pages = self.mapping.table.whole_pages(range).ok_or(DeviceError::InvalidFree { ptr: range.start, place: self.place })?;
         if let Some(Conflict { range, first: access }) = self.races.unseen_by_host(range) {
             return Err(DeviceError::InUse { range, access, place: self.place });
@@ -87,12 +136,10 @@ impl MappedDevice for SimDevice {
         for (start, ..) in &pages {
             self.mapping.table.unmap(*start);
         }
-        self.calls.release += pages.len() as u64;
-        self.held.charged -= range.len;
         self.contents.forget(range);
         // All work on it is behind the host, and so in front of whatever is submitted from now on: no race is lost.
         self.races.forget(range);
         self.spend(Nanos(self.config.cost.unmap_page.value.0.saturating_mul(pages.len() as u64)));
-        Ok(())
+        Ok(pages.into_iter().map(|(_, size, _)| size).collect())
     }
 }

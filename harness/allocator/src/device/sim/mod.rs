@@ -1,6 +1,6 @@
 //! [`SimDevice`]: a simulated GPU, stricter than a real one.
 //!
-//! It keeps an address space in which no address is used twice ([`SimConfig::reuse_addresses`] changes that, and so does the end of the address space), streams as queues of timed work on a virtual clock ([`CostModel`]),
+//! It keeps an address space in which no address is used twice ([`SimConfig::addresses`] changes that, and so does the end of the address space), streams as queues of timed work on a virtual clock ([`CostModel`]),
 //! the contents of memory as tags, and an order of all work from which it tells races. What real hardware forgives or corrupts in
 //! silence is an error here that names both places: freeing twice, freeing what is not an allocation, touching memory that is not (or
 //! no longer) allocated, touching memory from two streams with nothing to order them, and unmapping memory before the host has waited for
@@ -20,6 +20,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+pub use addresses::AddressOrder;
 pub use cost::{CostModel, Figure};
 
 use self::addresses::{ALLOCATIONS, Addresses};
@@ -54,9 +55,7 @@ pub struct SimConfig {
     /// Allocator, <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#stream-ordered-memory-allocator>). The allocation does not
     /// wait here, as current drivers do not (<https://github.com/cupy/cupy/pull/2898>).
     pub free_synchronizes: bool,
-    /// Whether addresses that were given back are handed out again, the lowest first, as a driver may do. Where they are not, a use of
-    /// freed memory is noticed as long as there are new addresses; where they are, an allocator is noticed that takes an address for what it was before.
-    pub reuse_addresses: bool,
+    pub addresses: AddressOrder,
 }
 
 impl Default for SimConfig {
@@ -69,7 +68,7 @@ impl Default for SimConfig {
             cost,
             completion: Completion::Timed,
             free_synchronizes: true,
-            reuse_addresses: false,
+            addresses: AddressOrder::Up,
         }
     }
 }
@@ -85,7 +84,7 @@ impl SimConfig {
             cost: CostModel::FREE_OF_CHARGE,
             completion: Completion::OnSynchronize,
             free_synchronizes: false,
-            reuse_addresses: false,
+            addresses: AddressOrder::Up,
         }
     }
 }
@@ -198,7 +197,7 @@ impl SimDevice {
         };
         let mut races = Races::default();
         let default_stream = Stream { ready: Nanos::ZERO, slot: races.add_stream(), borrowed: false };
-        let reuse = config.reuse_addresses;
+        let order = config.addresses;
         Self {
             config,
             info,
@@ -206,7 +205,7 @@ impl SimDevice {
             place: Place::default(),
             calls: DeviceCalls::default(),
             allocations: Vec::new(),
-            addresses: Addresses::new(ALLOCATIONS, Bytes::ZERO, reuse),
+            addresses: Addresses::new(ALLOCATIONS, Bytes::ZERO, order),
             placement: Placement::default(),
             held: Held::default(),
             pressure: Bytes::ZERO,
@@ -217,8 +216,8 @@ impl SimDevice {
             races,
             contents: Contents::default(),
             wrong_reads: BTreeMap::new(),
-            mapping: Mapping::new(reuse),
-            pools: SimPools::new(reuse),
+            mapping: Mapping::new(order),
+            pools: SimPools::new(order),
             released_ready: Nanos::ZERO,
         }
     }

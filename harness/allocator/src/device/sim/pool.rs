@@ -15,7 +15,7 @@
 
 use std::collections::BTreeMap;
 
-use super::addresses::{Addresses, POOLS};
+use super::addresses::{AddressOrder, Addresses, POOLS};
 use super::pieces::Pieces;
 use super::races::{Conflict, Races, Slot};
 use super::{GRANULARITY, SimDevice, refused};
@@ -55,8 +55,8 @@ struct Pool {
 }
 
 impl SimPools {
-    pub(super) const fn new(reuse_addresses: bool) -> Self {
-        let addresses = Addresses::new(POOLS, GRANULARITY, reuse_addresses);
+    pub(super) const fn new(order: AddressOrder) -> Self {
+        let addresses = Addresses::new(POOLS, GRANULARITY, order);
         Self { pools: BTreeMap::new(), next_pool: 0, addresses, live: BTreeMap::new(), freed: BTreeMap::new() }
     }
 

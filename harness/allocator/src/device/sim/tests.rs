@@ -548,7 +548,7 @@ fn addresses_never_run_out_where_enough_were_given_back() -> Result<(), DeviceEr
 }
 
 fn reusing_addresses() -> SimDevice {
-    SimDevice::new(SimConfig { reuse_addresses: true, ..SimConfig::default() })
+    SimDevice::new(SimConfig { addresses: AddressOrder::Reuse, ..SimConfig::default() })
 }
 
 #[test]

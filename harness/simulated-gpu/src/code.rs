@@ -1,0 +1,74 @@
+//! [`Code`]: the answers of the CUDA driver and runtime, which share their numbers
+//! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>), and the last error of a thread.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int};
+
+/// Why a call failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum Code {
+    InvalidValue = 1,
+    OutOfMemory = 2,
+    InvalidConfiguration = 9,
+    NoDevice = 100,
+    InvalidDevice = 101,
+    InvalidHandle = 400,
+    NotFound = 500,
+    NotReady = 600,
+    NotPermitted = 800,
+    NotSupported = 801,
+}
+
+/// Names and sentences, by number.
+const TEXTS: [(i32, &CStr, &CStr); 11] = [
+    (0, c"cudaSuccess", c"no error"),
+    (1, c"cudaErrorInvalidValue", c"invalid argument"),
+    (2, c"cudaErrorMemoryAllocation", c"out of memory"),
+    (9, c"cudaErrorInvalidConfiguration", c"invalid configuration argument"),
+    (100, c"cudaErrorNoDevice", c"no CUDA-capable device is detected"),
+    (101, c"cudaErrorInvalidDevice", c"invalid device ordinal"),
+    (400, c"cudaErrorInvalidResourceHandle", c"invalid resource handle"),
+    (500, c"cudaErrorSymbolNotFound", c"named symbol not found"),
+    (600, c"cudaErrorNotReady", c"device not ready"),
+    (800, c"cudaErrorNotPermitted", c"operation not permitted"),
+    (801, c"cudaErrorNotSupported", c"operation not supported"),
+];
+
+thread_local! {
+    static LAST: Cell<c_int> = const { Cell::new(0) };
+}
+
+/// The answer of a driver function.
+pub(crate) fn answer(result: Result<(), Code>) -> c_int {
+    result.map_or_else(|code| code as c_int, |()| 0)
+}
+
+/// The answer of a runtime function: a failure becomes the thread's last error.
+pub(crate) fn remember(result: Result<(), Code>) -> c_int {
+    let number = answer(result);
+    if number != 0 {
+        LAST.set(number);
+    }
+    number
+}
+
+/// The thread's last error.
+pub(crate) fn last() -> c_int {
+    LAST.get()
+}
+
+/// The thread's last error, which is none from now on.
+pub(crate) fn take_last() -> c_int {
+    LAST.replace(0)
+}
+
+/// The name of a number.
+pub(crate) fn name(number: c_int) -> &'static CStr {
+    TEXTS.iter().find(|text| text.0 == number).map_or(c"unrecognized error code", |text| text.1)
+}
+
+/// What a number means.
+pub(crate) fn sentence(number: c_int) -> &'static CStr {
+    TEXTS.iter().find(|text| text.0 == number).map_or(c"unrecognized error code", |text| text.2)
+}

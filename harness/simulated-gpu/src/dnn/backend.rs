@@ -1,0 +1,323 @@
+//! The backend of cuDNN: objects with attributes, from which its frontend builds plans for convolutions and attention.
+//!
+//! Every graph of operations has three plans, with the workspaces W, W/2 and none. Real workspaces depend on the algorithm: W is a model, see
+//! [`CudnnWorkspace`].
+
+use std::ffi::{c_int, c_void};
+use std::slice;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::settings::CudnnWorkspace;
+use crate::world::machine;
+
+/// Numbers of `cudnnBackendDescriptorType_t` (cudnn_graph.h of cuDNN 9).
+mod kind {
+    pub(super) const ENGINE: i32 = 2;
+    pub(super) const ENGINE_CONFIG: i32 = 3;
+    pub(super) const HEURISTIC: i32 = 4;
+    pub(super) const PLAN: i32 = 5;
+    pub(super) const FORWARD: i32 = 10;
+    pub(super) const FILTER_GRADIENT: i32 = 11;
+    pub(super) const DATA_GRADIENT: i32 = 12;
+}
+
+/// Numbers of `cudnnBackendAttributeName_t`.
+mod attribute {
+    pub(super) const HEURISTIC_GRAPH: i32 = 201;
+    pub(super) const HEURISTIC_RESULTS: i32 = 202;
+    pub(super) const CONFIG_ENGINE: i32 = 300;
+    pub(super) const CONFIG_WORKSPACE: i32 = 303;
+    pub(super) const CONFIG_SHARED_MEMORY: i32 = 304;
+    pub(super) const PLAN_CONFIG: i32 = 401;
+    pub(super) const PLAN_WORKSPACE: i32 = 402;
+    pub(super) const GRAPH_OPERATIONS: i32 = 801;
+    pub(super) const TENSOR_TYPE: i32 = 901;
+    pub(super) const TENSOR_SIZES: i32 = 902;
+    pub(super) const TENSOR_STRIDES: i32 = 903;
+    pub(super) const ENGINE_INDEX: i32 = 1301;
+}
+
+/// The attribute type whose elements are objects.
+const OBJECTS: i32 = 15;
+/// Plans of a graph.
+const PLANS: usize = 3;
+/// Tensors are counted in whole multiples of this.
+const ALIGNMENT: i64 = 512;
+
+/// A backend object as programs have it: a pointer to a shared object, which lives as long as anything refers to it.
+type Handle = Arc<Object>;
+
+struct Object {
+    kind: i32,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Number, type and bytes of what was set.
+    values: Vec<(i32, i32, Vec<u8>)>,
+    /// Number and objects of what was set.
+    objects: Vec<(i32, Vec<Handle>)>,
+    /// What the object was made for by a heuristic or a configuration.
+    graph: Option<Handle>,
+    /// Which of the plans it is.
+    plan: usize,
+}
+
+impl Object {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Objects of an attribute.
+    fn objects(&self, number: i32) -> Vec<Handle> {
+        self.state().objects.iter().find(|objects| objects.0 == number).map_or_else(Vec::new, |objects| objects.1.clone())
+    }
+
+    /// Numbers of 64 bits of an attribute.
+    fn numbers(&self, number: i32) -> Vec<i64> {
+        let state = self.state();
+        let bytes = state.values.iter().find(|value| value.0 == number).map_or(&[][..], |value| &value.2);
+        bytes.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word)).collect()
+    }
+
+    /// A number of 32 bits of an attribute.
+    fn number(&self, number: i32) -> Option<i32> {
+        let state = self.state();
+        let value = state.values.iter().find(|value| value.0 == number)?;
+        Some(i32::from_le_bytes(*value.2.first_chunk()?))
+    }
+
+    /// Bytes of a tensor, as the model counts them.
+    fn tensor_bytes(&self) -> i64 {
+        let elements: i64 = self.numbers(attribute::TENSOR_SIZES).iter().product();
+        // Numbers of `cudnnDataType_t`.
+        let element = match self.number(attribute::TENSOR_TYPE) {
+            Some(1 | 11) => 8,
+            Some(2 | 9 | 18) => 2,
+            Some(3 | 5 | 12..=14) => 1,
+            _ => 4,
+        };
+        elements * element
+    }
+
+    /// Whether the channels of a tensor lie side by side.
+    fn is_channels_last(&self) -> bool {
+        let (sizes, strides) = (self.numbers(attribute::TENSOR_SIZES), self.numbers(attribute::TENSOR_STRIDES));
+        strides.get(1) == Some(&1) && sizes.get(1).is_some_and(|channels| *channels > 1)
+    }
+
+    /// The workspace that a plan for this graph of operations asks for.
+    fn workspace(&self, plan: usize) -> i64 {
+        if machine().settings.cudnn_workspace == CudnnWorkspace::None {
+            return 0;
+        }
+        let whole: i64 = self.objects(attribute::GRAPH_OPERATIONS).iter().map(|operation| operation.convolution_workspace()).sum();
+        match plan {
+            0 => whole,
+            1 => round_up(whole / 2),
+            _ => 0,
+        }
+    }
+
+    /// What a convolution adds to it. The attributes are those of filter, input and output.
+    fn convolution_workspace(&self) -> i64 {
+        let (filter, input, output) = match self.kind {
+            kind::FORWARD => (703, 704, 705),
+            kind::FILTER_GRADIENT => (715, 716, 717),
+            kind::DATA_GRADIENT => (709, 710, 711),
+            _ => return 0,
+        };
+        let tensor = |number: i32| self.objects(number).into_iter().next();
+        let bytes = |tensor: &Option<Handle>| tensor.as_ref().map_or(0, |tensor| tensor.tensor_bytes());
+        let (filter, input, output) = (tensor(filter), tensor(input), tensor(output));
+        let channels_last = input.as_ref().is_some_and(|input| input.is_channels_last());
+        let operands = if channels_last { 0 } else { round_up(bytes(&input)) + round_up(bytes(&filter)) + round_up(bytes(&output)) };
+        let gradient = if self.kind == kind::FILTER_GRADIENT { 4 * bytes(&filter) } else { 0 };
+        operands + gradient
+    }
+}
+
+const fn round_up(bytes: i64) -> i64 {
+    (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT
+}
+
+/// Bytes of an element by `cudnnBackendAttributeType_t`.
+const fn element_size(kind: i32) -> usize {
+    match kind {
+        0 | 3 | 5 | 6 | OBJECTS | 26 => 8,
+        2 | 24 => 1,
+        _ => 4,
+    }
+}
+
+/// One more reference to an object that a program has.
+///
+/// # Safety
+/// The pointer is one that [`cudnnBackendCreateDescriptor`] gave out and that was not destroyed.
+unsafe fn handle(pointer: *const Object) -> Handle {
+    // SAFETY: as the caller promises, so that the program's own reference is still there.
+    unsafe {
+        Arc::increment_strong_count(pointer);
+        Arc::from_raw(pointer)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudnnBackendCreateDescriptor(kind: c_int, descriptor: *mut *const Object) -> c_int {
+    let object = Arc::new(Object { kind, state: Mutex::default() });
+    // SAFETY: the program passes a pointer to a handle.
+    unsafe { *descriptor = Arc::into_raw(object) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudnnBackendDestroyDescriptor(descriptor: *const Object) -> c_int {
+    if !descriptor.is_null() {
+        // SAFETY: the program gives its reference back once; objects that refer to it keep it.
+        drop(unsafe { Arc::from_raw(descriptor) });
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudnnBackendFinalize(_: *const Object) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudnnBackendExecute(_: usize, _: *const Object, _: *const Object) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudnnBackendSetAttribute(
+    descriptor: *const Object,
+    number: c_int,
+    kind: c_int,
+    count: i64,
+    elements: *const c_void,
+) -> c_int {
+    let count = usize::try_from(count).unwrap_or(0);
+    // SAFETY: the program passes an object, and `count` elements of the type, those of type 15 being objects.
+    unsafe {
+        let mut state = (*descriptor).state();
+        if kind == OBJECTS {
+            let objects = (0..count).map(|index| *elements.cast::<*const Object>().add(index)).filter(|object| !object.is_null());
+            let objects = objects.map(|object| handle(object)).collect();
+            state.objects.retain(|objects| objects.0 != number);
+            state.objects.push((number, objects));
+        } else {
+            let bytes =
+                if count == 0 { Vec::new() } else { slice::from_raw_parts(elements.cast::<u8>(), count * element_size(kind)).to_vec() };
+            state.values.retain(|value| value.0 != number);
+            state.values.push((number, kind, bytes));
+        }
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudnnBackendGetAttribute(
+    descriptor: *const Object,
+    number: c_int,
+    kind: c_int,
+    requested: i64,
+    count: *mut i64,
+    elements: *mut c_void,
+) -> c_int {
+    // SAFETY: the program passes an object, a pointer to a number or null, and room for as many elements as it requests.
+    let (object, room) = unsafe {
+        let room = if elements.is_null() {
+            &mut []
+        } else {
+            slice::from_raw_parts_mut(elements.cast::<u8>(), element_size(kind) * usize::try_from(requested).unwrap_or(0))
+        };
+        (&*descriptor, room)
+    };
+    let told = if kind == OBJECTS {
+        // SAFETY: elements of this type are objects that the program has made.
+        unsafe { tell_objects(object, number, room) }
+    } else {
+        tell_numbers(object, number, room)
+    };
+    if !count.is_null() {
+        // SAFETY: as above.
+        unsafe { *count = told };
+    }
+    0
+}
+
+/// Lets objects that the program has made refer to what an object consists of. Returns how many there are.
+///
+/// # Safety
+/// `room` holds pointers to objects of the program.
+unsafe fn tell_objects(object: &Object, number: i32, room: &[u8]) -> i64 {
+    let targets: Vec<Handle> = room
+        .as_chunks()
+        .0
+        .iter()
+        .map(|word| usize::from_ne_bytes(*word))
+        .filter(|address| *address != 0)
+        .map(|address| {
+            // SAFETY: as the caller promises.
+            unsafe { handle(std::ptr::with_exposed_provenance(address)) }
+        })
+        .collect();
+    match (object.kind, number) {
+        (kind::HEURISTIC, attribute::HEURISTIC_RESULTS) => {
+            let graph = object.objects(attribute::HEURISTIC_GRAPH).into_iter().next();
+            for (plan, config) in targets.iter().enumerate() {
+                let mut state = config.state();
+                (state.graph, state.plan) = (graph.clone(), plan);
+            }
+            if room.is_empty() { PLANS as i64 } else { targets.len().min(PLANS) as i64 }
+        }
+        (kind::ENGINE_CONFIG, attribute::CONFIG_ENGINE) => {
+            let (graph, plan) = of_config(object);
+            for engine in &targets {
+                let mut state = engine.state();
+                (state.graph, state.plan) = (graph.clone(), plan);
+            }
+            1
+        }
+        _ => 0,
+    }
+}
+
+/// The graph that a configuration is for, and which of its plans it is. One that a program made for an engine itself has the engine's.
+fn of_config(config: &Object) -> (Option<Handle>, usize) {
+    let state = config.state();
+    if state.graph.is_some() {
+        return (state.graph.clone(), state.plan);
+    }
+    drop(state);
+    config.objects(attribute::CONFIG_ENGINE).first().map_or((None, 0), |engine| {
+        let state = engine.state();
+        (state.graph.clone(), state.plan)
+    })
+}
+
+/// Writes what is known of an object as numbers. Returns how many there are.
+fn tell_numbers(object: &Object, number: i32, room: &mut [u8]) -> i64 {
+    let mut write = |bytes: &[u8]| {
+        let len = bytes.len().min(room.len());
+        room[..len].copy_from_slice(&bytes[..len]);
+        1
+    };
+    let workspace = |config: &Object| {
+        let (graph, plan) = of_config(config);
+        graph.map_or(0, |graph| graph.workspace(plan))
+    };
+    match (object.kind, number) {
+        (kind::PLAN, attribute::PLAN_WORKSPACE) => {
+            let config = object.objects(attribute::PLAN_CONFIG).into_iter().next();
+            write(&config.map_or(0, |config| workspace(&config)).to_le_bytes())
+        }
+        (kind::ENGINE_CONFIG, attribute::CONFIG_WORKSPACE) => write(&workspace(object).to_le_bytes()),
+        // The frontend compares it with a limit, written or not.
+        (kind::ENGINE_CONFIG, attribute::CONFIG_SHARED_MEMORY) => write(&0_i32.to_le_bytes()),
+        (kind::ENGINE, attribute::ENGINE_INDEX) => write(&0_i64.to_le_bytes()),
+        _ => 0,
+    }
+}

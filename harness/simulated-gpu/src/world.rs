@@ -1,0 +1,165 @@
+//! [`Machine`]: all state of the simulated machine in one process.
+//!
+//! It is made at the first call from the environment. Everything but kernel launches goes through one lock, which is free again in a forked child.
+
+use std::cell::{Cell, RefCell};
+use std::env;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use harness_allocator::units::Bytes;
+
+use crate::clock::Streams;
+use crate::code::Code;
+use crate::counters::Counters;
+use crate::faults::Attempts;
+use crate::gpus::Gpu;
+use crate::host::HostMemory;
+use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
+use crate::settings::{RUN, SETTINGS, Settings};
+use crate::values::Contents;
+
+/// The simulated machine as this process sees it.
+pub(crate) struct Machine {
+    pub(crate) settings: Settings,
+    pub(crate) counters: &'static Counters,
+    /// The real numbers of the devices that the process can see: `CUDA_VISIBLE_DEVICES`.
+    pub(crate) visible: Vec<u32>,
+    state: Mutex<State>,
+}
+
+/// What changes.
+pub(crate) struct State {
+    /// By the index that the process sees.
+    pub(crate) devices: Vec<DeviceMemory>,
+    pub(crate) streams: Streams,
+    pub(crate) host: HostMemory,
+    pub(crate) attempts: Attempts,
+    pub(crate) contents: Contents,
+}
+
+/// The machine. The first call makes it.
+pub(crate) fn machine() -> &'static Machine {
+    static MACHINE: OnceLock<Machine> = OnceLock::new();
+    MACHINE.get_or_init(Machine::of_environment)
+}
+
+pub(crate) fn counters() -> &'static Counters {
+    machine().counters
+}
+
+/// Whether an address lies on a device: no host address of x86-64 is that high.
+pub(crate) const fn is_device_memory(address: u64) -> bool {
+    address >= FIRST_ADDRESS
+}
+
+impl Machine {
+    fn of_environment() -> Self {
+        let settings = match env::var(SETTINGS).map(|text| text.parse()) {
+            Err(_) => Settings::new(Gpu::named("h100-80").unwrap_or(&crate::gpus::GPUS[0]), Bytes::gib(80)),
+            Ok(Ok(settings)) => settings,
+            Ok(Err(error)) => {
+                eprintln!("simulated GPU: {SETTINGS}: {error}");
+                std::process::abort()
+            }
+        };
+        let visible = visible(settings.devices, env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
+        let folder = env::var_os(RUN).map(PathBuf::from);
+        let state = State {
+            devices: (0..visible.len()).map(|index| DeviceMemory::new(index, &settings)).collect(),
+            streams: Streams::new(visible.len()),
+            host: HostMemory::default(),
+            attempts: Attempts::default(),
+            contents: Contents::default(),
+        };
+        unlock_in_forked_children();
+        let counters = Counters::of_this_process(folder.as_deref(), u32::try_from(visible.len()).unwrap_or(0), settings.memory);
+        Self { settings, counters, visible, state: Mutex::new(state) }
+    }
+
+    /// The state, for this thread alone.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How much work was submitted so far.
+    pub(crate) fn now(&self) -> u64 {
+        self.counters.submitted().load(Ordering::Relaxed)
+    }
+
+    /// One more piece of work is submitted. Returns the time behind it.
+    pub(crate) fn tick(&self) -> u64 {
+        self.counters.submitted().fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+impl State {
+    /// The device that an address lies on.
+    pub(crate) fn device_at(&mut self, address: u64) -> Result<&mut DeviceMemory, Code> {
+        device_of(address).and_then(|index| self.devices.get_mut(index)).ok_or(Code::InvalidValue)
+    }
+}
+
+/// The devices that `CUDA_VISIBLE_DEVICES` names, up to the first that is none
+/// (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars>). Names as `GPU-...` end the list too: simulated devices go by number.
+fn visible(devices: u32, variable: Option<&str>) -> Vec<u32> {
+    let Some(variable) = variable else { return (0..devices).collect() };
+    let numbers = variable.split(',').map_while(|text| text.trim().parse().ok().filter(|number| *number < devices));
+    let mut seen = Vec::new();
+    for number in numbers {
+        if seen.contains(&number) {
+            return Vec::new();
+        }
+        seen.push(number);
+    }
+    seen
+}
+
+thread_local! {
+    /// The device that the thread has chosen.
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// The lock, held by the thread that forks.
+    static HELD: RefCell<Option<MutexGuard<'static, State>>> = const { RefCell::new(None) };
+}
+
+/// The device that the calling thread has chosen, which may be none on a machine without devices.
+pub(crate) fn current_device() -> usize {
+    CURRENT.get()
+}
+
+/// Chooses a device for the calling thread.
+pub(crate) fn set_current_device(index: usize) -> Result<(), Code> {
+    if index >= machine().visible.len() {
+        return Err(Code::InvalidDevice);
+    }
+    CURRENT.set(index);
+    Ok(())
+}
+
+/// Lets a thread fork only while it has the lock, and gives it free on both sides: otherwise a child would wait for a thread that it does not have.
+fn unlock_in_forked_children() {
+    extern "C" fn take() {
+        let guard = machine().state();
+        HELD.with_borrow_mut(|held| *held = Some(guard));
+    }
+    extern "C" fn give() {
+        HELD.with_borrow_mut(|held| *held = None);
+    }
+    // SAFETY: the handlers are functions that live as long as this library, which is never unloaded. Without them a fork may hang, no more.
+    unsafe { libc::pthread_atfork(Some(take), Some(give), Some(give)) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn visible_devices_end_with_the_first_that_is_none_and_repeat_none() {
+        assert_eq!(visible(4, None), [0, 1, 2, 3]);
+        assert_eq!(visible(4, Some("2, 0")), [2, 0]);
+        assert_eq!(visible(4, Some("1,7,2")), [1]);
+        assert_eq!(visible(4, Some("")), Vec::<u32>::new());
+        assert_eq!(visible(4, Some("1,1")), Vec::<u32>::new());
+    }
+}

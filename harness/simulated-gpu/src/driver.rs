@@ -1,6 +1,6 @@
 //! The functions of the CUDA driver (<https://docs.nvidia.com/cuda/cuda-driver-api/>) that PyTorch, its compilers and its caches call.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
 
@@ -21,8 +21,15 @@ const GRANULARITY: usize = 2 << 20;
 /// What a context is handed out as: programs only compare it and hand it back.
 const CONTEXT: usize = 0x8_0000_0000;
 
-/// The address of a function of this library by name; null where it has none.
+/// The address of a function of the driver by its name without a version: the newest version that there is. Null where there is none.
 pub(crate) fn function(name: &CStr) -> *mut c_void {
+    let named = |version: &[u8]| CString::new([name.to_bytes(), version].concat()).ok();
+    let versions = [&b"_v3"[..], b"_v2", b""].into_iter().filter_map(named);
+    versions.map(|name| exported(&name)).find(|address| !address.is_null()).unwrap_or(ptr::null_mut())
+}
+
+/// The address of a function of this library; null where it has none.
+fn exported(name: &CStr) -> *mut c_void {
     let mut here = MaybeUninit::<libc::Dl_info>::uninit();
     // SAFETY: the address is of code in this library, and the result has room for what is known of it. The library stays open, so that
     // its handle and the addresses in it stay valid.

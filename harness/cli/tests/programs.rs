@@ -1,100 +1,191 @@
-//! Unmodified PyTorch programs on simulated GPUs, by `harness exec`: each prints what is recorded of it, to the byte.
+//! Recorded programs: `harness advise`, `shrink`, `import`, and `run` of a trace or a snapshot.
 //!
-//! The programs lie in `programs/`: small ones with what they print, and larger ones of which PyTorch was recorded. The Python to run them is named by
-//! [`PYTHON`] and has torch 2.11.0 for CUDA 13, without or with NVIDIA's packages: `ci/torch` makes one. Where none is named, the tests are
-//! shown as ignored, with the reason.
+//! Real snapshots lie outside of the project, in `../shared/snapshots`; where they are not there, tests of them say so and pass.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Output};
+use std::process::{Command, Output};
 
-use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 
-/// The variable that names a Python with torch.
-const PYTHON: &str = "HARNESS_TEST_PYTHON";
+fn harness(arguments: &[&str], folder: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_harness")).args(arguments).env_remove("CARGO").current_dir(folder).output().unwrap()
+}
 
-fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
-    let python = std::env::var_os(PYTHON).map(PathBuf::from);
-    if python.is_none() && !arguments.list {
-        eprintln!("programs: ignored, {PYTHON} names no Python with torch 2.11.0; `ci/torch` makes one and prints its path");
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A segment of 40 MiB is pinned by a block of 4 MiB when 64 MiB are requested of 88.
+const PINNED: &str = "a 7 41943040 0 # model.py:10\nf 7\na 8 4194304 0 # model.py:20\na 9 1000 0\nf 9\na 10 67108864 0 # model.py:30\n";
+
+fn folder_with_trace() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("job.trace"), PINNED).unwrap();
+    folder
+}
+
+/// A snapshot outside of the project.
+fn snapshot(name: &str) -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/snapshots").join(name);
+    if !path.exists() {
+        println!("skipped: {} is not there", path.display());
     }
-    let mut trials = rows("expected.tsv").map(|row| trial(row, &python, printed)).collect::<Vec<_>>();
-    trials.extend(rows("recorded.tsv").map(|row| trial(row, &python, recorded)));
-    libtest_mimic::run(&arguments, trials).exit_code()
+    path.exists().then(|| path.canonicalize().unwrap())
 }
 
-/// A program with its arguments, options of `harness exec`, and the figures that are expected of it.
-struct Row {
-    program: String,
-    options: String,
-    figures: BTreeMap<String, Value>,
+#[test]
+fn a_trace_runs_as_a_scenario_of_one_step_with_the_same_arms_causes_and_exit_codes() {
+    let folder = folder_with_trace();
+    let run = |arguments: &[&str]| harness(&[&["run", "job.trace", "--device", "sim", "--no-report"], arguments].concat(), folder.path());
+    let failed = run(&["--memory", "88MiB", "--alloc-conf", "expandable_segments:True", "--format", "json"]);
+    assert_eq!(failed.status.code(), Some(1), "{}", text(&failed.stderr));
+    let document: Value = serde_json::from_slice(&failed.stdout).unwrap();
+    let verdicts: Vec<&str> =
+        document["runs"].as_array().unwrap().iter().map(|run| run["verdict"]["kind"].as_str().unwrap_or_default()).collect();
+    assert_eq!(verdicts.len(), 2, "{document:#}");
+    let shown = text(&run(&["--memory", "88MiB"]).stdout);
+    assert!(shown.contains("model.py:20") && shown.contains("in pieces that are too small"), "{shown}");
+    assert_eq!(run(&["--memory", "1GiB"]).status.code(), Some(0));
+    let without = run(&[]);
+    assert_eq!(without.status.code(), Some(2));
+    assert!(text(&without.stderr).contains("a trace does not tell the device's memory"), "{}", text(&without.stderr));
 }
 
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs")
+#[test]
+fn a_trace_is_reduced_to_a_scenario_that_fails_as_it_says() {
+    let folder = folder_with_trace();
+    let shrunk = harness(&["shrink", "job.trace", "--memory", "88MiB", "--out", "small.yaml"], folder.path());
+    assert_eq!(shrunk.status.code(), Some(0), "{}", text(&shrunk.stderr));
+    let scenario = std::fs::read_to_string(folder.path().join("small.yaml")).unwrap();
+    insta::assert_snapshot!(scenario);
+    for command in [&["run", "small.yaml", "--device", "sim", "--no-report"][..], &["check", "small.yaml"]] {
+        assert_eq!(harness(command, folder.path()).status.code(), Some(0));
+    }
+    let again = harness(&["shrink", "job.trace", "--memory", "88MiB"], folder.path());
+    assert_eq!(text(&again.stdout), scenario, "the same every time");
+    let small = harness(&["shrink", "job.trace", "--memory", "88MiB", "--out", "small.trace"], folder.path());
+    assert_eq!(small.status.code(), Some(0));
+    let replayed = harness(&["replay", "small.trace", "--memory", "88MiB", "--stats", "/dev/null"], folder.path());
+    assert_eq!(replayed.status.code(), Some(0));
 }
 
-fn rows(file: &str) -> impl Iterator<Item = Row> {
-    let text = std::fs::read_to_string(folder().join(file)).expect("the table is part of the project");
-    let lines: Vec<String> = text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect();
-    lines.into_iter().map(|line| {
-        let fields: Vec<&str> = line.split('\t').collect();
-        let [program, options, figures] = fields[..] else { panic!("a row has three fields: {line}") };
-        let figures = serde_json::from_str(figures).expect("figures are JSON");
-        Row { program: program.to_owned(), options: options.to_owned(), figures }
-    })
+#[test]
+fn two_settings_that_end_differently_are_both_arms_of_the_reduced_scenario() {
+    let folder = folder_with_trace();
+    let arguments = ["shrink", "job.trace", "--memory", "88MiB", "--while", "conf-differs", "--conf", "expandable_segments:True"];
+    let shrunk = harness(&[&arguments[..], &["--out", "small.yaml"]].concat(), folder.path());
+    assert_eq!(shrunk.status.code(), Some(0), "{}", text(&shrunk.stderr));
+    let scenario = std::fs::read_to_string(folder.path().join("small.yaml")).unwrap();
+    assert!(scenario.contains("fails: { oom: fragmented }, serves: fits"), "{scenario}");
+    assert_eq!(harness(&["run", "small.yaml", "--device", "sim", "--no-report"], folder.path()).status.code(), Some(0));
 }
 
-fn trial(row: Row, python: &Option<PathBuf>, check: fn(&Row, &Path) -> Result<(), Failed>) -> Trial {
-    let name = format!("{} {}", row.program, row.options);
-    match python.clone() {
-        None => Trial::test(name, || Ok(())).with_ignored_flag(true),
-        Some(python) => Trial::test(name, move || check(&row, &python)),
+#[test]
+fn the_setting_that_would_have_helped_and_the_memory_that_would_do_stand_above_the_results() {
+    let folder = folder_with_trace();
+    let run = harness(
+        &["run", "job.trace", "--memory", "88MiB", "--device", "sim", "--no-report", "--try-settings", "--least-memory"],
+        folder.path(),
+    );
+    assert_eq!(run.status.code(), Some(1), "{}", text(&run.stderr));
+    let shown = text(&run.stdout);
+    let lines: Vec<&str> = shown.lines().take(2).collect();
+    assert!(lines[0].starts_with("job: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes it pass"), "{shown}");
+    assert_eq!(lines[1], "job with caching: 104 MiB would be enough, and 102 MiB are not (on the simulated device).");
+}
+
+#[test]
+fn what_cannot_be_reduced_is_answered_with_what_to_do() {
+    let folder = folder_with_trace();
+    for (arguments, message) in [
+        (&["--memory", "1GiB"][..], "the trace does not run out of memory: every request is served in 1 GiB"),
+        (&[], "a trace does not tell the device's memory"),
+        (&["--memory", "88MiB", "--while", "conf-differs"], "takes one or two"),
+        (&["--memory", "88MiB", "--conf", "max_splt_size_mb:20"], "is not a setting of PyTorch"),
+    ] {
+        let failed = harness(&[&["shrink", "job.trace"], arguments].concat(), folder.path());
+        assert_eq!(failed.status.code(), Some(2));
+        assert!(text(&failed.stderr).contains(message), "{}", text(&failed.stderr));
     }
 }
 
-/// Runs a program on a simulated GPU.
-fn run(row: &Row, python: &Path, variables: &[(&str, &Path)]) -> Result<Output, Failed> {
-    let mut words = row.program.split(' ');
-    let script = folder().join(words.next().unwrap_or_default());
-    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
-    command.arg("exec").args(row.options.split(' ')).arg("--").arg(python).arg(script).args(words);
-    // Somebody's own settings must not decide what comes out.
-    for variable in ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_VISIBLE_DEVICES"] {
-        command.env_remove(variable);
+#[test]
+fn real_programs_that_ran_out_of_memory_come_down_to_fewer_than_20_operations() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in
+        ["gt-features-tight.default", "gt-features.default", "gt-serve-kv.default", "resnet152-b96-oom", "gt-collect-stats.expandable"]
+    {
+        let Some(path) = snapshot(&format!("{name}.pickle.gz")) else { return };
+        let out = format!("{name}.yaml");
+        let shrunk = harness(&["shrink", path.to_str().unwrap(), "--out", &out], folder.path());
+        assert_eq!(shrunk.status.code(), Some(0), "{}", text(&shrunk.stderr));
+        let steps = std::fs::read_to_string(folder.path().join(&out)).unwrap().lines().filter(|line| line.starts_with("  - ")).count();
+        assert!(steps < 20, "{name}: {steps}");
+        let run = harness(&["run", &out, "--device", "sim", "--no-report"], folder.path());
+        assert_eq!(run.status.code(), Some(0), "{name}: {}", text(&run.stdout));
     }
-    command.envs(variables.iter().copied());
-    let output = command.output()?;
-    if output.status.success() {
-        return Ok(output);
-    }
-    Err(format!("{command:?} ended with {}\n{}", output.status, String::from_utf8_lossy(&output.stderr)).into())
 }
 
-/// Compares figures that are there with those that are expected.
-fn compare(row: &Row, found: &BTreeMap<String, Value>) -> Result<(), Failed> {
-    let wrong: Vec<String> = row
-        .figures
-        .iter()
-        .filter(|(name, figure)| found.get(*name) != Some(figure))
-        .map(|(name, figure)| format!("{name}: {figure} expected, {} found", found.get(name).unwrap_or(&Value::Null)))
-        .collect();
-    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
+#[test]
+fn advice_for_settings_given_alone_is_the_documented_document() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(path) = snapshot("gt-features.default.pickle.gz") else { return };
+    let advised =
+        harness(&["advise", path.to_str().unwrap(), "--conf", "max_split_size_mb:128", "--only", "--format", "json"], folder.path());
+    assert_eq!(advised.status.code(), Some(0), "{}", text(&advised.stderr));
+    let document: Value = serde_json::from_slice(&advised.stdout).unwrap();
+    let expected = serde_json::json!({ "faithful": true, "complete": false, "configurations": [{
+        "conf": "max_split_size_mb:128", "oom": false, "oom_event": null, "peak_reserved": document["configurations"][0]["peak_reserved"],
+        "peak_allocated": 1_754_705_920, "num_alloc_retries": document["configurations"][0]["num_alloc_retries"], "num_ooms": 0,
+        "device_allocs": document["configurations"][0]["device_allocs"]
+    }] });
+    assert_eq!(document, expected);
 }
 
-/// A program whose last line is its figures.
-fn printed(row: &Row, python: &Path) -> Result<(), Failed> {
-    let output = run(row, python, &[])?;
-    let text = String::from_utf8(output.stdout)?;
-    compare(row, &serde_json::from_str(text.lines().last().unwrap_or_default())?)
+#[test]
+fn expandable_segments_are_not_recommended_where_they_are_the_cause() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(path) = snapshot("gt-collect-stats.expandable.pickle.gz") else { return };
+    let advised = harness(&["advise", path.to_str().unwrap(), "--format", "json"], folder.path());
+    let document: Value = serde_json::from_slice(&advised.stdout).unwrap();
+    let recommended = document["recommended"].as_str().unwrap();
+    assert!(!recommended.contains("expandable_segments"), "{recommended}");
+    let shown = text(&harness(&["advise", path.to_str().unwrap()], folder.path()).stdout);
+    assert!(
+        shown.starts_with(
+            "It runs past the point where the recording ends in 3 GiB without any settings: expandable_segments:True is the cause."
+        ),
+        "{shown}"
+    );
 }
 
-/// A program that writes its figures to a file.
-fn recorded(row: &Row, python: &Path) -> Result<(), Failed> {
-    let folder = tempfile::tempdir()?;
-    let result = folder.path().join("result.json");
-    run(row, python, &[("SNAP_RESULT", &result)])?;
-    compare(row, &serde_json::from_str(&std::fs::read_to_string(result)?)?)
+#[test]
+fn changes_of_the_program_are_told_and_one_can_be_written_as_a_scenario() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(path) = snapshot("gt-features.default.pickle.gz") else { return };
+    let arguments = ["advise", path.to_str().unwrap(), "--explain-advice", "1", "--out", "first.yaml"];
+    let advised = harness(&arguments, folder.path());
+    assert_eq!(advised.status.code(), Some(0), "{}", text(&advised.stderr));
+    let shown = text(&advised.stdout);
+    assert!(shown.contains("  1. allocating the 21 blocks that extract_features.py:28 main keeps before everything else"), "{shown}");
+    assert!(shown.contains("a pool of its own (torch.cuda.MemPool) for the 21 blocks of extract_features.py:28 main"), "{shown}");
+    let run = harness(&["run", "first.yaml", "--device", "sim", "--no-report"], folder.path());
+    assert_eq!(run.status.code(), Some(0), "{}", text(&run.stdout));
+    let none = harness(&["advise", path.to_str().unwrap(), "--explain-advice", "99", "--out", "none.yaml"], folder.path());
+    assert_eq!(none.status.code(), Some(2));
+}
+
+#[test]
+fn a_real_program_becomes_a_scenario_that_passes() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(path) = snapshot("gt-collect-stats.expandable.pickle.gz") else { return };
+    let imported = harness(&["import", path.to_str().unwrap(), "--out", "scenarios/stats.yaml"], folder.path());
+    assert_eq!(imported.status.code(), Some(0), "{}", text(&imported.stderr));
+    assert!(text(&imported.stderr).contains("it runs out of memory"), "{}", text(&imported.stderr));
+    assert!(folder.path().join("scenarios/stats.trace.gz").exists());
+    let run = harness(&["run", "scenarios", "--device", "sim", "--no-report"], folder.path());
+    assert_eq!(run.status.code(), Some(0), "{}", text(&run.stdout));
+    let refused = harness(&["run", path.to_str().unwrap(), "--device", "sim", "--no-report"], folder.path());
+    assert_eq!(refused.status.code(), Some(1), "{}", text(&refused.stdout));
 }

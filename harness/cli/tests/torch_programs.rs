@@ -1,0 +1,100 @@
+//! Unmodified PyTorch programs on simulated GPUs, by `harness exec`: each prints what is recorded of it, to the byte.
+//!
+//! The programs lie in `programs/`: small ones with what they print, and larger ones of which PyTorch was recorded. The Python to run them is named by
+//! [`PYTHON`] and has torch 2.11.0 for CUDA 13, without or with NVIDIA's packages: `ci/torch` makes one. Where none is named, the tests are
+//! shown as ignored, with the reason.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Output};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use serde_json::Value;
+
+/// The variable that names a Python with torch.
+const PYTHON: &str = "HARNESS_TEST_PYTHON";
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let python = std::env::var_os(PYTHON).map(PathBuf::from);
+    if python.is_none() && !arguments.list {
+        eprintln!("programs: ignored, {PYTHON} names no Python with torch 2.11.0; `ci/torch` makes one and prints its path");
+    }
+    let mut trials = rows("expected.tsv").map(|row| trial(row, &python, printed)).collect::<Vec<_>>();
+    trials.extend(rows("recorded.tsv").map(|row| trial(row, &python, recorded)));
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// A program with its arguments, options of `harness exec`, and the figures that are expected of it.
+struct Row {
+    program: String,
+    options: String,
+    figures: BTreeMap<String, Value>,
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs")
+}
+
+fn rows(file: &str) -> impl Iterator<Item = Row> {
+    let text = std::fs::read_to_string(folder().join(file)).expect("the table is part of the project");
+    let lines: Vec<String> = text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect();
+    lines.into_iter().map(|line| {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let [program, options, figures] = fields[..] else { panic!("a row has three fields: {line}") };
+        let figures = serde_json::from_str(figures).expect("figures are JSON");
+        Row { program: program.to_owned(), options: options.to_owned(), figures }
+    })
+}
+
+fn trial(row: Row, python: &Option<PathBuf>, check: fn(&Row, &Path) -> Result<(), Failed>) -> Trial {
+    let name = format!("{} {}", row.program, row.options);
+    match python.clone() {
+        None => Trial::test(name, || Ok(())).with_ignored_flag(true),
+        Some(python) => Trial::test(name, move || check(&row, &python)),
+    }
+}
+
+/// Runs a program on a simulated GPU.
+fn run(row: &Row, python: &Path, variables: &[(&str, &Path)]) -> Result<Output, Failed> {
+    let mut words = row.program.split(' ');
+    let script = folder().join(words.next().unwrap_or_default());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+    command.arg("exec").args(row.options.split(' ')).arg("--").arg(python).arg(script).args(words);
+    // Somebody's own settings must not decide what comes out.
+    for variable in ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_VISIBLE_DEVICES"] {
+        command.env_remove(variable);
+    }
+    command.envs(variables.iter().copied());
+    let output = command.output()?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    Err(format!("{command:?} ended with {}\n{}", output.status, String::from_utf8_lossy(&output.stderr)).into())
+}
+
+/// Compares figures that are there with those that are expected.
+fn compare(row: &Row, found: &BTreeMap<String, Value>) -> Result<(), Failed> {
+    let wrong: Vec<String> = row
+        .figures
+        .iter()
+        .filter(|(name, figure)| found.get(*name) != Some(figure))
+        .map(|(name, figure)| format!("{name}: {figure} expected, {} found", found.get(name).unwrap_or(&Value::Null)))
+        .collect();
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
+}
+
+/// A program whose last line is its figures.
+fn printed(row: &Row, python: &Path) -> Result<(), Failed> {
+    let output = run(row, python, &[])?;
+    let text = String::from_utf8(output.stdout)?;
+    compare(row, &serde_json::from_str(text.lines().last().unwrap_or_default())?)
+}
+
+/// A program that writes its figures to a file.
+fn recorded(row: &Row, python: &Path) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let result = folder.path().join("result.json");
+    run(row, python, &[("SNAP_RESULT", &result)])?;
+    compare(row, &serde_json::from_str(&std::fs::read_to_string(result)?)?)
+}

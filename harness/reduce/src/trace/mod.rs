@@ -1,9 +1,8 @@
 //! Reducing a trace that runs out of memory to a small one that fails the same way: [`shrink`].
 //!
-//! The method is delta debugging (A. Zeller, R. Hildebrandt: Simplifying and Isolating Failure-Inducing Input, IEEE Transactions on Software
-//! Engineering 28, 2002): parts are left out, and stay out where the rest still fails. A part is an allocation together with its free and its
-//! uses on other streams, so each smaller trace is a program that could have been written. The device's memory shrinks along with the trace:
-//! of a hundred segments that are pinned alike, one tells as much. Then streams, sizes and settings become simpler in the same manner.
+//! A part that is left out is an allocation together with its free and its uses on other streams, so each smaller trace is a program that
+//! could have been written. The device's memory shrinks along with the trace: of a hundred segments that are pinned alike, one tells as much.
+//! Then streams, sizes and settings become simpler in the same manner.
 //!
 //! Each accepted step was replayed before. Nothing is random and no clock is read, so the same trace always comes down to the same one.
 
@@ -21,9 +20,10 @@ use harness_allocator::units::Bytes;
 use harness_trace::trace::TraceEvent;
 
 use self::candidate::Candidate;
-pub use self::scenario::{NotAScenario, scenario, size};
+pub use self::scenario::{NotAScenario, scenario};
 pub use self::trial::Failure;
 use self::trial::Trial;
+use crate::Progress;
 
 /// A trace, the settings it runs under and the memory of its device.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,15 +63,6 @@ pub struct Shrunk {
     pub replays: u64,
     /// Whether it was stopped before nothing more could be left out.
     pub is_stopped: bool,
-}
-
-/// How far it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
-pub struct Progress {
-    pub operations: usize,
-    pub memory: Bytes,
-    pub replays: u64,
 }
 
 /// A trace that cannot be reduced.

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
+use harness_language::text::exact_size;
 use harness_trace::trace::TraceEvent;
 
 use super::Shrunk;
@@ -31,7 +32,7 @@ pub fn scenario(shrunk: &Shrunk, about: &str, expect: &str, comment: impl Fn(usi
     for line in about.lines() {
         let _ = writeln!(text, "{}", format!("  {line}").trim_end());
     }
-    let _ = writeln!(text, "needs: {{ memory: {} }}", size(shrunk.case.memory));
+    let _ = writeln!(text, "needs: {{ memory: {} }}", exact_size(shrunk.case.memory));
     text += &arms(shrunk);
     let streams = streams(&shrunk.case.events);
     if !streams.is_empty() {
@@ -104,7 +105,7 @@ impl Steps {
             TraceEvent::Allocate { id, size: bytes, stream } => {
                 let stream = self.streams.get(&stream).map(|stream| format!(", stream: {stream}")).unwrap_or_default();
                 let ending = ending.map(|ending| format!(", expect: {ending}")).unwrap_or_default();
-                format!("alloc: {{ buffer: {}, size: {}{stream}{ending} }}", name(id), size(bytes))
+                format!("alloc: {{ buffer: {}, size: {}{stream}{ending} }}", name(id), exact_size(bytes))
             }
             TraceEvent::Free { id } => format!("free: {}", name(id)),
             TraceEvent::RecordStream { id, stream } => {
@@ -120,7 +121,7 @@ impl Steps {
             TraceEvent::SetFraction(fraction) => format!("set_fraction: {}", fraction.get()),
             TraceEvent::Pressure(change) => {
                 self.pressure = Bytes(self.pressure.0.saturating_add_signed(change));
-                format!("pressure: {}", size(self.pressure))
+                format!("pressure: {}", exact_size(self.pressure))
             }
             TraceEvent::BeginPool(pool) => {
                 self.line(&format!("private_pool: pool{}", pool.0), None);
@@ -151,12 +152,4 @@ impl Steps {
         let indent = self.indent();
         let _ = writeln!(self.text, "{indent}- {step}{comment}");
     }
-}
-
-/// A size as scenarios write it, exactly: in the largest unit of which it is a whole number.
-#[must_use]
-pub fn size(bytes: Bytes) -> String {
-    let units = [(Bytes::gib(1), "GiB"), (Bytes::mib(1), "MiB"), (Bytes::kib(1), "KiB")];
-    let whole = units.into_iter().find(|(unit, _)| bytes.0 > 0 && bytes.0.is_multiple_of(unit.0));
-    whole.map_or_else(|| format!("{}B", bytes.0), |(unit, name)| format!("{}{name}", bytes.0 / unit.0))
 }

@@ -12,7 +12,8 @@ use harness_trace::execute::{ByHandle, Executor, Kind, Observer, Outcome, Stoppe
 use harness_trace::trace::TraceEvent;
 
 use super::candidate::Candidate;
-use super::{Case, Goal, Progress, ShrinkError};
+use super::{Case, Goal, ShrinkError};
+use crate::Progress;
 
 /// Blocks are multiples of this.
 const BLOCK_UNIT: Bytes = Bytes(512);
@@ -130,7 +131,7 @@ impl Trial {
         watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
     ) -> ControlFlow<(), bool> {
         let Case { events, config, memory } = &candidate.case;
-        watch(&Progress { operations: events.len(), memory: *memory, replays: self.replays })?;
+        watch(&Progress { operations: events.len(), memory: *memory, runs: self.replays })?;
         let (failing, serving) = if self.own_fails { (config, &candidate.other) } else { (&candidate.other, config) };
         self.replays += 1;
         let last = events.len().saturating_sub(1);

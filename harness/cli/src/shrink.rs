@@ -111,14 +111,21 @@ impl Shrink {
         }
         let goal = self.goal_of_program(&mut given.case)?;
         let before = (given.case.events.len(), given.case.memory);
-        let shrunk = self.shrink(given.case, &goal)?;
+        let shrunk = self.watched("operations", |watch| match &goal {
+            Some(goal) => shrink::shrink(given.case, goal, watch),
+            None => shrink::shrink_violation(given.case, &scenario::Simulated, watch),
+        })?;
+        let shrunk = shrunk.map_err(|error| {
+            let help = "give less `--memory` or other `--conf`; `harness advise` tells which settings fail";
+            CliError::input(format!("{}: {error}", self.file.display()), help)
+        })?;
         let sites = |origin: usize| given.sites.get(origin).cloned().flatten();
         self.write(&shrunk, before, &sites)?;
         Ok(Exit::Passed)
     }
 
-    /// What stays as it is; the settings given are those of the case.
-    fn goal_of_program(&self, case: &mut Case) -> Result<Goal, CliError> {
+    /// What stays as it is: how a request is refused, or if `None` the invariant that is violated. The settings given are those of the case.
+    fn goal_of_program(&self, case: &mut Case) -> Result<Option<Goal>, CliError> {
         let configs = self.conf.iter().map(|conf| Config::parse(conf).map_err(|error| CliError::conf_of("--conf", &error, conf)));
         let configs = configs.collect::<Result<Vec<_>, _>>()?;
         if let [config] | [config, _] = configs.as_slice()
@@ -127,8 +134,9 @@ impl Shrink {
             case.config = config.clone();
         }
         match (self.goal.unwrap_or(Keep::Oom), configs.as_slice()) {
-            (Keep::Oom, [] | [_]) => Ok(Goal::Oom),
-            (Keep::ConfDiffers, [other] | [_, other]) => Ok(Goal::ConfDiffers(other.clone())),
+            (Keep::Oom, [] | [_]) => Ok(Some(Goal::Oom)),
+            (Keep::Invariant, [] | [_]) => Ok(None),
+            (Keep::ConfDiffers, [other] | [_, other]) => Ok(Some(Goal::ConfDiffers(other.clone()))),
             (Keep::ConfDiffers, _) => {
                 let help =
                     "give the settings to compare with, and in front of them those to run under, where they are not the recorded ones";
@@ -164,14 +172,6 @@ impl Shrink {
         Ok(Given { case: Case { events: trace.events, config: Config::default(), memory }, sites })
     }
 
-    fn shrink(&self, case: Case, goal: &Goal) -> Result<Shrunk, CliError> {
-        let shrunk = self.watched("operations", |watch| shrink::shrink(case, goal, watch))?;
-        shrunk.map_err(|error| {
-            let help = "give less `--memory` or other `--conf`; `harness advise` tells which settings fail";
-            CliError::input(format!("{}: {error}", self.file.display()), help)
-        })
-    }
-
     /// Does something that is told how far it is, shows that, and breaks it off when its time is over or the user interrupts.
     fn watched<T>(&self, noun: &str, act: impl FnOnce(&mut dyn FnMut(&Progress) -> ControlFlow<()>) -> T) -> Result<T, CliError> {
         let bar = spinner();
@@ -202,7 +202,7 @@ impl Shrink {
             return Err(CliError::input("`--memory` and `--conf` are for traces and snapshots", help).into());
         }
         let source = yaml::read(&self.file, &SCENARIO)?;
-        let given = scenario::Given { source: &source, path: &self.file, arm: self.arm.as_deref(), goal };
+        let given = scenario::Given { source: &source, path: &self.file, arm: self.arm.as_deref(), goal, origin: None };
         let reduced = self.watched("steps", |watch| scenario::reduce(&given, &scenario::Simulated, watch))?.map_err(of_scenario)?;
         if let Some(out) = &self.out {
             // A trace that it replays is looked for beside it.
@@ -244,7 +244,7 @@ impl Shrink {
             Some(text) => text,
             None if is_trace => trace(shrunk, sites),
             None => {
-                let message = "the reduced trace has no scenario that fails in the same way: its private pools overlap, or it needs what waits for events";
+                let message = "the reduced trace has no scenario that fails in the same way: its private pools overlap, or it needs what waits for events or what a replay does";
                 return Err(CliError::input(message, "write it as a trace: `--out small.trace`"));
             }
         };
@@ -261,11 +261,16 @@ impl Shrink {
 
     /// The scenario, which was run before: it ends as it says. `None` where it would not.
     fn scenario(&self, shrunk: &Shrunk, operations: usize, sites: &dyn Fn(usize) -> Option<String>) -> Result<Option<String>, CliError> {
-        let about = format!(
-            "The last request runs out of memory: {}.\n\nReduced by `harness shrink` from {operations} operations of {}.",
-            shrunk.failure,
-            self.file.file_name().unwrap_or_default().to_string_lossy()
-        );
+        let origin = format!("{operations} operations of {}", self.file.file_name().unwrap_or_default().to_string_lossy());
+        if matches!(shrunk.failure, shrink::Failure::Violates(_)) {
+            let go_on = &mut |_: &Progress| ControlFlow::Continue(());
+            return match shrink::scenario_of_violation(shrunk, &origin, sites, &scenario::Simulated, go_on) {
+                Ok(reduced) => Ok(Some(reduced.text)),
+                Err(ReduceError::Passes { .. } | ReduceError::NotConfirmed { .. }) => Ok(None),
+                Err(error) => Err(of_scenario(error)),
+            };
+        }
+        let about = format!("The last request runs out of memory: {}.\n\nReduced by `harness shrink` from {origin}.", shrunk.failure);
         let with = |oom: &str| {
             let expect = if shrunk.other.is_some() { format!("{{ fails: {oom}, serves: fits }}") } else { oom.to_owned() };
             shrink::scenario(shrunk, &about, &expect, sites).ok()

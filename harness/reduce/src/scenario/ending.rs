@@ -19,10 +19,10 @@ pub(super) fn stated(
     arm: &str,
     path: &Path,
     engine: &dyn Engine,
-    steps_before: usize,
+    origin: &str,
 ) -> Option<Document> {
     let mut document = document.clone();
-    document.set("about", Node::Scalar(about(failure, path, steps_before)));
+    document.set("about", Node::Scalar(about(failure, origin)));
     let records = run(&document, path, engine)?;
     let failed = records.iter().find(|record| Failure::of(record).is_ok_and(|seen| seen == *failure))?;
     let passes = |candidate: &Document| {
@@ -38,12 +38,11 @@ pub(super) fn stated(
     exact.or_else(|| run(&as_expected, path, engine).is_some_and(|records| records.iter().all(fails_alike)).then_some(as_expected))
 }
 
-fn about(failure: &Failure, path: &Path, steps_before: usize) -> String {
+fn about(failure: &Failure, origin: &str) -> String {
     let what = failure.to_string();
     let mut letters = what.chars();
     let what: String = letters.next().into_iter().flat_map(char::to_uppercase).chain(letters).collect();
-    let file = path.file_name().unwrap_or_default().to_string_lossy();
-    format!("{what}.\n\nReduced by `harness shrink` from {steps_before} steps of {file}.")
+    format!("{what}.\n\nReduced by `harness shrink` from {origin}.")
 }
 
 fn run(document: &Document, path: &Path, engine: &dyn Engine) -> Option<Vec<RunRecord>> {

@@ -42,6 +42,8 @@ pub struct Given<'a> {
     pub arm: Option<&'a str>,
     /// Which failures count.
     pub goal: Goal,
+    /// What it was reduced from, if that is something else than this file.
+    pub origin: Option<&'a str>,
 }
 
 /// Which failures count.
@@ -159,7 +161,9 @@ pub fn reduce(given: &Given<'_>, engine: &dyn Engine, watch: &mut dyn FnMut(&Pro
     let mut search = Search::new(engine, given.path, found.failure, found.document, search::steps_of(&found.record), watch);
     let is_stopped = search.start(&found.scenario, &arm).is_break() || search.reduce().is_break();
     let (best, runs) = (search.best, search.runs);
-    let document = ending::stated(&best, &failure, &arm, given.path, engine, steps_before)
+    let file = given.path.file_name().unwrap_or_default().to_string_lossy();
+    let origin = given.origin.map_or_else(|| format!("{steps_before} steps of {file}"), str::to_owned);
+    let document = ending::stated(&best, &failure, &arm, given.path, engine, &origin)
         .ok_or_else(|| ReduceError::NotConfirmed { path: given.path.to_owned() })?;
     let (text, steps) = (writer::Written::of(&document).text, document.steps().len());
     Ok(Reduced { text, failure, arm, point, steps_before, steps, runs, is_stopped })

@@ -28,6 +28,8 @@ pub(super) struct Search<'a> {
     most_steps: u32,
     /// How many steps the file had.
     pub(super) steps_before: usize,
+    /// The memory that it asked for, where that is an amount.
+    pub(super) memory_before: Option<Bytes>,
     /// Texts that were tried. The passes come by again.
     tried: BTreeSet<String>,
     pub(super) runs: u64,
@@ -43,8 +45,8 @@ impl<'a> Search<'a> {
         most_steps: u32,
         watch: &'a mut dyn FnMut(&Progress) -> Flow,
     ) -> Self {
-        let steps_before = best.steps().len();
-        Self { engine, path, goal, best, most_steps, steps_before, tried: BTreeSet::new(), runs: 0, watch }
+        let (steps_before, memory_before) = (best.steps().len(), memory(&best));
+        Self { engine, path, goal, best, most_steps, steps_before, memory_before, tried: BTreeSet::new(), runs: 0, watch }
     }
 
     /// The best one as the check of the language sees it, with its text.

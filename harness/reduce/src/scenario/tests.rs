@@ -7,7 +7,7 @@ fn go_on(_: &Progress) -> Flow {
 }
 
 fn reduced(source: &str) -> Reduced {
-    let given = Given { source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any };
+    let given = Given { source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, origin: None };
     reduce(&given, &Simulated, &mut go_on).unwrap_or_else(|error| panic!("{error}\n{source}"))
 }
 
@@ -152,7 +152,7 @@ fn of_many_requests_that_are_all_alike_one_is_left_on_a_small_device() {
 #[test]
 fn the_arm_and_the_kind_of_failure_can_be_chosen() {
     let reduce_with = |arm, goal| {
-        let given = Given { source: FRAGMENTED, path: Path::new("given.yaml"), arm, goal };
+        let given = Given { source: FRAGMENTED, path: Path::new("given.yaml"), arm, goal, origin: None };
         reduce(&given, &Simulated, &mut go_on).map(|reduced| reduced.arm).map_err(|error| error.to_string())
     };
     assert_eq!(reduce_with(Some("caching"), Goal::Oom), Ok("caching".to_owned()));
@@ -166,7 +166,7 @@ fn the_arm_and_the_kind_of_failure_can_be_chosen() {
 #[test]
 fn what_cannot_be_run_here_and_what_only_takes_long_are_told_apart() {
     let error = |source: &str| {
-        let given = Given { source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any };
+        let given = Given { source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, origin: None };
         reduce(&given, &Simulated, &mut go_on).expect_err("it cannot be reduced").to_string()
     };
     let on_gpu = "about: A.\nneeds: { memory: 1GiB, device: gpu }\nsteps: [ alloc: { buffer: a, size: 2GiB } ]\n";
@@ -178,7 +178,7 @@ fn what_cannot_be_run_here_and_what_only_takes_long_are_told_apart() {
 #[test]
 fn one_that_is_broken_off_is_what_was_reached_and_ends_as_it_says() {
     let mut runs = 0;
-    let given = Given { source: FRAGMENTED, path: Path::new("given.yaml"), arm: None, goal: Goal::Any };
+    let given = Given { source: FRAGMENTED, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, origin: None };
     let mut watch = |_: &Progress| {
         runs += 1;
         if runs > 40 { Flow::Break(()) } else { Flow::Continue(()) }
@@ -186,4 +186,47 @@ fn one_that_is_broken_off_is_what_was_reached_and_ends_as_it_says() {
     let stopped = reduce(&given, &Simulated, &mut watch).expect("it fails");
     assert!(stopped.is_stopped);
     ends_as_it_says(&stopped.text);
+}
+
+/// Steps over eight buffers: each is allocated where it is not live, and otherwise used or freed. Some stand in a loop that leaves nothing behind.
+fn program(choices: &[(u8, u8, u8)]) -> String {
+    let mut text = String::from("about: A program.\nneeds: { memory: 96MiB }\nstreams: [side]\nallocators: [caching, direct]\nsteps:\n");
+    let mut live = std::collections::BTreeSet::new();
+    for &(buffer, size, act) in choices {
+        let buffer = buffer % 8;
+        let size = 1 + u64::from(size) % 40;
+        let stream = if act % 5 == 0 { ", stream: side" } else { "" };
+        text += &match act % 4 {
+            0 if live.contains(&buffer) => format!("  - fill: b{buffer}   # written\n"),
+            3 => format!("  - repeat: {size}\n    steps:\n      - alloc: {{ buffer: passing, size: {size}MiB }}\n      - free: passing\n"),
+            _ if live.remove(&buffer) => format!("  - free: b{buffer}\n"),
+            _ => {
+                live.insert(buffer);
+                format!("  - alloc: {{ buffer: b{buffer}, size: {size}MiB{stream} }}\n")
+            }
+        };
+    }
+    text + "  - expect: [ num_alloc_retries == 0, reserved <= 64MiB ]\n"
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig { cases: 16, failure_persistence: None, ..Default::default() })]
+    #[test]
+    fn what_comes_out_is_valid_and_no_larger_and_fails_the_same_way(choices in proptest::collection::vec(proptest::prelude::any::<(u8, u8, u8)>(), 1..24)) {
+        let source = program(&choices);
+        let given = Given { source: &source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, origin: None };
+        let reduced = match reduce(&given, &Simulated, &mut go_on) {
+            Err(ReduceError::Passes { .. }) => return Ok(()),
+            other => other.unwrap_or_else(|error| panic!("{error}\n{source}")),
+        };
+        let scenario = Scenario::parse(&reduced.text, Path::new("reduced.yaml")).unwrap_or_else(|error| panic!("{error}\n{}", reduced.text));
+        proptest::prop_assert!(reduced.steps <= reduced.steps_before && scenario.needs.memory <= harness_allocator::units::Bytes::mib(96), "{}", reduced.text);
+        for record in run(&reduced.text) {
+            match &record.verdict {
+                Verdict::Passed => {}
+                Verdict::FailedAsExpected { .. } => proptest::prop_assert_eq!(Failure::of(&record), Ok(reduced.failure.clone())),
+                other => panic!("{other:?}\n{}", reduced.text),
+            }
+        }
+    }
 }

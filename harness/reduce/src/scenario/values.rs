@@ -72,7 +72,8 @@ impl Search<'_> {
             let candidate = with_value(&self.best, number, Node::Scalar(exact_size(new)));
             let less = Bytes(now.saturating_sub(new).0 / GRANULARITY.0 * GRANULARITY.0);
             let more = Bytes(new.saturating_sub(now).0.next_multiple_of(GRANULARITY.0));
-            let other = self.memory().map(|memory| with_memory(&candidate, memory.saturating_sub(less) + more));
+            let other = self.memory().map(|memory| memory.saturating_sub(less) + more).filter(|memory| Some(*memory) <= self.memory_before);
+            let other = other.map(|memory| with_memory(&candidate, memory));
             let is_taken = match other {
                 Some(smaller) if new < now => self.accept(smaller)? || self.accept(candidate)?,
                 Some(larger) => self.accept(candidate)? || self.accept(larger)?,
@@ -111,6 +112,9 @@ impl Search<'_> {
             self.accept(candidate)
         })?;
         delta::simpler_size(Bytes(units * GRANULARITY.0), &mut |new| {
+            if Some(new) > self.memory_before {
+                return Flow::Continue(false);
+            }
             let candidate = with_memory(&self.best, new);
             self.accept(candidate)
         })

@@ -15,7 +15,7 @@ use crate::{Progress, delta};
 type Watch<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
 
 /// The least memory with which the trace still fails as it should, by bisection.
-pub(super) fn memory(best: &mut Candidate, trial: &mut Trial, watch: &mut Watch<'_>) -> ControlFlow<()> {
+pub(super) fn memory(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
     let given = best.case.memory.0 / GRANULARITY.0;
     delta::least(0, given, &mut |units| {
         let mut candidate = best.clone();
@@ -26,7 +26,7 @@ pub(super) fn memory(best: &mut Candidate, trial: &mut Trial, watch: &mut Watch<
 }
 
 /// Moves each stream's work to the default stream.
-pub(super) fn streams(best: &mut Candidate, trial: &mut Trial, watch: &mut Watch<'_>) -> ControlFlow<()> {
+pub(super) fn streams(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
     let mut named: Vec<StreamId> = best.case.events.iter().filter_map(|event| stream_of(*event)).collect();
     named.sort_unstable();
     named.dedup();
@@ -53,7 +53,7 @@ const fn stream_of(event: TraceEvent) -> Option<StreamId> {
 }
 
 /// Makes sizes smaller and rounder, the largest first.
-pub(super) fn sizes(best: &mut Candidate, trial: &mut Trial, watch: &mut Watch<'_>) -> ControlFlow<()> {
+pub(super) fn sizes(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
     let mut sizes: Vec<(Bytes, u64)> = best
         .case
         .events
@@ -80,7 +80,7 @@ pub(super) fn sizes(best: &mut Candidate, trial: &mut Trial, watch: &mut Watch<'
 }
 
 /// Takes the candidate with its own memory where it fails as it should.
-fn take(best: &mut Candidate, candidate: Candidate, trial: &mut Trial, watch: &mut Watch<'_>) -> ControlFlow<(), bool> {
+fn take(best: &mut Candidate, candidate: Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<(), bool> {
     let fails = trial.fails_alike(&candidate, watch)?;
     if fails {
         *best = candidate;
@@ -101,7 +101,7 @@ fn resized(best: &Candidate, of: u64, new: Bytes) -> Candidate {
 }
 
 /// Sets each setting back to PyTorch's default.
-pub(super) fn settings(best: &mut Candidate, trial: &mut Trial, watch: &mut Watch<'_>) -> ControlFlow<()> {
+pub(super) fn settings(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
     for default in DEFAULTS {
         for is_other in [false, true] {
             let mut candidate = best.clone();

@@ -11,24 +11,29 @@ use super::trial::Trial;
 use crate::{Progress, delta};
 
 /// Leaves out what can be left out.
-pub(super) fn leave_out(best: &mut Candidate, trial: &mut Trial, watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>) -> ControlFlow<()> {
-    let (mut unit_of, count) = units(&best.case.events);
+pub(super) fn leave_out(
+    best: &mut Candidate,
+    trial: &mut Trial<'_>,
+    watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+) -> ControlFlow<()> {
+    let keeps_last = trial.ends_with_failure();
+    let (mut unit_of, count) = units(&best.case.events, keeps_last);
     delta::leave_out(count, &mut |range| {
         let candidate = best.without(|unit| range.contains(&unit), &unit_of);
         if !trial.accept(best, candidate, watch)? {
             return ControlFlow::Continue(None);
         }
         let count;
-        (unit_of, count) = units(&best.case.events);
+        (unit_of, count) = units(&best.case.events, keeps_last);
         ControlFlow::Continue(Some(count))
     })
 }
 
-/// Which unit each event belongs to, and how many units there are. The last event, which fails, belongs to none.
+/// Which unit each event belongs to, and how many units there are. Where the last event is the one that fails, it belongs to none.
 ///
 /// A unit is an allocation with its free and its uses by other streams, the beginning and the end of a private pool's context, or any other
 /// operation alone.
-fn units(events: &[TraceEvent]) -> (Vec<Option<usize>>, usize) {
+fn units(events: &[TraceEvent], keeps_last: bool) -> (Vec<Option<usize>>, usize) {
     let (mut of_ids, mut of_pools) = (BTreeMap::new(), BTreeMap::new());
     let mut count = 0;
     let mut fresh = || {
@@ -37,7 +42,7 @@ fn units(events: &[TraceEvent]) -> (Vec<Option<usize>>, usize) {
     };
     let last = events.len().saturating_sub(1);
     let unit = |(index, event): (usize, &TraceEvent)| {
-        if index == last {
+        if keeps_last && index == last {
             return None;
         }
         Some(match *event {

@@ -58,6 +58,10 @@ pub(super) struct Shrink {
     /// Of a scenario, the arm that fails, by its name: the first one that does, if not given.
     #[arg(long, value_name = "ARM")]
     arm: Option<String>,
+    /// Of a scenario whose expectation is not met: let it come to other figures, as long as it is not met. Less is left then, and it may be something else
+    /// than what was looked for.
+    #[arg(long)]
+    any_figures: bool,
     /// The device's memory: of a trace, and of a snapshot where that does not tell it.
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
@@ -105,9 +109,9 @@ impl Shrink {
 
     /// Of a trace or a snapshot.
     fn shrink_program(&self, mut given: Given) -> Result<Exit, Failures> {
-        if self.arm.is_some() {
-            let help = "a trace has no arms: give the settings to run it under by `--conf`";
-            return Err(CliError::input("`--arm` is for scenarios", help).into());
+        if self.arm.is_some() || self.any_figures {
+            let help = "a trace has neither arms nor expectations: give the settings to run it under by `--conf`";
+            return Err(CliError::input("`--arm` and `--any-figures` are for scenarios", help).into());
         }
         let goal = self.goal_of_program(&mut given.case)?;
         let before = (given.case.events.len(), given.case.memory);
@@ -202,7 +206,14 @@ impl Shrink {
             return Err(CliError::input("`--memory` and `--conf` are for traces and snapshots", help).into());
         }
         let source = yaml::read(&self.file, &SCENARIO)?;
-        let given = scenario::Given { source: &source, path: &self.file, arm: self.arm.as_deref(), goal, origin: None };
+        let given = scenario::Given {
+            source: &source,
+            path: &self.file,
+            arm: self.arm.as_deref(),
+            goal,
+            any_figures: self.any_figures,
+            origin: None,
+        };
         let reduced = self.watched("steps", |watch| scenario::reduce(&given, &scenario::Simulated, watch))?.map_err(of_scenario)?;
         if let Some(out) = &self.out {
             // A trace that it replays is looked for beside it.

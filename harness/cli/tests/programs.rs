@@ -160,7 +160,7 @@ fn what_cannot_be_reduced_is_answered_with_what_to_do() {
         (&["--memory", "88MiB", "--while", "conf-differs"], "takes one or two"),
         (&["--memory", "88MiB", "--conf", "max_splt_size_mb:20"], "is not a setting of PyTorch"),
         (&["--memory", "88MiB", "--while", "invariant"], "no invariant is violated while the trace is replayed in 88 MiB"),
-        (&["--memory", "88MiB", "--arm", "caching"], "`--arm` is for scenarios"),
+        (&["--memory", "88MiB", "--arm", "caching"], "`--arm` and `--any-figures` are for scenarios"),
     ] {
         let failed = harness(&[&["shrink", "job.trace"], arguments].concat(), folder.path());
         assert_eq!(failed.status.code(), Some(2));

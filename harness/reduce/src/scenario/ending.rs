@@ -7,35 +7,39 @@ use harness_scenario::Scenario;
 
 use super::document::{Document, Node, set};
 use super::engine::Engine;
-use super::failure::Failure;
+use super::failure::{Failure, Wanted};
 use super::writer::Written;
 use crate::delta::Flow;
 
-/// The document with what it says of its end: the cause for which a request is refused, the invariant that is violated, or why it fails. It was
-/// run, and ends so. `None` where it would not.
+/// The document with what it says of its end: the cause for which a request is refused, the invariant that is violated, or why it fails; and how it
+/// fails. It was run, and ends so. `None` where it would not.
 pub(super) fn stated(
     document: &Document,
-    failure: &Failure,
+    wanted: &Wanted,
     arm: &str,
     path: &Path,
     engine: &dyn Engine,
     origin: &str,
-) -> Option<Document> {
-    let mut document = document.clone();
-    document.set("about", Node::Scalar(about(failure, origin)));
-    let records = run(&document, path, engine)?;
-    let failed = records.iter().find(|record| Failure::of(record).is_ok_and(|seen| seen == *failure))?;
+) -> Option<(Document, Failure)> {
+    let records = run(document, path, engine)?;
+    let (failed, failure) = records.iter().find_map(|record| Some((record, wanted.in_run(record)?)))?;
     let passes = |candidate: &Document| {
         run(candidate, path, engine).is_some_and(|records| records.iter().all(|record| record.verdict == Verdict::Passed))
     };
     let fails_alike = |record: &RunRecord| match record.verdict {
         Verdict::Passed => true,
-        Verdict::FailedAsExpected { .. } => Failure::of(record).is_ok_and(|seen| seen == *failure),
+        Verdict::FailedAsExpected { .. } => wanted.in_run(record).is_some(),
         _ => false,
     };
-    let as_expected = expected_to_fail(&document, failure, arm, records.len());
-    let exact = exact(&document, failure, failed).into_iter().find(passes);
-    exact.or_else(|| run(&as_expected, path, engine).is_some_and(|records| records.iter().all(fails_alike)).then_some(as_expected))
+    let exact = exact(document, &failure, failed).into_iter().find(passes);
+    let stated = exact.or_else(|| {
+        let as_expected = expected_to_fail(document, &failure, arm, records.len());
+        run(&as_expected, path, engine).is_some_and(|records| records.iter().all(fails_alike)).then_some(as_expected)
+    });
+    let mut stated = stated?;
+    // Of what it says of itself nothing depends, and it is read once more all the same.
+    stated.set("about", Node::Scalar(about(&failure, origin)));
+    run(&stated, path, engine).map(|_| (stated, failure))
 }
 
 fn about(failure: &Failure, origin: &str) -> String {

@@ -34,6 +34,31 @@ pub enum Failure {
     Device(String),
 }
 
+/// The failure that is looked for.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub(super) failure: Failure,
+    /// Whether a formula may come to anything else that does not hold.
+    pub(super) any_figures: bool,
+}
+
+impl Wanted {
+    /// How the run failed, where that is what is looked for.
+    pub(super) fn in_run(&self, record: &RunRecord) -> Option<Failure> {
+        Failure::of(record).ok().filter(|seen| match (&self.failure, seen) {
+            (Failure::Formula { text, .. }, Failure::Formula { text: other, figures }) if self.any_figures => {
+                text == other && is_computed(figures)
+            }
+            (wanted, seen) => wanted == seen,
+        })
+    }
+}
+
+/// Whether a formula came to something. One that cannot be computed, as where it divides by zero, fails otherwise.
+fn is_computed(figures: &str) -> bool {
+    figures.split_once(" = ").is_some_and(|(side, _)| !side.contains(": "))
+}
+
 /// Why a run is no failure that can be looked for again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NoFailure {
@@ -65,8 +90,9 @@ impl Failure {
                 let step = step.filter(|step| step.outcome == Outcome::OutOfMemory);
                 let shortage = step.and_then(|step| step.shortage.as_ref());
                 let cause = shortage.and_then(|shortage| causes(shortage).first().map(|cause| cause.kind()));
+                // What was refused as it should be, and for another cause, stays that.
                 match step {
-                    Some(_) if first.expected.ends_with(" to fit") => {
+                    Some(_) if !first.expected.starts_with(OTHER_CAUSE) => {
                         let is_pinned =
                             cause == Some(CauseKind::Fragmented) && shortage.is_some_and(|shortage| most_is_cached(&shortage.accounts));
                         Self::Oom { cause, is_pinned }
@@ -103,6 +129,9 @@ impl fmt::Display for Failure {
     }
 }
 
+/// How the words about a request begin that was refused for another cause than expected.
+const OTHER_CAUSE: &str = "the cause `";
+
 /// Whether more is free in the allocator than on the device.
 fn most_is_cached(accounts: &Accounts) -> bool {
     accounts.reserved.saturating_sub(accounts.active) > accounts.device.free
@@ -132,6 +161,12 @@ mod tests {
         assert_eq!(without_figures("700 MiB to fit"), "to fit");
         assert_eq!(without_figures("kv[12] to be live"), "kv[] to be live");
         assert_eq!(without_figures("double free at 0x7f00, in 3 ms"), "double free at in");
+    }
+
+    #[test]
+    fn a_formula_that_cannot_be_computed_came_to_nothing() {
+        assert!(is_computed("churn.ooms = 3") && is_computed("reserved - allocated = 5 B"));
+        assert!(!is_computed("`reserved / allocated` divides by zero: reserved = 0 B") && !is_computed("a.time was not reported"));
     }
 
     #[test]

@@ -44,12 +44,12 @@ impl Search<'_> {
             }
             let found = self.loop_at(number);
             let Some(unfolded) = unfolded(&self.best, number, found.as_ref()) else { continue };
-            let (before, most) = (self.best.clone(), self.most_written_out());
+            let (before, most) = ((self.best.clone(), self.most_steps), self.most_written_out());
             if self.accept(unfolded)? && self.best.steps().len() > most {
                 // Worth it only if not all of it is needed.
                 let done = self.leave_out_steps();
                 if self.best.steps().len() > most {
-                    self.best = before;
+                    (self.best, self.most_steps) = before;
                 }
                 done?;
             }

@@ -26,7 +26,7 @@ use harness_scenario::{Scenario, Settings};
 use self::document::{Document, Node};
 pub use self::engine::{Engine, Simulated};
 pub use self::failure::Failure;
-use self::failure::NoFailure;
+use self::failure::{NoFailure, Wanted};
 use self::search::Search;
 use crate::Progress;
 use crate::delta::Flow;
@@ -42,6 +42,8 @@ pub struct Given<'a> {
     pub arm: Option<&'a str>,
     /// Which failures count.
     pub goal: Goal,
+    /// Whether an expectation that is not met may come to other figures. With the same ones nothing goes that they come from.
+    pub any_figures: bool,
     /// What it was reduced from, if that is something else than this file.
     pub origin: Option<&'a str>,
 }
@@ -157,13 +159,14 @@ pub fn reduce(given: &Given<'_>, engine: &dyn Engine, watch: &mut dyn FnMut(&Pro
     let points = Scenario::parse_points(given.source, given.path, &Settings::new())?;
     let found = find(given, &points, engine)?;
     let steps_before = found.document.steps().len();
-    let (point, arm, failure) = (found.scenario.parameters.clone(), found.record.allocator.clone(), found.failure.clone());
-    let mut search = Search::new(engine, given.path, found.failure, found.document, search::steps_of(&found.record), watch);
+    let (point, arm) = (found.scenario.parameters.clone(), found.record.allocator.clone());
+    let wanted = Wanted { failure: found.failure, any_figures: given.any_figures };
+    let mut search = Search::new(engine, given.path, wanted.clone(), found.document, search::steps_of(&found.record), watch);
     let is_stopped = search.start(&found.scenario, &arm).is_break() || search.reduce().is_break();
     let (best, runs) = (search.best, search.runs);
     let file = given.path.file_name().unwrap_or_default().to_string_lossy();
     let origin = given.origin.map_or_else(|| format!("{steps_before} steps of {file}"), str::to_owned);
-    let document = ending::stated(&best, &failure, &arm, given.path, engine, &origin)
+    let (document, failure) = ending::stated(&best, &wanted, &arm, given.path, engine, &origin)
         .ok_or_else(|| ReduceError::NotConfirmed { path: given.path.to_owned() })?;
     let (text, steps) = (writer::Written::of(&document).text, document.steps().len());
     Ok(Reduced { text, failure, arm, point, steps_before, steps, runs, is_stopped })

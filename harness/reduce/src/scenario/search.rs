@@ -9,7 +9,7 @@ use harness_scenario::Scenario;
 
 use super::document::{Document, Node, value};
 use super::engine::Engine;
-use super::failure::Failure;
+use super::failure::{Failure, Wanted};
 use super::writer::Written;
 use crate::Progress;
 use crate::delta::Flow;
@@ -21,11 +21,11 @@ const FEW: usize = 12;
 pub(super) struct Search<'a> {
     engine: &'a dyn Engine,
     path: &'a Path,
-    goal: Failure,
+    wanted: Wanted,
     pub(super) best: Document,
     /// How many steps the run of the best one took. None smaller may take more, so that a search ends in a time in proportion to that of the
     /// first run.
-    most_steps: u32,
+    pub(super) most_steps: u32,
     /// How many steps the file had.
     pub(super) steps_before: usize,
     /// The memory that it asked for, where that is an amount.
@@ -40,13 +40,13 @@ impl<'a> Search<'a> {
     pub(super) fn new(
         engine: &'a dyn Engine,
         path: &'a Path,
-        goal: Failure,
+        wanted: Wanted,
         best: Document,
         most_steps: u32,
         watch: &'a mut dyn FnMut(&Progress) -> Flow,
     ) -> Self {
         let (steps_before, memory_before) = (best.steps().len(), memory(&best));
-        Self { engine, path, goal, best, most_steps, steps_before, memory_before, tried: BTreeSet::new(), runs: 0, watch }
+        Self { engine, path, wanted, best, most_steps, steps_before, memory_before, tried: BTreeSet::new(), runs: 0, watch }
     }
 
     /// The best one as the check of the language sees it, with its text.
@@ -105,7 +105,7 @@ impl<'a> Search<'a> {
             return Flow::Break(());
         }
         let records = records.unwrap_or_default();
-        let fails = |record: &&RunRecord| Failure::of(record).is_ok_and(|failure| failure == self.goal);
+        let fails = |record: &&RunRecord| self.wanted.in_run(record).is_some();
         Flow::Continue(records.iter().find(fails).map(steps_of).filter(|&steps| steps <= most))
     }
 
@@ -113,7 +113,7 @@ impl<'a> Search<'a> {
     /// enough to be read, for then the last one can say so.
     pub(super) fn most_written_out(&self) -> usize {
         let fewer = self.best.steps().len() - 1;
-        if matches!(self.goal, Failure::Oom { .. }) { fewer.max(self.steps_before.min(FEW)) } else { fewer }
+        if matches!(self.wanted.failure, Failure::Oom { .. }) { fewer.max(self.steps_before.min(FEW)) } else { fewer }
     }
 
     /// The device's memory that the best one asks for, where it is an amount and no formula.

@@ -7,7 +7,7 @@ fn go_on(_: &Progress) -> Flow {
 }
 
 fn reduced(source: &str) -> Reduced {
-    let given = Given { source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, origin: None };
+    let given = Given { source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, any_figures: false, origin: None };
     reduce(&given, &Simulated, &mut go_on).unwrap_or_else(|error| panic!("{error}\n{source}"))
 }
 
@@ -150,9 +150,59 @@ fn of_many_requests_that_are_all_alike_one_is_left_on_a_small_device() {
 }
 
 #[test]
+fn a_loop_that_is_needed_whole_is_no_reason_to_keep_anything_else() {
+    let reduced = checked(
+        "\
+about: No block fits the batch that comes next.
+needs: { memory: 300MiB }
+allocators: [caching]
+tags: [training]
+steps:
+  - for: { size: [200MiB, 204MiB, 208MiB] }
+    steps:
+      - alloc: { buffer: batch, size: size }
+      - free: batch
+  - expect: [num_ooms == 0, num_alloc_retries == 1, num_device_alloc == 3]
+invariants: [num_ooms == 0]
+",
+    );
+    insta::assert_snapshot!(reduced.text);
+}
+
+#[test]
+fn with_any_figures_a_storm_becomes_as_small_as_the_expectation_allows() {
+    let source = "\
+about: Requests of a storm are refused.
+needs: { memory: 256MiB }
+steps:
+  - storm: { id: churn, operations: 500, sizes: { min: 512B, max: 64MiB }, live: 220MiB, lifetime: { min: 10, max: 200 } }
+  - expect: churn.ooms == 0
+";
+    let given = Given { source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, any_figures: true, origin: None };
+    let reduced = reduce(&given, &Simulated, &mut go_on).expect("requests are refused");
+    ends_as_it_says(&reduced.text);
+    insta::assert_snapshot!(reduced.text);
+}
+
+#[test]
+fn a_training_that_does_not_end_says_for_which_cause() {
+    let reduced = checked(
+        "\
+about: The batch is too large.
+needs: { memory: 1GiB }
+allocators: [caching]
+steps:
+  - train: { id: t, parameters: 30MiB, layers: 2, activations_per_sample: 16MiB, batch: 64, iterations: 5, on_oom: { halve_batch: { floor: 60 } } }
+  - expect: t.iterations == 5
+",
+    );
+    insta::assert_snapshot!(reduced.text);
+}
+
+#[test]
 fn the_arm_and_the_kind_of_failure_can_be_chosen() {
     let reduce_with = |arm, goal| {
-        let given = Given { source: FRAGMENTED, path: Path::new("given.yaml"), arm, goal, origin: None };
+        let given = Given { source: FRAGMENTED, path: Path::new("given.yaml"), arm, goal, any_figures: false, origin: None };
         reduce(&given, &Simulated, &mut go_on).map(|reduced| reduced.arm).map_err(|error| error.to_string())
     };
     assert_eq!(reduce_with(Some("caching"), Goal::Oom), Ok("caching".to_owned()));
@@ -166,7 +216,7 @@ fn the_arm_and_the_kind_of_failure_can_be_chosen() {
 #[test]
 fn what_cannot_be_run_here_and_what_only_takes_long_are_told_apart() {
     let error = |source: &str| {
-        let given = Given { source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, origin: None };
+        let given = Given { source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, any_figures: false, origin: None };
         reduce(&given, &Simulated, &mut go_on).expect_err("it cannot be reduced").to_string()
     };
     let on_gpu = "about: A.\nneeds: { memory: 1GiB, device: gpu }\nsteps: [ alloc: { buffer: a, size: 2GiB } ]\n";
@@ -178,7 +228,7 @@ fn what_cannot_be_run_here_and_what_only_takes_long_are_told_apart() {
 #[test]
 fn one_that_is_broken_off_is_what_was_reached_and_ends_as_it_says() {
     let mut runs = 0;
-    let given = Given { source: FRAGMENTED, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, origin: None };
+    let given = Given { source: FRAGMENTED, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, any_figures: false, origin: None };
     let mut watch = |_: &Progress| {
         runs += 1;
         if runs > 40 { Flow::Break(()) } else { Flow::Continue(()) }
@@ -214,7 +264,7 @@ proptest::proptest! {
     #[test]
     fn what_comes_out_is_valid_and_no_larger_and_fails_the_same_way(choices in proptest::collection::vec(proptest::prelude::any::<(u8, u8, u8)>(), 1..24)) {
         let source = program(&choices);
-        let given = Given { source: &source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, origin: None };
+        let given = Given { source: &source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, any_figures: false, origin: None };
         let reduced = match reduce(&given, &Simulated, &mut go_on) {
             Err(ReduceError::Passes { .. }) => return Ok(()),
             other => other.unwrap_or_else(|error| panic!("{error}\n{source}")),

@@ -125,7 +125,8 @@ pub fn scenario_of_violation(
     let path = Path::new("scenario.yaml");
     let passes = || ReduceError::Passes { path: path.to_owned(), arms: vec!["caching".to_owned()], goal: scenarios::Goal::Invariant };
     let source = scenario(shrunk, origin, "fits", comment).map_err(|_| passes())?;
-    scenarios::reduce(&Given { source: &source, path, arm: None, goal: scenarios::Goal::Invariant, origin: Some(origin) }, engine, watch)
+    let given = Given { source: &source, path, arm: None, goal: scenarios::Goal::Invariant, any_figures: false, origin: Some(origin) };
+    scenarios::reduce(&given, engine, watch)
 }
 
 /// Is told how far it is, and may break it off.

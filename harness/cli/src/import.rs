@@ -6,7 +6,7 @@ use clap::Args;
 use harness_allocator::units::Bytes;
 use harness_base::{files, packed};
 use harness_explain::plain::{PendingFrees, plain};
-use harness_explain::shrink::size;
+use harness_language::text::exact_size;
 use harness_record::RunRecord;
 use harness_scenario::Scenario;
 use harness_scenario::steps::replay::Trace;
@@ -63,8 +63,8 @@ fn expectations(record: &RunRecord) -> String {
     format!(
         "  - expect: [ program.ooms == {}, program.peak_live_bytes == {}, reserved.peak == {} ]\n",
         figure(record, "ooms"),
-        size(Bytes(figure(record, "peak_live_bytes"))),
-        size(Bytes(record.stats.reserved_bytes.all.peak))
+        exact_size(Bytes(figure(record, "peak_live_bytes"))),
+        exact_size(Bytes(record.stats.reserved_bytes.all.peak))
     )
 }
 
@@ -140,7 +140,7 @@ impl Program {
         let allocator = if self.conf.is_empty() { "caching".to_owned() } else { format!("{{ caching: {{ conf: \"{}\" }} }}", self.conf) };
         format!(
             "about: |\n{about}needs: {{ memory: {} }}\nallocator: {allocator}\nsteps:\n  - replay: {{ id: program, trace: {trace}, expect: {ending} }}\n{expectations}",
-            size(self.memory)
+            exact_size(self.memory)
         )
     }
 }

@@ -70,6 +70,62 @@ fn a_trace_is_reduced_to_a_scenario_that_fails_as_it_says() {
     assert_eq!(replayed.status.code(), Some(0));
 }
 
+/// The second arm fails: an adapter stays in the segment of the model.
+const PINNED_SCENARIO: &str = "\
+about: A model does not fit again.
+needs: { memory: 1GiB }
+allocators: [expandable, caching]
+steps:
+  - alloc: { buffer: model, size: 700MiB }   # 13 layers
+  - free: model
+  - alloc: { buffer: adapter, size: 32MiB }
+  - repeat: 5
+    steps:
+      - alloc: { buffer: scratch, size: 3MiB }
+      - free: scratch
+  - alloc: { buffer: reloaded, size: 700MiB }
+";
+
+#[test]
+fn a_scenario_that_fails_is_reduced_to_one_that_is_a_test_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("given.yaml"), PINNED_SCENARIO).unwrap();
+    let shrunk = harness(&["shrink", "given.yaml", "--out", "small.yaml"], folder.path());
+    assert_eq!(shrunk.status.code(), Some(0), "{}", text(&shrunk.stderr));
+    let told = text(&shrunk.stderr);
+    assert!(told.starts_with("7 steps came down to 4, by ") && told.contains(" runs with caching: a request runs out of memory"), "{told}");
+    insta::assert_snapshot!(std::fs::read_to_string(folder.path().join("small.yaml")).unwrap());
+    for command in [&["run", "small.yaml", "--device", "sim", "--no-report"][..], &["check", "small.yaml"]] {
+        assert_eq!(harness(command, folder.path()).status.code(), Some(0));
+    }
+    let stopped = harness(&["shrink", "given.yaml", "--time-limit", "0s", "--out", "stopped.yaml"], folder.path());
+    assert!(text(&stopped.stderr).contains("stopped by the time limit or by Ctrl-C: more might go"), "{}", text(&stopped.stderr));
+    assert_eq!(harness(&["run", "stopped.yaml", "--device", "sim", "--no-report"], folder.path()).status.code(), Some(0));
+}
+
+#[test]
+fn a_scenario_that_cannot_be_reduced_is_answered_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("given.yaml"), PINNED_SCENARIO).unwrap();
+    let on_gpu = PINNED_SCENARIO.replace("needs: {", "needs: { device: gpu,");
+    std::fs::write(folder.path().join("gpu.yaml"), on_gpu).unwrap();
+    let answers = [
+        &["given.yaml", "--arm", "expandable"][..],
+        &["given.yaml", "--arm", "cachng"],
+        &["given.yaml", "--while", "invariant"],
+        &["given.yaml", "--while", "conf-differs"],
+        &["given.yaml", "--memory", "2GiB"],
+        &["gpu.yaml"],
+        &["missing.yaml"],
+    ]
+    .map(|arguments| {
+        let failed = harness(&[&["shrink"], arguments].concat(), folder.path());
+        assert_eq!(failed.status.code(), Some(2), "{arguments:?}");
+        format!("{}\n{}", arguments.join(" "), text(&failed.stderr))
+    });
+    insta::assert_snapshot!(answers.join("\n"));
+}
+
 #[test]
 fn two_settings_that_end_differently_are_both_arms_of_the_reduced_scenario() {
     let folder = folder_with_trace();
@@ -103,6 +159,8 @@ fn what_cannot_be_reduced_is_answered_with_what_to_do() {
         (&[], "a trace does not tell the device's memory"),
         (&["--memory", "88MiB", "--while", "conf-differs"], "takes one or two"),
         (&["--memory", "88MiB", "--conf", "max_splt_size_mb:20"], "is not a setting of PyTorch"),
+        (&["--memory", "88MiB", "--while", "invariant"], "no invariant is violated while the trace is replayed in 88 MiB"),
+        (&["--memory", "88MiB", "--arm", "caching"], "`--arm` and `--any-figures` are for scenarios"),
     ] {
         let failed = harness(&[&["shrink", "job.trace"], arguments].concat(), folder.path());
         assert_eq!(failed.status.code(), Some(2));

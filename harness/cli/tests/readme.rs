@@ -1,17 +1,18 @@
-//! What the README shows of `harness explain` and `harness advise` is what they print. `UPDATE=1 cargo test --test readme` writes it anew.
+//! What the README shows of `harness explain`, `advise` and `shrink` is what they print. `UPDATE=1 cargo test --test readme` writes it anew.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// An excerpt of the README: its name, the command, and the line that is the first left out.
-const EXCERPTS: [(&str, &[&str], &str); 2] = [
-    ("explain", &["explain", "harness/explain/tests/snapshots/kept-features.pickle.gz"], "What keeps free memory"),
-    ("advise", &["advise", "harness/explain/tests/snapshots/kept-features.pickle.gz"], "max_split_size_mb:256 "),
+/// An excerpt of the README: its name, the command, and the line that is the first left out, where not all is shown.
+const EXCERPTS: [(&str, &[&str], Option<&str>); 3] = [
+    ("explain", &["explain", "harness/explain/tests/snapshots/kept-features.pickle.gz"], Some("What keeps free memory")),
+    ("advise", &["advise", "harness/explain/tests/snapshots/kept-features.pickle.gz"], Some("max_split_size_mb:256 ")),
+    ("shrink", &["shrink", "scenarios/failing/adapters.yaml"], None),
 ];
 
 #[test]
-fn the_readme_shows_what_explain_and_advise_print() {
+fn the_readme_shows_what_explain_advise_and_shrink_print() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = fs::read_to_string(root.join("README.md")).expect("the README is there");
     let mut wanted = readme.clone();
@@ -19,8 +20,9 @@ fn the_readme_shows_what_explain_and_advise_print() {
         let output = Command::new(env!("CARGO_BIN_EXE_harness")).args(arguments).current_dir(&root).output().expect("harness starts");
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         let text = String::from_utf8(output.stdout).expect("output is UTF-8");
-        assert!(text.contains(first_left_out), "{text}");
-        let shown: Vec<&str> = text.lines().take_while(|line| !line.starts_with(first_left_out)).map(str::trim_end).collect();
+        assert!(first_left_out.is_none_or(|first| text.contains(first)), "{text}");
+        let is_shown = |line: &&str| first_left_out.is_none_or(|first| !line.starts_with(first));
+        let shown: Vec<&str> = text.lines().take_while(is_shown).map(str::trim_end).collect();
         let begin = format!("<!-- excerpt: {name} -->\n");
         let (before, rest) = wanted.split_once(&begin).expect("the README has the excerpt's beginning");
         let (_, after) = rest.split_once("<!-- end -->").expect("the README has the excerpt's end");

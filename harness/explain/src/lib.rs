@@ -6,8 +6,7 @@
 //! * [`advise`]: which settings would have saved a job, by replays under a [`grid`] of them; [`least`]: how much memory would have been enough;
 //! * [`program_advice`]: what could be changed in the program itself, tried in the same way;
 //! * [`plain`]: a job as a plain trace;
-//! * [`fidelity`]: whether a replay does what the recording has;
-//! * [`shrink`]: a trace that runs out of memory, reduced to a small one that fails the same way.
+//! * [`fidelity`]: whether a replay does what the recording has.
 
 pub mod advise;
 pub mod causes;
@@ -20,7 +19,6 @@ pub mod pins;
 pub mod plain;
 pub mod program_advice;
 pub mod ranks;
-pub mod shrink;
 pub mod sites;
 pub mod state;
 pub mod waits;

@@ -71,6 +71,14 @@ scalars! {
     ExpressionText = "expression", { "type": "string", "pattern": "==|!=|<|<=|>|>=" };
 }
 
+/// A size as scenarios write it, exactly: in the largest unit of which it is a whole number.
+#[must_use]
+pub fn exact_size(bytes: Bytes) -> String {
+    let units = [(Bytes::gib(1), "GiB"), (Bytes::mib(1), "MiB"), (Bytes::kib(1), "KiB")];
+    let whole = units.into_iter().find(|(unit, _)| bytes.0 > 0 && bytes.0.is_multiple_of(unit.0));
+    whole.map_or_else(|| format!("{}B", bytes.0), |(unit, name)| format!("{}{name}", bytes.0 / unit.0))
+}
+
 /// Longest name.
 const MAX_NAME: usize = 64;
 

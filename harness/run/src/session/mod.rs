@@ -165,6 +165,7 @@ impl Plan {
                 _ => match (self.observe_arm(&arm, source, control, emit), &device) {
                     (Ok((mut record, figures)), _) => {
                         comparisons.add(arm.scenario, &mut record, figures);
+                        judge_expected_failure(&arm, &mut record);
                         record
                     }
                     (Err(error), None) => return Err(error),
@@ -201,6 +202,7 @@ impl Plan {
         }
         let (mut record, figures) = self.observe_arm(arm, source, &control, &mut |_| {})?;
         comparisons.add(arm.scenario, &mut record, figures);
+        judge_expected_failure(arm, &mut record);
         Ok(record)
     }
 
@@ -240,7 +242,6 @@ impl Plan {
                 timed.add_to(&mut record);
             }
         }
-        judge_expected_failure(scenario, arm, &mut record);
         Ok((record, figures))
     }
 
@@ -344,10 +345,10 @@ fn missing_of(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Sce
         .then(|| format!("`{allocator}` has no private pools, which the scenario uses"))
 }
 
-/// A run that fails where the scenario says so is as expected, and one that passes is not.
-fn judge_expected_failure(scenario: &Scenario, arm: &Arm<'_>, record: &mut RunRecord) {
+/// A run that fails where the scenario says so is as expected, and one that passes is not. Expectations between arms have been judged before.
+fn judge_expected_failure(arm: &Arm<'_>, record: &mut RunRecord) {
     let kind = kind_of(&record.device);
-    let Some(reason) = scenario.expected_to_fail.of(&record.allocator, kind).filter(|_| !arm.only_observed()) else { return };
+    let Some(reason) = arm.scenario.expected_to_fail.of(&record.allocator, kind).filter(|_| !arm.only_observed()) else { return };
     let reason = reason.to_owned();
     record.verdict = match std::mem::replace(&mut record.verdict, Verdict::Passed) {
         Verdict::Failed { first, rest } => Verdict::FailedAsExpected { reason, first, rest },

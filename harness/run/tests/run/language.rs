@@ -320,6 +320,22 @@ fn a_scenario_known_to_fail_fails_as_expected_and_one_that_passes_instead_has_fa
 }
 
 #[test]
+fn an_expectation_between_allocators_may_be_known_to_fail_too() {
+    let text = |size: &str| {
+        format!(
+            "about: x\nneeds: {{ memory: 64MiB }}\nallocators: [direct, caching]\nexpected_to_fail: {{ caching: it rounds to segments }}\n\
+             steps:\n  - alloc: {{ buffer: a, size: {size} }}\n  - expect: caching.reserved <= direct.reserved\n"
+        )
+    };
+    let verdicts = records(&text("3MiB")).runs.into_iter().map(|run| run.verdict).collect::<Vec<_>>();
+    assert!(
+        matches!(&verdicts[..], [Verdict::Passed, Verdict::FailedAsExpected { first, .. }] if first.rule == Rule::BetweenArms),
+        "{verdicts:?}"
+    );
+    assert_eq!(failure(&records(&text("20MiB")).runs[1]).0, Rule::ExpectedFailure);
+}
+
+#[test]
 fn what_the_machine_lacks_or_the_scenario_leaves_out_is_skipped_with_the_reason() {
     let reason = |head: &str| {
         let text = format!("about: x\n{head}\nallocators: [caching, direct]\nsteps: [reset_peaks]\n");

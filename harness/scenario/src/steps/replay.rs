@@ -14,6 +14,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::fields::StepFields;
+use super::storm::OF_REQUESTS;
 use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
 use crate::metric::{ReportKey, StepName, StreamName};
@@ -57,6 +58,12 @@ pub struct Trace {
 }
 
 impl Trace {
+    /// These operations, without comments. Each id is allocated once.
+    #[must_use]
+    pub fn of(events: Vec<TraceEvent>) -> Self {
+        Self { site_of: vec![0; events.len()], sites: vec![String::new()], events }
+    }
+
     /// What stands behind the operation as a comment: where in the program it was, in a trace that was recorded from one. `None` where nothing does.
     #[must_use]
     pub fn site(&self, operation: usize) -> Option<&str> {
@@ -162,18 +169,7 @@ impl StepFields for ReplayWire {
 - expect: job.ooms == 0
 - free: job";
 
-    const REPORTS: &'static [ReportKey] = &[
-        ReportKey::Operations,
-        ReportKey::Allocations,
-        ReportKey::Frees,
-        ReportKey::Ooms,
-        ReportKey::FailedRequest,
-        ReportKey::FailedOperation,
-        ReportKey::LiveBlocks,
-        ReportKey::LiveBytes,
-        ReportKey::PeakLiveBytes,
-        ReportKey::Time,
-    ];
+    const REPORTS: &'static [ReportKey] = &OF_REQUESTS;
 
     fn id(&self) -> Option<&NameText> {
         Some(&self.id)

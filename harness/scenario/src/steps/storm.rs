@@ -19,6 +19,31 @@ pub const MAX_OPERATIONS: u64 = 10_000_000;
 /// Most sizes to choose from.
 pub const MAX_SIZES: usize = 64;
 
+/// What any step reports that makes requests and frees of its own.
+pub(super) const OF_REQUESTS: [ReportKey; 10] = [
+    ReportKey::Operations,
+    ReportKey::Allocations,
+    ReportKey::Frees,
+    ReportKey::Ooms,
+    ReportKey::FailedRequest,
+    ReportKey::FailedOperation,
+    ReportKey::LiveBlocks,
+    ReportKey::LiveBytes,
+    ReportKey::PeakLiveBytes,
+    ReportKey::Time,
+];
+
+const AT_FAILURE: [ReportKey; 4] =
+    [ReportKey::ReservedAtFailure, ReportKey::AllocatedAtFailure, ReportKey::LargestFreeAtFailure, ReportKey::DeviceFreeAtFailure];
+
+const REPORTS: [ReportKey; OF_REQUESTS.len() + AT_FAILURE.len()] = {
+    let mut all = [ReportKey::Time; OF_REQUESTS.len() + AT_FAILURE.len()];
+    let (of_requests, at_failure) = all.split_at_mut(OF_REQUESTS.len());
+    of_requests.copy_from_slice(&OF_REQUESTS);
+    at_failure.copy_from_slice(&AT_FAILURE);
+    all
+};
+
 /// A storm, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Storm {
@@ -159,22 +184,7 @@ impl StepFields for StormWire {
     streams: [default, side]
 - free: churn";
 
-    const REPORTS: &'static [ReportKey] = &[
-        ReportKey::Operations,
-        ReportKey::Allocations,
-        ReportKey::Frees,
-        ReportKey::Ooms,
-        ReportKey::FailedRequest,
-        ReportKey::FailedOperation,
-        ReportKey::ReservedAtFailure,
-        ReportKey::AllocatedAtFailure,
-        ReportKey::LargestFreeAtFailure,
-        ReportKey::DeviceFreeAtFailure,
-        ReportKey::LiveBlocks,
-        ReportKey::LiveBytes,
-        ReportKey::PeakLiveBytes,
-        ReportKey::Time,
-    ];
+    const REPORTS: &'static [ReportKey] = &REPORTS;
 
     fn id(&self) -> Option<&NameText> {
         Some(&self.id)

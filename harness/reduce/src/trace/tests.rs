@@ -1,3 +1,13 @@
+use std::sync::Arc;
+
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request, wrapper};
+use harness_allocator::device::{Device, DeviceError};
+use harness_allocator::stats::{MemoryStats, PoolKind};
+use harness_devices::DeviceSource;
+use harness_record::{Invariant, RunRecord};
+use harness_run::run::{RunRequest, run_with};
+use harness_scenario::Scenario;
+
 use super::*;
 
 fn case(text: &str, memory: Bytes) -> Case {
@@ -121,4 +131,75 @@ fn pools_streams_and_pressure_have_their_steps() {
     insta::assert_snapshot!(scenario(&shrunk, "All steps.", "{ fails: oom, serves: fits }", |_| None).expect("one pool"));
     let crossing = Shrunk { case: self::case("g+ 1\ng+ 2\ng- 1\ng- 2\na 1 5 0\n", Bytes::mib(2)), origins: (0..5).collect(), ..shrunk };
     assert_eq!(scenario(&crossing, "", "oom", |_| None), Err(NotAScenario::PoolsOverlap));
+}
+
+/// Runs with an allocator whose counter goes wrong at a request for 1,000 bytes while more than 3 MiB are allocated.
+struct WithWrongCounter;
+
+impl Engine for WithWrongCounter {
+    fn run(&self, scenario: &Scenario, _: &mut dyn FnMut(u32) -> ControlFlow<()>) -> Result<Vec<RunRecord>, DeviceError> {
+        let source = DeviceSource::simulated();
+        let device = source.limit(source.open()?, scenario.needs.memory)?;
+        let allocator = &scenario.allocators[0];
+        let (reproduce, interrupt) = (String::new(), Arc::default());
+        let request = RunRequest { scenario, allocator, seed: scenario.seed, repetition: 0, reproduce, audit: true, interrupt };
+        Ok(vec![run_with(&request, device, Box::new(WrongCounter { inner: allocator.build(), is_wrong: false }))?])
+    }
+}
+
+struct WrongCounter {
+    inner: Box<dyn Allocator>,
+    is_wrong: bool,
+}
+
+impl wrapper::AllocatorWrapper for WrongCounter {
+    type Inner = dyn Allocator;
+
+    fn inner(&self) -> &Self::Inner {
+        &*self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut *self.inner
+    }
+
+    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+        self.is_wrong |= request.size == Bytes(1000) && Allocator::stats(&*self.inner).allocated_bytes.all.current > Bytes::mib(3).0;
+        Allocator::allocate(&mut *self.inner, device, request)
+    }
+
+    fn stats(&self) -> MemoryStats {
+        let mut stats = Allocator::stats(&*self.inner);
+        if self.is_wrong {
+            stats.inactive_split.increase(PoolKind::Small, 1);
+        }
+        stats
+    }
+}
+
+fn violating() -> Case {
+    let mut text = String::new();
+    for number in 0..20_u64 {
+        let [kept, passing] = [number * 2, number * 2 + 1];
+        text += &format!("a {kept} {} 0\na {passing} 70000 0\nf {passing}\n", 500_000 + number);
+    }
+    case(&(text + "a 1000 1000 0\nf 0\ne\n"), Bytes::mib(256))
+}
+
+#[test]
+fn a_trace_that_violates_an_invariant_comes_down_to_what_violates_it() {
+    let shrunk = shrink_violation(violating(), &WithWrongCounter, &mut go_on).expect("it violates one");
+    assert_eq!(shrunk.failure, Failure::Violates(Invariant::CountersEqualStructure));
+    assert!(shrunk.case.events.len() < 10, "{:?}", text(&shrunk));
+    assert_eq!(shrunk, shrink_violation(violating(), &WithWrongCounter, &mut go_on).expect("the same"));
+    let comment = |event: usize| (event == 60).then(|| "model.py:7".to_owned());
+    let scenario = scenario_of_violation(&shrunk, "63 operations of job.trace", comment, &WithWrongCounter, &mut go_on);
+    insta::assert_snapshot!(scenario.expect("the steps violate it too").text);
+}
+
+#[test]
+fn a_trace_that_keeps_every_invariant_cannot_be_reduced() {
+    let error = shrink_violation(violating(), &crate::scenario::Simulated, &mut go_on).expect_err("our allocator is right");
+    assert_eq!(error, ShrinkError::Holds { memory: Bytes::mib(256) });
+    assert_eq!(error.to_string(), "no invariant is violated while the trace is replayed in 256 MiB");
 }

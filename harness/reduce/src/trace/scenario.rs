@@ -6,9 +6,10 @@ use std::fmt::Write as _;
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
+use harness_language::text::exact_size;
 use harness_trace::trace::TraceEvent;
 
-use super::Shrunk;
+use super::{Failure, Shrunk};
 
 /// The name of the request that fails.
 const REQUEST: &str = "request";
@@ -31,21 +32,24 @@ pub fn scenario(shrunk: &Shrunk, about: &str, expect: &str, comment: impl Fn(usi
     for line in about.lines() {
         let _ = writeln!(text, "{}", format!("  {line}").trim_end());
     }
-    let _ = writeln!(text, "needs: {{ memory: {} }}", size(shrunk.case.memory));
+    let _ = writeln!(text, "needs: {{ memory: {} }}", exact_size(shrunk.case.memory));
     text += &arms(shrunk);
     let streams = streams(&shrunk.case.events);
     if !streams.is_empty() {
         let _ = writeln!(text, "streams: [{}]", streams.values().cloned().collect::<Vec<_>>().join(", "));
     }
     text += "steps:\n";
-    let mut steps = Steps { text, streams, pressure: Bytes::ZERO, open: Vec::new() };
+    // A replay under audit fills what it allocates, and no operation of it is the one that fails.
+    let fills = matches!(shrunk.failure, Failure::Violates(_));
+    let mut steps = Steps { text, streams, pressure: Bytes::ZERO, open: Vec::new(), fills };
     for (index, &event) in shrunk.case.events.iter().enumerate() {
+        let is_request = !fills && index + 1 == shrunk.case.events.len();
         let ending = match event {
-            _ if index + 1 == shrunk.case.events.len() => Some(expect),
+            _ if is_request => Some(expect),
             TraceEvent::Allocate { id, .. } if shrunk.may_fail.contains(&id) => Some("any"),
             _ => None,
         };
-        let name = |id: u64| if index + 1 == shrunk.case.events.len() { REQUEST.to_owned() } else { format!("b{id}") };
+        let name = |id: u64| if is_request { REQUEST.to_owned() } else { format!("b{id}") };
         let comment = comment(shrunk.origins[index]);
         steps.add(event, name, ending, comment.as_deref())?;
     }
@@ -90,6 +94,8 @@ struct Steps {
     pressure: Bytes,
     /// Private pools whose context is open, the innermost last.
     open: Vec<u32>,
+    /// Whether what is allocated is filled.
+    fills: bool,
 }
 
 impl Steps {
@@ -102,9 +108,13 @@ impl Steps {
     ) -> Result<(), NotAScenario> {
         let step = match event {
             TraceEvent::Allocate { id, size: bytes, stream } => {
-                let stream = self.streams.get(&stream).map(|stream| format!(", stream: {stream}")).unwrap_or_default();
+                let on = self.streams.get(&stream).map(|stream| format!(", stream: {stream}")).unwrap_or_default();
                 let ending = ending.map(|ending| format!(", expect: {ending}")).unwrap_or_default();
-                format!("alloc: {{ buffer: {}, size: {}{stream}{ending} }}", name(id), size(bytes))
+                self.line(&format!("alloc: {{ buffer: {}, size: {}{on}{ending} }}", name(id), exact_size(bytes)), comment);
+                if self.fills {
+                    self.line(&format!("fill: {{ buffer: {}{on} }}", name(id)), None);
+                }
+                return Ok(());
             }
             TraceEvent::Free { id } => format!("free: {}", name(id)),
             TraceEvent::RecordStream { id, stream } => {
@@ -120,7 +130,7 @@ impl Steps {
             TraceEvent::SetFraction(fraction) => format!("set_fraction: {}", fraction.get()),
             TraceEvent::Pressure(change) => {
                 self.pressure = Bytes(self.pressure.0.saturating_add_signed(change));
-                format!("pressure: {}", size(self.pressure))
+                format!("pressure: {}", exact_size(self.pressure))
             }
             TraceEvent::BeginPool(pool) => {
                 self.line(&format!("private_pool: pool{}", pool.0), None);
@@ -151,12 +161,4 @@ impl Steps {
         let indent = self.indent();
         let _ = writeln!(self.text, "{indent}- {step}{comment}");
     }
-}
-
-/// A size as scenarios write it, exactly: in the largest unit of which it is a whole number.
-#[must_use]
-pub fn size(bytes: Bytes) -> String {
-    let units = [(Bytes::gib(1), "GiB"), (Bytes::mib(1), "MiB"), (Bytes::kib(1), "KiB")];
-    let whole = units.into_iter().find(|(unit, _)| bytes.0 > 0 && bytes.0.is_multiple_of(unit.0));
-    whole.map_or_else(|| format!("{}B", bytes.0), |(unit, name)| format!("{}{name}", bytes.0 / unit.0))
 }

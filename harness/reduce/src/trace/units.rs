@@ -5,35 +5,35 @@ use std::ops::ControlFlow;
 
 use harness_trace::trace::TraceEvent;
 
+use super::Case;
 use super::candidate::Candidate;
 use super::trial::Trial;
-use super::{Case, Progress};
+use crate::{Progress, delta};
 
-/// Leaves out what can be left out: first in large pieces, then in smaller ones, down to single units.
-pub(super) fn leave_out(best: &mut Candidate, trial: &mut Trial, watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>) -> ControlFlow<()> {
-    let mut size = units(&best.case.events).1.div_ceil(2);
-    while size > 0 {
-        let (mut unit_of, mut count) = units(&best.case.events);
-        let mut end = count;
-        // From the end: what comes last stands closest to the failure, and what comes first is often needed by nothing behind it.
-        while end > 0 {
-            let start = end.saturating_sub(size);
-            let candidate = best.without(|unit| (start..end).contains(&unit), &unit_of);
-            if trial.accept(best, candidate, watch)? {
-                (unit_of, count) = units(&best.case.events);
-            }
-            end = start.min(count);
+/// Leaves out what can be left out.
+pub(super) fn leave_out(
+    best: &mut Candidate,
+    trial: &mut Trial<'_>,
+    watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+) -> ControlFlow<()> {
+    let keeps_last = trial.ends_with_failure();
+    let (mut unit_of, count) = units(&best.case.events, keeps_last);
+    delta::leave_out(count, &mut |range| {
+        let candidate = best.without(|unit| range.contains(&unit), &unit_of);
+        if !trial.accept(best, candidate, watch)? {
+            return ControlFlow::Continue(None);
         }
-        size /= 2;
-    }
-    ControlFlow::Continue(())
+        let count;
+        (unit_of, count) = units(&best.case.events, keeps_last);
+        ControlFlow::Continue(Some(count))
+    })
 }
 
-/// Which unit each event belongs to, and how many units there are. The last event, which fails, belongs to none.
+/// Which unit each event belongs to, and how many units there are. Where the last event is the one that fails, it belongs to none.
 ///
 /// A unit is an allocation with its free and its uses by other streams, the beginning and the end of a private pool's context, or any other
 /// operation alone.
-fn units(events: &[TraceEvent]) -> (Vec<Option<usize>>, usize) {
+fn units(events: &[TraceEvent], keeps_last: bool) -> (Vec<Option<usize>>, usize) {
     let (mut of_ids, mut of_pools) = (BTreeMap::new(), BTreeMap::new());
     let mut count = 0;
     let mut fresh = || {
@@ -42,7 +42,7 @@ fn units(events: &[TraceEvent]) -> (Vec<Option<usize>>, usize) {
     };
     let last = events.len().saturating_sub(1);
     let unit = |(index, event): (usize, &TraceEvent)| {
-        if index == last {
+        if keeps_last && index == last {
             return None;
         }
         Some(match *event {

@@ -1,12 +1,13 @@
-//! Reducing a trace that runs out of memory to a small one that fails the same way: [`shrink`].
+//! Reducing a trace that runs out of memory to a small one that fails the same way: [`shrink`]; or one that violates an invariant:
+//! [`shrink_violation`].
 //!
-//! The method is delta debugging (A. Zeller, R. Hildebrandt: Simplifying and Isolating Failure-Inducing Input, IEEE Transactions on Software
-//! Engineering 28, 2002): parts are left out, and stay out where the rest still fails. A part is an allocation together with its free and its
-//! uses on other streams, so each smaller trace is a program that could have been written. The device's memory shrinks along with the trace:
-//! of a hundred segments that are pinned alike, one tells as much. Then streams, sizes and settings become simpler in the same manner.
+//! A part that is left out is an allocation together with its free and its uses on other streams, so each smaller trace is a program that
+//! could have been written. The device's memory shrinks along with the trace: of a hundred segments that are pinned alike, one tells as much.
+//! Then streams, sizes and settings become simpler in the same manner.
 //!
 //! Each accepted step was replayed before. Nothing is random and no clock is read, so the same trace always comes down to the same one.
 
+mod audited;
 mod candidate;
 mod scenario;
 mod simpler;
@@ -15,15 +16,18 @@ mod units;
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::units::Bytes;
 use harness_trace::trace::TraceEvent;
 
 use self::candidate::Candidate;
-pub use self::scenario::{NotAScenario, scenario, size};
+pub use self::scenario::{NotAScenario, scenario};
 pub use self::trial::Failure;
 use self::trial::Trial;
+use crate::Progress;
+use crate::scenario::{self as scenarios, Engine, Given, ReduceError, Reduced};
 
 /// A trace, the settings it runs under and the memory of its device.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,7 +51,7 @@ pub enum Goal {
 /// A trace that came down to a small one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shrunk {
-    /// It ends with the refused request.
+    /// It ends with the refused request, where one is.
     pub case: Case,
     /// The settings that the trace was compared with, where it was.
     pub other: Option<Config>,
@@ -65,15 +69,6 @@ pub struct Shrunk {
     pub is_stopped: bool,
 }
 
-/// How far it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
-pub struct Progress {
-    pub operations: usize,
-    pub memory: Bytes,
-    pub replays: u64,
-}
-
 /// A trace that cannot be reduced.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "the names say what they are")]
@@ -84,33 +79,69 @@ pub enum ShrinkError {
     /// Give settings of which one makes the trace run out of memory.
     #[error("both settings end alike: {}", if *.both_fail { "the trace runs out of memory under either" } else { "every request is served under either" })]
     EndsAlike { both_fail: bool },
+    /// Every invariant holds: there is nothing to look for.
+    #[error("no invariant is violated while the trace is replayed in {memory}")]
+    Holds { memory: Bytes },
     /// Correct the trace.
     #[error("the trace cannot be replayed: {0}")]
     Trace(String),
 }
 
-/// Reduces a trace as far as it goes, or until `watch`, which is told of each replay, breaks it off.
+/// Reduces a trace that runs out of memory as far as it goes, or until `watch`, which is told of each replay, breaks it off.
 ///
 /// Replays of a trace of *n* operations of which *k* are needed: some *k* · log *n*, of shorter and shorter traces.
 ///
 /// # Errors
 /// [`ShrinkError`].
-pub fn shrink(case: Case, goal: &Goal, watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>) -> Result<Shrunk, ShrinkError> {
+pub fn shrink(case: Case, goal: &Goal, watch: &mut Watch<'_>) -> Result<Shrunk, ShrinkError> {
     let (case, origins) = units::settled(&case);
-    let (start, mut trial) = Trial::new(case, origins, goal)?;
-    let mut best = start;
+    let (start, trial) = Trial::new(case, origins, goal)?;
+    let compares = matches!(goal, Goal::ConfDiffers(_));
+    Ok(reduced(start, trial, compares, watch))
+}
+
+/// Reduces a trace that violates an always-checked invariant when a scenario replays it, to one that violates the same.
+///
+/// # Errors
+/// [`ShrinkError`].
+pub fn shrink_violation(case: Case, engine: &dyn Engine, watch: &mut Watch<'_>) -> Result<Shrunk, ShrinkError> {
+    let (case, origins) = units::settled(&case);
+    let (start, trial) = Trial::of_violation(case, origins, engine)?;
+    Ok(reduced(start, trial, false, watch))
+}
+
+/// The scenario with a step for each operation of a reduced trace that violates an invariant, itself reduced: of what a replay does beside the
+/// operations, what is not needed goes. `origin` says what it was reduced from.
+///
+/// # Errors
+/// [`ReduceError::Passes`] where a replay violates the invariant, and the steps alone do not; else as [`scenarios::reduce`].
+pub fn scenario_of_violation(
+    shrunk: &Shrunk,
+    origin: &str,
+    comment: impl Fn(usize) -> Option<String>,
+    engine: &dyn Engine,
+    watch: &mut Watch<'_>,
+) -> Result<Reduced, ReduceError> {
+    let path = Path::new("scenario.yaml");
+    let passes = || ReduceError::Passes { path: path.to_owned(), arms: vec!["caching".to_owned()], goal: scenarios::Goal::Invariant };
+    let source = scenario(shrunk, origin, "fits", comment).map_err(|_| passes())?;
+    let given = Given { source: &source, path, arm: None, goal: scenarios::Goal::Invariant, any_figures: false, origin: Some(origin) };
+    scenarios::reduce(&given, engine, watch)
+}
+
+/// Is told how far it is, and may break it off.
+pub type Watch<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
+
+fn reduced(mut best: Candidate, mut trial: Trial<'_>, compares: bool, watch: &mut Watch<'_>) -> Shrunk {
     let done = reduce(&mut best, &mut trial, watch);
     let Trial { failure, own_fails: fails_under_its_own, replays, refused_before: may_fail, .. } = trial;
-    let other = match goal {
-        Goal::Oom => None,
-        Goal::ConfDiffers(_) => Some(best.other.clone()),
-    };
+    let other = compares.then(|| best.other.clone());
     let Candidate { case, origins, .. } = best;
-    Ok(Shrunk { case, other, failure, fails_under_its_own, may_fail, origins, replays, is_stopped: done.is_break() })
+    Shrunk { case, other, failure, fails_under_its_own, may_fail, origins, replays, is_stopped: done.is_break() }
 }
 
 /// All passes, again and again until nothing more can be left out.
-fn reduce(best: &mut Candidate, trial: &mut Trial, watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>) -> ControlFlow<()> {
+fn reduce(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
     // First of all: what is left out afterwards might make a setting matter that did not.
     simpler::settings(best, trial, watch)?;
     loop {

@@ -8,35 +8,25 @@ use harness_allocator::device::sim::GRANULARITY;
 use harness_allocator::units::Bytes;
 use harness_trace::trace::TraceEvent;
 
-use super::Progress;
 use super::candidate::Candidate;
 use super::trial::Trial;
+use crate::{Progress, delta};
 
 type Watch<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
 
-/// Sizes are rounded up to a multiple of the largest of these that leaves the failure as it is.
-const ROUND: [Bytes; 8] =
-    [Bytes::gib(1), Bytes::mib(256), Bytes::mib(64), Bytes::mib(16), Bytes::mib(4), Bytes::mib(2), Bytes::mib(1), Bytes::kib(64)];
-
 /// The least memory with which the trace still fails as it should, by bisection.
-pub(super) fn memory(best: &mut Candidate, trial: &mut Trial, watch: &mut Watch<'_>) -> ControlFlow<()> {
-    let (mut low, mut high) = (0, best.case.memory.0 / GRANULARITY.0);
-    while low + 1 < high {
-        let middle = low.midpoint(high);
+pub(super) fn memory(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
+    let given = best.case.memory.0 / GRANULARITY.0;
+    delta::least(0, given, &mut |units| {
         let mut candidate = best.clone();
-        candidate.case.memory = Bytes(middle * GRANULARITY.0);
-        if trial.fails_alike(&candidate, watch)? {
-            *best = candidate;
-            high = middle;
-        } else {
-            low = middle;
-        }
-    }
-    ControlFlow::Continue(())
+        candidate.case.memory = Bytes(units * GRANULARITY.0);
+        take(best, candidate, trial, watch)
+    })
+    .map_continue(drop)
 }
 
 /// Moves each stream's work to the default stream.
-pub(super) fn streams(best: &mut Candidate, trial: &mut Trial, watch: &mut Watch<'_>) -> ControlFlow<()> {
+pub(super) fn streams(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
     let mut named: Vec<StreamId> = best.case.events.iter().filter_map(|event| stream_of(*event)).collect();
     named.sort_unstable();
     named.dedup();
@@ -63,7 +53,7 @@ const fn stream_of(event: TraceEvent) -> Option<StreamId> {
 }
 
 /// Makes sizes smaller and rounder, the largest first.
-pub(super) fn sizes(best: &mut Candidate, trial: &mut Trial, watch: &mut Watch<'_>) -> ControlFlow<()> {
+pub(super) fn sizes(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
     let mut sizes: Vec<(Bytes, u64)> = best
         .case
         .events
@@ -74,30 +64,23 @@ pub(super) fn sizes(best: &mut Candidate, trial: &mut Trial, watch: &mut Watch<'
         })
         .collect();
     sizes.sort_unstable_by_key(|&(size, id)| (std::cmp::Reverse(size), id));
-    for (mut size, id) in sizes {
-        while size > Bytes::mib(1) && trial.accept(best, resized(best, id, Bytes(size.0 / 2)), watch)? {
-            size = Bytes(size.0 / 2);
-        }
-        for unit in ROUND {
-            let Some(round) = size.checked_round_up(unit) else { continue };
-            if round == size {
-                break;
-            }
+    for (size, id) in sizes {
+        let mut now = size;
+        delta::simpler_size(size, &mut |new| {
             // A round size may be larger, and need more memory than before.
-            let more = Bytes((round - size).0.next_multiple_of(GRANULARITY.0));
-            let mut candidate = resized(best, id, round);
-            candidate.case.memory += more;
-            let is_rounder = round.0 <= size.0.saturating_mul(2) || round <= Bytes::mib(2);
-            if is_rounder && (trial.accept(best, resized(best, id, round), watch)? || take(best, candidate, trial, watch)?) {
-                break;
-            }
-        }
+            let more = Bytes(new.saturating_sub(now).0.next_multiple_of(GRANULARITY.0));
+            let mut with_more = resized(best, id, new);
+            with_more.case.memory += more;
+            let is_taken = trial.accept(best, resized(best, id, new), watch)? || (new > now && take(best, with_more, trial, watch)?);
+            now = if is_taken { new } else { now };
+            ControlFlow::Continue(is_taken)
+        })?;
     }
     ControlFlow::Continue(())
 }
 
 /// Takes the candidate with its own memory where it fails as it should.
-fn take(best: &mut Candidate, candidate: Candidate, trial: &mut Trial, watch: &mut Watch<'_>) -> ControlFlow<(), bool> {
+fn take(best: &mut Candidate, candidate: Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<(), bool> {
     let fails = trial.fails_alike(&candidate, watch)?;
     if fails {
         *best = candidate;
@@ -118,7 +101,7 @@ fn resized(best: &Candidate, of: u64, new: Bytes) -> Candidate {
 }
 
 /// Sets each setting back to PyTorch's default.
-pub(super) fn settings(best: &mut Candidate, trial: &mut Trial, watch: &mut Watch<'_>) -> ControlFlow<()> {
+pub(super) fn settings(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
     for default in DEFAULTS {
         for is_other in [false, true] {
             let mut candidate = best.clone();

@@ -8,11 +8,15 @@ use harness_allocator::allocator::MemoryFraction;
 use harness_allocator::allocator::caching::{CachingAllocator, Config, Quirks};
 use harness_allocator::device::sim::{GRANULARITY, SimConfig, SimDevice};
 use harness_allocator::units::Bytes;
+use harness_record::Invariant;
 use harness_trace::execute::{ByHandle, Executor, Kind, Observer, Outcome, Stopped, Target};
 use harness_trace::trace::TraceEvent;
 
+use super::audited::Audited;
 use super::candidate::Candidate;
-use super::{Case, Goal, Progress, ShrinkError};
+use super::{Case, Goal, ShrinkError};
+use crate::Progress;
+use crate::scenario::Engine;
 
 /// Blocks are multiples of this.
 const BLOCK_UNIT: Bytes = Bytes(512);
@@ -34,11 +38,14 @@ pub enum Failure {
     TooLarge,
     /// The request alone is larger than the device.
     NeverFits,
+    /// An always-checked invariant does not hold while the trace is replayed by a scenario.
+    Violates(Invariant),
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        let what = match self {
+            Self::Violates(invariant) => return write!(f, "the invariant {invariant} does not hold: {}", invariant.promise()),
             Self::Fragmented => "memory enough is free, but in pieces that are too small for it",
             Self::DeviceShort => {
                 "memory enough is free, part of it on the device and part in the allocator, but in neither a piece that is large enough"
@@ -48,12 +55,13 @@ impl fmt::Display for Failure {
             Self::Fraction => "the memory fraction refuses it",
             Self::TooLarge => "less memory is free than it asks for",
             Self::NeverFits => "it asks for more than the device has",
-        })
+        };
+        f.write_str(what)
     }
 }
 
 /// What is kept while a trace becomes smaller.
-pub(super) struct Trial {
+pub(super) struct Trial<'a> {
     /// How the last request is refused.
     pub(super) failure: Failure,
     /// Whether it is refused under the case's own settings, or under those it is compared with.
@@ -62,9 +70,31 @@ pub(super) struct Trial {
     /// Requests that were refused before the last one from the beginning.
     pub(super) refused_before: BTreeSet<u64>,
     pub(super) replays: u64,
+    /// Where an invariant is to be violated: how that is seen.
+    audited: Option<Audited<'a>>,
 }
 
-impl Trial {
+impl<'a> Trial<'a> {
+    /// Finds out which invariant is violated while a scenario replays the trace.
+    pub(super) fn of_violation(case: Case, origins: Vec<usize>, engine: &'a dyn Engine) -> Result<(Candidate, Self), ShrinkError> {
+        let audited = Audited::new(&case, engine)?;
+        let invariant = audited.violated(&case).ok_or(ShrinkError::Holds { memory: case.memory })?;
+        let trial = Self {
+            failure: Failure::Violates(invariant),
+            own_fails: true,
+            compares: false,
+            refused_before: BTreeSet::new(),
+            replays: 0,
+            audited: Some(audited),
+        };
+        Ok((Candidate { case, origins, other: Config::default() }, trial))
+    }
+
+    /// Whether the failure is that of the last operation.
+    pub(super) const fn ends_with_failure(&self) -> bool {
+        self.audited.is_none()
+    }
+
     /// Finds out how the trace fails, and cuts off what comes behind that.
     pub(super) fn new(case: Case, mut origins: Vec<usize>, goal: &Goal) -> Result<(Candidate, Self), ShrinkError> {
         let replay = |config: &Config| match run(&case.events, config, case.memory, &mut |_, _| true) {
@@ -92,7 +122,8 @@ impl Trial {
             _ => None,
         };
         let refused_before = before.iter().filter_map(id).collect();
-        let trial = Self { failure: last.failure, own_fails, compares: matches!(goal, Goal::ConfDiffers(_)), refused_before, replays: 0 };
+        let compares = matches!(goal, Goal::ConfDiffers(_));
+        let trial = Self { failure: last.failure, own_fails, compares, refused_before, replays: 0, audited: None };
         Ok((Candidate { case, origins, other }, trial))
     }
 
@@ -130,7 +161,11 @@ impl Trial {
         watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
     ) -> ControlFlow<(), bool> {
         let Case { events, config, memory } = &candidate.case;
-        watch(&Progress { operations: events.len(), memory: *memory, replays: self.replays })?;
+        watch(&Progress { operations: events.len(), memory: *memory, runs: self.replays })?;
+        if let Some(audited) = &self.audited {
+            self.replays += 1;
+            return ControlFlow::Continue(audited.violated(&candidate.case).map(Failure::Violates) == Some(self.failure));
+        }
         let (failing, serving) = if self.own_fails { (config, &candidate.other) } else { (&candidate.other, config) };
         self.replays += 1;
         let last = events.len().saturating_sub(1);

@@ -1,0 +1,79 @@
+//! The comments of a scenario file, to be kept beside the steps that they stand at: [`Comments`].
+
+/// The comments of a file, line by line.
+#[derive(Debug)]
+pub(super) struct Comments {
+    lines: Vec<Line>,
+    /// Lines whose comments have an owner already.
+    taken: usize,
+}
+
+#[derive(Debug)]
+struct Line {
+    comment: Option<String>,
+    /// Whether something else stands on the line.
+    has_content: bool,
+    /// Whether a step begins on it, or a key of the whole file.
+    begins: bool,
+}
+
+impl Comments {
+    pub(super) fn of(source: &str) -> Self {
+        let line = |text: &str| {
+            let start = start_of_comment(text);
+            let content = start.map_or(text, |start| &text[..start]);
+            let comment = start.map(|start| text[start..].trim_start_matches('#').trim().to_owned());
+            let begins = content.trim_start().starts_with("- ") || content.starts_with(|c: char| !c.is_whitespace());
+            Line { comment, has_content: !content.trim().is_empty(), begins }
+        };
+        Self { lines: source.lines().map(line).collect(), taken: 0 }
+    }
+
+    /// The comments of the step that begins on that line, counted from 1: the lines above it, and what stands behind it. Steps are asked for
+    /// in the order of the file; of several on one line the first one has the comments.
+    pub(super) fn take(&mut self, line: u32) -> (Vec<String>, Option<String>) {
+        let own = (line as usize).saturating_sub(1).min(self.lines.len());
+        if own < self.taken {
+            return (Vec::new(), None);
+        }
+        let above = self.lines[self.taken..own].iter().rev().take_while(|line| !line.has_content).filter_map(|line| line.comment.clone());
+        let mut above: Vec<String> = above.collect();
+        above.reverse();
+        let rest = self.lines[own..].iter().skip(1).take_while(|line| line.has_content && !line.begins).count();
+        let end = (own + 1 + rest).min(self.lines.len());
+        let behind: Vec<String> = self.lines[own..end].iter().filter_map(|line| line.comment.clone()).collect();
+        self.taken = end;
+        (above, (!behind.is_empty()).then(|| behind.join("; ")))
+    }
+}
+
+/// Where the comment of a line begins, in bytes: at a `#` outside of quotes, at the beginning or behind a blank.
+fn start_of_comment(line: &str) -> Option<usize> {
+    let (mut quote, mut before) = (None, ' ');
+    for (at, c) in line.char_indices() {
+        match quote {
+            Some(open) => quote = if c == open { None } else { quote },
+            None if c == '#' && before.is_whitespace() => return Some(at),
+            // Inside a word it is an apostrophe.
+            None if (c == '"' || c == '\'') && !before.is_alphanumeric() => quote = Some(c),
+            None => {}
+        }
+        before = c;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_above_and_behind_a_step_are_its_own() {
+        let source = "steps:\n  # first\n  # of all\n  - alloc: { buffer: 'a # b' }  # a\n  - storm:\n      id: s  # its name\n      live: 1MiB # at most\n\n  # last\n  - free: a\nseed: 1 # other\n";
+        let mut comments = Comments::of(source);
+        let texts = |lines: &[&str]| lines.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(comments.take(4), (texts(&["first", "of all"]), Some("a".to_owned())));
+        assert_eq!(comments.take(5), (Vec::new(), Some("its name; at most".to_owned())));
+        assert_eq!(comments.take(10), (texts(&["last"]), None));
+    }
+}

@@ -1,0 +1,222 @@
+//! The file of a scenario as a tree that can be taken apart and written again: [`Document`]. What the tree means, the check of the language knows.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use harness_language::error::FileError;
+use harness_language::located::{Located, Tree};
+use harness_language::yaml;
+use harness_scenario::SCENARIO;
+
+use super::comments::Comments;
+
+/// The keys whose lists have steps in them.
+pub(super) const STEPS: &str = "steps";
+pub(super) const MEANWHILE: &str = "meanwhile";
+
+/// A scenario file: its keys in their order.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Document {
+    pub(super) keys: Map,
+}
+
+/// Keys with their values, in the order of the file.
+pub(super) type Map = Vec<(String, Node)>;
+
+/// A value.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Node {
+    Nothing,
+    Scalar(String),
+    List(Vec<Node>),
+    Map(Map),
+    Steps(Vec<StepNode>),
+}
+
+/// A step with the comments that belong to it. A step without fields has one key without a value.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct StepNode {
+    /// Lines above it.
+    pub(super) above: Vec<String>,
+    /// Behind it.
+    pub(super) behind: Option<String>,
+    /// Its own key, and what stands beside it.
+    pub(super) keys: Map,
+}
+
+/// The value of a key.
+pub(super) fn value<'a>(map: &'a Map, key: &str) -> Option<&'a Node> {
+    map.iter().find(|(name, _)| name == key).map(|(_, node)| node)
+}
+
+/// Gives a key a value, behind those that are there.
+pub(super) fn set(map: &mut Map, key: &str, node: Node) {
+    match map.iter_mut().find(|(name, _)| name == key) {
+        Some((_, there)) => *there = node,
+        None => map.push((key.to_owned(), node)),
+    }
+}
+
+impl Document {
+    /// Reads a file's text, which is a valid scenario.
+    pub(super) fn parse(source: &str, path: &Path) -> Result<Self, FileError> {
+        let tree: Located<Tree> = yaml::parse(source, path, &SCENARIO).map_err(|problem| FileError::text(problem, path, source))?;
+        let mut comments = Comments::of(source);
+        let keys = match tree.value {
+            Tree::Map(entries) => map(entries, &mut comments),
+            _ => Map::new(),
+        };
+        Ok(Self { keys })
+    }
+
+    pub(super) fn value(&self, key: &str) -> Option<&Node> {
+        value(&self.keys, key)
+    }
+
+    pub(super) fn set(&mut self, key: &str, node: Node) {
+        set(&mut self.keys, key, node);
+    }
+
+    pub(super) fn remove(&mut self, key: &str) {
+        self.keys.retain(|(name, _)| name != key);
+    }
+
+    /// Its steps with those inside them, as they stand in the file. A step's place in this list is its number.
+    pub(super) fn steps(&self) -> Vec<&StepNode> {
+        let mut all = Vec::new();
+        self.keys.iter().for_each(|(_, node)| steps_of(node, &mut all));
+        all
+    }
+
+    /// The step of that number.
+    pub(super) fn step_mut(&mut self, number: usize) -> Option<&mut StepNode> {
+        let mut left = number;
+        self.keys.iter_mut().find_map(|(_, node)| step_of(node, &mut left))
+    }
+
+    /// The same without the steps of some numbers, and without what is in them. A block without steps goes too.
+    pub(super) fn without(&self, gone: &BTreeSet<usize>) -> Self {
+        self.replaced(&mut |number, step| if gone.contains(&number) { Vec::new() } else { vec![step] })
+    }
+
+    /// The same with other steps in the place of each one; what is in a block has been replaced before the block itself is.
+    pub(super) fn replaced(&self, by: &mut dyn FnMut(usize, StepNode) -> Vec<StepNode>) -> Self {
+        let mut next = 0;
+        Self { keys: replaced_in(&self.keys, &mut next, by) }
+    }
+
+    /// Does something with every value that is no list of steps, and with those inside it; `keys` are the keys that lead to it.
+    pub(super) fn visit(&mut self, act: &mut dyn FnMut(&[&str], &mut Node)) {
+        visit_map(&mut self.keys, &mut Vec::new(), act);
+    }
+
+    /// How many values and steps there are: what becomes smaller while it is reduced.
+    pub(super) fn nodes(&self) -> usize {
+        let mut count = 0;
+        self.clone().visit(&mut |_, _| count += 1);
+        count + self.steps().len()
+    }
+}
+
+fn map(entries: Vec<(Located<String>, Located<Tree>)>, comments: &mut Comments) -> Map {
+    entries.into_iter().map(|(key, tree)| (key.value.clone(), node(&key.value, tree, comments))).collect()
+}
+
+fn node(key: &str, tree: Located<Tree>, comments: &mut Comments) -> Node {
+    match tree.value {
+        Tree::Nothing => Node::Nothing,
+        Tree::One(text) => Node::Scalar(text),
+        Tree::Many(all) if [STEPS, MEANWHILE].contains(&key) => Node::Steps(all.into_iter().map(|one| step(one, comments)).collect()),
+        Tree::Many(all) => Node::List(all.into_iter().map(|one| node("", one, comments)).collect()),
+        Tree::Map(entries) => Node::Map(map(entries, comments)),
+    }
+}
+
+fn step(tree: Located<Tree>, comments: &mut Comments) -> StepNode {
+    let (above, behind) = comments.take(tree.line);
+    let keys = match tree.value {
+        Tree::One(name) => vec![(name, Node::Nothing)],
+        Tree::Map(entries) => spread(map(entries, comments)),
+        Tree::Nothing | Tree::Many(_) => Map::new(),
+    };
+    StepNode { above, behind, keys }
+}
+
+/// `repeat: { times: 3, steps: … }` as `repeat: 3` with its steps beside it, as the other blocks have them.
+fn spread(keys: Map) -> Map {
+    let [(name, Node::Map(fields))] = keys.as_slice() else { return keys };
+    if value(fields, STEPS).is_none() {
+        return keys;
+    }
+    let (times, rest): (Map, Map) = fields.iter().cloned().partition(|(key, _)| key == "times");
+    match times.into_iter().next() {
+        Some((_, times)) => std::iter::once((name.clone(), times)).chain(rest).collect(),
+        None => {
+            let rest = rest.into_iter().filter(|(key, _)| key != "until");
+            std::iter::once((name.clone(), Node::Scalar("until oom".to_owned()))).chain(rest).collect()
+        }
+    }
+}
+
+fn steps_of<'a>(node: &'a Node, all: &mut Vec<&'a StepNode>) {
+    let Node::Steps(steps) = node else { return };
+    for step in steps {
+        all.push(step);
+        step.keys.iter().for_each(|(_, node)| steps_of(node, all));
+    }
+}
+
+fn step_of<'a>(node: &'a mut Node, left: &mut usize) -> Option<&'a mut StepNode> {
+    let Node::Steps(steps) = node else { return None };
+    for step in steps {
+        if *left == 0 {
+            return Some(step);
+        }
+        *left -= 1;
+        if let Some(found) = step.keys.iter_mut().find_map(|(_, node)| step_of(node, left)) {
+            return Some(found);
+        }
+    }
+    None
+}
+
+fn replaced_in(keys: &Map, next: &mut usize, by: &mut dyn FnMut(usize, StepNode) -> Vec<StepNode>) -> Map {
+    let mut of = |node: &Node| match node {
+        Node::Steps(steps) => {
+            let mut all = Vec::new();
+            for step in steps {
+                let number = *next;
+                *next += 1;
+                let had_steps = value(&step.keys, STEPS).is_some();
+                let mut step = StepNode { keys: replaced_in(&step.keys, next, by), ..step.clone() };
+                step.keys.retain(|(_, node)| !matches!(node, Node::Steps(steps) if steps.is_empty()));
+                if !had_steps || value(&step.keys, STEPS).is_some() {
+                    all.extend(by(number, step));
+                }
+            }
+            Node::Steps(all)
+        }
+        other => other.clone(),
+    };
+    keys.iter().map(|(key, node)| (key.clone(), of(node))).collect()
+}
+
+fn visit_map<'a>(map: &'a mut Map, keys: &mut Vec<&'a str>, act: &mut dyn FnMut(&[&str], &mut Node)) {
+    for (key, node) in map {
+        keys.push(key);
+        visit_node(node, keys, act);
+        keys.pop();
+    }
+}
+
+fn visit_node<'a>(node: &'a mut Node, keys: &mut Vec<&'a str>, act: &mut dyn FnMut(&[&str], &mut Node)) {
+    if !matches!(node, Node::Steps(_)) {
+        act(keys, node);
+    }
+    match node {
+        Node::Nothing | Node::Scalar(_) => {}
+        Node::List(all) => all.iter_mut().for_each(|one| visit_node(one, keys, act)),
+        Node::Map(map) => visit_map(map, keys, act),
+        Node::Steps(steps) => steps.iter_mut().for_each(|step| visit_map(&mut step.keys, keys, act)),
+    }
+}

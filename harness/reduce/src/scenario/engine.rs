@@ -1,0 +1,51 @@
+//! How candidates are run: [`Engine`], and on the simulated device [`Simulated`].
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use harness_allocator::device::DeviceError;
+use harness_devices::DeviceSource;
+use harness_record::{Collector, Event, RunRecord};
+use harness_run::control::Control;
+use harness_run::session::{Plan, Selection};
+use harness_scenario::Scenario;
+
+/// Runs a scenario with each of its allocators, always in the same way.
+pub trait Engine {
+    /// The records, one for each allocator. `on_step` is given the number of each step that is over; where it breaks, the run stops.
+    ///
+    /// # Errors
+    /// [`DeviceError`] where no device can be had.
+    fn run(&self, scenario: &Scenario, on_step: &mut dyn FnMut(u32) -> ControlFlow<()>) -> Result<Vec<RunRecord>, DeviceError>;
+}
+
+/// Runs on the simulated device, as `harness run --device sim` does.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Simulated;
+
+impl Engine for Simulated {
+    fn run(&self, scenario: &Scenario, on_step: &mut dyn FnMut(u32) -> ControlFlow<()>) -> Result<Vec<RunRecord>, DeviceError> {
+        let plan = Plan {
+            scenarios: vec![scenario.clone()],
+            selection: Selection::default(),
+            seed: None,
+            memory: None,
+            repetitions: 1,
+            audit: true,
+            fail_fast: false,
+            program: "harness".to_owned(),
+        };
+        let interrupt = Arc::new(AtomicBool::new(false));
+        let mut collector = Collector::default();
+        plan.observe(&DeviceSource::simulated(), &Arc::new(Control::new(Arc::clone(&interrupt))), &mut |event| {
+            if let Event::StepEnded(step) = &event
+                && on_step(step.number).is_break()
+            {
+                interrupt.store(true, Ordering::Relaxed);
+            }
+            collector.add(event);
+        })?;
+        Ok(collector.into_records().runs)
+    }
+}

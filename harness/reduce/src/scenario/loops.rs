@@ -1,0 +1,152 @@
+//! Loops with fewer iterations, and blocks replaced by what is in them.
+
+use harness_language::expression::{Dimension, Value};
+use harness_scenario::Step;
+use harness_scenario::steps::Action;
+use harness_scenario::steps::loops::{Loop, Rounds, Values};
+
+use super::document::{Document, MEANWHILE, Node, STEPS, StepNode, value};
+use super::passes::replace_word;
+use super::search::Search;
+use super::values::written;
+use crate::delta::{self, Flow};
+
+/// A loop is written out where that makes at most so many steps of it.
+const MOST_WRITTEN_OUT: usize = 64;
+
+impl Search<'_> {
+    /// Fewer iterations for each loop: as few from the first on as fail, and then as few of the last of these.
+    pub(super) fn shorten_loops(&mut self) -> Flow {
+        for number in 0..self.best.steps().len() {
+            let Some(found) = self.loop_at(number) else { continue };
+            let most = found.rounds.count();
+            let last = delta::least(0, most, &mut |last| self.try_rounds(number, &found, 0, last))?;
+            delta::least(0, last, &mut |kept| self.try_rounds(number, &found, last - kept, last))?;
+        }
+        Flow::Continue(())
+    }
+
+    /// Tries the iterations of a loop from one on to another, counted from 0 and without the last one.
+    fn try_rounds(&mut self, number: usize, of: &Loop, from: u64, to: u64) -> Flow<bool> {
+        match with_rounds(&self.best, number, of, from, to) {
+            Some(candidate) => self.accept(candidate),
+            None => Flow::Continue(false),
+        }
+    }
+
+    /// Puts the steps of a block in the place of the block: of a loop once for each iteration, where that leaves fewer steps in the end.
+    pub(super) fn unfold_blocks(&mut self) -> Flow {
+        let mut number = self.best.steps().len();
+        while number > 0 {
+            number -= 1;
+            if number >= self.best.steps().len() {
+                continue;
+            }
+            let found = self.loop_at(number);
+            let Some(unfolded) = unfolded(&self.best, number, found.as_ref()) else { continue };
+            let (before, most) = ((self.best.clone(), self.most_steps), self.most_written_out());
+            if self.accept(unfolded)? && self.best.steps().len() > most {
+                // Worth it only if not all of it is needed.
+                let done = self.leave_out_steps();
+                if self.best.steps().len() > most {
+                    (self.best, self.most_steps) = before;
+                }
+                done?;
+            }
+        }
+        Flow::Continue(())
+    }
+
+    /// The loop of that number as the check sees it: with its values.
+    fn loop_at(&self, number: usize) -> Option<Loop> {
+        let (scenario, written) = self.checked()?;
+        let line = *written.lines.get(number)?;
+        let step = step_at(&scenario.steps, line)?;
+        match &step.action {
+            Action::For(found) | Action::Repeat(found) => Some(found.clone()),
+            _ => None,
+        }
+    }
+}
+
+fn step_at(steps: &[Step], line: u32) -> Option<&Step> {
+    steps.iter().find_map(|step| {
+        if step.position.line == line {
+            return Some(step);
+        }
+        step_at(step.action.steps(), line).or_else(|| step_at(&step.meanwhile, line))
+    })
+}
+
+/// The values of a loop's variable as scenarios write them; `None` for each of a loop without one.
+fn values(of: &Loop) -> Option<Vec<Option<String>>> {
+    let text = |iteration| match (&of.rounds, of.rounds.value(iteration)) {
+        (Rounds::Over { unit, .. }, Some((_, number))) => written(Value { number, dimension: Dimension::from(*unit) }).map(Some),
+        _ => Some(None),
+    };
+    (0..of.rounds.count()).map(text).collect()
+}
+
+/// The same with the iterations `from..to` of a loop.
+fn with_rounds(document: &Document, number: usize, of: &Loop, from: u64, to: u64) -> Option<Document> {
+    let mut changed = document.clone();
+    let (key, rounds) = changed.step_mut(number)?.keys.first_mut()?;
+    match (rounds, &of.rounds) {
+        (Node::Map(variables), Rounds::Over { values: Values::List(_), .. }) => {
+            let (_, Node::List(all)) = variables.first_mut()? else { return None };
+            *all = all.get(from as usize..to as usize)?.to_vec();
+        }
+        (Node::Map(variables), Rounds::Over { .. }) => {
+            let (_, Node::Scalar(range)) = variables.first_mut()? else { return None };
+            let by = range.split_once(" by ").map(|(_, by)| format!(" by {by}")).unwrap_or_default();
+            let at = |iteration| {
+                let (_, number) = of.rounds.value(iteration)?;
+                let Rounds::Over { unit, .. } = &of.rounds else { return None };
+                written(Value { number, dimension: Dimension::from(*unit) })
+            };
+            *range = format!("{}..{}{by}", at(from)?, at(to.checked_sub(1)?)?);
+        }
+        (Node::Scalar(times), Rounds::Times(_)) if key == "repeat" && times.parse::<u64>().is_ok() => *times = (to - from).to_string(),
+        _ => return None,
+    }
+    Some(changed)
+}
+
+/// The same with the steps of a block in its place. `None` where the step of that number is no block, or would become too many.
+fn unfolded(document: &Document, number: usize, of: Option<&Loop>) -> Option<Document> {
+    let steps = document.steps();
+    let block = (*steps.get(number)?).clone();
+    let Some(Node::Steps(body)) = value(&block.keys, STEPS).cloned() else { return None };
+    if value(&block.keys, MEANWHILE).is_some() {
+        return None;
+    }
+    let rounds = match of {
+        // How often it is repeated, only a run tells.
+        Some(of) if of.until_oom || of.rounds.count() > MOST_WRITTEN_OUT as u64 => return None,
+        Some(of) => values(of)?,
+        None => vec![None],
+    };
+    if rounds.len() * body.len() > MOST_WRITTEN_OUT {
+        return None;
+    }
+    let variable = match block.keys.first() {
+        Some((_, Node::Map(variables))) => variables.first().map(|(name, _)| name.clone()),
+        _ => None,
+    };
+    let mut all = Vec::new();
+    for (iteration, text) in rounds.iter().enumerate() {
+        let mut once = Document { keys: vec![(STEPS.to_owned(), Node::Steps(body.clone()))] };
+        if let (Some(variable), Some(text)) = (&variable, text) {
+            once.visit(&mut |_, node| replace_word(node, variable, text));
+        }
+        let Some(Node::Steps(steps)) = once.keys.pop().map(|(_, node)| node) else { return None };
+        // Comments stand at the first of several alike.
+        let bare = |step: StepNode| if iteration == 0 { step } else { StepNode { above: Vec::new(), behind: None, ..step } };
+        all.extend(steps.into_iter().map(bare));
+    }
+    if let Some(first) = all.first_mut() {
+        first.above = [block.above.clone(), block.behind.clone().into_iter().collect(), std::mem::take(&mut first.above)].concat();
+    }
+    let replaced = document.replaced(&mut |other, step| if other == number { all.clone() } else { vec![step] });
+    Some(replaced)
+}

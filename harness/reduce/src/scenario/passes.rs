@@ -1,0 +1,276 @@
+//! What is tried to make a scenario smaller: [`Search::start`], then [`Search::reduce`]. Each pass asks [`Search::accept`] for every change.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use harness_scenario::Scenario;
+
+use super::document::{Document, Map, Node, StepNode};
+use super::search::Search;
+use super::values::words;
+use crate::delta::{self, Flow};
+
+/// Keys of a file that stay.
+const REQUIRED: [&str; 3] = ["about", "needs", "steps"];
+
+impl Search<'_> {
+    /// One arm where one is enough, and for it what the file says of several arms or kinds of device.
+    pub(super) fn start(&mut self, scenario: &Scenario, arm: &str) -> Flow {
+        let arms: Vec<String> = scenario.allocators.iter().map(ToString::to_string).collect();
+        let mut candidate = self.best.clone();
+        candidate.visit(&mut |_, node| *node = of_arm(node, arm, &arms));
+        if let (Some(Node::List(listed)), Some(place)) = (candidate.value("allocators"), arms.iter().position(|name| name == arm)) {
+            let only = listed.get(place).cloned().into_iter().collect();
+            candidate.set("allocators", Node::List(only));
+        }
+        self.accept(candidate).map_continue(drop)
+    }
+
+    /// All passes, again and again until nothing goes any more. That ends: no file is tried twice.
+    pub(super) fn reduce(&mut self) -> Flow {
+        loop {
+            let before = self.best.clone();
+            self.leave_out_names()?;
+            self.leave_out_steps()?;
+            self.shorten_loops()?;
+            self.unfold_blocks()?;
+            self.leave_out_fields()?;
+            self.leave_out_entries()?;
+            self.name_no_parameters()?;
+            self.make_streams_one()?;
+            self.simplify_values()?;
+            if self.best == before {
+                return Flow::Continue(());
+            }
+        }
+    }
+
+    /// Leaves out all steps that have to do with a name: a buffer's `alloc` together with its `free` and its uses.
+    fn leave_out_names(&mut self) -> Flow {
+        let mut names = names(&self.best);
+        delta::leave_out(names.len(), &mut |range| {
+            let gone = names[range].iter().flat_map(|(_, steps)| steps.iter().copied()).collect();
+            if !self.accept_without(&gone)? {
+                return Flow::Continue(None);
+            }
+            names = self::names(&self.best);
+            Flow::Continue(Some(names.len()))
+        })
+    }
+
+    /// Leaves out steps.
+    pub(super) fn leave_out_steps(&mut self) -> Flow {
+        delta::leave_out(self.best.steps().len(), &mut |range: Range<usize>| {
+            let is_taken = self.accept_without(&range.collect())?;
+            Flow::Continue(is_taken.then(|| self.best.steps().len()))
+        })
+    }
+
+    /// Leaves out fields: of the file, beside steps, and in their maps.
+    fn leave_out_fields(&mut self) -> Flow {
+        let optional: Vec<String> =
+            self.best.keys.iter().map(|(key, _)| key.clone()).filter(|key| !REQUIRED.contains(&key.as_str())).collect();
+        for key in optional {
+            let mut candidate = self.best.clone();
+            candidate.remove(&key);
+            self.accept(candidate)?;
+        }
+        for step in 0..self.best.steps().len() {
+            for place in (1..self.best.steps()[step].keys.len()).rev() {
+                let mut candidate = self.best.clone();
+                candidate.step_mut(step).map(|step| step.keys.remove(place));
+                self.accept(candidate)?;
+            }
+        }
+        let is_map = |node: &Node| matches!(node, Node::Map(_));
+        self.leave_out_of(&is_map)
+    }
+
+    /// Leaves out entries of lists, and takes a value out of the list or the map around it.
+    fn leave_out_entries(&mut self) -> Flow {
+        self.leave_out_of(&|node| matches!(node, Node::List(_)))?;
+        for number in 0..self.count() {
+            for inner in self.nth(number).map_or_else(Vec::new, |node| taken_out(&node)) {
+                self.try_value(number, inner)?;
+            }
+        }
+        Flow::Continue(())
+    }
+
+    /// Leaves out parts of values of one kind.
+    fn leave_out_of(&mut self, is_kind: &dyn Fn(&Node) -> bool) -> Flow {
+        for number in (0..self.count()).rev() {
+            let Some(node) = self.nth(number).filter(is_kind) else { continue };
+            delta::leave_out(parts(&node), &mut |range| {
+                let now = self.nth(number).unwrap_or(Node::Nothing);
+                let is_taken = self.try_value(number, without(now, &range))?;
+                Flow::Continue(is_taken.then(|| self.nth(number).as_ref().map_or(0, parts)))
+            })?;
+        }
+        Flow::Continue(())
+    }
+
+    /// Writes the values of parameters where the parameters stand.
+    fn name_no_parameters(&mut self) -> Flow {
+        let Some(Node::Map(parameters)) = self.best.value("matrix").cloned() else { return Flow::Continue(()) };
+        for (name, values) in &parameters {
+            let Node::List(values) = values else { continue };
+            if let [Node::Scalar(value)] = values.as_slice() {
+                let mut candidate = self.best.clone();
+                candidate.visit(&mut |_, node| replace_word(node, name, value));
+                let rest: Map = parameters.iter().filter(|(other, _)| other != name).cloned().collect();
+                candidate.set("matrix", Node::Map(rest.clone()));
+                if rest.is_empty() {
+                    candidate.remove("matrix");
+                }
+                self.accept(candidate)?;
+            }
+        }
+        Flow::Continue(())
+    }
+
+    /// Moves the work of each stream to the default stream.
+    fn make_streams_one(&mut self) -> Flow {
+        let Some(Node::List(streams)) = self.best.value("streams").cloned() else { return Flow::Continue(()) };
+        for stream in &streams {
+            let mut candidate = self.best.clone();
+            candidate.remove("streams");
+            let rest: Vec<Node> = streams.iter().filter(|other| *other != stream).cloned().collect();
+            candidate.visit(&mut |_, node| {
+                if node == stream {
+                    *node = Node::Scalar("default".to_owned());
+                }
+            });
+            if !rest.is_empty() {
+                candidate.set("streams", Node::List(rest));
+            }
+            self.accept(candidate)?;
+        }
+        Flow::Continue(())
+    }
+
+    /// How many values there are that are no steps.
+    pub(super) fn count(&self) -> usize {
+        self.best.nodes() - self.best.steps().len()
+    }
+
+    /// The value of that number.
+    pub(super) fn nth(&self, number: usize) -> Option<Node> {
+        let (mut next, mut found) = (0, None);
+        self.best.clone().visit(&mut |_, node| {
+            if next == number {
+                found = Some(node.clone());
+            }
+            next += 1;
+        });
+        found
+    }
+
+    /// Tries another value in the place of the one of that number.
+    pub(super) fn try_value(&mut self, number: usize, value: Node) -> Flow<bool> {
+        self.accept(with_value(&self.best, number, value))
+    }
+}
+
+/// The same with another value in the place of the one of that number.
+pub(super) fn with_value(document: &Document, number: usize, value: Node) -> Document {
+    let (mut next, mut value) = (0, Some(value));
+    let mut changed = document.clone();
+    changed.visit(&mut |_, node| {
+        // Behind it the numbers are others, and nothing is looked for any more.
+        if next == number
+            && let Some(value) = value.take()
+        {
+            *node = value;
+        }
+        next += 1;
+    });
+    changed
+}
+
+/// A map from arms or kinds of device to values: the value for this arm on the simulated device. Anything else as it is.
+fn of_arm(node: &Node, arm: &str, arms: &[String]) -> Node {
+    let Node::Map(map) = node else { return node.clone() };
+    let has_only = |known: &dyn Fn(&str) -> bool| !map.is_empty() && map.iter().all(|(key, _)| known(key));
+    let of = |key: &str| map.iter().find(|(name, _)| name == key).map(|(_, node)| node);
+    let chosen = if has_only(&|key| ["simulated", "gpu"].contains(&key)) {
+        of("simulated")
+    } else if has_only(&|key| key == "others" || arms.iter().any(|arm| arm == key)) {
+        of(arm).or_else(|| of("others"))
+    } else {
+        None
+    };
+    chosen.map_or_else(|| node.clone(), |chosen| of_arm(chosen, arm, arms))
+}
+
+/// Names that several steps have in common, each with the numbers of these steps.
+fn names(document: &Document) -> Vec<(String, BTreeSet<usize>)> {
+    let mut steps: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
+    for (number, step) in document.steps().into_iter().enumerate() {
+        for word in words_of(step) {
+            steps.entry(word).or_default().insert(number);
+        }
+    }
+    steps.into_iter().filter(|(_, steps)| steps.len() > 1).collect()
+}
+
+/// The words in the values of a step, without those of steps inside it.
+fn words_of(step: &StepNode) -> BTreeSet<String> {
+    fn of(node: &Node, all: &mut BTreeSet<String>) {
+        match node {
+            Node::Scalar(text) => all.extend(words(text).map(|(_, word)| word.to_owned())),
+            Node::List(list) => list.iter().for_each(|one| of(one, all)),
+            Node::Map(map) => map.iter().for_each(|(_, node)| of(node, all)),
+            Node::Nothing | Node::Steps(_) => {}
+        }
+    }
+    let mut all = BTreeSet::new();
+    step.keys.iter().for_each(|(_, node)| of(node, &mut all));
+    all
+}
+
+/// Puts a value in the place of a name, wherever the name stands alone.
+pub(super) fn replace_word(node: &mut Node, name: &str, value: &str) {
+    if let Node::Scalar(text) = node {
+        let places: Vec<usize> = words(text).filter(|(_, word)| *word == name).map(|(at, _)| at).collect();
+        for at in places.into_iter().rev() {
+            text.replace_range(at..at + name.len(), value);
+        }
+    }
+}
+
+/// How many parts may be left out of a value.
+const fn parts(node: &Node) -> usize {
+    match node {
+        Node::List(all) => all.len(),
+        Node::Map(map) => map.len(),
+        Node::Nothing | Node::Scalar(_) | Node::Steps(_) => 0,
+    }
+}
+
+/// A list or a map without some of its parts.
+fn without(node: Node, gone: &Range<usize>) -> Node {
+    match node {
+        Node::List(mut all) => {
+            all.drain(gone.clone());
+            Node::List(all)
+        }
+        Node::Map(mut map) => {
+            map.drain(gone.clone());
+            Node::Map(map)
+        }
+        other => other,
+    }
+}
+
+/// What a list or a map might be replaced with: its only entry, or of a map each value, and of one without settings its name.
+fn taken_out(node: &Node) -> Vec<Node> {
+    match node {
+        Node::List(all) if all.len() == 1 => all.clone(),
+        Node::Map(map) => match map.as_slice() {
+            [(name, Node::Map(inner))] if inner.is_empty() => vec![Node::Scalar(name.clone())],
+            map => map.iter().map(|(_, node)| node.clone()).collect(),
+        },
+        _ => Vec::new(),
+    }
+}

@@ -1,0 +1,245 @@
+//! Simpler values: formulas become amounts, amounts smaller and rounder, numbers smaller, settings fewer; and a smaller device.
+
+use harness_allocator::device::sim::GRANULARITY;
+use harness_allocator::units::{Bytes, Nanos};
+use harness_language::expression::{Dimension, Quantity, Unit, Value, parse_constant};
+use harness_language::text::exact_size;
+
+use super::document::{Document, Node, set};
+use super::passes::with_value;
+use super::search::{Search, memory};
+use crate::delta::{self, Flow};
+
+/// Durations that are tried in the place of longer ones.
+const DURATIONS: [(&str, Nanos); 3] = [("1us", Nanos(1_000)), ("1ms", Nanos(1_000_000)), ("1s", Nanos(1_000_000_000))];
+
+/// Formulas are computed without looking anything up.
+struct Nothing;
+
+impl Quantity for Nothing {
+    fn dimension(&self) -> Dimension {
+        Dimension::NUMBER
+    }
+}
+
+impl Search<'_> {
+    /// All values that can be simpler.
+    pub(super) fn simplify_values(&mut self) -> Flow {
+        self.compute_formulas()?;
+        self.halve_everything()?;
+        for number in 0..self.count() {
+            if let Some(Node::Scalar(text)) = self.nth(number)
+                && !self.is_kept(number)
+            {
+                self.simplify(number, &text)?;
+            }
+        }
+        self.less_memory()
+    }
+
+    /// Whether a value is not looked at here: text, the seed, and the memory, which has a pass of its own.
+    fn is_kept(&self, number: usize) -> bool {
+        let (mut next, mut kept) = (0, false);
+        self.best.clone().visit(&mut |keys, _| {
+            kept |= next == number && matches!(keys, ["about" | "seed" | "needs" | "matrix", ..]);
+            next += 1;
+        });
+        kept
+    }
+
+    fn simplify(&mut self, number: usize, text: &str) -> Flow {
+        if let Ok(whole) = text.parse::<u64>() {
+            return delta::least(0, whole, &mut |less| self.try_value(number, Node::Scalar(less.to_string()))).map_continue(drop);
+        }
+        if let Ok(bytes) = Bytes::parse(text) {
+            return self.simpler_size(number, bytes);
+        }
+        if let Ok(time) = Nanos::parse(text) {
+            for (shorter, _) in DURATIONS.iter().filter(|(_, shorter)| *shorter < time) {
+                if self.try_value(number, Node::Scalar((*shorter).to_owned()))? {
+                    break;
+                }
+            }
+            return Flow::Continue(());
+        }
+        self.fewer_settings(number, text)
+    }
+
+    /// A smaller and rounder size, on a device that is smaller or larger by as much, or as it is.
+    fn simpler_size(&mut self, number: usize, bytes: Bytes) -> Flow {
+        let mut now = bytes;
+        delta::simpler_size(bytes, &mut |new| {
+            let candidate = with_value(&self.best, number, Node::Scalar(exact_size(new)));
+            let less = Bytes(now.saturating_sub(new).0 / GRANULARITY.0 * GRANULARITY.0);
+            let more = Bytes(new.saturating_sub(now).0.next_multiple_of(GRANULARITY.0));
+            let other = self.memory().map(|memory| memory.saturating_sub(less) + more).filter(|memory| Some(*memory) <= self.memory_before);
+            let other = other.map(|memory| with_memory(&candidate, memory));
+            let is_taken = match other {
+                Some(smaller) if new < now => self.accept(smaller)? || self.accept(candidate)?,
+                Some(larger) => self.accept(candidate)? || self.accept(larger)?,
+                None => self.accept(candidate)?,
+            };
+            now = if is_taken { new } else { now };
+            Flow::Continue(is_taken)
+        })
+    }
+
+    /// All sizes and the device, half as large.
+    fn halve_everything(&mut self) -> Flow {
+        while let Some(now) = self.memory().filter(|memory| *memory > GRANULARITY) {
+            let mut candidate = with_memory(&self.best, Bytes((now.0 / 2).next_multiple_of(GRANULARITY.0)));
+            candidate.visit(&mut |keys, node| {
+                if let Node::Scalar(text) = node
+                    && !matches!(keys, ["needs" | "about", ..])
+                    && let (Err(_), Ok(bytes)) = (text.parse::<u64>(), Bytes::parse(text))
+                    && bytes > Bytes::mib(1)
+                {
+                    *text = exact_size(Bytes(bytes.0 / 2));
+                }
+            });
+            if !self.accept(candidate)? {
+                break;
+            }
+        }
+        Flow::Continue(())
+    }
+
+    /// The least memory of the device, then a round one.
+    fn less_memory(&mut self) -> Flow {
+        let Some(memory) = self.memory() else { return Flow::Continue(()) };
+        let units = delta::least(0, memory.0 / GRANULARITY.0, &mut |units| {
+            let candidate = with_memory(&self.best, Bytes(units * GRANULARITY.0));
+            self.accept(candidate)
+        })?;
+        delta::simpler_size(Bytes(units * GRANULARITY.0), &mut |new| {
+            if Some(new) > self.memory_before {
+                return Flow::Continue(false);
+            }
+            let candidate = with_memory(&self.best, new);
+            self.accept(candidate)
+        })
+    }
+
+    /// Writes what formulas come to that need nothing of the run.
+    fn compute_formulas(&mut self) -> Flow {
+        for number in 0..self.count() {
+            if let Some(Node::Scalar(text)) = self.nth(number)
+                && let Some(computed) = computed(&text)
+            {
+                self.try_value(number, Node::Scalar(computed))?;
+            }
+        }
+        Flow::Continue(())
+    }
+
+    /// Leaves out settings of PyTorch's allocator in a string of them.
+    fn fewer_settings(&mut self, number: usize, text: &str) -> Flow {
+        let mut settings = settings(text);
+        if !settings.iter().all(|setting| setting.contains(':')) || text.contains(' ') {
+            return Flow::Continue(());
+        }
+        delta::leave_out(settings.len(), &mut |range| {
+            let rest = [&settings[..range.start], &settings[range.end..]].concat();
+            let is_taken = self.try_value(number, Node::Scalar(rest.join(",")))?;
+            if is_taken {
+                settings = rest;
+            }
+            Flow::Continue(is_taken.then_some(settings.len()))
+        })
+    }
+}
+
+/// The same on a device of that memory.
+fn with_memory(document: &Document, new: Bytes) -> Document {
+    let mut changed = document.clone();
+    if memory(document).is_some()
+        && let Some((_, Node::Map(needs))) = changed.keys.iter_mut().find(|(key, _)| key == "needs")
+    {
+        set(needs, "memory", Node::Scalar(exact_size(new)));
+    }
+    changed
+}
+
+/// The settings of a string as `PYTORCH_ALLOC_CONF` holds it. Commas in brackets belong to one of them.
+fn settings(text: &str) -> Vec<String> {
+    let (mut all, mut depth) = (vec![String::new()], 0_u32);
+    for c in text.chars() {
+        match c {
+            '[' => depth += 1,
+            ']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        match (c, all.last_mut()) {
+            (',', _) if depth == 0 => all.push(String::new()),
+            (c, Some(last)) => last.push(c),
+            (_, None) => {}
+        }
+    }
+    all
+}
+
+/// What a formula comes to, or the number in the brackets of a buffer's name; `None` where it is none, or cannot be known before the run.
+fn computed(text: &str) -> Option<String> {
+    if let Some((name, index)) = text.strip_suffix(']').and_then(|text| text.split_once('[')) {
+        return Some(format!("{name}[{}]", computed(index)?));
+    }
+    if !text.contains(['+', '-', '*', '/', '(']) {
+        return None;
+    }
+    let value = parse_constant::<Nothing>(text, &|_| Err((String::new(), String::new()))).ok()?;
+    written(value)
+}
+
+/// A value as scenarios write it, where it is a whole number of something.
+pub(super) fn written(value: Value) -> Option<String> {
+    let whole = value.number.is_integer().then(|| value.number.to_integer())?;
+    let amount = u64::try_from(whole);
+    match [Unit::Count, Unit::Bytes, Unit::Time].into_iter().find(|&unit| Dimension::from(unit) == value.dimension)? {
+        Unit::Count => Some(whole.to_string()),
+        Unit::Bytes => amount.ok().map(|bytes| exact_size(Bytes(bytes))),
+        Unit::Time => amount.ok().map(|nanos| format!("{nanos}ns")),
+    }
+}
+
+/// The words of a text that begin with a letter, each with its place in bytes. What stands behind a point or a digit is no word of its own.
+pub(super) fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
+    let starts = text.char_indices().filter(move |&(at, c)| is_part(c) && !text[..at].ends_with(is_part)).map(|(at, _)| at);
+    starts.filter_map(move |at| {
+        let rest = &text[at..];
+        let end = rest.find(|c: char| !is_part(c)).unwrap_or(rest.len());
+        let word = &rest[..end];
+        word.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_').then_some((at, word.split('.').next().unwrap_or(word)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formulas_come_to_what_scenarios_write() {
+        for (text, expected) in [
+            ("4MiB * 3", Some("12MiB")),
+            ("kv[3 - 1]", Some("kv[2]")),
+            ("2 * 8", Some("16")),
+            ("5ms * 2", Some("10000000ns")),
+            ("4MiB * i", None),
+            ("4MiB", None),
+            ("device.free - 2MiB", None),
+        ] {
+            assert_eq!(computed(text).as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn words_are_names_and_what_stands_before_a_point() {
+        let found: Vec<&str> = words("kv[i - 1] 4MiB before.reserved_bytes.all x_1").map(|(_, word)| word).collect();
+        assert_eq!(found, ["kv", "i", "before", "x_1"]);
+    }
+
+    #[test]
+    fn commas_in_brackets_belong_to_one_setting() {
+        assert_eq!(settings("a:1,b:[256:1,>:4],c:2"), ["a:1", "b:[256:1,>:4]", "c:2"]);
+    }
+}

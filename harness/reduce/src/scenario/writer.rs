@@ -1,0 +1,181 @@
+//! A [`Document`] as YAML, in the form of the catalogue: one step a line where it fits, comments behind.
+
+use super::document::{Document, Map, Node, StepNode};
+
+/// A step that would be longer stands on several lines.
+const WIDTH: usize = 140;
+
+/// A text, and the line on which each step begins, counted from 1, by the step's number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Written {
+    pub(super) text: String,
+    pub(super) lines: Vec<u32>,
+    /// How many lines there are by now.
+    count: u32,
+}
+
+impl Written {
+    pub(super) fn of(document: &Document) -> Self {
+        let mut written = Self { text: String::new(), lines: Vec::new(), count: 0 };
+        for (key, node) in &document.keys {
+            written.key(key, node, 0);
+        }
+        written
+    }
+
+    /// The number of the step to which a line belongs.
+    pub(super) fn step_at(&self, line: u32) -> Option<usize> {
+        self.lines.iter().rposition(|&begins| begins <= line)
+    }
+
+    fn line(&mut self, indent: usize, text: &str) {
+        self.text += &format!("{}{text}", " ".repeat(indent));
+        self.text.truncate(self.text.trim_end_matches(' ').len());
+        self.text.push('\n');
+        self.count += 1;
+    }
+
+    /// A key of the file, or one that stands beside a step.
+    fn key(&mut self, key: &str, node: &Node, indent: usize) {
+        match node {
+            Node::Steps(steps) => {
+                self.line(indent, &format!("{key}:"));
+                steps.iter().for_each(|step| self.step(step, indent + 2));
+            }
+            Node::Scalar(text) if text.trim_end().contains('\n') => {
+                self.line(indent, &format!("{key}: |"));
+                text.trim_end().lines().for_each(|line| self.line(indent + 2, line));
+            }
+            Node::List(all) if all.iter().any(|one| matches!(one, Node::Map(_))) => {
+                self.line(indent, &format!("{key}:"));
+                for one in all {
+                    let text = match one {
+                        Node::Map(map) if map.len() == 1 => entries(map, true),
+                        other => inline(other, false),
+                    };
+                    self.line(indent + 2, &format!("- {text}"));
+                }
+            }
+            other => self.line(indent, &pair(key, other, false)),
+        }
+    }
+
+    fn step(&mut self, step: &StepNode, indent: usize) {
+        step.above.iter().for_each(|comment| self.line(indent, &format!("# {comment}")));
+        self.lines.push(self.count + 1);
+        let comment = step.behind.as_ref().map(|comment| format!("  # {comment}")).unwrap_or_default();
+        let Some(((key, node), beside)) = step.keys.split_first() else { return };
+        let on_one_line = format!("- {}", if *node == Node::Nothing && beside.is_empty() { key.clone() } else { pair(key, node, false) });
+        match node {
+            Node::Map(map) if indent + on_one_line.len() > WIDTH => {
+                self.line(indent, &format!("- {key}:{comment}"));
+                map.iter().for_each(|(key, node)| self.key(key, node, indent + 4));
+            }
+            _ => self.line(indent, &format!("{on_one_line}{comment}")),
+        }
+        beside.iter().for_each(|(key, node)| self.key(key, node, indent + 2));
+    }
+}
+
+fn pair(key: &str, node: &Node, is_inside: bool) -> String {
+    let key = scalar(key, is_inside);
+    if *node == Node::Nothing { format!("{key}:") } else { format!("{key}: {}", inline(node, is_inside)) }
+}
+
+fn entries(map: &Map, is_inside: bool) -> String {
+    map.iter().map(|(key, node)| pair(key, node, is_inside)).collect::<Vec<_>>().join(", ")
+}
+
+/// A value on one line; `is_inside` brackets or braces.
+fn inline(node: &Node, is_inside: bool) -> String {
+    match node {
+        Node::Nothing => String::new(),
+        Node::Scalar(text) => scalar(text, is_inside),
+        Node::List(all) => format!("[{}]", all.iter().map(|one| inline(one, true)).collect::<Vec<_>>().join(", ")),
+        Node::Map(map) if map.is_empty() => "{}".to_owned(),
+        Node::Map(map) => format!("{{ {} }}", entries(map, true)),
+        // Steps stand under a key of their own, never on the line of something else.
+        Node::Steps(_) => String::new(),
+    }
+}
+
+/// A text as YAML reads it back: in quotes where it would mean something else without.
+fn scalar(text: &str, is_inside: bool) -> String {
+    let first = text.chars().next().unwrap_or(' ');
+    let is_plain = !text.contains(|c: char| c.is_control())
+        && text.trim() == text
+        && !text.contains(": ")
+        && !text.contains(" #")
+        && !text.ends_with(':')
+        && !"?:,[]{}#&*!|>'\"%@`".contains(first)
+        && !(first == '-' && text[1..].chars().next().is_none_or(|c| c.is_whitespace() || c == '-'))
+        && !(is_inside && text.contains([',', '[', ']', '{', '}']))
+        && !["", "~", "null", "Null", "NULL"].contains(&text);
+    if is_plain {
+        return text.to_owned();
+    }
+    let quoted: String = text
+        .chars()
+        .map(|c| match c {
+            '"' => "\\\"".to_owned(),
+            '\\' => "\\\\".to_owned(),
+            '\n' => "\\n".to_owned(),
+            c if c.is_control() => format!("\\U{:08x}", u32::from(c)),
+            c => c.to_string(),
+        })
+        .collect();
+    format!("\"{quoted}\"")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use harness_scenario::{Scenario, Settings};
+
+    use super::*;
+
+    #[test]
+    fn every_scenario_of_the_catalogue_is_read_back_as_it_was_written() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
+        let mut count = 0;
+        for entry in ["", "failing"].iter().flat_map(|below| std::fs::read_dir(folder.join(below)).expect("the catalogue is there")) {
+            let path = entry.expect("it can be read").path();
+            if path.extension().is_none_or(|ending| ending != "yaml") {
+                continue;
+            }
+            count += 1;
+            let source = std::fs::read_to_string(&path).expect("it can be read");
+            let document = Document::parse(&source, &path).expect("it is a scenario");
+            let Written { text, lines, .. } = Written::of(&document);
+            let again = Document::parse(&text, &path).unwrap_or_else(|error| panic!("{error}\n{text}"));
+            assert_eq!(again, document, "{text}");
+            assert_eq!(lines.len(), document.steps().len());
+            for (step, line) in document.steps().iter().zip(&lines) {
+                let written = text.lines().nth(*line as usize - 1).expect("a line");
+                assert!(written.trim_start().starts_with(&format!("- {}", step.keys[0].0)), "{written}");
+            }
+            let points = |source: &str| Scenario::parse_points(source, &path, &Settings::new()).expect("it is valid");
+            let said = |scenario: &Scenario| (scenario.name.clone(), scenario.about.trim().to_owned(), scenario.needs.clone());
+            assert!(points(&source).iter().map(said).eq(points(&text).iter().map(said)), "{text}");
+        }
+        assert!(count > 20, "{count}");
+    }
+
+    #[test]
+    fn texts_that_mean_something_in_yaml_stand_in_quotes() {
+        for (text, inside, expected) in [
+            ("kv[i]", false, "kv[i]"),
+            ("kv[i]", true, "\"kv[i]\""),
+            ("a: b", false, "\"a: b\""),
+            ("say \"x\"", false, "say \"x\""),
+            ("- 5", false, "\"- 5\""),
+            ("-5", false, "-5"),
+            (">:4", true, "\">:4\""),
+            ("", true, "\"\""),
+            ("two\nlines", true, "\"two\\nlines\""),
+        ] {
+            assert_eq!(scalar(text, inside), expected);
+        }
+    }
+}

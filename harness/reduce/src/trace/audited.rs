@@ -1,0 +1,56 @@
+//! A trace run as `harness run` runs it, with all checks: [`Audited`], and which invariant is violated then.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+
+use harness_allocator::allocator::AllocatorSpec;
+use harness_language::text::exact_size;
+use harness_record::{Invariant, Rule, Verdict};
+use harness_scenario::Scenario;
+use harness_scenario::steps::Action;
+use harness_scenario::steps::replay::Trace;
+
+use super::{Case, ShrinkError};
+use crate::scenario::Engine;
+
+/// A scenario whose one step replays a trace. Requests that are refused are no failure of it.
+pub(super) struct Audited<'a> {
+    engine: &'a dyn Engine,
+    scenario: Scenario,
+}
+
+impl<'a> Audited<'a> {
+    pub(super) fn new(case: &Case, engine: &'a dyn Engine) -> Result<Self, ShrinkError> {
+        let failed = |error: &dyn std::fmt::Display| ShrinkError::Trace(error.to_string());
+        let folder = tempfile::tempdir().map_err(|error| failed(&error))?;
+        let text: String = case.events.iter().map(|event| format!("{event}\n")).collect();
+        std::fs::write(folder.path().join("program.trace"), text).map_err(|error| failed(&error))?;
+        let text = format!(
+            "about: A trace.\nneeds: {{ memory: {} }}\nsteps: [ replay: {{ id: program, trace: program.trace, expect: any }} ]\n",
+            exact_size(case.memory)
+        );
+        let scenario = Scenario::parse(&text, &folder.path().join("program.yaml")).map_err(|error| failed(&error))?;
+        Ok(Self { engine, scenario: Scenario { path: Path::new("program.yaml").to_owned(), ..scenario } })
+    }
+
+    /// The first invariant that does not hold. The trace may have no other streams than the one given at first.
+    pub(super) fn violated(&self, case: &Case) -> Option<Invariant> {
+        let mut scenario = self.scenario.clone();
+        scenario.needs.memory = case.memory;
+        scenario.allocators = vec![AllocatorSpec::caching(case.config.clone())];
+        for step in &mut scenario.steps {
+            if let Action::Replay(replay) = &mut step.action {
+                replay.trace = Arc::new(Trace::of(case.events.clone()));
+            }
+        }
+        let records = self.engine.run(&scenario, &mut |_| ControlFlow::Continue(())).ok()?;
+        records.iter().find_map(|record| match &record.verdict {
+            Verdict::Failed { first, .. } => match first.rule {
+                Rule::Invariant(invariant) => Some(invariant),
+                _ => None,
+            },
+            _ => None,
+        })
+    }
+}

@@ -37,7 +37,10 @@ pub(crate) fn locked_file_in(folder: &Path) -> io::Result<NamedTempFile> {
 }
 
 /// A temporary folder in this folder, whose lock the caller holds, with the rights of a folder that the user makes, and what keeps it locked.
-pub(crate) fn folder_in(folder: &Path) -> io::Result<(TempDir, File)> {
+///
+/// # Errors
+/// What the system says.
+pub fn folder_in(folder: &Path) -> io::Result<(TempDir, File)> {
     let everybody = Permissions::from_mode(0o777);
     let made = tempfile::Builder::new().prefix(PREFIX).permissions(everybody).tempdir_in(folder)?;
     let held = File::open(made.path())?;
@@ -51,7 +54,7 @@ fn lock(file: &File) {
 }
 
 /// Removes what killed processes left in this folder, whose lock the caller holds. What cannot be removed stays: its name is not a result's.
-pub(crate) fn tidy(folder: &Path) {
+pub fn tidy(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX)) {
             let _ = remove_abandoned(&entry.path());

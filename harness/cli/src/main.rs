@@ -15,6 +15,7 @@ mod compare;
 mod device;
 mod doctor;
 mod error;
+mod exec;
 mod exit;
 mod explain;
 mod import;
@@ -47,6 +48,8 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let terminal = Terminal::new(cli.color);
     let done = match cli.command {
+        // It ends as the program that it runs.
+        Command::Exec(command) => return command.run(&terminal).unwrap_or_else(|failures| terminal.fail(failures).into()),
         Command::Run(command) => command.run(&terminal),
         Command::Explain(command) => command.run(&terminal),
         Command::Compare(command) => command.run(&terminal),
@@ -98,6 +101,7 @@ enum Format {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Run),
+    Exec(exec::Exec),
     Explain(explain::Explain),
     Compare(compare::Compare),
     List(list::List),

@@ -1,0 +1,247 @@
+//! `harness exec`: an unmodified PyTorch program on a simulated GPU.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use harness_allocator::units::Bytes;
+use harness_base::files;
+use harness_devices::shipped::Shipped;
+use harness_exec::cache::{self, CacheError};
+use harness_exec::launch::{self, Ended, Launch, LaunchError, Way};
+use harness_exec::record::Record;
+use harness_exec::summary;
+use harness_exec::torch::{Torch, TorchError};
+use harness_explain::causes::{self, Options};
+use harness_report::explain::text;
+use harness_simulated_gpu::gpus::{GPUS, Gpu};
+use harness_simulated_gpu::settings::{AddressOrder, Cuda, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, Values};
+
+use super::error::{CliError, Failures};
+use super::terminal::{self, Terminal};
+use super::{device, snapshots};
+
+/// What is simulated where `--gpu` names nothing else.
+const GPU: &str = "h100-80";
+
+const EXAMPLES: &str = "Examples:
+  harness exec --memory 24GiB -- python train.py
+  harness exec --gpu a100-40 --snapshot oom.pickle -- python train.py --batch 64
+  harness exec --memory 8GiB --fail cudaMalloc:40:2 -- python -m pytest tests/test_recovery.py
+  harness exec --gpu h100-80 --devices 4 --record run.json -- torchrun --nproc-per-node 4 train.py
+
+PyTorch's own allocator and host code run for real, so what is reserved, refused and retried is what it does on such a GPU. Kernels do nothing:
+times mean nothing, and what the program reads back is zeros. No GPU, driver or CUDA library is needed; torch has to be a build for CUDA 12 or 13.
+The GPU's compute capability decides how much workspace libraries ask for, so `--gpu` changes the result.
+
+The program has our standard input, output and error, and its exit code is ours (128 + n where signal n ended it). Nothing of it is run and the code is 2
+where the command or the torch that it imports cannot be used; it is 4 where the results cannot be written.
+Libraries made for a torch are kept in ~/.cache/harness, or in the folder that HARNESS_CACHE names.";
+
+/// Run a PyTorch program, as it is, on a simulated GPU with as much memory as you like.
+#[derive(Args)]
+#[command(after_help = EXAMPLES, arg_required_else_help = true)]
+pub(super) struct Exec {
+    /// Memory of each simulated GPU, as in `24GiB`; all that the GPU of `--gpu` has without it.
+    #[arg(long, value_name = "SIZE", value_parser = device::memory)]
+    memory: Option<Bytes>,
+    /// The GPU that the program is told of.
+    #[arg(long, value_name = "NAME", default_value = GPU, value_parser = PossibleValuesParser::new(GPUS.map(|gpu| gpu.name)))]
+    gpu: String,
+    /// Number of simulated GPUs. Each process sees all of them, with all their memory.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_DEVICES)))]
+    devices: u32,
+    /// Memory that a process takes before its first allocation, for what the CUDA context and loaded libraries take on a real GPU.
+    #[arg(long, value_name = "SIZE", default_value = "0B", value_parser = Bytes::parse)]
+    context_overhead: Bytes,
+    /// When events are complete: `instant`; `synchronize`, when the host waits for them; `lag:N`, also when N more pieces of work were submitted.
+    #[arg(long, value_name = "MODEL", default_value = "instant")]
+    events: Events,
+    /// Which addresses allocations get: `up`, `down`, or `reuse`, the lowest that are free. PyTorch prefers low addresses, so it can change peaks.
+    #[arg(long, value_name = "ORDER", default_value = "up")]
+    addresses: AddressOrder,
+    /// How much workspace cuDNN asks for: `operands`, a model that goes by the operands of a convolution, or `none`.
+    #[arg(long, value_name = "MODEL", default_value = "operands")]
+    cudnn_workspace: CudnnWorkspace,
+    /// What the program reads back: `zeros`, or `copies`, what small copies wrote until a kernel may have overwritten it.
+    #[arg(long, value_name = "WHAT", default_value = "zeros")]
+    values: Values,
+    /// Let attempts of a call fail, counted from 1: COUNT of them (1), of those of at least MIN_SIZE. PyTorch tries again at once, so COUNT 2 makes
+    /// an out-of-memory error; may be repeated.
+    #[arg(long, value_name = "CALL:FIRST[:COUNT][:MIN_SIZE]")]
+    fail: Vec<Fault>,
+    /// Settings of PyTorch's allocator, as PYTORCH_ALLOC_CONF holds them.
+    #[arg(long, value_name = "CONF")]
+    alloc_conf: Option<String>,
+    /// The Python whose torch the program imports, where the command does not tell.
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+    /// Write what each process did, as JSON.
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Write a memory snapshot at the end; where an out-of-memory error ended the program, it is explained. Further processes write FILE.rankN.pickle.
+    #[arg(long, value_name = "FILE")]
+    snapshot: Option<PathBuf>,
+    /// The program and its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+impl Exec {
+    pub(super) fn run(self, terminal: &Terminal) -> Result<ExitCode, Failures> {
+        let torch = Torch::find(&self.command, self.python.as_deref()).map_err(of_torch)?;
+        let settings = self.settings(&torch)?;
+        let core = launch::core_library().map_err(of_launch)?;
+        let libraries = cache::folder(|name| std::env::var_os(name)).and_then(|cache| cache::libraries(&cache, &torch.folder, &core));
+        let libraries = libraries.map_err(of_cache)?;
+        let launch = Launch {
+            command: &self.command,
+            settings: &settings,
+            libraries: &libraries,
+            way: Way::of_libc(torch.libc),
+            alloc_conf: self.alloc_conf.as_deref(),
+            snapshot: self.snapshot.is_some(),
+        };
+        let ended = launch.run().map_err(of_launch)?;
+        self.tell(&ended, &settings, terminal)?;
+        Ok(ended.end.exit_code().into())
+    }
+
+    fn settings(&self, torch: &Torch) -> Result<Settings, CliError> {
+        let unknown = || CliError::input(format!("there is no GPU `{}`", self.gpu), "see `harness exec --help`");
+        let gpu = Gpu::named(&self.gpu).ok_or_else(unknown)?;
+        let memory = self.memory.or_else(|| Some(Shipped::named(&self.gpu)?.memory)).ok_or_else(unknown)?;
+        if self.context_overhead >= memory {
+            let message = format!("a context overhead of {} leaves nothing of {memory}", self.context_overhead);
+            return Err(CliError::input(message, "give more `--memory`, or less `--context-overhead`"));
+        }
+        let default = Settings::new(gpu, memory);
+        Ok(Settings {
+            devices: self.devices,
+            context_overhead: self.context_overhead,
+            events: self.events,
+            addresses: self.addresses,
+            cudnn_workspace: self.cudnn_workspace,
+            values: self.values,
+            cuda: if torch.cuda.0 == 12 { Cuda::V12 } else { Cuda::V13 },
+            cudnn: torch.cudnn.unwrap_or(default.cudnn),
+            faults: self.fail.clone(),
+            ..default
+        })
+    }
+
+    /// Everything that is said of a run, to standard error: standard output is the program's.
+    fn tell(&self, ended: &Ended, settings: &Settings, terminal: &Terminal) -> Result<(), Failures> {
+        let record = Record::read(ended.folder(), ended.end, settings).map_err(|error| lost(&error))?;
+        terminal::tell(format_args!("\n{}", summary::render(&record, settings).trim_end()));
+        if let Some(path) = &self.record {
+            let text = serde_json::to_string_pretty(&record).map_err(|error| lost(&error.into()))?;
+            files::write(path, &(text + "\n")).map_err(|error| unwritten(path, error))?;
+        }
+        if let Some(path) = &self.snapshot {
+            self.keep_snapshots(path, ended, &record, settings, terminal)?;
+        }
+        Ok(())
+    }
+
+    fn keep_snapshots(
+        &self,
+        path: &Path,
+        ended: &Ended,
+        record: &Record,
+        settings: &Settings,
+        terminal: &Terminal,
+    ) -> Result<(), CliError> {
+        let snapshots = record.snapshots(ended.folder()).map_err(|error| lost(&error))?;
+        for (index, snapshot) in snapshots.iter().enumerate() {
+            let rank = snapshot.rank.as_ref().map_or_else(|| format!("process{}", snapshot.pid), |rank| format!("rank{rank}"));
+            let beside = if index == 0 { path.to_owned() } else { path.with_extension(format!("{rank}.pickle")) };
+            copy(&snapshot.path, &beside).map_err(|error| unwritten(&beside, error))?;
+            terminal::tell(format_args!("snapshot of process {}: {}", snapshot.pid, beside.display()));
+        }
+        match snapshots.first() {
+            Some(first) if first.ended_out_of_memory => explain(path, settings, terminal),
+            Some(_) => Ok(()),
+            None => {
+                terminal::tell("no snapshot: no process with torch used the GPU to its end");
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Why memory ran out, in the words of `harness explain`.
+fn explain(path: &Path, settings: &Settings, terminal: &Terminal) -> Result<(), CliError> {
+    let snapshot = snapshots::read(path)?;
+    let options = Options { memory: Some(settings.memory), ..Options::default() };
+    for device in causes::devices(&snapshot) {
+        let name = path.display().to_string();
+        match causes::explain(&snapshot, device, options) {
+            Ok(explanation) if explanation.request.is_some() => {
+                let text = text::render(&name, &explanation, terminal.style_of_messages(), terminal::width_of_messages());
+                terminal::tell(format_args!("\n{}", text.trim_end()));
+            }
+            Ok(_) => {}
+            Err(error) => terminal::tell(format_args!("{name}: {error}")),
+        }
+    }
+    Ok(())
+}
+
+/// Into a file that the user named.
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    if let Some(folder) = to.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder)?;
+    }
+    files::write_by(to, |file| io::copy(&mut File::open(from)?, file).map(Ok::<_, std::convert::Infallible>)).map(|_| ())
+}
+
+fn unwritten(path: &Path, error: io::Error) -> CliError {
+    CliError::Output { target: Some(path.to_owned()), error, help: "choose another place, or make room" }
+}
+
+fn lost(error: &io::Error) -> CliError {
+    let message = format!("what the program's processes left behind cannot be read: {error}");
+    CliError::Internal { message, help: "see whether something clears the folder for temporary files; TMPDIR names another one" }
+}
+
+fn of_torch(error: TorchError) -> CliError {
+    let help = match &error {
+        TorchError::NoCommand { .. } => "give the program and its arguments behind `--`, as in `-- python train.py`",
+        TorchError::NoPython { .. } => "activate the environment of the program, or name its Python by `--python PATH`",
+        TorchError::Broken { .. } => "run the program without `harness exec` first, or name its Python by `--python PATH`",
+        TorchError::NoTorch { .. } => {
+            "activate the environment that has torch, or name its Python by `--python PATH`; `pip install torch` installs a build for CUDA"
+        }
+        TorchError::TooOld { .. } => "install a newer torch",
+        TorchError::NotCuda { .. } | TorchError::OtherCuda { .. } => {
+            "install a build for CUDA, as `pip install torch` does on Linux; it needs neither a GPU nor, with `--no-deps`, NVIDIA's packages"
+        }
+        TorchError::OtherMachine { .. } => "use a Python for x86-64 that is linked to the GNU C library",
+        TorchError::SpecialRights { .. } => "use a Python without special rights, as that of a virtual environment",
+    };
+    CliError::input(error.to_string(), help)
+}
+
+fn of_cache(error: CacheError) -> CliError {
+    let help = match &error {
+        CacheError::Unwritable { .. } | CacheError::Nowhere | CacheError::Separator(_) => {
+            "let HARNESS_CACHE name a folder that can be written to"
+        }
+        CacheError::Imports(_) => "install torch again",
+        CacheError::StaticCuda(_) => "install torch from PyPI, which uses CUDA's shared libraries",
+    };
+    CliError::input(error.to_string(), help)
+}
+
+fn of_launch(error: LaunchError) -> CliError {
+    match error {
+        LaunchError::Start { .. } => CliError::input(error.to_string(), "give a program that can be started"),
+        LaunchError::NoCore => CliError::Internal { message: error.to_string(), help: "build or install the whole program" },
+        LaunchError::Folder(_) => CliError::Internal { message: error.to_string(), help: "make room, or let TMPDIR name another folder" },
+    }
+}

@@ -1,0 +1,304 @@
+//! `harness exec` as a user meets it: a program runs as it would without it, on a simulated GPU, and what it did is told.
+//!
+//! Most tests use a made-up torch, a few lines of Python on the real library of the simulated GPU; with HARNESS_TEST_PYTHON naming an interpreter that has
+//! a real one, that is tried too. Without python3 they are skipped.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use harness_exec::thin::ThinLibrary;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The part of torch that programs and the hook at their end use.
+const TORCH: [(&str, &str); 4] = [
+    ("__init__.py", "class OutOfMemoryError(RuntimeError): pass\nfrom .version import __version__\nfrom . import cuda\n"),
+    ("version.py", "__version__ = '2.11.0+cu130'\ncuda = '13.0'\nhip = None\n"),
+    (
+        "cuda/__init__.py",
+        r#"
+import ctypes, torch
+from . import memory
+_runtime = ctypes.CDLL("libcudart.so.13")
+_queued, _initialized, _ooms = [], False, 0
+
+def is_initialized():
+    return _initialized
+
+def _lazy_call(call):
+    _queued.append(call)
+
+def device_count():
+    count = ctypes.c_int()
+    assert _runtime.cudaGetDeviceCount(ctypes.byref(count)) == 0
+    return count.value
+
+def malloc(size):
+    global _initialized, _ooms
+    if not _initialized:
+        _initialized = True
+        for call in _queued:
+            call()
+    pointer = ctypes.c_void_p()
+    if _runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size)) != 0:
+        _ooms += 1
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+def memory_stats(device):
+    return {"num_ooms": _ooms if device == 0 else 0}
+"#,
+    ),
+    (
+        "cuda/memory.py",
+        "import os, shutil\n_recorded = []\ndef _record_memory_history(**settings): _recorded.append(settings)\n\
+         def _dump_snapshot(path):\n    assert len(_recorded) == 1, _recorded\n    shutil.copy(os.environ['RECORDED'], path)\n",
+    ),
+];
+
+/// A folder with a torch, where programs are run.
+struct World {
+    folder: TempDir,
+}
+
+impl World {
+    /// `None` where there is no Python.
+    fn new() -> Option<Self> {
+        if Command::new("python3").arg("--version").output().is_err() {
+            eprintln!("skipped: there is no python3 here");
+            return None;
+        }
+        let world = Self { folder: TempDir::new().unwrap() };
+        for (name, text) in TORCH {
+            world.write(&format!("site/torch/{name}"), text);
+        }
+        // It needs the CUDA runtime, as the real one does.
+        let library = ThinLibrary { soname: "libtorch_cuda.so", nodes: vec![], symbols: vec![], core: "libcudart.so.13" };
+        let path = world.path("site/torch/lib/libtorch_cuda.so");
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, library.bytes()).unwrap();
+        fs::create_dir(world.path("tmp")).unwrap();
+        Some(world)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// `harness exec OPTIONS -- COMMAND`, on 1 GiB unless the options say otherwise.
+    fn command(&self, options: &[&str], command: &[&str]) -> Command {
+        let mut harness = Command::new(env!("CARGO_BIN_EXE_harness"));
+        harness.current_dir(self.folder.path()).arg("exec").args(options);
+        if !options.contains(&"--memory") {
+            harness.args(["--memory", "1GiB"]);
+        }
+        harness.arg("--").args(command).stdin(Stdio::null());
+        for variable in ["CARGO", "LD_AUDIT", "LD_PRELOAD", "RANK", "PYTORCH_ALLOC_CONF", "HARNESS_SIMULATED_GPU_LIBRARY"] {
+            harness.env_remove(variable);
+        }
+        let variables = [("HARNESS_CACHE", "cache"), ("PYTHONPATH", "site"), ("TMPDIR", "tmp")];
+        harness.envs(variables.map(|(name, folder)| (name, self.path(folder)))).env("NO_COLOR", "1");
+        harness
+    }
+
+    fn run(&self, options: &[&str], command: &[&str]) -> Ran {
+        let ran = Ran::of(self.command(options, command).output().unwrap());
+        let left: Vec<_> = fs::read_dir(self.path("tmp")).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(left.is_empty(), "left behind: {left:?}");
+        ran
+    }
+
+    fn record(&self) -> Value {
+        serde_json::from_slice(&fs::read(self.path("run.json")).unwrap()).unwrap()
+    }
+}
+
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    fn of(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Self { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    }
+}
+
+const RECORD: [&str; 2] = ["--record", "run.json"];
+
+#[test]
+fn the_programs_output_and_exit_code_are_its_own_and_the_summary_goes_to_standard_error() {
+    let Some(world) = World::new() else { return };
+    world.write(
+        "train.py",
+        "import sys, torch\ntorch.cuda.malloc(3 << 20)\nprint('loss', sys.argv[1])\nprint('warned', file=sys.stderr)\nsys.exit(7)\n",
+    );
+    let ran = world.run(&[], &["python3", "train.py", "0.5"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(7), "loss 0.5\n"));
+    let summary = "warned\n\nsimulated GPU: NVIDIA H100 80GB HBM3 (h100-80, compute capability 9.0), 1 GiB\n\
+                   peak reserved 4 MiB (0.4 %); driver: 1 allocation, 0 frees, 0 failed\n\
+                   torch 2.11.0+cu130: peak allocated 0 B, 0 retries, 0 out of memory errors\n";
+    assert!(ran.err.starts_with(summary), "{}", ran.err);
+}
+
+#[test]
+fn a_program_that_a_signal_ends_is_told_as_shells_tell_it_and_its_counters_are_kept() {
+    let Some(world) = World::new() else { return };
+    let program = "import os, signal, torch; torch.cuda.malloc(1 << 20); os.kill(os.getpid(), signal.SIGKILL)";
+    let ran = world.run(&RECORD, &["python3", "-c", program]);
+    let record = world.record();
+    assert_eq!((ran.code, &record["exit_code"], &record["signal"]), (Some(137), &137.into(), &9.into()));
+    let process = &record["processes"][0];
+    assert_eq!((&process["torch"], &process["devices"][0]["mallocs"]), (&Value::Null, &1.into()), "{record}");
+    assert!(ran.err.contains("torch told no statistics: the process was ended before it could"), "{}", ran.err);
+}
+
+#[test]
+fn children_of_a_shell_script_and_of_their_children_are_simulated_too() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", "import subprocess, sys, torch\ntorch.cuda.malloc(1 << 20)\nif len(sys.argv) > 1:\n    subprocess.run([sys.executable, 'train.py'], check=True)\n");
+    let ran = world.run(&RECORD, &["sh", "-c", "RANK=1 python3 train.py child && exec python3 train.py"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let record = world.record();
+    let processes = record["processes"].as_array().unwrap();
+    let ranks: Vec<&Value> = processes.iter().map(|process| &process["torch"]["rank"]).collect();
+    assert_eq!((processes.len(), ranks.iter().filter(|rank| ***rank == "1").count()), (3, 2), "{record}");
+}
+
+#[test]
+fn a_fatal_out_of_memory_error_leaves_statistics_and_a_snapshot_which_is_explained() {
+    let Some(world) = World::new() else { return };
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots/features.pickle.gz");
+    world.write("train.py", "import torch\ntorch.cuda.malloc(1 << 20)\ntorch.cuda.malloc(2 << 30)\n");
+    let options = ["--record", "run.json", "--snapshot", "new/oom.pickle", "--memory", "2GiB"];
+    let ran = Ran::of(world.command(&options, &["python3", "train.py"]).env("RECORDED", &recorded).output().unwrap());
+    assert_eq!(ran.code, Some(1));
+    let record = world.record();
+    let torch = &record["processes"][0]["torch"];
+    assert_eq!((&torch["ended_out_of_memory"], &torch["memory_stats"]["0"]["num_ooms"]), (&true.into(), &1.into()), "{}", ran.err);
+    assert_eq!(record["processes"][0]["devices"][0]["failed"], 1);
+    assert_eq!(fs::read(world.path("new/oom.pickle")).unwrap(), fs::read(recorded).unwrap());
+    assert!(ran.err.contains("OutOfMemoryError") && ran.err.contains("1 out of memory error; one ended the program"), "{}", ran.err);
+    assert!(ran.err.contains("new/oom.pickle: out of memory, after event 1883"), "as `harness explain` says it: {}", ran.err);
+}
+
+#[test]
+fn an_out_of_memory_error_that_is_caught_is_survived_and_not_explained() {
+    let Some(world) = World::new() else { return };
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots/features.pickle.gz");
+    let program = "import torch\nfor size in (2 << 30, 1 << 20):\n    try: torch.cuda.malloc(size)\n    except torch.OutOfMemoryError: print('smaller')\n";
+    world.write("train.py", program);
+    let mut command = world.command(&["--snapshot", "end.pickle"], &["python3", "train.py"]);
+    let ran = Ran::of(command.env("RECORDED", recorded).output().unwrap());
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "smaller\n"));
+    assert!(ran.err.contains("end.pickle") && !ran.err.contains("after event"), "{}", ran.err);
+}
+
+#[test]
+fn failures_that_are_asked_for_are_counted_apart() {
+    let Some(world) = World::new() else { return };
+    let program = "import torch\nfor size in range(4):\n    try: torch.cuda.malloc(1 << 20); print('ok')\n    except torch.OutOfMemoryError: print('oom')\n";
+    world.write("train.py", program);
+    let ran = world.run(&["--fail", "cudaMalloc:2:2", "--record", "run.json"], &["python3", "train.py"]);
+    assert_eq!(ran.out, "ok\noom\noom\nok\n", "{}", ran.err);
+    let device = &world.record()["processes"][0]["devices"][0];
+    assert_eq!(["mallocs", "failed", "injected"].map(|name| device[name].as_u64().unwrap()), [4, 2, 2]);
+}
+
+#[test]
+fn the_users_own_sitecustomize_runs_and_modules_are_found_as_ever() {
+    let Some(world) = World::new() else { return };
+    world.write("site/sitecustomize.py", "import os\nos.environ['CUSTOMIZED'] = __file__\n");
+    let program = "import os, sys, sitecustomize\nprint(os.environ['CUSTOMIZED'] == sitecustomize.__file__, any('harness-gpu' in path for path in sys.path))";
+    let ran = world.run(&[], &["python3", "-c", program]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "True False\n"), "{}", ran.err);
+    fs::remove_file(world.path("site/sitecustomize.py")).unwrap();
+    let ran = world.run(&[], &["python3", "-c", "import json; print('torch' in __import__('sys').modules)"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "False\n"), "{}", ran.err);
+    assert!(ran.err.contains("no process used the simulated GPU"), "{}", ran.err);
+}
+
+#[test]
+fn what_cannot_be_run_is_told_before_anything_is() {
+    let Some(world) = World::new() else { return };
+    let refused = |options: &[&str], command: &[&str]| {
+        let ran = world.run(options, command);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
+        ran.err.replace('│', " ").split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert!(refused(&[], &["no-such-program"]).contains("`no-such-program` is not a program"));
+    assert!(refused(&[], &["python3", "-I", "train.py"]).contains("has no torch"));
+    assert!(refused(&["--fail", "cudaMalloc:0"], &["true"]).contains("CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`"));
+    assert!(refused(&["--events", "late"], &["true"]).contains("write instant, synchronize, lag:N"));
+    assert!(refused(&["--gpu", "h100"], &["true"]).contains("possible values: t4-16"));
+    assert!(refused(&["--context-overhead", "2GiB"], &["python3", "-c", ""]).contains("leaves nothing of 1 GiB"));
+    fs::remove_file(world.path("site/torch/lib/libtorch_cuda.so")).unwrap();
+    assert!(refused(&[], &["python3", "-c", "print('ran')"]).contains("is built for CPUs, not for CUDA"));
+}
+
+/// A program that has said that it is ready.
+fn ready(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    (child, lines)
+}
+
+#[test]
+fn signals_are_passed_on_and_the_program_decides_what_they_do() {
+    let Some(world) = World::new() else { return };
+    for signal in ["INT", "TERM", "HUP", "USR1"] {
+        let program = format!(
+            "import signal, sys, time\nsignal.signal(signal.SIG{signal}, lambda *_: sys.exit(5))\nprint('ready', flush=True)\ntime.sleep(60)"
+        );
+        let (mut child, _lines) = ready(world.command(&[], &["python3", "-c", &program]));
+        assert!(Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status().unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(5), "{signal}");
+    }
+}
+
+#[test]
+fn what_the_program_leaves_running_is_ended_with_it() {
+    let Some(world) = World::new() else { return };
+    // Its parent is gone, and it does not listen.
+    let stubborn = "trap '' TERM; echo $$ > pid; while :; do sleep 0.1; done";
+    let program = format!("(setsid sh -c \"{stubborn}\" &) ; while ! test -s pid; do sleep 0.1; done; exit 3").replace("$$", "\\$\\$");
+    let began = Instant::now();
+    let ran = world.run(&[], &["sh", "-c", &program]);
+    assert_eq!(ran.code, Some(3), "{}", ran.err);
+    let pid = fs::read_to_string(world.path("pid")).unwrap();
+    assert!(!Path::new("/proc").join(pid.trim()).exists(), "{pid} still runs");
+    assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn a_real_torch_runs_on_the_simulated_gpu() {
+    let Some(world) = World::new() else { return };
+    let Some(python) = std::env::var("HARNESS_TEST_PYTHON").ok().filter(|python| !python.is_empty()) else {
+        eprintln!("skipped: HARNESS_TEST_PYTHON names no interpreter that has torch");
+        return;
+    };
+    let program = "import torch\nprint(torch.cuda.is_available(), torch.cuda.get_device_capability())\n\
+                   kept = [torch.empty(64 << 20, dtype=torch.uint8, device='cuda') for _ in range(100)]";
+    let options = ["--gpu", "a100-40", "--record", "run.json", "--snapshot", "oom.pickle"];
+    let ran = Ran::of(world.command(&options, &[&python, "-c", program]).env_remove("PYTHONPATH").output().unwrap());
+    assert_eq!((ran.code, ran.out.as_str()), (Some(1), "True (8, 0)\n"), "{}", ran.err);
+    let torch = &world.record()["processes"][0]["torch"];
+    let figures = ["num_ooms", "allocated_bytes.all.peak"].map(|name| torch["memory_stats"]["0"][name].as_u64());
+    assert_eq!((figures, &torch["ended_out_of_memory"]), ([Some(1), Some(1 << 30)], &true.into()), "{torch}");
+    assert!(ran.err.contains("oom.pickle: out of memory, after event"), "{}", ran.err);
+}

@@ -1,0 +1,46 @@
+//! Test only: a made-up torch whose shared objects import from NVIDIA's libraries as the real ones do.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::thin::{Kind, Symbol, ThinLibrary};
+
+/// Functions with the version node of their library, functions without one, and a variable.
+const LIBRARIES: [(&str, Option<&str>, &[&str]); 4] = [
+    ("libcudart.so.13", Some("libcudart.so.13"), &["cudaMalloc", "cudaFictional"]),
+    ("libnvshmem_host.so.3", Some("NVSHMEM"), &["nvshmem_init"]),
+    ("libnccl.so.2", None, &["ncclFictional"]),
+    ("libcuda.so.1", None, &["cuFictional"]),
+];
+const VARIABLE: &str = "nvshmem_selected_device_transport";
+const SOURCE: &str = "
+extern int cudaMalloc(void **, unsigned long), cudaFictional(void), nvshmem_init(void) __attribute__((weak)), ncclFictional(void), cuFictional(void);
+extern int nvshmem_selected_device_transport, customer;
+int (*used[])(void) = {(int (*)(void))cudaMalloc, cudaFictional, nvshmem_init, ncclFictional, cuFictional};
+int *variable[] = {&nvshmem_selected_device_transport, &customer};
+";
+
+/// Compiles `lib/libtorch_cuda.so` into this folder of a torch.
+pub(crate) fn compile_torch(torch: &Path) {
+    let stubs = torch.join("stubs");
+    fs::create_dir_all(&stubs).unwrap();
+    fs::create_dir_all(torch.join("lib")).unwrap();
+    let mut paths: Vec<PathBuf> = Vec::new();
+    for (soname, node, names) in LIBRARIES {
+        let symbol = |(name, kind): (&str, Kind)| Symbol { name: name.to_owned(), node: node.map(str::to_owned), kind };
+        let variable = (node == Some("NVSHMEM")).then_some((VARIABLE, Kind::Variable));
+        let symbols: Vec<Symbol> = names.iter().map(|name| (*name, Kind::Function)).chain(variable).map(symbol).collect();
+        let library = ThinLibrary { soname, nodes: node.into_iter().collect(), symbols: symbols.iter().collect(), core: "libcore.so" };
+        paths.push(stubs.join(soname));
+        fs::write(stubs.join(soname), library.bytes()).unwrap();
+    }
+    let source = stubs.join("torch.c");
+    fs::write(&source, SOURCE).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-nostdlib", "-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined", "-o"]);
+    let made = compiler.arg(torch.join("lib/libtorch_cuda.so")).arg(&source).args(&paths).status().unwrap();
+    assert!(made.success(), "a C compiler is needed, as for building this project");
+    fs::remove_dir_all(&stubs).unwrap();
+}

@@ -1,0 +1,69 @@
+//! What a compiled library imports, and names that tell their library.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::fixture::compile_torch;
+
+#[test]
+fn imports_go_to_their_library_by_version_and_else_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    compile_torch(folder.path());
+    let objects = shared_objects(folder.path()).unwrap();
+    assert_eq!(objects, [folder.path().join("lib/libtorch_cuda.so")]);
+    let imports = Imports::of(&objects).unwrap();
+    let mut lines = Vec::new();
+    for (soname, library) in &imports.libraries {
+        for Symbol { name, node, kind } in library.symbols.values() {
+            lines.push(format!("{soname} {} {name} {kind:?}", node.as_deref().unwrap_or("-")));
+        }
+    }
+    // `customer` begins as a function of the driver does, but for the capital letter.
+    assert_eq!(
+        lines,
+        [
+            "libcuda.so.1 - cuFictional Function",
+            "libcudart.so.13 libcudart.so.13 cudaFictional Function",
+            "libcudart.so.13 libcudart.so.13 cudaMalloc Function",
+            "libnccl.so.2 - ncclFictional Function",
+            "libnvshmem_host.so.3 NVSHMEM nvshmem_init Function",
+            "libnvshmem_host.so.3 NVSHMEM nvshmem_selected_device_transport Variable",
+        ]
+    );
+    assert_eq!((imports.soname("libcudart"), imports.soname("libcudnn")), (Some("libcudart.so.13"), None));
+}
+
+#[test]
+fn the_longest_prefix_tells_the_library_of_a_function() {
+    let told = |name| family_of_symbol(name).unwrap_or("-");
+    let names = [
+        "cuMemCreate",
+        "cudaMalloc",
+        "__cudaRegisterFunction",
+        "cublasCreate_v2",
+        "cublasLtCreate",
+        "cuFileRead",
+        "cusparseLtInit",
+        "nvmlInit_v2",
+    ];
+    let libraries = ["libcuda", "libcudart", "libcudart", "libcublas", "libcublasLt", "libcufile", "libcusparseLt", "libnvidia-ml"];
+    assert_eq!(names.map(told), libraries);
+    assert_eq!(["curl_easy_init", "cu", "malloc", "customer"].map(told), ["-"; 4]);
+}
+
+#[test]
+fn only_the_exact_file_name_is_nvidias() {
+    let told = |name| family_of(name).unwrap_or("-");
+    let names = ["libcudart.so.13", "libcuda.so", "libcudart.8774224f.so.13", "libcudart_static.so", "libcudart.solution", "libc.so.6"];
+    assert_eq!(names.map(told), ["libcudart", "libcuda", "-", "-", "-", "-"]);
+}
+
+#[test]
+fn a_file_that_is_no_library_is_refused_with_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("libtorch.so");
+    fs::write(&path, "not ELF, but long enough to hold the header of a file that is").unwrap();
+    let error = Imports::of(std::slice::from_ref(&path)).unwrap_err().to_string();
+    assert!(error.contains("libtorch.so") && error.contains("is not a shared library for x86-64"), "{error}");
+    fs::remove_file(&path).unwrap();
+    assert!(matches!(Imports::of(&[path]), Err(ImportsError::Unreadable { .. })));
+}

@@ -1,0 +1,210 @@
+//! Starts a program with the doubles in front of NVIDIA's libraries, and keeps what its processes write while it runs.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use harness_simulated_gpu::settings::{LIBRARIES, RUN, SETTINGS, Settings};
+use tempfile::TempDir;
+
+use crate::cache::Libraries;
+use crate::process::{self, End};
+
+/// The file name of the core library.
+pub const CORE: &str = "libharness_simulated_gpu.so";
+/// Names the core library where it is not beside the program.
+pub const CORE_VARIABLE: &str = "HARNESS_SIMULATED_GPU_LIBRARY";
+/// Has the hook write memory snapshots.
+const SNAPSHOT: &str = "HARNESS_GPU_SNAPSHOT";
+const HOOK: &str = include_str!("hook.py");
+/// The first GNU C library whose auditing interface works for this: before it, calls through it are slow and some programs crash.
+const AUDITING_LIBC: (u32, u32) = (2, 35);
+/// The variables with the settings of PyTorch's allocator, of versions from 2.9 on and before.
+const ALLOCATOR_SETTINGS: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
+/// Caches of compiled kernels. What is compiled on a simulated GPU must never be loaded on a real one.
+const KERNEL_CACHES: [&str; 4] = ["PYTORCH_KERNEL_CACHE_PATH", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"];
+/// Folders below `nvidia` in which PyTorch looks for libraries that it opens by path.
+const PACKAGES: [&str; 14] = [
+    "cublas",
+    "cuda_cupti",
+    "cuda_nvrtc",
+    "cuda_runtime",
+    "cudnn",
+    "cufft",
+    "cufile",
+    "curand",
+    "cusolver",
+    "cusparse",
+    "cusparselt",
+    "nccl",
+    "nvjitlink",
+    "nvshmem",
+];
+
+/// How the dynamic linker is told of the doubles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The core library answers where a library is (LD_AUDIT).
+    Audit,
+    /// All doubles are loaded into each process (LD_PRELOAD).
+    Preload,
+}
+
+impl Way {
+    /// The one that works with this version of the GNU C library.
+    #[must_use]
+    pub fn of_libc(version: (u32, u32)) -> Self {
+        if version >= AUDITING_LIBC { Self::Audit } else { Self::Preload }
+    }
+}
+
+/// A program and the machine that it is to see.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    /// The program and its arguments.
+    pub command: &'a [OsString],
+    /// The machine.
+    pub settings: &'a Settings,
+    /// The doubles.
+    pub libraries: &'a Libraries,
+    /// How they get in front.
+    pub way: Way,
+    /// Settings of PyTorch's allocator.
+    pub alloc_conf: Option<&'a str>,
+    /// Whether memory snapshots are wanted.
+    pub snapshot: bool,
+}
+
+/// Why the program was not run.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// Build or install the library, or name it.
+    #[error(
+        "the library of the simulated GPU is missing: {CORE} lies neither beside this program, nor in `deps` there, nor in `../lib/harness`. \
+         `cargo build --release` makes it, in target/release/deps; {CORE_VARIABLE} names it where it lies elsewhere"
+    )]
+    NoCore,
+    /// Make room in the folder for temporary files, or name another one by TMPDIR.
+    #[error("the folder of the run cannot be made: {0}")]
+    Folder(io::Error),
+    /// Correct the command.
+    #[error("`{program}` cannot be started: {source}")]
+    Start {
+        /// The program.
+        program: String,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// The core library: named by the variable, or beside this program.
+///
+/// # Errors
+/// That it is not there.
+pub fn core_library() -> Result<PathBuf, LaunchError> {
+    if let Some(named) = std::env::var_os(CORE_VARIABLE).filter(|named| !named.is_empty()) {
+        return Some(PathBuf::from(named)).filter(|named| named.is_file()).ok_or(LaunchError::NoCore);
+    }
+    let program = std::env::current_exe().map_err(|_| LaunchError::NoCore)?;
+    let folder = program.parent().unwrap_or(Path::new("/"));
+    // Where cargo puts it, the newest first, since a build of the program alone renews only that; beside the program; installed.
+    let places = ["deps", "", "../lib/harness"];
+    places.iter().map(|place| folder.join(place).join(CORE)).find(|path| path.is_file()).ok_or(LaunchError::NoCore)
+}
+
+/// What a program left behind: files of its processes, in a folder that goes with this.
+#[derive(Debug)]
+pub struct Ended {
+    /// How it ended.
+    pub end: End,
+    folder: TempDir,
+}
+
+impl Ended {
+    /// The folder of the run.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+impl Launch<'_> {
+    /// Runs the program to its end. Its standard streams are ours.
+    ///
+    /// # Errors
+    /// That it cannot be started.
+    pub fn run(&self) -> Result<Ended, LaunchError> {
+        let folder = tempfile::Builder::new().prefix("harness-gpu-").tempdir().map_err(LaunchError::Folder)?;
+        self.fill(folder.path()).map_err(LaunchError::Folder)?;
+        let [program, arguments @ ..] = self.command else { return Err(LaunchError::NoCore) };
+        let mut command = Command::new(program);
+        command.args(arguments).envs(self.environment(folder.path(), |name| std::env::var_os(name)));
+        let failed = |source| LaunchError::Start { program: program.to_string_lossy().into_owned(), source };
+        let end = process::run(&mut command).map_err(failed)?;
+        Ok(Ended { end, folder })
+    }
+
+    /// Writes what the program needs in the folder of the run.
+    fn fill(&self, run: &Path) -> io::Result<()> {
+        for cache in KERNEL_CACHES {
+            fs::create_dir_all(kernel_cache(run, cache))?;
+        }
+        let hook = hook_folder(run);
+        fs::create_dir(&hook)?;
+        fs::write(hook.join("sitecustomize.py"), HOOK)?;
+        if self.way == Way::Preload {
+            let release = format!("cu{}", self.settings.cuda);
+            for package in PACKAGES.into_iter().chain([release.as_str()]) {
+                let package = hook.join("nvidia").join(package);
+                fs::create_dir_all(&package)?;
+                symlink(&self.libraries.folder, package.join("lib"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The variables that are set for the program, given those that it would have.
+    fn environment(&self, run: &Path, inherited: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, OsString)> {
+        let libraries = &self.libraries.folder;
+        let mut set: Vec<(&'static str, OsString)> = vec![
+            (SETTINGS, self.settings.to_string().into()),
+            (LIBRARIES, libraries.into()),
+            (RUN, run.into()),
+            ("TRITON_LIBCUDA_PATH", libraries.into()),
+            ("PYTHONPATH", joined([hook_folder(run).into(), inherited("PYTHONPATH").unwrap_or_default()])),
+        ];
+        // Behind what the user has loaded.
+        let loaded = |name: &'static str, added: OsString| (name, joined([inherited(name).unwrap_or_default(), added]));
+        set.push(match self.way {
+            Way::Audit => loaded("LD_AUDIT", self.libraries.core().into()),
+            Way::Preload => {
+                let doubles = self.libraries.doubles.iter().map(|double| libraries.join(double).into_os_string());
+                loaded("LD_PRELOAD", joined(doubles))
+            }
+        });
+        set.extend(KERNEL_CACHES.map(|cache| (cache, kernel_cache(run, cache).into())));
+        set.extend(self.alloc_conf.into_iter().flat_map(|conf| ALLOCATOR_SETTINGS.map(|name| (name, conf.into()))));
+        set.extend(self.snapshot.then(|| (SNAPSHOT, "1".into())));
+        set
+    }
+}
+
+fn hook_folder(run: &Path) -> PathBuf {
+    run.join("python")
+}
+
+fn kernel_cache(run: &Path, variable: &str) -> PathBuf {
+    run.join("caches").join(variable.to_ascii_lowercase())
+}
+
+/// Paths with colons between them; empty ones are left out, since they would name the current folder.
+fn joined(paths: impl IntoIterator<Item = OsString>) -> OsString {
+    let paths: Vec<OsString> = paths.into_iter().filter(|path| !path.is_empty()).collect();
+    paths.join(OsStr::new(":"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,17 @@
+//! Runs an unmodified PyTorch program on a simulated GPU.
+//!
+//! [`torch`] finds the PyTorch that the program will import, [`imports`] reads what it imports from NVIDIA's libraries, [`doubles`] and [`thin`] make
+//! the libraries that stand in for them, [`cache`] keeps those, [`launch`] starts the program with them by [`process`], and [`record`] puts together what its processes
+//! left behind, for people in [`summary`]. What the libraries do is the business of `harness-simulated-gpu`, which is loaded into the program and not into this one.
+
+pub mod cache;
+pub mod doubles;
+#[cfg(test)]
+mod fixture;
+pub mod imports;
+pub mod launch;
+pub mod process;
+pub mod record;
+pub mod summary;
+pub mod thin;
+pub mod torch;

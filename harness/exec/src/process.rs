@@ -1,0 +1,167 @@
+//! Runs a program as if it had been started in our place: signals are passed on, its end is ours, and nothing that it started outlives it.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+use std::{fs, ptr};
+
+use libc::{c_int, pid_t, sigset_t};
+
+/// Signals that are passed on. Ctrl-Z stops the program anyway, since it is in our process group.
+const PASSED_ON: [c_int; 6] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
+/// How long what the program left running may take to end by itself, and then after it was asked to.
+const GRACE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(3)];
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// With this exit code.
+    Code(u8),
+    /// By this signal.
+    Signal(u8),
+}
+
+impl End {
+    /// As shells tell it: 128 + n for signal n.
+    #[must_use]
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+impl From<ExitStatus> for End {
+    fn from(status: ExitStatus) -> Self {
+        // An exit code has eight bits, a signal seven.
+        let byte = |number: i32| (number & 0xff) as u8;
+        status.code().map_or_else(|| Self::Signal(byte(status.signal().unwrap_or_default())), |code| Self::Code(byte(code)))
+    }
+}
+
+/// Runs a command to its end. To be called once, by a program that has no other children: all of them are ended.
+///
+/// # Errors
+/// That it cannot be started.
+pub fn run(command: &mut Command) -> io::Result<End> {
+    let signals = Signals::block()?;
+    // What loses its parent becomes our child, so that it can be found.
+    // SAFETY: takes integers only.
+    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
+    let before = signals.before;
+    let prepare = move || {
+        // SAFETY: the set is the one that the system gave; both calls may be made between fork and exec, and touch no memory.
+        unsafe {
+            // A program inherits which signals wait.
+            libc::sigprocmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+        }
+        Ok(())
+    };
+    // SAFETY: the closure makes two system calls and nothing else.
+    let mut child = unsafe { command.pre_exec(prepare) }.spawn()?;
+    let status = wait(&mut child, &signals)?;
+    end_all_children();
+    Ok(status.into())
+}
+
+fn wait(child: &mut Child, signals: &Signals) -> io::Result<ExitStatus> {
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        // Also without a signal one looks again: nothing is lost where one is.
+        if let Some(signal) = signals.next(Duration::from_secs(1))
+            && PASSED_ON.contains(&signal)
+        {
+            // SAFETY: takes integers only. The child was not waited for yet, so the number is its own.
+            unsafe { libc::kill(child.id() as pid_t, signal) };
+        }
+    }
+}
+
+/// Signals that wait until they are asked for, as long as this lives.
+struct Signals {
+    set: sigset_t,
+    before: sigset_t,
+}
+
+impl Signals {
+    fn block() -> io::Result<Self> {
+        let (mut set, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        // SAFETY: each set is initialized by the first call that gets it.
+        unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            for signal in PASSED_ON.into_iter().chain([libc::SIGCHLD]) {
+                libc::sigaddset(set.as_mut_ptr(), signal);
+            }
+            match libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), before.as_mut_ptr()) {
+                0 => Ok(Self { set: set.assume_init(), before: before.assume_init() }),
+                error => Err(io::Error::from_raw_os_error(error)),
+            }
+        }
+    }
+
+    /// The next signal that somebody sent to us alone. What a terminal sends goes to the whole process group, so the program has it already.
+    fn next(&self, patience: Duration) -> Option<c_int> {
+        let mut info = MaybeUninit::uninit();
+        let timeout = libc::timespec { tv_sec: patience.as_secs() as libc::time_t, tv_nsec: 0 };
+        // SAFETY: all three are valid; what the call writes is read only where it succeeds.
+        let (signal, info) = unsafe {
+            match libc::sigtimedwait(&raw const self.set, info.as_mut_ptr(), &raw const timeout) {
+                -1 => return None,
+                signal => (signal, info.assume_init()),
+            }
+        };
+        (info.si_code != libc::SI_KERNEL).then_some(signal)
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        // SAFETY: the set is the one that the system gave.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut()) };
+    }
+}
+
+/// Ends what the program left running: by itself, if it does so soon; else it is asked to, and then made to.
+fn end_all_children() {
+    let began = Instant::now();
+    let mut asked = BTreeSet::new();
+    while let Some(children) = children_left() {
+        let age = began.elapsed();
+        for child in children {
+            let signal = if age > GRACE[0] + GRACE[1] { libc::SIGKILL } else { libc::SIGTERM };
+            if age > GRACE[0] && asked.insert((child, signal)) {
+                // SAFETY: takes integers only. Nobody else waits for our children, so the number is the child's.
+                unsafe { libc::kill(child, signal) };
+            }
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The children that still run; `None` when there is none. Those that have ended are taken note of.
+fn children_left() -> Option<Vec<pid_t>> {
+    loop {
+        // SAFETY: takes integers, and a null pointer where no status is wanted.
+        match unsafe { libc::waitpid(-1, ptr::null_mut(), libc::WNOHANG) } {
+            0 => break,
+            -1 => return None,
+            _ended => {}
+        }
+    }
+    let own = std::process::id().to_string();
+    let numbers = fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    Some(numbers.filter(|pid| parent(*pid).is_some_and(|parent| parent == own)).collect())
+}
+
+/// The second word behind the name in `/proc/PID/stat`; names may hold anything.
+fn parent(pid: pid_t) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1).map(str::to_owned)
+}

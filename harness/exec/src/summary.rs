@@ -1,0 +1,96 @@
+//! The summary of a [`Record`] for people, a few lines.
+
+use std::fmt::Write as _;
+
+use harness_allocator::units::Bytes;
+use harness_simulated_gpu::settings::{CudnnWorkspace, Settings, Values};
+
+use crate::record::{DeviceRecord, Process, Record};
+
+/// More names of functions than these are counted only.
+const NAMES: usize = 8;
+
+/// Renders what a run came to, and what of it is a model.
+#[must_use]
+pub fn render(record: &Record, settings: &Settings) -> String {
+    let mut text = machine(settings);
+    let used: Vec<&Process> = record.processes.iter().filter(|process| process.used_gpu()).collect();
+    if used.is_empty() {
+        text += "no process used the simulated GPU\n";
+    }
+    for process in &used {
+        let who = if used.len() > 1 { named(process) } else { String::new() };
+        for device in process.devices.iter().filter(|device| device.mallocs > 0) {
+            let index = if settings.devices > 1 { format!("device {}: ", device.index) } else { String::new() };
+            let _ = writeln!(text, "{who}{index}{}", of_device(device));
+        }
+        let _ = writeln!(text, "{who}{}", of_torch(process));
+    }
+    text += &models(settings);
+    let mut names: Vec<&str> = used.iter().flat_map(|process| process.not_modelled.iter().map(String::as_str)).collect();
+    names.sort_unstable();
+    names.dedup();
+    if !names.is_empty() {
+        let more = if names.len() > NAMES { format!(" and {} more", names.len() - NAMES) } else { String::new() };
+        let _ = writeln!(text, "not modelled, answered with success: {}{more}", names[..names.len().min(NAMES)].join(", "));
+    }
+    text
+}
+
+fn machine(settings: &Settings) -> String {
+    let Settings { gpu, memory, devices, context_overhead, .. } = settings;
+    let count = if *devices == 1 { String::new() } else { format!("{devices} × ") };
+    let overhead = if *context_overhead == Bytes::ZERO { String::new() } else { format!(", {context_overhead} taken by each process") };
+    let (major, minor) = gpu.capability;
+    format!("simulated GPU: {count}{} ({}, compute capability {major}.{minor}), {memory}{overhead}\n", gpu.device, gpu.name)
+}
+
+fn named(process: &Process) -> String {
+    let rank = process.torch.as_ref().and_then(|torch| torch.rank.as_ref());
+    rank.map_or_else(|| format!("process {}: ", process.pid), |rank| format!("rank {rank}: "))
+}
+
+fn of_device(device: &DeviceRecord) -> String {
+    let DeviceRecord { memory, peak_reserved, mallocs, frees, failed, injected, .. } = *device;
+    let percent = peak_reserved as f64 * 100.0 / (memory as f64).max(1.0);
+    let injected = if injected > 0 { format!(", {injected} of them because `--fail` asks for it") } else { String::new() };
+    format!(
+        "peak reserved {} ({percent:.1} %); driver: {}, {}, {failed} failed{injected}",
+        Bytes(peak_reserved),
+        counted(mallocs, "allocation"),
+        counted(frees, "free"),
+    )
+}
+
+fn of_torch(process: &Process) -> String {
+    let Some(torch) = &process.torch else {
+        return "torch told no statistics: the process was ended before it could, or Python was started with -I, -E or -S".to_owned();
+    };
+    if let Some(problem) = &torch.problem {
+        return format!("torch {} has no statistics: {problem}", torch.version);
+    }
+    let allocated = Bytes(torch.sum("allocated_bytes.all.peak"));
+    let (retries, ooms) = (torch.sum("num_alloc_retries"), torch.sum("num_ooms"));
+    let retries = if retries == 1 { "1 retry".to_owned() } else { format!("{retries} retries") };
+    let end = if torch.ended_out_of_memory { "; one ended the program" } else { "" };
+    format!("torch {}: peak allocated {allocated}, {retries}, {}{end}", torch.version, counted(ooms, "out of memory error"))
+}
+
+fn models(settings: &Settings) -> String {
+    let values = match settings.values {
+        Values::Zeros => "what the program reads back is zeros",
+        Values::Copies => "what the program reads back is what small copies wrote, else zeros",
+    };
+    let workspace = match settings.cudnn_workspace {
+        CudnnWorkspace::Operands => "; workspaces of cuDNN are a model",
+        CudnnWorkspace::None => "; cuDNN asks for no workspaces",
+    };
+    format!("real: torch's host code and its allocator; kernels do nothing and take no time; {values}{workspace}\n")
+}
+
+fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,57 @@
+//! Summaries as a user sees them.
+#![allow(clippy::unwrap_used)]
+
+use harness_simulated_gpu::gpus::Gpu;
+use serde_json::json;
+
+use super::*;
+use crate::record::TorchRecord;
+
+fn process(pid: u32, rank: Option<&str>) -> Process {
+    let stats = json!({"0": {"allocated_bytes.all.peak": 5_u64 << 30, "num_ooms": 1, "num_alloc_retries": 1}});
+    Process {
+        pid,
+        torch: Some(TorchRecord {
+            version: "2.11.0+cu130".to_owned(),
+            rank: rank.map(str::to_owned),
+            ended_out_of_memory: true,
+            memory_stats: serde_json::from_value(stats).unwrap(),
+            problem: None,
+        }),
+        devices: vec![DeviceRecord { index: 0, memory: 8 << 30, peak_reserved: 6 << 30, mallocs: 41, frees: 1, failed: 3, injected: 2 }],
+        not_modelled: Vec::new(),
+    }
+}
+
+fn record(processes: Vec<Process>) -> (Record, Settings) {
+    let settings = Settings::new(Gpu::named("a100-40").unwrap(), Bytes::gib(8));
+    (Record { exit_code: 1, signal: None, gpu: settings.gpu.name, settings: settings.to_string(), processes }, settings)
+}
+
+#[test]
+fn one_process_is_summed_up_without_its_number() {
+    let (record, settings) = record(vec![process(7, None)]);
+    insta::assert_snapshot!(render(&record, &settings));
+}
+
+#[test]
+fn several_processes_are_told_apart_and_what_is_not_known_is_said() {
+    let mut killed = process(9, None);
+    killed.torch = None;
+    killed.not_modelled = (0..10).map(|number| format!("cudaFictional{number}")).collect();
+    let idle = Process { devices: Vec::new(), ..process(3, None) };
+    let mut broken = process(8, Some("1"));
+    broken.torch.as_mut().unwrap().problem = Some("CUDAPluggableAllocator does not yet support getDeviceStats".to_owned());
+    let (record, mut settings) = record(vec![idle, process(7, Some("0")), broken, killed]);
+    settings.devices = 2;
+    settings.context_overhead = Bytes::mib(500);
+    settings.cudnn_workspace = CudnnWorkspace::None;
+    settings.values = Values::Copies;
+    insta::assert_snapshot!(render(&record, &settings));
+}
+
+#[test]
+fn a_program_without_a_gpu_is_said_to_be_one() {
+    let (record, settings) = record(Vec::new());
+    insta::assert_snapshot!(render(&record, &settings));
+}

@@ -1,0 +1,302 @@
+//! [`Torch`]: the PyTorch that a command will import, found without importing it: the command's own interpreter is asked where it would look.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+
+/// What the interpreter is asked.
+const PROBE: &str = include_str!("probe.py");
+/// The oldest PyTorch whose libraries are known.
+const OLDEST: (u32, u32) = (2, 6);
+
+/// A PyTorch built for CUDA, and the Python it belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Torch {
+    /// The interpreter.
+    pub python: PathBuf,
+    /// The folder of the package.
+    pub folder: PathBuf,
+    /// As `torch.__version__` tells it.
+    pub version: String,
+    /// The CUDA release that it was built for, for example 13 and 0.
+    pub cuda: (u32, u32),
+    /// The version of cuDNN that it asks for, as `cudnnGetVersion` would tell it; `None` where nothing tells.
+    pub cudnn: Option<u32>,
+    /// The C library's version, for example 2 and 36.
+    pub libc: (u32, u32),
+}
+
+/// Why there is no PyTorch to run with.
+#[derive(Debug, thiserror::Error)]
+pub enum TorchError {
+    /// Correct the command.
+    #[error("`{command}` is not a program: there is none of that name in PATH, or no such file")]
+    NoCommand {
+        /// As given.
+        command: String,
+    },
+    /// Name the interpreter, or put it into PATH.
+    #[error("`{command}` is no Python program, and there is no `python3` or `python` in PATH that it could start")]
+    NoPython {
+        /// As given.
+        command: String,
+    },
+    /// See what the interpreter says.
+    #[error("the Python of the program, `{}`, does not work: {reason}", python.display())]
+    Broken {
+        /// The interpreter.
+        python: PathBuf,
+        /// Its last words.
+        reason: String,
+    },
+    /// Install PyTorch there, activate the environment that has it, or name its interpreter.
+    #[error("the Python of the program, `{}`, has no torch", python.display())]
+    NoTorch {
+        /// The interpreter.
+        python: PathBuf,
+    },
+    /// Install a newer PyTorch.
+    #[error("torch {version} in `{}` is too old: from {}.{} on programs can be run", folder.display(), OLDEST.0, OLDEST.1)]
+    TooOld {
+        /// Its version, as far as it tells one.
+        version: String,
+        /// Where it is.
+        folder: PathBuf,
+    },
+    /// Install a PyTorch built for CUDA.
+    #[error("torch {version} in `{}` is built for {target}, not for CUDA", folder.display())]
+    NotCuda {
+        /// Its version.
+        version: String,
+        /// Where it is.
+        folder: PathBuf,
+        /// What it is built for.
+        target: &'static str,
+    },
+    /// Install a PyTorch built for CUDA 12 or 13.
+    #[error("torch {version} is built for CUDA {cuda}: what is simulated is CUDA 12 and 13")]
+    OtherCuda {
+        /// Its version.
+        version: String,
+        /// The release.
+        cuda: String,
+    },
+    /// Use a Python for x86-64 with the GNU C library.
+    #[error("the Python of the program, `{}`, is for {machine}: what is simulated is x86-64 Linux with the GNU C library", python.display())]
+    OtherMachine {
+        /// The interpreter.
+        python: PathBuf,
+        /// What it is for.
+        machine: String,
+    },
+    /// Use an interpreter without special rights.
+    #[error("the Python of the program, `{}`, is set-user-ID or set-group-ID: the system lets nobody choose libraries for such programs", python.display())]
+    SpecialRights {
+        /// The interpreter.
+        python: PathBuf,
+    },
+}
+
+/// What the probe prints.
+#[derive(Deserialize)]
+struct Found {
+    python: PathBuf,
+    is_64_bit: bool,
+    machine: String,
+    has_special_rights: bool,
+    libc: Option<String>,
+    torch: Option<FoundTorch>,
+}
+
+#[derive(Deserialize)]
+struct FoundTorch {
+    folder: PathBuf,
+    version: Option<String>,
+    cuda: Option<String>,
+    hip: Option<String>,
+    requires: Vec<String>,
+}
+
+impl Torch {
+    /// The PyTorch that this command will import; that of `python` where one is named.
+    ///
+    /// # Errors
+    /// That there is none, or none that can be run on a simulated GPU.
+    pub fn find(command: &[OsString], python: Option<&Path>) -> Result<Self, TorchError> {
+        let interpreter = match python {
+            Some(python) => Interpreter::plain(python.to_owned()),
+            None => Interpreter::of_command(command)?,
+        };
+        interpreter.probe()?.check()
+    }
+}
+
+impl Found {
+    fn check(self) -> Result<Torch, TorchError> {
+        let Self { python, .. } = self;
+        if self.has_special_rights {
+            return Err(TorchError::SpecialRights { python });
+        }
+        if !self.is_64_bit || self.machine != "x86_64" {
+            let bits = if self.is_64_bit { "" } else { " with 32 bits" };
+            return Err(TorchError::OtherMachine { python, machine: self.machine + bits });
+        }
+        let Some(libc) = self.libc.as_deref().and_then(|libc| two_numbers(libc.strip_prefix("glibc ")?)) else {
+            return Err(TorchError::OtherMachine { python, machine: "a system without the GNU C library".to_owned() });
+        };
+        let Some(torch) = self.torch else { return Err(TorchError::NoTorch { python }) };
+        let FoundTorch { folder, version, cuda, hip, requires } = torch;
+        let version = version.unwrap_or_else(|| "without a version".to_owned());
+        if two_numbers(&version).is_none_or(|version| version < OLDEST) {
+            return Err(TorchError::TooOld { version, folder });
+        }
+        let has_cuda = folder.join("lib/libtorch_cuda.so").exists();
+        let cuda = match cuda.filter(|_| has_cuda) {
+            Some(cuda) => two_numbers(&cuda).filter(|(major, _)| [12, 13].contains(major)).ok_or(cuda),
+            None => {
+                let target = if hip.is_some() { "ROCm" } else { "CPUs" };
+                return Err(TorchError::NotCuda { version, folder, target });
+            }
+        };
+        let cuda = cuda.map_err(|cuda| TorchError::OtherCuda { version: version.clone(), cuda })?;
+        let cudnn = requires.iter().find_map(|line| cudnn_version(line));
+        Ok(Torch { python, folder, version, cuda, cudnn, libc })
+    }
+}
+
+/// The first two numbers of a version.
+fn two_numbers(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+/// The version in `nvidia-cudnn-cu13==9.19.0.56; platform_system == "Linux"`, in the form of `cudnnGetVersion`.
+fn cudnn_version(requirement: &str) -> Option<u32> {
+    let (_, version) = requirement.split_once("==")?;
+    let version = version.split(';').next()?.trim();
+    let mut numbers = version.split('.').map(str::parse::<u32>);
+    let (major, minor, patch) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
+    Some(major * 10_000 + minor * 100 + patch)
+}
+
+/// A Python, and how the command starts it, as far as that decides what it imports.
+#[derive(Debug, PartialEq, Eq)]
+struct Interpreter {
+    program: PathBuf,
+    options: Vec<OsString>,
+    /// The folder of the script, where the program is one.
+    script_folder: Option<PathBuf>,
+}
+
+impl Interpreter {
+    const fn plain(program: PathBuf) -> Self {
+        Self { program, options: Vec::new(), script_folder: None }
+    }
+
+    /// The command itself, or what its first line names; else the first argument that is either, as in `timeout 1h python train.py`; else the Python
+    /// that a shell script would start.
+    fn of_command(command: &[OsString]) -> Result<Self, TorchError> {
+        let name = || command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let first = command.first().and_then(|name| in_path(name)).ok_or_else(|| TorchError::NoCommand { command: name() })?;
+        if let Some(interpreter) = Self::of_program(&first, &command[1..]) {
+            return Ok(interpreter);
+        }
+        let started = (1..command.len()).find_map(|index| Self::of_program(&in_path(&command[index])?, &command[index + 1..]));
+        let in_path = || ["python3", "python"].iter().find_map(|name| in_path(OsStr::new(name))).map(Self::plain);
+        started.or_else(in_path).ok_or_else(|| TorchError::NoPython { command: name() })
+    }
+
+    /// `None` where the program is neither a Python nor a script for one.
+    fn of_program(program: &Path, arguments: &[OsString]) -> Option<Self> {
+        if is_python(program.file_name()?) {
+            return Some(Self::with_arguments(program.to_owned(), arguments));
+        }
+        let script = first_line(program).ok()??;
+        let words: Vec<&str> = script.split_whitespace().collect();
+        let index = words.iter().position(|word| is_python(Path::new(word).file_name().unwrap_or_default()))?;
+        let options: Vec<OsString> = words[index + 1..].iter().map(OsString::from).collect();
+        Some(Self::with_arguments(in_path(OsStr::new(words[index]))?, &options))
+    }
+
+    /// Of the options, only those that change where modules are looked for.
+    fn with_arguments(program: PathBuf, arguments: &[OsString]) -> Self {
+        let mut interpreter = Self::plain(program);
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
+            let Some(option) = argument.to_str().and_then(|text| text.strip_prefix('-')) else {
+                // Python follows links before it takes the folder.
+                let script = Path::new(argument).canonicalize().ok();
+                interpreter.script_folder = script.and_then(|script| Some(script.parent()?.to_owned()));
+                break;
+            };
+            if option.starts_with(['c', 'm']) || option.is_empty() {
+                break;
+            }
+            if ["W", "X", "-check-hash-based-pycs"].contains(&option) {
+                arguments.next();
+                continue;
+            }
+            let letters = if option.starts_with(['-', 'W', 'X']) { "" } else { option };
+            interpreter
+                .options
+                .extend(letters.chars().filter(|letter| "IEsSP".contains(*letter)).map(|letter| format!("-{letter}").into()));
+            if letters.contains(['c', 'm']) {
+                break;
+            }
+        }
+        interpreter
+    }
+
+    fn probe(self) -> Result<Found, TorchError> {
+        let mut command = Command::new(&self.program);
+        command.args(&self.options).arg("-c").arg(PROBE).args(&self.script_folder).stdin(Stdio::null());
+        let broken = |reason: String| TorchError::Broken { python: self.program.clone(), reason };
+        let output = command.output().map_err(|error| broken(error.to_string()))?;
+        let last_line = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().lines().next_back().unwrap_or_default().to_owned();
+        if !output.status.success() {
+            return Err(broken(format!("{}: {}", output.status, last_line(&output.stderr))));
+        }
+        serde_json::from_str(&last_line(&output.stdout)).map_err(|error| broken(format!("it answered something else: {error}")))
+    }
+}
+
+/// `python`, `python3`, `python3.13t`, `pypy3`.
+fn is_python(name: &OsStr) -> bool {
+    let version = name.to_str().and_then(|name| name.strip_prefix("python").or_else(|| name.strip_prefix("pypy")));
+    version.is_some_and(|version| version.trim_end_matches('t').chars().all(|c| c.is_ascii_digit() || c == '.'))
+}
+
+/// A program as `execvp` finds it.
+fn in_path(name: &OsStr) -> Option<PathBuf> {
+    let is_program = |path: &PathBuf| {
+        use std::os::unix::fs::PermissionsExt as _;
+        path.metadata().is_ok_and(|there| there.is_file() && there.permissions().mode() & 0o111 != 0)
+    };
+    if name.as_encoded_bytes().contains(&b'/') {
+        return Some(PathBuf::from(name)).filter(is_program);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(is_program)
+}
+
+/// What starts a script: the words behind `#!`, or, where that is `/bin/sh` because the path is too long for the system, those that pip and uv put
+/// into the second line, `'''exec' '/path/to/python' "$0" "$@"`. `None` for other files.
+fn first_line(program: &Path) -> io::Result<Option<String>> {
+    let mut start = Vec::new();
+    File::open(program)?.take(4096).read_to_end(&mut start)?;
+    let start = String::from_utf8_lossy(&start);
+    let mut lines = start.lines();
+    let Some(first) = lines.next().and_then(|line| line.strip_prefix("#!")) else { return Ok(None) };
+    let second = lines.next().and_then(|line| line.strip_prefix("'''exec'")).filter(|_| first.trim() == "/bin/sh");
+    Ok(Some(match second {
+        Some(second) => second.split(" \"$0\"").next().unwrap_or_default().replace(['\'', '"'], ""),
+        None => first.to_owned(),
+    }))
+}
+
+#[cfg(test)]
+mod tests;

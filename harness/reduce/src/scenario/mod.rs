@@ -187,7 +187,7 @@ fn find(given: &Given<'_>, points: &[Scenario], engine: &dyn Engine) -> Result<F
     if let Some(arm) = given.arm.filter(|arm| !arms.iter().any(|there| there == arm)) {
         return Err(ReduceError::NoSuchArm { path, arm: arm.to_owned(), arms });
     }
-    let mut why_not = None;
+    let (mut has_run, mut why_not) = (false, None);
     for point in points {
         let document = unstated(Document::parse(given.source, given.path)?, point);
         // Judged without what it says of its own end: one that fails as expected fails.
@@ -200,12 +200,12 @@ fn find(given: &Given<'_>, points: &[Scenario], engine: &dyn Engine) -> Result<F
                 Ok(failure) if given.goal.is(&failure) => {
                     return Ok(Found { scenario: scenario.clone(), record, failure, document });
                 }
-                Ok(_) | Err(NoFailure::Passed) => {}
+                Ok(_) | Err(NoFailure::Passed) => has_run = true,
                 Err(why) => why_not = why_not.or(Some(why)),
             }
         }
     }
-    Err(match why_not {
+    Err(match why_not.filter(|_| !has_run) {
         Some(NoFailure::NotRun(reason)) => ReduceError::NotRun { path, reason },
         Some(NoFailure::TimeLimit) => ReduceError::TimeLimit { path },
         _ => ReduceError::Passes { path, arms: given.arm.map_or(arms, |arm| vec![arm.to_owned()]), goal: given.goal },

@@ -1,8 +1,8 @@
 //! A scenario that fails, reduced to a small one that fails the same way: [`reduce`].
 //!
-//! The file is taken for a tree ([`document`]), so that names and comments of what is left stay. Steps are left out, loops get fewer iterations,
-//! fields, list entries and settings go, sizes and the device become smaller ([`passes`]). Whether a smaller file still is a scenario, the check of
-//! the language says; whether it fails the same way ([`Failure`]), a run does. What comes out says in its own words how it ends ([`ending`]), so
+//! The file is taken for a tree (`document`), so that names and comments of what is left stay. Steps are left out, loops get fewer iterations,
+//! fields, list entries and settings go, sizes and the device become smaller (`passes`). Whether a smaller file still is a scenario, the check of
+//! the language says; whether it fails the same way ([`Failure`]), a run does. What comes out says in its own words how it ends (`ending`), so
 //! that it passes as a test for as long as it fails.
 
 mod comments;
@@ -16,6 +16,7 @@ mod search;
 mod values;
 mod writer;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use harness_allocator::device::DeviceError;
@@ -187,7 +188,7 @@ fn find(given: &Given<'_>, points: &[Scenario], engine: &dyn Engine) -> Result<F
     if let Some(arm) = given.arm.filter(|arm| !arms.iter().any(|there| there == arm)) {
         return Err(ReduceError::NoSuchArm { path, arm: arm.to_owned(), arms });
     }
-    let mut why_not = None;
+    let (mut ran, mut why_not) = (BTreeSet::new(), None);
     for point in points {
         let document = unstated(Document::parse(given.source, given.path)?, point);
         // Judged without what it says of its own end: one that fails as expected fails.
@@ -200,15 +201,18 @@ fn find(given: &Given<'_>, points: &[Scenario], engine: &dyn Engine) -> Result<F
                 Ok(failure) if given.goal.is(&failure) => {
                     return Ok(Found { scenario: scenario.clone(), record, failure, document });
                 }
-                Ok(_) | Err(NoFailure::Passed) => {}
+                Ok(_) | Err(NoFailure::Passed) => drop(ran.insert(record.allocator)),
                 Err(why) => why_not = why_not.or(Some(why)),
             }
         }
     }
-    Err(match why_not {
+    Err(match why_not.filter(|_| ran.is_empty()) {
         Some(NoFailure::NotRun(reason)) => ReduceError::NotRun { path, reason },
         Some(NoFailure::TimeLimit) => ReduceError::TimeLimit { path },
-        _ => ReduceError::Passes { path, arms: given.arm.map_or(arms, |arm| vec![arm.to_owned()]), goal: given.goal },
+        _ => {
+            let arms = arms.into_iter().filter(|arm| ran.contains(arm)).collect();
+            ReduceError::Passes { path, arms, goal: given.goal }
+        }
     })
 }
 

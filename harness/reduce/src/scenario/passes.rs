@@ -13,11 +13,16 @@ use crate::delta::{self, Flow};
 /// Keys of a file that stay.
 const REQUIRED: [&str; 3] = ["about", "needs", "steps"];
 
+/// The passes are repeated so often at most. Two or three times are usual; more only exchange one round size for another.
+const MOST_ROUNDS: usize = 16;
+
 impl Search<'_> {
     /// One arm where one is enough, and for it what the file says of several arms or kinds of device.
     pub(super) fn start(&mut self, scenario: &Scenario, arm: &str) -> Flow {
         let arms: Vec<String> = scenario.allocators.iter().map(ToString::to_string).collect();
         let mut candidate = self.best.clone();
+        // It has run, so what is skipped are others.
+        candidate.remove("skip");
         candidate.visit(&mut |_, node| *node = of_arm(node, arm, &arms));
         if let (Some(Node::List(listed)), Some(place)) = (candidate.value("allocators"), arms.iter().position(|name| name == arm)) {
             let only = listed.get(place).cloned().into_iter().collect();
@@ -26,9 +31,9 @@ impl Search<'_> {
         self.accept(candidate).map_continue(drop)
     }
 
-    /// All passes, again and again until nothing goes any more. That ends: no file is tried twice.
+    /// All passes, again and again until nothing goes any more.
     pub(super) fn reduce(&mut self) -> Flow {
-        loop {
+        for _ in 0..MOST_ROUNDS {
             let before = self.best.clone();
             self.leave_out_names()?;
             self.leave_out_steps()?;
@@ -40,9 +45,10 @@ impl Search<'_> {
             self.make_streams_one()?;
             self.simplify_values()?;
             if self.best == before {
-                return Flow::Continue(());
+                break;
             }
         }
+        Flow::Continue(())
     }
 
     /// Leaves out all steps that have to do with a name: a buffer's `alloc` together with its `free` and its uses.

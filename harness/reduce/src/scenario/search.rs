@@ -69,6 +69,9 @@ impl<'a> Search<'a> {
     pub(super) fn accept_without(&mut self, gone: &BTreeSet<usize>) -> Flow<bool> {
         let mut candidate = self.best.without(gone);
         loop {
+            // Where much depends on what is gone, looking for it takes longer than a run.
+            let memory = self.memory().unwrap_or_default();
+            (self.watch)(&Progress { operations: candidate.steps().len(), memory, runs: self.runs })?;
             let written = Written::of(&candidate);
             let error = match Scenario::parse(&written.text, self.path) {
                 Ok(scenario) => return self.accept_checked(candidate, written.text, &scenario),

@@ -34,7 +34,8 @@ fn ends_as_it_says(text: &str) {
 const FRAGMENTED: &str = "\
 about: Activations of growing batches leave blocks behind that pin their segments.
 needs: { memory: 1GiB }
-allocators: [direct, caching]
+allocators: [direct, caching, expandable]
+skip: { expandable: not of interest }
 tags: [training]
 steps:
   - alloc: { buffer: weights, size: 100MiB }   # stays

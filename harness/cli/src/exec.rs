@@ -1,4 +1,6 @@
-//! `harness exec`: an unmodified PyTorch program on a simulated GPU.
+//! `harness exec`: an unmodified PyTorch program on a simulated GPU; many runs of it in `trials`.
+
+mod trials;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -16,12 +18,14 @@ use harness_exec::launch::{self, Ended, Launch, LaunchError, Way};
 use harness_exec::record::Record;
 use harness_exec::summary;
 use harness_exec::torch::{Torch, TorchError};
+use harness_exec::trials::faults;
 use harness_explain::causes::{self, Options};
 use harness_report::explain::text;
 use harness_simulated_gpu::gpus::{GPUS, Gpu};
 use harness_simulated_gpu::settings::{AddressOrder, Cuda, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, Values};
 
 use super::error::{CliError, Failures};
+use super::exit::Exit;
 use super::terminal::{self, Terminal};
 use super::{device, snapshots};
 
@@ -32,6 +36,9 @@ const EXAMPLES: &str = "Examples:
   harness exec --memory 24GiB -- python train.py
   harness exec --gpu a100-40 --snapshot oom.pickle -- python train.py --batch 64
   harness exec --memory 8GiB --fail cudaMalloc:40:2 -- python -m pytest tests/test_recovery.py
+  harness exec --every-fault --expect recovers -- python train.py
+  harness exec --least-memory -- python train.py
+  harness exec --memory 24GiB --alloc-conf '' --alloc-conf expandable_segments:True -- python train.py
   harness exec --gpu h100-80 --devices 4 --record run.json -- torchrun --nproc-per-node 4 train.py
 
 PyTorch's own allocator and host code run for real, so what is reserved, refused and retried is what it does on such a GPU. Kernels do nothing:
@@ -40,6 +47,8 @@ The GPU's compute capability decides how much workspace libraries ask for, so `-
 
 The program has our standard input, output and error, and its exit code is ours (128 + n where signal n ended it). Nothing of it is run and the code is 2
 where the command or the torch that it imports cannot be used; it is 4 where the results cannot be written.
+Of many runs the first has our standard output and error, and none has our standard input. The exit code is 0, 1 where `--expect` or a failure asked for
+was not met, where the first run does not end with 0, or where no setting ends well, and 130 after Ctrl-C, which shows what was done so far.
 Libraries made for a torch are kept in ~/.cache/harness, or in the folder that HARNESS_CACHE names.";
 
 /// Run a PyTorch program, as it is, on a simulated GPU with as much memory as you like.
@@ -71,12 +80,13 @@ pub(super) struct Exec {
     #[arg(long, value_name = "WHAT", default_value = "zeros")]
     values: Values,
     /// Let attempts of a call fail, counted from 1: COUNT of them (1), of those of at least MIN_SIZE. PyTorch tries again at once, so COUNT 2 makes
-    /// an out-of-memory error; may be repeated.
+    /// an out-of-memory error. `any` counts all calls that get device memory together. May be repeated. Where the program does not come to the
+    /// first attempt, the exit code is 1.
     #[arg(long, value_name = "CALL:FIRST[:COUNT][:MIN_SIZE]")]
     fail: Vec<Fault>,
-    /// Settings of PyTorch's allocator, as PYTORCH_ALLOC_CONF holds them.
+    /// Settings of PyTorch's allocator, as PYTORCH_ALLOC_CONF holds them. Several, each with this option, are compared: one run for each.
     #[arg(long, value_name = "CONF")]
-    alloc_conf: Option<String>,
+    alloc_conf: Vec<String>,
     /// The Python whose torch the program imports, where the command does not tell.
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
@@ -86,6 +96,8 @@ pub(super) struct Exec {
     /// Write a memory snapshot at the end; where an out-of-memory error ended the program, it is explained. Further processes write FILE.rankN.pickle.
     #[arg(long, value_name = "FILE")]
     snapshot: Option<PathBuf>,
+    #[command(flatten)]
+    many: trials::Options,
     /// The program and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -93,6 +105,10 @@ pub(super) struct Exec {
 
 impl Exec {
     pub(super) fn run(self, terminal: &Terminal) -> Result<ExitCode, Failures> {
+        let has_many = self.many.are_asked_for(&self.alloc_conf)?;
+        if has_many && (self.record.is_some() || self.snapshot.is_some()) {
+            return Err(CliError::input("`--record` and `--snapshot` are for one run, and many are asked for", "leave them out").into());
+        }
         let torch = Torch::find(&self.command, self.python.as_deref()).map_err(of_torch)?;
         let settings = self.settings(&torch)?;
         let core = launch::core_library().map_err(of_launch)?;
@@ -103,12 +119,23 @@ impl Exec {
             settings: &settings,
             libraries: &libraries,
             way: Way::of_libc(torch.libc),
-            alloc_conf: self.alloc_conf.as_deref(),
+            alloc_conf: self.alloc_conf.first().map(String::as_str),
             snapshot: self.snapshot.is_some(),
         };
+        if has_many {
+            return self.many.run(launch, &settings, &self.alloc_conf, terminal);
+        }
         let ended = launch.run().map_err(of_launch)?;
         self.tell(&ended, &settings, terminal)?;
-        Ok(ended.end.exit_code().into())
+        let attempts = Record::attempts(ended.folder()).map_err(|error| lost(&error))?;
+        Ok(match faults::not_reached(&settings.faults, &attempts) {
+            Some(fault) => {
+                terminal::tell(format_args!("`--fail {fault}` was not reached: nothing failed because of it"));
+                // What was to be tested was not; another exit code says more.
+                ended.end.exit_code().max(Exit::Failed as u8).into()
+            }
+            None => ended.end.exit_code().into(),
+        })
     }
 
     fn settings(&self, torch: &Torch) -> Result<Settings, CliError> {

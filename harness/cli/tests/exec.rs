@@ -302,3 +302,76 @@ fn a_real_torch_runs_on_the_simulated_gpu() {
     assert_eq!((figures, &torch["ended_out_of_memory"]), ([Some(1), Some(1 << 30)], &true.into()), "{torch}");
     assert!(ran.err.contains("oom.pickle: out of memory, after event"), "{}", ran.err);
 }
+
+/// Keeps what it allocates; does without what fails, but for the first allocation.
+const FOUR: &str = "import torch\ntorch.cuda.malloc(4 << 20)\nfor size in [2, 6, 8]:\n    try:\n        torch.cuda.malloc(size << 20)\n    except torch.OutOfMemoryError:\n        pass\nprint('done')\n";
+
+#[test]
+fn every_attempt_to_get_memory_fails_once_and_what_is_expected_decides_the_exit_code() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", FOUR);
+    let options = ["--every-fault", "--expect", "recovers", "--logs", "logs", "--report", "faults.md", "--jobs", "2"];
+    let ran = world.run(&options, &["python3", "train.py"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.err);
+    assert!(
+        ran.out.starts_with("done\n3 of 4 allocations may fail: the program recovers; once it ends with OutOfMemoryError."),
+        "{}",
+        ran.out
+    );
+    assert!(fs::read_to_string(world.path("faults.md")).unwrap().contains("| attempt |"));
+    assert!(fs::read_to_string(world.path("logs/fault-1.stderr")).unwrap().contains("OutOfMemoryError"));
+    assert_eq!(world.run(&["--every-fault", "--expect", "ends-cleanly"], &["python3", "train.py"]).code, Some(0));
+    let json = world.run(&["--every-fault=largest:1", "--format", "json"], &["python3", "train.py"]);
+    let document: Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!((&document["cases"][0]["attempt"], &document["cases"][0]["size"]), (&4.into(), &(8 << 20).into()), "{document:#}");
+    assert!(json.err.contains("done"), "{}", json.err);
+}
+
+#[test]
+fn the_least_memory_is_that_with_which_nothing_fails() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", FOUR);
+    let ran = world.run(&["--least-memory", "--exact"], &["python3", "train.py"]);
+    assert!(ran.code == Some(0) && ran.out.starts_with("done\n20 MiB are enough, and 18 MiB are not;"), "{}{}", ran.out, ran.err);
+    let allowed = world.run(&["--least-memory", "--exact", "--allow-ooms"], &["python3", "train.py"]);
+    assert!(allowed.out.starts_with("done\n4 MiB are enough, and 2 MiB are not;"), "{}{}", allowed.out, allowed.err);
+}
+
+#[test]
+fn several_settings_are_compared_by_running_the_program_with_each() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", "import os, torch\ntorch.cuda.malloc((40 if os.environ['PYTORCH_ALLOC_CONF'] == '' else 8) << 20)\n");
+    let ran = world.run(&["--alloc-conf", "", "--alloc-conf", "expandable_segments:True"], &["python3", "train.py"]);
+    assert!(
+        ran.out.starts_with("expandable_segments:True is best: it reserves 8 MiB at most. It ends well with 2 of 2 settings."),
+        "{}{}",
+        ran.out,
+        ran.err
+    );
+    assert!(ran.code == Some(0) && ran.out.contains("(no settings)"), "{}", ran.out);
+}
+
+#[test]
+fn a_failure_that_is_not_reached_is_said_and_fails() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", FOUR);
+    let ran = world.run(&["--fail", "any:9:2"], &["python3", "train.py"]);
+    assert!(ran.code == Some(1) && ran.err.contains("`--fail any:9:2:0` was not reached"), "{}", ran.err);
+}
+
+#[test]
+fn many_runs_that_would_tell_nothing_are_refused_with_what_to_do() {
+    let Some(world) = World::new() else { return };
+    for (options, program, code, message) in [
+        (&["--every-fault=some:3"][..], "", 2, "is not a choice of attempts"),
+        (&["--every-fault", "--alloc-conf", "a", "--alloc-conf", "b"], "", 2, "takes one `--alloc-conf`"),
+        (&["--jobs", "2"], "", 2, "`--jobs` is for many runs"),
+        (&["--least-memory", "--record", "run.json"], "", 2, "are for one run"),
+        (&["--every-fault"], "raise SystemExit(3)", 1, "The program ends with exit code 3 by itself"),
+        (&["--every-fault"], "import torch", 1, "asked for no device memory"),
+        (&["--least-memory", "--time-limit", "500ms"], "import time; time.sleep(60)", 1, "does not end in its time"),
+    ] {
+        let ran = world.run(options, &["python3", "-c", program]);
+        assert!(ran.code == Some(code) && ran.err.contains(message), "{options:?}: {:?} {}", ran.code, ran.err);
+    }
+}

@@ -22,6 +22,7 @@ fn main() -> ExitCode {
     }
     let mut trials = rows("expected.tsv").map(|row| trial(row, &python, printed)).collect::<Vec<_>>();
     trials.extend(rows("recorded.tsv").map(|row| trial(row, &python, recorded)));
+    trials.extend([("recovers.py", 0), ("broken_recovery.py", 1)].map(|(program, code)| recovery(program, code, &python)));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -71,6 +72,40 @@ fn run(row: &Row, python: &Path, variables: &[(&str, &Path)]) -> Result<Output, 
         return Ok(output);
     }
     Err(format!("{command:?} ended with {}\n{}", output.status, String::from_utf8_lossy(&output.stderr)).into())
+}
+
+/// A program whose attempts to get memory fail one after the other, and the exit code of expecting that it recovers.
+fn recovery(program: &'static str, code: i32, python: &Option<PathBuf>) -> Trial {
+    let name = format!("{program} --every-fault --expect recovers");
+    match python.clone() {
+        None => Trial::test(name, || Ok(())).with_ignored_flag(true),
+        Some(python) => Trial::test(name, move || every_fault(program, code, &python)),
+    }
+}
+
+fn every_fault(program: &str, code: i32, python: &Path) -> Result<(), Failed> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+    command.args(["exec", "--memory", "4GiB", "--every-fault=sample:6", "--expect", "recovers", "--format", "json", "--"]);
+    let output = command.arg(python).arg(folder().join(program)).env_remove("PYTORCH_ALLOC_CONF").output()?;
+    let document: Value = serde_json::from_slice(&output.stdout)?;
+    let cases = document["cases"].as_array().ok_or("there are no cases")?;
+    let outcomes: Vec<&str> = cases.iter().filter_map(|case| case["outcome"].as_str()).collect();
+    let known = |place: &Value| place["file"].as_str().is_some_and(|file| file.ends_with(program));
+    if output.status.code() != Some(code) {
+        return Err(format!("{:?}: {}", output.status, String::from_utf8_lossy(&output.stdout)).into());
+    }
+    if outcomes.len() != 6 || !cases.iter().all(|case| known(&case["stack"][0])) {
+        return Err(format!("a run for each attempt, with its place in {program}: {document:#}").into());
+    }
+    let is_recovered = |outcome: &&str| *outcome == "recovered";
+    let held = cases.iter().filter(|case| case["holds_memory"] == true).count();
+    let as_expected = if code == 0 {
+        outcomes.iter().all(is_recovered) && held == 0
+    } else {
+        // It ends with OutOfMemoryError outside of the loop and with another error in its first step; later it goes on and holds memory.
+        outcomes.contains(&"out_of_memory") && outcomes.contains(&"other_error")
+    };
+    if as_expected { Ok(()) } else { Err(format!("{document:#}").into()) }
 }
 
 /// Compares figures that are there with those that are expected.

@@ -1,6 +1,6 @@
 # Run by each Python process of a program on a simulated GPU, as its `sitecustomize`. At the end of a process that imported torch it writes torch's
-# memory statistics into the folder of the run; where HARNESS_GPU_SNAPSHOT is set, a memory snapshot too. Then it runs the sitecustomize that
-# it hides. It imports nothing that Python has not imported by then, and changes nothing in processes without torch.
+# memory statistics into the folder of the run; where HARNESS_GPU_SNAPSHOT is set, a memory snapshot too, and where HARNESS_GPU_OOMS is set, the
+# place of each out of memory error. Then it runs the sitecustomize that it hides. It imports nothing that Python has not imported by then, and changes nothing in processes without torch.
 import atexit
 import os
 import sys
@@ -8,6 +8,11 @@ import sys
 _RUN = os.environ.get("HARNESS_GPU_RUN")
 # Enough for hours of most programs; each entry takes some hundred bytes.
 _MOST_EVENTS = 500000
+# Of an out of memory error.
+_MOST_FRAMES = 16
+_OWN_PACKAGES = ("torch", "torchvision", "torchaudio", "functorch", "triton")
+# The length of an attempt to get memory in the file in which the simulated GPU notes them.
+_ATTEMPT_BYTES = 24
 
 
 def _write(name, write):
@@ -59,7 +64,44 @@ def _at_exit():
         _write_snapshot(torch)
 
 
-def _when_cuda_is_imported(module):
+def _frames(frame):
+    """The innermost frames of a stack that are not of torch's own packages."""
+    site = os.path.dirname(os.path.dirname(sys.modules["torch"].__file__))
+    own = tuple(os.path.join(site, package) + os.sep for package in _OWN_PACKAGES) + (os.path.abspath(__file__), "<frozen ")
+    found = []
+    while frame is not None and len(found) < _MOST_FRAMES:
+        file = frame.f_code.co_filename
+        if not os.path.abspath(file).startswith(own) and not file.startswith(own):
+            found.append({"file": file, "line": frame.f_lineno or 0, "name": frame.f_code.co_name})
+        frame = frame.f_back
+    return found
+
+
+def _write_error_place(device, size, total, free):
+    """Called by torch before it raises an OutOfMemoryError, also in threads of its backward pass, where no frames of Python are."""
+    import json
+    import threading
+
+    try:
+        attempts = os.path.getsize(os.path.join(_RUN, "%d.attempts" % os.getpid())) // _ATTEMPT_BYTES
+        frames = _frames(sys._getframe()) or _frames(sys._current_frames().get(threading.main_thread().ident))
+        with open(os.path.join(_RUN, "ooms-%d.jsonl" % os.getpid()), "a") as file:
+            file.write(json.dumps({"attempts": attempts, "frames": frames}) + "\n")
+    except Exception as error:
+        sys.stderr.write("harness: the place of an out of memory error could not be told: %s\n" % error)
+
+
+def _tell_error_places(module):
+    def attach():
+        try:
+            sys.modules["torch"]._C._cuda_attach_out_of_memory_observer(_write_error_place)
+        except Exception:
+            pass  # Only the native allocator has observers; without one the places are not known.
+
+    module._lazy_call(attach)
+
+
+def _record_history(module):
     """Has torch record its memory history from the moment at which it opens the GPU."""
     import threading
 
@@ -94,7 +136,10 @@ class _CudaFinder:
 
             def execute_and_tell(module):
                 execute(module)
-                _when_cuda_is_imported(module)
+                if os.environ.get("HARNESS_GPU_SNAPSHOT"):
+                    _record_history(module)
+                if os.environ.get("HARNESS_GPU_OOMS"):
+                    _tell_error_places(module)
 
             spec.loader.exec_module = execute_and_tell
         return spec
@@ -115,6 +160,6 @@ def _run_the_hidden_one():
 
 if _RUN:
     atexit.register(_at_exit)
-    if os.environ.get("HARNESS_GPU_SNAPSHOT"):
+    if os.environ.get("HARNESS_GPU_SNAPSHOT") or os.environ.get("HARNESS_GPU_OOMS"):
         sys.meta_path.insert(0, _CudaFinder())
 _run_the_hidden_one()

@@ -131,20 +131,56 @@ impl Ended {
     }
 }
 
+/// A program that is ready to be started.
+#[derive(Debug)]
+pub struct Prepared {
+    /// Starts it.
+    pub command: Command,
+    folder: TempDir,
+}
+
+impl Prepared {
+    /// The folder of the run.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The program was run, and ended like this.
+    #[must_use]
+    pub fn ended(self, end: End) -> Ended {
+        Ended { end, folder: self.folder }
+    }
+
+    /// What to say where it cannot be started.
+    #[must_use]
+    pub fn start_error(&self, source: io::Error) -> LaunchError {
+        LaunchError::Start { program: self.command.get_program().to_string_lossy().into_owned(), source }
+    }
+}
+
 impl Launch<'_> {
     /// Runs the program to its end. Its standard streams are ours.
     ///
     /// # Errors
     /// That it cannot be started.
     pub fn run(&self) -> Result<Ended, LaunchError> {
+        let mut prepared = self.prepare()?;
+        let end = process::run(&mut prepared.command).map_err(|source| prepared.start_error(source))?;
+        Ok(prepared.ended(end))
+    }
+
+    /// Makes the folder of a run, and the command that runs the program in it.
+    ///
+    /// # Errors
+    /// That the folder cannot be made.
+    pub fn prepare(&self) -> Result<Prepared, LaunchError> {
         let folder = tempfile::Builder::new().prefix("harness-gpu-").tempdir().map_err(LaunchError::Folder)?;
         self.fill(folder.path()).map_err(LaunchError::Folder)?;
         let [program, arguments @ ..] = self.command else { return Err(LaunchError::NoCore) };
         let mut command = Command::new(program);
         command.args(arguments).envs(self.environment(folder.path(), |name| std::env::var_os(name)));
-        let failed = |source| LaunchError::Start { program: program.to_string_lossy().into_owned(), source };
-        let end = process::run(&mut command).map_err(failed)?;
-        Ok(Ended { end, folder })
+        Ok(Prepared { command, folder })
     }
 
     /// Writes what the program needs in the folder of the run.

@@ -49,24 +49,91 @@ impl From<ExitStatus> for End {
 /// That it cannot be started.
 pub fn run(command: &mut Command) -> io::Result<End> {
     let signals = Signals::block()?;
-    // What loses its parent becomes our child, so that it can be found.
+    adopt();
+    // A program inherits which signals wait.
+    let mut child = ending_with_us(command, Some(signals.before)).spawn()?;
+    let status = wait(&mut child, &signals)?;
+    end_all_children();
+    Ok(status.into())
+}
+
+/// From now on what loses its parent becomes our child, so that it can be found by [`end_all_children`].
+pub fn adopt() {
     // SAFETY: takes integers only.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
-    let before = signals.before;
+}
+
+/// Has the command's program ended when the thread that starts it ends, and where a set is given, only these signals wait in it.
+fn ending_with_us(command: &mut Command, waiting: Option<sigset_t>) -> &mut Command {
     let prepare = move || {
-        // SAFETY: the set is the one that the system gave; both calls may be made between fork and exec, and touch no memory.
+        // SAFETY: the set is one that the system gave; both calls may be made between fork and exec, and touch no memory.
         unsafe {
-            // A program inherits which signals wait.
-            libc::sigprocmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
+            if let Some(waiting) = waiting {
+                libc::sigprocmask(libc::SIG_SETMASK, &raw const waiting, ptr::null_mut());
+            }
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
         }
         Ok(())
     };
     // SAFETY: the closure makes two system calls and nothing else.
-    let mut child = unsafe { command.pre_exec(prepare) }.spawn()?;
-    let status = wait(&mut child, &signals)?;
-    end_all_children();
-    Ok(status.into())
+    unsafe { command.pre_exec(prepare) }
+}
+
+/// Runs a command beside others, in a process group of its own, which is ended with it. `None` where `give_up`, which is told the age of the run,
+/// had it killed with all that it had started.
+///
+/// # Errors
+/// That it cannot be started.
+pub fn run_beside_others(command: &mut Command, mut give_up: impl FnMut(Duration) -> bool) -> io::Result<Option<End>> {
+    let mut child = ending_with_us(command, None).process_group(0).spawn()?;
+    let began = Instant::now();
+    let group = child.id() as pid_t;
+    while !has_ended(group) {
+        if give_up(began.elapsed()) {
+            kill(&descendants(group));
+            kill(&[group]);
+            child.wait()?;
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Until it is waited for, the number of the group is its own.
+    let ended = Instant::now();
+    while ended.elapsed() < GRACE[0] && processes().any(|pid| pid != group && stat(pid).is_some_and(|stat| stat.group == group)) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // SAFETY: takes integers only.
+    unsafe { libc::killpg(group, libc::SIGKILL) };
+    Ok(Some(child.wait()?.into()))
+}
+
+/// Whether our child has ended. It is not waited for, so its number stays its own.
+fn has_ended(pid: pid_t) -> bool {
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    // SAFETY: the information may be written, and zeroes are valid where nothing is written.
+    unsafe {
+        let waited = libc::waitid(libc::P_PID, pid as libc::id_t, info.as_mut_ptr(), libc::WEXITED | libc::WNOHANG | libc::WNOWAIT);
+        waited == 0 && info.assume_init().si_pid() == pid
+    }
+}
+
+/// What a process started, and what that started.
+fn descendants(of: pid_t) -> Vec<pid_t> {
+    let parents: Vec<(pid_t, pid_t)> = processes().filter_map(|pid| Some((pid, stat(pid)?.parent))).collect();
+    let mut found = vec![of];
+    let mut at = 0;
+    while let Some(&parent) = found.get(at) {
+        found.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(pid, _)| *pid));
+        at += 1;
+    }
+    found.split_off(1)
+}
+
+fn kill(pids: &[pid_t]) {
+    for pid in pids {
+        // SAFETY: takes integers only.
+        unsafe { libc::kill(*pid, libc::SIGKILL) };
+    }
 }
 
 fn wait(child: &mut Child, signals: &Signals) -> io::Result<ExitStatus> {
@@ -129,7 +196,7 @@ impl Drop for Signals {
 }
 
 /// Ends what the program left running: by itself, if it does so soon; else it is asked to, and then made to.
-fn end_all_children() {
+pub fn end_all_children() {
     let began = Instant::now();
     let mut asked = BTreeSet::new();
     while let Some(children) = children_left() {
@@ -155,13 +222,24 @@ fn children_left() -> Option<Vec<pid_t>> {
             _ended => {}
         }
     }
-    let own = std::process::id().to_string();
-    let numbers = fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    Some(numbers.filter(|pid| parent(*pid).is_some_and(|parent| parent == own)).collect())
+    let own = std::process::id() as pid_t;
+    Some(processes().filter(|pid| stat(*pid).is_some_and(|stat| stat.parent == own)).collect())
 }
 
-/// The second word behind the name in `/proc/PID/stat`; names may hold anything.
-fn parent(pid: pid_t) -> Option<String> {
+/// All processes that there are.
+fn processes() -> impl Iterator<Item = pid_t> {
+    fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// What is needed of `/proc/PID/stat`.
+struct Stat {
+    parent: pid_t,
+    group: pid_t,
+}
+
+/// The second and third word behind the name; names may hold anything.
+fn stat(pid: pid_t) -> Option<Stat> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1).map(str::to_owned)
+    let mut words = stat.rsplit_once(')')?.1.split_whitespace().skip(1).map(str::parse);
+    Some(Stat { parent: words.next()?.ok()?, group: words.next()?.ok()? })
 }

@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use harness_simulated_gpu::attempts::{self, Attempt};
 use harness_simulated_gpu::counters::{DeviceTally, Tally};
 use harness_simulated_gpu::settings::Settings;
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,8 @@ pub struct Process {
     pub torch: Option<TorchRecord>,
     /// The devices, where it used the GPU.
     pub devices: Vec<DeviceRecord>,
+    /// Kernels, graphs, copies, host functions and records submitted.
+    pub submitted: u64,
     /// Functions that were called and have no model.
     pub not_modelled: Vec<String>,
 }
@@ -94,10 +97,10 @@ impl Record {
     /// That it cannot be read.
     pub fn read(run: &Path, end: End, settings: &Settings) -> io::Result<Self> {
         let mut processes: BTreeMap<u32, Process> = BTreeMap::new();
-        let process = |pid: u32| Process { pid, torch: None, devices: Vec::new(), not_modelled: Vec::new() };
-        for Tally { pid, devices, not_modelled, .. } in Tally::read_folder(run)? {
+        let process = |pid: u32| Process { pid, torch: None, devices: Vec::new(), submitted: 0, not_modelled: Vec::new() };
+        for Tally { pid, devices, submitted, not_modelled } in Tally::read_folder(run)? {
             let devices = devices.iter().enumerate().map(|(index, tally)| DeviceRecord::new(index, tally)).collect();
-            processes.insert(pid, Process { devices, not_modelled, ..process(pid) });
+            processes.insert(pid, Process { devices, submitted, not_modelled, ..process(pid) });
         }
         for (pid, path) in numbered(run, "torch-", ".json")? {
             // One that a process could not write to its end says nothing.
@@ -110,6 +113,14 @@ impl Record {
         };
         let processes = processes.into_values().collect();
         Ok(Self { exit_code: end.exit_code(), signal, gpu: settings.gpu.name, settings: settings.to_string(), processes })
+    }
+
+    /// The attempts to get memory of each process, in the folder of a run.
+    ///
+    /// # Errors
+    /// That it cannot be read.
+    pub fn attempts(run: &Path) -> io::Result<Vec<Vec<Attempt>>> {
+        numbered(run, "", attempts::ENDING)?.iter().map(|(_, path)| Attempt::read(path)).collect()
     }
 
     /// The snapshots in the folder of a run: first those of processes that ended out of memory, else by number.
@@ -154,7 +165,7 @@ impl DeviceRecord {
 }
 
 /// Files named by the number of a process, in its order.
-fn numbered(folder: &Path, begin: &str, end: &str) -> io::Result<Vec<(u32, PathBuf)>> {
+pub(crate) fn numbered(folder: &Path, begin: &str, end: &str) -> io::Result<Vec<(u32, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

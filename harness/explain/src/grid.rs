@@ -249,7 +249,15 @@ impl<'a> Grid<'a> {
 /// # Errors
 /// What `act` says.
 pub fn in_parallel<T: Sync, R: Send, E: Send>(items: &[T], act: impl Fn(&T) -> Result<R, E> + Sync) -> Result<Vec<R>, E> {
-    let workers = thread::available_parallelism().map_or(1, usize::from).min(items.len().max(1));
+    in_parallel_by(thread::available_parallelism().map_or(1, usize::from), items, act)
+}
+
+/// [`in_parallel`] with at most so many at a time.
+///
+/// # Errors
+/// What `act` says.
+pub fn in_parallel_by<T: Sync, R: Send, E: Send>(most: usize, items: &[T], act: impl Fn(&T) -> Result<R, E> + Sync) -> Result<Vec<R>, E> {
+    let workers = most.clamp(1, items.len().max(1));
     let next = AtomicUsize::new(0);
     let answers: Vec<Mutex<Option<Result<R, E>>>> = items.iter().map(|_| Mutex::new(None)).collect();
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! How much memory would have been enough: [`least_memory`].
+//! How much memory would have been enough: [`least_memory`], and [`least_memory_by`] that tries several amounts at a time.
 
 use harness_allocator::units::Bytes;
 
@@ -22,24 +22,38 @@ pub struct Least {
 /// # Errors
 /// What `is_enough` says.
 pub fn least_memory<E>(low: Bytes, high: Bytes, step: Bytes, mut is_enough: impl FnMut(Bytes) -> Result<bool, E>) -> Result<Least, E> {
+    least_memory_by(low, high, step, 1, |memory| memory.iter().map(|memory| is_enough(*memory)).collect())
+}
+
+/// [`least_memory`], by trying up to `width` amounts at a time: `are_enough` answers for each of those that it gets, which rise.
+///
+/// # Errors
+/// What `are_enough` says.
+pub fn least_memory_by<E>(
+    low: Bytes,
+    high: Bytes,
+    step: Bytes,
+    width: u64,
+    mut are_enough: impl FnMut(&[Bytes]) -> Result<Vec<bool>, E>,
+) -> Result<Least, E> {
     let unit = step.0.max(1);
     // In units; `enough` is, `too_little` is not, or is below the range.
     let (mut too_little, mut enough) = ((low.0 / unit).saturating_sub(1), high.0.div_ceil(unit));
     let mut seen = None;
     while enough - too_little > 1 {
-        let middle = too_little.midpoint(enough);
-        if is_enough(Bytes(middle * unit))? {
-            enough = middle;
-        } else {
-            too_little = middle;
-            seen = Some(middle);
-        }
+        let gap = enough - too_little;
+        let parts = width.clamp(1, gap - 1) + 1;
+        let tried: Vec<u64> = (1..parts).map(|part| too_little + (u128::from(gap) * u128::from(part) / u128::from(parts)) as u64).collect();
+        let answers = are_enough(&tried.iter().map(|units| Bytes(units * unit)).collect::<Vec<_>>())?;
+        // What is too little above an amount that is enough is left to the check of a few amounts below.
+        let first = tried.iter().zip(answers).find(|(_, is_enough)| *is_enough).map(|(units, _)| *units);
+        let below = tried.iter().copied().take_while(|units| Some(*units) != first).last();
+        enough = first.unwrap_or(enough);
+        too_little = below.unwrap_or(too_little);
+        seen = below.or(seen);
     }
-    let mut is_monotonic = true;
-    for above in [1, 2, 4] {
-        let more = enough + above;
-        is_monotonic &= more * unit >= high.0 || is_enough(Bytes(more * unit))?;
-    }
+    let above: Vec<Bytes> = [1, 2, 4].map(|above| Bytes((enough + above) * unit)).into_iter().filter(|memory| *memory < high).collect();
+    let is_monotonic = above.is_empty() || are_enough(&above)?.into_iter().all(|is_enough| is_enough);
     let found = Bytes(enough * unit).min(Bytes(high.0.div_ceil(unit) * unit));
     Ok(Least { enough: found, too_little: Bytes(seen.unwrap_or(0) * unit), is_monotonic })
 }
@@ -68,6 +82,20 @@ mod tests {
         }
         assert_eq!(search(2, 1000, |_| true), Least { enough: Bytes::mib(2), too_little: Bytes::ZERO, is_monotonic: true });
         assert_eq!(search(600, 600, |_| true).enough, Bytes::mib(600));
+    }
+
+    #[test]
+    fn trying_several_amounts_at_a_time_finds_the_same_in_fewer_rounds() {
+        for limit in [2, 64, 101, 998] {
+            let mut rounds = 0;
+            let answer: Result<Least, Infallible> = least_memory_by(Bytes::mib(2), Bytes::mib(1000), Bytes::mib(2), 4, |amounts| {
+                rounds += 1;
+                assert!(amounts.len() <= 4 && amounts.is_sorted());
+                Ok(amounts.iter().map(|memory| memory.0 >> 20 >= limit).collect())
+            });
+            assert_eq!(answer, Ok(search(2, 1000, |memory| memory >= limit)));
+            assert!(rounds <= 6, "{rounds}");
+        }
     }
 
     #[test]

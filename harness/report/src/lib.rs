@@ -15,6 +15,7 @@ pub mod runs;
 pub mod store;
 pub mod text;
 pub mod timing;
+pub mod trials;
 pub mod why;
 
 mod escape;

@@ -275,13 +275,12 @@ unsafe extern "C" fn cuMemCreate(handle: *mut u64, size: usize, properties: *con
     let machine = machine();
     let state = &mut *machine.state();
     let size = Bytes(size as u64);
-    let injected = state.attempts.fails(&machine.settings.faults, FaultyCall::Create, size);
     let index = usize::try_from(location).unwrap_or(usize::MAX);
-    let created = state.devices.get_mut(index).ok_or(Code::InvalidDevice).and_then(|memory| {
-        let created = if injected { Err(Code::OutOfMemory) } else { memory.create(size) };
-        machine.counters.count_allocation(index, memory.used(), injected, created.is_err());
-        created
-    });
+    if index >= state.devices.len() {
+        return answer(Err(Code::InvalidDevice));
+    }
+    let (created, injected) = state.attempt(machine, (FaultyCall::Create, size), |state| state.devices[index].create(size));
+    machine.counters.count_allocation(index, state.devices[index].used(), injected, created.is_err());
     // SAFETY: the program passes a pointer to a handle.
     answer(created.map(|number| unsafe { *handle = number }))
 }

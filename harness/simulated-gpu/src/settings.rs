@@ -133,18 +133,29 @@ impl FaultyCall {
     }
 }
 
-/// Attempts of one call that fail for lack of memory though there is some: `CALL:FIRST[:COUNT][:MIN_SIZE]`. Attempts of at least `min_size` bytes are
+/// Attempts that fail for lack of memory though there is some: `CALL:FIRST[:COUNT][:MIN_SIZE]`. Attempts of at least `min_size` bytes are
 /// counted from 1, over all devices of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The call.
-    pub call: FaultyCall,
+    /// The call; `None`, written [`ANY`], for all that get device memory, counted together.
+    pub call: Option<FaultyCall>,
     /// The first attempt that fails.
     pub first: u64,
     /// How many fail.
     pub count: u64,
     /// Smaller attempts neither count nor fail.
     pub min_size: Bytes,
+}
+
+/// All calls that get device memory, as the call of a [`Fault`].
+const ANY: &str = "any";
+
+impl Fault {
+    /// Whether it counts this attempt.
+    #[must_use]
+    pub fn counts(&self, call: FaultyCall, size: Bytes) -> bool {
+        size >= self.min_size && self.call.map_or(call != FaultyCall::HostAlloc, |counted| counted == call)
+    }
 }
 
 /// Why a text is not a setting. The sentence says what is accepted.
@@ -273,7 +284,7 @@ impl FromStr for Events {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}:{}", self.call.name(), self.first, self.count, self.min_size.0)
+        write!(f, "{}:{}:{}:{}", self.call.map_or(ANY, FaultyCall::name), self.first, self.count, self.min_size.0)
     }
 }
 
@@ -284,15 +295,17 @@ impl FromStr for Fault {
         let form = || SettingsError(format!("`{text}` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`"));
         let mut parts = text.split(':');
         let name = parts.next().unwrap_or_default();
-        let call = FaultyCall::ALL.into_iter().find(|call| call.name() == name);
-        let call = call.ok_or_else(|| expected(name, "a call that can fail", FaultyCall::ALL.into_iter().map(FaultyCall::name)))?;
+        let named = FaultyCall::ALL.into_iter().find(|call| call.name() == name);
+        if named.is_none() && name != ANY {
+            return Err(expected(name, "a call that can fail", FaultyCall::ALL.into_iter().map(FaultyCall::name).chain([ANY])));
+        }
         let first = parts.next().and_then(|first| first.parse().ok()).filter(|first| *first > 0).ok_or_else(form)?;
         let count = parts.next().map_or(Ok(1), str::parse).map_err(|_| form())?;
         let min_size = parts.next().map_or(Ok(Bytes::ZERO), Bytes::parse).map_err(|_| form())?;
         if parts.next().is_some() {
             return Err(form());
         }
-        Ok(Self { call, first, count, min_size })
+        Ok(Self { call: named, first, count, min_size })
     }
 }
 
@@ -313,7 +326,11 @@ mod tests {
             values: Values::Copies,
             cuda: Cuda::V12,
             cudnn: 90_100,
-            faults: vec!["cudaMalloc:40:2".parse().expect("a fault"), "cuMemCreate:1:1:20MiB".parse().expect("another")],
+            faults: vec![
+                "cudaMalloc:40:2".parse().expect("a fault"),
+                "cuMemCreate:1:1:20MiB".parse().expect("another"),
+                "any:3:2".parse().expect("a third"),
+            ],
             ..settings
         };
         assert_eq!(settings.to_string().parse(), Ok(settings));
@@ -327,7 +344,7 @@ mod tests {
         assert_eq!(message("devices=17"), "`17` devices: a simulated machine has 1 to 16");
         assert_eq!(
             message("fail=cudaFree:1"),
-            "`cudaFree` is not a call that can fail: write cudaMalloc, cuMemCreate, cudaMallocAsync, cudaHostAlloc"
+            "`cudaFree` is not a call that can fail: write cudaMalloc, cuMemCreate, cudaMallocAsync, cudaHostAlloc, any"
         );
         assert_eq!(message("fail=cudaMalloc:0"), "`cudaMalloc:0` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`");
     }

@@ -10,14 +10,14 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use harness_allocator::units::Bytes;
 
+use crate::attempts::{Attempt, Attempts, Outcome};
 use crate::clock::Streams;
 use crate::code::Code;
 use crate::counters::Counters;
-use crate::faults::Attempts;
 use crate::gpus::Gpu;
 use crate::host::HostMemory;
 use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
-use crate::settings::{RUN, SETTINGS, Settings};
+use crate::settings::{FaultyCall, RUN, SETTINGS, Settings};
 use crate::values::Contents;
 
 /// The simulated machine as this process sees it.
@@ -70,7 +70,7 @@ impl Machine {
             devices: (0..visible.len()).map(|index| DeviceMemory::new(index, &settings)).collect(),
             streams: Streams::new(visible.len()),
             host: HostMemory::default(),
-            attempts: Attempts::default(),
+            attempts: Attempts::of_this_process(folder.as_deref()),
             contents: Contents::default(),
         };
         unlock_in_forked_children();
@@ -95,6 +95,24 @@ impl Machine {
 }
 
 impl State {
+    /// Makes an attempt to get memory: it fails where that was asked for, else it does what `get` does. Tells too whether the failure was injected.
+    pub(crate) fn attempt<T>(
+        &mut self,
+        machine: &Machine,
+        (call, size): (FaultyCall, Bytes),
+        get: impl FnOnce(&mut Self) -> Result<T, Code>,
+    ) -> (Result<T, Code>, bool) {
+        let injected = self.attempts.fails(&machine.settings.faults, call, size);
+        let got = if injected { Err(Code::OutOfMemory) } else { get(self) };
+        let outcome = match (&got, injected) {
+            (_, true) => Outcome::Injected,
+            (Ok(_), _) => Outcome::Served,
+            (Err(_), _) => Outcome::Refused,
+        };
+        self.attempts.note(&Attempt { call, size, submitted: machine.now(), outcome });
+        (got, injected)
+    }
+
     /// The device that an address lies on.
     pub(crate) fn device_at(&mut self, address: u64) -> Result<&mut DeviceMemory, Code> {
         device_of(address).and_then(|index| self.devices.get_mut(index)).ok_or(Code::InvalidValue)

@@ -16,9 +16,11 @@ pub(crate) fn allocate(call: FaultyCall, size: Bytes) -> Result<u64, Code> {
     let machine = machine();
     let state = &mut *machine.state();
     let index = current_device();
-    let injected = state.attempts.fails(&machine.settings.faults, call, size);
-    let memory = state.devices.get_mut(index).ok_or(Code::NoDevice)?;
-    let allocated = if injected { Err(Code::OutOfMemory) } else { memory.allocate(size) };
+    if index >= state.devices.len() {
+        return Err(Code::NoDevice);
+    }
+    let (allocated, injected) = state.attempt(machine, (call, size), |state| state.devices[index].allocate(size));
+    let memory = &mut state.devices[index];
     machine.counters.count_allocation(index, memory.used(), injected, allocated.is_err());
     allocated
 }
@@ -75,8 +77,7 @@ unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_in
 unsafe extern "C" fn cudaHostAlloc(address: *mut *mut u8, size: usize, _: c_uint) -> c_int {
     let machine = machine();
     let state = &mut *machine.state();
-    let injected = state.attempts.fails(&machine.settings.faults, FaultyCall::HostAlloc, Bytes(size as u64));
-    let allocated = if injected { Err(Code::OutOfMemory) } else { state.host.allocate(size) };
+    let (allocated, _) = state.attempt(machine, (FaultyCall::HostAlloc, Bytes(size as u64)), |state| state.host.allocate(size));
     // SAFETY: the program passes a pointer to a pointer.
     unsafe { *address = allocated.unwrap_or(ptr::null_mut()) };
     remember(allocated.map(drop))

@@ -1,0 +1,282 @@
+//! `harness exec` with many runs: `--every-fault`, `--least-memory`, and several `--alloc-conf`.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use harness_allocator::units::Nanos;
+use harness_base::files;
+use harness_exec::launch::Launch;
+use harness_exec::process;
+use harness_exec::trials::faults::{self, Expectation, FaultReport, Plan};
+use harness_exec::trials::least::{self, Search};
+use harness_exec::trials::observed::{Ending, Observed};
+use harness_exec::trials::runner::{Runner, RunnerError};
+use harness_exec::trials::settings;
+use harness_exec::trials::which::Which;
+use harness_exec::trials::{Program, Trial};
+use harness_report::trials::{self, Trials};
+use harness_simulated_gpu::settings::Settings;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::io::{self, IsTerminal as _};
+use std::sync::Arc;
+
+use super::{lost, of_launch, unwritten};
+use crate::Format;
+use crate::error::{CliError, Failures};
+use crate::exit::Exit;
+use crate::interrupt::{self, Interrupt};
+use crate::terminal::{self, Terminal};
+
+/// A run may take so many times as long as the first, and not less than [`SHORTEST_LIMIT`].
+const TIMES_THE_FIRST: u32 = 10;
+const SHORTEST_LIMIT: Duration = Duration::from_secs(30);
+/// The first run may take as long as it likes where nothing else was asked for.
+const NO_LIMIT: Duration = Duration::from_secs(u64::MAX / 4);
+
+/// Options of many runs.
+#[derive(Args)]
+pub(super) struct Options {
+    /// Run the program once without failures, then once for each of its attempts to get device memory with this attempt and the next failing, which makes
+    /// an out of memory error: `all`, `sample:N` or `largest:N`; without a value all up to 64, of more a sample of 64 and the 16 largest.
+    #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "some", conflicts_with_all = ["fail", "least_memory"], help_heading = MANY)]
+    every_fault: Option<Which>,
+    /// With `--every-fault`: also let each attempt fail alone, which PyTorch's retry should serve; without it three of them.
+    #[arg(long, requires = "every_fault", help_heading = MANY)]
+    alone: bool,
+    /// With `--every-fault`: end with exit code 1 where a run does not do this. `recovers`: it ends as the first run, and holds no more memory at its end
+    /// (1 % or 2 MiB are borne). `ends-cleanly`: it does that, or ends with an exit code that is not 0 and an OutOfMemoryError as its last message.
+    #[arg(long, value_name = "WHAT", requires = "every_fault", help_heading = MANY)]
+    expect: Option<Expected>,
+    /// Search the least memory with which the program ends as with `--memory`, to 1 %, without out of memory errors.
+    #[arg(long, conflicts_with = "fail", help_heading = MANY)]
+    least_memory: bool,
+    /// With `--least-memory`: to the page of 2 MiB.
+    #[arg(long, requires = "least_memory", help_heading = MANY)]
+    exact: bool,
+    /// With `--least-memory`: out of memory errors that the program survives are fine.
+    #[arg(long, requires = "least_memory", help_heading = MANY)]
+    allow_ooms: bool,
+    /// Runs at one time; as many as there are cores without it.
+    #[arg(long, value_name = "N", help_heading = MANY)]
+    jobs: Option<NonZeroUsize>,
+    /// How long a run may take, as in `90s`; 10 times as long as the first run without it, and not less than 30 s.
+    #[arg(long, value_name = "TIME", value_parser = Nanos::parse, help_heading = MANY)]
+    time_limit: Option<Nanos>,
+    /// Keep the output of all runs but the first in this folder.
+    #[arg(long, value_name = "DIR", help_heading = MANY)]
+    logs: Option<PathBuf>,
+    /// Write the result as markdown too.
+    #[arg(long, value_name = "FILE", help_heading = MANY)]
+    report: Option<PathBuf>,
+    /// How the result is written to standard output. With `json` the first run's standard output goes to standard error.
+    #[arg(long, value_enum, default_value_t = Format::Text, help_heading = MANY)]
+    format: Format,
+}
+
+const MANY: &str = "Many runs";
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Expected {
+    Recovers,
+    EndsCleanly,
+}
+
+impl From<Expected> for Expectation {
+    fn from(expected: Expected) -> Self {
+        match expected {
+            Expected::Recovers => Self::Recovers,
+            Expected::EndsCleanly => Self::EndsCleanly,
+        }
+    }
+}
+
+/// The first run, and what the others need.
+struct Begun<'a> {
+    runner: Runner<'a>,
+    trial: Trial,
+    first: Observed,
+    jobs: usize,
+    interrupt: Interrupt,
+}
+
+impl Options {
+    /// Whether many runs are asked for, given the settings of PyTorch's allocator. Options that would do nothing are refused.
+    pub(super) fn are_asked_for(&self, alloc_confs: &[String]) -> Result<bool, CliError> {
+        let several = alloc_confs.len() > 1;
+        if several && self.every_fault.is_some() {
+            return Err(CliError::input("`--every-fault` takes one `--alloc-conf`", "run it once for each of the settings"));
+        }
+        let asked = several || self.every_fault.is_some() || self.least_memory;
+        let idle = [
+            ("--jobs", self.jobs.is_some()),
+            ("--time-limit", self.time_limit.is_some()),
+            ("--logs", self.logs.is_some()),
+            ("--report", self.report.is_some()),
+            ("--format json", self.format == Format::Json),
+        ];
+        match idle.into_iter().find(|(_, given)| *given && !asked) {
+            Some((option, _)) => {
+                let help = "add `--every-fault`, `--least-memory` or a second `--alloc-conf`, or leave it out; `--record FILE` writes what one run did";
+                Err(CliError::input(format!("`{option}` is for many runs, and one is asked for"), help))
+            }
+            None => Ok(asked),
+        }
+    }
+
+    /// Makes the runs.
+    pub(super) fn run(
+        &self,
+        launch: Launch<'_>,
+        settings: &Settings,
+        alloc_confs: &[String],
+        terminal: &Terminal,
+    ) -> Result<ExitCode, Failures> {
+        if let Some(logs) = &self.logs {
+            std::fs::create_dir_all(logs).map_err(|error| unwritten(logs, error))?;
+        }
+        let interrupt = interrupt::watch(|| terminal::tell("stopping: the runs under way are ended"))?;
+        process::adopt();
+        let stop = Arc::clone(&interrupt);
+        let runner = Runner { launch, logs: self.logs.as_deref(), limit: self.limit().unwrap_or(NO_LIMIT), stop: &stop };
+        let exit = self.begin(runner, settings, alloc_confs, interrupt).and_then(|begun| match begun {
+            Ok(begun) => self.go_on(&begun, settings, alloc_confs, terminal),
+            Err(exit) => Ok(exit),
+        });
+        process::end_all_children();
+        Ok(exit?.into())
+    }
+
+    fn limit(&self) -> Option<Duration> {
+        self.time_limit.map(|limit| Duration::from_nanos(limit.0))
+    }
+
+    /// The first run; or how this ends where the others make no sense.
+    fn begin<'a>(
+        &self,
+        runner: Runner<'a>,
+        settings: &Settings,
+        alloc_confs: &[String],
+        interrupt: Interrupt,
+    ) -> Result<Result<Begun<'a>, Exit>, CliError> {
+        let trial = Trial {
+            memory: settings.memory,
+            addresses: settings.addresses,
+            alloc_conf: alloc_confs.first().cloned(),
+            faults: settings.faults.clone(),
+        };
+        let Some((first, took)) = runner.first(&trial, self.format == Format::Json).map_err(of_runner)? else {
+            return Ok(Err(Exit::Interrupted));
+        };
+        if let Some(problem) = self.problem(&first) {
+            terminal::tell(problem);
+            return Ok(Err(Exit::Failed));
+        }
+        let limit = self.limit().unwrap_or_else(|| (took * TIMES_THE_FIRST).max(SHORTEST_LIMIT));
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let jobs = self.jobs.map_or(cores, NonZeroUsize::get);
+        Ok(Ok(Begun { runner: Runner { limit, ..runner }, trial, first, jobs, interrupt }))
+    }
+
+    /// Why the first run says that others would tell nothing.
+    fn problem(&self, first: &Observed) -> Option<String> {
+        if self.every_fault.is_none() && !self.least_memory {
+            return None;
+        }
+        let ending = match first.ending {
+            Ending::By(end) if end.exit_code() == 0 => None,
+            Ending::By(end) => Some(format!("ends with exit code {}", end.exit_code())),
+            Ending::Hang => Some("does not end in its time".to_owned()),
+        };
+        match ending {
+            // With several settings the others may end well.
+            Some(ending) if self.every_fault.is_some() => {
+                Some(format!("The program {ending} by itself, so failures would tell nothing. Correct that first."))
+            }
+            Some(ending) => Some(format!(
+                "The program {ending} in the memory that it has, so less would tell nothing. Give more `--memory`, or correct the program."
+            )),
+            None if first.attempts.is_empty() => Some("The program asked for no device memory, so there is nothing to try.".to_owned()),
+            None if self.least_memory && !self.allow_ooms && first.ooms > 0 => Some(format!(
+                "The program had {} out of memory errors in the memory that it has. Give more `--memory`, or `--allow-ooms`.",
+                first.ooms
+            )),
+            None => None,
+        }
+    }
+
+    fn go_on(&self, begun: &Begun<'_>, settings: &Settings, alloc_confs: &[String], terminal: &Terminal) -> Result<Exit, CliError> {
+        let search = Search { exact: self.exact, allow_ooms: self.allow_ooms, context_overhead: settings.context_overhead };
+        let plan = self.every_fault.map(|which| Plan { which, alone: self.alone });
+        let known = plan.map(|plan| faults::runs(&begun.first, plan)).or((!self.least_memory).then(|| alloc_confs.len() - 1));
+        let bar = bar(known);
+        let progress = || bar.inc(1);
+        let program =
+            Program { runner: &begun.runner, trial: begun.trial.clone(), first: &begun.first, jobs: begun.jobs, progress: &progress };
+        let exit = if let Some(plan) = plan {
+            let report = faults::every_fault(&program, plan).map_err(of_runner)?;
+            bar.finish_and_clear();
+            let expectation = self.expect.map(Expectation::from);
+            self.show(&report, Trials::Faults(&report, expectation), terminal)?;
+            of_faults(&report, expectation)
+        } else if alloc_confs.len() > 1 {
+            let report = settings::compare(&program, alloc_confs, self.least_memory.then_some(search)).map_err(of_runner)?;
+            bar.finish_and_clear();
+            self.show(&report, Trials::Settings(&report), terminal)?;
+            if report.best.is_some() { Exit::Passed } else { Exit::Failed }
+        } else {
+            let report = least::least(&program, search, true).map_err(of_runner)?;
+            bar.finish_and_clear();
+            if let Some(report) = &report {
+                self.show(report, Trials::Least(report), terminal)?;
+            }
+            Exit::Passed
+        };
+        Ok(if begun.interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit })
+    }
+
+    fn show(&self, report: &impl Serialize, trials: Trials<'_>, terminal: &Terminal) -> Result<(), CliError> {
+        if let Some(path) = &self.report {
+            files::write(path, &trials::markdown(trials)).map_err(|error| unwritten(path, error))?;
+        }
+        match self.format {
+            Format::Json => terminal::print_json(report),
+            Format::Text => terminal::print(&trials::text(trials, terminal.style(), terminal::width_of_output())),
+        }
+    }
+}
+
+/// What was expected decides; an attempt that was not reached was not tested.
+fn of_faults(report: &FaultReport, expectation: Option<Expectation>) -> Exit {
+    let is_fine =
+        |case: &faults::Case| case.outcome != faults::Outcome::NotReached && expectation.is_none_or(|expectation| case.meets(expectation));
+    if report.cases.iter().all(is_fine) { Exit::Passed } else { Exit::Failed }
+}
+
+/// Shown on a terminal. How many runs a search takes is not known before.
+fn bar(runs: Option<usize>) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let (bar, template) = match runs {
+        Some(runs) => (ProgressBar::new(runs as u64), "{bar:30} {pos}/{len} runs, {eta} left"),
+        None => (ProgressBar::new_spinner(), "{spinner} {pos} runs, {elapsed}"),
+    };
+    // A template that indicatif does not understand leaves its own, which is good enough.
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn of_runner(error: RunnerError) -> CliError {
+    match error {
+        RunnerError::Launch(error) => of_launch(error),
+        RunnerError::Lost(error) => lost(&error),
+        RunnerError::Logs { path, source } => unwritten(&path, source),
+    }
+}

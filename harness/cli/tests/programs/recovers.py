@@ -1,0 +1,39 @@
+# A training loop that recovers from running out of memory: it leaves the `except` block first, so that nothing keeps the failed step's tensors, then does the
+# step again with half the rows.
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.Linear(4096, 1024))
+
+
+def on_gpu():
+    while True:
+        try:
+            return model.cuda()
+        except torch.OutOfMemoryError:
+            pass
+        torch.cuda.empty_cache()
+
+
+def step(rows):
+    loss = model(torch.ones(rows, 1024, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+on_gpu()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+done, rows = 0, 4096
+while done < 4:
+    failed = False
+    try:
+        step(rows)
+    except torch.OutOfMemoryError:
+        failed = True
+    optimizer.zero_grad()
+    if failed:
+        rows //= 2
+        torch.cuda.empty_cache()
+    else:
+        done += 1
+print("rows", rows)

@@ -1,0 +1,109 @@
+//! Made-up runs of made-up programs, judged.
+#![allow(clippy::unwrap_used)]
+
+use super::super::made_up::{MadeUp, ended_well, error, trial};
+use super::*;
+
+const OOM: &str = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.";
+
+fn code(code: u8, last_line: &str) -> Observed {
+    let lines = vec!["Traceback (most recent call last):".to_owned(), last_line.to_owned()];
+    Observed { ending: Ending::By(End::Code(code)), last_lines: lines, errors: vec![error(3, 88)], ..ended_well(&[2, 20, 20]) }
+}
+
+fn of(run: &Observed) -> Outcome {
+    outcome(&failing(2, 2), &ended_well(&[2, 20]), run)
+}
+
+fn reports(which: Which, alone: bool, run: impl Fn(&Trial) -> Option<Observed> + Sync) -> FaultReport {
+    let (first, runner) = (ended_well(&[2, 20, 4]), MadeUp(run));
+    let program = Program { runner: &runner, trial: trial(Bytes::gib(1)), first: &first, jobs: 2, progress: &|| {} };
+    let Ok(report) = every_fault(&program, Plan { which, alone });
+    report
+}
+
+#[test]
+fn each_way_to_end_is_told_apart() {
+    let raised = Observed { errors: vec![error(3, 88)], ..ended_well(&[2, 20, 20, 10]) };
+    assert_eq!(of(&raised), Outcome::Recovered);
+    assert_eq!(of(&Observed { errors: Vec::new(), ooms: 1, ..raised.clone() }), Outcome::Recovered, "with a backend without observers");
+    assert_eq!(of(&ended_well(&[2, 20, 20])), Outcome::ServedByRetry);
+    assert_eq!(of(&Observed { errors: vec![error(1, 5)], ..ended_well(&[2, 20, 20]) }), Outcome::ServedByRetry, "an error before it");
+    assert_eq!(of(&code(1, OOM)), Outcome::OutOfMemory);
+    assert_eq!(of(&Observed { ended_out_of_memory: true, ..code(1, "torchrun failed") }), Outcome::OutOfMemory);
+    let unbound = "UnboundLocalError: cannot access local variable 'loss'";
+    assert_eq!(of(&code(1, unbound)), Outcome::OtherError { error: unbound.to_owned() });
+    assert_eq!(of(&code(3, "giving up: no memory")), Outcome::ExitCode { exit_code: 3 });
+    assert_eq!(of(&Observed { ending: Ending::By(End::Signal(11)), ..code(0, "") }), Outcome::Signal { signal: 11 });
+    assert_eq!(of(&Observed { ending: Ending::Hang, ..code(0, "") }), Outcome::Hang);
+    assert_eq!(of(&ended_well(&[2])), Outcome::NotReached);
+}
+
+#[test]
+fn lines_of_exceptions_are_told_from_others() {
+    let names =
+        ["KeyError: 'x'", "torch.OutOfMemoryError: CUDA", "AssertionError", "a.b.MyException: x", "loss: 3", "no Error", "rank 0: Error"]
+            .map(exception);
+    assert_eq!(
+        names,
+        [Some("KeyError"), Some("torch.OutOfMemoryError"), Some("AssertionError"), Some("a.b.MyException"), None, None, None]
+    );
+}
+
+#[test]
+fn two_attempts_in_a_row_fail_and_few_of_them_alone() {
+    let report = reports(Which::All, false, |trial| {
+        let [fault] = trial.faults[..] else { panic!("one fault a run") };
+        assert_eq!((fault.call, fault.min_size), (None, Bytes::ZERO));
+        if fault.count == 1 {
+            return Some(ended_well(&[2, 20, 20, 4]));
+        }
+        Some(if fault.first == 2 {
+            code(1, OOM)
+        } else {
+            Observed { errors: vec![error(fault.first + 1, 50)], ..ended_well(&[2, 20, 4, 4, 1]) }
+        })
+    });
+    let outcomes: Vec<(u64, &Outcome, Option<&Outcome>)> =
+        report.cases.iter().map(|case| (case.attempt, &case.outcome, case.alone.as_ref())).collect();
+    let alone = Some(&Outcome::ServedByRetry);
+    assert_eq!(outcomes, [(1, &Outcome::Recovered, alone), (2, &Outcome::OutOfMemory, alone), (3, &Outcome::Recovered, alone)]);
+    assert_eq!((report.cases[1].size, report.cases[1].is_clean_end, report.cases[1].next_size), (20 << 20, true, None));
+    assert_eq!(report.cases[0].next_size, Some(4 << 20));
+}
+
+#[test]
+fn a_program_that_goes_on_and_holds_more_memory_does_not_recover() {
+    let holding = |more: u64| {
+        reports(Which::Sample(1), false, move |_| {
+            Some(Observed { allocated_at_end: Some(Bytes(Bytes::mib(10).0 + more)), errors: vec![error(2, 9)], ..ended_well(&[2, 2, 20]) })
+        })
+    };
+    let (little, much) = (holding(2 << 20), holding((2 << 20) + 1));
+    assert!(little.cases[0].meets(Expectation::Recovers));
+    assert!(!much.cases[0].meets(Expectation::Recovers) && !much.cases[0].meets(Expectation::EndsCleanly));
+    assert_eq!(much.cases[0].more_at_end, Some((2 << 20) + 1));
+}
+
+#[test]
+fn only_an_error_as_the_last_message_is_a_clean_end() {
+    let ends = |run: Observed| reports(Which::Sample(1), false, move |_| Some(run.clone())).cases.remove(0).meets(Expectation::EndsCleanly);
+    assert!(ends(code(1, OOM)));
+    assert!(!ends(Observed { ended_out_of_memory: true, ..code(1, "torchrun failed") }));
+}
+
+#[test]
+fn runs_that_an_interrupt_left_out_are_counted_and_the_others_told() {
+    let report = reports(Which::All, true, |trial| (trial.faults[0].first == 1).then(|| ended_well(&[2, 2, 20, 4])));
+    assert_eq!((report.cases.len(), report.left_out), (1, 4));
+    let first = ended_well(&[2, 20, 4]);
+    assert_eq!(runs(&first, Plan { which: Which::All, alone: true }), 6);
+}
+
+#[test]
+fn a_fault_that_no_process_came_to_is_named() {
+    let faults = ["any:2:2", "any:3"].map(|text| text.parse::<Fault>().unwrap());
+    let attempts = [ended_well(&[2]).attempts, ended_well(&[2, 2]).attempts];
+    assert_eq!(not_reached(&faults, &attempts), Some(&faults[1]));
+    assert_eq!(not_reached(&faults[..1], &attempts), None);
+}

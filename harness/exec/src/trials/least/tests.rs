@@ -1,0 +1,54 @@
+//! The least memory of made-up programs.
+
+use super::super::made_up::{MadeUp, ended_well, trial};
+use super::*;
+
+const PLENTY: Bytes = Bytes::gib(8);
+
+fn search(exact: bool) -> Search {
+    Search { exact, allow_ooms: false, context_overhead: Bytes::ZERO }
+}
+
+/// The least memory of a program that reserves 1 GiB with plenty and needs so much, by the order of addresses.
+fn found(exact: bool, needs: impl Fn(AddressOrder) -> Bytes + Sync) -> LeastReport {
+    let first = ended_well(&[512, 512]);
+    let runner = MadeUp(|trial: &Trial| Some(Observed { ooms: u64::from(trial.memory < needs(trial.addresses)), ..first.clone() }));
+    let program = Program { runner: &runner, trial: trial(PLENTY), first: &first, jobs: 3, progress: &|| {} };
+    let Ok(report) = least(&program, search(exact), true);
+    report.expect("nothing interrupts")
+}
+
+#[test]
+fn the_least_memory_is_found_to_the_page_or_to_one_percent() {
+    for need in [2, 62, 700, 1022, 1024, 5000] {
+        let enough = |exact| found(exact, |_| Bytes::mib(need)).orders[0].enough;
+        assert_eq!(enough(true), need << 20);
+        let rough = enough(false);
+        assert!(rough >= need << 20 && rough < (need << 20) + Bytes::mib(12).0, "{need} MiB: {rough}");
+    }
+}
+
+#[test]
+fn the_orders_of_addresses_are_compared_beginning_with_that_of_the_first_run() {
+    let report = found(true, |order| Bytes::mib(if order == AddressOrder::Down { 900 } else { 800 }));
+    let orders: Vec<(&str, u64, u64)> =
+        report.orders.iter().map(|order| (order.addresses.as_str(), order.enough >> 20, order.too_little >> 20)).collect();
+    assert_eq!(orders, [("up", 800, 798), ("down", 900, 898), ("reuse", 800, 798)]);
+}
+
+#[test]
+fn out_of_memory_errors_that_a_program_survives_are_too_little_memory_unless_they_are_allowed() {
+    let (first, survived) = (ended_well(&[20]), Observed { ooms: 2, ..ended_well(&[20]) });
+    assert!(!is_enough(&first, &survived, false) && is_enough(&first, &survived, true));
+    let hang = Observed { ending: super::super::observed::Ending::Hang, ..ended_well(&[20]) };
+    assert!(!is_enough(&first, &hang, true));
+}
+
+#[test]
+fn an_interrupt_ends_the_search() {
+    let first = ended_well(&[512]);
+    let runner = MadeUp(|_: &Trial| None);
+    let program = Program { runner: &runner, trial: trial(PLENTY), first: &first, jobs: 2, progress: &|| {} };
+    let Ok(report) = least(&program, search(true), true);
+    assert_eq!(report, None);
+}

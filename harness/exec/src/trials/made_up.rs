@@ -1,0 +1,53 @@
+//! Test only: made-up runs of made-up programs.
+
+use std::convert::Infallible;
+
+use harness_allocator::units::Bytes;
+use harness_simulated_gpu::attempts::{Attempt, Outcome};
+use harness_simulated_gpu::settings::{AddressOrder, FaultyCall};
+
+use super::observed::{Ending, Frame, Observed, OutOfMemory};
+use super::{Run, Trial};
+use crate::process::End;
+
+/// A function as a runner.
+pub(crate) struct MadeUp<F>(pub(crate) F);
+
+impl<F: Fn(&Trial) -> Option<Observed> + Sync> Run for MadeUp<F> {
+    type Error = Infallible;
+
+    fn run(&self, trial: &Trial) -> Result<Option<Observed>, Infallible> {
+        Ok((self.0)(trial))
+    }
+}
+
+/// A trial with this memory.
+pub(crate) fn trial(memory: Bytes) -> Trial {
+    Trial { memory, addresses: AddressOrder::Up, alloc_conf: None, faults: Vec::new() }
+}
+
+/// A run that ended well after attempts of these sizes in MiB.
+pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
+    let attempt = |size: &u64| Attempt { call: FaultyCall::Malloc, size: Bytes::mib(*size), submitted: 0, outcome: Outcome::Served };
+    let peak = Bytes::mib(sizes.iter().sum());
+    Observed {
+        ending: Ending::By(End::Code(0)),
+        processes: 1,
+        peak_reserved: peak,
+        peak_allocated: peak,
+        allocated_at_end: Some(Bytes::mib(10)),
+        retries: 0,
+        ooms: 0,
+        driver_calls: sizes.len() as u64,
+        submitted: 100,
+        attempts: sizes.iter().map(attempt).collect(),
+        errors: Vec::new(),
+        ended_out_of_memory: false,
+        last_lines: Vec::new(),
+    }
+}
+
+/// An out of memory error after so many attempts, in this line.
+pub(crate) fn error(attempts: u64, line: u64) -> OutOfMemory {
+    OutOfMemory { attempts, frames: vec![Frame { file: "/home/me/train.py".to_owned(), line, name: "step".to_owned() }] }
+}

@@ -1,0 +1,29 @@
+//! Runs seen by the files that their processes left.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+
+#[test]
+fn errors_are_those_of_the_process_with_the_most_attempts_and_half_a_line_says_nothing() {
+    let run = tempfile::tempdir().unwrap();
+    let frame = r#"{"file": "/home/me/train.py", "line": 88, "name": "step"}"#;
+    let text = format!("{{\"attempts\": 3, \"frames\": [{frame}]}}\n{{\"attempts\": 4, \"fra");
+    // Kind 3 is cudaHostAlloc: it is not counted among attempts to get device memory.
+    let attempts = |kinds: &[u64]| kinds.iter().flat_map(|kind| [*kind, 2 << 20, 0]).flat_map(u64::to_le_bytes).collect::<Vec<u8>>();
+    fs::write(run.path().join("7.attempts"), attempts(&[0, 3, 0, 0])).unwrap();
+    fs::write(run.path().join("8.attempts"), attempts(&[0, 3, 3, 3, 3])).unwrap();
+    fs::write(run.path().join("ooms-7.jsonl"), text).unwrap();
+    let (attempts, errors) = attempts_and_errors(run.path()).unwrap();
+    assert_eq!(attempts.len(), 3);
+    assert_eq!(errors.len(), 1);
+    assert_eq!((errors[0].attempts, errors[0].frames[0].short()), (2, "train.py:88".to_owned()));
+}
+
+#[test]
+fn the_last_lines_are_those_that_are_not_empty() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("stderr");
+    fs::write(&path, format!("{}KeyError: 'x'  \n\n", "line\n".repeat(20))).unwrap();
+    let lines = last_lines(&path).unwrap();
+    assert_eq!((lines.len(), lines.last().unwrap().as_str()), (LAST_LINES, "KeyError: 'x'"));
+}

@@ -1,0 +1,80 @@
+//! The names of files, and programs that are not Python's.
+#![allow(clippy::unwrap_used)]
+
+use std::ffi::OsString;
+
+use harness_allocator::units::Bytes;
+use harness_simulated_gpu::gpus::GPUS;
+
+use super::super::made_up::trial;
+use super::*;
+use crate::cache::Libraries;
+use crate::launch::Way;
+
+/// Runs a command of the shell twice: with our output, and with its own.
+fn with_runner<T>(script: &str, limit: Duration, logs: Option<&Path>, act: impl FnOnce(&Runner<'_>) -> T) -> T {
+    let command = ["/bin/sh", "-c", script].map(OsString::from);
+    let settings = Settings::new(&GPUS[0], Bytes::gib(1));
+    // Preloading nothing: the shell runs as it is.
+    let libraries = Libraries { folder: "/nonexistent".into(), core: String::new(), doubles: Vec::new() };
+    let stop = AtomicBool::new(false);
+    let launch =
+        Launch { command: &command, settings: &settings, libraries: &libraries, way: Way::Preload, alloc_conf: None, snapshot: false };
+    act(&Runner { launch, logs, limit, stop: &stop })
+}
+
+#[test]
+fn what_a_program_writes_is_kept_and_its_last_lines_are_seen() {
+    let logs = tempfile::tempdir().unwrap();
+    let fault = Trial { faults: vec!["any:12:2".parse().unwrap()], ..trial(Bytes::gib(1)) };
+    let script = "echo out; echo \"KeyError: $HARNESS_GPU\" >&2; exit 3";
+    let seen = with_runner(script, Duration::from_secs(60), Some(logs.path()), |runner| runner.run(&fault).unwrap().unwrap());
+    assert_eq!(seen.ending, Ending::By(End::Code(3)));
+    assert!(seen.last_line().contains("fail=any:12:2:0"), "{}", seen.last_line());
+    assert_eq!(fs::read_to_string(logs.path().join("fault-12.stdout")).unwrap(), "out\n");
+    assert!(logs.path().join("fault-12.stderr").is_file());
+}
+
+#[test]
+fn a_program_that_does_not_end_is_killed_with_what_it_started() {
+    let folder = tempfile::tempdir().unwrap();
+    let pid = folder.path().join("pid");
+    let script = format!("setsid sleep 1000 & echo $! > {}; sleep 1000", pid.display());
+    let seen = with_runner(&script, Duration::from_millis(500), None, |runner| runner.run(&trial(Bytes::gib(1))).unwrap().unwrap());
+    assert_eq!(seen.ending, Ending::Hang);
+    let sleeper = fs::read_to_string(pid).unwrap();
+    let stat = fs::read_to_string(format!("/proc/{}/stat", sleeper.trim())).unwrap_or_default();
+    // Killed, and perhaps not yet waited for by whoever it is a child of now.
+    assert!(stat.is_empty() || stat.contains(") Z "), "{stat}");
+}
+
+#[test]
+fn what_a_program_leaves_running_is_ended_with_it() {
+    let began = Instant::now();
+    let seen =
+        with_runner("sleep 1000 & exit 0", Duration::from_secs(60), None, |runner| runner.run(&trial(Bytes::gib(1))).unwrap().unwrap());
+    assert_eq!(seen.ending, Ending::By(End::Code(0)));
+    assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn nothing_is_run_once_the_user_wants_to_stop() {
+    let seen = with_runner("exit 0", Duration::from_secs(60), None, |runner| {
+        let stop = AtomicBool::new(true);
+        let launch = Launch { alloc_conf: None, ..runner.launch };
+        Runner { launch, stop: &stop, ..*runner }.run(&trial(Bytes::gib(1))).unwrap()
+    });
+    assert_eq!(seen, None);
+}
+
+#[test]
+fn files_are_named_by_what_differs() {
+    let with = |faults: &[&str], conf: Option<&str>| {
+        let faults = faults.iter().map(|fault| fault.parse().unwrap()).collect();
+        name(&Trial { faults, alloc_conf: conf.map(str::to_owned), ..trial(Bytes::gib(1)) })
+    };
+    assert_eq!(with(&["any:12:2"], None), "fault-12");
+    assert_eq!(with(&["any:12:1"], None), "fault-12-alone");
+    assert_eq!(with(&[], None), "1024-up");
+    assert!(with(&[], Some("expandable_segments:True")).starts_with("1024-up-expandable"));
+}

@@ -1,0 +1,105 @@
+//! Settings of PyTorch's allocator compared by running the program with each: [`compare`].
+
+use serde::Serialize;
+
+use super::least::{self, Search};
+use super::observed::{Ending, Observed};
+use super::{Program, Run, Trial};
+use crate::process::End;
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SettingsReport {
+    /// Memory of the device.
+    pub memory: u64,
+    /// A row for each setting, in the order given; those that an interrupt left out are missing.
+    pub rows: Vec<Row>,
+    /// The index of the best row: of those that end with exit code 0, the one without out of memory errors, with the least memory or peak, and with the
+    /// fewest calls of the driver.
+    pub best: Option<usize>,
+    /// Whether the user interrupted.
+    pub is_interrupted: bool,
+}
+
+/// The program with one setting.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct Row {
+    /// As PYTORCH_ALLOC_CONF holds them.
+    pub alloc_conf: String,
+    /// `None` where a signal ended it, or it did not end in its time.
+    pub exit_code: Option<u8>,
+    pub signal: Option<u8>,
+    pub is_hang: bool,
+    pub ended_out_of_memory: bool,
+    pub peak_reserved: u64,
+    pub num_alloc_retries: u64,
+    pub num_ooms: u64,
+    pub driver_calls: u64,
+    /// The least memory with which it ends as it does here; `None` where that was not asked for, or it does not end well here.
+    pub least_memory: Option<u64>,
+}
+
+impl Row {
+    fn new(alloc_conf: &str, run: &Observed) -> Self {
+        let (exit_code, signal) = match run.ending {
+            Ending::By(End::Code(code)) => (Some(code), None),
+            Ending::By(End::Signal(signal)) => (None, Some(signal)),
+            Ending::Hang => (None, None),
+        };
+        Self {
+            alloc_conf: alloc_conf.to_owned(),
+            exit_code,
+            signal,
+            is_hang: run.ending == Ending::Hang,
+            ended_out_of_memory: run.ended_out_of_memory,
+            peak_reserved: run.peak_reserved.0,
+            num_alloc_retries: run.retries,
+            num_ooms: run.ooms,
+            driver_calls: run.driver_calls,
+            least_memory: None,
+        }
+    }
+
+    /// Whether it ended with exit code 0.
+    #[must_use]
+    pub fn ends_well(&self) -> bool {
+        self.exit_code == Some(0)
+    }
+
+    /// What makes a row better than another: smaller.
+    fn rank(&self) -> (bool, u64, u64) {
+        (self.num_ooms > 0, self.least_memory.unwrap_or(self.peak_reserved), self.driver_calls)
+    }
+}
+
+/// Compares these settings. The program's first run has the first of them. With a search, the least memory of each is looked for too.
+///
+/// # Errors
+/// What the program's runner says.
+pub fn compare<R: Run>(program: &Program<'_, R>, settings: &[String], search: Option<Search>) -> Result<SettingsReport, R::Error> {
+    let with = |conf: &String| Trial { alloc_conf: Some(conf.clone()), ..program.trial.clone() };
+    let others: Vec<Trial> = settings.iter().skip(1).map(with).collect();
+    let runs = [Some(program.first.clone())].into_iter().chain(program.run(&others)?);
+    let mut rows: Vec<Row> = Vec::new();
+    let mut is_interrupted = false;
+    for (conf, run) in settings.iter().zip(runs) {
+        let Some(run) = run else {
+            is_interrupted = true;
+            continue;
+        };
+        let mut row = Row::new(conf, &run);
+        if let Some(search) = search.filter(|search| !is_interrupted && row.ends_well() && (search.allow_ooms || row.num_ooms == 0)) {
+            let of_setting = Program { first: &run, trial: with(conf), ..*program };
+            let found = least::least(&of_setting, search, false)?;
+            is_interrupted |= found.is_none();
+            row.least_memory = found.and_then(|found| found.orders.first().map(|order| order.enough));
+        }
+        rows.push(row);
+    }
+    let best = rows.iter().enumerate().filter(|(_, row)| row.ends_well()).min_by_key(|(_, row)| row.rank()).map(|(index, _)| index);
+    Ok(SettingsReport { memory: program.trial.memory.0, rows, best, is_interrupted })
+}
+
+#[cfg(test)]
+mod tests;

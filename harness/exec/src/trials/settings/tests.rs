@@ -1,0 +1,58 @@
+//! Settings of made-up programs compared.
+
+use harness_allocator::units::Bytes;
+
+use super::super::made_up::{MadeUp, ended_well, trial};
+use super::*;
+
+const SETTINGS: [&str; 3] = ["", "expandable_segments:True", "max_split_size_mb:32"];
+
+fn compared(search: Option<Search>, of: impl Fn(&Trial) -> Option<Observed> + Sync) -> SettingsReport {
+    let settings = SETTINGS.map(str::to_owned);
+    let runner = MadeUp(of);
+    let first = Trial { alloc_conf: Some(String::new()), ..trial(Bytes::gib(1)) };
+    let observed = runner.0(&first).unwrap_or_else(|| ended_well(&[2]));
+    let program = Program { runner: &runner, trial: first, first: &observed, jobs: 2, progress: &|| {} };
+    let Ok(report) = compare(&program, &settings, search);
+    report
+}
+
+fn index(trial: &Trial) -> usize {
+    SETTINGS.iter().position(|conf| trial.alloc_conf.as_deref() == Some(conf)).unwrap_or_default()
+}
+
+#[test]
+fn the_best_setting_ends_well_without_errors_with_the_lowest_peak_and_the_fewest_calls() {
+    let report = compared(None, |trial| Some(ended_well([&[90][..], &[30, 30], &[60]][index(trial)])));
+    assert_eq!(report.best, Some(2), "as low a peak with fewer calls");
+    let failing = |trial: &Trial| match index(trial) {
+        2 => Observed { ending: Ending::By(End::Code(1)), ended_out_of_memory: true, ..ended_well(&[1]) },
+        1 => Observed { ooms: 1, ..ended_well(&[30]) },
+        _ => ended_well(&[90]),
+    };
+    let report = compared(None, |trial| Some(failing(trial)));
+    assert_eq!(report.best, Some(0));
+    assert_eq!(report.rows.iter().map(|row| row.exit_code).collect::<Vec<_>>(), [Some(0), Some(0), Some(1)]);
+    let none = compared(None, |_| Some(Observed { ending: Ending::Hang, ..ended_well(&[1]) }));
+    assert_eq!((none.best, none.rows[0].is_hang), (None, true));
+}
+
+#[test]
+fn with_a_search_the_least_memory_decides() {
+    let search = Search { exact: true, allow_ooms: false, context_overhead: Bytes::ZERO };
+    let report = compared(Some(search), |trial| {
+        let needs = Bytes::mib([100, 60, 80][index(trial)]);
+        Some(Observed { ooms: u64::from(trial.memory < needs), ..ended_well(&[100]) })
+    });
+    assert_eq!(
+        report.rows.iter().map(|row| row.least_memory.map(|bytes| bytes >> 20)).collect::<Vec<_>>(),
+        [Some(100), Some(60), Some(80)]
+    );
+    assert_eq!(report.best, Some(1));
+}
+
+#[test]
+fn an_interrupt_leaves_the_rows_that_are_there() {
+    let report = compared(None, |trial| (index(trial) < 2).then(|| ended_well(&[2])));
+    assert_eq!((report.rows.len(), report.is_interrupted), (2, true));
+}

@@ -1,0 +1,287 @@
+//! Many runs of one program on simulated GPUs: a sentence that sums them up, and a table. [`Trials`] is what there is to show; [`text`] and [`markdown`] show it.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::units::Bytes;
+use harness_exec::trials::faults::{Case, Expectation, FaultReport, Outcome};
+use harness_exec::trials::least::LeastReport;
+use harness_exec::trials::settings::{Row, SettingsReport};
+
+use super::page::Page;
+use super::text::{Style, Text};
+use super::words::{self, Align, Grid, NOTHING};
+
+/// The longest error that a table shows whole.
+const LONGEST_ERROR: usize = 60;
+
+/// What many runs came to.
+#[derive(Clone, Copy, Debug)]
+pub enum Trials<'a> {
+    /// Attempts to get memory failed, one after the other, and this was expected of the program.
+    Faults(&'a FaultReport, Option<Expectation>),
+    /// The least memory.
+    Least(&'a LeastReport),
+    /// Settings compared.
+    Settings(&'a SettingsReport),
+}
+
+/// For a terminal of that width.
+#[must_use]
+pub fn text(trials: Trials<'_>, style: Style, width: Option<usize>) -> String {
+    let mut text = Text::new(style, width);
+    text.important(&trials.sentence(), trials.is_bad());
+    if let Some(grid) = trials.grid() {
+        text.line("");
+        text.table(&grid, 2, None);
+    }
+    for note in trials.notes() {
+        text.wrapped(&note, 2);
+    }
+    text.text.trim_start().to_owned()
+}
+
+/// As a page.
+#[must_use]
+pub fn markdown(trials: Trials<'_>) -> String {
+    let mut page = Page::default();
+    page.block(format!("**{}**", super::escape::prose(&trials.sentence())));
+    if let Some(grid) = trials.grid() {
+        page.grid(&grid);
+    }
+    page.list(&trials.notes().iter().map(|note| super::escape::prose(note)).collect::<Vec<_>>());
+    page.end();
+    page.text
+}
+
+impl Trials<'_> {
+    fn sentence(&self) -> String {
+        match self {
+            Self::Faults(report, _) => sentence_of_faults(report),
+            Self::Least(report) => sentence_of_least(report),
+            Self::Settings(report) => sentence_of_settings(report),
+        }
+    }
+
+    fn is_bad(&self) -> bool {
+        match self {
+            Self::Faults(report, expectation) => {
+                let expectation = expectation.unwrap_or(Expectation::Recovers);
+                report.cases.iter().any(|case| !case.meets(expectation))
+            }
+            Self::Least(_) => false,
+            Self::Settings(report) => report.best.is_none(),
+        }
+    }
+
+    fn grid(&self) -> Option<Grid> {
+        match self {
+            Self::Faults(report, _) => Some(grid_of_faults(report)),
+            Self::Least(report) => Some(grid_of_least(report)),
+            Self::Settings(report) => Some(grid_of_settings(report)),
+        }
+        .filter(|grid| !grid.rows.is_empty())
+    }
+
+    fn notes(&self) -> Vec<String> {
+        match self {
+            Self::Faults(report, expectation) => notes_on_faults(report, *expectation),
+            Self::Least(report) => notes_on_least(report),
+            Self::Settings(report) => report.is_interrupted.then(|| "Interrupted: the rest was left out.".to_owned()).into_iter().collect(),
+        }
+    }
+}
+
+fn times(count: usize) -> String {
+    if count == 1 { "once".to_owned() } else { format!("{count} times") }
+}
+
+fn sentence_of_faults(report: &FaultReport) -> String {
+    let all = report.cases.len();
+    let well = |case: &&Case| matches!(case.outcome, Outcome::Recovered | Outcome::ServedByRetry);
+    let recovered = report.cases.iter().filter(well).filter(|case| !case.holds_memory).count();
+    let mut parts = vec![match recovered {
+        0 => format!("None of {} may fail", words::count(all, "allocation")),
+        _ if recovered == all => format!("All of {} may fail: the program recovers", words::count(all, "allocation")),
+        _ => format!("{recovered} of {} may fail: the program recovers", words::count(all, "allocation")),
+    }];
+    let holding: Vec<i64> = report.cases.iter().filter(well).filter(|case| case.holds_memory).filter_map(|case| case.more_at_end).collect();
+    if let Some(most) = holding.iter().max() {
+        parts.push(format!("{} it goes on, but holds up to {} more at its end", times(holding.len()), Bytes(most.unsigned_abs())));
+    }
+    let mut ends: BTreeMap<(&Outcome, String), usize> = BTreeMap::new();
+    for case in report.cases.iter().filter(|case| !well(case)) {
+        // What a signal or another error ends says itself where; out of memory says it by the place of the error.
+        let place = case.stack.first().map_or_else(String::new, |frame| format!(" at {}", frame.short()));
+        *ends.entry((&case.outcome, place)).or_default() += 1;
+    }
+    parts.extend(ends.iter().map(|((outcome, place), count)| format!("{} it {}", times(*count), ending(outcome, place))));
+    parts.join("; ") + "."
+}
+
+/// As in: it ends with OutOfMemoryError at train.py:88.
+fn ending(outcome: &Outcome, place: &str) -> String {
+    let after = if place.is_empty() { String::new() } else { format!(" after the OutOfMemoryError{place}") };
+    match outcome {
+        Outcome::Recovered | Outcome::ServedByRetry => "recovers".to_owned(),
+        Outcome::OutOfMemory => format!("ends with OutOfMemoryError{place}"),
+        Outcome::OtherError { error } => format!("ends with `{}`{after}", words::shortened(error, LONGEST_ERROR)),
+        Outcome::ExitCode { exit_code } => format!("ends with exit code {exit_code}{after}"),
+        Outcome::Signal { signal } => format!("is ended by signal {signal}{after}"),
+        Outcome::Hang => format!("does not end in its time{after}"),
+        Outcome::NotReached => "does not come to the attempt that was to fail".to_owned(),
+    }
+}
+
+fn outcome_cell(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Recovered => "recovered".to_owned(),
+        Outcome::ServedByRetry => "served by PyTorch's retry".to_owned(),
+        Outcome::OutOfMemory => "OutOfMemoryError".to_owned(),
+        Outcome::OtherError { error } => words::shortened(error, LONGEST_ERROR),
+        Outcome::ExitCode { exit_code } => format!("exit code {exit_code}"),
+        Outcome::Signal { signal } => format!("signal {signal}"),
+        Outcome::Hang => "hang".to_owned(),
+        Outcome::NotReached => "not reached".to_owned(),
+    }
+}
+
+fn more(bytes: i64) -> String {
+    match bytes {
+        0 => "the same".to_owned(),
+        more if more > 0 => format!("+{}", Bytes(more.unsigned_abs())),
+        less => format!("−{}", Bytes(less.unsigned_abs())),
+    }
+}
+
+fn grid_of_faults(report: &FaultReport) -> Grid {
+    let figures = ["held at the end", "peak reserved", "asked next", "work"].map(|head| (head, Align::Right));
+    let columns =
+        [("attempt", Align::Right), ("size", Align::Right), ("where", Align::Left), ("outcome", Align::Left), ("alone", Align::Left)];
+    let mut grid = Grid::new(columns.into_iter().chain(figures));
+    for case in &report.cases {
+        let place = case.stack.first().map_or_else(|| NOTHING.to_owned(), |frame| format!("{} {}", frame.short(), frame.name));
+        let clean = if case.outcome == Outcome::OutOfMemory && !case.is_clean_end { ", not its last message" } else { "" };
+        let work = case.submitted as f64 * 100.0 / (report.first.submitted as f64).max(1.0);
+        grid.rows.push(vec![
+            case.attempt.to_string(),
+            Bytes(case.size).to_string(),
+            place,
+            outcome_cell(&case.outcome) + clean,
+            case.alone.as_ref().map_or_else(|| NOTHING.to_owned(), outcome_cell),
+            case.more_at_end.map_or_else(|| NOTHING.to_owned(), more),
+            more(case.more_at_peak),
+            words::or_nothing(case.next_size.map(Bytes)),
+            format!("{work:.0} %"),
+        ]);
+    }
+    grid
+}
+
+fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>) -> Vec<String> {
+    let first = &report.first;
+    let mut notes = Vec::new();
+    if report.left_out > 0 {
+        notes.push(format!("Interrupted: {} left out.", words::count(report.left_out, "run")));
+    }
+    if let Some(expectation) = expectation {
+        let missed: Vec<String> =
+            report.cases.iter().filter(|case| !case.meets(expectation)).map(|case| case.attempt.to_string()).collect();
+        let what = match expectation {
+            Expectation::Recovers => "recovers",
+            Expectation::EndsCleanly => "recovers or ends cleanly",
+        };
+        notes.push(match missed.len() {
+            0 => format!("Expected that it {what}: so it does."),
+            _ => format!("Expected that it {what}: it does not where these attempts fail: {}.", missed.join(", ")),
+        });
+    }
+    let held = first.allocated_at_end.map_or_else(String::new, |bytes| format!(", held {} at its end", Bytes(bytes)));
+    notes.push(format!(
+        "Without failures it made {} to get device memory{held} and reserved {} at most; the columns compare with that. In each run two attempts in a row failed, since PyTorch asks again once; made to fail: {}.",
+        words::count(first.attempts, "attempt"),
+        Bytes(first.peak_reserved),
+        report.chosen,
+    ));
+    let alone: Vec<&Outcome> = report.cases.iter().filter_map(|case| case.alone.as_ref()).collect();
+    if !alone.is_empty() {
+        let served = alone.iter().filter(|outcome| **outcome == &Outcome::ServedByRetry).count();
+        notes.push(format!("One failed attempt alone was served by PyTorch's retry in {served} of {}.", words::count(alone.len(), "run")));
+    }
+    if first.processes > 1 {
+        notes.push(format!("{} processes used the GPU; an attempt fails in each of them, and sizes and places are those of the one with the most attempts.", first.processes));
+    }
+    notes
+}
+
+fn sentence_of_least(report: &LeastReport) -> String {
+    let Some(order) = report.orders.first() else { return "No memory was found to be enough.".to_owned() };
+    let less = match order.too_little {
+        0 => String::new(),
+        too_little => format!(", and {} are not", Bytes(too_little)),
+    };
+    format!("{} are enough{less}; with {} it reserved {}.", Bytes(order.enough), Bytes(report.plenty), Bytes(report.peak_reserved))
+}
+
+fn grid_of_least(report: &LeastReport) -> Grid {
+    let heads = ["least memory", "too little", "compared"].map(|head| (head, Align::Right));
+    let mut grid = Grid::new([("addresses", Align::Left)].into_iter().chain(heads));
+    let first = report.orders.first().map_or(0, |order| order.enough);
+    for order in &report.orders {
+        let too_little = Some(order.too_little).filter(|bytes| *bytes > 0).map(Bytes);
+        let enough = format!("{}{}", Bytes(order.enough), if order.is_monotonic { "" } else { " ?" });
+        grid.rows.push(vec![order.addresses.clone(), enough, words::or_nothing(too_little), more(order.enough as i64 - first as i64)]);
+    }
+    grid
+}
+
+fn notes_on_least(report: &LeastReport) -> Vec<String> {
+    let mut notes = vec![
+        "A real driver's order of addresses is not known; how far the orders differ says how far the figure can be trusted.".to_owned(),
+    ];
+    if report.orders.iter().any(|order| !order.is_monotonic) {
+        notes.push("`?`: some more memory was too little, so that other amounts below may do as well.".to_owned());
+    }
+    notes
+}
+
+fn named(row: &Row) -> String {
+    if row.alloc_conf.is_empty() { "(no settings)".to_owned() } else { row.alloc_conf.clone() }
+}
+
+fn row_ends(row: &Row) -> String {
+    match (row.exit_code, row.signal) {
+        _ if row.is_hang => "hang".to_owned(),
+        (_, Some(signal)) => format!("signal {signal}"),
+        (Some(0), _) if row.num_ooms > 0 => "well, after OOM".to_owned(),
+        (Some(0), _) => "well".to_owned(),
+        (code, _) if row.ended_out_of_memory => format!("OutOfMemoryError, exit code {}", words::or_nothing(code)),
+        (code, _) => format!("exit code {}", words::or_nothing(code)),
+    }
+}
+
+fn sentence_of_settings(report: &SettingsReport) -> String {
+    let Some(best) = report.best.and_then(|best| report.rows.get(best)) else {
+        return format!("With none of these settings does it end well in {}.", Bytes(report.memory));
+    };
+    let memory = best
+        .least_memory
+        .map_or_else(|| format!("reserves {} at most", Bytes(best.peak_reserved)), |least| format!("needs {}", Bytes(least)));
+    let well = report.rows.iter().filter(|row| row.ends_well()).count();
+    format!("{} is best: it {memory}. It ends well with {well} of {}.", named(best), words::count(report.rows.len(), "setting"))
+}
+
+fn grid_of_settings(report: &SettingsReport) -> Grid {
+    let with_least = report.rows.iter().any(|row| row.least_memory.is_some());
+    let figures = ["peak reserved", "retries", "OOMs", "driver calls"].into_iter().chain(with_least.then_some("least memory"));
+    let mut grid =
+        Grid::new([("settings", Align::Left), ("ends", Align::Left)].into_iter().chain(figures.map(|head| (head, Align::Right))));
+    for row in &report.rows {
+        let figures = [row.num_alloc_retries, row.num_ooms, row.driver_calls].map(|figure| figure.to_string());
+        let cells = [named(row), row_ends(row), Bytes(row.peak_reserved).to_string()].into_iter().chain(figures);
+        grid.rows.push(cells.chain(with_least.then(|| words::or_nothing(row.least_memory.map(Bytes)))).collect());
+    }
+    grid
+}
+
+#[cfg(test)]
+mod tests;

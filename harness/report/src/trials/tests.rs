@@ -1,0 +1,123 @@
+//! What many runs came to, as it is shown.
+#![allow(clippy::unwrap_used)]
+
+use harness_exec::trials::faults::First;
+use harness_exec::trials::least::OrderLeast;
+use harness_exec::trials::observed::Frame;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn case(attempt: u64, outcome: Outcome, line: u64) -> Case {
+    let frame = Frame { file: "/home/me/train.py".to_owned(), line, name: "step".to_owned() };
+    Case {
+        attempt,
+        size: 20 * MIB,
+        is_clean_end: outcome == Outcome::OutOfMemory,
+        stack: if outcome == Outcome::ServedByRetry { Vec::new() } else { vec![frame] },
+        outcome,
+        more_at_end: Some(0),
+        holds_memory: false,
+        more_at_peak: -4 * MIB as i64,
+        next_size: Some(10 * MIB),
+        submitted: 180,
+        alone: (attempt == 1).then_some(Outcome::ServedByRetry),
+    }
+}
+
+fn report(cases: Vec<Case>) -> FaultReport {
+    let first = First { attempts: 64, processes: 1, allocated_at_end: Some(40 * MIB), peak_reserved: 300 * MIB, submitted: 200 };
+    FaultReport { first, chosen: "all 64".to_owned(), cases, left_out: 0 }
+}
+
+fn mixed() -> FaultReport {
+    let mut cases = vec![
+        case(1, Outcome::OutOfMemory, 88),
+        case(2, Outcome::OutOfMemory, 88),
+        case(3, Outcome::Recovered, 50),
+        case(4, Outcome::ServedByRetry, 50),
+        case(5, Outcome::Recovered, 50),
+        case(6, Outcome::OtherError { error: "UnboundLocalError: cannot access local variable 'loss'".to_owned() }, 50),
+        case(7, Outcome::Signal { signal: 11 }, 51),
+        case(8, Outcome::Hang, 51),
+        case(9, Outcome::ExitCode { exit_code: 3 }, 51),
+        case(10, Outcome::NotReached, 51),
+    ];
+    cases[1].is_clean_end = false;
+    cases[4].more_at_end = Some(24 * MIB as i64);
+    cases[4].holds_memory = true;
+    report(cases)
+}
+
+#[test]
+fn every_way_to_end_is_summed_up_in_a_sentence_and_shown_in_a_table() {
+    let report = mixed();
+    insta::assert_snapshot!(text(Trials::Faults(&report, Some(Expectation::Recovers)), Style::Plain, None));
+}
+
+#[test]
+fn a_page_of_markdown_says_the_same() {
+    let report = FaultReport { left_out: 3, first: First { processes: 2, ..mixed().first }, ..mixed() };
+    insta::assert_snapshot!(markdown(Trials::Faults(&report, Some(Expectation::EndsCleanly))));
+}
+
+#[test]
+fn the_sentence_says_all_or_none_where_that_is_so() {
+    let sentence = |cases: Vec<Case>| sentence_of_faults(&report(cases));
+    assert_eq!(sentence(vec![case(1, Outcome::Recovered, 5)]), "All of 1 allocation may fail: the program recovers.");
+    assert_eq!(
+        sentence(vec![case(1, Outcome::OutOfMemory, 5), case(2, Outcome::OutOfMemory, 5)]),
+        "None of 2 allocations may fail; 2 times it ends with OutOfMemoryError at train.py:5."
+    );
+    assert_eq!(
+        sentence(vec![case(1, Outcome::Recovered, 5), case(2, Outcome::OutOfMemory, 88)]),
+        "1 of 2 allocations may fail: the program recovers; once it ends with OutOfMemoryError at train.py:88."
+    );
+}
+
+#[test]
+fn the_least_memory_is_shown_by_the_order_of_addresses() {
+    let order = |name: &str, enough: u64, is_monotonic| {
+        let addresses = name.to_owned();
+        OrderLeast { addresses, enough: enough * MIB, too_little: (enough - 2) * MIB, is_monotonic }
+    };
+    let orders = vec![order("up", 800, true), order("down", 804, false), order("reuse", 798, true)];
+    let report = LeastReport { plenty: 8192 * MIB, peak_reserved: 1024 * MIB, orders };
+    insta::assert_snapshot!(text(Trials::Least(&report), Style::Plain, None));
+}
+
+fn rows() -> Vec<Row> {
+    let row = |conf: &str, exit_code: Option<u8>, peak: u64| Row {
+        alloc_conf: conf.to_owned(),
+        exit_code,
+        signal: None,
+        is_hang: false,
+        ended_out_of_memory: exit_code == Some(1),
+        peak_reserved: peak * MIB,
+        num_alloc_retries: 3,
+        num_ooms: 0,
+        driver_calls: 120,
+        least_memory: None,
+    };
+    vec![
+        row("", Some(1), 1000),
+        row("expandable_segments:True", Some(0), 800),
+        Row { is_hang: true, ..row("max_split_size_mb:32", None, 900) },
+    ]
+}
+
+#[test]
+fn settings_are_compared_in_a_table_with_the_best_in_a_sentence() {
+    let report = SettingsReport { memory: 1024 * MIB, rows: rows(), best: Some(1), is_interrupted: false };
+    insta::assert_snapshot!(text(Trials::Settings(&report), Style::Plain, None));
+}
+
+#[test]
+fn the_least_memory_of_a_setting_is_a_column_and_no_good_setting_is_said() {
+    let mut report = SettingsReport { memory: 1024 * MIB, rows: rows(), best: Some(1), is_interrupted: true };
+    report.rows[1].least_memory = Some(700 * MIB);
+    insta::assert_snapshot!(text(Trials::Settings(&report), Style::Plain, None));
+    let none = SettingsReport { best: None, ..report };
+    assert_eq!(sentence_of_settings(&none), "With none of these settings does it end well in 1 GiB.");
+}

@@ -1,0 +1,171 @@
+//! [`Attempt`]: one try of a program to get memory. Each process notes its attempts in a file, in their order.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use harness_allocator::units::Bytes;
+
+use crate::settings::{Fault, FaultyCall};
+
+/// How the name of a file of attempts ends; in front of it stands the number of the process.
+pub const ENDING: &str = ".attempts";
+/// Words of an attempt in the file.
+const WORDS: usize = 3;
+/// Bytes of an attempt in the file, so that its length tells how many there were.
+pub const BYTES: usize = WORDS * 8;
+
+/// One try to get memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// The call.
+    pub call: FaultyCall,
+    /// What was asked for.
+    pub size: Bytes,
+    /// Kernels, graphs, copies, host functions and records submitted before.
+    pub submitted: u64,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// How an attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// There was memory.
+    Served,
+    /// There was none.
+    Refused,
+    /// It failed because that was asked for.
+    Injected,
+}
+
+impl Outcome {
+    const ALL: [Self; 3] = [Self::Served, Self::Refused, Self::Injected];
+}
+
+impl Attempt {
+    /// Reads a file of attempts. What a killed process could not write to its end is left out.
+    ///
+    /// # Errors
+    /// That the file cannot be read.
+    pub fn read(path: &Path) -> io::Result<Vec<Self>> {
+        Ok(fs::read(path)?.as_chunks::<BYTES>().0.iter().filter_map(Self::of_bytes).collect())
+    }
+
+    fn bytes(&self) -> [u8; BYTES] {
+        let mut bytes = [0; BYTES];
+        let kind = self.call as u64 | (self.outcome as u64) << 8;
+        for (word, into) in [kind, self.size.0, self.submitted].into_iter().zip(bytes.as_chunks_mut::<8>().0) {
+            *into = word.to_le_bytes();
+        }
+        bytes
+    }
+
+    fn of_bytes(bytes: &[u8; BYTES]) -> Option<Self> {
+        let word = |index: usize| bytes.as_chunks::<8>().0.get(index).map(|word| u64::from_le_bytes(*word));
+        let kind = word(0)?;
+        let call = *FaultyCall::ALL.get((kind & 0xff) as usize)?;
+        let outcome = *Outcome::ALL.get((kind >> 8) as usize)?;
+        Some(Self { call, size: Bytes(word(1)?), submitted: word(2)?, outcome })
+    }
+}
+
+/// Whether the attempts of a process went so far that the first one that this fault asks for failed.
+#[must_use]
+pub fn reach(attempts: &[Attempt], fault: &Fault) -> bool {
+    attempts.iter().filter(|attempt| fault.counts(attempt.call, attempt.size)).count() as u64 >= fault.first
+}
+
+/// Attempts of this process: counted for each fault, and noted in its file.
+#[derive(Debug, Default)]
+pub(crate) struct Attempts {
+    /// Attempts that each fault counted so far.
+    counted: Vec<u64>,
+    /// Missing where there is no folder for it.
+    file: Option<File>,
+}
+
+impl Attempts {
+    /// Attempts of a process that notes them in a new file of this folder.
+    pub(crate) fn of_this_process(folder: Option<&Path>) -> Self {
+        let path = folder.map(|folder| folder.join(format!("{}{ENDING}", std::process::id())));
+        let file = path.and_then(|path| OpenOptions::new().append(true).create(true).open(path).ok());
+        Self { counted: Vec::new(), file }
+    }
+
+    /// Counts an attempt. Tells whether it is to fail.
+    pub(crate) fn fails(&mut self, faults: &[Fault], call: FaultyCall, size: Bytes) -> bool {
+        self.counted.resize(faults.len(), 0);
+        let mut fails = false;
+        for (fault, counted) in faults.iter().zip(&mut self.counted) {
+            if fault.counts(call, size) {
+                *counted += 1;
+                fails |= (fault.first..fault.first.saturating_add(fault.count)).contains(counted);
+            }
+        }
+        fails
+    }
+
+    /// Notes how an attempt ended. A file that cannot be written any more is shorter; the program goes on.
+    pub(crate) fn note(&mut self, attempt: &Attempt) {
+        if let Some(file) = &mut self.file {
+            let _ = file.write_all(&attempt.bytes());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(text: &str) -> Fault {
+        text.parse().expect("a fault")
+    }
+
+    #[test]
+    fn the_attempts_that_were_asked_for_fail_and_smaller_ones_do_not_count() {
+        let faults = ["cudaMalloc:2:2:1MiB", "cudaMalloc:5"].map(fault);
+        let mut attempts = Attempts::default();
+        let sizes = [4096, 1 << 20, 2 << 20, 4096, 1 << 20, 3 << 20];
+        let failed = sizes.map(|size| attempts.fails(&faults, FaultyCall::Malloc, Bytes(size)));
+        assert_eq!(failed, [false, false, true, false, true, false]);
+        assert!(!attempts.fails(&faults, FaultyCall::Create, Bytes::mib(2)));
+    }
+
+    #[test]
+    fn any_counts_all_calls_that_get_device_memory_together() {
+        let mut attempts = Attempts::default();
+        let calls = [FaultyCall::Malloc, FaultyCall::HostAlloc, FaultyCall::Create, FaultyCall::MallocAsync, FaultyCall::Malloc];
+        let failed = calls.map(|call| attempts.fails(&[fault("any:2:2")], call, Bytes::mib(2)));
+        assert_eq!(failed, [false, false, true, true, false]);
+    }
+
+    #[test]
+    fn attempts_are_read_back_as_they_were_noted_and_half_of_one_is_left_out() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let noted = [
+            (FaultyCall::Create, 20, Outcome::Served),
+            (FaultyCall::HostAlloc, 1, Outcome::Refused),
+            (FaultyCall::Malloc, 2, Outcome::Injected),
+        ]
+        .map(|(call, size, outcome)| Attempt { call, size: Bytes::mib(size), submitted: 7, outcome });
+        let mut attempts = Attempts::of_this_process(Some(folder.path()));
+        noted.iter().for_each(|attempt| attempts.note(attempt));
+        let path = folder.path().join(format!("{}{ENDING}", std::process::id()));
+        assert_eq!(Attempt::read(&path).expect("it can be read"), noted);
+        let whole = fs::read(&path).expect("it can be read");
+        fs::write(&path, &whole[..whole.len() - 1]).expect("it can be written");
+        assert_eq!(Attempt::read(&path).expect("it can be read"), noted[..2]);
+    }
+
+    #[test]
+    fn a_fault_is_reached_when_its_first_attempt_was_made() {
+        let attempts =
+            [1, 2, 1].map(|size| Attempt { call: FaultyCall::Malloc, size: Bytes::mib(size), submitted: 0, outcome: Outcome::Served });
+        for (text, reached) in
+            [("cudaMalloc:3", true), ("any:3:2", true), ("cudaMalloc:4", false), ("cudaMalloc:2:1:2MiB", false), ("cudaHostAlloc:1", false)]
+        {
+            assert_eq!(reach(&attempts, &fault(text)), reached, "{text}");
+        }
+    }
+}

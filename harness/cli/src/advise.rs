@@ -1,6 +1,5 @@
 //! `harness advise`: which settings would have saved a recorded program.
 
-use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -13,7 +12,7 @@ use harness_explain::program_advice::{self, ProgramAdvice};
 use harness_report::advice;
 use harness_trace::job::Job;
 use harness_trace::snapshot::Snapshot;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::error::{CliError, Failures};
@@ -104,7 +103,7 @@ impl Advise {
         }
         let memory = self.memory.or(job.memory);
         let configurations = if self.only { given } else { with_grid(&job.config, given) };
-        let bar = progress(configurations.len());
+        let bar = terminal::progress(true, "{bar:30} {pos}/{len} settings", configurations.len() as u64);
         let grid = Grid::new(&prepared, memory.unwrap_or(UNLIMITED));
         let endings = grid.run(&configurations, !self.only, &|| bar.inc(1)).map_err(of_job)?;
         let in_program = if self.only { InProgram::default() } else { self.in_program(&snapshot, &endings, &job, memory, &bar)? };
@@ -206,16 +205,4 @@ fn with_grid(recorded: &Config, given: Vec<Configuration>) -> Vec<Configuration>
         all.push(configuration);
     }
     all
-}
-
-fn progress(count: usize) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(count as u64);
-    // A template that indicatif does not understand leaves its own, which is good enough.
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} settings") {
-        bar.set_style(style);
-    }
-    bar
 }

@@ -19,7 +19,7 @@ use super::error::{CliError, Failures};
 use super::exit::Exit;
 use super::import::Program;
 use super::jobs::{self, Recovered};
-use super::{Format, device, terminal};
+use super::{Format, device, snapshots, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness advise memory_snapshot.pickle
@@ -49,10 +49,11 @@ pub(super) struct Advise {
     /// Go on where a replay under the recorded settings does something else than the recording has.
     #[arg(long)]
     force: bool,
-    /// Write the replay that shows the Nth change of the program, as a scenario with its trace beside it, into the file of `--out`.
+    /// Write the replay that shows the Nth change of the program into the file of `--out`.
     #[arg(long, value_name = "N", requires = "out", conflicts_with = "only", value_parser = clap::value_parser!(u32).range(1..))]
     explain_advice: Option<u32>,
-    /// Where `--explain-advice` writes the scenario.
+    /// Where `--explain-advice` writes the scenario, with its trace beside it; where the name ends in `.pickle`, the memory snapshot that the changed program
+    /// would leave on the same memory.
     #[arg(long, value_name = "FILE.yaml", requires = "explain_advice")]
     out: Option<PathBuf>,
     /// What to print.
@@ -141,6 +142,10 @@ impl Advise {
             let message = format!("there is no change {number} of the program: {} save memory", in_program.changes.len());
             return Err(CliError::input(message, "give a number of those that `harness advise` shows"));
         };
+        if out.extension().is_some_and(|ending| ending == "pickle") {
+            let told = change.job.to_snapshot(snapshot).map_err(|error| jobs::of_job(&self.snapshot, &error))?;
+            return snapshots::write(out, &told, "make room, choose another place with `--out`, or make this one writable");
+        }
         let about = format!("What a PyTorch program would allocate and free, changed by advice: {}.", change.sentence);
         Program::of_job(about, &change.job, snapshot, memory.unwrap_or(change.least.enough)).write(out, &self.snapshot)
     }

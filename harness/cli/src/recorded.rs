@@ -2,8 +2,6 @@
 //! memory was at its end.
 
 use std::collections::BTreeSet;
-use std::convert::Infallible;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
 
@@ -17,7 +15,11 @@ use harness_run::session::Plan;
 use harness_trace::snapshot::Snapshot;
 
 use super::error::CliError;
+use super::snapshots;
 use super::terminal::{self, Terminal};
+
+/// What to do where a snapshot cannot be written.
+const UNWRITTEN: &str = "make room, choose another place with `--snapshot`, or make this one writable";
 
 /// Which runs are explained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -30,7 +32,7 @@ pub(crate) enum Explained {
 
 /// Takes the recordings of runs as they end.
 pub(crate) struct Recordings {
-    /// By run, in the order of the plan; those without a file are not recorded.
+    /// Of the runs that have not ended, in the order of the plan.
     files: Vec<(PlannedRun, PathBuf)>,
     explained: Option<Explained>,
     /// Of each run that is explained, its screen.
@@ -58,11 +60,12 @@ impl Recordings {
     pub(crate) fn run_ended(&mut self, run: &RunRecord, terminal: &Terminal) {
         // It was sent before the end of the run was told. A run that never began, or never ended, has sent nothing.
         let Ok(snapshot) = self.receiver.try_recv() else { return };
-        let is_of = |(planned, _): &&(PlannedRun, PathBuf)| {
+        let is_of = |(planned, _): &(PlannedRun, PathBuf)| {
             (&planned.scenario, &planned.allocator, planned.repetition) == (&run.scenario.name, &run.allocator, run.repetition)
         };
-        if let Some((_, file)) = self.files.iter().find(is_of)
-            && let Err(error) = write(file, &snapshot)
+        // Scenarios of one name in two folders run in the order of their files.
+        if let Some((_, file)) = self.files.iter().position(is_of).map(|place| self.files.remove(place))
+            && let Err(error) = snapshots::write(&file, &snapshot, UNWRITTEN)
         {
             self.failed.get_or_insert(error);
         }
@@ -140,7 +143,9 @@ fn files_of(out: &Path, runs: Vec<PlannedRun>) -> Result<Vec<(PlannedRun, PathBu
             runs.into_iter().map(|run| (out.join(unused(file_name(&run), &mut names)), run)).map(|(file, run)| (run, file)).collect()
         }
     };
-    files.first().map_or(Ok(()), |(_, file)| files::check_place(file).map_err(|error| unwritten(out, error)))?;
+    files.first().map_or(Ok(()), |(_, file)| {
+        files::check_place(file).map_err(|error| CliError::Output { target: Some(out.to_owned()), error, help: UNWRITTEN })
+    })?;
     Ok(files)
 }
 
@@ -161,21 +166,6 @@ fn unused(name: String, names: &mut BTreeSet<String>) -> String {
     let unused = std::iter::once(name.clone()).chain(numbered).find(|name| !names.contains(name)).unwrap_or_else(|| name.clone());
     names.insert(unused.clone());
     unused
-}
-
-fn write(file: &Path, snapshot: &Snapshot) -> Result<(), CliError> {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let made = folder.map_or(Ok(()), std::fs::create_dir_all);
-    let written = made.and_then(|()| files::write_by(file, |out| snapshot.write(out).map(Ok::<_, Infallible>)));
-    written.map(drop).map_err(|error| unwritten(file, error))
-}
-
-fn unwritten(place: &Path, error: std::io::Error) -> CliError {
-    let help = match error.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "make room, or choose another place with `--snapshot`",
-        _ => "choose another place with `--snapshot`, or make this one writable",
-    };
-    CliError::Output { target: Some(place.to_owned()), error, help }
 }
 
 #[cfg(test)]

@@ -139,6 +139,11 @@ fn several_runs_are_files_of_a_folder_and_a_folder_can_be_explained() {
     assert_eq!((code, err.as_str()), (Some(1), ""));
     assert_eq!(world.files("runs"), ["fails-caching-2.pickle", "fails-caching.pickle", "passes-caching-2.pickle", "passes-caching.pickle"]);
     assert_eq!(world.read("runs/fails-caching.pickle"), world.read("runs/fails-caching-2.pickle"), "the simulated device repeats itself");
+    fs::create_dir(world.path("other")).unwrap();
+    fs::write(world.path("other/passes.yaml"), PASSES.replace("30MiB", "40MiB")).unwrap();
+    world.run(&["passes.yaml", "other/passes.yaml", "--allocator", "caching", "--snapshot", "same"]);
+    let size = |name: &str| world.read(name).segments[0].size.0 >> 20;
+    assert_eq!((size("same/passes-caching.pickle"), size("same/passes-caching_2.pickle")), (30, 40));
     let (code, out, _) = world.harness(&["explain", "runs"]);
     assert!(code == Some(0) && out.contains("2 of 4 snapshots end in an out-of-memory error"), "{out}");
 }
@@ -230,6 +235,18 @@ fn a_run_on_a_gpu_is_recorded_by_the_same_code() {
     assert!(out.contains("40 MiB asked for at fails.yaml:8 alloc b did not fit") && out.contains("times were measured"), "{out}");
     let (_, page, _) = world.harness(&["explain", "oom.pickle", "--format", "html"]);
     assert!(page.contains("\"simulated_times\":false"));
+}
+
+#[test]
+fn a_change_that_is_advised_can_be_seen_as_a_snapshot() {
+    let world = World::without_gpu();
+    world.run(&["fails.yaml", "--allocator", "caching", "--snapshot", "oom.pickle"]);
+    let (code, out, err) = world.harness(&["advise", "oom.pickle", "--explain-advice", "1", "--out", "changed.pickle"]);
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    let refused = |name: &str| world.read(name).traces[0].iter().filter(|event| event.action == Action::Oom).count();
+    assert_eq!((refused("oom.pickle"), refused("changed.pickle")), (1, 0), "{out}");
+    let (code, out, _) = world.harness(&["explain", "changed.pickle"]);
+    assert!(code == Some(0) && out.contains("fails.yaml:8 alloc b"), "{out}");
 }
 
 #[test]

@@ -174,6 +174,19 @@ pub fn check_writable(folder: &Path, document: Document) -> Result<(), StoreErro
     temporary::file_in(there).map(drop).map_err(failed)
 }
 
+/// The same for a file that the user names: that it cannot be written. Nothing is made, and an earlier file stays as it is.
+///
+/// # Errors
+/// What the system says.
+pub fn check_place(file: &Path) -> io::Result<()> {
+    let Place::File(target) = Place::of(file)? else { return Ok(()) };
+    let there = folder_of(&target).ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
+    match there.into_iter().find(|path| path.exists()) {
+        Some(folder) if !folder.is_dir() => Err(ErrorKind::NotADirectory.into()),
+        folder => temporary::file_in(folder.unwrap_or(Path::new("."))).map(drop).map_err(|error| io::Error::from(error.kind())),
+    }
+}
+
 /// Refuses to write over a report that somebody else wrote: one that has no document of ours beside it, or, of an index, no folder.
 ///
 /// # Errors

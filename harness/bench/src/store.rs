@@ -42,6 +42,12 @@ pub struct Renderer {
     pub index: fn(&[(String, BenchRun)]) -> Files,
 }
 
+/// Whether a folder, or a file, is what `harness bench` leaves.
+#[must_use]
+pub fn is_of_benchmark(path: &Path) -> bool {
+    if path.is_dir() { path.join(RECORD).is_file() } else { path.file_name().is_some_and(|name| name == RECORD) }
+}
+
 /// All runs of a root.
 #[derive(Debug, Default)]
 pub struct Runs {

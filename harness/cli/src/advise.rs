@@ -1,6 +1,5 @@
 //! `harness advise`: which settings would have saved a recorded program.
 
-use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -13,14 +12,14 @@ use harness_explain::program_advice::{self, ProgramAdvice};
 use harness_report::advice;
 use harness_trace::job::Job;
 use harness_trace::snapshot::Snapshot;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
 use super::import::Program;
 use super::jobs::{self, Recovered};
-use super::{Format, device, terminal};
+use super::{Format, device, snapshots, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness advise memory_snapshot.pickle
@@ -50,10 +49,11 @@ pub(super) struct Advise {
     /// Go on where a replay under the recorded settings does something else than the recording has.
     #[arg(long)]
     force: bool,
-    /// Write the replay that shows the Nth change of the program, as a scenario with its trace beside it, into the file of `--out`.
+    /// Write the replay that shows the Nth change of the program into the file of `--out`.
     #[arg(long, value_name = "N", requires = "out", conflicts_with = "only", value_parser = clap::value_parser!(u32).range(1..))]
     explain_advice: Option<u32>,
-    /// Where `--explain-advice` writes the scenario.
+    /// Where `--explain-advice` writes the scenario, with its trace beside it; where the name ends in `.pickle`, the memory snapshot that the changed program
+    /// would leave on the same memory.
     #[arg(long, value_name = "FILE.yaml", requires = "explain_advice")]
     out: Option<PathBuf>,
     /// What to print.
@@ -104,7 +104,7 @@ impl Advise {
         }
         let memory = self.memory.or(job.memory);
         let configurations = if self.only { given } else { with_grid(&job.config, given) };
-        let bar = progress(configurations.len());
+        let bar = terminal::progress(true, "{bar:30} {pos}/{len} settings", configurations.len() as u64);
         let grid = Grid::new(&prepared, memory.unwrap_or(UNLIMITED));
         let endings = grid.run(&configurations, !self.only, &|| bar.inc(1)).map_err(of_job)?;
         let in_program = if self.only { InProgram::default() } else { self.in_program(&snapshot, &endings, &job, memory, &bar)? };
@@ -142,6 +142,10 @@ impl Advise {
             let message = format!("there is no change {number} of the program: {} save memory", in_program.changes.len());
             return Err(CliError::input(message, "give a number of those that `harness advise` shows"));
         };
+        if out.extension().is_some_and(|ending| ending == "pickle") {
+            let told = change.job.to_snapshot(snapshot).map_err(|error| jobs::of_job(&self.snapshot, &error))?;
+            return snapshots::write(out, &told, "make room, choose another place with `--out`, or make this one writable");
+        }
         let about = format!("What a PyTorch program would allocate and free, changed by advice: {}.", change.sentence);
         Program::of_job(about, &change.job, snapshot, memory.unwrap_or(change.least.enough)).write(out, &self.snapshot)
     }
@@ -206,16 +210,4 @@ fn with_grid(recorded: &Config, given: Vec<Configuration>) -> Vec<Configuration>
         all.push(configuration);
     }
     all
-}
-
-fn progress(count: usize) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(count as u64);
-    // A template that indicatif does not understand leaves its own, which is good enough.
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} settings") {
-        bar.set_style(style);
-    }
-    bar
 }

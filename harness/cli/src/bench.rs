@@ -1,7 +1,7 @@
 //! `harness bench`: times suites, prints what came of it and writes it down.
 
 use std::collections::BTreeSet;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ use harness_cuda::machine::{self};
 use harness_devices::DeviceChoice;
 use harness_devices::DeviceSource;
 use harness_report::{bench as report, junit};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use super::built;
 use super::ci::{self, Ci};
@@ -304,15 +304,7 @@ impl Bench {
     }
 
     fn progress(&self) -> ProgressBar {
-        if self.quiet || !io::stderr().is_terminal() {
-            return ProgressBar::hidden();
-        }
-        let bar = ProgressBar::new(0);
-        // A template that indicatif does not understand leaves its own, which is good enough.
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {percent:>3} % {wide_msg}") {
-            bar.set_style(style);
-        }
-        bar
+        terminal::progress(!self.quiet, "{bar:30} {percent:>3} % {wide_msg}", 0)
     }
 
     fn check_place(&self) -> Result<(), CliError> {

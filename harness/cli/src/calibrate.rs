@@ -1,6 +1,5 @@
 //! `harness calibrate`: measures what a GPU costs, and writes a device profile for the simulated device.
 
-use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -16,7 +15,7 @@ use harness_devices::DeviceChoice;
 use harness_devices::DeviceSource;
 use harness_devices::calibrate::{self, CalibrateError};
 use harness_devices::profile::{self, Figures, Profile, ProfileName};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
@@ -115,15 +114,7 @@ impl Calibrate {
     }
 
     fn progress(&self) -> ProgressBar {
-        if self.quiet || !io::stderr().is_terminal() {
-            return ProgressBar::hidden();
-        }
-        let bar = ProgressBar::new(0).with_message("rounds");
-        // A template that indicatif does not understand leaves its own, which is good enough.
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg}") {
-            bar.set_style(style);
-        }
-        bar
+        terminal::progress(!self.quiet, "{bar:30} {pos}/{len} {wide_msg}", 0).with_message("rounds")
     }
 }
 

@@ -3,10 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use harness_base::shell::quoted;
+use harness_bench::store as benchmarks;
 use harness_explain::causes::{self, Explanation, Options};
 use harness_explain::compare::{self, Side, Whole};
 use harness_explain::state::{At, History};
 use harness_report::explain::text;
+use harness_report::store as runs;
 use harness_trace::snapshot::Snapshot;
 
 use super::error::{CliError, Failures};
@@ -56,6 +59,7 @@ const fn side((explanation, whole): &(Explanation, Whole)) -> Side<'_> {
 
 impl Compare {
     pub(super) fn run(self, terminal: &Terminal) -> Result<Exit, Failures> {
+        self.refuse_records()?;
         let files = [self.before.clone(), self.after.clone()];
         let (mut sides, mut failures) = (Vec::new(), Vec::new());
         for made in snapshots::each(&files, |path, snapshot| self.read(path, snapshot)) {
@@ -75,6 +79,20 @@ impl Compare {
             Format::Json => terminal::print_json(&comparison)?,
         }
         Ok(Exit::Passed)
+    }
+
+    /// Refuses what runs and benchmark runs leave behind, and names the command that compares them.
+    fn refuse_records(&self) -> Result<(), CliError> {
+        let Self { before, after, .. } = self;
+        let what = |path: &Path| match path {
+            path if runs::is_of_run(path) => Some("a run"),
+            path if benchmarks::is_of_benchmark(path) => Some("a benchmark run"),
+            _ => None,
+        };
+        let Some((path, what)) = [before, after].into_iter().find_map(|path| Some((path, what(path)?))) else { return Ok(()) };
+        let [base, new] = [before, after].map(|path| quoted(&path.to_string_lossy()));
+        let help = format!("two runs, or two benchmark runs, are compared by `harness report compare {base} {new}`");
+        Err(CliError::input(format!("{}: this is what {what} left behind, not a memory snapshot", path.display()), help))
     }
 
     fn read(&self, path: &Path, snapshot: &Snapshot) -> Result<(Explanation, Whole), CliError> {

@@ -116,7 +116,7 @@ impl Explain {
         let explain = |&device: &u32| {
             let explanation = causes::explain(snapshot, device, options).map_err(|error| invalid(path, &error))?;
             let name = name(device);
-            let shown = (self.format == Format::Html).then(|| RankData::new(&name, snapshot, &explanation, false));
+            let shown = (self.format == Format::Html).then(|| RankData::new(&name, snapshot, &explanation));
             Ok(Explained { name, explanation, shown })
         };
         devices.iter().map(explain).collect()

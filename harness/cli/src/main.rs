@@ -25,6 +25,7 @@ mod jobs;
 mod kind;
 mod last_failed;
 mod list;
+mod recorded;
 mod replay;
 mod report;
 mod run;

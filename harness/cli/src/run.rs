@@ -23,12 +23,13 @@ use harness_report::store::{self, Journal};
 use harness_report::{Counts, Report, github, json, junit, text};
 use harness_run::session::{End, Plan, Selection, has_pytorchs, listed_as, supervise};
 use harness_scenario::{Scenario, Settings, choices};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use super::ci::Ci;
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
 use super::last_failed::LastFailed;
+use super::recorded::{Explained, Recordings};
 use super::terminal::{self, Terminal};
 use super::{Format, device, inputs, interrupt, program, what_if};
 
@@ -43,8 +44,13 @@ const EXAMPLES: &str = "Examples:
   harness run scenarios --filter 'retry caching' --fail-fast
   harness run memory_snapshot.pickle --alloc-conf expandable_segments:True
   harness run my.yaml --try-settings --least-memory
+  harness run my.yaml --allocator caching --explain
+  harness run my.yaml --allocator caching --snapshot oom.pickle     # then: harness explain oom.pickle --format html --out oom.html
   harness run scenarios --last-failed               # until nothing fails any more
   harness run my.yaml --format json | jq '.runs[].verdict'";
+
+/// How progress is shown.
+const PROGRESS: &str = "{bar:30} {pos}/{len} {wide_msg}";
 
 /// Run scenarios on a GPU, or on the simulated device where there is none.
 ///
@@ -101,6 +107,13 @@ pub(super) struct Run {
     /// Run only part I of N of the scenarios, as in `1/2`; which belong to it depends on their names alone.
     #[arg(long, value_name = "I/N")]
     shard: Option<Shard>,
+    /// Write what each run's allocator did as a memory snapshot of PyTorch: a file where there is one run, else a folder with a file for each.
+    #[arg(long, value_name = "OUT", long_help = SNAPSHOT_HELP)]
+    snapshot: Option<PathBuf>,
+    /// Tell of each run that failed at a refused request where every byte of the device was then, as `harness explain` does; with `=all` of each run
+    /// at its end.
+    #[arg(long, value_name = "RUNS", num_args = 0..=1, require_equals = true, default_missing_value = "failed")]
+    explain: Option<Explained>,
     /// Run everything this often [default: 5 on a GPU, 1 on the simulated device, whose figures never differ].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     repeat: Option<u32>,
@@ -189,15 +202,19 @@ impl Run {
             move || bar.suspend(|| terminal::tell("interrupted: stopping after the present operation; press Ctrl-C again to end at once"))
         })?;
         let source = self.device_source(choice)?;
-        let what_if = self.what_if(&scenarios, &selection)?;
         self.explain_choices(&scenarios, &selection, choice, &source);
         let plan = self.plan(scenarios, selection, &source);
+        let (mut recordings, sender) = Recordings::new(&plan, self.snapshot.as_deref(), self.explain)?.unzip();
+        let what_if = self.what_if(&plan.scenarios, &plan.selection)?;
         bar.set_length(plan.arms().count() as u64);
         let mut log = Log::new(self.journal());
         let tells_runs = !self.quiet && self.format == Format::Text && io::stderr().is_terminal();
         let progress = Progress { bar: bar.clone(), tells_runs, terminal: *terminal, began: Instant::now() };
-        let end = supervise(plan, source, Arc::clone(&interrupt), |event| {
+        let end = supervise(plan, source, Arc::clone(&interrupt), sender, |event| {
             progress.advance(&event);
+            if let (Event::RunEnded(run), Some(recordings)) = (&event, &mut recordings) {
+                recordings.run_ended(run, terminal);
+            }
             log.add(event);
         });
         bar.finish_and_clear();
@@ -218,30 +235,44 @@ impl Run {
         let report = Report::new(&records);
         let exit = if is_stuck { Exit::Failed } else { exit_of(report.counts) };
         let exit = if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit };
-        match self.format {
-            _ if what_if.is_empty() => {}
-            Format::Json => terminal::tell(what_if.trim_end()),
-            Format::Text => terminal::print(&format!("{what_if}\n"))?,
-        }
+        self.print_beside(&what_if)?;
         self.print(&report, exit, terminal)?;
+        let explained = recordings.map_or(Ok(String::new()), Recordings::finish);
+        self.print_beside(explained.as_deref().unwrap_or_default())?;
         self.ci.write(|limit| github::summary(&report, limit), || junit::of_runs(&report))?;
         if let Some(error) = in_use {
             return Err(CliError::from(error).into());
         }
         self.save(journal, &records)?;
         self.remember_failures(&records)?;
+        explained?;
         // The user may have interrupted while all this was written.
         Ok(if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit })
+    }
+
+    /// Prints what is no part of the report: beside a document, to standard error.
+    fn print_beside(&self, text: &str) -> Result<(), CliError> {
+        match self.format {
+            _ if text.is_empty() => {}
+            Format::Json => terminal::tell(text.trim_end()),
+            Format::Text => terminal::print(&format!("{text}\n"))?,
+        }
+        Ok(())
     }
 
     /// Which setting would have saved the scenarios, and how much memory would have been enough, where that is asked for.
     fn what_if(&self, scenarios: &[Scenario], selection: &Selection) -> Result<String, CliError> {
         let mut text = String::new();
         if self.try_settings {
-            text += &what_if::try_settings(scenarios, self.memory)?;
+            let bar = terminal::progress(!self.quiet, PROGRESS, what_if::settings_to_try(scenarios));
+            text += &what_if::try_settings(scenarios, self.memory, &bar)?;
+            bar.finish_and_clear();
         }
         if self.least_memory {
-            text += &what_if::least(scenarios, selection, self.memory)?;
+            let arms = scenarios.iter().map(|scenario| selection.of(scenario).len() as u64).sum();
+            let bar = terminal::progress(!self.quiet, PROGRESS, arms);
+            text += &what_if::least(scenarios, selection, self.memory, &bar)?;
+            bar.finish_and_clear();
         }
         Ok(text)
     }
@@ -387,15 +418,7 @@ impl Run {
     }
 
     fn progress(&self) -> ProgressBar {
-        if self.quiet || !io::stderr().is_terminal() {
-            return ProgressBar::hidden();
-        }
-        let bar = ProgressBar::new(0);
-        // A template that indicatif does not understand leaves its own, which is good enough.
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg}") {
-            bar.set_style(style);
-        }
-        bar
+        terminal::progress(!self.quiet, PROGRESS, 0)
     }
 
     fn print(&self, report: &Report<'_>, exit: Exit, terminal: &Terminal) -> Result<(), CliError> {
@@ -588,6 +611,19 @@ Only runs that failed when they were last run and a report was saved; all, where
 
 What failed is kept in reports/runs/last-failed.json, below the present folder, by scenario and allocator. A run that passes goes from the \
 list, and one that is not run stays in it. A run with --no-report reads the list and leaves it as it is.";
+
+const SNAPSHOT_HELP: &str = "\
+Write what each run's allocator did as a memory snapshot of PyTorch: a file where there is one run, else a folder with a file for each.
+
+`harness explain`, `advise`, `shrink`, `import` and `compare` take it, and so do PyTorch's own viewers (python -m torch.cuda._memory_viz, \
+https://docs.pytorch.org/memory_viz). Each event has the line of its step as call stack, with the blocks around it, and the name of its buffer as \
+user_metadata; a request that was refused is an `oom` event. The snapshot shows the state before anything is freed at the end of the run, also \
+where the run failed or was interrupted. Of several runs each is called SCENARIO-ALLOCATOR.pickle, from the second repetition on \
+SCENARIO-ALLOCATOR-2.pickle, in small letters with `-` for what does not fit in a file name.
+
+Recorded is the checked run, so that the times of the report, which are taken in a run of their own, stay what they are. Of a scenario with several programs \
+it is the main one: to it, what the others hold is memory held by others. The driver's own pool (async_pool) does not tell which of its memory is free, \
+so runs with it are not recorded.";
 
 const ALLOC_CONF_HELP: &str = "\
 Run PyTorch's allocator under these settings too, in every scenario that lists it; may be repeated.

@@ -1,6 +1,7 @@
 //! Memory snapshots that the user names: files as they are, a folder as the pickles in it; read on all cores, one file a core.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -103,6 +104,14 @@ pub(crate) fn each<T: Send>(files: &[PathBuf], make: impl Fn(&Path, &Snapshot) -
     });
     bar.finish_and_clear();
     done.into_iter().filter_map(|made| made.into_inner().unwrap_or_else(PoisonError::into_inner)).collect()
+}
+
+/// Writes one file, and makes its folder; `help` is what to do where that fails.
+pub(crate) fn write(file: &Path, snapshot: &Snapshot, help: &'static str) -> Result<(), CliError> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let made = folder.map_or(Ok(()), std::fs::create_dir_all);
+    let written = made.and_then(|()| harness_base::files::write_by(file, |out| snapshot.write(out).map(Ok::<_, Infallible>)));
+    written.map(drop).map_err(|error| CliError::Output { target: Some(file.to_owned()), error, help })
 }
 
 #[cfg(test)]

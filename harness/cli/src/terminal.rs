@@ -8,6 +8,7 @@ use std::io::{self, ErrorKind, IsTerminal, Write};
 use clap::ValueEnum;
 use harness_base::printable::printable_lines;
 use harness_report::text::Style;
+use indicatif::{ProgressBar, ProgressStyle};
 use miette::{Diagnostic, GraphicalTheme, LabeledSpan, MietteHandlerOpts, ReportHandler, SourceCode, ThemeStyles};
 use terminal_size::{Height, Width};
 
@@ -154,6 +155,19 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
 pub(crate) fn tell(line: impl Display) {
     // In one piece, so that lines of several processes do not mix.
     let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
+}
+
+/// A bar on standard error for so many things to do, if that is a terminal.
+pub(crate) fn progress(is_wanted: bool, template: &str, length: u64) -> ProgressBar {
+    if !is_wanted || !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(length);
+    // A template that indicatif does not understand leaves its own, which is good enough.
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
 }
 
 /// Writes a document to standard output.

@@ -121,3 +121,22 @@ fn two_snapshots_are_compared_for_people_and_for_programs() {
     assert_eq!(document["before"]["peak_reserved"].as_u64(), Some(1_927_282_688));
     assert_eq!(document["sites"][0]["before"].as_u64(), Some(0));
 }
+
+#[test]
+fn what_runs_and_benchmark_runs_leave_is_compared_by_another_command_that_is_named() {
+    let folder = TempDir::new().unwrap();
+    for (name, file, what) in [("runs", "records.json", "a run"), ("nightly", "benchmark.json", "a benchmark run")] {
+        fs::create_dir(folder.path().join(name)).unwrap();
+        fs::write(folder.path().join(name).join(file), "{}").unwrap();
+        let file = format!("{name}/{file}");
+        for given in [[name, name], [file.as_str(), file.as_str()]] {
+            let (code, out, err) = harness(folder.path(), &["compare", given[0], given[1]]);
+            assert_eq!((code, out.as_str()), (Some(2), ""), "{err}");
+            assert!(err.contains(&format!("{}: this is what {what} left behind, not a memory snapshot", given[0])), "{err}");
+            // Lines break in paths too.
+            let without_spaces = |text: &str| text.split_whitespace().collect::<String>();
+            let command = format!("`harness report compare {} {}`", given[0], given[1]);
+            assert!(without_spaces(&err).contains(&without_spaces(&command)), "{err}");
+        }
+    }
+}

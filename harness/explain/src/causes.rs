@@ -14,6 +14,7 @@
 //! 4 and 5 hold only where a request was refused: without one, no stream and no size is the other one.
 
 mod account;
+mod notes;
 
 use std::collections::BTreeMap;
 
@@ -86,24 +87,27 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
     let is_unknown = conf.as_deref().is_some_and(|conf| Config::parse(conf).is_err());
     let unknown = is_unknown.then(|| "the settings cannot be read: PyTorch's own are assumed".to_owned());
     let config = config(snapshot);
+    let run = snapshot.run();
+    let is_foreign = run.as_ref().is_some_and(|run| !run.is_pytorchs);
     let history = History::new(snapshot, device, config.clone());
     let moment = history.moment(options.at)?;
     let state = history.state(moment.event);
     let sites = Sites::new(snapshot, device);
-    let view = View { snapshot, device, config: &config, history: &history, state: &state, sites: &sites, moment: &moment };
+    let view = View { snapshot, device, config: &config, history: &history, state: &state, sites: &sites, moment: &moment, is_foreign };
     let request = view.request();
     let size = view.size_of_device(options.memory)?;
     let (accounts, held) = view.account(request.as_ref());
     let pinned = pins::list(&view);
-    let shortage = request.as_ref().map(|request| view.shortage(request, accounts, &size));
+    let of_pytorch = request.as_ref().filter(|_| !is_foreign);
+    let shortage = of_pytorch.map(|request| view.shortage(request, accounts, &size));
     let why: Vec<&str> = shortage.iter().flat_map(|shortage| kinds(shortage)).collect();
-    let ways = request.iter().flat_map(|request| ways::of(&view, request, accounts, &size)).collect();
+    let ways = of_pytorch.into_iter().flat_map(|request| ways::of(&view, request, accounts, &size)).collect();
     let mut causes = held.into_causes(&sites);
     causes.extend(size.outside);
     let mut notes: Vec<String> = snapshot.notes.iter().cloned().chain(unknown).collect();
     notes.extend(view.notes(size.known));
-    let recovered =
-        (!history.events().is_empty()).then(|| fidelity::recover(snapshot, device, options.memory).map(|(_, fidelity)| fidelity));
+    let recovered = (!history.events().is_empty() && !is_foreign)
+        .then(|| fidelity::recover(snapshot, device, options.memory).map(|(_, fidelity)| fidelity));
     notes.extend(recovered.as_ref().map(replayed));
     let oom_events = history.events().iter().filter(|event| event.action == Action::Oom).count();
     let mut explanation = Explanation {
@@ -124,6 +128,7 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
         fidelity: recovered.and_then(Result::ok),
         sites: BTreeMap::new(),
         conf,
+        run,
         shortage,
         moment: moment.clone(),
     };

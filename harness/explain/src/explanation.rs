@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use harness_allocator::device::Clock;
 use harness_allocator::units::Bytes;
 use harness_record::Shortage;
+use harness_trace::snapshot::RunInfo;
 use serde::Serialize;
 
 use crate::bytes::{ByteCause, CauseBytes};
@@ -51,13 +53,16 @@ pub struct Explanation {
     /// What else the reader of the figures should know.
     pub notes: Vec<String>,
     /// Whether a replay under the recorded settings does what was recorded, so that what it does under others can be trusted. `None` where nothing
-    /// was recorded.
+    /// was recorded, or another allocator than PyTorch's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fidelity: Option<Fidelity>,
     /// Every site that is named above, by [`crate::bytes::SiteBytes::id`] and its like.
     pub sites: BTreeMap<SiteId, Site>,
     /// The settings under which the program ran, as `PYTORCH_ALLOC_CONF` has them; `None` where the file does not tell.
     pub conf: Option<String>,
+    /// The run of ours that the snapshot is of; `None` for snapshots of PyTorch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunInfo>,
     /// What was known when the request failed, for the sentences of the causes.
     #[serde(skip)]
     pub shortage: Option<Shortage>,
@@ -74,6 +79,12 @@ impl Explanation {
     #[must_use]
     pub const fn reserved_but_unallocated(&self) -> Bytes {
         self.accounts.reserved.saturating_sub(self.accounts.allocated)
+    }
+
+    /// Whether the times of the recording are those of a simulated device.
+    #[must_use]
+    pub fn has_simulated_times(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| run.clock == Clock::Simulated)
     }
 
     pub(crate) fn named_sites(&self) -> impl Iterator<Item = SiteId> {

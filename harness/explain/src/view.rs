@@ -19,6 +19,8 @@ pub(crate) struct View<'a> {
     pub(crate) state: &'a State,
     pub(crate) sites: &'a Sites,
     pub(crate) moment: &'a Moment,
+    /// Whether it was recorded from another allocator than PyTorch's, whose rules say nothing of it then.
+    pub(crate) is_foreign: bool,
 }
 
 impl View<'_> {
@@ -77,6 +79,8 @@ pub struct Totals {
 pub enum TotalKnown {
     /// The user told it.
     Given,
+    /// The snapshot tells it: it is of a run of ours.
+    Recorded,
     /// What was reserved and what was free when a request was refused: less than the device by what others and the CUDA context held.
     AtOom,
     /// Nothing tells it: the total is what was reserved.
@@ -91,7 +95,14 @@ pub(crate) struct DeviceSize {
     pub(crate) outside: Vec<CauseBytes>,
 }
 
-/// Why a request cannot have what is free in a segment, if it cannot.
+impl View<'_> {
+    /// Why a request cannot have what is free in a segment, if it cannot by the rules of PyTorch's allocator.
+    pub(crate) fn closed_to(&self, request: &Refused, segment: &Segment) -> Option<ByteCause> {
+        if self.is_foreign { None } else { other_lane(segment, request) }
+    }
+}
+
+/// The same where it is PyTorch's allocator.
 pub(crate) fn other_lane(segment: &Segment, request: &Refused) -> Option<ByteCause> {
     let own_pool = request.private_pool.unwrap_or_default();
     if (segment.private_pool.0, segment.private_pool.1) != own_pool {

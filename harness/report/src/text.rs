@@ -299,6 +299,9 @@ impl Text {
         }
         // Not wrapped, so that it can be copied.
         self.line(&format!("reproduce: {}", run.reproduce));
+        if let (Verdict::Failed { .. }, Some(command)) = (&run.verdict, words::explain_command(run)) {
+            self.line(&format!("explain: {command}"));
+        }
     }
 
     /// Why the last step's request failed, if it did.
@@ -452,7 +455,7 @@ mod tests {
         records.runs.push(examples::fragmented());
         for width in [50, 60, 80, 120, 200] {
             let text = render(&Report::new(&records), Style::Plain, Some(width));
-            for line in text.lines().filter(|line| !line.starts_with("reproduce: ")) {
+            for line in text.lines().filter(|line| !line.starts_with("reproduce: ") && !line.starts_with("explain: ")) {
                 // A place is one word.
                 assert!(line.width() <= width || !line.trim().contains(' '), "{width}: {line}\n{text}");
             }

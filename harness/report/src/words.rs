@@ -241,6 +241,14 @@ pub(super) fn memory(device: &DeviceGroup<'_>) -> String {
     or_nothing(device.info.fingerprint.memory.map(size))
 }
 
+/// The commands that record the run once more and tell where every byte was, of a run whose last request was refused. `None` where the allocator keeps
+/// no memory itself, so that nothing can be recorded.
+pub(super) fn explain_command(run: &RunRecord) -> Option<String> {
+    run.steps.last()?.shortage.as_ref()?.lanes.as_ref()?;
+    let (program, _) = run.reproduce.split_once(" run ")?;
+    Some(format!("{} --repeat 1 --snapshot oom.pickle; {program} explain oom.pickle", run.reproduce))
+}
+
 /// The gap in a run that had too many steps to record; `None` where all are recorded.
 pub(super) fn unrecorded(run: &RunRecord) -> Option<String> {
     let missing = match run.unrecorded_steps {

@@ -25,7 +25,7 @@ fn explained(snapshot: &Snapshot) -> Explanation {
 }
 
 fn page_of(name: &str, snapshot: &Snapshot, explanation: &Explanation) -> String {
-    page(&PageData::new(name, Vec::new(), vec![RankData::new(name, snapshot, explanation, false)]))
+    page(&PageData::new(name, Vec::new(), vec![RankData::new(name, snapshot, explanation)]))
 }
 
 /// A browser that can be run without a window.
@@ -211,7 +211,7 @@ fn a_snapshot_without_events_shows_its_segments() {
 fn several_ranks_have_a_table_and_a_choice() {
     let snapshots = [program(5), program(9)];
     let names = ["/runs/a/rank0.pickle", "/runs/a/rank1.pickle"];
-    let ranks = snapshots.iter().zip(names).map(|(snapshot, name)| RankData::new(name, snapshot, &explained(snapshot), false));
+    let ranks = snapshots.iter().zip(names).map(|(snapshot, name)| RankData::new(name, snapshot, &explained(snapshot)));
     let data = PageData::new("run", vec!["rank1 holds more at train.py:57".to_owned()], ranks.collect());
     let Some(seen) = used("ranks", &page(&data)) else { return };
     assert_eq!(seen["problems"], json!([]));
@@ -253,8 +253,7 @@ fn the_figures_of_every_recorded_snapshot_are_those_of_its_explanation() {
             let file = entry.unwrap().file_name().into_string().unwrap();
             let Some(snapshot) = file.ends_with(".gz").then(|| recorded(&format!("{folder}/{file}"))).flatten() else { continue };
             let explanation = explained(&snapshot);
-            let data =
-                serde_json::to_value(PageData::new(&file, Vec::new(), vec![RankData::new(&file, &snapshot, &explanation, false)])).unwrap();
+            let data = serde_json::to_value(PageData::new(&file, Vec::new(), vec![RankData::new(&file, &snapshot, &explanation)])).unwrap();
             let of = |name: &str| data["ranks"][0][name].as_u64().unwrap();
             let accounts = explanation.accounts;
             let waiting = accounts.active.saturating_sub(accounts.allocated).get();

@@ -298,26 +298,20 @@ fn what_was_written_is_read_as_it_was() {
     }
 }
 
-/// Prints all that PyTorch's own viewer says of a snapshot.
-const VIEWER: &str = "import pickle, sys, torch
-assert torch.__version__.startswith('2.11.')
-from torch.cuda import _memory_viz as viz
-data = pickle.load(open(sys.argv[1], 'rb'))
-for view in [viz.segsum(data), viz.trace(data), viz.segments(data, str), viz.memory(data, str)]:
-    print(view)";
-
 #[test]
 fn pytorchs_viewer_reads_what_we_write() {
     let mut written = Vec::new();
     plain().write(&mut written).unwrap();
     // The viewer of PyTorch 2.11 read these bytes, and said what stands in the text beside them.
     assert!(written == bytes("written.pickle"), "the writer writes other bytes than the viewer has read: see make.py");
-    let viewer = Command::new("python3").args(["-c", VIEWER]).arg(path("written.pickle")).output();
-    match viewer {
-        Ok(output) if output.status.success() => {
+    let python = std::env::var_os("HARNESS_PYTHON").unwrap_or_else(|| "python3".into());
+    match Command::new(python).arg(path("viewer.py")).arg(path("written.pickle")).output() {
+        Ok(output) if output.status.code() != Some(2) => {
             assert_eq!(String::from_utf8_lossy(&output.stdout), std::fs::read_to_string(path("written.txt")).unwrap())
         }
-        _ => eprintln!("skipped in part: there is no python3 with torch 2.11 here, so only the bytes are compared"),
+        _ => {
+            eprintln!("skipped in part: only the bytes are compared, for want of torch 2.11: let HARNESS_PYTHON name a Python that has it")
+        }
     }
 }
 

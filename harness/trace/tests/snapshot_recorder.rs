@@ -24,7 +24,8 @@ const MEMORY: Bytes = Bytes::mib(100);
 fn recorded(allocator: Box<dyn Allocator>, conf: &str) -> (Snapshot, harness_allocator::stats::MemoryStats) {
     let settings = Settings::new(vec![("PYTORCH_CUDA_ALLOC_CONF".to_owned(), Value::Text(conf.to_owned()))]);
     let recorder = Recorder::new(Some(settings));
-    recorder.set_place([Frame { name: "step 1".to_owned(), file: "program.yaml".to_owned(), line: 7, extra: ExtraId::NONE }], Some(5));
+    recorder.set_place([Frame { name: "step 1".to_owned(), file: "program.yaml".to_owned(), line: 7, extra: ExtraId::NONE }]);
+    recorder.set_time(5);
     let mut device = SimDevice::new(SimConfig::replay(MEMORY));
     let events = trace::parse(PROGRAM).unwrap();
     let mut executor = Executor::new(&events, &mut device).unwrap();

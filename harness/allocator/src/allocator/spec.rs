@@ -53,6 +53,15 @@ impl AllocatorKind {
         matches!(self, Self::Caching)
     }
 
+    /// Why what it does cannot be recorded with segments and blocks; `None` where it can.
+    #[must_use]
+    pub const fn not_recorded(self) -> Option<&'static str> {
+        match self {
+            Self::AsyncPool => Some("the driver tells how much its pool holds, but not which of that memory is free"),
+            Self::Caching | Self::Expandable | Self::Bfc | Self::RmmPool | Self::Direct => None,
+        }
+    }
+
     /// Whether it is PyTorch's allocator, under whatever settings.
     #[must_use]
     pub const fn is_pytorch(self) -> bool {

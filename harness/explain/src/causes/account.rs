@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use harness_allocator::allocator::caching::Config;
 use harness_allocator::device::DeviceMemory;
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
@@ -12,20 +13,23 @@ use super::ExplainError;
 use crate::bytes::{ByteCause, CauseBytes, SiteBytes};
 use crate::pins::{self, Pinner};
 use crate::sites::{SiteId, Sites};
-use crate::view::{DeviceSize, Refused, TotalKnown, Totals, View, other_lane};
+use crate::view::{DeviceSize, Refused, TotalKnown, Totals, View};
 use crate::ways;
 
 impl View<'_> {
     pub(super) fn request(&self) -> Option<Refused> {
         let (index, event) = self.oom()?;
-        let rounded = self.config.round(event.size.get()).map_or(event.size, Bytes);
-        let pool = PoolKind::of_block(rounded);
+        let by_rule = |rule: fn(&Config, u64) -> Option<u64>, size: Bytes| {
+            if self.is_foreign { size } else { rule(self.config, size.get()).map_or(size, Bytes) }
+        };
+        let rounded = by_rule(Config::round, event.size);
+        let pool = if self.is_foreign { PoolKind::Large } else { PoolKind::of_block(rounded) };
         let private = self.snapshot.pool_of(event).unwrap_or_else(|| self.likely_pool(event.stream));
         let id = self.sites.of_event(index);
         Some(Refused {
             requested: event.size,
             rounded,
-            asked: self.config.segment_size(rounded.get()).map_or(rounded, Bytes),
+            asked: by_rule(Config::segment_size, rounded),
             stream: event.stream,
             pool,
             private_pool: (private != PoolId::DEFAULT).then_some((private.0, private.1)),
@@ -67,7 +71,7 @@ impl View<'_> {
                     BlockState::Inactive => {}
                 }
             }
-            let closed_to_request = request.and_then(|request| other_lane(segment, request));
+            let closed_to_request = request.and_then(|request| self.closed_to(request, segment));
             let private = (request.is_none() && segment.private_pool != PoolId::DEFAULT).then_some(ByteCause::PrivatePool);
             let elsewhere = closed_to_request.or(private);
             let pinner = Pinner::new(self, segment);
@@ -93,17 +97,17 @@ impl View<'_> {
         let at_ooms = of_ooms.map(|(index, _)| seen(index)).max();
         let free_now = self.oom().map(|(_, event)| Bytes(event.address));
         let known = free_now.map(|free| reserved + free).or(at_ooms).filter(|&known| known >= reserved);
-        if let Some(given) = given {
-            let most_held = held.iter().copied().max().unwrap_or_default().max(reserved);
-            let (least, what) = match known.max(at_ooms) {
-                Some(known) if known > most_held => (known, "reserved and free when a request was refused"),
-                _ => (most_held, "reserved at one time"),
-            };
-            if given < least {
-                return Err(ExplainError::MemoryTooSmall { given, least, device: self.device, what });
-            }
+        let most_held = held.iter().copied().max().unwrap_or_default().max(reserved);
+        let (least, what) = match known.max(at_ooms) {
+            Some(known) if known > most_held => (known, "reserved and free when a request was refused"),
+            _ => (most_held, "reserved at one time"),
+        };
+        if let Some(given) = given.filter(|&given| given < least) {
+            return Err(ExplainError::MemoryTooSmall { given, least, device: self.device, what });
         }
-        let total = given.or(known).unwrap_or(reserved);
+        let recorded = self.snapshot.run().map(|run| run.memory).filter(|&memory| memory >= least);
+        let told = given.or(recorded);
+        let total = told.or(known).unwrap_or(reserved);
         let unreserved = total - reserved;
         let mut outside = Vec::new();
         let mut add = |cause, bytes| {
@@ -116,13 +120,14 @@ impl View<'_> {
                 add(ByteCause::OthersHold, unreserved - free);
                 add(ByteCause::Free, free);
             }
-            None if given.is_none() => add(ByteCause::Free, unreserved),
+            None if told.is_none() => add(ByteCause::Free, unreserved),
             None => add(ByteCause::FreeOrOthersHold, unreserved),
         }
-        let known = match (given, known) {
-            (Some(_), _) => TotalKnown::Given,
-            (None, Some(_)) => TotalKnown::AtOom,
-            (None, None) => TotalKnown::ReservedOnly,
+        let known = match (given, recorded, known) {
+            (Some(_), _, _) => TotalKnown::Given,
+            (None, Some(_), _) => TotalKnown::Recorded,
+            (None, None, Some(_)) => TotalKnown::AtOom,
+            (None, None, None) => TotalKnown::ReservedOnly,
         };
         Ok(DeviceSize { total, known, outside })
     }
@@ -175,27 +180,6 @@ impl View<'_> {
             pinned: Vec::new(),
             pinned_unlisted: UnlistedSegments::default(),
         }
-    }
-
-    pub(super) fn notes(&self, known: TotalKnown) -> Vec<String> {
-        let mut notes = Vec::new();
-        match known {
-            TotalKnown::ReservedOnly => notes.push(
-                "no request was refused in the recording, so the snapshot does not tell the device's memory: the total is what was reserved; \
-                 give it by `--memory`"
-                    .to_owned(),
-            ),
-            TotalKnown::AtOom => notes.push(
-                "the total is what was reserved and what was free when a request was refused; what other programs and the CUDA context held is \
-                 not in it: give the device's memory by `--memory`"
-                    .to_owned(),
-            ),
-            TotalKnown::Given => {}
-        }
-        if self.history.events().is_empty() {
-            notes.push("nothing was recorded: only the final segments are known, neither sites nor ages".to_owned());
-        }
-        notes
     }
 }
 

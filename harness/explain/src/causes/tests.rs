@@ -203,3 +203,28 @@ fn a_free_that_waits_is_told_with_its_age() {
     assert_eq!((waits[0].events, waits[0].time_us, waits[0].completed_at), (5, Some(5_000), None));
     assert_eq!(waits[0].site, "model.py:44 forward");
 }
+
+/// The notes that say what a recording leaves out.
+fn left_out(snapshot: &Snapshot) -> Vec<String> {
+    let explanation = explain(snapshot, 0, Options::default()).expect("there is an end");
+    explanation.notes.into_iter().filter(|note| note.contains("not complete")).collect()
+}
+
+#[test]
+fn what_a_recording_leaves_out_is_told_in_one_line() {
+    let read = |name: &str| {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name);
+        Snapshot::read(&path).expect("the recording is part of the project")
+    };
+    let whole = read("snapshots/kept-features.pickle.gz");
+    assert_eq!(left_out(&whole), Vec::<String>::new());
+    let mut overwritten = whole;
+    overwritten.traces[0].drain(..2000);
+    let [note] = &left_out(&overwritten)[..] else { panic!("one line") };
+    assert!(
+        note.starts_with("the recording is not complete: its first events are lost, overwritten by later ones (`max_entries`)"),
+        "{note}"
+    );
+    let [note] = &left_out(&read("real_gpus/forward_late_start.pickle.gz"))[..] else { panic!("one line") };
+    assert!(note.starts_with("the recording is not complete: it began when the program held memory already: "), "{note}");
+}

@@ -135,7 +135,8 @@ fn most_of(cause: &CauseBytes) -> String {
 pub(super) fn request(request: &Refused, explanation: &Explanation) -> String {
     let exact = if request.requested == request.asked { String::new() } else { format!(" ({} requested)", request.requested) };
     let asked = explanation.sites[&request.id].behind(&format!("{}{exact} were asked for", request.asked));
-    format!("{asked}. Each way of serving that failed:")
+    let ways = if explanation.ways.is_empty() { "" } else { " Each way of serving that failed:" };
+    format!("{asked}.{ways}")
 }
 
 /// Causes of the failure that the ways do not tell, in words.
@@ -154,15 +155,16 @@ pub(super) fn pinned(explanation: &Explanation) -> Grid {
             (false, true) => format!("{} {}", group.one_block(), site.behind("allocated")),
             (false, false) => format!("live blocks, the oldest {}", site.behind("allocated")),
         };
-        let age = group.oldest_us().map_or_else(|| "all of the recording".to_owned(), time);
+        let age = group.oldest_us().map_or_else(|| "all of the recording".to_owned(), |us| time(us, explanation));
         grid.rows.push(vec![group.free.to_string(), group.segments.len().to_string(), held, age]);
     }
     grid
 }
 
 /// Microseconds of a recording.
-fn time(us: u64) -> String {
-    harness_allocator::units::Nanos::micros(us).to_string()
+fn time(us: u64, explanation: &Explanation) -> String {
+    let of = if explanation.has_simulated_times() { " (model)" } else { "" };
+    format!("{}{of}", harness_allocator::units::Nanos::micros(us))
 }
 
 fn suspects(out: &mut Text, explanation: &Explanation) {
@@ -176,7 +178,7 @@ fn suspects(out: &mut Text, explanation: &Explanation) {
     if !waiting.is_empty() {
         out.wrapped("\nFreed, but other streams had not finished with it:", 2);
         for wait in waiting.iter().take(SHOWN) {
-            let time = wait.time_us.map_or_else(String::new, |us| format!(", {}", time(us)));
+            let time = wait.time_us.map_or_else(String::new, |us| format!(", {}", time(us, explanation)));
             out.wrapped(&format!("  {} of {}: for {} events{time}", wait.size, wait.site, wait.events), 4);
         }
     }

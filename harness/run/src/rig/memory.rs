@@ -16,6 +16,7 @@ impl Rig {
         if self.is_interrupted() {
             return Err(Stop::Interrupted);
         }
+        self.record_time();
         let start = self.start();
         self.control.calls(Call::Allocate);
         let (program, device) = self.program_on_device();
@@ -61,6 +62,7 @@ impl Rig {
             self.device.verify(buffer.stream(), buffer.range(), tag)?;
         }
         let address = buffer.allocation.ptr();
+        self.record_time();
         let start = self.start();
         self.control.calls(Call::Free);
         let (program, device) = self.program_on_device();
@@ -130,6 +132,7 @@ impl Rig {
     /// [`Stop`].
     pub fn empty_cache(&mut self) -> Result<Bytes, Stop> {
         let before = self.stats().reserved_bytes.all.current;
+        self.record_time();
         let start = self.start();
         self.control.calls(Call::EmptyCache);
         let (program, device) = self.program_on_device();

@@ -10,6 +10,7 @@
 //! * `streams`: streams, events and queued work;
 //! * `audit`: what is checked after each operation;
 //! * `accounts`, `curve` and `shortage`: what records tell; `times`: what a timed run measures;
+//! * `recording`: what the main program's allocator does, as PyTorch's own history tells it;
 //! * `closing`: the end of a run.
 
 mod accounts;
@@ -21,6 +22,7 @@ mod memory;
 mod names;
 mod private_pools;
 mod program;
+mod recording;
 mod samples;
 mod shortage;
 mod streams;
@@ -45,6 +47,7 @@ use self::streams::Queued;
 use self::times::Times;
 use crate::control::{Call, Control};
 use harness_record::{Accounts, Invariant};
+use harness_trace::snapshot::{Recorder, StackId};
 
 /// Why a run cannot go on.
 #[derive(Clone, Debug, PartialEq)]
@@ -92,6 +95,8 @@ pub struct RigOptions {
     pub seed: u64,
     /// Says when the run should stop; the rig reports to it each call that begins.
     pub control: Arc<Control>,
+    /// Records what the main program's allocator does.
+    pub recorder: Option<Recorder>,
 }
 
 /// What is known at the end of a step. A checked run knows the accounts, a timed run the duration.
@@ -112,6 +117,8 @@ pub struct PausedStep {
     began: Nanos,
     /// Whose its allocations are.
     owner: Option<Arc<names::Owner>>,
+    /// Where a recording has it.
+    place: Option<StackId>,
 }
 
 /// See the module.
@@ -122,6 +129,7 @@ pub struct Rig {
     entered: ProgramId,
     checks: Checks,
     control: Arc<Control>,
+    recorder: Option<Recorder>,
     step: u32,
     /// Tags given so far: each fill writes one of its own.
     tags: u64,
@@ -146,6 +154,10 @@ impl Rig {
     pub fn new(mut device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>, options: &RigOptions) -> Result<Self, DeviceError> {
         let memory = device.memory()?;
         let calls = device.calls();
+        let allocator = match &options.recorder {
+            Some(recorder) => Box::new(recorder.around(allocator)),
+            None => allocator,
+        };
         let first = Program::new(allocator, &*device, memory, options.checks);
         Ok(Self {
             device,
@@ -153,6 +165,7 @@ impl Rig {
             entered: ProgramId::FIRST,
             checks: options.checks,
             control: Arc::clone(&options.control),
+            recorder: options.recorder.clone(),
             step: 0,
             tags: 0,
             queued: Queued::default(),
@@ -200,13 +213,15 @@ impl Rig {
     /// Leaves a step for others that are done between its operations.
     pub fn pause_step(&mut self) -> PausedStep {
         self.times.paused += 1;
-        PausedStep { number: self.step, program: self.entered, began: self.times.step_began, owner: self.names.owner() }
+        let place = self.recorder.as_ref().map(Recorder::place);
+        PausedStep { number: self.step, program: self.entered, began: self.times.step_began, owner: self.names.owner(), place }
     }
 
     /// Goes back to a step that was left.
-    pub fn resume_step(&mut self, PausedStep { number, program, began, owner }: PausedStep) {
+    pub fn resume_step(&mut self, PausedStep { number, program, began, owner, place }: PausedStep) {
         self.times.paused -= 1;
         self.times.step_began = began;
+        self.go_back_in_recording(owner.as_deref(), place);
         self.names.go_back_to(owner);
         self.step = number;
         self.enter(program);

@@ -21,7 +21,7 @@ const SMALL_PAGE: Bytes = Bytes::mib(2);
 /// Whose memory it is: a buffer, or all buffers of a workload, with the line of the step that made it.
 #[derive(Debug)]
 pub(super) struct Owner {
-    name: String,
+    pub(super) name: String,
     line: u32,
 }
 
@@ -44,7 +44,9 @@ impl Rig {
     /// keeps no names.
     pub fn name_buffers(&mut self, name: &dyn fmt::Display, line: u32) {
         if !self.is_timed() {
-            self.names.set_owner(name.to_string(), line);
+            let name = name.to_string();
+            self.label_in_recording(&name);
+            self.names.set_owner(name, line);
         }
     }
 }

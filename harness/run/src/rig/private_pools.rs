@@ -60,6 +60,7 @@ impl Rig {
     /// # Errors
     /// [`Stop`].
     pub fn release_private_pool(&mut self, pool: PrivatePoolId) -> Answer<()> {
+        self.record_time();
         self.control.calls(Call::EmptyCache);
         let (program, device) = self.program_on_device();
         let name = program.allocator.name();

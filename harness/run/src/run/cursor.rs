@@ -111,6 +111,11 @@ impl<'s> Cursor<'s> {
         }
     }
 
+    /// The steps that stand around this one, the innermost first.
+    pub(super) fn around(&self, step: &'s Step) -> impl Iterator<Item = &'s Step> {
+        self.blocks().rev().filter_map(|frame| frame.block).filter(move |block| !std::ptr::eq(*block, step))
+    }
+
     /// The variables of all loops around the next step, the outermost first.
     pub(super) fn variables(&self) -> impl Iterator<Item = (&'s VariableName, Number)> {
         self.blocks().filter_map(|frame| match &frame.block?.action {

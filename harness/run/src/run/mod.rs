@@ -1,10 +1,11 @@
 //! One run: a scenario, a device and an allocator in, a record out, and events on the way. Errors of the run are data in the record.
 //!
 //! * `runner`: steps in their order; `cursor`: where a list of steps stands; `execute`: what each step does;
-//! * `judge`: what fails a run; `kept`: what a record keeps of a long one.
+//! * `judge`: what fails a run; `kept`: what a record keeps of a long one; `frames`: what a recording calls the steps.
 
 mod cursor;
 mod execute;
+mod frames;
 mod judge;
 mod kept;
 mod runner;
@@ -26,6 +27,7 @@ use crate::world::{Figures, World};
 pub(crate) use execute::seen;
 use harness_record::{CurvePoint, Event, RunRecord, StepRecord, Timings, Verdict, Violation};
 use harness_scenario::{ReportKey, Scenario, Unit};
+use harness_trace::snapshot::{Recorder, Settings, Snapshot, Value};
 
 /// What is to be run, apart from the device.
 #[derive(Clone, Debug)]
@@ -55,6 +57,9 @@ pub struct Observer<'a> {
     pub only_observed: bool,
     /// Is given [`Event::RunStarted`], and [`Event::StepEnded`] for the first steps that are recorded.
     pub emit: &'a mut dyn FnMut(Event),
+    /// Is given what the allocator did, as a memory snapshot of PyTorch, when the last step has ended, however it did: nothing of what the steps left
+    /// live was freed then. `None`: nothing is recorded, at no cost.
+    pub record: Option<&'a mut dyn FnMut(Snapshot)>,
 }
 
 /// Runs a scenario on a device that is as large as the scenario wants it, with all checks. The record has no times: those are taken by [`time`].
@@ -114,7 +119,7 @@ pub fn observe(
 }
 
 fn unobserved<'a>(request: &RunRequest<'_>, emit: &'a mut dyn FnMut(Event)) -> Observer<'a> {
-    Observer { control: Arc::new(Control::new(Arc::clone(&request.interrupt))), only_observed: false, emit }
+    Observer { control: Arc::new(Control::new(Arc::clone(&request.interrupt))), only_observed: false, emit, record: None }
 }
 
 /// What a timed run leaves behind.
@@ -226,7 +231,9 @@ fn execute_all(
     checks: Checks,
     observer: Observer<'_>,
 ) -> Result<Executed, DeviceError> {
-    let options = RigOptions { checks, seed: request.seed, control: Arc::clone(&observer.control) };
+    let recorder =
+        observer.record.is_some().then(|| Recorder::new(request.allocator.effective().map(|config| settings(config.to_string()))));
+    let options = RigOptions { checks, seed: request.seed, control: Arc::clone(&observer.control), recorder };
     let rig = Rig::new(device, allocator, &options)?;
     let mut runner = Runner::new(request, checks, observer);
     let mut world = match World::new(rig, request.scenario, request.allocator, request.seed) {
@@ -243,10 +250,20 @@ fn execute_all(
     let (stats, calls, unused_at_peak) = (world.rig.stats_of(ProgramId::FIRST), world.rig.calls(), world.rig.unused_at_peak());
     let (timings, curve) = (world.rig.take_timings(), world.rig.take_curve());
     runner.observer.control.enter(Place::Closing, DEFAULT_TIME_LIMIT);
+    if let Some(record) = &mut runner.observer.record
+        && let Some(snapshot) = world.rig.recorded(&request.scenario.name, &world.arm, request.allocator.kind().is_pytorch())
+    {
+        record(snapshot);
+    }
     runner.finish(world, completed);
     let verdict = runner.verdict();
     let ((steps, unrecorded_steps), (times, _)) = (runner.steps.into_parts(), runner.times.into_parts());
     Ok(Executed { verdict, steps, unrecorded_steps, times, curve, timings, calls, stats, unused_at_peak, figures })
+}
+
+/// Settings of PyTorch's allocator as its snapshots have them.
+fn settings(conf: String) -> Settings {
+    Settings::new(vec![("PYTORCH_CUDA_ALLOC_CONF".to_owned(), Value::Text(conf))])
 }
 
 fn device_error(stop: Stop) -> DeviceError {

@@ -10,6 +10,7 @@ use harness_scenario::{Expectation, Located, ReportKey};
 
 use super::cursor::{Cursor, Next};
 use super::execute;
+use super::frames::frames;
 use super::kept::Steps;
 use super::{Observer, RunRequest, StepTimes};
 use crate::control::{DEFAULT_TIME_LIMIT, Place};
@@ -120,10 +121,11 @@ impl<'a, 'o> Runner<'a, 'o> {
         tasks.iter_mut().try_for_each(|(_, task)| self.advance(world, task).map_continue(drop))
     }
 
-    /// Makes the loops' variables and the program around the next step those of the run.
-    fn resume(world: &mut World, task: &Task<'_>) {
+    /// Makes the loops' variables and the program around a step those of the run, and its place that of the recording.
+    fn resume<'s>(&self, world: &mut World, task: &Task<'s>, step: &'s Step) {
         world.set_variables(task.cursor.variables());
         world.enter(task.cursor.program());
+        world.rig.set_place(|| frames(&self.request.scenario.path, step, task.cursor.around(step)));
     }
 
     fn enter_block<'s>(&mut self, world: &mut World, task: &mut Task<'s>, step: &'s Step) -> Flow {
@@ -131,17 +133,17 @@ impl<'a, 'o> Runner<'a, 'o> {
             task.meanwhile.push((step, task.beside(step)));
         }
         if let Action::PrivatePool(_) = step.action {
-            Self::resume(world, task);
+            self.resume(world, task, step);
             self.run_step(world, step, task.cursor.iteration(), None)?;
         }
         Flow::Continue(())
     }
 
-    fn leave_block(&mut self, world: &mut World, task: &mut Task<'_>, step: &Step, iterations: u64, ran_out: bool) -> Flow {
+    fn leave_block<'s>(&mut self, world: &mut World, task: &mut Task<'s>, step: &'s Step, iterations: u64, ran_out: bool) -> Flow {
         if let Some((_, mut rest)) = task.meanwhile.pop_if(|(block, _)| std::ptr::eq(*block, step)) {
             while self.advance(world, &mut rest)? {}
         }
-        Self::resume(world, task);
+        self.resume(world, task, step);
         match &step.action {
             Action::PrivatePool(block) => {
                 let pool = world.pool(&block.pool);
@@ -165,13 +167,13 @@ impl<'a, 'o> Runner<'a, 'o> {
 
     /// Does one step that has no steps inside it. One that runs out of memory may end the loop around it.
     fn do_step<'s>(&mut self, world: &mut World, task: &mut Task<'s>, step: &'s Step) -> Flow {
-        Self::resume(world, task);
+        self.resume(world, task, step);
         let iteration = task.cursor.iteration();
         let mut own = (!step.meanwhile.is_empty()).then(|| task.beside(step));
         let outcome = self.run_step(world, step, iteration, own.as_mut())?;
         if let Some(mut rest) = own {
             while self.advance(world, &mut rest)? {}
-            Self::resume(world, task);
+            self.resume(world, task, step);
         }
         let ends_loop = match &step.action {
             Action::Alloc(alloc) => alloc.expect.ends_loop,

@@ -7,7 +7,10 @@ mod supervise;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::Sender;
 
+#[cfg(doc)]
+use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::{Clock, DeviceCalls, DeviceError, DeviceInfo, TestDevice};
 use harness_allocator::stats::MemoryStats;
@@ -21,6 +24,7 @@ use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
 use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, Timings, Verdict, Violation};
 use harness_scenario::{DeviceKind, Feature, Needs, Scenario};
+use harness_trace::snapshot::Snapshot;
 
 pub use self::supervise::{End, supervise};
 
@@ -141,16 +145,23 @@ impl Plan {
     pub fn run(&self, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<Records, DeviceError> {
         let mut collector = Collector::default();
         let control = Arc::new(Control::new(Arc::clone(interrupt)));
-        self.observe(source, &control, &mut |event| collector.add(event))?;
+        self.observe(source, &control, None, &mut |event| collector.add(event))?;
         Ok(collector.into_records())
     }
 
-    /// Runs everything and tells what happens; stops early when the user interrupts. Where the device cannot be opened any more after runs
+    /// Runs everything and tells what happens; stops early when the user interrupts. What each checked run's allocator did goes to `recordings`, if
+    /// somebody wants it, before the run's [`Event::RunEnded`]; see [`AllocatorKind::not_recorded`] for whose does not. Where the device cannot be opened any more after runs
     /// on it, that arm has failed and those behind it are skipped: what broke the device is most likely in the records that there are.
     ///
     /// # Errors
     /// [`DeviceError`] where no device can be opened at all; a scenario that does not fit on the device is skipped, with the reason.
-    pub fn observe(&self, source: &DeviceSource, control: &Arc<Control>, emit: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
+    pub fn observe(
+        &self,
+        source: &DeviceSource,
+        control: &Arc<Control>,
+        recordings: Option<&Sender<Snapshot>>,
+        emit: &mut dyn FnMut(Event),
+    ) -> Result<(), DeviceError> {
         let harness = env!("CARGO_PKG_VERSION").to_owned();
         emit(Event::Started { version: RECORD_VERSION, harness, planned: self.planned() });
         let mut device: Option<DeviceInfo> = None;
@@ -162,7 +173,7 @@ impl Plan {
             }
             let record = match &device {
                 Some(device) if is_lost => self.not_run(&arm, source, device.clone(), device_was_lost()),
-                _ => match (self.observe_arm(&arm, source, control, emit), &device) {
+                _ => match (self.observe_arm(&arm, source, control, recordings, emit), &device) {
                     (Ok((mut record, figures)), _) => {
                         comparisons.add(arm.scenario, &mut record, figures);
                         judge_expected_failure(&arm, &mut record);
@@ -196,11 +207,11 @@ impl Plan {
         let mut comparisons = Comparisons::default();
         for needed in comparisons::needed_for(arm.scenario, &arm.allocator.to_string()) {
             if let Some(allocator) = arm.scenario.allocators.iter().find(|allocator| allocator.to_string() == needed) {
-                let (mut record, figures) = self.observe_arm(&Arm { allocator, ..*arm }, source, &control, &mut |_| {})?;
+                let (mut record, figures) = self.observe_arm(&Arm { allocator, ..*arm }, source, &control, None, &mut |_| {})?;
                 comparisons.add(arm.scenario, &mut record, figures);
             }
         }
-        let (mut record, figures) = self.observe_arm(arm, source, &control, &mut |_| {})?;
+        let (mut record, figures) = self.observe_arm(arm, source, &control, None, &mut |_| {})?;
         comparisons.add(arm.scenario, &mut record, figures);
         judge_expected_failure(arm, &mut record);
         Ok(record)
@@ -212,6 +223,7 @@ impl Plan {
         arm: &Arm<'_>,
         source: &DeviceSource,
         control: &Arc<Control>,
+        recordings: Option<&Sender<Snapshot>>,
         emit: &mut dyn FnMut(Event),
     ) -> Result<(RunRecord, Figures), DeviceError> {
         control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
@@ -229,15 +241,19 @@ impl Plan {
             audit: self.audit,
             interrupt: Arc::default(),
         };
-        let observer = |emit| Observer { control: Arc::clone(control), only_observed: arm.only_observed(), emit };
+        let observer = |emit, record| Observer { control: Arc::clone(control), only_observed: arm.only_observed(), emit, record };
+        let recordings = recordings.filter(|_| arm.allocator.kind().not_recorded().is_none());
+        // Nobody takes it any more where the session was given up.
+        let mut send = recordings.map(|recordings| |snapshot| drop(recordings.send(snapshot)));
+        let record = send.as_mut().map(|send| send as &mut dyn FnMut(Snapshot));
         let (mut record, mut figures) = match open(source, scenario, arm.allocator)? {
-            Ok(device) => observe(&request, device, arm.allocator.build(), observer(emit))?,
+            Ok(device) => observe(&request, device, arm.allocator.build(), observer(emit, record))?,
             Err((info, reason)) => return Ok((self.not_run(arm, source, info, Verdict::Skipped { reason }), Figures::new())),
         };
         if record.verdict == Verdict::Passed {
             control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
             if let Ok(device) = open(source, scenario, arm.allocator)? {
-                let timed = time_observed(&request, device, arm.allocator.build(), observer(&mut |_| {}))?;
+                let timed = time_observed(&request, device, arm.allocator.build(), observer(&mut |_| {}, None))?;
                 figures.extend(timed.figures.clone());
                 timed.add_to(&mut record);
             }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use harness_allocator::allocator::{AllocatorError, PrivatePoolId, Request};
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
+use harness_trace::snapshot::StackId;
 use harness_trace::trace::TraceEvent;
 
 use super::{Between, pause};
@@ -33,7 +34,8 @@ struct Tally {
 /// the audit.
 pub(crate) fn run(world: &mut World, step: &Step, replay: &Replay, mut between: Between<'_>) -> Result<StepResult, Stop> {
     let mut tally = Tally::default();
-    let mut replayer = Replayer { replay, line: step.position.line, pools: BTreeMap::new(), pressure: Bytes::ZERO, named: None };
+    let (line, place) = (step.position.line, world.rig.place());
+    let mut replayer = Replayer { replay, line, pools: BTreeMap::new(), pressure: Bytes::ZERO, place, named: None };
     for operation in 0..replay.trace.events.len() {
         replayer.operate(world, operation, &mut tally)?;
         pause(&mut between, world)?;
@@ -48,6 +50,8 @@ struct Replayer<'a> {
     pools: BTreeMap<PrivatePoolId, PrivatePoolId>,
     /// Memory that others hold now.
     pressure: Bytes,
+    /// Where a recording has the step.
+    place: Option<StackId>,
     /// Whose the allocations are now; the outer `None` before the first.
     named: Option<Option<&'a str>>,
 }
@@ -110,6 +114,7 @@ impl<'a> Replayer<'a> {
                 Some(site) => world.rig.name_buffers(&site, self.line),
                 None => world.rig.name_buffers(&self.replay.id, self.line),
             }
+            world.rig.set_site(self.place, site);
             self.named = Some(site);
         }
         let request = Request { size, stream: self.stream(world, stream) };

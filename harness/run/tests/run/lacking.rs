@@ -47,7 +47,7 @@ fn child() {
             runs.push(*run);
         }
     };
-    plan.observe(&source, &Arc::new(Control::default()), &mut keep).unwrap();
+    plan.observe(&source, &Arc::new(Control::default()), None, &mut keep).unwrap();
     for run in runs {
         let verdict = match run.verdict {
             Verdict::Passed => "passed".to_owned(),

@@ -17,6 +17,7 @@ mod program;
 mod programs;
 mod random;
 mod reads;
+mod recorded;
 mod replays;
 mod scenarios;
 mod staged;

@@ -11,6 +11,7 @@ mod recover;
 mod replay;
 mod start;
 pub mod text;
+mod to_snapshot;
 mod watch;
 
 use std::collections::BTreeMap;

@@ -120,7 +120,7 @@ impl Job {
 
     /// A segment of an allocator as a snapshot tells it, given the stacks of its blocks by address. Where a segment serves several streams, that of its
     /// first block stands for them.
-    fn for_snapshot(&self, segment: &SegmentInfo, stacks: &HashMap<u64, StackId>) -> Segment {
+    pub(super) fn for_snapshot(&self, segment: &SegmentInfo, stacks: &HashMap<u64, StackId>) -> Segment {
         let stream = segment.stream.or_else(|| segment.blocks.first().map(|block| block.stream)).unwrap_or_default();
         let blocks = segment.blocks.iter().map(|block| {
             let in_use = block.state != BlockState::Inactive;

@@ -8,12 +8,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use harness_allocator::allocator::wrapper::AllocatorWrapper;
-use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, OomCause, Request};
+use harness_allocator::allocator::{
+    Allocation, Allocator, AllocatorError, OomCause, PrivatePoolError, PrivatePoolId, PrivatePools, Request,
+};
 use harness_allocator::device::{Device, DeviceError, DevicePtr, StreamId};
 use harness_allocator::stats::{BlockInfo, BlockState, SegmentInfo};
 use harness_allocator::units::Bytes;
 
-use super::{Action, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId};
+use super::{Action, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, Value};
 
 /// What an allocator has done. Clones are handles of the same recording.
 #[derive(Clone, Debug, Default)]
@@ -37,18 +39,49 @@ impl Recorder {
         Recorded { allocator, recorder: self.clone() }
     }
 
-    /// Where the program is from now on, the innermost frame first, and when: microseconds since any moment.
-    pub fn set_place(&self, frames: impl IntoIterator<Item = Frame>, time_us: Option<u64>) {
+    /// Where the program is from now on, the innermost frame first.
+    pub fn set_place(&self, frames: impl IntoIterator<Item = Frame>) {
         let mut log = self.log();
         let ids: Vec<FrameId> = frames.into_iter().map(|frame| log.snapshot.stacks.intern_frame(frame)).collect();
         log.stack = log.snapshot.stacks.intern(&ids);
-        log.time_us = time_us;
+    }
+
+    /// Puts a frame inside of the place where the program is.
+    pub fn set_inner_place(&self, frame: Frame) {
+        let mut log = self.log();
+        let inner = log.snapshot.stacks.intern_frame(frame);
+        let ids: Vec<FrameId> = std::iter::once(inner).chain(log.snapshot.stacks.ids(log.stack).iter().copied()).collect();
+        log.stack = log.snapshot.stacks.intern(&ids);
+    }
+
+    /// Where the program is, to go back there.
+    #[must_use]
+    pub fn place(&self) -> StackId {
+        self.log().stack
+    }
+
+    /// The program is where it was.
+    pub fn go_back_to(&self, place: StackId) {
+        self.log().stack = place;
+    }
+
+    /// When the next events are: microseconds since any moment.
+    pub fn set_time(&self, time_us: u64) {
+        self.log().time_us = Some(time_us);
+    }
+
+    /// What the next blocks are for: their events have it as `user_metadata`.
+    pub fn set_label(&self, label: Option<&str>) {
+        let mut log = self.log();
+        log.label = label.map(str::to_owned);
+        log.extras_known = None;
     }
 
     /// The events so far, and what the recorded allocator holds now. Streams have their numbers as handles; private pool N is `(0, N + 1)`.
     #[must_use]
     pub fn snapshot(&self, allocator: &dyn Allocator) -> Snapshot {
-        let log = self.log();
+        let mut log = self.log();
+        log.settle(allocator);
         let mut snapshot = log.snapshot.clone();
         snapshot.segments = allocator.snapshot().iter().map(|segment| log.segment(segment)).collect();
         snapshot.traces = vec![log.events.clone()];
@@ -92,10 +125,12 @@ impl<A: Allocator> AllocatorWrapper for Recorded<A> {
         let mut log = self.recorder.log();
         match &allocated {
             Ok(allocation) if allocation.is_null() => {}
-            Ok(allocation) => log.add(Action::Alloc, allocation.ptr().0, allocation.requested(), allocation.stream()),
+            Ok(allocation) => {
+                log.allocated(Live { address: allocation.ptr().0, size: allocation.requested(), stream: allocation.stream() })
+            }
             Err(error) if error.is_out_of_memory() => {
                 let free = free_memory(error, device);
-                log.add(Action::Oom, free.0, request.size, request.stream);
+                log.refused(Live { address: free.0, size: request.size, stream: request.stream });
             }
             Err(_) => {}
         }
@@ -108,7 +143,7 @@ impl<A: Allocator> AllocatorWrapper for Recorded<A> {
         let freed = self.allocator.free(device, allocation);
         if !is_null && freed.is_ok() {
             let mut log = self.recorder.log();
-            log.add(Action::FreeRequested, block.address, block.size, block.stream);
+            log.freed(Action::FreeRequested, block);
             log.pending.push(block);
         }
         self.settle();
@@ -127,10 +162,41 @@ impl<A: Allocator> AllocatorWrapper for Recorded<A> {
         emptied
     }
 
+    fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {
+        self.allocator.private_pools().is_some().then_some(self as &mut dyn PrivatePools)
+    }
+
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let closed = self.allocator.close(device);
         self.settle();
         closed
+    }
+}
+
+impl<A: Allocator> PrivatePools for Recorded<A> {
+    fn begin(&mut self, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
+        self.pools(pool)?.begin(pool)?;
+        self.recorder.log().open_pools.push(pool);
+        Ok(())
+    }
+
+    fn end(&mut self, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
+        self.pools(pool)?.end(pool)?;
+        self.recorder.log().open_pools.retain(|open| *open != pool);
+        Ok(())
+    }
+
+    fn release(&mut self, device: &mut dyn Device, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
+        let released = self.pools(pool)?.release(device, pool);
+        self.settle();
+        released
+    }
+}
+
+impl<A: Allocator> Recorded<A> {
+    /// The allocator's own. There are some wherever a caller could ask for them.
+    fn pools(&mut self, pool: PrivatePoolId) -> Result<&mut dyn PrivatePools, PrivatePoolError> {
+        self.allocator.private_pools().ok_or(PrivatePoolError::Unknown(pool))
     }
 }
 
@@ -153,11 +219,27 @@ fn counted(allocator: &dyn Allocator) -> Counted {
     [stats.num_device_alloc, stats.num_device_free, stats.reserved_bytes.all.current]
 }
 
+/// A block as it was requested; of a refused request with the device's free memory as its address.
 #[derive(Clone, Copy, Debug)]
 struct Live {
     address: u64,
     size: Bytes,
     stream: StreamId,
+}
+
+/// A range held from the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Range {
+    size: Bytes,
+    stream: StreamId,
+    private_pool: Option<u32>,
+}
+
+/// Who allocated a block.
+#[derive(Clone, Copy, Debug, Default)]
+struct Owner {
+    stack: StackId,
+    extra: ExtraId,
 }
 
 #[derive(Debug, Default)]
@@ -167,24 +249,62 @@ struct Log {
     events: Vec<Event>,
     stack: StackId,
     time_us: Option<u64>,
+    label: Option<String>,
+    /// Private pools whose context is open, the innermost last.
+    open_pools: Vec<PrivatePoolId>,
+    /// The further keys of what is allocated now, as long as neither label nor pool changes.
+    extras_known: Option<(Option<PrivatePoolId>, ExtraId)>,
     counted: Counted,
     held: Held,
     /// Blocks that were freed and wait for events of other streams, oldest first.
     pending: Vec<Live>,
     /// By address: who allocated the block, or made the segment, that was there last.
-    blocks: BTreeMap<u64, StackId>,
+    blocks: BTreeMap<u64, Owner>,
     segments: BTreeMap<u64, StackId>,
 }
 
 impl Log {
-    fn add(&mut self, action: Action, address: u64, size: Bytes, stream: StreamId) {
-        match action {
-            Action::Alloc => drop(self.blocks.insert(address, self.stack)),
-            Action::SegmentAlloc | Action::SegmentMap => drop(self.segments.insert(address, self.stack)),
-            _ => {}
+    fn add(&mut self, action: Action, block: Live, extra: ExtraId) {
+        let (time_us, stack, Live { address, size, stream }) = (self.time_us, self.stack, block);
+        self.events.push(Event { action, address, size, stream: stream.0.into(), time_us, stack, extra });
+    }
+
+    fn allocated(&mut self, block: Live) {
+        let extra = self.extra_of_request();
+        self.blocks.insert(block.address, Owner { stack: self.stack, extra });
+        self.add(Action::Alloc, block, extra);
+    }
+
+    fn refused(&mut self, request: Live) {
+        let extra = self.extra_of_request();
+        self.add(Action::Oom, request, extra);
+    }
+
+    /// A step of a block's free. What it was for is known from its allocation.
+    fn freed(&mut self, action: Action, block: Live) {
+        let Owner { extra, .. } = self.blocks.get(&block.address).copied().unwrap_or_default();
+        self.add(action, block, extra);
+    }
+
+    /// A range was taken from the driver or given back.
+    fn moved(&mut self, action: Action, address: u64, Range { size, stream, private_pool }: Range) {
+        if matches!(action, Action::SegmentAlloc | Action::SegmentMap) {
+            self.segments.insert(address, self.stack);
         }
-        let (time_us, stack) = (self.time_us, self.stack);
-        self.events.push(Event { action, address, size, stream: stream.0.into(), time_us, stack, extra: ExtraId::NONE });
+        let extra = self.snapshot.extras.intern(vec![pool_key(private_pool)]);
+        self.add(action, Live { address, size, stream }, extra);
+    }
+
+    /// The further keys of a request that is made now.
+    fn extra_of_request(&mut self) -> ExtraId {
+        let pool = self.open_pools.last().copied();
+        if let Some((_, known)) = self.extras_known.filter(|(known, _)| *known == pool) {
+            return known;
+        }
+        let label = self.label.iter().map(|label| ("user_metadata".to_owned(), Value::Text(label.clone())));
+        let extra = self.snapshot.extras.intern(label.chain([pool_key(pool.map(|pool| pool.0))]).collect());
+        self.extras_known = Some((pool, extra));
+        extra
     }
 
     /// Frees that are complete now, then what went back to the driver, then what was taken from it.
@@ -197,8 +317,8 @@ impl Log {
         };
         let (pending, complete) = std::mem::take(&mut self.pending).into_iter().partition(is_pending);
         self.pending = pending;
-        for Live { address, size, stream } in complete {
-            self.add(Action::FreeCompleted, address, size, stream);
+        for block in complete {
+            self.freed(Action::FreeCompleted, block);
         }
         let counted = counted(allocator);
         if counted == self.counted {
@@ -213,7 +333,7 @@ impl Log {
             (Action::SegmentAlloc, now.segments_beyond(&before)),
             (Action::SegmentMap, now.mapped_beyond(&before)),
         ] {
-            ranges.into_iter().for_each(|Live { address, size, stream }| self.add(action, address, size, stream));
+            ranges.into_iter().for_each(|(address, range)| self.moved(action, address, range));
         }
     }
 
@@ -226,7 +346,7 @@ impl Log {
             state: block.state,
             stack: match block.state {
                 BlockState::Inactive => StackId::EMPTY,
-                BlockState::Allocated | BlockState::PendingFree => self.blocks.get(&block.address.0).copied().unwrap_or_default(),
+                BlockState::Allocated | BlockState::PendingFree => self.blocks.get(&block.address.0).copied().unwrap_or_default().stack,
             },
             extra: ExtraId::NONE,
         };
@@ -236,7 +356,7 @@ impl Log {
             size: segment.size,
             stream: segment.stream.unwrap_or_default().0.into(),
             pool: segment.pool,
-            private_pool: segment.private_pool.map_or(PoolId::DEFAULT, |pool| PoolId(0, u64::from(pool) + 1)),
+            private_pool: pool_id(segment.private_pool),
             expandable: segment.expandable,
             stack: self.segments.get(&segment.address.0).copied().unwrap_or_default(),
             blocks: segment.blocks.iter().map(block).collect(),
@@ -245,12 +365,23 @@ impl Log {
     }
 }
 
-/// What is held from the driver, by address: sizes and streams.
+/// Private pool N is `(0, N + 1)`.
+fn pool_id(private_pool: Option<u32>) -> PoolId {
+    private_pool.map_or(PoolId::DEFAULT, |pool| PoolId(0, u64::from(pool) + 1))
+}
+
+/// The key of an event that tells its pool, as versions of PyTorch after 2.11 write it.
+fn pool_key(private_pool: Option<u32>) -> (String, Value) {
+    let PoolId(first, second) = pool_id(private_pool);
+    ("pool_id".to_owned(), Value::Tuple(vec![Value::Int(first.into()), Value::Int(second.into())]))
+}
+
+/// What is held from the driver, by address.
 #[derive(Clone, Debug, Default)]
 struct Held {
-    segments: BTreeMap<u64, (Bytes, StreamId)>,
+    segments: BTreeMap<u64, Range>,
     /// Mapped ranges of expandable segments.
-    mapped: BTreeMap<u64, (Bytes, StreamId)>,
+    mapped: BTreeMap<u64, Range>,
 }
 
 impl Held {
@@ -258,30 +389,31 @@ impl Held {
         let mut held = Self::default();
         for segment in segments {
             let ranges = if segment.expandable { &mut held.mapped } else { &mut held.segments };
-            ranges.insert(segment.address.0, (segment.size, segment.stream.unwrap_or_default()));
+            let (stream, private_pool) = (segment.stream.unwrap_or_default(), segment.private_pool);
+            ranges.insert(segment.address.0, Range { size: segment.size, stream, private_pool });
         }
         held
     }
 
     /// The segments that the other one does not have.
-    fn segments_beyond(&self, other: &Self) -> Vec<Live> {
+    fn segments_beyond(&self, other: &Self) -> Vec<(u64, Range)> {
         let beyond = self.segments.iter().filter(|&(address, segment)| other.segments.get(address) != Some(segment));
-        beyond.map(|(&address, &(size, stream))| Live { address, size, stream }).collect()
+        beyond.map(|(&address, &segment)| (address, segment)).collect()
     }
 
     /// The parts of mapped ranges that the other one does not have.
-    fn mapped_beyond(&self, other: &Self) -> Vec<Live> {
+    fn mapped_beyond(&self, other: &Self) -> Vec<(u64, Range)> {
         let mut beyond = Vec::new();
-        for (&start, &(size, stream)) in &self.mapped {
-            let (mut from, end) = (start, start + size.0);
+        for (&start, &range) in &self.mapped {
+            let (mut from, end) = (start, start + range.size.0);
             let mut part = |from: u64, to: u64| {
                 if from < to {
-                    beyond.push(Live { address: from, size: Bytes(to - from), stream });
+                    beyond.push((from, Range { size: Bytes(to - from), ..range }));
                 }
             };
-            for (&known, &(known_size, _)) in other.mapped.range(..end).filter(|&(&known, &(known_size, _))| known + known_size.0 > start) {
+            for (&known, known_range) in other.mapped.range(..end).filter(|&(&known, known_range)| known + known_range.size.0 > start) {
                 part(from, known);
-                from = from.max(known + known_size.0);
+                from = from.max(known + known_range.size.0);
             }
             part(from, end);
         }

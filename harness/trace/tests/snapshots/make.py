@@ -1,7 +1,7 @@
 """Makes the snapshots beside it: one small state of PyTorch's allocator in all forms that the reader accepts. Python 3.11 wrote the files that are there.
 
 Not made here: `written.pickle` is `cpp.pickle` read and written again by our writer, and `written.txt` is what `torch.cuda._memory_viz` of PyTorch 2.11 says of
-it. Where the writer changes, both are to be made again where that PyTorch is installed: the test in `snapshot_forms.rs` has the command.
+it. Where the writer changes, both are to be made again where that PyTorch is installed: `viewer.py` says it.
 """
 
 import gzip

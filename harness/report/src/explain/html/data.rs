@@ -81,6 +81,7 @@ pub struct RankData {
     waits: Vec<Wait>,
     moment: usize,
     is_oom: bool,
+    /// The times of the events are those of a simulated device, and not measured.
     simulated_times: bool,
     settings: Option<String>,
     notes: Vec<String>,
@@ -184,9 +185,9 @@ impl PageData {
 
 impl RankData {
     /// Gathers what the page shows: timeline, segments and flame graph from the recording, and which device and moment are shown, sentences and causes
-    /// from the explanation. `simulated_times` says that the times of the events are those of a simulated device. Takes `n log n` time for `n` events.
+    /// from the explanation. Takes `n log n` time for `n` events.
     #[must_use]
-    pub fn new(name: impl Into<String>, snapshot: &Snapshot, explanation: &Explanation, simulated_times: bool) -> Self {
+    pub fn new(name: impl Into<String>, snapshot: &Snapshot, explanation: &Explanation) -> Self {
         let device = explanation.device;
         let lives = Lifetimes::of(snapshot, device);
         let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
@@ -214,7 +215,7 @@ impl RankData {
             waits: explanation.stalled_frees.iter().filter_map(Wait::new).collect(),
             moment,
             is_oom: explanation.moment.at == MomentKind::Oom,
-            simulated_times,
+            simulated_times: explanation.has_simulated_times(),
             settings: explanation.conf.clone(),
             notes: explanation.notes.iter().cloned().chain(contradictions(&lives)).collect(),
             events: lives.events,

@@ -48,7 +48,7 @@ fn figures(allocated: u64, pending: u64, reserved: u64) -> Figures {
 /// The page's data for a snapshot of one device.
 fn data_of(snapshot: &Snapshot) -> PageData {
     let explanation = explain(snapshot, 0, Options::default()).unwrap();
-    PageData::new("one.pickle", Vec::new(), vec![RankData::new("one.pickle", snapshot, &explanation, false)])
+    PageData::new("one.pickle", Vec::new(), vec![RankData::new("one.pickle", snapshot, &explanation)])
 }
 
 fn json_in(page: &str) -> Value {
@@ -169,7 +169,7 @@ fn texts_that_look_like_markup_stay_texts() {
     let mut explanation = explain(&snapshot, 0, Options::default()).unwrap();
     explanation.headline.clone_from(&text);
     explanation.notes = vec![text.clone()];
-    let page = page(&PageData::new(&text, vec![text.clone()], vec![RankData::new(&text, &snapshot, &explanation, false)]));
+    let page = page(&PageData::new(&text, vec![text.clone()], vec![RankData::new(&text, &snapshot, &explanation)]));
     assert_eq!(page.matches("</script").count(), 2, "the data's and the script's own");
     assert!(!page.contains("<img"));
     let json = json_in(&page);

@@ -110,7 +110,7 @@ fn runs_on(scenario: &Scenario, record: &RunRecord) -> Result<[Verdict; 2], Devi
     let source = DeviceSource::simulated();
     let device = || source.open().and_then(|device| source.limit(device, scenario.needs.memory));
     let (mut checked_events, mut timed_events) = (|_| {}, |_| {});
-    let observer = |emit| Observer { control: Arc::new(Control::new(Arc::default())), only_observed: true, emit };
+    let observer = |emit| Observer { control: Arc::new(Control::new(Arc::default())), only_observed: true, emit, record: None };
     let (checked, _) = observe(&request, device()?, allocator.build(), observer(&mut checked_events))?;
     let timed = time_observed(&request, device()?, allocator.build(), observer(&mut timed_events))?;
     Ok([checked.verdict, timed.verdict])

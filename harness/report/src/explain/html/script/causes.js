@@ -23,6 +23,7 @@ function showTexts() {
 // What the sum of the causes is, by how it is known: a heading, and the name of the sum.
 const TOTALS = {
   given: ["Where the device's memory is", "the device's memory"],
+  recorded: ["Where the device's memory is", "the device's memory"],
   at_oom: ["Where the memory is that was reserved or free", "reserved, or free on the device"],
   reserved_only: ["Where the reserved memory is", "reserved"],
 };

@@ -1,0 +1,267 @@
+//! A job, replayed, as a memory snapshot again: [`Job::to_snapshot`]. Of a job as it was recovered that is the recording; of a job that was changed since, what
+//! PyTorch would record of the changed program.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::ops::ControlFlow;
+
+use harness_allocator::allocator::{Allocator, AllocatorSpec};
+use harness_allocator::device::{DevicePtr, MemoryRange, StreamId};
+use harness_allocator::stats::{BlockState, SegmentInfo};
+use harness_allocator::units::Bytes;
+
+use super::replay::{Placement, Setup};
+use super::watch::{DriverCall, Step};
+use super::{Job, JobError};
+use crate::execute::Outcome;
+use crate::snapshot::{Action, Block, Event, ExtraId, Segment, Snapshot, StackId};
+use crate::trace::TraceEvent;
+
+impl Job {
+    /// Replays the job under its own settings, and tells what it did as a snapshot. What a replay does not know (times, stacks of frees and segments, further
+    /// keys, other devices) is that of `recorded`, the snapshot that the job was recovered from, wherever the same happened there.
+    ///
+    /// # Errors
+    /// [`JobError`] where it cannot be replayed.
+    pub fn to_snapshot(&self, recorded: &Snapshot) -> Result<Snapshot, JobError> {
+        let setup =
+            Setup { allocator: AllocatorSpec::caching(self.config.clone()), memory: self.device_memory(), placement: Placement::Recorded };
+        let mut told = Told::new(self, recorded, setup.memory);
+        let mut last = None;
+        self.prepare()?.watch(&setup, |step| {
+            told.step(step);
+            let is_last = step.operation + 1 == self.operations.len();
+            if is_last || step.outcome == Outcome::OutOfMemory {
+                last = Some(step.allocator.snapshot());
+            }
+            ControlFlow::Continue(())
+        })?;
+        Ok(told.into_snapshot(&last.unwrap_or_else(|| self.start_for_allocator())))
+    }
+}
+
+/// A block that lives, or a segment, as an event tells it.
+#[derive(Clone, Copy)]
+struct Range {
+    address: u64,
+    size: Bytes,
+    stream: u64,
+}
+
+/// What the recording has of the same event.
+#[derive(Clone, Copy, Default)]
+struct Known {
+    /// Its index.
+    place: usize,
+    time_us: Option<u64>,
+    stack: StackId,
+    extra: ExtraId,
+}
+
+/// What tells events apart that are not the same.
+type Key = (Action, u64, Bytes, u64);
+
+/// A snapshot that is being told.
+struct Told<'a> {
+    job: &'a Job,
+    recorded: &'a Snapshot,
+    memory: Bytes,
+    /// By what happened, in order: what the recording has of it.
+    known: HashMap<Key, VecDeque<Known>>,
+    events: Vec<Event>,
+    /// By id: what was allocated.
+    live: HashMap<u64, Range>,
+    /// Where blocks of the start are that live still.
+    before: HashSet<u64>,
+    /// Frees that wait for events, oldest first.
+    pending: Vec<Range>,
+    /// The streams of segments, by address.
+    segments: BTreeMap<u64, u64>,
+    /// By address: who asked for the block, or made the segment, that was there last.
+    blocks_by: HashMap<u64, StackId>,
+    segments_by: HashMap<u64, StackId>,
+}
+
+impl<'a> Told<'a> {
+    fn new(job: &'a Job, recorded: &'a Snapshot, memory: Bytes) -> Self {
+        let mut known: HashMap<Key, VecDeque<Known>> = HashMap::new();
+        for (place, event) in recorded.traces.get(job.device as usize).into_iter().flatten().enumerate() {
+            let Event { action, address, size, stream, time_us, stack, extra } = *event;
+            known.entry((action, address, size, stream)).or_default().push_back(Known { place, time_us, stack, extra });
+        }
+        let mut told = Self {
+            job,
+            recorded,
+            memory,
+            known,
+            events: Vec::new(),
+            live: HashMap::new(),
+            before: HashSet::new(),
+            pending: Vec::new(),
+            segments: BTreeMap::new(),
+            blocks_by: HashMap::new(),
+            segments_by: HashMap::new(),
+        };
+        let mut id = 0;
+        for segment in &job.start {
+            told.segments.insert(segment.address, segment.stream);
+            told.segments_by.insert(segment.address, segment.stack);
+            for block in segment.blocks.iter().filter(|block| block.state == BlockState::Allocated) {
+                told.live.insert(id, Range { address: block.address, size: block.requested, stream: segment.stream });
+                told.blocks_by.insert(block.address, block.stack);
+                told.before.insert(block.address);
+                id += 1;
+            }
+        }
+        told
+    }
+
+    /// What an operation did, in the order in which PyTorch tells it: its frees that became complete, then the driver, then the block.
+    fn step(&mut self, step: &Step<'_>) {
+        let freed = match self.job.operations[step.operation] {
+            TraceEvent::Free { id } if step.outcome == Outcome::Done => self.live.remove(&id),
+            _ => None,
+        };
+        if let Some(block) = freed {
+            if self.was_requested(step.operation, block) {
+                self.add(Action::FreeRequested, block, None);
+            }
+            self.pending.push(block);
+        }
+        self.complete(step.allocator);
+        for &call in step.driver {
+            self.driver(call, step.allocator);
+        }
+        let TraceEvent::Allocate { id, size, stream } = self.job.operations[step.operation] else { return };
+        let (stream, stack) =
+            (self.job.streams.get(stream.0 as usize).copied().unwrap_or_default(), self.job.allocations[id as usize].stack);
+        match (step.outcome, step.address) {
+            (Outcome::Done, Some(DevicePtr(address))) if address != 0 => {
+                let block = Range { address, size, stream };
+                self.add(Action::Alloc, block, Some(stack));
+                self.live.insert(id, block);
+                self.before.remove(&address);
+                self.blocks_by.insert(address, stack);
+            }
+            (Outcome::OutOfMemory, _) => {
+                let free = self.memory.saturating_sub(Bytes(step.allocator.stats().reserved_bytes.all.current));
+                self.add(Action::Oom, Range { address: free.0, size, stream }, Some(stack));
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether a free was asked for in the recording: not that of a block that was freed before it, and completed in it.
+    fn was_requested(&self, operation: usize, block: Range) -> bool {
+        let trace = self.recorded.traces.get(self.job.device as usize);
+        let event = trace.and_then(|events| events.get(self.job.origin[operation] as usize));
+        let is_older = |event: &Event| self.before.contains(&block.address) && event.address != block.address;
+        event.is_none_or(|event| event.action == Action::FreeRequested && !is_older(event))
+    }
+
+    /// Frees that wait no more.
+    fn complete(&mut self, allocator: &dyn Allocator) {
+        let waits = |block: &Range| {
+            let segment = allocator.segment_at(DevicePtr(block.address));
+            let mut blocks = segment.iter().flat_map(|segment| &segment.blocks);
+            blocks.any(|there| there.address.0 == block.address && there.state == BlockState::PendingFree)
+        };
+        let (pending, mut complete): (Vec<Range>, Vec<Range>) = std::mem::take(&mut self.pending).into_iter().partition(waits);
+        self.pending = pending;
+        // Which of them PyTorch looks at first follows from the hashes of their streams, so the recording's order is taken.
+        complete.sort_by_key(|block| self.place_of(Action::FreeCompleted, block));
+        for block in complete {
+            self.add(Action::FreeCompleted, block, None);
+        }
+    }
+
+    /// Where the recording has the same event.
+    fn place_of(&self, action: Action, Range { address, size, stream }: &Range) -> Option<usize> {
+        self.known.get(&(action, *address, *size, *stream))?.front().map(|known| known.place)
+    }
+
+    fn driver(&mut self, call: DriverCall, allocator: &dyn Allocator) {
+        let (action, MemoryRange { start: DevicePtr(address), len: size }) = match call {
+            DriverCall::Malloc(range) => (Action::SegmentAlloc, range),
+            DriverCall::Map(range) => (Action::SegmentMap, range),
+            DriverCall::Free(range) => (Action::SegmentFree, range),
+            DriverCall::Unmap(range) => (Action::SegmentUnmap, range),
+        };
+        let is_taken = matches!(call, DriverCall::Malloc(_) | DriverCall::Map(_));
+        let of_allocator = || allocator.segment_at(DevicePtr(address)).and_then(|segment| segment.stream);
+        let handle = |stream: StreamId| self.job.streams.get(stream.0 as usize).copied();
+        let stream = match is_taken {
+            true => of_allocator().and_then(handle),
+            false => self.segments.range(..=address).next_back().map(|(_, &stream)| stream),
+        };
+        let stream = stream.unwrap_or_default();
+        let stack = self.add(action, Range { address, size, stream }, None);
+        if is_taken {
+            self.segments.insert(address, stream);
+            self.segments_by.insert(address, stack);
+        }
+    }
+
+    /// Adds an event with what the recording has of the same, and tells its stack: `stack`, where that is known.
+    fn add(&mut self, action: Action, Range { address, size, stream }: Range, stack: Option<StackId>) -> StackId {
+        let known = self.known.get_mut(&(action, address, size, stream)).and_then(VecDeque::pop_front).unwrap_or_default();
+        let stack = stack.unwrap_or(known.stack);
+        self.events.push(Event { action, address, size, stream, time_us: known.time_us, stack, extra: known.extra });
+        stack
+    }
+
+    /// The snapshot, with these segments at its end.
+    fn into_snapshot(self, last: &[SegmentInfo]) -> Snapshot {
+        let mut snapshot = self.recorded.clone();
+        let there: HashMap<u64, &Segment> = self.of_device().map(|segment| (segment.address, segment)).collect();
+        let blocks: HashMap<u64, &Block> =
+            self.of_device().flat_map(|segment| &segment.blocks).map(|block| (block.address, block)).collect();
+        let mut segments: Vec<Segment> = last.iter().map(|segment| self.job.for_snapshot(segment, &self.blocks_by)).collect();
+        for segment in &mut segments {
+            let same = there.get(&segment.address).filter(|known| known.size == segment.size);
+            segment.stack = same.map(|known| known.stack).or(self.segments_by.get(&segment.address).copied()).unwrap_or_default();
+            segment.extra = same.map(|known| known.extra).unwrap_or_default();
+            for block in &mut segment.blocks {
+                let same = blocks.get(&block.address).filter(|known| (known.size, known.state) == (block.size, block.state));
+                if let Some(known) = same {
+                    (block.extra, block.stack) = (known.extra, known.stack);
+                    if block.state == BlockState::Inactive {
+                        block.requested = known.requested;
+                    }
+                }
+            }
+        }
+        // Where the file has the segments of the recording in another order, the same order.
+        let places: HashMap<u64, usize> = self.of_device().map(|segment| segment.address).zip(0..).collect();
+        segments.sort_by_key(|segment| (places.get(&segment.address).copied().unwrap_or(usize::MAX), segment.address));
+        snapshot.segments.retain(|segment| segment.device != self.job.device);
+        snapshot.segments.extend(segments);
+        if let Some(trace) = snapshot.traces.get_mut(self.job.device as usize) {
+            *trace = with_moments(self.events, trace);
+        }
+        snapshot
+    }
+
+    fn of_device(&self) -> impl Iterator<Item = &'a Segment> + use<'a> {
+        let device = self.job.device;
+        self.recorded.segments.iter().filter(move |segment| segment.device == device)
+    }
+}
+
+/// The events with the moments at which a snapshot was taken: nothing that a program does, so a replay does not tell them. Each stands behind as many
+/// other events as in the recording.
+fn with_moments(mut events: Vec<Event>, recorded: &[Event]) -> Vec<Event> {
+    if events.iter().any(|event| event.time_us.is_none()) {
+        // Times of some events alone would be no clock.
+        events.iter_mut().for_each(|event| event.time_us = None);
+    }
+    let mut told = Vec::with_capacity(recorded.len());
+    let mut events = events.into_iter();
+    for event in recorded {
+        match event.action {
+            Action::Snapshot => told.push(*event),
+            _ => told.extend(events.next()),
+        }
+    }
+    told.extend(events);
+    told
+}

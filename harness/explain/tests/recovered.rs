@@ -1,6 +1,7 @@
 //! Programs made up at random, recorded as PyTorch records them, recovered from the recording and replayed: whatever a program did, the replay must
 //! do what the recording has.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use harness_allocator::allocator::AllocatorSpec;
@@ -14,11 +15,12 @@ use harness_trace::trace::{self, TraceEvent};
 use proptest::prelude::*;
 
 const MEMORY: Bytes = Bytes::mib(160);
-const CONFS: [&str; 5] = [
+const CONFS: [&str; 6] = [
     "",
     "max_split_size_mb:32",
     "roundup_power2_divisions:4",
     "expandable_segments:True",
+    "expandable_segments:True,max_split_size_mb:32",
     "garbage_collection_threshold:0.6,per_process_memory_fraction:0.9",
 ];
 
@@ -53,6 +55,7 @@ fn recorded(program: &str, conf: &str) -> Snapshot {
     job.allocations.iter_mut().for_each(|allocation| allocation.refused = true);
     let setup = Setup { allocator: AllocatorSpec::caching(config), memory: MEMORY, placement: Placement::Rising };
     let (mut events, mut addresses) = (Vec::new(), vec![None; job.allocations.len()]);
+    let mut taken_for: BTreeMap<u64, u64> = BTreeMap::new();
     let mut add = |action, address, size, stream| {
         let (time_us, stack, extra) = (None, StackId::EMPTY, ExtraId::NONE);
         events.push(Event { action, address, size, stream, time_us, stack, extra });
@@ -60,6 +63,7 @@ fn recorded(program: &str, conf: &str) -> Snapshot {
     let prepared = job.prepare().expect("it can run");
     let (_, segments) = prepared.segments_after(&setup, usize::MAX).expect("it can run");
     let watched = prepared.watch(&setup, |step| {
+        let operation = job.operations[step.operation];
         for call in step.driver {
             let (action, range) = match *call {
                 DriverCall::Malloc(range) => (Action::SegmentAlloc, range),
@@ -67,9 +71,14 @@ fn recorded(program: &str, conf: &str) -> Snapshot {
                 DriverCall::Map(range) => (Action::SegmentMap, range),
                 DriverCall::Unmap(range) => (Action::SegmentUnmap, range),
             };
-            add(action, range.start.0, range.len, 0);
+            let mut stream = taken_for.range(..=range.start.0).next_back().map_or(0, |(_, &stream)| stream);
+            if let (Action::SegmentAlloc | Action::SegmentMap, TraceEvent::Allocate { stream: of, .. }) = (action, operation) {
+                stream = job.streams[of.0 as usize];
+                taken_for.insert(range.start.0, stream);
+            }
+            add(action, range.start.0, range.len, stream);
         }
-        match job.operations[step.operation] {
+        match operation {
             TraceEvent::Allocate { id, size, stream } if step.outcome == Outcome::Done => {
                 let address = step.address.expect("it was allocated").0;
                 addresses[id as usize] = Some((address, size, job.streams[stream.0 as usize]));
@@ -95,7 +104,7 @@ fn recorded(program: &str, conf: &str) -> Snapshot {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
     #[test]
     fn whatever_a_program_did_its_recovered_job_does_what_was_recorded(program in a_program(), conf in prop::sample::select(&CONFS[..])) {
         let snapshot = recorded(&program, conf);

@@ -67,6 +67,7 @@ impl Guide {
 
     /// Lets the driver have a little less than this for the next request, or all there is.
     pub(super) fn refuse(&mut self, wanted: Option<Bytes>) {
+        self.device.refused = None;
         let device = self.device.inner_mut();
         // The simulated device answers both.
         let _ = device.set_pressure(Bytes::ZERO);
@@ -74,6 +75,11 @@ impl Guide {
             let free = device.free_memory().unwrap_or_default();
             let _ = device.set_pressure(free.saturating_sub(wanted.saturating_sub(GRANULARITY)));
         }
+    }
+
+    /// What would be held if the first call to the driver that was refused since [`Self::refuse`] had been served.
+    pub(super) const fn refused(&self) -> Option<Bytes> {
+        self.device.refused
     }
 
     /// Allocates, with what is taken from the driver where the recording has it. Says whether all went as recorded, and where memory was reserved.

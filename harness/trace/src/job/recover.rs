@@ -293,7 +293,7 @@ impl<'a> Recovery<'a> {
         let pool = self.pool_of(index);
         let plans = self.plans(!frees.is_empty(), !group.takes.is_empty() || !served, !group.completed.is_empty());
         let plan = self.choose(&plans, &group, &frees, index, |guide, recorded| guide.allocate(id, request, pool, recorded))?;
-        self.note_plan(plan, &group, &frees);
+        self.note_plan(plan, &group);
         let synchronized =
             |recovery: &mut Self| group.completed.iter().for_each(|(&stream, &event)| recovery.add_synchronize(stream, event));
         if plan.seen_before {
@@ -342,9 +342,9 @@ impl<'a> Recovery<'a> {
     fn plans(&self, frees: bool, asked_driver: bool, completed: bool) -> Vec<Plan> {
         let both = if completed { &[true, false][..] } else { &[true] };
         let ways: &[(bool, bool)] = match (frees, asked_driver) {
-            (true, true) if self.memory_is_known => &[(false, false), (true, false)],
-            (true, true) => &[(false, false), (true, false), (false, true)],
-            (true, false) => &[(true, false)],
+            // Memory that goes back can be enough by itself: the request then takes what is free beside it.
+            (true, _) if self.memory_is_known => &[(false, false), (true, false)],
+            (true, _) => &[(false, false), (true, false), (false, true)],
             (false, _) => &[(false, false)],
         };
         let seen = if asked_driver || frees { both } else { &both[..1] };
@@ -362,7 +362,8 @@ impl<'a> Recovery<'a> {
         index: usize,
         mut allocate: impl FnMut(&mut Guide, &Recorded) -> Result<bool, DeviceError>,
     ) -> Result<Plan, JobError> {
-        let likely = *plans.iter().find(|plan| plan.empty_cache != self.memory_is_known).unwrap_or(&plans[0]);
+        let likely_emptied = !self.memory_is_known || group.takes.is_empty();
+        let likely = *plans.iter().find(|plan| plan.empty_cache == likely_emptied).unwrap_or(&plans[0]);
         let event = self.events[index];
         let address = (event.action == Action::Alloc).then_some(DevicePtr(event.address));
         let (freed, taken) = (self.driver_calls(frees), self.driver_calls(&group.takes));
@@ -404,11 +405,10 @@ impl<'a> Recovery<'a> {
         (self.most_reserved <= at_most).then_some((self.most_reserved, at_most))
     }
 
-    fn note_plan(&mut self, plan: Plan, group: &Group, frees: &[usize]) {
+    fn note_plan(&mut self, plan: Plan, group: &Group) {
         if plan.refused {
-            // Held before, and asked for.
-            let wanted = self.reserved + self.bytes(frees);
-            self.refused_at = Some(self.refused_at.map_or(wanted, |least| least.min(wanted)));
+            let wanted = self.guide.as_ref().and_then(Guide::refused);
+            self.refused_at = self.refused_at.into_iter().chain(wanted).min();
         }
         if plan.empty_cache && !group.takes.is_empty() && !self.memory_is_known {
             self.taken_for_empty_cache += 1;
@@ -554,15 +554,12 @@ impl<'a> Recovery<'a> {
 fn memory_at_oom(snapshot: &Snapshot, device: u32, events: &[Event]) -> Option<Bytes> {
     let last = events.iter().rposition(|event| event.action == Action::Oom)?;
     let at_end: Bytes = snapshot.segments.iter().filter(|segment| segment.device == device).map(|segment| segment.size).sum();
-    let mut held = at_end.0;
-    for event in &events[last..] {
-        match event.action {
-            Action::SegmentAlloc | Action::SegmentMap => held = held.saturating_sub(event.size.0),
-            Action::SegmentFree | Action::SegmentUnmap => held += event.size.0,
-            _ => {}
-        }
-    }
-    Some(Bytes(held + events[last].address))
+    let since =
+        |given: [Action; 2]| events[last..].iter().filter(|event| given.contains(&event.action)).map(|event| event.size).sum::<Bytes>();
+    let given_back = since([Action::SegmentFree, Action::SegmentUnmap]);
+    let taken = since([Action::SegmentAlloc, Action::SegmentMap]);
+    let held = (at_end + given_back).saturating_sub(taken);
+    Some(held + Bytes(events[last].address))
 }
 
 /// The most that a device can have whose reservations lie as near to each other as these: each is an eighth larger than the device's memory.

@@ -100,7 +100,7 @@ impl Advise {
         let of_job = |error| jobs::of_job(&self.snapshot, &error);
         let prepared = job.prepare().map_err(of_job)?;
         if !fidelity.faithful && !self.force {
-            return self.refuse(&fidelity, is_complete(&job));
+            return self.refuse(&fidelity, &job);
         }
         let memory = self.memory.or(job.memory);
         let configurations = if self.only { given } else { with_grid(&job.config, given) };
@@ -147,17 +147,18 @@ impl Advise {
     }
 
     /// A replay that is not what was recorded backs no advice.
-    fn refuse(&self, fidelity: &Fidelity, complete: bool) -> Result<Exit, Failures> {
+    fn refuse(&self, fidelity: &Fidelity, job: &Job) -> Result<Exit, Failures> {
         if self.format == Format::Json {
             terminal::print_json(&Document {
                 faithful: false,
-                complete,
+                complete: is_complete(job),
                 fidelity: Some(fidelity),
                 recommended: None,
                 program: None,
                 configurations: Vec::new(),
             })?;
         }
+        tell_notes(job);
         let divergence = fidelity.first_divergence.as_ref().map(ToString::to_string).unwrap_or_default();
         terminal::tell(format_args!(
             "{}: no advice: a replay under the recorded settings does something else than the recording has, so what it says of other settings is not backed.\nFirst divergence {divergence}\n`--force` shows it all the same",
@@ -189,12 +190,17 @@ impl Advise {
                     Some(advice) => advice::render(&advice, endings, memory, fidelity, &in_program.sentences()),
                     None => advice::endings(endings, fidelity, is_complete(grid.job())),
                 };
-                for note in &grid.job().notes {
-                    terminal::tell(format_args!("note: {note}"));
-                }
+                tell_notes(grid.job());
                 terminal::print(&text)
             }
         }
+    }
+}
+
+/// What is not known of the job or was assumed.
+fn tell_notes(job: &Job) {
+    for note in &job.notes {
+        terminal::tell(format_args!("note: {note}"));
     }
 }
 

@@ -30,6 +30,8 @@ pub(super) struct Recorded {
     pub(super) driver: Vec<DriverCall>,
     /// Where an allocation went.
     pub(super) address: Option<DevicePtr>,
+    /// Where the addresses are that a refused request reserved, if it did.
+    pub(super) mapped_next: Option<DevicePtr>,
 }
 
 /// A state to go back to.
@@ -47,9 +49,8 @@ impl Guide {
         for _ in 1..streams {
             device.create_stream().map_err(failed)?;
         }
-        let reservations = job.reservations_at_start();
-        hold(&mut device, start, &reservations).map_err(failed)?;
-        let (allocator, live) = CachingAllocator::restore(job.config.clone(), start, &reservations)?;
+        hold(&mut device, start, &job.reserved_at_start).map_err(failed)?;
+        let (allocator, live) = CachingAllocator::restore(job.config.clone(), start, &job.reserved_at_start)?;
         let (device, log) = Logged::new(device, start);
         Ok(Self { device, log, allocator, live: (0..).zip(live).collect(), pool: None })
     }
@@ -152,7 +153,7 @@ impl Guide {
             DriverCall::Map(range) => Some(range.start),
             _ => None,
         });
-        device.place_reservations(first_map);
+        device.place_reservations(first_map.or(recorded.mapped_next));
         device.place_allocations(recorded.driver.iter().filter_map(|call| match call {
             DriverCall::Malloc(range) => Some(range.start),
             _ => None,

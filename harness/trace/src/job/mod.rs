@@ -7,6 +7,7 @@
 mod from_trace;
 mod guide;
 mod pending;
+mod record;
 mod recover;
 mod replay;
 mod reservations;

@@ -227,7 +227,7 @@ impl Prepared<'_> {
     }
 
     /// The device that a setup asks for.
-    fn device(&self, setup: &Setup) -> Result<SimDevice, JobError> {
+    pub(super) fn device(&self, setup: &Setup) -> Result<SimDevice, JobError> {
         let held = self.job.reserved_at_start();
         if held > setup.memory {
             return Err(JobError::TooLittleMemory { memory: setup.memory, held });
@@ -261,7 +261,7 @@ impl Prepared<'_> {
         .collect()
     }
 
-    fn run<A: Allocator>(
+    pub(super) fn run<A: Allocator>(
         &self,
         device: &mut dyn TestDevice,
         allocator: &mut A,

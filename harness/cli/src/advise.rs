@@ -25,6 +25,7 @@ const EXAMPLES: &str = "Examples:
   harness advise memory_snapshot.pickle
   harness advise memory_snapshot.pickle --memory 24GiB
   harness advise oom.pickle --conf max_split_size_mb:200 --only
+  harness advise program.trace --memory 24GiB       a trace, or a log of RMM
   harness advise oom.pickle --format json | jq -r '.configurations[] | select(.oom | not) | .conf'
 
 The device's memory is known where the recording ends with an out-of-memory; else `--memory` tells it. A recording that ends with an
@@ -34,7 +35,7 @@ out-of-memory tells only whether settings get past that point.";
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Advise {
-    /// A memory snapshot of PyTorch (torch.cuda.memory._dump_snapshot), packed by gzip or not.
+    /// A memory snapshot of PyTorch (torch.cuda.memory._dump_snapshot), packed by gzip or not; or an allocation trace or a log of RMM, which need `--memory`.
     #[arg(value_name = "SNAPSHOT")]
     snapshot: PathBuf,
     /// The device's memory, as in `24GiB`: what the program can have of it.
@@ -66,7 +67,7 @@ pub(super) struct Advise {
 struct Document<'a> {
     faithful: bool,
     complete: bool,
-    /// Left out where only given settings are tried.
+    /// Left out where only given settings are tried, and where there is no recording: of traces and logs of RMM.
     #[serde(skip_serializing_if = "Option::is_none")]
     fidelity: Option<&'a Fidelity>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -96,11 +97,11 @@ impl Advise {
         let given =
             self.conf.iter().map(|conf| Configuration::of_settings(conf).map_err(|error| CliError::conf_of("--conf", &error, conf)));
         let given = given.collect::<Result<Vec<_>, _>>()?;
-        let Recovered { snapshot, job, fidelity } = jobs::read(&self.snapshot, self.memory)?;
         let of_job = |error| jobs::of_job(&self.snapshot, &error);
+        let (snapshot, job, fidelity) = self.read()?;
         let prepared = job.prepare().map_err(of_job)?;
-        if !fidelity.faithful && !self.force {
-            return self.refuse(&fidelity, is_complete(&job));
+        if let Some(fidelity) = fidelity.as_ref().filter(|fidelity| !fidelity.faithful && !self.force) {
+            return self.refuse(fidelity, &job);
         }
         let memory = self.memory.or(job.memory);
         let configurations = if self.only { given } else { with_grid(&job.config, given) };
@@ -109,9 +110,19 @@ impl Advise {
         let endings = grid.run(&configurations, !self.only, &|| bar.inc(1)).map_err(of_job)?;
         let in_program = if self.only { InProgram::default() } else { self.in_program(&snapshot, &endings, &job, memory, &bar)? };
         bar.finish_and_clear();
-        self.print(&grid, &endings, memory, &fidelity, &in_program)?;
+        self.print(&grid, &endings, memory, fidelity.as_ref(), &in_program)?;
         self.explain(&in_program, &snapshot, memory)?;
         Ok(Exit::Passed)
+    }
+
+    /// The program, and how far a replay does what was recorded; of a trace or a log of RMM there is no recording.
+    fn read(&self) -> Result<(Snapshot, Job, Option<Fidelity>), CliError> {
+        let Some(requests) = jobs::requests(&self.snapshot, self.memory) else {
+            let Recovered { snapshot, job, fidelity } = jobs::read(&self.snapshot, self.memory)?;
+            return Ok((snapshot, job, Some(fidelity)));
+        };
+        let (job, snapshot) = requests?.0.job_with_places().map_err(|error| jobs::of_job(&self.snapshot, &error))?;
+        Ok((snapshot, job, None))
     }
 
     /// What could be changed in the program.
@@ -151,17 +162,18 @@ impl Advise {
     }
 
     /// A replay that is not what was recorded backs no advice.
-    fn refuse(&self, fidelity: &Fidelity, complete: bool) -> Result<Exit, Failures> {
+    fn refuse(&self, fidelity: &Fidelity, job: &Job) -> Result<Exit, Failures> {
         if self.format == Format::Json {
             terminal::print_json(&Document {
                 faithful: false,
-                complete,
+                complete: is_complete(job),
                 fidelity: Some(fidelity),
                 recommended: None,
                 program: None,
                 configurations: Vec::new(),
             })?;
         }
+        tell_notes(job);
         let divergence = fidelity.first_divergence.as_ref().map(ToString::to_string).unwrap_or_default();
         terminal::tell(format_args!(
             "{}: no advice: a replay under the recorded settings does something else than the recording has, so what it says of other settings is not backed.\nFirst divergence {divergence}\n`--force` shows it all the same",
@@ -175,15 +187,15 @@ impl Advise {
         grid: &Grid<'_>,
         endings: &[Ending],
         memory: Option<Bytes>,
-        fidelity: &Fidelity,
+        fidelity: Option<&Fidelity>,
         in_program: &InProgram,
     ) -> Result<(), CliError> {
         let advice = if self.only { None } else { Advice::new(grid.job(), endings, memory.unwrap_or(UNLIMITED)) };
         match self.format {
             Format::Json => terminal::print_json(&Document {
-                faithful: fidelity.faithful,
+                faithful: fidelity.is_none_or(|fidelity| fidelity.faithful),
                 complete: is_complete(grid.job()),
-                fidelity: (!self.only).then_some(fidelity),
+                fidelity: fidelity.filter(|_| !self.only),
                 recommended: advice.as_ref().and_then(|advice| advice.recommended()).map(str::to_owned),
                 program: (!self.only).then(|| in_program.sentences()),
                 configurations: endings.iter().map(|ending| ending.record(!self.only)).collect(),
@@ -193,12 +205,17 @@ impl Advise {
                     Some(advice) => advice::render(&advice, endings, memory, fidelity, &in_program.sentences()),
                     None => advice::endings(endings, fidelity, is_complete(grid.job())),
                 };
-                for note in &grid.job().notes {
-                    terminal::tell(format_args!("note: {note}"));
-                }
+                tell_notes(grid.job());
                 terminal::print(&text)
             }
         }
+    }
+}
+
+/// What is not known of the job or was assumed.
+fn tell_notes(job: &Job) {
+    for note in &job.notes {
+        terminal::tell(format_args!("note: {note}"));
     }
 }
 

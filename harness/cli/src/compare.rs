@@ -62,7 +62,7 @@ impl Compare {
         self.refuse_records()?;
         let files = [self.before.clone(), self.after.clone()];
         let (mut sides, mut failures) = (Vec::new(), Vec::new());
-        for made in snapshots::each(&files, |path, snapshot| self.read(path, snapshot)) {
+        for made in snapshots::each(&files, snapshots::read, |path, snapshot| self.read(path, snapshot)) {
             match made {
                 Ok(side) => sides.push(side),
                 Err(error) => failures.push(error),

@@ -16,13 +16,14 @@ use harness_trace::snapshot::Snapshot;
 use super::error::{CliError, Failures};
 use super::exit::Exit;
 use super::terminal::{self, Terminal};
-use super::{device, snapshots};
+use super::{device, jobs, snapshots};
 
 const EXAMPLES: &str = "Examples:
   harness explain memory_snapshot.pickle
   harness explain memory_snapshot.pickle --memory 80GiB --at peak
   harness explain snapshots/                        all ranks: which failed, where they differ
   harness explain memory_snapshot.pickle --format json | jq '.causes[] | {cause, bytes}'
+  harness explain program.trace --memory 24GiB      a trace, or a log of RMM, replayed on the simulated device
   harness explain memory_snapshot.pickle --format markdown --out memory.md
   harness explain snapshots/ --format html --out memory.html
 
@@ -35,7 +36,8 @@ A snapshot is what torch.cuda.memory._dump_snapshot(FILE) writes. To have one wr
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Explain {
-    /// Memory snapshots of PyTorch, packed by gzip or not, or folders of them (*.pickle, *.pkl, *.pickle.gz, *.pkl.gz, not deeper).
+    /// Memory snapshots of PyTorch, packed by gzip or not, or folders of them (*.pickle, *.pkl, *.pickle.gz, *.pkl.gz, not deeper); allocation traces and
+    /// logs of RMM, which need `--memory`.
     #[arg(value_name = "SNAPSHOT", required = true)]
     paths: Vec<PathBuf>,
     /// The device's memory, as in `80GiB`. Without it the total is what was reserved and what was free when a request was refused.
@@ -87,7 +89,7 @@ impl Explain {
     pub(super) fn run(self, terminal: &Terminal) -> Result<Exit, Failures> {
         let files = snapshots::files(&self.paths)?;
         let (mut explained, mut failures) = (Vec::new(), Vec::new());
-        for made in snapshots::each(&files, |path, snapshot| self.explain(path, snapshot)) {
+        for made in snapshots::each(&files, |path| self.read(path), |path, snapshot| self.explain(path, snapshot)) {
             match made {
                 Ok(of_file) => explained.extend(of_file),
                 Err(error) => failures.push(error),
@@ -99,6 +101,17 @@ impl Explain {
         self.write(&explained, first, terminal)?;
         // What can be explained is, although other files cannot be read.
         if failures.is_empty() { Ok(Exit::Passed) } else { Err(Failures(failures)) }
+    }
+
+    /// A snapshot; of a trace or a log of RMM what a replay of it records.
+    fn read(&self, path: &Path) -> Result<Snapshot, CliError> {
+        match jobs::requests(path, self.memory) {
+            Some(requests) => {
+                let (requests, memory) = requests?;
+                requests.record(memory).map_err(|error| jobs::of_job(path, &error))
+            }
+            None => snapshots::read(path),
+        }
     }
 
     /// Every device that the snapshot knows.

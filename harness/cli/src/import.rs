@@ -163,7 +163,7 @@ pub(crate) fn as_scenario(path: &Path, memory: Option<Bytes>) -> Option<Result<S
     let program = match kind::of(path)? {
         Kind::Pickle => Program::read(path, memory),
         Kind::Trace => Program::of_trace(path, memory),
-        Kind::Recording => return None,
+        Kind::Recording | Kind::RmmLog => return None,
     };
     Some(program.and_then(|program| {
         let text = program.scenario("program.trace.gz", "fits", "");

@@ -1,13 +1,17 @@
-//! Jobs that the user names: recovered from memory snapshots of PyTorch, with the word whether a replay does what was recorded.
+//! Jobs that the user names: recovered from memory snapshots of PyTorch, with the word whether a replay does what was recorded; or those of programs
+//! of which only the requests are known, traces and logs of RMM.
 
 use std::path::Path;
 
 use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
+use harness_explain::requests::Requests;
+use harness_scenario::steps::replay::Trace;
 use harness_trace::job::{Job, JobError};
 use harness_trace::snapshot::Snapshot;
 
 use super::error::CliError;
+use super::kind::{self, Kind};
 use super::snapshots;
 
 /// A job, and what it was recovered from.
@@ -29,6 +33,25 @@ pub(crate) fn read(path: &Path, memory: Option<Bytes>) -> Result<Recovered, CliE
     };
     let (job, fidelity) = fidelity::recover(&snapshot, device, memory).map_err(|error| of_job(path, &error))?;
     Ok(Recovered { snapshot, job, fidelity })
+}
+
+/// What a trace or a log of RMM asks for; `None` where the file is neither. An error where `memory` is not given, which neither tells.
+pub(crate) fn requests(path: &Path, memory: Option<Bytes>) -> Option<Result<(Requests, Bytes), CliError>> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let read_trace = || {
+        let invalid = |(why, help): (String, String)| CliError::input(format!("{}: {why}", path.display()), help);
+        let trace = Trace::read(path).map_err(invalid)?;
+        let operations = trace.events.iter().enumerate();
+        Ok(Requests::of_trace(&name, operations.map(|(index, &event)| (event, trace.line(index), trace.site(index)))))
+    };
+    let (what, read) = match kind::of(path)? {
+        Kind::Trace => ("a trace", read_trace()),
+        Kind::RmmLog => ("a log of RMM", snapshots::read(path).map(|log| Requests::of_log(&name, &log))),
+        Kind::Pickle | Kind::Recording => return None,
+    };
+    let help = "give `--memory`, as in `--memory 24GiB`";
+    let no_memory = || CliError::input(format!("{}: {what} does not tell the device's memory", path.display()), help);
+    Some(read.and_then(|requests| Ok((requests, memory.ok_or_else(no_memory)?))))
 }
 
 /// A job that cannot be recovered or replayed.

@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::Path;
 
 use harness_base::{packed, shell};
+use harness_trace::snapshot::RMM_LOG_HEADER;
 use harness_trace::trace;
 
 use super::error::CliError;
@@ -20,6 +21,8 @@ pub(crate) enum Kind {
     Recording,
     /// What Python's `pickle` writes, as PyTorch's memory snapshots are.
     Pickle,
+    /// What RMM's `logging_resource_adaptor` writes.
+    RmmLog,
 }
 
 /// The kind of this file; `None` where it cannot be read or is none of them.
@@ -38,6 +41,9 @@ fn kind(beginning: &[u8]) -> Option<Kind> {
     }
     // The last line may be cut off in the middle of a character.
     let text = String::from_utf8_lossy(beginning);
+    if text.starts_with(RMM_LOG_HEADER) {
+        return Some(Kind::RmmLog);
+    }
     if text.starts_with('{') {
         return (text.contains("\"torch\"") && text.contains("\"conf\"")).then_some(Kind::Recording);
     }
@@ -52,6 +58,7 @@ impl Kind {
         let file = shell::quoted(&shown);
         let (is, help) = match self {
             Self::Trace => ("an allocation trace", format!("replay it, as in `harness replay {file} --memory 80GiB`")),
+            Self::RmmLog => ("a log of RMM", format!("explain it, as in `harness explain {file} --memory 80GiB`")),
             Self::Recording => ("a recording of PyTorch's allocator", format!("compare it by `harness replay --verify {file}`")),
             Self::Pickle => ("a Python pickle, as PyTorch's memory snapshots are", format!("explain it by `harness explain {file}`")),
         };
@@ -69,6 +76,7 @@ mod tests {
             (b"# a trace\n\na 1 512 0\nf 1".as_slice(), Some(Kind::Trace)),
             (b"{\"torch\":\"2.11.0\",\"conf\":\"\",\"capacity\":1", Some(Kind::Recording)),
             (b"\x80\x04\x95", Some(Kind::Pickle)),
+            (b"Thread,Time,Action,Pointer,Size,Stream\n", Some(Kind::RmmLog)),
             (b"about: x\nneeds: { memory: 1GiB }\n", None),
             (b"{ about: x, needs: { memory: 1GiB } }", None),
             (b"", None),

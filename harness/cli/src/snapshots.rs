@@ -82,8 +82,12 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot, CliError> {
     })
 }
 
-/// Reads the files on all cores and makes something of each, in the order given. Each answer or error stands for its file.
-pub(crate) fn each<T: Send>(files: &[PathBuf], make: impl Fn(&Path, &Snapshot) -> Result<T, CliError> + Sync) -> Vec<Result<T, CliError>> {
+/// Reads the files on all cores by `read` and makes something of each, in the order given. Each answer or error stands for its file.
+pub(crate) fn each<T: Send>(
+    files: &[PathBuf],
+    read: impl Fn(&Path) -> Result<Snapshot, CliError> + Sync,
+    make: impl Fn(&Path, &Snapshot) -> Result<T, CliError> + Sync,
+) -> Vec<Result<T, CliError>> {
     let done: Vec<Mutex<Option<Result<T, CliError>>>> = files.iter().map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);
     let workers = thread::available_parallelism().map_or(1, usize::from).min(files.len());

@@ -1,11 +1,12 @@
 //! Recorded programs: `harness advise`, `shrink`, `import`, and `run` of a trace or a snapshot.
 //!
-//! Real snapshots lie outside of the project, in `../shared/snapshots`; where they are not there, tests of them say so and pass.
+//! Four real snapshots are part of the project; the others lie outside of it, in `../shared/snapshots`, and where they are not there, tests say so.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use harness_trace::snapshot::{Action, Snapshot};
 use serde_json::Value;
 
 fn harness(arguments: &[&str], folder: &Path) -> Output {
@@ -23,6 +24,11 @@ fn folder_with_trace() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("job.trace"), PINNED).unwrap();
     folder
+}
+
+/// A snapshot that is part of the project.
+fn recorded(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots").join(format!("{name}.pickle.gz")).canonicalize().unwrap()
 }
 
 /// A snapshot outside of the project.
@@ -171,10 +177,9 @@ fn what_cannot_be_reduced_is_answered_with_what_to_do() {
 #[test]
 fn real_programs_that_ran_out_of_memory_come_down_to_fewer_than_20_operations() {
     let folder = tempfile::tempdir().unwrap();
-    for name in
-        ["gt-features-tight.default", "gt-features.default", "gt-serve-kv.default", "resnet152-b96-oom", "gt-collect-stats.expandable"]
-    {
-        let Some(path) = snapshot(&format!("{name}.pickle.gz")) else { return };
+    let further = ["gt-serve-kv.default", "resnet152-b96-oom"].map(|name| Some((name, snapshot(&format!("{name}.pickle.gz"))?)));
+    let own = ["features", "kept-features", "collect-stats"].map(|name| (name, recorded(name)));
+    for (name, path) in own.into_iter().chain(further.into_iter().flatten()) {
         let out = format!("{name}.yaml");
         let shrunk = harness(&["shrink", path.to_str().unwrap(), "--out", &out], folder.path());
         assert_eq!(shrunk.status.code(), Some(0), "{}", text(&shrunk.stderr));
@@ -188,7 +193,7 @@ fn real_programs_that_ran_out_of_memory_come_down_to_fewer_than_20_operations() 
 #[test]
 fn advice_for_settings_given_alone_is_the_documented_document() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(path) = snapshot("gt-features.default.pickle.gz") else { return };
+    let path = recorded("kept-features");
     let advised =
         harness(&["advise", path.to_str().unwrap(), "--conf", "max_split_size_mb:128", "--only", "--format", "json"], folder.path());
     assert_eq!(advised.status.code(), Some(0), "{}", text(&advised.stderr));
@@ -204,7 +209,7 @@ fn advice_for_settings_given_alone_is_the_documented_document() {
 #[test]
 fn expandable_segments_are_not_recommended_where_they_are_the_cause() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(path) = snapshot("gt-collect-stats.expandable.pickle.gz") else { return };
+    let path = recorded("collect-stats");
     let advised = harness(&["advise", path.to_str().unwrap(), "--format", "json"], folder.path());
     let document: Value = serde_json::from_slice(&advised.stdout).unwrap();
     let recommended = document["recommended"].as_str().unwrap();
@@ -221,7 +226,7 @@ fn expandable_segments_are_not_recommended_where_they_are_the_cause() {
 #[test]
 fn changes_of_the_program_are_told_and_one_can_be_written_as_a_scenario() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(path) = snapshot("gt-features.default.pickle.gz") else { return };
+    let path = recorded("kept-features");
     let arguments = ["advise", path.to_str().unwrap(), "--explain-advice", "1", "--out", "first.yaml"];
     let advised = harness(&arguments, folder.path());
     assert_eq!(advised.status.code(), Some(0), "{}", text(&advised.stderr));
@@ -237,7 +242,7 @@ fn changes_of_the_program_are_told_and_one_can_be_written_as_a_scenario() {
 #[test]
 fn a_real_program_becomes_a_scenario_that_passes() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(path) = snapshot("gt-collect-stats.expandable.pickle.gz") else { return };
+    let path = recorded("collect-stats");
     let imported = harness(&["import", path.to_str().unwrap(), "--out", "scenarios/stats.yaml"], folder.path());
     assert_eq!(imported.status.code(), Some(0), "{}", text(&imported.stderr));
     assert!(text(&imported.stderr).contains("it runs out of memory"), "{}", text(&imported.stderr));
@@ -246,4 +251,67 @@ fn a_real_program_becomes_a_scenario_that_passes() {
     assert_eq!(run.status.code(), Some(0), "{}", text(&run.stdout));
     let refused = harness(&["run", path.to_str().unwrap(), "--device", "sim", "--no-report"], folder.path());
     assert_eq!(refused.status.code(), Some(1), "{}", text(&refused.stdout));
+}
+
+#[test]
+fn a_replay_that_is_not_what_was_recorded_backs_no_advice_unless_it_is_forced() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut altered = Snapshot::read(&recorded("features")).unwrap();
+    let last = altered.traces[0].iter().rposition(|event| event.action == Action::Alloc).unwrap();
+    altered.traces[0][last].address += 512;
+    let mut bytes = Vec::new();
+    altered.write(&mut bytes).unwrap();
+    std::fs::write(folder.path().join("altered.pickle"), bytes).unwrap();
+    let refused = harness(&["advise", "altered.pickle"], folder.path());
+    let told = text(&refused.stderr);
+    assert_eq!((refused.status.code(), text(&refused.stdout).as_str()), (Some(1), ""), "{told}");
+    assert!(told.contains("no advice: a replay under the recorded settings does something else"), "{told}");
+    assert!(told.contains(&format!("First divergence at event {last}")), "{told}");
+    let document: Value =
+        serde_json::from_slice(&harness(&["advise", "altered.pickle", "--format", "json"], folder.path()).stdout).unwrap();
+    assert_eq!((&document["faithful"], &document["configurations"]), (&Value::Bool(false), &Value::Array(Vec::new())));
+    let forced = harness(&["advise", "altered.pickle", "--force"], folder.path());
+    assert_eq!(forced.status.code(), Some(0), "{}", text(&forced.stderr));
+    assert!(text(&forced.stdout).contains("NOT BACKED: a replay of what was recorded does something else."), "{}", text(&forced.stdout));
+}
+
+/// The same program as `PINNED`, as RMM logs it.
+const RMM_LOG: &str = "Thread,Time,Action,Pointer,Size,Stream
+7,10:00:00.000001,allocate,0x7f0000000000,41943040,0x1
+7,10:00:00.000002,free,0x7f0000000000,41943040,0x1
+7,10:00:00.000003,allocate,0x7f0000000000,4194304,0x1
+7,10:00:00.000004,allocate,0x7f0004000000,67108864,0x1
+";
+
+#[test]
+fn a_trace_and_a_log_of_rmm_are_explained_by_what_a_replay_of_them_shows() {
+    let folder = folder_with_trace();
+    std::fs::write(folder.path().join("rmm.csv"), RMM_LOG).unwrap();
+    for (file, site) in [("job.trace", "model.py:20"), ("rmm.csv", "rmm.csv thread 7, stream 0x1")] {
+        let explained = harness(&["explain", file, "--memory", "88MiB", "--format", "json"], folder.path());
+        assert_eq!(explained.status.code(), Some(0), "{}", text(&explained.stderr));
+        let document: Value = serde_json::from_slice(&explained.stdout).unwrap();
+        assert_eq!((&document["device_total"], &document["why"][0]), (&Value::from(88 << 20), &Value::from("fragmented")), "{document:#}");
+        assert!(text(&explained.stdout).contains(site), "{document:#}");
+        let without = harness(&["explain", file], folder.path());
+        assert_eq!(without.status.code(), Some(2));
+        let told = text(&without.stderr);
+        assert!(told.contains("does not tell the device's memory") && told.contains("--memory"), "{told}");
+    }
+}
+
+#[test]
+fn a_trace_and_a_log_of_rmm_are_advised_on_to_their_end() {
+    let folder = folder_with_trace();
+    std::fs::write(folder.path().join("rmm.csv"), RMM_LOG).unwrap();
+    for file in ["job.trace", "rmm.csv"] {
+        let advised = harness(&["advise", file, "--memory", "88MiB"], folder.path());
+        let shown = text(&advised.stdout);
+        assert_eq!(advised.status.code(), Some(0), "{}", text(&advised.stderr));
+        assert!(shown.starts_with("It runs in 88 MiB with") && shown.contains("expandable_segments:True"), "{shown}");
+        assert!(shown.contains("no recording of the program is there to compare them with"), "{shown}");
+        let without = harness(&["advise", file], folder.path());
+        assert_eq!(without.status.code(), Some(2));
+        assert!(text(&without.stderr).contains("does not tell the device's memory"), "{}", text(&without.stderr));
+    }
 }

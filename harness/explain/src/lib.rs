@@ -5,7 +5,7 @@
 //! * [`ranks`]: the snapshots of all ranks together; [`compare`]: two snapshots of one program.
 //! * [`advise`]: which settings would have saved a job, by replays under a [`grid`] of them; [`least`]: how much memory would have been enough;
 //! * [`program_advice`]: what could be changed in the program itself, tried in the same way;
-//! * [`plain`]: a job as a plain trace;
+//! * [`plain`]: a job as a plain trace; [`requests`]: traces and logs of RMM as jobs and snapshots;
 //! * [`fidelity`]: whether a replay does what the recording has.
 
 pub mod advise;
@@ -19,6 +19,7 @@ pub mod pins;
 pub mod plain;
 pub mod program_advice;
 pub mod ranks;
+pub mod requests;
 pub mod sites;
 pub mod state;
 pub mod waits;

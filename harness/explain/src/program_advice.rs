@@ -176,7 +176,7 @@ impl BySite {
     fn kept(&self, job: &Job, ids: &[u64]) -> BTreeSet<u64> {
         let all = job.operations.len();
         let lives_long = |id: &&u64| self.freed.get(id).is_none_or(|freed| freed - self.made[*id] > all / 2);
-        ids.iter().filter(lives_long).filter(|&&id| job.allocations[id as usize].address.is_some()).copied().collect()
+        ids.iter().filter(lives_long).filter(|&&id| !job.allocations[id as usize].refused).copied().collect()
     }
 
     /// The job in which each block goes before the next one of its site comes. `None` where more than two are live at one time, which the program

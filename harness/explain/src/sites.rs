@@ -127,7 +127,8 @@ fn stack_id(index: usize) -> StackId {
 /// Whether a frame is the program's: neither compiled code, nor of PyTorch, nor of Python's own library. Our own runs have lines of scenarios.
 #[must_use]
 pub fn is_of_program(frame: &Frame) -> bool {
-    const ENDINGS: [&str; 5] = [".py", ".pyx", ".ipynb", ".yaml", ".yml"];
+    // The last three are of traces and of logs of RMM.
+    const ENDINGS: [&str; 8] = [".py", ".pyx", ".ipynb", ".yaml", ".yml", ".trace", ".trace.gz", ".csv"];
     let file = frame.file.as_str();
     // Python names code that comes from no file `<string>`, `<stdin>` or `<ipython-input-3-…>`.
     let is_source = ENDINGS.iter().any(|ending| file.ends_with(ending)) || (file.starts_with('<') && !file.starts_with("<frozen "));
@@ -313,7 +314,8 @@ impl Key {
     fn name(&self, files: &ShortFiles<'_>) -> String {
         let place = |file: &str, line: u32, function: &str| {
             let function = if function.is_empty() || function == "<module>" { String::new() } else { format!(" {function}") };
-            format!("{}:{line}{function}", files.short(file))
+            let line = if line == 0 { String::new() } else { format!(":{line}") };
+            format!("{}{line}{function}", files.short(file))
         };
         match self {
             Self::Frame { file, line, function } => place(file, *line, function),

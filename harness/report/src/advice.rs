@@ -10,7 +10,13 @@ use harness_explain::grid::Ending;
 /// Renders what was found on a device of that memory; `None` where it is not known. `in_program` are changes of the program itself. One screen: the sentence that matters, a line for each
 /// configuration, and what the figures mean.
 #[must_use]
-pub fn render(advice: &Advice<'_>, endings: &[Ending], memory: Option<Bytes>, fidelity: &Fidelity, in_program: &[String]) -> String {
+pub fn render(
+    advice: &Advice<'_>,
+    endings: &[Ending],
+    memory: Option<Bytes>,
+    fidelity: Option<&Fidelity>,
+    in_program: &[String],
+) -> String {
     let mut text = format!("{}\n", first_sentence(advice, memory));
     text += &backing(fidelity, advice.is_complete);
     if !in_program.is_empty() {
@@ -26,7 +32,7 @@ pub fn render(advice: &Advice<'_>, endings: &[Ending], memory: Option<Bytes>, fi
 
 /// A line for each configuration, without advice.
 #[must_use]
-pub fn endings(endings: &[Ending], fidelity: &Fidelity, is_complete: bool) -> String {
+pub fn endings(endings: &[Ending], fidelity: Option<&Fidelity>, is_complete: bool) -> String {
     backing(fidelity, is_complete) + &table(endings)
 }
 
@@ -79,7 +85,10 @@ fn price(own: &Ending, best: &Ending) -> String {
     )
 }
 
-fn backing(fidelity: &Fidelity, is_complete: bool) -> String {
+fn backing(fidelity: Option<&Fidelity>, is_complete: bool) -> String {
+    let Some(fidelity) = fidelity else {
+        return "Replays of what it asks for; no recording of the program is there to compare them with.\n".to_owned();
+    };
     let mut text = if fidelity.faithful {
         format!("Backed by a replay of what was recorded: {fidelity}.\n")
     } else {

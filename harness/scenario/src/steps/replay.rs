@@ -53,6 +53,8 @@ pub struct Trace {
     pub events: Vec<TraceEvent>,
     /// Of each operation the place in `sites` of what its comment says.
     site_of: Vec<u32>,
+    /// Of each operation its line, counted from 1.
+    lines: Vec<u32>,
     /// Comments, each once; the first is empty.
     sites: Vec<String>,
 }
@@ -69,6 +71,12 @@ impl Trace {
     pub fn site(&self, operation: usize) -> Option<&str> {
         let site = &self.sites[self.site_of[operation] as usize];
         (!site.is_empty()).then_some(site.as_str())
+    }
+
+    /// The line of an operation, counted from 1.
+    #[must_use]
+    pub fn line(&self, operation: usize) -> u32 {
+        self.lines[operation]
     }
 
     /// Reads a trace, with the comments behind its operations. The error says in words what is wrong, and then what would be right.
@@ -103,6 +111,7 @@ impl Trace {
             });
             trace.events.push(event);
             trace.site_of.push(site);
+            trace.lines.push(line_number as u32);
         }
         if trace.events.is_empty() {
             return Err(("it has no operations".to_owned(), "name a trace with operations".to_owned()));

@@ -64,11 +64,13 @@ impl Job {
             origin,
             allocations,
             driver: Vec::new(),
+            reserved_at_start: Vec::new(),
             reservations: Vec::new(),
             streams,
             pools: pools.into_iter().map(|pool| PoolId(0, u64::from(pool.0) + 1)).collect(),
             config,
             memory: None,
+            memory_at_most: None,
             ended: Ended::Well,
             notes: Vec::new(),
         })

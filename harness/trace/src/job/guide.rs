@@ -30,6 +30,8 @@ pub(super) struct Recorded {
     pub(super) driver: Vec<DriverCall>,
     /// Where an allocation went.
     pub(super) address: Option<DevicePtr>,
+    /// Where the addresses are that a refused request reserved, if it did.
+    pub(super) mapped_next: Option<DevicePtr>,
 }
 
 /// A state to go back to.
@@ -47,9 +49,8 @@ impl Guide {
         for _ in 1..streams {
             device.create_stream().map_err(failed)?;
         }
-        let reservations = job.reservations_at_start();
-        hold(&mut device, start, &reservations).map_err(failed)?;
-        let (allocator, live) = CachingAllocator::restore(job.config.clone(), start, &reservations)?;
+        hold(&mut device, start, &job.reserved_at_start).map_err(failed)?;
+        let (allocator, live) = CachingAllocator::restore(job.config.clone(), start, &job.reserved_at_start)?;
         let (device, log) = Logged::new(device, start);
         Ok(Self { device, log, allocator, live: (0..).zip(live).collect(), pool: None })
     }
@@ -67,6 +68,7 @@ impl Guide {
 
     /// Lets the driver have a little less than this for the next request, or all there is.
     pub(super) fn refuse(&mut self, wanted: Option<Bytes>) {
+        self.device.refused = None;
         let device = self.device.inner_mut();
         // The simulated device answers both.
         let _ = device.set_pressure(Bytes::ZERO);
@@ -74,6 +76,11 @@ impl Guide {
             let free = device.free_memory().unwrap_or_default();
             let _ = device.set_pressure(free.saturating_sub(wanted.saturating_sub(GRANULARITY)));
         }
+    }
+
+    /// What would be held if the first call to the driver that was refused since [`Self::refuse`] had been served.
+    pub(super) const fn refused(&self) -> Option<Bytes> {
+        self.device.refused
     }
 
     /// Allocates, with what is taken from the driver where the recording has it. Says whether all went as recorded, and where memory was reserved.
@@ -146,7 +153,7 @@ impl Guide {
             DriverCall::Map(range) => Some(range.start),
             _ => None,
         });
-        device.place_reservations(first_map);
+        device.place_reservations(first_map.or(recorded.mapped_next));
         device.place_allocations(recorded.driver.iter().filter_map(|call| match call {
             DriverCall::Malloc(range) => Some(range.start),
             _ => None,

@@ -7,19 +7,18 @@
 mod from_trace;
 mod guide;
 mod pending;
+mod record;
 mod recover;
 mod replay;
+mod reservations;
 mod start;
 pub mod text;
 mod to_snapshot;
 mod watch;
 
-use std::collections::BTreeMap;
-
 use harness_allocator::allocator::caching::{ConfError, Config, RestoreError};
-use harness_allocator::device::sim::GRANULARITY;
-use harness_allocator::device::{DeviceError, DevicePtr, MemoryRange, StreamId};
-use harness_allocator::stats::{BlockState, PoolKind};
+use harness_allocator::device::{DeviceError, MemoryRange, StreamId};
+use harness_allocator::stats::BlockState;
 use harness_allocator::units::Bytes;
 
 pub use self::replay::{Placement, Prepared, Refused, Replayed, Setup};
@@ -44,6 +43,8 @@ pub struct Job {
     pub allocations: Vec<Allocation>,
     /// What the recording took from the driver, in order: segments, or mapped ranges of expandable ones.
     pub driver: Vec<DriverRange>,
+    /// The addresses that were reserved for the expandable segments of `start`, in address order.
+    pub reserved_at_start: Vec<MemoryRange>,
     /// Where the recording reserved addresses for expandable segments, in order; without those of `start`.
     pub reservations: Vec<u64>,
     /// The handles of the streams that operations name by their place in here; 0, the default stream, is always the first.
@@ -56,6 +57,8 @@ pub struct Job {
     /// The memory that the program could have had: what it held and what the device had free. `None` where neither an out-of-memory nor the
     /// caller told it, and nothing else does ([`Note::MemoryInferred`]).
     pub memory: Option<Bytes>,
+    /// Where `memory` is not known: the most that the device can have had, if its reserved addresses tell it.
+    pub memory_at_most: Option<Bytes>,
     /// How it ended.
     pub ended: Ended,
     /// What is not known or was assumed.
@@ -77,35 +80,11 @@ impl Job {
         self.start.iter().flat_map(|segment| &segment.blocks).filter(live).count() as u64
     }
 
-    /// The addresses reserved for the expandable segments of the start, in address order. A snapshot tells mapped memory only, so they are taken to
-    /// begin where the first memory of a pool and stream is mapped, and to have the size that PyTorch reserves on a device of that memory.
-    #[must_use]
-    pub fn reservations_at_start(&self) -> Vec<MemoryRange> {
-        let mut starts: BTreeMap<(u64, PoolId, PoolKind), u64> = BTreeMap::new();
-        for segment in self.start.iter().filter(|segment| segment.expandable) {
-            starts.entry((segment.stream, segment.private_pool, segment.pool)).or_insert(segment.address);
-        }
-        let mut starts: Vec<(u64, PoolKind)> = starts.into_iter().map(|((.., kind), start)| (start, kind)).collect();
-        starts.sort_unstable();
-        let size = |kind| self.reservation_size(kind);
-        let next = starts.iter().skip(1).map(|&(start, _)| start).chain([u64::MAX]);
-        let reservations = starts.iter().zip(next).map(|(&(start, kind), next)| (start, size(kind).0.min(next - start)));
-        reservations.map(|(start, size)| MemoryRange::new(DevicePtr(start), Bytes(size))).collect()
-    }
-
     /// How much memory the device is to have in a replay under the recorded settings: what the program could have; where that is not known, no
     /// less than it can have had.
     #[must_use]
     pub fn device_memory(&self) -> Bytes {
-        let starts = self.reservations_at_start().into_iter().map(|range| range.start.0);
-        let between = || memory_between(starts.chain(self.reservations.iter().copied()), self.config.large_segment_size);
-        self.memory.or_else(between).unwrap_or(UNKNOWN_MEMORY)
-    }
-
-    /// The size of PyTorch's reservations for a pool: an eighth more than the device has, in whole pages.
-    fn reservation_size(&self, kind: PoolKind) -> Bytes {
-        let total = self.memory.unwrap_or(UNKNOWN_MEMORY).0;
-        Bytes((total + total / 8).next_multiple_of(self.config.page(kind)))
+        self.memory.or(self.memory_at_most).unwrap_or(UNKNOWN_MEMORY)
     }
 
     /// Held from the driver before the recording.
@@ -117,14 +96,6 @@ impl Job {
 
 /// What a device is taken to have where nothing tells it: more than any has.
 const UNKNOWN_MEMORY: Bytes = Bytes::gib(1024);
-
-/// The most that a device can have on which address ranges of an eighth more than its memory, in whole pages, begin at these addresses.
-fn memory_between(starts: impl Iterator<Item = u64>, page: Bytes) -> Option<Bytes> {
-    let mut starts: Vec<u64> = starts.collect();
-    starts.sort_unstable();
-    let nearest = starts.windows(2).map(|pair| pair[1] - pair[0]).min()?;
-    Some(Bytes(nearest / page.0 * page.0 / 9 * 8 / GRANULARITY.0 * GRANULARITY.0))
-}
 
 /// One allocation of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,6 +158,14 @@ pub enum Note {
         "how much memory the device had is not known; requests that were served only after cached memory had been given back tell that it was from {at_least} to {at_most}, and {at_most} are taken"
     )]
     MemoryInferred { at_least: Bytes, at_most: Bytes },
+    #[error(
+        "where the addresses begin that were reserved for expandable segments is not recorded: {segments} of them are taken to begin with their first mapped page"
+    )]
+    ReservationsUnknown { segments: usize },
+    #[error(
+        "how long free memory had been unused before the recording is not known: garbage collection may choose other segments in a replay"
+    )]
+    AgesUnknown,
     #[error("event {event} gives back a segment in a way that the allocator's rules do not explain")]
     UnexplainedFree { event: u32 },
 }

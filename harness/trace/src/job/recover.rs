@@ -18,6 +18,7 @@ use harness_allocator::units::Bytes;
 
 use super::guide::{Guide, Recorded};
 use super::pending::PendingFrees;
+use super::reservations;
 use super::start::Start;
 use super::watch::DriverCall;
 use super::{Allocation, DriverRange, Ended, Job, JobError, Note};
@@ -68,6 +69,9 @@ fn check_device(snapshot: &Snapshot, device: u32, events: &[Event]) -> Result<()
     if events.is_empty() && !known.contains(&device) { Err(JobError::NoSuchDevice { device, known }) } else { Ok(()) }
 }
 
+/// Private pools of segments, by the segments' addresses: their ends, and which.
+type PrivateSegments = BTreeMap<u64, (u64, PrivatePoolId)>;
+
 struct Recovery<'a> {
     events: &'a [Event],
     job: Job,
@@ -76,10 +80,11 @@ struct Recovery<'a> {
     pending: PendingFrees,
     /// The ids of live blocks by address.
     ids: HashMap<u64, u64>,
-    /// Private pools of segments, by the segments' addresses: their ends, and which.
-    private: BTreeMap<u64, (u64, PrivatePoolId)>,
+    private: PrivateSegments,
     /// By event, where the file tells it.
     told_pools: HashMap<usize, PrivatePoolId>,
+    /// For requests that were refused: where the next memory was mapped for their pool and stream. Addresses may have been reserved for it by then.
+    mapped_next: HashMap<usize, DevicePtr>,
     /// The last event of each private pool's requests.
     last_use: BTreeMap<PrivatePoolId, usize>,
     /// The private pool whose context is open.
@@ -141,7 +146,7 @@ impl<'a> Recovery<'a> {
         let number = |pool: PoolId| pools.binary_search(&pool).ok().map(|number| PrivatePoolId(number as u32));
         let private =
             segments().filter_map(|segment| Some((segment.address, (segment.address + segment.size.0, number(segment.private_pool)?))));
-        let (private, told_pools) =
+        let (private, told_pools): (PrivateSegments, HashMap<usize, PrivatePoolId>) =
             (private.collect(), told.into_iter().filter_map(|(index, pool)| Some((index, number(pool)?))).collect());
         if let Some(first) = events.first().filter(|first| first.action == Action::FreeCompleted) {
             // The other half of a free that waited for nothing: it is done with the first event.
@@ -149,6 +154,11 @@ impl<'a> Recovery<'a> {
         }
         let pending = PendingFrees::find(events, &start.pending, streams.len() as u32);
         let known = memory_at_oom(snapshot, device, events).or(memory);
+        let pool_of = |index: usize, event: &Event| {
+            pool_at(&private, &told_pools, event.address, index).map_or(PoolId::DEFAULT, |pool| pools[pool.0 as usize])
+        };
+        let reservations = reservations::find(&start.segments, events, &config, known, pool_of);
+        let mapped_next = reservations::mapped_next(events, &config, pool_of);
         let mut job = Job {
             device,
             start: start.segments,
@@ -156,21 +166,22 @@ impl<'a> Recovery<'a> {
             origin: Vec::with_capacity(events.len()),
             allocations: Vec::new(),
             driver: Vec::new(),
+            reserved_at_start: reservations.at_start,
             reservations: Vec::new(),
             streams,
             pools,
             config,
             memory: known,
+            memory_at_most: reservations.memory_at_most,
             ended: Ended::Well,
-            notes: Vec::new(),
+            notes: (reservations.unsure > 0).then_some(Note::ReservationsUnknown { segments: reservations.unsure }).into_iter().collect(),
         };
         let held = job.reserved_at_start();
         if let Some(memory) = known.filter(|&memory| memory < held) {
             return Err(JobError::TooLittleMemory { memory, held });
         }
         let ids = job.add_start();
-        let on_device = known.or_else(|| memory_from_reservations(events, &job)).unwrap_or(super::UNKNOWN_MEMORY);
-        let guide = Guide::new(&job, &job.start_for_allocator(), on_device, pending.streams)?;
+        let guide = Guide::new(&job, &job.start_for_allocator(), job.device_memory(), pending.streams)?;
         let mut recovery = Self {
             events,
             job,
@@ -179,6 +190,7 @@ impl<'a> Recovery<'a> {
             ids,
             private,
             told_pools,
+            mapped_next,
             last_use: BTreeMap::new(),
             open: None,
             memory_is_known: known.is_some(),
@@ -293,7 +305,7 @@ impl<'a> Recovery<'a> {
         let pool = self.pool_of(index);
         let plans = self.plans(!frees.is_empty(), !group.takes.is_empty() || !served, !group.completed.is_empty());
         let plan = self.choose(&plans, &group, &frees, index, |guide, recorded| guide.allocate(id, request, pool, recorded))?;
-        self.note_plan(plan, &group, &frees);
+        self.note_plan(plan, &group);
         let synchronized =
             |recovery: &mut Self| group.completed.iter().for_each(|(&stream, &event)| recovery.add_synchronize(stream, event));
         if plan.seen_before {
@@ -342,9 +354,9 @@ impl<'a> Recovery<'a> {
     fn plans(&self, frees: bool, asked_driver: bool, completed: bool) -> Vec<Plan> {
         let both = if completed { &[true, false][..] } else { &[true] };
         let ways: &[(bool, bool)] = match (frees, asked_driver) {
-            (true, true) if self.memory_is_known => &[(false, false), (true, false)],
-            (true, true) => &[(false, false), (true, false), (false, true)],
-            (true, false) => &[(true, false)],
+            // Memory that goes back can be enough by itself: the request then takes what is free beside it.
+            (true, _) if self.memory_is_known => &[(false, false), (true, false)],
+            (true, _) => &[(false, false), (true, false), (false, true)],
             (false, _) => &[(false, false)],
         };
         let seen = if asked_driver || frees { both } else { &both[..1] };
@@ -362,11 +374,13 @@ impl<'a> Recovery<'a> {
         index: usize,
         mut allocate: impl FnMut(&mut Guide, &Recorded) -> Result<bool, DeviceError>,
     ) -> Result<Plan, JobError> {
-        let likely = *plans.iter().find(|plan| plan.empty_cache != self.memory_is_known).unwrap_or(&plans[0]);
+        let likely_emptied = !self.memory_is_known || group.takes.is_empty();
+        let likely = *plans.iter().find(|plan| plan.empty_cache == likely_emptied).unwrap_or(&plans[0]);
         let event = self.events[index];
         let address = (event.action == Action::Alloc).then_some(DevicePtr(event.address));
         let (freed, taken) = (self.driver_calls(frees), self.driver_calls(&group.takes));
         let size_taken = self.bytes(&group.takes);
+        let mapped_next = self.mapped_next.get(&index).copied();
         for (number, &plan) in plans.iter().enumerate() {
             let Some(guide) = &mut self.guide else { return Ok(likely) };
             let last = number + 1 == plans.len();
@@ -378,7 +392,7 @@ impl<'a> Recovery<'a> {
                 let emptied = !plan.empty_cache || guide.empty_cache(&freed)?;
                 let driver = if plan.empty_cache { taken.clone() } else { [&freed[..], &taken[..]].concat() };
                 guide.refuse(plan.refused.then_some(size_taken));
-                Ok(allocate(guide, &Recorded { driver, address })? && emptied)
+                Ok(allocate(guide, &Recorded { driver, address, mapped_next })? && emptied)
             };
             match follow(guide) {
                 Ok(true) => return Ok(plan),
@@ -404,11 +418,10 @@ impl<'a> Recovery<'a> {
         (self.most_reserved <= at_most).then_some((self.most_reserved, at_most))
     }
 
-    fn note_plan(&mut self, plan: Plan, group: &Group, frees: &[usize]) {
+    fn note_plan(&mut self, plan: Plan, group: &Group) {
         if plan.refused {
-            // Held before, and asked for.
-            let wanted = self.reserved + self.bytes(frees);
-            self.refused_at = Some(self.refused_at.map_or(wanted, |least| least.min(wanted)));
+            let wanted = self.guide.as_ref().and_then(Guide::refused);
+            self.refused_at = self.refused_at.into_iter().chain(wanted).min();
         }
         if plan.empty_cache && !group.takes.is_empty() && !self.memory_is_known {
             self.taken_for_empty_cache += 1;
@@ -505,9 +518,7 @@ impl<'a> Recovery<'a> {
     }
 
     fn private_pool_at(&self, address: u64, event: usize) -> Option<PrivatePoolId> {
-        let told = self.told_pools.get(&event).copied();
-        let around = self.private.range(..=address).next_back();
-        told.or_else(|| around.filter(|&(_, &(end, _))| address < end).map(|(_, &(_, pool))| pool))
+        pool_at(&self.private, &self.told_pools, address, event)
     }
 
     fn last_uses(&self) -> BTreeMap<PrivatePoolId, usize> {
@@ -543,6 +554,9 @@ impl<'a> Recovery<'a> {
         } else if !job.start.is_empty() {
             job.notes.push(Note::StartsLate { segments: job.start.len(), blocks: job.live_at_start() as usize });
         }
+        if job.config.garbage_collection_threshold.is_some() && !job.start.is_empty() {
+            job.notes.push(Note::AgesUnknown);
+        }
         if self.taken_for_empty_cache > 0 {
             job.notes.push(Note::TakenForEmptyCache { times: self.taken_for_empty_cache });
         }
@@ -550,30 +564,22 @@ impl<'a> Recovery<'a> {
     }
 }
 
+/// The private pool that an event belongs to: the one that the file tells, or that of the segment at its address.
+fn pool_at(private: &PrivateSegments, told: &HashMap<usize, PrivatePoolId>, address: u64, event: usize) -> Option<PrivatePoolId> {
+    let around = || private.range(..=address).next_back().filter(|&(_, &(end, _))| address < end);
+    told.get(&event).copied().or_else(|| around().map(|(_, &(_, pool))| pool))
+}
+
 /// What the program could have at its last out-of-memory: what it held then, and what the device had free.
 fn memory_at_oom(snapshot: &Snapshot, device: u32, events: &[Event]) -> Option<Bytes> {
     let last = events.iter().rposition(|event| event.action == Action::Oom)?;
     let at_end: Bytes = snapshot.segments.iter().filter(|segment| segment.device == device).map(|segment| segment.size).sum();
-    let mut held = at_end.0;
-    for event in &events[last..] {
-        match event.action {
-            Action::SegmentAlloc | Action::SegmentMap => held = held.saturating_sub(event.size.0),
-            Action::SegmentFree | Action::SegmentUnmap => held += event.size.0,
-            _ => {}
-        }
-    }
-    Some(Bytes(held + events[last].address))
-}
-
-/// The most that a device can have whose reservations lie as near to each other as these: each is an eighth larger than the device's memory.
-fn memory_from_reservations(events: &[Event], job: &Job) -> Option<Bytes> {
-    let mut starts: BTreeMap<(u64, bool), u64> = BTreeMap::new();
-    for event in events.iter().filter(|event| event.action == Action::SegmentMap) {
-        let large = event.size.0.is_multiple_of(job.config.large_segment_size.0);
-        let start = starts.entry((event.stream, large)).or_insert(event.address);
-        *start = event.address.min(*start);
-    }
-    super::memory_between(starts.into_values(), job.config.large_segment_size)
+    let since =
+        |given: [Action; 2]| events[last..].iter().filter(|event| given.contains(&event.action)).map(|event| event.size).sum::<Bytes>();
+    let given_back = since([Action::SegmentFree, Action::SegmentUnmap]);
+    let taken = since([Action::SegmentAlloc, Action::SegmentMap]);
+    let held = (at_end + given_back).saturating_sub(taken);
+    Some(held + Bytes(events[last].address))
 }
 
 impl Job {

@@ -23,7 +23,6 @@ pub struct Prepared<'a> {
     job: &'a Job,
     executor: Executor<Allocation>,
     start: Vec<SegmentInfo>,
-    reservations: Vec<MemoryRange>,
 }
 
 /// What a job is replayed on.
@@ -89,7 +88,7 @@ impl Job {
         // Any simulated device numbers its streams in the same way.
         let mut device = SimDevice::new(SimConfig::replay(Bytes::gib(1)));
         let executor = Executor::with_live(0..self.live_at_start(), &streams, &self.operations, &mut device)?;
-        Ok(Prepared { job: self, executor, start: self.start_for_allocator(), reservations: self.reservations_at_start() })
+        Ok(Prepared { job: self, executor, start: self.start_for_allocator() })
     }
 
     /// The segments at the start as the allocator tells them.
@@ -228,7 +227,7 @@ impl Prepared<'_> {
     }
 
     /// The device that a setup asks for.
-    fn device(&self, setup: &Setup) -> Result<SimDevice, JobError> {
+    pub(super) fn device(&self, setup: &Setup) -> Result<SimDevice, JobError> {
         let held = self.job.reserved_at_start();
         if held > setup.memory {
             return Err(JobError::TooLittleMemory { memory: setup.memory, held });
@@ -243,12 +242,12 @@ impl Prepared<'_> {
         device: &mut SimDevice,
         placement: Placement,
     ) -> Result<(CachingAllocator, Vec<Allocation>), JobError> {
-        hold(device, &self.start, &self.reservations).map_err(|source| JobError::Replay { operation: 0, source })?;
+        hold(device, &self.start, &self.job.reserved_at_start).map_err(|source| JobError::Replay { operation: 0, source })?;
         if placement == Placement::Recorded {
             device.place_allocations(self.job.driver.iter().map(|range| DevicePtr(range.address)));
             device.place_reservations(self.job.reservations.iter().map(|&start| DevicePtr(start)));
         }
-        Ok(CachingAllocator::restore(config, &self.start, &self.reservations)?)
+        Ok(CachingAllocator::restore(config, &self.start, &self.job.reserved_at_start)?)
     }
 
     /// What was live at the start, allocated.
@@ -262,7 +261,7 @@ impl Prepared<'_> {
         .collect()
     }
 
-    fn run<A: Allocator>(
+    pub(super) fn run<A: Allocator>(
         &self,
         device: &mut dyn TestDevice,
         allocator: &mut A,

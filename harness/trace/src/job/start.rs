@@ -42,7 +42,7 @@ impl Start {
     pub(super) fn find(snapshot: &Snapshot, device: u32, events: &[Event], config: &Config) -> Result<Self, JobError> {
         let last: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == device).collect();
         let (mut live, pending) = live_before(&last, events, config);
-        let mut segments = segments_before(snapshot, device, &last, events);
+        let mut segments = segments_before(snapshot, device, &last, events, config);
         let mut gaps = Gaps::default();
         for segment in &segments {
             if segment.pool == PoolKind::Large && !segment.expandable {
@@ -99,13 +99,14 @@ fn live_before(last: &[&Segment], events: &[Event], config: &Config) -> (BTreeMa
 }
 
 /// The segments that were held before the recording, without their blocks.
-fn segments_before(snapshot: &Snapshot, device: u32, last: &[&Segment], events: &[Event]) -> Vec<Segment> {
+fn segments_before(snapshot: &Snapshot, device: u32, last: &[&Segment], events: &[Event], config: &Config) -> Vec<Segment> {
     let bare = |segment: &Segment| Segment { blocks: Vec::new(), ..segment.clone() };
     let (mapped, ordinary): (Vec<&Segment>, Vec<&Segment>) = last.iter().partition(|segment| segment.expandable);
     let mut held: BTreeMap<u64, Segment> = ordinary.into_iter().map(|segment| (segment.address, bare(segment))).collect();
     let mut mapped = Mapped { stretches: mapped.into_iter().map(|segment| (segment.address, bare(segment))).collect() };
+    let pools = pools_of_blocks(events, config);
     for event in events.iter().rev() {
-        let gone = || gone(snapshot, device, event);
+        let gone = || gone(snapshot, device, event, &pools, config);
         match event.action {
             Action::SegmentAlloc => {
                 held.remove(&event.address);
@@ -122,16 +123,33 @@ fn segments_before(snapshot: &Snapshot, device: u32, last: &[&Segment], events: 
     held.into_values().collect()
 }
 
-/// A segment that the recording gives back: what is not told of it follows from its size.
-fn gone(snapshot: &Snapshot, device: u32, event: &Event) -> Segment {
+/// The pools of the blocks that were handed out or freed, by address, if mapped memory goes back.
+fn pools_of_blocks(events: &[Event], config: &Config) -> BTreeMap<u64, PoolKind> {
+    if !events.iter().any(|event| event.action == Action::SegmentUnmap) {
+        return BTreeMap::new();
+    }
+    let blocks = events.iter().filter(|event| matches!(event.action, Action::Alloc | Action::FreeRequested | Action::FreeCompleted));
+    let pool = |event: &Event| PoolKind::of_block(Bytes(config.round(event.size.0).unwrap_or(event.size.0)));
+    blocks.map(|event| (event.address, pool(event))).collect()
+}
+
+/// A segment that the recording gives back. Of which pool it was follows from its size; of mapped memory, from what lay in it, or from whether it is
+/// in pages of the large pool.
+fn gone(snapshot: &Snapshot, device: u32, event: &Event, pools: &BTreeMap<u64, PoolKind>, config: &Config) -> Segment {
     let expandable = event.action == Action::SegmentUnmap;
-    let small = if expandable { !event.size.0.is_multiple_of(Bytes::mib(20).0) } else { event.size == SMALL_SEGMENT };
+    let by_size = |small: bool| if small { PoolKind::Small } else { PoolKind::Large };
+    let pool = if expandable {
+        let inside = pools.range(event.address..event.address + event.size.0).next().map(|(_, &pool)| pool);
+        inside.unwrap_or_else(|| by_size(!event.size.0.is_multiple_of(config.page(PoolKind::Large))))
+    } else {
+        by_size(event.size == SMALL_SEGMENT)
+    };
     Segment {
         device,
         address: event.address,
         size: event.size,
         stream: event.stream,
-        pool: if small { PoolKind::Small } else { PoolKind::Large },
+        pool,
         private_pool: snapshot.pool_of(event).unwrap_or(PoolId::DEFAULT),
         expandable,
         stack: StackId::EMPTY,

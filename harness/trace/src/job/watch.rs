@@ -57,6 +57,9 @@ pub(super) struct Logged<D> {
     log: Log,
     /// Allocations that live.
     sizes: BTreeMap<DevicePtr, Bytes>,
+    held: Bytes,
+    /// What would have been held if the first call that was refused since this was cleared had been served.
+    pub(super) refused: Option<Bytes>,
     /// Where addresses were reserved, in order.
     pub(super) reserved: Vec<DevicePtr>,
 }
@@ -66,7 +69,26 @@ impl<D: Device> Logged<D> {
     pub(super) fn new(inner: D, held: &[SegmentInfo]) -> (Self, Log) {
         let log = Log::default();
         let sizes = held.iter().map(|segment| (segment.address, segment.size)).collect();
-        (Self { inner, log: log.clone(), sizes, reserved: Vec::new() }, log)
+        let held = held.iter().map(|segment| segment.size).sum();
+        (Self { inner, log: log.clone(), sizes, held, refused: None, reserved: Vec::new() }, log)
+    }
+
+    fn took(&mut self, call: DriverCall, size: Bytes) {
+        self.held += size;
+        self.log.push(call);
+    }
+
+    fn gave_back(&mut self, call: DriverCall, size: Bytes) {
+        self.held = self.held.saturating_sub(size);
+        self.log.push(call);
+    }
+
+    /// Notes what a call was refused for lack of memory.
+    fn note_refusal<T>(&mut self, answer: Result<T, DeviceError>, size: Bytes) -> Result<T, DeviceError> {
+        if answer.as_ref().is_err_and(DeviceError::is_out_of_memory) {
+            self.refused.get_or_insert(self.held + size);
+        }
+        answer
     }
 }
 
@@ -82,16 +104,17 @@ impl<D: Device> DeviceWrapper for Logged<D> {
     }
 
     fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
-        let at = self.inner.malloc(size)?;
+        let answer = self.inner.malloc(size);
+        let at = self.note_refusal(answer, size)?;
         self.sizes.insert(at, size);
-        self.log.push(DriverCall::Malloc(MemoryRange::new(at, size)));
+        self.took(DriverCall::Malloc(MemoryRange::new(at, size)), size);
         Ok(at)
     }
 
     fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
         self.inner.free(ptr)?;
         let size = self.sizes.remove(&ptr).unwrap_or_default();
-        self.log.push(DriverCall::Free(MemoryRange::new(ptr, size)));
+        self.gave_back(DriverCall::Free(MemoryRange::new(ptr, size)), size);
         Ok(())
     }
 
@@ -114,14 +137,15 @@ impl<D: Device> MappedDevice for Logged<D> {
     }
 
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
-        self.mapper()?.map(range, page)?;
-        self.log.push(DriverCall::Map(range));
+        let answer = self.mapper()?.map(range, page);
+        self.note_refusal(answer, range.len)?;
+        self.took(DriverCall::Map(range), range.len);
         Ok(())
     }
 
     fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
         self.mapper()?.unmap(range)?;
-        self.log.push(DriverCall::Unmap(range));
+        self.gave_back(DriverCall::Unmap(range), range.len);
         Ok(())
     }
 }

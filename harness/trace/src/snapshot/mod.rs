@@ -24,6 +24,7 @@ pub use self::error::SnapshotError;
 pub use self::extras::{ExtraId, Extras, Value};
 pub use self::recorder::{Recorded, Recorder};
 pub use self::recording::Recording;
+pub use self::rmm::HEADER as RMM_LOG_HEADER;
 pub use self::run::RunInfo;
 pub use self::settings::Settings;
 pub use self::stacks::{Frame, FrameId, StackId, Stacks};

@@ -12,7 +12,7 @@ use super::error::SnapshotError;
 use super::{Action, Event, ExtraId, Snapshot, StackId, Value};
 
 /// The first line of every log.
-pub(super) const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
+pub const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
 
 /// Longest line, in bytes. RMM's have some 80.
 const MAX_LINE: u64 = 4096;

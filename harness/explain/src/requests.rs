@@ -1,0 +1,159 @@
+//! Programs of which only the requests are known: plain allocation traces, and logs of RMM. Nothing tells where their memory lay, so it is what a
+//! replay by PyTorch's allocator on the simulated device shows: recorded as PyTorch records itself, it is explained like any snapshot.
+//!
+//! There are no call stacks. Where the program was is the line of the trace, or what its comment says of it; of a log, its thread and stream.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use harness_allocator::allocator::AllocatorSpec;
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::device::StreamId;
+use harness_allocator::units::Bytes;
+use harness_trace::job::{Job, JobError, Placement, Setup};
+use harness_trace::snapshot::{Action, Event, ExtraId, Frame, Snapshot, StackId, Value};
+use harness_trace::trace::TraceEvent;
+
+use crate::sites::is_of_program;
+
+/// What a program asks for, and where in it each operation is.
+#[derive(Clone, Debug)]
+pub struct Requests {
+    events: Vec<TraceEvent>,
+    /// By event.
+    places: Vec<Frame>,
+    /// The events of requests that were refused.
+    refused: BTreeSet<usize>,
+    notes: Vec<String>,
+}
+
+impl Requests {
+    /// Those of an allocation trace of that name: of each operation its line, counted from 1, and what stands behind it as a comment.
+    #[must_use]
+    pub fn of_trace<'t>(name: &str, operations: impl IntoIterator<Item = (TraceEvent, u32, Option<&'t str>)>) -> Self {
+        let notes = vec!["A trace tells only what was asked for: where the memory is, a replay on the simulated device showed.".to_owned()];
+        let mut requests = Self { events: Vec::new(), places: Vec::new(), refused: BTreeSet::new(), notes };
+        for (event, line, comment) in operations {
+            let of_line = || frame(name, line, event.to_string());
+            requests.places.push(comment.and_then(place_of).unwrap_or_else(of_line));
+            requests.events.push(event);
+        }
+        requests
+    }
+
+    /// Those of a log of RMM of that name, as [`Snapshot`] reads it.
+    #[must_use]
+    pub fn of_log(name: &str, log: &Snapshot) -> Self {
+        let events = log.traces.first().map_or(&[][..], Vec::as_slice);
+        let streams: BTreeSet<u64> = events.iter().map(|event| event.stream).chain([0]).collect();
+        let streams: BTreeMap<u64, StreamId> = streams.into_iter().zip((0..).map(StreamId)).collect();
+        let mut notes = log.notes.clone();
+        notes.push("Where the memory is, a replay by PyTorch's allocator on the simulated device showed, and not RMM's pool.".to_owned());
+        let mut requests = Self { events: Vec::new(), places: Vec::new(), refused: BTreeSet::new(), notes };
+        let mut live: BTreeMap<u64, u64> = BTreeMap::new();
+        for (event, id) in events.iter().zip(0..) {
+            let operation = match event.action {
+                Action::Alloc => {
+                    live.insert(event.address, id);
+                    TraceEvent::Allocate { id, size: event.size, stream: streams[&event.stream] }
+                }
+                Action::Oom => {
+                    requests.refused.insert(requests.events.len());
+                    TraceEvent::Allocate { id, size: event.size, stream: streams[&event.stream] }
+                }
+                Action::FreeRequested => match live.remove(&event.address) {
+                    Some(id) => TraceEvent::Free { id },
+                    // It was allocated before the log began.
+                    None => continue,
+                },
+                _ => continue,
+            };
+            let thread = match log.extras.value(event.extra, "thread") {
+                Some(Value::Text(thread)) => thread.as_str(),
+                _ => "unknown",
+            };
+            let place = format!("thread {thread}, stream {:#x}", event.stream);
+            let place = frame(name, 0, place);
+            if event.action == Action::Oom {
+                // The program did without it: where it fits in a replay, it is freed at once.
+                requests.places.extend([place.clone(), place]);
+                requests.events.extend([operation, TraceEvent::Free { id }]);
+            } else {
+                requests.places.push(place);
+                requests.events.push(operation);
+            }
+        }
+        requests
+    }
+
+    /// What a replay with that much memory does, up to the first request that is refused, as PyTorch would have recorded it.
+    ///
+    /// # Errors
+    /// [`JobError`] where it cannot be replayed at all.
+    pub fn record(&self, memory: Bytes) -> Result<Snapshot, JobError> {
+        let job = self.job()?;
+        let setup = Setup { allocator: AllocatorSpec::caching(Config::default()), memory, placement: Placement::Rising };
+        let place = |operation: usize| job.origin.get(operation).map(|&event| self.places[event as usize].clone());
+        let mut snapshot = job.prepare()?.record(&setup, place)?;
+        snapshot.notes.clone_from(&self.notes);
+        Ok(snapshot)
+    }
+
+    /// The program as a job under PyTorch's default settings, and with it a snapshot that tells where each of its operations is: event N is operation N of the
+    /// requests.
+    ///
+    /// # Errors
+    /// [`JobError`] where an id is allocated while it is live.
+    pub fn job_with_places(&self) -> Result<(Job, Snapshot), JobError> {
+        let mut job = self.job()?;
+        let mut snapshot = Snapshot { notes: self.notes.clone(), ..Snapshot::default() };
+        let mut stack_of = |place: &Frame| {
+            let frame = snapshot.stacks.intern_frame(place.clone());
+            snapshot.stacks.intern(&[frame])
+        };
+        let stacks: Vec<StackId> = self.places.iter().map(&mut stack_of).collect();
+        for (operation, &event) in job.operations.iter().zip(&job.origin) {
+            if let TraceEvent::Allocate { id, .. } = *operation {
+                job.allocations[id as usize].stack = stacks[event as usize];
+            }
+        }
+        snapshot.traces = vec![self.events.iter().zip(stacks).map(|(event, stack)| told(event, stack)).collect()];
+        Ok((job, snapshot))
+    }
+
+    fn job(&self) -> Result<Job, JobError> {
+        let mut job = Job::from_trace(&self.events, Config::default())?;
+        for (operation, &event) in job.operations.iter().zip(&job.origin) {
+            if let (TraceEvent::Allocate { id, .. }, true) = (*operation, self.refused.contains(&(event as usize))) {
+                job.allocations[id as usize].refused = true;
+            }
+        }
+        Ok(job)
+    }
+}
+
+/// An operation as an event of which only action, size and place are known.
+fn told(event: &TraceEvent, stack: StackId) -> Event {
+    let (action, size) = match *event {
+        TraceEvent::Allocate { size, .. } => (Action::Alloc, size),
+        TraceEvent::Free { .. } => (Action::FreeRequested, Bytes::ZERO),
+        _ => (Action::Snapshot, Bytes::ZERO),
+    };
+    Event { action, address: 0, size, stream: 0, time_us: None, stack, extra: ExtraId::NONE }
+}
+
+/// A place in a file. One whose ending says nothing stands in angle brackets, as Python names code that comes from no file.
+fn frame(file: &str, line: u32, name: String) -> Frame {
+    let mut frame = Frame { name, file: file.to_owned(), line, extra: ExtraId::NONE };
+    if !is_of_program(&frame) {
+        frame.file = format!("<{file}>");
+    }
+    frame
+}
+
+/// The place that a comment names, as imported traces have them: `model.py:41 forward`, or `model.py:41` alone.
+fn place_of(comment: &str) -> Option<Frame> {
+    let (place, name) = comment.split_once(' ').unwrap_or((comment, ""));
+    let (file, line) = place.rsplit_once(':')?;
+    let frame = Frame { name: name.to_owned(), file: file.to_owned(), line: line.parse().ok()?, extra: ExtraId::NONE };
+    is_of_program(&frame).then_some(frame)
+}

@@ -1,0 +1,40 @@
+//! A replay recorded as PyTorch records itself.
+
+use std::ops::ControlFlow;
+
+use super::{Job, JobError, Placement, Prepared, Setup};
+use crate::snapshot::{Frame, Recorder, Settings, Snapshot};
+
+impl Prepared<'_> {
+    /// Replays the job from an empty allocator, on a device that puts segments at rising addresses, up to the first request that is refused and was served
+    /// in the recording. Returns what PyTorch would have recorded of it. `place` says where in the program an operation is, counted from 0.
+    ///
+    /// # Errors
+    /// As [`Prepared::replay`].
+    pub fn record(&self, setup: &Setup, place: impl Fn(usize) -> Option<Frame>) -> Result<Snapshot, JobError> {
+        let setup = Setup { placement: Placement::Rising, ..setup.clone() };
+        let settings = setup.allocator.effective().map(|config| Settings { conf: config.to_string(), all: Vec::new() });
+        let recorder = Recorder::new(settings);
+        let mut device = self.device(&setup)?;
+        let mut allocator = recorder.around(setup.allocator.build());
+        recorder.set_place(place(0), None);
+        let mut snapshot = Snapshot::default();
+        let last = self.job().operations.len().saturating_sub(1);
+        self.run(&mut device, &mut allocator, Vec::new(), |operation, outcome, allocator| {
+            if operation == last || outcome == crate::execute::Outcome::OutOfMemory {
+                snapshot = recorder.snapshot(allocator);
+            }
+            recorder.set_place(place(operation + 1), None);
+            ControlFlow::Continue(())
+        })?;
+        name_streams(&mut snapshot, self.job());
+        Ok(snapshot)
+    }
+}
+
+/// Gives streams the handles that they have in the program.
+fn name_streams(snapshot: &mut Snapshot, job: &Job) {
+    let handle = |number: &mut u64| *number = job.streams.get(*number as usize).copied().unwrap_or(*number);
+    snapshot.traces.iter_mut().flatten().for_each(|event| handle(&mut event.stream));
+    snapshot.segments.iter_mut().for_each(|segment| handle(&mut segment.stream));
+}

@@ -42,7 +42,7 @@ const EXAMPLES: &str = "Examples:
   harness exec --gpu h100-80 --devices 4 --record run.json -- torchrun --nproc-per-node 4 train.py
 
 PyTorch's own allocator and host code run for real, so what is reserved, refused and retried is what it does on such a GPU. Kernels do nothing:
-times mean nothing, and what the program reads back is zeros. No GPU, driver or CUDA library is needed; torch has to be a build for CUDA 12 or 13.
+times mean nothing, and what the program reads back is zeros (`--values`). No GPU, driver or CUDA library is needed; torch has to be a build for CUDA 12 or 13.
 The GPU's compute capability decides how much workspace libraries ask for, so `--gpu` changes the result.
 
 The program has our standard input, output and error, and its exit code is ours (128 + n where signal n ended it). Nothing of it is run and the code is 2
@@ -76,9 +76,10 @@ pub(super) struct Exec {
     /// How much workspace cuDNN asks for: `operands`, a model that goes by the operands of a convolution, or `none`.
     #[arg(long, value_name = "MODEL", default_value = "operands")]
     cudnn_workspace: CudnnWorkspace,
-    /// What the program reads back: `zeros`, or `copies`, what small copies wrote until a kernel may have overwritten it.
-    #[arg(long, value_name = "WHAT", default_value = "zeros")]
-    values: Values,
+    /// What the program reads back: `zeros`, or `copies`, what small copies wrote until a kernel may have overwritten it. `copies` where there are
+    /// several devices, since processes that talk to each other read what they sent.
+    #[arg(long, value_name = "WHAT")]
+    values: Option<Values>,
     /// Let attempts of a call fail, counted from 1: COUNT of them (1), of those of at least MIN_SIZE. PyTorch tries again at once, so COUNT 2 makes
     /// an out-of-memory error. `any` counts all calls that get device memory together. May be repeated. Where the program does not come to the
     /// first attempt, the exit code is 1.
@@ -153,7 +154,7 @@ impl Exec {
             events: self.events,
             addresses: self.addresses,
             cudnn_workspace: self.cudnn_workspace,
-            values: self.values,
+            values: self.values.unwrap_or(if self.devices > 1 { Values::Copies } else { Values::Zeros }),
             cuda: if torch.cuda.0 == 12 { Cuda::V12 } else { Cuda::V13 },
             cudnn: torch.cudnn.unwrap_or(default.cudnn),
             faults: self.fail.clone(),

@@ -7,7 +7,6 @@
 //! * Where the device fails between two events, the frees that finished before are done and all others still wait.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Bound;
 
 use crate::device::{Device, DeviceError, EventId, StreamId};
 
@@ -118,18 +117,24 @@ impl<B: Copy + Ord> PendingFrees<B> {
     /// that is not complete. The blocks returned are done even where the device fails on the way.
     pub(super) fn poll(&mut self, device: &mut dyn Device) -> (Vec<B>, Result<(), DeviceError>) {
         let (mut done, recorded) = self.record_postponed(device);
+        let mut is_emptied = false;
+        let Self { queues, events_left, events, .. } = self;
         let polled = recorded.and_then(|()| {
-            let mut next = self.queues.keys().next().copied();
-            while let Some(stream) = next {
-                while let Some(&(event, _)) = self.queues.get(&stream).and_then(VecDeque::front)
+            queues.values_mut().try_for_each(|queue| {
+                while let Some(&(event, block)) = queue.front()
                     && device.event_done(event)?
                 {
-                    done.extend(self.pop(stream, 0));
+                    queue.pop_front();
+                    is_emptied |= queue.is_empty();
+                    events.give_back(event);
+                    done.extend(without_one(events_left, block));
                 }
-                next = self.queues.range((Bound::Excluded(stream), Bound::Unbounded)).next().map(|(&stream, _)| stream);
-            }
-            Ok(())
+                Ok(())
+            })
         });
+        if is_emptied {
+            queues.retain(|_, queue| !queue.is_empty());
+        }
         (done, polled)
     }
 
@@ -194,12 +199,17 @@ impl<B: Copy + Ord> PendingFrees<B> {
             self.queues.remove(&stream);
         }
         self.events.give_back(event);
-        let left = self.events_left.get_mut(&block)?;
-        *left -= 1;
-        if *left > 0 {
-            return None;
-        }
-        self.events_left.remove(&block);
-        Some(block)
+        without_one(&mut self.events_left, block)
     }
+}
+
+/// Counts an event of a block as seen. Returns the block if it waits for no other.
+fn without_one<B: Copy + Ord>(events_left: &mut BTreeMap<B, usize>, block: B) -> Option<B> {
+    let left = events_left.get_mut(&block)?;
+    *left -= 1;
+    if *left > 0 {
+        return None;
+    }
+    events_left.remove(&block);
+    Some(block)
 }

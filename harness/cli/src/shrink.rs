@@ -100,7 +100,7 @@ impl Shrink {
         match kind::of(&self.file) {
             Some(Kind::Pickle) => self.shrink_program(self.of_snapshot()?),
             Some(Kind::Trace) => self.shrink_program(self.of_trace()?),
-            Some(kind @ Kind::Recording) => Err(kind.instead_of("a scenario, a snapshot or a trace", &self.file).into()),
+            Some(kind @ (Kind::Recording | Kind::RmmLog)) => Err(kind.instead_of("a scenario, a snapshot or a trace", &self.file).into()),
             // What is no trace and is called one is answered as a trace with a mistake.
             None if self.file.to_string_lossy().contains(".trace") => self.shrink_program(self.of_trace()?),
             None => self.shrink_scenario(),

@@ -38,7 +38,8 @@ impl Engine for Simulated {
         };
         let interrupt = Arc::new(AtomicBool::new(false));
         let mut collector = Collector::default();
-        plan.observe(&DeviceSource::simulated(), &Arc::new(Control::new(Arc::clone(&interrupt))), &mut |event| {
+        let control = Arc::new(Control::new(Arc::clone(&interrupt)));
+        plan.observe(&DeviceSource::simulated(), &control, None, &mut |event| {
             if let Event::StepEnded(step) = &event
                 && on_step(step.number).is_break()
             {

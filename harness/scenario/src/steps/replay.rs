@@ -60,10 +60,10 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// These operations, without comments. Each id is allocated once.
+    /// These operations, one on each line, without comments. Each id is allocated once.
     #[must_use]
     pub fn of(events: Vec<TraceEvent>) -> Self {
-        Self { site_of: vec![0; events.len()], sites: vec![String::new()], events }
+        Self { site_of: vec![0; events.len()], lines: (1..).take(events.len()).collect(), sites: vec![String::new()], events }
     }
 
     /// What stands behind the operation as a comment: where in the program it was, in a trace that was recorded from one. `None` where nothing does.

@@ -17,14 +17,14 @@ impl Prepared<'_> {
         let recorder = Recorder::new(settings);
         let mut device = self.device(&setup)?;
         let mut allocator = recorder.around(setup.allocator.build());
-        recorder.set_place(place(0), None);
+        recorder.set_place(place(0));
         let mut snapshot = Snapshot::default();
         let last = self.job().operations.len().saturating_sub(1);
         self.run(&mut device, &mut allocator, Vec::new(), |operation, outcome, allocator| {
             if operation == last || outcome == crate::execute::Outcome::OutOfMemory {
                 snapshot = recorder.snapshot(allocator);
             }
-            recorder.set_place(place(operation + 1), None);
+            recorder.set_place(place(operation + 1));
             ControlFlow::Continue(())
         })?;
         name_streams(&mut snapshot, self.job());

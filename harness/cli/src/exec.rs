@@ -20,9 +20,9 @@ use harness_exec::summary;
 use harness_exec::torch::{Torch, TorchError};
 use harness_exec::trials::faults;
 use harness_explain::causes::{self, Options};
+use harness_gpu_settings::gpus::{GPUS, Gpu};
+use harness_gpu_settings::settings::{AddressOrder, Cuda, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, Values};
 use harness_report::explain::text;
-use harness_simulated_gpu::gpus::{GPUS, Gpu};
-use harness_simulated_gpu::settings::{AddressOrder, Cuda, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, Values};
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;

@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use harness_simulated_gpu::settings::{LIBRARIES, RUN, SETTINGS, Settings};
+use harness_gpu_settings::settings::{LIBRARIES, RUN, SETTINGS, Settings};
 use tempfile::TempDir;
 
 use crate::cache::Libraries;

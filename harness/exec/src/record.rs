@@ -5,9 +5,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use harness_simulated_gpu::attempts::{self, Attempt};
-use harness_simulated_gpu::counters::{DeviceTally, Tally};
-use harness_simulated_gpu::settings::Settings;
+use harness_gpu_settings::attempts::{self, Attempt};
+use harness_gpu_settings::counters::{DeviceTally, Tally};
+use harness_gpu_settings::settings::Settings;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 

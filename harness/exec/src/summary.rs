@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use harness_allocator::units::Bytes;
-use harness_simulated_gpu::settings::{CudnnWorkspace, Settings, Values};
+use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
 
 use crate::record::{DeviceRecord, Process, Record};
 

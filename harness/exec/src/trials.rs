@@ -16,7 +16,7 @@ pub mod which;
 mod made_up;
 
 use harness_allocator::units::Bytes;
-use harness_simulated_gpu::settings::{AddressOrder, Fault};
+use harness_gpu_settings::settings::{AddressOrder, Fault};
 
 pub use observed::Observed;
 

@@ -11,7 +11,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::Path;
 use std::sync::OnceLock;
 
-use crate::settings::LIBRARIES;
+use harness_gpu_settings::settings::LIBRARIES;
 
 /// The newest version of the interface that these functions were written for.
 const NEWEST: c_uint = 2;

@@ -3,7 +3,7 @@
 //! Work takes no time. What decides when an event is complete is a clock of submitted work, the model of [`Events`], and what the host waited for.
 
 use crate::code::Code;
-use crate::settings::Events;
+use harness_gpu_settings::settings::Events;
 
 /// How many queries in a row, with no work in between, move the clock: a program that polls must not wait for ever.
 const IDLE_QUERIES: u32 = 1_000;

@@ -2,8 +2,8 @@
 //!
 //! Numbers and offsets are those of the headers of CUDA 12.8 and 13.0 (`cuda.h`, `driver_types.h`).
 
-use crate::gpus::{BLOCK_THREADS, REGISTERS, SHARED_MEMORY};
-use crate::settings::{Cuda, Settings};
+use harness_gpu_settings::gpus::{BLOCK_THREADS, REGISTERS, SHARED_MEMORY};
+use harness_gpu_settings::settings::{Cuda, Settings};
 
 /// An attribute of every device by its number. What is not known is zero.
 pub(crate) fn attribute(settings: &Settings, number: i32, pci_bus: u32) -> u32 {
@@ -120,7 +120,7 @@ mod tests {
     use harness_allocator::units::Bytes;
 
     use super::*;
-    use crate::gpus::Gpu;
+    use harness_gpu_settings::gpus::Gpu;
 
     #[test]
     fn properties_lie_where_each_release_has_them() {

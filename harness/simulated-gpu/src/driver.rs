@@ -7,14 +7,14 @@ use std::ptr;
 use harness_allocator::units::Bytes;
 
 use crate::code::{Code, answer, name, sentence};
-use crate::counters::Figure;
 use crate::device_figures::{attribute, pci_bus, uuid};
 use crate::memory::device_of_page;
 use crate::runtime::{active_blocks, allocate, device, free, write_address};
-use crate::settings::FaultyCall;
 use crate::unmodelled::{delete_object, new_object};
 use crate::values;
 use crate::world::{current_device, is_device_memory, machine, set_current_device};
+use harness_gpu_settings::counters::Figure;
+use harness_gpu_settings::settings::FaultyCall;
 
 /// The only unit in which memory can be mapped.
 const GRANULARITY: usize = 2 << 20;

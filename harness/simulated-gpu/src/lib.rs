@@ -5,23 +5,21 @@
 //! charged and addressed by the simulated device of `harness-allocator`. Nothing is done before the first call: the library is loaded into programs
 //! that never use a GPU.
 //!
-//! * [`settings`] and [`gpus`] say what the machine is like, [`counters`] and [`attempts`] what a process did on it: all are shared with whoever starts the program;
+//! What the machine is like, and the files that tell what a process did on it, are of `harness-gpu-settings`.
+//!
 //! * `audit` makes the dynamic linker take this library's companions for NVIDIA's;
 //! * `world` is the state: `memory` of each device, `host` memory, `clock` of streams and events, and `values` that are read back;
 //! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `fft`, `nvrtc` and `nccl` are the exported functions, by library;
 //! * `unmodelled` answers for all functions that have no code of their own.
 
-pub mod attempts;
 mod audit;
 mod blas;
 mod clock;
 mod code;
-pub mod counters;
 mod device_figures;
 mod dnn;
 mod driver;
 mod fft;
-pub mod gpus;
 mod host;
 mod memory;
 mod nccl;
@@ -29,7 +27,6 @@ mod nvml;
 mod nvrtc;
 mod parameters;
 mod runtime;
-pub mod settings;
 mod unmodelled;
 mod values;
 mod world;

@@ -7,7 +7,7 @@ use harness_allocator::device::{Device as _, DevicePtr, MappedDevice as _, Memor
 use harness_allocator::units::Bytes;
 
 use crate::code::Code;
-use crate::settings::{AddressOrder, Settings};
+use harness_gpu_settings::settings::{AddressOrder, Settings};
 
 /// The first address of the first device: behind all addresses that a program on x86-64 has on the host.
 pub(crate) const FIRST_ADDRESS: u64 = 1 << 47;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::{Mutex, PoisonError};
 
-use crate::settings::Cuda;
 use crate::unmodelled::{delete_object, new_object};
 use crate::world::machine;
+use harness_gpu_settings::settings::Cuda;
 
 /// Names that programs were asked for, kept so that pointers to them stay valid.
 static NAMES: Mutex<BTreeMap<Vec<u8>, CString>> = Mutex::new(BTreeMap::new());

@@ -10,15 +10,15 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use harness_allocator::units::Bytes;
 
-use crate::attempts::{Attempt, Attempts, Outcome};
 use crate::clock::Streams;
 use crate::code::Code;
-use crate::counters::Counters;
-use crate::gpus::Gpu;
 use crate::host::HostMemory;
 use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
-use crate::settings::{FaultyCall, RUN, SETTINGS, Settings};
 use crate::values::Contents;
+use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
+use harness_gpu_settings::counters::Counters;
+use harness_gpu_settings::gpus::Gpu;
+use harness_gpu_settings::settings::{FaultyCall, RUN, SETTINGS, Settings};
 
 /// The simulated machine as this process sees it.
 pub(crate) struct Machine {
@@ -57,7 +57,7 @@ pub(crate) const fn is_device_memory(address: u64) -> bool {
 impl Machine {
     fn of_environment() -> Self {
         let settings = match env::var(SETTINGS).map(|text| text.parse()) {
-            Err(_) => Settings::new(Gpu::named("h100-80").unwrap_or(&crate::gpus::GPUS[0]), Bytes::gib(80)),
+            Err(_) => Settings::new(Gpu::named("h100-80").unwrap_or(&harness_gpu_settings::gpus::GPUS[0]), Bytes::gib(80)),
             Ok(Ok(settings)) => settings,
             Ok(Err(error)) => {
                 eprintln!("simulated GPU: {SETTINGS}: {error}");

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use harness_allocator::units::Bytes;
-use harness_simulated_gpu::gpus::GPUS;
+use harness_gpu_settings::gpus::GPUS;
 use serde_json::json;
 
 use super::*;

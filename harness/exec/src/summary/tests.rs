@@ -1,7 +1,7 @@
 //! Summaries as a user sees them.
 #![allow(clippy::unwrap_used)]
 
-use harness_simulated_gpu::gpus::Gpu;
+use harness_gpu_settings::gpus::Gpu;
 use serde_json::json;
 
 use super::*;

@@ -3,8 +3,8 @@
 //! PyTorch answers one failed attempt by giving its cache back and asking again, so an OutOfMemoryError takes two in a row: attempts n and n + 1.
 
 use harness_allocator::units::Bytes;
-use harness_simulated_gpu::attempts;
-use harness_simulated_gpu::settings::Fault;
+use harness_gpu_settings::attempts;
+use harness_gpu_settings::settings::Fault;
 use serde::Serialize;
 
 use super::observed::{Ending, Frame, Observed};

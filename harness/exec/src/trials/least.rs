@@ -2,7 +2,7 @@
 
 use harness_allocator::units::Bytes;
 use harness_explain::least::{Least, least_memory_by};
-use harness_simulated_gpu::settings::AddressOrder;
+use harness_gpu_settings::settings::AddressOrder;
 use serde::Serialize;
 
 use super::observed::Observed;

@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 
 use harness_allocator::units::Bytes;
-use harness_simulated_gpu::attempts::{Attempt, Outcome};
-use harness_simulated_gpu::settings::{AddressOrder, FaultyCall};
+use harness_gpu_settings::attempts::{Attempt, Outcome};
+use harness_gpu_settings::settings::{AddressOrder, FaultyCall};
 
 use super::observed::{Ending, Frame, Observed, OutOfMemory};
 use super::{Run, Trial};

@@ -5,8 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use harness_allocator::units::Bytes;
-use harness_simulated_gpu::attempts::{self, Attempt};
-use harness_simulated_gpu::settings::FaultyCall;
+use harness_gpu_settings::attempts::{self, Attempt};
+use harness_gpu_settings::settings::FaultyCall;
 use serde::{Deserialize, Serialize};
 
 use crate::process::End;

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use harness_simulated_gpu::settings::Settings;
+use harness_gpu_settings::settings::Settings;
 
 use super::observed::{Ending, Observed};
 use super::{Run, Trial};

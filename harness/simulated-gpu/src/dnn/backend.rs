@@ -7,8 +7,8 @@ use std::ffi::{c_int, c_void};
 use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::settings::CudnnWorkspace;
 use crate::world::machine;
+use harness_gpu_settings::settings::CudnnWorkspace;
 
 /// Numbers of `cudnnBackendDescriptorType_t` (cudnn_graph.h of cuDNN 9).
 mod kind {

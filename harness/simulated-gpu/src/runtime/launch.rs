@@ -6,9 +6,9 @@ use std::sync::Mutex;
 use std::{collections::BTreeMap, ptr, sync::PoisonError};
 
 use crate::code::{Code, last, name, remember, sentence, take_last};
-use crate::gpus::{BLOCK_THREADS, REGISTERS};
 use crate::values;
 use crate::world::{is_device_memory, machine};
+use harness_gpu_settings::gpus::{BLOCK_THREADS, REGISTERS};
 
 /// A grid or a block.
 #[derive(Clone, Copy)]

@@ -6,10 +6,10 @@ use std::{ptr, slice};
 use harness_allocator::units::Bytes;
 
 use crate::code::{Code, remember};
-use crate::counters::Figure;
 use crate::memory::device_of;
-use crate::settings::{Cuda, FaultyCall, Values};
 use crate::world::{Machine, State, current_device, is_device_memory, machine};
+use harness_gpu_settings::counters::Figure;
+use harness_gpu_settings::settings::{Cuda, FaultyCall, Values};
 
 /// Allocates on the current device.
 pub(crate) fn allocate(call: FaultyCall, size: Bytes) -> Result<u64, Code> {

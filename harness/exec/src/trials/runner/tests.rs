@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 
 use harness_allocator::units::Bytes;
-use harness_simulated_gpu::gpus::GPUS;
+use harness_gpu_settings::gpus::GPUS;
 
 use super::super::made_up::trial;
 use super::*;

@@ -78,7 +78,7 @@ pub fn reach(attempts: &[Attempt], fault: &Fault) -> bool {
 
 /// Attempts of this process: counted for each fault, and noted in its file.
 #[derive(Debug, Default)]
-pub(crate) struct Attempts {
+pub struct Attempts {
     /// Attempts that each fault counted so far.
     counted: Vec<u64>,
     /// Missing where there is no folder for it.
@@ -87,14 +87,14 @@ pub(crate) struct Attempts {
 
 impl Attempts {
     /// Attempts of a process that notes them in a new file of this folder.
-    pub(crate) fn of_this_process(folder: Option<&Path>) -> Self {
+    pub fn of_this_process(folder: Option<&Path>) -> Self {
         let path = folder.map(|folder| folder.join(format!("{}{ENDING}", std::process::id())));
         let file = path.and_then(|path| OpenOptions::new().append(true).create(true).open(path).ok());
         Self { counted: Vec::new(), file }
     }
 
     /// Counts an attempt. Tells whether it is to fail.
-    pub(crate) fn fails(&mut self, faults: &[Fault], call: FaultyCall, size: Bytes) -> bool {
+    pub fn fails(&mut self, faults: &[Fault], call: FaultyCall, size: Bytes) -> bool {
         self.counted.resize(faults.len(), 0);
         let mut fails = false;
         for (fault, counted) in faults.iter().zip(&mut self.counted) {
@@ -107,7 +107,7 @@ impl Attempts {
     }
 
     /// Notes how an attempt ended. A file that cannot be written any more is shorter; the program goes on.
-    pub(crate) fn note(&mut self, attempt: &Attempt) {
+    pub fn note(&mut self, attempt: &Attempt) {
         if let Some(file) = &mut self.file {
             let _ = file.write_all(&attempt.bytes());
         }

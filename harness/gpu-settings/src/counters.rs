@@ -56,7 +56,7 @@ pub struct Counters {
 
 impl Counters {
     /// Counters of a process, in a new file of a folder, or where that cannot be made, or none is given, in memory of its own.
-    pub(crate) fn of_this_process(folder: Option<&Path>, devices: u32, memory: Bytes) -> &'static Self {
+    pub fn of_this_process(folder: Option<&Path>, devices: u32, memory: Bytes) -> &'static Self {
         let counters =
             folder.and_then(|folder| map(&folder.join(format!("{}{ENDING}", std::process::id()))).ok()).unwrap_or_else(in_memory);
         counters.devices.store(devices.into(), Ordering::Relaxed);
@@ -65,12 +65,13 @@ impl Counters {
         counters
     }
 
-    pub(crate) fn add(&self, device: usize, figure: Figure) {
+    /// Counts one more.
+    pub fn add(&self, device: usize, figure: Figure) {
         self.figures[device][figure as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts an allocation that was asked for, and how it ended.
-    pub(crate) fn count_allocation(&self, device: usize, used: Bytes, injected: bool, failed: bool) {
+    pub fn count_allocation(&self, device: usize, used: Bytes, injected: bool, failed: bool) {
         self.add(device, Figure::Mallocs);
         if failed {
             self.add(device, Figure::Failed);
@@ -81,19 +82,20 @@ impl Counters {
         self.set_used(device, used);
     }
 
-    pub(crate) fn set_used(&self, device: usize, used: Bytes) {
+    /// Notes how many bytes of a device are used from now on.
+    pub fn set_used(&self, device: usize, used: Bytes) {
         let figures = &self.figures[device];
         figures[Figure::Used as usize].store(used.0, Ordering::Relaxed);
         figures[Figure::Peak as usize].fetch_max(used.0, Ordering::Relaxed);
     }
 
     /// The clock of the simulated GPUs: how much work was submitted so far.
-    pub(crate) const fn submitted(&self) -> &AtomicU64 {
+    pub const fn submitted(&self) -> &AtomicU64 {
         &self.submitted
     }
 
     /// Notes a function that was called and has no model. Each is to be noted once.
-    pub(crate) fn note_unmodelled(&self, name: &[u8]) {
+    pub fn note_unmodelled(&self, name: &[u8]) {
         let index = self.names.fetch_add(1, Ordering::AcqRel) as usize;
         let Some(text) = self.texts.get(index) else { return };
         let mut bytes = [0_u8; NAME_BYTES];

@@ -749,7 +749,7 @@ fn a_wrong_word_is_answered_with_the_nearest_subcommand() {
 fn the_help_has_the_exit_codes_and_examples() {
     let world = World::without_gpu();
     insta::assert_snapshot!(world.harness(&["--help"]).told());
-    for command in ["run", "list", "check", "schema", "doctor", "replay", "bench", "report", "calibrate"] {
+    for command in ["run", "exec", "list", "check", "schema", "doctor", "replay", "bench", "report", "calibrate"] {
         let help = world.harness(&[command, "--help"]).out;
         assert!(help.contains("\nExample"), "{help}");
     }

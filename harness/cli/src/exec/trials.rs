@@ -1,8 +1,10 @@
 //! `harness exec` with many runs: `--every-fault`, `--least-memory`, and several `--alloc-conf`.
 
+use std::io::{self, IsTerminal as _};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -22,8 +24,6 @@ use harness_gpu_settings::settings::Settings;
 use harness_report::trials::{self, Trials};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use std::io::{self, IsTerminal as _};
-use std::sync::Arc;
 
 use super::{lost, of_launch, unwritten};
 use crate::Format;

@@ -210,6 +210,14 @@ mod tests {
         live.sort_by_key(Allocation::ptr);
     }
 
+    /// Without what was last requested of blocks that are free: memory that is mapped again has what it had before it was unmapped, and no
+    /// snapshot tells of memory that is not mapped.
+    fn without_past_requests(mut segments: Vec<SegmentInfo>) -> Vec<SegmentInfo> {
+        let blocks = segments.iter_mut().flat_map(|segment| &mut segment.blocks);
+        blocks.filter(|block| block.state == BlockState::Inactive).for_each(|block| block.requested = Bytes::ZERO);
+        segments
+    }
+
     proptest! {
         #[test]
         fn a_restored_allocator_goes_on_as_the_one_whose_state_it_got(
@@ -234,7 +242,7 @@ mod tests {
             let mut same_device = device.clone();
             run(&after, &mut allocator, &mut device, &mut live);
             run(&after, &mut restored, &mut same_device, &mut restored_live);
-            prop_assert_eq!(restored.snapshot(), allocator.snapshot());
+            prop_assert_eq!(without_past_requests(restored.snapshot()), without_past_requests(allocator.snapshot()));
             prop_assert_eq!(current(restored.stats()), current(allocator.stats()));
             let addresses = |live: &[Allocation]| live.iter().map(Allocation::ptr).collect::<Vec<_>>();
             prop_assert_eq!(addresses(&restored_live), addresses(&live));

@@ -10,7 +10,6 @@ use crate::record::TorchRecord;
 fn process(pid: u32, rank: Option<&str>) -> Process {
     let stats = json!({"0": {"allocated_bytes.all.peak": 5_u64 << 30, "num_ooms": 1, "num_alloc_retries": 1}});
     Process {
-        submitted: 0,
         pid,
         torch: Some(TorchRecord {
             version: "2.11.0+cu130".to_owned(),

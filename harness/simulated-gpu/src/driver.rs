@@ -1,13 +1,13 @@
 //! The functions of the CUDA driver (<https://docs.nvidia.com/cuda/cuda-driver-api/>) that PyTorch, its compilers and its caches call.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
-use std::mem::MaybeUninit;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr;
 
 use harness_allocator::units::Bytes;
 
 use crate::code::{Code, answer, name, sentence};
 use crate::device_figures::{attribute, pci_bus, uuid};
+use crate::entry_points::function;
 use crate::memory::device_of_page;
 use crate::runtime::{active_blocks, allocate, device, free, write_address};
 use crate::unmodelled::{delete_object, new_object};
@@ -20,27 +20,6 @@ use harness_gpu_settings::settings::FaultyCall;
 const GRANULARITY: usize = 2 << 20;
 /// What a context is handed out as: programs only compare it and hand it back.
 const CONTEXT: usize = 0x8_0000_0000;
-
-/// The address of a function of the driver by its name without a version: the newest version that there is. Null where there is none.
-pub(crate) fn function(name: &CStr) -> *mut c_void {
-    let named = |version: &[u8]| CString::new([name.to_bytes(), version].concat()).ok();
-    let versions = [&b"_v3"[..], b"_v2", b""].into_iter().filter_map(named);
-    versions.map(|name| exported(&name)).find(|address| !address.is_null()).unwrap_or(ptr::null_mut())
-}
-
-/// The address of a function of this library; null where it has none.
-fn exported(name: &CStr) -> *mut c_void {
-    let mut here = MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: the address is of code in this library, and the result has room for what is known of it. The library stays open, so that
-    // its handle and the addresses in it stay valid.
-    unsafe {
-        if libc::dladdr(cuInit as *const c_void, here.as_mut_ptr()) == 0 {
-            return ptr::null_mut();
-        }
-        let library = libc::dlopen(here.assume_init().dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD);
-        if library.is_null() { ptr::null_mut() } else { libc::dlsym(library, name.as_ptr()) }
-    }
-}
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetProcAddress_v2(

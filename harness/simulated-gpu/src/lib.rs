@@ -9,7 +9,7 @@
 //!
 //! * `audit` makes the dynamic linker take this library's companions for NVIDIA's;
 //! * `world` is the state: `memory` of each device, `host` memory, `clock` of streams and events, and `values` that are read back;
-//! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `fft`, `nvrtc` and `nccl` are the exported functions, by library;
+//! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `fft`, `nvrtc` and `nccl` are the exported functions, by library, which `entry_points` finds by name;
 //! * `unmodelled` answers for all functions that have no code of their own.
 
 mod audit;
@@ -19,6 +19,7 @@ mod code;
 mod device_figures;
 mod dnn;
 mod driver;
+mod entry_points;
 mod fft;
 mod host;
 mod memory;

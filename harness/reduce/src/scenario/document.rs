@@ -105,6 +105,22 @@ impl Document {
         Self { keys: replaced_in(&self.keys, &mut next, by) }
     }
 
+    /// The same with another value in the place of the one of that number.
+    pub(super) fn with_value(&self, number: usize, value: Node) -> Self {
+        let (mut next, mut value) = (0, Some(value));
+        let mut changed = self.clone();
+        changed.visit(&mut |_, node| {
+            // Behind it the numbers are others, and nothing is looked for any more.
+            if next == number
+                && let Some(value) = value.take()
+            {
+                *node = value;
+            }
+            next += 1;
+        });
+        changed
+    }
+
     /// Does something with every value that is no list of steps, and with those inside it; `keys` are the keys that lead to it.
     pub(super) fn visit(&mut self, act: &mut dyn FnMut(&[&str], &mut Node)) {
         visit_map(&mut self.keys, &mut Vec::new(), act);

@@ -174,24 +174,8 @@ impl Search<'_> {
 
     /// Tries another value in the place of the one of that number.
     pub(super) fn try_value(&mut self, number: usize, value: Node) -> Flow<bool> {
-        self.accept(with_value(&self.best, number, value))
+        self.accept(self.best.with_value(number, value))
     }
-}
-
-/// The same with another value in the place of the one of that number.
-pub(super) fn with_value(document: &Document, number: usize, value: Node) -> Document {
-    let (mut next, mut value) = (0, Some(value));
-    let mut changed = document.clone();
-    changed.visit(&mut |_, node| {
-        // Behind it the numbers are others, and nothing is looked for any more.
-        if next == number
-            && let Some(value) = value.take()
-        {
-            *node = value;
-        }
-        next += 1;
-    });
-    changed
 }
 
 /// A map from arms or kinds of device to values: the value for this arm on the simulated device. Anything else as it is.

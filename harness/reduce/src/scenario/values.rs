@@ -6,7 +6,6 @@ use harness_language::expression::{Dimension, Quantity, Unit, Value, parse_const
 use harness_language::text::exact_size;
 
 use super::document::{Document, Node, set};
-use super::passes::with_value;
 use super::search::{Search, memory};
 use crate::delta::{self, Flow};
 
@@ -69,7 +68,7 @@ impl Search<'_> {
     fn simpler_size(&mut self, number: usize, bytes: Bytes) -> Flow {
         let mut now = bytes;
         delta::simpler_size(bytes, &mut |new| {
-            let candidate = with_value(&self.best, number, Node::Scalar(exact_size(new)));
+            let candidate = self.best.with_value(number, Node::Scalar(exact_size(new)));
             let less = Bytes(now.saturating_sub(new).0 / GRANULARITY.0 * GRANULARITY.0);
             let more = Bytes(new.saturating_sub(now).0.next_multiple_of(GRANULARITY.0));
             let other = self.memory().map(|memory| memory.saturating_sub(less) + more).filter(|memory| Some(*memory) <= self.memory_before);

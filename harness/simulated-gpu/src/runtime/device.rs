@@ -5,7 +5,7 @@ use std::ptr;
 
 use crate::code::{Code, remember};
 use crate::device_figures::{attribute, pci_address, pci_bus, properties};
-use crate::driver;
+use crate::entry_points;
 use crate::world::{current_device, machine, set_current_device};
 
 /// The device with an index, as its real number.
@@ -104,7 +104,7 @@ unsafe extern "C" fn cudaRuntimeGetVersion(version: *mut c_int) -> c_int {
 unsafe extern "C" fn cudaGetDriverEntryPoint(name: *const c_char, function: *mut *mut c_void, _: c_ulonglong, status: *mut c_int) -> c_int {
     // SAFETY: the program passes a name and pointers to results, of which the status may be null.
     unsafe {
-        *function = driver::function(CStr::from_ptr(name));
+        *function = entry_points::function(CStr::from_ptr(name));
         if !status.is_null() {
             *status = c_int::from((*function).is_null());
         }

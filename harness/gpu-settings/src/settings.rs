@@ -137,7 +137,7 @@ impl FaultyCall {
 /// counted from 1, over all devices of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The call; `None`, written [`ANY`], for all that get device memory, counted together.
+    /// The call; `None`, written `any`, for all that get device memory, counted together.
     pub call: Option<FaultyCall>,
     /// The first attempt that fails.
     pub first: u64,

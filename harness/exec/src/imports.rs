@@ -16,31 +16,31 @@ type Header = elf::FileHeader64<Endianness>;
 /// How the names of a library's functions begin.
 struct Family {
     /// The library's file name without `.so` and version.
-    library: &'static str,
+    stem: &'static str,
     prefixes: &'static [&'static str],
 }
 
 /// NVIDIA's libraries. Of prefixes the longest decides; `cu` alone is the driver's.
 const FAMILIES: [Family; 19] = [
-    Family { library: "libcuda", prefixes: &["cu"] },
-    Family { library: "libcudart", prefixes: &["cuda", "__cuda"] },
-    Family { library: "libcublas", prefixes: &["cublas"] },
-    Family { library: "libcublasLt", prefixes: &["cublasLt"] },
-    Family { library: "libcudnn", prefixes: &["cudnn"] },
-    Family { library: "libcudss", prefixes: &["cudss"] },
-    Family { library: "libcufft", prefixes: &["cufft"] },
-    Family { library: "libcufile", prefixes: &["cuFile"] },
-    Family { library: "libcupti", prefixes: &["cupti"] },
-    Family { library: "libcurand", prefixes: &["curand"] },
-    Family { library: "libcusolver", prefixes: &["cusolver"] },
-    Family { library: "libcusolverMg", prefixes: &["cusolverMg"] },
-    Family { library: "libcusparse", prefixes: &["cusparse"] },
-    Family { library: "libcusparseLt", prefixes: &["cusparseLt"] },
-    Family { library: "libnccl", prefixes: &["nccl", "pnccl"] },
-    Family { library: "libnvidia-ml", prefixes: &["nvml"] },
-    Family { library: "libnvJitLink", prefixes: &["nvJitLink", "__nvJitLink"] },
-    Family { library: "libnvrtc", prefixes: &["nvrtc"] },
-    Family { library: "libnvshmem_host", prefixes: &["nvshmem"] },
+    Family { stem: "libcuda", prefixes: &["cu"] },
+    Family { stem: "libcudart", prefixes: &["cuda", "__cuda"] },
+    Family { stem: "libcublas", prefixes: &["cublas"] },
+    Family { stem: "libcublasLt", prefixes: &["cublasLt"] },
+    Family { stem: "libcudnn", prefixes: &["cudnn"] },
+    Family { stem: "libcudss", prefixes: &["cudss"] },
+    Family { stem: "libcufft", prefixes: &["cufft"] },
+    Family { stem: "libcufile", prefixes: &["cuFile"] },
+    Family { stem: "libcupti", prefixes: &["cupti"] },
+    Family { stem: "libcurand", prefixes: &["curand"] },
+    Family { stem: "libcusolver", prefixes: &["cusolver"] },
+    Family { stem: "libcusolverMg", prefixes: &["cusolverMg"] },
+    Family { stem: "libcusparse", prefixes: &["cusparse"] },
+    Family { stem: "libcusparseLt", prefixes: &["cusparseLt"] },
+    Family { stem: "libnccl", prefixes: &["nccl", "pnccl"] },
+    Family { stem: "libnvidia-ml", prefixes: &["nvml"] },
+    Family { stem: "libnvJitLink", prefixes: &["nvJitLink", "__nvJitLink"] },
+    Family { stem: "libnvrtc", prefixes: &["nvrtc"] },
+    Family { stem: "libnvshmem_host", prefixes: &["nvshmem"] },
 ];
 
 /// The library of this file name, if it is NVIDIA's: `libcudart` of `libcudart.so.13`. Copies under other names, as
@@ -48,12 +48,12 @@ const FAMILIES: [Family; 19] = [
 fn family_of(file: &str) -> Option<&'static str> {
     let (stem, version) = file.split_once(".so")?;
     let is_version = version.is_empty() || version.starts_with('.');
-    FAMILIES.iter().map(|family| family.library).find(|library| is_version && *library == stem)
+    FAMILIES.iter().map(|family| family.stem).find(|library| is_version && *library == stem)
 }
 
 /// The library that a function's name tells.
 fn family_of_symbol(name: &str) -> Option<&'static str> {
-    let prefixes = FAMILIES.iter().flat_map(|family| family.prefixes.iter().map(|prefix| (*prefix, family.library)));
+    let prefixes = FAMILIES.iter().flat_map(|family| family.prefixes.iter().map(|prefix| (*prefix, family.stem)));
     let longest = prefixes.filter(|(prefix, _)| name.starts_with(prefix)).max_by_key(|(prefix, _)| prefix.len())?;
     let is_driver = longest.1 != "libcuda" || name[2..].starts_with(|first: char| first.is_ascii_uppercase());
     is_driver.then_some(longest.1)

@@ -76,8 +76,9 @@ pub(super) struct Exec {
     /// How much workspace cuDNN asks for: `operands`, a model that goes by the operands of a convolution, or `none`.
     #[arg(long, value_name = "MODEL", default_value = "operands")]
     cudnn_workspace: CudnnWorkspace,
-    /// What the program reads back: `zeros`, or `copies`, what small copies wrote until a kernel may have overwritten it. `copies` where there are
-    /// several devices, since processes that talk to each other read what they sent.
+    /// What the program reads back: `zeros`; `copies`, what small copies wrote until a kernel may have overwritten it, the default where there are
+    /// several devices, since processes that talk to each other read what they sent; or `small` (experimental): each operation of Python on tensors
+    /// of at most 64 KiB is done on the CPU beside, so that masks, stop tests and `generate` decide by real values.
     #[arg(long, value_name = "WHAT")]
     values: Option<Values>,
     /// Let attempts of a call fail, counted from 1: COUNT of them (1), of those of at least MIN_SIZE. PyTorch tries again at once, so COUNT 2 makes

@@ -22,7 +22,8 @@ fn main() -> ExitCode {
     }
     let mut trials = rows("expected.tsv").map(|row| trial(row, &python, printed)).collect::<Vec<_>>();
     trials.extend(rows("recorded.tsv").map(|row| trial(row, &python, recorded)));
-    trials.extend([("recovers.py", 0), ("broken_recovery.py", 1)].map(|(program, code)| recovery(program, code, &python)));
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ci/pytest/train.py");
+    trials.extend([(example, 0), (folder().join("broken_recovery.py"), 1)].map(|(program, code)| recovery(program, code, &python)));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -75,27 +76,28 @@ fn run(row: &Row, python: &Path, variables: &[(&str, &Path)]) -> Result<Output, 
 }
 
 /// A program whose attempts to get memory fail one after the other, and the exit code of expecting that it recovers.
-fn recovery(program: &'static str, code: i32, python: &Option<PathBuf>) -> Trial {
-    let name = format!("{program} --every-fault --expect recovers");
+fn recovery(program: PathBuf, code: i32, python: &Option<PathBuf>) -> Trial {
+    let file = program.file_name().unwrap_or_default().to_string_lossy();
+    let name = format!("{file} --every-fault --expect recovers");
     match python.clone() {
         None => Trial::test(name, || Ok(())).with_ignored_flag(true),
-        Some(python) => Trial::test(name, move || every_fault(program, code, &python)),
+        Some(python) => Trial::test(name, move || every_fault(&program, code, &python)),
     }
 }
 
-fn every_fault(program: &str, code: i32, python: &Path) -> Result<(), Failed> {
+fn every_fault(program: &Path, code: i32, python: &Path) -> Result<(), Failed> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
     command.args(["exec", "--memory", "4GiB", "--every-fault=sample:6", "--expect", "recovers", "--format", "json", "--"]);
-    let output = command.arg(python).arg(folder().join(program)).env_remove("PYTORCH_ALLOC_CONF").output()?;
+    let output = command.arg(python).arg(program).env_remove("PYTORCH_ALLOC_CONF").output()?;
     let document: Value = serde_json::from_slice(&output.stdout)?;
     let cases = document["cases"].as_array().ok_or("there are no cases")?;
     let outcomes: Vec<&str> = cases.iter().filter_map(|case| case["outcome"].as_str()).collect();
-    let known = |place: &Value| place["file"].as_str().is_some_and(|file| file.ends_with(program));
+    let known = |place: &Value| place["file"].as_str().is_some_and(|file| Path::new(file).file_name() == program.file_name());
     if output.status.code() != Some(code) {
         return Err(format!("{:?}: {}", output.status, String::from_utf8_lossy(&output.stdout)).into());
     }
     if outcomes.len() != 6 || !cases.iter().all(|case| known(&case["stack"][0])) {
-        return Err(format!("a run for each attempt, with its place in {program}: {document:#}").into());
+        return Err(format!("a run for each attempt, with its place in {}: {document:#}", program.display()).into());
     }
     let is_recovered = |outcome: &&str| *outcome == "recovered";
     let held = cases.iter().filter(|case| case["holds_memory"] == true).count();

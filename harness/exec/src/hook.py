@@ -1,6 +1,6 @@
 # Run by each Python process of a program on a simulated GPU, as its `sitecustomize`. At the end of a process that imported torch it writes torch's
 # memory statistics into the folder of the run; where HARNESS_GPU_SNAPSHOT is set, a memory snapshot too, and where HARNESS_GPU_OOMS is set, the
-# place of each out of memory error. Then it runs the sitecustomize that it hides. It imports nothing that Python has not imported by then, and changes nothing in processes without torch.
+# place of each out of memory error. Where the settings ask for it, values of small tensors are computed. Then it runs the sitecustomize that it hides. It imports nothing that Python has not imported by then, and changes nothing in processes without torch.
 import atexit
 import os
 import sys
@@ -122,11 +122,31 @@ def _record_history(module):
     threading.excepthook = of_thread
 
 
-class _CudaFinder:
-    """Finds `torch.cuda` as all others do, and calls back when it was executed."""
+def _with_cuda(module):
+    if os.environ.get("HARNESS_GPU_SNAPSHOT"):
+        _record_history(module)
+    if os.environ.get("HARNESS_GPU_OOMS"):
+        _tell_error_places(module)
+
+
+def _compute_small_values(torch):
+    from importlib import util
+
+    spec = util.spec_from_file_location("harness_small_values", os.path.join(os.path.dirname(os.path.abspath(__file__)), "small_values.py"))
+    small_values = util.module_from_spec(spec)
+    spec.loader.exec_module(small_values)
+    small_values.begin()
+
+
+class _ModuleFinder:
+    """Finds one module as all others do, and calls back when it was executed."""
+
+    def __init__(self, module, then):
+        self.module = module
+        self.then = then
 
     def find_spec(self, name, path=None, target=None):
-        if name != "torch.cuda":
+        if name != self.module:
             return None
         sys.meta_path.remove(self)
         found = (finder.find_spec(name, path, target) for finder in sys.meta_path if hasattr(finder, "find_spec"))
@@ -136,10 +156,7 @@ class _CudaFinder:
 
             def execute_and_tell(module):
                 execute(module)
-                if os.environ.get("HARNESS_GPU_SNAPSHOT"):
-                    _record_history(module)
-                if os.environ.get("HARNESS_GPU_OOMS"):
-                    _tell_error_places(module)
+                self.then(module)
 
             spec.loader.exec_module = execute_and_tell
         return spec
@@ -161,5 +178,7 @@ def _run_the_hidden_one():
 if _RUN:
     atexit.register(_at_exit)
     if os.environ.get("HARNESS_GPU_SNAPSHOT") or os.environ.get("HARNESS_GPU_OOMS"):
-        sys.meta_path.insert(0, _CudaFinder())
+        sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
+    if "values=small" in os.environ.get("HARNESS_GPU", "").split(";"):
+        sys.meta_path.insert(0, _ModuleFinder("torch", _compute_small_values))
 _run_the_hidden_one()

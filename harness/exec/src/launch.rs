@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use harness_gpu_settings::settings::{LIBRARIES, RUN, SETTINGS, Settings};
+use harness_gpu_settings::settings::{LIBRARIES, RUN, SETTINGS, Settings, Values};
 use tempfile::TempDir;
 
 use crate::cache::Libraries;
@@ -20,6 +20,8 @@ pub const CORE_VARIABLE: &str = "HARNESS_SIMULATED_GPU_LIBRARY";
 /// Has the hook write memory snapshots.
 const SNAPSHOT: &str = "HARNESS_GPU_SNAPSHOT";
 const HOOK: &str = include_str!("hook.py");
+/// Imported by the hook where the settings ask for it.
+const SMALL_VALUES: &str = include_str!("small_values.py");
 /// The first GNU C library whose auditing interface works for this: before it, calls through it are slow and some programs crash.
 const AUDITING_LIBC: (u32, u32) = (2, 35);
 /// The variables with the settings of PyTorch's allocator, of versions from 2.9 on and before.
@@ -191,6 +193,9 @@ impl Launch<'_> {
         let hook = hook_folder(run);
         fs::create_dir(&hook)?;
         fs::write(hook.join("sitecustomize.py"), HOOK)?;
+        if self.settings.values == Values::Small {
+            fs::write(hook.join("small_values.py"), SMALL_VALUES)?;
+        }
         if self.way == Way::Preload {
             let release = format!("cu{}", self.settings.cuda);
             for package in PACKAGES.into_iter().chain([release.as_str()]) {

@@ -80,6 +80,7 @@ fn models(settings: &Settings) -> String {
     let values = match settings.values {
         Values::Zeros => "what the program reads back is zeros",
         Values::Copies => "what the program reads back is what small copies wrote, else zeros",
+        Values::Small => "what the program reads back of small tensors is computed on the CPU (experimental), of others it is zeros",
     };
     let workspace = match settings.cudnn_workspace {
         CudnnWorkspace::Operands => "; workspaces of cuDNN are a model",

@@ -32,7 +32,9 @@ fn program(operations: u64) -> Requests {
         step += 1;
     }
     events.truncate(operations as usize);
-    Requests::of_trace("program.trace", events.into_iter().map(|(event, line)| (event, line as u32 + 1, None)))
+    let places: Vec<String> = (1..=BLOCKS).map(|line| format!("train.py:{line}")).collect();
+    let operations = events.into_iter().zip(1..).map(|((event, block), line)| (event, line, Some(places[block as usize].as_str())));
+    Requests::of_trace("program.trace", operations)
 }
 
 /// What PyTorch would have recorded: an event for an allocation, two for a free, and those of segments.

@@ -82,6 +82,8 @@ pub enum Values {
     Zeros,
     /// What small copies wrote, until a kernel may have overwritten it; zeros otherwise.
     Copies,
+    /// As [`Values::Copies`], and in Python what operations on small tensors give, which are done on the CPU beside.
+    Small,
 }
 
 /// A CUDA release: structures differ between them.
@@ -256,7 +258,7 @@ macro_rules! words {
 
 words!(AddressOrder, "an order of addresses", AddressOrder::Up = "up", AddressOrder::Down = "down", AddressOrder::Reuse = "reuse");
 words!(CudnnWorkspace, "a model of cuDNN's workspaces", CudnnWorkspace::None = "none", CudnnWorkspace::Operands = "operands");
-words!(Values, "what a program reads back", Values::Zeros = "zeros", Values::Copies = "copies");
+words!(Values, "what a program reads back", Values::Zeros = "zeros", Values::Copies = "copies", Values::Small = "small");
 words!(Cuda, "a CUDA release", Cuda::V12 = "12", Cuda::V13 = "13");
 
 impl fmt::Display for Events {

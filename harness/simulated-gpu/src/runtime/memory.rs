@@ -137,12 +137,12 @@ unsafe extern "C" fn cudaPointerGetAttributes(into: *mut u8, address: usize) -> 
     0
 }
 
-/// Moves bytes between host and device. Device memory holds zeros, or with [`Values::Copies`] what small copies wrote.
+/// Moves bytes between host and device. Device memory holds zeros, or with other [`Values`] what small copies wrote.
 ///
 /// # Safety
 /// Addresses that are not on a device are the program's, with `size` bytes that may be read or written.
 unsafe fn copy(machine: &Machine, state: &mut State, to: u64, from: u64, size: usize) {
-    let remembers = machine.settings.values == Values::Copies;
+    let remembers = machine.settings.values != Values::Zeros;
     let (host_to, host_from) = (ptr::with_exposed_provenance_mut::<u8>(to as usize), ptr::with_exposed_provenance::<u8>(from as usize));
     match (is_device_memory(to), is_device_memory(from)) {
         // SAFETY: as the caller promises; `copy` allows both to overlap.

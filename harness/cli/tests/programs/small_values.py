@@ -1,0 +1,30 @@
+# What a program decides by values of small tensors: with `--values small` as on a GPU.
+import json, torch
+
+numbers = torch.arange(10, device="cuda")
+found = {"masked": numbers[numbers % 3 == 0].tolist(), "mean": numbers.float().mean().item(), "printed": str(numbers)}
+found["unique"] = torch.unique(torch.tensor([3, 1, 3], device="cuda")).tolist()
+
+torch.manual_seed(0)
+random = torch.rand(1).item()
+model = torch.nn.Linear(4, 1)
+with torch.no_grad():
+    model.weight.copy_(torch.tensor([[1.0, -1.0, 2.0, 0.0]]))
+    model.bias.zero_()
+model.cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+found["losses"] = []
+while found["losses"][-1:] != [0.0] and len(found["losses"]) < 5:  # Zeros would end it at once.
+    optimizer.zero_grad()
+    loss = (model(torch.ones(8, 4, device="cuda")) - 1).square().mean()
+    loss.backward()
+    optimizer.step()
+    found["losses"].append(round(loss.item(), 4))
+# Random numbers of the GPU leave those of the CPU alone.
+torch.manual_seed(0)
+torch.rand(5, device="cuda")
+found["same_random"] = torch.rand(1).item() == random
+# Of large tensors nothing is known.
+large = torch.ones(1 << 20, device="cuda")
+found["large"] = [large.sum().item(), large[:1].item()]
+print(json.dumps(found))

@@ -1,0 +1,125 @@
+# Values of small tensors on a simulated GPU, whose kernels do nothing: `harness exec --values small`. Each operation on tensors of at most 64 KiB is done
+# on the CPU beside it, and what the program reads back comes from there. What large tensors would have contributed counts as zeros.
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map_only
+
+_LARGEST = 64 << 10
+# How many copies there may be before those of storages that are gone are dropped.
+_FIRST_SWEEP = 4096
+
+
+class SmallValues(TorchDispatchMode):
+    """Keeps a copy on the CPU of each small storage of the GPU, and does on the copies what the program does on the GPU. All else it leaves as it is: what
+    is allocated, and when, does not change."""
+
+    def __init__(self):
+        super().__init__()
+        self.copies = {}  # by the address of the storage: a reference that does not keep it, and its copy
+        self.sweep_at = _FIRST_SWEEP
+        self.random_state = torch.get_rng_state()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = operation(*args, **kwargs)
+        inputs = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        outputs = [leaf for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor)]
+        if not any(tensor.is_cuda for tensor in inputs + outputs):
+            return result
+        known = {_address(tensor) for tensor in inputs}
+        if all(map(_is_small, inputs + outputs)):
+            try:
+                computed = self._compute(operation, args, kwargs)
+            except Exception:  # Not every operation of the GPU is one of the CPU.
+                return result
+            return self._take_over(operation, result, computed, known)
+        self._forget(operation, args, kwargs)
+        return result
+
+    def _compute(self, operation, args, kwargs):
+        def on_cpu(leaf):
+            if isinstance(leaf, torch.Tensor):
+                return self._copy_of(leaf) if leaf.is_cuda else leaf
+            return torch.device("cpu") if leaf.type == "cuda" else leaf
+
+        args, kwargs = tree_map_only((torch.Tensor, torch.device), on_cpu, (args, kwargs))
+        if torch.Tag.nondeterministic_seeded not in operation.tags:
+            return operation(*args, **kwargs)
+        # The program's own random numbers on the CPU must stay what they are.
+        kwargs = {key: value for key, value in kwargs.items() if key != "generator"}
+        programs = torch.get_rng_state()
+        torch.set_rng_state(self.random_state)
+        try:
+            return operation(*args, **kwargs)
+        finally:
+            self.random_state = torch.get_rng_state()
+            torch.set_rng_state(programs)
+
+    def _take_over(self, operation, result, computed, known):
+        """What the program gets: its own tensors, whose contents are now known, and values that depend on contents."""
+        if isinstance(result, (tuple, list)):
+            return type(result)(self._take_over(operation, *pair, known) for pair in zip(result, computed))
+        if not isinstance(result, torch.Tensor):
+            return computed if torch.Tag.data_dependent_output in operation.tags else result
+        if _address(result) in known:
+            return result  # The input itself or a view of it, and so is what was computed.
+        if result.shape != computed.shape and torch.Tag.dynamic_output_shape in operation.tags:
+            # As many as there are values.
+            result = torch.empty(computed.shape, dtype=result.dtype, device=result.device)
+        if result.shape == computed.shape:
+            (self._copy_of(result) if result.is_cuda else result).copy_(computed)
+        return result
+
+    def _forget(self, operation, args, kwargs):
+        """What an operation writes into small tensors is not known where it reads large ones."""
+        arguments = zip(operation._schema.arguments, args + tuple(kwargs.get(argument.name) for argument in operation._schema.arguments[len(args) :]))
+        written = [value for argument, value in arguments if argument.alias_info is not None and argument.alias_info.is_write]
+        for tensor in tree_iter(written):
+            if isinstance(tensor, torch.Tensor) and tensor.is_cuda and _is_small(tensor):
+                self._copy_of(tensor).zero_()
+
+    def _copy_of(self, tensor):
+        """The same view of the copy as the tensor is of its storage."""
+        storage = tensor.untyped_storage()
+        reference, copy = self.copies.get(storage._cdata, (None, None))
+        if reference is None or reference.expired() or copy.nbytes() != storage.nbytes():
+            if len(self.copies) >= self.sweep_at:
+                self.copies = {address: kept for address, kept in self.copies.items() if not kept[0].expired()}
+                self.sweep_at = max(_FIRST_SWEEP, 2 * len(self.copies))
+            copy = _read(storage)
+            self.copies[storage._cdata] = StorageWeakRef(storage), copy
+        view = torch.empty(0, dtype=tensor.dtype).set_(copy, tensor.storage_offset(), tensor.size(), tensor.stride())
+        return view.conj() if tensor.is_conj() else view
+
+
+def _read(storage):
+    """What is there now: what was copied to the GPU where no operation was seen, as by `torch.tensor`, else zeros. Waits for nothing, as that could complete events."""
+    contents = torch.zeros(storage.nbytes(), dtype=torch.uint8)
+    if storage.nbytes() and not torch.cuda.is_current_stream_capturing():
+        contents.copy_(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), non_blocking=True)
+    return contents.untyped_storage()
+
+
+def _address(tensor):
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+
+
+def _is_small(tensor):
+    if tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return not tensor.is_cuda or tensor.untyped_storage().nbytes() <= _LARGEST
+
+
+def begin():
+    """For the thread that calls it, and its backward passes."""
+    mode = SmallValues()
+    mode.__enter__()
+    # Torch prints tensors without any mode.
+    print_tensor = torch._tensor_str._str_intern
+
+    def print_with_values(*args, **kwargs):
+        with mode:
+            return print_tensor(*args, **kwargs)
+
+    torch._tensor_str._str_intern = print_with_values

@@ -1,4 +1,4 @@
-//! What the README shows of `harness explain`, `advise` and `shrink` is what they print. `UPDATE=1 cargo test --test readme` writes it anew.
+//! What the README shows of `harness explain`, `advise` and `shrink` is what they print, and files that it quotes are as they are. `UPDATE=1 cargo test --test readme` writes it anew.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ const EXCERPTS: [(&str, &[&str], Option<&str>); 3] = [
 ];
 
 #[test]
-fn the_readme_shows_what_explain_advise_and_shrink_print() {
+fn the_readme_shows_what_explain_advise_and_shrink_print_and_files_as_they_are() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = fs::read_to_string(root.join("README.md")).expect("the README is there");
     let mut wanted = readme.clone();
@@ -27,6 +27,13 @@ fn the_readme_shows_what_explain_advise_and_shrink_print() {
         let (before, rest) = wanted.split_once(&begin).expect("the README has the excerpt's beginning");
         let (_, after) = rest.split_once("<!-- end -->").expect("the README has the excerpt's end");
         wanted = format!("{before}{begin}```text\n{}\n```\n<!-- end -->{after}", shown.join("\n").trim_end());
+    }
+    for begin in readme.lines().filter(|line| line.starts_with("<!-- file: ")) {
+        let file = begin.trim_start_matches("<!-- file: ").trim_end_matches(" -->");
+        let text = fs::read_to_string(root.join(file)).expect("the README quotes a file of the project");
+        let (before, rest) = wanted.split_once(begin).expect("it was just found");
+        let (_, after) = rest.split_once("<!-- end -->").expect("the README has the file's end");
+        wanted = format!("{before}{begin}\n```python\n{}\n```\n<!-- end -->{after}", text.trim_end());
     }
     if std::env::var_os("UPDATE").is_some() {
         fs::write(root.join("README.md"), wanted).expect("the README can be written");

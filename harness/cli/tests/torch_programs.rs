@@ -22,8 +22,8 @@ fn main() -> ExitCode {
     }
     let mut trials = rows("expected.tsv").map(|row| trial(row, &python, printed)).collect::<Vec<_>>();
     trials.extend(rows("recorded.tsv").map(|row| trial(row, &python, recorded)));
-    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ci/pytest/train.py");
-    trials.extend([(example, 0), (folder().join("broken_recovery.py"), 1)].map(|(program, code)| recovery(program, code, &python)));
+    trials.push(runs_of("a correct recovery survives each fault", &python, a_correct_recovery_survives_each_fault));
+    trials.push(runs_of("a broken recovery is told as the README shows it", &python, a_broken_recovery_is_told_as_the_readme_shows_it));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -34,8 +34,12 @@ struct Row {
     figures: BTreeMap<String, Value>,
 }
 
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs")
+    root().join("harness/cli/tests/programs")
 }
 
 fn rows(file: &str) -> impl Iterator<Item = Row> {
@@ -75,39 +79,45 @@ fn run(row: &Row, python: &Path, variables: &[(&str, &Path)]) -> Result<Output, 
     Err(format!("{command:?} ended with {}\n{}", output.status, String::from_utf8_lossy(&output.stderr)).into())
 }
 
-/// A program whose attempts to get memory fail one after the other, and the exit code of expecting that it recovers.
-fn recovery(program: PathBuf, code: i32, python: &Option<PathBuf>) -> Trial {
-    let file = program.file_name().unwrap_or_default().to_string_lossy();
-    let name = format!("{file} --every-fault --expect recovers");
+/// A trial of many runs of a program.
+fn runs_of(name: &str, python: &Option<PathBuf>, check: fn(&Path) -> Result<(), Failed>) -> Trial {
     match python.clone() {
         None => Trial::test(name, || Ok(())).with_ignored_flag(true),
-        Some(python) => Trial::test(name, move || every_fault(&program, code, &python)),
+        Some(python) => Trial::test(name, move || check(&python)),
     }
 }
 
-fn every_fault(program: &Path, code: i32, python: &Path) -> Result<(), Failed> {
+fn a_correct_recovery_survives_each_fault(python: &Path) -> Result<(), Failed> {
+    let program = root().join("ci/pytest/train.py");
     let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
     command.args(["exec", "--memory", "4GiB", "--every-fault=sample:6", "--expect", "recovers", "--format", "json", "--"]);
-    let output = command.arg(python).arg(program).env_remove("PYTORCH_ALLOC_CONF").output()?;
+    let output = command.arg(python).arg(&program).env_remove("PYTORCH_ALLOC_CONF").output()?;
     let document: Value = serde_json::from_slice(&output.stdout)?;
     let cases = document["cases"].as_array().ok_or("there are no cases")?;
-    let outcomes: Vec<&str> = cases.iter().filter_map(|case| case["outcome"].as_str()).collect();
-    let known = |place: &Value| place["file"].as_str().is_some_and(|file| Path::new(file).file_name() == program.file_name());
-    if output.status.code() != Some(code) {
-        return Err(format!("{:?}: {}", output.status, String::from_utf8_lossy(&output.stdout)).into());
-    }
-    if outcomes.len() != 6 || !cases.iter().all(|case| known(&case["stack"][0])) {
-        return Err(format!("a run for each attempt, with its place in {}: {document:#}", program.display()).into());
-    }
-    let is_recovered = |outcome: &&str| *outcome == "recovered";
-    let held = cases.iter().filter(|case| case["holds_memory"] == true).count();
-    let as_expected = if code == 0 {
-        outcomes.iter().all(is_recovered) && held == 0
-    } else {
-        // It ends with OutOfMemoryError outside of the loop and with another error in its first step; later it goes on and holds memory.
-        outcomes.contains(&"out_of_memory") && outcomes.contains(&"other_error")
+    let is_right = |case: &&Value| {
+        let is_in_program = case["stack"][0]["file"].as_str().is_some_and(|file| Path::new(file).file_name() == program.file_name());
+        is_in_program && case["outcome"] == "recovered" && case["holds_memory"] == false
     };
-    if as_expected { Ok(()) } else { Err(format!("{document:#}").into()) }
+    if output.status.success() && cases.len() == 6 && cases.iter().filter(is_right).count() == 6 {
+        return Ok(());
+    }
+    Err(format!("{:?}: {document:#}", output.status).into())
+}
+
+/// Outside of its loop the broken one ends with OutOfMemoryError, in its first step with another error.
+fn a_broken_recovery_is_told_as_the_readme_shows_it(python: &Path) -> Result<(), Failed> {
+    let readme = std::fs::read_to_string(root().join("README.md"))?;
+    let (_, excerpt) = readme.split_once("<!-- excerpt: every fault -->\n```text\n").ok_or("the README has the excerpt's beginning")?;
+    let (excerpt, _) = excerpt.split_once("\n```\n<!-- end -->").ok_or("the README has the excerpt's end")?;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+    command.args(["exec", "--memory", "4GiB", "--every-fault=sample:4", "--expect", "recovers", "--"]);
+    let output = command.arg(python).arg("broken_recovery.py").current_dir(folder()).env_remove("PYTORCH_ALLOC_CONF").output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let text: Vec<&str> = text.lines().map(str::trim_end).collect();
+    if output.status.code() == Some(1) && text.join("\n").contains(excerpt) {
+        return Ok(());
+    }
+    Err(format!("{:?}, and not what the README shows: {}", output.status, text.join("\n")).into())
 }
 
 /// Compares figures that are there with those that are expected.

@@ -11,8 +11,8 @@ _FIRST_SWEEP = 4096
 
 
 class SmallValues(TorchDispatchMode):
-    """Keeps a copy on the CPU of each small storage of the GPU, and does on the copies what the program does on the GPU. All else it leaves as it is: what
-    is allocated, and when, does not change."""
+    """Keeps a copy on the CPU of each small storage of the GPU, and does on the copies what the program does on the GPU. What operations allocate does not
+    change; but beside any dispatch mode PyTorch's backward pass adds up gradients of one tensor in new memory instead of in place."""
 
     def __init__(self):
         super().__init__()

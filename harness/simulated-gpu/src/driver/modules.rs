@@ -160,9 +160,11 @@ unsafe extern "C" fn cuLaunchKernel(
     parameters: *const *const u64,
     _: *const *const c_void,
 ) -> c_int {
-    let shape = [[grid_x, grid_y, grid_z], [block_x, block_y, block_z]].map(|sizes| sizes.into_iter().map(u64::from).product());
-    // SAFETY: the program passes a pointer to each parameter of the kernel.
-    either("cuLaunchKernel", launch, || on_gpu(|gpu| unsafe { do_kernel(gpu, function, shape, stream, parameters) }))
+    either("cuLaunchKernel", launch, || {
+        let shape = [[grid_x, grid_y, grid_z], [block_x, block_y, block_z]].map(|sizes| sizes.into_iter().map(u64::from).product());
+        // SAFETY: the program passes a pointer to each parameter of the kernel.
+        on_gpu(|gpu| unsafe { do_kernel(gpu, function, shape, stream, parameters) })
+    })
 }
 
 /// Queues a kernel that is really done.

@@ -65,7 +65,7 @@ case $device in
     sim)
         step doctor ./harness doctor
         step scenarios tests/scenarios ::sim
-        # All rows but the one that takes a GPU; those on the driver double too.
+        # All rows but the one that takes a GPU; those on the simulated GPU too.
         step contract tests/contract --skip cuda_limited
         ;;
 esac

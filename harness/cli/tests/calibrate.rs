@@ -1,4 +1,4 @@
-//! Calibration against a device whose costs are known, the simulated one by its virtual clock; and the command, on the driver double, whose
+//! Calibration against a device whose costs are known, the simulated one by its virtual clock; and the command, on the simulated GPU, whose
 //! times say nothing of any GPU.
 
 #![allow(clippy::unwrap_used)]
@@ -9,7 +9,6 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use driver_double::{Config, Staging};
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{CostModel, SimConfig, SimDevice};
 use harness_allocator::device::{Clock, Device, TestDevice};
@@ -17,7 +16,9 @@ use harness_allocator::units::{Bytes, Nanos};
 use harness_base::date::Date;
 use harness_devices::calibrate::{CalibrateError, calibrate};
 use harness_devices::profile::{Figures, Profile, ProfileName};
+use harness_gpu_settings::settings::Settings;
 use harness_record::Records;
+use harness_staging::{Staging, strict};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -157,14 +158,14 @@ struct World {
 }
 
 /// A GPU small enough to be filled quickly: it really holds memory.
-fn small_gpu() -> Config {
-    Config { capacity: 512 << 20, overhead: 100 << 20, ..Config::default() }
+fn small_gpu() -> Settings {
+    Settings { memory: Bytes::mib(512), context_overhead: Bytes::mib(100), ..strict() }
 }
 
 const SCENARIO: &str = "about: One allocation.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 2MiB }\n  - free: a\n";
 
 impl World {
-    fn with_double(config: &Config) -> Self {
+    fn with_gpu(config: &Settings) -> Self {
         let world = Self { folder: TempDir::new().unwrap(), staging: Staging::new(config).unwrap() };
         fs::write(world.path("one.yaml"), SCENARIO).unwrap();
         world
@@ -193,31 +194,31 @@ impl World {
 
 #[test]
 fn a_gpu_is_calibrated_and_the_simulated_device_runs_on_its_profile_and_says_so() {
-    let world = World::with_double(&small_gpu());
+    let world = World::with_gpu(&small_gpu());
     let (code, out, err) = world.harness("calibrate --rounds 3");
     assert_eq!(code, Some(0), "{out}{err}");
-    assert!(out.ends_with("profile: scenarios/devices/driver-double.yaml\n"), "{out}");
+    assert!(out.ends_with("profile: scenarios/devices/simulated-gpu.yaml\n"), "{out}");
     assert_eq!(err.lines().next(), Some("the figures are not to be trusted fully: clocks were held down: power cap"));
-    let profile = Profile::load(&world.path("scenarios/devices/driver-double.yaml")).unwrap();
+    let profile = Profile::load(&world.path("scenarios/devices/simulated-gpu.yaml")).unwrap();
     assert_eq!((profile.memory, profile.figures.context_overhead.value), (Bytes::mib(512), 100 << 20));
-    assert_eq!((profile.device.as_str(), profile.driver.as_deref()), ("Driver double", Some("0.0.double")));
+    assert_eq!((profile.device.as_str(), profile.driver.as_deref()), ("Simulated GPU", Some("simulated")));
     assert_eq!(profile.figures.malloc.samples, 3 * 6, "2 MiB to 64 MiB");
     assert!(profile.figures.malloc.value > 0 && profile.figures.event_query.value > 0, "calls take time");
 
-    let (code, out, err) = world.harness("run one.yaml --device sim --device-profile scenarios/devices/driver-double.yaml --report r");
+    let (code, out, err) = world.harness("run one.yaml --device sim --device-profile scenarios/devices/simulated-gpu.yaml --report r");
     assert_eq!(code, Some(0), "{out}{err}");
     let report = fs::read_to_string(world.path("r/report.md")).unwrap();
     assert!(report.contains(&profile.title()), "{report}");
-    assert!(report.contains("measured on Driver double, driver 0.0.double"), "{report}");
+    assert!(report.contains("measured on Simulated GPU, driver simulated"), "{report}");
     let records: Records = serde_json::from_str(&fs::read_to_string(world.path("r/records.json")).unwrap()).unwrap();
     let device = &records.runs[0].device;
     assert_eq!((device.clock, device.fingerprint.cost_model.as_ref()), (Clock::Simulated, Some(&profile.title())));
-    assert!(records.runs[0].reproduce.contains(" --device sim --device-profile scenarios/devices/driver-double.yaml "));
+    assert!(records.runs[0].reproduce.contains(" --device sim --device-profile scenarios/devices/simulated-gpu.yaml "));
 }
 
 #[test]
 fn what_a_gpu_does_not_have_is_left_out_of_its_profile() {
-    let world = World::with_double(&Config { mapping: false, pools: false, ..small_gpu() });
+    let world = World::with_gpu(&Settings { mapping: false, pools: false, ..small_gpu() });
     let (code, out, err) = world.harness("calibrate --rounds 3 --quiet --output p.yaml --name plain");
     assert_eq!((code, out.as_str()), (Some(0), ""), "{err}");
     let profile = Profile::load(&world.path("p.yaml")).unwrap();
@@ -227,7 +228,7 @@ fn what_a_gpu_does_not_have_is_left_out_of_its_profile() {
 
 #[test]
 fn the_simulated_device_is_not_measured_and_a_machine_without_a_gpu_neither() {
-    let world = World::with_double(&Config { devices: 0, ..Config::default() });
+    let world = World::with_gpu(&Settings { devices: 0, ..strict() });
     let (code, _, err) = world.harness("calibrate --device sim");
     assert_eq!(code, Some(2), "{err}");
     assert!(err.contains("there is nothing to measure on the simulated device"), "{err}");
@@ -241,8 +242,8 @@ fn the_simulated_device_is_not_measured_and_a_machine_without_a_gpu_neither() {
 
 #[test]
 fn a_gpu_that_breaks_or_is_full_leaves_no_profile() {
-    for config in [small_gpu().failing("cuMemAlloc_v2", 9, 2), Config { others: 300 << 20, ..small_gpu() }] {
-        let world = World::with_double(&config);
+    for config in [small_gpu().failing("cuMemAlloc_v2", 9, 2), Settings { others: Bytes::mib(300), ..small_gpu() }] {
+        let world = World::with_gpu(&config);
         let (code, out, err) = world.harness("calibrate --rounds 3 --output p.yaml");
         assert_eq!((code, world.names()), (Some(3), Vec::<String>::new()), "{out}{err}");
     }
@@ -250,7 +251,7 @@ fn a_gpu_that_breaks_or_is_full_leaves_no_profile() {
 
 #[test]
 fn a_profile_that_cannot_be_written_is_told_and_what_is_there_stays() {
-    let world = World::with_double(&small_gpu());
+    let world = World::with_gpu(&small_gpu());
     fs::create_dir(world.path("p.yaml")).unwrap();
     let (code, _, err) = world.harness("calibrate --rounds 3 --output p.yaml");
     assert_eq!((code, world.names()), (Some(4), vec!["p.yaml".to_owned()]), "{err}");
@@ -259,7 +260,7 @@ fn a_profile_that_cannot_be_written_is_told_and_what_is_there_stays() {
 
 #[test]
 fn a_wrong_profile_is_refused_with_its_place_and_a_gpu_takes_none() {
-    let world = World::with_double(&small_gpu());
+    let world = World::with_gpu(&small_gpu());
     fs::write(world.path("bad.yaml"), "version: 1\nnme: x\n").unwrap();
     let told = [
         ("run one.yaml --device sim --device-profile bad.yaml", "bad.yaml:2:1: unknown field `nme`"),

@@ -11,9 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use driver_double::{Config, Staging};
+use harness_allocator::units::Bytes;
+use harness_gpu_settings::settings::Settings;
 use harness_record::{Records, Rule, Verdict};
-use harness_scenario::{Scenario, Settings};
+use harness_scenario::Scenario;
+use harness_staging::{NOTHING_LEFT, Staging, strict};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -35,7 +37,7 @@ impl World {
         Self { folder: TempDir::new().unwrap(), staging: Staging::without_driver().unwrap() }
     }
 
-    fn with_double(config: &Config) -> Self {
+    fn with_gpu(config: &Settings) -> Self {
         Self { folder: TempDir::new().unwrap(), staging: Staging::new(config).unwrap() }
     }
 
@@ -318,8 +320,8 @@ fn a_scenario_that_needs_more_than_the_device_has_is_skipped_with_exit_code_3() 
 /// The first arm is run checked and timed. The second meets a failed launch, and the driver refuses the next context.
 #[test]
 fn a_device_that_is_lost_on_the_way_takes_no_finished_run_with_it() {
-    let broken = Config::default().failing("cuMemAlloc_v2", 7, 719).failing("cuDevicePrimaryCtxRetain", 4, 719);
-    let world = World::with_double(&broken).holding(&[("good.yaml", GOOD)]);
+    let broken = strict().failing("cuMemAlloc_v2", 7, 719).failing("cuDevicePrimaryCtxRetain", 4, 719);
+    let world = World::with_gpu(&broken).holding(&[("good.yaml", GOOD)]);
     let ran = world.harness(&["run", "good.yaml", "--device", "cuda", "--repeat", "2", "--report", "kept"]);
     assert_eq!(ran.code, Some(1), "{}", ran.told());
     let records: Records = serde_json::from_str(&fs::read_to_string(world.path("kept/records.json")).unwrap()).unwrap();
@@ -334,7 +336,7 @@ fn a_device_that_is_lost_on_the_way_takes_no_finished_run_with_it() {
     let ("direct", 1, Verdict::Skipped { reason }) = skipped else { panic!("{skipped:?}") };
     assert_eq!(reason, "the device could not be opened for a run before this one, and was not tried again");
     assert!(ran.out.contains("cuMemAlloc_v2 failed") && ran.out.contains("report: kept/"), "{}", ran.out);
-    let first_of_all = World::with_double(&Config::default().failing("cuDevicePrimaryCtxRetain", 1, 719)).holding(&[("good.yaml", GOOD)]);
+    let first_of_all = World::with_gpu(&strict().failing("cuDevicePrimaryCtxRetain", 1, 719)).holding(&[("good.yaml", GOOD)]);
     let ran = first_of_all.harness(&["run", "good.yaml", "--device", "cuda"]);
     assert_eq!((ran.code, first_of_all.names()), (Some(3), vec!["good.yaml".to_owned()]), "nothing was run: {}", ran.told());
 }
@@ -423,7 +425,7 @@ fn a_failure_is_explained_where_people_and_programs_look() {
 
 #[test]
 fn a_gpu_asked_for_by_name_must_be_there() {
-    if driver_double::hides_a_driver() {
+    if harness_staging::hides_a_driver() {
         return eprintln!("skipped: the driver of this machine can be hidden, but not taken away");
     }
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
@@ -584,7 +586,7 @@ fn the_schema_is_the_one_that_is_committed() {
 
 #[test]
 fn doctor_says_what_is_missing_and_what_follows() {
-    if driver_double::hides_a_driver() {
+    if harness_staging::hides_a_driver() {
         return eprintln!("skipped: the driver of this machine can be hidden, but not taken away");
     }
     let world = World::without_gpu();
@@ -594,7 +596,7 @@ fn doctor_says_what_is_missing_and_what_follows() {
 
 #[test]
 fn doctor_describes_every_gpu_and_tries_it() {
-    let world = World::with_double(&Config { devices: 2, others: 64 << 20, ..Config::default() });
+    let world = World::with_gpu(&Settings { devices: 2, others: Bytes::mib(64), ..strict() });
     insta::assert_snapshot!(world.harness(&["doctor", "--require-gpu"]).told().replace(env!("CARGO_PKG_VERSION"), "VERSION"));
     let found: Value = serde_json::from_str(&world.harness(&["doctor", "--format", "json", "--no-open"]).out).unwrap();
     assert_eq!((&found["devices"][1]["device"], &found["devices"][1]["opens"]), (&json!("cuda:1"), &Value::Null));
@@ -604,7 +606,7 @@ fn doctor_describes_every_gpu_and_tries_it() {
 
 #[test]
 fn doctor_tells_a_gpu_that_cannot_be_used_from_one_that_can() {
-    let world = World::with_double(&Config::default().failing("cuMemAlloc_v2", 0, 719));
+    let world = World::with_gpu(&strict().failing("cuMemAlloc_v2", 0, 719));
     let ran = world.harness(&["doctor", "--require-gpu"]);
     assert_eq!(ran.code, Some(3), "{}", ran.told());
     assert!(
@@ -760,8 +762,8 @@ fn the_help_has_the_exit_codes_and_examples() {
 
 /// The CUDA device's own code under every scenario of the catalogue.
 #[test]
-fn the_whole_catalogue_passes_on_the_driver_double() {
-    let world = World::with_double(&Config { capacity: 8 << 30, ..Config::default() });
+fn the_whole_catalogue_passes_on_the_simulated_gpu() {
+    let world = World::with_gpu(&Settings { memory: Bytes::gib(8), ..strict() });
     let mut command = world.command(&["run", "scenarios", "--device", "cuda", "--no-report", "--repeat", "1", "--format", "json"]);
     let output = command.current_dir(project()).output().unwrap();
     let err = String::from_utf8(output.stderr).unwrap();
@@ -773,13 +775,11 @@ fn the_whole_catalogue_passes_on_the_driver_double() {
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.extension().is_some_and(|ending| ending == "yaml"))
-        .flat_map(|path| Scenario::load_points(&path, &Settings::new()).unwrap())
+        .flat_map(|path| Scenario::load_points(&path, &harness_scenario::Settings::new()).unwrap())
         .map(|scenario| scenario.allocators.len())
         .sum();
     assert_eq!((records.runs.len(), output.status.code()), (listed, Some(0)));
-    assert!(world.staging.report().unwrap().lines().all(|line| {
-        line.ends_with("left: 0 allocations, 0 reservations, 0 pages, 0 pools, 0 streams, 0 events, 0 modules, 0 pieces of work")
-    }));
+    assert!(world.staging.left().unwrap().lines().all(|line| line.ends_with(NOTHING_LEFT)));
 }
 
 /// A part of four that has this scenario, and one that has not.

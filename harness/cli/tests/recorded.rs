@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use driver_double::{Config, Staging};
+use harness_staging::{Staging, strict};
 use harness_trace::snapshot::{Action, Snapshot};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -226,7 +226,7 @@ fn model_times_are_never_shown_as_measured() {
 
 #[test]
 fn a_run_on_a_gpu_is_recorded_by_the_same_code() {
-    let world = World::new(Staging::new(&Config::default()).unwrap());
+    let world = World::new(Staging::new(&strict()).unwrap());
     let run = ["run", "fails.yaml", "--allocator", "caching", "--repeat", "1", "--no-report", "--snapshot", "oom.pickle"];
     let (code, out, err) = world.harness(&[&run[..], &["--device", "cuda"]].concat());
     assert_eq!(code, Some(1), "{out}{err}");

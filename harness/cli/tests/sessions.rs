@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use driver_double::{Config, HANGS, Staging};
 use harness_record::{Rule, Verdict};
 use harness_report::store;
+use harness_staging::{Staging, strict};
 use tempfile::TempDir;
 
 const GOOD: &str = "about: Fits.
@@ -173,7 +173,7 @@ steps:
     timeout: 100ms
 ";
     // The first free is of the check that wrong contents are found.
-    let staging = Staging::new(&Config::default().failing("cuMemFree_v2", 2, HANGS)).unwrap();
+    let staging = Staging::new(&strict().hanging("cuMemFree_v2", 2)).unwrap();
     let world = World::new(staging, &[("waits.yaml", waits), ("good.yaml", GOOD)]);
     let output = world.ran(&["run", "waits.yaml", "good.yaml", "--device", "cuda", "--repeat", "1", "--report", "report"]);
     let (out, err) = (text(&output.stdout), text(&output.stderr));

@@ -1,27 +1,28 @@
-//! Streams of other libraries, borrowed: the driver double stands in for the driver, and cudarc makes the streams.
+//! Streams of other libraries, borrowed: the simulated GPU stands in for the driver, and cudarc makes the streams.
 
 use std::env;
 use std::process::Command;
 
 use cudarc::driver::result;
 use cudarc::driver::sys;
-use driver_double::{Config, Staging};
 use harness_allocator::allocator::Request;
-use harness_allocator::allocator::caching::Config as Settings;
+use harness_allocator::allocator::caching::Config;
 use harness_allocator::allocator::shared::{Cores, SharedAllocator};
 use harness_allocator::device::{Device, DeviceError, StreamId, Tag, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_cuda::CudaDevice;
+use harness_gpu_settings::settings::Settings;
+use harness_staging::{Staging, strict};
 
 /// Says to a child which test it is.
 const CHILD: &str = "STREAMS_TEST_CHILD";
 
-/// Runs a test again as a child that sees two GPUs of the double, and says whether this is that child.
+/// Runs a test again as a child that sees two simulated GPUs, and says whether this is that child.
 fn is_child(test: &str) -> bool {
     if env::var(CHILD).is_ok_and(|name| name == test) {
         return true;
     }
-    let staging = Staging::new(&Config { devices: 2, ..Config::default() }).expect("the double is staged");
+    let staging = Staging::new(&Settings { devices: 2, ..strict() }).expect("the GPU is staged");
     let mut command = Command::new(env::current_exe().expect("this program has a path"));
     command.args(["--exact", test, "--nocapture"]).env(CHILD, test);
     staging.apply(&mut command);
@@ -49,11 +50,11 @@ fn memory_is_allocated_on_a_stream_that_cudarc_made_and_the_stream_stays_cudarcs
         return;
     }
     let theirs = stream_of_cudarc(0);
-    let mut device = CudaDevice::open(0).expect("the double opens");
+    let mut device = CudaDevice::open(0).expect("the GPU opens");
     // SAFETY: the stream is destroyed below, after the device.
     let stream = unsafe { device.borrow_stream(theirs.cast()) }.expect("it is of the same context");
     assert_eq!(device.raw_stream(stream).map(|raw| raw.cast()), Ok(theirs));
-    let allocator = SharedAllocator::new(device, Settings::default(), Cores::PerStream);
+    let allocator = SharedAllocator::new(device, Config::default(), Cores::PerStream);
     let batch = allocator.allocate(Request::new(Bytes::mib(20)).on(stream)).expect("it fits");
     allocator.device().busy(stream, Nanos::millis(20)).expect("it is queued");
     allocator.device().fill(stream, batch.range(), Tag(7)).expect("it is queued");
@@ -74,7 +75,7 @@ fn a_borrowed_stream_is_released_and_not_destroyed() {
         return;
     }
     let theirs = stream_of_cudarc(0);
-    let mut device = CudaDevice::open(0).expect("the double opens");
+    let mut device = CudaDevice::open(0).expect("the GPU opens");
     // SAFETY: nobody destroys the stream.
     let borrow = |device: &mut CudaDevice| unsafe { device.borrow_stream(theirs.cast()) }.expect("it is of the same context");
     let stream = borrow(&mut device);
@@ -100,7 +101,7 @@ fn streams_that_cannot_be_meant_are_refused() {
         return;
     }
     let elsewhere = stream_of_cudarc(1);
-    let mut device = CudaDevice::open(0).expect("the double opens");
+    let mut device = CudaDevice::open(0).expect("the GPU opens");
     // SAFETY: nobody destroys the stream, and the others are names that the driver has for its own.
     let mut borrow = |stream: usize| unsafe { device.borrow_stream(std::ptr::without_provenance_mut(stream)) };
     assert_eq!((borrow(0), borrow(1)), (Ok(StreamId::DEFAULT), Ok(StreamId::DEFAULT)), "both name the default stream");

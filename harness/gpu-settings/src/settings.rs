@@ -6,7 +6,10 @@ use std::str::FromStr;
 
 use harness_allocator::units::Bytes;
 
+use crate::driver::{Kernels, Refusal, Sensors, WrongWrite};
 use crate::gpus::{GPUS, Gpu};
+pub use crate::text::SettingsError;
+use crate::text::{expected, number, words};
 
 /// The variable that carries [`Settings`].
 pub const SETTINGS: &str = "HARNESS_GPU";
@@ -14,6 +17,12 @@ pub const SETTINGS: &str = "HARNESS_GPU";
 pub const LIBRARIES: &str = "HARNESS_GPU_LIBRARIES";
 /// The variable with the folder where each process writes its counters.
 pub const RUN: &str = "HARNESS_GPU_RUN";
+/// The file in the folder of [`RUN`] with a line for each context that was given back: what was left in it.
+pub const LEFT: &str = "left";
+/// The file in the folder of [`RUN`] with the names of functions that were called, in their order, where that is asked for.
+pub const CALLS: &str = "calls";
+/// The folder in the folder of [`RUN`] with a file for each other program on the devices.
+pub const PROCESSES: &str = "processes";
 /// The most devices a machine can have.
 pub const MOST_DEVICES: u32 = 16;
 
@@ -40,8 +49,35 @@ pub struct Settings {
     pub cuda: Cuda,
     /// The version that cuDNN tells: major · 10000 + minor · 100 + patch.
     pub cudnn: u32,
-    /// Driver calls that fail.
+    /// Attempts to get memory that fail.
     pub faults: Vec<Fault>,
+    /// What kernels do.
+    pub kernels: Kernels,
+    /// Whether addresses and physical memory can be had apart (virtual memory management).
+    pub mapping: bool,
+    /// Whether there are stream-ordered pools.
+    pub pools: bool,
+    /// Whether there is an NVML library: whoever starts the program leaves it out.
+    pub nvml: bool,
+    /// Whether NVML names the devices as multi-instance slices.
+    pub mig: bool,
+    /// Whether NVML numbers this process otherwise than it sees itself, as in a container.
+    pub container: bool,
+    /// What another process holds of each device.
+    pub others: Bytes,
+    /// Whether programs can hold memory of the devices that are none of this library: each writes how many bytes it holds of each device to a file
+    /// of its own number in [`PROCESSES`], and holds them until it ends.
+    pub processes: bool,
+    /// What the sensors of the devices tell.
+    pub sensors: Sensors,
+    /// Whether the name of each function of the driver and of NVML is written to [`CALLS`] when it is called.
+    pub list_calls: bool,
+    /// Calls of the driver and of NVML that are refused.
+    pub refusals: Vec<Refusal>,
+    /// A fill kernel that writes one byte wrongly.
+    pub wrong_write: Option<WrongWrite>,
+    /// Whether verify kernels find nothing, whatever memory holds.
+    pub blind_verify: bool,
 }
 
 /// When an event is complete.
@@ -160,11 +196,6 @@ impl Fault {
     }
 }
 
-/// Why a text is not a setting. The sentence says what is accepted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct SettingsError(String);
-
 impl Settings {
     /// A machine with one such GPU: events complete at once, addresses go upwards, no workspaces, zeros.
     #[must_use]
@@ -181,16 +212,71 @@ impl Settings {
             cuda: Cuda::V13,
             cudnn: 91_900,
             faults: Vec::new(),
+            kernels: Kernels::Skipped,
+            mapping: true,
+            pools: true,
+            nvml: true,
+            mig: false,
+            container: false,
+            others: Bytes::ZERO,
+            processes: false,
+            sensors: Sensors::NOTHING,
+            list_calls: false,
+            refusals: Vec::new(),
+            wrong_write: None,
+            blind_verify: false,
         }
+    }
+
+    /// The name that the devices have. Where kernels are done, times are measured: nobody must take them for those of a GPU.
+    #[must_use]
+    pub const fn device_name(&self) -> &'static str {
+        match self.kernels {
+            Kernels::Skipped => self.gpu.device,
+            Kernels::Done => "Simulated GPU",
+        }
+    }
+
+    /// The same machine, on which the n-th call of a function, counted from 1, or every one where that is 0, answers with this code.
+    #[must_use]
+    pub fn failing(mut self, function: &str, nth: u64, code: u32) -> Self {
+        self.refusals.push(Refusal { function: function.to_owned(), nth, code: Some(code) });
+        self
+    }
+
+    /// The same machine, on which the n-th call of a function never returns, nor any call after it.
+    #[must_use]
+    pub fn hanging(mut self, function: &str, nth: u64) -> Self {
+        self.refusals.push(Refusal { function: function.to_owned(), nth, code: None });
+        self
+    }
+
+    /// Switches, by the names that they have in the text.
+    fn switches(&mut self) -> [(&'static str, &mut bool); 8] {
+        [
+            ("mapping", &mut self.mapping),
+            ("pools", &mut self.pools),
+            ("nvml", &mut self.nvml),
+            ("mig", &mut self.mig),
+            ("container", &mut self.container),
+            ("processes", &mut self.processes),
+            ("list_calls", &mut self.list_calls),
+            ("blind_verify", &mut self.blind_verify),
+        ]
     }
 }
 
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gpu, memory, devices, context_overhead, events, addresses, cudnn_workspace, values, cuda, cudnn, faults } = self;
+        let Self { gpu, memory, devices, context_overhead, events, addresses, cudnn_workspace, values, cuda, cudnn, faults, .. } = self;
         write!(f, "gpu={};memory={};devices={devices};context_overhead={};events={events}", gpu.name, memory.0, context_overhead.0)?;
         write!(f, ";addresses={addresses};cudnn_workspace={cudnn_workspace};values={values};cuda={cuda};cudnn={cudnn}")?;
-        faults.iter().try_for_each(|fault| write!(f, ";fail={fault}"))
+        faults.iter().try_for_each(|fault| write!(f, ";fail={fault}"))?;
+        let Self { kernels, others, sensors, refusals, wrong_write, .. } = self;
+        write!(f, ";kernels={kernels};others={};sensors={sensors}", others.0)?;
+        self.clone().switches().into_iter().try_for_each(|(name, on)| write!(f, ";{name}={}", u8::from(*on)))?;
+        refusals.iter().try_for_each(|refusal| write!(f, ";refuse={refusal}"))?;
+        wrong_write.iter().try_for_each(|wrong| write!(f, ";wrong_write={wrong}"))
     }
 }
 
@@ -213,6 +299,12 @@ impl FromStr for Settings {
                 "cuda" => settings.cuda = value.parse()?,
                 "cudnn" => settings.cudnn = number(value)?,
                 "fail" => settings.faults.push(value.parse()?),
+                "kernels" => settings.kernels = value.parse()?,
+                "others" => settings.others = Bytes(number(value)?),
+                "sensors" => settings.sensors = value.parse()?,
+                "refuse" => settings.refusals.push(value.parse()?),
+                "wrong_write" => settings.wrong_write = Some(value.parse()?),
+                _ if let Some((_, switch)) = settings.switches().into_iter().find(|switch| switch.0 == key) => *switch = is_on(value)?,
                 _ => return Err(SettingsError(format!("`{key}` is not a setting of a simulated GPU"))),
             }
         }
@@ -220,40 +312,18 @@ impl FromStr for Settings {
     }
 }
 
+fn is_on(text: &str) -> Result<bool, SettingsError> {
+    match text {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err(expected(text, "a switch", ["0", "1"].into_iter())),
+    }
+}
+
 fn devices(text: &str) -> Result<u32, SettingsError> {
     let devices = number(text)?;
-    let most = format!("`{text}` devices: a simulated machine has 1 to {MOST_DEVICES}");
-    (1..=MOST_DEVICES).contains(&devices).then_some(devices).ok_or(SettingsError(most))
-}
-
-fn number<T: FromStr>(text: &str) -> Result<T, SettingsError> {
-    text.parse().map_err(|_| SettingsError(format!("`{text}` is not a number that fits")))
-}
-
-fn expected(text: &str, what: &str, accepted: impl Iterator<Item = &'static str>) -> SettingsError {
-    SettingsError(format!("`{text}` is not {what}: write {}", accepted.collect::<Vec<_>>().join(", ")))
-}
-
-/// Display and parsing of an enumeration whose values are words.
-macro_rules! words {
-    ($type:ty, $what:literal, $($value:path = $word:literal),+) => {
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(match self { $($value => $word),+ })
-            }
-        }
-
-        impl FromStr for $type {
-            type Err = SettingsError;
-
-            fn from_str(text: &str) -> Result<Self, SettingsError> {
-                match text {
-                    $($word => Ok($value),)+
-                    _ => Err(expected(text, $what, [$($word),+].into_iter())),
-                }
-            }
-        }
-    };
+    let most = format!("`{text}` devices: a simulated machine has at most {MOST_DEVICES}");
+    (devices <= MOST_DEVICES).then_some(devices).ok_or(SettingsError(most))
 }
 
 words!(AddressOrder, "an order of addresses", AddressOrder::Up = "up", AddressOrder::Down = "down", AddressOrder::Reuse = "reuse");
@@ -333,8 +403,18 @@ mod tests {
                 "cuMemCreate:1:1:20MiB".parse().expect("another"),
                 "any:3:2".parse().expect("a third"),
             ],
+            kernels: Kernels::Done,
+            mapping: false,
+            mig: true,
+            others: Bytes::mib(7),
+            sensors: Sensors { power_mw: 250_000, celsius: 40, reasons: 4 },
+            list_calls: true,
+            wrong_write: Some(WrongWrite { nth: 2, offset: 77 }),
+            blind_verify: true,
             ..settings
-        };
+        }
+        .failing("cuMemAlloc_v2", 3, 9999)
+        .hanging("cuInit", 1);
         assert_eq!(settings.to_string().parse(), Ok(settings));
     }
 
@@ -343,11 +423,15 @@ mod tests {
         let message = |text: &str| text.parse::<Settings>().expect_err("it is wrong").to_string();
         assert_eq!(message("events=late"), "`late` is not a model of events: write instant, synchronize, lag:N");
         assert_eq!(message("colour=red"), "`colour` is not a setting of a simulated GPU");
-        assert_eq!(message("devices=17"), "`17` devices: a simulated machine has 1 to 16");
+        assert_eq!(message("devices=17"), "`17` devices: a simulated machine has at most 16");
         assert_eq!(
             message("fail=cudaFree:1"),
             "`cudaFree` is not a call that can fail: write cudaMalloc, cuMemCreate, cudaMallocAsync, cudaHostAlloc, any"
         );
+        assert_eq!(message("mapping=on"), "`on` is not a switch: write 0, 1");
+        assert_eq!(message("refuse=cuInit"), "`cuInit` is not FUNCTION:NTH:CODE, as in `cuInit:1:999`, or FUNCTION:NTH:hangs");
+        assert_eq!(message("wrong_write=1"), "`1` is not NTH:OFFSET");
+        assert_eq!(message("sensors=1:2"), "`1:2` is not MILLIWATTS:CELSIUS:REASONS");
         assert_eq!(message("fail=cudaMalloc:0"), "`cudaMalloc:0` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`");
     }
 }

@@ -10,27 +10,39 @@ use std::ffi::{CStr, c_int};
 pub(crate) enum Code {
     InvalidValue = 1,
     OutOfMemory = 2,
+    NotInitialized = 3,
     InvalidConfiguration = 9,
     NoDevice = 100,
     InvalidDevice = 101,
+    InvalidContext = 201,
+    InvalidPtx = 218,
     InvalidHandle = 400,
     NotFound = 500,
     NotReady = 600,
+    IllegalAddress = 700,
+    MisalignedAddress = 716,
+    LaunchFailed = 719,
     NotPermitted = 800,
     NotSupported = 801,
 }
 
 /// Names and sentences, by number.
-const TEXTS: [(i32, &CStr, &CStr); 11] = [
+const TEXTS: [(i32, &CStr, &CStr); 17] = [
     (0, c"cudaSuccess", c"no error"),
     (1, c"cudaErrorInvalidValue", c"invalid argument"),
     (2, c"cudaErrorMemoryAllocation", c"out of memory"),
+    (3, c"cudaErrorInitializationError", c"initialization error"),
     (9, c"cudaErrorInvalidConfiguration", c"invalid configuration argument"),
     (100, c"cudaErrorNoDevice", c"no CUDA-capable device is detected"),
     (101, c"cudaErrorInvalidDevice", c"invalid device ordinal"),
+    (201, c"cudaErrorDeviceUninitialized", c"invalid device context"),
+    (218, c"cudaErrorInvalidPtx", c"a PTX JIT compilation failed"),
     (400, c"cudaErrorInvalidResourceHandle", c"invalid resource handle"),
     (500, c"cudaErrorSymbolNotFound", c"named symbol not found"),
     (600, c"cudaErrorNotReady", c"device not ready"),
+    (700, c"cudaErrorIllegalAddress", c"an illegal memory access was encountered"),
+    (716, c"cudaErrorMisalignedAddress", c"misaligned address"),
+    (719, c"cudaErrorLaunchFailure", c"unspecified launch failure"),
     (800, c"cudaErrorNotPermitted", c"operation not permitted"),
     (801, c"cudaErrorNotSupported", c"operation not supported"),
 ];

@@ -35,8 +35,8 @@ pub(crate) fn attribute(settings: &Settings, number: i32, pci_bus: u32) -> u32 {
         81 => limits.shared_memory,
         97 => limits.shared_memory_of_a_block,
         106 => limits.blocks,
-        // Addresses and memory apart, and stream-ordered pools.
-        102 | 115 => 1,
+        102 => settings.mapping.into(),
+        115 => settings.pools.into(),
         _ => 0,
     }
 }

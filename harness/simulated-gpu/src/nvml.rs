@@ -1,39 +1,84 @@
-//! NVML (<https://docs.nvidia.com/deploy/nvml-api/>): what PyTorch and its users ask of it. It tells what this process holds of the simulated
-//! devices; nothing else runs on them.
+//! NVML (<https://docs.nvidia.com/deploy/nvml-api/>): what PyTorch and its users ask of it, and the CUDA device of this project. It tells what this
+//! process holds of the simulated devices, and what others hold by the settings.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use harness_allocator::units::Bytes;
 
+use crate::context::call;
 use crate::device_figures::{pci_address, pci_bus, uuid};
 use crate::world::machine;
 
 /// Answers of NVML.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
+    Uninitialized = 1,
     InvalidArgument = 2,
     NotSupported = 3,
     NotFound = 6,
     InsufficientSize = 7,
 }
 
+/// How often NVML was initialised and not ended.
+static INITIALISED: AtomicU32 = AtomicU32::new(0);
+
+/// The number of a process that is none of this machine: Linux gives numbers up to 2^22.
+const OTHER_PROCESS: c_uint = 5_000_000;
+/// What is added to numbers of processes in a container: they lie beyond that process's.
+const CONTAINER: c_uint = 10_000_000;
+
 fn answer(result: Result<(), Answer>) -> c_int {
     result.map_or_else(|answer| answer as c_int, |()| 0)
 }
 
-/// The real number of the device with a handle, which is that number plus one. NVML knows nothing of `CUDA_VISIBLE_DEVICES`.
-fn device(handle: usize) -> Result<u32, Answer> {
-    let number = handle.checked_sub(1).and_then(|number| u32::try_from(number).ok()).ok_or(Answer::InvalidArgument)?;
-    (number < machine().settings.devices).then_some(number).ok_or(Answer::InvalidArgument)
+/// Answers a call to NVML, which must be initialised.
+fn nvml(function: &'static str, body: impl FnOnce() -> Result<(), Answer>) -> c_int {
+    call(function, || answer(if INITIALISED.load(Ordering::Relaxed) > 0 { body() } else { Err(Answer::Uninitialized) }))
 }
 
-/// What this process holds of a device, its context included once it has used it.
+/// Answers a call about the device with a handle, which is its real number plus one. NVML knows nothing of `CUDA_VISIBLE_DEVICES`.
+fn of_device(function: &'static str, handle: usize, body: impl FnOnce(u32) -> Result<(), Answer>) -> c_int {
+    nvml(function, || {
+        let number = handle.checked_sub(1).and_then(|number| u32::try_from(number).ok()).ok_or(Answer::InvalidArgument)?;
+        if number < machine().settings.devices { body(number) } else { Err(Answer::InvalidArgument) }
+    })
+}
+
+/// Writes a value that every device has.
+///
+/// # Safety
+/// `value` is null or may be written.
+unsafe fn tell<T>(function: &'static str, handle: usize, value: *mut T, figure: impl FnOnce(u32) -> T) -> c_int {
+    // SAFETY: as the caller promises.
+    of_device(function, handle, |number| unsafe { put(value, figure(number)) })
+}
+
+/// # Safety
+/// `place` is null or may be written.
+unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Answer> {
+    if place.is_null() {
+        return Err(Answer::InvalidArgument);
+    }
+    // SAFETY: not null, so that it may be written, as the caller promises.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// What this process holds of a device, its context included. Where kernels are done a process may have no context there.
 fn used(number: u32) -> Bytes {
     let machine = machine();
-    let index = machine.visible.iter().position(|visible| *visible == number);
-    let mut state = machine.state();
-    index.and_then(|index| state.devices.get_mut(index)).map_or(Bytes::ZERO, |memory| memory.used() + machine.settings.context_overhead)
+    let state = &mut *machine.state();
+    let Some(index) = machine.visible.iter().position(|visible| *visible == number) else { return Bytes::ZERO };
+    let has_context = state.executions.get(index).is_none_or(|execution| execution.references > 0);
+    let context = if has_context { machine.settings.context_overhead } else { Bytes::ZERO };
+    state.devices.get_mut(index).map_or(Bytes::ZERO, |memory| memory.used() + context)
+}
+
+/// All of a device's memory, and what all processes hold of it.
+fn total_and_used(number: u32) -> (Bytes, Bytes) {
+    (machine().settings.memory, used(number) + machine().others())
 }
 
 /// Copies a string with its end.
@@ -53,28 +98,35 @@ unsafe fn write_text(text: *mut c_char, len: c_uint, value: &str) -> Result<(), 
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit_v2() -> c_int {
-    0
+    call("nvmlInit_v2", || {
+        INITIALISED.fetch_add(1, Ordering::Relaxed);
+        0
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit() -> c_int {
-    0
+    nvmlInit_v2()
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInitWithFlags(_: c_uint) -> c_int {
-    0
+    nvmlInit_v2()
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlShutdown() -> c_int {
-    0
+    nvml("nvmlShutdown", || {
+        INITIALISED.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlErrorString(number: c_int) -> *const c_char {
     let text: &CStr = match number {
         0 => c"Success",
+        1 => c"Uninitialized",
         2 => c"Invalid Argument",
         3 => c"Not Supported",
         6 => c"Not Found",
@@ -87,8 +139,7 @@ extern "C" fn nvmlErrorString(number: c_int) -> *const c_char {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) -> c_int {
     // SAFETY: the program passes a pointer to a number.
-    unsafe { *version = machine().settings.cuda.driver_version() };
-    0
+    nvml("nvmlSystemGetCudaDriverVersion_v2", || unsafe { put(version, machine().settings.cuda.driver_version()) })
 }
 
 #[unsafe(no_mangle)]
@@ -100,93 +151,95 @@ unsafe extern "C" fn nvmlSystemGetCudaDriverVersion(version: *mut c_int) -> c_in
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlSystemGetDriverVersion(text: *mut c_char, len: c_uint) -> c_int {
     // SAFETY: the program passes an array of `len` characters.
-    answer(unsafe { write_text(text, len, "simulated") })
+    nvml("nvmlSystemGetDriverVersion", || unsafe { write_text(text, len, "simulated") })
+}
+
+/// The process that is none of this machine has a name; no other number is known.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlSystemGetProcessName(pid: c_uint, text: *mut c_char, len: c_uint) -> c_int {
+    nvml("nvmlSystemGetProcessName", || match pid {
+        // SAFETY: the program passes an array of `len` characters.
+        OTHER_PROCESS => unsafe { write_text(text, len, "other-process") },
+        _ => Err(Answer::NotFound),
+    })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> c_int {
     // SAFETY: the program passes a pointer to a number.
-    unsafe { *count = machine().settings.devices };
-    0
+    nvml("nvmlDeviceGetCount_v2", || unsafe { put(count, machine().settings.devices) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, handle: *mut usize) -> c_int {
-    let known = device(index as usize + 1);
     // SAFETY: the program passes a pointer to a handle.
-    answer(known.map(|_| unsafe { *handle = index as usize + 1 }))
+    unsafe { tell("nvmlDeviceGetHandleByIndex_v2", index as usize + 1, handle, |number| number as usize + 1) }
 }
 
 /// Writes the handle of the device that has a text among its names.
 ///
 /// # Safety
 /// `name` is a string and `handle` may be written.
-unsafe fn find(name: *const c_char, handle: *mut usize, name_of: impl Fn(u32) -> String) -> c_int {
-    // SAFETY: as the caller promises.
-    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().to_ascii_uppercase();
-    let found = (0..machine().settings.devices).find(|number| name_of(*number).to_ascii_uppercase() == name);
-    // SAFETY: as the caller promises.
-    answer(found.map(|number| unsafe { *handle = number as usize + 1 }).ok_or(Answer::NotFound))
+unsafe fn find(function: &'static str, name: *const c_char, handle: *mut usize, names_of: impl Fn(u32) -> Vec<String>) -> c_int {
+    nvml(function, || {
+        // SAFETY: as the caller promises.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+        let has_it = |number: &u32| names_of(*number).iter().any(|known| known.eq_ignore_ascii_case(&name));
+        let found = (0..machine().settings.devices).find(has_it).ok_or(Answer::NotFound)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(handle, found as usize + 1) }
+    })
 }
 
+/// Domains are written with eight digits or four.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(address: *const c_char, handle: *mut usize) -> c_int {
-    // SAFETY: the program passes a string and a pointer to a handle. Domains are written with four digits or eight.
-    unsafe {
-        match find(address, handle, pci_address) {
-            0 => 0,
-            _ => find(address, handle, |number| pci_address(number)[4..].to_owned()),
-        }
-    }
+    let names_of = |number| vec![pci_address(number), pci_address(number)[4..].to_owned()];
+    // SAFETY: the program passes a string and a pointer to a handle.
+    unsafe { find("nvmlDeviceGetHandleByPciBusId_v2", address, handle, names_of) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetHandleByUUID(name: *const c_char, handle: *mut usize) -> c_int {
     // SAFETY: the program passes a string and a pointer to a handle.
-    unsafe { find(name, handle, uuid_text) }
+    unsafe { find("nvmlDeviceGetHandleByUUID", name, handle, |number| vec![uuid_text(number)]) }
 }
 
 fn uuid_text(number: u32) -> String {
     let bytes = uuid(number);
     let hex = |from: usize, to: usize| bytes[from..to].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    format!("GPU-{}-{}-{}-{}-{}", hex(0, 4), hex(4, 6), hex(6, 8), hex(8, 10), hex(10, 16))
+    let kind = if machine().settings.mig { "MIG" } else { "GPU" };
+    format!("{kind}-{}-{}-{}-{}-{}", hex(0, 4), hex(4, 6), hex(6, 8), hex(8, 10), hex(10, 16))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetUUID(handle: usize, text: *mut c_char, len: c_uint) -> c_int {
     // SAFETY: the program passes an array of `len` characters.
-    answer(device(handle).and_then(|number| unsafe { write_text(text, len, &uuid_text(number)) }))
+    of_device("nvmlDeviceGetUUID", handle, |number| unsafe { write_text(text, len, &uuid_text(number)) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetName(handle: usize, text: *mut c_char, len: c_uint) -> c_int {
     // SAFETY: the program passes an array of `len` characters.
-    answer(device(handle).and_then(|_| unsafe { write_text(text, len, machine().settings.gpu.device) }))
-}
-
-/// Writes a value that every device has.
-///
-/// # Safety
-/// `value` may be written.
-unsafe fn tell<T>(handle: usize, value: *mut T, figure: impl FnOnce(u32) -> T) -> c_int {
-    // SAFETY: as the caller promises.
-    answer(device(handle).map(|number| unsafe { *value = figure(number) }))
+    of_device("nvmlDeviceGetName", handle, |_| unsafe { write_text(text, len, machine().settings.device_name()) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetIndex(handle: usize, index: *mut c_uint) -> c_int {
     // SAFETY: the program passes a pointer to a number.
-    unsafe { tell(handle, index, |number| number) }
+    unsafe { tell("nvmlDeviceGetIndex", handle, index, |number| number) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(handle: usize, major: *mut c_int, minor: *mut c_int) -> c_int {
     let (wanted_major, wanted_minor) = machine().settings.gpu.capability;
-    // SAFETY: the program passes pointers to numbers.
-    unsafe {
-        tell(handle, minor, |_| c_int::try_from(wanted_minor).unwrap_or(0));
-        tell(handle, major, |_| c_int::try_from(wanted_major).unwrap_or(0))
-    }
+    of_device("nvmlDeviceGetCudaComputeCapability", handle, |_| {
+        // SAFETY: the program passes pointers to numbers.
+        unsafe {
+            put(major, c_int::try_from(wanted_major).unwrap_or(0))?;
+            put(minor, c_int::try_from(wanted_minor).unwrap_or(0))
+        }
+    })
 }
 
 /// `nvmlMemory_t`.
@@ -209,26 +262,32 @@ struct MemoryV2 {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetMemoryInfo(handle: usize, memory: *mut Memory) -> c_int {
-    let total = machine().settings.memory;
-    let figures = |number: u32| Memory { total: total.0, free: total.saturating_sub(used(number)).0, used: used(number).0 };
+    let figures = |number: u32| {
+        let (total, used) = total_and_used(number);
+        Memory { total: total.0, free: total.saturating_sub(used).0, used: used.0 }
+    };
     // SAFETY: the program passes a pointer to the structure.
-    unsafe { tell(handle, memory, figures) }
+    unsafe { tell("nvmlDeviceGetMemoryInfo", handle, memory, figures) }
+}
+
+/// The version that the program writes into a structure: its size, and its version in the highest byte.
+const fn version_of<T>(version: c_uint) -> c_uint {
+    size_of::<T>() as c_uint | version << 24
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: usize, memory: *mut MemoryV2) -> c_int {
-    let total = machine().settings.memory;
-    // SAFETY: the program passes a pointer to the structure, with its version.
-    unsafe {
-        let version = (*memory).version;
-        tell(handle, memory, |number| MemoryV2 {
-            version,
-            total: total.0,
-            reserved: 0,
-            free: total.saturating_sub(used(number)).0,
-            used: used(number).0,
-        })
-    }
+    of_device("nvmlDeviceGetMemoryInfo_v2", handle, |number| {
+        // SAFETY: the program passes a pointer to the structure, with its version; null is refused.
+        let version = unsafe { memory.as_ref() }.ok_or(Answer::InvalidArgument)?.version;
+        if version != version_of::<MemoryV2>(2) {
+            return Err(Answer::InvalidArgument);
+        }
+        let (total, used) = total_and_used(number);
+        let figures = MemoryV2 { version, total: total.0, reserved: 0, free: total.saturating_sub(used).0, used: used.0 };
+        // SAFETY: as above.
+        unsafe { put(memory, figures) }
+    })
 }
 
 /// `nvmlProcessInfo_v1_t`.
@@ -246,63 +305,178 @@ struct ProcessV3 {
     instances: [c_uint; 2],
 }
 
-/// Writes this process as the only one of a device that it holds memory of.
+/// The processes on a device: this one while it holds anything, the one that is none of this machine, and those that say so themselves.
+fn processes_on(number: u32) -> Vec<(c_uint, Bytes)> {
+    let machine = machine();
+    let outside = |pid: u32| pid + if machine.settings.container { CONTAINER } else { 0 };
+    let mine = Some((outside(std::process::id()), used(number)));
+    let other = Some((OTHER_PROCESS, machine.settings.others));
+    let known = mine.into_iter().chain(other).filter(|process| process.1 > Bytes::ZERO);
+    known.chain(machine.processes().into_iter().map(|(pid, held)| (outside(pid), held))).collect()
+}
+
+/// Writes the processes on a device.
 ///
 /// # Safety
-/// `count` points to the room of `processes`.
-unsafe fn processes<T>(handle: usize, count: *mut c_uint, processes: *mut T, entry: impl FnOnce(c_uint, u64) -> T) -> c_int {
-    answer(device(handle).and_then(|number| {
-        let bytes = used(number);
-        let entries = c_uint::from(bytes > Bytes::ZERO);
-        // SAFETY: as the caller promises.
-        unsafe {
-            let room = std::mem::replace(&mut *count, entries);
-            if room < entries {
-                return Err(Answer::InsufficientSize);
-            }
-            if entries > 0 {
-                processes.write(entry(std::process::id(), bytes.0));
-            }
+/// `count` points to the room of `infos`.
+unsafe fn processes<T>(
+    function: &'static str,
+    handle: usize,
+    count: *mut c_uint,
+    infos: *mut T,
+    entry: impl Fn(c_uint, u64) -> T,
+) -> c_int {
+    of_device(function, handle, |number| {
+        let processes = processes_on(number);
+        // SAFETY: as the caller promises; null is refused.
+        let room = *unsafe { count.as_ref() }.ok_or(Answer::InvalidArgument)?;
+        // SAFETY: as above.
+        unsafe { put(count, processes.len() as c_uint) }?;
+        if (room as usize) < processes.len() {
+            return Err(Answer::InsufficientSize);
+        }
+        for (index, (pid, used)) in processes.into_iter().enumerate() {
+            // SAFETY: there is room for as many, as was just seen.
+            unsafe { put(infos.wrapping_add(index), entry(pid, used.0)) }?;
         }
         Ok(())
-    }))
+    })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses(handle: usize, count: *mut c_uint, infos: *mut Process) -> c_int {
     // SAFETY: the program passes an array and a pointer to its length.
-    unsafe { processes(handle, count, infos, |pid, used| Process { pid, used }) }
+    unsafe { processes("nvmlDeviceGetComputeRunningProcesses", handle, count, infos, |pid, used| Process { pid, used }) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(handle: usize, count: *mut c_uint, infos: *mut ProcessV3) -> c_int {
+    let entry = |pid, used| ProcessV3 { pid, used, instances: [c_uint::MAX; 2] };
     // SAFETY: the program passes an array and a pointer to its length.
-    unsafe { processes(handle, count, infos, |pid, used| ProcessV3 { pid, used, instances: [c_uint::MAX; 2] }) }
+    unsafe { processes("nvmlDeviceGetComputeRunningProcesses_v3", handle, count, infos, entry) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMigMode(handle: usize, current: *mut c_uint, pending: *mut c_uint) -> c_int {
+    let mode = c_uint::from(machine().settings.mig);
+    // SAFETY: the program passes pointers to numbers.
+    of_device("nvmlDeviceGetMigMode", handle, |_| unsafe { put(current, mode).and_then(|()| put(pending, mode)) })
+}
+
+/// Error correction is on.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetEccMode(handle: usize, current: *mut c_uint, pending: *mut c_uint) -> c_int {
+    // SAFETY: the program passes pointers to numbers.
+    of_device("nvmlDeviceGetEccMode", handle, |_| unsafe { put(current, 1).and_then(|()| put(pending, 1)) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetUtilizationRates(handle: usize, rates: *mut [c_uint; 2]) -> c_int {
     // SAFETY: the program passes a pointer to two numbers. Work takes no time.
-    unsafe { tell(handle, rates, |_| [0, 0]) }
+    unsafe { tell("nvmlDeviceGetUtilizationRates", handle, rates, |_| [0, 0]) }
 }
 
+/// There is one sensor, with the number 0.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetTemperature(handle: usize, _: c_int, temperature: *mut c_uint) -> c_int {
-    // SAFETY: the program passes a pointer to a number. A device without heat has none to tell.
-    unsafe { tell(handle, temperature, |_| 0) }
+unsafe extern "C" fn nvmlDeviceGetTemperature(handle: usize, sensor: c_int, celsius: *mut c_uint) -> c_int {
+    of_device("nvmlDeviceGetTemperature", handle, |_| match sensor {
+        // SAFETY: the program passes a pointer to a number.
+        0 => unsafe { put(celsius, machine().settings.sensors.celsius) },
+        _ => Err(Answer::InvalidArgument),
+    })
+}
+
+/// `nvmlTemperature_v1_t`.
+#[repr(C)]
+struct Temperature {
+    version: c_uint,
+    sensor: c_uint,
+    celsius: c_int,
+}
+
+/// The same by the newer function.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetTemperatureV(handle: usize, temperature: *mut Temperature) -> c_int {
+    of_device("nvmlDeviceGetTemperatureV", handle, |_| {
+        // SAFETY: the program passes a pointer to the structure, with version and sensor; null is refused.
+        let temperature = unsafe { temperature.as_mut() }.ok_or(Answer::InvalidArgument)?;
+        if temperature.version != version_of::<Temperature>(1) || temperature.sensor != 0 {
+            return Err(Answer::InvalidArgument);
+        }
+        temperature.celsius = machine().settings.sensors.celsius.cast_signed();
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetPowerUsage(handle: usize, milliwatts: *mut c_uint) -> c_int {
     // SAFETY: the program passes a pointer to a number.
-    unsafe { tell(handle, milliwatts, |_| 0) }
+    unsafe { tell("nvmlDeviceGetPowerUsage", handle, milliwatts, |_| machine().settings.sensors.power_mw) }
 }
 
+/// Kind 2 is the memory's clock.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetClockInfo(handle: usize, kind: c_int, megahertz: *mut c_uint) -> c_int {
     let gpu = machine().settings.gpu;
-    // SAFETY: the program passes a pointer to a number. Kind 2 is the memory's clock.
-    unsafe { tell(handle, megahertz, |_| if kind == 2 { gpu.memory_clock_khz } else { gpu.clock_khz } / 1000) }
+    let clock = if kind == 2 { gpu.memory_clock_khz } else { gpu.clock_khz } / 1000;
+    // SAFETY: the program passes a pointer to a number.
+    unsafe { tell("nvmlDeviceGetClockInfo", handle, megahertz, |_| clock) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetCurrentClocksEventReasons(handle: usize, reasons: *mut u64) -> c_int {
+    // SAFETY: the program passes a pointer to a number.
+    unsafe { tell("nvmlDeviceGetCurrentClocksEventReasons", handle, reasons, |_| machine().settings.sensors.reasons) }
+}
+
+/// The same by the older function.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetCurrentClocksThrottleReasons(handle: usize, reasons: *mut u64) -> c_int {
+    // SAFETY: the program passes a pointer to a number.
+    unsafe { tell("nvmlDeviceGetCurrentClocksThrottleReasons", handle, reasons, |_| machine().settings.sensors.reasons) }
+}
+
+/// `nvmlFieldValue_t`.
+#[repr(C)]
+struct FieldValue {
+    field: c_uint,
+    scope: c_uint,
+    timestamp: i64,
+    latency: i64,
+    kind: c_uint,
+    code: c_uint,
+    value: u64,
+}
+
+/// The fields 74 and 75: neither power nor heat ever held the clocks down, in nanoseconds (kind 3, 64 bits without sign).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetFieldValues(handle: usize, count: c_int, values: *mut FieldValue) -> c_int {
+    of_device("nvmlDeviceGetFieldValues", handle, |_| {
+        for index in 0..usize::try_from(count).map_err(|_| Answer::InvalidArgument)? {
+            // SAFETY: the program passes an array of `count` fields; null is refused.
+            let value = unsafe { values.wrapping_add(index).as_mut() }.ok_or(Answer::InvalidArgument)?;
+            let known = [74, 75].contains(&value.field);
+            (value.code, value.kind, value.value) = if known { (0, 3, 0) } else { (Answer::NotSupported as c_uint, 0, 0) };
+        }
+        Ok(())
+    })
+}
+
+/// `nvmlViolationTime_t`: microseconds, and nanoseconds.
+#[repr(C)]
+struct ViolationTime {
+    reference: u64,
+    violation: u64,
+}
+
+/// Neither power (policy 0) nor heat (policy 1) ever held the clocks down.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetViolationStatus(handle: usize, policy: c_uint, status: *mut ViolationTime) -> c_int {
+    of_device("nvmlDeviceGetViolationStatus", handle, |_| match policy {
+        // SAFETY: the program passes a pointer to the structure.
+        0 | 1 => unsafe { put(status, ViolationTime { reference: 0, violation: 0 }) },
+        _ => Err(Answer::InvalidArgument),
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -331,7 +505,7 @@ unsafe extern "C" fn nvmlDeviceGetP2PStatus(_: usize, _: usize, _: c_int, status
 /// The bus, the device and the domain that a device is at, in `nvmlPciInfo_t`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetPciInfo_v3(handle: usize, into: *mut u8) -> c_int {
-    answer(device(handle).map(|number| {
+    of_device("nvmlDeviceGetPciInfo_v3", handle, |number| {
         let address = pci_address(number);
         // SAFETY: the program passes a structure of 68 bytes: a short address, domain, bus, device, two numbers, and the address.
         unsafe {
@@ -340,5 +514,6 @@ unsafe extern "C" fn nvmlDeviceGetPciInfo_v3(handle: usize, into: *mut u8) -> c_
             into.add(20).cast::<u32>().write_unaligned(pci_bus(number));
             ptr::copy_nonoverlapping(address.as_ptr(), into.add(36), address.len());
         }
-    }))
+        Ok(())
+    })
 }

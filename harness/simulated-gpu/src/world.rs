@@ -3,22 +3,28 @@
 //! It is made at the first call from the environment. Everything but kernel launches goes through one lock, which is free again in a forked child.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::env;
-use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
-use harness_allocator::units::Bytes;
+use harness_allocator::units::{Bytes, Nanos};
 
+use crate::calls::Calls;
 use crate::clock::Streams;
 use crate::code::Code;
+use crate::execution::Execution;
 use crate::host::HostMemory;
 use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
 use crate::values::Contents;
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
 use harness_gpu_settings::counters::Counters;
+use harness_gpu_settings::driver::Kernels;
 use harness_gpu_settings::gpus::Gpu;
-use harness_gpu_settings::settings::{FaultyCall, RUN, SETTINGS, Settings};
+use harness_gpu_settings::settings::{FaultyCall, LEFT, PROCESSES, RUN, SETTINGS, Settings};
 
 /// The simulated machine as this process sees it.
 pub(crate) struct Machine {
@@ -26,6 +32,15 @@ pub(crate) struct Machine {
     pub(crate) counters: &'static Counters,
     /// The real numbers of the devices that the process can see: `CUDA_VISIBLE_DEVICES`.
     pub(crate) visible: Vec<u32>,
+    pub(crate) calls: Calls,
+    /// Whether `cuInit` was called.
+    pub(crate) initialised: AtomicBool,
+    /// The file for what is left in contexts.
+    pub(crate) left: Option<PathBuf>,
+    /// The folder with files of other programs on the devices.
+    processes: Option<PathBuf>,
+    /// When the machine was made.
+    began: Instant,
     state: Mutex<State>,
 }
 
@@ -33,6 +48,8 @@ pub(crate) struct Machine {
 pub(crate) struct State {
     /// By the index that the process sees.
     pub(crate) devices: Vec<DeviceMemory>,
+    /// What the devices do, likewise; none where kernels are skipped.
+    pub(crate) executions: Vec<Execution>,
     pub(crate) streams: Streams,
     pub(crate) host: HostMemory,
     pub(crate) attempts: Attempts,
@@ -56,7 +73,7 @@ pub(crate) const fn is_device_memory(address: u64) -> bool {
 
 impl Machine {
     fn of_environment() -> Self {
-        let settings = match env::var(SETTINGS).map(|text| text.parse()) {
+        let settings: Settings = match env::var(SETTINGS).map(|text| text.parse()) {
             Err(_) => Settings::new(Gpu::named("h100-80").unwrap_or(&harness_gpu_settings::gpus::GPUS[0]), Bytes::gib(80)),
             Ok(Ok(settings)) => settings,
             Ok(Err(error)) => {
@@ -66,8 +83,10 @@ impl Machine {
         };
         let visible = visible(settings.devices, env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
         let folder = env::var_os(RUN).map(PathBuf::from);
+        let done = if settings.kernels == Kernels::Done { visible.len() } else { 0 };
         let state = State {
             devices: (0..visible.len()).map(|index| DeviceMemory::new(index, &settings)).collect(),
+            executions: (0..done).map(|index| Execution::new(index, &settings)).collect(),
             streams: Streams::new(visible.len()),
             host: HostMemory::default(),
             attempts: Attempts::of_this_process(folder.as_deref()),
@@ -75,7 +94,43 @@ impl Machine {
         };
         unlock_in_forked_children();
         let counters = Counters::of_this_process(folder.as_deref(), u32::try_from(visible.len()).unwrap_or(0), settings.memory);
-        Self { settings, counters, visible, state: Mutex::new(state) }
+        Self {
+            counters,
+            visible,
+            calls: Calls::new(&settings, folder.as_deref()),
+            initialised: AtomicBool::new(false),
+            left: folder.as_ref().map(|folder| folder.join(LEFT)),
+            processes: folder.filter(|_| settings.processes).map(|folder| folder.join(PROCESSES)),
+            began: Instant::now(),
+            settings,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Whether kernels are really done.
+    pub(crate) fn does_kernels(&self) -> bool {
+        self.settings.kernels == Kernels::Done
+    }
+
+    /// Time of the host since the machine was made.
+    pub(crate) fn host_time(&self) -> Nanos {
+        Nanos(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Other programs that still run, by their numbers, with what they hold of each device.
+    pub(crate) fn processes(&self) -> BTreeMap<u32, Bytes> {
+        let files = self.processes.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+        let held = files.filter_map(|file| {
+            let number = file.file_name().to_str()?.parse().ok()?;
+            let held = fs::read_to_string(file.path()).ok()?.trim().parse().ok()?;
+            Path::new("/proc").join(file.file_name()).exists().then_some((number, Bytes(held)))
+        });
+        held.collect()
+    }
+
+    /// What others hold of each device.
+    pub(crate) fn others(&self) -> Bytes {
+        self.settings.others + self.processes().into_values().sum()
     }
 
     /// The state, for this thread alone.
@@ -136,14 +191,24 @@ fn visible(devices: u32, variable: Option<&str>) -> Vec<u32> {
 
 thread_local! {
     /// The device that the thread has chosen.
-    static CURRENT: Cell<usize> = const { Cell::new(0) };
+    static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
     /// The lock, held by the thread that forks.
     static HELD: RefCell<Option<MutexGuard<'static, State>>> = const { RefCell::new(None) };
 }
 
-/// The device that the calling thread has chosen, which may be none on a machine without devices.
+/// The device that the calling thread has chosen, at first the first one. On a machine without devices there is none with that index.
 pub(crate) fn current_device() -> usize {
+    CURRENT.get().unwrap_or(0)
+}
+
+/// The device that the calling thread has chosen, if it has.
+pub(crate) fn chosen_device() -> Option<usize> {
     CURRENT.get()
+}
+
+/// The calling thread has chosen no device any more.
+pub(crate) fn choose_no_device() {
+    CURRENT.set(None);
 }
 
 /// Chooses a device for the calling thread.
@@ -151,7 +216,7 @@ pub(crate) fn set_current_device(index: usize) -> Result<(), Code> {
     if index >= machine().visible.len() {
         return Err(Code::InvalidDevice);
     }
-    CURRENT.set(index);
+    CURRENT.set(Some(index));
     Ok(())
 }
 

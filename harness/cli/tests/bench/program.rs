@@ -5,9 +5,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use driver_double::{Config, Staging};
 use harness_allocator::device::Clock;
+use harness_allocator::units::Bytes;
 use harness_bench::record::{BenchRun, Outcome, Quantity, Shard, Stopped};
+use harness_gpu_settings::settings::Settings;
+use harness_staging::{Staging, strict};
 
 use crate::world::{SMALL, World};
 
@@ -86,7 +88,7 @@ fn an_entry_that_got_worse_ends_with_exit_code_1_and_is_told_to_continuous_integ
 
 #[test]
 fn what_is_asked_for_wrongly_is_answered_with_what_there_is() {
-    if driver_double::hides_a_driver() {
+    if harness_staging::hides_a_driver() {
         return eprintln!("skipped: the driver of this machine can be hidden, but not taken away");
     }
     let world = World::without_gpu().with("scenarios/bench/small.yaml", SMALL).with("other/small.yaml", SMALL).with("none/x.txt", "");
@@ -160,7 +162,7 @@ fn an_interrupted_run_saves_nothing() {
 #[test]
 fn the_context_of_a_start_is_without_what_others_hold_and_skipped_where_nobody_tells() {
     let text = "about: x\nneeds: { memory: 64MiB }\narms: [caching]\nrounds: { least: 1, most: 1 }\ntime: [start_up]\n";
-    let context = |config: Config| {
+    let context = |config: Settings| {
         let world = World { staging: Staging::new(&config).unwrap(), ..World::without_gpu() }.with("start.yaml", text);
         let ran = world.bench(&["start.yaml", "--device", "cuda:0", "--report", "run"]);
         assert_eq!(ran.code, Some(0), "{}", ran.told());
@@ -170,13 +172,13 @@ fn the_context_of_a_start_is_without_what_others_hold_and_skipped_where_nobody_t
         assert_eq!(others, ["start_up", "start_up: opening the device"]);
         entries.into_iter().find(|entry| entry.group == "start_up: context overhead").expect("it has an entry").outcome
     };
-    let Outcome::Measured(alone) = context(Config { others: 64 << 20, ..Config::default() }) else { panic!("NVML tells it") };
+    let Outcome::Measured(alone) = context(Settings { others: Bytes::mib(64), ..strict() }) else { panic!("NVML tells it") };
     assert_eq!(alone.rounds, [Some(300 << 20)]);
-    let Outcome::Skipped { reason } = context(Config { nvml: false, ..Config::default() }) else { panic!("nobody tells it") };
+    let Outcome::Skipped { reason } = context(Settings { nvml: false, ..strict() }) else { panic!("nobody tells it") };
     assert!(reason.starts_with("memory of this process's context alone: libnvidia-ml.so.1 is there but cannot be loaded: "), "{reason}");
 }
 
-/// Over the CUDA device's own code, on the double: its times say nothing of any GPU, but what timing adds to them is the harness's own.
+/// Over the CUDA device's own code, on the simulated GPU: its times say nothing of any other, but what timing adds to them is the harness's own.
 #[test]
 fn on_a_cuda_device_host_calls_are_measured_and_timing_adds_next_to_nothing() {
     let text = "about: Measured.
@@ -191,9 +193,8 @@ time:
   - trace: { file: trace.txt }
 ";
     let trace: String = (0..200).map(|id| format!("a {id} 4096 0\nf {id}\n")).collect();
-    let world = World { staging: Staging::new(&Config::default()).unwrap(), ..World::without_gpu() }
-        .with("cuda.yaml", text)
-        .with("trace.txt", &trace);
+    let world =
+        World { staging: Staging::new(&strict()).unwrap(), ..World::without_gpu() }.with("cuda.yaml", text).with("trace.txt", &trace);
     let ran = world.bench(&["cuda.yaml", "--device", "cuda:0", "--budget", "3s", "--report", "run"]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());
     let run = world.run("run");
@@ -205,7 +206,7 @@ time:
     for entry in suite.entries.iter().filter(|entry| entry.quantity == Quantity::HostTime) {
         let Outcome::Measured(measured) = &entry.outcome else { panic!("{}, {}: {:?}", entry.case(), entry.arm, entry.outcome) };
         let region = measured.summary.median * measured.batch;
-        // What stands alone is a call to the driver, which takes a real one far longer than the double.
+        // What stands alone is a call to the driver, which takes a real one far longer than the simulated one.
         let alone = measured.batch == 1;
         assert!(alone || suite.overhead_ps * 50 < region, "{}, {}: {} ps beside {region} ps", entry.case(), entry.arm, suite.overhead_ps);
     }

@@ -5,7 +5,6 @@ use std::hint::black_box;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use driver_double::Config;
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, AllocatorSpec, MemoryFraction, Request};
 use harness_allocator::device::sim::{CostModel, Figure, SimConfig, SimDevice};
 use harness_allocator::device::{Clock, Device, DeviceError, DevicePtr, StreamId};
@@ -16,6 +15,8 @@ use harness_bench::execute::{Terms, cases_of};
 use harness_bench::machine::machine;
 use harness_bench::record::{BenchRun, Outcome, Quantity, Shard, Stopped, SuiteRecord, Verdict};
 use harness_bench::suite::Suite;
+use harness_gpu_settings::settings::Settings;
+use harness_staging::strict;
 
 use crate::provider::{TestProvider, catalogue, measured, medians, suite, terms, within};
 use crate::world::World;
@@ -337,7 +338,7 @@ fn a_scenario_that_fails_is_a_failure_with_the_command_that_shows_it() {
 fn an_arm_that_the_driver_cannot_do_is_skipped_in_traces_too() {
     let suite = "about: x\nneeds: { memory: 64MiB }\narms: [caching, expandable, async_pool]\nrounds: { least: 2, most: 2 }\n\
                  time:\n  - trace: { file: trace.txt }\n";
-    let config = Config { capacity: Bytes::gib(1).0, mapping: false, pools: false, ..Config::default() };
+    let config = Settings { memory: Bytes::gib(1), mapping: false, pools: false, ..strict() };
     let world = World::with_driver(&config).with("suite.yaml", suite).with("trace.txt", "a 0 2097152 0\nf 0\n");
     let ran = world.bench(&["suite.yaml", "--device", "cuda:0", "--report", "run"]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());

@@ -6,9 +6,10 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use driver_double::{Config, Staging};
 use harness_allocator::units::Bytes;
 use harness_bench::record::BenchRun;
+use harness_gpu_settings::settings::Settings;
+use harness_staging::{Staging, strict};
 use tempfile::TempDir;
 
 /// A folder to work in, and a machine.
@@ -44,11 +45,11 @@ impl World {
 
     /// With a GPU of this much memory.
     pub(crate) fn with_gpu(memory: Bytes) -> Self {
-        Self::with_driver(&Config { capacity: memory.0, ..Config::default() })
+        Self::with_driver(&Settings { memory, ..strict() })
     }
 
     /// With a GPU that this describes.
-    pub(crate) fn with_driver(config: &Config) -> Self {
+    pub(crate) fn with_driver(config: &Settings) -> Self {
         Self { staging: Staging::new(config).unwrap(), ..Self::without_gpu() }
     }
 

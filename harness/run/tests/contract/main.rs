@@ -16,7 +16,6 @@ mod pooled;
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use driver_double::{Config, Staging};
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{AddressOrder, SimConfig, SimDevice};
 use harness_allocator::device::{Clock, DeviceError, TestDevice};
@@ -24,6 +23,8 @@ use harness_allocator::units::Bytes;
 use harness_cuda::CudaDevice;
 use harness_cuda::machine::{self};
 use harness_devices::DeviceChoice;
+use harness_gpu_settings::settings::Settings;
+use harness_staging::{Staging, strict};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Set for a child process: `row::case`.
@@ -67,10 +68,10 @@ enum Process {
 enum Machine {
     /// What there is.
     Real,
-    /// The driver double as its driver, with one device that has [`MEMORY`] to allocate.
-    Double,
+    /// The simulated GPU as its driver, with one device that has [`MEMORY`] to allocate.
+    Simulated,
     /// The same with more memory than is allocated.
-    RoomyDouble,
+    RoomySimulated,
 }
 
 /// All bodies of all contracts.
@@ -86,8 +87,13 @@ fn rows() -> Vec<Row> {
         Row { name: "simulated_reusing_addresses", make: simulated_reusing_addresses, process: Process::Here, unavailable: None },
         // What a child process adds is tested on a device that is always there.
         Row { name: "simulated_in_a_child", make: simulated, process: Process::Child(Machine::Real), unavailable: None },
-        Row { name: "cuda_on_the_double", make: cuda, process: Process::Child(Machine::Double), unavailable: None },
-        Row { name: "cuda_on_the_double_limited", make: cuda_limited, process: Process::Child(Machine::RoomyDouble), unavailable: None },
+        Row { name: "cuda_on_the_simulated_gpu", make: cuda, process: Process::Child(Machine::Simulated), unavailable: None },
+        Row {
+            name: "cuda_on_the_simulated_gpu_limited",
+            make: cuda_limited,
+            process: Process::Child(Machine::RoomySimulated),
+            unavailable: None,
+        },
         Row { name: "cuda_limited", make: cuda_limited, process: Process::Child(Machine::Real), unavailable: no_cuda_device() },
     ]
 }
@@ -159,7 +165,7 @@ fn run(row: &Row, case: &Case) -> Result<(), Failed> {
 
 /// Whether a device is made for these tests, and so has everything that a device can have. A real one may lack what virtual GPUs lack.
 pub(crate) fn is_made_for_tests(device: &dyn TestDevice) -> bool {
-    device.info().clock == Clock::Simulated || device.info().name == "Driver double"
+    device.info().clock == Clock::Simulated || device.info().name == "Simulated GPU"
 }
 
 fn run_in_child(wanted: &str, machine: Machine) -> Result<(), Failed> {
@@ -169,11 +175,11 @@ fn run_in_child(wanted: &str, machine: Machine) -> Result<(), Failed> {
     // Lives until the child has ended: the libraries are in its folder.
     let staging = match machine {
         Machine::Real => None,
-        Machine::Double => {
-            let config = Config::default();
-            Some(Staging::new(&Config { capacity: MEMORY.0 + config.overhead, ..config })?)
+        Machine::Simulated => {
+            let config = strict();
+            Some(Staging::new(&Settings { memory: MEMORY + config.context_overhead, ..config })?)
         }
-        Machine::RoomyDouble => Some(Staging::new(&Config::default())?),
+        Machine::RoomySimulated => Some(Staging::new(&strict())?),
     };
     if let Some(staging) = &staging {
         staging.apply(&mut command);

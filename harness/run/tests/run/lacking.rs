@@ -1,18 +1,19 @@
 //! GPUs that lack what an allocator needs: those arms are skipped, with the reason, and the others run.
 //!
-//! The driver double is loaded once for good in a process, so each GPU is opened in a child: this program again.
+//! The simulated GPU is loaded once for good in a process, so each GPU is opened in a child: this program again.
 
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use driver_double::{Config, Staging};
 use harness_cuda::machine;
 use harness_devices::{DeviceChoice, DeviceSource};
+use harness_gpu_settings::settings::Settings;
 use harness_record::{Event, RunRecord, Verdict};
 use harness_run::control::Control;
 use harness_run::session::{Plan, Selection};
 use harness_scenario::Scenario;
+use harness_staging::{Staging, strict};
 
 /// Set for a child: it prints the verdict of each arm.
 const CHILD: &str = "HARNESS_LACKING_CHILD";
@@ -20,7 +21,7 @@ const CHILD: &str = "HARNESS_LACKING_CHILD";
 const TEXT: &str = "about: A test.\nneeds: { memory: 64MiB }\nallocators: [caching, expandable, async_pool]\nsteps:\n  - alloc: { buffer: a, size: 30MiB }\n  - fill: { buffer: a }\n";
 
 /// The verdicts on a GPU like this, by arm.
-fn verdicts(config: &Config) -> String {
+fn verdicts(config: &Settings) -> String {
     let staging = Staging::new(config).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "--nocapture", "lacking::child"]).env(CHILD, "1");
@@ -60,20 +61,20 @@ fn child() {
 
 #[test]
 fn a_gpu_that_has_everything_runs_every_arm() {
-    assert_eq!(verdicts(&Config::default()), "caching: passed\nexpandable: passed\nasync_pool: passed\n");
+    assert_eq!(verdicts(&strict()), "caching: passed\nexpandable: passed\nasync_pool: passed\n");
 }
 
 #[test]
 fn arms_that_need_memory_mapping_are_skipped_without_it() {
     let expandable =
         "expandable segments: this device cannot map memory to reserved addresses; use the allocator without expandable_segments";
-    let config = Config { mapping: false, ..Config::default() };
+    let config = Settings { mapping: false, ..strict() };
     assert_eq!(verdicts(&config), format!("caching: passed\nexpandable: skipped: {expandable}\nasync_pool: passed\n"));
 }
 
 #[test]
 fn arms_that_need_pools_of_the_driver_are_skipped_without_them() {
     let async_pool = "the allocator `async_pool`: this device has no stream-ordered memory pools; choose another allocator";
-    let config = Config { pools: false, ..Config::default() };
+    let config = Settings { pools: false, ..strict() };
     assert_eq!(verdicts(&config), format!("caching: passed\nexpandable: passed\nasync_pool: skipped: {async_pool}\n"));
 }

@@ -6,15 +6,13 @@ use std::{ptr, slice};
 use harness_allocator::units::Bytes;
 
 use crate::code::{Code, remember};
-use crate::memory::device_of;
+use crate::memory::{DeviceMemory, device_of};
 use crate::world::{Machine, State, current_device, is_device_memory, machine};
 use harness_gpu_settings::counters::Figure;
 use harness_gpu_settings::settings::{Cuda, FaultyCall, Values};
 
 /// Allocates on the current device.
-pub(crate) fn allocate(call: FaultyCall, size: Bytes) -> Result<u64, Code> {
-    let machine = machine();
-    let state = &mut *machine.state();
+pub(crate) fn allocate(machine: &Machine, state: &mut State, call: FaultyCall, size: Bytes) -> Result<u64, Code> {
     let index = current_device();
     if index >= state.devices.len() {
         return Err(Code::NoDevice);
@@ -31,11 +29,16 @@ pub(crate) fn free(start: u64) -> Result<(), Code> {
     let state = &mut *machine.state();
     let memory = state.device_at(start)?;
     let size = memory.free(start)?;
+    count_free(machine, memory);
+    state.contents.forget(start, size.0);
+    Ok(())
+}
+
+/// Counts that an allocation was given back.
+pub(crate) fn count_free(machine: &Machine, memory: &mut DeviceMemory) {
     let (index, used) = (memory.index(), memory.used());
     machine.counters.add(index, Figure::Frees);
     machine.counters.set_used(index, used);
-    state.contents.forget(start, size.0);
-    Ok(())
 }
 
 /// Writes an address, or null where there is none.
@@ -50,7 +53,8 @@ pub(crate) unsafe fn write_address(into: *mut usize, address: Result<u64, Code>)
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMalloc(address: *mut usize, size: usize) -> c_int {
-    let allocated = if size == 0 { Ok(0) } else { allocate(FaultyCall::Malloc, Bytes(size as u64)) };
+    let machine = machine();
+    let allocated = if size == 0 { Ok(0) } else { allocate(machine, &mut machine.state(), FaultyCall::Malloc, Bytes(size as u64)) };
     // SAFETY: the program passes a pointer to a pointer.
     remember(unsafe { write_address(address, allocated) })
 }
@@ -180,7 +184,7 @@ unsafe fn queue_copy(to: usize, from: usize, size: usize) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMemcpyAsync(to: usize, from: usize, size: usize, _: c_int, _: usize) -> c_int {
+pub(crate) unsafe extern "C" fn cudaMemcpyAsync(to: usize, from: usize, size: usize, _: c_int, _: usize) -> c_int {
     // SAFETY: the program says that so many bytes can be copied.
     unsafe { queue_copy(to, from, size) }
 }
@@ -236,7 +240,7 @@ unsafe extern "C" fn cudaMemcpy2D(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMemsetAsync(to: usize, value: c_int, size: usize, _: usize) -> c_int {
+pub(crate) unsafe extern "C" fn cudaMemsetAsync(to: usize, value: c_int, size: usize, _: usize) -> c_int {
     let machine = machine();
     machine.tick();
     if is_device_memory(to as u64) {

@@ -3,10 +3,10 @@
 mod device;
 mod graphs;
 mod launch;
-mod memory;
-mod pools;
-mod streams;
+pub(crate) mod memory;
+pub(crate) mod pools;
+pub(crate) mod streams;
 
 pub(crate) use device::device;
 pub(crate) use launch::active_blocks;
-pub(crate) use memory::{allocate, copy_on_device, free, write_address};
+pub(crate) use memory::{allocate, copy_on_device, count_free, free, write_address};

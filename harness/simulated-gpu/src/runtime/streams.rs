@@ -22,7 +22,7 @@ unsafe extern "C" fn cudaStreamCreateWithPriority(stream: *mut usize, flags: c_u
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaStreamCreateWithFlags(stream: *mut usize, flags: c_uint) -> c_int {
+pub(crate) unsafe extern "C" fn cudaStreamCreateWithFlags(stream: *mut usize, flags: c_uint) -> c_int {
     // SAFETY: as for the other function.
     unsafe { cudaStreamCreateWithPriority(stream, flags, 0) }
 }
@@ -34,7 +34,7 @@ unsafe extern "C" fn cudaStreamCreate(stream: *mut usize) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaStreamDestroy(stream: usize) -> c_int {
+pub(crate) extern "C" fn cudaStreamDestroy(stream: usize) -> c_int {
     with(|_, state| state.streams.destroy(stream))
 }
 
@@ -55,12 +55,12 @@ fn not_ready(machine: &Machine, state: &mut State) -> Code {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaStreamSynchronize(stream: usize) -> c_int {
+pub(crate) extern "C" fn cudaStreamSynchronize(stream: usize) -> c_int {
     with(|machine, state| state.streams.wait_for(stream, current_device(), machine.now()))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaDeviceSynchronize() -> c_int {
+pub(crate) extern "C" fn cudaDeviceSynchronize() -> c_int {
     with(|machine, state| {
         state.streams.wait_for_device(current_device(), machine.now());
         Ok(())
@@ -69,7 +69,7 @@ extern "C" fn cudaDeviceSynchronize() -> c_int {
 
 /// Work takes no time, so that waits between streams change nothing.
 #[unsafe(no_mangle)]
-extern "C" fn cudaStreamWaitEvent(_: usize, _: usize, _: c_uint) -> c_int {
+pub(crate) extern "C" fn cudaStreamWaitEvent(_: usize, _: usize, _: c_uint) -> c_int {
     0
 }
 
@@ -92,7 +92,7 @@ unsafe extern "C" fn cudaStreamGetFlags(stream: usize, flags: *mut c_uint) -> c_
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaEventCreateWithFlags(event: *mut usize, _: c_uint) -> c_int {
+pub(crate) unsafe extern "C" fn cudaEventCreateWithFlags(event: *mut usize, _: c_uint) -> c_int {
     with(|_, state| {
         // SAFETY: the program passes a pointer to a handle.
         unsafe { *event = state.streams.create_event() };
@@ -107,7 +107,7 @@ unsafe extern "C" fn cudaEventCreate(event: *mut usize) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaEventRecord(event: usize, stream: usize) -> c_int {
+pub(crate) extern "C" fn cudaEventRecord(event: usize, stream: usize) -> c_int {
     with(|machine, state| state.streams.record(event, stream, current_device(), machine.tick()))
 }
 
@@ -117,7 +117,7 @@ extern "C" fn cudaEventRecordWithFlags(event: usize, stream: usize, _: c_uint) -
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaEventQuery(event: usize) -> c_int {
+pub(crate) extern "C" fn cudaEventQuery(event: usize) -> c_int {
     with(|machine, state| {
         let answer = state.streams.query(event, machine.settings.events, machine.now());
         answer.map_err(|code| if code == Code::NotReady { not_ready(machine, state) } else { code })
@@ -125,18 +125,18 @@ extern "C" fn cudaEventQuery(event: usize) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaEventSynchronize(event: usize) -> c_int {
+pub(crate) extern "C" fn cudaEventSynchronize(event: usize) -> c_int {
     with(|_, state| state.streams.wait_for_event(event))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaEventDestroy(event: usize) -> c_int {
+pub(crate) extern "C" fn cudaEventDestroy(event: usize) -> c_int {
     with(|_, state| state.streams.destroy_event(event))
 }
 
 /// A made-up time: a thousandth of a millisecond for each piece of work between the two, and never zero, by which programs divide.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaEventElapsedTime(milliseconds: *mut c_float, start: usize, end: usize) -> c_int {
+pub(crate) unsafe extern "C" fn cudaEventElapsedTime(milliseconds: *mut c_float, start: usize, end: usize) -> c_int {
     with(|_, state| {
         let (Some(start), Some(end)) = (state.streams.recorded_at(start)?, state.streams.recorded_at(end)?) else {
             return Err(Code::InvalidHandle);

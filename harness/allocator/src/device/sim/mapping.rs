@@ -129,15 +129,24 @@ impl SimDevice {
     /// # Errors
     /// As [`MappedDevice::unmap`].
     pub fn unmap_pages(&mut self, range: MemoryRange) -> Result<Vec<Bytes>, DeviceError> {
-        let pages = self.mapping.table.whole_pages(range).ok_or(DeviceError::InvalidFree { ptr: range.start, place: self.place })?;
-        if let Some(Conflict { range, first: access }) = self.races.unseen_by_host(range) {
+        let mapped = self.mapping.table.whole_pages(range).is_some();
+        if let Some(Conflict { range, first: access }) = self.races.unseen_by_host(range).filter(|_| mapped) {
             return Err(DeviceError::InUse { range, access, place: self.place });
         }
+        self.unmap_pages_in_use(range)
+    }
+
+    /// The same without asking whether work on the range is done, as a driver does: that work meets no memory then.
+    ///
+    /// # Errors
+    /// [`DeviceError::InvalidFree`] for a range that is not mapped by whole pages.
+    pub fn unmap_pages_in_use(&mut self, range: MemoryRange) -> Result<Vec<Bytes>, DeviceError> {
+        let pages = self.mapping.table.whole_pages(range).ok_or(DeviceError::InvalidFree { ptr: range.start, place: self.place })?;
         for (start, ..) in &pages {
             self.mapping.table.unmap(*start);
         }
         self.contents.forget(range);
-        // All work on it is behind the host, and so in front of whatever is submitted from now on: no race is lost.
+        // All work on it is behind the host, or meets no memory, and so in front of whatever is submitted from now on: no race is lost.
         self.races.forget(range);
         self.spend(Nanos(self.config.cost.unmap_page.value.0.saturating_mul(pages.len() as u64)));
         Ok(pages.into_iter().map(|(_, size, _)| size).collect())

@@ -9,6 +9,7 @@
 mod addresses;
 mod contents;
 mod cost;
+mod driver;
 mod mapping;
 mod pieces;
 mod placement;
@@ -22,6 +23,7 @@ use std::collections::BTreeMap;
 
 pub use addresses::AddressOrder;
 pub use cost::{CostModel, Figure};
+pub use driver::EventTime;
 
 use self::addresses::{ALLOCATIONS, Addresses};
 use self::contents::Contents;
@@ -286,8 +288,7 @@ impl SimDevice {
 
     /// The host waits for all work of all streams.
     fn wait_for_all(&mut self) {
-        let last = self.streams.values().map(|stream| stream.ready).max();
-        self.wait_until(last.unwrap_or(Nanos::ZERO).max(self.released_ready));
+        self.wait_until(self.all_done_at());
         self.races.host_joins_all();
     }
 

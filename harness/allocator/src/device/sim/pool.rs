@@ -119,6 +119,15 @@ impl Pool {
 }
 
 impl SimDevice {
+    /// Changes what a pool may hold on to.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`].
+    pub fn set_release_threshold(&mut self, pool: PoolId, threshold: Bytes) -> Result<(), DeviceError> {
+        self.pools.get(pool)?.threshold = threshold;
+        Ok(())
+    }
+
     /// The pools give back what is over their thresholds, as the host has waited for work.
     pub(super) fn pools_release(&mut self) {
         let over: Vec<_> = self.pools.pools.iter().filter(|(_, pool)| pool.memory.reserved > pool.threshold).map(|(&n, _)| n).collect();

@@ -1,13 +1,12 @@
-//! The CUDA device's own code, run against the driver double: a driver and an NVML on host memory, each test in a child process of its own.
+//! The CUDA device's own code, run against the simulated GPU, each test in a child process of its own.
 //!
 //! What holds here holds of the code between the [`Device`] trait and the driver's functions; what the driver itself does, only a GPU tells.
-//! Times in here are the double's and say nothing of any GPU.
+//! Times in here are the simulated GPU's and say nothing of any other.
 
 use std::env;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use driver_double::{Config, Staging, WrongWrite};
 use harness_allocator::allocator::{Allocator, AllocatorKind, Request};
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::{
@@ -22,36 +21,37 @@ use harness_cuda::machine::{self};
 use harness_cuda::nvml::Reading;
 use harness_devices::DeviceSource;
 use harness_devices::{DeviceChoice, Resolved};
+use harness_gpu_settings::driver::WrongWrite;
+use harness_gpu_settings::settings::Settings;
+use harness_staging::{NOTHING_LEFT, Staging, strict};
 
 /// Says to a child which test it is.
-const CHILD: &str = "DOUBLE_TEST_CHILD";
+const CHILD: &str = "CUDA_DEVICE_TEST_CHILD";
 /// An argument of the test for its child.
-const ARGUMENT: &str = "DOUBLE_TEST_ARGUMENT";
-/// How the double's line ends for a context that was left empty.
-const NOTHING_LEFT: &str = "left: 0 allocations, 0 reservations, 0 pages, 0 pools, 0 streams, 0 events, 0 modules, 0 pieces of work";
+const ARGUMENT: &str = "CUDA_DEVICE_TEST_ARGUMENT";
 
 const TAG: Tag = Tag(0x0123_4567_89ab_cdef);
 const OTHER: Tag = Tag(0xfedc_ba98_7654_3210);
 
 /// Declares a test whose body runs in a child process that sees a machine as configured. Whatever it opens must be given back wholly.
-macro_rules! on_the_double {
+macro_rules! on_the_simulated_gpu {
     ($(fn $name:ident($config:expr) $body:block)*) => {$(
         #[test]
         fn $name() {
             if is_child(stringify!($name)) {
                 return $body;
             }
-            let staging = Staging::new(&$config).expect("the double is staged");
+            let staging = Staging::new(&$config).expect("the GPU is staged");
             run_child(stringify!($name), &staging, "");
             assert_nothing_left(&staging);
         }
     )*};
 }
 
-/// The double reports each context that was given back, if any was opened: none may have held anything.
+/// Each context that was given back is told, if any was opened: none may have held anything.
 fn assert_nothing_left(staging: &Staging) {
-    let report = staging.report().unwrap_or_default();
-    let leftovers: Vec<_> = report.lines().filter(|line| !line.ends_with(NOTHING_LEFT)).collect();
+    let left = staging.left().unwrap_or_default();
+    let leftovers: Vec<_> = left.lines().filter(|line| !line.ends_with(NOTHING_LEFT)).collect();
     assert!(leftovers.is_empty(), "{leftovers:?}");
 }
 
@@ -70,7 +70,7 @@ fn run_child(test: &str, staging: &Staging, argument: &str) {
 }
 
 fn device() -> CudaDevice {
-    CudaDevice::open(0).expect("the double opens")
+    CudaDevice::open(0).expect("the GPU opens")
 }
 
 fn refused(opened: Result<CudaDevice, DeviceError>) -> DeviceError {
@@ -91,7 +91,7 @@ fn used_memory(device: &mut CudaDevice) -> Bytes {
 
 /// What was called so far.
 fn calls() -> Vec<String> {
-    driver_double::calls().expect("calls are listed")
+    harness_staging::calls().expect("calls are listed")
 }
 
 /// How often NVML was called so far.
@@ -100,12 +100,12 @@ fn nvml_calls() -> usize {
 }
 
 /// A machine whose NVML is older than the successors of deprecated functions.
-fn without_successors() -> Config {
+fn without_successors() -> Settings {
     let newer = ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetFieldValues"];
-    newer.into_iter().fold(Config::default(), |config, function| config.failing(function, 0, 13))
+    newer.into_iter().fold(strict(), |config, function| config.failing(function, 0, 13))
 }
 
-/// All that deprecated functions and their successors tell of the double.
+/// All that deprecated functions and their successors tell of the GPU.
 fn assert_told(reading: &Reading) {
     let throttled = reading.throttled.as_ref().map(|reasons| reasons.iter().map(|reason| reason.words).collect::<Vec<_>>());
     assert_eq!((reading.temperature, throttled), (Some(40), Some(vec!["power cap"])));
@@ -129,14 +129,14 @@ fn refused_mapping_is_undone(refused_call: &str, refused_code: u32) {
     device.unreserve(start).expect("nothing is mapped");
 }
 
-on_the_double! {
-    fn an_open_device_tells_what_it_is(Config { others: 64 << 20, ..Config::default() }) {
+on_the_simulated_gpu! {
+    fn an_open_device_tells_what_it_is(Settings { others: Bytes::mib(64), ..strict() }) {
         let mut device = device();
         let info = device.info().clone();
-        assert_eq!((info.name.as_str(), info.total, info.granularity), ("Driver double", Bytes::gib(2), Bytes::mib(2)));
+        assert_eq!((info.name.as_str(), info.total, info.granularity), ("Simulated GPU", Bytes::gib(2), Bytes::mib(2)));
         let facts = info.fingerprint;
-        assert_eq!((facts.driver.as_deref(), facts.cuda.as_deref()), (Some("0.0.double"), Some("12.8")));
-        assert_eq!((facts.mig, facts.ecc, facts.clocks_mhz), (Some(false), Some(true), Some((1000, 2000))));
+        assert_eq!((facts.driver.as_deref(), facts.cuda.as_deref()), (Some("simulated"), Some("12.9")));
+        assert_eq!((facts.mig, facts.ecc, facts.clocks_mhz), (Some(false), Some(true), Some((1980, 2619))));
         assert_eq!((facts.throttle_reasons, facts.other_processes), (vec!["power cap".to_owned()], Some(1)));
         assert_eq!(facts.uuid_hash.map(|hash| hash.len()), Some(16));
         assert_eq!(device.nvml_problem(), None);
@@ -148,7 +148,7 @@ on_the_double! {
     }
 
     fn where_nvml_keeps_no_account_of_processes_the_context_is_what_came_with_it(
-        Config { others: 64 << 20, ..Config::default() }.failing("nvmlDeviceGetComputeRunningProcesses_v3", 0, 3)
+        Settings { others: Bytes::mib(64), ..strict() }.failing("nvmlDeviceGetComputeRunningProcesses_v3", 0, 3)
     ) {
         let mut device = device();
         assert_eq!(device.memory().expect("memory is told").process, None);
@@ -156,11 +156,11 @@ on_the_double! {
     }
 
     fn in_a_container_pytorch_beside_us_is_neither_another_process_nor_in_our_context(
-        Config { container: true, others: 64 << 20, processes: true, ..Config::default() }
+        Settings { container: true, others: Bytes::mib(64), processes: true, ..strict() }
     ) {
         let folder = tempfile::tempdir().expect("a folder");
         let python = folder.path().join("python");
-        let script = "#!/bin/sh\necho 209715200 > \"$DOUBLE_PROCESSES/$$\"\necho '{\"version\": \"2.11.0\", \"note\": \"\"}'\nread q\n";
+        let script = "#!/bin/sh\necho 209715200 > \"$HARNESS_GPU_RUN/processes/$$\"\necho '{\"version\": \"2.11.0\", \"note\": \"\"}'\nread q\n";
         std::fs::write(&python, script).expect("it is written");
         std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).expect("it may be run");
         let opened = device();
@@ -178,24 +178,24 @@ on_the_double! {
         assert_eq!(used_memory(&mut opened), Bytes::mib(300 + 64), "they are gone");
     }
 
-    fn a_run_on_a_gpu_that_others_use_is_contended(Config { others: 64 << 20, ..Config::default() }) {
+    fn a_run_on_a_gpu_that_others_use_is_contended(Settings { others: Bytes::mib(64), ..strict() }) {
         let mut device = device();
         let machine = machine(&device, "rustc");
-        assert_eq!((machine.device.as_str(), machine.driver.as_deref(), machine.ecc), ("Driver double", Some("0.0.double"), Some(true)));
+        assert_eq!((machine.device.as_str(), machine.driver.as_deref(), machine.ecc), ("Simulated GPU", Some("simulated"), Some(true)));
         let mut monitor = Monitor::start(&mut device);
         drop(device);
         monitor.observe();
         let conditions = monitor.finish();
         assert_eq!(conditions.free_at_start, Some(Bytes::mib(2048 - 364)));
         let states: Vec<_> = conditions.gpu.iter().map(|state| (state.sm_mhz, state.memory_mhz, state.other_processes)).collect();
-        assert_eq!(states, [(Some(1000), Some(2000), Some(1)); 3], "before, between and after");
+        assert_eq!(states, [(Some(1980), Some(2619), Some(1)); 3], "before, between and after");
         let states: Vec<_> = conditions.gpu.iter().map(|state| (state.power_mw, state.temperature)).collect();
         assert_eq!(states, [(Some(250_000), Some(40)); 3]);
         let told = ["1 other process held memory of the GPU (other-process, 64 MiB)", "clocks were held down: power cap"];
         assert_eq!(conditions.contended[..2], told);
     }
 
-    fn in_a_container_this_process_is_not_taken_for_another_one(Config { container: true, ..Config::default() }) {
+    fn in_a_container_this_process_is_not_taken_for_another_one(Settings { container: true, ..strict() }) {
         let mut device = device();
         let memory = device.memory().expect("memory is told");
         assert_eq!(memory.process, Some(Bytes::mib(300)), "its context, by the number that came with it");
@@ -203,13 +203,13 @@ on_the_double! {
         assert_eq!(nvml.other_processes(), Ok(Vec::new()));
     }
 
-    fn a_monitor_without_nvml_still_watches_the_host(Config { nvml: false, ..Config::default() }) {
+    fn a_monitor_without_nvml_still_watches_the_host(Settings { nvml: false, ..strict() }) {
         let conditions = Monitor::start(&mut device()).finish();
         assert_eq!(conditions.gpu, []);
         assert!(conditions.contended.iter().all(|why| why.starts_with("the processor was busy")), "{:?}", conditions.contended);
     }
 
-    fn memory_is_charged_in_whole_granules_and_runs_out_with_exact_figures(Config::default()) {
+    fn memory_is_charged_in_whole_granules_and_runs_out_with_exact_figures(strict()) {
         let mut device = device();
         let room = Bytes::mib(2048 - 300);
         assert_eq!(free_memory(&mut device), room);
@@ -233,23 +233,23 @@ on_the_double! {
         assert_eq!((calls.malloc, calls.malloc_failures, calls.free), (4, 1, 3));
     }
 
-    fn sizes_beyond_any_machine_are_out_of_memory(Config::default()) {
+    fn sizes_beyond_any_machine_are_out_of_memory(strict()) {
         let mut device = device();
         for size in [Bytes::gib(1 << 20), Bytes(u64::MAX)] {
             assert!(device.malloc(size).expect_err("it does not fit").is_out_of_memory());
         }
     }
 
-    fn capacity_costs_the_host_nothing_until_it_is_touched(Config { capacity: 512 << 30, ..Config::default() }) {
+    fn capacity_costs_the_host_nothing_until_it_is_touched(Settings { memory: Bytes::gib(512), ..strict() }) {
         let mut device = device();
-        let ptr = device.malloc(Bytes::gib(500)).expect("it fits the double");
+        let ptr = device.malloc(Bytes::gib(500)).expect("it fits");
         let end = range(ptr, (500 << 30) - 4096, 4096);
         device.fill(StreamId::DEFAULT, end, TAG).expect("it is queued");
         device.verify(StreamId::DEFAULT, end, TAG).expect("it is intact");
         device.free(ptr).expect("it is live");
     }
 
-    fn nvml_moves_exactly_with_what_is_charged(Config::default()) {
+    fn nvml_moves_exactly_with_what_is_charged(strict()) {
         let mut device = device();
         let overhead = used_memory(&mut device);
         assert_eq!(overhead, Bytes::mib(300));
@@ -263,7 +263,7 @@ on_the_double! {
         assert_eq!(device.memory().expect("memory is told").context_overhead, overhead);
     }
 
-    fn no_answer_of_nvml_stands_in_the_time_of_a_refused_allocation(Config { list_calls: true, ..Config::default() }) {
+    fn no_answer_of_nvml_stands_in_the_time_of_a_refused_allocation(Settings { list_calls: true, ..strict() }) {
         let mut device = Limited::new(Box::new(device()), Bytes::gib(1)).expect("it has that much");
         assert!(nvml_calls() > 0, "opening and admitting ask NVML");
         for kind in AllocatorKind::ALL {
@@ -286,8 +286,8 @@ on_the_double! {
         assert_eq!(nvml_calls(), before);
     }
 
-    fn a_provider_asks_nvml_again_only_when_somebody_took_memory(Config { list_calls: true, processes: true, ..Config::default() }) {
-        let source = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false).expect("the double is there");
+    fn a_provider_asks_nvml_again_only_when_somebody_took_memory(Settings { list_calls: true, processes: true, ..strict() }) {
+        let source = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false).expect("the GPU is there");
         let mut provider = SharedDevice::new(source, Box::new(device()), None);
         let need = Bytes::gib(1);
         drop(provider.device(need, MemoryLimit::Enforced).expect("it is free"));
@@ -301,14 +301,14 @@ on_the_double! {
         drop(provider.device(need + Bytes::mib(2), MemoryLimit::Enforced).expect("it is free"));
         assert!(nvml_calls() > before, "more is wanted");
         // A program that always runs.
-        let file = std::path::Path::new(&env::var_os("DOUBLE_PROCESSES").expect("it is staged")).join("1");
+        let file = harness_staging::process_file(1).expect("it is staged");
         std::fs::write(&file, (1_u64 << 30).to_string()).expect("it is written");
         assert!(matches!(provider.device(need, MemoryLimit::Enforced).err(), Some(DeviceError::Unavailable { .. })));
         std::fs::remove_file(&file).expect("it is there");
         drop(provider.device(need, MemoryLimit::Enforced).expect("it is free again"));
     }
 
-    fn a_first_allocation_asks_nvml_nothing(Config { list_calls: true, ..Config::default() }) {
+    fn a_first_allocation_asks_nvml_nothing(Settings { list_calls: true, ..strict() }) {
         let mut device = device();
         let before = nvml_calls();
         for kind in AllocatorKind::ALL {
@@ -320,7 +320,7 @@ on_the_double! {
         assert_eq!((nvml_calls(), device.free_memory()), (before, Ok(Bytes::mib(2048 - 300))));
     }
 
-    fn the_third_allocation_fails_as_injected_and_the_fourth_succeeds(Config::default().failing("cuMemAlloc_v2", 3, 719)) {
+    fn the_third_allocation_fails_as_injected_and_the_fourth_succeeds(strict().failing("cuMemAlloc_v2", 3, 719)) {
         let mut device = device();
         device.malloc(Bytes::mib(2)).expect("the first");
         device.malloc(Bytes::mib(2)).expect("the second");
@@ -331,14 +331,14 @@ on_the_double! {
         assert_eq!((device.leaks().allocations, device.calls().malloc_failures), (3, 0), "only lack of memory is counted as such");
     }
 
-    fn a_code_that_nobody_knows_is_a_sentence(Config::default().failing("cuEventQuery", 1, 9999)) {
+    fn a_code_that_nobody_knows_is_a_sentence(strict().failing("cuEventQuery", 1, 9999)) {
         let mut device = device();
         let event = device.create_event().expect("an event");
         let sentence = device.event_done(event).expect_err("it is refused").to_string();
         assert!(sentence.starts_with("cuEventQuery failed: unknown driver code (9999). "), "{sentence}");
     }
 
-    fn a_free_that_the_driver_refuses_leaves_the_accounts_as_they_were(Config::default().failing("cuMemFree_v2", 1, 999)) {
+    fn a_free_that_the_driver_refuses_leaves_the_accounts_as_they_were(strict().failing("cuMemFree_v2", 1, 999)) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
         assert!(matches!(device.free(ptr), Err(DeviceError::Driver { call: "cuMemFree_v2", code: 999, .. })));
@@ -346,7 +346,7 @@ on_the_double! {
         device.free(ptr).expect("the second try is not refused");
     }
 
-    fn a_double_free_is_noticed_before_the_driver_is_asked(Config::default()) {
+    fn a_double_free_is_noticed_before_the_driver_is_asked(strict()) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
         device.set_place(Place(3));
@@ -358,7 +358,7 @@ on_the_double! {
         assert_eq!(device.free(DevicePtr::NULL), Err(DeviceError::InvalidFree { ptr: DevicePtr::NULL, place: Place(5) }));
     }
 
-    fn what_is_filled_is_verified_at_every_size_and_alignment(Config::default()) {
+    fn what_is_filled_is_verified_at_every_size_and_alignment(strict()) {
         let mut device = device();
         let stream = device.create_stream().expect("a stream");
         let ptr = device.malloc(Bytes::mib(8)).expect("it fits");
@@ -381,7 +381,7 @@ on_the_double! {
         device.destroy_stream(stream).expect("it is there");
     }
 
-    fn one_wrong_byte_anywhere_is_found_and_named(Config::default()) {
+    fn one_wrong_byte_anywhere_is_found_and_named(strict()) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
         let filled = range(ptr, 3, 1003);
@@ -397,7 +397,7 @@ on_the_double! {
         }
     }
 
-    fn a_fill_that_writes_wrongly_is_caught(Config { wrong_write: Some(WrongWrite { nth: 2, offset: 4096 }), ..Config::default() }) {
+    fn a_fill_that_writes_wrongly_is_caught(Settings { wrong_write: Some(WrongWrite { nth: 2, offset: 4096 }), ..strict() }) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
         let filled = range(ptr, 0, 1 << 20);
@@ -411,7 +411,7 @@ on_the_double! {
         assert_eq!(found, "its word holds 0x0123456789abcdee, and 1 of 1048576 bytes differ");
     }
 
-    fn memory_that_nobody_holds_is_refused_and_the_device_stays_usable(Config::default()) {
+    fn memory_that_nobody_holds_is_refused_and_the_device_stays_usable(strict()) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
         for bad in [range(ptr, 0, (2 << 20) + 1), range(ptr, 2 << 20, 8), range(DevicePtr(4096), 0, 8), range(ptr, 8, u64::MAX - ptr.0 - 8)] {
@@ -425,7 +425,7 @@ on_the_double! {
         device.synchronize().expect("the context is not broken");
     }
 
-    fn an_event_behind_a_busy_stream_is_done_only_afterwards(Config::default()) {
+    fn an_event_behind_a_busy_stream_is_done_only_afterwards(strict()) {
         let mut device = device();
         let (stream, idle) = (device.create_stream().expect("a stream"), device.create_stream().expect("a stream"));
         let (event, other) = (device.create_timed_event().expect("an event"), device.create_timed_event().expect("an event"));
@@ -444,7 +444,7 @@ on_the_double! {
         assert_eq!((calls.event_record, calls.event_query, calls.synchronize), (2, 4, 1));
     }
 
-    fn elapsed_is_the_time_that_the_stream_was_busy(Config::default()) {
+    fn elapsed_is_the_time_that_the_stream_was_busy(strict()) {
         let mut device = device();
         let stream = device.create_stream().expect("a stream");
         let [start, end, never] = [(); 3].map(|()| device.create_timed_event().expect("an event"));
@@ -460,7 +460,7 @@ on_the_double! {
         assert_eq!(device.elapsed(start, never), Err(DeviceError::NotReady(never.0)));
     }
 
-    fn a_stream_that_waits_for_an_event_reads_what_was_written_in_front_of_it(Config::default()) {
+    fn a_stream_that_waits_for_an_event_reads_what_was_written_in_front_of_it(strict()) {
         let mut device = device();
         let (writer, reader) = (device.create_stream().expect("a stream"), device.create_stream().expect("a stream"));
         let event = device.create_event().expect("an event");
@@ -471,13 +471,12 @@ on_the_double! {
         device.busy(writer, Nanos::millis(500)).expect("it is queued");
         device.fill(writer, whole, TAG).expect("it is queued");
         device.record_event(event, writer).expect("it is queued");
-        device.verify(reader, whole, OTHER).expect("nothing orders the reader behind the writer, who has not written yet");
         device.wait_event(reader, event).expect("it is queued");
         device.destroy_event(event).expect("the wait keeps its meaning");
         device.verify(reader, whole, TAG).expect("the reader waited");
     }
 
-    fn a_free_waits_for_work_in_flight(Config::default()) {
+    fn a_free_waits_for_work_in_flight(strict()) {
         let mut device = device();
         let stream = device.create_stream().expect("a stream");
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
@@ -489,7 +488,7 @@ on_the_double! {
         device.synchronize().expect("the fill met live memory");
     }
 
-    fn a_free_is_one_call_of_the_driver_and_nothing_is_waited_for_before(Config { list_calls: true, ..Config::default() }) {
+    fn a_free_is_one_call_of_the_driver_and_nothing_is_waited_for_before(Settings { list_calls: true, ..strict() }) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
         let before = calls().len();
@@ -497,7 +496,7 @@ on_the_double! {
         assert_eq!(calls()[before..], ["cuCtxSetCurrent", "cuMemFree_v2"]);
     }
 
-    fn an_event_of_an_allocator_keeps_no_time(Config::default()) {
+    fn an_event_of_an_allocator_keeps_no_time(strict()) {
         let mut device = device();
         let (plain, timed) = (device.create_event().expect("an event"), device.create_timed_event().expect("an event"));
         for event in [plain, timed] {
@@ -510,7 +509,7 @@ on_the_double! {
         assert_eq!(device.elapsed(timed, plain), Err(untimed));
     }
 
-    fn an_allocation_of_a_pool_asks_the_driver_for_no_more_attributes_than_it_needs(Config { list_calls: true, ..Config::default() }) {
+    fn an_allocation_of_a_pool_asks_the_driver_for_no_more_attributes_than_it_needs(Settings { list_calls: true, ..strict() }) {
         let attributes = || calls().iter().filter(|call| *call == "cuMemPoolGetAttribute").count();
         let asked = |device: &mut dyn TestDevice| {
             let mut allocator = AllocatorKind::AsyncPool.build();
@@ -528,28 +527,28 @@ on_the_double! {
         assert_eq!(asked(&mut limited), 4 * 10, "what is reserved: for the room, before, after, and by the allocator");
     }
 
-    fn verification_that_works_is_shown_to_work(Config::default()) {
+    fn verification_that_works_is_shown_to_work(strict()) {
         let mut device = device();
         let calls = device.calls();
         device.check_verification().expect("it works");
         assert_eq!((device.calls(), device.leaks()), (calls, Leaks::default()), "it leaves nothing, and no call is counted");
     }
 
-    fn a_verify_kernel_that_finds_nothing_is_found_out_before_a_run(Config { blind_verify: true, ..Config::default() }) {
+    fn a_verify_kernel_that_finds_nothing_is_found_out_before_a_run(Settings { blind_verify: true, ..strict() }) {
         let error = device().check_verification().expect_err("no wrong byte is found").to_string();
         assert!(error.starts_with("verification of GPU memory: a wrong byte at offset 0 of 4.00 KiB was not found"), "{error}");
-        let source = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false).expect("the double is there");
+        let source = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false).expect("the GPU is there");
         assert!(source.open().is_err(), "no run gets such a device");
     }
 
     fn a_fill_kernel_that_writes_wrongly_is_found_out_before_a_run(
-        Config { wrong_write: Some(WrongWrite { nth: 2, offset: 4000 }), ..Config::default() }
+        Settings { wrong_write: Some(WrongWrite { nth: 2, offset: 4000 }), ..strict() }
     ) {
         let error = device().check_verification().expect_err("a byte is wrong").to_string();
         assert!(error.starts_with("verification of GPU memory: a right range was refused ("), "{error}");
     }
 
-    fn successors_of_deprecated_functions_of_nvml_are_asked_first(Config { list_calls: true, ..Config::default() }) {
+    fn successors_of_deprecated_functions_of_nvml_are_asked_first(Settings { list_calls: true, ..strict() }) {
         let device = device();
         let reading = machine::nvml_of(device.info()).expect("there is NVML").reading();
         assert_told(&reading);
@@ -571,13 +570,13 @@ on_the_double! {
     }
 
     fn nothing_is_learnt_from_a_list_of_processes_that_nvml_refused(
-        Config { container: true, ..Config::default() }.failing("nvmlDeviceGetComputeRunningProcesses_v3", 2, 999)
+        Settings { container: true, ..strict() }.failing("nvmlDeviceGetComputeRunningProcesses_v3", 2, 999)
     ) {
         let mut device = device();
         assert_eq!(device.memory().expect("memory is told").process, None, "what was there before the context is not known");
     }
 
-    fn pressure_takes_what_is_asked_and_at_most_what_is_free(Config::default()) {
+    fn pressure_takes_what_is_asked_and_at_most_what_is_free(strict()) {
         let mut device = device();
         let room = free_memory(&mut device);
         for (asked, held) in [
@@ -602,7 +601,7 @@ on_the_double! {
         assert_eq!((calls.malloc, calls.free), (2, 0), "pressure is nobody's call");
     }
 
-    fn a_device_opened_again_starts_afresh(Config::default()) {
+    fn a_device_opened_again_starts_afresh(strict()) {
         for _ in 0..3 {
             let mut device = device();
             assert_eq!(used_memory(&mut device), Bytes::mib(300));
@@ -610,7 +609,7 @@ on_the_double! {
         }
     }
 
-    fn two_devices_are_used_side_by_side(Config { devices: 2, ..Config::default() }) {
+    fn two_devices_are_used_side_by_side(Settings { devices: 2, ..strict() }) {
         let (mut first, mut second) = (device(), CudaDevice::open(1).expect("there are two"));
         assert_ne!(first.info().fingerprint.uuid_hash, second.info().fingerprint.uuid_hash);
         let ptr = first.malloc(Bytes::mib(100)).expect("it fits");
@@ -623,7 +622,7 @@ on_the_double! {
         second.synchronize().expect("it is still open");
     }
 
-    fn a_device_works_from_any_thread(Config::default()) {
+    fn a_device_works_from_any_thread(strict()) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
         let worker = std::thread::spawn(move || {
@@ -635,7 +634,7 @@ on_the_double! {
         std::thread::spawn(move || drop(device)).join().expect("the thread ends well");
     }
 
-    fn handles_that_are_not_there_are_named(Config::default()) {
+    fn handles_that_are_not_there_are_named(strict()) {
         let mut device = device();
         let (stream, event) = (StreamId(7), EventId(9));
         let no_stream = DeviceError::UnknownHandle { kind: "stream", number: 7 };
@@ -654,7 +653,7 @@ on_the_double! {
         assert!(matches!(device.destroy_stream(StreamId::DEFAULT), Err(DeviceError::UnknownHandle { number: 0, .. })));
     }
 
-    fn stream_numbers_are_never_reused_and_event_numbers_are(Config::default()) {
+    fn stream_numbers_are_never_reused_and_event_numbers_are(strict()) {
         let mut device = device();
         let first = device.create_stream().expect("a stream");
         device.destroy_stream(first).expect("it is there");
@@ -668,21 +667,21 @@ on_the_double! {
         assert_eq!(device.elapsed(again, other), Err(DeviceError::NotReady(again.0)), "a reused number is a new event");
     }
 
-    fn a_device_without_virtual_memory_management_says_so(Config { mapping: false, ..Config::default() }) {
+    fn a_device_without_virtual_memory_management_says_so(Settings { mapping: false, ..strict() }) {
         let mut device = device();
         assert!(device.mapped().is_none());
         let ptr = device.malloc(Bytes::mib(2)).expect("the rest works");
         device.free(ptr).expect("it is live");
     }
 
-    fn a_device_without_pools_says_so(Config { pools: false, ..Config::default() }) {
+    fn a_device_without_pools_says_so(Settings { pools: false, ..strict() }) {
         let mut device = device();
         assert!(device.pooled().is_none());
         let refused = AllocatorKind::AsyncPool.build().allocate(&mut device, Request::new(Bytes(1))).expect_err("there is no pool");
         assert!(refused.to_string().starts_with("the allocator `async_pool`: this device has no stream-ordered memory pools"), "{refused}");
     }
 
-    fn a_pool_that_cannot_be_set_up_is_given_back(Config::default().failing("cuMemPoolSetAttribute", 2, 999)) {
+    fn a_pool_that_cannot_be_set_up_is_given_back(strict().failing("cuMemPoolSetAttribute", 2, 999)) {
         let mut device = device();
         let error = device.create_pool(Bytes::ZERO).expect_err("the second attribute is refused");
         assert!(matches!(error, DeviceError::Driver { call: "cuMemPoolSetAttribute", code: 999, .. }), "{error}");
@@ -691,7 +690,7 @@ on_the_double! {
         device.destroy_pool(pool).expect("it is empty");
     }
 
-    fn a_free_to_a_pool_that_the_driver_refuses_leaves_the_accounts_as_they_were(Config::default().failing("cuMemFreeAsync", 1, 999)) {
+    fn a_free_to_a_pool_that_the_driver_refuses_leaves_the_accounts_as_they_were(strict().failing("cuMemFreeAsync", 1, 999)) {
         let mut device = device();
         let pool = device.create_pool(Bytes::ZERO).expect("a pool");
         let ptr = device.malloc_async(pool, Bytes::mib(2), StreamId::DEFAULT).expect("it fits");
@@ -702,7 +701,7 @@ on_the_double! {
     }
 
     fn frees_whose_events_were_seen_before_the_device_failed_are_done_and_the_others_wait_on(
-        Config::default().failing("cuEventSynchronize", 2, 719)
+        strict().failing("cuEventSynchronize", 2, 719)
     ) {
         let mut device = device();
         let side = device.create_stream().expect("a stream");
@@ -728,7 +727,7 @@ on_the_double! {
     }
 
     fn what_a_pool_has_handed_out_goes_back_where_it_cannot_tell_what_it_holds(
-        Config::default().failing("cuMemPoolGetAttribute", 1, 719)
+        strict().failing("cuMemPoolGetAttribute", 1, 719)
     ) {
         let mut device = device();
         let mut allocator = AllocatorKind::AsyncPool.build();
@@ -743,7 +742,7 @@ on_the_double! {
     }
 
     fn what_cannot_go_back_either_stays_counted_until_the_allocator_is_closed(
-        Config::default().failing("cuMemPoolGetAttribute", 1, 719).failing("cuMemFreeAsync", 1, 719)
+        strict().failing("cuMemPoolGetAttribute", 1, 719).failing("cuMemFreeAsync", 1, 719)
     ) {
         let mut device = device();
         let mut allocator = AllocatorKind::AsyncPool.build();
@@ -753,7 +752,7 @@ on_the_double! {
         assert!(device.leaks().is_empty(), "{}", device.leaks());
     }
 
-    fn a_page_that_the_driver_refuses_takes_those_before_it_back(Config::default().failing("cuMemCreate", 3, 999)) {
+    fn a_page_that_the_driver_refuses_takes_those_before_it_back(strict().failing("cuMemCreate", 3, 999)) {
         let mut device = device();
         let start = device.reserve(Bytes::mib(8)).expect("there are addresses");
         let free = free_memory(&mut device);
@@ -765,15 +764,15 @@ on_the_double! {
         device.verify(StreamId::DEFAULT, range(start, 0, 8 << 20), TAG).expect("it is intact");
     }
 
-    fn a_mapping_that_the_driver_refuses_in_the_middle_is_undone(Config::default().failing("cuMemMap", 2, 205)) {
+    fn a_mapping_that_the_driver_refuses_in_the_middle_is_undone(strict().failing("cuMemMap", 2, 205)) {
         refused_mapping_is_undone("cuMemMap", 205);
     }
 
-    fn a_mapping_that_the_driver_lets_nobody_access_is_undone(Config::default().failing("cuMemSetAccess", 1, 801)) {
+    fn a_mapping_that_the_driver_lets_nobody_access_is_undone(strict().failing("cuMemSetAccess", 1, 801)) {
         refused_mapping_is_undone("cuMemSetAccess", 801);
     }
 
-    fn where_the_driver_unmaps_only_a_part_the_accounts_say_which(Config::default().failing("cuMemUnmap", 2, 206)) {
+    fn where_the_driver_unmaps_only_a_part_the_accounts_say_which(strict().failing("cuMemUnmap", 2, 206)) {
         let mut device = device();
         let start = device.reserve(Bytes::mib(6)).expect("there are addresses");
         device.map(range(start, 0, 6 << 20), Bytes::mib(2)).expect("it fits");
@@ -787,12 +786,12 @@ on_the_double! {
         device.unreserve(start).expect("nothing is mapped");
     }
 
-    fn a_multi_instance_slice_is_matched_by_its_own_name(Config { mig: true, ..Config::default() }) {
+    fn a_multi_instance_slice_is_matched_by_its_own_name(Settings { mig: true, ..strict() }) {
         let device = device();
         assert_eq!((device.nvml_problem(), device.info().fingerprint.mig), (None, Some(true)));
     }
 
-    fn without_nvml_a_device_opens_and_the_driver_tells_what_is_used(Config { nvml: false, ..Config::default() }) {
+    fn without_nvml_a_device_opens_and_the_driver_tells_what_is_used(Settings { nvml: false, ..strict() }) {
         let mut device = device();
         let why = device.nvml_problem().expect("there is no NVML");
         assert!(why.starts_with("libnvidia-ml.so.1 is there but cannot be loaded: "), "{why}");
@@ -803,21 +802,21 @@ on_the_double! {
         let unknown = device.own_context().expect_err("what others hold is not known");
         assert!(matches!(unknown, DeviceError::Unavailable { .. }), "{unknown}");
         let facts = &device.info().fingerprint;
-        assert_eq!((facts.driver.as_deref(), facts.cuda.as_deref(), facts.other_processes), (None, Some("12.8"), None));
+        assert_eq!((facts.driver.as_deref(), facts.cuda.as_deref(), facts.other_processes), (None, Some("12.9"), None));
     }
 
     fn an_nvml_that_fails_in_the_middle_of_a_run_is_an_error_and_not_another_figure(
-        Config::default().failing("nvmlDeviceGetMemoryInfo_v2", 3, 15)
+        strict().failing("nvmlDeviceGetMemoryInfo_v2", 3, 15)
     ) {
         let error = device().memory().expect_err("NVML lost the GPU").to_string();
         assert!(error.starts_with("memory used, as NVML tells it: the GPU has fallen off the bus"), "{error}");
     }
 
-    fn a_probe_describes_every_device_and_opens_none(Config { devices: 2, others: 64 << 20, ..Config::default() }) {
+    fn a_probe_describes_every_device_and_opens_none(Settings { devices: 2, others: Bytes::mib(64), ..strict() }) {
         let probe = machine::probe();
-        assert_eq!(probe.nvml.as_deref(), Ok("0.0.double"));
+        assert_eq!(probe.nvml.as_deref(), Ok("simulated"));
         let driver = probe.driver.as_ref().expect("there is a driver");
-        assert_eq!((driver.cuda.as_str(), driver.devices.len()), ("12.8", 2));
+        assert_eq!((driver.cuda.as_str(), driver.devices.len()), ("12.9", 2));
         for (ordinal, device) in driver.devices.iter().enumerate() {
             assert_eq!((device.ordinal, device.total, device.compute_capability), (ordinal as u32, Bytes::gib(2), (9, 0)));
             let nvml = device.nvml.as_ref().expect("NVML knows it");
@@ -830,21 +829,21 @@ on_the_double! {
         assert!(DeviceChoice::Cuda(2).resolve(&probe).is_err());
     }
 
-    fn a_driver_without_a_gpu_is_told_apart_from_no_driver(Config { devices: 0, ..Config::default() }) {
+    fn a_driver_without_a_gpu_is_told_apart_from_no_driver(Settings { devices: 0, ..strict() }) {
         let no_gpu = "CUDA device 0: the driver is installed but sees no GPU; see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES";
         assert_eq!(refused(CudaDevice::open(0)).to_string(), no_gpu);
         let probe = machine::probe();
-        assert_eq!(probe.driver.as_ref().map(|driver| (driver.cuda.as_str(), driver.devices.len())), Ok(("12.8", 0)));
+        assert_eq!(probe.driver.as_ref().map(|driver| (driver.cuda.as_str(), driver.devices.len())), Ok(("12.9", 0)));
         let reason = format!("no CUDA device can be opened: {no_gpu}");
         assert_eq!(DeviceChoice::Auto.resolve(&probe), Ok(Resolved::Simulated { reason }));
     }
 
-    fn an_ordinal_that_is_not_there_names_those_that_are(Config { devices: 3, ..Config::default() }) {
+    fn an_ordinal_that_is_not_there_names_those_that_are(Settings { devices: 3, ..strict() }) {
         assert_eq!(refused(CudaDevice::open(3)).to_string(), "CUDA device 3: the driver has 3 devices, cuda:0 to cuda:2");
         assert_eq!(refused(CudaDevice::open(u32::MAX)).to_string(), "CUDA device 4294967295: the driver has 3 devices, cuda:0 to cuda:2");
     }
 
-    fn a_driver_that_cannot_start_says_what_to_do(Config::default().failing("cuInit", 0, 803)) {
+    fn a_driver_that_cannot_start_says_what_to_do(strict().failing("cuInit", 0, 803)) {
         let sentence = refused(CudaDevice::open(0)).to_string();
         assert!(sentence.starts_with("cuInit failed: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803). The driver's installation"), "{sentence}");
         let Ok(Resolved::Simulated { reason }) = DeviceChoice::Auto.resolve(&machine::probe()) else { panic!("there is no usable GPU") };
@@ -897,7 +896,7 @@ fn whichever_call_fails_while_opening_the_error_names_it_and_nothing_is_left() {
         "cuMemGetInfo_v2",
     ];
     for call in calls {
-        let staging = Staging::new(&Config::default().failing(call, 1, 999)).expect("the double is staged");
+        let staging = Staging::new(&strict().failing(call, 1, 999)).expect("the GPU is staged");
         run_child(NAME, &staging, call);
         assert_nothing_left(&staging);
     }
@@ -907,9 +906,9 @@ fn whichever_call_fails_while_opening_the_error_names_it_and_nothing_is_left() {
 fn a_dropped_device_leaves_nothing_behind() {
     const NAME: &str = "a_dropped_device_leaves_nothing_behind";
     if !is_child(NAME) {
-        let staging = Staging::new(&Config::default()).expect("the double is staged");
+        let staging = Staging::new(&strict()).expect("the GPU is staged");
         run_child(NAME, &staging, "");
-        return assert_eq!(staging.report().expect("the context was released"), format!("device 0 {NOTHING_LEFT}\n"));
+        return assert_eq!(staging.left().expect("the context was given back"), format!("device 0 {NOTHING_LEFT}\n"));
     }
     let mut device = device();
     let stream = device.create_stream().expect("a stream");
@@ -931,11 +930,11 @@ fn a_dropped_device_leaves_nothing_behind() {
 fn work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu() {
     const NAME: &str = "work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu";
     if !is_child(NAME) {
-        let staging = Staging::new(&Config::default()).expect("the double is staged");
+        let staging = Staging::new(&strict()).expect("the GPU is staged");
         run_child(NAME, &staging, "");
         // What a broken context holds cannot be given back call by call: it goes with the context.
-        let report = staging.report().expect("the context was released");
-        return assert!(report.starts_with("device 0 left: 0 allocations, 1 reservations, 0 pages, 0 pools, 1 streams"), "{report}");
+        let left = staging.left().expect("the context was given back");
+        return assert!(left.starts_with("device 0 left: 0 allocations, 1 reservations, 0 pages, 0 pools, 1 streams"), "{left}");
     }
     let mut device = device();
     let stream = device.create_stream().expect("a stream");
@@ -946,6 +945,25 @@ fn work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu()
     device.unmap(range(start, 0, 2 << 20)).expect("unmapping does not wait");
     let error = device.synchronize().expect_err("the fill met no memory");
     assert!(matches!(error, DeviceError::Driver { code: 700, .. }), "{error}");
+}
+
+#[test]
+fn a_read_that_nothing_orders_behind_a_write_breaks_the_context() {
+    const NAME: &str = "a_read_that_nothing_orders_behind_a_write_breaks_the_context";
+    if !is_child(NAME) {
+        let staging = Staging::new(&strict()).expect("the GPU is staged");
+        run_child(NAME, &staging, "");
+        let left = staging.left().expect("the context was given back");
+        return assert!(left.starts_with("device 0 left: 1 allocations, 0 reservations, 0 pages, 0 pools, 2 streams"), "{left}");
+    }
+    let mut device = device();
+    let (writer, reader) = (device.create_stream().expect("a stream"), device.create_stream().expect("a stream"));
+    let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
+    device.fill(writer, range(ptr, 0, 2 << 20), TAG).expect("it is queued");
+    let error = device.verify(reader, range(ptr, 0, 2 << 20), TAG).expect_err("the reader did not wait");
+    assert!(matches!(error, DeviceError::Driver { call: "cuLaunchKernel", code: 719, .. }), "{error}");
+    let error = device.synchronize().expect_err("the context is broken for good");
+    assert!(matches!(error, DeviceError::Driver { code: 719, .. }), "{error}");
 }
 
 /// How `harness doctor` ends on a staged machine: its exit code and what it prints.
@@ -964,7 +982,7 @@ fn doctor_gives_up_on_a_driver_that_hangs_and_says_what_it_waited_for() {
         ("nvmlInit_v2", "the CUDA driver and NVML to say which GPUs there are"),
         ("cuDevicePrimaryCtxRetain", "cuda:0 to be opened and used"),
     ] {
-        let staging = Staging::new(&Config { hang: Some(function.to_owned()), ..Config::default() }).expect("the double is staged");
+        let staging = Staging::new(&strict().hanging(function, 1)).expect("the GPU is staged");
         let (code, text) = doctor(&staging, &["--limit", "2s", "--require-gpu"]);
         assert_eq!(code, Some(3), "{function}: {text}");
         assert!(text.contains(&format!("waiting for {waits_for}: the driver hangs; ")), "{function}: {text}");
@@ -974,7 +992,7 @@ fn doctor_gives_up_on_a_driver_that_hangs_and_says_what_it_waited_for() {
 
 #[test]
 fn doctor_does_not_pass_a_gpu_whose_verification_finds_nothing() {
-    let staging = Staging::new(&Config { blind_verify: true, ..Config::default() }).expect("the double is staged");
+    let staging = Staging::new(&Settings { blind_verify: true, ..strict() }).expect("the GPU is staged");
     let (code, text) = doctor(&staging, &["--require-gpu"]);
     assert_eq!(code, Some(3), "{text}");
     assert!(text.contains("cuda:0 cannot be used: verification of GPU memory: a wrong byte at offset 0"), "{text}");

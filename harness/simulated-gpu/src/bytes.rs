@@ -1,0 +1,149 @@
+//! [`DeviceBytes`]: what device memory holds, byte by byte, where kernels are really done.
+
+use std::collections::BTreeMap;
+
+/// Bytes of a piece that is kept together: memory that was never written costs the host nothing.
+const PIECE: usize = 2 << 20;
+
+/// What a piece holds that was never written.
+static ZEROS: [u8; PIECE] = [0; PIECE];
+
+/// The bytes by address.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceBytes(BTreeMap<u64, Vec<u8>>);
+
+/// A part of a range that lies in one piece.
+struct Part {
+    piece: u64,
+    /// Where it begins in the piece, and where it ends.
+    from: usize,
+    to: usize,
+    /// Where it begins in the range.
+    offset: u64,
+}
+
+/// The parts of a range, in their order.
+fn parts(address: u64, len: u64) -> impl Iterator<Item = Part> {
+    let mut offset = 0;
+    std::iter::from_fn(move || {
+        let left = len.checked_sub(offset).filter(|left| *left > 0)?;
+        let at = address + offset;
+        let from = (at % PIECE as u64) as usize;
+        let to = usize::try_from(left).unwrap_or(PIECE).min(PIECE - from) + from;
+        let part = Part { piece: at / PIECE as u64, from, to, offset };
+        offset += (to - from) as u64;
+        Some(part)
+    })
+}
+
+impl DeviceBytes {
+    fn part(&self, part: &Part) -> &[u8] {
+        &self.0.get(&part.piece).map_or(&ZEROS[..], Vec::as_slice)[part.from..part.to]
+    }
+
+    fn part_mut(&mut self, part: &Part) -> &mut [u8] {
+        &mut self.0.entry(part.piece).or_insert_with(|| vec![0; PIECE])[part.from..part.to]
+    }
+
+    /// Writes the eight bytes of a pattern over and over.
+    pub(crate) fn fill(&mut self, address: u64, len: u64, pattern: [u8; 8]) {
+        for part in parts(address, len) {
+            let pattern = from_offset(pattern, part.offset);
+            let (words, tail) = self.part_mut(&part).as_chunks_mut::<8>();
+            words.fill(pattern);
+            tail.copy_from_slice(&pattern[..tail.len()]);
+        }
+    }
+
+    /// How many bytes are not of a pattern, and the offset of the first of them.
+    pub(crate) fn differing(&self, address: u64, len: u64, pattern: [u8; 8]) -> (u64, Option<u64>) {
+        let (mut count, mut lowest) = (0, None);
+        for part in parts(address, len) {
+            let pattern = from_offset(pattern, part.offset);
+            let (words, tail) = self.part(&part).as_chunks::<8>();
+            let wrong_words = words.iter().enumerate().filter(|(_, word)| **word != pattern).map(|(index, word)| (index, word.as_slice()));
+            for (index, chunk) in wrong_words.chain([(words.len(), tail)]) {
+                for (offset, _) in chunk.iter().zip(pattern).enumerate().filter(|(_, (is, should))| *is != should) {
+                    count += 1;
+                    lowest.get_or_insert(part.offset + (index * 8 + offset) as u64);
+                }
+            }
+        }
+        (count, lowest)
+    }
+
+    /// Flips a bit of a byte.
+    pub(crate) fn flip(&mut self, address: u64) {
+        let mut byte = [0];
+        self.read(address, &mut byte);
+        self.write(address, &[byte[0] ^ 1]);
+    }
+
+    pub(crate) fn read(&self, address: u64, into: &mut [u8]) {
+        for part in parts(address, into.len() as u64) {
+            let bytes = self.part(&part);
+            into[part.offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        }
+    }
+
+    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) {
+        for part in parts(address, bytes.len() as u64) {
+            let into = self.part_mut(&part);
+            into.copy_from_slice(&bytes[part.offset as usize..][..into.len()]);
+        }
+    }
+
+    /// Forgets what a range holds that is given back: it is zeros again.
+    pub(crate) fn forget(&mut self, address: u64, len: u64) {
+        for part in parts(address, len) {
+            if part.to - part.from == PIECE {
+                self.0.remove(&part.piece);
+            } else if let Some(bytes) = self.0.get_mut(&part.piece) {
+                bytes[part.from..part.to].fill(0);
+            }
+        }
+    }
+}
+
+/// A pattern as it is from an offset on.
+fn from_offset(mut pattern: [u8; 8], offset: u64) -> [u8; 8] {
+    pattern.rotate_left((offset % 8) as usize);
+    pattern
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Shortly in front of the end of a piece, at no multiple of eight.
+    const START: u64 = 3 * PIECE as u64 - 5;
+
+    #[test]
+    fn a_pattern_goes_on_where_a_piece_ends_and_each_byte_that_is_not_of_it_is_found() {
+        let mut bytes = DeviceBytes::default();
+        let pattern = [1, 2, 3, 4, 5, 6, 7, 8];
+        bytes.fill(START, 21, pattern);
+        let mut read = [9; 23];
+        bytes.read(START - 1, &mut read);
+        assert_eq!(read, [0, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 0]);
+        assert_eq!(bytes.differing(START, 21, pattern), (0, None));
+        assert_eq!(bytes.differing(START, 22, pattern), (1, Some(21)));
+        for wrong in [0, 4, 5, 12, 20] {
+            bytes.flip(START + wrong);
+            assert_eq!(bytes.differing(START, 21, pattern), (1, Some(wrong)));
+            bytes.flip(START + wrong);
+        }
+    }
+
+    #[test]
+    fn what_is_given_back_is_zeros_and_its_neighbours_stay() {
+        let mut bytes = DeviceBytes::default();
+        bytes.write(START, &[7; 12]);
+        bytes.forget(START + 2, 8);
+        let mut read = [9; 12];
+        bytes.read(START, &mut read);
+        assert_eq!(read, [7, 7, 0, 0, 0, 0, 0, 0, 0, 0, 7, 7]);
+        bytes.forget(2 * PIECE as u64, 2 * PIECE as u64);
+        assert!(bytes.0.is_empty(), "it costs the host nothing any more");
+    }
+}

@@ -1,0 +1,203 @@
+//! Addresses and physical memory apart.
+
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+
+use harness_allocator::units::Bytes;
+
+use super::put;
+use crate::code::{Code, answer};
+use crate::context::in_context;
+use crate::kernels::Work;
+use crate::memory::device_of_page;
+use crate::world::{Machine, State, current_device, machine};
+use harness_gpu_settings::counters::Figure;
+use harness_gpu_settings::settings::FaultyCall;
+
+/// The only unit in which memory can be mapped.
+const GRANULARITY: usize = 2 << 20;
+/// The handle type of memory that machines of a cluster share.
+const FABRIC: c_uint = 8;
+/// The flag of an access that reads and writes.
+const READ_AND_WRITE: c_uint = 3;
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+struct AllocationProperties {
+    kind: c_uint,
+    handle_types: c_uint,
+    location_kind: c_uint,
+    location: c_int,
+    metadata: *mut c_void,
+    flags: [u8; 8],
+}
+
+impl AllocationProperties {
+    /// The device that memory like this is made on. Where kernels are done that is pinned memory (kind 1) of a device (kind 1) that nobody shares.
+    fn device(&self, machine: &Machine) -> Result<usize, Code> {
+        if machine.does_kernels() {
+            if self.kind != 1 || self.location_kind != 1 {
+                return Err(Code::InvalidValue);
+            }
+            if self.handle_types != 0 || !self.metadata.is_null() || self.flags != [0; 8] {
+                return Err(Code::NotSupported);
+            }
+        }
+        if self.handle_types == FABRIC {
+            return Err(Code::NotPermitted);
+        }
+        usize::try_from(self.location).ok().filter(|index| *index < machine.visible.len()).ok_or(Code::InvalidDevice)
+    }
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+struct AccessDescription {
+    location_kind: c_uint,
+    location: c_int,
+    flags: c_uint,
+}
+
+/// Answers a call that needs a context on a machine with virtual memory management.
+fn mapping(function: &'static str, body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
+    in_context(function, |machine, state| if machine.settings.mapping { body(machine, state) } else { Err(Code::NotSupported) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemGetAllocationGranularity(granularity: *mut usize, properties: *const AllocationProperties, _: c_int) -> c_int {
+    mapping("cuMemGetAllocationGranularity", |machine, _| {
+        // SAFETY: the program passes properties; null is refused.
+        unsafe { properties.as_ref() }.ok_or(Code::InvalidValue)?.device(machine)?;
+        // SAFETY: the program passes a pointer to a number.
+        unsafe { put(granularity, GRANULARITY) }
+    })
+}
+
+/// A wish for some addresses is passed over, as a driver may do.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAddressReserve(address: *mut usize, size: usize, alignment: usize, _: usize, flags: c_ulonglong) -> c_int {
+    mapping("cuMemAddressReserve", |machine, state| {
+        if flags != 0 || !(alignment == 0 || alignment.is_power_of_two()) {
+            return Err(Code::InvalidValue);
+        }
+        if alignment > GRANULARITY && machine.does_kernels() {
+            return Err(Code::NotSupported);
+        }
+        let start = state.devices.get_mut(current_device()).ok_or(Code::NoDevice)?.reserve(Bytes(size as u64))?;
+        // SAFETY: the program passes a pointer to a pointer.
+        unsafe { put(address, start as usize) }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemAddressFree(address: usize, size: usize) -> c_int {
+    mapping("cuMemAddressFree", |_, state| state.device_at(address as u64)?.unreserve(address as u64, Bytes(size as u64)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemCreate(handle: *mut u64, size: usize, properties: *const AllocationProperties, flags: c_ulonglong) -> c_int {
+    mapping("cuMemCreate", |machine, state| {
+        // SAFETY: the program passes properties; null is refused.
+        let index = unsafe { properties.as_ref() }.ok_or(Code::InvalidValue)?.device(machine)?;
+        if flags != 0 {
+            return Err(Code::InvalidValue);
+        }
+        let size = Bytes(size as u64);
+        let (created, injected) = state.attempt(machine, (FaultyCall::Create, size), |state| state.devices[index].create(size));
+        machine.counters.count_allocation(index, state.devices[index].used(), injected, created.is_err());
+        // SAFETY: the program passes a pointer to a handle.
+        unsafe { put(handle, created?) }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemRelease(handle: u64) -> c_int {
+    mapping("cuMemRelease", |_, state| {
+        let memory = state.devices.get_mut(device_of_page(handle)).ok_or(Code::InvalidValue)?;
+        let given_back = memory.release(handle)?;
+        note_given_back(memory.index(), u64::from(given_back), memory.used());
+        Ok(())
+    })
+}
+
+/// Counts pieces of physical memory that were given back.
+fn note_given_back(device: usize, pieces: u64, used: Bytes) {
+    let counters = machine().counters;
+    (0..pieces).for_each(|_| counters.add(device, Figure::Frees));
+    counters.set_used(device, used);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemMap(address: usize, size: usize, offset: usize, handle: u64, flags: c_ulonglong) -> c_int {
+    mapping("cuMemMap", |_, state| {
+        if offset != 0 || flags != 0 {
+            return Err(Code::InvalidValue);
+        }
+        state.device_at(address as u64)?.map(address as u64, Bytes(size as u64), handle)
+    })
+}
+
+/// Does not wait: work that comes too late, or that the host has not waited for, breaks the context where kernels are done.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemUnmap(address: usize, size: usize) -> c_int {
+    mapping("cuMemUnmap", |_, state| {
+        let memory = state.device_at(address as u64)?;
+        let (pieces, in_use) = memory.unmap(address as u64, Bytes(size as u64))?;
+        let (index, used, all_done_at) = (memory.index(), memory.used(), memory.sim().all_done_at());
+        note_given_back(index, pieces, used);
+        state.contents.forget(address as u64, size as u64);
+        if let Some(execution) = state.executions.get_mut(index) {
+            execution.bytes.forget(address as u64, size as u64);
+            if in_use {
+                execution.queue(all_done_at, Work::Gone);
+            }
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemSetAccess(address: usize, size: usize, allowed: *const AccessDescription, count: usize) -> c_int {
+    mapping("cuMemSetAccess", |machine, state| {
+        let memory = state.device_at(address as u64)?;
+        for index in 0..count {
+            // SAFETY: the program passes `count` descriptions.
+            let AccessDescription { location_kind, location, flags } = unsafe { allowed.add(index).read() };
+            let here = location_kind == 1 && usize::try_from(location) == Ok(memory.index());
+            if here && flags == READ_AND_WRITE {
+                memory.allow(address as u64, Bytes(size as u64))?;
+            } else if machine.does_kernels() {
+                return Err(Code::NotSupported);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Memory is not shared between processes.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemExportToShareableHandle(_: *mut c_void, _: u64, _: c_int, _: c_ulonglong) -> c_int {
+    answer(Err(Code::NotSupported))
+}
+
+/// As [`cuMemExportToShareableHandle`].
+#[unsafe(no_mangle)]
+extern "C" fn cuMemImportFromShareableHandle(_: *mut u64, _: *mut c_void, _: c_int) -> c_int {
+    answer(Err(Code::NotSupported))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemRetainAllocationHandle(handle: *mut u64, address: usize) -> c_int {
+    let mut state = machine().state();
+    let retained = state.device_at(address as u64).and_then(|memory| memory.retain(address as u64));
+    // SAFETY: the program passes a pointer to a handle.
+    answer(retained.map(|number| unsafe { *handle = number }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemGetAllocationPropertiesFromHandle(properties: *mut AllocationProperties, handle: u64) -> c_int {
+    let location = c_int::try_from(device_of_page(handle)).unwrap_or(0);
+    let pinned =
+        AllocationProperties { kind: 1, handle_types: 0, location_kind: 1, location, metadata: std::ptr::null_mut(), flags: [0; 8] };
+    // SAFETY: the program passes a pointer to a structure. The kind is pinned memory, the location a device.
+    answer(unsafe { put(properties, pinned) })
+}

@@ -1,0 +1,289 @@
+//! [`Execution`]: what one device does where kernels are really done: queued work in the order of time, the bytes in memory, loaded modules.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::device::{AccessKind, StreamId, TestDevice as _};
+use harness_allocator::units::Nanos;
+use harness_gpu_settings::driver::WrongWrite;
+use harness_gpu_settings::settings::Settings;
+
+use crate::bytes::DeviceBytes;
+use crate::code::Code;
+use crate::kernels::{FINDING, Kernel, Work};
+use crate::memory::{DeviceMemory, FIRST_ADDRESS};
+
+/// What a device does.
+#[derive(Debug)]
+pub(crate) struct Execution {
+    /// References to the primary context.
+    pub(crate) references: u32,
+    /// The code that every call gets since work broke the context.
+    broken: Option<Code>,
+    pub(crate) bytes: DeviceBytes,
+    /// Queued work by the time when everything in front of it is done, then by order of submission.
+    queue: BTreeMap<(Nanos, u64), Work>,
+    submitted: u64,
+    /// Streams that were made and not destroyed.
+    pub(crate) streams: u64,
+    modules: BTreeMap<usize, Module>,
+    next_handle: usize,
+    next_findings: u64,
+    wrong_write: Option<WrongWrite>,
+    blind_verify: bool,
+    fills: u64,
+}
+
+/// A loaded module: its text, its kernels by handle, its one variable.
+#[derive(Debug)]
+struct Module {
+    text: String,
+    kernels: BTreeMap<usize, Kernel>,
+    /// Address and size of the variable.
+    findings: (u64, u64),
+}
+
+/// The name of the variable of a module that has one.
+const FINDINGS: &str = "harness_findings";
+/// The first handle of modules and kernels.
+const HANDLES: usize = 4 << 44;
+/// Where variables of modules lie, outside of all that can be allocated.
+const VARIABLES: u64 = FIRST_ADDRESS - (1 << 46);
+
+impl Execution {
+    pub(crate) fn new(index: usize, settings: &Settings) -> Self {
+        Self {
+            references: 0,
+            broken: None,
+            bytes: DeviceBytes::default(),
+            queue: BTreeMap::new(),
+            submitted: 0,
+            streams: 0,
+            modules: BTreeMap::new(),
+            // Handles of different devices are different ones.
+            next_handle: HANDLES + (index << 36),
+            next_findings: VARIABLES,
+            wrong_write: settings.wrong_write,
+            blind_verify: settings.blind_verify,
+            fills: 0,
+        }
+    }
+
+    /// Does the work that is due, in the order of time.
+    pub(crate) fn settle(&mut self, memory: &mut DeviceMemory, now: Nanos) -> Result<(), Code> {
+        memory.sim().pass_time(now);
+        while let Some(entry) = self.queue.first_entry().filter(|entry| entry.key().0 <= now) {
+            let work = entry.remove();
+            if self.broken.is_none() {
+                self.broken = self.run(memory, &work).err();
+            }
+        }
+        self.broken.map_or(Ok(()), Err)
+    }
+
+    /// Queues work behind the stream's work so far.
+    pub(crate) fn submit(&mut self, memory: &mut DeviceMemory, stream: StreamId, work: Work) -> Result<(), Code> {
+        let start = memory.sim().stream_done_at(stream)?;
+        if let Some(access) = work.touches() {
+            self.queue_access(memory, stream, access)?;
+        }
+        if let Work::Busy(duration) = work {
+            memory.sim().busy(stream, duration)?;
+        }
+        self.queue(start, work);
+        Ok(())
+    }
+
+    /// Queues an access: address, length, and what it does. Memory that nobody holds, or that work of another stream may be using, breaks the context.
+    pub(crate) fn queue_access(
+        &mut self,
+        memory: &mut DeviceMemory,
+        stream: StreamId,
+        (address, len, kind): (u64, u64, AccessKind),
+    ) -> Result<(), Code> {
+        if self.is_variable(address, len) {
+            return Ok(());
+        }
+        let range = memory.shifted(address, len);
+        memory.sim().queue_access(stream, range, kind).map_err(|error| {
+            eprintln!("simulated GPU: {error}");
+            *self.broken.insert(Code::from(error))
+        })
+    }
+
+    /// Queues work that is done at a time.
+    pub(crate) fn queue(&mut self, start: Nanos, work: Work) {
+        self.submitted += 1;
+        self.queue.insert((start, self.submitted), work);
+    }
+
+    fn run(&mut self, memory: &mut DeviceMemory, work: &Work) -> Result<(), Code> {
+        if let Work::Free { address, number } = *work {
+            if let Some(size) = memory.finish_free(address, number) {
+                self.bytes.forget(address, size.0);
+            }
+            return Ok(());
+        }
+        if self.blind_verify && matches!(work, Work::Verify { .. }) {
+            return Ok(());
+        }
+        let Some((address, len, _)) = work.touches() else { return work.run(&mut self.bytes, None) };
+        let may_touch = memory.is_accessible(address, len) || self.is_variable(address, len);
+        if !may_touch || work.finds_at().is_some_and(|findings| !self.is_variable(findings, FINDING)) {
+            return Err(Code::IllegalAddress);
+        }
+        self.fills += u64::from(work.is_fill());
+        let wrong = self.wrong_write.filter(|wrong| work.is_fill() && wrong.nth == self.fills);
+        work.run(&mut self.bytes, wrong.map(|wrong| wrong.offset))
+    }
+
+    /// How much work is not done.
+    pub(crate) fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether the bytes are inside of the variable of a module.
+    pub(crate) fn is_variable(&self, address: u64, len: u64) -> bool {
+        let inside = |(start, size): (u64, u64)| address >= start && len <= size && address - start <= size - len;
+        self.modules.values().any(|module| inside(module.findings))
+    }
+
+    /// How many modules are loaded.
+    pub(crate) fn modules(&self) -> usize {
+        self.modules.len()
+    }
+
+    /// Makes a module of PTX text of 64-bit addresses, with memory for its variable.
+    pub(crate) fn load(&mut self, text: &str) -> Result<usize, Code> {
+        if ![".version", ".target", ".address_size 64"].iter().all(|needed| text.contains(needed)) {
+            return Err(Code::InvalidPtx);
+        }
+        let findings = (self.next_findings, declared_size(text));
+        self.next_findings += findings.1;
+        let handle = self.handle();
+        self.modules.insert(handle, Module { text: text.to_owned(), kernels: BTreeMap::new(), findings });
+        Ok(handle)
+    }
+
+    pub(crate) fn unload(&mut self, module: usize) -> Result<(), Code> {
+        let Module { findings: (start, size), .. } = self.modules.remove(&module).ok_or(Code::InvalidHandle)?;
+        self.bytes.forget(start, size);
+        Ok(())
+    }
+
+    /// The handle of a kernel that is in the text of a module and that can be done, with as many parameters there as here.
+    pub(crate) fn function(&mut self, module: usize, name: &str) -> Result<usize, Code> {
+        let kernel = Kernel::named(name).ok_or(Code::NotFound)?;
+        let handle = self.handle();
+        let module = self.modules.get_mut(&module).ok_or(Code::InvalidHandle)?;
+        let entry = module.text.split(&format!(".visible .entry {name}(")).nth(1).and_then(|rest| rest.split(')').next());
+        if entry.map(|parameters| parameters.matches(".param .u64").count()) != Some(kernel.parameters()) {
+            return Err(Code::NotFound);
+        }
+        module.kernels.insert(handle, kernel);
+        Ok(handle)
+    }
+
+    /// The address and the size of the variable of a module, if its text declares it.
+    pub(crate) fn variable(&self, module: usize, name: &str) -> Result<(u64, u64), Code> {
+        let module = self.modules.get(&module).ok_or(Code::InvalidHandle)?;
+        Some(module.findings).filter(|findings| name == FINDINGS && findings.1 > 0).ok_or(Code::NotFound)
+    }
+
+    /// The kernel with a handle.
+    pub(crate) fn kernel(&self, function: usize) -> Result<Kernel, Code> {
+        self.modules.values().find_map(|module| module.kernels.get(&function)).copied().ok_or(Code::InvalidHandle)
+    }
+
+    /// A handle that was never used before.
+    fn handle(&mut self) -> usize {
+        self.next_handle += 16;
+        self.next_handle
+    }
+}
+
+/// How many bytes the text of a module declares for its variable; zero where it declares none.
+fn declared_size(text: &str) -> u64 {
+    let words = text.split(&format!(".b64 {FINDINGS}[")).nth(1).and_then(|rest| rest.split(']').next());
+    words.and_then(|words| words.parse::<u64>().ok()).map_or(0, |words| 8 * words)
+}
+
+#[cfg(test)]
+mod tests {
+    use harness_allocator::units::Bytes;
+    use harness_gpu_settings::driver::Kernels;
+    use harness_gpu_settings::gpus::GPUS;
+
+    use super::*;
+
+    const MODULE: &str = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .global .align 8 .b64 harness_findings[4];\n\
+                          .visible .entry harness_busy(.param .u64 nanos)";
+
+    fn gpu() -> (DeviceMemory, Execution) {
+        let settings = Settings { kernels: Kernels::Done, ..Settings::new(&GPUS[0], Bytes::mib(64)) };
+        (DeviceMemory::new(0, &settings), Execution::new(0, &settings))
+    }
+
+    const fn fill(address: u64) -> Work {
+        Work::Fill { address, len: 8, value: 7, first: 0 }
+    }
+
+    fn word(execution: &Execution, address: u64) -> u64 {
+        let mut bytes = [0; 8];
+        execution.bytes.read(address, &mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+
+    #[test]
+    fn work_is_done_when_the_work_in_front_of_it_is() {
+        let (mut memory, mut execution) = gpu();
+        let start = memory.allocate(Bytes::mib(2)).expect("it fits");
+        execution.submit(&mut memory, StreamId::DEFAULT, Work::Busy(Nanos(10))).expect("it is queued");
+        execution.submit(&mut memory, StreamId::DEFAULT, fill(start)).expect("it is queued");
+        assert_eq!(execution.settle(&mut memory, Nanos(9)), Ok(()));
+        assert_eq!((word(&execution, start), execution.queued()), (0, 1));
+        assert_eq!(execution.settle(&mut memory, Nanos(10)), Ok(()));
+        assert_eq!((word(&execution, start), execution.queued()), (7, 0));
+    }
+
+    #[test]
+    fn memory_that_is_gone_when_work_comes_to_it_breaks_the_context_for_good() {
+        let (mut memory, mut execution) = gpu();
+        let start = memory.allocate(Bytes::mib(2)).expect("it fits");
+        execution.submit(&mut memory, StreamId::DEFAULT, Work::Busy(Nanos(10))).expect("it is queued");
+        execution.submit(&mut memory, StreamId::DEFAULT, fill(start)).expect("it is queued");
+        memory.free(start).expect("it is live");
+        assert_eq!(execution.settle(&mut memory, Nanos(9)), Ok(()));
+        assert_eq!(execution.settle(&mut memory, Nanos(10)), Err(Code::IllegalAddress));
+        assert_eq!(execution.settle(&mut memory, Nanos(11)), Err(Code::IllegalAddress));
+    }
+
+    #[test]
+    fn mapped_memory_is_touched_only_once_that_is_allowed() {
+        for allowed in [false, true] {
+            let (mut memory, mut execution) = gpu();
+            let (start, page) = (memory.reserve(Bytes::mib(2)).expect("addresses"), memory.create(Bytes::mib(2)).expect("it fits"));
+            memory.map(start, Bytes::mib(2), page).expect("nothing is mapped there");
+            if allowed {
+                memory.allow(start, Bytes::mib(2)).expect("all of it is mapped");
+            }
+            execution.submit(&mut memory, StreamId::DEFAULT, fill(start)).expect("memory lies there");
+            assert_eq!(execution.settle(&mut memory, Nanos::ZERO).is_ok(), allowed);
+        }
+    }
+
+    #[test]
+    fn a_kernel_is_found_by_its_name_and_by_the_parameters_that_the_text_declares() {
+        let (_, mut execution) = gpu();
+        assert_eq!(execution.load("no PTX"), Err(Code::InvalidPtx));
+        let module = execution.load(MODULE).expect("it is PTX");
+        let busy = execution.function(module, "harness_busy").expect("it is there");
+        assert_eq!(execution.kernel(busy), Ok(Kernel::Busy));
+        assert_eq!(execution.function(module, "harness_fill_words"), Err(Code::NotFound), "the text does not have it");
+        let other = execution.load(&MODULE.replace("(.param .u64 nanos)", "(.param .u64 nanos, .param .u64 more)")).expect("it is PTX");
+        assert_eq!(execution.function(other, "harness_busy"), Err(Code::NotFound), "it takes other parameters");
+        let (start, size) = execution.variable(module, FINDINGS).expect("it is declared");
+        assert!(size == 32 && execution.is_variable(start, 32) && !execution.is_variable(start + 8, 32));
+        execution.unload(module).expect("it is loaded");
+        assert!(execution.kernel(busy).is_err() && !execution.is_variable(start, 32));
+    }
+}

@@ -1,4 +1,4 @@
-//! Streams of other libraries, borrowed: the simulated GPU stands in for the driver, and cudarc makes the streams.
+//! cudarc on the simulated GPU: streams that it makes and this crate borrows, and what it finds where kernels are skipped.
 
 use std::env;
 use std::process::Command;
@@ -11,7 +11,8 @@ use harness_allocator::allocator::shared::{Cores, SharedAllocator};
 use harness_allocator::device::{Device, DeviceError, StreamId, Tag, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_cuda::CudaDevice;
-use harness_gpu_settings::settings::Settings;
+use harness_gpu_settings::driver::Kernels;
+use harness_gpu_settings::settings::{Events, Settings};
 use harness_staging::{Staging, strict};
 
 /// Says to a child which test it is.
@@ -19,10 +20,15 @@ const CHILD: &str = "STREAMS_TEST_CHILD";
 
 /// Runs a test again as a child that sees two simulated GPUs, and says whether this is that child.
 fn is_child(test: &str) -> bool {
+    is_child_on(test, &Settings { devices: 2, ..strict() })
+}
+
+/// The same on a machine like this.
+fn is_child_on(test: &str, machine: &Settings) -> bool {
     if env::var(CHILD).is_ok_and(|name| name == test) {
         return true;
     }
-    let staging = Staging::new(&Settings { devices: 2, ..strict() }).expect("the GPU is staged");
+    let staging = Staging::new(machine).expect("the GPU is staged");
     let mut command = Command::new(env::current_exe().expect("this program has a path"));
     command.args(["--exact", test, "--nocapture"]).env(CHILD, test);
     staging.apply(&mut command);
@@ -109,4 +115,38 @@ fn streams_that_cannot_be_meant_are_refused() {
     assert_eq!(per_thread, "a stream to borrow: CU_STREAM_PER_THREAD is another stream in each thread: make a stream");
     let other = borrow(elsewhere.addr()).expect_err("it is of the other GPU").to_string();
     assert_eq!(other, "a stream to borrow: it is of another context: make it in the primary context of this device");
+}
+
+/// The driver's functions on the simulated GPU as programs find it, which does no kernels: they are those of the runtime by other names.
+#[test]
+fn where_kernels_are_skipped_cudarc_has_streams_events_and_memory_too() {
+    const NAME: &str = "where_kernels_are_skipped_cudarc_has_streams_events_and_memory_too";
+    if !is_child_on(NAME, &Settings { kernels: Kernels::Skipped, events: Events::Synchronize, ..strict() }) {
+        return;
+    }
+    let stream = stream_of_cudarc(0);
+    let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).expect("an event");
+    let (free, _) = result::mem_get_info().expect("memory is told");
+    let mut read = [9_u8; 16];
+    // SAFETY: stream, event and memory live until they are given back at the end.
+    unsafe {
+        let memory = result::malloc_sync(1 << 20).expect("it fits");
+        assert_eq!(result::mem_get_info().expect("memory is told").0, free - (2 << 20));
+        result::memset_d8_async(memory, 7, 16, stream).expect("it is queued");
+        result::event::record(event, stream).expect("it is queued");
+        assert_eq!(result::event::query(event).map_err(|error| error.0), Err(sys::CUresult::CUDA_ERROR_NOT_READY), "nobody has waited");
+        result::stream::wait_event(stream, event, sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT).expect("it is queued");
+        result::stream::synchronize(stream).expect("it is waited for");
+        result::event::query(event).expect("the stream was waited for");
+        result::memcpy_dtoh_async(&mut read, memory, stream).expect("it is queued");
+        assert_eq!(read, [0; 16], "memory has no contents");
+        result::free_sync(memory).expect("it is live");
+        assert!(result::free_sync(memory).is_err());
+        result::event::destroy(event).expect("it is there");
+        result::stream::destroy(stream).expect("it is there");
+        assert!(result::stream::synchronize(stream).is_err());
+    }
+    assert_eq!(result::mem_get_info().expect("memory is told").0, free);
+    let refused = CudaDevice::open(0).err().expect("its kernels are not done there").to_string();
+    assert!(refused.starts_with("cuModuleGetGlobal_v2 failed: CUDA_ERROR_NOT_FOUND (500)"), "{refused}");
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::memory::{GRANULARITY, code};
 use crate::work::{Kernel, Work};
-use crate::world::{Event, FINDINGS, Gpu, Stream, call, synchronize, wait_and, with_context};
+use crate::world::{Event, FINDINGS, Gpu, Stream, World, call, synchronize, wait_and, with_context};
 
 /// CUDA version that the double claims to support: 12.8.
 const CUDA_VERSION: c_int = 12_080;
@@ -169,6 +169,13 @@ extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> u32 {
     call("cuCtxSetCurrent", |world| world.set_current(context as usize))
+}
+
+/// The calling thread's context, null where it has none.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> u32 {
+    // SAFETY: the caller's place, as the driver API demands.
+    call("cuCtxGetCurrent", |_| unsafe { put(context, pointer(World::current_context())) })
 }
 
 /// Waits for all streams.

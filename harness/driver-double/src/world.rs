@@ -214,6 +214,11 @@ impl World {
         Ok(())
     }
 
+    /// The calling thread's context, 0 for none.
+    pub(crate) fn current_context() -> usize {
+        CURRENT.get()
+    }
+
     fn current(&mut self) -> Result<&mut Gpu, u32> {
         let ordinal = CURRENT.get().checked_sub(1).ok_or(code::INVALID_CONTEXT)?;
         let gpu = self.gpus.get_mut(ordinal).filter(|gpu| gpu.references > 0).ok_or(code::INVALID_CONTEXT)?;

@@ -2,10 +2,10 @@
 
 use std::env;
 
+use harness_allocator::allocator::Allocator;
 use harness_allocator::allocator::bfc::{BfcAllocator, BfcConfig};
 use harness_allocator::allocator::caching::{CachingAllocator, ConfError, Config};
 use harness_allocator::allocator::rmm_pool::{RmmPool, RmmPoolConfig};
-use harness_allocator::allocator::Allocator;
 use harness_allocator::units::Bytes;
 
 /// Whether allocators are recorded, for snapshots with a history.
@@ -124,7 +124,9 @@ mod tests {
     fn each_allocator_reads_its_own_settings() {
         let Ok(Settings::Bfc(bfc)) = Kind::Bfc.parse("allow_growth:False, memory_limit_mb:512") else { panic!("these are settings") };
         assert_eq!(bfc, BfcConfig { allow_growth: false, memory_limit: Some(Bytes::mib(512)), garbage_collection: true });
-        let Ok(Settings::RmmPool(rmm)) = Kind::RmmPool.parse("initial_pool_size_mb:64,maximum_pool_size_mb:128,") else { panic!("these too") };
+        let Ok(Settings::RmmPool(rmm)) = Kind::RmmPool.parse("initial_pool_size_mb:64,maximum_pool_size_mb:128,") else {
+            panic!("these too")
+        };
         assert_eq!(rmm, RmmPoolConfig { initial_pool_size: Some(Bytes::mib(64)), maximum_pool_size: Some(Bytes::mib(128)) });
         let Ok(Settings::Caching(config)) = Kind::Caching.parse("max_split_size_mb:64") else { panic!("and these") };
         assert_eq!(config.to_string(), "max_split_size_mb:64");

@@ -28,8 +28,8 @@ pub(crate) struct Front {
 
 /// How threads share the allocator.
 enum Threads {
-    Shared(SharedAllocator<CudaDevice>),
-    Locked(Mutex<Locked>),
+    Shared(Box<SharedAllocator<CudaDevice>>),
+    Locked(Box<Mutex<Locked>>),
 }
 
 /// An allocator, its device, and what is handed out by address.
@@ -63,8 +63,8 @@ impl Front {
         let device = CudaDevice::open_for_allocation(device)?;
         let allocator = match settings {
             // One core, as PyTorch has one: peaks are exact then.
-            Settings::Caching(config) if !is_recorded => Threads::Shared(SharedAllocator::new(device, config, Cores::One)),
-            settings => Threads::Locked(Mutex::new(Locked::new(settings, device, is_recorded))),
+            Settings::Caching(config) if !is_recorded => Threads::Shared(Box::new(SharedAllocator::new(device, config, Cores::One))),
+            settings => Threads::Locked(Box::new(Mutex::new(Locked::new(settings, device, is_recorded)))),
         };
         Ok(Self { streams: Streams::default(), allocator })
     }

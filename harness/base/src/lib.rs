@@ -1,4 +1,4 @@
-//! What the parts above share and that knows nothing of memory: files, excerpts of texts, shell words, order statistics, dates, shards.
+//! What the parts above share and that knows nothing of memory: files, shared objects, excerpts of texts, shell words, order statistics, dates, shards.
 
 pub mod date;
 pub mod excerpt;
@@ -6,6 +6,7 @@ pub mod files;
 pub mod packed;
 pub mod printable;
 pub mod shard;
+pub mod shared_object;
 pub mod shell;
 pub mod statistics;
 pub mod temporary;

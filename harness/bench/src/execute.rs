@@ -91,7 +91,7 @@ impl Arm<'_> {
     fn hash(&self, case: &Case) -> String {
         match self {
             Self::Ours(arm) if arm.has_own_name() => {
-                Pieces::hash_of([case.hash.as_str(), arm.kind().name(), arm.settings().unwrap_or_default().as_str()])
+                Pieces::hash_of([case.hash.as_str(), arm.kind_name(), arm.settings().unwrap_or_default().as_str()])
             }
             Self::Ours(_) => case.hash.clone(),
             Self::Torch(arm) => Pieces::hash_of([case.hash.as_str(), &arm.settings]),

@@ -41,7 +41,7 @@ pub struct TorchArm {
 pub fn torch_arms(suite: &Suite) -> Vec<TorchArm> {
     let mut arms: Vec<TorchArm> = Vec::new();
     let default = AllocatorSpec::from(AllocatorKind::Caching);
-    for ours in suite.arms.iter().filter(|arm| arm.kind().is_pytorch()) {
+    for ours in suite.arms.iter().filter(|arm| arm.is_pytorch()) {
         // A share of the device is what each arm is given anyway.
         let settings = ours.effective().filter(|config| config.memory_fraction == MemoryFraction::ALL).map(|config| config.to_string());
         if let Some(settings) = settings.filter(|settings| arms.iter().all(|other| other.settings != *settings)) {

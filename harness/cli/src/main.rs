@@ -24,6 +24,7 @@ mod interrupt;
 mod jobs;
 mod kind;
 mod last_failed;
+mod library_host;
 mod list;
 mod recorded;
 mod replay;
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         // It ends as the program that it runs.
         Command::Exec(command) => return command.run(&terminal).unwrap_or_else(|failures| terminal.fail(failures).into()),
+        Command::LibraryHost(command) => return command.run(),
         Command::Run(command) => command.run(&terminal),
         Command::Explain(command) => command.run(&terminal),
         Command::Compare(command) => command.run(&terminal),
@@ -116,4 +118,6 @@ enum Command {
     Advise(advise::Advise),
     Shrink(shrink::Shrink),
     Import(import::Import),
+    #[command(hide = true)]
+    LibraryHost(library_host::LibraryHost),
 }

@@ -108,7 +108,7 @@ fn recorded(plan: &Plan) -> Result<Vec<PlannedRun>, CliError> {
     let mut refused = BTreeSet::new();
     let mut runs = Vec::new();
     for (arm, planned) in plan.arms().zip(plan.planned()) {
-        match arm.allocator.kind().not_recorded() {
+        match arm.allocator.not_recorded() {
             None => runs.push(planned),
             Some(why) => drop(refused.insert((planned.allocator, why))),
         }

@@ -286,7 +286,7 @@ impl Run {
         }
     }
 
-    /// What the options choose. Each allocator asked for must be listed by a scenario, or be `caching` with settings.
+    /// What the options choose. Each allocator asked for must be listed by a scenario, or be `caching` with settings or a library.
     fn selection(&self, scenarios: &[Scenario]) -> Result<Selection, CliError> {
         let names: Vec<&str> = self.allocators.iter().flat_map(|list| split_names(list)).collect();
         let mut selection = Selection::default();
@@ -295,7 +295,9 @@ impl Run {
                 selection.only.get_or_insert_default().push((*name).to_owned());
             } else if name.contains('(') {
                 selection.only.get_or_insert_default();
-                selection.added.push(name.parse().map_err(|error| spec_error(name, error))?);
+                let arm: AllocatorSpec = name.parse().map_err(|error| spec_error(name, error))?;
+                check_library(&arm)?;
+                selection.added.push(arm);
             } else {
                 return Err(not_listed(name, scenarios));
             }
@@ -304,7 +306,7 @@ impl Run {
             let config = Config::parse(conf).map_err(|error| CliError::conf(&error, conf))?;
             selection.added.push(AllocatorSpec::caching(config));
         }
-        if !selection.added.is_empty() && !scenarios.iter().any(has_pytorchs) {
+        if selection.added.iter().any(AllocatorSpec::is_pytorch) && !scenarios.iter().any(has_pytorchs) {
             let help = format!("{}; add `caching` to `allocators:` of one, or leave the settings out", lists(scenarios));
             return Err(CliError::input("no scenario given lists PyTorch's allocator, whose settings these are", help));
         }
@@ -587,10 +589,19 @@ fn spec_error(name: &str, error: SpecError) -> CliError {
             let conf = name.split_once('(').map_or("", |(_, conf)| conf).trim_end_matches(')');
             CliError::conf_of("--allocator", &error, conf)
         }
+        SpecError::Library(error) => {
+            CliError::input(error.to_string(), "as in `--allocator 'library(path:./my_alloc.so,alloc:my_malloc,free:my_free)'`")
+        }
         error @ (SpecError::Unknown { .. } | SpecError::Unclosed | SpecError::NoSettings(_)) => {
             CliError::input(error.to_string(), "as in `--allocator 'caching(max_split_size_mb:512)'`")
         }
     }
+}
+
+/// Refuses a library that is not there, or lacks what is named of it.
+fn check_library(arm: &AllocatorSpec) -> Result<(), CliError> {
+    let checked = arm.as_library().map_or(Ok(()), arms::check_library);
+    checked.map_err(|arms::Unusable { message, help, .. }| CliError::input(message, help))
 }
 
 /// The names of a list with commas; those inside brackets belong to settings.
@@ -643,6 +654,8 @@ fn allocator_help() -> String {
 
 An arm is called by the `name:` that the scenario gives it, or by its allocator, with the settings behind it where it has any, as in \
 caching(max_split_size_mb:512); that last form runs in every scenario that lists PyTorch's allocator, listed under these settings or not.
+A library of your own runs in every scenario by library(path:FILE,alloc:FUNCTION,free:FUNCTION), with record_stream:FUNCTION and empty_cache:FUNCTION \
+where it has them.
 {}",
         kinds.collect::<String>()
     )

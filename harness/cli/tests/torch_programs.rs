@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
 
+use harness_trace::snapshot::{Action, Event, Snapshot};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 
@@ -24,6 +25,12 @@ fn main() -> ExitCode {
     trials.extend(rows("recorded.tsv").map(|row| trial(row, &python, recorded)));
     trials.push(runs_of("a correct recovery survives each fault", &python, a_correct_recovery_survives_each_fault));
     trials.push(runs_of("a broken recovery is told as the README shows it", &python, a_broken_recovery_is_told_as_the_readme_shows_it));
+    trials.push(of_library("pluggable.py: the library decides as PyTorch's own allocator does", decides_alike, &python));
+    trials.push(of_library(
+        "pluggable.py: out of memory in a pool of the library is PyTorch's own error",
+        out_of_memory_in_a_pool,
+        &python,
+    ));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -118,6 +125,76 @@ fn a_broken_recovery_is_told_as_the_readme_shows_it(python: &Path) -> Result<(),
         return Ok(());
     }
     Err(format!("{:?}, and not what the README shows: {}", output.status, text.join("\n")).into())
+}
+
+/// A program under the allocators of `harness-allocator-abi`.
+fn of_library(name: &str, check: fn(&Path) -> Result<(), Failed>, python: &Option<PathBuf>) -> Trial {
+    match python.clone() {
+        None => Trial::test(name, || Ok(())).with_ignored_flag(true),
+        Some(python) => Trial::test(name, move || check(&python)),
+    }
+}
+
+/// Runs `pluggable.py`, which writes a snapshot, under PyTorch's own allocator or, where arguments name one, of the library. Returns what it prints.
+fn pluggable(python: &Path, snapshot: &Path, allocator: &str) -> Result<String, Failed> {
+    let library = std::env::current_exe()?.with_file_name("libharness_allocator_abi.so");
+    let program = match allocator {
+        "" => format!("pluggable.py {}", snapshot.display()),
+        _ => format!("pluggable.py {} {} {allocator}", snapshot.display(), library.display()),
+    };
+    let row = Row { program, options: "--memory 8GiB".to_owned(), figures: BTreeMap::new() };
+    let output = run(&row, python, &[("HARNESS_ALLOCATOR_RECORD", Path::new("1"))])?;
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// What an allocator did, one line an event: the place of a block is its segment, by when it was made, and the offset in it.
+fn events(snapshot: &Path) -> Result<Vec<String>, Failed> {
+    let snapshot = Snapshot::read(snapshot)?;
+    let mut segments: Vec<(u64, u64)> = Vec::new();
+    let events = snapshot.traces.first().ok_or("nothing was recorded")?;
+    let line = |event: &Event| {
+        if event.action == Action::SegmentAlloc {
+            segments.push((event.address, event.size.0));
+        }
+        let around = |&(start, size): &(u64, u64)| (start..start + size).contains(&event.address);
+        let place = segments.iter().rposition(around).map(|index| (index, event.address - segments[index].0));
+        format!("{} of {} on {} at {place:?}", event.action.name(), event.size.0, event.stream)
+    };
+    Ok(events.iter().map(line).collect())
+}
+
+/// The same program under both: the same requests, segments of the same sizes in the same order, and each block at the same place.
+fn decides_alike(python: &Path) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let (native, ours) = (folder.path().join("native.pickle"), folder.path().join("ours.pickle"));
+    pluggable(python, &native, "")?;
+    pluggable(python, &ours, "harness_caching change")?;
+    let (native, ours) = (events(&native)?, events(&ours)?);
+    let requests = native.iter().filter(|line| line.starts_with("alloc ")).count();
+    if requests < 500 {
+        return Err(format!("{requests} requests are too few to tell").into());
+    }
+    if let Some(index) = native.iter().zip(&ours).position(|(native, ours)| native != ours) {
+        return Err(format!("event {index}: PyTorch has {}, the library {}", native[index], ours[index]).into());
+    }
+    if native.len() != ours.len() {
+        return Err(format!("PyTorch has {} events, the library {}", native.len(), ours.len()).into());
+    }
+    Ok(())
+}
+
+/// PyTorch's allocator asks the library for segments, and null is the error that programs expect.
+fn out_of_memory_in_a_pool(python: &Path) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    for allocator in ["harness_caching", "harness_bfc", "harness_rmm_pool"] {
+        let snapshot = folder.path().join("pool.pickle");
+        let printed = pluggable(python, &snapshot, &format!("{allocator} pool"))?;
+        let segments = events(&snapshot)?.iter().filter(|line| line.starts_with("alloc ")).count();
+        if printed.trim() != "torch.OutOfMemoryError" || segments == 0 {
+            return Err(format!("{allocator}: {segments} requests, and printed is {printed}").into());
+        }
+    }
+    Ok(())
 }
 
 /// Compares figures that are there with those that are expected.

@@ -78,7 +78,8 @@ pub struct CudaDevice {
     pools: Option<CudaPools>,
     pressure: Pressure,
     nvml: Result<NvmlDevice, String>,
-    kernels: Kernels,
+    /// `None` for a device that serves allocators alone.
+    kernels: Option<Kernels>,
     reads: Reads,
     // Last, as fields are dropped in order: everything above lives in it.
     context: Context,
@@ -109,7 +110,23 @@ impl CudaDevice {
     /// # Errors
     /// [`DeviceError::Unavailable`] without driver, device or function, in a sentence; [`DeviceError::Driver`] where a call is refused.
     pub fn open(ordinal: u32) -> Result<Self, DeviceError> {
-        let driver = driver_with_devices(ordinal)?;
+        Self::open_with(driver_with_devices(ordinal, Driver::get())?, ordinal, |driver| Kernels::load(driver).map(Some))
+    }
+
+    /// Opens it for allocators alone, as within a program that has kernels of its own: none are loaded, so nothing is taken from the device. To
+    /// write, read or busy it is refused.
+    ///
+    /// # Errors
+    /// As [`CudaDevice::open`].
+    pub fn open_for_allocation(ordinal: u32) -> Result<Self, DeviceError> {
+        Self::open_with(driver_with_devices(ordinal, Driver::for_allocation())?, ordinal, |_| Ok(None))
+    }
+
+    fn open_with(
+        driver: &'static Driver,
+        ordinal: u32,
+        load: impl FnOnce(&Driver) -> Result<Option<Kernels>, Refusal>,
+    ) -> Result<Self, DeviceError> {
         let count = probe::device_count(driver)?;
         if ordinal >= count {
             return Err(no_such_device(ordinal, count));
@@ -130,7 +147,7 @@ impl CudaDevice {
             nvml.notice_this_process(listed);
         }
         let (mapping, pools) = (Mapping::of(driver, device)?, CudaPools::of(driver, device)?);
-        let kernels = Kernels::load(driver)?;
+        let kernels = load(driver)?;
         let info = DeviceInfo {
             name: found.name,
             clock: Clock::Measured,
@@ -299,10 +316,18 @@ impl CudaDevice {
         self.synchronize()
     }
 
+    /// The kernels, where they are loaded.
+    fn kernels(&self) -> Result<&Kernels, DeviceError> {
+        self.kernels.as_ref().ok_or_else(|| DeviceError::Unavailable {
+            what: "kernels of this device".to_owned(),
+            why: "it was opened for allocators alone; open it by `CudaDevice::open`".to_owned(),
+        })
+    }
+
     /// Waits for the stream if reads are queued on it, and looks at what they found.
     fn finish_reads(&mut self, stream: StreamId) -> Result<(), DeviceError> {
         if self.reads.are_on(stream) {
-            let findings = self.kernels.findings(self.driver()?, self.stream(stream)?)?;
+            let findings = self.kernels()?.findings(self.driver()?, self.stream(stream)?)?;
             self.reads.finish(stream, &findings);
         }
         Ok(())
@@ -357,9 +382,9 @@ impl CudaDevice {
     }
 }
 
-/// The driver, where it is there and has any device; the error for `ordinal` otherwise.
-fn driver_with_devices(ordinal: u32) -> Result<&'static Driver, DeviceError> {
-    Driver::get().map_err(|error| match error {
+/// The driver, where it has any device; the error for `ordinal` otherwise.
+fn driver_with_devices(ordinal: u32, driver: Result<&'static Driver, DeviceError>) -> Result<&'static Driver, DeviceError> {
+    driver.map_err(|error| match error {
         DeviceError::Driver { call: "cuInit", code: driver::NO_DEVICE, .. } => no_such_device(ordinal, 0),
         other => other,
     })
@@ -577,13 +602,13 @@ impl TestDevice for CudaDevice {
     fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
         let queue = self.stream(stream)?;
         self.check_access(range, AccessKind::Write, stream)?;
-        Ok(self.kernels.fill(self.driver()?, queue, range, tag)?)
+        Ok(self.kernels()?.fill(self.driver()?, queue, range, tag)?)
     }
 
     fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
         let queue = self.stream(stream)?;
         self.check_access(range, AccessKind::Read, stream)?;
-        let mismatch = self.kernels.verify(self.driver()?, queue, range, tag)?;
+        let mismatch = self.kernels()?.verify(self.driver()?, queue, range, tag)?;
         mismatch.map_or(Ok(()), |Mismatch { found, word }| Err(corrupted(range, tag, found, Some(&word))))
     }
 
@@ -597,7 +622,7 @@ impl TestDevice for CudaDevice {
                 (None, None) => unreachable!("every slot is free or of a queued read"),
             }
         };
-        self.kernels.queue_verify(self.driver()?, queue, range, tag, slot)?;
+        self.kernels()?.queue_verify(self.driver()?, queue, range, tag, slot)?;
         self.reads.add(stream, range, tag);
         Ok(())
     }
@@ -610,7 +635,7 @@ impl TestDevice for CudaDevice {
 
     fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
         let queue = self.stream(stream)?;
-        Ok(self.kernels.busy(self.driver()?, queue, duration)?)
+        Ok(self.kernels()?.busy(self.driver()?, queue, duration)?)
     }
 
     fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
@@ -659,7 +684,7 @@ impl Drop for CudaDevice {
             pools.release(driver);
         }
         self.pressure.release(driver);
-        let _ = self.kernels.unload(driver);
+        let _ = self.kernels.take().map(|kernels| kernels.unload(driver));
     }
 }
 
@@ -694,5 +719,34 @@ impl Drop for Context {
         // SAFETY: the reference was taken in `retain` and is given back once. A thread whose context it was gets an error from its next
         // call, not undefined behaviour, as the driver's documentation of the primary context says.
         let _ = unsafe { self.driver.release_context(self.device) };
+    }
+}
+
+/// Keeps the calling thread's context: what was current when it was made is current again when it is dropped. For libraries within a program that
+/// chooses its devices itself, since each call of a [`CudaDevice`] makes its own context current.
+#[derive(Debug)]
+pub struct KeptContext {
+    driver: &'static Driver,
+    handle: CUcontext,
+}
+
+impl KeptContext {
+    /// Takes note of the current context.
+    ///
+    /// # Errors
+    /// [`DeviceError`] where there is no driver.
+    pub fn new() -> Result<Self, DeviceError> {
+        let driver = Driver::for_allocation()?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is a place for the answer.
+        unsafe { driver.current_context(&raw mut handle) }?;
+        Ok(Self { driver, handle })
+    }
+}
+
+impl Drop for KeptContext {
+    fn drop(&mut self) {
+        // SAFETY: the context was the thread's own, whose program keeps it; null is allowed, and means none.
+        let _ = unsafe { self.driver.set_context(self.handle) };
     }
 }

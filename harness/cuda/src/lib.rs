@@ -45,4 +45,4 @@ mod library;
 pub mod machine;
 pub mod nvml;
 
-pub use device::CudaDevice;
+pub use device::{CudaDevice, KeptContext};

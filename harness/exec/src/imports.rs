@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use harness_base::shared_object::{self, SharedObjectError};
 use object::elf;
 use object::read::elf::{Dyn as _, FileHeader as _, SectionTable, Sym as _};
 use object::{Endianness, ReadCache, ReadRef};
@@ -102,10 +103,23 @@ impl Imports {
     /// # Errors
     /// That one of them is not a shared library for x86-64.
     pub fn of(files: &[PathBuf]) -> Result<Self, ImportsError> {
+        Self::with(files, &[])
+    }
+
+    /// The same where these libraries of NVIDIA's are loaded in any case, unless a file needs another release of one.
+    ///
+    /// # Errors
+    /// That one of the files is not a shared library for x86-64.
+    pub fn with(files: &[PathBuf], loaded: &[&str]) -> Result<Self, ImportsError> {
         let objects = files.iter().map(|file| Undefined::of(file)).collect::<Result<Vec<_>, _>>()?;
         let mut imports = Self::default();
         for needed in objects.iter().flat_map(|object| &object.needed).filter(|needed| family_of(needed).is_some()) {
             imports.libraries.entry(needed.clone()).or_default();
+        }
+        for soname in loaded {
+            if family_of(soname).is_some_and(|family| imports.soname(family).is_none()) {
+                imports.libraries.entry((*soname).to_owned()).or_default();
+            }
         }
         for (symbol, file) in objects.into_iter().flat_map(|object| object.symbols) {
             imports.add(symbol, file);
@@ -174,14 +188,11 @@ impl Undefined {
 /// # Errors
 /// That the file is not a shared library for x86-64.
 pub fn exports(path: &Path) -> Result<BTreeSet<String>, ImportsError> {
-    let file = open(path)?;
-    let read = || -> object::read::Result<BTreeSet<String>> {
-        let (endian, sections) = sections(&file)?;
-        let symbols = sections.symbols(endian, &file, elf::SHT_DYNSYM)?;
-        let defined = symbols.iter().filter(|symbol| symbol.is_definition(endian));
-        defined.map(|symbol| symbol.name(endian, symbols.strings()).map(text)).collect()
-    };
-    read().map_err(|error| not_a_library(path, &error))
+    shared_object::exports(path).map_err(|error| match error {
+        SharedObjectError::Unreadable(source) => ImportsError::Unreadable { path: path.to_owned(), source },
+        SharedObjectError::NotALibrary(error) => not_a_library(path, &error),
+        error @ SharedObjectError::ThirtyTwoBits => ImportsError::NotALibrary { path: path.to_owned(), reason: error.to_string() },
+    })
 }
 
 /// The mark that a linker gave this file, in hexadecimal digits; `None` where there is none.

@@ -107,14 +107,19 @@ pub enum LaunchError {
 /// # Errors
 /// That it is not there.
 pub fn core_library() -> Result<PathBuf, LaunchError> {
-    if let Some(named) = std::env::var_os(CORE_VARIABLE).filter(|named| !named.is_empty()) {
-        return Some(PathBuf::from(named)).filter(|named| named.is_file()).ok_or(LaunchError::NoCore);
+    beside_program(CORE, CORE_VARIABLE).ok_or(LaunchError::NoCore)
+}
+
+/// A library of ours: named by its variable, or beside this program.
+pub(crate) fn beside_program(file: &str, variable: &str) -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os(variable).filter(|named| !named.is_empty()) {
+        return Some(PathBuf::from(named)).filter(|named| named.is_file());
     }
-    let program = std::env::current_exe().map_err(|_| LaunchError::NoCore)?;
-    let folder = program.parent().unwrap_or(Path::new("/"));
+    let program = std::env::current_exe().ok()?;
+    let folder = program.parent()?;
     // Where cargo puts it, the newest first, since a build of the program alone renews only that; beside the program; installed.
     let places = ["deps", "", "../lib/harness"];
-    places.iter().map(|place| folder.join(place).join(CORE)).find(|path| path.is_file()).ok_or(LaunchError::NoCore)
+    places.iter().map(|place| folder.join(place).join(file)).find(|path| path.is_file())
 }
 
 /// What a program left behind: files of its processes, in a folder that goes with this.

@@ -92,7 +92,7 @@ impl Configuration {
     /// Whether it is PyTorch's allocator.
     #[must_use]
     pub const fn is_pytorchs(&self) -> bool {
-        self.allocator.kind().is_pytorch()
+        self.allocator.is_pytorch()
     }
 }
 

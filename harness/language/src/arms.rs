@@ -2,9 +2,12 @@
 //! one string, as in `PYTORCH_ALLOC_CONF`, or in fields of the same names; both are read by the same parser and refused at their place.
 
 use std::borrow::Cow;
+use std::path::Path;
 
 use harness_allocator::allocator::caching::{ConfError, Config, Setting};
-use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, SpecError};
+use harness_allocator::allocator::library::LibrarySpec;
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, LIBRARY, SpecError};
+use harness_base::shared_object;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -25,6 +28,23 @@ const CONF_ABOUT: &str = "All settings in one string, as in `PYTORCH_ALLOC_CONF`
 const NAME_ABOUT: &str = "A name for the arm, to tell it from others of the same allocator; if not given it is made from the settings.";
 /// Most allocators of one file: more could not be told apart in a report.
 pub const MAX_ARMS: usize = 64;
+const LIBRARY_EXAMPLE: &str = "`{ library: { path: ./my_alloc.so, alloc: my_malloc, free: my_free } }`";
+/// What a library is, in one line.
+pub const LIBRARY_ABOUT: &str =
+    "a shared library with the two functions that PyTorch's `CUDAPluggableAllocator` takes, run in a process of its own";
+/// The fields of a library with what they mean.
+const LIBRARY_FIELDS: [(&str, &str, &str); 6] = [
+    (NAME, "*name*", NAME_ABOUT),
+    (LibrarySpec::PATH, "a file", "The shared library; the path begins at the folder of the file that names it."),
+    ("alloc", "a function", "`void *alloc(ssize_t size, int device, CUstream stream)`."),
+    ("free", "a function", "`void free(void *address, ssize_t size, int device, CUstream stream)`."),
+    (
+        "record_stream",
+        "a function",
+        "`void record_stream(void *address, CUstream stream)`; without it the library is not told, as in PyTorch.",
+    ),
+    ("empty_cache", "a function", "`void empty_cache(void)`; without it nothing is asked to go back."),
+];
 const EXAMPLE: &str = "`{ caching: { conf: \"max_split_size_mb:512\" } }`";
 
 /// An allocator as the file says it. What cannot be one is kept, to be answered by the check with its place.
@@ -64,11 +84,12 @@ pub enum ValueWire {
 #[derive(Clone, Debug)]
 pub struct ItemWire(String);
 
-/// The arms of a scenario: from `allocator:`, from `allocators:`, or `caching` where there is neither.
+/// The arms of a scenario: from `allocator:`, from `allocators:`, or `caching` where there is neither. Paths of libraries begin at `folder`.
 pub fn check(
     one: Option<&Located<ArmWire>>,
     several: Option<&Located<Vec<Located<ArmWire>>>>,
     source: &str,
+    folder: &Path,
 ) -> Result<Vec<AllocatorSpec>, Problem> {
     let arms: &[Located<ArmWire>] = match (one, several) {
         (Some(one), Some(several)) => {
@@ -89,7 +110,7 @@ pub fn check(
     }
     let mut specs: Vec<(AllocatorSpec, Position)> = Vec::new();
     for arm in arms {
-        let (spec, at) = (check_arm(arm, source)?, arm.position());
+        let (spec, at) = (check_arm(arm, source, folder)?, arm.position());
         if let Some((first, first_at)) = specs.iter().find(|(first, _)| is_twice(first, &spec)) {
             return Err(twice(first, &spec, *first_at, at));
         }
@@ -114,8 +135,12 @@ fn twice(first: &AllocatorSpec, second: &AllocatorSpec, first_at: Position, at: 
         .help("name it once; to run the same settings twice, give each a `name:` of its own")
 }
 
-fn check_arm(arm: &Located<ArmWire>, source: &str) -> Result<AllocatorSpec, Problem> {
+fn check_arm(arm: &Located<ArmWire>, source: &str, folder: &Path) -> Result<AllocatorSpec, Problem> {
     match &arm.value {
+        ArmWire::Name(name) if name == LIBRARY => {
+            Err(Problem::new(arm.position(), "which library is not said").help(format!("as in {LIBRARY_EXAMPLE}")))
+        }
+        ArmWire::Map(name, settings) if name.value == LIBRARY => library(name.position(), settings, folder),
         ArmWire::Name(name) => kind_of(&arm.with(name.clone())).map(AllocatorSpec::from),
         ArmWire::Map(name, settings) => with_settings(kind_of(name)?, name.position(), settings, source),
         ArmWire::SeveralKeys(first, second) => {
@@ -135,8 +160,78 @@ fn unknown_allocator(name: &Located<String>) -> Problem {
     Problem::new(name.position(), format!("there is no allocator `{}`", name.value)).help(choices(
         &name.value,
         "allocators",
-        AllocatorKind::ALL.iter().map(|kind| kind.name()),
+        AllocatorKind::ALL.iter().map(|kind| kind.name()).chain([LIBRARY]),
     ))
+}
+
+/// Why a library cannot be an arm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unusable {
+    /// The field that is wrong.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub message: String,
+    /// What to do.
+    pub help: String,
+}
+
+/// Whether the file is there, is a library for this machine, and has the functions that are named.
+///
+/// # Errors
+/// What of that is not so.
+pub fn check_library(library: &LibrarySpec) -> Result<(), Unusable> {
+    let exports = shared_object::exports(&library.path).map_err(|error| Unusable {
+        field: LibrarySpec::PATH,
+        message: format!("`{}` {error}", library.path.display()),
+        help: "name a shared library for this machine; in a file its path begins at the folder of the file".to_owned(),
+    })?;
+    match library.functions().find(|(_, name)| !exports.contains(*name)) {
+        None => Ok(()),
+        Some((field, name)) => Err(Unusable {
+            field,
+            message: format!("`{}` has no function `{name}`", library.path.display()),
+            help: choices(name, "exported", exports.iter().map(String::as_str).filter(|name| !name.starts_with('_')).take(40)),
+        }),
+    }
+}
+
+/// A library: the file is looked at here, so that what is wrong with it is said at its place.
+fn library(at: Position, settings: &SettingsWire, folder: &Path) -> Result<AllocatorSpec, Problem> {
+    let example = format!("as in {LIBRARY_EXAMPLE}");
+    let SettingsWire::Fields(fields) = settings else {
+        return Err(Problem::new(at, "behind `library` stands no map").help(example));
+    };
+    if let Some((key, _)) = fields.iter().find(|(key, _)| LIBRARY_FIELDS.iter().all(|(field, ..)| *field != key.value)) {
+        return Err(Problem::new(key.position(), format!("a library has no field `{}`", key.value)).help(choices(
+            &key.value,
+            "fields",
+            LIBRARY_FIELDS.iter().map(|(field, ..)| *field),
+        )));
+    }
+    let given = |field: &str| fields.iter().find(|(key, _)| key.value == field);
+    let text = |field: &str| match given(field) {
+        None => Ok(None),
+        Some((_, value)) => match &value.value {
+            ValueWire::Scalar(text) if !text.is_empty() && !text.contains([',', '(', ')']) => Ok(Some(value.with(text.clone()))),
+            _ => Err(Problem::new(value.position(), format!("`{field}` is one text without comma and bracket")).help(example.clone())),
+        },
+    };
+    let needed = |field: &str| text(field)?.ok_or_else(|| Problem::new(at, format!("`library` has no `{field}`")).help(example.clone()));
+    let path = needed(LibrarySpec::PATH)?;
+    let function = |field: &str| needed(field).map(|name| name.value);
+    let optional = |field: &str| text(field).map(|name| name.map(|name| name.value));
+    let (record_stream, empty_cache) = (optional("record_stream")?, optional("empty_cache")?);
+    let (alloc, free) = (function("alloc")?, function("free")?);
+    let library = LibrarySpec { path: folder.join(&path.value), alloc, free, record_stream, empty_cache };
+    if let Err(Unusable { field, message, help }) = check_library(&library) {
+        let at = given(field).map_or(at, |(_, value)| value.position());
+        return Err(Problem::new(at, message).help(help));
+    }
+    let spec = AllocatorSpec::library(library);
+    match given(NAME) {
+        None => Ok(spec),
+        Some((_, name)) => Ok(spec.named(arm_name(name)?)),
+    }
 }
 
 fn with_settings(kind: AllocatorKind, at: Position, settings: &SettingsWire, source: &str) -> Result<AllocatorSpec, Problem> {
@@ -412,7 +507,8 @@ impl JsonSchema for ArmWire {
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         let names: Vec<&str> = AllocatorKind::ALL.iter().map(|kind| kind.name()).collect();
-        let maps: Map<String, Value> = AllocatorKind::ALL.iter().map(|kind| (kind.name().to_owned(), settings_schema(*kind))).collect();
+        let maps = AllocatorKind::ALL.iter().map(|kind| (kind.name().to_owned(), settings_schema(*kind)));
+        let maps: Map<String, Value> = maps.chain([(LIBRARY.to_owned(), library_schema())]).collect();
         json_schema!({
             "description": ABOUT,
             "anyOf": [
@@ -448,6 +544,17 @@ fn settings_schema(kind: AllocatorKind) -> Value {
     serde_json::json!({ "type": "object", "description": about(kind), "properties": fields, "additionalProperties": false })
 }
 
+fn library_schema() -> Value {
+    let field = |(name, _, about): &(&str, &str, &str)| ((*name).to_owned(), serde_json::json!({ "type": "string", "description": about }));
+    let fields: Map<String, Value> = LIBRARY_FIELDS.iter().map(field).collect();
+    let needed =
+        [LibrarySpec::PATH].into_iter().chain(LibrarySpec::FUNCTIONS.into_iter().filter(|(_, needed)| *needed).map(|(name, _)| name));
+    let needed: Vec<&str> = needed.collect();
+    serde_json::json!({
+        "type": "object", "description": LIBRARY_ABOUT, "properties": fields, "required": needed, "additionalProperties": false
+    })
+}
+
 /// What may be written; the rule of PyTorch stands in the description.
 fn setting_schema(setting: &Setting) -> Value {
     let description = format!("{} Takes {}.", setting.about, setting.takes);
@@ -459,6 +566,12 @@ fn setting_schema(setting: &Setting) -> Value {
         "backend" => serde_json::json!({ "description": description, "const": "native" }),
         _ => serde_json::json!({ "description": description, "type": ["number", "string"] }),
     }
+}
+
+/// The fields of a library, for the reference: each with what it takes and what it is.
+#[must_use]
+pub fn library_fields() -> Vec<[String; 3]> {
+    LIBRARY_FIELDS.iter().map(|(name, takes, about)| [format!("`{name}`"), (*takes).to_owned(), (*about).to_owned()]).collect()
 }
 
 /// The fields of an allocator's map, for the reference: each with what it takes and what it does.

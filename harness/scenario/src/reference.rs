@@ -24,6 +24,8 @@ pub enum Reference {
     Allocators,
     /// What the map of an allocator takes.
     Settings,
+    /// The fields of a library.
+    Library,
     /// Every step with its fields.
     Steps,
     /// Every recovery policy with its fields.
@@ -45,6 +47,7 @@ impl Reference {
         Self::Scalars,
         Self::Allocators,
         Self::Settings,
+        Self::Library,
         Self::Steps,
         Self::Policies,
         Self::Causes,
@@ -61,6 +64,7 @@ impl Reference {
             Self::Scalars => "scalars",
             Self::Allocators => "allocators",
             Self::Settings => "settings",
+            Self::Library => "library",
             Self::Steps => "steps",
             Self::Policies => "policies",
             Self::Causes => "causes",
@@ -84,6 +88,7 @@ impl Reference {
                 table(["allocator", "what it is"], AllocatorKind::ALL.iter().map(|kind| [code(kind.name()), arms::about(*kind).to_owned()]))
             }
             Self::Settings => table(["field", "takes", "meaning"], arms::fields()),
+            Self::Library => table(["field", "takes", "meaning"], arms::library_fields()),
             Self::Steps => steps(&schema()),
             Self::Policies => policies(&schema()),
             Self::Causes => {

@@ -198,14 +198,14 @@ pub(crate) struct ScenarioWire {
 fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) -> Result<Scenario, Problem> {
     let about = about(&wire.about, SCENARIO.noun)?;
     let needs = wire.needs.check(&point.values, source)?;
-    let allocators = arms::check(wire.allocator.as_ref(), wire.allocators.as_ref(), source)?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let allocators = arms::check(wire.allocator.as_ref(), wire.allocators.as_ref(), source, folder)?;
     let streams = streams(wire.streams.as_deref().unwrap_or_default())?;
     let programs = programs(wire.programs.as_deref().unwrap_or_default())?;
     if wire.steps.value.is_empty() {
         return Err(Problem::new(wire.steps.position(), "a scenario has at least one step")
             .help("as in `steps: [alloc: { buffer: a, size: 1MiB }]`"));
     }
-    let folder = path.parent().unwrap_or(Path::new(""));
     let declared = Declared { folder, parameters: &point.values, allocators: &allocators, streams: &streams, programs: &programs };
     let mut checker = Checker::new(source, declared, announced(&wire.steps.value));
     let given = wire.invariants.as_deref().unwrap_or_default();

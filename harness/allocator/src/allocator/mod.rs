@@ -10,6 +10,7 @@ pub mod async_pool;
 pub mod bfc;
 pub mod caching;
 pub mod direct;
+pub mod library;
 mod live;
 mod pending;
 mod regions;
@@ -53,7 +54,7 @@ use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, StreamI
 use crate::stats::{MemoryStats, SegmentInfo};
 use crate::units::Bytes;
 
-pub use spec::{AllocatorKind, AllocatorSpec, SpecError};
+pub use spec::{AllocatorKind, AllocatorSpec, LIBRARY, SpecError};
 
 /// What a caller asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

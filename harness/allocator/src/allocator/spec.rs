@@ -1,10 +1,11 @@
-//! Which allocator with which settings: [`AllocatorKind`] registers every allocator, [`AllocatorSpec`] is one of them as a scenario, a command
-//! line or a benchmark asks for it, under the name of its *arm*.
+//! Which allocator with which settings: [`AllocatorKind`] registers every allocator, [`AllocatorSpec`] is one of them, or a library of somebody else's, as
+//! a scenario, a command line or a benchmark asks for it, under the name of its *arm*.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::caching::{self, ConfError, Config};
+use super::library::{LibraryAllocator, LibrarySpec, LibrarySpecError};
 use super::{Allocator, async_pool, bfc, direct, rmm_pool};
 
 /// Every allocator that can be named in a scenario: the one place where an allocator is registered.
@@ -77,22 +78,37 @@ impl AllocatorKind {
 
 /// An allocator and its settings: one arm of a comparison. Displayed as its name.
 ///
-/// PyTorch's allocator has settings, those of `PYTORCH_ALLOC_CONF`; the others have none. Without a name of its own an arm is called after
+/// PyTorch's allocator has settings, those of `PYTORCH_ALLOC_CONF`, and a library the names of its functions; the others have none. Without a name of its own an arm is called after
 /// what it is, as in `direct` or `caching(max_split_size_mb:512)`, and that name reads back ([`FromStr`]) as the same arm.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AllocatorSpec {
-    kind: AllocatorKind,
-    /// Other settings than the kind's own; only [`AllocatorKind::Caching`] has any.
-    config: Option<Config>,
+    which: Which,
     name: Option<String>,
 }
+
+/// What an arm allocates with.
+#[derive(Clone, Debug, PartialEq)]
+enum Which {
+    /// With other settings than the kind's own; only [`AllocatorKind::Caching`] has any.
+    Kind(AllocatorKind, Option<Config>),
+    Library(LibrarySpec),
+}
+
+/// The name of libraries in scenarios and reports, beside those of [`AllocatorKind`].
+pub const LIBRARY: &str = "library";
 
 impl AllocatorSpec {
     /// PyTorch's allocator with these settings.
     #[must_use]
     pub fn caching(config: Config) -> Self {
         let config = (config != Config::default()).then_some(config);
-        Self { kind: AllocatorKind::Caching, config, name: None }
+        Self { which: Which::Kind(AllocatorKind::Caching, config), name: None }
+    }
+
+    /// The allocator of a shared library.
+    #[must_use]
+    pub const fn library(library: LibrarySpec) -> Self {
+        Self { which: Which::Library(library), name: None }
     }
 
     /// The same under a name of its own. Such a name says nothing of the settings, so it does not read back.
@@ -101,10 +117,49 @@ impl AllocatorSpec {
         Self { name: Some(name.into()), ..self }
     }
 
-    /// Which allocator it is.
+    /// Which allocator it is; `None` for one of a library.
     #[must_use]
-    pub const fn kind(&self) -> AllocatorKind {
-        self.kind
+    pub const fn kind(&self) -> Option<AllocatorKind> {
+        match self.which {
+            Which::Kind(kind, _) => Some(kind),
+            Which::Library(_) => None,
+        }
+    }
+
+    /// The library, where it is one.
+    #[must_use]
+    pub const fn as_library(&self) -> Option<&LibrarySpec> {
+        match &self.which {
+            Which::Kind(..) => None,
+            Which::Library(library) => Some(library),
+        }
+    }
+
+    /// The name of its kind, which is [`LIBRARY`] for one of a library.
+    #[must_use]
+    pub fn kind_name(&self) -> &'static str {
+        self.kind().map_or(LIBRARY, AllocatorKind::name)
+    }
+
+    /// Whether it is PyTorch's allocator, under whatever settings.
+    #[must_use]
+    pub const fn is_pytorch(&self) -> bool {
+        matches!(self.which, Which::Kind(kind, _) if kind.is_pytorch())
+    }
+
+    /// Why what it does cannot be recorded with segments and blocks; `None` where it can.
+    #[must_use]
+    pub fn not_recorded(&self) -> Option<&'static str> {
+        self.kind()?.not_recorded()
+    }
+
+    /// Why its times on a GPU would not be its own; `None` where they are.
+    #[must_use]
+    pub const fn not_timed(&self) -> Option<&'static str> {
+        match self.which {
+            Which::Kind(..) => None,
+            Which::Library(_) => Some("its calls go from process to process, which takes longer than they do"),
+        }
     }
 
     /// Whether it was given a name of its own.
@@ -117,7 +172,10 @@ impl AllocatorSpec {
     /// this kind.
     #[must_use]
     pub fn settings(&self) -> Option<String> {
-        self.config.as_ref().map(Config::to_string)
+        match &self.which {
+            Which::Kind(_, config) => config.as_ref().map(Config::to_string),
+            Which::Library(library) => Some(library.to_string()),
+        }
     }
 
     /// Whether it is the same allocator with the same settings, whatever the names; `expandable` is `caching` with
@@ -126,7 +184,7 @@ impl AllocatorSpec {
     pub fn is_equivalent_to(&self, other: &Self) -> bool {
         match (self.effective(), other.effective()) {
             (Some(config), Some(others)) => config == others,
-            (None, None) => self.kind == other.kind,
+            (None, None) => self.which == other.which,
             _ => false,
         }
     }
@@ -134,41 +192,44 @@ impl AllocatorSpec {
     /// A fresh allocator.
     #[must_use]
     pub fn build(&self) -> Box<dyn Allocator> {
-        match (self.kind, self.effective()) {
-            (AllocatorKind::Caching | AllocatorKind::Expandable, config) => {
-                Box::new(caching::CachingAllocator::new(config.unwrap_or_default()))
+        match &self.which {
+            Which::Kind(AllocatorKind::Caching | AllocatorKind::Expandable, _) => {
+                Box::new(caching::CachingAllocator::new(self.effective().unwrap_or_default()))
             }
-            (AllocatorKind::Bfc, _) => Box::new(bfc::BfcAllocator::new(bfc::BfcConfig::default())),
-            (AllocatorKind::RmmPool, _) => Box::new(rmm_pool::RmmPool::new(rmm_pool::RmmPoolConfig::default())),
-            (AllocatorKind::AsyncPool, _) => Box::new(async_pool::AsyncPoolAllocator::default()),
-            (AllocatorKind::Direct, _) => Box::new(direct::DirectAllocator::default()),
+            Which::Kind(AllocatorKind::Bfc, _) => Box::new(bfc::BfcAllocator::new(bfc::BfcConfig::default())),
+            Which::Kind(AllocatorKind::RmmPool, _) => Box::new(rmm_pool::RmmPool::new(rmm_pool::RmmPoolConfig::default())),
+            Which::Kind(AllocatorKind::AsyncPool, _) => Box::new(async_pool::AsyncPoolAllocator::default()),
+            Which::Kind(AllocatorKind::Direct, _) => Box::new(direct::DirectAllocator::default()),
+            Which::Library(library) => Box::new(LibraryAllocator::new(library.clone())),
         }
     }
 
     /// The settings of PyTorch's allocator that it runs with; `None` for any other allocator.
     #[must_use]
     pub fn effective(&self) -> Option<Config> {
-        match self.kind {
-            AllocatorKind::Caching => Some(self.config.clone().unwrap_or_default()),
-            AllocatorKind::Expandable => Some(Config { expandable_segments: true, ..Config::default() }),
-            AllocatorKind::Bfc | AllocatorKind::RmmPool | AllocatorKind::AsyncPool | AllocatorKind::Direct => None,
+        match &self.which {
+            Which::Kind(AllocatorKind::Caching, config) => Some(config.clone().unwrap_or_default()),
+            Which::Kind(AllocatorKind::Expandable, _) => Some(Config { expandable_segments: true, ..Config::default() }),
+            Which::Kind(AllocatorKind::Bfc | AllocatorKind::RmmPool | AllocatorKind::AsyncPool | AllocatorKind::Direct, _)
+            | Which::Library(_) => None,
         }
     }
 }
 
 impl From<AllocatorKind> for AllocatorSpec {
     fn from(kind: AllocatorKind) -> Self {
-        Self { kind, config: None, name: None }
+        Self { which: Which::Kind(kind, None), name: None }
     }
 }
 
 impl fmt::Display for AllocatorSpec {
     /// The name of the arm.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.name, &self.config) {
+        match (&self.name, &self.which) {
             (Some(name), _) => f.write_str(name),
-            (None, Some(config)) => write!(f, "{}({config})", self.kind.name()),
-            (None, None) => f.write_str(self.kind.name()),
+            (None, Which::Kind(kind, Some(config))) => write!(f, "{}({config})", kind.name()),
+            (None, Which::Kind(kind, None)) => f.write_str(kind.name()),
+            (None, Which::Library(library)) => write!(f, "{LIBRARY}({library})"),
         }
     }
 }
@@ -176,12 +237,16 @@ impl fmt::Display for AllocatorSpec {
 impl FromStr for AllocatorSpec {
     type Err = SpecError;
 
-    /// Reads the name of an allocator, with or without settings in brackets: `direct`, `caching(max_split_size_mb:512)`.
+    /// Reads the name of an allocator, with or without settings in brackets: `direct`, `caching(max_split_size_mb:512)`,
+    /// `library(path:./my_alloc.so,alloc:my_malloc,free:my_free)`.
     fn from_str(text: &str) -> Result<Self, SpecError> {
         let (name, conf) = match text.split_once('(') {
             Some((name, rest)) => (name, Some(rest.strip_suffix(')').ok_or(SpecError::Unclosed)?)),
             None => (text, None),
         };
+        if name == LIBRARY {
+            return Ok(Self::library(conf.unwrap_or_default().parse()?));
+        }
         let kind = AllocatorKind::from_name(name).ok_or_else(|| SpecError::Unknown { name: name.to_owned() })?;
         match (kind, conf) {
             (_, None) => Ok(kind.into()),
@@ -218,6 +283,9 @@ pub enum SpecError {
     /// Correct the settings.
     #[error(transparent)]
     Conf(#[from] ConfError),
+    /// Name the file and the functions.
+    #[error(transparent)]
+    Library(#[from] LibrarySpecError),
 }
 
 #[cfg(test)]
@@ -260,6 +328,22 @@ mod tests {
         assert!(!read("caching").is_equivalent_to(&read("expandable")));
         assert!(!read("caching").is_equivalent_to(&read("direct")));
         assert!(!read("bfc").is_equivalent_to(&read("direct")));
+    }
+
+    #[test]
+    fn a_library_is_an_arm_with_its_file_and_its_functions() {
+        let library = "library(path:./my alloc.so,alloc:my_malloc,free:my_free,empty_cache:my_clear)";
+        assert_eq!(read(library).to_string(), library);
+        assert_eq!((read(library).kind(), read(library).kind_name()), (None, "library"));
+        assert!(read(library).is_equivalent_to(&read(library).named("mine")));
+        assert!(!read(library).is_equivalent_to(&read("direct")));
+        let refusal = |text: &str| text.parse::<AllocatorSpec>().expect_err(text).to_string();
+        assert_eq!(refusal("library"), "a library needs `path`");
+        assert_eq!(refusal("library(path:a.so,alloc:a)"), "a library needs `free`");
+        assert_eq!(
+            refusal("library(path:a.so,allocate:a)"),
+            "`allocate` is none of `path`, `alloc`, `free`, `record_stream`, `empty_cache`"
+        );
     }
 
     #[test]

@@ -673,6 +673,14 @@ pub enum DeviceError {
         /// What to do about it.
         advice: &'static str,
     },
+    /// A shared library that allocates did not do what its interface promises, or cannot be used. Correct the library.
+    #[error("the library {path}: {why}")]
+    Library {
+        /// The file.
+        path: String,
+        /// What it did.
+        why: String,
+    },
     /// There is no such device to open. The reason says what is missing and what follows.
     #[error("{what}: {why}")]
     Unavailable {

@@ -45,7 +45,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
 /// As `harness run` has it: PyTorch's allocator runs a scenario that lists it, under whatever settings.
 fn lists(scenario: &Scenario, arm: &AllocatorSpec) -> bool {
     let listed = scenario.allocators.iter().any(|listed| listed.is_equivalent_to(arm));
-    listed || (arm.settings().is_some() && arm.kind().is_pytorch() && has_pytorchs(scenario))
+    listed || (arm.settings().is_some() && arm.is_pytorch() && has_pytorchs(scenario))
 }
 
 fn readings(timer: Timer, run: &TimedRun) -> Vec<Reading> {

@@ -35,7 +35,7 @@ fn process(visit: &Visit<'_>) -> Result<u64, Fault> {
         return Err(Fault::Skipped("this program cannot be started again: its own path is not known".to_owned()));
     };
     let failed = |error: std::io::Error| Fault::Failed(format!("`{}` cannot be started: {error}", program.display()));
-    let (arm, memory) = (visit.arm.kind().name(), visit.memory.0);
+    let (arm, memory) = (visit.arm.kind_name(), visit.memory.0);
     let scenario =
         format!("about: One step.\nneeds: {{ memory: {memory}B }}\nallocators: [{arm}]\nsteps:\n  - alloc: {{ buffer: a, size: 1B }}\n");
     let folder = tempfile::tempdir().map_err(failed)?;

@@ -122,7 +122,7 @@ impl Bench {
 
 /// The arm as `--allocator` takes it, whatever the suite calls it.
 pub(super) fn for_shell(arm: &AllocatorSpec) -> String {
-    let kind = arm.kind().name();
+    let kind = arm.kind_name();
     arm.settings().map_or_else(|| kind.to_owned(), |settings| format!("{kind}({settings})"))
 }
 

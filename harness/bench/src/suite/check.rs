@@ -57,9 +57,16 @@ pub(super) fn check(wire: &SuiteWire, source: &str, path: &Path) -> Result<Suite
     let budget = wire.budget.as_ref().map_or(Ok(DEFAULT_BUDGET), duration)?;
     let rounds = wire.rounds.as_ref().map_or(Ok(DEFAULT_ROUNDS), rounds)?;
     not_empty(&wire.arms, "a suite has at least one arm", "as in `arms: [caching, direct]`")?;
-    let arms = arms::check(None, Some(&wire.arms), source)?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let arms = arms::check(None, Some(&wire.arms), source, folder)?;
+    if let Some((arm, wire)) = arms.iter().zip(&wire.arms.value).find(|(arm, _)| arm.not_timed().is_some()) {
+        let message = format!("`{arm}` cannot be timed: {}", arm.not_timed().unwrap_or_default());
+        return Err(Problem::new(wire.position(), message)
+            .help("run it in a scenario: `harness run` has model times on the simulated device")
+            .into());
+    }
     not_empty(&wire.time, "a suite times at least one thing", "as in `time: [latency: { sizes: [2MiB] }]`")?;
-    let mut checker = Checker { folder: path.parent().unwrap_or(Path::new("")), memory, cases: Vec::new(), seen: BTreeMap::new() };
+    let mut checker = Checker { folder, memory, cases: Vec::new(), seen: BTreeMap::new() };
     for measure in &wire.time.value {
         checker.measure(measure)?;
     }

@@ -141,7 +141,7 @@ impl Allocator for Before {
 
 /// Two arms that are the same but for a tenth of the time: they are measured side by side, so that the machine's moods cancel out.
 fn busy(arm: &AllocatorSpec) -> Box<dyn Allocator> {
-    let time = if arm.kind() == AllocatorKind::Caching { 100 } else { 110 };
+    let time = if arm.kind() == Some(AllocatorKind::Caching) { 100 } else { 110 };
     let busy = move |_: &mut dyn Device| {
         let start = Instant::now();
         while start.elapsed() < Duration::from_micros(time) {
@@ -167,7 +167,7 @@ fn an_allocator_that_is_a_tenth_slower_has_host_times_a_tenth_longer() {
 /// PyTorch's allocator, with so many waits for an idle device before each allocation; each takes 466 ns of the model's time.
 fn slowed(arm: &AllocatorSpec, waits: u32) -> Box<dyn Allocator> {
     let wait = move |device: &mut dyn Device| (0..waits).try_for_each(|_| device.synchronize());
-    if arm.kind() == AllocatorKind::Caching { Box::new(Before(arm.build(), Box::new(wait))) } else { arm.build() }
+    if arm.kind() == Some(AllocatorKind::Caching) { Box::new(Before(arm.build(), Box::new(wait))) } else { arm.build() }
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn parts_cover_all_cases_once_and_keep_arms_together() {
 fn what_is_broken_fails_and_what_is_not_for_an_arm_is_skipped() {
     fn leaky(arm: &AllocatorSpec) -> Box<dyn Allocator> {
         let leak = |device: &mut dyn Device| device.malloc(Bytes::mib(2)).map(drop);
-        if arm.kind() == AllocatorKind::Direct { Box::new(Before(arm.build(), Box::new(leak))) } else { arm.build() }
+        if arm.kind() == Some(AllocatorKind::Direct) { Box::new(Before(arm.build(), Box::new(leak))) } else { arm.build() }
     }
     let time = "latency: { sizes: [2MiB], cases: [miss] }\n  - scenario: { file: ../fragmentation_storm.yaml }";
     let record = TestProvider { build: leaky, ..TestProvider::new() }.run(&suite("caching, direct", time));

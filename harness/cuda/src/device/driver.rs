@@ -25,7 +25,21 @@ impl Driver {
     /// # Errors
     /// [`DeviceError::Unavailable`] without a library or with one that lacks a function; [`DeviceError::Driver`] where `cuInit` fails.
     pub(super) fn get() -> Result<&'static Self, DeviceError> {
-        let driver = Self::uninitialised()?;
+        Self::initialised(Self::uninitialised()?)
+    }
+
+    /// The same for a device that serves allocators alone: where the library lacks other functions than [`FOR_ALLOCATION`], it is the call of one
+    /// that is refused.
+    ///
+    /// # Errors
+    /// As [`Driver::get`].
+    pub(super) fn for_allocation() -> Result<&'static Self, DeviceError> {
+        let driver = Self::loaded()?;
+        let missing = driver.missing().into_iter().filter(|name| FOR_ALLOCATION.contains(name)).collect::<Vec<_>>();
+        if missing.is_empty() { Self::initialised(driver) } else { Err(missing_functions(&missing)) }
+    }
+
+    fn initialised(driver: &'static Self) -> Result<&'static Self, DeviceError> {
         // SAFETY: the flags of cuInit must be 0; it may be called any number of times.
         unsafe { driver.init(0) }?;
         Ok(driver)
@@ -36,18 +50,22 @@ impl Driver {
     /// # Errors
     /// [`DeviceError::Unavailable`].
     pub(super) fn uninitialised() -> Result<&'static Self, DeviceError> {
-        static DRIVER: OnceLock<Result<Driver, DeviceError>> = OnceLock::new();
-        DRIVER.get_or_init(Self::load).as_ref().map_err(Clone::clone)
-    }
-
-    fn load() -> Result<Self, DeviceError> {
-        let library = library::load("libcuda.so.1").map_err(|error| not_loaded(&error))?;
-        // SAFETY: the addresses come from the driver's library.
-        let driver = unsafe { Self::look_up(|name| library::find(library, name)) };
+        let driver = Self::loaded()?;
         match driver.missing()[..] {
             [] => Ok(driver),
             ref missing => Err(missing_functions(missing)),
         }
+    }
+
+    /// The library's functions, whichever it has.
+    fn loaded() -> Result<&'static Self, DeviceError> {
+        static DRIVER: OnceLock<Result<Driver, DeviceError>> = OnceLock::new();
+        let load = || {
+            let library = library::load("libcuda.so.1").map_err(|error| not_loaded(&error))?;
+            // SAFETY: the addresses come from the driver's library.
+            Ok(unsafe { Self::look_up(|name| library::find(library, name)) })
+        };
+        DRIVER.get_or_init(load).as_ref().map_err(Clone::clone)
     }
 }
 
@@ -96,6 +114,8 @@ function_table! {
     release_context = cuDevicePrimaryCtxRelease_v2(device: CUdevice);
     /// Makes a context the calling thread's.
     set_context = cuCtxSetCurrent(context: CUcontext);
+    /// The calling thread's context; null where it has none.
+    current_context = cuCtxGetCurrent(context: *mut CUcontext);
     /// Waits for all work of the context.
     synchronize = cuCtxSynchronize();
     /// Free and total memory of the device.
@@ -180,6 +200,26 @@ function_table! {
         shared_bytes: c_uint, stream: CUstream, parameters: *mut *mut c_void, extra: *mut *mut c_void
     );
 }
+
+/// What a device for allocators calls in any case. Streams, events and pages are asked of the driver where an allocator uses them.
+const FOR_ALLOCATION: [&str; 16] = [
+    "cuInit",
+    "cuDriverGetVersion",
+    "cuDeviceGetCount",
+    "cuDeviceGet",
+    "cuDeviceGetName",
+    "cuDeviceTotalMem_v2",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetUuid_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxSetCurrent",
+    "cuCtxGetCurrent",
+    "cuCtxSynchronize",
+    "cuMemGetInfo_v2",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+];
 
 /// Code of `cuMemAlloc` and others: no memory.
 pub(super) const OUT_OF_MEMORY: u32 = 2;

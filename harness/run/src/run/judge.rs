@@ -19,6 +19,7 @@ const fn expected_of_device(error: &DeviceError) -> &'static str {
         DeviceError::UnknownHandle { .. } | DeviceError::NotReady(_) => "streams and events to be used only while they exist",
         DeviceError::Race { .. } | DeviceError::InUse { .. } | DeviceError::Corrupted { .. } => "memory to hold what was written",
         DeviceError::OutOfMemory { .. } => "memory for the harness's own needs",
+        DeviceError::Library { .. } => "the library to do what it is asked for",
         DeviceError::Driver { .. } | DeviceError::Unavailable { .. } => "the driver to do as it is told",
     }
 }

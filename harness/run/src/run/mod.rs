@@ -251,7 +251,7 @@ fn execute_all(
     let (timings, curve) = (world.rig.take_timings(), world.rig.take_curve());
     runner.observer.control.enter(Place::Closing, DEFAULT_TIME_LIMIT);
     if let Some(record) = &mut runner.observer.record
-        && let Some(snapshot) = world.rig.recorded(&request.scenario.name, &world.arm, request.allocator.kind().is_pytorch())
+        && let Some(snapshot) = world.rig.recorded(&request.scenario.name, &world.arm, request.allocator.is_pytorch())
     {
         record(snapshot);
     }

@@ -54,7 +54,7 @@ pub struct Plan {
 pub struct Selection {
     /// Of those that a scenario lists, the ones of these names; `None`: all.
     pub only: Option<Vec<String>>,
-    /// Arms of PyTorch's allocator, for every scenario that lists it under whatever settings.
+    /// Arms of PyTorch's allocator, for every scenario that lists it under whatever settings, and libraries, for every scenario.
     pub added: Vec<AllocatorSpec>,
     /// Of all these, only the pairs of a scenario's name and an allocator's; `None`: all.
     pub pairs: Option<BTreeSet<(String, String)>>,
@@ -72,7 +72,7 @@ impl Selection {
     pub fn of<'a>(&'a self, scenario: &'a Scenario) -> Vec<&'a AllocatorSpec> {
         let wanted = |arm: &&AllocatorSpec| self.only.as_ref().is_none_or(|only| only.contains(&arm.to_string()));
         let mut arms: Vec<&AllocatorSpec> = scenario.allocators.iter().filter(wanted).collect();
-        for added in self.added.iter().filter(|_| has_pytorchs(scenario)) {
+        for added in self.added.iter().filter(|added| !added.is_pytorch() || has_pytorchs(scenario)) {
             let arm = listed_as(scenario, added).unwrap_or(added);
             if !arms.iter().any(|there| there.is_equivalent_to(arm)) {
                 arms.push(arm);
@@ -94,7 +94,7 @@ pub fn listed_as<'a>(scenario: &'a Scenario, added: &AllocatorSpec) -> Option<&'
 /// Whether PyTorch's allocator is among those that the scenario lists.
 #[must_use]
 pub fn has_pytorchs(scenario: &Scenario) -> bool {
-    scenario.allocators.iter().any(|arm| arm.kind().is_pytorch())
+    scenario.allocators.iter().any(|arm| arm.is_pytorch())
 }
 
 /// One run of a plan, before it starts.
@@ -242,7 +242,7 @@ impl Plan {
             interrupt: Arc::default(),
         };
         let observer = |emit, record| Observer { control: Arc::clone(control), only_observed: arm.only_observed(), emit, record };
-        let recordings = recordings.filter(|_| arm.allocator.kind().not_recorded().is_none());
+        let recordings = recordings.filter(|_| arm.allocator.not_recorded().is_none());
         // Nobody takes it any more where the session was given up.
         let mut send = recordings.map(|recordings| |snapshot| drop(recordings.send(snapshot)));
         let record = send.as_mut().map(|send| send as &mut dyn FnMut(Snapshot));
@@ -250,7 +250,8 @@ impl Plan {
             Ok(device) => observe(&request, device, arm.allocator.build(), observer(emit, record))?,
             Err((info, reason)) => return Ok((self.not_run(arm, source, info, Verdict::Skipped { reason }), Figures::new())),
         };
-        if record.verdict == Verdict::Passed {
+        let is_timed = record.device.clock == Clock::Simulated || arm.allocator.not_timed().is_none();
+        if record.verdict == Verdict::Passed && is_timed {
             control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
             if let Ok(device) = open(source, scenario, arm.allocator)? {
                 let timed = time_observed(&request, device, arm.allocator.build(), observer(&mut |_| {}, None))?;

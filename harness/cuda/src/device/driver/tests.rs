@@ -30,6 +30,7 @@ fn every_function_has_the_arguments_that_cudarc_declares() {
         cuDevicePrimaryCtxRetain(_, _),
         cuDevicePrimaryCtxRelease_v2(_),
         cuCtxSetCurrent(_),
+        cuCtxGetCurrent(_),
         cuCtxSynchronize(),
         cuMemGetInfo_v2(_, _),
         cuMemAlloc_v2(_, _),

@@ -1,0 +1,388 @@
+//! Allocators of others: a shared library with the two functions that PyTorch's `CUDAPluggableAllocator` calls
+//! (<https://docs.pytorch.org/docs/stable/notes/cuda.html#using-custom-memory-allocators-for-cuda>).
+//!
+//! The library runs in a process of its own, the *host*, which `harness library-host` is. What it asks of CUDA is passed on to this process and done on
+//! the device that the run is on ([`wire`]). So it works on a device that is simulated, its segments are known exactly, and a crash of it ends
+//! the host alone: the request that it died in fails with [`DeviceError::Library`], and says how.
+//!
+//! What the library cannot tell is told by its calls to the device: what is reserved is what it holds from the driver, each driver allocation a
+//! segment. A block is as large as was asked for. Everything is counted in the large pool. The functions for what PyTorch tells an allocator beyond
+//! the two are optional, as they are there; without them [`Allocator::record_stream`] and [`Allocator::empty_cache`] do nothing.
+
+mod accounts;
+mod host;
+pub mod wire;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use self::accounts::Accounts;
+use self::host::Host;
+pub use self::host::name_program;
+use self::wire::{Call, Code, Order, Reply};
+use super::{Allocation, Allocator, AllocatorError, MemoryFraction, OomCause, Request};
+use crate::device::{Device, DeviceError, DevicePtr, EventId, MemoryRange, StreamId};
+use crate::stats::{MemoryStats, SegmentInfo};
+use crate::units::Bytes;
+
+/// Tensors of the widest numbers need addresses of so many bytes.
+const ALIGNMENT: u64 = 16;
+
+const NOT_PASSED_ON: &str = "which is none of the functions of CUDA that are passed on to the device of the run";
+
+/// A library and the names of its functions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LibrarySpec {
+    /// The file.
+    pub path: PathBuf,
+    /// `void *alloc(ssize_t size, int device, CUstream stream)`.
+    pub alloc: String,
+    /// `void free(void *ptr, ssize_t size, int device, CUstream stream)`.
+    pub free: String,
+    /// `void record_stream(void *ptr, CUstream stream)`, as `set_record_stream_fn` takes it.
+    pub record_stream: Option<String>,
+    /// `void empty_cache(void)`, as `set_reset_fn` takes it.
+    pub empty_cache: Option<String>,
+}
+
+impl LibrarySpec {
+    /// The key of the file.
+    pub const PATH: &'static str = "path";
+    /// The keys with the names of functions, and whether there has to be one.
+    pub const FUNCTIONS: [(&'static str, bool); 4] = [("alloc", true), ("free", true), ("record_stream", false), ("empty_cache", false)];
+
+    /// Each function that is named, by its key.
+    pub fn functions(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let names = [Some(&self.alloc), Some(&self.free), self.record_stream.as_ref(), self.empty_cache.as_ref()];
+        Self::FUNCTIONS.into_iter().zip(names).filter_map(|((key, _), name)| Some((key, name?.as_str())))
+    }
+}
+
+/// Text that says no library. Name the file and the functions.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LibrarySpecError {
+    /// Add it.
+    #[error("a library needs `{0}`")]
+    Missing(&'static str),
+    /// Take one of those that there are.
+    #[error("`{0}` is none of `path`, `alloc`, `free`, `record_stream`, `empty_cache`")]
+    Unknown(String),
+}
+
+impl FromStr for LibrarySpec {
+    type Err = LibrarySpecError;
+
+    /// Reads what stands between the brackets of an arm: `path:./my_alloc.so,alloc:my_malloc,free:my_free`.
+    fn from_str(text: &str) -> Result<Self, LibrarySpecError> {
+        let items = text.split(',').filter(|item| !item.is_empty());
+        let items: Vec<(&str, &str)> = items.map(|item| item.split_once(':').unwrap_or((item, ""))).collect();
+        let known = |key: &str| key == Self::PATH || Self::FUNCTIONS.iter().any(|(function, _)| *function == key);
+        if let Some((key, _)) = items.iter().find(|(key, _)| !known(key)) {
+            return Err(LibrarySpecError::Unknown((*key).to_owned()));
+        }
+        let value = |key: &str| items.iter().find(|(name, value)| *name == key && !value.is_empty()).map(|(_, value)| (*value).to_owned());
+        Ok(Self {
+            path: value(Self::PATH).ok_or(LibrarySpecError::Missing(Self::PATH))?.into(),
+            alloc: value("alloc").ok_or(LibrarySpecError::Missing("alloc"))?,
+            free: value("free").ok_or(LibrarySpecError::Missing("free"))?,
+            record_stream: value("record_stream"),
+            empty_cache: value("empty_cache"),
+        })
+    }
+}
+
+impl fmt::Display for LibrarySpec {
+    /// As it is written between the brackets of an arm.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "path:{}", self.path.display())?;
+        self.functions().try_for_each(|(key, name)| write!(f, ",{key}:{name}"))
+    }
+}
+
+/// A shared library as an allocator. See the module.
+#[derive(Debug)]
+pub struct LibraryAllocator {
+    spec: LibrarySpec,
+    state: State,
+    accounts: Accounts,
+    /// Streams and events that the library made, which go with it.
+    streams: BTreeSet<StreamId>,
+    events: BTreeSet<EventId>,
+    /// Uses by other streams that the library is told of before anything else is asked of it: [`Allocator::record_stream`] has no device.
+    uses: Vec<(DevicePtr, StreamId)>,
+}
+
+/// The process of the library.
+#[derive(Debug)]
+enum State {
+    /// It starts with the first request.
+    NotStarted,
+    Running(Host),
+    /// It has ended, and this is what is left to say of it.
+    Ended(DeviceError),
+}
+
+/// What was seen while the library did as it was told.
+#[derive(Debug, Default)]
+struct Seen {
+    /// The device's first word against a call, where it is not a lack of memory.
+    refused: Option<DeviceError>,
+    /// Functions of CUDA that have no answer here.
+    unanswered: Vec<String>,
+    /// The largest piece of memory that the driver refused.
+    lacking: Option<Bytes>,
+}
+
+impl LibraryAllocator {
+    /// The library, which is loaded when something is first asked of it.
+    #[must_use]
+    pub fn new(spec: LibrarySpec) -> Self {
+        let (streams, events) = (BTreeSet::new(), BTreeSet::new());
+        Self { spec, state: State::NotStarted, accounts: Accounts::default(), streams, events, uses: Vec::new() }
+    }
+
+    fn failed(&self, why: impl Into<String>) -> DeviceError {
+        DeviceError::Library { path: self.spec.path.display().to_string(), why: why.into() }
+    }
+
+    /// Has the library do something, behind what it was to be told before. `what` says it in words.
+    fn order(&mut self, device: &mut dyn Device, order: &Order, what: &str) -> Result<(u64, Seen), DeviceError> {
+        for (address, stream) in std::mem::take(&mut self.uses) {
+            let told = Order::RecordStream { address: address.0, stream: stream.0 };
+            self.order_now(device, &told, &format!("it was told that stream {} uses the memory at {address}", stream.0))?;
+        }
+        self.order_now(device, order, what)
+    }
+
+    /// Has the library do something, and does what it asks of the device meanwhile.
+    fn order_now(&mut self, device: &mut dyn Device, order: &Order, what: &str) -> Result<(u64, Seen), DeviceError> {
+        if let State::NotStarted = self.state {
+            self.state = State::Running(Host::start(&self.spec).map_err(|why| self.failed(why))?);
+            self.order_now(device, &Order::Load, "it was loaded")?;
+        }
+        let mut seen = Seen::default();
+        let mut said = Some(*order);
+        loop {
+            let host = match &mut self.state {
+                State::Running(host) => host,
+                State::Ended(error) => return Err(error.clone()),
+                State::NotStarted => return Err(self.failed("it is not started")),
+            };
+            said.take().into_iter().for_each(|order| host.send(&order));
+            match host.receive() {
+                Some(Reply::Done(value)) => {
+                    return match seen.refused.take() {
+                        Some(error) => Err(error),
+                        None => Ok((value, seen)),
+                    };
+                }
+                Some(Reply::Refused(why)) => {
+                    let error = self.failed(why);
+                    self.state = State::Ended(error.clone());
+                    return Err(error);
+                }
+                Some(Reply::Unanswered(function)) => seen.unanswered.push(function),
+                Some(Reply::Call(call)) => {
+                    let (code, value) = self.serve(device, call, &mut seen);
+                    said = Some(Order::Answer { code, value });
+                }
+                None => {
+                    let how = match host.end() {
+                        Ok(()) if *order == Order::End => return Ok((0, seen)),
+                        Ok(()) => "it ended its process".to_owned(),
+                        Err(how) => how,
+                    };
+                    let error = self.failed(format!("{how} while {what}"));
+                    self.state = State::Ended(error.clone());
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Does a call of the library on the device.
+    fn serve(&mut self, device: &mut dyn Device, call: Call, seen: &mut Seen) -> (Code, u64) {
+        let done = self.do_call(device, call);
+        match done {
+            Ok(value) => (Code::Success, value),
+            Err(DeviceError::OutOfMemory { requested, .. }) => {
+                seen.lacking = seen.lacking.max(Some(requested));
+                (Code::OutOfMemory, 0)
+            }
+            Err(DeviceError::NotReady(_)) => (Code::NotReady, 0),
+            Err(error) => {
+                let code = if let DeviceError::UnknownHandle { .. } = error { Code::InvalidHandle } else { Code::InvalidValue };
+                seen.refused.get_or_insert(error);
+                (code, 0)
+            }
+        }
+    }
+
+    fn do_call(&mut self, device: &mut dyn Device, call: Call) -> Result<u64, DeviceError> {
+        match call {
+            Call::Allocate(size) => {
+                let address = device.malloc(Bytes(size))?;
+                self.accounts.took(MemoryRange::new(address, Bytes(size)));
+                Ok(address.0)
+            }
+            Call::Free(address) => {
+                device.free(DevicePtr(address))?;
+                self.accounts.gave_back(DevicePtr(address));
+                Ok(0)
+            }
+            Call::FreeMemory => device.free_memory().map(|free| free.0),
+            Call::TotalMemory => Ok(device.info().total.0),
+            Call::Synchronize => device.synchronize().map(|()| 0),
+            Call::SynchronizeStream(stream) => device.synchronize_stream(StreamId(stream)).map(|()| 0),
+            Call::CreateStream => {
+                let stream = device.create_stream()?;
+                self.streams.insert(stream);
+                Ok(stream.0.into())
+            }
+            Call::DestroyStream(stream) => {
+                device.destroy_stream(StreamId(stream))?;
+                self.streams.remove(&StreamId(stream));
+                Ok(0)
+            }
+            Call::CreateEvent => {
+                let event = device.create_event()?;
+                self.events.insert(event);
+                Ok(event.0.into())
+            }
+            Call::DestroyEvent(event) => {
+                device.destroy_event(EventId(event))?;
+                self.events.remove(&EventId(event));
+                Ok(0)
+            }
+            Call::RecordEvent { event, stream } => device.record_event(EventId(event), StreamId(stream)).map(|()| 0),
+            Call::QueryEvent(event) => {
+                let is_done = device.event_done(EventId(event))?;
+                if is_done { Ok(0) } else { Err(DeviceError::NotReady(event)) }
+            }
+            Call::SynchronizeEvent(event) => device.synchronize_event(EventId(event)).map(|()| 0),
+            Call::WaitEvent { stream, event } => device.wait_event(StreamId(stream), EventId(event)).map(|()| 0),
+        }
+    }
+
+    /// Why a request was answered with null.
+    fn refusal(&mut self, device: &mut dyn Device, size: Bytes, seen: &Seen) -> AllocatorError {
+        if let Some(function) = seen.unanswered.first() {
+            let why = format!("`{}` called {function}, {NOT_PASSED_ON}, and returned null", self.spec.alloc);
+            return self.failed(why).into();
+        }
+        match device.free_memory() {
+            Ok(free) => self.accounts.out_of_memory(device, size, seen.lacking, OomCause::Device { free }),
+            Err(error) => error.into(),
+        }
+    }
+
+    /// Gives back what the library has left.
+    fn clear(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        while let Some(start) = self.accounts.first() {
+            device.free(start)?;
+            self.accounts.gave_back(start);
+        }
+        self.accounts.forget_all();
+        std::mem::take(&mut self.events).into_iter().try_for_each(|event| device.destroy_event(event))?;
+        std::mem::take(&mut self.streams).into_iter().try_for_each(|stream| device.destroy_stream(stream))
+    }
+}
+
+impl Allocator for LibraryAllocator {
+    fn name(&self) -> &'static str {
+        "library"
+    }
+
+    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+        let Request { size, stream } = request;
+        if size == Bytes::ZERO {
+            return Ok(Allocation::null(request));
+        }
+        if let Some(limit) = self.accounts.exceeded_limit(size) {
+            return Err(self.accounts.out_of_memory(device, size, None, OomCause::Fraction { limit }));
+        }
+        let what = format!("`{}` was to hand out {size} on stream {}, request {}", self.spec.alloc, stream.0, self.accounts.requests() + 1);
+        let (address, seen) = self.order(device, &Order::Allocate { size: size.0, stream: stream.0 }, &what)?;
+        if address == 0 {
+            return Err(self.refusal(device, size, &seen));
+        }
+        if !address.is_multiple_of(ALIGNMENT) {
+            let why = format!("`{}` handed out {}, which is no multiple of {ALIGNMENT} bytes", self.spec.alloc, DevicePtr(address));
+            return Err(self.failed(why).into());
+        }
+        let range = MemoryRange::new(DevicePtr(address), size);
+        Ok(Allocation::new(range, request, self.accounts.handed_out(range, stream)))
+    }
+
+    fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
+        if allocation.is_null() {
+            return Ok(());
+        }
+        let (address, size) = (allocation.ptr(), allocation.requested());
+        let slot = self.accounts.slot_of(&allocation)?;
+        let what = format!("`{}` was to take back {size} at {address}", self.spec.free);
+        // Before the library gives it back to the driver, where that is what it does.
+        self.accounts.taken_back(slot);
+        let (_, seen) = self.order(device, &Order::Free { address: address.0, size: size.0, stream: allocation.stream().0 }, &what)?;
+        match seen.unanswered.first() {
+            Some(function) => Err(self.failed(format!("`{}` called {function}, {NOT_PASSED_ON}", self.spec.free))),
+            None => Ok(()),
+        }
+    }
+
+    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+        if allocation.is_null() {
+            return Ok(());
+        }
+        self.accounts.slot_of(allocation)?;
+        if self.spec.record_stream.is_some() {
+            self.uses.push((allocation.ptr(), stream));
+        }
+        Ok(())
+    }
+
+    /// Does nothing: nobody can tell a library of this interface.
+    fn release_stream(&mut self, _device: &mut dyn Device, _stream: StreamId) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        match self.spec.empty_cache.clone().filter(|_| matches!(self.state, State::Running(_))) {
+            Some(function) => self.order(device, &Order::EmptyCache, &format!("`{function}` was to empty the cache")).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
+        self.accounts.set_memory_fraction(device, fraction);
+    }
+
+    fn reset_peaks(&mut self) {
+        self.accounts.reset_peaks();
+    }
+
+    fn stats(&self) -> MemoryStats {
+        self.accounts.stats()
+    }
+
+    fn snapshot(&self) -> Vec<SegmentInfo> {
+        self.accounts.snapshot()
+    }
+
+    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
+        self.accounts.segment_at(address)
+    }
+
+    /// Ends the process of the library, in which whatever it does at its end is still done.
+    fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let ended = match self.state {
+            State::Running(_) => self.order(device, &Order::End, "the process was to end").map(drop),
+            State::NotStarted | State::Ended(_) => Ok(()),
+        };
+        (self.state, self.uses) = (State::NotStarted, Vec::new());
+        let cleared = self.clear(device);
+        ended.and(cleared)
+    }
+}

@@ -1,0 +1,209 @@
+//! [`Accounts`]: what a library holds from the driver, what of it is handed out, and the statistics of both.
+
+use std::collections::BTreeMap;
+
+use super::super::slab::Slab;
+use super::super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory};
+use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, Place, StreamId};
+use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
+use crate::units::Bytes;
+
+/// The pool that everything is counted in: libraries tell of none.
+const POOL: PoolKind = PoolKind::Large;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Accounts {
+    live: Slab<Live>,
+    /// What is handed out, by address. An address that a library hands out twice is here once, for the second owner.
+    blocks: BTreeMap<DevicePtr, u32>,
+    /// Driver allocations.
+    segments: BTreeMap<DevicePtr, Segment>,
+    stats: MemoryStats,
+    limit: Option<Bytes>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    range: MemoryRange,
+    stream: StreamId,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    size: Bytes,
+    /// Its free pieces and their bytes, as they are counted, while it is partly used.
+    splits: (u64, u64),
+}
+
+impl Accounts {
+    /// How many requests were served.
+    pub(super) const fn requests(&self) -> u64 {
+        self.stats.allocation.all.allocated
+    }
+
+    /// The library took memory from the driver.
+    pub(super) fn took(&mut self, range: MemoryRange) {
+        self.segments.insert(range.start, Segment { size: range.len, splits: (0, 0) });
+        self.stats.reserved_bytes.increase(POOL, range.len.0);
+        self.stats.segment.increase(POOL, 1);
+        self.stats.num_device_alloc += 1;
+    }
+
+    /// The library gave memory back to the driver.
+    pub(super) fn gave_back(&mut self, start: DevicePtr) {
+        let Some(segment) = self.segments.remove(&start) else { return };
+        self.count_splits(segment.splits, (0, 0));
+        self.stats.reserved_bytes.decrease(POOL, segment.size.0);
+        self.stats.segment.decrease(POOL, 1);
+        self.stats.num_device_free += 1;
+    }
+
+    /// The library handed out memory.
+    pub(super) fn handed_out(&mut self, range: MemoryRange, stream: StreamId) -> Handle {
+        let slot = self.live.insert(Live { range, stream });
+        self.blocks.insert(range.start, slot);
+        for bytes in [&mut self.stats.requested_bytes, &mut self.stats.allocated_bytes, &mut self.stats.active_bytes] {
+            bytes.increase(POOL, range.len.0);
+        }
+        for pieces in [&mut self.stats.allocation, &mut self.stats.active] {
+            pieces.increase(POOL, 1);
+        }
+        self.recount(range.start);
+        Handle::new(slot)
+    }
+
+    /// The slot of an allocation.
+    pub(super) fn slot_of(&self, allocation: &Allocation) -> Result<u32, DeviceError> {
+        let slot = allocation.handle().slot();
+        let ours = self.live.get(slot).is_some_and(|live| live.range.start == allocation.ptr());
+        if ours { Ok(slot) } else { Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: Place::default() }) }
+    }
+
+    /// The library takes memory back.
+    pub(super) fn taken_back(&mut self, slot: u32) {
+        let Live { range, .. } = self.live.remove(slot);
+        if self.blocks.get(&range.start) == Some(&slot) {
+            self.blocks.remove(&range.start);
+        }
+        for bytes in [&mut self.stats.requested_bytes, &mut self.stats.allocated_bytes, &mut self.stats.active_bytes] {
+            bytes.decrease(POOL, range.len.0);
+        }
+        for pieces in [&mut self.stats.allocation, &mut self.stats.active] {
+            pieces.decrease(POOL, 1);
+        }
+        self.recount(range.start);
+    }
+
+    /// A driver allocation that the library still holds.
+    pub(super) fn first(&self) -> Option<DevicePtr> {
+        self.segments.keys().next().copied()
+    }
+
+    /// What is still handed out is no more: the library has gone.
+    pub(super) fn forget_all(&mut self) {
+        while let Some((_, &slot)) = self.blocks.first_key_value() {
+            self.taken_back(slot);
+        }
+    }
+
+    /// The segment that an address lies in: its start.
+    fn start_of(&self, address: DevicePtr) -> Option<DevicePtr> {
+        let (&start, segment) = self.segments.range(..=address).next_back()?;
+        (address < start.offset(segment.size)).then_some(start)
+    }
+
+    /// The blocks of a segment, free pieces between them.
+    fn pieces(&self, start: DevicePtr, segment: &Segment) -> Vec<BlockInfo> {
+        let end = start.offset(segment.size);
+        let mut pieces = Vec::new();
+        let free = |pieces: &mut Vec<BlockInfo>, from: DevicePtr, to: DevicePtr| {
+            if from < to {
+                let (size, state) = (Bytes(to.0 - from.0), BlockState::Inactive);
+                pieces.push(BlockInfo { address: from, size, stream: StreamId::DEFAULT, requested: Bytes::ZERO, state });
+            }
+        };
+        let mut next = start;
+        for (&address, &slot) in self.blocks.range(start..end) {
+            let Live { range, stream } = self.live[slot];
+            free(&mut pieces, next, address);
+            pieces.push(BlockInfo { address, size: range.len, stream, requested: range.len, state: BlockState::Allocated });
+            next = range.end();
+        }
+        free(&mut pieces, next, end);
+        pieces
+    }
+
+    fn segment(&self, start: DevicePtr, segment: &Segment) -> SegmentInfo {
+        let blocks = self.pieces(start, segment);
+        SegmentInfo { address: start, size: segment.size, stream: None, pool: POOL, private_pool: None, expandable: false, blocks }
+    }
+
+    /// Counts the free pieces around an address anew.
+    fn recount(&mut self, address: DevicePtr) {
+        let Some(start) = self.start_of(address) else { return };
+        let segment = self.segments[&start];
+        let pieces = self.pieces(start, &segment);
+        let free = pieces.iter().filter(|piece| piece.state == BlockState::Inactive && pieces.len() > 1);
+        let splits = free.fold((0, 0), |(count, bytes), piece| (count + 1, bytes + piece.size.0));
+        self.count_splits(segment.splits, splits);
+        self.segments.insert(start, Segment { splits, ..segment });
+    }
+
+    fn count_splits(&mut self, before: (u64, u64), after: (u64, u64)) {
+        let MemoryStats { inactive_split, inactive_split_bytes, .. } = &mut self.stats;
+        inactive_split.decrease(POOL, before.0);
+        inactive_split.increase(POOL, after.0);
+        inactive_split_bytes.decrease(POOL, before.1);
+        inactive_split_bytes.increase(POOL, after.1);
+    }
+
+    /// The limit, where that much more would exceed it.
+    pub(super) fn exceeded_limit(&self, size: Bytes) -> Option<Bytes> {
+        let allocated = Bytes(self.stats.allocated_bytes.all.current);
+        self.limit.filter(|&limit| allocated.checked_add(size).is_none_or(|total| total > limit))
+    }
+
+    /// Counts a request that failed, and says why. `lacking` is what the driver refused.
+    pub(super) fn out_of_memory(
+        &mut self,
+        device: &dyn Device,
+        requested: Bytes,
+        lacking: Option<Bytes>,
+        cause: OomCause,
+    ) -> AllocatorError {
+        self.stats.num_ooms += 1;
+        AllocatorError::OutOfMemory(Box::new(OutOfMemory {
+            requested,
+            lacking: requested,
+            segment: lacking.unwrap_or(requested),
+            cause,
+            allocated: Bytes(self.stats.allocated_bytes.all.current),
+            reserved: Bytes(self.stats.reserved_bytes.all.current),
+            largest_free_block: None,
+            total: device.info().total,
+        }))
+    }
+
+    pub(super) fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
+        self.limit = fraction.limit(device.info().total);
+    }
+
+    pub(super) fn reset_peaks(&mut self) {
+        self.stats.reset_peaks();
+    }
+
+    pub(super) const fn stats(&self) -> MemoryStats {
+        self.stats
+    }
+
+    /// All segments in address order.
+    pub(super) fn snapshot(&self) -> Vec<SegmentInfo> {
+        self.segments.iter().map(|(&start, segment)| self.segment(start, segment)).collect()
+    }
+
+    pub(super) fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
+        let start = self.start_of(address)?;
+        Some(self.segment(start, &self.segments[&start]))
+    }
+}

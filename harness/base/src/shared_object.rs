@@ -1,0 +1,66 @@
+//! Shared objects as files: which names they export.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use object::elf;
+use object::read::elf::{FileHeader as _, Sym as _};
+use object::{Endianness, ReadCache};
+
+/// Why a file is no shared object that this machine can load.
+#[derive(Debug, thiserror::Error)]
+pub enum SharedObjectError {
+    /// Check the path and the rights of the file.
+    #[error("cannot be read: {0}")]
+    Unreadable(#[from] io::Error),
+    /// Build it for 64 bits.
+    #[error("is a shared library for 32 bits, and programs here have 64")]
+    ThirtyTwoBits,
+    /// Take a shared library.
+    #[error("is not a shared library: {0}")]
+    NotALibrary(object::read::Error),
+}
+
+/// The names that a shared object exports.
+///
+/// # Errors
+/// That the file is none for this machine.
+pub fn exports(path: &Path) -> Result<BTreeSet<String>, SharedObjectError> {
+    let file = ReadCache::new(File::open(path)?);
+    read_exports(&file).map_err(|error| match elf::FileHeader32::<Endianness>::parse(&file) {
+        Ok(_) => SharedObjectError::ThirtyTwoBits,
+        Err(_) => SharedObjectError::NotALibrary(error),
+    })
+}
+
+fn read_exports(file: &ReadCache<File>) -> object::read::Result<BTreeSet<String>> {
+    let header = elf::FileHeader64::<Endianness>::parse(file)?;
+    let endian = header.endian()?;
+    let symbols = header.sections(endian, file)?.symbols(endian, file, elf::SHT_DYNSYM)?;
+    let defined = symbols.iter().filter(|symbol| symbol.is_definition(endian));
+    defined.map(|symbol| symbol.name(endian, symbols.strings()).map(|name| String::from_utf8_lossy(name).into_owned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(bytes: &[u8]) -> String {
+        let folder = tempfile::tempdir().expect("there is a folder for temporary files");
+        let path = folder.path().join("library.so");
+        std::fs::write(&path, bytes).expect("it can be written");
+        exports(&path).expect_err("it is no library").to_string()
+    }
+
+    #[test]
+    fn what_is_no_shared_library_is_refused_with_what_it_is() {
+        assert_eq!(refusal(b"#!/bin/sh\n"), "is not a shared library: Invalid ELF header size or alignment");
+        let mut thirty_two = [0; 52];
+        thirty_two[..7].copy_from_slice(b"\x7fELF\x01\x01\x01");
+        assert_eq!(refusal(&thirty_two), "is a shared library for 32 bits, and programs here have 64");
+        let missing = exports(Path::new("no-such-library.so")).expect_err("there is none").to_string();
+        assert!(missing.starts_with("cannot be read: No such file"), "{missing}");
+    }
+}

@@ -1,0 +1,30 @@
+//! `harness library-host`: the process that a library which allocates runs in. The harness starts it; people do not.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use harness_allocator::allocator::library::LibrarySpec;
+use harness_exec::library_host;
+
+/// Serve a library that allocates, on standard input.
+#[derive(Args)]
+pub(super) struct LibraryHost {
+    path: PathBuf,
+    #[arg(long)]
+    alloc: String,
+    #[arg(long)]
+    free: String,
+    #[arg(long)]
+    record_stream: Option<String>,
+    #[arg(long)]
+    empty_cache: Option<String>,
+}
+
+impl LibraryHost {
+    pub(super) fn run(self) -> ExitCode {
+        let Self { path, alloc, free, record_stream, empty_cache } = self;
+        let code = library_host::serve(&LibrarySpec { path, alloc, free, record_stream, empty_cache });
+        ExitCode::from(u8::try_from(code).unwrap_or(1))
+    }
+}

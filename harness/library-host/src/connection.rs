@@ -1,0 +1,108 @@
+//! The socket to the harness, which is the standard input of this process, and the calls over it.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int};
+use std::fs::File;
+use std::io::{BufReader, Write};
+use std::os::fd::FromRawFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use harness_allocator::allocator::library::wire::{self, Call, Code, Order, Reply};
+
+/// Both directions of the socket.
+pub(crate) struct Connection {
+    from: BufReader<File>,
+    to: File,
+    /// Whether the harness waits for what an order comes to: only then it listens to calls.
+    pub(crate) has_order: bool,
+}
+
+/// For the thread that an order is carried out in, and for threads that the library makes.
+pub(crate) fn connection() -> MutexGuard<'static, Option<Connection>> {
+    static CONNECTION: Mutex<Option<Connection>> = Mutex::new(None);
+    CONNECTION.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes standard input for the socket. The library reads no input of ours, and finds none.
+pub(crate) fn connect() -> bool {
+    // SAFETY: standard input is open, as the harness has started this process with its socket there; the copy is this library's own.
+    let socket = unsafe { libc::fcntl(0, libc::F_DUPFD_CLOEXEC, 3) };
+    if socket < 0 {
+        return false;
+    }
+    // SAFETY: the path is a C string; standard input becomes an empty file, and the descriptor of that is not needed.
+    unsafe {
+        let nothing = libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY);
+        libc::dup2(nothing, 0);
+        libc::close(nothing);
+    }
+    // SAFETY: the descriptor was just made, and is nobody else's.
+    let from = unsafe { File::from_raw_fd(socket) };
+    let Ok(to) = from.try_clone() else { return false };
+    *connection() = Some(Connection { from: BufReader::new(from), to, has_order: false });
+    true
+}
+
+impl Connection {
+    pub(crate) fn say(&mut self, reply: &Reply) {
+        // Where the harness has gone, the next order does not come.
+        let _ = wire::send(&mut self.to, reply).and_then(|()| self.to.flush());
+    }
+
+    pub(crate) fn next(&mut self) -> Option<Order> {
+        wire::receive(&mut self.from).ok().flatten()
+    }
+}
+
+thread_local! {
+    /// The last code of this thread that was no success, for `cudaGetLastError`.
+    static LAST: Cell<c_int> = const { Cell::new(0) };
+}
+
+/// The runtime keeps the last error of each thread.
+pub(crate) fn remember(code: Code) -> c_int {
+    let code = code as c_int;
+    if code != 0 && code != Code::NotReady as c_int {
+        LAST.set(code);
+    }
+    code
+}
+
+/// The last error of the thread, which is forgotten where it is asked for so.
+pub(crate) fn last_error(forget: bool) -> c_int {
+    if forget { LAST.take() } else { LAST.get() }
+}
+
+/// Asks the harness for a call on its device.
+pub(crate) fn ask(call: Call) -> Result<u64, Code> {
+    let mut connection = connection();
+    let connection = connection.as_mut().filter(|connection| connection.has_order).ok_or(Code::Unknown)?;
+    connection.say(&Reply::Call(call));
+    match connection.next() {
+        Some(Order::Answer { code: Code::Success, value }) => Ok(value),
+        Some(Order::Answer { code, .. }) => Err(code),
+        _ => Err(Code::Unknown),
+    }
+}
+
+/// Tells of a function that has no entry here.
+pub(crate) fn unanswered(name: &str) -> Code {
+    if let Some(connection) = connection().as_mut().filter(|connection| connection.has_order) {
+        connection.say(&Reply::Unanswered(name.to_owned()));
+    }
+    Code::NotSupported
+}
+
+/// Where the stubs of thin libraries go on: they have their descriptor in `r11`, which begins with the function's name.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+extern "C" fn harness_gpu_unmodelled() {
+    std::arch::naked_asm!("mov rdi, r11", "jmp {answer}", answer = sym answer_stub)
+}
+
+unsafe extern "C" fn answer_stub(descriptor: *const *const c_char) -> c_int {
+    // SAFETY: a stub hands over its own descriptor, whose first field is a C string; both live as long as the library they are in.
+    let name = unsafe { CStr::from_ptr(*descriptor) };
+    remember(unanswered(&name.to_string_lossy()))
+}

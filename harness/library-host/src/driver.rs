@@ -1,0 +1,142 @@
+//! Functions of the CUDA driver (`libcuda`). Declarations: <https://docs.nvidia.com/cuda/cuda-driver-api/>.
+
+use std::ffi::{c_int, c_uint};
+
+use harness_allocator::allocator::library::wire::{Call, Code};
+
+use crate::connection::ask;
+use crate::handles::{Event, Stream};
+use crate::runtime::{
+    VERSION, allocate, create_event, create_stream, destroy_event, destroy_stream, memory, only_device, put, query_event, record_event,
+    synchronize_event, synchronize_stream, wait_event,
+};
+
+/// The handle of the one context.
+const CONTEXT: usize = 0x4_0000_0000;
+
+/// The driver keeps no last error.
+fn answer(done: Result<(), Code>) -> c_int {
+    done.err().unwrap_or(Code::Success) as c_int
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuInit(_: c_uint) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> c_int {
+    // SAFETY: the library passes a pointer to a number.
+    answer(unsafe { put(version, VERSION) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
+    // SAFETY: the library passes a pointer to a number.
+    answer(unsafe { put(count, 1) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int {
+    // SAFETY: the library passes a pointer to a number.
+    answer(only_device(ordinal).and_then(|()| unsafe { put(device, 0) }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> c_int {
+    // SAFETY: the library passes a pointer to a handle.
+    answer(only_device(device).and_then(|()| unsafe { put(context, CONTEXT) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> c_int {
+    answer(only_device(device))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxGetCurrent(context: *mut usize) -> c_int {
+    // SAFETY: the library passes a pointer to a handle.
+    answer(unsafe { put(context, CONTEXT) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> c_int {
+    // SAFETY: the library passes a pointer to a number.
+    answer(unsafe { put(device, 0) })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSetCurrent(context: usize) -> c_int {
+    answer(if [0, CONTEXT].contains(&context) { Ok(()) } else { Err(Code::InvalidValue) })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSynchronize() -> c_int {
+    answer(ask(Call::Synchronize).map(drop))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, size: usize) -> c_int {
+    // The driver refuses no bytes, where the runtime gives null.
+    let start = if size == 0 { Err(Code::InvalidValue) } else { allocate(size) };
+    // SAFETY: the library passes a pointer to an address.
+    answer(start.and_then(|start| unsafe { put(address, start) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemFree_v2(address: u64) -> c_int {
+    answer(if address == 0 { Ok(()) } else { ask(Call::Free(address)).map(drop) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> c_int {
+    // SAFETY: the library passes pointers to numbers.
+    answer(unsafe { memory(free, total) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamCreate(stream: *mut Stream, _: c_uint) -> c_int {
+    // SAFETY: the library passes a pointer to a handle.
+    answer(create_stream().and_then(|made| unsafe { put(stream, made) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamDestroy_v2(stream: Stream) -> c_int {
+    answer(destroy_stream(stream))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamSynchronize(stream: Stream) -> c_int {
+    answer(synchronize_stream(stream))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamWaitEvent(stream: Stream, event: Event, _: c_uint) -> c_int {
+    answer(wait_event(stream, event))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuEventCreate(event: *mut Event, _: c_uint) -> c_int {
+    // SAFETY: the library passes a pointer to a handle.
+    answer(create_event().and_then(|made| unsafe { put(event, made) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventDestroy_v2(event: Event) -> c_int {
+    answer(destroy_event(event))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventRecord(event: Event, stream: Stream) -> c_int {
+    answer(record_event(event, stream))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventQuery(event: Event) -> c_int {
+    answer(query_event(event))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventSynchronize(event: Event) -> c_int {
+    answer(synchronize_event(event))
+}

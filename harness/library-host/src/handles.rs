@@ -1,0 +1,44 @@
+//! Streams and events: numbers of the harness, and pointers that a library keeps without looking at what is there.
+
+use harness_allocator::allocator::library::wire::Code;
+
+/// A stream of CUDA. Null, and `CU_STREAM_LEGACY`, is the default stream.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Stream(usize);
+
+/// An event of CUDA.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Event(usize);
+
+const STREAMS: usize = 0x5_0000_0000;
+const EVENTS: usize = 0x6_0000_0000;
+const STEP: usize = 16;
+/// `CU_STREAM_LEGACY`, and as there is one default stream `CU_STREAM_PER_THREAD`.
+const DEFAULTS: [usize; 3] = [0, 1, 2];
+
+impl Stream {
+    pub(crate) const fn new(number: u32) -> Self {
+        Self(if number == 0 { 0 } else { STREAMS + number as usize * STEP })
+    }
+
+    pub(crate) fn number(self) -> Result<u32, Code> {
+        if DEFAULTS.contains(&self.0) { Ok(0) } else { number(self.0, STREAMS) }
+    }
+}
+
+impl Event {
+    pub(crate) const fn new(number: u32) -> Self {
+        Self(EVENTS + number as usize * STEP)
+    }
+
+    pub(crate) fn number(self) -> Result<u32, Code> {
+        number(self.0, EVENTS)
+    }
+}
+
+fn number(handle: usize, first: usize) -> Result<u32, Code> {
+    let offset = handle.checked_sub(first).filter(|offset| offset.is_multiple_of(STEP)).ok_or(Code::InvalidHandle)?;
+    u32::try_from(offset / STEP).map_err(|_| Code::InvalidHandle)
+}

@@ -1,0 +1,239 @@
+//! Functions of the CUDA runtime (`libcudart`). Declarations: <https://docs.nvidia.com/cuda/cuda-runtime-api/>.
+
+use std::ffi::{CStr, c_char, c_int, c_uint};
+
+use harness_allocator::allocator::library::wire::{Call, Code};
+
+use crate::connection::{ask, last_error, remember};
+use crate::handles::{Event, Stream};
+
+/// CUDA 13.0, as `cudaRuntimeGetVersion` tells it.
+pub(crate) const VERSION: c_int = 13_000;
+
+/// Answers with what a call came to.
+fn answer(done: Result<(), Code>) -> c_int {
+    remember(done.err().unwrap_or(Code::Success))
+}
+
+/// Writes what a function returns through a pointer.
+///
+/// # Safety
+/// The pointer is null, or there is room for a value.
+pub(crate) unsafe fn put<T>(into: *mut T, value: T) -> Result<(), Code> {
+    if into.is_null() {
+        return Err(Code::InvalidValue);
+    }
+    // SAFETY: as the caller promises.
+    unsafe { into.write(value) };
+    Ok(())
+}
+
+/// A number that the harness gave for a stream or an event.
+pub(crate) fn small(number: u64) -> Result<u32, Code> {
+    u32::try_from(number).map_err(|_| Code::Unknown)
+}
+
+/// Takes memory; of no bytes there is none, without an error.
+pub(crate) fn allocate(size: usize) -> Result<u64, Code> {
+    if size == 0 { Ok(0) } else { ask(Call::Allocate(size as u64)) }
+}
+
+/// Free and all memory.
+///
+/// # Safety
+/// The pointers are null, or there is room.
+pub(crate) unsafe fn memory(free: *mut usize, total: *mut usize) -> Result<(), Code> {
+    let (now, all) = (ask(Call::FreeMemory)?, ask(Call::TotalMemory)?);
+    // SAFETY: as the caller promises.
+    unsafe {
+        put(free, now as usize)?;
+        put(total, all as usize)
+    }
+}
+
+/// There is one device.
+pub(crate) const fn only_device(device: c_int) -> Result<(), Code> {
+    if device == 0 { Ok(()) } else { Err(Code::InvalidValue) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMalloc(address: *mut usize, size: usize) -> c_int {
+    // SAFETY: the library passes a pointer to a pointer.
+    answer(allocate(size).and_then(|start| unsafe { put(address, start as usize) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaFree(address: usize) -> c_int {
+    answer(if address == 0 { Ok(()) } else { ask(Call::Free(address as u64)).map(drop) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_int {
+    // SAFETY: the library passes pointers to numbers.
+    answer(unsafe { memory(free, total) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaGetDevice(device: *mut c_int) -> c_int {
+    // SAFETY: the library passes a pointer to a number.
+    answer(unsafe { put(device, 0) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaGetDeviceCount(count: *mut c_int) -> c_int {
+    // SAFETY: the library passes a pointer to a number.
+    answer(unsafe { put(count, 1) })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaSetDevice(device: c_int) -> c_int {
+    answer(only_device(device))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaDeviceSynchronize() -> c_int {
+    answer(ask(Call::Synchronize).map(drop))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaRuntimeGetVersion(version: *mut c_int) -> c_int {
+    // SAFETY: the library passes a pointer to a number.
+    answer(unsafe { put(version, VERSION) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaDriverGetVersion(version: *mut c_int) -> c_int {
+    // SAFETY: the library passes a pointer to a number.
+    answer(unsafe { put(version, VERSION) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaStreamCreate(stream: *mut Stream) -> c_int {
+    // SAFETY: the library passes a pointer to a handle.
+    answer(create_stream().and_then(|made| unsafe { put(stream, made) }))
+}
+
+/// A stream that does not wait for the default stream is the only kind that the harness has.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaStreamCreateWithFlags(stream: *mut Stream, _: c_uint) -> c_int {
+    // SAFETY: as for the other function.
+    unsafe { cudaStreamCreate(stream) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaStreamDestroy(stream: Stream) -> c_int {
+    answer(destroy_stream(stream))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaStreamSynchronize(stream: Stream) -> c_int {
+    answer(synchronize_stream(stream))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaStreamWaitEvent(stream: Stream, event: Event, _: c_uint) -> c_int {
+    answer(wait_event(stream, event))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaEventCreate(event: *mut Event) -> c_int {
+    // SAFETY: the library passes a pointer to a handle.
+    answer(create_event().and_then(|made| unsafe { put(event, made) }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaEventCreateWithFlags(event: *mut Event, _: c_uint) -> c_int {
+    // SAFETY: as for the other function.
+    unsafe { cudaEventCreate(event) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaEventDestroy(event: Event) -> c_int {
+    answer(destroy_event(event))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaEventRecord(event: Event, stream: Stream) -> c_int {
+    answer(record_event(event, stream))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaEventQuery(event: Event) -> c_int {
+    answer(query_event(event))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaEventSynchronize(event: Event) -> c_int {
+    answer(synchronize_event(event))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaGetLastError() -> c_int {
+    last_error(true)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaPeekAtLastError() -> c_int {
+    last_error(false)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaGetErrorName(code: c_int) -> *const c_char {
+    words(code).0.as_ptr()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaGetErrorString(code: c_int) -> *const c_char {
+    words(code).1.as_ptr()
+}
+
+/// Name and text of the codes that are answered here.
+const fn words(code: c_int) -> (&'static CStr, &'static CStr) {
+    match code {
+        0 => (c"cudaSuccess", c"no error"),
+        1 => (c"cudaErrorInvalidValue", c"invalid argument"),
+        2 => (c"cudaErrorMemoryAllocation", c"out of memory"),
+        400 => (c"cudaErrorInvalidResourceHandle", c"invalid resource handle"),
+        600 => (c"cudaErrorNotReady", c"device not ready"),
+        801 => (c"cudaErrorNotSupported", c"operation not supported"),
+        _ => (c"cudaErrorUnknown", c"unknown error"),
+    }
+}
+
+// What the driver's functions do as well.
+
+pub(crate) fn create_stream() -> Result<Stream, Code> {
+    ask(Call::CreateStream).and_then(small).map(Stream::new)
+}
+
+pub(crate) fn destroy_stream(stream: Stream) -> Result<(), Code> {
+    ask(Call::DestroyStream(stream.number()?)).map(drop)
+}
+
+pub(crate) fn synchronize_stream(stream: Stream) -> Result<(), Code> {
+    ask(Call::SynchronizeStream(stream.number()?)).map(drop)
+}
+
+pub(crate) fn wait_event(stream: Stream, event: Event) -> Result<(), Code> {
+    ask(Call::WaitEvent { stream: stream.number()?, event: event.number()? }).map(drop)
+}
+
+pub(crate) fn create_event() -> Result<Event, Code> {
+    ask(Call::CreateEvent).and_then(small).map(Event::new)
+}
+
+pub(crate) fn destroy_event(event: Event) -> Result<(), Code> {
+    ask(Call::DestroyEvent(event.number()?)).map(drop)
+}
+
+pub(crate) fn record_event(event: Event, stream: Stream) -> Result<(), Code> {
+    ask(Call::RecordEvent { event: event.number()?, stream: stream.number()? }).map(drop)
+}
+
+pub(crate) fn query_event(event: Event) -> Result<(), Code> {
+    ask(Call::QueryEvent(event.number()?)).map(drop)
+}
+
+pub(crate) fn synchronize_event(event: Event) -> Result<(), Code> {
+    ask(Call::SynchronizeEvent(event.number()?)).map(drop)
+}

@@ -61,7 +61,7 @@ pub(super) struct Exec {
     /// The GPU that the program is told of.
     #[arg(long, value_name = "NAME", default_value = GPU, value_parser = PossibleValuesParser::new(GPUS.map(|gpu| gpu.name)))]
     gpu: String,
-    /// Number of simulated GPUs. Each process sees all of them, with all their memory.
+    /// Number of simulated GPUs. All processes of the program see all of them, and share their memory.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_DEVICES)))]
     devices: u32,
     /// Memory that a process takes before its first allocation, for what the CUDA context and loaded libraries take on a real GPU.
@@ -122,6 +122,7 @@ impl Exec {
             way: Way::of_libc(torch.libc),
             alloc_conf: self.alloc_conf.first().map(String::as_str),
             snapshot: self.snapshot.is_some(),
+            ledger: None,
         };
         if has_many {
             return self.many.run(launch, &settings, &self.alloc_conf, terminal);

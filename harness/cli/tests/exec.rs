@@ -178,6 +178,17 @@ fn children_of_a_shell_script_and_of_their_children_are_simulated_too() {
 }
 
 #[test]
+fn processes_of_a_program_share_the_memory_of_a_gpu_until_they_are_gone() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", include_str!("programs/shared.py"));
+    let ran = world.run(&["--record", "run.json", "--context-overhead", "10MiB"], &["python3", "train.py"]);
+    let seen = "second 0 first 2 0\nfree 304 used 720 held 110 610\nkilled: free 914 first 0 used 710\nforked: free 314\n";
+    assert_eq!(ran.out, seen, "{}", ran.err);
+    assert_eq!(world.record()["peak_held"], serde_json::json!([720 << 20]));
+    assert!(ran.err.contains("all processes: at most 720 MiB of 1 GiB held at one time"), "{}", ran.err);
+}
+
+#[test]
 fn a_fatal_out_of_memory_error_leaves_statistics_and_a_snapshot_which_is_explained() {
     let Some(world) = World::new() else { return };
     let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots/features.pickle.gz");

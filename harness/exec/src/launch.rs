@@ -7,6 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::settings::{LIBRARIES, RUN, SETTINGS, Settings};
 use tempfile::TempDir;
 
@@ -76,6 +77,8 @@ pub struct Launch<'a> {
     pub alloc_conf: Option<&'a str>,
     /// Whether memory snapshots are wanted.
     pub snapshot: bool,
+    /// The ledger of the devices that the program shares with others; a run has one of its own without it.
+    pub ledger: Option<&'a Path>,
 }
 
 /// Why the program was not run.
@@ -188,6 +191,9 @@ impl Launch<'_> {
         for cache in KERNEL_CACHES {
             fs::create_dir_all(kernel_cache(run, cache))?;
         }
+        if self.ledger.is_none() {
+            Ledger::create(&own_ledger(run))?;
+        }
         let hook = hook_folder(run);
         fs::create_dir(&hook)?;
         fs::write(hook.join("sitecustomize.py"), HOOK)?;
@@ -209,6 +215,7 @@ impl Launch<'_> {
             (SETTINGS, self.settings.to_string().into()),
             (LIBRARIES, libraries.into()),
             (RUN, run.into()),
+            (LEDGER, self.ledger.map_or_else(|| own_ledger(run), Path::to_owned).into()),
             ("TRITON_LIBCUDA_PATH", libraries.into()),
             ("PYTHONPATH", joined([hook_folder(run).into(), inherited("PYTHONPATH").unwrap_or_default()])),
         ];
@@ -230,6 +237,11 @@ impl Launch<'_> {
 
 fn hook_folder(run: &Path) -> PathBuf {
     run.join("python")
+}
+
+/// The ledger of a run that shares its devices with no other.
+pub(crate) fn own_ledger(run: &Path) -> PathBuf {
+    run.join("ledger")
 }
 
 fn kernel_cache(run: &Path, variable: &str) -> PathBuf {

@@ -9,7 +9,7 @@ use crate::code::{Code, answer, name, sentence};
 use crate::device_figures::{attribute, pci_bus, uuid};
 use crate::entry_points::function;
 use crate::memory::device_of_page;
-use crate::runtime::{active_blocks, allocate, device, free, write_address};
+use crate::runtime::{active_blocks, allocate, device, free, free_and_total, write_address};
 use crate::unmodelled::{delete_object, new_object};
 use crate::values;
 use crate::world::{current_device, is_device_memory, machine, set_current_device};
@@ -171,9 +171,8 @@ extern "C" fn cuCtxSetLimit(_: c_int, _: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemGetInfo_v2(free_bytes: *mut usize, total: *mut usize) -> c_int {
-    let memory = machine().state().devices.get_mut(current_device()).ok_or(Code::NoDevice).map(|memory| memory.free_and_total());
     // SAFETY: the program passes pointers to numbers.
-    answer(memory.map(|(left, all)| unsafe { (*free_bytes, *total) = (left.0 as usize, all.0 as usize) }))
+    answer(free_and_total().map(|(left, all)| unsafe { (*free_bytes, *total) = (left.0 as usize, all.0 as usize) }))
 }
 
 #[unsafe(no_mangle)]
@@ -258,7 +257,8 @@ unsafe extern "C" fn cuMemCreate(handle: *mut u64, size: usize, properties: *con
     if index >= state.devices.len() {
         return answer(Err(Code::InvalidDevice));
     }
-    let (created, injected) = state.attempt(machine, (FaultyCall::Create, size), |state| state.devices[index].create(size));
+    let (created, injected) =
+        state.attempt(machine, (FaultyCall::Create, size), |state| state.on_device(index, |memory| memory.create(size)));
     machine.counters.count_allocation(index, state.devices[index].used(), injected, created.is_err());
     // SAFETY: the program passes a pointer to a handle.
     answer(created.map(|number| unsafe { *handle = number }))
@@ -268,8 +268,7 @@ unsafe extern "C" fn cuMemCreate(handle: *mut u64, size: usize, properties: *con
 extern "C" fn cuMemRelease(handle: u64) -> c_int {
     let machine = machine();
     let mut state = machine.state();
-    let memory = state.devices.get_mut(device_of_page(handle)).ok_or(Code::InvalidValue);
-    answer(memory.and_then(|memory| {
+    answer(state.give_back(device_of_page(handle), |memory| {
         let given_back = memory.release(handle)?;
         note_given_back(memory.index(), u64::from(given_back), memory.used());
         Ok(())
@@ -295,10 +294,13 @@ extern "C" fn cuMemMap(address: usize, size: usize, offset: usize, handle: u64, 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemUnmap(address: usize, size: usize) -> c_int {
     let state = &mut *machine().state();
-    let unmapped = state.device_at(address as u64).and_then(|memory| {
-        let pieces = memory.unmap(address as u64, Bytes(size as u64))?;
-        note_given_back(memory.index(), pieces, memory.used());
-        Ok(())
+    let index = state.device_at(address as u64).map(|memory| memory.index());
+    let unmapped = index.and_then(|index| {
+        state.give_back(index, |memory| {
+            let pieces = memory.unmap(address as u64, Bytes(size as u64))?;
+            note_given_back(memory.index(), pieces, memory.used());
+            Ok(())
+        })
     });
     if unmapped.is_ok() {
         state.contents.forget(address as u64, size as u64);

@@ -1,5 +1,5 @@
-//! NVML (<https://docs.nvidia.com/deploy/nvml-api/>): what PyTorch and its users ask of it. It tells what this process holds of the simulated
-//! devices; nothing else runs on them.
+//! NVML (<https://docs.nvidia.com/deploy/nvml-api/>): what PyTorch and its users ask of it. It tells what the processes of the run hold of the
+//! simulated devices; nothing else runs on them.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -28,12 +28,9 @@ fn device(handle: usize) -> Result<u32, Answer> {
     (number < machine().settings.devices).then_some(number).ok_or(Answer::InvalidArgument)
 }
 
-/// What this process holds of a device, its context included once it has used it.
+/// What all processes hold of a device, their contexts included.
 fn used(number: u32) -> Bytes {
-    let machine = machine();
-    let index = machine.visible.iter().position(|visible| *visible == number);
-    let mut state = machine.state();
-    index.and_then(|index| state.devices.get_mut(index)).map_or(Bytes::ZERO, |memory| memory.used() + machine.settings.context_overhead)
+    machine().state().holdings(number).iter().fold(Bytes::ZERO, |sum, holding| sum + holding.held)
 }
 
 /// Copies a string with its end.
@@ -210,7 +207,10 @@ struct MemoryV2 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetMemoryInfo(handle: usize, memory: *mut Memory) -> c_int {
     let total = machine().settings.memory;
-    let figures = |number: u32| Memory { total: total.0, free: total.saturating_sub(used(number)).0, used: used(number).0 };
+    let figures = |number: u32| {
+        let used = used(number);
+        Memory { total: total.0, free: total.saturating_sub(used).0, used: used.0 }
+    };
     // SAFETY: the program passes a pointer to the structure.
     unsafe { tell(handle, memory, figures) }
 }
@@ -221,12 +221,9 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: usize, memory: *mut Memo
     // SAFETY: the program passes a pointer to the structure, with its version.
     unsafe {
         let version = (*memory).version;
-        tell(handle, memory, |number| MemoryV2 {
-            version,
-            total: total.0,
-            reserved: 0,
-            free: total.saturating_sub(used(number)).0,
-            used: used(number).0,
+        tell(handle, memory, |number| {
+            let used = used(number);
+            MemoryV2 { version, total: total.0, reserved: 0, free: total.saturating_sub(used).0, used: used.0 }
         })
     }
 }
@@ -246,22 +243,22 @@ struct ProcessV3 {
     instances: [c_uint; 2],
 }
 
-/// Writes this process as the only one of a device that it holds memory of.
+/// Writes the processes that hold memory of a device.
 ///
 /// # Safety
 /// `count` points to the room of `processes`.
-unsafe fn processes<T>(handle: usize, count: *mut c_uint, processes: *mut T, entry: impl FnOnce(c_uint, u64) -> T) -> c_int {
+unsafe fn processes<T>(handle: usize, count: *mut c_uint, processes: *mut T, entry: impl Fn(c_uint, u64) -> T) -> c_int {
     answer(device(handle).and_then(|number| {
-        let bytes = used(number);
-        let entries = c_uint::from(bytes > Bytes::ZERO);
-        // SAFETY: as the caller promises.
+        let holdings = machine().state().holdings(number);
+        let entries = c_uint::try_from(holdings.len()).unwrap_or(c_uint::MAX);
+        // SAFETY: as the caller promises; there is room for all of them.
         unsafe {
             let room = std::mem::replace(&mut *count, entries);
             if room < entries {
                 return Err(Answer::InsufficientSize);
             }
-            if entries > 0 {
-                processes.write(entry(std::process::id(), bytes.0));
+            for (index, holding) in holdings.into_iter().enumerate() {
+                processes.add(index).write(entry(holding.pid, holding.held.0));
             }
         }
         Ok(())

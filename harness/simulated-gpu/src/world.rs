@@ -18,6 +18,7 @@ use crate::values::Contents;
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
 use harness_gpu_settings::counters::Counters;
 use harness_gpu_settings::gpus::Gpu;
+use harness_gpu_settings::ledger::{Account, Holding, LEDGER, Ledger};
 use harness_gpu_settings::settings::{FaultyCall, RUN, SETTINGS, Settings};
 
 /// The simulated machine as this process sees it.
@@ -37,6 +38,8 @@ pub(crate) struct State {
     pub(crate) host: HostMemory,
     pub(crate) attempts: Attempts,
     pub(crate) contents: Contents,
+    /// What this process holds of the devices' memory, which it shares with others.
+    account: Account,
 }
 
 /// The machine. The first call makes it.
@@ -72,6 +75,7 @@ impl Machine {
             host: HostMemory::default(),
             attempts: Attempts::of_this_process(folder.as_deref()),
             contents: Contents::default(),
+            account: Account::new(env::var_os(LEDGER).and_then(|path| Ledger::open(path.as_ref()).ok())),
         };
         unlock_in_forked_children();
         let counters = Counters::of_this_process(folder.as_deref(), u32::try_from(visible.len()).unwrap_or(0), settings.memory);
@@ -111,6 +115,47 @@ impl State {
         };
         self.attempts.note(&Attempt { call, size, submitted: machine.now(), outcome });
         (got, injected)
+    }
+
+    /// Does something that needs a context on a device and may take memory of it, by the index that the process sees.
+    pub(crate) fn on_device<T>(&mut self, index: usize, mut act: impl FnMut(&mut DeviceMemory) -> Result<T, Code>) -> Result<T, Code> {
+        let (Some(memory), Some(number)) = (self.devices.get_mut(index), machine().visible.get(index)) else { return Err(Code::NoDevice) };
+        self.account.change(*number, |others| (memory.open(others).and_then(|()| act(memory)), memory.held()))
+    }
+
+    /// Does something that gives memory of a device back.
+    pub(crate) fn give_back<T>(&mut self, index: usize, act: impl FnOnce(&mut DeviceMemory) -> Result<T, Code>) -> Result<T, Code> {
+        let (Some(memory), Some(number)) = (self.devices.get_mut(index), machine().visible.get(index)) else {
+            return Err(Code::InvalidValue);
+        };
+        let done = act(memory);
+        self.account.gave_back(*number, memory.held());
+        done
+    }
+
+    /// Gives back what processes held that are gone.
+    pub(crate) fn give_back_of_the_dead(&self) {
+        self.account.give_back_of_the_dead();
+    }
+
+    /// A forked child begins an account of its own. Where its parent had contexts it has none: on a GPU these cannot be used in it, so what it seems
+    /// to hold is its parent's.
+    fn forked(&mut self) {
+        match self.devices.iter().any(DeviceMemory::has_context) {
+            true => self.account = Account::new(None),
+            false => self.account.forked(),
+        }
+    }
+
+    /// What processes hold of a device, by its real number.
+    pub(crate) fn holdings(&mut self, number: u32) -> Vec<Holding> {
+        if let Some(ledger) = self.account.ledger() {
+            return ledger.holdings(number);
+        }
+        let index = machine().visible.iter().position(|visible| *visible == number);
+        let held = index.and_then(|index| self.devices.get_mut(index)).map_or(Bytes::ZERO, DeviceMemory::held);
+        let own = Holding { pid: std::process::id(), held };
+        (held > Bytes::ZERO).then_some(own).into_iter().collect()
     }
 
     /// The device that an address lies on.
@@ -164,8 +209,15 @@ fn unlock_in_forked_children() {
     extern "C" fn give() {
         HELD.with_borrow_mut(|held| *held = None);
     }
+    extern "C" fn give_in_child() {
+        HELD.with_borrow_mut(|held| {
+            if let Some(mut state) = held.take() {
+                state.forked();
+            }
+        });
+    }
     // SAFETY: the handlers are functions that live as long as this library, which is never unloaded. Without them a fork may hang, no more.
-    unsafe { libc::pthread_atfork(Some(take), Some(give), Some(give)) };
+    unsafe { libc::pthread_atfork(Some(take), Some(give), Some(give_in_child)) };
 }
 
 #[cfg(test)]

@@ -26,7 +26,10 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
 
 fn record(processes: Vec<Process>) -> (Record, Settings) {
     let settings = Settings::new(Gpu::named("a100-40").unwrap(), Bytes::gib(8));
-    (Record { exit_code: 1, signal: None, gpu: settings.gpu.name, settings: settings.to_string(), processes }, settings)
+    (
+        Record { exit_code: 1, signal: None, gpu: settings.gpu.name, settings: settings.to_string(), peak_held: vec![7 << 30], processes },
+        settings,
+    )
 }
 
 #[test]

@@ -19,9 +19,8 @@ pub(crate) fn allocate(call: FaultyCall, size: Bytes) -> Result<u64, Code> {
     if index >= state.devices.len() {
         return Err(Code::NoDevice);
     }
-    let (allocated, injected) = state.attempt(machine, (call, size), |state| state.devices[index].allocate(size));
-    let memory = &mut state.devices[index];
-    machine.counters.count_allocation(index, memory.used(), injected, allocated.is_err());
+    let (allocated, injected) = state.attempt(machine, (call, size), |state| state.on_device(index, |memory| memory.allocate(size)));
+    machine.counters.count_allocation(index, state.devices[index].used(), injected, allocated.is_err());
     allocated
 }
 
@@ -29,11 +28,10 @@ pub(crate) fn allocate(call: FaultyCall, size: Bytes) -> Result<u64, Code> {
 pub(crate) fn free(start: u64) -> Result<(), Code> {
     let machine = machine();
     let state = &mut *machine.state();
-    let memory = state.device_at(start)?;
-    let size = memory.free(start)?;
-    let (index, used) = (memory.index(), memory.used());
+    let index = state.device_at(start)?.index();
+    let size = state.give_back(index, |memory| memory.free(start))?;
     machine.counters.add(index, Figure::Frees);
-    machine.counters.set_used(index, used);
+    machine.counters.set_used(index, state.devices[index].used());
     state.contents.forget(start, size.0);
     Ok(())
 }
@@ -66,9 +64,16 @@ extern "C" fn cudaFree(address: usize) -> c_int {
     remember(if address == 0 { Ok(()) } else { free(address as u64) })
 }
 
+/// Free bytes and all bytes of the current device.
+pub(crate) fn free_and_total() -> Result<(Bytes, Bytes), Code> {
+    let mut state = machine().state();
+    state.give_back_of_the_dead();
+    state.on_device(current_device(), |memory| Ok(memory.free_and_total()))
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_int {
-    let memory = machine().state().devices.get_mut(current_device()).ok_or(Code::NoDevice).map(|memory| memory.free_and_total());
+    let memory = free_and_total();
     // SAFETY: the program passes pointers to numbers.
     remember(memory.map(|(free_bytes, all)| unsafe { (*free, *total) = (free_bytes.0 as usize, all.0 as usize) }))
 }

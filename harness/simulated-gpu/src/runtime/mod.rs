@@ -9,4 +9,4 @@ mod streams;
 
 pub(crate) use device::device;
 pub(crate) use launch::active_blocks;
-pub(crate) use memory::{allocate, copy_on_device, free, write_address};
+pub(crate) use memory::{allocate, copy_on_device, free, free_and_total, write_address};

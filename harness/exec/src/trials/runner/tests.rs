@@ -18,8 +18,15 @@ fn with_runner<T>(script: &str, limit: Duration, logs: Option<&Path>, act: impl 
     // Preloading nothing: the shell runs as it is.
     let libraries = Libraries { folder: "/nonexistent".into(), core: String::new(), doubles: Vec::new() };
     let stop = AtomicBool::new(false);
-    let launch =
-        Launch { command: &command, settings: &settings, libraries: &libraries, way: Way::Preload, alloc_conf: None, snapshot: false };
+    let launch = Launch {
+        command: &command,
+        settings: &settings,
+        libraries: &libraries,
+        way: Way::Preload,
+        alloc_conf: None,
+        snapshot: false,
+        ledger: None,
+    };
     act(&Runner { launch, logs, limit, stop: &stop })
 }
 

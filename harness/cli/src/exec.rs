@@ -13,15 +13,16 @@ use clap::builder::PossibleValuesParser;
 use harness_allocator::units::Bytes;
 use harness_base::files;
 use harness_devices::shipped::Shipped;
-use harness_exec::cache::{self, CacheError};
-use harness_exec::launch::{self, Ended, Launch, LaunchError, Way};
+use harness_exec::cache::CacheError;
+use harness_exec::launch::{Ended, Launch, LaunchError};
 use harness_exec::record::Record;
+use harness_exec::setup::{Setup, SetupError};
 use harness_exec::summary;
-use harness_exec::torch::{Torch, TorchError};
+use harness_exec::torch::TorchError;
 use harness_exec::trials::faults;
 use harness_explain::causes::{self, Options};
 use harness_gpu_settings::gpus::{GPUS, Gpu};
-use harness_gpu_settings::settings::{AddressOrder, Cuda, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, Values};
+use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, Values};
 use harness_report::explain::text;
 
 use super::error::{CliError, Failures};
@@ -110,16 +111,13 @@ impl Exec {
         if has_many && (self.record.is_some() || self.snapshot.is_some()) {
             return Err(CliError::input("`--record` and `--snapshot` are for one run, and many are asked for", "leave them out").into());
         }
-        let torch = Torch::find(&self.command, self.python.as_deref()).map_err(of_torch)?;
-        let settings = self.settings(&torch)?;
-        let core = launch::core_library().map_err(of_launch)?;
-        let libraries = cache::folder(|name| std::env::var_os(name)).and_then(|cache| cache::libraries(&cache, &torch.folder, &core));
-        let libraries = libraries.map_err(of_cache)?;
+        let setup = Setup::of(&self.command, self.python.as_deref()).map_err(of_setup)?;
+        let settings = self.settings(&setup)?;
         let launch = Launch {
             command: &self.command,
             settings: &settings,
-            libraries: &libraries,
-            way: Way::of_libc(torch.libc),
+            libraries: &setup.libraries,
+            way: setup.way(),
             alloc_conf: self.alloc_conf.first().map(String::as_str),
             snapshot: self.snapshot.is_some(),
             ledger: None,
@@ -140,7 +138,7 @@ impl Exec {
         })
     }
 
-    fn settings(&self, torch: &Torch) -> Result<Settings, CliError> {
+    fn settings(&self, setup: &Setup) -> Result<Settings, CliError> {
         let unknown = || CliError::input(format!("there is no GPU `{}`", self.gpu), "see `harness exec --help`");
         let gpu = Gpu::named(&self.gpu).ok_or_else(unknown)?;
         let memory = self.memory.or_else(|| Some(Shipped::named(&self.gpu)?.memory)).ok_or_else(unknown)?;
@@ -148,7 +146,6 @@ impl Exec {
             let message = format!("a context overhead of {} leaves nothing of {memory}", self.context_overhead);
             return Err(CliError::input(message, "give more `--memory`, or less `--context-overhead`"));
         }
-        let default = Settings::new(gpu, memory);
         Ok(Settings {
             devices: self.devices,
             context_overhead: self.context_overhead,
@@ -156,10 +153,8 @@ impl Exec {
             addresses: self.addresses,
             cudnn_workspace: self.cudnn_workspace,
             values: self.values.unwrap_or(if self.devices > 1 { Values::Copies } else { Values::Zeros }),
-            cuda: if torch.cuda.0 == 12 { Cuda::V12 } else { Cuda::V13 },
-            cudnn: torch.cudnn.unwrap_or(default.cudnn),
             faults: self.fail.clone(),
-            ..default
+            ..setup.settings(gpu, memory)
         })
     }
 
@@ -236,6 +231,14 @@ fn unwritten(path: &Path, error: io::Error) -> CliError {
 fn lost(error: &io::Error) -> CliError {
     let message = format!("what the program's processes left behind cannot be read: {error}");
     CliError::Internal { message, help: "see whether something clears the folder for temporary files; TMPDIR names another one" }
+}
+
+fn of_setup(error: SetupError) -> CliError {
+    match error {
+        SetupError::Torch(error) => of_torch(error),
+        SetupError::Cache(error) => of_cache(error),
+        SetupError::Launch(error) => of_launch(error),
+    }
 }
 
 fn of_torch(error: TorchError) -> CliError {

@@ -178,7 +178,7 @@ impl Launch<'_> {
     /// # Errors
     /// That the folder cannot be made.
     pub fn prepare(&self) -> Result<Prepared, LaunchError> {
-        let folder = tempfile::Builder::new().prefix("harness-gpu-").tempdir().map_err(LaunchError::Folder)?;
+        let folder = folder_of_run().map_err(LaunchError::Folder)?;
         self.fill(folder.path()).map_err(LaunchError::Folder)?;
         let [program, arguments @ ..] = self.command else { return Err(LaunchError::NoCore) };
         let mut command = Command::new(program);
@@ -233,6 +233,14 @@ impl Launch<'_> {
         set.extend(self.snapshot.then(|| (SNAPSHOT, "1".into())));
         set
     }
+}
+
+/// A folder for what processes leave, which goes with the value.
+///
+/// # Errors
+/// That it cannot be made.
+pub fn folder_of_run() -> io::Result<TempDir> {
+    tempfile::Builder::new().prefix("harness-gpu-").tempdir()
 }
 
 fn hook_folder(run: &Path) -> PathBuf {

@@ -1,7 +1,7 @@
 //! Runs an unmodified PyTorch program on a simulated GPU.
 //!
 //! [`torch`] finds the PyTorch that the program will import, [`imports`] reads what it imports from NVIDIA's libraries, [`doubles`] and [`thin`] make
-//! the libraries that stand in for them, [`cache`] keeps those, [`launch`] starts the program with them by [`process`], and [`record`] puts together what its processes
+//! the libraries that stand in for them, [`cache`] keeps those; [`setup`] does all that for a command. [`launch`] starts the program with them by [`process`], and [`record`] puts together what its processes
 //! left behind, for people in [`summary`]. [`trials`] runs it many times, with failures, in less memory, or under other settings. What the libraries do is the business of `harness-simulated-gpu`, which is loaded into the program and not into this one.
 
 pub mod cache;
@@ -12,6 +12,7 @@ pub mod imports;
 pub mod launch;
 pub mod process;
 pub mod record;
+pub mod setup;
 pub mod summary;
 pub mod thin;
 pub mod torch;

@@ -42,8 +42,9 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let arguments = Arguments::from_args();
-    let scenarios = match catalogue(Path::new("scenarios")) {
-        Ok(scenarios) => scenarios,
+    let folders = ["scenarios", "scenarios/programs"].map(|folder| catalogue(Path::new(folder)));
+    let scenarios = match folders.into_iter().collect::<Result<Vec<_>, _>>() {
+        Ok(scenarios) => scenarios.concat(),
         Err(error) => {
             eprintln!("{error}");
             return ExitCode::FAILURE;

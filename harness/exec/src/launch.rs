@@ -18,6 +18,10 @@ use crate::process::{self, End};
 pub const CORE: &str = "libharness_simulated_gpu.so";
 /// Names the core library where it is not beside the program.
 pub const CORE_VARIABLE: &str = "HARNESS_SIMULATED_GPU_LIBRARY";
+/// Has the hook write the place of each out of memory error.
+pub(crate) const PLACES: &str = "HARNESS_GPU_OOMS";
+/// Has the hook sample how much torch has allocated.
+const SAMPLES: &str = "HARNESS_GPU_SAMPLES";
 /// Has the hook write memory snapshots.
 const SNAPSHOT: &str = "HARNESS_GPU_SNAPSHOT";
 const HOOK: &str = include_str!("hook.py");
@@ -163,12 +167,15 @@ impl Prepared {
 }
 
 impl Launch<'_> {
-    /// Runs the program to its end. Its standard streams are ours.
+    /// Runs the program to its end. Its standard streams are ours. Where it is to be reported, its processes note what a timeline needs.
     ///
     /// # Errors
     /// That it cannot be started.
-    pub fn run(&self) -> Result<Ended, LaunchError> {
+    pub fn run(&self, is_reported: bool) -> Result<Ended, LaunchError> {
         let mut prepared = self.prepare()?;
+        if is_reported {
+            prepared.command.envs([(PLACES, "1"), (SAMPLES, "1")]);
+        }
         let end = process::run(&mut prepared.command).map_err(|source| prepared.start_error(source))?;
         Ok(prepared.ended(end))
     }

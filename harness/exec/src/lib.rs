@@ -2,7 +2,7 @@
 //!
 //! [`torch`] finds the PyTorch that the program will import, [`imports`] reads what it imports from NVIDIA's libraries, [`doubles`] and [`thin`] make
 //! the libraries that stand in for them, [`cache`] keeps those; [`setup`] does all that for a command. [`launch`] starts the program with them by [`process`], and [`record`] puts together what its processes
-//! left behind, for people in [`summary`]. [`trials`] runs it many times, with failures, in less memory, or under other settings. What the libraries do is the business of `harness-simulated-gpu`, which is loaded into the program and not into this one.
+//! left behind, for people in [`summary`]; [`timeline`] is what a process did to its memory in order. [`trials`] runs it many times, with failures, in less memory, or under other settings. What the libraries do is the business of `harness-simulated-gpu`, which is loaded into the program and not into this one.
 
 pub mod cache;
 pub mod doubles;
@@ -15,5 +15,6 @@ pub mod record;
 pub mod setup;
 pub mod summary;
 pub mod thin;
+pub mod timeline;
 pub mod torch;
 pub mod trials;

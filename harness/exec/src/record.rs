@@ -60,6 +60,9 @@ pub struct TorchRecord {
     pub memory_stats: BTreeMap<String, Map<String, Value>>,
     /// Why there are no statistics.
     pub problem: Option<String>,
+    /// The last lines of the traceback of what ended the process, where an exception did.
+    #[serde(default)]
+    pub traceback: Vec<String>,
 }
 
 /// One device, by one process's account.

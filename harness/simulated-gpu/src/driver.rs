@@ -258,7 +258,7 @@ unsafe extern "C" fn cuMemCreate(handle: *mut u64, size: usize, properties: *con
         return answer(Err(Code::InvalidDevice));
     }
     let (created, injected) =
-        state.attempt(machine, (FaultyCall::Create, size), |state| state.on_device(index, |memory| memory.create(size)));
+        state.attempt(machine, (FaultyCall::Create, size), Some(index), |state| state.on_device(index, |memory| memory.create(size)));
     machine.counters.count_allocation(index, state.devices[index].used(), injected, created.is_err());
     // SAFETY: the program passes a pointer to a handle.
     answer(created.map(|number| unsafe { *handle = number }))

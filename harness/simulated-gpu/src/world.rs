@@ -99,13 +99,15 @@ impl Machine {
 }
 
 impl State {
-    /// Makes an attempt to get memory: it fails where that was asked for, else it does what `get` does. Tells too whether the failure was injected.
+    /// Makes an attempt to get memory, of the host where no device is named: it fails where that was asked for, else it does what `get` does. Tells too whether the failure was injected.
     pub(crate) fn attempt<T>(
         &mut self,
         machine: &Machine,
         (call, size): (FaultyCall, Bytes),
+        device: Option<usize>,
         get: impl FnOnce(&mut Self) -> Result<T, Code>,
     ) -> (Result<T, Code>, bool) {
+        let held = device.and_then(|index| self.devices.get_mut(index)).map_or(Bytes::ZERO, DeviceMemory::used);
         let injected = self.attempts.fails(&machine.settings.faults, call, size);
         let got = if injected { Err(Code::OutOfMemory) } else { get(self) };
         let outcome = match (&got, injected) {
@@ -113,7 +115,8 @@ impl State {
             (Ok(_), _) => Outcome::Served,
             (Err(_), _) => Outcome::Refused,
         };
-        self.attempts.note(&Attempt { call, size, submitted: machine.now(), outcome });
+        let device = device.map_or(0, |index| index as u32);
+        self.attempts.note(&Attempt { call, size, submitted: machine.now(), outcome, device, held });
         (got, injected)
     }
 

@@ -19,7 +19,8 @@ pub(crate) fn allocate(call: FaultyCall, size: Bytes) -> Result<u64, Code> {
     if index >= state.devices.len() {
         return Err(Code::NoDevice);
     }
-    let (allocated, injected) = state.attempt(machine, (call, size), |state| state.on_device(index, |memory| memory.allocate(size)));
+    let (allocated, injected) =
+        state.attempt(machine, (call, size), Some(index), |state| state.on_device(index, |memory| memory.allocate(size)));
     machine.counters.count_allocation(index, state.devices[index].used(), injected, allocated.is_err());
     allocated
 }
@@ -82,7 +83,7 @@ unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_in
 unsafe extern "C" fn cudaHostAlloc(address: *mut *mut u8, size: usize, _: c_uint) -> c_int {
     let machine = machine();
     let state = &mut *machine.state();
-    let (allocated, _) = state.attempt(machine, (FaultyCall::HostAlloc, Bytes(size as u64)), |state| state.host.allocate(size));
+    let (allocated, _) = state.attempt(machine, (FaultyCall::HostAlloc, Bytes(size as u64)), None, |state| state.host.allocate(size));
     // SAFETY: the program passes a pointer to a pointer.
     unsafe { *address = allocated.unwrap_or(ptr::null_mut()) };
     remember(allocated.map(drop))

@@ -1,4 +1,6 @@
-//! `harness advise`: which settings would have saved a recorded program.
+//! `harness advise`: which settings would have saved a recorded program; `verify` runs it with them.
+
+mod verify;
 
 use std::path::PathBuf;
 
@@ -20,16 +22,19 @@ use super::exit::Exit;
 use super::import::Program;
 use super::jobs::{self, Recovered};
 use super::{Format, device, snapshots, terminal};
+use verify::{Predicted, Verified};
 
 const EXAMPLES: &str = "Examples:
   harness advise memory_snapshot.pickle
   harness advise memory_snapshot.pickle --memory 24GiB
   harness advise oom.pickle --conf max_split_size_mb:200 --only
   harness advise program.trace --memory 24GiB       a trace, or a log of RMM
+  harness advise oom.pickle --verify -- python train.py
   harness advise oom.pickle --format json | jq -r '.configurations[] | select(.oom | not) | .conf'
 
 The device's memory is known where the recording ends with an out-of-memory; else `--memory` tells it. A recording that ends with an
-out-of-memory tells only whether settings get past that point.";
+out-of-memory tells only whether settings get past that point. With `--verify` the exit code is 1 where nothing is recommended, and where the program, run with
+what is, does not end with 0 or has an out of memory error.";
 
 /// Replay a recorded PyTorch program under many settings of its allocator, and tell which would have saved it, and at what price.
 #[derive(Args)]
@@ -60,6 +65,8 @@ pub(super) struct Advise {
     /// What to print.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
+    #[command(flatten)]
+    verification: verify::Options,
 }
 
 /// What is printed with `--format json`.
@@ -76,6 +83,9 @@ struct Document<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     program: Option<Vec<String>>,
     configurations: Vec<EndingRecord>,
+    /// What the program itself did with the recommended settings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    verified: Option<&'a Verified>,
 }
 
 /// What could be changed in the program.
@@ -110,9 +120,14 @@ impl Advise {
         let endings = grid.run(&configurations, !self.only, &|| bar.inc(1)).map_err(of_job)?;
         let in_program = if self.only { InProgram::default() } else { self.in_program(&snapshot, &endings, &job, memory, &bar)? };
         bar.finish_and_clear();
-        self.print(&grid, &endings, memory, fidelity.as_ref(), &in_program)?;
+        let verified = self.verify(&grid, &endings, memory)?;
+        self.print(&grid, &endings, memory, fidelity.as_ref(), &in_program, verified.as_ref())?;
         self.explain(&in_program, &snapshot, memory)?;
-        Ok(Exit::Passed)
+        Ok(match verified {
+            Some(verified) => verified.exit(),
+            None if self.verification.verify => Exit::Failed,
+            None => Exit::Passed,
+        })
     }
 
     /// The program, and how far a replay does what was recorded; of a trace or a log of RMM there is no recording.
@@ -146,6 +161,26 @@ impl Advise {
         Ok(InProgram { changes, limit })
     }
 
+    /// Runs the program with what is recommended, where that is wanted and something is.
+    fn verify(&self, grid: &Grid<'_>, endings: &[Ending], memory: Option<Bytes>) -> Result<Option<Verified>, CliError> {
+        if !self.verification.verify {
+            return Ok(None);
+        }
+        let memory = memory.ok_or_else(|| {
+            let message = "how much memory the program is to have is not known: the recording does not end with an out-of-memory";
+            CliError::input(message, "give `--memory`")
+        })?;
+        let advice = Advice::new(grid.job(), endings, memory);
+        let recommended = advice.as_ref().and_then(|advice| advice.recommended());
+        let Some(ending) = endings.iter().find(|ending| Some(ending.configuration.name.as_str()) == recommended) else {
+            terminal::tell("nothing to verify: no settings are recommended");
+            return Ok(None);
+        };
+        let ending = ending.record(false);
+        let predicted = Predicted { conf: ending.conf, memory, peak_reserved: Bytes(ending.peak_reserved) };
+        self.verification.run(predicted).map(Some)
+    }
+
     /// Writes the replay that shows a change.
     fn explain(&self, in_program: &InProgram, snapshot: &Snapshot, memory: Option<Bytes>) -> Result<(), CliError> {
         let (Some(number), Some(out)) = (self.explain_advice, &self.out) else { return Ok(()) };
@@ -171,6 +206,7 @@ impl Advise {
                 recommended: None,
                 program: None,
                 configurations: Vec::new(),
+                verified: None,
             })?;
         }
         tell_notes(job);
@@ -189,6 +225,7 @@ impl Advise {
         memory: Option<Bytes>,
         fidelity: Option<&Fidelity>,
         in_program: &InProgram,
+        verified: Option<&Verified>,
     ) -> Result<(), CliError> {
         let advice = if self.only { None } else { Advice::new(grid.job(), endings, memory.unwrap_or(UNLIMITED)) };
         match self.format {
@@ -199,6 +236,7 @@ impl Advise {
                 recommended: advice.as_ref().and_then(|advice| advice.recommended()).map(str::to_owned),
                 program: (!self.only).then(|| in_program.sentences()),
                 configurations: endings.iter().map(|ending| ending.record(!self.only)).collect(),
+                verified,
             }),
             Format::Text => {
                 let text = match advice {
@@ -206,7 +244,8 @@ impl Advise {
                     None => advice::endings(endings, fidelity, is_complete(grid.job())),
                 };
                 tell_notes(grid.job());
-                terminal::print(&text)
+                let verified = verified.map(|verified| format!("\n{}", verified.sentences())).unwrap_or_default();
+                terminal::print(&(text + &verified))
             }
         }
     }

@@ -11,18 +11,21 @@ use std::process::ExitCode;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use harness_allocator::units::Bytes;
-use harness_base::files;
+use harness_base::{files, shell};
 use harness_devices::shipped::Shipped;
-use harness_exec::cache::{self, CacheError};
-use harness_exec::launch::{self, Ended, Launch, LaunchError, Way};
+use harness_exec::cache::CacheError;
+use harness_exec::launch::{Ended, Launch, LaunchError};
 use harness_exec::record::Record;
+use harness_exec::setup::{Setup, SetupError};
 use harness_exec::summary;
-use harness_exec::torch::{Torch, TorchError};
+use harness_exec::timeline::Timeline;
+use harness_exec::torch::TorchError;
 use harness_exec::trials::faults;
 use harness_explain::causes::{self, Options};
 use harness_gpu_settings::gpus::{GPUS, Gpu};
-use harness_gpu_settings::settings::{AddressOrder, Cuda, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, Values};
+use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, Values};
 use harness_report::explain::text;
+use harness_report::program::{self, Program};
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
@@ -30,11 +33,12 @@ use super::terminal::{self, Terminal};
 use super::{device, snapshots};
 
 /// What is simulated where `--gpu` names nothing else.
-const GPU: &str = "h100-80";
+pub(crate) const DEFAULT_GPU: &str = "h100-80";
 
 const EXAMPLES: &str = "Examples:
   harness exec --memory 24GiB -- python train.py
   harness exec --gpu a100-40 --snapshot oom.pickle -- python train.py --batch 64
+  harness exec --memory 24GiB --report report.md --junit junit.xml -- python train.py
   harness exec --memory 8GiB --fail cudaMalloc:40:2 -- python -m pytest tests/test_recovery.py
   harness exec --every-fault --expect recovers -- python train.py
   harness exec --least-memory -- python train.py
@@ -59,9 +63,9 @@ pub(super) struct Exec {
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
     /// The GPU that the program is told of.
-    #[arg(long, value_name = "NAME", default_value = GPU, value_parser = PossibleValuesParser::new(GPUS.map(|gpu| gpu.name)))]
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_GPU, value_parser = PossibleValuesParser::new(GPUS.map(|gpu| gpu.name)))]
     gpu: String,
-    /// Number of simulated GPUs. Each process sees all of them, with all their memory.
+    /// Number of simulated GPUs. All processes of the program see all of them, and share their memory.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_DEVICES)))]
     devices: u32,
     /// Memory that a process takes before its first allocation, for what the CUDA context and loaded libraries take on a real GPU.
@@ -98,6 +102,9 @@ pub(super) struct Exec {
     /// Write a memory snapshot at the end; where an out-of-memory error ended the program, it is explained. Further processes write FILE.rankN.pickle.
     #[arg(long, value_name = "FILE")]
     snapshot: Option<PathBuf>,
+    /// Write the run as a JUnit test case, which fails where the exit code is not 0.
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
     #[command(flatten)]
     many: trials::Options,
     /// The program and its arguments.
@@ -108,29 +115,31 @@ pub(super) struct Exec {
 impl Exec {
     pub(super) fn run(self, terminal: &Terminal) -> Result<ExitCode, Failures> {
         let has_many = self.many.are_asked_for(&self.alloc_conf)?;
-        if has_many && (self.record.is_some() || self.snapshot.is_some()) {
-            return Err(CliError::input("`--record` and `--snapshot` are for one run, and many are asked for", "leave them out").into());
+        if has_many && (self.record.is_some() || self.snapshot.is_some() || self.junit.is_some()) {
+            let message = "`--record`, `--snapshot` and `--junit` are for one run, and many are asked for";
+            return Err(CliError::input(message, "leave them out").into());
         }
-        let torch = Torch::find(&self.command, self.python.as_deref()).map_err(of_torch)?;
-        let settings = self.settings(&torch)?;
-        let core = launch::core_library().map_err(of_launch)?;
-        let libraries = cache::folder(|name| std::env::var_os(name)).and_then(|cache| cache::libraries(&cache, &torch.folder, &core));
-        let libraries = libraries.map_err(of_cache)?;
+        let setup = Setup::of(&self.command, self.python.as_deref()).map_err(of_setup)?;
+        let settings = self.settings(&setup)?;
         let launch = Launch {
             command: &self.command,
             settings: &settings,
-            libraries: &libraries,
-            way: Way::of_libc(torch.libc),
+            libraries: &setup.libraries,
+            way: setup.way(),
             alloc_conf: self.alloc_conf.first().map(String::as_str),
             snapshot: self.snapshot.is_some(),
+            ledger: None,
         };
         if has_many {
             return self.many.run(launch, &settings, &self.alloc_conf, terminal);
         }
-        let ended = launch.run().map_err(of_launch)?;
-        self.tell(&ended, &settings, terminal)?;
-        let attempts = Record::attempts(ended.folder()).map_err(|error| lost(&error))?;
-        Ok(match faults::not_reached(&settings.faults, &attempts) {
+        let ended = launch.run(self.many.report().is_some()).map_err(of_launch)?;
+        let record = self.tell(&ended, &settings, terminal)?;
+        let timelines = Timeline::read_folder(ended.folder()).map_err(|error| lost(&error))?;
+        let attempts: Vec<_> = timelines.iter().map(|timeline| timeline.attempts.clone()).collect();
+        let missed = faults::not_reached(&settings.faults, &attempts);
+        self.report(&settings, &record, &timelines, missed)?;
+        Ok(match missed {
             Some(fault) => {
                 terminal::tell(format_args!("`--fail {fault}` was not reached: nothing failed because of it"));
                 // What was to be tested was not; another exit code says more.
@@ -140,7 +149,7 @@ impl Exec {
         })
     }
 
-    fn settings(&self, torch: &Torch) -> Result<Settings, CliError> {
+    fn settings(&self, setup: &Setup) -> Result<Settings, CliError> {
         let unknown = || CliError::input(format!("there is no GPU `{}`", self.gpu), "see `harness exec --help`");
         let gpu = Gpu::named(&self.gpu).ok_or_else(unknown)?;
         let memory = self.memory.or_else(|| Some(Shipped::named(&self.gpu)?.memory)).ok_or_else(unknown)?;
@@ -148,7 +157,6 @@ impl Exec {
             let message = format!("a context overhead of {} leaves nothing of {memory}", self.context_overhead);
             return Err(CliError::input(message, "give more `--memory`, or less `--context-overhead`"));
         }
-        let default = Settings::new(gpu, memory);
         Ok(Settings {
             devices: self.devices,
             context_overhead: self.context_overhead,
@@ -156,15 +164,13 @@ impl Exec {
             addresses: self.addresses,
             cudnn_workspace: self.cudnn_workspace,
             values: self.values.unwrap_or(if self.devices > 1 { Values::Copies } else { Values::Zeros }),
-            cuda: if torch.cuda.0 == 12 { Cuda::V12 } else { Cuda::V13 },
-            cudnn: torch.cudnn.unwrap_or(default.cudnn),
             faults: self.fail.clone(),
-            ..default
+            ..setup.settings(gpu, memory)
         })
     }
 
     /// Everything that is said of a run, to standard error: standard output is the program's.
-    fn tell(&self, ended: &Ended, settings: &Settings, terminal: &Terminal) -> Result<(), Failures> {
+    fn tell(&self, ended: &Ended, settings: &Settings, terminal: &Terminal) -> Result<Record, Failures> {
         let record = Record::read(ended.folder(), ended.end, settings).map_err(|error| lost(&error))?;
         terminal::tell(format_args!("\n{}", summary::render(&record, settings).trim_end()));
         if let Some(path) = &self.record {
@@ -174,7 +180,41 @@ impl Exec {
         if let Some(path) = &self.snapshot {
             self.keep_snapshots(path, ended, &record, settings, terminal)?;
         }
+        Ok(record)
+    }
+
+    /// The report and the test case, where they are wanted.
+    fn report(&self, settings: &Settings, record: &Record, timelines: &[Timeline], missed: Option<&Fault>) -> Result<(), CliError> {
+        let words: Vec<String> = self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        let command = shell::command(&words);
+        let again = self.again(settings, &command);
+        let missed = missed.map(ToString::to_string);
+        let run = Program { command: &command, again: &again, settings, record, timelines, missed: missed.as_deref() };
+        let write = |path: &Path, text: &str| files::write(path, text).map_err(|error| unwritten(path, error));
+        if let Some(path) = &self.junit {
+            write(path, &program::junit(&run))?;
+        }
+        let Some(path) = self.many.report() else { return Ok(()) };
+        let picture = path.with_extension("svg");
+        let svg = program::picture(&run);
+        if let Some(svg) = &svg {
+            write(&picture, svg)?;
+        }
+        let name = picture.file_name().map(|name| name.to_string_lossy().into_owned()).filter(|_| svg.is_some());
+        write(&path, &program::markdown(&run, name.as_deref()))?;
+        terminal::tell(format_args!("report: {}", path.display()));
         Ok(())
+    }
+
+    /// A command that does the same again.
+    fn again(&self, settings: &Settings, command: &str) -> String {
+        let mut again = format!("harness exec --gpu {} --memory {}B", settings.gpu.name, settings.memory.0);
+        let Settings { devices, context_overhead, events, addresses, cudnn_workspace, values, .. } = settings;
+        again += &format!(" --devices {devices} --context-overhead {}B --events {events} --addresses {addresses}", context_overhead.0);
+        again += &format!(" --cudnn-workspace {cudnn_workspace} --values {values}");
+        let conf = self.alloc_conf.iter().map(|conf| format!(" --alloc-conf {}", shell::quoted(conf)));
+        let faults = settings.faults.iter().map(|fault| format!(" --fail {fault}"));
+        again + &conf.chain(faults).collect::<String>() + " -- " + command
     }
 
     fn keep_snapshots(
@@ -233,9 +273,17 @@ fn unwritten(path: &Path, error: io::Error) -> CliError {
     CliError::Output { target: Some(path.to_owned()), error, help: "choose another place, or make room" }
 }
 
-fn lost(error: &io::Error) -> CliError {
+pub(crate) fn lost(error: &io::Error) -> CliError {
     let message = format!("what the program's processes left behind cannot be read: {error}");
     CliError::Internal { message, help: "see whether something clears the folder for temporary files; TMPDIR names another one" }
+}
+
+pub(crate) fn of_setup(error: SetupError) -> CliError {
+    match error {
+        SetupError::Torch(error) => of_torch(error),
+        SetupError::Cache(error) => of_cache(error),
+        SetupError::Launch(error) => of_launch(error),
+    }
 }
 
 fn of_torch(error: TorchError) -> CliError {
@@ -267,7 +315,7 @@ fn of_cache(error: CacheError) -> CliError {
     CliError::input(error.to_string(), help)
 }
 
-fn of_launch(error: LaunchError) -> CliError {
+pub(crate) fn of_launch(error: LaunchError) -> CliError {
     match error {
         LaunchError::Start { .. } => CliError::input(error.to_string(), "give a program that can be started"),
         LaunchError::NoCore => CliError::Internal { message: error.to_string(), help: "build or install the whole program" },

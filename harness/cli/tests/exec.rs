@@ -97,13 +97,27 @@ impl World {
 
     /// `harness exec OPTIONS -- COMMAND`, on 1 GiB unless the options say otherwise.
     fn command(&self, options: &[&str], command: &[&str]) -> Command {
-        let mut harness = Command::new(env!("CARGO_BIN_EXE_harness"));
-        harness.current_dir(self.folder.path()).arg("exec").args(options);
+        let mut harness = self.harness();
+        harness.arg("exec").args(options);
         if !options.contains(&"--memory") {
             harness.args(["--memory", "1GiB"]);
         }
-        harness.arg("--").args(command).stdin(Stdio::null());
-        for variable in ["CARGO", "LD_AUDIT", "LD_PRELOAD", "RANK", "PYTORCH_ALLOC_CONF", "HARNESS_SIMULATED_GPU_LIBRARY"] {
+        harness.arg("--").args(command);
+        harness
+    }
+
+    /// `harness run` of a scenario with these steps, on the simulated device.
+    fn run_scenario(&self, steps: &str) -> Ran {
+        self.write("scenarios/test.yaml", &format!("about: A test.\nneeds: {{ memory: 1GiB }}\nallocators: [expandable]\nsteps:\n{steps}"));
+        Ran::of(self.harness().args(["run", "scenarios/test.yaml", "--device", "sim", "--no-report"]).output().unwrap())
+    }
+
+    /// `harness` in this folder, with its torch.
+    fn harness(&self) -> Command {
+        let mut harness = Command::new(env!("CARGO_BIN_EXE_harness"));
+        harness.current_dir(self.folder.path()).stdin(Stdio::null());
+        for variable in ["CARGO", "LD_AUDIT", "LD_PRELOAD", "RANK", "PYTORCH_ALLOC_CONF", "HARNESS_SIMULATED_GPU_LIBRARY", "HARNESS_PYTHON"]
+        {
             harness.env_remove(variable);
         }
         let variables = [("HARNESS_CACHE", "cache"), ("PYTHONPATH", "site"), ("TMPDIR", "tmp")];
@@ -175,6 +189,17 @@ fn children_of_a_shell_script_and_of_their_children_are_simulated_too() {
     let processes = record["processes"].as_array().unwrap();
     let ranks: Vec<&Value> = processes.iter().map(|process| &process["torch"]["rank"]).collect();
     assert_eq!((processes.len(), ranks.iter().filter(|rank| ***rank == "1").count()), (3, 2), "{record}");
+}
+
+#[test]
+fn processes_of_a_program_share_the_memory_of_a_gpu_until_they_are_gone() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", include_str!("programs/shared.py"));
+    let ran = world.run(&["--record", "run.json", "--context-overhead", "10MiB"], &["python3", "train.py"]);
+    let seen = "second 0 first 2 0\nfree 304 used 720 held 110 610\nkilled: free 914 first 0 used 710\nforked: free 314\n";
+    assert_eq!(ran.out, seen, "{}", ran.err);
+    assert_eq!(world.record()["peak_held"], serde_json::json!([720 << 20]));
+    assert!(ran.err.contains("all processes: at most 720 MiB of 1 GiB held at one time"), "{}", ran.err);
 }
 
 #[test]
@@ -374,4 +399,81 @@ fn many_runs_that_would_tell_nothing_are_refused_with_what_to_do() {
         let ran = world.run(options, &["python3", "-c", program]);
         assert!(ran.code == Some(code) && ran.err.contains(message), "{options:?}: {:?} {}", ran.code, ran.err);
     }
+}
+
+/// Asks for so many MiB as its argument says, and ends with 3 where variables are not as they should be.
+const ASKS: &str = "import os, sys, torch\ntorch.cuda.malloc(int(sys.argv[1]) << 20)\nassert os.environ['PYTORCH_ALLOC_CONF'] == 'expandable_segments:True'\nsys.exit(int(os.environ.get('CODE', '0')))\n";
+
+#[test]
+fn programs_of_a_scenario_share_its_memory_with_its_own_steps_and_with_each_other() {
+    let Some(world) = World::new() else { return };
+    world.write("scenarios/asks.py", ASKS);
+    // It holds 600 MiB until somebody holds 100 MiB beside it.
+    world.write("scenarios/holds.py", "import ctypes, torch\ntorch.cuda.malloc(600 << 20)\nleft, all = ctypes.c_size_t(1 << 30), ctypes.c_size_t()\nwhile left.value > 324 << 20:\n    torch.cuda._runtime.cudaMemGetInfo(ctypes.byref(left), ctypes.byref(all))\n");
+    // It asks for more as soon as that is there, and goes on when it is gone.
+    world.write("scenarios/waits.py", "import ctypes, torch\nleft, all = ctypes.c_size_t(), ctypes.c_size_t()\ndef free():\n    torch.cuda._runtime.cudaMemGetInfo(ctypes.byref(left), ctypes.byref(all))\n    return left.value >> 20\nwhile free() > 424: pass\ntry:\n    torch.cuda.malloc(600 << 20)\nexcept torch.OutOfMemoryError:\n    torch.cuda.malloc(100 << 20)\nwhile free() < 924: pass\ntorch.cuda.malloc(600 << 20)\n");
+    let ran = world.run_scenario(
+        "  - alloc: { buffer: own, size: 600MiB }
+  - exec: { id: refused, command: [python3, asks.py, 600], expect: oom }
+  - expect: [ refused.exit_code == 1, refused.num_ooms == 1, refused.malloc_failures == 1, refused.peak_reserved == 0 ]
+  - free: own
+  - empty_cache
+  - exec: { id: served, command: [python3, asks.py, 600], env: { CODE: 5 }, expect: 5 }
+  - expect: [ served.peak_reserved == 600MiB, served.malloc_calls == 1, served.processes == 1, reserved == 0 ]
+  - exec: { id: holds, command: [python3, holds.py] }
+    meanwhile:
+      - exec: { id: waits, command: [python3, waits.py] }
+  - expect: [ waits.ooms == 1, waits.peak_reserved == 700MiB, holds.ooms == 0 ]
+  - exec: { id: injected, command: [python3, asks.py, 4], fail: [\"cudaMalloc:1\"], expect: oom }
+  - expect: injected.injected_failures == 1
+",
+    );
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+}
+
+#[test]
+fn a_program_that_does_not_end_as_it_should_is_shown_with_its_last_lines_and_how_to_run_it_again() {
+    let Some(world) = World::new() else { return };
+    world.write("scenarios/asks.py", ASKS);
+    let failed = |step: &str, shown: &[&str]| {
+        let ran = world.run_scenario(&format!("  - exec: {step}\n"));
+        let text = format!("{}{}", ran.out, ran.err);
+        assert!(ran.code == Some(1) && shown.iter().all(|shown| text.contains(shown)), "{text}");
+    };
+    failed(
+        "{ command: [python3, asks.py, 2000], env: { CODE: 5 } }",
+        &[
+            "the program to end with exit code 0",
+            "exit code 1, by an out of memory error\n",
+            "| Traceback (most recent call last)",
+            "| torch.OutOfMemoryError: CUDA out of memory.\n",
+        ],
+    );
+    let mut as_json = world.harness();
+    let json =
+        Ran::of(as_json.args(["run", "scenarios/test.yaml", "--device", "sim", "--no-report", "--format", "json"]).output().unwrap());
+    let again = "cd scenarios && CODE=5 harness exec --gpu h100-80 --memory 1073741824B --alloc-conf expandable_segments:True -- python3 asks.py 2000";
+    assert!(json.out.contains(again), "{}", json.out);
+    failed("{ command: [python3, asks.py, 2], expect: oom }", &["the program to end by an out of memory error", "exit code 0"]);
+    failed("{ command: [python3, asks.py, 2], fail: [\"any:2\"] }", &["`any:2:1:0` to be reached"]);
+    failed(
+        "{ command: [python3, -c, \"import time, torch; time.sleep(60)\"] }\n    timeout: 1s",
+        &["to take at most 1.00 s", "it was stopped after"],
+    );
+}
+
+#[test]
+fn a_scenario_whose_programs_cannot_be_run_is_skipped_with_the_reason() {
+    let Some(world) = World::new() else { return };
+    let skipped = |steps: &str, reason: &str| {
+        let ran = world.run_scenario(steps);
+        let text = format!("{}{}", ran.out, ran.err).replace('\n', " ");
+        let words: Vec<&str> = text.split_whitespace().collect();
+        assert!(words.join(" ").contains(reason), "{text}");
+    };
+    skipped("  - exec: { command: [python3, -I, train.py] }\n", "has no torch");
+    skipped(
+        "  - exec: { command: [no-such-program] }\n",
+        "`no-such-program` cannot be run on a simulated GPU: `no-such-program` is not a program",
+    );
 }

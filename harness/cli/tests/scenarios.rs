@@ -3,10 +3,12 @@
 //! The simulated device is always there. Where a GPU is, the same trials run on it, one after the other; where none is, they are shown as
 //! ignored, with the reason. `cargo test --test scenarios oom_retry` runs those whose name contains the word.
 //!
+//! Programs of `exec` steps run where their Python has a torch, by HARNESS_TEST_PYTHON or by PATH, and are skipped with the reason elsewhere.
+//!
 //! A bundle runs this program on machines that do not have the project: there [`ROOT`] names the folder with `scenarios/` and `harness`.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use harness_allocator::allocator::AllocatorSpec;
@@ -21,8 +23,15 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 /// The variable that names the folder to run in, instead of the project that this was built from.
 const ROOT: &str = "HARNESS_ROOT";
+/// The variable that names a Python with torch, for tests.
+const TEST_PYTHON: &str = "HARNESS_TEST_PYTHON";
+/// The variable that names the Python of `exec` steps.
+const PYTHON: &str = "HARNESS_PYTHON";
 
 fn main() -> ExitCode {
+    if let Some(code) = with_python_of_tests() {
+        return code;
+    }
     // Paths in messages are as a user in this folder would write them.
     let (root, program) = match std::env::var_os(ROOT) {
         Some(root) => (PathBuf::from(root), "./harness"),
@@ -33,8 +42,9 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let arguments = Arguments::from_args();
-    let scenarios = match catalogue(Path::new("scenarios")) {
-        Ok(scenarios) => scenarios,
+    let folders = ["scenarios", "scenarios/programs"].map(|folder| catalogue(Path::new(folder)));
+    let scenarios = match folders.into_iter().collect::<Result<Vec<_>, _>>() {
+        Ok(scenarios) => scenarios.concat(),
         Err(error) => {
             eprintln!("{error}");
             return ExitCode::FAILURE;
@@ -55,6 +65,21 @@ fn main() -> ExitCode {
         }
     }
     libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Runs this program once more with the Python of tests as that of `exec` steps, where that says something new. Tells how it ended.
+fn with_python_of_tests() -> Option<ExitCode> {
+    let python = std::env::var_os(TEST_PYTHON).filter(|python| !python.is_empty() && std::env::var_os(PYTHON).is_none())?;
+    let again =
+        std::env::current_exe().and_then(|program| Command::new(program).args(std::env::args_os().skip(1)).env(PYTHON, python).status());
+    Some(match again {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("this program cannot be run once more: {error}");
+            ExitCode::FAILURE
+        }
+    })
 }
 
 fn catalogue(folder: &Path) -> Result<Vec<Scenario>, String> {

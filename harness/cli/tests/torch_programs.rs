@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         out_of_memory_in_a_pool,
         &python,
     ));
+    trials.push(of_python("pinned.py is verified with the advice on it, and reported", &python, advised));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -58,6 +59,13 @@ fn rows(file: &str) -> impl Iterator<Item = Row> {
         let figures = serde_json::from_str(figures).expect("figures are JSON");
         Row { program: program.to_owned(), options: options.to_owned(), figures }
     })
+}
+
+fn of_python(name: &str, python: &Option<PathBuf>, check: fn(&Path) -> Result<(), Failed>) -> Trial {
+    match python.clone() {
+        None => Trial::test(name, || Ok(())).with_ignored_flag(true),
+        Some(python) => Trial::test(name, move || check(&python)),
+    }
 }
 
 fn trial(row: Row, python: &Option<PathBuf>, check: fn(&Row, &Path) -> Result<(), Failed>) -> Trial {
@@ -221,4 +229,35 @@ fn recorded(row: &Row, python: &Path) -> Result<(), Failed> {
     let result = folder.path().join("result.json");
     run(row, python, &[("SNAP_RESULT", &result)])?;
     compare(row, &serde_json::from_str(&std::fs::read_to_string(result)?)?)
+}
+
+/// A program that runs out of memory is reported, and runs to its end with what is recommended for it.
+fn advised(python: &Path) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let harness = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+        command.current_dir(folder.path()).args(arguments).arg("--").arg(python).arg(self::folder().join("pinned.py"));
+        command.env_remove("PYTORCH_ALLOC_CONF").env_remove("PYTORCH_CUDA_ALLOC_CONF").output()
+    };
+    let options = ["exec", "--memory", "1GiB", "--snapshot", "oom.pickle", "--report", "report.md", "--junit", "junit.xml"];
+    let failed = harness(&options)?;
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name));
+    let (report, picture, junit) = (read("report.md")?, read("report.svg")?, read("junit.xml")?);
+    let in_report =
+        ["An out of memory error ended the program", "last = block(750)", "| cudaMalloc | 3 | 2 |", "report.svg", "pinned.py:12"];
+    let missing: Vec<&str> = in_report.into_iter().filter(|words| !report.contains(words)).collect();
+    if failed.status.code() != Some(1) || !missing.is_empty() {
+        return Err(format!("{:?}; missing: {missing:?}\n{report}\n{}", failed.status, String::from_utf8_lossy(&failed.stderr)).into());
+    }
+    if !picture.contains("at most 300 MiB reserved") || !picture.contains("2 attempts refused") || !junit.contains("<failure") {
+        return Err(format!("{picture}\n{junit}").into());
+    }
+    let verified = harness(&["advise", "oom.pickle", "--verify", "--format", "json"])?;
+    let document: Value = serde_json::from_slice(&verified.stdout)?;
+    let seen = &document["verified"];
+    let (reserved, predicted) = (seen["peak_reserved_seen"].as_u64(), seen["peak_reserved_predicted"].as_u64());
+    if verified.status.code() == Some(0) && seen["held"] == true && reserved.is_some() && reserved == predicted {
+        return Ok(());
+    }
+    Err(format!("{:?}: {seen:#}\n{}", verified.status, String::from_utf8_lossy(&verified.stderr)).into())
 }

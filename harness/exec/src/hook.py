@@ -1,6 +1,8 @@
 # Run by each Python process of a program on a simulated GPU, as its `sitecustomize`. At the end of a process that imported torch it writes torch's
-# memory statistics into the folder of the run; where HARNESS_GPU_SNAPSHOT is set, a memory snapshot too, and where HARNESS_GPU_OOMS is set, the
-# place of each out of memory error. Where the settings ask for it, values of small tensors are computed. Then it runs the sitecustomize that it hides. It imports nothing that Python has not imported by then, and changes nothing in processes without torch.
+# memory statistics into the folder of the run; where HARNESS_GPU_SNAPSHOT is set, a memory snapshot too, where HARNESS_GPU_OOMS is set, the
+# place of each out of memory error, and where HARNESS_GPU_SAMPLES is set, how much torch has allocated, again and again. Where the settings ask for it,
+# values of small tensors are computed. Then it runs the sitecustomize that it hides. It imports nothing that Python has not imported by then, and
+# changes nothing in processes without torch.
 import atexit
 import os
 import sys
@@ -12,7 +14,13 @@ _MOST_EVENTS = 500000
 _MOST_FRAMES = 16
 _OWN_PACKAGES = ("torch", "torchvision", "torchaudio", "functorch", "triton")
 # The length of an attempt to get memory in the file in which the simulated GPU notes them.
-_ATTEMPT_BYTES = 24
+_ATTEMPT_BYTES = 32
+# Where the counters of a process tell how much work it submitted: behind three words of eight bytes.
+_SUBMITTED_AT = 24
+# Of a traceback.
+_MOST_LINES = 12
+# Between two looks at how much is allocated, in seconds.
+_SAMPLE_EVERY = 0.005
 
 
 def _write(name, write):
@@ -36,12 +44,24 @@ def _statistics(torch):
     return {device: stats for device, stats in by_device.items() if any(stats.values())}
 
 
+def _traceback():
+    """The last lines of the traceback of what ended the program, where an exception did."""
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        return []
+    import traceback
+
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return text.rstrip().splitlines()[-_MOST_LINES:]
+
+
 def _write_statistics(torch):
     import json
 
-    found = {"version": torch.__version__, "rank": os.environ.get("RANK"), "ended_out_of_memory": False, "memory_stats": {}, "problem": None}
+    found = {"version": torch.__version__, "rank": os.environ.get("RANK"), "ended_out_of_memory": False, "memory_stats": {}, "problem": None, "traceback": []}
     try:
         # The interpreter keeps the exception that ended the program.
+        found["traceback"] = _traceback()
         found["ended_out_of_memory"] = isinstance(getattr(sys, "last_value", None), torch.OutOfMemoryError)
         found["memory_stats"] = _statistics(torch)
     except Exception as error:
@@ -101,6 +121,32 @@ def _tell_error_places(module):
     module._lazy_call(attach)
 
 
+def _sample_allocated(module):
+    """Notes how much torch has allocated on each device, with how much work was submitted by then, where that has changed."""
+    import threading
+    import time
+
+    torch = sys.modules["torch"]
+
+    def sample():
+        try:
+            counters = os.open(os.path.join(_RUN, "%d.counters" % os.getpid()), os.O_RDONLY)
+            devices, last = range(torch.cuda.device_count()), {}
+            with open(os.path.join(_RUN, "samples-%d" % os.getpid()), "w", 1) as file:
+                while True:
+                    submitted = int.from_bytes(os.pread(counters, 8, _SUBMITTED_AT), "little")
+                    for device in devices:
+                        allocated = torch.cuda.memory_stats(device).get("allocated_bytes.all.current", 0)
+                        if last.get(device) != allocated:
+                            last[device] = allocated
+                            file.write("%d %d %d\n" % (submitted, device, allocated))
+                    time.sleep(_SAMPLE_EVERY)
+        except Exception:
+            pass  # The program ends, or its allocator has no statistics: what was sampled so far is there.
+
+    module._lazy_call(lambda: threading.Thread(target=sample, name="harness-samples", daemon=True).start())
+
+
 def _record_history(module):
     """Has torch record its memory history from the moment at which it opens the GPU."""
     import threading
@@ -127,6 +173,8 @@ def _with_cuda(module):
         _record_history(module)
     if os.environ.get("HARNESS_GPU_OOMS"):
         _tell_error_places(module)
+    if os.environ.get("HARNESS_GPU_SAMPLES"):
+        _sample_allocated(module)
 
 
 def _compute_small_values(torch):
@@ -177,7 +225,7 @@ def _run_the_hidden_one():
 
 if _RUN:
     atexit.register(_at_exit)
-    if os.environ.get("HARNESS_GPU_SNAPSHOT") or os.environ.get("HARNESS_GPU_OOMS"):
+    if any(os.environ.get("HARNESS_GPU_" + wanted) for wanted in ("SNAPSHOT", "OOMS", "SAMPLES")):
         sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
     if "values=small" in os.environ.get("HARNESS_GPU", "").split(";"):
         sys.meta_path.insert(0, _ModuleFinder("torch", _compute_small_values))

@@ -7,6 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::settings::{LIBRARIES, RUN, SETTINGS, Settings, Values};
 use tempfile::TempDir;
 
@@ -17,6 +18,10 @@ use crate::process::{self, End};
 pub const CORE: &str = "libharness_simulated_gpu.so";
 /// Names the core library where it is not beside the program.
 pub const CORE_VARIABLE: &str = "HARNESS_SIMULATED_GPU_LIBRARY";
+/// Has the hook write the place of each out of memory error.
+pub(crate) const PLACES: &str = "HARNESS_GPU_OOMS";
+/// Has the hook sample how much torch has allocated.
+const SAMPLES: &str = "HARNESS_GPU_SAMPLES";
 /// Has the hook write memory snapshots.
 const SNAPSHOT: &str = "HARNESS_GPU_SNAPSHOT";
 const HOOK: &str = include_str!("hook.py");
@@ -78,6 +83,8 @@ pub struct Launch<'a> {
     pub alloc_conf: Option<&'a str>,
     /// Whether memory snapshots are wanted.
     pub snapshot: bool,
+    /// The ledger of the devices that the program shares with others; a run has one of its own without it.
+    pub ledger: Option<&'a Path>,
 }
 
 /// Why the program was not run.
@@ -167,12 +174,15 @@ impl Prepared {
 }
 
 impl Launch<'_> {
-    /// Runs the program to its end. Its standard streams are ours.
+    /// Runs the program to its end. Its standard streams are ours. Where it is to be reported, its processes note what a timeline needs.
     ///
     /// # Errors
     /// That it cannot be started.
-    pub fn run(&self) -> Result<Ended, LaunchError> {
+    pub fn run(&self, is_reported: bool) -> Result<Ended, LaunchError> {
         let mut prepared = self.prepare()?;
+        if is_reported {
+            prepared.command.envs([(PLACES, "1"), (SAMPLES, "1")]);
+        }
         let end = process::run(&mut prepared.command).map_err(|source| prepared.start_error(source))?;
         Ok(prepared.ended(end))
     }
@@ -182,7 +192,7 @@ impl Launch<'_> {
     /// # Errors
     /// That the folder cannot be made.
     pub fn prepare(&self) -> Result<Prepared, LaunchError> {
-        let folder = tempfile::Builder::new().prefix("harness-gpu-").tempdir().map_err(LaunchError::Folder)?;
+        let folder = folder_of_run().map_err(LaunchError::Folder)?;
         self.fill(folder.path()).map_err(LaunchError::Folder)?;
         let [program, arguments @ ..] = self.command else { return Err(LaunchError::NoCore) };
         let mut command = Command::new(program);
@@ -194,6 +204,9 @@ impl Launch<'_> {
     fn fill(&self, run: &Path) -> io::Result<()> {
         for cache in KERNEL_CACHES {
             fs::create_dir_all(kernel_cache(run, cache))?;
+        }
+        if self.ledger.is_none() {
+            Ledger::create(&own_ledger(run))?;
         }
         let hook = hook_folder(run);
         fs::create_dir(&hook)?;
@@ -219,6 +232,7 @@ impl Launch<'_> {
             (SETTINGS, self.settings.to_string().into()),
             (LIBRARIES, libraries.into()),
             (RUN, run.into()),
+            (LEDGER, self.ledger.map_or_else(|| own_ledger(run), Path::to_owned).into()),
             ("TRITON_LIBCUDA_PATH", libraries.into()),
             ("PYTHONPATH", joined([hook_folder(run).into(), inherited("PYTHONPATH").unwrap_or_default()])),
         ];
@@ -238,8 +252,21 @@ impl Launch<'_> {
     }
 }
 
+/// A folder for what processes leave, which goes with the value.
+///
+/// # Errors
+/// That it cannot be made.
+pub fn folder_of_run() -> io::Result<TempDir> {
+    tempfile::Builder::new().prefix("harness-gpu-").tempdir()
+}
+
 fn hook_folder(run: &Path) -> PathBuf {
     run.join("python")
+}
+
+/// The ledger of a run that shares its devices with no other.
+pub(crate) fn own_ledger(run: &Path) -> PathBuf {
+    run.join("ledger")
 }
 
 fn kernel_cache(run: &Path, variable: &str) -> PathBuf {

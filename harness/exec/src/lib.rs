@@ -1,8 +1,8 @@
 //! Runs an unmodified PyTorch program on a simulated GPU.
 //!
 //! [`torch`] finds the PyTorch that the program will import, [`imports`] reads what it imports from NVIDIA's libraries, [`doubles`] and [`thin`] make
-//! the libraries that stand in for them, [`cache`] keeps those, [`launch`] starts the program with them by [`process`], and [`record`] puts together what its processes
-//! left behind, for people in [`summary`]. [`trials`] runs it many times, with failures, in less memory, or under other settings. [`library_host`] is the process of a library that allocates. What the libraries do is the business of `harness-simulated-gpu`, which is loaded into the program and not into this one.
+//! the libraries that stand in for them, [`cache`] keeps those; [`setup`] does all that for a command. [`launch`] starts the program with them by [`process`], and [`record`] puts together what its processes
+//! left behind, for people in [`summary`]; [`timeline`] is what a process did to its memory in order. [`trials`] runs it many times, with failures, in less memory, or under other settings. [`library_host`] is the process of a library that allocates. What the libraries do is the business of `harness-simulated-gpu`, which is loaded into the program and not into this one.
 
 pub mod cache;
 pub mod doubles;
@@ -13,7 +13,9 @@ pub mod launch;
 pub mod library_host;
 pub mod process;
 pub mod record;
+pub mod setup;
 pub mod summary;
 pub mod thin;
+pub mod timeline;
 pub mod torch;
 pub mod trials;

@@ -79,32 +79,68 @@ fn ending_with_us(command: &mut Command, waiting: Option<sigset_t>) -> &mut Comm
     unsafe { command.pre_exec(prepare) }
 }
 
-/// Runs a command beside others, in a process group of its own, which is ended with it. `None` where `give_up`, which is told the age of the run,
-/// had it killed with all that it had started.
+/// A program that runs beside others, in a process group of its own, which is ended with it.
+#[derive(Debug)]
+pub struct Started {
+    child: Child,
+    began: Instant,
+}
+
+impl Started {
+    /// Starts a command.
+    ///
+    /// # Errors
+    /// That it cannot be started.
+    pub fn start(command: &mut Command) -> io::Result<Self> {
+        Ok(Self { child: ending_with_us(command, None).process_group(0).spawn()?, began: Instant::now() })
+    }
+
+    /// Waits for its end. `None` where `give_up`, which is told the age of the run, had it killed with all that it had started.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn wait(mut self, mut give_up: impl FnMut(Duration) -> bool) -> io::Result<Option<End>> {
+        let group = self.group();
+        while !has_ended(group) {
+            if give_up(self.began.elapsed()) {
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // Until it is waited for, the number of the group is its own.
+        let ended = Instant::now();
+        while ended.elapsed() < GRACE[0] && processes().any(|pid| pid != group && stat(pid).is_some_and(|stat| stat.group == group)) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // SAFETY: takes integers only.
+        unsafe { libc::killpg(group, libc::SIGKILL) };
+        Ok(Some(self.child.wait()?.into()))
+    }
+
+    fn group(&self) -> pid_t {
+        self.child.id() as pid_t
+    }
+}
+
+impl Drop for Started {
+    /// Kills it with all that it had started, where nobody has waited for it.
+    fn drop(&mut self) {
+        // What was waited for is remembered as such.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            kill(&descendants(self.group()));
+            kill(&[self.group()]);
+            // It was killed, so it ends; that it cannot be waited for says that somebody did.
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Runs a command beside others to its end, as [`Started::wait`] does.
 ///
 /// # Errors
 /// That it cannot be started.
-pub fn run_beside_others(command: &mut Command, mut give_up: impl FnMut(Duration) -> bool) -> io::Result<Option<End>> {
-    let mut child = ending_with_us(command, None).process_group(0).spawn()?;
-    let began = Instant::now();
-    let group = child.id() as pid_t;
-    while !has_ended(group) {
-        if give_up(began.elapsed()) {
-            kill(&descendants(group));
-            kill(&[group]);
-            child.wait()?;
-            return Ok(None);
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    // Until it is waited for, the number of the group is its own.
-    let ended = Instant::now();
-    while ended.elapsed() < GRACE[0] && processes().any(|pid| pid != group && stat(pid).is_some_and(|stat| stat.group == group)) {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    // SAFETY: takes integers only.
-    unsafe { libc::killpg(group, libc::SIGKILL) };
-    Ok(Some(child.wait()?.into()))
+pub fn run_beside_others(command: &mut Command, give_up: impl FnMut(Duration) -> bool) -> io::Result<Option<End>> {
+    Started::start(command)?.wait(give_up)
 }
 
 /// Whether our child has ended. It is not waited for, so its number stays its own.

@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 
 use harness_gpu_settings::attempts::{self, Attempt};
 use harness_gpu_settings::counters::{DeviceTally, Tally};
+use harness_gpu_settings::ledger::Ledger;
 use harness_gpu_settings::settings::Settings;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::launch;
 use crate::process::End;
 
 /// A run, as `--record` writes it.
@@ -24,6 +26,8 @@ pub struct Record {
     pub gpu: &'static str,
     /// Everything that was set for the machine, in one line.
     pub settings: String,
+    /// By device: the most bytes that all processes held at one time, contexts included. Empty where the devices were shared with other programs.
+    pub peak_held: Vec<u64>,
     /// The processes that used the GPU or imported torch, by number.
     pub processes: Vec<Process>,
 }
@@ -56,6 +60,9 @@ pub struct TorchRecord {
     pub memory_stats: BTreeMap<String, Map<String, Value>>,
     /// Why there are no statistics.
     pub problem: Option<String>,
+    /// The last lines of the traceback of what ended the process, where an exception did.
+    #[serde(default)]
+    pub traceback: Vec<String>,
 }
 
 /// One device, by one process's account.
@@ -111,8 +118,13 @@ impl Record {
             End::Code(_) => None,
             End::Signal(signal) => Some(signal),
         };
-        let processes = processes.into_values().collect();
-        Ok(Self { exit_code: end.exit_code(), signal, gpu: settings.gpu.name, settings: settings.to_string(), processes })
+        let peak_held = match Ledger::open(&launch::own_ledger(run)) {
+            Ok(ledger) => (0..settings.devices).map(|device| ledger.peak(device).0).collect(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        let (gpu, settings, processes) = (settings.gpu.name, settings.to_string(), processes.into_values().collect());
+        Ok(Self { exit_code: end.exit_code(), signal, gpu, settings, peak_held, processes })
     }
 
     /// The attempts to get memory of each process, in the folder of a run.

@@ -26,6 +26,12 @@ pub fn render(record: &Record, settings: &Settings) -> String {
         }
         let _ = writeln!(text, "{who}{}", of_torch(process));
     }
+    if used.len() > 1 {
+        for (index, held) in record.peak_held.iter().enumerate().filter(|(_, held)| **held > 0) {
+            let device = if settings.devices > 1 { format!("device {index}: ") } else { String::new() };
+            let _ = writeln!(text, "all processes: {device}at most {} of {} held at one time", Bytes(*held), settings.memory);
+        }
+    }
     text += &models(settings);
     let mut names: Vec<&str> = used.iter().flat_map(|process| process.not_modelled.iter().map(String::as_str)).collect();
     names.sort_unstable();

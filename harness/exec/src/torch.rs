@@ -271,7 +271,7 @@ fn is_python(name: &OsStr) -> bool {
 }
 
 /// A program as `execvp` finds it.
-fn in_path(name: &OsStr) -> Option<PathBuf> {
+pub(crate) fn in_path(name: &OsStr) -> Option<PathBuf> {
     let is_program = |path: &PathBuf| {
         use std::os::unix::fs::PermissionsExt as _;
         path.metadata().is_ok_and(|there| there.is_file() && there.permissions().mode() & 0o111 != 0)

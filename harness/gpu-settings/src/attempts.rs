@@ -11,7 +11,7 @@ use crate::settings::{Fault, FaultyCall};
 /// How the name of a file of attempts ends; in front of it stands the number of the process.
 pub const ENDING: &str = ".attempts";
 /// Words of an attempt in the file.
-const WORDS: usize = 3;
+const WORDS: usize = 4;
 /// Bytes of an attempt in the file, so that its length tells how many there were.
 pub const BYTES: usize = WORDS * 8;
 
@@ -26,6 +26,10 @@ pub struct Attempt {
     pub submitted: u64,
     /// How it ended.
     pub outcome: Outcome,
+    /// The device, by the index that the process sees; 0 for host memory.
+    pub device: u32,
+    /// What the process held of the device before, its context apart.
+    pub held: Bytes,
 }
 
 /// How an attempt ended.
@@ -54,8 +58,8 @@ impl Attempt {
 
     fn bytes(&self) -> [u8; BYTES] {
         let mut bytes = [0; BYTES];
-        let kind = self.call as u64 | (self.outcome as u64) << 8;
-        for (word, into) in [kind, self.size.0, self.submitted].into_iter().zip(bytes.as_chunks_mut::<8>().0) {
+        let kind = self.call as u64 | (self.outcome as u64) << 8 | u64::from(self.device) << 16;
+        for (word, into) in [kind, self.size.0, self.submitted, self.held.0].into_iter().zip(bytes.as_chunks_mut::<8>().0) {
             *into = word.to_le_bytes();
         }
         bytes
@@ -65,8 +69,9 @@ impl Attempt {
         let word = |index: usize| bytes.as_chunks::<8>().0.get(index).map(|word| u64::from_le_bytes(*word));
         let kind = word(0)?;
         let call = *FaultyCall::ALL.get((kind & 0xff) as usize)?;
-        let outcome = *Outcome::ALL.get((kind >> 8) as usize)?;
-        Some(Self { call, size: Bytes(word(1)?), submitted: word(2)?, outcome })
+        let outcome = *Outcome::ALL.get((kind >> 8 & 0xff) as usize)?;
+        let device = u32::try_from(kind >> 16).ok()?;
+        Some(Self { call, size: Bytes(word(1)?), submitted: word(2)?, outcome, device, held: Bytes(word(3)?) })
     }
 }
 
@@ -148,7 +153,14 @@ mod tests {
             (FaultyCall::HostAlloc, 1, Outcome::Refused),
             (FaultyCall::Malloc, 2, Outcome::Injected),
         ]
-        .map(|(call, size, outcome)| Attempt { call, size: Bytes::mib(size), submitted: 7, outcome });
+        .map(|(call, size, outcome)| Attempt {
+            call,
+            size: Bytes::mib(size),
+            submitted: 7,
+            outcome,
+            device: 3,
+            held: Bytes::mib(9),
+        });
         let mut attempts = Attempts::of_this_process(Some(folder.path()));
         noted.iter().for_each(|attempt| attempts.note(attempt));
         let path = folder.path().join(format!("{}{ENDING}", std::process::id()));
@@ -160,8 +172,14 @@ mod tests {
 
     #[test]
     fn a_fault_is_reached_when_its_first_attempt_was_made() {
-        let attempts =
-            [1, 2, 1].map(|size| Attempt { call: FaultyCall::Malloc, size: Bytes::mib(size), submitted: 0, outcome: Outcome::Served });
+        let attempts = [1, 2, 1].map(|size| Attempt {
+            call: FaultyCall::Malloc,
+            size: Bytes::mib(size),
+            submitted: 0,
+            outcome: Outcome::Served,
+            device: 0,
+            held: Bytes::ZERO,
+        });
         for (text, reached) in
             [("cudaMalloc:3", true), ("any:3:2", true), ("cudaMalloc:4", false), ("cudaMalloc:2:1:2MiB", false), ("cudaHostAlloc:1", false)]
         {

@@ -145,7 +145,7 @@ fn change<'a>(record: &'a BenchRun, suite: &SuiteRecord, entry: &Entry) -> Optio
     record.comparison.as_ref()?.changes.iter().find(|change| change.entry == name)
 }
 
-fn failure(kind: &str, message: &str, description: &str) -> TestCaseStatus {
+pub(super) fn failure(kind: &str, message: &str, description: &str) -> TestCaseStatus {
     let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
     status.set_type(kind).set_message(message).set_description(description);
     status
@@ -157,7 +157,7 @@ fn skipped(kind: &str, reason: &str) -> TestCaseStatus {
     status
 }
 
-fn written(document: &Document) -> String {
+pub(super) fn written(document: &Document) -> String {
     document.to_string().expect("a document without times of day is written to memory, which cannot fail")
 }
 

@@ -11,6 +11,7 @@ pub mod json;
 pub mod junit;
 pub mod markdown;
 pub mod picture;
+pub mod program;
 pub mod runs;
 pub mod store;
 pub mod text;

@@ -95,8 +95,9 @@ pub(super) fn count(number: usize, noun: &str) -> String {
 }
 
 /// What steps count in bytes, beside the names that say so.
-const IN_BYTES: [&str; 7] = [
+const IN_BYTES: [&str; 8] = [
     "failed_request",
+    "peak_reserved",
     "reserved_at_failure",
     "allocated_at_failure",
     "largest_free_at_failure",

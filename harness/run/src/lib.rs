@@ -10,5 +10,6 @@ mod recovery;
 pub mod rig;
 pub mod run;
 pub mod session;
+mod shared_memory;
 mod workload;
 mod world;

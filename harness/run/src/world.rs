@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 
 use harness_allocator::allocator::{AllocatorSpec, PrivatePoolId};
 use harness_allocator::device::{Clock, DevicePtr, EventId, StreamId};
+use harness_allocator::stats::StatKey;
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::rig::{Buffer, ProgramId, Rig, Stop};
+use crate::shared_memory::SharedMemory;
 use harness_record::{Cause, CauseKind, Outcome, Shortage, Table, causes};
 use harness_scenario::steps::Action;
 use harness_scenario::steps::free::Free;
@@ -45,6 +47,12 @@ pub(crate) struct World {
     measures: BTreeMap<MeasureName, Readings>,
     reports: BTreeMap<StepName, BTreeMap<ReportKey, u64>>,
     storms: BTreeMap<StepName, LiveBlocks>,
+    /// Settings of PyTorch's allocator of the arm; `None` where it is another allocator.
+    pub(crate) alloc_conf: Option<String>,
+    /// Counters of the torch of programs that were run, by the name of their step. Empty where no process told them.
+    pub(crate) torch_stats: BTreeMap<StepName, BTreeMap<StatKey, u64>>,
+    /// What the programs share; made when the first one is run.
+    pub(crate) shared_memory: Option<SharedMemory>,
 }
 
 /// A buffer's name and, of numbered ones, its number.
@@ -63,6 +71,9 @@ pub(crate) enum LookUpError {
     /// The step did not report it.
     #[error("{0} was not reported")]
     NotReported(String),
+    /// No process of a program told it.
+    #[error("{0} is not known: no process of the program told counters of torch, since none imported it, or it was ended before it could")]
+    NotTold(String),
     /// A growth has nothing to be compared with yet.
     #[error("{0} is seen for the first time")]
     FirstTime(String),
@@ -113,6 +124,9 @@ impl World {
             measures: BTreeMap::new(),
             reports: BTreeMap::new(),
             storms: BTreeMap::new(),
+            alloc_conf: arm.effective().map(|config| config.to_string()),
+            torch_stats: BTreeMap::new(),
+            shared_memory: None,
         };
         match world.readings(true) {
             Ok(readings) => {
@@ -252,6 +266,10 @@ impl World {
             Metric::Report(step, key) => {
                 let value = self.reports.get(step).and_then(|reports| reports.get(key)).copied();
                 return value.map(whole).ok_or_else(|| LookUpError::NotReported(metric.to_string()));
+            }
+            Metric::Torch(step, key) => {
+                let stats = self.torch_stats.get(step).ok_or_else(|| LookUpError::NotReported(metric.to_string()))?;
+                return stats.get(key).copied().map(whole).ok_or_else(|| LookUpError::NotTold(metric.to_string()));
             }
             Metric::Arm(..) => return Err(LookUpError::OtherArm(metric.to_string())),
         };

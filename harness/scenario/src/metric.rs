@@ -23,6 +23,8 @@ pub enum Metric {
     Growth(GrowthSite, Account),
     /// A counter of another program's allocator: `server.reserved`.
     Program(ProgramName, StatKey),
+    /// A counter of torch.cuda.memory_stats() of a program that an `exec` step ran: `training.allocated.peak`.
+    Torch(StepName, StatKey),
     /// A metric of the run with another allocator, known when all have run: `expandable.reserved.peak`.
     Arm(String, Box<Metric>),
 }
@@ -57,7 +59,7 @@ impl Metric {
             Self::Now(account) | Self::At(_, account) | Self::Growth(_, account) => account.unit(),
             Self::Report(_, key) => key.unit(),
             Self::Variable(_, unit) => *unit,
-            Self::Program(_, key) => Account::Stat(*key).unit(),
+            Self::Program(_, key) | Self::Torch(_, key) => Account::Stat(*key).unit(),
             Self::Arm(_, metric) => metric.unit(),
         }
     }
@@ -67,7 +69,7 @@ impl Metric {
     pub const fn account(&self) -> Option<Account> {
         match self {
             Self::Now(account) | Self::At(_, account) | Self::Growth(_, account) => Some(*account),
-            Self::Program(_, key) => Some(Account::Stat(*key)),
+            Self::Program(_, key) | Self::Torch(_, key) => Some(Account::Stat(*key)),
             Self::Report(..) | Self::Variable(..) | Self::Arm(..) => None,
         }
     }
@@ -82,6 +84,7 @@ impl fmt::Display for Metric {
             Self::Variable(name, _) => name.fmt(f),
             Self::Growth(_, account) => write!(f, "growth({account})"),
             Self::Program(program, key) => write!(f, "{program}.{key}"),
+            Self::Torch(step, key) => write!(f, "{step}.{key}"),
             Self::Arm(arm, metric) => write!(f, "{arm}.{metric}"),
         }
     }
@@ -287,6 +290,13 @@ metrics! {
         Iterations = "iterations", Count: "Iterations that completed, of a training or of a loop.";
         FirstBatch = "first_batch", Count: "Batch of the first iteration tried.";
         FinalBatch = "final_batch", Count: "Batch of the last iteration that completed; 0 where none did.";
+        ExitCode = "exit_code", Count: "The program's exit code; 128 + n where signal n ended it.";
+        Processes = "processes", Count: "Processes of the program that used the GPU.";
+        PeakReserved = "peak_reserved", Bytes: "The most bytes that a process of the program held of the GPU.";
+        MallocCalls = "malloc_calls", Count: "Driver allocations that the program asked for, failed ones included.";
+        MallocFailures = "malloc_failures", Count: "Driver allocations that failed for lack of memory, injected failures included.";
+        InjectedFailures = "injected_failures", Count: "Driver allocations that failed because `fail` asks for it.";
+        FreeCalls = "free_calls", Count: "Driver frees of the program.";
         RetainedAfterOom = "retained_after_oom", Bytes: "Allocated bytes of the failed iteration that were still allocated when its recovery was done: 0 where nothing leaks.";
     }
 }

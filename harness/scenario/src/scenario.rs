@@ -13,6 +13,7 @@ use crate::checker::{Checker, Declared, is_reserved};
 use crate::matrix::{self, Point, Settings};
 use crate::metric::{DEFAULT_STREAM, Expectation, ProgramName, StreamName};
 use crate::needs::{Needs, NeedsWire};
+use crate::steps::exec::Exec;
 use crate::steps::{Action, Step, StepWire, announced, check_steps};
 use crate::text::InvariantText;
 use harness_language::arms::{self, ArmWire};
@@ -102,10 +103,28 @@ impl Scenario {
     /// Whether some step serves requests from a private pool.
     #[must_use]
     pub fn uses_private_pools(&self) -> bool {
-        fn any(steps: &[Step]) -> bool {
-            steps.iter().any(|step| matches!(step.action, Action::PrivatePool(_)) || any(step.action.steps()) || any(&step.meanwhile))
+        self.all_steps().iter().any(|step| matches!(step.action, Action::PrivatePool(_)))
+    }
+
+    /// The PyTorch programs that it runs, in the order of the file.
+    #[must_use]
+    pub fn execs(&self) -> Vec<&Exec> {
+        let all = self.all_steps().into_iter();
+        all.filter_map(|step| if let Action::Exec(exec) = &step.action { Some(exec) } else { None }).collect()
+    }
+
+    /// All steps, those inside others and those that are done meanwhile too.
+    fn all_steps(&self) -> Vec<&Step> {
+        fn add<'s>(steps: &'s [Step], all: &mut Vec<&'s Step>) {
+            for step in steps {
+                all.push(step);
+                add(step.action.steps(), all);
+                add(&step.meanwhile, all);
+            }
         }
-        any(&self.steps)
+        let mut all = Vec::new();
+        add(&self.steps, &mut all);
+        all
     }
 
     /// What it says of itself, for records.

@@ -12,7 +12,9 @@ fn scenarios() -> PathBuf {
 }
 
 fn catalogue() -> Vec<PathBuf> {
-    let mut files: Vec<PathBuf> = std::fs::read_dir(scenarios()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let folders = [scenarios(), scenarios().join("programs")];
+    let mut files: Vec<PathBuf> =
+        folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
     files.sort();
     assert!(!files.is_empty(), "the catalogue is empty");

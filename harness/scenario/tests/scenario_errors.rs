@@ -41,6 +41,26 @@ fn steps(cases: &[(&'static str, &str)]) -> String {
 const HEAD: &str = "about: x\nneeds: { memory: 1GiB }\n";
 
 #[test]
+fn an_exec_that_makes_no_sense_is_answered_with_what_would() {
+    let text = steps(&[
+        ("no command", "- exec: { gpu: a100-40 }"),
+        ("a command in one text", "- exec: { command: python train.py }"),
+        ("a GPU that is none", "- exec: { command: [train], gpu: a100 }"),
+        ("no failure", "- exec: { command: [train], fail: [\"cudaFree:1\"] }"),
+        ("no end", "- exec: { command: [train], expect: fits }"),
+        ("an exit code that is none", "- exec: { command: [train], expect: 256 }"),
+        ("a variable without a name", "- exec: { command: [train], env: { \"A=B\": 1 } }"),
+        ("something else meanwhile", "- exec: { command: [train] }\n  meanwhile: [ empty_cache ]"),
+        ("a figure that it does not report", "- exec: { id: a, command: [train] }\n- expect: a.iterations == 1"),
+        (
+            "a figure before it is known",
+            "- exec: { id: a, command: [train] }\n  meanwhile:\n    - exec: { command: [train], id: b }\n- expect: c.num_ooms == 0",
+        ),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
 fn a_file_that_is_no_scenario_is_answered_with_what_it_is() {
     let text = all(&[
         ("empty file", String::new()),

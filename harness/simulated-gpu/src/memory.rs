@@ -1,4 +1,5 @@
-//! [`DeviceMemory`]: the memory of one device, charged and addressed by the simulated device of `harness-allocator`.
+//! [`DeviceMemory`]: the memory of one device, charged and addressed by the simulated device of `harness-allocator`. What other processes hold of the
+//! device is told before each change, and cannot be had.
 
 use std::collections::BTreeMap;
 
@@ -24,6 +25,8 @@ const SHIFT: u64 = FIRST_ADDRESS - 0x7000_0000_0000;
 pub(crate) struct DeviceMemory {
     sim: SimDevice,
     index: usize,
+    /// Whether this process has a context on the device: its first use of memory makes one.
+    has_context: bool,
     shift: u64,
     /// Sizes that were asked for, by address.
     allocations: BTreeMap<u64, Bytes>,
@@ -100,6 +103,7 @@ impl DeviceMemory {
         let mut memory = Self {
             sim: SimDevice::new(config),
             index,
+            has_context: false,
             shift,
             allocations: BTreeMap::new(),
             reservations: BTreeMap::new(),
@@ -129,8 +133,30 @@ impl DeviceMemory {
         MemoryRange::new(DevicePtr(start.wrapping_sub(self.shift)), Bytes(len))
     }
 
+    pub(crate) const fn has_context(&self) -> bool {
+        self.has_context
+    }
+
     pub(crate) const fn index(&self) -> usize {
         self.index
+    }
+
+    /// Has a context on the device, while others hold this much of it.
+    pub(crate) fn open(&mut self, held_by_others: Bytes) -> Result<(), Code> {
+        if !self.has_context && held_by_others > self.sim.info().total.saturating_sub(self.context()) {
+            return Err(Code::OutOfMemory);
+        }
+        self.has_context = true;
+        self.sim.set_pressure(held_by_others).map_or(Err(Code::OutOfMemory), |_| Ok(()))
+    }
+
+    fn context(&self) -> Bytes {
+        self.sim.own_context().unwrap_or_default()
+    }
+
+    /// What this process holds, its context included once it has one.
+    pub(crate) fn held(&mut self) -> Bytes {
+        self.used() + if self.has_context { self.context() } else { Bytes::ZERO }
     }
 
     /// Free bytes and all bytes.
@@ -138,9 +164,10 @@ impl DeviceMemory {
         (self.sim.free_memory().unwrap_or_default(), self.sim.info().total)
     }
 
-    /// Bytes that are used, the context apart.
+    /// Bytes that this process uses, the context apart.
     pub(crate) fn used(&mut self) -> Bytes {
-        self.sim.memory().ok().and_then(|memory| Some(memory.process? - memory.context_overhead)).unwrap_or_default()
+        let of_process = self.sim.memory().ok().and_then(|memory| Some(memory.process? - memory.context_overhead));
+        of_process.unwrap_or_default()
     }
 
     /// Allocates in whole pages of 2 MiB.

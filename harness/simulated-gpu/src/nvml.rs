@@ -1,5 +1,5 @@
-//! NVML (<https://docs.nvidia.com/deploy/nvml-api/>): what PyTorch and its users ask of it, and the CUDA device of this project. It tells what this
-//! process holds of the simulated devices, and what others hold by the settings.
+//! NVML (<https://docs.nvidia.com/deploy/nvml-api/>): what PyTorch and its users ask of it, and the CUDA device of this project. It tells what the
+//! processes of the run hold of the simulated devices, and what others hold by the settings.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -66,14 +66,9 @@ unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Answer> {
     Ok(())
 }
 
-/// What this process holds of a device, its context included. Where kernels are done a process may have no context there.
+/// What the processes of the run hold of a device, their contexts included.
 fn used(number: u32) -> Bytes {
-    let machine = machine();
-    let state = &mut *machine.state();
-    let Some(index) = machine.visible.iter().position(|visible| *visible == number) else { return Bytes::ZERO };
-    let has_context = state.executions.get(index).is_none_or(|execution| execution.references > 0);
-    let context = if has_context { machine.settings.context_overhead } else { Bytes::ZERO };
-    state.devices.get_mut(index).map_or(Bytes::ZERO, |memory| memory.used() + context)
+    machine().state().holdings(number).iter().fold(Bytes::ZERO, |sum, holding| sum + holding.held)
 }
 
 /// All of a device's memory, and what all processes hold of it.
@@ -305,14 +300,13 @@ struct ProcessV3 {
     instances: [c_uint; 2],
 }
 
-/// The processes on a device: this one while it holds anything, the one that is none of this machine, and those that say so themselves.
+/// The processes on a device: those of the run that hold anything, the one that is none of this machine, and those that say so themselves.
 fn processes_on(number: u32) -> Vec<(c_uint, Bytes)> {
     let machine = machine();
     let outside = |pid: u32| pid + if machine.settings.container { CONTAINER } else { 0 };
-    let mine = Some((outside(std::process::id()), used(number)));
-    let other = Some((OTHER_PROCESS, machine.settings.others));
-    let known = mine.into_iter().chain(other).filter(|process| process.1 > Bytes::ZERO);
-    known.chain(machine.processes().into_iter().map(|(pid, held)| (outside(pid), held))).collect()
+    let of_run = machine.state().holdings(number).into_iter().map(|holding| (outside(holding.pid), holding.held));
+    let other = Some((OTHER_PROCESS, machine.settings.others)).filter(|process| process.1 > Bytes::ZERO);
+    of_run.chain(other).chain(machine.processes().into_iter().map(|(pid, held)| (outside(pid), held))).collect()
 }
 
 /// Writes the processes on a device.

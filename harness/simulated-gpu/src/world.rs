@@ -24,6 +24,7 @@ use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
 use harness_gpu_settings::counters::Counters;
 use harness_gpu_settings::driver::Kernels;
 use harness_gpu_settings::gpus::Gpu;
+use harness_gpu_settings::ledger::{Account, Holding, LEDGER, Ledger};
 use harness_gpu_settings::settings::{FaultyCall, LEFT, PROCESSES, RUN, SETTINGS, Settings};
 
 /// The simulated machine as this process sees it.
@@ -54,6 +55,8 @@ pub(crate) struct State {
     pub(crate) host: HostMemory,
     pub(crate) attempts: Attempts,
     pub(crate) contents: Contents,
+    /// What this process holds of the devices' memory, which it shares with others.
+    account: Account,
 }
 
 /// The machine. The first call makes it.
@@ -91,6 +94,7 @@ impl Machine {
             host: HostMemory::default(),
             attempts: Attempts::of_this_process(folder.as_deref()),
             contents: Contents::default(),
+            account: Account::new(env::var_os(LEDGER).and_then(|path| Ledger::open(path.as_ref()).ok())),
         };
         unlock_in_forked_children();
         let counters = Counters::of_this_process(folder.as_deref(), u32::try_from(visible.len()).unwrap_or(0), settings.memory);
@@ -150,13 +154,15 @@ impl Machine {
 }
 
 impl State {
-    /// Makes an attempt to get memory: it fails where that was asked for, else it does what `get` does. Tells too whether the failure was injected.
+    /// Makes an attempt to get memory, of the host where no device is named: it fails where that was asked for, else it does what `get` does. Tells too whether the failure was injected.
     pub(crate) fn attempt<T>(
         &mut self,
         machine: &Machine,
         (call, size): (FaultyCall, Bytes),
+        device: Option<usize>,
         get: impl FnOnce(&mut Self) -> Result<T, Code>,
     ) -> (Result<T, Code>, bool) {
+        let held = device.and_then(|index| self.devices.get_mut(index)).map_or(Bytes::ZERO, DeviceMemory::used);
         let injected = self.attempts.fails(&machine.settings.faults, call, size);
         let got = if injected { Err(Code::OutOfMemory) } else { get(self) };
         let outcome = match (&got, injected) {
@@ -164,8 +170,62 @@ impl State {
             (Ok(_), _) => Outcome::Served,
             (Err(_), _) => Outcome::Refused,
         };
-        self.attempts.note(&Attempt { call, size, submitted: machine.now(), outcome });
+        let device = device.map_or(0, |index| index as u32);
+        self.attempts.note(&Attempt { call, size, submitted: machine.now(), outcome, device, held });
         (got, injected)
+    }
+
+    /// Does something that needs a context on a device and may take memory of it, by the index that the process sees.
+    pub(crate) fn on_device<T>(&mut self, index: usize, mut act: impl FnMut(&mut DeviceMemory) -> Result<T, Code>) -> Result<T, Code> {
+        let (Some(memory), Some(number)) = (self.devices.get_mut(index), machine().visible.get(index)) else { return Err(Code::NoDevice) };
+        let elsewhere = machine().others();
+        self.account.change(*number, |others| (memory.open(others + elsewhere).and_then(|()| act(memory)), memory.held()))
+    }
+
+    /// Does something that gives memory of a device back.
+    pub(crate) fn give_back<T>(&mut self, index: usize, act: impl FnOnce(&mut DeviceMemory) -> Result<T, Code>) -> Result<T, Code> {
+        let (Some(memory), Some(number)) = (self.devices.get_mut(index), machine().visible.get(index)) else {
+            return Err(Code::InvalidValue);
+        };
+        let done = act(memory);
+        self.account.gave_back(*number, memory.held());
+        done
+    }
+
+    /// Free bytes and all bytes of the current device.
+    pub(crate) fn free_and_total(&mut self) -> Result<(Bytes, Bytes), Code> {
+        self.account.give_back_of_the_dead();
+        self.on_device(current_device(), |memory| Ok(memory.free_and_total()))
+    }
+
+    /// A forked child begins an account of its own. Where its parent had contexts it has none: on a GPU these cannot be used in it, so what it seems
+    /// to hold is its parent's.
+    fn forked(&mut self) {
+        match self.devices.iter().any(DeviceMemory::has_context) {
+            true => self.account = Account::new(None),
+            false => self.account.forked(),
+        }
+    }
+
+    /// What processes hold of a device, by its real number.
+    pub(crate) fn holdings(&mut self, number: u32) -> Vec<Holding> {
+        if let Some(ledger) = self.account.ledger() {
+            return ledger.holdings(number);
+        }
+        let index = machine().visible.iter().position(|visible| *visible == number);
+        let held = index.map_or(Bytes::ZERO, |index| self.held(index));
+        let own = Holding { pid: std::process::id(), held };
+        (held > Bytes::ZERO).then_some(own).into_iter().collect()
+    }
+
+    /// What this process holds of a device, its context included. Where kernels are done that lasts while somebody refers to it.
+    fn held(&mut self, index: usize) -> Bytes {
+        let Some(memory) = self.devices.get_mut(index) else { return Bytes::ZERO };
+        match self.executions.get(index) {
+            None => memory.held(),
+            Some(execution) if execution.references > 0 => memory.used() + machine().settings.context_overhead,
+            Some(_) => memory.used(),
+        }
     }
 
     /// The device that an address lies on.
@@ -229,8 +289,15 @@ fn unlock_in_forked_children() {
     extern "C" fn give() {
         HELD.with_borrow_mut(|held| *held = None);
     }
+    extern "C" fn give_in_child() {
+        HELD.with_borrow_mut(|held| {
+            if let Some(mut state) = held.take() {
+                state.forked();
+            }
+        });
+    }
     // SAFETY: the handlers are functions that live as long as this library, which is never unloaded. Without them a fork may hang, no more.
-    unsafe { libc::pthread_atfork(Some(take), Some(give), Some(give)) };
+    unsafe { libc::pthread_atfork(Some(take), Some(give), Some(give_in_child)) };
 }
 
 #[cfg(test)]

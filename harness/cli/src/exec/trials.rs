@@ -70,8 +70,8 @@ pub(super) struct Options {
     /// Keep the output of all runs but the first in this folder.
     #[arg(long, value_name = "DIR", help_heading = MANY)]
     logs: Option<PathBuf>,
-    /// Write the result as markdown too.
-    #[arg(long, value_name = "FILE", help_heading = MANY)]
+    /// Write a report as markdown; of one run with a picture beside it: what was reserved and allocated, with what failed. A folder gets `report.md`.
+    #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// How the result is written to standard output. With `json` the first run's standard output goes to standard error.
     #[arg(long, value_enum, default_value_t = Format::Text, help_heading = MANY)]
@@ -79,6 +79,8 @@ pub(super) struct Options {
 }
 
 const MANY: &str = "Many runs";
+/// The name of a report in a folder.
+const REPORT: &str = "report.md";
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Expected {
@@ -116,7 +118,6 @@ impl Options {
             ("--jobs", self.jobs.is_some()),
             ("--time-limit", self.time_limit.is_some()),
             ("--logs", self.logs.is_some()),
-            ("--report", self.report.is_some()),
             ("--format json", self.format == Format::Json),
         ];
         match idle.into_iter().find(|(_, given)| *given && !asked) {
@@ -149,6 +150,13 @@ impl Options {
         });
         process::end_all_children();
         Ok(exit?.into())
+    }
+
+    /// The file that the report goes to: one in the folder, where that is named.
+    pub(super) fn report(&self) -> Option<PathBuf> {
+        let path = self.report.as_ref()?;
+        let is_folder = path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
+        Some(if is_folder { path.join(REPORT) } else { path.clone() })
     }
 
     fn limit(&self) -> Option<Duration> {
@@ -241,8 +249,8 @@ impl Options {
     }
 
     fn show(&self, report: &impl Serialize, trials: Trials<'_>, terminal: &Terminal) -> Result<(), CliError> {
-        if let Some(path) = &self.report {
-            files::write(path, &trials::markdown(trials)).map_err(|error| unwritten(path, error))?;
+        if let Some(path) = self.report() {
+            files::write(&path, &trials::markdown(trials)).map_err(|error| unwritten(&path, error))?;
         }
         match self.format {
             Format::Json => terminal::print_json(report),

@@ -14,7 +14,7 @@ fn environment(way: Way, alloc_conf: Option<&str>, snapshot: bool, inherited: &[
     let libraries =
         Libraries { folder: "/d".into(), core: CORE.to_owned(), doubles: vec!["libcuda.so.1".into(), "libcudart.so.13".into()] };
     let settings = Settings::new(&GPUS[0], Bytes::gib(1));
-    let launch = Launch { command: &[], settings: &settings, libraries: &libraries, way, alloc_conf, snapshot };
+    let launch = Launch { command: &[], settings: &settings, libraries: &libraries, way, alloc_conf, snapshot, ledger: None };
     let set = launch.environment(Path::new("/run"), |name| inherited.get(name).map(OsString::from));
     set.into_iter().map(|(name, value)| (name, value.into_string().unwrap())).collect()
 }
@@ -68,7 +68,8 @@ fn the_folder_of_a_run_has_the_hook_the_caches_and_for_preloading_the_paths_that
     let settings = Settings::new(&GPUS[0], Bytes::gib(1));
     for way in [Way::Audit, Way::Preload] {
         let run = tempfile::tempdir().unwrap();
-        let launch = Launch { command: &[], settings: &settings, libraries: &libraries, way, alloc_conf: None, snapshot: false };
+        let launch =
+            Launch { command: &[], settings: &settings, libraries: &libraries, way, alloc_conf: None, snapshot: false, ledger: None };
         launch.fill(run.path()).unwrap();
         assert!(run.path().join("python/sitecustomize.py").is_file());
         assert!(run.path().join("caches/pytorch_kernel_cache_path").is_dir());

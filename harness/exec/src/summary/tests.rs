@@ -17,6 +17,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
             ended_out_of_memory: true,
             memory_stats: serde_json::from_value(stats).unwrap(),
             problem: None,
+            traceback: Vec::new(),
         }),
         devices: vec![DeviceRecord { index: 0, memory: 8 << 30, peak_reserved: 6 << 30, mallocs: 41, frees: 1, failed: 3, injected: 2 }],
         submitted: 0,
@@ -26,7 +27,10 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
 
 fn record(processes: Vec<Process>) -> (Record, Settings) {
     let settings = Settings::new(Gpu::named("a100-40").unwrap(), Bytes::gib(8));
-    (Record { exit_code: 1, signal: None, gpu: settings.gpu.name, settings: settings.to_string(), processes }, settings)
+    (
+        Record { exit_code: 1, signal: None, gpu: settings.gpu.name, settings: settings.to_string(), peak_held: vec![7 << 30], processes },
+        settings,
+    )
 }
 
 #[test]

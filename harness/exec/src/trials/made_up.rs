@@ -28,7 +28,14 @@ pub(crate) fn trial(memory: Bytes) -> Trial {
 
 /// A run that ended well after attempts of these sizes in MiB.
 pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
-    let attempt = |size: &u64| Attempt { call: FaultyCall::Malloc, size: Bytes::mib(*size), submitted: 0, outcome: Outcome::Served };
+    let attempt = |size: &u64| Attempt {
+        call: FaultyCall::Malloc,
+        size: Bytes::mib(*size),
+        submitted: 0,
+        outcome: Outcome::Served,
+        device: 0,
+        held: Bytes::ZERO,
+    };
     let peak = Bytes::mib(sizes.iter().sum());
     Observed {
         ending: Ending::By(End::Code(0)),

@@ -64,6 +64,15 @@ pub struct OutOfMemory {
     pub frames: Vec<Frame>,
 }
 
+impl OutOfMemory {
+    /// Those of a process, in order. Empty where none was noted.
+    pub(crate) fn of_process(folder: &Path, pid: u32) -> Vec<Self> {
+        let text = fs::read_to_string(folder.join(format!("ooms-{pid}.jsonl"))).unwrap_or_default();
+        // A line that a killed process could not write to its end says nothing.
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+}
+
 /// A place in a Python program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Frame {
@@ -134,10 +143,7 @@ fn attempts_and_errors(folder: &Path) -> io::Result<(Vec<Attempt>, Vec<OutOfMemo
         }
     }
     let (pid, all) = most;
-    let text = fs::read_to_string(folder.join(format!("ooms-{pid}.jsonl"))).unwrap_or_default();
-    // A line that a killed process could not write to its end says nothing.
-    let errors = text.lines().filter_map(|line| serde_json::from_str::<OutOfMemory>(line).ok());
-    let errors = errors.map(|error| {
+    let errors = OutOfMemory::of_process(folder, pid).into_iter().map(|error| {
         let before = all.iter().take(usize::try_from(error.attempts).unwrap_or(usize::MAX));
         OutOfMemory { attempts: before.filter(|attempt| attempt.call != FaultyCall::HostAlloc).count() as u64, ..error }
     });

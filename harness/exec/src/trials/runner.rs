@@ -11,12 +11,10 @@ use harness_gpu_settings::settings::Settings;
 
 use super::observed::{Ending, Observed};
 use super::{Run, Trial};
-use crate::launch::{Launch, LaunchError, Prepared};
+use crate::launch::{Launch, LaunchError, PLACES, Prepared};
 use crate::process::{self, End};
 use crate::record::Record;
 
-/// Has the hook write the place of each out of memory error.
-const PLACES: &str = "HARNESS_GPU_OOMS";
 /// Names of the files for the program's standard output and error.
 const OUTPUTS: [&str; 2] = ["stdout", "stderr"];
 

@@ -8,7 +8,7 @@ use harness_allocator::units::Bytes;
 
 use crate::recovery::{self, Recovered, Tried};
 use crate::rig::{Buffer, Rig, Stop};
-use crate::workload::{Between, pins, replay, storm, train};
+use crate::workload::{Between, exec, pins, replay, storm, train};
 use crate::world::{BufferKey, LookUpError, StepResult, Unmet, World, asks_for_memory};
 use harness_record::Outcome;
 use harness_scenario::steps::alloc::Alloc;
@@ -52,6 +52,7 @@ pub(super) fn execute(world: &mut World, step: &Step, between: Between<'_>) -> R
         Action::Pins(pins) => return pins::list(world, &pins.storm),
         Action::Train(train) => return train::run(world, step, train, between),
         Action::Replay(replay) => return replay::run(world, step, replay, between),
+        Action::Exec(program) => return exec::run(world, step, program, between),
         Action::Measure(measure) => world.measure(measure.name.clone())?,
         Action::Expect(expect) => {
             let mut result = StepResult::default();

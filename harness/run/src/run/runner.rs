@@ -194,7 +194,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         iteration: Option<String>,
         meanwhile: Option<&mut Task<'_>>,
     ) -> ControlFlow<(), Outcome> {
-        let is_workload = matches!(step.action, Action::Storm(_) | Action::Train(_) | Action::Replay(_));
+        let is_workload = matches!(step.action, Action::Storm(_) | Action::Train(_) | Action::Replay(_) | Action::Exec(_));
         let has_invariants = self.checks != Checks::Timing && !self.request.scenario.invariants.is_empty();
         if !is_workload || (meanwhile.is_none() && !has_invariants) {
             return self.run_as_step(world, step, iteration, |_, world| execute::execute(world, step, None));
@@ -206,7 +206,13 @@ impl<'a, 'o> Runner<'a, 'o> {
                 runner.check_invariants(world, step, &mut Vec::new());
                 if let Some(task) = meanwhile.as_deref_mut() {
                     let paused = world.rig.pause_step();
-                    let flow = runner.advance(world, task);
+                    // Programs go on by themselves: all that are to run beside this one are begun at once.
+                    let goes_on =
+                        |flow: &ControlFlow<(), bool>| matches!(step.action, Action::Exec(_)) && *flow == ControlFlow::Continue(true);
+                    let mut flow = runner.advance(world, task);
+                    while goes_on(&flow) {
+                        flow = runner.advance(world, task);
+                    }
                     world.rig.resume_step(paused);
                     if flow.is_break() {
                         return Err(Stop::Violated(Vec::new()));

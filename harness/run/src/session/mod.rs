@@ -22,7 +22,9 @@ use crate::run::{Observer, RunRequest, observe, time_observed};
 use crate::world::Figures;
 use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
+use harness_exec::setup::{Setup, with_python};
 use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, Timings, Verdict, Violation};
+use harness_scenario::steps::exec::Exec;
 use harness_scenario::{DeviceKind, Feature, Needs, Scenario};
 use harness_trace::snapshot::Snapshot;
 
@@ -250,8 +252,9 @@ impl Plan {
             Ok(device) => observe(&request, device, arm.allocator.build(), observer(emit, record))?,
             Err((info, reason)) => return Ok((self.not_run(arm, source, info, Verdict::Skipped { reason }), Figures::new())),
         };
-        let is_timed = record.device.clock == Clock::Simulated || arm.allocator.not_timed().is_none();
-        if record.verdict == Verdict::Passed && is_timed {
+        // Programs are run once: their times mean nothing.
+        let has_times = scenario.execs().is_empty() && (record.device.clock == Clock::Simulated || arm.allocator.not_timed().is_none());
+        if record.verdict == Verdict::Passed && has_times {
             control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
             if let Ok(device) = open(source, scenario, arm.allocator)? {
                 let timed = time_observed(&request, device, arm.allocator.build(), observer(&mut |_| {}, None))?;
@@ -357,9 +360,24 @@ fn missing_of(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Sce
             return Some(format!("the scenario needs `{}`, which this device does not have", feature.name()));
         }
     }
+    if let Some(why) = scenario.execs().into_iter().find_map(|exec| not_run_because(exec, &*device, allocator)) {
+        return Some(why);
+    }
     let uses_pools = scenario.uses_private_pools();
     (uses_pools && allocator.build().private_pools().is_none())
         .then(|| format!("`{allocator}` has no private pools, which the scenario uses"))
+}
+
+/// Why a program cannot be run beside this device and allocator.
+fn not_run_because(exec: &Exec, device: &dyn TestDevice, allocator: &AllocatorSpec) -> Option<String> {
+    if kind_of(device.info()) == DeviceKind::Gpu {
+        return Some("`exec` runs programs on a simulated GPU, and this device is none".to_owned());
+    }
+    if allocator.effective().is_none() {
+        return Some(format!("`exec` runs programs with PyTorch's own allocator, which `{allocator}` is not"));
+    }
+    let setup = Setup::of(&with_python(&exec.command), None);
+    setup.err().map(|error| format!("`{exec}` cannot be run on a simulated GPU: {error}"))
 }
 
 /// A run that fails where the scenario says so is as expected, and one that passes is not. Expectations between arms have been judged before.

@@ -3,13 +3,14 @@
 use crate::rig::Stop;
 use crate::world::World;
 
+pub(crate) mod exec;
 pub(crate) mod pins;
 pub(crate) mod replay;
 pub(crate) mod storm;
 pub(crate) mod train;
 
-/// What is done between the operations of a storm or a replay, and between the iterations of a training: the scenario's own invariants, and steps that run
-/// meanwhile. Whoever enters another program in it goes back to the one that was entered. `None`: nothing, at no cost.
+/// What is done between the operations of a storm or a replay, between the iterations of a training, and when a program has started: the scenario's own
+/// invariants, and steps that run meanwhile. Whoever enters another program in it goes back to the one that was entered. `None`: nothing, at no cost.
 pub(crate) type Between<'a> = Option<&'a mut dyn FnMut(&mut World) -> Result<(), Stop>>;
 
 /// Does what is to be done between two operations.

@@ -181,9 +181,12 @@ impl Checker<'_> {
         }
         if let Some(id) = self.ids.get(head) {
             let reports = id.reports;
-            return match ReportKey::from_name(rest).filter(|key| reports.contains(key)) {
-                Some(key) => Ok(Resolved::Quantity(Metric::Report(id.name.clone(), key))),
-                None => Err((
+            // What has an exit code is a program, whose torch has counters.
+            let of_torch = || Account::from_name(rest).filter(|_| reports.contains(&ReportKey::ExitCode));
+            return match (ReportKey::from_name(rest).filter(|key| reports.contains(key)), of_torch()) {
+                (Some(key), _) => Ok(Resolved::Quantity(Metric::Report(id.name.clone(), key))),
+                (None, Some(Account::Stat(key))) => Ok(Resolved::Quantity(Metric::Torch(id.name.clone(), key))),
+                (None, _) => Err((
                     format!("`{}` step `{head}` does not report `{rest}`", id.step),
                     choices(rest, "it reports", reports.iter().map(|key| key.name())),
                 )),

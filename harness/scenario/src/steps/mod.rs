@@ -8,6 +8,7 @@ pub mod blocks;
 pub mod cache;
 pub mod contents;
 pub mod event;
+pub mod exec;
 pub mod expect;
 mod fields;
 pub mod free;
@@ -217,6 +218,7 @@ steps! {
     Pins = "pins": pins::PinsWire => pins::Pins,
     Train = "train": train::TrainWire => train::Train,
     Replay = "replay": replay::ReplayWire => replay::Replay,
+    Exec = "exec": exec::ExecWire => exec::Exec,
     Measure = "measure": measure::MeasureWire => measure::Measure,
     Expect = "expect": expect::ExpectWire => expect::Expect,
     Eventually = "eventually": expect::EventuallyWire => expect::Eventually,
@@ -265,7 +267,7 @@ impl Action {
 
     /// Whether it has several operations, between which something else can be done.
     const fn takes_its_time(&self) -> bool {
-        matches!(self, Self::Storm(_) | Self::Train(_) | Self::Replay(_)) || self.is_block()
+        matches!(self, Self::Storm(_) | Self::Train(_) | Self::Replay(_) | Self::Exec(_)) || self.is_block()
     }
 }
 
@@ -340,7 +342,11 @@ fn check_step(wire: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Ste
     };
     if let Some(steps) = wire.value.meanwhile().filter(|_| !action.takes_its_time()) {
         return Err(Problem::new(steps.position(), format!("`{kind}` is one operation: nothing can be done meanwhile"))
-            .help("`meanwhile` stands beside `train`, `storm`, `replay`, `for`, `repeat`, `program` and `private_pool`"));
+            .help("`meanwhile` stands beside `train`, `storm`, `replay`, `exec`, `for`, `repeat`, `program` and `private_pool`"));
+    }
+    if let Some(other) = meanwhile.iter().find(|step| matches!(action, Action::Exec(_)) && !matches!(step.action, Action::Exec(_))) {
+        return Err(Problem::new(other.position, format!("`{}` cannot be done while a program runs", other.action.kind()))
+            .help("under `meanwhile` of an `exec` stands `exec` only: programs take their time as they like"));
     }
     let id = wire.value.id().map(|id| checker.declare_id(id, kind.name(), kind.reports())).transpose()?;
     Ok(Step { position, id, time_limit: time_limit(&wire.value, &action)?, action, meanwhile })
@@ -358,7 +364,7 @@ const ABOUT_TIMEOUT: &str = "How long the step may take, on the clock of the mac
 const MEANWHILE: &str = "meanwhile";
 
 const ABOUT_MEANWHILE: &str = "Steps that are done while this one goes on: one of them after each of its operations (of a `storm` each request or \
-                               free, of a `train` each iteration, of a `replay` each operation of the trace, of other steps each step inside), what is left of them when it has ended. \
+                               free, of a `train` each iteration, of a `replay` each operation of the trace, of an `exec` its start, behind which all of them are begun, of other steps each step inside), what is left of them when it has ended. \
                                They must not name the same buffers.";
 
 /// Names that steps had once, with those of today.
@@ -478,7 +484,7 @@ impl JsonSchema for StepWire {
             if !is_block {
                 add(TIMEOUT, ABOUT_TIMEOUT, generator.subschema_for::<DurationText>());
             }
-            if is_block || matches!(kind, StepKind::Train | StepKind::Storm | StepKind::Replay) {
+            if is_block || matches!(kind, StepKind::Train | StepKind::Storm | StepKind::Replay | StepKind::Exec) {
                 add(MEANWHILE, ABOUT_MEANWHILE, steps.clone());
             }
             forms.push(json_schema!({

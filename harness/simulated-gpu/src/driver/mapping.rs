@@ -102,7 +102,8 @@ unsafe extern "C" fn cuMemCreate(handle: *mut u64, size: usize, properties: *con
             return Err(Code::InvalidValue);
         }
         let size = Bytes(size as u64);
-        let (created, injected) = state.attempt(machine, (FaultyCall::Create, size), |state| state.devices[index].create(size));
+        let create = |state: &mut State| state.on_device(index, |memory| memory.create(size));
+        let (created, injected) = state.attempt(machine, (FaultyCall::Create, size), Some(index), create);
         machine.counters.count_allocation(index, state.devices[index].used(), injected, created.is_err());
         // SAFETY: the program passes a pointer to a handle.
         unsafe { put(handle, created?) }
@@ -112,10 +113,11 @@ unsafe extern "C" fn cuMemCreate(handle: *mut u64, size: usize, properties: *con
 #[unsafe(no_mangle)]
 extern "C" fn cuMemRelease(handle: u64) -> c_int {
     mapping("cuMemRelease", |_, state| {
-        let memory = state.devices.get_mut(device_of_page(handle)).ok_or(Code::InvalidValue)?;
-        let given_back = memory.release(handle)?;
-        note_given_back(memory.index(), u64::from(given_back), memory.used());
-        Ok(())
+        state.give_back(device_of_page(handle), |memory| {
+            let given_back = memory.release(handle)?;
+            note_given_back(memory.index(), u64::from(given_back), memory.used());
+            Ok(())
+        })
     })
 }
 
@@ -140,10 +142,12 @@ extern "C" fn cuMemMap(address: usize, size: usize, offset: usize, handle: u64, 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemUnmap(address: usize, size: usize) -> c_int {
     mapping("cuMemUnmap", |_, state| {
-        let memory = state.device_at(address as u64)?;
-        let (pieces, in_use) = memory.unmap(address as u64, Bytes(size as u64))?;
-        let (index, used, all_done_at) = (memory.index(), memory.used(), memory.sim().all_done_at());
-        note_given_back(index, pieces, used);
+        let index = state.device_at(address as u64)?.index();
+        let (all_done_at, in_use) = state.give_back(index, |memory| {
+            let (pieces, in_use) = memory.unmap(address as u64, Bytes(size as u64))?;
+            note_given_back(index, pieces, memory.used());
+            Ok((memory.sim().all_done_at(), in_use))
+        })?;
         state.contents.forget(address as u64, size as u64);
         if let Some(execution) = state.executions.get_mut(index) {
             execution.bytes.forget(address as u64, size as u64);

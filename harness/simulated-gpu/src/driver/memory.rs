@@ -10,7 +10,7 @@ use crate::code::{Code, answer};
 use crate::context::{Gpu, context_of, either, in_context, on_gpu, wait};
 use crate::kernels::Work;
 use crate::runtime::{allocate, count_free, free, memory as runtime, write_address};
-use crate::world::{current_device, is_device_memory, machine};
+use crate::world::{is_device_memory, machine};
 use harness_gpu_settings::settings::FaultyCall;
 
 /// The direction of a copy.
@@ -19,7 +19,7 @@ const DEVICE_TO_HOST: c_int = 2;
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemGetInfo_v2(free_bytes: *mut usize, total: *mut usize) -> c_int {
     in_context("cuMemGetInfo_v2", |_, state| {
-        let (left, all) = state.devices.get_mut(current_device()).ok_or(Code::NoDevice)?.free_and_total();
+        let (left, all) = state.free_and_total()?;
         // SAFETY: the program passes pointers to numbers.
         unsafe { put(free_bytes, left.0 as usize).and_then(|()| put(total, all.0 as usize)) }
     })

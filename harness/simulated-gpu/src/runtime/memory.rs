@@ -17,9 +17,9 @@ pub(crate) fn allocate(machine: &Machine, state: &mut State, call: FaultyCall, s
     if index >= state.devices.len() {
         return Err(Code::NoDevice);
     }
-    let (allocated, injected) = state.attempt(machine, (call, size), |state| state.devices[index].allocate(size));
-    let memory = &mut state.devices[index];
-    machine.counters.count_allocation(index, memory.used(), injected, allocated.is_err());
+    let (allocated, injected) =
+        state.attempt(machine, (call, size), Some(index), |state| state.on_device(index, |memory| memory.allocate(size)));
+    machine.counters.count_allocation(index, state.devices[index].used(), injected, allocated.is_err());
     allocated
 }
 
@@ -27,9 +27,9 @@ pub(crate) fn allocate(machine: &Machine, state: &mut State, call: FaultyCall, s
 pub(crate) fn free(start: u64) -> Result<(), Code> {
     let machine = machine();
     let state = &mut *machine.state();
-    let memory = state.device_at(start)?;
-    let size = memory.free(start)?;
-    count_free(machine, memory);
+    let index = state.device_at(start)?.index();
+    let size = state.give_back(index, |memory| memory.free(start))?;
+    count_free(machine, &mut state.devices[index]);
     state.contents.forget(start, size.0);
     Ok(())
 }
@@ -72,7 +72,7 @@ extern "C" fn cudaFree(address: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_int {
-    let memory = machine().state().devices.get_mut(current_device()).ok_or(Code::NoDevice).map(|memory| memory.free_and_total());
+    let memory = machine().state().free_and_total();
     // SAFETY: the program passes pointers to numbers.
     remember(memory.map(|(free_bytes, all)| unsafe { (*free, *total) = (free_bytes.0 as usize, all.0 as usize) }))
 }
@@ -81,7 +81,7 @@ unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_in
 unsafe extern "C" fn cudaHostAlloc(address: *mut *mut u8, size: usize, _: c_uint) -> c_int {
     let machine = machine();
     let state = &mut *machine.state();
-    let (allocated, _) = state.attempt(machine, (FaultyCall::HostAlloc, Bytes(size as u64)), |state| state.host.allocate(size));
+    let (allocated, _) = state.attempt(machine, (FaultyCall::HostAlloc, Bytes(size as u64)), None, |state| state.host.allocate(size));
     // SAFETY: the program passes a pointer to a pointer.
     unsafe { *address = allocated.unwrap_or(ptr::null_mut()) };
     remember(allocated.map(drop))

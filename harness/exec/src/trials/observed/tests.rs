@@ -9,7 +9,7 @@ fn errors_are_those_of_the_process_with_the_most_attempts_and_half_a_line_says_n
     let frame = r#"{"file": "/home/me/train.py", "line": 88, "name": "step"}"#;
     let text = format!("{{\"attempts\": 3, \"frames\": [{frame}]}}\n{{\"attempts\": 4, \"fra");
     // Kind 3 is cudaHostAlloc: it is not counted among attempts to get device memory.
-    let attempts = |kinds: &[u64]| kinds.iter().flat_map(|kind| [*kind, 2 << 20, 0]).flat_map(u64::to_le_bytes).collect::<Vec<u8>>();
+    let attempts = |kinds: &[u64]| kinds.iter().flat_map(|kind| [*kind, 2 << 20, 0, 0]).flat_map(u64::to_le_bytes).collect::<Vec<u8>>();
     fs::write(run.path().join("7.attempts"), attempts(&[0, 3, 0, 0])).unwrap();
     fs::write(run.path().join("8.attempts"), attempts(&[0, 3, 3, 3, 3])).unwrap();
     fs::write(run.path().join("ooms-7.jsonl"), text).unwrap();

@@ -133,6 +133,7 @@ impl Writer {
             StepKind::For | StepKind::Repeat | StepKind::Program | StepKind::PrivatePool | StepKind::Storm | StepKind::Train => {
                 unreachable!("`step` writes these")
             }
+            StepKind::Exec => unreachable!("its weight is 0"),
         }
     }
 

@@ -65,6 +65,8 @@ const fn weight(kind: StepKind) -> u32 {
         StepKind::ResetPeaks | StepKind::SetFraction | StepKind::ReleasePool | StepKind::Pins | StepKind::Eventually | StepKind::Replay => {
             1
         }
+        // Each would start a program; those of the catalogue are run as tests.
+        StepKind::Exec => 0,
     }
 }
 

@@ -1,0 +1,115 @@
+//! `harness advise --verify`: the program itself, run with the recommended settings on a simulated GPU of the recording's memory.
+
+use std::ffi::OsString;
+use std::io;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use harness_allocator::units::Bytes;
+use harness_exec::launch::Launch;
+use harness_exec::process;
+use harness_exec::record::Record;
+use harness_exec::setup::Setup;
+use harness_exec::trials::observed::{Ending, Observed};
+use harness_gpu_settings::gpus::{GPUS, Gpu};
+use serde::Serialize;
+
+use crate::error::CliError;
+use crate::exec::{DEFAULT_GPU, lost, of_launch, of_setup};
+use crate::exit::Exit;
+use crate::terminal;
+
+/// What is run.
+#[derive(Args)]
+pub(super) struct Options {
+    /// Run the program that was recorded with the recommended settings, as `harness exec` does, and tell whether they hold. Its output goes to standard error.
+    #[arg(long, requires = "command", conflicts_with = "only")]
+    pub(super) verify: bool,
+    /// With `--verify`: the GPU that the program is told of.
+    #[arg(long, value_name = "NAME", requires = "verify", default_value = DEFAULT_GPU, value_parser = PossibleValuesParser::new(GPUS.map(|gpu| gpu.name)))]
+    gpu: String,
+    /// With `--verify`: the program and its arguments.
+    #[arg(last = true, requires = "verify", value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// What the replay says of the recommended settings.
+pub(super) struct Predicted {
+    pub(super) conf: String,
+    pub(super) memory: Bytes,
+    pub(super) peak_reserved: Bytes,
+}
+
+/// What was seen, with what was predicted.
+#[derive(Serialize)]
+pub(super) struct Verified {
+    pub(super) conf: String,
+    memory: u64,
+    /// Whether the program ended with 0 and without an out of memory error.
+    pub(super) held: bool,
+    exit_code: u8,
+    num_ooms: u64,
+    peak_reserved_predicted: u64,
+    peak_reserved_seen: u64,
+}
+
+impl Options {
+    /// Runs the program. Its standard output is our standard error, since ours is the advice's.
+    pub(super) fn run(&self, predicted: Predicted) -> Result<Verified, CliError> {
+        let setup = Setup::of(&self.command, None).map_err(of_setup)?;
+        let unknown = || CliError::input(format!("there is no GPU `{}`", self.gpu), "see `harness advise --help`");
+        let settings = setup.settings(Gpu::named(&self.gpu).ok_or_else(unknown)?, predicted.memory);
+        let launch = Launch {
+            command: &self.command,
+            settings: &settings,
+            libraries: &setup.libraries,
+            way: setup.way(),
+            alloc_conf: Some(&predicted.conf),
+            snapshot: false,
+            ledger: None,
+        };
+        terminal::tell(format_args!("running it with {} on a simulated GPU of {}", named(&predicted.conf), predicted.memory));
+        let mut prepared = launch.prepare().map_err(of_launch)?;
+        prepared.command.stdout(io::stderr());
+        let end = process::run(&mut prepared.command).map_err(|source| of_launch(prepared.start_error(source)))?;
+        let ended = prepared.ended(end);
+        let record = Record::read(ended.folder(), ended.end, &settings).map_err(|error| lost(&error))?;
+        let observed = Observed::read(ended.folder(), &record, Ending::By(ended.end), None).map_err(|error| lost(&error))?;
+        Ok(Verified {
+            held: record.exit_code == 0 && observed.ooms == 0,
+            exit_code: record.exit_code,
+            num_ooms: observed.ooms,
+            memory: predicted.memory.0,
+            peak_reserved_predicted: predicted.peak_reserved.0,
+            peak_reserved_seen: observed.peak_reserved.0,
+            conf: predicted.conf,
+        })
+    }
+}
+
+impl Verified {
+    /// 1 where the settings did not hold.
+    pub(super) const fn exit(&self) -> Exit {
+        if self.held { Exit::Passed } else { Exit::Failed }
+    }
+
+    /// In a few sentences.
+    pub(super) fn sentences(&self) -> String {
+        let verdict = if self.held { "holds" } else { "does not hold" };
+        let (predicted, seen) = (self.peak_reserved_predicted, self.peak_reserved_seen);
+        let percent = (seen as f64 - predicted as f64) * 100.0 / (predicted as f64).max(1.0);
+        format!(
+            "Verified: {} {verdict} in {}. The program ended with exit code {} and {} out of memory errors; it reserved {} at most, {} by the replay of the recording ({percent:+.1} %).\n",
+            named(&self.conf),
+            Bytes(self.memory),
+            self.exit_code,
+            self.num_ooms,
+            Bytes(seen),
+            Bytes(predicted),
+        )
+    }
+}
+
+fn named(conf: &str) -> String {
+    if conf.is_empty() { "(no settings)".to_owned() } else { conf.to_owned() }
+}

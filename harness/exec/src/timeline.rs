@@ -1,0 +1,81 @@
+//! [`Timeline`]: what a process did to its memory in the order of its work, from the files that it left in the folder of the run.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use harness_allocator::units::Bytes;
+use harness_gpu_settings::attempts::{self, Attempt};
+
+use crate::record::numbered;
+use crate::trials::observed::OutOfMemory;
+
+/// What one process did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timeline {
+    /// Its number.
+    pub pid: u32,
+    /// Its attempts to get memory, in order.
+    pub attempts: Vec<Attempt>,
+    /// Its out of memory errors, in order, where they were noted.
+    pub errors: Vec<OutOfMemory>,
+    /// How much torch had allocated, where that was sampled.
+    pub samples: Vec<Sample>,
+}
+
+/// How much torch had allocated on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Kernels, graphs, copies, host functions and records submitted before.
+    pub submitted: u64,
+    /// The device, by the index that the process sees.
+    pub device: u32,
+    /// The bytes.
+    pub allocated: Bytes,
+}
+
+impl Timeline {
+    /// Of all processes of a run that made attempts, by number.
+    ///
+    /// # Errors
+    /// That the folder cannot be read.
+    pub fn read_folder(run: &Path) -> io::Result<Vec<Self>> {
+        let read = |(pid, path): &(u32, std::path::PathBuf)| {
+            Ok(Self { pid: *pid, attempts: Attempt::read(path)?, errors: OutOfMemory::of_process(run, *pid), samples: samples(run, *pid) })
+        };
+        numbered(run, "", attempts::ENDING)?.iter().map(read).collect()
+    }
+}
+
+/// A line that a killed process could not write to its end says nothing.
+fn samples(run: &Path, pid: u32) -> Vec<Sample> {
+    let text = fs::read_to_string(run.join(format!("samples-{pid}"))).unwrap_or_default();
+    let sample = |line: &str| {
+        let mut words = line.split_whitespace();
+        let sample = Sample {
+            submitted: words.next()?.parse().ok()?,
+            device: words.next()?.parse().ok()?,
+            allocated: Bytes(words.next()?.parse().ok()?),
+        };
+        words.next().is_none().then_some(sample)
+    };
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    whole.lines().filter_map(sample).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn samples_are_read_and_half_a_line_is_left_out() {
+        let run = tempfile::tempdir().unwrap();
+        fs::write(run.path().join("7.attempts"), "").unwrap();
+        fs::write(run.path().join("samples-7"), "0 0 512\n12 1 1024\nnothing\n13 1 20").unwrap();
+        let timelines = Timeline::read_folder(run.path()).unwrap();
+        let sample = |submitted, device, allocated| Sample { submitted, device, allocated: Bytes(allocated) };
+        assert_eq!(timelines, [Timeline { pid: 7, samples: vec![sample(0, 0, 512), sample(12, 1, 1024)], ..Timeline::default() }]);
+    }
+}

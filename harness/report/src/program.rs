@@ -1,0 +1,239 @@
+//! One run of a program on simulated GPUs, as a page with a picture, and as a test case for continuous integration.
+
+mod picture;
+
+use std::collections::BTreeMap;
+
+use harness_allocator::units::Bytes;
+use harness_exec::record::{Process, Record};
+use harness_exec::timeline::Timeline;
+use harness_gpu_settings::attempts::{Attempt, Outcome};
+use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
+use quick_junit::{Report as Document, TestCase, TestCaseStatus, TestSuite};
+
+use self::picture::Curve;
+use super::escape::{fenced, prose};
+use super::junit;
+use super::page::Page;
+use super::words::{self, Align, Grid};
+
+/// Curves of one picture.
+const MOST_CURVES: usize = 8;
+/// Places of out of memory errors that are shown.
+const MOST_ERRORS: usize = 16;
+
+/// What one run came to.
+#[derive(Clone, Copy, Debug)]
+pub struct Program<'a> {
+    /// The command, as one would type it.
+    pub command: &'a str,
+    /// A command that does the same again.
+    pub again: &'a str,
+    /// The machine.
+    pub settings: &'a Settings,
+    /// What its processes did.
+    pub record: &'a Record,
+    /// What they did in order.
+    pub timelines: &'a [Timeline],
+    /// A failure that was asked for and not reached.
+    pub missed: Option<&'a str>,
+}
+
+impl Program<'_> {
+    fn is_bad(&self) -> bool {
+        self.record.exit_code != 0 || self.missed.is_some()
+    }
+
+    /// How it ended, in a sentence.
+    fn sentence(&self) -> String {
+        let end = match self.record.signal {
+            Some(signal) => format!("Signal {signal} ended the program"),
+            None if self.record.exit_code == 0 => "The program ended well".to_owned(),
+            None if self.ended_out_of_memory() => {
+                format!("An out of memory error ended the program, with exit code {}", self.record.exit_code)
+            }
+            None => format!("The program ended with exit code {}", self.record.exit_code),
+        };
+        let missed = self.missed.map(|fault| format!("; `--fail {fault}` was not reached")).unwrap_or_default();
+        let peak = self.used().flat_map(|process| &process.devices).map(|device| device.peak_reserved).max().unwrap_or_default();
+        format!("{end}{missed}. It reserved at most {} of {}.", Bytes(peak), self.settings.memory)
+    }
+
+    fn ended_out_of_memory(&self) -> bool {
+        self.record.processes.iter().filter_map(|process| process.torch.as_ref()).any(|torch| torch.ended_out_of_memory)
+    }
+
+    fn used(&self) -> impl Iterator<Item = &Process> {
+        self.record.processes.iter().filter(|process| process.used_gpu())
+    }
+
+    /// The lines of the traceback of what ended it, of the first process that has one.
+    fn traceback(&self) -> Option<String> {
+        let mut torches = self.record.processes.iter().filter_map(|process| process.torch.as_ref());
+        torches.find(|torch| !torch.traceback.is_empty()).map(|torch| torch.traceback.join("\n"))
+    }
+}
+
+/// The picture of a run; `None` where no process asked for device memory.
+#[must_use]
+pub fn picture(program: &Program<'_>) -> Option<String> {
+    let mut curves = Vec::new();
+    for process in program.used() {
+        let Some(timeline) = program.timelines.iter().find(|timeline| timeline.pid == process.pid) else { continue };
+        for device in process.devices.iter().filter(|device| device.mallocs > 0) {
+            let title = format!("{}, device {}", named(process), device.index);
+            curves.push(Curve::new(timeline, device.index as u32, title));
+        }
+    }
+    curves.truncate(MOST_CURVES);
+    picture::draw(&curves, program.settings.memory)
+}
+
+/// The run as a page, which shows its picture by this name.
+#[must_use]
+pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
+    let mut page = Page::default();
+    page.block(format!("# {}", prose(program.command)));
+    page.block(format!("**{}**", prose(&program.sentence())));
+    if let Some(picture) = picture {
+        page.block(format!("![Reserved and allocated over the work that the program submitted]({picture})"));
+    }
+    if let Some(traceback) = program.traceback() {
+        page.block("## What ended it");
+        page.block(fenced("text", &traceback));
+    }
+    page.block("## Processes");
+    page.grid(&processes(program));
+    if !program.record.peak_held.iter().all(|held| *held == 0) && program.used().count() > 1 {
+        let held = program.record.peak_held.iter().enumerate().map(|(index, held)| format!("device {index}: {}", Bytes(*held)));
+        page.block(format!("The most that all processes held at one time: {}.", held.collect::<Vec<_>>().join(", ")));
+    }
+    page.block("## Driver calls");
+    page.grid(&calls(program));
+    let errors = errors(program);
+    if !errors.is_empty() {
+        page.block("## Out of memory errors");
+        page.list(&errors);
+    }
+    page.block("## What is a model");
+    page.list(&models(program));
+    page.block("## Again");
+    page.command(program.again);
+    page.end();
+    page.text
+}
+
+fn named(process: &Process) -> String {
+    let rank = process.torch.as_ref().and_then(|torch| torch.rank.as_ref());
+    rank.map_or_else(|| format!("process {}", process.pid), |rank| format!("rank {rank}"))
+}
+
+fn processes(program: &Program<'_>) -> Grid {
+    let figures = ["peak reserved", "peak allocated", "retries", "OOMs", "allocations", "frees", "work submitted"];
+    let mut grid = Grid::new([("process", Align::Left)].into_iter().chain(figures.map(|head| (head, Align::Right))));
+    for process in program.used() {
+        let torch = |name: &str| process.torch.as_ref().map(|torch| torch.sum(name));
+        let device = |figure: fn(&harness_exec::record::DeviceRecord) -> u64| process.devices.iter().map(figure);
+        grid.rows.push(vec![
+            named(process),
+            Bytes(device(|device| device.peak_reserved).max().unwrap_or_default()).to_string(),
+            words::or_nothing(torch("allocated_bytes.all.peak").map(Bytes)),
+            words::or_nothing(torch("num_alloc_retries")),
+            words::or_nothing(torch("num_ooms")),
+            device(|device| device.mallocs).sum::<u64>().to_string(),
+            device(|device| device.frees).sum::<u64>().to_string(),
+            process.submitted.to_string(),
+        ]);
+    }
+    grid
+}
+
+/// Attempts to get memory by function.
+fn calls(program: &Program<'_>) -> Grid {
+    let mut counts: BTreeMap<&str, [u64; 4]> = BTreeMap::new();
+    for Attempt { call, size, outcome, .. } in program.timelines.iter().flat_map(|timeline| &timeline.attempts) {
+        let [all, refused, injected, bytes] = counts.entry(call.name()).or_default();
+        *all += 1;
+        match outcome {
+            Outcome::Served => *bytes += size.0,
+            Outcome::Refused => *refused += 1,
+            Outcome::Injected => *injected += 1,
+        }
+    }
+    let heads = ["calls", "refused", "failed as asked for", "bytes served"];
+    let mut grid = Grid::new([("function", Align::Left)].into_iter().chain(heads.map(|head| (head, Align::Right))));
+    for (name, [all, refused, injected, bytes]) in counts {
+        grid.rows.push(vec![name.to_owned(), all.to_string(), refused.to_string(), injected.to_string(), Bytes(bytes).to_string()]);
+    }
+    grid
+}
+
+/// Where torch raised out of memory errors.
+fn errors(program: &Program<'_>) -> Vec<String> {
+    let several = program.timelines.len() > 1;
+    let of_process = |timeline: &Timeline| -> Vec<String> {
+        let who = if several { format!("process {}, ", timeline.pid) } else { String::new() };
+        let place = |error: &harness_exec::trials::observed::OutOfMemory| {
+            let frames: Vec<String> = error.frames.iter().map(|frame| format!("{} {}", frame.short(), frame.name)).collect();
+            let frames = if frames.is_empty() { "in a place without frames of Python".to_owned() } else { frames.join(" ← ") };
+            prose(&format!("{who}after attempt {}: {frames}", error.attempts))
+        };
+        timeline.errors.iter().map(place).collect()
+    };
+    let mut all: Vec<String> = program.timelines.iter().flat_map(of_process).collect();
+    let more = all.len().saturating_sub(MOST_ERRORS);
+    all.truncate(MOST_ERRORS);
+    if more > 0 {
+        all.push(format!("and {more} more"));
+    }
+    all
+}
+
+fn models(program: &Program<'_>) -> Vec<String> {
+    let Settings { values, cudnn_workspace, context_overhead, gpu, events, addresses, .. } = program.settings;
+    let values = match values {
+        Values::Zeros => "Kernels do nothing: what the program reads back is zeros.",
+        Values::Copies => "Kernels do nothing: what the program reads back is what small copies wrote, else zeros.",
+        Values::Small => "Kernels do nothing: what the program reads back of small tensors is computed on the CPU (experimental), of others it is zeros.",
+    };
+    let workspace = match cudnn_workspace {
+        CudnnWorkspace::Operands => "Workspaces of cuDNN go by the operands of a convolution.",
+        CudnnWorkspace::None => "cuDNN asks for no workspaces.",
+    };
+    let mut names: Vec<&str> = program.used().flat_map(|process| process.not_modelled.iter().map(String::as_str)).collect();
+    names.sort_unstable();
+    names.dedup();
+    let mut lines = vec![
+        format!("The GPU is {} ({}) as programs are told of it; events: {events}; addresses: {addresses}.", gpu.device, gpu.name),
+        format!("Each process takes {context_overhead} for its context."),
+        values.to_owned(),
+        workspace.to_owned(),
+        "Real are torch's host code and its allocator: sizes, order and addresses of allocations, retries and errors.".to_owned(),
+        "What is allocated is sampled, and what was given back to the driver shows at the next attempt to get memory.".to_owned(),
+    ];
+    if !names.is_empty() {
+        lines.push(format!("Not modelled, answered with success: {}.", names.join(", ")));
+    }
+    lines.iter().map(|line| prose(line)).collect()
+}
+
+/// The run as a test case, which fails where the program did not end with 0 or a failure was not reached.
+#[must_use]
+pub fn junit(program: &Program<'_>) -> String {
+    let status = match program.is_bad() {
+        false => TestCaseStatus::success(),
+        true => junit::failure("program", &program.sentence(), &program.traceback().unwrap_or_default()),
+    };
+    let mut case = TestCase::new(program.command, status);
+    case.set_classname("harness exec");
+    case.add_property(("settings", program.record.settings.as_str()));
+    case.add_property(("reproduce", program.again));
+    let mut suite = TestSuite::new("harness exec");
+    suite.add_test_case(case);
+    let mut document = Document::new("harness exec");
+    document.add_test_suite(suite);
+    junit::written(&document)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,202 @@
+//! What a program held of a GPU while it ran: reserved and allocated over the work that it submitted, and the attempts to get memory that failed.
+
+use harness_allocator::units::Bytes;
+use harness_exec::timeline::Timeline;
+use harness_gpu_settings::attempts::{Attempt, Outcome};
+use harness_gpu_settings::settings::FaultyCall;
+use plotters::element::DashedPathElement;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use crate::picture::{self, Drawn, GRID, INK, LIMIT, WIDTH};
+use crate::words;
+
+const PANEL: u32 = 260;
+const HEAD: u32 = 34;
+const LEFT: u32 = 64;
+// Okabe and Ito's colours, as in the pictures of scenarios.
+const ALLOCATED: RGBColor = RGBColor(0, 114, 178);
+const RESERVED: RGBColor = RGBColor(230, 159, 0);
+const OOM: RGBColor = RGBColor(200, 40, 0);
+const REFUSED: RGBColor = RGBColor(150, 60, 130);
+
+/// One process on one device.
+pub(super) struct Curve<'a> {
+    timeline: &'a Timeline,
+    device: u32,
+    /// Above its panel.
+    pub(super) title: String,
+}
+
+/// A mark on the line of what was reserved.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    Refused,
+    Injected,
+    Oom,
+}
+
+impl<'a> Curve<'a> {
+    pub(super) const fn new(timeline: &'a Timeline, device: u32, title: String) -> Self {
+        Self { timeline, device, title }
+    }
+
+    /// Attempts to get memory of the device.
+    fn attempts(&self) -> impl Iterator<Item = &'a Attempt> {
+        let device = self.device;
+        self.timeline.attempts.iter().filter(move |attempt| attempt.device == device && attempt.call != FaultyCall::HostAlloc)
+    }
+
+    /// Held before each attempt and behind it: what was given back shows at the next attempt.
+    fn reserved(&self) -> Vec<(f64, Bytes)> {
+        let after = |attempt: &Attempt| match attempt.outcome {
+            Outcome::Served => attempt.held + attempt.size.checked_round_up(Bytes::mib(2)).unwrap_or(attempt.size),
+            Outcome::Refused | Outcome::Injected => attempt.held,
+        };
+        let mut points: Vec<(f64, Bytes)> = vec![(0.0, Bytes::ZERO)];
+        for attempt in self.attempts() {
+            let x = attempt.submitted as f64;
+            let last = points.last().map_or(Bytes::ZERO, |point| point.1);
+            points.extend([(x, last), (x, attempt.held), (x, after(attempt))]);
+        }
+        let last = points.last().map_or(Bytes::ZERO, |point| point.1);
+        points.push((self.end(), last));
+        points
+    }
+
+    fn allocated(&self) -> Vec<(f64, Bytes)> {
+        let of_device = self.timeline.samples.iter().filter(|sample| sample.device == self.device);
+        let mut points: Vec<(f64, Bytes)> = Vec::new();
+        for sample in of_device {
+            let last = points.last().map_or(Bytes::ZERO, |point| point.1);
+            points.extend([(sample.submitted as f64, last), (sample.submitted as f64, sample.allocated)]);
+        }
+        points.extend(points.last().map(|last| (self.end(), last.1)));
+        points
+    }
+
+    fn marks(&self) -> Vec<(f64, Bytes, Mark)> {
+        let failed = self.attempts().filter_map(|attempt| {
+            let mark = match attempt.outcome {
+                Outcome::Served => return None,
+                Outcome::Refused => Mark::Refused,
+                Outcome::Injected => Mark::Injected,
+            };
+            Some((attempt.submitted as f64, attempt.held, mark))
+        });
+        // Attempts of all devices are counted, and the error follows the last of them.
+        let ooms = self.timeline.errors.iter().filter_map(|error| {
+            let last = self.timeline.attempts.get(usize::try_from(error.attempts).ok()?.checked_sub(1)?)?;
+            (last.device == self.device).then_some((last.submitted as f64, last.held, Mark::Oom))
+        });
+        failed.chain(ooms).collect()
+    }
+
+    /// How much work was submitted when it was seen last.
+    fn end(&self) -> f64 {
+        let last = |submitted: Option<u64>| submitted.unwrap_or_default();
+        let attempts = last(self.timeline.attempts.last().map(|attempt| attempt.submitted));
+        attempts.max(last(self.timeline.samples.last().map(|sample| sample.submitted))).max(1) as f64
+    }
+
+    fn highest(&self) -> Bytes {
+        self.reserved().iter().chain(&self.allocated()).map(|point| point.1).max().unwrap_or_default()
+    }
+
+    fn in_words(&self) -> String {
+        let highest = |points: &[(f64, Bytes)]| words::size(points.iter().map(|point| point.1).max().unwrap_or_default());
+        let count = |mark: Mark| self.marks().iter().filter(|other| other.2 == mark).count();
+        format!(
+            "{}: at most {} reserved and {} allocated; {} refused, {} failed because that was asked for, {}.",
+            self.title,
+            highest(&self.reserved()),
+            highest(&self.allocated()),
+            words::count(count(Mark::Refused), "attempt"),
+            count(Mark::Injected),
+            words::count(count(Mark::Oom), "out of memory error"),
+        )
+    }
+}
+
+/// Draws the curves below each other, on devices of this memory; `None` where there is none.
+pub(super) fn draw(curves: &[Curve<'_>], memory: Bytes) -> Option<String> {
+    let highest = curves.iter().map(Curve::highest).max()?;
+    // A limit far above everything would press the curves flat.
+    let top = if memory.get() / 4 <= highest.get() { memory } else { highest.max(Bytes::mib(2)) };
+    let mut svg = String::new();
+    let height = HEAD + PANEL * u32::try_from(curves.len()).ok()?;
+    {
+        let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
+        all(&root, curves, top, memory).expect("a picture in a string meets neither files nor fonts, so it cannot fail");
+    }
+    let described: Vec<String> = curves.iter().map(Curve::in_words).collect();
+    Some(picture::described(&svg, "Memory over the work that the program submitted", &described.join(" ")))
+}
+
+fn all(root: &picture::Area<'_>, curves: &[Curve<'_>], top: Bytes, memory: Bytes) -> Drawn {
+    root.fill(&WHITE)?;
+    let (head, body) = root.split_vertically(HEAD);
+    legend(&head)?;
+    for (area, curve) in body.split_evenly((curves.len(), 1)).iter().zip(curves) {
+        panel(area, curve, top, memory)?;
+    }
+    root.present()
+}
+
+fn legend(head: &picture::Area<'_>) -> Drawn {
+    let style = picture::font(12).pos(Pos::new(HPos::Left, VPos::Center));
+    let mut x = LEFT as i32;
+    let names = ["reserved (driver)", "allocated (torch, sampled)", "refused", "failed as asked for", "out of memory error"];
+    for (index, name) in names.into_iter().enumerate() {
+        let middle = (x + 10, 16);
+        match index {
+            0 => head.draw(&PathElement::new([(x, 16), (x + 20, 16)], RESERVED.stroke_width(2)))?,
+            1 => head.draw(&PathElement::new([(x, 16), (x + 20, 16)], ALLOCATED.stroke_width(2)))?,
+            2 => head.draw(&TriangleMarker::new(middle, 6, REFUSED.filled()))?,
+            3 => head.draw(&Circle::new(middle, 5, INK.stroke_width(2)))?,
+            _ => head.draw(&Cross::new(middle, 5, OOM.stroke_width(3)))?,
+        }
+        head.draw(&Text::new(name, (x + 26, 16), style.clone()))?;
+        x += 46 + (name.chars().count() as f64 * 6.4) as i32;
+    }
+    Ok(())
+}
+
+fn panel(area: &picture::Area<'_>, curve: &Curve<'_>, top: Bytes, memory: Bytes) -> Drawn {
+    let style = picture::font(13).pos(Pos::new(HPos::Left, VPos::Top));
+    area.draw(&Text::new(curve.title.clone(), (LEFT as i32, 4), style))?;
+    let mib = |bytes: Bytes| bytes.get() as f64 / f64::from(1 << 20);
+    let end = curve.end();
+    let mut chart = ChartBuilder::on(area)
+        .margin_top(26)
+        .margin_right(30)
+        .set_label_area_size(LabelAreaPosition::Left, LEFT)
+        .set_label_area_size(LabelAreaPosition::Bottom, 40)
+        .build_cartesian_2d(0.0..end, 0.0..mib(top) * 1.1)?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(GRID)
+        .axis_style(INK)
+        .label_style(picture::font(11))
+        .x_labels(8)
+        .y_labels(6)
+        .x_desc("work submitted: kernels, copies and the like")
+        .x_label_formatter(&|x| format!("{x:.0}"))
+        .y_label_formatter(&|y| format!("{y:.0} MiB"))
+        .draw()?;
+    let line = |points: Vec<(f64, Bytes)>| points.into_iter().map(|(x, bytes)| (x, mib(bytes))).collect::<Vec<_>>();
+    chart.draw_series([PathElement::new(line(curve.allocated()), ALLOCATED.stroke_width(2))])?;
+    chart.draw_series([PathElement::new(line(curve.reserved()), RESERVED.stroke_width(2))])?;
+    if top == memory {
+        chart.draw_series([DashedPathElement::new([(0.0, mib(memory)), (end, mib(memory))], 5, 4, LIMIT.stroke_width(1))])?;
+    }
+    for (x, held, mark) in curve.marks() {
+        match mark {
+            Mark::Refused => chart.draw_series([TriangleMarker::new((x, mib(held)), 6, REFUSED.filled())])?,
+            Mark::Injected => chart.draw_series([Circle::new((x, mib(held)), 5, INK.stroke_width(2))])?,
+            Mark::Oom => chart.draw_series([Cross::new((x, mib(held)), 5, OOM.stroke_width(3))])?,
+        };
+    }
+    Ok(())
+}

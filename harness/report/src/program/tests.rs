@@ -1,0 +1,101 @@
+//! One run as a user meets it in a report.
+#![allow(clippy::unwrap_used)]
+
+use harness_exec::record::{DeviceRecord, TorchRecord};
+use harness_exec::timeline::Sample;
+use harness_exec::trials::observed::{Frame, OutOfMemory};
+use harness_gpu_settings::gpus::Gpu;
+use harness_gpu_settings::settings::FaultyCall;
+
+use super::*;
+
+fn attempt(size: u64, submitted: u64, outcome: Outcome, held: u64) -> Attempt {
+    Attempt { call: FaultyCall::Malloc, size: Bytes::mib(size), submitted, outcome, device: 0, held: Bytes::mib(held) }
+}
+
+/// A process that holds 400 MiB, is refused 700 MiB of 1 GiB twice, gives 100 MiB back meanwhile, and ends.
+fn run() -> (Record, Settings, Vec<Timeline>) {
+    let settings = Settings::new(Gpu::named("a100-40").unwrap(), Bytes::gib(1));
+    let torch = TorchRecord {
+        version: "2.11.0+cu130".to_owned(),
+        rank: None,
+        ended_out_of_memory: true,
+        memory_stats: serde_json::from_value(
+            serde_json::json!({"0": {"allocated_bytes.all.peak": 300 << 20, "num_ooms": 1, "num_alloc_retries": 1}}),
+        )
+        .unwrap(),
+        problem: None,
+        traceback: [
+            "Traceback (most recent call last):",
+            "  File \"train.py\", line 7, in <module>",
+            "torch.OutOfMemoryError: CUDA out of memory.",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+    };
+    let device = DeviceRecord { index: 0, memory: 1 << 30, peak_reserved: 400 << 20, mallocs: 4, frees: 1, failed: 2, injected: 1 };
+    let process = Process { pid: 7, torch: Some(torch), devices: vec![device], submitted: 40, not_modelled: vec!["cufileRead".to_owned()] };
+    let record = Record {
+        exit_code: 1,
+        signal: None,
+        gpu: settings.gpu.name,
+        settings: settings.to_string(),
+        peak_held: vec![400 << 20],
+        processes: vec![process],
+    };
+    let timeline = Timeline {
+        pid: 7,
+        attempts: vec![
+            attempt(300, 0, Outcome::Served, 0),
+            attempt(100, 10, Outcome::Served, 300),
+            attempt(700, 20, Outcome::Injected, 400),
+            attempt(700, 20, Outcome::Refused, 300),
+        ],
+        errors: vec![OutOfMemory {
+            attempts: 4,
+            frames: vec![Frame { file: "/home/me/train.py".to_owned(), line: 7, name: "<module>".to_owned() }],
+        }],
+        samples: vec![Sample { submitted: 5, device: 0, allocated: Bytes::mib(300) }],
+    };
+    (record, settings, vec![timeline])
+}
+
+fn with_program<T>(missed: Option<&str>, act: impl FnOnce(&Program<'_>) -> T) -> T {
+    let (record, settings, timelines) = run();
+    act(&Program {
+        command: "python train.py",
+        again: "harness exec --memory 1GiB -- python train.py",
+        settings: &settings,
+        record: &record,
+        timelines: &timelines,
+        missed,
+    })
+}
+
+#[test]
+fn a_page_says_how_the_program_ended_with_its_traceback_calls_and_models() {
+    insta::assert_snapshot!(with_program(None, |program| markdown(program, Some("report.svg"))));
+}
+
+#[test]
+fn a_picture_says_in_words_what_it_shows() {
+    let svg = with_program(None, picture).unwrap();
+    let words = "process 7, device 0: at most 400 MiB reserved and 300 MiB allocated; 1 attempt refused, 1 failed because that was asked for, 1 out of memory error.";
+    assert!(svg.contains(words), "{svg}");
+}
+
+#[test]
+fn a_test_case_fails_with_the_traceback_or_for_a_failure_that_was_not_reached() {
+    insta::assert_snapshot!(with_program(Some("cudaMalloc:40:2:0"), junit));
+    let (mut record, settings, timelines) = run();
+    record.exit_code = 0;
+    let program = Program {
+        command: "true",
+        again: "harness exec -- true",
+        settings: &settings,
+        record: &record,
+        timelines: &timelines,
+        missed: None,
+    };
+    assert!(!junit(&program).contains("<failure"), "{}", junit(&program));
+}

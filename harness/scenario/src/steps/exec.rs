@@ -1,0 +1,201 @@
+//! `exec`: an unmodified PyTorch program, run on a simulated GPU as `harness exec` runs it.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use harness_base::shell;
+use harness_gpu_settings::gpus::{GPUS, Gpu};
+use harness_gpu_settings::settings::Fault;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Deserialize;
+
+use super::fields::StepFields;
+use crate::cases::{Cases, DeviceKind};
+use crate::checker::Checker;
+use crate::ending::by_case;
+use crate::metric::ReportKey;
+use harness_language::error::{Problem, choices};
+use harness_language::located::{Entries, Located, Position, Tree};
+use harness_language::text::NameText;
+
+/// The GPU where the scenario names none.
+const GPU: &str = "h100-80";
+
+/// A program that is run, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exec {
+    /// The program and its arguments; never empty.
+    pub command: Vec<String>,
+    /// Where it runs: the folder of the scenario.
+    pub folder: PathBuf,
+    /// Variables that are set for it.
+    pub env: Vec<(String, String)>,
+    /// What it is told of the GPU.
+    pub gpu: &'static Gpu,
+    /// Settings of PyTorch's allocator, where they are not those of the arm.
+    pub alloc_conf: Option<String>,
+    /// Attempts to get memory that fail.
+    pub fail: Vec<Fault>,
+    expect: Cases<ProgramEnd>,
+}
+
+/// How a program should end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramEnd {
+    /// With this exit code.
+    Code(u8),
+    /// By an out of memory error that nobody caught.
+    Oom,
+    /// Anyhow.
+    Any,
+}
+
+impl Exec {
+    /// How it should end with this allocator, by the name of its arm.
+    #[must_use]
+    pub fn expected(&self, arm: &str, device: DeviceKind) -> ProgramEnd {
+        self.expect.of(arm, device).copied().unwrap_or(ProgramEnd::Any)
+    }
+}
+
+impl fmt::Display for Exec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&shell::command(&self.command))
+    }
+}
+
+impl fmt::Display for ProgramEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "to end with exit code {code}"),
+            Self::Oom => f.write_str("to end by an out of memory error"),
+            Self::Any => f.write_str("to end anyhow"),
+        }
+    }
+}
+
+/// Runs an unmodified PyTorch program on a simulated GPU, as `harness exec` does, in the folder of the scenario and under the settings of the
+/// allocator of this arm. It shares the scenario's memory with what the scenario holds meanwhile, and with programs that are run beside it: under
+/// `meanwhile` of an `exec` stands `exec` only. Behind the `id` of the step stand what the step reports and the counters of
+/// torch.cuda.memory_stats(), as in `training.allocated.peak`, summed over its processes. Where the program's Python has no torch, and on a GPU, the scenario is skipped.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "exec")]
+pub(crate) struct ExecWire {
+    /// A name for what it reports.
+    id: Option<NameText>,
+    /// The program and its arguments. `python` is the Python that the variable HARNESS_PYTHON names, without it the one in PATH.
+    #[schemars(with = "Vec<serde_json::Value>", length(min = 1))]
+    command: Located<Tree>,
+    /// Variables that are set for it, as in `{ BATCH: 64 }`.
+    #[schemars(with = "Option<std::collections::BTreeMap<String, serde_json::Value>>")]
+    env: Option<Entries<Located<Tree>>>,
+    /// The GPU that it is told of, as in `a100-40`: `h100-80` if not given. Its memory is that of the scenario.
+    #[schemars(with = "Option<String>")]
+    gpu: Option<Located<String>>,
+    /// Settings of PyTorch's allocator instead of those of the arm, as PYTORCH_ALLOC_CONF holds them.
+    #[schemars(with = "Option<String>")]
+    alloc_conf: Option<Located<String>>,
+    /// Attempts to get memory that fail, each as CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`. One that the program does not come to fails the step.
+    #[schemars(with = "Option<Vec<String>>")]
+    fail: Option<Vec<Located<String>>>,
+    /// How it ends: its exit code (0, if not given), `oom` for an out of memory error that nobody caught, or `any`. A map says it for each allocator.
+    expect: Option<ProgramEndWire>,
+}
+
+/// An exit code, `oom` or `any`, or a map from allocators to one of them.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(transparent)]
+struct ProgramEndWire(Located<Tree>);
+
+impl JsonSchema for ProgramEndWire {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> Cow<'static, str> {
+        "program_end".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let code = json_schema!({ "type": "integer", "minimum": 0, "maximum": 255 });
+        by_case(&serde_json::json!({ "anyOf": [code, { "enum": ["oom", "any"] }] }), &[])
+    }
+}
+
+impl StepFields for ExecWire {
+    type Checked = Exec;
+
+    const EXAMPLE: &'static str = "\
+- exec: { id: training, command: [python, programs/halve_batch.py], env: { BATCH: 512 } }
+- expect: [training.peak_reserved <= 2GiB, training.num_ooms == 1]
+- exec: { command: [python, programs/halve_batch.py], fail: [\"any:3:2\"], expect: any }";
+
+    const REPORTS: &'static [ReportKey] = &[
+        ReportKey::ExitCode,
+        ReportKey::Processes,
+        ReportKey::PeakReserved,
+        ReportKey::MallocCalls,
+        ReportKey::MallocFailures,
+        ReportKey::InjectedFailures,
+        ReportKey::FreeCalls,
+        ReportKey::Ooms,
+    ];
+
+    fn id(&self) -> Option<&NameText> {
+        self.id.as_ref()
+    }
+
+    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Exec, Problem> {
+        let is_list = matches!(self.command.value, Tree::Many(_));
+        let command = self.command.texts().filter(|words| is_list && !words.is_empty()).ok_or_else(|| {
+            Problem::new(self.command.position(), "a program and its arguments are wanted here").help("as in `command: [python, train.py]`")
+        })?;
+        let folder = checker.folder();
+        let folder = if folder == Path::new("") { Path::new(".") } else { folder };
+        Ok(Exec {
+            command: command.into_iter().map(|word| word.value).collect(),
+            folder: folder.to_owned(),
+            env: self.env.iter().flat_map(|env| &env.0).map(variable).collect::<Result<_, _>>()?,
+            gpu: gpu(self.gpu.as_ref())?,
+            alloc_conf: self.alloc_conf.as_ref().map(|conf| conf.value.clone()),
+            fail: self.fail.iter().flatten().map(fault).collect::<Result<_, _>>()?,
+            expect: match &self.expect {
+                None => Cases::Always(ProgramEnd::Code(0)),
+                Some(ProgramEndWire(given)) => Cases::check(given, checker, |_| false, &mut |tree, _| end(tree))?,
+            },
+        })
+    }
+}
+
+fn variable((name, value): &(Located<String>, Located<Tree>)) -> Result<(String, String), Problem> {
+    let wrong = |at: Position, message: &str| Problem::new(at, message).help("as in `env: { BATCH: 64 }`");
+    if name.value.is_empty() || name.value.contains(['=', '\0']) {
+        return Err(wrong(name.position(), "this is no name of a variable"));
+    }
+    let text = value.text().filter(|text| !text.value.contains('\0')).ok_or_else(|| wrong(value.position(), "one value is wanted here"))?;
+    Ok((name.value.clone(), text.value))
+}
+
+fn gpu(given: Option<&Located<String>>) -> Result<&'static Gpu, Problem> {
+    let name = given.map_or(GPU, |name| name.value.as_str());
+    let at = given.map(Located::position).unwrap_or_default();
+    Gpu::named(name)
+        .ok_or_else(|| Problem::new(at, format!("there is no GPU `{name}`")).help(choices(name, "GPUs", GPUS.iter().map(|gpu| gpu.name))))
+}
+
+fn fault(text: &Located<String>) -> Result<Fault, Problem> {
+    text.value.parse().map_err(|error| Problem::new(text.position(), format!("{error}")).help("as in `fail: [\"cudaMalloc:40:2\"]`"))
+}
+
+fn end(tree: &Located<Tree>) -> Result<ProgramEnd, Problem> {
+    let problem = || {
+        Problem::new(tree.position(), "this does not say how a program ends")
+            .help("an exit code from 0 to 255, `oom`, `any`, or a map from allocators to one of them, as in `{ caching: oom, others: 0 }`")
+    };
+    let text = tree.text().ok_or_else(problem)?;
+    match text.value.as_str() {
+        "oom" => Ok(ProgramEnd::Oom),
+        "any" => Ok(ProgramEnd::Any),
+        code => code.parse().map(ProgramEnd::Code).map_err(|_| problem()),
+    }
+}

@@ -1,15 +1,13 @@
 //! What stands between a shared library that allocates and the harness, in the process that the library runs in: functions of CUDA's runtime and driver
 //! under their own names, which pass what the library asks on to the harness and its device.
 //!
-//! Nothing is modelled here: memory, streams and events are those of the harness's device. [`harness_library_host`] loads the library and
+//! Nothing is modelled here: memory, streams and events are those of the harness's device. `harness_library_host` loads the library and
 //! does what the harness orders. A function without an entry here is told to the harness and answered as not supported.
 //!
 //! * `connection` is the socket, and which thread may talk;
 //! * `host` is the loop over orders;
 //! * `runtime` and `driver` are the exported functions;
 //! * `handles` are streams and events as C has them.
-//!
-//! [`harness_library_host`]: host
 
 mod connection;
 mod driver;

@@ -194,7 +194,9 @@ fn models(program: &Program<'_>) -> Vec<String> {
     let values = match values {
         Values::Zeros => "Kernels do nothing: what the program reads back is zeros.",
         Values::Copies => "Kernels do nothing: what the program reads back is what small copies wrote, else zeros.",
-        Values::Small => "Kernels do nothing: what the program reads back of small tensors is computed on the CPU (experimental), of others it is zeros.",
+        Values::Small => {
+            "Kernels do nothing: what the program reads back of small tensors is computed on the CPU (experimental), of others it is zeros."
+        }
     };
     let workspace = match cudnn_workspace {
         CudnnWorkspace::Operands => "Workspaces of cuDNN go by the operands of a convolution.",

@@ -30,7 +30,6 @@ pub(crate) enum Failure {
     /// Choose another file.
     #[error("the snapshot cannot be written to `{path}`: {why}")]
     Snapshot {
-        /// The file.
         path: String,
         /// What the system says.
         why: String,

@@ -64,6 +64,7 @@ impl fmt::Display for Document {
 
 /// Why a document could not be written or read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum StoreError {
     /// The place refuses files. Choose another place or change its rights.
     #[error("cannot write to `{}`: {source}. Make it writable, or {}.", path.display(), document.elsewhere())]
@@ -88,7 +89,6 @@ pub enum StoreError {
     /// A file of that name is there, and nothing beside it says that it is a report of ours. Choose another place, or move the file away.
     #[error("`{}` is there already, and not from `{}`: move it away, or {}.", path.display(), document.writer(), document.elsewhere())]
     Foreign {
-        /// The file.
         path: PathBuf,
         /// What was to be written there.
         document: Document,
@@ -96,7 +96,6 @@ pub enum StoreError {
     /// Another process writes there now. Wait for it, or choose another place.
     #[error("`{}` is being written by another `{}`: wait until it ends, or {}.", path.display(), document.writer(), document.elsewhere())]
     Busy {
-        /// The folder.
         path: PathBuf,
         /// What was to be written there.
         document: Document,
@@ -112,7 +111,6 @@ pub enum StoreError {
     /// The file stops in the middle. Copy it again, or run again.
     #[error("`{}` is cut off at line {line}: it ends in the middle of a record. Copy it again, or run again.", path.display())]
     Truncated {
-        /// The file.
         path: PathBuf,
         /// Its last line, counted from 1.
         line: usize,
@@ -120,7 +118,6 @@ pub enum StoreError {
     /// The file was written by a later harness. Use that one.
     #[error("`{}` has version {found}, this harness reads up to version {supported}: use the harness that wrote it, or a newer one.", path.display())]
     TooNew {
-        /// The file.
         path: PathBuf,
         /// Its version.
         found: u32,
@@ -130,9 +127,7 @@ pub enum StoreError {
     /// The file is something else, or damaged. Name one that the harness wrote, or the folder that holds it.
     #[error("`{}` does not hold {document}: {source}. Name a `{}` that `{}` wrote, or its folder.", path.display(), document.file_name(), document.writer())]
     Malformed {
-        /// The file.
         path: PathBuf,
-        /// Where and what.
         source: serde_json::Error,
         /// What it was to hold.
         document: Document,

@@ -8,12 +8,12 @@ pub const LEAST_FOR_P99: usize = 100;
 
 /// What is told of one operation's durations. `None`: there were no samples, or too few.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Summary {
     /// How many operations there were.
     pub count: u64,
     /// How many of them the figures are computed from.
     pub kept: usize,
-    /// The median.
     pub median: Option<Nanos>,
     /// The median absolute deviation from the median, unscaled; from two samples on.
     pub mad: Option<Nanos>,

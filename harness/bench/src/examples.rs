@@ -9,6 +9,7 @@ use super::record::{Accepted, BenchRun, Build, Entry, EntrySummary, Machine, Mea
 
 /// How an entry's figures come about.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Sampled {
     /// Whose it is.
     pub arm: String,
@@ -20,7 +21,6 @@ pub struct Sampled {
     pub factor: f64,
     /// Of the logarithm of a round's figure, beside what the machine does to all; 0 where the figures are steady.
     pub deviation: f64,
-    /// How many rounds.
     pub rounds: usize,
 }
 

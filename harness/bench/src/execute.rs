@@ -64,12 +64,12 @@ pub struct Processes {
 
 /// How far a suite is.
 #[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Progress<'a> {
     /// The suite that is run.
     pub suite: &'a Suite,
     /// What is done next.
     pub case: &'a Case,
-    /// What does it.
     pub arm: Arm<'a>,
     /// Counted from 1, those that warm up included.
     pub round: u32,

@@ -261,10 +261,10 @@ fn pytorchs_viewer_reads_what_a_run_writes() {
     // The viewer of PyTorch 2.11 read these bytes, and said what stands in the text beside them.
     assert!(
         written == fs::read(&kept).unwrap(),
-        "other bytes than the viewer has read: set UPDATE and HARNESS_PYTHON, and look at what changes"
+        "other bytes than the viewer has read: set UPDATE and HARNESS_TEST_PYTHON, and look at what changes"
     );
     let viewer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../trace/tests/snapshots/viewer.py");
-    let python = std::env::var_os("HARNESS_PYTHON").unwrap_or_else(|| "python3".into());
+    let python = std::env::var_os("HARNESS_TEST_PYTHON").unwrap_or_else(|| "python3".into());
     match Command::new(python).arg(viewer).arg(&kept).output() {
         Ok(output) if output.status.code() != Some(2) => {
             let said = String::from_utf8(output.stdout).unwrap();
@@ -275,7 +275,9 @@ fn pytorchs_viewer_reads_what_a_run_writes() {
             assert_eq!(said, fs::read_to_string(&text).unwrap(), "{}", String::from_utf8_lossy(&output.stderr));
         }
         _ => {
-            eprintln!("skipped in part: only the bytes are compared, for want of torch 2.11: let HARNESS_PYTHON name a Python that has it")
+            eprintln!(
+                "skipped in part: only the bytes are compared, for want of torch 2.11: let HARNESS_TEST_PYTHON name a Python that has it"
+            )
         }
     }
 }

@@ -12,12 +12,12 @@ const ALIKE_PERCENT: u64 = 5;
 
 /// What follows from the endings of a job under all configurations.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Advice<'e> {
     /// How the job ends under the settings that it was recorded under.
     pub own: &'e Ending,
     /// Whether the recording goes to the end of the program. One that ended in an out-of-memory tells only whether a setting gets past that point.
     pub is_complete: bool,
-    /// What to do.
     pub verdict: Verdict<'e>,
 }
 

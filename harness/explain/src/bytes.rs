@@ -79,10 +79,9 @@ impl ByteCause {
 
 /// The bytes of one cause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct CauseBytes {
-    /// Which one.
     pub cause: ByteCause,
-    /// How many.
     pub bytes: Bytes,
     /// In how many blocks.
     pub blocks: u64,
@@ -93,12 +92,12 @@ pub struct CauseBytes {
 
 /// What one site has of a cause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct SiteBytes {
     /// The name of the site.
     pub site: String,
     /// The same, in [`crate::causes::Explanation::sites`].
     pub id: SiteId,
-    /// How many bytes.
     pub bytes: Bytes,
     /// Of live blocks, how many; of free ones, in how many pieces.
     pub blocks: u64,

@@ -51,10 +51,10 @@ pub const OTHER_ALLOCATORS: [AllocatorKind; 4] =
 
 /// An allocator with settings that a job is replayed with.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Configuration {
     /// The settings as they were given or recorded; of another allocator its name.
     pub name: String,
-    /// What it is.
     pub allocator: AllocatorSpec,
 }
 

@@ -15,6 +15,7 @@ use crate::view::View;
 /// A segment part of which is free, and which cannot go back to the driver. Of expandable memory: one free piece of the pages that it shares with
 /// live blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct PinnedSegment {
     /// Where it begins.
     pub address: u64,
@@ -33,7 +34,6 @@ pub struct PinnedSegment {
     pub expandable: bool,
     /// Blocks in it that are allocated, or wait for other streams.
     pub live_blocks: u64,
-    /// Their bytes.
     pub live_bytes: Bytes,
     /// The block that has lived longest of these.
     pub by: Pin,
@@ -61,7 +61,6 @@ pub struct Pin {
 pub(crate) struct Piece<'a> {
     /// Whole segment or whole pages.
     pub(crate) whole: Bytes,
-    /// What is pinned.
     pub(crate) pinned: Bytes,
     /// Its place among the blocks of the segment.
     index: usize,

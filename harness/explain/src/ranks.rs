@@ -16,10 +16,10 @@ const TOLD: usize = 3;
 
 /// One snapshot, or one device of it.
 #[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Rank<'a> {
     /// The name of the file, and the device where the file has several.
     pub name: &'a str,
-    /// What was found.
     pub explanation: &'a Explanation,
 }
 
@@ -48,10 +48,9 @@ pub struct RankRow {
 
 /// A figure in which a rank differs from the median of all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Difference {
-    /// The rank.
     pub rank: String,
-    /// Which cause.
     pub cause: ByteCause,
     /// Where, if it is of one site more than of others.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -37,6 +37,7 @@ impl View<'_> {
 
 /// A request that was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Refused {
     /// What the program asked for.
     pub requested: Bytes,
@@ -51,7 +52,6 @@ pub struct Refused {
     /// The private pool that the request was for; `None` for the default pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub private_pool: Option<(u64, u64)>,
-    /// Who asked.
     pub site: String,
     /// The same, in [`crate::causes::Explanation::sites`].
     pub id: SiteId,
@@ -59,10 +59,10 @@ pub struct Refused {
 
 /// Sums over the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Totals {
     /// What the owners of blocks asked for.
     pub requested: Bytes,
-    /// What they got.
     pub allocated: Bytes,
     /// The same, with what was freed and waits for other streams.
     pub active: Bytes,

@@ -13,8 +13,8 @@ use crate::view::{DeviceSize, Refused, Totals, View, other_lane};
 
 /// One way, and why it failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Way {
-    /// Which one.
     pub way: WayKind,
     /// Why it failed, as sentences.
     pub why: String,

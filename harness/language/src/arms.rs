@@ -49,8 +49,8 @@ const EXAMPLE: &str = "`{ caching: { conf: \"max_split_size_mb:512\" } }`";
 
 /// An allocator as the file says it. What cannot be one is kept, to be answered by the check with its place.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum ArmWire {
-    /// A name alone.
     Name(String),
     /// A name with settings.
     Map(Located<String>, SettingsWire),
@@ -62,8 +62,8 @@ pub enum ArmWire {
 
 /// What stands behind the name of an allocator.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum SettingsWire {
-    /// One by one.
     Fields(Vec<(Located<String>, Located<ValueWire>)>),
     /// A scalar, or nothing.
     Bare,
@@ -71,10 +71,9 @@ pub enum SettingsWire {
 
 /// The value of a setting.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum ValueWire {
-    /// One scalar.
     Scalar(String),
-    /// A list.
     List(Vec<Located<ItemWire>>),
     /// Nothing behind the key.
     Nothing,
@@ -166,12 +165,12 @@ fn unknown_allocator(name: &Located<String>) -> Problem {
 
 /// Why a library cannot be an arm.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Unusable {
     /// The field that is wrong.
     pub field: &'static str,
     /// What is wrong with it.
     pub message: String,
-    /// What to do.
     pub help: String,
 }
 

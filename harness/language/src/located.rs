@@ -10,8 +10,8 @@ use serde::{Deserialize, de};
 
 /// A value and the place where the file says it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Located<T> {
-    /// What was said.
     pub value: T,
     /// Line, counted from 1.
     pub line: u32,
@@ -97,12 +97,12 @@ impl<T: JsonSchema> JsonSchema for Located<T> {
 
 /// One scalar, a list of scalars, or a map: which of them is read decides what is meant.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum ListOr<M> {
     /// One scalar.
     One(String),
     /// A list of them.
     Many(Vec<Located<String>>),
-    /// A map.
     Map(M),
 }
 

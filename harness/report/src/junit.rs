@@ -10,7 +10,7 @@ use quick_junit::{NonSuccessKind, Report as Document, TestCase, TestCaseStatus, 
 use super::bench;
 use super::why;
 use super::words;
-use super::{Arm, DeviceGroup, Report, ScenarioGroup};
+use super::{ArmGroup, DeviceGroup, Report, ScenarioGroup};
 use harness_bench::record::{BenchRun, Change, Entry, EntryName, Outcome as BenchOutcome, Quantity, SuiteRecord, Verdict as BenchVerdict};
 use harness_record::{RunRecord, Verdict};
 
@@ -22,9 +22,9 @@ pub fn of_runs(report: &Report<'_>) -> String {
     for scenario in &report.scenarios {
         let mut suite = TestSuite::new(scenario.info.name.as_str());
         suite.add_property(("file", scenario.info.path.as_str()));
-        for bench in &scenario.benches {
-            for arm in &bench.arms {
-                suite.add_test_cases(arm.runs.iter().map(|run| run_case(report, scenario, &report.devices[bench.device], arm, run)));
+        for on_device in &scenario.by_device {
+            for arm in &on_device.arms {
+                suite.add_test_cases(arm.runs.iter().map(|run| run_case(report, scenario, &report.devices[on_device.device], arm, run)));
             }
         }
         document.add_test_suite(suite);
@@ -43,7 +43,7 @@ pub fn of_runs(report: &Report<'_>) -> String {
     written(&document)
 }
 
-fn run_case(report: &Report<'_>, scenario: &ScenarioGroup<'_>, device: &DeviceGroup<'_>, arm: &Arm<'_>, run: &RunRecord) -> TestCase {
+fn run_case(report: &Report<'_>, scenario: &ScenarioGroup<'_>, device: &DeviceGroup<'_>, arm: &ArmGroup<'_>, run: &RunRecord) -> TestCase {
     let mut name = run.allocator.clone();
     if report.devices.len() > 1 {
         name.push_str(&format!(" on {}", device.label));

@@ -1,6 +1,6 @@
 //! Reports: [`Report::new`] sorts what runs left behind, then one pure function a format renders it.
 //!
-//! Nouns: an *arm* is one allocator on one scenario and one device, with all its repetitions; a *bench* holds the arms of one scenario on
+//! Nouns: an *arm* is one allocator on one scenario and one device, with all its repetitions; a *scenario on a device* holds the arms of one scenario on
 //! one device, the only runs whose times are compared. The same records give the same bytes, whenever and wherever they are rendered.
 
 pub mod advice;
@@ -88,21 +88,21 @@ pub struct ScenarioGroup<'a> {
     /// A name for links and files, unique in the report.
     pub slug: String,
     /// Its runs by device.
-    pub benches: Vec<Bench<'a>>,
+    pub by_device: Vec<ScenarioOnDevice<'a>>,
 }
 
 /// One scenario on one device: the runs whose times may be compared.
 #[derive(Clone, Debug)]
-pub struct Bench<'a> {
+pub struct ScenarioOnDevice<'a> {
     /// Index in [`Report::devices`].
     pub device: usize,
     /// Its runs by allocator, in order of appearance.
-    pub arms: Vec<Arm<'a>>,
+    pub arms: Vec<ArmGroup<'a>>,
 }
 
-/// One allocator on one bench.
+/// One allocator on one scenario and one device.
 #[derive(Clone, Debug)]
-pub struct Arm<'a> {
+pub struct ArmGroup<'a> {
     /// The name of the arm in the scenario.
     pub allocator: &'a str,
     /// A name for links, unique in the report.
@@ -141,9 +141,12 @@ impl<'a> Report<'a> {
     }
 
     /// Every arm, in the order of the report.
-    pub fn arms(&self) -> impl Iterator<Item = (&ScenarioGroup<'a>, &DeviceGroup<'a>, &Arm<'a>)> {
+    pub fn arms(&self) -> impl Iterator<Item = (&ScenarioGroup<'a>, &DeviceGroup<'a>, &ArmGroup<'a>)> {
         self.scenarios.iter().flat_map(move |scenario| {
-            scenario.benches.iter().flat_map(move |bench| bench.arms.iter().map(move |arm| (scenario, &self.devices[bench.device], arm)))
+            scenario
+                .by_device
+                .iter()
+                .flat_map(move |on_device| on_device.arms.iter().map(move |arm| (scenario, &self.devices[on_device.device], arm)))
         })
     }
 
@@ -158,7 +161,7 @@ impl<'a> Report<'a> {
         let (mut scenarios, mut arms) = (BTreeSet::new(), BTreeSet::new());
         for scenario in &mut self.scenarios {
             scenario.slug = unique(&slug(&scenario.info.name), "-", &mut scenarios);
-            for arm in scenario.benches.iter_mut().flat_map(|bench| &mut bench.arms) {
+            for arm in scenario.by_device.iter_mut().flat_map(|on_device| &mut on_device.arms) {
                 arm.slug = unique(&format!("{}-{}", scenario.slug, slug(arm.allocator)), "-", &mut arms);
             }
         }
@@ -219,7 +222,7 @@ impl<'a> DeviceGroup<'a> {
     }
 }
 
-impl<'a> Arm<'a> {
+impl<'a> ArmGroup<'a> {
     /// The run that is shown in full: the first that failed, else the first that did not pass, else the first.
     #[must_use]
     pub fn shown(&self) -> &'a RunRecord {
@@ -256,7 +259,7 @@ impl<'a> Arm<'a> {
 struct Index<'a> {
     devices: BTreeMap<DeviceKey<'a>, usize>,
     scenarios: BTreeMap<(&'a str, &'a str), usize>,
-    benches: BTreeMap<(usize, usize), usize>,
+    by_device: BTreeMap<(usize, usize), usize>,
     arms: BTreeMap<(usize, usize, &'a str), usize>,
 }
 
@@ -281,19 +284,19 @@ impl<'a> Index<'a> {
         let key = (run.scenario.name.as_str(), run.scenario.path.as_str());
         let scenario = *self.scenarios.entry(key).or_insert(report.scenarios.len());
         if scenario == report.scenarios.len() {
-            report.scenarios.push(ScenarioGroup { info: &run.scenario, slug: String::new(), benches: Vec::new() });
+            report.scenarios.push(ScenarioGroup { info: &run.scenario, slug: String::new(), by_device: Vec::new() });
         }
 
-        let benches = &mut report.scenarios[scenario].benches;
-        let bench = *self.benches.entry((scenario, device)).or_insert(benches.len());
-        if bench == benches.len() {
-            benches.push(Bench { device, arms: Vec::new() });
+        let by_device = &mut report.scenarios[scenario].by_device;
+        let on_device = *self.by_device.entry((scenario, device)).or_insert(by_device.len());
+        if on_device == by_device.len() {
+            by_device.push(ScenarioOnDevice { device, arms: Vec::new() });
         }
 
-        let arms = &mut benches[bench].arms;
+        let arms = &mut by_device[on_device].arms;
         let arm = *self.arms.entry((scenario, device, &run.allocator)).or_insert(arms.len());
         if arm == arms.len() {
-            arms.push(Arm { allocator: &run.allocator, slug: String::new(), runs: Vec::new(), counts: Counts::default() });
+            arms.push(ArmGroup { allocator: &run.allocator, slug: String::new(), runs: Vec::new(), counts: Counts::default() });
         }
         arms[arm].runs.push(run);
         arms[arm].counts.add(&run.verdict);

@@ -13,7 +13,7 @@ use super::steps::Selection;
 use super::timing::{self, Timing};
 use super::why;
 use super::words::{self, Align, Grid, NOTHING};
-use super::{Arm, Bench, Clocks, DeviceGroup, Report, ScenarioGroup};
+use super::{ArmGroup, Clocks, DeviceGroup, Report, ScenarioGroup, ScenarioOnDevice};
 use harness_record::{CostFigure, RunRecord, StepRecord, Table, Verdict, Violation};
 
 pub use self::summary::summary;
@@ -118,12 +118,12 @@ impl Page {
         let mut columns = vec![("scenario".to_owned(), Align::Left)];
         columns.extend(has_devices.then(|| ("device".to_owned(), Align::Left)));
         columns.extend(allocators.iter().map(|allocator| (code(allocator), Align::Left)));
-        let benches = report.scenarios.iter().flat_map(|scenario| scenario.benches.iter().map(move |bench| (scenario, bench)));
-        let rows = benches.map(|(scenario, bench)| {
+        let by_device = report.scenarios.iter().flat_map(|scenario| scenario.by_device.iter().map(move |on_device| (scenario, on_device)));
+        let rows = by_device.map(|(scenario, on_device)| {
             let mut row = vec![format!("[{}](#scenario-{})", code(&scenario.info.name), scenario.slug)];
-            row.extend(has_devices.then(|| prose(&report.devices[bench.device].label)));
+            row.extend(has_devices.then(|| prose(&report.devices[on_device.device].label)));
             row.extend(allocators.iter().map(|allocator| {
-                let arm = bench.arms.iter().find(|arm| arm.allocator == *allocator);
+                let arm = on_device.arms.iter().find(|arm| arm.allocator == *allocator);
                 arm.map_or_else(|| NOTHING.to_owned(), verdict_cell)
             }));
             row
@@ -138,7 +138,7 @@ impl Page {
     }
 }
 
-fn verdict_cell(arm: &Arm<'_>) -> String {
+fn verdict_cell(arm: &ArmGroup<'_>) -> String {
     let words = words::arm_verdicts(arm);
     match &arm.shown().verdict {
         Verdict::Failed { first, .. } => {
@@ -177,7 +177,7 @@ fn device_cells(device: &DeviceGroup<'_>) -> Vec<String> {
 }
 
 /// `scenario` with `allocator`, and the device where there are several.
-fn where_it_ran(report: &Report<'_>, scenario: &ScenarioGroup<'_>, device: &DeviceGroup<'_>, arm: &Arm<'_>) -> String {
+fn where_it_ran(report: &Report<'_>, scenario: &ScenarioGroup<'_>, device: &DeviceGroup<'_>, arm: &ArmGroup<'_>) -> String {
     let place = format!("{} with {}", code(&scenario.info.name), code(arm.allocator));
     if report.devices.len() > 1 { format!("{place} on {}", prose(&device.label)) } else { place }
 }
@@ -199,7 +199,7 @@ impl Page {
         }
     }
 
-    fn failure(&mut self, arm: &Arm<'_>, run: &RunRecord, first: &Violation, rest: &[Violation]) {
+    fn failure(&mut self, arm: &ArmGroup<'_>, run: &RunRecord, first: &Violation, rest: &[Violation]) {
         self.violation(first);
         self.why(run);
         if !rest.is_empty() {
@@ -291,7 +291,7 @@ impl Page {
         self.block(fenced("text", &words::violation(violation)));
     }
 
-    fn other_failures(&mut self, arm: &Arm<'_>, shown: &RunRecord) {
+    fn other_failures(&mut self, arm: &ArmGroup<'_>, shown: &RunRecord) {
         let others = arm.runs.iter().filter(|run| !std::ptr::eq(**run, shown)).filter_map(|run| match &run.verdict {
             Verdict::Failed { first, .. } => {
                 Some(format!("repetition {} (seed {}): {}", run.repetition + 1, run.seed, prose(&first.to_string())))
@@ -318,33 +318,33 @@ impl Page {
         self.block(format!("## {}", code(&scenario.info.name)));
         self.block(prose_block(&scenario.info.about));
         self.block(format!("File: {}. Memory limit: {}.", code(&scenario.info.path), prose(&words::size(scenario.info.memory))));
-        for bench in &scenario.benches {
-            let device = &report.devices[bench.device];
+        for on_device in &scenario.by_device {
+            let device = &report.devices[on_device.device];
             if report.devices.len() > 1 {
                 self.block(format!("### On {}", prose(&device.label)));
             }
-            self.settings(bench);
-            self.picture(report, scenario, bench);
-            self.timing(bench, device);
-            for arm in &bench.arms {
+            self.settings(on_device);
+            self.picture(report, scenario, on_device);
+            self.timing(on_device, device);
+            for arm in &on_device.arms {
                 self.arm(arm);
             }
         }
     }
 
     /// What the names of arms stand for.
-    fn settings(&mut self, bench: &Bench<'_>) {
-        let arms = bench.arms.iter().filter_map(|arm| Some(format!("{}: {}", code(arm.allocator), code(arm.unnamed_settings()?))));
+    fn settings(&mut self, on_device: &ScenarioOnDevice<'_>) {
+        let arms = on_device.arms.iter().filter_map(|arm| Some(format!("{}: {}", code(arm.allocator), code(arm.unnamed_settings()?))));
         let arms: Vec<String> = arms.collect();
         if !arms.is_empty() {
             self.block(format!("Settings of PyTorch's allocator, as in `PYTORCH_ALLOC_CONF`: {}.", arms.join("; ")));
         }
     }
 
-    fn picture(&mut self, report: &Report<'_>, scenario: &ScenarioGroup<'_>, bench: &Bench<'_>) {
-        let device = &report.devices[bench.device];
+    fn picture(&mut self, report: &Report<'_>, scenario: &ScenarioGroup<'_>, on_device: &ScenarioOnDevice<'_>) {
+        let device = &report.devices[on_device.device];
         let name = super::unique(&format!("{}-{}", scenario.slug, harness_base::files::slug(&device.label)), "-", &mut self.names);
-        let runs: Vec<&RunRecord> = bench.arms.iter().map(Arm::shown).collect();
+        let runs: Vec<&RunRecord> = on_device.arms.iter().map(ArmGroup::shown).collect();
         let Some(svg) = picture::draw(&runs) else { return };
         let file_name = format!("{name}.svg");
         let alt = format!("Allocated, reserved and device used over the steps of {}, one panel an allocator", scenario.info.name);
@@ -352,14 +352,14 @@ impl Page {
         self.pictures.push(Picture { file_name, svg });
     }
 
-    fn timing(&mut self, bench: &Bench<'_>, device: &DeviceGroup<'_>) {
-        let Some(timing) = Timing::new(bench, device) else { return };
+    fn timing(&mut self, on_device: &ScenarioOnDevice<'_>, device: &DeviceGroup<'_>) {
+        let Some(timing) = Timing::new(on_device, device) else { return };
         self.block(format!("**{}** on {}", timing::title(timing.clock), prose(&device.label)));
         self.grid(&timing.grid());
         self.block(prose(&timing.footnotes().join(" ")));
     }
 
-    fn arm(&mut self, arm: &Arm<'_>) {
+    fn arm(&mut self, arm: &ArmGroup<'_>) {
         self.anchor(&format!("arm-{}", arm.slug));
         self.block(format!("#### {}: {}", code(arm.allocator), words::arm_verdicts(arm)));
         let run = arm.shown();
@@ -406,7 +406,7 @@ impl Page {
         self.bounded_list(lines.collect(), "failed request");
     }
 
-    fn facts(&mut self, arm: &Arm<'_>, run: &RunRecord) {
+    fn facts(&mut self, arm: &ArmGroup<'_>, run: &RunRecord) {
         let mut facts = vec![format!("Seed {}.", run.seed)];
         if run.only_observed {
             facts.push("Observed, not judged: what the scenario expects of its own arms is noted here and fails nothing.".to_owned());

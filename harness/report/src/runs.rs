@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::text::table;
 use super::words::{self, Align, Grid, NOTHING};
-use super::{Arm, Report};
+use super::{ArmGroup, Report};
 use crate::text::Style;
 
 /// What two runs differ in.
@@ -35,7 +35,7 @@ pub fn compare(base: &Records, new: &Records) -> Comparison {
     let mut grid = Grid::new(heads);
     let mut is_worse = false;
     for key in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
-        let figures = |arm: Option<&&Arm<'_>>| arm.map_or_else(|| figures_of_none().to_vec(), |arm| figures(arm));
+        let figures = |arm: Option<&&ArmGroup<'_>>| arm.map_or_else(|| figures_of_none().to_vec(), |arm| figures(arm));
         let (was, is) = (before.get(key), after.get(key));
         is_worse |= was.is_some_and(|arm| arm.counts.failed == 0) && is.is_some_and(|arm| arm.counts.failed > 0);
         for ((figure, was), (_, is)) in figures(was).into_iter().zip(figures(is)) {
@@ -53,7 +53,7 @@ pub fn compare(base: &Records, new: &Records) -> Comparison {
     Comparison { text, is_worse }
 }
 
-fn arms<'r>(report: &'r Report<'_>) -> BTreeMap<Key, &'r Arm<'r>> {
+fn arms<'r>(report: &'r Report<'_>) -> BTreeMap<Key, &'r ArmGroup<'r>> {
     report
         .arms()
         .map(|(scenario, device, arm)| ((scenario.info.name.clone(), device.info.name.clone(), arm.allocator.to_owned()), arm))
@@ -66,7 +66,7 @@ fn figures_of_none() -> [(&'static str, String); 6] {
     FIGURES.map(|figure| (figure, NOTHING.to_owned()))
 }
 
-fn figures(arm: &Arm<'_>) -> Vec<(&'static str, String)> {
+fn figures(arm: &ArmGroup<'_>) -> Vec<(&'static str, String)> {
     let run = arm.shown();
     let time = |time: fn(&RunRecord) -> Nanos| words::or_nothing(median(arm, time).map(|time| format!("{time}{}", clock(run))));
     let peak = run.stats.reserved_bytes.all.peak;
@@ -91,7 +91,7 @@ const fn clock(run: &RunRecord) -> &'static str {
 }
 
 /// The median of the runs that passed.
-fn median(arm: &Arm<'_>, time: fn(&RunRecord) -> Nanos) -> Option<Nanos> {
+fn median(arm: &ArmGroup<'_>, time: fn(&RunRecord) -> Nanos) -> Option<Nanos> {
     let mut times: Vec<Nanos> = arm.passed().map(time).collect();
     times.sort_unstable();
     times.get(times.len().saturating_sub(1) / 2).copied()

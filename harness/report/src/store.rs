@@ -150,7 +150,6 @@ pub struct Journal {
 enum Target {
     /// A new folder, numbered, in this one.
     NewIn(PathBuf),
-    /// This folder.
     Folder(PathBuf),
 }
 

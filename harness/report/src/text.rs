@@ -227,10 +227,11 @@ impl Text {
     /// One table for each device, so that two clocks never share one.
     fn times(&mut self, report: &Report<'_>) {
         for (index, device) in report.devices.iter().enumerate() {
-            let benches = report.scenarios.iter().flat_map(|scenario| scenario.benches.iter().map(move |bench| (scenario, bench)));
-            let timings = benches.filter(|(_, bench)| bench.device == index);
+            let by_device =
+                report.scenarios.iter().flat_map(|scenario| scenario.by_device.iter().map(move |on_device| (scenario, on_device)));
+            let timings = by_device.filter(|(_, on_device)| on_device.device == index);
             let timings: Vec<(&str, Timing<'_>)> =
-                timings.filter_map(|(scenario, bench)| Some((scenario.info.name.as_str(), Timing::new(bench, device)?))).collect();
+                timings.filter_map(|(scenario, on_device)| Some((scenario.info.name.as_str(), Timing::new(on_device, device)?))).collect();
             if !timings.is_empty() {
                 self.wrapped(&format!("\n{} on {}, medians", timing::title(device.info.clock), device.label), 2);
                 self.table(&Timing::overview(&timings), 2, None);

@@ -4,14 +4,14 @@ use harness_allocator::device::Clock;
 use harness_allocator::units::Nanos;
 
 use super::words::{self, Align, Grid, NOTHING};
-use super::{Arm, Bench, DeviceGroup};
+use super::{ArmGroup, DeviceGroup, ScenarioOnDevice};
 use harness_base::statistics::{self, Summary};
 use harness_record::{RunRecord, Samples};
 
 /// The allocator that the others are compared with: it asks the driver every time.
 pub const BASELINE: &str = "direct";
 
-/// The times of one bench.
+/// The times of one scenario on one device.
 #[derive(Clone, Debug)]
 pub struct Timing<'a> {
     /// Whose clock all of them come from.
@@ -24,7 +24,7 @@ pub struct Timing<'a> {
     pub left_out: usize,
 }
 
-/// What became of [`BASELINE`] on a bench.
+/// What became of [`BASELINE`] on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Baseline {
     /// It has runs that passed: the others are compared with them.
@@ -61,10 +61,10 @@ pub struct Row<'a> {
 }
 
 impl<'a> Timing<'a> {
-    /// Summarises the runs of a bench that passed; `None` where none did.
+    /// Summarises the runs of a scenario on a device that passed; `None` where none did.
     #[must_use]
-    pub fn new(bench: &Bench<'a>, device: &DeviceGroup<'a>) -> Option<Self> {
-        let mut rows: Vec<Row<'a>> = bench.arms.iter().filter_map(Row::new).collect();
+    pub fn new(on_device: &ScenarioOnDevice<'a>, device: &DeviceGroup<'a>) -> Option<Self> {
+        let mut rows: Vec<Row<'a>> = on_device.arms.iter().filter_map(Row::new).collect();
         let base = rows.iter().find(|row| row.allocator == BASELINE).map(|row| (row.allocate.median, row.scenario.median));
         if let Some((allocate, scenario)) = base {
             for row in &mut rows {
@@ -74,23 +74,23 @@ impl<'a> Timing<'a> {
         }
         let baseline = match base {
             Some(_) => Baseline::Passed,
-            None if bench.arms.iter().any(|arm| arm.allocator == BASELINE) => Baseline::NotPassed,
+            None if on_device.arms.iter().any(|arm| arm.allocator == BASELINE) => Baseline::NotPassed,
             None => Baseline::NotRun,
         };
-        let left_out = bench.arms.iter().map(|arm| arm.counts.failed + arm.counts.interrupted).sum();
+        let left_out = on_device.arms.iter().map(|arm| arm.counts.failed + arm.counts.interrupted).sum();
         (!rows.is_empty()).then_some(Self { clock: device.info.clock, baseline, rows, left_out })
     }
 
-    /// The table of one bench.
+    /// The table of one scenario on one device.
     pub(super) fn grid(&self) -> Grid {
         let rows: Vec<&Row<'_>> = self.rows.iter().collect();
         let names = rows.iter().map(|row| vec![row.allocator.to_owned()]);
         columns(Grid { columns: vec![("allocator".to_owned(), Align::Left)], rows: names.collect() }, &rows, FULL)
     }
 
-    /// One table for many benches of one device, each with its scenario's name: medians only.
-    pub(super) fn overview(benches: &[(&str, Self)]) -> Grid {
-        let rows: Vec<(&str, &Row<'_>)> = benches.iter().flat_map(|(name, timing)| timing.rows.iter().map(|row| (*name, row))).collect();
+    /// One table for many by_device of one device, each with its scenario's name: medians only.
+    pub(super) fn overview(by_device: &[(&str, Self)]) -> Grid {
+        let rows: Vec<(&str, &Row<'_>)> = by_device.iter().flat_map(|(name, timing)| timing.rows.iter().map(|row| (*name, row))).collect();
         let names = rows.iter().map(|(name, row)| vec![(*name).to_owned(), row.allocator.to_owned()]);
         let heads = ["scenario", "allocator"].map(|head| (head.to_owned(), Align::Left));
         let rows: Vec<&Row<'_>> = rows.iter().map(|(_, row)| *row).collect();
@@ -184,7 +184,7 @@ fn columns(mut grid: Grid, rows: &[&Row<'_>], columns: &[Column]) -> Grid {
 }
 
 impl<'a> Row<'a> {
-    fn new(arm: &Arm<'a>) -> Option<Self> {
+    fn new(arm: &ArmGroup<'a>) -> Option<Self> {
         let runs: Vec<&RunRecord> = arm.passed().collect();
         let calls = || runs.iter().map(|run| run.calls.memory_calls());
         let device_calls = (calls().min()?, calls().max()?);
@@ -255,9 +255,9 @@ mod tests {
         let report = Report::new(&records);
         let scenario = report.scenarios.iter().find(|scenario| scenario.info.name == "oom_retry").expect("it is in the example");
         let timings: Vec<(Clock, usize)> = scenario
-            .benches
+            .by_device
             .iter()
-            .filter_map(|bench| Timing::new(bench, &report.devices[bench.device]))
+            .filter_map(|on_device| Timing::new(on_device, &report.devices[on_device.device]))
             .map(|timing| (timing.clock, timing.rows.len()))
             .collect();
         assert_eq!(timings, [(Clock::Simulated, 2), (Clock::Measured, 2)]);
@@ -272,7 +272,7 @@ mod tests {
         let mut records = examples::every_ending();
         records.runs.retain(|run| run.scenario.name == "cross_stream_reuse");
         let report = Report::new(&records);
-        let timing = Timing::new(&report.scenarios[0].benches[0], &report.devices[0]).expect("one run passed");
+        let timing = Timing::new(&report.scenarios[0].by_device[0], &report.devices[0]).expect("one run passed");
         assert_eq!((timing.rows.len(), timing.left_out), (1, 2));
     }
 
@@ -284,7 +284,7 @@ mod tests {
         direct.allocate.kept.iter_mut().for_each(|time| *time = Nanos::ZERO);
         direct.scenario = Nanos::ZERO;
         let report = Report::new(&records);
-        let timing = Timing::new(&report.scenarios[0].benches[0], &report.devices[0]).expect("both runs passed");
+        let timing = Timing::new(&report.scenarios[0].by_device[0], &report.devices[0]).expect("both runs passed");
         assert_eq!(timing.baseline, Baseline::Passed);
         assert!(timing.rows.iter().all(|row| row.allocate_ratio.is_none() && row.scenario_ratio.is_none()));
         assert!(timing.grid().columns.iter().all(|(head, _)| !head.contains('÷')));
@@ -295,7 +295,7 @@ mod tests {
         let baseline = |runs: Vec<RunRecord>| {
             let records = Records { runs, ..examples::every_ending() };
             let report = Report::new(&records);
-            Timing::new(&report.scenarios[0].benches[0], &report.devices[0]).map(|timing| (timing.baseline, timing.footnotes().join(" ")))
+            Timing::new(&report.scenarios[0].by_device[0], &report.devices[0]).map(|timing| (timing.baseline, timing.footnotes().join(" ")))
         };
         let alone = "`direct` did not run here, so there is nothing to compare with.";
         assert_eq!(baseline(vec![examples::oom_retry("caching", 0)]), Some((Baseline::NotRun, alone.to_owned())));
@@ -310,7 +310,7 @@ mod tests {
         let mut records = Records { runs: vec![examples::oom_retry("caching", 0)], ..examples::every_ending() };
         records.runs[0].timings.lost_to_retry = Nanos::ZERO;
         let report = Report::new(&records);
-        let timing = Timing::new(&report.scenarios[0].benches[0], &report.devices[0]).expect("the run passed");
+        let timing = Timing::new(&report.scenarios[0].by_device[0], &report.devices[0]).expect("the run passed");
         let overview = Timing::overview(&[("oom_retry", timing)]);
         let heads: Vec<&str> = overview.columns.iter().map(|(head, _)| head.as_str()).collect();
         assert_eq!(heads, ["scenario", "allocator", "allocate", "free", "whole scenario", "device calls"]);

@@ -7,7 +7,7 @@ use harness_allocator::device::Clock;
 use harness_allocator::stats::StatKey;
 use harness_allocator::units::{Bytes, Nanos};
 
-use super::{Arm, Clocks, Counts, DeviceGroup, Report};
+use super::{ArmGroup, Clocks, Counts, DeviceGroup, Report};
 use harness_record::{NOT_JUDGED, Outcome, Records, Rule, RunRecord, StepRecord, Verdict, Violation};
 
 /// What is written where there is no figure.
@@ -213,7 +213,7 @@ pub(super) fn not_started(records: &Records) -> Option<String> {
 }
 
 /// How the runs of one arm ended. An observed arm that did not meet what its scenario expects has not failed, but has not passed either.
-pub(super) fn arm_verdicts(arm: &Arm<'_>) -> String {
+pub(super) fn arm_verdicts(arm: &ArmGroup<'_>) -> String {
     if not_judged(arm.shown()).is_some() { "not met".to_owned() } else { verdicts(arm.counts) }
 }
 

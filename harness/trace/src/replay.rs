@@ -34,12 +34,11 @@ pub enum Column {
 
 /// What the device counts itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum DeviceColumn {
     /// Calls of malloc, failed ones included.
     MallocCalls,
-    /// Failed ones.
     MallocFails,
-    /// Calls of free.
     FreeCalls,
     /// Physical pages asked for, failed ones included: none without expandable segments.
     CreateCalls,

@@ -33,7 +33,6 @@ pub enum TraceEvent {
     /// The block is also used on another stream.
     RecordStream {
         id: u64,
-        /// By whom.
         stream: StreamId,
     },
     /// Wait for one stream.

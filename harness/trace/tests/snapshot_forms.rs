@@ -304,13 +304,15 @@ fn pytorchs_viewer_reads_what_we_write() {
     plain().write(&mut written).unwrap();
     // The viewer of PyTorch 2.11 read these bytes, and said what stands in the text beside them.
     assert!(written == bytes("written.pickle"), "the writer writes other bytes than the viewer has read: see make.py");
-    let python = std::env::var_os("HARNESS_PYTHON").unwrap_or_else(|| "python3".into());
+    let python = std::env::var_os("HARNESS_TEST_PYTHON").unwrap_or_else(|| "python3".into());
     match Command::new(python).arg(path("viewer.py")).arg(path("written.pickle")).output() {
         Ok(output) if output.status.code() != Some(2) => {
             assert_eq!(String::from_utf8_lossy(&output.stdout), std::fs::read_to_string(path("written.txt")).unwrap())
         }
         _ => {
-            eprintln!("skipped in part: only the bytes are compared, for want of torch 2.11: let HARNESS_PYTHON name a Python that has it")
+            eprintln!(
+                "skipped in part: only the bytes are compared, for want of torch 2.11: let HARNESS_TEST_PYTHON name a Python that has it"
+            )
         }
     }
 }

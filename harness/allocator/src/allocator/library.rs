@@ -34,8 +34,8 @@ const NOT_PASSED_ON: &str = "which is none of the functions of CUDA that are pas
 
 /// A library and the names of its functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct LibrarySpec {
-    /// The file.
     pub path: PathBuf,
     /// `void *alloc(ssize_t size, int device, CUstream stream)`.
     pub alloc: String,

@@ -166,6 +166,7 @@ pub struct DeviceMemory {
 
 /// Calls made to the device since it was opened, failed ones included where not said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct DeviceCalls {
     /// Calls of [`Device::malloc`].
     pub malloc: u64,
@@ -181,7 +182,6 @@ pub struct DeviceCalls {
     pub malloc_async: u64,
     /// Calls of [`PooledDevice::free_async`].
     pub free_async: u64,
-    /// Events recorded.
     pub event_record: u64,
     /// Events asked whether they are done.
     pub event_query: u64,
@@ -676,7 +676,6 @@ pub enum DeviceError {
     /// A shared library that allocates did not do what its interface promises, or cannot be used. Correct the library.
     #[error("the library {path}: {why}")]
     Library {
-        /// The file.
         path: String,
         /// What it did.
         why: String,

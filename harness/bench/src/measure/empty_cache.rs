@@ -3,7 +3,7 @@
 use harness_allocator::allocator::{Allocation, Request};
 use harness_allocator::units::Bytes;
 
-use super::visit::{Bench, Fault, Reading, Visit};
+use super::visit::{Fault, Reading, TestBench, Visit};
 use crate::provider::MemoryLimit;
 
 pub(super) fn visit(visit: &mut Visit<'_>, segments: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
@@ -14,7 +14,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, segments: u64, size: Bytes) -> Result
             for allocation in live {
                 bench.free(allocation)?;
             }
-            let Bench { device, allocator } = bench;
+            let TestBench { device, allocator } = bench;
             let (emptied, time) = timer.time(&mut **device, |device| allocator.empty_cache(device));
             emptied?;
             Ok(time)

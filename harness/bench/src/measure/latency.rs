@@ -3,7 +3,7 @@
 use harness_allocator::allocator::Request;
 use harness_allocator::units::Bytes;
 
-use super::visit::{Bench, Fault, Reading, Visit};
+use super::visit::{Fault, Reading, TestBench, Visit};
 use crate::clock::Timer;
 use crate::provider::MemoryLimit;
 use crate::suite::LatencyCase;
@@ -28,8 +28,8 @@ fn hits(visit: &mut Visit<'_>, timer: Timer, request: Request) -> Result<(u64, V
     })
 }
 
-fn pairs(bench: &mut Bench, timer: Timer, request: Request, batch: u64) -> Result<u64, Fault> {
-    let Bench { device, allocator } = bench;
+fn pairs(bench: &mut TestBench, timer: Timer, request: Request, batch: u64) -> Result<u64, Fault> {
+    let TestBench { device, allocator } = bench;
     let (done, time) = timer.time(&mut **device, |device| -> Result<(), Fault> {
         for _ in 0..batch {
             let allocation = allocator.allocate(device, request)?;
@@ -57,8 +57,8 @@ fn after_empty_cache(visit: &mut Visit<'_>, timer: Timer, request: Request) -> R
 }
 
 /// Times one allocation; its free is not timed.
-fn one(bench: &mut Bench, timer: Timer, request: Request) -> Result<u64, Fault> {
-    let Bench { device, allocator } = bench;
+fn one(bench: &mut TestBench, timer: Timer, request: Request) -> Result<u64, Fault> {
+    let TestBench { device, allocator } = bench;
     let (allocation, time) = timer.time(&mut **device, |device| allocator.allocate(device, request));
     bench.free(allocation?)?;
     Ok(time)

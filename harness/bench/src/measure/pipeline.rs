@@ -5,7 +5,7 @@ use harness_allocator::allocator::Request;
 use harness_allocator::device::{EventId, StreamId, Tag};
 use harness_allocator::units::Bytes;
 
-use super::visit::{Bench, Fault, Reading, Visit, device_time};
+use super::visit::{Fault, Reading, TestBench, Visit, device_time};
 use crate::provider::MemoryLimit;
 
 /// Turns of the loop in one sample: enough that what stands before the first and behind the last does not matter.
@@ -25,7 +25,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, 
 }
 
 /// The device's time for one turn.
-fn turns(bench: &mut Bench, (start, end): (EventId, EventId), request: Request) -> Result<u64, Fault> {
+fn turns(bench: &mut TestBench, (start, end): (EventId, EventId), request: Request) -> Result<u64, Fault> {
     bench.device.synchronize()?;
     bench.device.record_event(start, StreamId::DEFAULT)?;
     for turn in 0..TURNS {

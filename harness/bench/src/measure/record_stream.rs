@@ -4,7 +4,7 @@ use harness_allocator::allocator::Request;
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
 
-use super::visit::{Bench, Fault, Reading, Visit};
+use super::visit::{Fault, Reading, TestBench, Visit};
 use crate::clock::Timer;
 use crate::provider::MemoryLimit;
 
@@ -23,15 +23,21 @@ pub(super) fn visit(visit: &mut Visit<'_>, streams: u64, size: Bytes) -> Result<
     })
 }
 
-fn cycles(visit: &mut Visit<'_>, bench: &mut Bench, timer: Timer, request: Request, others: &[StreamId]) -> Result<Vec<Reading>, Fault> {
+fn cycles(
+    visit: &mut Visit<'_>,
+    bench: &mut TestBench,
+    timer: Timer,
+    request: Request,
+    others: &[StreamId],
+) -> Result<Vec<Reading>, Fault> {
     cycle(bench, timer, request, others, 4)?;
     let batch = visit.batch(timer, |batch| cycle(bench, timer, request, others, batch))?;
     let samples = visit.sample(timer, |_| Ok(cycle(bench, timer, request, others, batch)? / batch))?;
     Ok(vec![Reading::time(timer, batch, samples)])
 }
 
-fn cycle(bench: &mut Bench, timer: Timer, request: Request, others: &[StreamId], batch: u64) -> Result<u64, Fault> {
-    let Bench { device, allocator } = bench;
+fn cycle(bench: &mut TestBench, timer: Timer, request: Request, others: &[StreamId], batch: u64) -> Result<u64, Fault> {
+    let TestBench { device, allocator } = bench;
     let (done, time) = timer.time(&mut **device, |device| -> Result<(), Fault> {
         for _ in 0..batch {
             let allocation = allocator.allocate(device, request)?;

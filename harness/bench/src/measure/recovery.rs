@@ -3,7 +3,7 @@
 use harness_allocator::allocator::{Allocation, AllocatorError, Request};
 use harness_allocator::units::Bytes;
 
-use super::visit::{Bench, Fault, Reading, Visit};
+use super::visit::{Fault, Reading, TestBench, Visit};
 use crate::provider::MemoryLimit;
 
 pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, Fault> {
@@ -13,7 +13,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, 
     let samples = visit.sample(timer, |visit| {
         visit.bench(MemoryLimit::Enforced, |bench, _| {
             let live = fill(bench, Request::new(size), most)?;
-            let Bench { device, allocator } = bench;
+            let TestBench { device, allocator } = bench;
             let (recovered, time) = timer.time(&mut **device, |device| -> Result<Vec<Allocation>, Fault> {
                 match allocator.allocate(device, Request::new(size)) {
                     Err(error) if error.is_out_of_memory() => {}
@@ -37,7 +37,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, 
 }
 
 /// Takes all memory there is, so that the next request fails.
-fn fill(bench: &mut Bench, request: Request, most: u64) -> Result<Vec<Allocation>, Fault> {
+fn fill(bench: &mut TestBench, request: Request, most: u64) -> Result<Vec<Allocation>, Fault> {
     let mut live = Vec::new();
     loop {
         match bench.allocate(request) {

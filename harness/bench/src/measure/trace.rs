@@ -7,7 +7,7 @@ use harness_allocator::device::DeviceError;
 use harness_trace::execute::{ByHandle, Executor, Kind, Observer, Outcome, PrepareError, Target, Unobserved};
 use harness_trace::trace::TraceEvent;
 
-use super::visit::{Bench, Fault, Reading, Visit};
+use super::visit::{Fault, Reading, TestBench, Visit};
 use crate::clock::{Stopwatch, Timer};
 use crate::provider::MemoryLimit;
 
@@ -48,7 +48,7 @@ impl<T: Target> Observer<T> for Peak {
 }
 
 /// The first pass fills the cache and tells what memory the trace takes; it is not timed.
-fn passes(visit: &mut Visit<'_>, bench: &mut Bench, executor: &mut Executor<Allocation>) -> Result<Vec<Reading>, Fault> {
+fn passes(visit: &mut Visit<'_>, bench: &mut TestBench, executor: &mut Executor<Allocation>) -> Result<Vec<Reading>, Fault> {
     let mut peak = Peak::default();
     let mut target = ByHandle { device: &mut *bench.device, allocator: &mut *bench.allocator };
     let counts = executor.pass(&mut target, &mut peak).map_err(DeviceError::from)?;

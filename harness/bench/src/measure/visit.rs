@@ -93,12 +93,12 @@ pub(super) const fn device_time(clock: Clock) -> Quantity {
 }
 
 /// A device and a fresh allocator on it.
-pub(super) struct Bench {
+pub(super) struct TestBench {
     pub(super) device: Box<dyn TestDevice>,
     pub(super) allocator: Box<dyn Allocator>,
 }
 
-impl Bench {
+impl TestBench {
     pub(super) fn allocate(&mut self, request: Request) -> Result<Allocation, AllocatorError> {
         self.allocator.allocate(&mut *self.device, request)
     }
@@ -136,10 +136,10 @@ impl Visit<'_> {
     pub(super) fn bench<T>(
         &mut self,
         limit: MemoryLimit,
-        body: impl FnOnce(&mut Bench, &mut Self) -> Result<T, Fault>,
+        body: impl FnOnce(&mut TestBench, &mut Self) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
         let device = self.provider.device(self.memory, limit)?;
-        let mut bench = Bench { device, allocator: self.provider.allocator(self.arm) };
+        let mut bench = TestBench { device, allocator: self.provider.allocator(self.arm) };
         let done = body(&mut bench, self);
         let closed = bench.close();
         // Why it failed first explains what was left behind, not the other way round.

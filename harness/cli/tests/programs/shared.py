@@ -8,6 +8,7 @@ import sys
 MIB = 1 << 20
 cuda = ctypes.CDLL("libcudart.so.13")
 nvml = ctypes.CDLL("libnvidia-ml.so.1")
+assert nvml.nvmlInit_v2() == 0
 
 
 def malloc(mib):

@@ -90,8 +90,8 @@ impl<'de, U: UnitText> Deserialize<'de> for Unit<U> {
 /// How far a model is from what was measured, relative to that: over all sizes that were measured, or over all samples where there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct FitError {
-    /// In the median.
     pub median: Share,
     /// At worst.
     pub worst: Share,

@@ -9,10 +9,9 @@ use super::{
 
 /// A mistake in an expression and the piece to blame, in characters from its start.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct ExpressionError {
-    /// What is wrong.
     pub message: String,
-    /// What to do.
     pub help: String,
     /// Where the piece begins, in characters from the start of the expression.
     pub start: usize,

@@ -11,8 +11,8 @@ pub type Number = Ratio<i128>;
 
 /// What a metric or a literal counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Unit {
-    /// Bytes.
     Bytes,
     /// Pieces, or a plain number.
     Count,

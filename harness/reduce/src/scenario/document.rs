@@ -38,7 +38,6 @@ pub(super) enum Node {
 pub(super) struct StepNode {
     /// Lines above it.
     pub(super) above: Vec<String>,
-    /// Behind it.
     pub(super) behind: Option<String>,
     /// Its own key, and what stands beside it.
     pub(super) keys: Map,

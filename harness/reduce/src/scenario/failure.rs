@@ -6,6 +6,7 @@ use harness_record::{Accounts, CauseKind, Invariant, Outcome, Rule, RunRecord, V
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Failure {
     /// A request that should be served was refused.
     Oom {
@@ -25,7 +26,6 @@ pub enum Failure {
     },
     /// A step did something else than it should: what it should, and why a request was refused, where one was. Without figures.
     Step {
-        /// What was expected.
         expected: String,
         /// Of the request.
         cause: Option<CauseKind>,

@@ -51,8 +51,8 @@ pub struct Given<'a> {
 
 /// Which failures count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Goal {
-    /// All.
     #[default]
     Any,
     /// A request that is refused.
@@ -84,6 +84,7 @@ pub struct Reduced {
 
 /// A scenario that cannot be reduced.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum ReduceError {
     /// Correct the file.
     #[error(transparent)]
@@ -91,7 +92,6 @@ pub enum ReduceError {
     /// Nothing fails that is looked for. Give a scenario that fails.
     #[error("{}: {} on the simulated device, so there is nothing to reduce", .path.display(), passes_with(.arms, *.goal))]
     Passes {
-        /// The file.
         path: PathBuf,
         /// The arms that were run.
         arms: Vec<String>,
@@ -101,36 +101,23 @@ pub enum ReduceError {
     /// Name an arm that it has.
     #[error("{}: the scenario has no allocator `{arm}`", .path.display())]
     NoSuchArm {
-        /// The file.
         path: PathBuf,
         /// What was asked for.
         arm: String,
-        /// What there is.
         arms: Vec<String>,
     },
     /// Reduce it where it runs, by hand.
     #[error("{}: it does not run on the simulated device: {reason}", .path.display())]
-    NotRun {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
+    NotRun { path: PathBuf, reason: String },
     /// Raise the time limit of the step: how long something takes on this machine is no failure of the scenario that can be looked for again.
     #[error("{}: a step exceeds its time limit, which depends on this machine", .path.display())]
-    TimeLimit {
-        /// The file.
-        path: PathBuf,
-    },
+    TimeLimit { path: PathBuf },
     /// No device can be had.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// Report it: what was reduced does not end as it says.
     #[error("{}: the reduced scenario does not end as it says", .path.display())]
-    NotConfirmed {
-        /// The file.
-        path: PathBuf,
-    },
+    NotConfirmed { path: PathBuf },
 }
 
 fn passes_with(arms: &[String], goal: Goal) -> String {

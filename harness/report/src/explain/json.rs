@@ -8,10 +8,10 @@ use crate::why;
 
 /// One snapshot, or one device of it: the explanation, with the causes of the refused request in words.
 #[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Document<'a> {
     /// The file.
     pub snapshot: &'a str,
-    /// What was found.
     #[serde(flatten)]
     pub explanation: &'a Explanation,
     /// Why free memory did not help, or why there was too little.

@@ -13,7 +13,6 @@ pub(super) enum Next<'s> {
     Enter(&'s Step),
     /// It has ended.
     Leave {
-        /// The step.
         step: &'s Step,
         /// How many iterations of it are complete.
         iterations: u64,

@@ -31,10 +31,9 @@ use harness_trace::snapshot::{Recorder, Settings, Snapshot, Value};
 
 /// What is to be run, apart from the device.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct RunRequest<'a> {
-    /// The scenario.
     pub scenario: &'a Scenario,
-    /// The allocator.
     pub allocator: &'a AllocatorSpec,
     /// Every random choice comes from this.
     pub seed: u64,

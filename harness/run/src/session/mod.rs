@@ -101,8 +101,8 @@ pub fn has_pytorchs(scenario: &Scenario) -> bool {
 
 /// One run of a plan, before it starts.
 #[derive(Clone, Copy, Debug)]
-pub struct Arm<'a> {
-    /// The scenario.
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct ArmRun<'a> {
     pub scenario: &'a Scenario,
     /// The allocator and its settings.
     pub allocator: &'a AllocatorSpec,
@@ -110,7 +110,7 @@ pub struct Arm<'a> {
     pub repetition: u32,
 }
 
-impl Arm<'_> {
+impl ArmRun<'_> {
     /// Whether the user added it: then what the scenario expects of its own arms is noted and not judged.
     #[must_use]
     pub fn only_observed(&self) -> bool {
@@ -120,10 +120,10 @@ impl Arm<'_> {
 
 impl Plan {
     /// All runs in order: repetitions outermost, so that what drifts on the machine hits all arms alike.
-    pub fn arms(&self) -> impl Iterator<Item = Arm<'_>> {
+    pub fn arms(&self) -> impl Iterator<Item = ArmRun<'_>> {
         let arms = move |repetition| {
             self.scenarios.iter().flat_map(move |scenario| {
-                self.selection.of(scenario).into_iter().map(move |allocator| Arm { scenario, allocator, repetition })
+                self.selection.of(scenario).into_iter().map(move |allocator| ArmRun { scenario, allocator, repetition })
             })
         };
         (0..self.repetitions).flat_map(arms)
@@ -132,7 +132,7 @@ impl Plan {
     /// All runs in order, by name.
     #[must_use]
     pub fn planned(&self) -> Vec<PlannedRun> {
-        let planned = |arm: Arm<'_>| PlannedRun {
+        let planned = |arm: ArmRun<'_>| PlannedRun {
             scenario: arm.scenario.name.clone(),
             allocator: arm.allocator.to_string(),
             repetition: arm.repetition,
@@ -204,12 +204,12 @@ impl Plan {
     ///
     /// # Errors
     /// [`DeviceError`] where the device cannot be opened.
-    pub fn run_arm(&self, arm: &Arm<'_>, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<RunRecord, DeviceError> {
+    pub fn run_arm(&self, arm: &ArmRun<'_>, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<RunRecord, DeviceError> {
         let control = Arc::new(Control::new(Arc::clone(interrupt)));
         let mut comparisons = Comparisons::default();
         for needed in comparisons::needed_for(arm.scenario, &arm.allocator.to_string()) {
             if let Some(allocator) = arm.scenario.allocators.iter().find(|allocator| allocator.to_string() == needed) {
-                let (mut record, figures) = self.observe_arm(&Arm { allocator, ..*arm }, source, &control, None, &mut |_| {})?;
+                let (mut record, figures) = self.observe_arm(&ArmRun { allocator, ..*arm }, source, &control, None, &mut |_| {})?;
                 comparisons.add(arm.scenario, &mut record, figures);
             }
         }
@@ -222,7 +222,7 @@ impl Plan {
     /// Runs one arm twice, each time on a device of its own: once with all checks, and if that passes once more for its times.
     fn observe_arm(
         &self,
-        arm: &Arm<'_>,
+        arm: &ArmRun<'_>,
         source: &DeviceSource,
         control: &Arc<Control>,
         recordings: Option<&Sender<Snapshot>>,
@@ -265,12 +265,12 @@ impl Plan {
         Ok((record, figures))
     }
 
-    fn seed_of(&self, arm: &Arm<'_>) -> u64 {
+    fn seed_of(&self, arm: &ArmRun<'_>) -> u64 {
         self.seed.unwrap_or(arm.scenario.seed)
     }
 
     /// The record of an arm that never began.
-    fn not_run(&self, arm: &Arm<'_>, source: &DeviceSource, device: DeviceInfo, verdict: Verdict) -> RunRecord {
+    fn not_run(&self, arm: &ArmRun<'_>, source: &DeviceSource, device: DeviceInfo, verdict: Verdict) -> RunRecord {
         let mut scenario = arm.scenario.info();
         scenario.memory = self.memory.unwrap_or(scenario.memory);
         let seed = self.seed_of(arm);
@@ -296,7 +296,7 @@ impl Plan {
         }
     }
 
-    fn reproduce(&self, arm: &Arm<'_>, source: &DeviceSource, seed: u64) -> String {
+    fn reproduce(&self, arm: &ArmRun<'_>, source: &DeviceSource, seed: u64) -> String {
         let memory = self.memory.map(|memory| format!(" --memory {}B", memory.0)).unwrap_or_default();
         let (program, path) = (&self.program, quoted(&arm.scenario.path.to_string_lossy()));
         let allocator = quoted(&arm.allocator.to_string());
@@ -381,7 +381,7 @@ fn not_run_because(exec: &Exec, device: &dyn TestDevice, allocator: &AllocatorSp
 }
 
 /// A run that fails where the scenario says so is as expected, and one that passes is not. Expectations between arms have been judged before.
-fn judge_expected_failure(arm: &Arm<'_>, record: &mut RunRecord) {
+fn judge_expected_failure(arm: &ArmRun<'_>, record: &mut RunRecord) {
     let kind = kind_of(&record.device);
     let Some(reason) = arm.scenario.expected_to_fail.of(&record.allocator, kind).filter(|_| !arm.only_observed()) else { return };
     let reason = reason.to_owned();

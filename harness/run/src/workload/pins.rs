@@ -255,7 +255,7 @@ mod tests {
 
     use harness_allocator::allocator::AllocatorKind;
 
-    use crate::session::{Arm, Plan, Selection};
+    use crate::session::{ArmRun, Plan, Selection};
     use harness_devices::DeviceSource;
     use harness_record::Verdict;
     use harness_scenario::Scenario;
@@ -265,7 +265,7 @@ mod tests {
         let scenario = Scenario::parse(&text, Path::new("pins.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
         let (scenarios, selection, program) = (vec![scenario.clone()], Selection::default(), "harness".to_owned());
         let plan = Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit: true, fail_fast: false, program };
-        let arm = Arm { scenario: &scenario, allocator: &allocator.into(), repetition: 0 };
+        let arm = ArmRun { scenario: &scenario, allocator: &allocator.into(), repetition: 0 };
         let run = plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::default()).unwrap();
         assert_eq!(run.verdict, Verdict::Passed, "{} notes {:?}", allocator.name(), run.steps);
     }

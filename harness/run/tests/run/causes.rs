@@ -11,7 +11,7 @@ use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
 use harness_devices::DeviceSource;
 use harness_record::{Cause, Outcome, Pieces, PinnedSegment, Shortage, Verdict, causes};
-use harness_run::session::{Arm, Plan, Selection};
+use harness_run::session::{ArmRun, Plan, Selection};
 use harness_scenario::Scenario;
 
 /// The shortage of the last step, which must have failed for lack of memory.
@@ -25,7 +25,7 @@ fn shortage(memory: &str, steps: &str, allocator: AllocatorKind) -> Shortage {
     let scenario = Scenario::parse(&text, Path::new("why.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let (scenarios, selection, program) = (vec![scenario.clone()], Selection::default(), "harness".to_owned());
     let plan = Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit: true, fail_fast: false, program };
-    let arm = Arm { scenario: &scenario, allocator: &allocator.into(), repetition: 0 };
+    let arm = ArmRun { scenario: &scenario, allocator: &allocator.into(), repetition: 0 };
     let run = plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::new(AtomicBool::new(false))).unwrap();
     assert!(matches!(run.verdict, Verdict::Failed { .. }), "{:?}\n{text}", run.verdict);
     let last = run.steps.last().unwrap();

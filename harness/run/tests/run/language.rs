@@ -7,7 +7,7 @@ use std::sync::Arc;
 use harness_devices::DeviceSource;
 use harness_record::{Outcome, Records, Rule, RunRecord, Verdict};
 use harness_report::text::step_table;
-use harness_run::session::{Arm, Plan, Selection};
+use harness_run::session::{ArmRun, Plan, Selection};
 use harness_scenario::{Scenario, Settings};
 
 fn scenarios(text: &str) -> Vec<Scenario> {
@@ -278,7 +278,7 @@ fn one_arm_alone_runs_those_that_it_is_compared_with_first() {
     let plan = plan(&COMPARED.replace("LIMIT", "4"));
     let scenario = &plan.scenarios[0];
     let run = |index: usize| {
-        let arm = Arm { scenario, allocator: &scenario.allocators[index], repetition: 0 };
+        let arm = ArmRun { scenario, allocator: &scenario.allocators[index], repetition: 0 };
         plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::default()).unwrap()
     };
     assert_eq!(run(0).verdict, Verdict::Passed, "the first one is judged with the last");

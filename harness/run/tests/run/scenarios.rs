@@ -13,7 +13,7 @@ use harness_record::Invariant;
 use harness_record::{Outcome, Rule, RunRecord, SourceLine, StepRecord, Verdict, Violation};
 use harness_report::text::step_table;
 use harness_run::run::{RunRequest, run as run_on};
-use harness_run::session::{Arm, Plan, Selection};
+use harness_run::session::{ArmRun, Plan, Selection};
 use harness_scenario::Scenario;
 
 use crate::watched::{Watched, launch_failed};
@@ -28,7 +28,7 @@ fn run_with(scenario: &Scenario, allocator: AllocatorKind, interrupt: bool, seed
     let (selection, program) = (Selection::default(), "harness".to_owned());
     let plan =
         Plan { scenarios: vec![scenario.clone()], selection, seed, memory: None, repetitions: 1, audit: true, fail_fast: false, program };
-    let arm = Arm { scenario, allocator: &allocator.into(), repetition: 0 };
+    let arm = ArmRun { scenario, allocator: &allocator.into(), repetition: 0 };
     plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::new(AtomicBool::new(interrupt))).unwrap()
 }
 

@@ -15,8 +15,8 @@ use harness_language::text::NameText;
 
 /// Steps of another program, checked.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Program {
-    /// Which one.
     pub program: ProgramName,
     /// What it does; never empty.
     pub steps: Vec<Step>,
@@ -33,8 +33,8 @@ pub struct PrivatePool {
 
 /// A private pool that is given up, checked.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct ReleasePool {
-    /// Which one.
     pub pool: PoolName,
 }
 

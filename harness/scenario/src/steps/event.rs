@@ -23,10 +23,9 @@ pub struct Record {
 
 /// A stream that waits for an event, checked.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Wait {
-    /// For which one.
     pub event: EventName,
-    /// Which stream.
     pub stream: StreamName,
 }
 

@@ -29,10 +29,9 @@ pub enum Free {
 
 /// One thing to free.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum FreeTarget {
-    /// A buffer.
     Buffer {
-        /// Which one.
         buffer: BufferRef,
         /// Whether it may be gone, by a recovery policy or because its request failed: then there may be nothing to do.
         may_be_gone: bool,

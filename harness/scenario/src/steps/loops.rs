@@ -36,30 +36,28 @@ pub struct Loop {
 
 /// The iterations of a loop.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Rounds {
     /// So many, all alike.
     Times(u64),
     /// One for each value of a variable, in order.
     Over {
-        /// The variable.
         variable: VariableName,
         /// What its values count.
         unit: Unit,
-        /// Its values.
         values: Values,
     },
 }
 
 /// The values of a variable.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Values {
     /// Evenly spaced.
     Range {
-        /// The first.
         first: Number,
         /// From each to the next.
         by: Number,
-        /// How many.
         count: u64,
     },
     /// These.

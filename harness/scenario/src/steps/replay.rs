@@ -24,8 +24,8 @@ use harness_language::text::NameText;
 
 /// A replay of a trace, checked.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Replay {
-    /// Its name.
     pub id: StepName,
     /// The file, as the scenario names it.
     pub path: PathBuf,

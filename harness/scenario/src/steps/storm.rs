@@ -46,8 +46,8 @@ const REPORTS: [ReportKey; OF_REQUESTS.len() + AT_FAILURE.len()] = {
 
 /// A storm, checked.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Storm {
-    /// Its name.
     pub id: StepName,
     /// Requests and frees together.
     pub operations: u64,

@@ -26,8 +26,8 @@ pub const OPTIMIZER_COPIES: u64 = 2;
 
 /// Training, checked.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Train {
-    /// Its name.
     pub id: StepName,
     /// All parameters together. [`OPTIMIZER_COPIES`] of them fit in 64 bits.
     pub parameters: Bytes,
@@ -37,7 +37,6 @@ pub struct Train {
     pub activations_per_sample: Bytes,
     /// Samples of the first iteration.
     pub batch: u64,
-    /// How many.
     pub iterations: u64,
     /// What to do when an iteration fails.
     pub on_oom: Option<Policy>,

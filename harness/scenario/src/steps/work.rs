@@ -15,8 +15,8 @@ use harness_language::text::{DurationText, NameText, duration};
 
 /// A busy stream, checked.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Work {
-    /// Which one.
     pub stream: StreamName,
     /// For how long.
     pub duration: Nanos,

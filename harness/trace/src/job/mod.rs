@@ -29,6 +29,7 @@ use crate::trace::TraceEvent;
 
 /// What one program asked its allocator for on one device. Its stacks are those of the snapshot.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Job {
     /// The device's index in the snapshot.
     pub device: u32,
@@ -59,7 +60,6 @@ pub struct Job {
     pub memory: Option<Bytes>,
     /// Where `memory` is not known: the most that the device can have had, if its reserved addresses tell it.
     pub memory_at_most: Option<Bytes>,
-    /// How it ended.
     pub ended: Ended,
     /// What is not known or was assumed.
     pub notes: Vec<Note>,

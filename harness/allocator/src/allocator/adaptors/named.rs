@@ -29,7 +29,6 @@ struct Entry {
 pub struct LiveName {
     pub name: String,
     pub count: u64,
-    /// Their requested bytes.
     pub requested: Bytes,
 }
 

@@ -77,7 +77,6 @@ struct Merged {
     block: BlockId,
     /// Free neighbours that it was merged with.
     neighbours: u64,
-    /// Their bytes.
     bytes: u64,
 }
 

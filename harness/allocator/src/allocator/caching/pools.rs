@@ -27,7 +27,6 @@ pub(super) struct Pool {
     pub(super) lookups: u64,
     /// The lanes of streams below [`LISTED_STREAMS`], by stream number; as long as the highest number seen.
     by_number: Vec<Option<LaneId>>,
-    /// All lanes.
     lanes: BTreeMap<StreamId, LaneId>,
 }
 
@@ -56,7 +55,6 @@ pub(super) struct Pools {
     vacant: Vec<u32>,
     /// The free blocks, by lane.
     free: Vec<Lane>,
-    /// By lane.
     owners: Vec<LaneOwner>,
     /// Empty lanes that a released owner left behind.
     vacant_lanes: Vec<LaneId>,

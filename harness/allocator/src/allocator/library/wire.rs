@@ -13,17 +13,29 @@ pub enum Order {
     /// Load the library.
     Load,
     /// Call its function that hands out memory; the address is the value of [`Reply::Done`].
-    Allocate { size: u64, stream: u32 },
+    Allocate {
+        size: u64,
+        stream: u32,
+    },
     /// Call its function that takes memory back.
-    Free { address: u64, size: u64, stream: u32 },
+    Free {
+        address: u64,
+        size: u64,
+        stream: u32,
+    },
     /// Call its function for uses by other streams.
-    RecordStream { address: u64, stream: u32 },
+    RecordStream {
+        address: u64,
+        stream: u32,
+    },
     /// Call its function that gives cached memory back.
     EmptyCache,
-    /// End.
     End,
     /// The answer to a [`Reply::Call`].
-    Answer { code: Code, value: u64 },
+    Answer {
+        code: Code,
+        value: u64,
+    },
 }
 
 /// From the process of the library.

@@ -242,9 +242,19 @@ mod tests {
         (folder, path)
     }
 
+    /// Tries again while another thread's child still has the new file open for writing, as it has between fork and exec.
+    fn start(path: &Path) -> Result<Builds, String> {
+        loop {
+            match Builds::start(path, path, &[], None) {
+                Err(error) if error.contains("Text file busy") => std::thread::yield_now(),
+                started => return started,
+            }
+        }
+    }
+
     fn refused(script: &str) -> String {
         let (folder, path) = program(script);
-        let error = Builds::start(&path, &path, &[], None).unwrap_err();
+        let error = start(&path).unwrap_err();
         error.replace(folder.path().to_str().unwrap(), "…")
     }
 
@@ -270,7 +280,7 @@ mod tests {
         let (folder, path) = program(&format!(
             "echo '{{\"protocol\": 1, \"commit\": \"abc\"}}'; read q; [ -e $0.once ] || {{ touch $0.once; echo oops >&2; exit 1; }}; {answer}; read q"
         ));
-        let mut builds = Builds::start(&path, &path, &[], None).unwrap();
+        let mut builds = start(&path).unwrap();
         assert_eq!(builds.accepted_commit(), Some("abc"));
         assert_eq!(builds.visit(Side::This, &request()), Err(Fault::Failed("the build ended without an answer: oops".to_owned())));
         assert_eq!(builds.visit(Side::This, &request()), Ok((Vec::new(), Some(4))));

@@ -272,9 +272,16 @@ impl fmt::Display for Settings {
         write!(f, "gpu={};memory={};devices={devices};context_overhead={};events={events}", gpu.name, memory.0, context_overhead.0)?;
         write!(f, ";addresses={addresses};cudnn_workspace={cudnn_workspace};values={values};cuda={cuda};cudnn={cudnn}")?;
         faults.iter().try_for_each(|fault| write!(f, ";fail={fault}"))?;
+        // What tests alone choose is told where it was chosen.
         let Self { kernels, others, sensors, refusals, wrong_write, .. } = self;
-        write!(f, ";kernels={kernels};others={};sensors={sensors}", others.0)?;
-        self.clone().switches().into_iter().try_for_each(|(name, on)| write!(f, ";{name}={}", u8::from(*on)))?;
+        let mut usual = Self::new(gpu, *memory);
+        let mut tell = |is_usual: bool, setting: fmt::Arguments<'_>| if is_usual { Ok(()) } else { write!(f, ";{setting}") };
+        tell(*kernels == usual.kernels, format_args!("kernels={kernels}"))?;
+        tell(*others == usual.others, format_args!("others={}", others.0))?;
+        tell(*sensors == usual.sensors, format_args!("sensors={sensors}"))?;
+        for ((name, on), (_, usual)) in self.clone().switches().into_iter().zip(usual.switches()) {
+            tell(*on == *usual, format_args!("{name}={}", u8::from(*on)))?;
+        }
         refusals.iter().try_for_each(|refusal| write!(f, ";refuse={refusal}"))?;
         wrong_write.iter().try_for_each(|wrong| write!(f, ";wrong_write={wrong}"))
     }

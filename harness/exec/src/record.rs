@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 
 use harness_gpu_settings::attempts::{self, Attempt};
 use harness_gpu_settings::counters::{DeviceTally, Tally};
+use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::Settings;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::limited::counters_folder;
 use crate::process::End;
 
 /// A run, as `--record` writes it.
@@ -20,9 +22,9 @@ pub struct Record {
     pub exit_code: u8,
     /// The signal that ended it.
     pub signal: Option<u8>,
-    /// The simulated GPU by its profile's name.
-    pub gpu: &'static str,
-    /// Everything that was set for the machine, in one line.
+    /// The simulated GPU by its profile's name; a real one as in `cuda:0`.
+    pub gpu: String,
+    /// Everything that was set for the machine, or the limits, in one line.
     pub settings: String,
     /// The processes that used the GPU or imported torch, by number.
     pub processes: Vec<Process>,
@@ -37,7 +39,7 @@ pub struct Process {
     pub torch: Option<TorchRecord>,
     /// The devices, where it used the GPU.
     pub devices: Vec<DeviceRecord>,
-    /// Kernels, graphs, copies, host functions and records submitted.
+    /// Kernels, graphs, copies, host functions and records submitted; on a real GPU they are not counted.
     pub submitted: u64,
     /// Functions that were called and have no model.
     pub not_modelled: Vec<String>,
@@ -91,14 +93,26 @@ pub struct SnapshotFile {
 }
 
 impl Record {
-    /// Reads the folder of a run.
+    /// Reads the folder of a run on simulated GPUs.
     ///
     /// # Errors
     /// That it cannot be read.
     pub fn read(run: &Path, end: End, settings: &Settings) -> io::Result<Self> {
+        Self::of_folders(run, run, end, (settings.gpu.name.to_owned(), settings.to_string()))
+    }
+
+    /// Reads the folder of a run on a real GPU.
+    ///
+    /// # Errors
+    /// That it cannot be read.
+    pub fn read_limited(run: &Path, end: End, ordinal: u32, limits: &Limits) -> io::Result<Self> {
+        Self::of_folders(run, &counters_folder(run), end, (format!("cuda:{ordinal}"), limits.to_string()))
+    }
+
+    fn of_folders(run: &Path, counters: &Path, end: End, (gpu, settings): (String, String)) -> io::Result<Self> {
         let mut processes: BTreeMap<u32, Process> = BTreeMap::new();
         let process = |pid: u32| Process { pid, torch: None, devices: Vec::new(), submitted: 0, not_modelled: Vec::new() };
-        for Tally { pid, devices, submitted, not_modelled } in Tally::read_folder(run)? {
+        for Tally { pid, devices, submitted, not_modelled } in Tally::read_folder(counters)? {
             let devices = devices.iter().enumerate().map(|(index, tally)| DeviceRecord::new(index, tally)).collect();
             processes.insert(pid, Process { devices, submitted, not_modelled, ..process(pid) });
         }
@@ -112,7 +126,7 @@ impl Record {
             End::Signal(signal) => Some(signal),
         };
         let processes = processes.into_values().collect();
-        Ok(Self { exit_code: end.exit_code(), signal, gpu: settings.gpu.name, settings: settings.to_string(), processes })
+        Ok(Self { exit_code: end.exit_code(), signal, gpu, settings, processes })
     }
 
     /// The attempts to get memory of each process, in the folder of a run.
@@ -121,6 +135,14 @@ impl Record {
     /// That it cannot be read.
     pub fn attempts(run: &Path) -> io::Result<Vec<Vec<Attempt>>> {
         numbered(run, "", attempts::ENDING)?.iter().map(|(_, path)| Attempt::read(path)).collect()
+    }
+
+    /// The same of a run on a real GPU.
+    ///
+    /// # Errors
+    /// That it cannot be read.
+    pub fn attempts_limited(run: &Path) -> io::Result<Vec<Vec<Attempt>>> {
+        Self::attempts(&counters_folder(run))
     }
 
     /// The snapshots in the folder of a run: first those of processes that ended out of memory, else by number.

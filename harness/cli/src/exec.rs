@@ -1,5 +1,6 @@
-//! `harness exec`: an unmodified PyTorch program on a simulated GPU; many runs of it in `trials`.
+//! `harness exec`: an unmodified PyTorch program on a simulated GPU, many runs of it in `trials`; or on a real GPU, limited, in `limited`.
 
+mod limited;
 mod trials;
 
 use std::ffi::OsString;
@@ -14,14 +15,15 @@ use harness_allocator::units::Bytes;
 use harness_base::{files, shell};
 use harness_devices::shipped::Shipped;
 use harness_exec::cache::CacheError;
-use harness_exec::launch::{Ended, Launch, LaunchError};
+use harness_exec::launch::{self, Ended, Launch, LaunchError};
 use harness_exec::record::Record;
 use harness_exec::setup::{Setup, SetupError};
 use harness_exec::summary;
 use harness_exec::timeline::Timeline;
-use harness_exec::torch::TorchError;
+use harness_exec::torch::{Torch, TorchError};
 use harness_exec::trials::faults;
 use harness_explain::causes::{self, Options};
+use harness_gpu_settings::attempts::Attempt;
 use harness_gpu_settings::gpus::{GPUS, Gpu};
 use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, Values};
 use harness_report::explain::text;
@@ -43,6 +45,7 @@ const EXAMPLES: &str = "Examples:
   harness exec --every-fault --expect recovers -- python train.py
   harness exec --least-memory -- python train.py
   harness exec --memory 24GiB --alloc-conf '' --alloc-conf expandable_segments:True -- python train.py
+  harness exec --device cuda:0 --memory 24GiB --fail cudaMalloc:40:2 -- python train.py
   harness exec --gpu h100-80 --devices 4 --record run.json -- torchrun --nproc-per-node 4 train.py
 
 PyTorch's own allocator and host code run for real, so what is reserved, refused and retried is what it does on such a GPU. Kernels do nothing:
@@ -55,13 +58,19 @@ Of many runs the first has our standard output and error, and none has our stand
 was not met, where the first run does not end with 0, or where no setting ends well, and 130 after Ctrl-C, which shows what was done so far.
 Libraries made for a torch are kept in ~/.cache/harness, or in the folder that HARNESS_CACHE names.";
 
-/// Run a PyTorch program, as it is, on a simulated GPU with as much memory as you like.
+/// Run a PyTorch program, as it is, on a simulated GPU with as much memory as you like, or on a real one with less.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Exec {
-    /// Memory of each simulated GPU, as in `24GiB`; all that the GPU of `--gpu` has without it.
+    /// Memory of each simulated GPU, as in `24GiB`, or of a real one for each process; all that the GPU has without it.
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
+    /// Run on this real GPU instead of a simulated one, as in `cuda:0`: `--memory` limits how much of its memory the program gets, `--fail` lets attempts fail,
+    /// and all else is real. NVIDIA's driver and the program's own CUDA libraries are used.
+    #[arg(long, value_name = "cuda:N", value_parser = limited::ordinal, conflicts_with_all = [
+        "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "values", "every_fault", "least_memory", "report", "junit",
+    ])]
+    device: Option<u32>,
     /// The GPU that the program is told of.
     #[arg(long, value_name = "NAME", default_value = DEFAULT_GPU, value_parser = PossibleValuesParser::new(GPUS.map(|gpu| gpu.name)))]
     gpu: String,
@@ -119,6 +128,10 @@ impl Exec {
             let message = "`--record`, `--snapshot` and `--junit` are for one run, and many are asked for";
             return Err(CliError::input(message, "leave them out").into());
         }
+        if let Some(ordinal) = self.device {
+            let torch = Torch::find(&self.command, self.python.as_deref()).map_err(of_torch)?;
+            return self.run_limited(ordinal, &torch, terminal);
+        }
         let setup = Setup::of(&self.command, self.python.as_deref()).map_err(of_setup)?;
         let settings = self.settings(&setup)?;
         let launch = Launch {
@@ -134,19 +147,24 @@ impl Exec {
             return self.many.run(launch, &settings, &self.alloc_conf, terminal);
         }
         let ended = launch.run(self.many.report().is_some()).map_err(of_launch)?;
-        let record = self.tell(&ended, &settings, terminal)?;
+        let record = Record::read(ended.folder(), ended.end, &settings).map_err(|error| lost(&error))?;
+        self.tell(&ended, &record, &summary::render(&record, &settings), settings.memory, terminal)?;
         let timelines = Timeline::read_folder(ended.folder()).map_err(|error| lost(&error))?;
         let attempts: Vec<_> = timelines.iter().map(|timeline| timeline.attempts.clone()).collect();
-        let missed = faults::not_reached(&settings.faults, &attempts);
-        self.report(&settings, &record, &timelines, missed)?;
-        Ok(match missed {
+        self.report(&settings, &record, &timelines, faults::not_reached(&settings.faults, &attempts))?;
+        Ok(self.exit_code(&ended, &attempts))
+    }
+
+    /// The program's own, unless a failure that was asked for did not happen.
+    fn exit_code(&self, ended: &Ended, attempts: &[Vec<Attempt>]) -> ExitCode {
+        match faults::not_reached(&self.fail, attempts) {
             Some(fault) => {
                 terminal::tell(format_args!("`--fail {fault}` was not reached: nothing failed because of it"));
                 // What was to be tested was not; another exit code says more.
                 ended.end.exit_code().max(Exit::Failed as u8).into()
             }
             None => ended.end.exit_code().into(),
-        })
+        }
     }
 
     fn settings(&self, setup: &Setup) -> Result<Settings, CliError> {
@@ -170,17 +188,16 @@ impl Exec {
     }
 
     /// Everything that is said of a run, to standard error: standard output is the program's.
-    fn tell(&self, ended: &Ended, settings: &Settings, terminal: &Terminal) -> Result<Record, Failures> {
-        let record = Record::read(ended.folder(), ended.end, settings).map_err(|error| lost(&error))?;
-        terminal::tell(format_args!("\n{}", summary::render(&record, settings).trim_end()));
+    fn tell(&self, ended: &Ended, record: &Record, summary: &str, memory: Bytes, terminal: &Terminal) -> Result<(), Failures> {
+        terminal::tell(format_args!("\n{}", summary.trim_end()));
         if let Some(path) = &self.record {
-            let text = serde_json::to_string_pretty(&record).map_err(|error| lost(&error.into()))?;
+            let text = serde_json::to_string_pretty(record).map_err(|error| lost(&error.into()))?;
             files::write(path, &(text + "\n")).map_err(|error| unwritten(path, error))?;
         }
         if let Some(path) = &self.snapshot {
-            self.keep_snapshots(path, ended, &record, settings, terminal)?;
+            self.keep_snapshots(path, ended, record, memory, terminal)?;
         }
-        Ok(record)
+        Ok(())
     }
 
     /// The report and the test case, where they are wanted.
@@ -217,14 +234,7 @@ impl Exec {
         again + &conf.chain(faults).collect::<String>() + " -- " + command
     }
 
-    fn keep_snapshots(
-        &self,
-        path: &Path,
-        ended: &Ended,
-        record: &Record,
-        settings: &Settings,
-        terminal: &Terminal,
-    ) -> Result<(), CliError> {
+    fn keep_snapshots(&self, path: &Path, ended: &Ended, record: &Record, memory: Bytes, terminal: &Terminal) -> Result<(), CliError> {
         let snapshots = record.snapshots(ended.folder()).map_err(|error| lost(&error))?;
         for (index, snapshot) in snapshots.iter().enumerate() {
             let rank = snapshot.rank.as_ref().map_or_else(|| format!("process{}", snapshot.pid), |rank| format!("rank{rank}"));
@@ -233,7 +243,7 @@ impl Exec {
             terminal::tell(format_args!("snapshot of process {}: {}", snapshot.pid, beside.display()));
         }
         match snapshots.first() {
-            Some(first) if first.ended_out_of_memory => explain(path, settings, terminal),
+            Some(first) if first.ended_out_of_memory => explain(path, memory, terminal),
             Some(_) => Ok(()),
             None => {
                 terminal::tell("no snapshot: no process with torch used the GPU to its end");
@@ -244,9 +254,9 @@ impl Exec {
 }
 
 /// Why memory ran out, in the words of `harness explain`.
-fn explain(path: &Path, settings: &Settings, terminal: &Terminal) -> Result<(), CliError> {
+fn explain(path: &Path, memory: Bytes, terminal: &Terminal) -> Result<(), CliError> {
     let snapshot = snapshots::read(path)?;
-    let options = Options { memory: Some(settings.memory), ..Options::default() };
+    let options = Options { memory: Some(memory), ..Options::default() };
     for device in causes::devices(&snapshot) {
         let name = path.display().to_string();
         match causes::explain(&snapshot, device, options) {
@@ -318,7 +328,13 @@ fn of_cache(error: CacheError) -> CliError {
 pub(crate) fn of_launch(error: LaunchError) -> CliError {
     match error {
         LaunchError::Start { .. } => CliError::input(error.to_string(), "give a program that can be started"),
-        LaunchError::NoCore => CliError::Internal { message: error.to_string(), help: "build or install the whole program" },
+        LaunchError::OldLibc(_) => CliError::input(error.to_string(), "use a newer system, or leave `--device` out for a simulated GPU"),
+        LaunchError::Colon(_) => {
+            CliError::input(error.to_string(), format!("let {} name a copy of it in another folder", launch::LIMITER_VARIABLE))
+        }
+        LaunchError::NoCore | LaunchError::NoLimiter => {
+            CliError::Internal { message: error.to_string(), help: "build or install the whole program" }
+        }
         LaunchError::Folder(_) => CliError::Internal { message: error.to_string(), help: "make room, or let TMPDIR name another folder" },
     }
 }

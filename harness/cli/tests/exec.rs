@@ -242,6 +242,108 @@ fn failures_that_are_asked_for_are_counted_apart() {
     assert_eq!(["mallocs", "failed", "injected"].map(|name| device[name].as_u64().unwrap()), [4, 2, 2]);
 }
 
+/// Asks the runtime, the driver and NVML for memory, and what there is.
+const LIMITED: &str = r#"
+import ctypes, torch
+from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p, CFUNCTYPE, POINTER
+runtime, driver, nvml = (ctypes.CDLL(name) for name in ("libcudart.so.13", "libcuda.so.1", "libnvidia-ml.so.1"))
+MIB = 1 << 20
+
+def told(function):
+    free, total = c_size_t(), c_size_t()
+    assert function(byref(free), byref(total)) == 0
+    return free.value // MIB, total.value // MIB
+
+def get(function, mib, *more):
+    address = c_void_p()
+    return function(byref(address), c_size_t(mib * MIB), *more), address
+
+print("at first", told(runtime.cudaMemGetInfo))
+code, first = get(runtime.cudaMalloc, 3)
+print("two pages", code, told(runtime.cudaMemGetInfo), told(driver.cuMemGetInfo_v2))
+print("too much", get(runtime.cudaMalloc, 1021)[0], [runtime.cudaGetLastError() for _ in range(2)])
+print("too much of the driver", get(driver.cuMemAlloc_v2, 1021)[0], get(driver.cuMemAlloc_v2, 1020)[0])
+code, last = get(runtime.cudaMalloc, 1)
+print("nothing is left", code)
+print("given back", runtime.cudaFree(first), told(runtime.cudaMemGetInfo))
+
+found = c_void_p()
+assert driver.cuGetProcAddress_v2(b"cuMemAlloc", byref(found), 13000, c_uint64(0), None) == 0
+by_address = CFUNCTYPE(c_int, POINTER(c_void_p), c_size_t)(found.value)
+print("by address", get(by_address, 5)[0], get(by_address, 4)[0])
+
+handle, memory = c_void_p(), (c_uint64 * 3)()
+assert nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByIndex_v2(0, byref(handle)) == 0
+assert nvml.nvmlDeviceGetMemoryInfo(handle, memory) == 0
+print("NVML", [bytes // MIB for bytes in memory])
+properties, total = ctypes.create_string_buffer(4096), c_size_t()
+assert runtime.cudaGetDeviceProperties_v2(properties, 0) == 0 and driver.cuDeviceTotalMem_v2(byref(total), 0) == 0
+print("properties", int.from_bytes(properties.raw[288:296], "little") // MIB, total.value // MIB)
+"#;
+
+/// What it prints with a limit of 1 GiB.
+const LIMITED_PRINTS: &str = "at first (1024, 1024)
+two pages 0 (1020, 1024) (1020, 1024)
+too much 2 [2, 0]
+too much of the driver 2 0
+nothing is left 2
+given back 0 (4, 1024)
+by address 2 0
+NVML [1024, 0, 1024]
+properties 1024 1024
+";
+
+/// `harness exec --device cuda:0 OPTIONS -- COMMAND` where the driver, NVML and the runtime are those of a simulated GPU of 8 GiB.
+fn limited(world: &World, options: &[&str], command: &[&str]) -> Ran {
+    let inner = [&[env!("CARGO_BIN_EXE_harness"), "exec"], options, &["--"], command].concat();
+    world.run(&["--memory", "8GiB"], &inner)
+}
+
+#[test]
+fn a_program_on_a_real_gpu_gets_no_more_than_its_limit_and_is_told_of_no_more() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", LIMITED);
+    let options = ["--device", "cuda:0", "--memory", "1GiB", "--record", "run.json"];
+    let ran = limited(&world, &options, &["python3", "train.py"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), LIMITED_PRINTS), "{}", ran.err);
+    let record = world.record();
+    let device = &record["processes"][0]["devices"][0];
+    let figures = ["memory", "peak_reserved", "mallocs", "frees", "failed", "injected"].map(|name| device[name].as_u64().unwrap());
+    assert_eq!((&record["gpu"], figures), (&"cuda:0".into(), [1 << 30, 1 << 30, 7, 1, 4, 0]), "{record}");
+    assert!(ran.err.contains("cuda:0 (NVIDIA H100 80GB HBM3): 1 GiB of its 8 GiB for each process\npeak reserved 1 GiB"), "{}", ran.err);
+}
+
+#[test]
+fn failures_that_are_asked_for_happen_on_a_real_gpu_too_without_a_limit() {
+    let Some(world) = World::new() else { return };
+    let program = "import ctypes, torch\nfor size in range(4):\n    try: torch.cuda.malloc(1 << 20); print('ok')\n    except torch.OutOfMemoryError: print('oom', torch.cuda._runtime.cudaGetLastError())\n";
+    world.write("train.py", program);
+    let options = ["--device", "cuda:0", "--record", "run.json", "--fail", "cudaMalloc:2:2"];
+    let ran = limited(&world, &options, &["python3", "train.py"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "ok\noom 2\noom 2\nok\n"), "{}", ran.err);
+    let device = &world.record()["processes"][0]["devices"][0];
+    assert_eq!(["memory", "mallocs", "failed", "injected"].map(|name| device[name].as_u64().unwrap()), [8 << 30, 4, 2, 2]);
+    let ran = limited(&world, &["--device", "cuda:0", "--fail", "cudaMalloc:5"], &["python3", "train.py"]);
+    assert!(ran.code == Some(1) && ran.err.contains("was not reached"), "{}", ran.err);
+}
+
+#[test]
+fn what_a_real_gpu_cannot_do_is_told_before_anything_runs() {
+    let Some(world) = World::new() else { return };
+    let refused = |options: &[&str]| {
+        let ran = limited(&world, options, &["python3", "-c", "print('ran')"]);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
+        ran.err.replace('│', " ").split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert!(refused(&["--device", "cuda:1"]).contains("the driver has one device, cuda:0"));
+    assert!(refused(&["--device", "sim"]).contains("give a real GPU, as in `cuda:0`; without `--device` the GPU is simulated"));
+    assert!(refused(&["--device", "cuda:0", "--memory", "9GiB"]).contains("has 8 GiB, which is less than the `--memory` of 9 GiB"));
+    for option in [&["--gpu", "a100-80"][..], &["--events", "instant"], &["--devices", "2"], &["--every-fault"], &["--least-memory"]] {
+        let said = refused(&[&["--device", "cuda:0"], option].concat());
+        assert!(said.contains("'--device <cuda:N>' cannot be used with"), "{said}");
+    }
+}
+
 #[test]
 fn the_users_own_sitecustomize_runs_and_modules_are_found_as_ever() {
     let Some(world) = World::new() else { return };

@@ -22,6 +22,10 @@ pub const CORE_VARIABLE: &str = "HARNESS_SIMULATED_GPU_LIBRARY";
 pub(crate) const PLACES: &str = "HARNESS_GPU_OOMS";
 /// Has the hook sample how much torch has allocated.
 const SAMPLES: &str = "HARNESS_GPU_SAMPLES";
+/// The file name of the library that limits programs on a real GPU.
+pub const LIMITER: &str = "libharness_limits.so";
+/// Names it where it is not beside the program.
+pub const LIMITER_VARIABLE: &str = "HARNESS_LIMITS_LIBRARY";
 /// Has the hook write memory snapshots.
 const SNAPSHOT: &str = "HARNESS_GPU_SNAPSHOT";
 const HOOK: &str = include_str!("hook.py");
@@ -96,6 +100,21 @@ pub enum LaunchError {
          `cargo build --release` makes it, in target/release/deps; {CORE_VARIABLE} names it where it lies elsewhere"
     )]
     NoCore,
+    /// Build or install the library, or name it.
+    #[error(
+        "the library that limits programs is missing: {LIMITER} lies neither beside this program, nor in `deps` there, nor in `../lib/harness`. \
+         `cargo build --release` makes it, in target/release/deps; {LIMITER_VARIABLE} names it where it lies elsewhere"
+    )]
+    NoLimiter,
+    /// Move the library, or name a copy of it.
+    #[error("the library that limits programs cannot be used from `{}`: the dynamic linker takes no path with a colon", .0.display())]
+    Colon(PathBuf),
+    /// Use a newer system.
+    #[error(
+        "the program's GNU C library is version {}.{}: programs on a real GPU can be limited from {}.{} on",
+        .0.0, .0.1, AUDITING_LIBC.0, AUDITING_LIBC.1
+    )]
+    OldLibc((u32, u32)),
     /// Make room in the folder for temporary files, or name another one by TMPDIR.
     #[error("the folder of the run cannot be made: {0}")]
     Folder(io::Error),
@@ -115,6 +134,15 @@ pub enum LaunchError {
 /// That it is not there.
 pub fn core_library() -> Result<PathBuf, LaunchError> {
     beside_program(CORE, CORE_VARIABLE).ok_or(LaunchError::NoCore)
+}
+
+/// The library that limits programs on a real GPU: named by the variable, or beside this program.
+///
+/// # Errors
+/// That it is not there, or cannot be used from there.
+pub fn limiter() -> Result<PathBuf, LaunchError> {
+    let library = beside_program(LIMITER, LIMITER_VARIABLE).ok_or(LaunchError::NoLimiter)?;
+    if library.as_os_str().as_encoded_bytes().contains(&b':') { Err(LaunchError::Colon(library)) } else { Ok(library) }
 }
 
 /// A library of ours: named by its variable, or beside this program.
@@ -154,6 +182,27 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// Makes the folder of a run, fills it, and makes the command with these variables.
+    pub(crate) fn new(
+        command: &[OsString],
+        fill: impl FnOnce(&Path) -> io::Result<()>,
+        environment: impl FnOnce(&Path) -> Vec<(&'static str, OsString)>,
+    ) -> Result<Self, LaunchError> {
+        let folder = tempfile::Builder::new().prefix("harness-gpu-").tempdir().map_err(LaunchError::Folder)?;
+        fill(folder.path()).map_err(LaunchError::Folder)?;
+        let nothing = || LaunchError::Start { program: String::new(), source: io::ErrorKind::NotFound.into() };
+        let (program, arguments) = command.split_first().ok_or_else(nothing)?;
+        let mut command = Command::new(program);
+        command.args(arguments).envs(environment(folder.path()));
+        Ok(Self { command, folder })
+    }
+
+    /// Runs the program to its end. Its standard streams are ours.
+    pub(crate) fn run(mut self) -> Result<Ended, LaunchError> {
+        let end = process::run(&mut self.command).map_err(|source| self.start_error(source))?;
+        Ok(self.ended(end))
+    }
+
     /// The folder of the run.
     #[must_use]
     pub fn folder(&self) -> &Path {
@@ -183,8 +232,7 @@ impl Launch<'_> {
         if is_reported {
             prepared.command.envs([(PLACES, "1"), (SAMPLES, "1")]);
         }
-        let end = process::run(&mut prepared.command).map_err(|source| prepared.start_error(source))?;
-        Ok(prepared.ended(end))
+        prepared.run()
     }
 
     /// Makes the folder of a run, and the command that runs the program in it.
@@ -192,12 +240,7 @@ impl Launch<'_> {
     /// # Errors
     /// That the folder cannot be made.
     pub fn prepare(&self) -> Result<Prepared, LaunchError> {
-        let folder = folder_of_run().map_err(LaunchError::Folder)?;
-        self.fill(folder.path()).map_err(LaunchError::Folder)?;
-        let [program, arguments @ ..] = self.command else { return Err(LaunchError::NoCore) };
-        let mut command = Command::new(program);
-        command.args(arguments).envs(self.environment(folder.path(), |name| std::env::var_os(name)));
-        Ok(Prepared { command, folder })
+        Prepared::new(self.command, |run| self.fill(run), |run| self.environment(run, |name| std::env::var_os(name)))
     }
 
     /// Writes what the program needs in the folder of the run.
@@ -208,9 +251,7 @@ impl Launch<'_> {
         if self.ledger.is_none() {
             Ledger::create(&own_ledger(run))?;
         }
-        let hook = hook_folder(run);
-        fs::create_dir(&hook)?;
-        fs::write(hook.join("sitecustomize.py"), HOOK)?;
+        let hook = write_hook(run)?;
         if self.settings.values == Values::Small {
             fs::write(hook.join("small_values.py"), SMALL_VALUES)?;
         }
@@ -231,23 +272,18 @@ impl Launch<'_> {
         let mut set: Vec<(&'static str, OsString)> = vec![
             (SETTINGS, self.settings.to_string().into()),
             (LIBRARIES, libraries.into()),
-            (RUN, run.into()),
             (LEDGER, self.ledger.map_or_else(|| own_ledger(run), Path::to_owned).into()),
             ("TRITON_LIBCUDA_PATH", libraries.into()),
-            ("PYTHONPATH", joined([hook_folder(run).into(), inherited("PYTHONPATH").unwrap_or_default()])),
         ];
-        // Behind what the user has loaded.
-        let loaded = |name: &'static str, added: OsString| (name, joined([inherited(name).unwrap_or_default(), added]));
         set.push(match self.way {
-            Way::Audit => loaded("LD_AUDIT", self.libraries.core().into()),
+            Way::Audit => loaded("LD_AUDIT", self.libraries.core().into(), &inherited),
             Way::Preload => {
                 let doubles = self.libraries.doubles.iter().map(|double| libraries.join(double).into_os_string());
-                loaded("LD_PRELOAD", joined(doubles))
+                loaded("LD_PRELOAD", joined(doubles), &inherited)
             }
         });
         set.extend(KERNEL_CACHES.map(|cache| (cache, kernel_cache(run, cache).into())));
-        set.extend(self.alloc_conf.into_iter().flat_map(|conf| ALLOCATOR_SETTINGS.map(|name| (name, conf.into()))));
-        set.extend(self.snapshot.then(|| (SNAPSHOT, "1".into())));
+        set.extend(of_torch(run, self.alloc_conf, self.snapshot, &inherited));
         set
     }
 }
@@ -258,6 +294,33 @@ impl Launch<'_> {
 /// That it cannot be made.
 pub fn folder_of_run() -> io::Result<TempDir> {
     tempfile::Builder::new().prefix("harness-gpu-").tempdir()
+}
+
+/// Writes the hook of Python into the folder of a run. Returns its own folder.
+pub(crate) fn write_hook(run: &Path) -> io::Result<PathBuf> {
+    let hook = hook_folder(run);
+    fs::create_dir(&hook)?;
+    fs::write(hook.join("sitecustomize.py"), HOOK)?;
+    Ok(hook)
+}
+
+/// A library that is loaded into the program, behind what the user has loaded.
+fn loaded(name: &'static str, added: OsString, inherited: &impl Fn(&str) -> Option<OsString>) -> (&'static str, OsString) {
+    (name, joined([inherited(name).unwrap_or_default(), added]))
+}
+
+/// The variables by which torch and the hook know what is wanted.
+pub(crate) fn of_torch(
+    run: &Path,
+    alloc_conf: Option<&str>,
+    snapshot: bool,
+    inherited: &impl Fn(&str) -> Option<OsString>,
+) -> Vec<(&'static str, OsString)> {
+    let hook = joined([hook_folder(run).into(), inherited("PYTHONPATH").unwrap_or_default()]);
+    let mut set: Vec<(&'static str, OsString)> = vec![(RUN, run.into()), ("PYTHONPATH", hook)];
+    set.extend(alloc_conf.into_iter().flat_map(|conf| ALLOCATOR_SETTINGS.map(|name| (name, conf.into()))));
+    set.extend(snapshot.then(|| (SNAPSHOT, "1".into())));
+    set
 }
 
 fn hook_folder(run: &Path) -> PathBuf {
@@ -274,7 +337,7 @@ fn kernel_cache(run: &Path, variable: &str) -> PathBuf {
 }
 
 /// Paths with colons between them; empty ones are left out, since they would name the current folder.
-fn joined(paths: impl IntoIterator<Item = OsString>) -> OsString {
+pub(crate) fn joined(paths: impl IntoIterator<Item = OsString>) -> OsString {
     let paths: Vec<OsString> = paths.into_iter().filter(|path| !path.is_empty()).collect();
     paths.join(OsStr::new(":"))
 }

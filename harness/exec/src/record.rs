@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 use harness_gpu_settings::attempts::{self, Attempt};
 use harness_gpu_settings::counters::{DeviceTally, Tally};
 use harness_gpu_settings::ledger::Ledger;
+use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::Settings;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::launch;
+use crate::limited::counters_folder;
 use crate::process::End;
 
 /// A run, as `--record` writes it.
@@ -22,9 +24,9 @@ pub struct Record {
     pub exit_code: u8,
     /// The signal that ended it.
     pub signal: Option<u8>,
-    /// The simulated GPU by its profile's name.
-    pub gpu: &'static str,
-    /// Everything that was set for the machine, in one line.
+    /// The simulated GPU by its profile's name; a real one as in `cuda:0`.
+    pub gpu: String,
+    /// Everything that was set for the machine, or the limits, in one line.
     pub settings: String,
     /// By device: the most bytes that all processes held at one time, contexts included. Empty where the devices were shared with other programs.
     pub peak_held: Vec<u64>,
@@ -41,7 +43,7 @@ pub struct Process {
     pub torch: Option<TorchRecord>,
     /// The devices, where it used the GPU.
     pub devices: Vec<DeviceRecord>,
-    /// Kernels, graphs, copies, host functions and records submitted.
+    /// Kernels, graphs, copies, host functions and records submitted; on a real GPU they are not counted.
     pub submitted: u64,
     /// Functions that were called and have no model.
     pub not_modelled: Vec<String>,
@@ -98,14 +100,26 @@ pub struct SnapshotFile {
 }
 
 impl Record {
-    /// Reads the folder of a run.
+    /// Reads the folder of a run on simulated GPUs.
     ///
     /// # Errors
     /// That it cannot be read.
     pub fn read(run: &Path, end: End, settings: &Settings) -> io::Result<Self> {
+        Self::of_folders(run, run, end, (settings.gpu.name.to_owned(), settings.to_string(), settings.devices))
+    }
+
+    /// Reads the folder of a run on a real GPU.
+    ///
+    /// # Errors
+    /// That it cannot be read.
+    pub fn read_limited(run: &Path, end: End, ordinal: u32, limits: &Limits) -> io::Result<Self> {
+        Self::of_folders(run, &counters_folder(run), end, (format!("cuda:{ordinal}"), limits.to_string(), 0))
+    }
+
+    fn of_folders(run: &Path, counters: &Path, end: End, (gpu, settings, devices): (String, String, u32)) -> io::Result<Self> {
         let mut processes: BTreeMap<u32, Process> = BTreeMap::new();
         let process = |pid: u32| Process { pid, torch: None, devices: Vec::new(), submitted: 0, not_modelled: Vec::new() };
-        for Tally { pid, devices, submitted, not_modelled } in Tally::read_folder(run)? {
+        for Tally { pid, devices, submitted, not_modelled } in Tally::read_folder(counters)? {
             let devices = devices.iter().enumerate().map(|(index, tally)| DeviceRecord::new(index, tally)).collect();
             processes.insert(pid, Process { devices, submitted, not_modelled, ..process(pid) });
         }
@@ -119,12 +133,17 @@ impl Record {
             End::Signal(signal) => Some(signal),
         };
         let peak_held = match Ledger::open(&launch::own_ledger(run)) {
-            Ok(ledger) => (0..settings.devices).map(|device| ledger.peak(device).0).collect(),
+            Ok(ledger) => (0..devices).map(|device| ledger.peak(device).0).collect(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error),
         };
-        let (gpu, settings, processes) = (settings.gpu.name, settings.to_string(), processes.into_values().collect());
+        let processes = processes.into_values().collect();
         Ok(Self { exit_code: end.exit_code(), signal, gpu, settings, peak_held, processes })
+    }
+
+    /// The processes that used the GPU.
+    pub(crate) fn used(&self) -> impl Iterator<Item = &Process> {
+        self.processes.iter().filter(|process| process.used_gpu())
     }
 
     /// The attempts to get memory of each process, in the folder of a run.
@@ -133,6 +152,14 @@ impl Record {
     /// That it cannot be read.
     pub fn attempts(run: &Path) -> io::Result<Vec<Vec<Attempt>>> {
         numbered(run, "", attempts::ENDING)?.iter().map(|(_, path)| Attempt::read(path)).collect()
+    }
+
+    /// The same of a run on a real GPU.
+    ///
+    /// # Errors
+    /// That it cannot be read.
+    pub fn attempts_limited(run: &Path) -> io::Result<Vec<Vec<Attempt>>> {
+        Self::attempts(&counters_folder(run))
     }
 
     /// The snapshots in the folder of a run: first those of processes that ended out of memory, else by number.

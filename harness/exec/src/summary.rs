@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use harness_allocator::units::Bytes;
+use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
 
 use crate::record::{DeviceRecord, Process, Record};
@@ -14,26 +15,49 @@ const NAMES: usize = 8;
 #[must_use]
 pub fn render(record: &Record, settings: &Settings) -> String {
     let mut text = machine(settings);
-    let used: Vec<&Process> = record.processes.iter().filter(|process| process.used_gpu()).collect();
-    if used.is_empty() {
-        text += "no process used the simulated GPU\n";
-    }
-    for process in &used {
-        let who = if used.len() > 1 { named(process) } else { String::new() };
-        for device in process.devices.iter().filter(|device| device.mallocs > 0) {
-            let index = if settings.devices > 1 { format!("device {}: ", device.index) } else { String::new() };
-            let _ = writeln!(text, "{who}{index}{}", of_device(device));
-        }
-        let _ = writeln!(text, "{who}{}", of_torch(process));
-    }
-    if used.len() > 1 {
+    text += &of_processes(record, settings.devices > 1, "the simulated GPU");
+    if record.used().count() > 1 {
         for (index, held) in record.peak_held.iter().enumerate().filter(|(_, held)| **held > 0) {
             let device = if settings.devices > 1 { format!("device {index}: ") } else { String::new() };
             let _ = writeln!(text, "all processes: {device}at most {} of {} held at one time", Bytes(*held), settings.memory);
         }
     }
     text += &models(settings);
-    let mut names: Vec<&str> = used.iter().flat_map(|process| process.not_modelled.iter().map(String::as_str)).collect();
+    text += &not_modelled(record);
+    text
+}
+
+/// Renders what a run on a real GPU of this name came to, and what of it is limited.
+#[must_use]
+pub fn render_limited(record: &Record, name: &str, limits: &Limits) -> String {
+    let Limits { device, memory, .. } = limits;
+    let memory = memory.map_or_else(|| format!("all of its {device}"), |memory| format!("{memory} of its {device} for each process"));
+    let mut text = format!("{} ({name}): {memory}\n", record.gpu);
+    text += &of_processes(record, false, &record.gpu);
+    text += "real: GPU, driver, CUDA and torch; what is reserved and the limit are of allocations, without the CUDA context\n";
+    text
+}
+
+fn of_processes(record: &Record, several_devices: bool, gpu: &str) -> String {
+    let mut text = String::new();
+    let used: Vec<&Process> = record.used().collect();
+    if used.is_empty() {
+        let _ = writeln!(text, "no process used {gpu}");
+    }
+    for process in &used {
+        let who = if used.len() > 1 { named(process) } else { String::new() };
+        for device in process.devices.iter().filter(|device| device.mallocs > 0) {
+            let index = if several_devices { format!("device {}: ", device.index) } else { String::new() };
+            let _ = writeln!(text, "{who}{index}{}", of_device(device));
+        }
+        let _ = writeln!(text, "{who}{}", of_torch(process));
+    }
+    text
+}
+
+fn not_modelled(record: &Record) -> String {
+    let mut text = String::new();
+    let mut names: Vec<&str> = record.used().flat_map(|process| process.not_modelled.iter().map(String::as_str)).collect();
     names.sort_unstable();
     names.dedup();
     if !names.is_empty() {

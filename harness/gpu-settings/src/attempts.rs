@@ -111,6 +111,13 @@ impl Attempts {
         fails
     }
 
+    /// An attempt that was counted was none: the call was refused for another reason than memory.
+    pub fn take_back(&mut self, faults: &[Fault], call: FaultyCall, size: Bytes) {
+        for (fault, counted) in faults.iter().zip(&mut self.counted) {
+            *counted -= u64::from(fault.counts(call, size));
+        }
+    }
+
     /// Notes how an attempt ended. A file that cannot be written any more is shorter; the program goes on.
     pub fn note(&mut self, attempt: &Attempt) {
         if let Some(file) = &mut self.file {
@@ -135,6 +142,15 @@ mod tests {
         let failed = sizes.map(|size| attempts.fails(&faults, FaultyCall::Malloc, Bytes(size)));
         assert_eq!(failed, [false, false, true, false, true, false]);
         assert!(!attempts.fails(&faults, FaultyCall::Create, Bytes::mib(2)));
+    }
+
+    #[test]
+    fn a_call_that_was_refused_for_another_reason_does_not_count() {
+        let (faults, mut attempts) = ([fault("cuMemCreate:2")], Attempts::default());
+        let mut fails = || attempts.fails(&faults, FaultyCall::Create, Bytes::mib(2));
+        assert!(!fails() && fails());
+        attempts.take_back(&faults, FaultyCall::Create, Bytes::mib(2));
+        assert!(attempts.fails(&faults, FaultyCall::Create, Bytes::mib(2)));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What a simulated GPU and whoever starts programs on it share, and nothing that is exported to C.
 //!
 //! * [`settings`], with [`gpus`] and [`driver`], say what the simulated machine is like: they travel in an environment variable;
+//! * [`limits`] say the same of a program on a real GPU;
 //! * [`counters`] and [`attempts`] are what a process did on it: they are left in files of the run's folder;
 //! * [`ledger`] is how much of its memory each process holds, in a file that they share.
 
@@ -9,5 +10,6 @@ pub mod counters;
 pub mod driver;
 pub mod gpus;
 pub mod ledger;
+pub mod limits;
 pub mod settings;
 mod text;

@@ -28,7 +28,14 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
 fn record(processes: Vec<Process>) -> (Record, Settings) {
     let settings = Settings::new(Gpu::named("a100-40").unwrap(), Bytes::gib(8));
     (
-        Record { exit_code: 1, signal: None, gpu: settings.gpu.name, settings: settings.to_string(), peak_held: vec![7 << 30], processes },
+        Record {
+            exit_code: 1,
+            signal: None,
+            gpu: settings.gpu.name.to_owned(),
+            settings: settings.to_string(),
+            peak_held: vec![7 << 30],
+            processes,
+        },
         settings,
     )
 }
@@ -53,6 +60,17 @@ fn several_processes_are_told_apart_and_what_is_not_known_is_said() {
     settings.cudnn_workspace = CudnnWorkspace::None;
     settings.values = Values::Copies;
     insta::assert_snapshot!(render(&record, &settings));
+}
+
+#[test]
+fn a_program_on_a_real_gpu_is_told_its_limit() {
+    let (mut record, _) = record(vec![process(7, None)]);
+    record.gpu = "cuda:0".to_owned();
+    let mut limits = Limits { device: Bytes::gib(80), memory: Some(Bytes::gib(8)), faults: Vec::new() };
+    let limited = render_limited(&record, "NVIDIA H100 80GB HBM3", &limits);
+    limits.memory = None;
+    record.processes.clear();
+    insta::assert_snapshot!(format!("{limited}\n{}", render_limited(&record, "NVIDIA H100 80GB HBM3", &limits)));
 }
 
 #[test]

@@ -1,0 +1,63 @@
+//! `harness exec --device cuda:N`: a program on a real GPU, with a limit on its device memory and failures that are asked for.
+
+use std::process::ExitCode;
+
+use harness_cuda::machine::{self, DeviceFound};
+use harness_devices::DeviceChoice;
+use harness_exec::limited::LimitedLaunch;
+use harness_exec::record::Record;
+use harness_exec::summary;
+use harness_exec::torch::Torch;
+use harness_gpu_settings::limits::Limits;
+
+use super::{Exec, lost, of_launch};
+use crate::error::{CliError, Failures};
+use crate::terminal::Terminal;
+
+/// The value of `--device`.
+pub(super) fn ordinal(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(DeviceChoice::Cuda(ordinal)) => Ok(ordinal),
+        _ => Err("give a real GPU, as in `cuda:0`; without `--device` the GPU is simulated".to_owned()),
+    }
+}
+
+impl Exec {
+    /// Runs the program on a real GPU.
+    pub(super) fn run_limited(&self, ordinal: u32, torch: &Torch, terminal: &Terminal) -> Result<ExitCode, Failures> {
+        if self.alloc_conf.len() > 1 {
+            return Err(CliError::input("`--device` takes one `--alloc-conf`", "run it once for each of the settings").into());
+        }
+        let device = self.real_device(ordinal)?;
+        let limits = Limits { device: device.total, memory: self.memory, faults: self.fail.clone() };
+        let launch = LimitedLaunch {
+            command: &self.command,
+            ordinal,
+            limits: &limits,
+            alloc_conf: self.alloc_conf.first().map(String::as_str),
+            snapshot: self.snapshot.is_some(),
+        };
+        let ended = launch.run(torch.libc).map_err(of_launch)?;
+        let record = Record::read_limited(ended.folder(), ended.end, ordinal, &limits).map_err(|error| lost(&error))?;
+        self.tell(&ended, &record, &summary::render_limited(&record, &device.name, &limits), limits.visible(), terminal)?;
+        let attempts = Record::attempts_limited(ended.folder()).map_err(|error| lost(&error))?;
+        Ok(self.exit_code(&ended, &attempts))
+    }
+
+    /// The GPU, which has as much memory as the program is to get.
+    fn real_device(&self, ordinal: u32) -> Result<DeviceFound, CliError> {
+        let probe = machine::probe();
+        let unusable = |error: &dyn std::fmt::Display| CliError::input(error.to_string(), "leave `--device` out for a simulated GPU");
+        probe.require(ordinal).map_err(|error| unusable(&error))?;
+        let devices = probe.driver.map_err(|error| unusable(&error))?.devices;
+        let device = devices.into_iter().find(|device| device.ordinal == ordinal).ok_or_else(|| unusable(&"the GPU is gone"))?;
+        match self.memory.filter(|memory| *memory > device.total) {
+            Some(memory) => {
+                let message =
+                    format!("cuda:{ordinal} ({}) has {}, which is less than the `--memory` of {memory}", device.name, device.total);
+                Err(CliError::input(message, "give less, or leave `--device` out for a simulated GPU"))
+            }
+            None => Ok(device),
+        }
+    }
+}

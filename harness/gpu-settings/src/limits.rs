@@ -1,0 +1,80 @@
+//! [`Limits`] of a program on a real GPU: written to one environment variable by whoever starts the program, read in the program and in its children.
+
+use std::fmt;
+use std::str::FromStr;
+
+use harness_allocator::units::Bytes;
+
+use crate::settings::Fault;
+pub use crate::text::SettingsError;
+use crate::text::number;
+
+/// The variable that carries [`Limits`].
+pub const LIMITS: &str = "HARNESS_GPU_LIMITS";
+/// The variable with the folder where each process writes its counters and attempts. It is not that of simulated GPUs, so that the limits can be
+/// tried on one.
+pub const LIMITS_RUN: &str = "HARNESS_GPU_LIMITS_RUN";
+
+/// How a program on a real GPU is limited.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Memory of the GPU itself.
+    pub device: Bytes,
+    /// The most device memory that each process gets; `None` for all that there is.
+    pub memory: Option<Bytes>,
+    /// Attempts to get memory that fail.
+    pub faults: Vec<Fault>,
+}
+
+impl Limits {
+    /// The memory that a process sees.
+    #[must_use]
+    pub fn visible(&self) -> Bytes {
+        self.memory.map_or(self.device, |memory| memory.min(self.device))
+    }
+}
+
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "device={}", self.device.0)?;
+        self.memory.iter().try_for_each(|memory| write!(f, ";memory={}", memory.0))?;
+        self.faults.iter().try_for_each(|fault| write!(f, ";fail={fault}"))
+    }
+}
+
+impl FromStr for Limits {
+    type Err = SettingsError;
+
+    fn from_str(text: &str) -> Result<Self, SettingsError> {
+        let mut limits = Self { device: Bytes::ZERO, memory: None, faults: Vec::new() };
+        for pair in text.split(';') {
+            match pair.split_once('=') {
+                Some(("device", value)) => limits.device = Bytes(number(value)?),
+                Some(("memory", value)) => limits.memory = Some(Bytes(number(value)?)),
+                Some(("fail", value)) => limits.faults.push(value.parse()?),
+                _ => return Err(SettingsError(format!("`{pair}` is not a limit: write device=BYTES, memory=BYTES or fail=FAULT"))),
+            }
+        }
+        Ok(limits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_read_back_as_they_were_written() {
+        let faults = ["cudaMalloc:40:2", "any:3:1:20MiB"].map(|text| text.parse().expect("a fault")).to_vec();
+        for memory in [None, Some(Bytes::gib(24))] {
+            let limits = Limits { device: Bytes::gib(80), memory, faults: faults.clone() };
+            assert_eq!(limits.to_string().parse(), Ok(limits));
+        }
+    }
+
+    #[test]
+    fn what_is_no_limit_says_what_is() {
+        let error = "memory=1;gpu=a100".parse::<Limits>().expect_err("a GPU is no limit");
+        assert_eq!(error.to_string(), "`gpu=a100` is not a limit: write device=BYTES, memory=BYTES or fail=FAULT");
+    }
+}

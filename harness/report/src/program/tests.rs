@@ -38,7 +38,7 @@ fn run() -> (Record, Settings, Vec<Timeline>) {
     let record = Record {
         exit_code: 1,
         signal: None,
-        gpu: settings.gpu.name,
+        gpu: settings.gpu.name.to_owned(),
         settings: settings.to_string(),
         peak_held: vec![400 << 20],
         processes: vec![process],

@@ -13,14 +13,14 @@ import json
 import torch
 
 arguments = argparse.ArgumentParser()
-arguments.add_argument("library")
+arguments.add_argument("path", metavar="library")
 arguments.add_argument("--allocator", default="harness_caching", choices=["harness_caching", "harness_bfc", "harness_rmm_pool"])
 arguments.add_argument("--all", action="store_true")
 arguments = arguments.parse_args()
 
 prefix = arguments.allocator
-functions = ctypes.CDLL(arguments.library)
-allocator = torch.cuda.memory.CUDAPluggableAllocator(arguments.library, prefix + "_malloc", prefix + "_free")
+functions = ctypes.CDLL(arguments.path)
+allocator = torch.cuda.memory.CUDAPluggableAllocator(arguments.path, prefix + "_malloc", prefix + "_free")
 
 
 def stats(device=0):

@@ -38,21 +38,21 @@ fn is_child(test: &str, variables: &[(&str, &str)]) -> bool {
 
 /// The library with the functions of one allocator.
 struct Loaded {
-    library: Library,
+    object: Library,
     prefix: &'static str,
 }
 
 impl Loaded {
     fn new(prefix: &'static str) -> Self {
         // SAFETY: the library has no initialisers.
-        Self { library: unsafe { Library::new(path()) }.expect("it was built"), prefix }
+        Self { object: unsafe { Library::new(path()) }.expect("it was built"), prefix }
     }
 
     /// # Safety
     /// The type is that of the header.
     unsafe fn function<T>(&self, name: &str) -> Symbol<'_, T> {
         // SAFETY: as the caller promises.
-        unsafe { self.library.get(format!("{}_{name}", self.prefix).as_bytes()) }.expect("it is exported")
+        unsafe { self.object.get(format!("{}_{name}", self.prefix).as_bytes()) }.expect("it is exported")
     }
 
     fn malloc(&self, size: isize, device: c_int) -> *mut c_void {
@@ -82,7 +82,7 @@ impl Loaded {
         // SAFETY: the type is the header's, and the text lives until the thread's next failure.
         unsafe {
             let last: Symbol<'_, unsafe extern "C" fn() -> *const c_char> =
-                self.library.get(b"harness_allocator_last_error").expect("it is exported");
+                self.object.get(b"harness_allocator_last_error").expect("it is exported");
             CStr::from_ptr(last()).to_string_lossy().into_owned()
         }
     }

@@ -51,13 +51,13 @@ const MARK_SPACING: f64 = 14.0;
 const DIGIT: f64 = 6.4;
 
 // Okabe and Ito's colours, which colour-blind readers tell apart too: <https://jfly.uni-koeln.de/color/>.
-const ALLOCATED: RGBColor = RGBColor(0, 114, 178);
+pub(super) const ALLOCATED: RGBColor = RGBColor(0, 114, 178);
 const ACTIVE: RGBColor = RGBColor(0, 158, 115);
-const RESERVED: RGBColor = RGBColor(230, 159, 0);
+pub(super) const RESERVED: RGBColor = RGBColor(230, 159, 0);
 const USED: RGBColor = RGBColor(190, 190, 190);
 pub(super) const LIMIT: RGBColor = RGBColor(70, 70, 70);
-const OOM: RGBColor = RGBColor(200, 40, 0);
-const RETRY: RGBColor = RGBColor(150, 60, 130);
+pub(super) const OOM: RGBColor = RGBColor(200, 40, 0);
+pub(super) const RETRY: RGBColor = RGBColor(150, 60, 130);
 pub(super) const INK: RGBColor = RGBColor(30, 30, 30);
 pub(super) const GRID: RGBColor = RGBColor(228, 228, 228);
 

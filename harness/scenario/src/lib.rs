@@ -10,6 +10,7 @@ mod ending;
 mod matrix;
 mod metric;
 mod needs;
+mod plan;
 mod policy;
 mod reference;
 mod scenario;
@@ -33,6 +34,7 @@ pub use metric::{
     ProgramName, Readings, ReportKey, StepName, StreamName, VariableName,
 };
 pub use needs::{Feature, Needs};
+pub use plan::{Plan, PlanPart, Precision};
 pub use policy::{MAX_RETRIES, Policy};
 pub use reference::{Reference, update_reference};
 pub use scenario::{MAX_INVARIANTS, MAX_PROGRAMS, MAX_STREAMS, SCENARIO, Scenario};

@@ -8,17 +8,14 @@ use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::picture::{self, Drawn, GRID, INK, LIMIT, WIDTH};
+use crate::picture::{self, ALLOCATED, Drawn, GRID, INK, LIMIT, OOM, RESERVED, RETRY, WIDTH};
 use crate::words;
 
 const PANEL: u32 = 260;
 const HEAD: u32 = 34;
 const LEFT: u32 = 64;
-// Okabe and Ito's colours, as in the pictures of scenarios.
-const ALLOCATED: RGBColor = RGBColor(0, 114, 178);
-const RESERVED: RGBColor = RGBColor(230, 159, 0);
-const OOM: RGBColor = RGBColor(200, 40, 0);
-const REFUSED: RGBColor = RGBColor(150, 60, 130);
+/// An attempt that failed is a reason to try again.
+const REFUSED: RGBColor = RETRY;
 
 /// One process on one device.
 pub(super) struct Curve<'a> {

@@ -2,11 +2,12 @@
 
 use crate::rig::Stop;
 use crate::world::World;
+use harness_scenario::Plan;
 
-/// Returns the batch of the next try.
-pub(super) fn prepare(world: &mut World, batch: u64, floor: u64, empty_cache: bool) -> Result<u64, Stop> {
+/// Returns how the next try is done.
+pub(super) fn prepare(world: &mut World, plan: &Plan, floor: u64, empty_cache: bool) -> Result<Plan, Stop> {
     if empty_cache {
         world.rig.empty_cache()?;
     }
-    Ok((batch / 2).max(floor))
+    Ok(Plan { batch: (plan.batch / 2).max(floor), ..plan.clone() })
 }

@@ -15,15 +15,15 @@ use harness_allocator::units::{Bytes, Nanos};
 use crate::rig::{Finding, MemoryState, Stop};
 use crate::world::World;
 use harness_record::Invariant;
-use harness_scenario::{Policy, ReportKey};
+use harness_scenario::{Plan, Policy, ReportKey};
 
 /// How something that can run out of memory ended, recovery included.
 #[derive(Debug)]
 pub(crate) struct Recovered<T> {
     /// The answer of the last try.
     pub(crate) answer: Result<T, AllocatorError>,
-    /// What the last try asked for.
-    pub(crate) size: u64,
+    /// How the last try was done.
+    pub(crate) plan: Plan,
     /// Tries after the first.
     pub(crate) retries: u64,
     /// Retries that failed because nothing had changed since the try before.
@@ -44,25 +44,25 @@ impl<T> Recovered<T> {
     }
 }
 
-/// What a policy tries again, and the unit of its size.
+/// What a policy tries again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Tried {
-    /// One request; its size is in bytes. The memory that it met is what was there after it failed.
-    Request,
-    /// An iteration; its size is in samples. It frees what it made when it fails, so the memory that it met is what was there before it began.
+    /// One request of this size, whatever the plan. The memory that it met is what was there after it failed.
+    Request(Bytes),
+    /// An iteration by the plan. It frees what it made when it fails, so the memory that it met is what was there before it began.
     Iteration,
 }
 
 impl Tried {
-    fn describe(self, size: u64) -> String {
+    fn describe(self, plan: &Plan) -> String {
         match self {
-            Self::Request => Bytes(size).to_string(),
-            Self::Iteration => format!("a batch of {size}"),
+            Self::Request(size) => size.to_string(),
+            Self::Iteration => plan.to_string(),
         }
     }
 }
 
-/// Tries until it succeeds or the policy gives up. `size` is what the first try asks for.
+/// Tries until it succeeds or the policy gives up. `plan` is how the first try is done.
 ///
 /// A retry makes progress if it succeeds, if it asks for less, or if the allocator's blocks or the free memory of the device differ from what
 /// the failed try met. One that does not is a violation of [`Invariant::RetryMakesProgress`]; the run goes on all the same, so that the record
@@ -73,8 +73,8 @@ pub(crate) fn recover<T>(
     world: &mut World,
     policy: Option<&Policy>,
     tried: Tried,
-    mut size: u64,
-    mut attempt: impl FnMut(&mut World, u64) -> Result<Result<T, AllocatorError>, Stop>,
+    mut plan: Plan,
+    mut attempt: impl FnMut(&mut World, &Plan) -> Result<Result<T, AllocatorError>, Stop>,
 ) -> Result<Recovered<T>, Stop> {
     let checks_progress = policy.is_some() && !world.rig.is_timed();
     let (mut retries, mut without_progress, mut lost) = (0, 0, Nanos::ZERO);
@@ -83,8 +83,8 @@ pub(crate) fn recover<T>(
     loop {
         let before = if checks_progress && matches!(tried, Tried::Iteration) { Some(world.rig.memory_state()?) } else { None };
         let (began, counted) = (world.rig.now(), world.rig.lost_to_retry());
-        let error = match attempt(world, size)? {
-            Ok(value) => return Ok(Recovered { answer: Ok(value), size, retries, without_progress, lost }),
+        let error = match attempt(world, &plan)? {
+            Ok(value) => return Ok(Recovered { answer: Ok(value), plan, retries, without_progress, lost }),
             Err(error) => error,
         };
         if let Some(finding) = same_again.take() {
@@ -97,44 +97,44 @@ pub(crate) fn recover<T>(
             None => None,
         };
         let policy = policy.filter(|policy| retries < u64::from(policy.retries()));
-        let next = policy.map(|policy| prepare(world, policy, size)).transpose()?;
+        let next = policy.map(|policy| prepare(world, policy, &plan)).transpose()?;
         let spent = world.rig.now().saturating_sub(began);
         lost += spent;
         let Some(next) = next else {
-            return Ok(Recovered { answer: Err(error), size, retries, without_progress, lost });
+            return Ok(Recovered { answer: Err(error), plan, retries, without_progress, lost });
         };
         // Requests of this try that the allocator itself tried again are counted already.
         let of_these = world.rig.lost_to_retry().saturating_sub(counted);
         world.rig.add_lost_time(spent.saturating_sub(of_these));
-        if let Some(met) = met.filter(|_| next >= size) {
-            same_again = same_memory(world, &met, tried, next)?;
+        if let Some(met) = met.filter(|_| !next.asks_for_less_than(&plan)) {
+            same_again = same_memory(world, &met, tried, &next)?;
         }
-        size = next;
+        plan = next;
         retries += 1;
     }
 }
 
 /// What is to be said of a retry that asks for no less, where it meets the memory that the failed try met. `None`: it meets other memory.
-fn same_memory(world: &mut World, met: &MemoryState, tried: Tried, size: u64) -> Result<Option<Finding>, Stop> {
+fn same_memory(world: &mut World, met: &MemoryState, tried: Tried, plan: &Plan) -> Result<Option<Finding>, Stop> {
     let now = world.rig.memory_state()?;
     Ok((now == *met).then(|| Finding {
         invariant: Invariant::RetryMakesProgress,
         expected: "the retry to succeed, to ask for less, or to meet other memory than the failed try".to_owned(),
         seen: format!(
             "it asked for {} again and failed again: the allocator's blocks and the {} free on the device were the same",
-            tried.describe(size),
+            tried.describe(plan),
             now.device_free
         ),
     }))
 }
 
-/// Does what the policy says before the next try, and returns what that try asks for.
-fn prepare(world: &mut World, policy: &Policy, size: u64) -> Result<u64, Stop> {
+/// Does what the policy says before the next try, and returns how that try is done.
+fn prepare(world: &mut World, policy: &Policy, plan: &Plan) -> Result<Plan, Stop> {
     match policy {
         Policy::EmptyCache { .. } => empty_cache::prepare(world)?,
         Policy::Free { buffers } => free::prepare(world, buffers)?,
         Policy::Synchronize { .. } => synchronize::prepare(world)?,
-        Policy::HalveBatch { floor, empty_cache, .. } => return halve_batch::prepare(world, size, *floor, *empty_cache),
+        Policy::HalveBatch { floor, empty_cache, .. } => return halve_batch::prepare(world, plan, *floor, *empty_cache),
     }
-    Ok(size)
+    Ok(plan.clone())
 }

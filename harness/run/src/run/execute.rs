@@ -17,7 +17,9 @@ use harness_scenario::steps::event::Synchronize;
 use harness_scenario::steps::expect::Expected as Expectations;
 use harness_scenario::steps::free::{Free, FreeTarget};
 use harness_scenario::steps::{Action, Step};
-use harness_scenario::{Amount, BufferRef, EvaluateError, Evaluation, Expectation, Expected, Located, Metric, ReportKey, Unit, Value};
+use harness_scenario::{
+    Amount, BufferRef, EvaluateError, Evaluation, Expectation, Expected, Located, Metric, Plan, ReportKey, Unit, Value,
+};
 
 /// Does one step that has no steps inside it. `between` is done between the operations of a storm or a replay and the iterations of a training.
 pub(super) fn execute(world: &mut World, step: &Step, between: Between<'_>) -> Result<StepResult, Stop> {
@@ -212,7 +214,8 @@ fn allocate(world: &mut World, step: &Step, alloc: &Alloc) -> Result<StepResult,
     };
     let request = Request { size, stream: world.stream(&alloc.stream) };
     world.rig.name_buffers(&buffer_name(&key), step.position.line);
-    let recovered = recovery::recover(world, alloc.on_oom.as_ref(), Tried::Request, size.0, |world, _| world.rig.allocate(request))?;
+    let recovered =
+        recovery::recover(world, alloc.on_oom.as_ref(), Tried::Request(size), Plan::of_batch(1), |world, _| world.rig.allocate(request))?;
     let mut result = StepResult { reports: recovered.reports(), size: Some(size), ..StepResult::default() };
     let expected = alloc.expect.of(&world.arm, world.device);
     let Recovered { answer, retries, .. } = recovered;

@@ -14,7 +14,7 @@ use harness_record::Invariant;
 use harness_record::{Outcome, Shortage};
 use harness_scenario::steps::train::{OPTIMIZER_COPIES, Train};
 use harness_scenario::{DeviceKind, Expected};
-use harness_scenario::{ReportKey, Step};
+use harness_scenario::{Plan, ReportKey, Step};
 
 type Answer<T> = Result<Result<T, AllocatorError>, Stop>;
 
@@ -78,10 +78,10 @@ fn iterate(
     tally: &mut Tally,
     mut between: Between<'_>,
 ) -> Result<Option<AllocatorError>, Stop> {
-    let mut batch = train.batch;
+    let mut plan = Plan::of_batch(train.batch);
     for _ in 0..train.iterations {
-        let recovered = recovery::recover(world, train.on_oom.as_ref(), Tried::Iteration, batch, |world, batch| {
-            let per_layer = Bytes(train.activations_per_sample.0 * batch / train.layers);
+        let recovered = recovery::recover(world, train.on_oom.as_ref(), Tried::Iteration, plan, |world, plan| {
+            let per_layer = Bytes(train.activations_per_sample.0 * plan.batch / train.layers);
             model.iterate(world, per_layer, tally)
         })?;
         tally.attempts += recovered.retries + 1;
@@ -91,8 +91,8 @@ fn iterate(
         match recovered.answer {
             Ok(()) => {
                 // The smaller batch stays: going back up would only fail again.
-                batch = recovered.size;
-                tally.final_batch = batch;
+                plan = recovered.plan;
+                tally.final_batch = plan.batch;
                 tally.iterations += 1;
                 pause(&mut between, world)?;
             }

@@ -1,0 +1,77 @@
+//! How much memory an attempt asks for: a [`Plan`], which a recovery policy turns into a smaller one after a failure.
+
+use std::fmt;
+
+/// How the next attempt of a step that can recover is done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Samples of one iteration, or requests that are served at once. At least 1.
+    pub batch: u64,
+    /// Parts in which the batch is done one after the other, their gradients added up. From 1 to `batch`.
+    pub micro_batches: u64,
+    /// Of each so many layers only the input is kept for the backward pass, and the rest is computed again there; `None`: everything is kept.
+    pub checkpoint_every: Option<u64>,
+    /// The numbers that activations are made of.
+    pub precision: Precision,
+}
+
+/// The numbers that a training computes with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// 32-bit numbers throughout.
+    Fp32,
+    /// 16-bit activations, and 32-bit parameters, gradients and optimizer state.
+    Mixed,
+}
+
+/// A part of a plan, which a step may understand or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the names are those of the plan's fields")]
+pub enum PlanPart {
+    Batch,
+    MicroBatches,
+    Checkpointing,
+    Precision,
+}
+
+impl Plan {
+    /// So many samples at once, with nothing saved.
+    #[must_use]
+    pub const fn of_batch(batch: u64) -> Self {
+        Self { batch, micro_batches: 1, checkpoint_every: None, precision: Precision::Fp32 }
+    }
+
+    /// Samples that are in memory at once: those of the largest micro-batch.
+    #[must_use]
+    pub const fn samples_at_once(&self) -> u64 {
+        self.batch.div_ceil(self.micro_batches)
+    }
+
+    /// Whether it asks for less memory than another plan, and in no part for more.
+    #[must_use]
+    pub fn asks_for_less_than(&self, other: &Self) -> bool {
+        let checkpointed = |plan: &Self| plan.checkpoint_every.is_some();
+        let is_mixed = |plan: &Self| plan.precision == Precision::Mixed;
+        let not_more = self.samples_at_once() <= other.samples_at_once()
+            && checkpointed(self) >= checkpointed(other)
+            && is_mixed(self) >= is_mixed(other);
+        not_more && self != other
+    }
+}
+
+impl fmt::Display for Plan {
+    /// In words: `a batch of 32 in 4 parts, checkpointed every 2 layers, in mixed precision`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a batch of {}", self.batch)?;
+        if self.micro_batches > 1 {
+            write!(f, " in {} parts", self.micro_batches)?;
+        }
+        if let Some(layers) = self.checkpoint_every {
+            write!(f, ", checkpointed every {layers} layers")?;
+        }
+        match self.precision {
+            Precision::Fp32 => Ok(()),
+            Precision::Mixed => f.write_str(", in mixed precision"),
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! `harness exec`: an unmodified PyTorch program on a simulated GPU, many runs of it in `trials`; or on a real GPU, limited, in `limited`.
 
-mod limited;
+pub(crate) mod limited;
 mod trials;
 
 use std::ffi::OsString;

@@ -31,11 +31,14 @@ mod replay;
 mod report;
 mod run;
 mod runs;
+mod scenario_process;
 mod schema;
 mod shrink;
 mod simulated;
 mod snapshots;
+mod squeeze;
 mod terminal;
+mod timelines;
 mod what_if;
 
 use std::process::ExitCode;
@@ -52,7 +55,9 @@ fn main() -> ExitCode {
     let done = match cli.command {
         // It ends as the program that it runs.
         Command::Exec(command) => return command.run(&terminal).unwrap_or_else(|failures| terminal.fail(failures).into()),
+        Command::Squeeze(command) => return command.run().unwrap_or_else(|failures| terminal.fail(failures).into()),
         Command::LibraryHost(command) => return command.run(),
+        Command::ScenarioProcess(command) => return command.run(),
         Command::Run(command) => command.run(&terminal),
         Command::Explain(command) => command.run(&terminal),
         Command::Compare(command) => command.run(&terminal),
@@ -105,6 +110,7 @@ enum Format {
 enum Command {
     Run(run::Run),
     Exec(exec::Exec),
+    Squeeze(squeeze::Squeeze),
     Explain(explain::Explain),
     Compare(compare::Compare),
     List(list::List),
@@ -120,4 +126,6 @@ enum Command {
     Import(import::Import),
     #[command(hide = true)]
     LibraryHost(library_host::LibraryHost),
+    #[command(hide = true)]
+    ScenarioProcess(scenario_process::ScenarioProcess),
 }

@@ -1,5 +1,7 @@
 //! `harness run`: runs scenarios on a device, prints what happened and saves a report.
 
+mod faults;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -21,16 +23,18 @@ use harness_language::arms;
 use harness_record::{Collector, Event, Records};
 use harness_report::store::{self, Journal};
 use harness_report::{Counts, Report, github, json, junit, text};
-use harness_run::session::{End, Plan, Selection, has_pytorchs, listed_as, supervise};
+use harness_run::session::{End, Plan, Selection, Sinks, has_pytorchs, listed_as, supervise};
 use harness_scenario::{Scenario, Settings, choices};
 use indicatif::ProgressBar;
 
+use self::faults::{FaultOptions, Shown};
 use super::ci::Ci;
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
 use super::last_failed::LastFailed;
 use super::recorded::{Explained, Recordings};
 use super::terminal::{self, Terminal};
+use super::timelines::Timelines;
 use super::{Format, device, inputs, interrupt, program, what_if};
 
 const EXAMPLES: &str = "Examples:
@@ -47,6 +51,9 @@ const EXAMPLES: &str = "Examples:
   harness run my.yaml --allocator caching --explain
   harness run my.yaml --allocator caching --snapshot oom.pickle     # then: harness explain oom.pickle --format html --out oom.html
   harness run scenarios --last-failed               # until nothing fails any more
+  harness run my.yaml --allocator caching --fail cudaMalloc:3     # its third call fails
+  harness run scenarios --every-fault               # every call fails in its turn
+  harness run my.yaml --trace timeline.json          # for https://ui.perfetto.dev
   harness run my.yaml --format json | jq '.runs[].verdict'";
 
 /// How progress is shown.
@@ -79,6 +86,9 @@ pub(super) struct Run {
     /// Only scenarios with one of these tags; may be repeated, or be a list with commas.
     #[arg(long = "tag", value_name = "TAG", value_delimiter = ',')]
     tags: Vec<String>,
+    /// Only scenarios without any of these tags; may be repeated, or be a list with commas.
+    #[arg(long = "without-tag", value_name = "TAG", value_delimiter = ',')]
+    without_tags: Vec<String>,
     /// Only these allocators, of those that a scenario lists, by the names of their arms; may be repeated, or be a list with commas.
     #[arg(long = "allocator", value_name = "NAME", long_help = allocator_help())]
     allocators: Vec<String>,
@@ -114,6 +124,9 @@ pub(super) struct Run {
     /// at its end.
     #[arg(long, value_name = "RUNS", num_args = 0..=1, require_equals = true, default_missing_value = "failed")]
     explain: Option<Explained>,
+    /// Write what each run did and when as a timeline for https://ui.perfetto.dev: steps, driver calls, work of streams, and memory.
+    #[arg(long, value_name = "OUT.json", long_help = TRACE_HELP)]
+    trace: Option<PathBuf>,
     /// Run everything this often [default: 5 on a GPU, 1 on the simulated device, whose figures never differ].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     repeat: Option<u32>,
@@ -139,6 +152,8 @@ pub(super) struct Run {
     /// Print no text where everything passes, and show no progress.
     #[arg(long, short)]
     quiet: bool,
+    #[command(flatten)]
+    faults: FaultOptions,
     #[command(flatten)]
     ci: Ci,
 }
@@ -176,6 +191,7 @@ impl Run {
         self.paths.iter().try_for_each(|path| refuse_records(path))?;
         let mut scenarios = inputs::load_with_programs(&self.paths, &self.settings()?, self.memory)?;
         self.check_settings(&scenarios)?;
+        self.faults.add_to(&mut scenarios);
         if !self.tags.is_empty() {
             scenarios.retain(|scenario| scenario.tags.iter().any(|tag| self.tags.contains(tag)));
             if scenarios.is_empty() {
@@ -185,6 +201,11 @@ impl Run {
                 )
                 .into());
             }
+        }
+        scenarios.retain(|scenario| !scenario.tags.iter().any(|tag| self.without_tags.contains(tag)));
+        if scenarios.is_empty() {
+            let message = format!("all scenarios have a tag of {}", self.without_tags.join(", "));
+            return Err(CliError::input(message, "leave one of `--without-tag` out").into());
         }
         // Before the shard is taken: an allocator that only scenarios of another shard list is not a mistake.
         let mut selection = self.selection(&scenarios)?;
@@ -204,13 +225,19 @@ impl Run {
         let source = self.device_source(choice)?;
         self.explain_choices(&scenarios, &selection, choice, &source);
         let plan = self.plan(scenarios, selection, &source);
-        let (mut recordings, sender) = Recordings::new(&plan, self.snapshot.as_deref(), self.explain)?.unzip();
+        if let Some(which) = self.faults.every_fault() {
+            let show = Shown { bar: &bar, format: self.format, quiet: self.quiet, terminal };
+            return self.faults.run_every_fault(which, &plan, &source, &show, &interrupt);
+        }
+        let (mut recordings, snapshots) = Recordings::new(&plan, self.snapshot.as_deref(), self.explain)?.unzip();
+        let (timelines, sender) = self.trace.as_deref().map(Timelines::new).transpose()?.unzip();
+        let sinks = Sinks { snapshots, timelines: sender };
         let what_if = self.what_if(&plan.scenarios, &plan.selection)?;
         bar.set_length(plan.arms().count() as u64);
         let mut log = Log::new(self.journal());
         let tells_runs = !self.quiet && self.format == Format::Text && io::stderr().is_terminal();
         let progress = Progress { bar: bar.clone(), tells_runs, terminal: *terminal, began: Instant::now() };
-        let end = supervise(plan, source, Arc::clone(&interrupt), sender, |event| {
+        let end = supervise(plan, source, Arc::clone(&interrupt), sinks, |event| {
             progress.advance(&event);
             if let (Event::RunEnded(run), Some(recordings)) = (&event, &mut recordings) {
                 recordings.run_ended(run, terminal);
@@ -246,6 +273,7 @@ impl Run {
         self.save(journal, &records)?;
         self.remember_failures(&records)?;
         explained?;
+        timelines.map_or(Ok(()), Timelines::finish)?;
         // The user may have interrupted while all this was written.
         Ok(if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit })
     }
@@ -622,6 +650,16 @@ Only runs that failed when they were last run and a report was saved; all, where
 
 What failed is kept in reports/runs/last-failed.json, below the present folder, by scenario and allocator. A run that passes goes from the \
 list, and one that is not run stays in it. A run with --no-report reads the list and leaves it as it is.";
+
+const TRACE_HELP: &str = "\
+Write what each run did and when as a timeline: steps one inside another, each driver call with its size and why it failed, the work of each stream, and the \
+memory that the allocator has handed out and holds. One file in Chrome's trace format, each run a process in it; https://ui.perfetto.dev and chrome://tracing \
+show it.
+
+Traced is a run of its own behind the others, so that the times of the report stay what they are: recording takes time. It is traced too where the others \
+failed. On the simulated device the times are a model's. A timeline keeps the first 250,000 entries of a run.
+
+Under a profiler that follows NVTX, as in `nsys profile harness run my.yaml --device cuda`, steps are shown there as ranges, without this option.";
 
 const SNAPSHOT_HELP: &str = "\
 Write what each run's allocator did as a memory snapshot of PyTorch: a file where there is one run, else a folder with a file for each.

@@ -30,6 +30,8 @@ fn the_example_report_and_its_excerpt_are_what_the_catalogue_gives() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     // Paths in the report are as a user at the root of the project would write them.
     std::env::set_current_dir(&root).expect("the project's root is there");
+    // Processes of scenarios are the program, which this test is not.
+    harness_allocator::allocator::library::name_program(env!("CARGO_BIN_EXE_harness").into());
     let paths = [scenarios_in("scenarios"), scenarios_in("scenarios/failing")].concat();
     let plan = Plan {
         scenarios: paths.iter().flat_map(|path| Scenario::load_points(path, &Settings::new()).expect("the catalogue is valid")).collect(),
@@ -61,8 +63,27 @@ fn the_example_report_and_its_excerpt_are_what_the_catalogue_gives() {
     check_readme(&String::from_utf8_lossy(&kept["report.md"]));
 }
 
-/// Scenarios of hundreds of steps, whose records would be megabytes in everybody's clone.
-const LONG: [&str; 3] = ["every_second_block", "kv_cache_growth", "leak_in_a_loop"];
+/// Scenarios of hundreds of steps or of models, whose records would be megabytes in everybody's clone.
+const LONG: [&str; 18] = [
+    "bert_checkpointed",
+    "every_second_block",
+    "gpt2",
+    "gpt2_accumulation",
+    "gpt2_checkpointed",
+    "gpt2_mixed_precision",
+    "gpt2_varying_lengths",
+    "infer_evicts",
+    "infer_growing_caches",
+    "kv_cache_growth",
+    "leak_in_a_loop",
+    "recovery_policies",
+    "resnet152_batch_56",
+    "retained_graph",
+    "storm_lifetimes",
+    "storm_sizes",
+    "training_plans",
+    "zero_grad",
+];
 
 /// The scenarios of a folder, by name, without the long ones.
 fn scenarios_in(folder: &str) -> Vec<PathBuf> {

@@ -23,6 +23,17 @@ steps:
   - alloc: { buffer: b, size: 40MiB }
 ";
 
+/// What it does on a stream, and where it fails.
+const TRACED: &str = "about: Fails after work.
+needs: { memory: 64MiB }
+streams: [side]
+steps:
+  - alloc: { buffer: a, size: 30MiB, stream: side }
+  - fill: { buffer: a, stream: side }
+  - synchronize: device
+  - alloc: { buffer: b, size: 40MiB }
+";
+
 const PASSES: &str = "about: Passes.
 needs: { memory: 64MiB }
 allocators: [caching, bfc]
@@ -280,4 +291,41 @@ fn pytorchs_viewer_reads_what_a_run_writes() {
             )
         }
     }
+}
+
+#[test]
+fn a_traced_run_is_a_timeline_of_steps_calls_streams_and_memory_also_where_it_fails() {
+    let world = World::without_gpu();
+    fs::write(world.path("traced.yaml"), TRACED).unwrap();
+    let (code, _, err) = world.run(&["traced.yaml", "--trace", "new/timeline.json"]);
+    assert_eq!(code, Some(1), "{err}");
+    assert!(err.contains("timeline: new/timeline.json"), "{err}");
+    let document: Value = serde_json::from_str(&fs::read_to_string(world.path("new/timeline.json")).unwrap()).unwrap();
+    let events = document["traceEvents"].as_array().unwrap();
+    let named = |phase: &str, name: &str| {
+        events
+            .iter()
+            .find(|event| event["ph"] == phase && event["name"].as_str().is_some_and(|it| it.starts_with(name)))
+            .unwrap_or_else(|| panic!("{name}"))
+    };
+    assert!(named("M", "process_name")["args"]["name"].as_str().unwrap().contains("a model's times"));
+    let (step, call) = (named("X", "alloc a"), named("X", "malloc 30 MiB"));
+    let span = |event: &Value| (event["ts"].as_f64().unwrap(), event["ts"].as_f64().unwrap() + event["dur"].as_f64().unwrap());
+    assert!(span(step).0 <= span(call).0 && span(call).1 <= span(step).1, "{step} {call}");
+    let fill = named("X", "fill 30 MiB");
+    assert_eq!(fill["tid"], 11, "the first stream behind the default one");
+    assert!(fill["dur"].as_f64().unwrap() > 0.0);
+    assert_eq!(named("C", "memory")["args"]["allocated"], 30 << 20);
+    assert!(
+        events.iter().any(|event| event["args"]["failure"].is_string() && event["name"].as_str().unwrap().starts_with("malloc 40 MiB"))
+    );
+    assert!(named("i", "out of memory: 40 MiB")["ts"].as_f64().unwrap() >= span(fill).1);
+}
+
+#[test]
+fn a_timeline_that_cannot_be_written_is_told_before_anything_runs() {
+    let world = World::without_gpu();
+    let (code, out, err) = world.run(&["passes.yaml", "--trace", "passes.yaml/timeline.json"]);
+    assert_eq!(code, Some(4), "{err}");
+    assert!(err.contains("timeline.json") && out.is_empty(), "{err}{out}");
 }

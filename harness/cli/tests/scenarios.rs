@@ -29,6 +29,10 @@ const TEST_PYTHON: &str = "HARNESS_TEST_PYTHON";
 const PYTHON: &str = "HARNESS_PYTHON";
 
 fn main() -> ExitCode {
+    // The processes of a scenario are this program once more.
+    if std::env::args().nth(1).as_deref() == Some(harness_run::processes::SUBCOMMAND) {
+        return harness_run::processes::serve();
+    }
     if let Some(code) = with_python_of_tests() {
         return code;
     }
@@ -42,7 +46,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let arguments = Arguments::from_args();
-    let folders = ["scenarios", "scenarios/programs"].map(|folder| catalogue(Path::new(folder)));
+    let folders = ["", "programs", "faults", "claims"].map(|folder| catalogue(&Path::new("scenarios").join(folder)));
     let scenarios = match folders.into_iter().collect::<Result<Vec<_>, _>>() {
         Ok(scenarios) => scenarios.concat(),
         Err(error) => {

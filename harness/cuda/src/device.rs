@@ -548,6 +548,7 @@ impl TestDevice for CudaDevice {
             process: self.nvml.as_ref().ok().and_then(|nvml| nvml.used_by_this_process().ok().flatten()),
             context_overhead: self.context_overhead,
             pressure: self.pressure.held(),
+            processes: Bytes::ZERO,
         })
     }
 
@@ -636,6 +637,10 @@ impl TestDevice for CudaDevice {
     fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
         let queue = self.stream(stream)?;
         Ok(self.kernels()?.busy(self.driver()?, queue, duration)?)
+    }
+
+    fn sleep(&mut self, duration: Nanos) {
+        std::thread::sleep(std::time::Duration::from_nanos(duration.0));
     }
 
     fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {

@@ -2,7 +2,8 @@
 //!
 //! * [`CudaDevice`]: one GPU, opened on its primary context;
 //! * [`machine`]: which GPUs there are, without opening one;
-//! * [`nvml`]: what the management library knows of a GPU.
+//! * [`nvml`]: what the management library knows of a GPU;
+//! * [`nvtx`]: ranges for profilers.
 //!
 //! No CUDA toolkit is needed to build, and none to run: where the driver is missing, opening a device says so.
 //!
@@ -44,5 +45,6 @@ pub mod device;
 mod library;
 pub mod machine;
 pub mod nvml;
+pub mod nvtx;
 
 pub use device::{CudaDevice, KeptContext};

@@ -10,7 +10,7 @@ use harness_allocator::device::{DeviceError, DeviceMemory, TestDevice};
 use harness_allocator::units::Bytes;
 use harness_base::shell::quoted;
 use harness_cuda::CudaDevice;
-use harness_cuda::machine::Probe;
+use harness_cuda::machine::{self, Probe};
 
 use crate::admit::admit;
 use crate::choice::{DeviceChoice, Resolved};
@@ -82,6 +82,25 @@ impl DeviceSource {
             (Resolved::Simulated { .. }, None) => vec!["--device".into(), "sim".into()],
             (Resolved::Simulated { .. }, Some((_, path))) => vec!["--device".into(), "sim".into(), "--device-profile".into(), path.into()],
             (Resolved::Cuda(ordinal), _) => vec!["--device".into(), format!("cuda:{ordinal}").into()],
+        }
+    }
+
+    /// The device that these arguments choose, as [`Self::arguments`] gives them to a process of the same run, which has been admitted already.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] where the device is not there for this process.
+    pub fn of_arguments(arguments: &[OsString]) -> Result<Self, DeviceError> {
+        let value = |option: &str| arguments.iter().position(|argument| argument == option).and_then(|at| arguments.get(at + 1));
+        let unavailable = |why: &dyn fmt::Display| DeviceError::Unavailable { what: "the device".to_owned(), why: why.to_string() };
+        let choice = value("--device").and_then(|text| text.to_str()).unwrap_or_default();
+        let choice: DeviceChoice = choice.parse().map_err(|error| unavailable(&error))?;
+        let source = match choice {
+            DeviceChoice::Simulated => Self::simulated(),
+            DeviceChoice::Auto | DeviceChoice::Cuda(_) => Self::new(choice, &machine::probe(), true)?,
+        };
+        match value("--device-profile") {
+            Some(path) => source.with_profile(Path::new(path)).map_err(|error| unavailable(&error)),
+            None => Ok(source),
         }
     }
 

@@ -48,13 +48,34 @@ impl From<ExitStatus> for End {
 /// # Errors
 /// That it cannot be started.
 pub fn run(command: &mut Command) -> io::Result<End> {
-    let signals = Signals::block()?;
-    adopt();
-    // A program inherits which signals wait.
-    let mut child = ending_with_us(command, Some(signals.before)).spawn()?;
-    let status = wait(&mut child, &signals)?;
-    end_all_children();
-    Ok(status.into())
+    HeldSignals::hold()?.run(command)
+}
+
+/// Signals that are passed on wait from now on, in this thread and in those that it starts, for the program that they are passed on to.
+pub struct HeldSignals(Signals);
+
+impl HeldSignals {
+    /// Has them wait.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn hold() -> io::Result<Self> {
+        Signals::block().map(Self)
+    }
+
+    /// Runs a command to its end, as [`run`] does.
+    ///
+    /// # Errors
+    /// That it cannot be started.
+    pub fn run(self, command: &mut Command) -> io::Result<End> {
+        let Self(signals) = self;
+        adopt();
+        // A program inherits which signals wait.
+        let mut child = ending_with_us(command, Some(signals.before)).spawn()?;
+        let status = wait(&mut child, &signals)?;
+        end_all_children();
+        Ok(status.into())
+    }
 }
 
 /// From now on what loses its parent becomes our child, so that it can be found by [`end_all_children`].
@@ -115,6 +136,15 @@ impl Started {
         // SAFETY: takes integers only.
         unsafe { libc::killpg(group, libc::SIGKILL) };
         Ok(Some(self.child.wait()?.into()))
+    }
+
+    /// Ends it by SIGKILL, it alone, and waits for its end.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn kill(mut self) -> io::Result<End> {
+        self.child.kill()?;
+        Ok(self.child.wait()?.into())
     }
 
     fn group(&self) -> pid_t {

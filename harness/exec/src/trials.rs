@@ -62,10 +62,24 @@ pub struct Program<'a, R: Run> {
 impl<R: Run> Program<'_, R> {
     /// What is seen of trials, in their order; `None` for those that an interrupt left out.
     fn run(&self, trials: &[Trial]) -> Result<Vec<Option<Observed>>, R::Error> {
-        harness_explain::grid::in_parallel_by(self.jobs, trials, |trial| {
-            let observed = self.runner.run(trial)?;
-            (self.progress)();
-            Ok(observed)
-        })
+        each(self.jobs, trials, self.progress, |trial| self.runner.run(trial))
     }
+}
+
+/// Makes a run for each of some cases, at most so many at one time, and tells `progress` of each that is done. What came of them stands in
+/// the order of the cases.
+///
+/// # Errors
+/// What `run` says of the first case that it cannot run.
+pub fn each<C: Sync, R: Send, E: Send>(
+    jobs: usize,
+    cases: &[C],
+    progress: &(dyn Fn() + Sync),
+    run: impl Fn(&C) -> Result<R, E> + Sync,
+) -> Result<Vec<R>, E> {
+    harness_explain::grid::in_parallel_by(jobs, cases, |case| {
+        let answer = run(case)?;
+        progress();
+        Ok(answer)
+    })
 }

@@ -279,6 +279,14 @@ impl Account {
         }
     }
 
+    /// What other living processes hold of a device.
+    #[must_use]
+    pub fn held_by_others(&self, device: u32) -> Bytes {
+        let Some(ledger) = &self.ledger else { return Bytes::ZERO };
+        let own = std::process::id();
+        ledger.holdings(device).iter().filter(|holding| holding.pid != own).map(|holding| holding.held).sum()
+    }
+
     /// Gives back what processes held that are gone.
     pub fn give_back_of_the_dead(&self) {
         if let Some(ledger) = &self.ledger {

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use harness_allocator::device::faulty::{ANY, DeviceCall, Numbered};
 use harness_allocator::units::Bytes;
 
 use crate::driver::{Kernels, Refusal, Sensors, WrongWrite};
@@ -163,9 +164,9 @@ impl FaultyCall {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Malloc => "cudaMalloc",
-            Self::Create => "cuMemCreate",
-            Self::MallocAsync => "cudaMallocAsync",
+            Self::Malloc => DeviceCall::Malloc.name(),
+            Self::Create => DeviceCall::Create.name(),
+            Self::MallocAsync => DeviceCall::MallocAsync.name(),
             Self::HostAlloc => "cudaHostAlloc",
         }
     }
@@ -184,9 +185,6 @@ pub struct Fault {
     /// Smaller attempts neither count nor fail.
     pub min_size: Bytes,
 }
-
-/// All calls that get device memory, as the call of a [`Fault`].
-const ANY: &str = "any";
 
 impl Fault {
     /// Whether it counts this attempt.
@@ -371,19 +369,13 @@ impl FromStr for Fault {
     type Err = SettingsError;
 
     fn from_str(text: &str) -> Result<Self, SettingsError> {
-        let form = || SettingsError(format!("`{text}` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`"));
-        let mut parts = text.split(':');
-        let name = parts.next().unwrap_or_default();
+        let (name, numbered) = Numbered::parse(text);
         let named = FaultyCall::ALL.into_iter().find(|call| call.name() == name);
         if named.is_none() && name != ANY {
             return Err(expected(name, "a call that can fail", FaultyCall::ALL.into_iter().map(FaultyCall::name).chain([ANY])));
         }
-        let first = parts.next().and_then(|first| first.parse().ok()).filter(|first| *first > 0).ok_or_else(form)?;
-        let count = parts.next().map_or(Ok(1), str::parse).map_err(|_| form())?;
-        let min_size = parts.next().map_or(Ok(Bytes::ZERO), Bytes::parse).map_err(|_| form())?;
-        if parts.next().is_some() {
-            return Err(form());
-        }
+        let form = || SettingsError(format!("`{text}` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`"));
+        let Numbered { first, count, min_size } = numbered.ok_or_else(form)?;
         Ok(Self { call: named, first, count, min_size })
     }
 }

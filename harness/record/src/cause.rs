@@ -330,7 +330,7 @@ mod tests {
     }
 
     fn memory(total: Bytes, free: Bytes, used: Bytes) -> DeviceMemory {
-        DeviceMemory { total, free, used, process: None, context_overhead: Bytes::ZERO, pressure: Bytes::ZERO }
+        DeviceMemory { total, free, used, process: None, context_overhead: Bytes::ZERO, pressure: Bytes::ZERO, processes: Bytes::ZERO }
     }
 
     /// A request of that size on a device of 1 GiB, of which the allocator holds 20 MiB and has 16 MiB free.

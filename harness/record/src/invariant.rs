@@ -50,6 +50,10 @@ invariants! {
         "an out-of-memory changes nothing but cached memory given back, and is counted",
     RetryMakesProgress = "retry_makes_progress":
         "a retry succeeds, asks for less, or meets other memory than the try before it",
+    AttemptsAreBounded = "attempts_are_bounded":
+        "a step is tried at most as often as its recovery policies allow",
+    RecoveryIsRepeatable = "recovery_is_repeatable":
+        "a second run from the same seed recovers by the same attempts (simulated device)",
     EverythingGoesBack = "everything_goes_back":
         "after the last free and empty_cache nothing is reserved",
     WholeLimitFitsAtTheEnd = "whole_limit_fits_at_the_end":

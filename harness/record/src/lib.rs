@@ -10,12 +10,19 @@ use harness_allocator::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
 pub mod cause;
+pub mod claim;
 pub mod event;
+pub mod faulted;
 pub mod invariant;
+pub mod recovery;
+pub mod timeline;
 
 pub use cause::{Cause, CauseKind, causes};
+pub use claim::{Claim, ClaimFigure, ClaimVerdict};
 pub use event::{Collector, Event};
+pub use faulted::{FaultedArm, FaultedCase, FaultedEnd, FaultedRuns, NotTried};
 pub use invariant::Invariant;
+pub use recovery::{Attempt, Recovery, Trained};
 
 /// The version that this build writes.
 pub const RECORD_VERSION: u32 = 1;
@@ -87,6 +94,9 @@ pub struct RunRecord {
     /// Steps that ran but are not in the list, where there were too many of them: the first and the last ones are kept.
     #[serde(default)]
     pub unrecorded_steps: u64,
+    /// Figures of its claim, taken behind the last step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub figures: Vec<ClaimFigure>,
     /// The accounts over time, within steps too: what the picture shows. Of a long run, the extremes of each of many equal stretches.
     pub curve: Vec<CurvePoint>,
     /// How long the operations took.
@@ -119,6 +129,9 @@ pub struct ScenarioInfo {
     pub about: String,
     /// The memory it ran in.
     pub memory: Bytes,
+    /// What it puts to the test.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<Claim>,
 }
 
 /// How a run ended.
@@ -199,6 +212,8 @@ pub enum Rule {
     DeviceFailure,
     /// A step did not end within its time limit.
     TimeLimit,
+    /// A fault of the scenario struck no call, or did not end the run as it should.
+    Fault,
 }
 
 impl fmt::Display for Rule {
@@ -211,6 +226,7 @@ impl fmt::Display for Rule {
             Self::ExpectedViolation => f.write_str("expected violation"),
             Self::DeviceFailure => f.write_str("device failure"),
             Self::TimeLimit => f.write_str("time limit"),
+            Self::Fault => f.write_str("fault"),
         }
     }
 }
@@ -264,6 +280,9 @@ pub struct StepRecord {
     /// Where a request failed for good: what was known at that moment, before the step gave anything back. Older builds did not keep it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shortage: Option<Shortage>,
+    /// Of a step with recovery policies, what they did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<Recovery>,
 }
 
 /// A request that failed for good, and where the memory was at that moment.
@@ -282,7 +301,7 @@ pub struct Shortage {
     /// The limit that the program has set on its own requests, where that refused and the allocator was not asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program_limit: Option<Bytes>,
-    /// The accounts of the program at that moment. What other programs of the run held is part of `device.pressure` here.
+    /// The accounts of the program at that moment. What other programs and processes of the run held is part of `device.pressure` here.
     pub accounts: Accounts,
     /// `inactive_split_bytes.all.current` at that moment.
     pub inactive_split: Bytes,

@@ -8,8 +8,8 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use harness_record::Invariant;
 use harness_record::{
-    Accounts, CostFigure, CurvePoint, Lane, Outcome, Pieces, RECORD_VERSION, Records, Rule, RunRecord, Samples, ScenarioInfo, Shortage,
-    SourceLine, StepRecord, Table, Timings, UnlistedSegments, Verdict, Violation,
+    Accounts, Attempt, CostFigure, CurvePoint, Lane, Outcome, Pieces, RECORD_VERSION, Records, Recovery, Rule, RunRecord, Samples,
+    ScenarioInfo, Shortage, SourceLine, StepRecord, Table, Timings, Trained, UnlistedSegments, Verdict, Violation,
 };
 
 const LIMIT: Bytes = Bytes::gib(1);
@@ -265,8 +265,57 @@ pub(crate) fn long_run(steps: u32, ooms: &[u32]) -> RunRecord {
     run.finish(Verdict::Passed)
 }
 
+/// The same training under three policies.
+pub(crate) fn recoveries() -> Records {
+    let mut run = Builder::new(scenario("policies", "Three policies."), simulated(), "caching", 0);
+    let attempt = |asked: &str, failed: bool, then: Option<&str>| Attempt {
+        asked: asked.to_owned(),
+        failed: failed.then(|| "out of memory: 64 MiB requested, 20 MiB free on the device".to_owned()),
+        then: then.map(str::to_owned),
+        time: Some(Nanos::micros(250)),
+    };
+    let first = "a batch of 64";
+    let cases = [
+        ("give_up", vec![attempt(first, true, None)], None, Outcome::OutOfMemory),
+        (
+            "halve_batch down to 1, at most 1 retries",
+            vec![attempt(first, true, Some("halve_batch")), attempt("a batch of 32", false, None)],
+            Some((32, 32)),
+            Outcome::Fits { retries: 1 },
+        ),
+        (
+            "split_and_accumulate down to 1",
+            vec![attempt(first, true, Some("split_and_accumulate")), attempt("a batch of 64 in 2 parts", false, None)],
+            Some((32, 64)),
+            Outcome::Fits { retries: 1 },
+        ),
+    ];
+    for (number, (policies, listed, batches, outcome)) in cases.into_iter().enumerate() {
+        let (name, line) = (policies.split(' ').next().unwrap_or_default(), number as u32 + 5);
+        run.step(line, "train", &format!("{name}, 4 iterations"), outcome, Nanos::millis(10), |_| {});
+        let trained = batches.map(|(final_batch, effective_batch)| Trained {
+            final_batch,
+            effective_batch,
+            samples: 4 * effective_batch,
+            plan: "as asked".to_owned(),
+        });
+        let retries = listed.len() as u64 - 1;
+        run.last().recovery = Some(Recovery {
+            policies: policies.to_owned(),
+            attempts: 4 + retries,
+            retries,
+            listed,
+            lost: Some(Nanos::micros(250)),
+            given_back: Bytes::mib(64),
+            trained,
+            ..Recovery::default()
+        });
+    }
+    Records { runs: vec![run.finish(Verdict::Passed)], ..every_ending() }
+}
+
 fn scenario(name: &str, about: &str) -> ScenarioInfo {
-    ScenarioInfo { name: name.to_owned(), path: format!("scenarios/{name}.yaml"), about: about.to_owned(), memory: LIMIT }
+    ScenarioInfo { name: name.to_owned(), path: format!("scenarios/{name}.yaml"), about: about.to_owned(), memory: LIMIT, claim: None }
 }
 
 fn simulated() -> DeviceInfo {
@@ -333,6 +382,7 @@ const fn nothing_held() -> Accounts {
             process: None,
             context_overhead: OVERHEAD,
             pressure: Bytes::ZERO,
+            processes: Bytes::ZERO,
         },
     }
 }
@@ -360,6 +410,7 @@ impl Builder {
             verdict: Verdict::Passed,
             steps: Vec::new(),
             unrecorded_steps: 0,
+            figures: Vec::new(),
             curve: Vec::new(),
             timings: Timings::default(),
             calls: DeviceCalls::default(),
@@ -395,6 +446,7 @@ impl Builder {
             notes: Vec::new(),
             tables: Vec::new(),
             shortage: None,
+            recovery: None,
         });
         self.record.curve.push(self.point(number));
     }

@@ -12,13 +12,16 @@ pub mod junit;
 pub mod markdown;
 pub mod picture;
 pub mod program;
+mod recovery;
 pub mod runs;
 pub mod store;
 pub mod text;
+pub mod timeline;
 pub mod timing;
 pub mod trials;
 pub mod why;
 
+mod claims;
 mod escape;
 mod page;
 mod steps;

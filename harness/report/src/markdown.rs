@@ -6,9 +6,11 @@ use std::collections::BTreeSet;
 
 use harness_allocator::units::Bytes;
 
+use super::claims::{self, Tested};
 use super::escape::{code, fenced, prose, prose_block};
 use super::page::Page;
 use super::picture::{self, Picture};
+use super::recovery;
 use super::steps::Selection;
 use super::timing::{self, Timing};
 use super::why;
@@ -69,6 +71,7 @@ impl Page {
         self.devices(report);
         self.verdicts(report);
         self.skipped(report);
+        self.claims(report);
     }
 
     fn failures_in_brief(&mut self, report: &Report<'_>) {
@@ -131,11 +134,53 @@ impl Page {
         self.table(&columns, rows.collect::<Vec<_>>());
     }
 
+    /// What is said of memory, whether it is true, and the figures.
+    fn claims(&mut self, report: &Report<'_>) {
+        let rows: Vec<Vec<String>> = claims::tested(report).iter().flat_map(claim_rows).collect();
+        if rows.is_empty() {
+            return;
+        }
+        self.block("## Claims");
+        self.block(
+            "What is said of GPU memory, put to the test. PyTorch's figures are those of a real PyTorch program on the simulated GPU.",
+        );
+        let columns =
+            [("claim", Align::Left), ("verdict", Align::Left), ("figure", Align::Left), ("PyTorch", Align::Right), ("here", Align::Right)];
+        self.table(&columns.map(|(head, align)| (head.to_owned(), align)), rows);
+    }
+
     fn devices(&mut self, report: &Report<'_>) {
         let columns = ["device", "memory", "clock", "driver", "CUDA", "clocks (SM / memory)", "identity and state when opened"];
         let columns = columns.map(|head| (head.to_owned(), Align::Left));
         self.table(&columns, report.devices.iter().map(device_cells));
     }
+}
+
+/// One row for each figure of a claim, the first with the claim.
+fn claim_rows(tested: &Tested<'_>) -> Vec<Vec<String>> {
+    let Tested { scenario, claim, figures, .. } = tested;
+    let source = match &claim.source {
+        Some(url) if url.starts_with("https://") => format!(" ([source](<{}>))", url.replace(['<', '>', '|', '\n'], "")),
+        Some(title) => format!(" ({})", prose(title)),
+        None => String::new(),
+    };
+    let says = format!("[{}](#scenario-{}){source}", prose(&claim.says), scenario.slug);
+    let because = claim.because.as_ref().map(|because| format!(": {}", prose(because))).unwrap_or_default();
+    let verdict = format!("**{}**{because}", prose(&tested.verdict()));
+    let mut rows: Vec<Vec<String>> = figures
+        .iter()
+        .map(|figure| {
+            let [pytorch, harness] = [&figure.pytorch, &figure.harness].map(|value| prose(claims::or_nothing(value.as_deref())));
+            vec![String::new(), String::new(), prose(&figure.name), pytorch, harness]
+        })
+        .collect();
+    if rows.is_empty() {
+        rows.push(vec![String::new(), String::new(), NOTHING.to_owned(), NOTHING.to_owned(), NOTHING.to_owned()]);
+    }
+    if let Some(first) = rows.first_mut() {
+        first.splice(..2, [says, verdict]);
+    }
+    rows
 }
 
 fn verdict_cell(arm: &ArmGroup<'_>) -> String {
@@ -265,7 +310,7 @@ impl Page {
         let after = (run.unrecorded_steps == 0).then_some(Bytes(run.stats.inactive_split_bytes.all.current));
         let split = last.shortage.as_ref().map(|shortage| shortage.inactive_split).or(after);
         let split = split.map(|split| split.min(unallocated)).filter(|&split| split > Bytes::ZERO);
-        let beyond = device.used.saturating_sub(device.context_overhead + accounts.reserved + device.pressure);
+        let beyond = device.used.saturating_sub(device.context_overhead + accounts.reserved + device.pressure + device.processes);
         let mut grid = Grid::new([("the memory", Align::Left), ("size", Align::Right)]);
         let always = |name: &str, size: Bytes| Some((name.to_owned(), size));
         let if_any = |name: &str, size: Bytes| (size > Bytes::ZERO).then(|| (name.to_owned(), size));
@@ -273,6 +318,7 @@ impl Page {
             always("limit", run.scenario.memory),
             always("free on the device", device.free),
             if_any("held by others (pressure)", device.pressure),
+            if_any("held by other processes of the run", device.processes),
             if_any("device used beyond reserved (the driver's rounding, other processes)", beyond),
             always("reserved by the allocator", accounts.reserved),
             always("– of it allocated", accounts.allocated),
@@ -326,6 +372,7 @@ impl Page {
             self.settings(on_device);
             self.picture(report, scenario, on_device);
             self.timing(on_device, device);
+            self.recovery(on_device, device);
             for arm in &on_device.arms {
                 self.arm(arm);
             }
@@ -357,6 +404,19 @@ impl Page {
         self.block(format!("**{}** on {}", timing::title(timing.clock), prose(&device.label)));
         self.grid(&timing.grid());
         self.block(prose(&timing.footnotes().join(" ")));
+    }
+
+    fn recovery(&mut self, on_device: &ScenarioOnDevice<'_>, device: &DeviceGroup<'_>) {
+        let rows = recovery::rows(on_device);
+        if rows.is_empty() {
+            return;
+        }
+        self.block("**Recovery**");
+        self.grid(&recovery::grid(&rows, device.info.clock));
+        for row in rows.iter().filter(|row| !row.recovery.listed.is_empty()) {
+            let title = format!("Attempts of {} with {}", prose(&words::step_name(row.step)), code(row.allocator));
+            self.fold(&title, |page| page.grid(&row.attempts()));
+        }
     }
 
     fn arm(&mut self, arm: &ArmGroup<'_>) {
@@ -500,6 +560,11 @@ impl Page {
             (
                 "fits after 1 retry",
                 "an outcome: a request that failed was made again by the step's recovery policy. These retries are its own.",
+            ),
+            (
+                "came out",
+                "the place of a training among those of the same arm that began alike and have other recovery policies: those that went to their end \
+                 first, then by throughput, then by effective batch. Throughput is completed samples by the time of the whole step.",
             ),
             (
                 "memory summary",

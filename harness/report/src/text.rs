@@ -7,7 +7,9 @@ use anstyle::{AnsiColor, Style as Paint};
 use unicode_width::UnicodeWidthStr;
 
 use super::Report;
+use super::claims;
 use super::escape::{log_line, log_lines};
+use super::recovery;
 use super::steps::Selection;
 use super::timing::{self, Timing};
 use super::why;
@@ -37,7 +39,9 @@ pub fn render(report: &Report<'_>, style: Style, width: Option<usize>) -> String
     if report.counts.total() > 0 {
         out.verdicts(report);
         out.times(report);
+        out.recoveries(report);
         out.expected_shortages(report);
+        out.claims(report);
         for (_, _, arm) in report.arms().filter(|(_, _, arm)| arm.counts.failed > 0) {
             out.failure(arm.shown());
         }
@@ -208,6 +212,24 @@ impl Text {
         }
     }
 
+    /// What is said of memory, whether it is true, and the figures.
+    fn claims(&mut self, report: &Report<'_>) {
+        let tested = claims::tested(report);
+        if tested.is_empty() {
+            return;
+        }
+        self.text.push('\n');
+        self.line("Claims:");
+        for tested in &tested {
+            let because = tested.claim.because.as_ref().map(|because| format!(" ({})", because.replace('\n', " "))).unwrap_or_default();
+            self.wrapped(&format!("  {} [{}] {}{because}", tested.claim.says, tested.scenario.info.name, tested.verdict()), 4);
+            for figure in tested.figures {
+                let [pytorch, harness] = [&figure.pytorch, &figure.harness].map(|value| claims::or_nothing(value.as_deref()));
+                self.wrapped(&format!("    {}: PyTorch {pytorch}, here {harness}", figure.name), 6);
+            }
+        }
+    }
+
     fn table_of_verdicts(&mut self, report: &Report<'_>) {
         let has_devices = report.devices.len() > 1;
         let names = ["verdict", "scenario"].into_iter().chain(has_devices.then_some("device")).chain(["allocator"]);
@@ -239,6 +261,19 @@ impl Text {
         }
         if let Some(warning) = words::model_time_warning(report) {
             self.wrapped(&format!("\n{warning}"), 0);
+        }
+    }
+
+    /// What recovery policies came to, one table for each scenario in which something failed.
+    fn recoveries(&mut self, report: &Report<'_>) {
+        for scenario in &report.scenarios {
+            for on_device in &scenario.by_device {
+                let (rows, device) = (recovery::rows(on_device), &report.devices[on_device.device]);
+                if !rows.is_empty() {
+                    self.wrapped(&format!("\nRecovery in {} on {}", scenario.info.name, device.label), 2);
+                    self.table(&recovery::brief(&rows, device.info.clock), 2, None);
+                }
+            }
         }
     }
 

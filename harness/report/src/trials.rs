@@ -1,11 +1,14 @@
 //! Many runs of one program on simulated GPUs: a sentence that sums them up, and a table. [`Trials`] is what there is to show; [`text`] and [`markdown`] show it.
 
+mod calls;
+
 use std::collections::BTreeMap;
 
 use harness_allocator::units::Bytes;
 use harness_exec::trials::faults::{Case, Expectation, FaultReport, Outcome};
 use harness_exec::trials::least::LeastReport;
 use harness_exec::trials::settings::{Row, SettingsReport};
+use harness_record::FaultedRuns;
 
 use super::page::Page;
 use super::text::{Style, Text};
@@ -19,6 +22,8 @@ const LONGEST_ERROR: usize = 60;
 pub enum Trials<'a> {
     /// Attempts to get memory failed, one after the other, and this was expected of the program.
     Faults(&'a FaultReport, Option<Expectation>),
+    /// Calls of the device failed, one after the other.
+    Calls(&'a FaultedRuns),
     /// The least memory.
     Least(&'a LeastReport),
     /// Settings compared.
@@ -57,6 +62,7 @@ impl Trials<'_> {
     fn sentence(&self) -> String {
         match self {
             Self::Faults(report, _) => sentence_of_faults(report),
+            Self::Calls(runs) => calls::sentence(runs),
             Self::Least(report) => sentence_of_least(report),
             Self::Settings(report) => sentence_of_settings(report),
         }
@@ -68,6 +74,7 @@ impl Trials<'_> {
                 let expectation = expectation.unwrap_or(Expectation::Recovers);
                 report.cases.iter().any(|case| !case.meets(expectation))
             }
+            Self::Calls(runs) => !runs.passed(),
             Self::Least(_) => false,
             Self::Settings(report) => report.best.is_none(),
         }
@@ -76,6 +83,7 @@ impl Trials<'_> {
     fn grid(&self) -> Option<Grid> {
         match self {
             Self::Faults(report, _) => Some(grid_of_faults(report)),
+            Self::Calls(runs) => Some(calls::grid(runs)),
             Self::Least(report) => Some(grid_of_least(report)),
             Self::Settings(report) => Some(grid_of_settings(report)),
         }
@@ -85,6 +93,7 @@ impl Trials<'_> {
     fn notes(&self) -> Vec<String> {
         match self {
             Self::Faults(report, expectation) => notes_on_faults(report, *expectation),
+            Self::Calls(runs) => calls::notes(runs),
             Self::Least(report) => notes_on_least(report),
             Self::Settings(report) => report.is_interrupted.then(|| "Interrupted: the rest was left out.".to_owned()).into_iter().collect(),
         }

@@ -95,7 +95,7 @@ pub(super) fn count(number: usize, noun: &str) -> String {
 }
 
 /// What steps count in bytes, beside the names that say so.
-const IN_BYTES: [&str; 8] = [
+const IN_BYTES: [&str; 9] = [
     "failed_request",
     "peak_reserved",
     "reserved_at_failure",
@@ -103,6 +103,7 @@ const IN_BYTES: [&str; 8] = [
     "largest_free_at_failure",
     "device_free_at_failure",
     "free_in_pinned_segments",
+    "given_back",
     "retained_after_oom",
 ];
 
@@ -147,9 +148,13 @@ pub(super) fn violation(violation: &Violation) -> String {
     let place = violation.at.as_ref().map_or_else(|| format!("after step {}", violation.step), ToString::to_string);
     let promise = match &violation.rule {
         Rule::Invariant(invariant) => format!("\n  promise:  {}", invariant.promise()),
-        Rule::Expectation | Rule::BetweenArms | Rule::ExpectedFailure | Rule::ExpectedViolation | Rule::DeviceFailure | Rule::TimeLimit => {
-            String::new()
-        }
+        Rule::Expectation
+        | Rule::BetweenArms
+        | Rule::ExpectedFailure
+        | Rule::ExpectedViolation
+        | Rule::DeviceFailure
+        | Rule::TimeLimit
+        | Rule::Fault => String::new(),
     };
     format!("{place}: {}{promise}\n  expected: {}\n  seen:     {}", violation.rule, violation.expected, violation.seen)
 }

@@ -1,21 +1,22 @@
 //! What a scenario's names stand for while it runs: buffers, streams, events, measures, reports, storms; and what a step leaves behind
 //! ([`StepResult`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::allocator::{AllocatorSpec, PrivatePoolId};
 use harness_allocator::device::{Clock, DevicePtr, EventId, StreamId};
 use harness_allocator::stats::StatKey;
 use harness_allocator::units::{Bytes, Nanos};
 
-use crate::rig::{Buffer, ProgramId, Rig, Stop};
+use crate::processes::{Inside, Processes};
+use crate::rig::{Buffer, ProgramId, Rig, Stop, unstruck};
 use crate::shared_memory::SharedMemory;
-use harness_record::{Cause, CauseKind, Outcome, Shortage, Table, causes};
+use harness_record::{Cause, CauseKind, Outcome, Recovery, Shortage, Table, causes};
 use harness_scenario::steps::Action;
 use harness_scenario::steps::free::Free;
 use harness_scenario::{
-    Account, Amount, BufferName, BufferRef, DeviceKind, DeviceMetric, EventName, GrowthSite, MeasureName, Metric, Number, PoolName,
-    Position, ProgramName, Readings, ReportKey, Scenario, Step, StepName, StreamName, Unit, VariableName,
+    Account, Amount, BufferName, BufferRef, Chain, DeviceKind, DeviceMetric, EventName, GrowthSite, MeasureName, Metric, Number,
+    PolicyKind, PoolName, Position, ProgramName, Readings, ReportKey, Scenario, Step, StepName, StreamName, VariableName,
 };
 
 /// See the module. The checks of the language have made sure that every name is used as it may be.
@@ -29,6 +30,11 @@ pub(crate) struct World {
     /// Whether a size refers to the device's memory at a `measure` step: then a timed run has to ask for it there.
     sizes_use_measured_memory: bool,
     buffers: BTreeMap<BufferKey, Buffer>,
+    /// When each buffer was used last: the number of that use. Buffers that are gone stay in it until their name is used again.
+    last_used: BTreeMap<BufferKey, u64>,
+    uses: u64,
+    /// Whether a policy asks for the buffer that was used longest ago: otherwise nobody counts uses.
+    evicts: bool,
     /// Buffers that lost their name to a later one.
     leaked: Vec<Buffer>,
     /// By number of the name.
@@ -51,8 +57,14 @@ pub(crate) struct World {
     pub(crate) alloc_conf: Option<String>,
     /// Counters of the torch of programs that were run, by the name of their step. Empty where no process told them.
     pub(crate) torch_stats: BTreeMap<StepName, BTreeMap<StatKey, u64>>,
+    /// Optional programs that could not be run here.
+    pub(crate) not_run: BTreeSet<StepName>,
     /// What the programs share; made when the first one is run.
     pub(crate) shared_memory: Option<SharedMemory>,
+    /// The processes beside this one, where the scenario has any.
+    pub(crate) processes: Option<Processes>,
+    /// Which of them does the step at hand; `None` where this one does.
+    pub(crate) inside: Option<Inside>,
 }
 
 /// A buffer's name and, of numbered ones, its number.
@@ -74,6 +86,9 @@ pub(crate) enum LookUpError {
     /// No process of a program told it.
     #[error("{0} is not known: no process of the program told counters of torch, since none imported it, or it was ended before it could")]
     NotTold(String),
+    /// Its step was passed over: the program cannot be run here.
+    #[error("{0} is not known: the program was not run")]
+    NotRun(String),
     /// A growth has nothing to be compared with yet.
     #[error("{0} is seen for the first time")]
     FirstTime(String),
@@ -102,7 +117,7 @@ impl World {
                 }
             }
         }
-        if let Err(stop) = begun.and_then(|()| rig.begin_scenario()) {
+        if let Err(stop) = begun.and_then(|()| rig.unstruck(Rig::begin_scenario)) {
             return Err(Box::new((rig, streams, stop)));
         }
         let programs = scenario.programs.iter().map(|_| rig.add_program(arm.build())).collect();
@@ -113,6 +128,9 @@ impl World {
             seed,
             sizes_use_measured_memory: sizes_use_measured_memory(&scenario.steps),
             buffers: BTreeMap::new(),
+            last_used: BTreeMap::new(),
+            uses: 0,
+            evicts: evicts(scenario),
             leaked: Vec::new(),
             programs,
             pools: BTreeMap::new(),
@@ -126,9 +144,13 @@ impl World {
             storms: BTreeMap::new(),
             alloc_conf: arm.effective().map(|config| config.to_string()),
             torch_stats: BTreeMap::new(),
+            not_run: BTreeSet::new(),
             shared_memory: None,
+            processes: None,
+            inside: None,
         };
-        match world.readings(true) {
+        let faults = world.rig.faults().cloned();
+        match unstruck(faults.as_ref(), || world.readings(true)) {
             Ok(readings) => {
                 world.measures.insert(MeasureName::start(), readings);
                 Ok(world)
@@ -187,6 +209,7 @@ impl World {
 
     /// Keeps a buffer under a name; one that has the name already loses it and stays allocated.
     pub(crate) fn keep(&mut self, key: BufferKey, buffer: Buffer) {
+        self.used(&key);
         self.leaked.extend(self.buffers.insert(key, buffer));
     }
 
@@ -217,10 +240,33 @@ impl World {
         key: &BufferKey,
         act: impl FnOnce(&mut Rig, &mut Buffer) -> Result<(), Stop>,
     ) -> Result<bool, Stop> {
+        self.used(key);
         match self.buffers.get_mut(key) {
             Some(buffer) => act(&mut self.rig, buffer).map(|()| true),
             None => Ok(false),
         }
+    }
+
+    fn used(&mut self, key: &BufferKey) {
+        if self.evicts {
+            self.uses += 1;
+            self.last_used.insert(key.clone(), self.uses);
+        }
+    }
+
+    /// Of the live buffers of some names, the one whose last use is the longest ago.
+    pub(crate) fn least_recently_used(&self, names: &[BufferName]) -> Option<BufferKey> {
+        let keys = names.iter().flat_map(|name| {
+            let numbered = self.elements(name).into_iter().map(|index| (name.clone(), Some(index)));
+            std::iter::once((name.clone(), None)).chain(numbered)
+        });
+        keys.filter(|key| self.is_live(key)).min_by_key(|key| self.last_used.get(key).copied().unwrap_or(0))
+    }
+
+    /// Compares what the buffers hold with what was written last, where their own stream wrote it and nothing is queued on it. Others are compared when they
+    /// are freed: until then the program may order their streams.
+    pub(crate) fn verify_live(&mut self) -> Result<(), Stop> {
+        self.buffers.values().filter(|buffer| buffer.is_own_work()).try_for_each(|buffer| self.rig.verify_at_rest(buffer))
     }
 
     pub(crate) fn storm(&mut self, id: &StepName) -> &mut LiveBlocks {
@@ -258,10 +304,17 @@ impl World {
                 readings.get(*account)
             }
             Metric::Program(program, key) => Some(self.rig.stats_of(self.programs[program.index()]).get(*key)),
+            Metric::Process(process, account) => {
+                let readings = self.processes.as_ref().and_then(|processes| processes.readings(process));
+                readings.ok_or_else(|| LookUpError::NotReported(metric.to_string()))?.get(*account)
+            }
             Metric::Growth(site, account) => {
                 let value = now.get(*account).ok_or_else(|| LookUpError::Unknown(metric.to_string()))?;
                 let last = self.last_seen.get(site).ok_or_else(|| LookUpError::FirstTime(metric.to_string()))?;
                 return Ok(Number::from_integer(i128::from(value) - i128::from(*last)));
+            }
+            Metric::Report(step, _) | Metric::Torch(step, _) if self.not_run.contains(step) => {
+                return Err(LookUpError::NotRun(metric.to_string()));
             }
             Metric::Report(step, key) => {
                 let value = self.reports.get(step).and_then(|reports| reports.get(key)).copied();
@@ -312,9 +365,18 @@ impl World {
 
     /// Gives the device's handles back, whatever state the run ended in.
     pub(crate) fn close(self) -> Result<(), Stop> {
+        // Those that still run are killed: the run has failed.
+        drop(self.processes);
         let streams = self.streams.into_iter().skip(1).collect();
         self.rig.close(streams, self.events.into_values().collect())
     }
+}
+
+/// Whether a policy of the scenario frees the buffer that was used longest ago.
+fn evicts(scenario: &Scenario) -> bool {
+    let steps = scenario.all_steps();
+    let mut policies = steps.iter().filter_map(|step| step.action.on_oom()).flat_map(Chain::policies);
+    policies.any(|policy| policy.kind() == PolicyKind::Evict)
 }
 
 fn whole(value: u64) -> Number {
@@ -375,12 +437,14 @@ pub(crate) struct StepResult {
     pub(crate) shortage: Option<Shortage>,
     /// What the size of a request came to.
     pub(crate) size: Option<Bytes>,
+    /// Of a step with recovery policies, what they did.
+    pub(crate) recovery: Option<Recovery>,
 }
 
 impl Default for StepResult {
     fn default() -> Self {
-        let (reports, notes, tables, unmet, shortage, size) = Default::default();
-        Self { outcome: Outcome::Done, reports, notes, tables, unmet, shortage, size }
+        let (reports, notes, tables, unmet, shortage, size, recovery) = Default::default();
+        Self { outcome: Outcome::Done, reports, notes, tables, unmet, shortage, size, recovery }
     }
 }
 
@@ -390,7 +454,7 @@ impl StepResult {
         let mut reports = self.reports.clone();
         match duration {
             Some(duration) => drop(reports.insert(ReportKey::Time, duration.0)),
-            None => reports.retain(|key, _| key.unit() != Unit::Time),
+            None => reports.retain(|key, _| !key.is_timed()),
         }
         reports
     }

@@ -6,9 +6,12 @@
 
 pub mod cases;
 mod checker;
+pub mod claim;
 mod ending;
+mod faults;
 mod matrix;
 mod metric;
+pub mod model;
 mod needs;
 mod plan;
 mod policy;
@@ -21,9 +24,10 @@ mod text;
 pub use cases::{Cases, DeviceKind, Reasons};
 pub use checker::{MAX_BUFFERS, MAX_NESTING, MAX_OPERATIONS};
 pub use ending::{Ending, Expected};
+pub use faults::{MAX_FAULTS, Origin, PlannedFault};
 pub use harness_language::error::{FileError, TextError, choices};
 pub use harness_language::expression::{
-    AmountError, ArithmeticError, Comparison, EvaluateError, Evaluation, MAX_TERMS, Number, Quantity, Unit, Value,
+    AmountError, ArithmeticError, Comparison, Dimension, EvaluateError, Evaluation, MAX_TERMS, Number, Quantity, Unit, Value,
 };
 pub use harness_language::fields::{MAX_MEMORY, MIN_MEMORY};
 pub use harness_language::located::{Located, Position};
@@ -31,12 +35,12 @@ pub use harness_language::yaml::{MAX_FILE, MAX_NODES};
 pub use matrix::{MAX_POINTS, Settings};
 pub use metric::{
     Account, Amount, BufferName, BufferRef, DeviceMetric, EventName, Expectation, Expression, GrowthSite, MeasureName, Metric, PoolName,
-    ProgramName, Readings, ReportKey, StepName, StreamName, VariableName,
+    ProcessName, ProgramName, Readings, ReportKey, StepName, StreamName, VariableName,
 };
 pub use needs::{Feature, Needs};
 pub use plan::{Plan, PlanPart, Precision};
-pub use policy::{MAX_RETRIES, Policy};
+pub use policy::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind};
 pub use reference::{Reference, update_reference};
-pub use scenario::{MAX_INVARIANTS, MAX_PROGRAMS, MAX_STREAMS, SCENARIO, Scenario};
+pub use scenario::{MAX_INVARIANTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, Process, SCENARIO, Scenario};
 pub use schema::schema;
 pub use steps::{Action, Step, StepKind};

@@ -23,6 +23,8 @@ pub enum Metric {
     Growth(GrowthSite, Account),
     /// A counter of another program's allocator: `server.reserved`.
     Program(ProgramName, StatKey),
+    /// A figure of a process: `worker.reserved`, `worker.device.process`.
+    Process(ProcessName, Account),
     /// A counter of torch.cuda.memory_stats() of a program that an `exec` step ran: `training.allocated.peak`.
     Torch(StepName, StatKey),
     /// A metric of the run with another allocator, known when all have run: `expandable.reserved.peak`.
@@ -56,7 +58,7 @@ impl Metric {
     #[must_use]
     pub fn unit(&self) -> Unit {
         match self {
-            Self::Now(account) | Self::At(_, account) | Self::Growth(_, account) => account.unit(),
+            Self::Now(account) | Self::At(_, account) | Self::Growth(_, account) | Self::Process(_, account) => account.unit(),
             Self::Report(_, key) => key.unit(),
             Self::Variable(_, unit) => *unit,
             Self::Program(_, key) | Self::Torch(_, key) => Account::Stat(*key).unit(),
@@ -70,7 +72,8 @@ impl Metric {
         match self {
             Self::Now(account) | Self::At(_, account) | Self::Growth(_, account) => Some(*account),
             Self::Program(_, key) | Self::Torch(_, key) => Some(Account::Stat(*key)),
-            Self::Report(..) | Self::Variable(..) | Self::Arm(..) => None,
+            // A process tells its figures by itself.
+            Self::Report(..) | Self::Variable(..) | Self::Arm(..) | Self::Process(..) => None,
         }
     }
 }
@@ -84,6 +87,7 @@ impl fmt::Display for Metric {
             Self::Variable(name, _) => name.fmt(f),
             Self::Growth(_, account) => write!(f, "growth({account})"),
             Self::Program(program, key) => write!(f, "{program}.{key}"),
+            Self::Process(process, account) => write!(f, "{process}.{account}"),
             Self::Torch(step, key) => write!(f, "{step}.{key}"),
             Self::Arm(arm, metric) => write!(f, "{arm}.{metric}"),
         }
@@ -157,6 +161,28 @@ pub enum Account {
 }
 
 impl Account {
+    /// Whether it belongs to one process, and changes only when that process does something.
+    #[must_use]
+    pub const fn is_of_one_process(self) -> bool {
+        match self {
+            Self::Stat(_) => true,
+            Self::Device(metric) => match metric {
+                DeviceMetric::Process
+                | DeviceMetric::MallocCalls
+                | DeviceMetric::MallocFailures
+                | DeviceMetric::FreeCalls
+                | DeviceMetric::MemoryCalls
+                | DeviceMetric::Synchronizations => true,
+                DeviceMetric::Used
+                | DeviceMetric::Free
+                | DeviceMetric::Total
+                | DeviceMetric::ContextOverhead
+                | DeviceMetric::Pressure
+                | DeviceMetric::Now => false,
+            },
+        }
+    }
+
     /// Every one, the allocator's counters first.
     pub fn all() -> impl Iterator<Item = Self> {
         StatKey::all().map(Self::Stat).chain(DeviceMetric::ALL.iter().map(|&metric| Self::Device(metric)))
@@ -289,7 +315,13 @@ metrics! {
         FreeSegments = "free_segments", Count: "Segments without any live block, which `empty_cache` gives back.";
         Iterations = "iterations", Count: "Iterations that completed, of a training or of a loop.";
         FirstBatch = "first_batch", Count: "Batch of the first iteration tried.";
-        FinalBatch = "final_batch", Count: "Batch of the last iteration that completed; 0 where none did.";
+        FinalBatch = "final_batch", Count: "Samples in memory at once in the last iteration that completed; 0 where none did.";
+        EffectiveBatch = "effective_batch", Count: "Samples whose gradients were added up for one update, in the last iteration that completed; 0 where none did.";
+        Throughput = "throughput", Count: "Samples per second, rounded down, of the iterations that completed, over the time of all tries; 0 where none did.";
+        Served = "served", Count: "Requests that were served to their end.";
+        Evicted = "evicted", Count: "Times a request gave its cache up for another one.";
+        PeakRunning = "peak_running", Count: "The most requests that were served at once.";
+        RecomputedWords = "recomputed_words", Count: "Words whose keys and values were given up, to be computed again.";
         ExitCode = "exit_code", Count: "The program's exit code; 128 + n where signal n ended it.";
         Processes = "processes", Count: "Processes of the program that used the GPU.";
         PeakReserved = "peak_reserved", Bytes: "The most bytes that a process of the program held of the GPU.";
@@ -297,7 +329,8 @@ metrics! {
         MallocFailures = "malloc_failures", Count: "Driver allocations that failed for lack of memory, injected failures included.";
         InjectedFailures = "injected_failures", Count: "Driver allocations that failed because `fail` asks for it.";
         FreeCalls = "free_calls", Count: "Driver frees of the program.";
-        RetainedAfterOom = "retained_after_oom", Bytes: "Allocated bytes of the failed iteration that were still allocated when its recovery was done: 0 where nothing leaks.";
+        RetainedAfterOom = "retained_after_oom", Bytes: "The most allocated bytes that a failed try left behind: 0 where nothing leaks.";
+        GivenBack = "given_back", Bytes: "Cached bytes that recovery policies gave back to the driver.";
     }
 }
 
@@ -352,8 +385,18 @@ names! {
     VariableName;
     /// A program besides the main one, with an allocator of its own. Numbers begin with 0.
     ProgramName;
+    /// A process besides the main one, on the same device. Numbers begin with 0.
+    ProcessName;
     /// A private pool of memory, as a CUDA graph has one.
     PoolName;
+}
+
+impl ReportKey {
+    /// Whether it comes from a clock: a timed run tells it, and no other.
+    #[must_use]
+    pub const fn is_timed(self) -> bool {
+        matches!(self.unit(), Unit::Time) || matches!(self, Self::Throughput)
+    }
 }
 
 impl MeasureName {

@@ -32,6 +32,8 @@ pub enum PlanPart {
     MicroBatches,
     Checkpointing,
     Precision,
+    /// Which of the scenario's buffers stay on the device. Those that a policy gave up are gone, so the plan has no field for them.
+    Buffers,
 }
 
 impl Plan {

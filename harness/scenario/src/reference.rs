@@ -3,11 +3,13 @@
 use std::fmt::Write;
 
 use harness_allocator::allocator::AllocatorKind;
+use harness_allocator::device::faulty::Calls;
 use harness_allocator::stats::{StatCounter, StatFamily, StatField, StatPool};
 use harness_language::arms;
 use serde_json::Value;
 
 use super::metric::{DeviceMetric, ReportKey};
+use super::policy::Recoverable;
 use super::schema::schema;
 use super::steps::StepKind;
 use crate::text;
@@ -20,6 +22,10 @@ pub enum Reference {
     Scenario,
     /// Forms of scalars.
     Scalars,
+    /// What a fault takes, and the calls and errors that there are.
+    Faults,
+    /// What a claim takes.
+    Claims,
     /// Every allocator.
     Allocators,
     /// What the map of an allocator takes.
@@ -45,6 +51,8 @@ impl Reference {
     pub const ALL: &'static [Self] = &[
         Self::Scenario,
         Self::Scalars,
+        Self::Faults,
+        Self::Claims,
         Self::Allocators,
         Self::Settings,
         Self::Library,
@@ -62,6 +70,8 @@ impl Reference {
         match self {
             Self::Scenario => "scenario",
             Self::Scalars => "scalars",
+            Self::Faults => "faults",
+            Self::Claims => "claims",
             Self::Allocators => "allocators",
             Self::Settings => "settings",
             Self::Library => "library",
@@ -84,6 +94,8 @@ impl Reference {
                 let forms = scalar_kinds().into_iter().chain([allocator]);
                 table(["form", "what it is"], forms.map(|(name, about)| [format!("*{name}*"), about.to_owned()]))
             }
+            Self::Faults => faults(&schema()),
+            Self::Claims => claims(&schema()),
             Self::Allocators => {
                 table(["allocator", "what it is"], AllocatorKind::ALL.iter().map(|kind| [code(kind.name()), arms::about(*kind).to_owned()]))
             }
@@ -147,7 +159,8 @@ fn about(schema: &Value) -> &str {
 /// The name of a form, for a table: `*size*`, a list of `*name*`, `fits` or `oom`.
 fn form(root: &Value, schema: &Value) -> String {
     if let Some(name) = schema.get("$ref").and_then(Value::as_str).and_then(|path| path.rsplit('/').next()) {
-        let explained = ["policy", "step", "allocator"].contains(&name) || scalar_kinds().iter().any(|(scalar, _)| *scalar == name);
+        let explained =
+            ["policy", "step", "allocator", "fault", "claim"].contains(&name) || scalar_kinds().iter().any(|(scalar, _)| *scalar == name);
         return if explained { format!("*{name}*") } else { form(root, resolved(root, schema)) };
     }
     for key in ["anyOf", "oneOf"] {
@@ -233,17 +246,22 @@ fn policies(root: &Value) -> String {
     let forms = root.pointer("/$defs/policy/oneOf").and_then(Value::as_array);
     for form in forms.into_iter().flatten() {
         for (name, fields_of) in form["properties"].as_object().into_iter().flatten() {
-            let steps = if name == "free" {
-                "`alloc`"
-            } else if name == "halve_batch" {
-                "`train`"
-            } else {
-                "`alloc` and `train`"
-            };
+            let steps = Recoverable::STEPS.iter().filter(|(_, parts)| Recoverable::accepted(parts).any(|kind| kind.name() == name));
+            let steps = steps.map(|(step, _)| code(step)).collect::<Vec<_>>().join(" and ");
             let _ = write!(text, "### on_oom: {name}\n\n{} For {steps}.\n\n{}\n", about(form), fields(root, resolved(root, fields_of)));
         }
     }
     text.trim_end().to_owned() + "\n"
+}
+
+fn claims(root: &Value) -> String {
+    fields(root, root.pointer("/$defs/claim").unwrap_or(&Value::Null))
+}
+
+fn faults(root: &Value) -> String {
+    let schema = root.pointer("/$defs/fault").unwrap_or(&Value::Null);
+    let calls = Calls::names().map(code).collect::<Vec<_>>().join(", ");
+    format!("{}\nCalls: {calls}.\n", fields(root, schema))
 }
 
 fn metrics() -> String {

@@ -4,31 +4,33 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
-use harness_allocator::units::Nanos;
+use harness_allocator::units::{Bytes, Nanos};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::cases::Reasons;
-use crate::checker::{Checker, Declared, is_reserved};
+use crate::checker::{Checker, Declared, is_reserved, size};
+use crate::claim::{ClaimWire, Figure};
+use crate::faults::{self, FaultWire, PlannedFault};
 use crate::matrix::{self, Point, Settings};
-use crate::metric::{DEFAULT_STREAM, Expectation, ProgramName, StreamName};
+use crate::metric::{DEFAULT_STREAM, Expectation, ProcessName, ProgramName, StreamName};
 use crate::needs::{Needs, NeedsWire};
 use crate::steps::exec::Exec;
 use crate::steps::{Action, Step, StepWire, announced, check_steps};
 use crate::text::InvariantText;
 use harness_language::arms::{self, ArmWire};
 use harness_language::error::{FileError, Problem, choices};
-use harness_language::fields::about;
+use harness_language::fields::{about, check_memory};
 use harness_language::located::{Located, Position, Tree};
-use harness_language::text::{DurationText, ExpressionText, NameText, duration};
+use harness_language::text::{AmountText, DurationText, ExpressionText, NameText, duration};
 use harness_language::yaml::{self, Language};
-use harness_record::{Invariant, ScenarioInfo, SourceLine};
+use harness_record::{Claim, Invariant, ScenarioInfo, SourceLine};
 
 /// The files of scenarios, in the words of their errors.
 pub const SCENARIO: Language = Language {
     noun: "scenario",
     example: "scenarios/rounding.yaml",
-    shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators` (or `allocator`), `matrix`, `streams`, `programs`, `seed`, `tags`, `timeout`, `skip`, `expected_to_fail`, `invariants` and `violates`",
+    shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators` (or `allocator`), `matrix`, `streams`, `programs`, `processes`, `seed`, `tags`, `timeout`, `faults`, `skip`, `expected_to_fail`, `invariants`, `violates` and `claim`",
     required: &["about", "needs", "steps"],
     shorter: "`repeat` and `storm`",
     own: &["steps"],
@@ -42,8 +44,20 @@ pub const MAX_STREAMS: usize = 255;
 /// Most programs besides the main one.
 pub const MAX_PROGRAMS: usize = 8;
 
+/// Most processes besides the main one.
+pub const MAX_PROCESSES: usize = 8;
+
 /// Most expectations under `invariants`.
 pub const MAX_INVARIANTS: usize = 100;
+
+/// A process besides the main one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// What steps call it.
+    pub name: ProcessName,
+    /// The most that it may hold of the device's memory, where that is less than all.
+    pub memory: Option<Bytes>,
+}
 
 /// A scenario, checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,6 +78,10 @@ pub struct Scenario {
     pub streams: Vec<StreamName>,
     /// Programs besides the main one, each with an allocator of its own.
     pub programs: Vec<ProgramName>,
+    /// Processes besides the main one, each with a context and an allocator of its own on the same device.
+    pub processes: Vec<Process>,
+    /// The text that it was read from, where it has processes: they read it too.
+    pub source: Option<String>,
     /// Words to choose scenarios by.
     pub tags: Vec<String>,
     /// Why it is not run.
@@ -74,10 +92,16 @@ pub struct Scenario {
     pub seed: u64,
     /// What is done, in order; never empty.
     pub steps: Vec<Step>,
+    /// What goes wrong on the device.
+    pub faults: Vec<PlannedFault>,
     /// What should hold after every step.
     pub invariants: Vec<Located<Expectation>>,
     /// The always-checked invariant that the run must violate, and no other.
     pub violates: Option<Located<Invariant>>,
+    /// What it puts to the test.
+    pub claim: Option<Claim>,
+    /// The figures that show it.
+    pub figures: Vec<Figure>,
     /// Expectations between allocators, in the order of the file: to be looked at when all have run.
     pub comparisons: Vec<Located<Expectation>>,
 }
@@ -100,6 +124,18 @@ impl Scenario {
         Self::parse_points(&yaml::read(path, &SCENARIO)?, path, settings)
     }
 
+    /// The number of a step, counted from 0 in the order of the file: the same in each process that reads it. `None` for a step of another scenario.
+    #[must_use]
+    pub fn step_number(&self, step: &Step) -> Option<usize> {
+        self.all_steps().iter().position(|known| std::ptr::eq(*known, step))
+    }
+
+    /// The step with a number.
+    #[must_use]
+    pub fn step_with_number(&self, number: usize) -> Option<&Step> {
+        self.all_steps().get(number).copied()
+    }
+
     /// Whether some step serves requests from a private pool.
     #[must_use]
     pub fn uses_private_pools(&self) -> bool {
@@ -114,7 +150,8 @@ impl Scenario {
     }
 
     /// All steps, those inside others and those that are done meanwhile too.
-    fn all_steps(&self) -> Vec<&Step> {
+    #[must_use]
+    pub fn all_steps(&self) -> Vec<&Step> {
         fn add<'s>(steps: &'s [Step], all: &mut Vec<&'s Step>) {
             for step in steps {
                 all.push(step);
@@ -131,7 +168,7 @@ impl Scenario {
     #[must_use]
     pub fn info(&self) -> ScenarioInfo {
         let path = self.path.display().to_string();
-        ScenarioInfo { name: self.name.clone(), path, about: self.about.clone(), memory: self.needs.memory }
+        ScenarioInfo { name: self.name.clone(), path, about: self.about.clone(), memory: self.needs.memory, claim: self.claim.clone() }
     }
 
     /// A place in its file, for records.
@@ -191,6 +228,9 @@ pub(crate) struct ScenarioWire {
     streams: Option<Vec<NameText>>,
     /// Names of programs besides the main one, each with an allocator of its own on the same device.
     programs: Option<Vec<NameText>>,
+    /// Processes of their own besides the main one, on the same device: names, or `{ name: worker, memory: 1GiB }` for one that may hold no more than that.
+    #[schemars(with = "Option<Vec<serde_json::Value>>")]
+    processes: Option<Vec<Located<Tree>>>,
     /// Words to choose scenarios by, as in `harness run scenarios --tag slow`.
     #[serde(default)]
     tags: Vec<NameText>,
@@ -205,6 +245,8 @@ pub(crate) struct ScenarioWire {
     /// Every random choice comes from this: 0 if not given.
     #[serde(default)]
     seed: u64,
+    /// What goes wrong on the device.
+    faults: Option<Located<Vec<Located<FaultWire>>>>,
     /// What is done, in order.
     #[schemars(length(min = 1))]
     steps: Located<Vec<Located<StepWire>>>,
@@ -212,6 +254,8 @@ pub(crate) struct ScenarioWire {
     invariants: Option<Vec<ExpressionText>>,
     /// An always-checked invariant: the run passes if it violates this one and no other.
     violates: Option<InvariantText>,
+    /// A claim that the scenario puts to the test; the report has them all in one table.
+    claim: Option<ClaimWire>,
 }
 
 fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) -> Result<Scenario, Problem> {
@@ -221,11 +265,19 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
     let allocators = arms::check(wire.allocator.as_ref(), wire.allocators.as_ref(), source, folder)?;
     let streams = streams(wire.streams.as_deref().unwrap_or_default())?;
     let programs = programs(wire.programs.as_deref().unwrap_or_default())?;
+    let processes = processes(wire.processes.as_deref().unwrap_or_default(), &programs, &point, source)?;
     if wire.steps.value.is_empty() {
         return Err(Problem::new(wire.steps.position(), "a scenario has at least one step")
             .help("as in `steps: [alloc: { buffer: a, size: 1MiB }]`"));
     }
-    let declared = Declared { folder, parameters: &point.values, allocators: &allocators, streams: &streams, programs: &programs };
+    let declared = Declared {
+        folder,
+        parameters: &point.values,
+        allocators: &allocators,
+        streams: &streams,
+        programs: &programs,
+        processes: &processes,
+    };
     let mut checker = Checker::new(source, declared, announced(&wire.steps.value));
     let given = wire.invariants.as_deref().unwrap_or_default();
     if let Some(first_too_many) = given.get(MAX_INVARIANTS) {
@@ -233,6 +285,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
             .help("each is evaluated after every step; use `expect` for what holds at one place"));
     }
     let invariants = given.iter().map(|text| Ok(text.0.with(checker.invariant(text)?))).collect::<Result<_, Problem>>()?;
+    let faults = wire.faults.as_ref().map_or_else(|| Ok(Vec::new()), |given| faults::check(given, &checker))?;
     let mut steps = check_steps(&wire.steps.value, &mut checker)?;
     if let Some(limit) = wire.timeout.as_ref().map(duration).transpose()? {
         limit_time(&mut steps, limit);
@@ -243,6 +296,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
     let (skip, expected_to_fail) = (reasons(&wire.skip, "skip")?, reasons(&wire.expected_to_fail, "expected_to_fail")?);
     let tags = wire.tags.iter().map(|tag| tag.checked().map(str::to_owned)).collect::<Result<_, _>>()?;
     let violates = wire.violates.as_ref().map(violates).transpose()?;
+    let (claim, figures) = wire.claim.as_ref().map(|claim| claim.check(&checker)).transpose()?.unzip();
     let (comparisons, streams_of_traces) = checker.finish();
     Ok(Scenario {
         name: name(path, &point),
@@ -252,12 +306,17 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
         needs,
         seed: wire.seed,
         steps,
+        faults,
         invariants,
         violates,
+        claim,
+        figures: figures.unwrap_or_default(),
         comparisons,
         allocators,
         streams: streams.iter().cloned().chain(streams_of_traces).collect(),
         programs,
+        source: (!processes.is_empty()).then(|| source.to_owned()),
+        processes,
         tags,
         skip,
         expected_to_fail,
@@ -300,6 +359,52 @@ fn programs(given: &[NameText]) -> Result<Vec<ProgramName>, Problem> {
         programs.push(ProgramName::new(programs.len(), text));
     }
     Ok(programs)
+}
+
+/// Names, or maps with a name and a limit.
+fn processes(given: &[Located<Tree>], programs: &[ProgramName], point: &Point, source: &str) -> Result<Vec<Process>, Problem> {
+    let mut processes: Vec<Process> = Vec::new();
+    for tree in given {
+        let (name, memory) = process(tree)?;
+        let text = name.checked()?;
+        let help = "take another name";
+        if is_reserved(text) || AllocatorKind::from_name(text).is_some() {
+            return Err(Problem::new(name.position(), format!("`{text}` has another meaning in expressions")).help(help));
+        }
+        if programs.iter().any(|program| program.name() == text) {
+            return Err(Problem::new(name.position(), format!("`{text}` is a program of this scenario")).help(help));
+        }
+        if processes.iter().any(|process| process.name.name() == text) {
+            return Err(Problem::new(name.position(), format!("process `{text}` is named twice")).help("name it once"));
+        }
+        if processes.len() == MAX_PROCESSES {
+            return Err(Problem::new(name.position(), format!("more than {MAX_PROCESSES} processes")).help("use fewer processes"));
+        }
+        let memory = memory.map(|text| check_memory(size(&text, &point.values, source)?, text.position())).transpose()?;
+        processes.push(Process { name: ProcessName::new(processes.len(), text), memory });
+    }
+    Ok(processes)
+}
+
+/// One process as the file declares it.
+fn process(tree: &Located<Tree>) -> Result<(NameText, Option<AmountText>), Problem> {
+    let form = "a process is a name, or a map as in `{ name: worker, memory: 1GiB }`";
+    let wrong = |at: Position, message: String| Problem::new(at, message).help(form);
+    if let Some(name) = tree.text() {
+        return Ok((NameText(name), None));
+    }
+    let Tree::Map(fields) = &tree.value else { return Err(wrong(tree.position(), "this is no process".to_owned())) };
+    let (mut name, mut memory) = (None, None);
+    for (key, value) in fields {
+        let field = match key.value.as_str() {
+            "name" => &mut name,
+            "memory" => &mut memory,
+            other => return Err(wrong(key.position(), format!("a process has no field `{other}`"))),
+        };
+        *field = Some(value.text().ok_or_else(|| wrong(value.position(), format!("`{}` is one value", key.value)))?);
+    }
+    let name = name.ok_or_else(|| wrong(tree.position(), "this process has no name".to_owned()))?;
+    Ok((NameText(name), memory.map(AmountText)))
 }
 
 fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {

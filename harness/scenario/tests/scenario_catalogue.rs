@@ -12,7 +12,7 @@ fn scenarios() -> PathBuf {
 }
 
 fn catalogue() -> Vec<PathBuf> {
-    let folders = [scenarios(), scenarios().join("programs")];
+    let folders = ["", "programs", "faults", "claims"].map(|folder| scenarios().join(folder));
     let mut files: Vec<PathBuf> =
         folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
@@ -36,7 +36,9 @@ fn as_scenario(block: &str) -> String {
         return block.to_owned();
     }
     let steps: String = block.lines().map(|line| format!("  {line}\n")).collect();
-    format!("about: An example.\nneeds: {{ memory: 4GiB }}\nstreams: [side, copy]\nprograms: [server]\nsteps:\n{steps}")
+    format!(
+        "about: An example.\nneeds: {{ memory: 4GiB }}\nstreams: [side, copy]\nprograms: [server]\nprocesses: [helper]\nsteps:\n{steps}"
+    )
 }
 
 /// The blocks of a markdown text fenced as ```` ```yaml ````.

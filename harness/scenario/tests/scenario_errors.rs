@@ -41,6 +41,50 @@ fn steps(cases: &[(&'static str, &str)]) -> String {
 const HEAD: &str = "about: x\nneeds: { memory: 1GiB }\n";
 
 #[test]
+fn a_process_that_makes_no_sense_is_answered_with_what_would() {
+    let declared = |processes: &str, steps: &str| {
+        let steps: String = steps.lines().map(|line| format!("  {line}\n")).collect();
+        format!("about: x\nneeds: {{ memory: 1GiB }}\nallocators: [caching, direct]\nprocesses: {processes}\nsteps:\n{steps}")
+    };
+    let of = |steps: &str| declared("[worker, other]", steps);
+    let inside = |step: &str| of(&format!("- process: worker\n  steps:\n    - {step}"));
+    let text = all(&[
+        ("a name of an allocator", declared("[direct]", "- reset_peaks")),
+        ("a name twice", declared("[a, a]", "- reset_peaks")),
+        ("no name", declared("[{ memory: 1GiB }]", "- reset_peaks")),
+        ("a field that there is not", declared("[{ name: a, limit: 1GiB }]", "- reset_peaks")),
+        ("too little memory", declared("[{ name: a, memory: 1MiB }]", "- reset_peaks")),
+        ("a list for a process", declared("[[a]]", "- reset_peaks")),
+        ("a process that is not declared", of("- process: server\n  steps: [reset_peaks]")),
+        ("no steps", of("- process: worker")),
+        ("a process in a process", inside("process: other\n      steps: [reset_peaks]")),
+        ("a kill in a process", inside("kill: worker")),
+        ("a program of PyTorch in a process", inside("exec: { command: [train] }")),
+        ("pressure in a process", inside("pressure: 1MiB")),
+        ("sooner or later in a process", inside("eventually: active == 0")),
+        ("something meanwhile in a process", inside("repeat: 2\n      steps: [reset_peaks]\n      meanwhile: [empty_cache]")),
+        ("a loop in a process that reports", inside("repeat: 2\n      id: again\n      steps: [reset_peaks]")),
+        ("another allocator in a process", inside("expect: direct.reserved >= caching.reserved")),
+        ("another process in a process", inside("expect: other.reserved == 0")),
+        ("a buffer of the main process", of("- alloc: { buffer: a, size: 1MiB }\n- process: worker\n  steps: [free: a]")),
+        ("a buffer of a process", of("- process: worker\n  steps: [ alloc: { buffer: a, size: 1MiB } ]\n- free: a")),
+        (
+            "a buffer of a killed process",
+            of(concat!(
+                "- process: worker\n  steps: [ alloc: { buffer: a, size: 1MiB } ]\n",
+                "- kill: worker\n- process: worker\n  steps: [free: a]"
+            )),
+        ),
+        ("a figure before the start", of("- expect: worker.reserved == 0")),
+        ("a figure of the device", of("- process: worker\n  steps: [reset_peaks]\n- expect: worker.device.used == 0")),
+        ("a figure that there is not", of("- process: worker\n  steps: [reset_peaks]\n- expect: worker.memory == 0")),
+        ("a kill before the start", of("- kill: worker")),
+        ("a kill twice", of("- process: worker\n  steps: [reset_peaks]\n- kill: worker\n- kill: worker")),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
 fn an_exec_that_makes_no_sense_is_answered_with_what_would() {
     let text = steps(&[
         ("no command", "- exec: { gpu: a100-40 }"),
@@ -58,6 +102,38 @@ fn an_exec_that_makes_no_sense_is_answered_with_what_would() {
         ),
     ]);
     insta::assert_snapshot!(text);
+}
+
+#[test]
+fn a_fault_that_makes_no_sense_is_answered_with_what_would() {
+    let fault = |fault: &str| format!("{HEAD}streams: [side]\nfaults:\n  - {fault}\nsteps: [empty_cache]\n");
+    let cases = [
+        ("unknown call", "{ call: cudaMaloc }"),
+        ("unknown field", "{ call: cudaMalloc, after: 3 }"),
+        ("no call", "{ skip: 3 }"),
+        ("no effect at all", "{ call: cudaMalloc, count: 0 }"),
+        ("unknown error", "{ call: cudaMalloc, error: oom }"),
+        ("out of memory of what gets none", "{ call: cudaFree, error: out_of_memory }"),
+        ("sticky out of memory", "{ call: cudaMalloc, sticky: true }"),
+        ("sticky delay", "{ call: cudaMalloc, latency: 5ms, sticky: true }"),
+        ("two things at once", "{ call: cudaMalloc, error: ecc, latency: 5ms }"),
+        ("a delay without a unit", "{ call: cudaMalloc, latency: 5 }"),
+        ("wrong figures of what tells none", "{ call: cudaMalloc, off_by: -1MiB }"),
+        ("wrong figures in decimal units", "{ call: cudaMemGetInfo, off_by: -1MB }"),
+        ("figures that are right", "{ call: cudaMemGetInfo, off_by: 0 }"),
+        ("an event of what records none", "{ call: cudaFree, never_completes: true }"),
+        ("a chance above one", "{ call: cudaMalloc, probability: 25 }"),
+        ("a size of what asks for none", "{ call: cudaFree, min_size: 1MiB }"),
+        ("a stream that is none", "{ call: cudaMalloc, stream: sid }"),
+        ("a stream of what is about none", "{ call: cudaFree, stream: side }"),
+        ("a pool that is none", "{ call: cudaMalloc, pool: medium }"),
+        ("a run that ends with something else", "{ call: cudaFree, expect: oom }"),
+        ("a run that ends out of memory", "{ call: cudaMalloc, expect: error }"),
+        ("a run that ends slowly", "{ call: cudaFree, latency: 1ms, expect: error }"),
+    ];
+    let mut cases: Vec<(&str, String)> = cases.into_iter().map(|(name, text)| (name, fault(text))).collect();
+    cases.push(("no faults", format!("{HEAD}faults: []\nsteps: [empty_cache]\n")));
+    insta::assert_snapshot!(all(&cases));
 }
 
 #[test]
@@ -204,6 +280,24 @@ fn a_wrong_step_is_answered_with_the_steps_and_fields_there_are() {
             "floor above batch",
             "- train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 8, iterations: 1, on_oom: { halve_batch: { floor: 16 } } }",
         ),
+        ("bare name of no policy", "- alloc: { buffer: a, size: 1MiB, on_oom: retry }"),
+        ("bare name of a policy with fields", "- alloc: { buffer: a, size: 1MiB, on_oom: evict }"),
+        ("no policies", "- alloc: { buffer: a, size: 1MiB, on_oom: [] }"),
+        ("policy of another step in a list", "- alloc: { buffer: a, size: 1MiB, on_oom: [ empty_cache, shrink_batch ] }"),
+        ("policy behind giving up", "- alloc: { buffer: a, size: 1MiB, on_oom: [ give_up, empty_cache ] }"),
+        ("field of another policy", "- alloc: { buffer: a, size: 1MiB, on_oom: { wait: { floor: 1 } } }"),
+        (
+            "parts of one sample",
+            "- train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 1, iterations: 1, on_oom: split_and_accumulate }",
+        ),
+        (
+            "one layer to checkpoint",
+            "- train: { id: t, parameters: 1MiB, layers: 1, activations_per_sample: 1MiB, batch: 8, iterations: 1, on_oom: checkpoint_more }",
+        ),
+        (
+            "half of half precision",
+            "- train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 8, iterations: 1, precision: mixed, on_oom: half_precision }",
+        ),
         ("no retries", "- alloc: { buffer: a, size: 1MiB, on_oom: { empty_cache: { retries: 0 } } }"),
         ("batch of nothing", "- train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 0, iterations: 1 }"),
         (
@@ -238,6 +332,26 @@ fn a_wrong_step_is_answered_with_the_steps_and_fields_there_are() {
         (
             "storm sizes the wrong way",
             "- storm: { id: s, operations: 5, sizes: { min: 2MiB, max: 1MiB }, live: 2MiB, lifetime: { min: 1, max: 2 } }",
+        ),
+        (
+            "storm of a range and a trace",
+            "- storm: { id: s, operations: 5, sizes: { trace: t.txt, min: 1MiB, max: 2MiB }, live: 2MiB, lifetime: { min: 1, max: 2 } }",
+        ),
+        (
+            "storm of a trace that is not there",
+            "- storm: { id: s, operations: 5, sizes: { trace: no_such_trace.txt }, live: 2MiB, lifetime: { min: 1, max: 2 } }",
+        ),
+        (
+            "storm order that is none",
+            "- storm: { id: s, operations: 5, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2, order: stack } }",
+        ),
+        (
+            "infer lengths the wrong way",
+            "- infer: { id: s, layers: 1, heads: 1, head_dim: 1, requests: 1, prompt: { min: 9, max: 8 }, output: { min: 1, max: 8 } }",
+        ),
+        (
+            "infer of nothing",
+            "- infer: { id: s, layers: 1, heads: 1, head_dim: 1, requests: 1, prompt: { min: 1, max: 8 }, output: { min: 0, max: 8 } }",
         ),
         ("storm that holds nothing", "- storm: { id: s, operations: 5, sizes: [4MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }"),
         ("storm lifetime the wrong way", "- storm: { id: s, operations: 5, sizes: [1MiB], live: 2MiB, lifetime: { min: 3, max: 2 } }"),
@@ -443,6 +557,27 @@ fn a_wrong_head_is_answered_with_the_accepted_forms() {
         ("skip without a reason", with(&format!("{needs}\nskip: ''"), "reset_peaks")),
         ("skip of an arm there is not", with(&format!("{needs}\nskip: {{ direct: slow }}"), "reset_peaks")),
         ("failure without a reason", with(&format!("{needs}\nexpected_to_fail: {{ gpu: [] }}"), "reset_peaks")),
+        ("claim without a word", with(&format!("{needs}\nclaim: {{ says: '', verdict: holds }}"), "reset_peaks")),
+        ("verdict that there is not", with(&format!("{needs}\nclaim: {{ says: It does., verdict: true }}"), "reset_peaks")),
+        (
+            "claim that does not hold and no reason",
+            with(&format!("{needs}\nclaim: {{ says: It does., verdict: does_not_hold }}"), "reset_peaks"),
+        ),
+        (
+            "figure without a formula",
+            with(&format!("{needs}\nclaim: {{ says: It does., verdict: holds, figures: {{ peak: {{}} }} }}"), "reset_peaks"),
+        ),
+        (
+            "figure that is a time",
+            with(
+                &format!("{needs}\nclaim: {{ says: It does., verdict: holds, figures: {{ t: {{ harness: time.now }} }} }}"),
+                "reset_peaks",
+            ),
+        ),
+        (
+            "figure that never changes",
+            with(&format!("{needs}\nclaim: {{ says: It does., verdict: holds, figures: {{ t: {{ harness: 1MiB }} }} }}"), "reset_peaks"),
+        ),
         ("program named as an allocator", with(&format!("{needs}\nprograms: [direct]"), "reset_peaks")),
         ("program named twice", with(&format!("{needs}\nprograms: [a, a]"), "reset_peaks")),
         ("counter that a program does not have", with(&format!("{needs}\nprograms: [server]"), "expect: server.device.used == 0")),

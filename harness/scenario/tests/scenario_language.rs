@@ -12,7 +12,8 @@ use harness_scenario::steps::free::{Free, FreeTarget};
 use harness_scenario::steps::loops::Rounds;
 use harness_scenario::steps::storm::StormSizes;
 use harness_scenario::{
-    Account, Action, Amount, DeviceKind, DeviceMetric, Ending, Expected, Metric, Number, Policy, Readings, ReportKey, Scenario, StepKind,
+    Account, Action, Amount, Chain, DeviceKind, DeviceMetric, Ending, Expected, Metric, Number, Policy, Readings, ReportKey, Scenario,
+    StepKind,
 };
 
 const SOURCE: &str = "\
@@ -85,7 +86,8 @@ fn fields_are_parsed_and_names_resolved() {
     let Action::Alloc(more_fields) = &more.action else { panic!("alloc") };
     assert_eq!((more_fields.size.clone(), more_fields.expect.clone()), (Amount::Fixed(Bytes::gib(2)), Ending::always(Expected::Oom(None))));
     let Action::Alloc(weights) = &weights.action else { panic!("alloc") };
-    assert_eq!(more_fields.on_oom, Some(Policy::Free { buffers: vec![weights.buffer.name.clone()] }));
+    let freed = Policy::Free { buffers: vec![weights.buffer.name.clone()] };
+    assert_eq!(more_fields.on_oom.as_ref().map(Chain::policies), Some(&[freed][..]));
     let expected = FreeTarget::Buffer { buffer: weights.buffer.clone(), may_be_gone: true };
     assert_eq!(free.action, Action::Free(Free::Targets(vec![expected])), "a policy may have freed it");
     let Action::Storm(churn) = &storm.action else { panic!("storm") };
@@ -122,8 +124,15 @@ fn an_expectation_belongs_to_its_allocator_and_its_place() {
 
 #[test]
 fn every_account_can_be_read_from_the_readings() {
-    let memory =
-        DeviceMemory { total: Bytes(1), free: Bytes(2), used: Bytes(3), process: None, context_overhead: Bytes(4), pressure: Bytes(5) };
+    let memory = DeviceMemory {
+        total: Bytes(1),
+        free: Bytes(2),
+        used: Bytes(3),
+        process: None,
+        context_overhead: Bytes(4),
+        pressure: Bytes(5),
+        processes: Bytes::ZERO,
+    };
     let calls = DeviceCalls { malloc: 6, malloc_failures: 7, free: 8, synchronize: 9, ..DeviceCalls::default() };
     let mut stats = MemoryStats { num_ooms: 10, ..MemoryStats::default() };
     stats.reserved_bytes.increase(PoolKind::Small, 11);

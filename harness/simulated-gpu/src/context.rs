@@ -55,7 +55,12 @@ pub(crate) fn either(function: &'static str, skipped: impl FnOnce() -> c_int, do
 /// Does something on the device of the thread's context.
 pub(crate) fn on_gpu(body: impl FnOnce(&mut Gpu<'_>) -> Result<(), Code>) -> Result<(), Code> {
     let machine = machine();
-    body(&mut current(machine, &mut machine.state())?)
+    let state = &mut *machine.state();
+    let done = body(&mut current(machine, state)?);
+    if let Some(index) = chosen_device() {
+        state.enter_held(index);
+    }
+    done
 }
 
 /// Waits until a time without the lock, so that other threads may call, and then does something.
@@ -77,11 +82,12 @@ pub(crate) fn wait(
 /// The device of the thread's context, whose due work is done first.
 fn current<'a>(machine: &'static Machine, state: &'a mut State) -> Result<Gpu<'a>, Code> {
     let index = chosen_device().ok_or(Code::InvalidContext)?;
+    let others = machine.settings.processes.then(|| machine.others() + state.held_by_others(index));
     let State { devices, executions, .. } = state;
     let execution = executions.get_mut(index).filter(|execution| execution.references > 0).ok_or(Code::InvalidContext)?;
     let memory = devices.get_mut(index).ok_or(Code::InvalidContext)?;
-    if machine.settings.processes {
-        memory.set_others(machine.others());
+    if let Some(others) = others {
+        memory.set_others(others);
     }
     execution.settle(memory, machine.host_time())?;
     Ok(Gpu { machine, memory, execution })
@@ -101,15 +107,18 @@ pub(crate) const fn context_of(index: usize) -> usize {
 
 /// One more reference to the context of a device.
 pub(crate) fn retain(index: usize) {
-    if let Some(execution) = machine().state().executions.get_mut(index) {
+    let state = &mut *machine().state();
+    if let Some(execution) = state.executions.get_mut(index) {
         execution.references += 1;
     }
+    state.enter_held(index);
 }
 
 /// One reference less; the last one ends the context, with all that is left in it.
 pub(crate) fn release(index: usize) -> Result<(), Code> {
     let machine = machine();
-    let State { devices, executions, .. } = &mut *machine.state();
+    let state = &mut *machine.state();
+    let State { devices, executions, .. } = state;
     let Some((memory, execution)) = devices.get_mut(index).zip(executions.get_mut(index)) else { return Ok(()) };
     execution.references = execution.references.checked_sub(1).ok_or(Code::InvalidContext)?;
     if execution.references == 0 {
@@ -119,6 +128,7 @@ pub(crate) fn release(index: usize) -> Result<(), Code> {
         *memory = DeviceMemory::new(index, &machine.settings);
         *execution = Execution::new(index, &machine.settings);
     }
+    state.enter_held(index);
     Ok(())
 }
 

@@ -218,6 +218,22 @@ impl State {
         (held > Bytes::ZERO).then_some(own).into_iter().collect()
     }
 
+    /// Enters what this process holds of a device for others that share it, where kernels are done.
+    pub(crate) fn enter_held(&mut self, index: usize) {
+        if self.account.ledger().is_none() || self.executions.is_empty() {
+            return;
+        }
+        let held = self.held(index);
+        if let Some(number) = machine().visible.get(index) {
+            let Ok(()) = self.account.change(*number, |_| (Ok::<(), std::convert::Infallible>(()), held));
+        }
+    }
+
+    /// What others of the run hold of a device.
+    pub(crate) fn held_by_others(&self, index: usize) -> Bytes {
+        machine().visible.get(index).map_or(Bytes::ZERO, |number| self.account.held_by_others(*number))
+    }
+
     /// What this process holds of a device, its context included. Where kernels are done that lasts while somebody refers to it.
     fn held(&mut self, index: usize) -> Bytes {
         let Some(memory) = self.devices.get_mut(index) else { return Bytes::ZERO };

@@ -15,6 +15,7 @@ use std::process::Command;
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::driver::{Kernels, Sensors};
 use harness_gpu_settings::gpus::GPUS;
+use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::settings::{AddressOrder, CALLS, Cuda, LEFT, PROCESSES, RUN, SETTINGS, Settings};
 use tempfile::TempDir;
 
@@ -45,6 +46,8 @@ pub struct Staging {
 }
 
 const DRIVER_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
+/// The file by which processes of the machine share its devices' memory.
+const LEDGER_FILE: &str = "ledger";
 const NVML_NAME: &str = "libnvidia-ml.so.1";
 
 impl Staging {
@@ -63,6 +66,7 @@ impl Staging {
             false => unloadable(&folder.path().join(NVML_NAME))?,
         }
         fs::create_dir(folder.path().join(PROCESSES))?;
+        Ledger::create(&folder.path().join(LEDGER_FILE))?;
         Ok(Self { folder, settings: Some(settings.clone()) })
     }
 
@@ -91,6 +95,9 @@ impl Staging {
     pub fn apply(&self, command: &mut Command) {
         command.env("LD_LIBRARY_PATH", self.search_path()).env(RUN, self.folder.path()).env_remove("CUDA_VISIBLE_DEVICES");
         command.envs(self.settings.iter().map(|settings| (SETTINGS, settings.to_string())));
+        if self.settings.as_ref().is_some_and(|settings| settings.processes) {
+            command.env(LEDGER, self.folder.path().join(LEDGER_FILE));
+        }
     }
 
     /// What was left in contexts: a line each time the last reference to one was given back.

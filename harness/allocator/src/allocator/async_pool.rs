@@ -15,7 +15,7 @@
 use super::live::{LiveAllocation, LiveAllocations};
 use super::pending::if_exists;
 use super::{Allocation, Allocator, AllocatorError, OomCause, Request, answered_by};
-use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, PooledDevice, StreamId};
+use crate::device::{Device, DeviceError, DevicePtr, EventId, MemoryRange, PoolId, PooledDevice, StreamId};
 use crate::stats::PoolKind;
 use crate::units::Bytes;
 
@@ -37,6 +37,8 @@ pub struct AsyncPoolAllocator {
     free_stream: Option<StreamId>,
     /// Slots of allocations that were freed, where the device failed before it was done.
     unfinished: Vec<u32>,
+    /// Events that the device failed to destroy.
+    undestroyed: Vec<EventId>,
     live: LiveAllocations,
 }
 
@@ -132,6 +134,9 @@ impl AsyncPoolAllocator {
             }
         });
         let destroyed = device.destroy_event(event);
+        if destroyed.is_err() {
+            self.undestroyed.push(event);
+        }
         waits.and(destroyed).map(|()| free_stream)
     }
 
@@ -231,11 +236,17 @@ impl Allocator for AsyncPoolAllocator {
             self.live.remove(slot);
         }
         self.unfinished.clear();
-        if let Some(stream) = self.free_stream.take() {
+        while let Some(&event) = self.undestroyed.last() {
+            device.destroy_event(event)?;
+            self.undestroyed.pop();
+        }
+        if let Some(stream) = self.free_stream {
             device.destroy_stream(stream)?;
+            self.free_stream = None;
         }
         self.give_unused_back(device, pool)?;
+        pooled(device)?.destroy_pool(pool)?;
         self.pool = None;
-        pooled(device)?.destroy_pool(pool)
+        Ok(())
     }
 }

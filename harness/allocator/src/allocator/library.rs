@@ -20,7 +20,7 @@ use std::str::FromStr;
 
 use self::accounts::Accounts;
 use self::host::Host;
-pub use self::host::name_program;
+pub use self::host::{name_program, program};
 use self::wire::{Call, Code, Order, Reply};
 use super::{Allocation, Allocator, AllocatorError, MemoryFraction, OomCause, Request};
 use crate::device::{Device, DeviceError, DevicePtr, EventId, MemoryRange, StreamId};

@@ -18,6 +18,8 @@ pub struct Limited<D> {
     charges: BTreeMap<DevicePtr, Bytes>,
     charged: Bytes,
     pressure: Bytes,
+    /// What other processes hold of the same limit.
+    elsewhere: Bytes,
     /// Pools that live: what they have reserved is charged as the driver tells it, whenever the limit matters.
     pools: Vec<PoolId>,
     /// Pages that the limit refused to make, each a call to a driver of a device of this size.
@@ -30,18 +32,40 @@ impl<D: Device> Limited<D> {
     /// # Errors
     /// [`DeviceError::Unavailable`] where the limit is below one granule, or above what the device has free; the memory's own errors.
     pub fn new(mut device: D, limit: Bytes) -> Result<Self, DeviceError> {
-        let free = device.free_memory()?;
-        let DeviceInfo { granularity, total, .. } = *device.info();
-        let refuse = |why| Err(DeviceError::Unavailable { what: format!("a limit of {limit}"), why });
-        if limit < granularity {
-            return refuse(format!("memory comes in pieces of {granularity}, so the limit must be at least that"));
-        }
+        let (free, total) = (device.free_memory()?, device.info().total);
+        let limited = Self::shared(device, limit)?;
         if limit > free {
-            return refuse(format!("only {free} of {total} are free; lower the limit or free the device"));
+            return Err(refused(limit, format!("only {free} of {total} are free; lower the limit or free the device")));
+        }
+        Ok(limited)
+    }
+
+    /// Limits a device that other processes use within the same limit, or within a larger one: so much need not be free.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] where the limit is below one granule.
+    pub fn shared(device: D, limit: Bytes) -> Result<Self, DeviceError> {
+        let granularity = device.info().granularity;
+        if limit < granularity {
+            return Err(refused(limit, format!("memory comes in pieces of {granularity}, so the limit must be at least that")));
         }
         let info = DeviceInfo { total: limit, ..device.info().clone() };
         let (charges, charged, pools) = (BTreeMap::new(), Bytes::ZERO, Vec::new());
-        Ok(Self { inner: device, info, charges, charged, pressure: Bytes::ZERO, pools, refused_pages: 0 })
+        let (pressure, elsewhere) = (Bytes::ZERO, Bytes::ZERO);
+        Ok(Self { inner: device, info, charges, charged, pressure, elsewhere, pools, refused_pages: 0 })
+    }
+
+    /// From now on other processes hold so much of the same limit.
+    pub const fn set_held_elsewhere(&mut self, held: Bytes) {
+        self.elsewhere = held;
+    }
+
+    /// What this process holds of the limit, pressure included.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`] where the driver does not tell what a pool has reserved.
+    pub fn held(&mut self) -> Result<Bytes, DeviceError> {
+        Ok(self.all_charged()? + self.pressure)
     }
 
     /// Refuses an allocation. The device is asked for more than it has, so that a refusal is a driver call that fails, in its counts and in
@@ -64,7 +88,7 @@ impl<D: Device> Limited<D> {
 
     /// What the limit leaves.
     fn left(&mut self) -> Result<Bytes, DeviceError> {
-        Ok(self.info.total.saturating_sub(self.all_charged()?).saturating_sub(self.pressure))
+        Ok(self.info.total.saturating_sub(self.held()?).saturating_sub(self.elsewhere))
     }
 
     /// What is charged now, pools included.
@@ -76,6 +100,10 @@ impl<D: Device> Limited<D> {
         }
         Ok(charged)
     }
+}
+
+fn refused(limit: Bytes, why: String) -> DeviceError {
+    DeviceError::Unavailable { what: format!("a limit of {limit}"), why }
 }
 
 impl<D: Device> wrapper::DeviceWrapper for Limited<D> {
@@ -137,7 +165,7 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Limited<D> {
     }
 
     fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
-        let most = self.info.total.saturating_sub(self.all_charged()?);
+        let most = self.info.total.saturating_sub(self.all_charged()?).saturating_sub(self.elsewhere);
         self.pressure = self.inner.set_pressure(held.min(most))?;
         Ok(self.pressure)
     }
@@ -173,7 +201,7 @@ impl<D: Device> Limited<D> {
             Err(error) if error.is_out_of_memory() => return Ok(None),
             Err(error) => return Err(error),
         };
-        if self.all_charged()?.0.saturating_add(self.pressure.0) <= self.info.total.0 {
+        if self.held()?.0.saturating_add(self.elsewhere.0) <= self.info.total.0 {
             return Ok(Some(ptr));
         }
         self.inner_pooled()?.free_async(ptr, stream)?;

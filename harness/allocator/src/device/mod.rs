@@ -1,8 +1,9 @@
 //! What allocators need of a device, [`Device`], and what a test rig needs beyond that, [`TestDevice`].
 //!
-//! [`sim`] is the simulated device, [`limited`] gives any device a smaller memory, [`wrapper`] is for devices around a device. CUDA devices are in
-//! the crate `harness-cuda`.
+//! [`sim`] is the simulated device, [`limited`] gives any device a smaller memory, [`faulty`] lets any device fail, [`wrapper`] is for devices around
+//! a device. CUDA devices are in the crate `harness-cuda`.
 
+pub mod faulty;
 pub mod limited;
 pub mod pages;
 pub mod sim;
@@ -162,6 +163,14 @@ pub struct DeviceMemory {
     pub context_overhead: Bytes,
     /// Memory held by others through [`TestDevice::set_pressure`].
     pub pressure: Bytes,
+    /// Memory held by other processes of the same run, their contexts included.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub processes: Bytes,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands out a reference")]
+fn is_zero(bytes: &Bytes) -> bool {
+    *bytes == Bytes::ZERO
 }
 
 /// Calls made to the device since it was opened, failed ones included where not said otherwise.
@@ -391,6 +400,9 @@ pub trait TestDevice: Device {
     /// # Errors
     /// [`DeviceError::UnknownHandle`].
     fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError>;
+
+    /// Lets time pass on the device's clock while the host does nothing: virtual time on a simulated device, real time on a real one. Queued work goes on.
+    fn sleep(&mut self, duration: Nanos);
 
     /// Makes others hold `held` bytes of the device, at most what is free, and returns what they hold now. A simulated device books it;
     /// a real one takes plain allocations apart from everybody else's.
@@ -673,6 +685,9 @@ pub enum DeviceError {
         /// What to do about it.
         advice: &'static str,
     },
+    /// A call would wait for ever: work in front of it never ends. End the process.
+    #[error("{call} never returns: it waits for work that does not end")]
+    NeverReturns { call: &'static str },
     /// A shared library that allocates did not do what its interface promises, or cannot be used. Correct the library.
     #[error("the library {path}: {why}")]
     Library {

@@ -96,6 +96,7 @@ wrapper! {
         fn verify_later(stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
         fn finish_verifications(stream: StreamId) -> Result<(), DeviceError>;
         fn busy(stream: StreamId, duration: Nanos) -> Result<(), DeviceError>;
+        fn sleep(duration: Nanos);
         fn set_pressure(held: Bytes) -> Result<Bytes, DeviceError>;
 }
 
@@ -112,6 +113,20 @@ impl<D: Device + ?Sized> DeviceWrapper for Box<D> {
 }
 
 impl<D: TestDevice + ?Sized> TestDeviceWrapper for Box<D> {}
+
+impl<D: Device + ?Sized> DeviceWrapper for &mut D {
+    type Inner = D;
+
+    fn inner(&self) -> &D {
+        self
+    }
+
+    fn inner_mut(&mut self) -> &mut D {
+        self
+    }
+}
+
+impl<D: TestDevice + ?Sized> TestDeviceWrapper for &mut D {}
 
 #[cfg(test)]
 mod tests {

@@ -15,7 +15,7 @@ use crate::error::{CliError, Failures};
 use crate::terminal::Terminal;
 
 /// The value of `--device`.
-pub(super) fn ordinal(text: &str) -> Result<u32, String> {
+pub(crate) fn ordinal(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(DeviceChoice::Cuda(ordinal)) => Ok(ordinal),
         _ => Err("give a real GPU, as in `cuda:0`; without `--device` the GPU is simulated".to_owned()),

@@ -154,6 +154,7 @@ impl View<'_> {
             process: None,
             context_overhead: Bytes::ZERO,
             pressure: Bytes::ZERO,
+            processes: Bytes::ZERO,
         };
         Shortage {
             requested: request.requested,

@@ -18,7 +18,9 @@ use std::fmt;
 
 use harness_allocator::units::Bytes;
 
-pub use parse::{ExpressionError, Resolve, Resolved, Unresolved, parse_amount, parse_constant, parse_count, parse_expectation};
+pub use parse::{
+    ExpressionError, Resolve, Resolved, Unresolved, parse_amount, parse_constant, parse_count, parse_expectation, parse_formula,
+};
 pub use value::{ArithmeticError, Dimension, Number, Operator, Unit, Value};
 
 /// Most names and literals in one expression.

@@ -106,6 +106,18 @@ pub fn parse_count<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<E
     }
 }
 
+/// Parses a formula of metrics, of any unit.
+///
+/// # Errors
+/// [`ExpressionError`]: it cannot be read, names what does not exist, mixes units, or has no metric in it.
+pub fn parse_formula<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<Expression<Q>, ExpressionError> {
+    const HELP: &str = "write a metric or a formula of metrics, as in `reserved.peak` or `training.reserved / training.allocated`";
+    let mut parser = Parser::new(text, HELP, resolve)?;
+    let (sum, at) = parser.sum(0)?;
+    parser.finish()?;
+    if sum.quantities().is_empty() { Err(error(at, "no metric in this formula: it can never change", HELP)) } else { Ok(sum) }
+}
+
 /// Parses a value that is known beforehand: a literal, or a formula of literals and constants.
 ///
 /// # Errors

@@ -8,7 +8,7 @@ use harness_allocator::device::DeviceError;
 use harness_devices::DeviceSource;
 use harness_record::{Collector, Event, RunRecord};
 use harness_run::control::Control;
-use harness_run::session::{Plan, Selection};
+use harness_run::session::{Plan, Selection, Sinks};
 use harness_scenario::Scenario;
 
 /// Runs a scenario with each of its allocators, always in the same way.
@@ -39,7 +39,7 @@ impl Engine for Simulated {
         let interrupt = Arc::new(AtomicBool::new(false));
         let mut collector = Collector::default();
         let control = Arc::new(Control::new(Arc::clone(&interrupt)));
-        plan.observe(&DeviceSource::simulated(), &control, None, &mut |event| {
+        plan.observe(&DeviceSource::simulated(), &control, &Sinks::default(), &mut |event| {
             if let Event::StepEnded(step) = &event
                 && on_step(step.number).is_break()
             {

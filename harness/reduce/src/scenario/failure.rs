@@ -100,7 +100,7 @@ impl Failure {
                     _ => Self::Step { expected: without_figures(&first.expected), cause },
                 }
             }
-            Rule::DeviceFailure => Self::Device(without_figures(&first.seen)),
+            Rule::DeviceFailure | Rule::Fault => Self::Device(without_figures(&first.seen)),
             Rule::TimeLimit => return Err(NoFailure::TimeLimit),
             Rule::ExpectedFailure | Rule::ExpectedViolation => return Err(NoFailure::Passed),
         })

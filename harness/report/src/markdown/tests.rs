@@ -6,7 +6,7 @@ use pulldown_cmark::{Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 
 use super::render;
 use crate::{Report, examples};
-use harness_record::{Records, Verdict};
+use harness_record::{Claim, ClaimFigure, ClaimVerdict, Records, Verdict};
 
 #[test]
 fn the_settings_of_an_arm_stand_in_its_scenario_and_beside_its_failure() {
@@ -241,4 +241,40 @@ proptest! {
             prop_assert!(squeeze(&row[2]).ends_with(&squeeze(&words)), "{:?} became {:?}", words, row[2]);
         }
     }
+}
+
+fn with_a_claim(mut run: harness_record::RunRecord, verdict: ClaimVerdict) -> Records {
+    run.scenario.claim = Some(Claim {
+        says: "After `del x`, 400 MB stay | reserved.".to_owned(),
+        source: Some("https://example.org/memory".to_owned()),
+        verdict,
+        because: (verdict != ClaimVerdict::Holds).then(|| "They go back to the driver.".to_owned()),
+    });
+    let figure = |name: &str, pytorch: Option<&str>, harness: Option<&str>| ClaimFigure {
+        name: name.to_owned(),
+        pytorch: pytorch.map(str::to_owned),
+        harness: harness.map(str::to_owned),
+    };
+    run.figures = vec![figure("reserved", Some("382 MiB"), Some("382 MiB")), figure("retries", None, Some("0"))];
+    Records { runs: vec![run], ..examples::every_ending() }
+}
+
+#[test]
+fn claims_are_one_table_with_verdict_and_figures() {
+    let text = markdown(&with_a_claim(examples::oom_retry("caching", 0), ClaimVerdict::DoesNotHold));
+    let table = tables(&text).into_iter().find(|table| table[0][0] == "claim").unwrap();
+    assert_eq!(table[0], ["claim", "verdict", "figure", "PyTorch", "here"]);
+    assert_eq!(
+        table[1],
+        ["After del x, 400 MB stay | reserved. (source)", "does not hold: They go back to the driver.", "reserved", "382 MiB", "382 MiB"]
+    );
+    assert_eq!(table[2], ["", "", "retries", "–", "0"]);
+    assert!(!markdown(&examples::every_ending()).contains("## Claims"));
+}
+
+#[test]
+fn the_verdict_of_a_claim_whose_scenario_fails_is_not_shown_as_true() {
+    let text = markdown(&with_a_claim(examples::failed("caching", 0), ClaimVerdict::Holds));
+    let table = tables(&text).into_iter().find(|table| table[0][0] == "claim").unwrap();
+    assert_eq!(table[1][1], "was said to be: holds; its scenario fails");
 }

@@ -121,3 +121,35 @@ fn the_least_memory_of_a_setting_is_a_column_and_no_good_setting_is_said() {
     let none = SettingsReport { best: None, ..report };
     assert_eq!(sentence_of_settings(&none), "With none of these settings does it end well in 1 GiB.");
 }
+
+#[test]
+fn calls_that_failed_in_their_turn_are_a_table_with_each_defect_and_its_command() {
+    use harness_record::{FaultedArm, FaultedCase, FaultedEnd, NotTried};
+    let case = |number, end| FaultedCase {
+        call: "cudaMalloc".to_owned(),
+        number,
+        count: 1,
+        size: Some(Bytes::mib(20)),
+        step: 3,
+        end,
+        reproduce: format!("harness run a.yaml --device sim --allocator caching --seed 0 --fail cudaMalloc:{number}"),
+    };
+    let arm = |allocator: &str, cases: Vec<FaultedCase>, not_tried| FaultedArm {
+        scenario: "a".to_owned(),
+        allocator: allocator.to_owned(),
+        calls: 9,
+        chosen: if cases.is_empty() { "all 9".to_owned() } else { "4 evenly spread of 9".to_owned() },
+        cases,
+        not_tried,
+    };
+    let told = FaultedEnd::Told { error: "cudaMalloc failed".to_owned() };
+    let defect = FaultedEnd::Defect { why: "invariant nothing_leaks: expected nothing left, seen 1 allocations".to_owned() };
+    let cases = vec![case(1, FaultedEnd::Healed), case(3, FaultedEnd::OutOfMemory), case(6, told), case(9, defect)];
+    let why = NotTried { why: "it has faults of its own".to_owned(), failed: false };
+    let mut runs = FaultedRuns { arms: vec![arm("caching", cases, None), arm("direct", Vec::new(), Some(why))], left_out: 2 };
+    insta::assert_snapshot!(text(Trials::Calls(&runs), Style::Plain, None));
+    assert!(!runs.passed());
+    runs.arms.iter_mut().for_each(|arm| arm.cases.retain(|case| !case.is_defect()));
+    assert!(runs.passed());
+    assert!(calls::sentence(&runs).ends_with("each recovered, was out of memory, or ended with an error that names the call."));
+}

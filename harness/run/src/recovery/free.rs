@@ -1,14 +1,18 @@
 //! `free`: frees buffers of the scenario that are still live.
 
+use super::Applied;
 use crate::rig::Stop;
 use crate::world::World;
-use harness_scenario::BufferName;
+use harness_scenario::{BufferName, Plan};
 
-pub(super) fn prepare(world: &mut World, buffers: &[BufferName]) -> Result<(), Stop> {
+pub(super) fn apply(world: &mut World, plan: &Plan, buffers: &[BufferName]) -> Result<Applied, Stop> {
+    let mut freed = Vec::new();
     for name in buffers {
         if let Some(buffer) = world.take(&(name.clone(), None)) {
             world.rig.free(buffer)?;
+            freed.push(name.name());
         }
     }
-    Ok(())
+    let then = (!freed.is_empty()).then(|| format!("free {}", freed.join(", ")));
+    Ok(Applied { did_something: !freed.is_empty(), then, ..Applied::nothing(plan) })
 }

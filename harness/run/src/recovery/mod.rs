@@ -1,47 +1,40 @@
-//! Recovery: what a policy does between a failed request and the next try, and whether that try could succeed at all.
+//! Recovery: what policies do between a failed request and the next try, and whether that try could succeed at all.
 //!
-//! Policies are data of the scenario ([`Policy`]). Each has a file of its own here.
+//! Policies are data of the scenario ([`Policy`]). Each has a file of its own here; those that change the batch share one.
 
+mod batch;
+mod checkpoint_more;
 mod empty_cache;
+mod evict;
 mod free;
-mod halve_batch;
+mod half_precision;
+mod split_and_accumulate;
 mod synchronize;
+mod wait;
 
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::AllocatorError;
+use harness_allocator::device::Clock;
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::rig::{Finding, MemoryState, Stop};
+use crate::workload::Between;
 use crate::world::World;
-use harness_record::Invariant;
-use harness_scenario::{Plan, Policy, ReportKey};
+use harness_record::{Attempt, Invariant, Trained};
+use harness_scenario::{BatchRule, Chain, Plan, Policy, PolicyKind, ReportKey};
 
-/// How something that can run out of memory ended, recovery included.
+/// What one request or one iteration came to, recovery included.
 #[derive(Debug)]
 pub(crate) struct Recovered<T> {
     /// The answer of the last try.
     pub(crate) answer: Result<T, AllocatorError>,
     /// How the last try was done.
     pub(crate) plan: Plan,
+    /// How the next iteration is to be done.
+    pub(crate) next: Plan,
     /// Tries after the first.
     pub(crate) retries: u64,
-    /// Retries that failed because nothing had changed since the try before.
-    pub(crate) without_progress: u64,
-    /// Time of the failed tries, and of what the policy did after them.
-    pub(crate) lost: Nanos,
-}
-
-impl<T> Recovered<T> {
-    /// The figures that the step reports.
-    pub(crate) fn reports(&self) -> BTreeMap<ReportKey, u64> {
-        BTreeMap::from([
-            (ReportKey::Attempts, self.retries + 1),
-            (ReportKey::Retries, self.retries),
-            (ReportKey::RetriesWithoutProgress, self.without_progress),
-            (ReportKey::RetryTime, self.lost.0),
-        ])
-    }
 }
 
 /// What a policy tries again.
@@ -62,56 +55,277 @@ impl Tried {
     }
 }
 
-/// Tries until it succeeds or the policy gives up. `plan` is how the first try is done.
-///
-/// A retry makes progress if it succeeds, if it asks for less, or if the allocator's blocks or the free memory of the device differ from what
-/// the failed try met. One that does not is a violation of [`Invariant::RetryMakesProgress`]; the run goes on all the same, so that the record
-/// shows how it ends. A timed run does not ask the device for its memory, so it does not check for progress.
-///
-/// With a policy, each failed try costs time linear in the allocator's blocks.
-pub(crate) fn recover<T>(
-    world: &mut World,
-    policy: Option<&Policy>,
-    tried: Tried,
-    mut plan: Plan,
-    mut attempt: impl FnMut(&mut World, &Plan) -> Result<Result<T, AllocatorError>, Stop>,
-) -> Result<Recovered<T>, Stop> {
-    let checks_progress = policy.is_some() && !world.rig.is_timed();
-    let (mut retries, mut without_progress, mut lost) = (0, 0, Nanos::ZERO);
-    // The violation that the next try is, if it fails.
-    let mut same_again: Option<Finding> = None;
-    loop {
-        let before = if checks_progress && matches!(tried, Tried::Iteration) { Some(world.rig.memory_state()?) } else { None };
-        let (began, counted) = (world.rig.now(), world.rig.lost_to_retry());
-        let error = match attempt(world, &plan)? {
-            Ok(value) => return Ok(Recovered { answer: Ok(value), plan, retries, without_progress, lost }),
-            Err(error) => error,
-        };
-        if let Some(finding) = same_again.take() {
-            without_progress += 1;
-            world.rig.note(finding);
-        }
-        let met = match before {
-            Some(before) => Some(before),
-            None if checks_progress => Some(world.rig.memory_state()?),
-            None => None,
-        };
-        let policy = policy.filter(|policy| retries < u64::from(policy.retries()));
-        let next = policy.map(|policy| prepare(world, policy, &plan)).transpose()?;
-        let spent = world.rig.now().saturating_sub(began);
-        lost += spent;
-        let Some(next) = next else {
-            return Ok(Recovered { answer: Err(error), plan, retries, without_progress, lost });
-        };
-        // Requests of this try that the allocator itself tried again are counted already.
-        let of_these = world.rig.lost_to_retry().saturating_sub(counted);
-        world.rig.add_lost_time(spent.saturating_sub(of_these));
-        if let Some(met) = met.filter(|_| !next.asks_for_less_than(&plan)) {
-            same_again = same_memory(world, &met, tried, &next)?;
-        }
-        plan = next;
-        retries += 1;
+/// The recovery of one step: its policies, and what they did so far. Policies may remember what earlier iterations told.
+pub(crate) struct Recovery<'p> {
+    chain: Option<&'p Chain>,
+    known: batch::Known,
+    record: harness_record::Recovery,
+    lost: Nanos,
+    trained: Option<Trained>,
+}
+
+/// Whose turn it is after a failure.
+#[derive(Default)]
+struct Turn {
+    policy: usize,
+    /// Its retries so far.
+    used: u32,
+}
+
+/// What a policy did.
+struct Applied {
+    /// How the next try is done.
+    plan: Plan,
+    /// Whether it found anything to do.
+    did_something: bool,
+    /// Cached bytes that went back to the driver.
+    given_back: Bytes,
+    /// What it did, where its name does not tell.
+    then: Option<String>,
+}
+
+impl Applied {
+    fn nothing(plan: &Plan) -> Self {
+        Self { plan: plan.clone(), did_something: false, given_back: Bytes::ZERO, then: None }
     }
+
+    const fn changed(plan: Plan) -> Self {
+        Self { plan, did_something: true, given_back: Bytes::ZERO, then: None }
+    }
+}
+
+/// The next try.
+struct Next {
+    plan: Plan,
+    policy: PolicyKind,
+    then: String,
+}
+
+impl<'p> Recovery<'p> {
+    pub(crate) fn new(chain: Option<&'p Chain>) -> Self {
+        let policies = chain.map(Chain::to_string).unwrap_or_default();
+        let record = harness_record::Recovery { policies, ..harness_record::Recovery::default() };
+        Self { chain, known: batch::Known::default(), record, lost: Nanos::ZERO, trained: None }
+    }
+
+    /// Tries until it succeeds or the policies give up. `plan` is how the first try is done. `between` is done while a policy waits.
+    ///
+    /// A retry makes progress if it succeeds, if it asks for less, or if the allocator's blocks or the free memory of the device differ from what
+    /// the failed try met. One that does not is a violation of [`Invariant::RetryMakesProgress`]; the run goes on all the same, so that the record
+    /// shows how it ends. A timed run does not ask the device for its memory, so it does not check for progress.
+    ///
+    /// With a policy, each failed try costs time linear in the allocator's blocks.
+    pub(crate) fn run<T>(
+        &mut self,
+        world: &mut World,
+        tried: Tried,
+        mut plan: Plan,
+        between: &mut Between<'_>,
+        mut attempt: impl FnMut(&mut World, &Plan) -> Result<Result<T, AllocatorError>, Stop>,
+    ) -> Result<Recovered<T>, Stop> {
+        let checks_progress = self.chain.is_some() && !world.rig.is_timed();
+        let (mut retries, mut turn) = (0, Turn::default());
+        // The violation that the next try is, if it fails.
+        let mut same_again: Option<Finding> = None;
+        loop {
+            let before = if checks_progress && matches!(tried, Tried::Iteration) { Some(world.rig.memory_state()?) } else { None };
+            let (began, counted) = (world.rig.now(), world.rig.lost_to_retry());
+            let allocated = world.rig.stats().allocated_bytes.all.current;
+            let answer = attempt(world, &plan)?;
+            self.record.attempts += 1;
+            let error = match answer {
+                Ok(value) => {
+                    self.succeeded(world, tried, &plan, retries, began)?;
+                    let next = if self.bisects() { self.known.worked(&plan) } else { plan.clone() };
+                    return Ok(Recovered { answer: Ok(value), plan, next, retries });
+                }
+                Err(error) => error,
+            };
+            self.known.failed(plan.batch);
+            if let Tried::Request(_) = tried {
+                self.check_left_behind(world, Bytes(allocated));
+            }
+            if let Some(finding) = same_again.take() {
+                self.record.without_progress += 1;
+                world.rig.note(finding);
+            }
+            let met = match before {
+                Some(before) => Some(before),
+                None if checks_progress => Some(world.rig.memory_state()?),
+                None => None,
+            };
+            let others = others_may_change_memory(world, between);
+            let next = self.prepare(world, &mut turn, &plan, between)?;
+            let spent = world.rig.now().saturating_sub(began);
+            self.lost += spent;
+            self.list(tried, &plan, Some(&error), next.as_ref().map(|next| next.then.clone()), world.rig.is_timed().then_some(spent));
+            let Some(next) = next else {
+                self.verify_live(world)?;
+                return Ok(Recovered { answer: Err(error), next: plan.clone(), plan, retries });
+            };
+            // Requests of this try that the allocator itself tried again are counted already.
+            let of_these = world.rig.lost_to_retry().saturating_sub(counted);
+            world.rig.add_lost_time(spent.saturating_sub(of_these));
+            let waited_for_others = next.policy == PolicyKind::Wait && others;
+            if let Some(met) = met.filter(|_| !waited_for_others && !next.plan.asks_for_less_than(&plan)) {
+                same_again = same_memory(world, &met, tried, &next.plan)?;
+            }
+            plan = next.plan;
+            retries += 1;
+            self.record.retries += 1;
+            self.check_bound(world, retries);
+        }
+    }
+
+    fn bisects(&self) -> bool {
+        self.chain.is_some_and(|chain| chain.policies().iter().any(|policy| policy.kind() == PolicyKind::BisectBatch))
+    }
+
+    /// A try succeeded, after so many retries.
+    fn succeeded(&mut self, world: &mut World, tried: Tried, plan: &Plan, retries: u64, began: Nanos) -> Result<(), Stop> {
+        if let Tried::Iteration = tried {
+            let trained = self.trained.get_or_insert_default();
+            (trained.final_batch, trained.effective_batch) = (plan.samples_at_once(), plan.batch);
+            trained.samples += plan.batch;
+            trained.plan = plan.to_string();
+        }
+        if retries == 0 {
+            return Ok(());
+        }
+        let time = world.rig.is_timed().then(|| world.rig.now().saturating_sub(began));
+        self.list(tried, plan, None, None, time);
+        self.verify_live(world)
+    }
+
+    /// What failed tries of iterations left allocated, which their workload knows: what it keeps on purpose is no part of it.
+    pub(crate) fn left_behind(&mut self, bytes: Bytes) {
+        self.record.retained = self.record.retained.max(bytes);
+    }
+
+    /// A failed request leaves nothing allocated behind.
+    fn check_left_behind(&mut self, world: &mut World, before: Bytes) {
+        let after = Bytes(world.rig.stats().allocated_bytes.all.current);
+        self.left_behind(after.saturating_sub(before));
+        if after != before {
+            world.rig.note(Finding {
+                invariant: Invariant::OomChangesOnlyTheCache,
+                expected: format!("{} B allocated after a failed try as before it", before.0),
+                seen: format!("{} B", after.0),
+            });
+        }
+    }
+
+    /// The loop of tries ends by itself; this counts on its own that it does.
+    fn check_bound(&self, world: &mut World, retries: u64) {
+        let most = self.chain.map_or(1, Chain::most_attempts);
+        if retries >= most {
+            world.rig.note(Finding {
+                invariant: Invariant::AttemptsAreBounded,
+                expected: format!("at most {most} tries of one request or iteration"),
+                seen: format!("try {}", retries + 1),
+            });
+        }
+    }
+
+    /// What the scenario holds by name still has its contents, after tries that failed.
+    fn verify_live(&self, world: &mut World) -> Result<(), Stop> {
+        if self.chain.is_some() && !world.rig.is_timed() { world.verify_live() } else { Ok(()) }
+    }
+
+    /// Lets the next policy that has a retry left and something to do prepare the next try; `None`: there is none.
+    fn prepare(&mut self, world: &mut World, turn: &mut Turn, plan: &Plan, between: &mut Between<'_>) -> Result<Option<Next>, Stop> {
+        let Some(chain) = self.chain else { return Ok(None) };
+        let is_alone = chain.policies().len() == 1;
+        while let Some(policy) = chain.policies().get(turn.policy) {
+            if turn.used < policy.retries() {
+                let applied = self.apply(world, policy, plan, between, turn.used, is_alone)?;
+                self.record.given_back += applied.given_back;
+                if applied.did_something || (is_alone && retries_regardless(policy)) {
+                    turn.used += 1;
+                    let then = applied.then.unwrap_or_else(|| policy.kind().to_string());
+                    return Ok(Some(Next { plan: applied.plan, policy: policy.kind(), then }));
+                }
+            }
+            *turn = Turn { policy: turn.policy + 1, used: 0 };
+        }
+        Ok(None)
+    }
+
+    /// Does what the policy says before the next try, and tells how that try is done.
+    fn apply(
+        &self,
+        world: &mut World,
+        policy: &Policy,
+        plan: &Plan,
+        between: &mut Between<'_>,
+        used: u32,
+        is_alone: bool,
+    ) -> Result<Applied, Stop> {
+        let or_nothing = |next: Option<Plan>| next.map_or_else(|| Applied::nothing(plan), Applied::changed);
+        Ok(match policy {
+            Policy::GiveUp => Applied::nothing(plan),
+            Policy::EmptyCache { .. } => empty_cache::apply(world, plan)?,
+            Policy::Free { buffers } => free::apply(world, plan, buffers)?,
+            Policy::Synchronize { .. } => synchronize::apply(world, plan)?,
+            Policy::Batch { rule, floor, empty_cache, .. } => {
+                let next = batch::next(*rule, plan, *floor, &self.known);
+                let given_back = match (&next, empty_cache) {
+                    (Some(_), true) => world.rig.empty_cache()?,
+                    (None, true) if is_alone && retries_regardless(policy) => world.rig.empty_cache()?,
+                    _ => Bytes::ZERO,
+                };
+                Applied { given_back, ..or_nothing(next) }
+            }
+            Policy::SplitAndAccumulate { floor } => or_nothing(split_and_accumulate::next(plan, *floor)),
+            Policy::CheckpointMore { most } => or_nothing(checkpoint_more::next(plan, *most)),
+            Policy::HalfPrecision => or_nothing(half_precision::next(plan)),
+            Policy::Evict { buffers } => evict::apply(world, plan, buffers)?,
+            Policy::Wait { first, factor, .. } => wait::apply(world, plan, between, (*first, *factor, used))?,
+        })
+    }
+
+    fn list(&mut self, tried: Tried, plan: &Plan, failed: Option<&AllocatorError>, then: Option<String>, time: Option<Nanos>) {
+        if self.chain.is_some() {
+            let failed = failed.map(AllocatorError::to_string);
+            self.record.list(Attempt { asked: tried.describe(plan), failed, then, time });
+        }
+    }
+
+    /// The figures that the step reports.
+    pub(crate) fn reports(&self) -> BTreeMap<ReportKey, u64> {
+        let record = &self.record;
+        let mut reports = BTreeMap::from([
+            (ReportKey::Attempts, record.attempts),
+            (ReportKey::Retries, record.retries),
+            (ReportKey::RetriesWithoutProgress, record.without_progress),
+            (ReportKey::RetryTime, self.lost.0),
+            (ReportKey::RetainedAfterOom, record.retained.0),
+            (ReportKey::GivenBack, record.given_back.0),
+        ]);
+        if let Some(trained) = &self.trained {
+            reports.insert(ReportKey::FinalBatch, trained.final_batch);
+            reports.insert(ReportKey::EffectiveBatch, trained.effective_batch);
+        }
+        reports
+    }
+
+    /// What a record keeps of a step with policies.
+    pub(crate) fn into_record(self, world: &World) -> Option<harness_record::Recovery> {
+        self.chain?;
+        let lost = world.rig.is_timed().then_some(self.lost);
+        Some(harness_record::Recovery { lost, trained: self.trained, ..self.record })
+    }
+}
+
+/// Whether a policy that finds nothing to do, and has no other behind it, tries again all the same, as programs do that do not look: the
+/// record then shows that it makes no progress.
+const fn retries_regardless(policy: &Policy) -> bool {
+    matches!(policy, Policy::EmptyCache { .. } | Policy::Free { .. } | Policy::Batch { rule: BatchRule::Halve, .. })
+}
+
+/// Whether memory may change while a policy waits: by what goes on meanwhile, or on a device that others use.
+fn others_may_change_memory(world: &World, between: &Between<'_>) -> bool {
+    between.is_some() || world.rig.info().clock == Clock::Measured
 }
 
 /// What is to be said of a retry that asks for no less, where it meets the memory that the failed try met. `None`: it meets other memory.
@@ -126,15 +340,4 @@ fn same_memory(world: &mut World, met: &MemoryState, tried: Tried, plan: &Plan) 
             now.device_free
         ),
     }))
-}
-
-/// Does what the policy says before the next try, and returns how that try is done.
-fn prepare(world: &mut World, policy: &Policy, plan: &Plan) -> Result<Plan, Stop> {
-    match policy {
-        Policy::EmptyCache { .. } => empty_cache::prepare(world)?,
-        Policy::Free { buffers } => free::prepare(world, buffers)?,
-        Policy::Synchronize { .. } => synchronize::prepare(world)?,
-        Policy::HalveBatch { floor, empty_cache, .. } => return halve_batch::prepare(world, plan, *floor, *empty_cache),
-    }
-    Ok(plan.clone())
 }

@@ -48,6 +48,12 @@ impl Buffer {
         self.allocation.stream()
     }
 
+    /// Whether the stream that it was made for wrote what it holds.
+    #[must_use]
+    pub fn is_own_work(&self) -> bool {
+        self.content.is_some_and(|(_, writer)| writer == self.stream())
+    }
+
     /// The bytes that may be touched.
     #[must_use]
     pub const fn range(&self) -> MemoryRange {

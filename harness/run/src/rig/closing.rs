@@ -19,7 +19,7 @@ impl Rig {
         self.control.calls(Call::Pressure);
         self.device.set_pressure(Bytes::ZERO)?;
         self.in_each_program(Self::give_cache_back)?;
-        if self.is_timed() { Ok(()) } else { self.in_each_program(Self::check_whole_limit_fits) }
+        if self.is_timed() { Ok(()) } else { self.unstruck(|rig| rig.in_each_program(Self::check_whole_limit_fits)) }
     }
 
     /// Gives back what the entered program has cached, and checks that nothing stays reserved.

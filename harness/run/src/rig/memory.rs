@@ -19,9 +19,12 @@ impl Rig {
         self.record_time();
         let start = self.start();
         self.control.calls(Call::Allocate);
+        self.faults.iter().for_each(|faults| faults.serves(Some(request)));
         let (program, device) = self.program_on_device();
         let answer = program.allocator.allocate(device, request);
+        self.faults.iter().for_each(|faults| faults.serves(None));
         let duration = self.since(start);
+        self.trace_memory();
         match answer {
             Ok(allocation) => {
                 self.timed_allocate(duration);
@@ -33,6 +36,9 @@ impl Rig {
             }
             Err(AllocatorError::Device(error)) => Err(error.into()),
             Err(answer @ (AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. })) => {
+                if let Some(tracer) = &self.tracer {
+                    tracer.refused(request.size, self.device.now());
+                }
                 let counted = matches!(answer, AllocatorError::OutOfMemory(_));
                 let (program, _) = self.program_on_device();
                 program.retries = program.allocator.stats().num_alloc_retries;
@@ -52,22 +58,37 @@ impl Rig {
         self.within(buffer.program, |rig| rig.free_here(buffer))
     }
 
-    fn free_here(&mut self, buffer: Buffer) -> Result<(), Stop> {
+    /// Compares what a buffer holds with what was written last, as [`Rig::free`] does: not in a timed run, and not where that would wait for
+    /// queued work.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn verify_at_rest(&mut self, buffer: &Buffer) -> Result<(), Stop> {
         if let Some((tag, writer)) = buffer.content
             && !self.is_timed()
             && !buffer.shared
             && ![writer, buffer.stream()].iter().any(|stream| self.queued.is_working(*stream))
         {
             self.control.calls(Call::Verify);
-            self.device.verify(buffer.stream(), buffer.range(), tag)?;
+            self.unstruck(|rig| rig.device.verify(buffer.stream(), buffer.range(), tag))?;
         }
+        Ok(())
+    }
+
+    fn free_here(&mut self, buffer: Buffer) -> Result<(), Stop> {
+        self.verify_at_rest(&buffer)?;
         let address = buffer.allocation.ptr();
         self.record_time();
         let start = self.start();
         self.control.calls(Call::Free);
         let (program, device) = self.program_on_device();
-        program.allocator.free(device, buffer.allocation)?;
+        if let Err(error) = program.allocator.free(device, buffer.allocation) {
+            // Whether the allocator still holds the block, nobody can say: what is seen of it from now on tells nothing.
+            program.audit = None;
+            return Err(error.into());
+        }
         let duration = self.since(start);
+        self.trace_memory();
         if self.is_timed() {
             self.times.free.push(duration);
         } else {
@@ -87,9 +108,12 @@ impl Rig {
         self.tags += 1;
         // An odd factor spreads the counter over all eight bytes, so that no two tags look alike and none looks like zeroed memory.
         let tag = Tag(self.tags.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        buffer.content = Some((tag, stream));
+        // Where the device refuses, nobody knows what is there.
+        buffer.content = None;
         self.control.calls(Call::Fill);
-        Ok(self.device.fill(stream, buffer.range(), tag)?)
+        self.device.fill(stream, buffer.range(), tag)?;
+        buffer.content = Some((tag, stream));
+        Ok(())
     }
 
     /// Reads every byte of a buffer on a stream and compares with what was written last. A buffer never written has nothing to compare.
@@ -138,6 +162,7 @@ impl Rig {
         let (program, device) = self.program_on_device();
         program.allocator.empty_cache(device)?;
         let duration = self.since(start);
+        self.trace_memory();
         if self.is_timed() {
             self.times.empty_cache.push(duration);
         } else {

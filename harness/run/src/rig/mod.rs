@@ -31,8 +31,10 @@ mod times;
 use std::sync::Arc;
 
 use harness_allocator::allocator::Allocator;
+use harness_allocator::device::faulty::Injector;
 use harness_allocator::device::{DeviceCalls, DeviceError, DeviceMemory, Place, TestDevice};
 use harness_allocator::units::Nanos;
+use harness_cuda::nvtx::Ranges;
 
 pub use self::accounts::MemoryState;
 pub use self::audit::{Audit, Finding, Held};
@@ -46,6 +48,7 @@ pub use self::program::ProgramId;
 use self::streams::Queued;
 use self::times::Times;
 use crate::control::{Call, Control};
+use crate::timeline::Tracer;
 use harness_record::{Accounts, Invariant};
 use harness_trace::snapshot::{Recorder, StackId};
 
@@ -56,6 +59,13 @@ pub enum Stop {
     Violated(Vec<Finding>),
     /// The device, or the allocator, failed otherwise than for lack of memory.
     Device(DeviceError),
+    /// A process of the scenario did not do what it should.
+    Process {
+        /// What it should have done.
+        expected: String,
+        /// What it did.
+        seen: String,
+    },
     /// It is to stop: the user wants it, or a step has run past its time limit.
     Interrupted,
 }
@@ -97,6 +107,10 @@ pub struct RigOptions {
     pub control: Arc<Control>,
     /// Records what the main program's allocator does.
     pub recorder: Option<Recorder>,
+    /// The other half of the faults of the device, where it has any.
+    pub faults: Option<Injector>,
+    /// Is told the steps of a traced run and the main program's memory.
+    pub tracer: Option<Tracer>,
 }
 
 /// What is known at the end of a step. A checked run knows the accounts, a timed run the duration.
@@ -121,6 +135,14 @@ pub struct PausedStep {
     place: Option<StackId>,
 }
 
+/// As [`Rig::unstruck`], for whoever has more than the rig in hand.
+pub(crate) fn unstruck<T>(faults: Option<&Injector>, act: impl FnOnce() -> T) -> T {
+    faults.iter().for_each(|faults| faults.pause());
+    let answer = act();
+    faults.iter().for_each(|faults| faults.resume());
+    answer
+}
+
 /// See the module.
 pub struct Rig {
     device: Box<dyn TestDevice>,
@@ -130,6 +152,9 @@ pub struct Rig {
     checks: Checks,
     control: Arc<Control>,
     recorder: Option<Recorder>,
+    faults: Option<Injector>,
+    tracer: Option<Tracer>,
+    ranges: Option<Ranges>,
     step: u32,
     /// Tags given so far: each fill writes one of its own.
     tags: u64,
@@ -152,7 +177,7 @@ impl Rig {
     /// # Errors
     /// [`DeviceError`] where the device does not tell its memory.
     pub fn new(mut device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>, options: &RigOptions) -> Result<Self, DeviceError> {
-        let memory = device.memory()?;
+        let memory = unstruck(options.faults.as_ref(), || device.memory())?;
         let calls = device.calls();
         let allocator = match &options.recorder {
             Some(recorder) => Box::new(recorder.around(allocator)),
@@ -166,6 +191,9 @@ impl Rig {
             checks: options.checks,
             control: Arc::clone(&options.control),
             recorder: options.recorder.clone(),
+            faults: options.faults.clone(),
+            tracer: options.tracer.clone(),
+            ranges: Ranges::of_profiler(),
             step: 0,
             tags: 0,
             queued: Queued::default(),
@@ -178,6 +206,18 @@ impl Rig {
             calls_at_start: calls,
             times: Times::new(options.seed, calls),
         })
+    }
+
+    /// Does something that is the harness's own: the faults of the device neither count its calls nor strike them.
+    pub(crate) fn unstruck<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
+        let faults = self.faults.clone();
+        unstruck(faults.as_ref(), || act(self))
+    }
+
+    /// The other half of the faults of the device, where it has any.
+    #[must_use]
+    pub const fn faults(&self) -> Option<&Injector> {
+        self.faults.as_ref()
     }
 
     /// Whether this run is timed, and so makes no calls of its own to the device.
@@ -210,6 +250,23 @@ impl Rig {
         }
     }
 
+    /// Tells a profiler and a traced run what the step is that has just begun. [`Rig::end_step`] ends it there too.
+    pub fn describe_step(&mut self, text: impl Fn() -> String) {
+        if let Some(ranges) = &self.ranges {
+            ranges.begin(&text());
+        }
+        if let Some(tracer) = &self.tracer {
+            tracer.begin_step(text(), self.device.now());
+        }
+    }
+
+    /// Tells a traced run the main program's memory.
+    fn trace_memory(&mut self) {
+        if let Some(tracer) = &self.tracer {
+            tracer.memory(&self.programs[ProgramId::FIRST.index()].allocator.stats(), self.device.now());
+        }
+    }
+
     /// Leaves a step for others that are done between its operations.
     pub fn pause_step(&mut self) -> PausedStep {
         self.times.paused += 1;
@@ -233,6 +290,12 @@ impl Rig {
     /// # Errors
     /// [`Stop`].
     pub fn end_step(&mut self) -> Result<StepEnd, Stop> {
+        if let Some(ranges) = &self.ranges {
+            ranges.end();
+        }
+        if let Some(tracer) = &self.tracer {
+            tracer.end_step(self.device.now());
+        }
         if self.is_timed() {
             let duration = self.device.now().saturating_sub(self.times.step_began);
             // What is done between the operations of another step is part of its time.

@@ -38,6 +38,9 @@ impl Rig {
     /// Tells the name of a stream, for reports.
     pub fn name_stream(&mut self, stream: StreamId, name: &str) {
         self.names.name_stream(stream, name);
+        if let Some(tracer) = &self.tracer {
+            tracer.name_stream(stream, name);
+        }
     }
 
     /// Tells whose the following allocations are, for reports: the name of a buffer or of a workload, and the line of its step. A timed run

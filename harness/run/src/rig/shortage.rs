@@ -38,7 +38,7 @@ impl Rig {
         let inactive_split = Bytes(self.stats().inactive_split_bytes.all.current);
         let Request { size: requested, stream: StreamId(stream) } = request;
         let mut accounts = self.accounts_of(self.entered())?;
-        accounts.device.pressure += self.charged_to_other_programs();
+        accounts.device.pressure += self.charged_to_other_programs() + accounts.device.processes;
         Ok(Some(Shortage {
             requested,
             stream,

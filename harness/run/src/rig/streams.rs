@@ -42,6 +42,15 @@ impl Rig {
         Ok(self.device.busy(stream, duration)?)
     }
 
+    /// Lets time pass.
+    ///
+    /// # Errors
+    /// [`Stop::Interrupted`].
+    pub fn sleep(&mut self, duration: Nanos) -> Result<(), Stop> {
+        self.device.sleep(duration);
+        if self.is_interrupted() { Err(Stop::Interrupted) } else { Ok(()) }
+    }
+
     /// Makes a stream.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use harness_scenario::Number;
 use harness_scenario::steps::{Action, Step};
-use harness_scenario::{ProgramName, VariableName};
+use harness_scenario::{ProcessName, ProgramName, VariableName};
 
 /// What comes next.
 #[derive(Debug)]
@@ -123,11 +123,12 @@ impl<'s> Cursor<'s> {
         })
     }
 
-    /// The iterations of all loops around the next step, the outermost first, in words: `i = 3`, or `iteration 3` counted from 1.
+    /// The process of the next step and the iterations of all loops around it, the outermost first, in words: `i = 3`, or `iteration 3` counted from 1.
     pub(super) fn iteration(&self) -> Option<String> {
         let words: Vec<String> = self
             .blocks()
             .filter_map(|frame| match &frame.block?.action {
+                Action::Process(process) => Some(format!("process {}", process.process)),
                 Action::For(steps) | Action::Repeat(steps) => Some(match steps.rounds.value(frame.iterations) {
                     Some((variable, value)) => format!("{variable} = {}", steps.rounds.in_words(value)),
                     None => format!("iteration {}", frame.iterations + 1),
@@ -136,6 +137,22 @@ impl<'s> Cursor<'s> {
             })
             .collect();
         (!words.is_empty()).then(|| words.join(", "))
+    }
+
+    /// The process that the next step is of; `None` for the main one.
+    pub(super) fn process(&self) -> Option<&'s ProcessName> {
+        self.blocks().rev().find_map(|frame| match &frame.block?.action {
+            Action::Process(process) => Some(&process.process),
+            _ => None,
+        })
+    }
+
+    /// The loops around the next step with their complete iterations, the outermost first.
+    pub(super) fn loops(&self) -> impl Iterator<Item = (&'s Step, u64)> {
+        self.blocks().filter_map(|frame| {
+            let block = frame.block?;
+            matches!(block.action, Action::For(_) | Action::Repeat(_)).then_some((block, frame.iterations))
+        })
     }
 
     /// The program that the next step is of; `None` for the main one.

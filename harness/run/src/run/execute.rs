@@ -6,9 +6,10 @@ use harness_allocator::allocator::Request;
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
 
-use crate::recovery::{self, Recovered, Tried};
+use crate::processes;
+use crate::recovery::{Recovered, Recovery, Tried};
 use crate::rig::{Buffer, Rig, Stop};
-use crate::workload::{Between, exec, pins, replay, storm, train};
+use crate::workload::{Between, exec, infer, pins, replay, storm, train};
 use crate::world::{BufferKey, LookUpError, StepResult, Unmet, World, asks_for_memory};
 use harness_record::Outcome;
 use harness_scenario::steps::alloc::Alloc;
@@ -21,10 +22,16 @@ use harness_scenario::{
     Amount, BufferRef, EvaluateError, Evaluation, Expectation, Expected, Located, Metric, Plan, ReportKey, Unit, Value,
 };
 
-/// Does one step that has no steps inside it. `between` is done between the operations of a storm or a replay and the iterations of a training.
+/// Does one step that has no steps inside it, and nothing between its operations.
+pub(crate) fn execute_step(world: &mut World, step: &Step) -> Result<StepResult, Stop> {
+    execute(world, step, None)
+}
+
+/// Does one step that has no steps inside it. `between` is done between the operations of a storm or a replay and the iterations of a training,
+/// and while a recovery policy waits.
 pub(super) fn execute(world: &mut World, step: &Step, between: Between<'_>) -> Result<StepResult, Stop> {
     match &step.action {
-        Action::Alloc(alloc) => return allocate(world, step, alloc),
+        Action::Alloc(alloc) => return allocate(world, step, alloc, between),
         Action::Free(free) => return free_some(world, step, free),
         Action::RecordStream(used) => {
             let stream = world.stream(&used.stream);
@@ -53,6 +60,7 @@ pub(super) fn execute(world: &mut World, step: &Step, between: Between<'_>) -> R
         Action::Storm(storm) => return storm::run(world, step, storm, between),
         Action::Pins(pins) => return pins::list(world, &pins.storm),
         Action::Train(train) => return train::run(world, step, train, between),
+        Action::Infer(infer) => return infer::run(world, step, infer, between),
         Action::Replay(replay) => return replay::run(world, step, replay, between),
         Action::Exec(program) => return exec::run(world, step, program, between),
         Action::Measure(measure) => world.measure(measure.name.clone())?,
@@ -78,7 +86,8 @@ pub(super) fn execute(world: &mut World, step: &Step, between: Between<'_>) -> R
             let begun = world.rig.begin_private_pool(pool)?;
             return Ok(refused(step, "requests to be served from the pool", begun.err()));
         }
-        Action::For(_) | Action::Repeat(_) | Action::Program(_) => {}
+        Action::Kill(kill) => return processes::kill(world, step, kill),
+        Action::For(_) | Action::Repeat(_) | Action::Program(_) | Action::Process(_) => {}
     }
     Ok(StepResult::default())
 }
@@ -149,7 +158,7 @@ pub(super) fn check(world: &mut World, expectation: &Located<Expectation>) -> Re
     let seen = match evaluated {
         Ok(evaluation) if evaluation.holds => return Ok(None),
         Ok(evaluation) => seen(&expectation.value, &evaluation, figures),
-        Err(EvaluateError::LookUp(LookUpError::FirstTime(_))) => return Ok(None),
+        Err(EvaluateError::LookUp(LookUpError::FirstTime(_) | LookUpError::NotRun(_))) => return Ok(None),
         Err(why) if figures.is_empty() => why.to_string(),
         Err(why) => format!("{why}: {}", figures.join(", ")),
     };
@@ -174,6 +183,7 @@ fn is_for_the_other_run<'m>(world: &World, metrics: impl Iterator<Item = &'m Met
     let (mut needs_times, mut needs_memory, mut needs_checks) = (false, false, false);
     for metric in metrics {
         needs_times |= metric.unit() == Unit::Time && !matches!(metric, Metric::Variable(..));
+        needs_times |= matches!(metric, Metric::Report(_, key) if key.is_timed());
         needs_memory |= asks_for_memory(metric);
         needs_checks |= matches!(metric, Metric::Report(_, ReportKey::RetriesWithoutProgress));
     }
@@ -199,7 +209,7 @@ fn keep_figures(world: &mut World, number: usize, expectation: &Expectation) -> 
     Ok(())
 }
 
-fn allocate(world: &mut World, step: &Step, alloc: &Alloc) -> Result<StepResult, Stop> {
+fn allocate(world: &mut World, step: &Step, alloc: &Alloc, mut between: Between<'_>) -> Result<StepResult, Stop> {
     let size = match amount(world, &alloc.size)? {
         Ok(size) => size,
         Err(why) => return Ok(refused(step, "a size", Some(why))),
@@ -214,9 +224,10 @@ fn allocate(world: &mut World, step: &Step, alloc: &Alloc) -> Result<StepResult,
     };
     let request = Request { size, stream: world.stream(&alloc.stream) };
     world.rig.name_buffers(&buffer_name(&key), step.position.line);
-    let recovered =
-        recovery::recover(world, alloc.on_oom.as_ref(), Tried::Request(size), Plan::of_batch(1), |world, _| world.rig.allocate(request))?;
-    let mut result = StepResult { reports: recovered.reports(), size: Some(size), ..StepResult::default() };
+    let mut recovery = Recovery::new(alloc.on_oom.as_ref());
+    let recovered = recovery.run(world, Tried::Request(size), Plan::of_batch(1), &mut between, |world, _| world.rig.allocate(request))?;
+    let mut result = StepResult { reports: recovery.reports(), size: Some(size), ..StepResult::default() };
+    result.recovery = recovery.into_record(world);
     let expected = alloc.expect.of(&world.arm, world.device);
     let Recovered { answer, retries, .. } = recovered;
     match answer {

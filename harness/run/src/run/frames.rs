@@ -22,6 +22,7 @@ fn name(step: &Step) -> String {
         Action::Storm(storm) => Some(storm.id.to_string()),
         Action::Replay(replay) => Some(replay.id.to_string()),
         Action::PrivatePool(block) => Some(block.pool.to_string()),
+        Action::Process(block) => Some(block.process.to_string()),
         Action::Program(block) => Some(block.program.to_string()),
         _ => step.id.as_ref().map(ToString::to_string),
     };

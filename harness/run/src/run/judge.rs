@@ -1,9 +1,10 @@
 //! What fails a run: expectations that are not met, invariants that do not hold, time limits, failures of the device; and the verdict.
 
 use harness_allocator::device::DeviceError;
+use harness_allocator::device::faulty::Struck;
 use harness_record::{Invariant, NOT_JUDGED, Rule, Verdict, Violation};
 use harness_scenario::steps::{Action, Step};
-use harness_scenario::{Expectation, Located};
+use harness_scenario::{Expectation, Located, PlannedFault};
 
 use super::execute;
 use super::runner::Runner;
@@ -19,8 +20,18 @@ const fn expected_of_device(error: &DeviceError) -> &'static str {
         DeviceError::UnknownHandle { .. } | DeviceError::NotReady(_) => "streams and events to be used only while they exist",
         DeviceError::Race { .. } | DeviceError::InUse { .. } | DeviceError::Corrupted { .. } => "memory to hold what was written",
         DeviceError::OutOfMemory { .. } => "memory for the harness's own needs",
+        DeviceError::NeverReturns { .. } => "every wait to come to an end",
         DeviceError::Library { .. } => "the library to do what it is asked for",
         DeviceError::Driver { .. } | DeviceError::Unavailable { .. } => "the driver to do as it is told",
+    }
+}
+
+/// Why a fault struck nothing.
+fn not_struck(planned: &PlannedFault, matching: u64) -> String {
+    match (matching, planned.fault.skip) {
+        (0, _) => "it was not reached: no such call was made".to_owned(),
+        (made, skip) if made <= skip => format!("it was not reached: {made} such calls were made, and {skip} are skipped"),
+        (made, _) => format!("none of {made} such calls was drawn"),
     }
 }
 
@@ -81,13 +92,63 @@ impl Runner<'_, '_> {
             // Where the user did not want it, the time of the step is over: `check_time` says so.
             Stop::Interrupted => self.interrupted = self.observer.control.is_interrupted(),
             Stop::Violated(findings) => findings.into_iter().for_each(|finding| self.find(finding, step)),
-            Stop::Device(error) => self.violations.push(Violation {
+            Stop::Process { expected, seen } => self.violations.push(Violation {
                 step: self.number,
                 at: step.map(|step| self.request.scenario.place(step.position)),
                 rule: Rule::DeviceFailure,
-                expected: expected_of_device(&error).to_owned(),
-                seen: error.to_string(),
+                expected,
+                seen,
             }),
+            Stop::Device(error) => {
+                let fault = self.faults.as_ref().and_then(|faults| faults.cause_of(&error));
+                self.ended_by = self.ended_by.or(fault);
+                let rule = if matches!(error, DeviceError::NeverReturns { .. }) { Rule::TimeLimit } else { Rule::DeviceFailure };
+                self.violations.push(Violation {
+                    step: self.number,
+                    at: step.map(|step| self.request.scenario.place(step.position)),
+                    rule,
+                    expected: expected_of_device(&error).to_owned(),
+                    seen: error.to_string(),
+                });
+            }
+        }
+    }
+
+    /// The calls that faults struck since this was asked last, in words.
+    pub(super) fn struck_calls(&self) -> Vec<String> {
+        let planned = &self.request.scenario.faults;
+        let words = |struck: Struck| match planned.get(struck.fault) {
+            Some(planned) => format!("{planned}: {struck}"),
+            None => format!("injected: {struck}"),
+        };
+        self.faults.iter().flat_map(|faults| faults.take_struck()).map(words).collect()
+    }
+
+    /// Whether the device has to be given back whole though the run has failed: it failed by a call that was made to fail, and the device is in order.
+    pub(super) fn closing_is_judged(&self) -> bool {
+        self.faults.as_ref().is_some_and(|faults| !faults.is_broken())
+    }
+
+    /// Whether the run ended by the error of a fault that is to end it, and by nothing else.
+    fn ended_as_planned(&self) -> bool {
+        let planned = self.ended_by.and_then(|fault| self.request.scenario.faults.get(fault));
+        planned.is_some_and(|planned| planned.ends_run) && self.violations.len() == 1
+    }
+
+    /// Faults that struck no call, and those that should have ended the run and did not. A timed run makes fewer calls, and does not look.
+    fn judge_faults(&mut self) {
+        let Some(faults) = self.faults.clone().filter(|_| self.checks != Checks::Timing) else { return };
+        for (index, planned) in self.request.scenario.faults.iter().enumerate() {
+            let (struck, matching) = faults.struck_by(index);
+            let (expected, seen) = if struck == 0 {
+                (format!("{planned} to strike a call of {}", planned.fault.calls), not_struck(planned, matching))
+            } else if planned.ends_run && self.ended_by != Some(index) {
+                (format!("the run to end with the error of {planned}"), "it went on to its end".to_owned())
+            } else {
+                continue;
+            };
+            let at = planned.position().map(|position| self.request.scenario.place(position));
+            self.violations.push(Violation { step: self.number, at, rule: Rule::Fault, expected, seen });
         }
     }
 
@@ -121,7 +182,9 @@ impl Runner<'_, '_> {
                 invariant,
                 Invariant::AccountsAreOrdered | Invariant::DeviceUsedFollowsReserved | Invariant::WholeLimitFitsAtTheEnd
             ),
-            Rule::BetweenArms | Rule::ExpectedFailure | Rule::ExpectedViolation | Rule::DeviceFailure | Rule::TimeLimit => false,
+            Rule::BetweenArms | Rule::ExpectedFailure | Rule::ExpectedViolation | Rule::DeviceFailure | Rule::TimeLimit | Rule::Fault => {
+                false
+            }
         })
     }
 
@@ -131,6 +194,12 @@ impl Runner<'_, '_> {
         }
         if let Some(contention) = self.contention.take().filter(|_| !self.violations.is_empty() && self.only_disturbable_violations()) {
             return Verdict::Contended { reason: contention };
+        }
+        if self.ended_as_planned() {
+            self.violations.clear();
+        }
+        if self.violations.is_empty() {
+            self.judge_faults();
         }
         if let Some(violates) = &self.request.scenario.violates {
             // A timed run does not look for violations.

@@ -1,8 +1,9 @@
 //! One run: a scenario, a device and an allocator in, a record out, and events on the way. Errors of the run are data in the record.
 //!
 //! * `runner`: steps in their order; `cursor`: where a list of steps stands; `execute`: what each step does;
-//! * `judge`: what fails a run; `kept`: what a record keeps of a long one; `frames`: what a recording calls the steps.
+//! * `judge`: what fails a run; `claim`: the figures of its claim; `kept`: what a record keeps of a long one; `frames`: what a recording calls the steps.
 
+mod claim;
 mod cursor;
 mod execute;
 mod frames;
@@ -15,18 +16,22 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
+use harness_allocator::device::faulty::{Fault, Faulty, Injector};
 use harness_allocator::device::{DeviceCalls, DeviceError, TestDevice};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::{Bytes, Nanos};
 
 use self::runner::Runner;
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
+use crate::processes::{Family, Processes};
 use crate::rig::{Checks, ProgramId, Rig, RigOptions, Stop};
+use crate::timeline::{TracedDevice, Tracer};
 use crate::world::{Figures, World};
 
-pub(crate) use execute::seen;
-use harness_record::{CurvePoint, Event, RunRecord, StepRecord, Timings, Verdict, Violation};
-use harness_scenario::{ReportKey, Scenario, Unit};
+pub(crate) use execute::{execute_step, seen};
+use harness_record::timeline::Timeline;
+use harness_record::{ClaimFigure, CurvePoint, Event, Recovery, RunRecord, StepRecord, Timings, Verdict, Violation};
+use harness_scenario::{ReportKey, Scenario};
 use harness_trace::snapshot::{Recorder, Settings, Snapshot, Value};
 
 /// What is to be run, apart from the device.
@@ -61,6 +66,27 @@ pub struct Observer<'a> {
     pub record: Option<&'a mut dyn FnMut(Snapshot)>,
 }
 
+/// The scenario's faults, for one run of it.
+fn faults_of(request: &RunRequest<'_>) -> Option<Injector> {
+    let faults: Vec<Fault> = request.scenario.faults.iter().map(|planned| planned.fault).collect();
+    (!faults.is_empty()).then(|| Injector::new(&faults, request.seed))
+}
+
+/// Runs a scenario with all checks on a device with these faults instead of the scenario's own. How the device was given back counts too, however the run ended.
+///
+/// # Errors
+/// [`DeviceError`] where the scenario could not begin.
+pub fn run_faulted(
+    request: &RunRequest<'_>,
+    device: Box<dyn TestDevice>,
+    allocator: Box<dyn Allocator>,
+    faults: Injector,
+) -> Result<RunRecord, DeviceError> {
+    let mut ignore = |_| {};
+    let setup = Setup { faults: Some(faults), ..Setup::default() };
+    observe_with(request, device, allocator, unobserved(request, &mut ignore), setup).map(|(record, _)| record)
+}
+
 /// Runs a scenario on a device that is as large as the scenario wants it, with all checks. The record has no times: those are taken by [`time`].
 ///
 /// # Errors
@@ -87,6 +113,41 @@ pub fn observe(
     allocator: Box<dyn Allocator>,
     observer: Observer<'_>,
 ) -> Result<(RunRecord, Figures), DeviceError> {
+    observe_with(request, device, allocator, observer, Setup { faults: faults_of(request), ..Setup::default() })
+}
+
+/// What a run has besides its scenario, device and allocator.
+#[derive(Default)]
+struct Setup {
+    /// Makes calls to the device fail.
+    faults: Option<Injector>,
+    /// The processes beside the main one.
+    family: Option<Family>,
+    /// Is told what happens and when.
+    tracer: Option<Tracer>,
+}
+
+/// As [`observe`], of a scenario that has processes beside the main one: the device is shared by this [`Family`].
+///
+/// # Errors
+/// As [`run`].
+pub fn observe_family(
+    request: &RunRequest<'_>,
+    device: Box<dyn TestDevice>,
+    allocator: Box<dyn Allocator>,
+    observer: Observer<'_>,
+    family: Option<Family>,
+) -> Result<(RunRecord, Figures), DeviceError> {
+    observe_with(request, device, allocator, observer, Setup { faults: faults_of(request), family, ..Setup::default() })
+}
+
+fn observe_with(
+    request: &RunRequest<'_>,
+    device: Box<dyn TestDevice>,
+    allocator: Box<dyn Allocator>,
+    observer: Observer<'_>,
+    setup: Setup,
+) -> Result<(RunRecord, Figures), DeviceError> {
     let mut record = RunRecord {
         scenario: request.scenario.info(),
         device: device.info().clone(),
@@ -101,6 +162,7 @@ pub fn observe(
         verdict: Verdict::Interrupted,
         steps: Vec::new(),
         unrecorded_steps: 0,
+        figures: Vec::new(),
         curve: Vec::new(),
         timings: Timings::default(),
         calls: DeviceCalls::default(),
@@ -109,9 +171,10 @@ pub fn observe(
     };
     (observer.emit)(Event::RunStarted(Box::new(record.clone())));
     let checks = if request.audit { Checks::Audit } else { Checks::Accounts };
-    let done = execute_all(request, device, allocator, checks, observer)?;
+    let done = execute_all(request, device, allocator, checks, observer, setup)?;
     record.verdict = done.verdict;
     (record.steps, record.unrecorded_steps) = (done.steps, done.unrecorded_steps);
+    record.figures = done.claim_figures;
     (record.curve, record.timings) = (done.curve, done.timings);
     (record.calls, record.stats) = (done.calls, done.stats);
     Ok((record, done.figures))
@@ -145,6 +208,8 @@ pub struct StepTimes {
     pub duration: Nanos,
     /// What it reports, by metric name: times in nanoseconds.
     pub reports: BTreeMap<String, u64>,
+    /// Of a step with recovery policies, what they did, with times.
+    pub recovery: Option<Recovery>,
 }
 
 impl TimedRun {
@@ -155,8 +220,11 @@ impl TimedRun {
         for step in &mut record.steps {
             if let Some(times) = self.steps.get(&step.number) {
                 step.duration = Some(times.duration);
-                let is_time = |name: &str| ReportKey::from_name(name).is_some_and(|key| key.unit() == Unit::Time);
+                let is_time = |name: &str| ReportKey::from_name(name).is_some_and(ReportKey::is_timed);
                 step.reports.extend(times.reports.clone().into_iter().filter(|(name, _)| is_time(name)));
+                if let (Some(recovery), Some(timed)) = (&mut step.recovery, &times.recovery) {
+                    recovery.add_times(timed);
+                }
             }
         }
         let in_timed_run = |violation: Violation| Violation { seen: format!("{}, in the timed run", violation.seen), ..violation };
@@ -197,7 +265,8 @@ pub fn time_observed(
     allocator: Box<dyn Allocator>,
     observer: Observer<'_>,
 ) -> Result<TimedRun, DeviceError> {
-    let done = execute_all(request, device, allocator, Checks::Timing, observer)?;
+    let setup = Setup { faults: faults_of(request), ..Setup::default() };
+    let done = execute_all(request, device, allocator, Checks::Timing, observer, setup)?;
     Ok(TimedRun {
         verdict: done.verdict,
         timings: done.timings,
@@ -206,6 +275,33 @@ pub fn time_observed(
         unused_at_peak: done.unused_at_peak,
         figures: done.figures,
     })
+}
+
+/// Runs a scenario for its timeline, whatever its verdict is. Recording takes time, so its times are not those of [`time`].
+///
+/// # Errors
+/// As [`run`].
+pub fn trace_observed(
+    request: &RunRequest<'_>,
+    device: Box<dyn TestDevice>,
+    allocator: Box<dyn Allocator>,
+    observer: Observer<'_>,
+) -> Result<Timeline, DeviceError> {
+    let info = device.info();
+    let tracer = Tracer::new(Timeline {
+        scenario: request.scenario.name.clone(),
+        allocator: request.allocator.to_string(),
+        repetition: request.repetition,
+        device: info.name.clone(),
+        clock: info.clock,
+        streams: Vec::new(),
+        entries: Vec::new(),
+        left_out: 0,
+    });
+    let device = Box::new(TracedDevice::new(device, tracer.clone())?);
+    let setup = Setup { faults: faults_of(request), tracer: Some(tracer.clone()), ..Setup::default() };
+    execute_all(request, device, allocator, Checks::Timing, observer, setup)?;
+    Ok(tracer.timeline())
 }
 
 /// What any run leaves behind.
@@ -220,6 +316,7 @@ struct Executed {
     stats: MemoryStats,
     unused_at_peak: Bytes,
     figures: Figures,
+    claim_figures: Vec<ClaimFigure>,
 }
 
 /// Runs all steps, gives everything back, and judges.
@@ -229,12 +326,22 @@ fn execute_all(
     allocator: Box<dyn Allocator>,
     checks: Checks,
     observer: Observer<'_>,
+    Setup { faults, family, tracer }: Setup,
 ) -> Result<Executed, DeviceError> {
+    let device = match &faults {
+        None => device,
+        Some(faults) => {
+            let control = Arc::clone(&observer.control);
+            faults.gives_up_when(move || control.should_stop() || control.overrun().is_some());
+            Box::new(Faulty::new(device, faults.clone()))
+        }
+    };
     let recorder =
         observer.record.is_some().then(|| Recorder::new(request.allocator.effective().map(|config| settings(config.to_string()))));
-    let options = RigOptions { checks, seed: request.seed, control: Arc::clone(&observer.control), recorder };
+    let control = Arc::clone(&observer.control);
+    let options = RigOptions { checks, seed: request.seed, control, recorder, faults: faults.clone(), tracer };
     let rig = Rig::new(device, allocator, &options)?;
-    let mut runner = Runner::new(request, checks, observer);
+    let mut runner = Runner::new(request, checks, observer, faults);
     let mut world = match World::new(rig, request.scenario, request.allocator, request.seed) {
         Ok(world) => world,
         Err(failed) => {
@@ -244,7 +351,9 @@ fn execute_all(
             return Err(device_error(stop));
         }
     };
+    world.processes = family.map(Processes::new);
     let completed = runner.run_all(&mut world, &request.scenario.steps).is_continue();
+    let claim_figures = if completed { claim::figures(&mut world, &request.scenario.figures) } else { Vec::new() };
     let figures = world.take_figures();
     let (stats, calls, unused_at_peak) = (world.rig.stats_of(ProgramId::FIRST), world.rig.calls(), world.rig.unused_at_peak());
     let (timings, curve) = (world.rig.take_timings(), world.rig.take_curve());
@@ -257,7 +366,7 @@ fn execute_all(
     runner.finish(world, completed);
     let verdict = runner.verdict();
     let ((steps, unrecorded_steps), (times, _)) = (runner.steps.into_parts(), runner.times.into_parts());
-    Ok(Executed { verdict, steps, unrecorded_steps, times, curve, timings, calls, stats, unused_at_peak, figures })
+    Ok(Executed { verdict, steps, unrecorded_steps, times, curve, timings, calls, stats, unused_at_peak, figures, claim_figures })
 }
 
 /// Settings of PyTorch's allocator as its snapshots have them.
@@ -272,6 +381,7 @@ fn device_error(stop: Stop) -> DeviceError {
             let why = findings.into_iter().map(|finding| finding.seen).collect::<Vec<_>>().join("; ");
             DeviceError::Unavailable { what: "the device".to_owned(), why }
         }
+        Stop::Process { seen, .. } => DeviceError::Unavailable { what: "the device".to_owned(), why: seen },
         Stop::Interrupted => DeviceError::Unavailable { what: "the device".to_owned(), why: "interrupted".to_owned() },
     }
 }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use harness_allocator::device::faulty::Injector;
 use harness_record::{Accounts, Event, Outcome, StepRecord, Violation};
 use harness_scenario::steps::{Action, Step};
-use harness_scenario::{Expectation, Located, ReportKey};
+use harness_scenario::{Chain, Expectation, Located, ReportKey};
 
 use super::cursor::{Cursor, Next};
 use super::execute;
@@ -14,6 +15,7 @@ use super::frames::frames;
 use super::kept::Steps;
 use super::{Observer, RunRequest, StepTimes};
 use crate::control::{DEFAULT_TIME_LIMIT, Place};
+use crate::processes::{self, Inside};
 use crate::rig::{Checks, StepEnd, Stop};
 use crate::world::{StepResult, Unmet, World};
 
@@ -33,6 +35,10 @@ pub(super) struct Runner<'a, 'o> {
     /// What other processes did on the device.
     pub(super) contention: Option<String>,
     pub(super) interrupted: bool,
+    /// The other half of the faults of the device.
+    pub(super) faults: Option<Injector>,
+    /// The fault whose error ended the run, by its place among all faults.
+    pub(super) ended_by: Option<usize>,
 }
 
 /// Steps that are done one after another: those of the scenario, or those that are done meanwhile.
@@ -66,12 +72,18 @@ struct StepOver<'s> {
 /// Whether a run, or a task of it, goes on.
 pub(super) type Flow = ControlFlow<()>;
 
+/// A step as a timeline shows it.
+fn described(step: &Step, iteration: Option<&str>) -> String {
+    let what = format!("{} {}", step.action.kind(), step.action);
+    iteration.map_or_else(|| what.trim_end().to_owned(), |iteration| format!("{} ({iteration})", what.trim_end()))
+}
+
 fn place_of(number: u32, step: &Step) -> Place {
     Place::Step { number, line: step.position.line, text: format!("{} {}", step.action.kind(), step.action).trim_end().to_owned() }
 }
 
 impl<'a, 'o> Runner<'a, 'o> {
-    pub(super) fn new(request: &'a RunRequest<'a>, checks: Checks, observer: Observer<'o>) -> Self {
+    pub(super) fn new(request: &'a RunRequest<'a>, checks: Checks, observer: Observer<'o>, faults: Option<Injector>) -> Self {
         let (steps, times) = (Steps::new(), Steps::new());
         Self {
             request,
@@ -84,6 +96,8 @@ impl<'a, 'o> Runner<'a, 'o> {
             violations: Vec::new(),
             contention: None,
             interrupted: false,
+            faults,
+            ended_by: None,
         }
     }
 
@@ -125,6 +139,11 @@ impl<'a, 'o> Runner<'a, 'o> {
     fn resume<'s>(&self, world: &mut World, task: &Task<'s>, step: &'s Step) {
         world.set_variables(task.cursor.variables());
         world.enter(task.cursor.program());
+        let number = |step: &Step| self.request.scenario.step_number(step);
+        world.inside = task.cursor.process().map(|process| Inside {
+            process: process.clone(),
+            loops: task.cursor.loops().filter_map(|(step, iterations)| Some((number(step)?, iterations))).collect(),
+        });
         world.rig.set_place(|| frames(&self.request.scenario.path, step, task.cursor.around(step)));
     }
 
@@ -178,6 +197,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         let ends_loop = match &step.action {
             Action::Alloc(alloc) => alloc.expect.ends_loop,
             Action::Train(train) => train.expect.ends_loop,
+            Action::Infer(infer) => infer.expect.ends_loop,
             _ => false,
         };
         if ends_loop && outcome == Outcome::OutOfMemory {
@@ -194,7 +214,15 @@ impl<'a, 'o> Runner<'a, 'o> {
         iteration: Option<String>,
         meanwhile: Option<&mut Task<'_>>,
     ) -> ControlFlow<(), Outcome> {
-        let is_workload = matches!(step.action, Action::Storm(_) | Action::Train(_) | Action::Replay(_) | Action::Exec(_));
+        if let Some(inside) = world.inside.clone()
+            && let Some(step_number) = self.request.scenario.step_number(step)
+        {
+            return self
+                .run_as_step(world, step, iteration, |runner, world| processes::run(world, &inside, step, (runner.number, step_number)));
+        }
+        let waits = step.action.on_oom().is_some_and(Chain::waits);
+        let is_workload =
+            waits || matches!(step.action, Action::Storm(_) | Action::Train(_) | Action::Infer(_) | Action::Replay(_) | Action::Exec(_));
         let has_invariants = self.checks != Checks::Timing && !self.request.scenario.invariants.is_empty();
         if !is_workload || (meanwhile.is_none() && !has_invariants) {
             return self.run_as_step(world, step, iteration, |_, world| execute::execute(world, step, None));
@@ -239,6 +267,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
         self.observer.control.enter(place_of(number, step), limit);
         world.rig.begin_step(number);
+        world.rig.describe_step(|| described(step, iteration.as_deref()));
         let seen = self.violations.len();
         let mut result = match act(self, world) {
             Ok(mut result) => {
@@ -275,7 +304,8 @@ impl<'a, 'o> Runner<'a, 'o> {
         let outcome = result.as_ref().map_or(Outcome::Failed, |result| result.outcome.clone());
         // A step that was interrupted is neither done nor failed.
         if !self.interrupted {
-            let result = result.unwrap_or_else(|| StepResult { outcome: Outcome::Failed, ..StepResult::default() });
+            let mut result = result.unwrap_or_else(|| StepResult { outcome: Outcome::Failed, ..StepResult::default() });
+            result.notes.extend(self.struck_calls());
             self.record(world, StepOver { step, number, iteration, result, failed }, ended);
         }
         let stops = self.interrupted || cut_short || (failed && !self.only_expected_violations());
@@ -292,7 +322,7 @@ impl<'a, 'o> Runner<'a, 'o> {
             world.report(id.clone(), reports);
         }
         if let Some(duration) = duration {
-            self.times.push((over.number, StepTimes { duration, reports: named }));
+            self.times.push((over.number, StepTimes { duration, reports: named, recovery: over.result.recovery }));
         } else if self.checks != Checks::Timing
             && let Some(accounts) = accounts.or_else(|| world.rig.accounts().ok())
         {
@@ -317,6 +347,7 @@ impl<'a, 'o> Runner<'a, 'o> {
             notes: result.notes,
             tables: result.tables,
             shortage: result.shortage,
+            recovery: result.recovery,
         };
         if self.steps.has_room_in_front() {
             (self.observer.emit)(Event::StepEnded(Box::new(step.clone())));
@@ -329,7 +360,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         let mut clean = completed;
         if completed {
             world.rig.begin_step(self.number + 1);
-            let ended = world.free_everything().and_then(|()| world.rig.finish());
+            let ended = processes::finish(&mut world).and_then(|()| world.free_everything()).and_then(|()| world.rig.finish());
             if let Err(stop) = ended {
                 clean = false;
                 self.stop(stop, None);
@@ -337,7 +368,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         }
         self.contention = world.rig.contention().map(str::to_owned);
         if let Err(stop) = world.close()
-            && clean
+            && (clean || self.closing_is_judged())
         {
             self.stop(stop, None);
         }

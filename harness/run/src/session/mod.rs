@@ -2,8 +2,11 @@
 //! [events](Event); [`supervise`] runs a session in a thread of its own and watches over its time limits.
 
 mod comparisons;
+pub mod every_fault;
+mod repeated;
 mod supervise;
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -18,14 +21,15 @@ use harness_allocator::units::Bytes;
 
 use self::comparisons::Comparisons;
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
-use crate::run::{Observer, RunRequest, observe, time_observed};
+use crate::processes::Family;
+use crate::run::{Observer, RunRequest, observe, observe_family, time_observed, trace_observed};
+use crate::workload::exec;
 use crate::world::Figures;
 use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
-use harness_exec::setup::{Setup, with_python};
+use harness_record::timeline::Timeline;
 use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, Timings, Verdict, Violation};
-use harness_scenario::steps::exec::Exec;
-use harness_scenario::{DeviceKind, Feature, Needs, Scenario};
+use harness_scenario::{DeviceKind, Feature, Needs, Origin, PlannedFault, Scenario};
 use harness_trace::snapshot::Snapshot;
 
 pub use self::supervise::{End, supervise};
@@ -49,6 +53,15 @@ pub struct Plan {
     pub fail_fast: bool,
     /// How the user started this program, for the command that reproduces a run: `harness`, or `cargo run --release --`.
     pub program: String,
+}
+
+/// Who is given what runs leave behind besides their records. `None`: it is not made, at no cost.
+#[derive(Clone, Debug, Default)]
+pub struct Sinks {
+    /// What each checked run's allocator did, before the run's [`Event::RunEnded`]; see [`AllocatorKind::not_recorded`] for whose does not.
+    pub snapshots: Option<Sender<Snapshot>>,
+    /// What each arm did and when, in a run of its own behind the others.
+    pub timelines: Option<Sender<Timeline>>,
 }
 
 /// Which of the arms that scenarios list are run, and which beside them.
@@ -116,6 +129,16 @@ impl ArmRun<'_> {
     pub fn only_observed(&self) -> bool {
         !self.scenario.allocators.contains(self.allocator)
     }
+
+    /// Who watches a run of it.
+    fn observer<'o>(
+        &self,
+        control: &Arc<Control>,
+        emit: &'o mut dyn FnMut(Event),
+        record: Option<&'o mut dyn FnMut(Snapshot)>,
+    ) -> Observer<'o> {
+        Observer { control: Arc::clone(control), only_observed: self.only_observed(), emit, record }
+    }
 }
 
 impl Plan {
@@ -147,12 +170,11 @@ impl Plan {
     pub fn run(&self, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<Records, DeviceError> {
         let mut collector = Collector::default();
         let control = Arc::new(Control::new(Arc::clone(interrupt)));
-        self.observe(source, &control, None, &mut |event| collector.add(event))?;
+        self.observe(source, &control, &Sinks::default(), &mut |event| collector.add(event))?;
         Ok(collector.into_records())
     }
 
-    /// Runs everything and tells what happens; stops early when the user interrupts. What each checked run's allocator did goes to `recordings`, if
-    /// somebody wants it, before the run's [`Event::RunEnded`]; see [`AllocatorKind::not_recorded`] for whose does not. Where the device cannot be opened any more after runs
+    /// Runs everything and tells what happens; stops early when the user interrupts. Where the device cannot be opened any more after runs
     /// on it, that arm has failed and those behind it are skipped: what broke the device is most likely in the records that there are.
     ///
     /// # Errors
@@ -161,7 +183,7 @@ impl Plan {
         &self,
         source: &DeviceSource,
         control: &Arc<Control>,
-        recordings: Option<&Sender<Snapshot>>,
+        sinks: &Sinks,
         emit: &mut dyn FnMut(Event),
     ) -> Result<(), DeviceError> {
         let harness = env!("CARGO_PKG_VERSION").to_owned();
@@ -175,7 +197,7 @@ impl Plan {
             }
             let record = match &device {
                 Some(device) if is_lost => self.not_run(&arm, source, device.clone(), device_was_lost()),
-                _ => match (self.observe_arm(&arm, source, control, recordings, emit), &device) {
+                _ => match (self.observe_arm(&arm, source, control, sinks, emit), &device) {
                     (Ok((mut record, figures)), _) => {
                         comparisons.add(arm.scenario, &mut record, figures);
                         judge_expected_failure(&arm, &mut record);
@@ -209,30 +231,29 @@ impl Plan {
         let mut comparisons = Comparisons::default();
         for needed in comparisons::needed_for(arm.scenario, &arm.allocator.to_string()) {
             if let Some(allocator) = arm.scenario.allocators.iter().find(|allocator| allocator.to_string() == needed) {
-                let (mut record, figures) = self.observe_arm(&ArmRun { allocator, ..*arm }, source, &control, None, &mut |_| {})?;
+                let (mut record, figures) =
+                    self.observe_arm(&ArmRun { allocator, ..*arm }, source, &control, &Sinks::default(), &mut |_| {})?;
                 comparisons.add(arm.scenario, &mut record, figures);
             }
         }
-        let (mut record, figures) = self.observe_arm(arm, source, &control, None, &mut |_| {})?;
+        let (mut record, figures) = self.observe_arm(arm, source, &control, &Sinks::default(), &mut |_| {})?;
         comparisons.add(arm.scenario, &mut record, figures);
         judge_expected_failure(arm, &mut record);
         Ok(record)
     }
 
-    /// Runs one arm twice, each time on a device of its own: once with all checks, and if that passes once more for its times.
+    /// Runs one arm twice, each time on a device of its own: once with all checks, and if that passes once more for its times. Where somebody wants a
+    /// timeline, it is run once more for that, also if it fails.
     fn observe_arm(
         &self,
         arm: &ArmRun<'_>,
         source: &DeviceSource,
         control: &Arc<Control>,
-        recordings: Option<&Sender<Snapshot>>,
+        sinks: &Sinks,
         emit: &mut dyn FnMut(Event),
     ) -> Result<(RunRecord, Figures), DeviceError> {
         control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
-        let scenario = match self.memory {
-            Some(memory) => &Scenario { needs: Needs { memory, ..arm.scenario.needs.clone() }, ..arm.scenario.clone() },
-            None => arm.scenario,
-        };
+        let scenario = &*self.sized(arm.scenario);
         let seed = self.seed_of(arm);
         let request = RunRequest {
             scenario,
@@ -243,26 +264,58 @@ impl Plan {
             audit: self.audit,
             interrupt: Arc::default(),
         };
-        let observer = |emit, record| Observer { control: Arc::clone(control), only_observed: arm.only_observed(), emit, record };
-        let recordings = recordings.filter(|_| arm.allocator.not_recorded().is_none());
+        let recordings = sinks.snapshots.as_ref().filter(|_| arm.allocator.not_recorded().is_none());
         // Nobody takes it any more where the session was given up.
         let mut send = recordings.map(|recordings| |snapshot| drop(recordings.send(snapshot)));
         let record = send.as_mut().map(|send| send as &mut dyn FnMut(Snapshot));
-        let (mut record, mut figures) = match open(source, scenario, arm.allocator)? {
-            Ok(device) => observe(&request, device, arm.allocator.build(), observer(emit, record))?,
+        let family = || Family::new(scenario, arm.allocator, (seed, self.audit), source);
+        let family = (!scenario.processes.is_empty()).then(family).transpose()?;
+        let (mut record, mut figures) = match open(source, scenario, arm.allocator, family.as_ref())? {
+            Ok(device) => match observe_family(&request, device, arm.allocator.build(), arm.observer(control, emit, record), family) {
+                // A device that lets nothing begin because it was asked to is a run that failed, and no lost device.
+                Err(error) if !scenario.faults.is_empty() => {
+                    let info = source.open()?.info().clone();
+                    return Ok((self.not_run(arm, source, info, did_not_begin(&error)), Figures::new()));
+                }
+                observed => observed?,
+            },
             Err((info, reason)) => return Ok((self.not_run(arm, source, info, Verdict::Skipped { reason }), Figures::new())),
         };
-        // Programs are run once: their times mean nothing.
-        let has_times = scenario.execs().is_empty() && (record.device.clock == Clock::Simulated || arm.allocator.not_timed().is_none());
+        // Programs and processes are run once: their times mean nothing.
+        let is_alone = scenario.execs().is_empty() && scenario.processes.is_empty();
+        if record.verdict == Verdict::Passed && is_alone && can_be_repeated(scenario, &record) {
+            control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
+            if let Ok(device) = open(source, scenario, arm.allocator, None)? {
+                let (again, _) = observe(&request, device, arm.allocator.build(), arm.observer(control, &mut |_| {}, None))?;
+                repeated::judge(&mut record, &again);
+            }
+        }
+        let has_times = is_alone && (record.device.clock == Clock::Simulated || arm.allocator.not_timed().is_none());
         if record.verdict == Verdict::Passed && has_times {
             control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
-            if let Ok(device) = open(source, scenario, arm.allocator)? {
-                let timed = time_observed(&request, device, arm.allocator.build(), observer(&mut |_| {}, None))?;
+            if let Ok(device) = open(source, scenario, arm.allocator, None)? {
+                let timed = time_observed(&request, device, arm.allocator.build(), arm.observer(control, &mut |_| {}, None))?;
                 figures.extend(timed.figures.clone());
                 timed.add_to(&mut record);
             }
         }
+        if let Some(timelines) = sinks.timelines.as_ref().filter(|_| has_times) {
+            control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
+            if let Ok(device) = open(source, scenario, arm.allocator, None)? {
+                let timeline = trace_observed(&request, device, arm.allocator.build(), arm.observer(control, &mut |_| {}, None))?;
+                // Nobody takes it any more where the session was given up.
+                drop(timelines.send(timeline));
+            }
+        }
         Ok((record, figures))
+    }
+
+    /// The scenario with the memory that it is given.
+    fn sized<'s>(&self, scenario: &'s Scenario) -> Cow<'s, Scenario> {
+        match self.memory {
+            Some(memory) => Cow::Owned(Scenario { needs: Needs { memory, ..scenario.needs.clone() }, ..scenario.clone() }),
+            None => Cow::Borrowed(scenario),
+        }
     }
 
     fn seed_of(&self, arm: &ArmRun<'_>) -> u64 {
@@ -288,6 +341,7 @@ impl Plan {
             verdict,
             steps: Vec::new(),
             unrecorded_steps: 0,
+            figures: Vec::new(),
             curve: Vec::new(),
             timings: Timings::default(),
             calls: DeviceCalls::default(),
@@ -305,15 +359,26 @@ impl Plan {
         let parameters: String = arm.scenario.parameters.iter().map(set).collect();
         let others = comparisons::needed_for(arm.scenario, &arm.allocator.to_string());
         let others: String = others.iter().map(|other| format!("--allocator {} ", quoted(other))).collect();
-        format!("{program} run {path} --device {source} {others}--allocator {allocator} --seed {seed}{parameters}{memory}{audit}")
+        let fail = |planned: &PlannedFault| match &planned.origin {
+            Origin::File(_) => None,
+            Origin::Option(text) => Some(format!(" --fail {text}")),
+        };
+        let faults: String = arm.scenario.faults.iter().filter_map(fail).collect();
+        format!("{program} run {path} --device {source} {others}--allocator {allocator} --seed {seed}{parameters}{memory}{audit}{faults}")
     }
+}
+
+/// Whether a second run is made, to see that recovery policies decide the same again. On a real device others use the memory too, and programs
+/// take their time as they like.
+fn can_be_repeated(scenario: &Scenario, record: &RunRecord) -> bool {
+    record.device.clock == Clock::Simulated && scenario.execs().is_empty() && repeated::has_recovered(record)
 }
 
 /// A device for one arm, or what the device is and why the arm cannot run on it.
 type Opened = Result<Box<dyn TestDevice>, (DeviceInfo, String)>;
 
 /// A fresh device of the size that the scenario needs.
-fn open(source: &DeviceSource, scenario: &Scenario, allocator: &AllocatorSpec) -> Result<Opened, DeviceError> {
+fn open(source: &DeviceSource, scenario: &Scenario, allocator: &AllocatorSpec, family: Option<&Family>) -> Result<Opened, DeviceError> {
     let mut device = source.open()?;
     let info = device.info().clone();
     let missing = scenario
@@ -325,7 +390,12 @@ fn open(source: &DeviceSource, scenario: &Scenario, allocator: &AllocatorSpec) -
     if let Some(missing) = missing {
         return Ok(Err((info, missing)));
     }
-    match source.limit(device, scenario.needs.memory) {
+    let memory = scenario.needs.memory;
+    let limited = match family {
+        None => source.limit(device, memory),
+        Some(family) => source.admit(&mut *device, memory).and_then(|()| family.share(device, memory)),
+    };
+    match limited {
         Ok(device) => Ok(Ok(device)),
         Err(error @ DeviceError::Unavailable { .. }) => Ok(Err((info, error.to_string()))),
         Err(error) => Err(error),
@@ -360,24 +430,17 @@ fn missing_of(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Sce
             return Some(format!("the scenario needs `{}`, which this device does not have", feature.name()));
         }
     }
-    if let Some(why) = scenario.execs().into_iter().find_map(|exec| not_run_because(exec, &*device, allocator)) {
+    if let Some(why) = scenario
+        .execs()
+        .into_iter()
+        .filter(|exec| !exec.optional)
+        .find_map(|exec| exec::cannot_run(exec, kind_of(device.info()), allocator.effective().is_some()))
+    {
         return Some(why);
     }
     let uses_pools = scenario.uses_private_pools();
     (uses_pools && allocator.build().private_pools().is_none())
         .then(|| format!("`{allocator}` has no private pools, which the scenario uses"))
-}
-
-/// Why a program cannot be run beside this device and allocator.
-fn not_run_because(exec: &Exec, device: &dyn TestDevice, allocator: &AllocatorSpec) -> Option<String> {
-    if kind_of(device.info()) == DeviceKind::Gpu {
-        return Some("`exec` runs programs on a simulated GPU, and this device is none".to_owned());
-    }
-    if allocator.effective().is_none() {
-        return Some(format!("`exec` runs programs with PyTorch's own allocator, which `{allocator}` is not"));
-    }
-    let setup = Setup::of(&with_python(&exec.command), None);
-    setup.err().map(|error| format!("`{exec}` cannot be run on a simulated GPU: {error}"))
 }
 
 /// A run that fails where the scenario says so is as expected, and one that passes is not. Expectations between arms have been judged before.
@@ -408,6 +471,18 @@ fn device_failed(error: &DeviceError) -> Verdict {
         at: None,
         rule: Rule::DeviceFailure,
         expected: "the device to open again, as for the run before".to_owned(),
+        seen: error.to_string(),
+    };
+    Verdict::Failed { first, rest: Vec::new() }
+}
+
+/// The verdict of a run that a fault kept from its first step.
+fn did_not_begin(error: &DeviceError) -> Verdict {
+    let first = Violation {
+        step: 0,
+        at: None,
+        rule: Rule::DeviceFailure,
+        expected: "the scenario's streams and the device's figures, before the first step".to_owned(),
         seen: error.to_string(),
     };
     Verdict::Failed { first, rest: Vec::new() }

@@ -3,16 +3,15 @@
 use std::panic;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
 use harness_allocator::device::DeviceError;
 use harness_devices::DeviceSource;
 use harness_record::{Event, Rule, RunRecord, SourceLine, StepRecord, Verdict, Violation};
-use harness_trace::snapshot::Snapshot;
 
-use super::Plan;
+use super::{Plan, Sinks};
 use crate::control::{Control, Overrun, Place, Watched};
 
 /// How often time limits are looked after.
@@ -32,26 +31,19 @@ pub enum End {
     Stuck(Overrun),
 }
 
-/// Runs a plan in a thread of its own and hands its events to `on_event` in this one; what is recorded goes to `recordings`, as [`Plan::observe`]
-/// has it. Stops waiting where a step runs past its time limit
+/// Runs a plan in a thread of its own and hands its events to `on_event` in this one; what is recorded goes to `sinks`. Stops waiting where a step runs past its time limit
 /// and does not stop when told to; its run has failed then.
 ///
 /// # Panics
 /// Where the plan's thread panics.
 #[must_use]
-pub fn supervise(
-    plan: Plan,
-    source: DeviceSource,
-    interrupt: Arc<AtomicBool>,
-    recordings: Option<Sender<Snapshot>>,
-    mut on_event: impl FnMut(Event),
-) -> End {
+pub fn supervise(plan: Plan, source: DeviceSource, interrupt: Arc<AtomicBool>, sinks: Sinks, mut on_event: impl FnMut(Event)) -> End {
     let control = Arc::new(Control::new(interrupt));
     let (sender, events) = mpsc::channel();
     let worker = thread::Builder::new().name("session".to_owned()).stack_size(STACK).spawn({
         let control = Arc::clone(&control);
         // Nobody listens any more where the session was given up.
-        move || plan.observe(&source, &control, recordings.as_ref(), &mut |event| drop(sender.send(event)))
+        move || plan.observe(&source, &control, &sinks, &mut |event| drop(sender.send(event)))
     });
     let worker = match worker {
         Ok(worker) => worker,

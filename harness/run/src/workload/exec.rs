@@ -20,9 +20,9 @@ use harness_exec::trials::faults;
 use harness_exec::trials::observed::{Ending, Observed};
 use harness_gpu_settings::settings::Settings;
 use harness_record::Outcome;
-use harness_scenario::ReportKey;
 use harness_scenario::steps::Step;
 use harness_scenario::steps::exec::{Exec, ProgramEnd};
+use harness_scenario::{DeviceKind, ReportKey};
 
 use super::{Between, pause};
 use crate::control::DEFAULT_TIME_LIMIT;
@@ -39,8 +39,26 @@ fn unavailable(what: &Exec) -> impl Fn(&dyn std::fmt::Display) -> Stop {
     move |why| Stop::Device(DeviceError::Unavailable { what: what.clone(), why: why.to_string() })
 }
 
+/// Why a program cannot be run beside this device and allocator.
+pub(crate) fn cannot_run(exec: &Exec, device: DeviceKind, is_pytorchs: bool) -> Option<String> {
+    if device == DeviceKind::Gpu {
+        return Some("`exec` runs programs on a simulated GPU, and this device is none".to_owned());
+    }
+    if !is_pytorchs {
+        return Some("`exec` runs programs with PyTorch's own allocator, and this is another one".to_owned());
+    }
+    let setup = Setup::of(&with_python(&exec.command), None);
+    setup.err().map(|error| format!("`{exec}` cannot be run on a simulated GPU: {error}"))
+}
+
 /// Runs it to its end. `between` is done when it has started.
 pub(crate) fn run(world: &mut World, step: &Step, exec: &Exec, mut between: Between<'_>) -> Result<StepResult, Stop> {
+    if exec.optional
+        && let Some(why) = cannot_run(exec, world.device, world.alloc_conf.is_some())
+    {
+        world.not_run.extend(step.id.clone());
+        return Ok(StepResult { notes: vec![format!("not run: {why}")], ..StepResult::default() });
+    }
     let stop = unavailable(exec);
     let command = with_python(&exec.command);
     let setup = Setup::of(&command, None).map_err(|error| stop(&error))?;

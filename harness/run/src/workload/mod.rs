@@ -4,12 +4,13 @@ use crate::rig::Stop;
 use crate::world::World;
 
 pub(crate) mod exec;
+pub(crate) mod infer;
 pub(crate) mod pins;
 pub(crate) mod replay;
 pub(crate) mod storm;
 pub(crate) mod train;
 
-/// What is done between the operations of a storm or a replay, between the iterations of a training, and when a program has started: the scenario's own
+/// What is done between the operations of a storm or a replay, between the iterations of a training, between the steps of an inference, and when a program has started: the scenario's own
 /// invariants, and steps that run meanwhile. Whoever enters another program in it goes back to the one that was entered. `None`: nothing, at no cost.
 pub(crate) type Between<'a> = Option<&'a mut dyn FnMut(&mut World) -> Result<(), Stop>>;
 
@@ -40,8 +41,15 @@ mod tests {
     const TRAIN: &str =
         "train: { id: t, parameters: 8MiB, layers: 4, activations_per_sample: 16MiB, batch: 4, iterations: 10, expect: { caching: oom } }";
 
+    const INFER: &str =
+        "infer: { id: i, layers: 2, heads: 4, head_dim: 64, requests: 5, prompt: { min: 10, max: 90 }, output: { min: 4, max: 9 } }";
+
     fn scenario(step: &str) -> Scenario {
-        let text = format!("about: A test.\nneeds: {{ memory: 256MiB }}\nsteps:\n  - {step}\n");
+        scenario_in("256MiB", step)
+    }
+
+    fn scenario_in(memory: &str, step: &str) -> Scenario {
+        let text = format!("about: A test.\nneeds: {{ memory: {memory} }}\nsteps:\n  - {step}\n");
         Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"))
     }
 
@@ -57,6 +65,7 @@ mod tests {
         match &step.action {
             Action::Storm(storm) => storm::run(world, step, storm, between),
             Action::Train(train) => train::run(world, step, train, between),
+            Action::Infer(infer) => infer::run(world, step, infer, between),
             action => panic!("{action}"),
         }
     }
@@ -77,7 +86,7 @@ mod tests {
 
     #[test]
     fn what_is_done_in_a_pause_can_stop_a_workload() {
-        for step in [STORM, TRAIN] {
+        for step in [STORM, TRAIN, INFER] {
             let scenario = scenario(step);
             let mut left = 3;
             let mut stop_at_third = |_: &mut World| {
@@ -87,6 +96,55 @@ mod tests {
             let stopped = run(&mut world(&scenario), &scenario.steps[0], Some(&mut stop_at_third));
             assert_eq!((stopped.map(drop), left), (Err(Stop::Interrupted), 0), "{step}");
         }
+    }
+
+    /// Wherever an iteration fails, in whatever way it is done, it leaves nothing behind but what was there before, and the end of the training nothing.
+    #[test]
+    fn a_training_gives_everything_back_wherever_it_fails() {
+        let options = [
+            "",
+            "checkpoint_every: 2, ",
+            "accumulate: 3, zero_grad: zero, ",
+            "precision: mixed, optimizer: sgd, checkpoint_every: 3, accumulate: 2, ",
+            "retain_graph: true, ",
+        ];
+        for options in options {
+            let mut ends = Vec::new();
+            for memory in (24..220).step_by(7) {
+                let step = format!(
+                    "train: {{ id: t, parameters: 8MiB, layers: 6, activations_per_sample: 12MiB, batch: 11, {options}iterations: 4, expect: any }}"
+                );
+                let scenario = scenario_in(&format!("{memory}MiB"), &step);
+                let mut world = world(&scenario);
+                let result = run(&mut world, &scenario.steps[0], None).unwrap();
+                assert_eq!(world.rig.stats().allocated_bytes.all.current, 0, "{options} in {memory} MiB");
+                assert_eq!(world.rig.take_findings(), [], "{options} in {memory} MiB");
+                assert_eq!(result.reports[&harness_scenario::ReportKey::RetainedAfterOom], 0, "{options} in {memory} MiB");
+                ends.push(result.outcome);
+                world.rig.finish().unwrap();
+            }
+            assert!(ends.contains(&Outcome::OutOfMemory), "{options}: {ends:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_served_does_not_depend_on_how_caches_grow_or_on_evictions() {
+        let served = |memory: &str, fields: &str| {
+            let step = format!(
+                "infer: {{ id: i, layers: 4, heads: 8, head_dim: 64, requests: 20, prompt: {{ min: 50, max: 400 }}, output: {{ min: 5, max: 50 }}{fields} }}"
+            );
+            let scenario = scenario_in(memory, &step);
+            let mut world = world(&scenario);
+            let result = run(&mut world, &scenario.steps[0], None).unwrap();
+            assert_eq!(world.rig.stats().allocated_bytes.all.current, 0);
+            world.rig.finish().unwrap();
+            use harness_scenario::ReportKey::{Evicted, PeakRunning, RecomputedWords, Served};
+            [Served, Evicted, PeakRunning, RecomputedWords].map(|key| result.reports[&key])
+        };
+        assert_eq!(served("256MiB", ""), [20, 0, 20, 0]);
+        assert_eq!(served("256MiB", ", page: 16, max_running: 7"), [20, 0, 7, 0]);
+        let [done, evicted, running, again] = served("24MiB", ", page: 16");
+        assert!(done == 20 && evicted > 0 && running < 20 && again >= evicted * 50, "{done} {evicted} {running} {again}");
     }
 
     /// Another program takes more memory after each iteration: in the end the training has too little.

@@ -13,7 +13,7 @@ use super::{Between, pause};
 use crate::rig::Stop;
 use crate::world::{StepResult, Unmet, World};
 use harness_record::{Outcome, Shortage};
-use harness_scenario::steps::storm::{Storm, StormSizes, Until};
+use harness_scenario::steps::storm::{FreeOrder, Storm, StormSizes, Until};
 use harness_scenario::{ReportKey, Step};
 
 /// What is counted in a storm.
@@ -83,7 +83,9 @@ pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm, mut between: Be
 /// due next.
 fn operate(world: &mut World, storm: &Storm, requests: &mut Requests<'_>, tally: &mut Tally) -> Result<ControlFlow<()>, Stop> {
     let now = tally.operations;
-    if let Some(due) = world.storm(&storm.id).take_due(now) {
+    let live = world.storm(&storm.id);
+    let by = requests.frees_what_is_due_by(now, live.count());
+    if let Some(due) = by.and_then(|by| live.take_due(by)) {
         tally.frees += 1;
         world.rig.free(due)?;
         return Ok(ControlFlow::Continue(()));
@@ -94,6 +96,7 @@ fn operate(world: &mut World, storm: &Storm, requests: &mut Requests<'_>, tally:
         && let Some(next_due) = live.take_due(u64::MAX)
     {
         tally.frees += 1;
+        requests.row = Row { frees: true, left: live.count() };
         world.rig.free(next_due)?;
         return Ok(ControlFlow::Continue(()));
     }
@@ -103,7 +106,7 @@ fn operate(world: &mut World, storm: &Storm, requests: &mut Requests<'_>, tally:
                 world.rig.fill(&mut buffer, request.stream)?;
             }
             let live = world.storm(&storm.id);
-            live.insert(now + lifetime, buffer);
+            live.insert(requests.due(now, lifetime), buffer);
             tally.allocations += 1;
             tally.peak_live = tally.peak_live.max(live.bytes());
             Ok(ControlFlow::Continue(()))
@@ -130,21 +133,65 @@ struct Requests<'a> {
     rng: ChaCha8Rng,
     storm: &'a Storm,
     streams: Vec<StreamId>,
+    /// Of a storm whose newest block goes first: the requests or frees that follow each other.
+    row: Row,
+}
+
+/// Requests, or frees, in a row.
+struct Row {
+    frees: bool,
+    left: u64,
 }
 
 impl<'a> Requests<'a> {
     fn new(world: &World, storm: &'a Storm) -> Self {
         // Each storm of a scenario draws from a sequence of its own.
         let rng = ChaCha8Rng::seed_from_u64(world.seed.wrapping_add(storm.id.index() as u64));
-        Self { rng, storm, streams: storm.streams.iter().map(|stream| world.stream(stream)).collect() }
+        Self { rng, storm, streams: storm.streams.iter().map(|stream| world.stream(stream)).collect(), row: Row { frees: true, left: 0 } }
     }
 
     /// The next request, and after how many operations its block is due.
     fn next(&mut self) -> (Request, u64) {
         let size = draw_size(&mut self.rng, &self.storm.sizes);
         let stream = *self.streams.choose(&mut self.rng).unwrap_or(&StreamId::DEFAULT);
+        (Request { size, stream }, self.lifetime())
+    }
+
+    fn lifetime(&mut self) -> u64 {
         let (shortest, longest) = self.storm.lifetime;
-        (Request { size, stream }, self.rng.random_range(shortest..=longest))
+        match self.storm.order {
+            FreeOrder::Random | FreeOrder::Lifo => self.rng.random_range(shortest..=longest),
+            FreeOrder::Fifo => longest,
+            FreeOrder::Generational => {
+                let young = shortest + (longest - shortest) / 10;
+                if self.rng.random_range(0..10) < 9 {
+                    self.rng.random_range(shortest..=young)
+                } else {
+                    self.rng.random_range(young..=longest)
+                }
+            }
+        }
+    }
+
+    /// When a block that is made now is due. Of those whose newest goes first, an older one is due behind every newer one.
+    fn due(&self, now: u64, lifetime: u64) -> u64 {
+        match self.storm.order {
+            FreeOrder::Lifo => u64::MAX - now,
+            FreeOrder::Random | FreeOrder::Fifo | FreeOrder::Generational => now + lifetime,
+        }
+    }
+
+    /// A block that is due by then goes in this operation, if there is one; `None`: none does.
+    fn frees_what_is_due_by(&mut self, now: u64, live: u64) -> Option<u64> {
+        if self.storm.order != FreeOrder::Lifo {
+            return Some(now);
+        }
+        if self.row.left == 0 {
+            let frees = !self.row.frees && live > 0;
+            self.row = Row { frees, left: if frees { live } else { self.lifetime() } };
+        }
+        self.row.left -= 1;
+        self.row.frees.then_some(u64::MAX)
     }
 }
 
@@ -158,6 +205,10 @@ fn draw_size(rng: &mut ChaCha8Rng, sizes: &StormSizes) -> Bytes {
             let (lowest, highest) = (min.0.max(1 << doubling), max.0.min((1_u64 << doubling).saturating_mul(2)));
             Bytes(rng.random_range(lowest..=highest))
         }
+        StormSizes::Uniform { min, max } => Bytes(rng.random_range(min.0..=max.0)),
+        StormSizes::Bimodal { min, max } if rng.random() => Bytes(rng.random_range(min.0..=min.0.saturating_mul(2).min(max.0))),
+        StormSizes::Bimodal { min, max } => Bytes(rng.random_range((max.0 / 2).max(min.0)..=max.0)),
+        StormSizes::Recorded(sizes) => sizes.choose(rng).copied().unwrap_or_default(),
     }
 }
 
@@ -217,5 +268,22 @@ mod tests {
         assert!(shares.iter().all(|share| (9_500..10_500).contains(share)), "{shares:?}");
         let one = StormSizes::LogUniform { min: Bytes(1), max: Bytes(1) };
         assert_eq!(draw_size(&mut rng, &one), Bytes(1));
+    }
+
+    #[test]
+    fn sizes_follow_their_distribution() {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let (min, max) = (Bytes::kib(4), Bytes::mib(64));
+        let mut drawn = |sizes: &StormSizes| -> Vec<u64> { (0..10_000).map(|_| draw_size(&mut rng, sizes).0).collect() };
+        let uniform = drawn(&StormSizes::Uniform { min, max });
+        let below_half = uniform.iter().filter(|size| **size < max.0 / 2).count();
+        assert!((4_800..5_200).contains(&below_half), "{below_half}");
+        let bimodal = drawn(&StormSizes::Bimodal { min, max });
+        let small = bimodal.iter().filter(|size| (min.0..=min.0 * 2).contains(size)).count();
+        let large = bimodal.iter().filter(|size| (max.0 / 2..=max.0).contains(size)).count();
+        assert!(small + large == 10_000 && (4_800..5_200).contains(&small), "{small} small, {large} large");
+        let recorded = drawn(&StormSizes::Recorded([Bytes(7), Bytes(7), Bytes(7), Bytes(9)].into()));
+        let sevens = recorded.iter().filter(|size| **size == 7).count();
+        assert!((7_300..7_700).contains(&sevens), "{sevens}");
     }
 }

@@ -1,6 +1,7 @@
 //! The contract of an [`Allocator`], run with every allocator on every device. The audit of the harness watches all the way.
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, MemoryFraction, Request};
+use harness_allocator::device::faulty::{Calls, Effect, Fault, Faulty, InjectedError, Injector, Made, Numbered};
 use harness_allocator::device::{DeviceError, StreamId, Tag, TestDevice};
 use harness_allocator::stats::SegmentInfo;
 use harness_allocator::units::{Bytes, Nanos};
@@ -38,6 +39,8 @@ pub(crate) fn cases() -> Vec<Case> {
         an_allocation_of_another_allocator_is_refused,
         close_gives_everything_back_even_what_is_live,
         close_waits_for_work_in_flight,
+        each_call_that_fails_in_its_turn_is_told_and_leaves_nothing_behind,
+        after_a_lost_device_every_call_tells_it_and_none_goes_on_for_ever,
         at_every_memory_size_failures_leave_the_accounts_right,
         random_programs_keep_every_invariant,
     ];
@@ -442,6 +445,90 @@ fn at_every_memory_size_failures_leave_the_accounts_right(fixture: &mut Fixture<
         assert_eq!(fixture.reserved(), 0);
         fixture.device.set_pressure(Bytes::ZERO)?;
         left += Bytes::mib(4);
+    }
+    Ok(())
+}
+
+/// A program in which an allocator makes most of its calls to the device, closed at its end, or to the first error. What it takes is live when it is closed.
+fn small_program(allocator: &mut dyn Allocator, device: &mut dyn TestDevice, side: StreamId) -> Result<(), AllocatorError> {
+    let mut live = Vec::new();
+    for (size, stream) in [(Bytes::mib(3), StreamId::DEFAULT), (Bytes(512), side), (Bytes::mib(6), side), (Bytes::mib(30), side)] {
+        match allocator.allocate(device, Request { size, stream }) {
+            Ok(allocation) => live.push(allocation),
+            Err(error) if error.is_out_of_memory() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    for allocation in live {
+        allocator.record_stream(&allocation, if allocation.stream() == side { StreamId::DEFAULT } else { side })?;
+        allocator.free(device, allocation)?;
+    }
+    match allocator.allocate(device, Request::new(Bytes::mib(50))) {
+        Ok(allocation) => allocator.free(device, allocation)?,
+        Err(error) if error.is_out_of_memory() => {}
+        Err(error) => return Err(error),
+    }
+    allocator.empty_cache(device)?;
+    for stream in [StreamId::DEFAULT, side] {
+        // They are given back when the allocator is closed.
+        match allocator.allocate(device, Request { size: Bytes::mib(12), stream }) {
+            Ok(allocation) => allocator.record_stream(&allocation, side)?,
+            Err(error) if error.is_out_of_memory() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(allocator.close(device)?)
+}
+
+/// Runs the small program with faults on the device, and gives everything back on the device without them: whatever failed, the allocator
+/// still knows what it holds.
+fn with_faults(fixture: &mut Fixture<'_>, faults: &Injector) -> Result<Result<(), AllocatorError>, DeviceError> {
+    let side = fixture.device.create_stream()?;
+    let mut allocator = fixture.kind.build();
+    let mut device = Faulty::new(&mut *fixture.device, faults.clone());
+    let ended = small_program(&mut *allocator, &mut device, side);
+    if faults.is_broken() {
+        // How giving back ends on a broken device does not matter, but that it ends.
+        let _ = allocator.close(&mut device);
+    }
+    allocator.close(fixture.device)?;
+    fixture.device.destroy_stream(side)?;
+    let leaks = fixture.device.leaks();
+    assert!(leaks.is_empty(), "{faults:?} leave {leaks}");
+    Ok(ended)
+}
+
+/// The calls of the small program.
+fn calls_of_the_small_program(fixture: &mut Fixture<'_>) -> Result<Vec<Made>, DeviceError> {
+    let faults = Injector::new(&[], 0).logging();
+    with_faults(fixture, &faults)?.unwrap_or_else(|error| panic!("without faults: {error}"));
+    Ok(faults.calls_made())
+}
+
+fn each_call_that_fails_in_its_turn_is_told_and_leaves_nothing_behind(fixture: &mut Fixture<'_>) -> Outcome {
+    let calls = calls_of_the_small_program(fixture)?;
+    assert!(calls.len() > 4, "{calls:?}");
+    for made in &calls {
+        let numbered = Numbered { first: made.number, count: 1, min_size: Bytes::ZERO };
+        let faults = Injector::new(&[Fault::failing(Calls::Of(made.call), numbered)], 0).with_budget(10 * calls.len() as u64);
+        let ended = with_faults(fixture, &faults)?;
+        assert_eq!(faults.struck_by(0).0, 1, "{made} is made again");
+        if let Err(error) = ended {
+            assert!(error.to_string().starts_with(made.call.name()), "{made}: {error}");
+        }
+    }
+    Ok(())
+}
+
+fn after_a_lost_device_every_call_tells_it_and_none_goes_on_for_ever(fixture: &mut Fixture<'_>) -> Outcome {
+    let calls = calls_of_the_small_program(fixture)?;
+    for made in &calls {
+        let effect = Effect::Fails { error: InjectedError::DeviceLost, sticky: true };
+        let numbered = Numbered { first: made.number, count: 1, min_size: Bytes::ZERO };
+        let fault = Fault { effect, ..Fault::failing(Calls::Of(made.call), numbered) };
+        let faults = Injector::new(&[fault], 0).with_budget(10 * calls.len() as u64);
+        let error = with_faults(fixture, &faults)?.err().unwrap_or_else(|| panic!("{made} is lost, and nobody says so")).to_string();
+        assert!(error.contains("CUDA_ERROR_DEVICE_UNAVAILABLE"), "{made}: {error}");
     }
     Ok(())
 }

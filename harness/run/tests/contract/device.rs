@@ -61,6 +61,7 @@ pub(crate) fn cases() -> Vec<Case> {
         calls_are_counted_failed_ones_too,
         leaks_are_counted_and_cleared,
         time_goes_on_over_work_that_is_waited_for,
+        time_goes_on_while_the_host_sleeps,
     ];
     bodies.into_iter().map(|(name, body)| Case { name: format!("device::{name}"), run: Box::new(body) }).collect()
 }
@@ -634,6 +635,13 @@ fn leaks_are_counted_and_cleared(device: &mut dyn TestDevice) -> Outcome {
     device.free(second)?;
     device.destroy_stream(stream)?;
     assert!(device.leaks().is_empty());
+    Ok(())
+}
+
+fn time_goes_on_while_the_host_sleeps(device: &mut dyn TestDevice) -> Outcome {
+    let start = device.now();
+    device.sleep(LONG);
+    at_least("the time over it", device.now().saturating_sub(start), LONG);
     Ok(())
 }
 

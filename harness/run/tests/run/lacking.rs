@@ -11,7 +11,7 @@ use harness_devices::{DeviceChoice, DeviceSource};
 use harness_gpu_settings::settings::Settings;
 use harness_record::{Event, RunRecord, Verdict};
 use harness_run::control::Control;
-use harness_run::session::{Plan, Selection};
+use harness_run::session::{Plan, Selection, Sinks};
 use harness_scenario::Scenario;
 use harness_staging::{Staging, strict};
 
@@ -48,7 +48,7 @@ fn child() {
             runs.push(*run);
         }
     };
-    plan.observe(&source, &Arc::new(Control::default()), None, &mut keep).unwrap();
+    plan.observe(&source, &Arc::new(Control::default()), &Sinks::default(), &mut keep).unwrap();
     for run in runs {
         let verdict = match run.verdict {
             Verdict::Passed => "passed".to_owned(),

@@ -44,7 +44,7 @@ impl Stopped {
     pub(crate) fn findings(&self) -> &[Finding] {
         match &self.stop {
             Stop::Violated(findings) => findings,
-            Stop::Device(_) | Stop::Interrupted => panic!("{self:?}"),
+            Stop::Device(_) | Stop::Process { .. } | Stop::Interrupted => panic!("{self:?}"),
         }
     }
 }

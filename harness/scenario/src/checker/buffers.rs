@@ -92,7 +92,7 @@ impl Checker<'_> {
 
     fn is_no_storm(&self, name: &NameText) -> Result<(), Problem> {
         let text = name.text();
-        match self.ids.get(text).filter(|id| id.storm.is_some()) {
+        match self.names.ids.get(text).filter(|id| id.storm.is_some()) {
             None => Ok(()),
             Some(id) => {
                 let message = format!("`{text}` is a storm already, and `free: {text}` could mean both");
@@ -109,12 +109,12 @@ impl Checker<'_> {
         served: Served,
     ) -> Result<BufferRef, Problem> {
         let index = self.index(&text.0, index, offset)?;
-        if self.buffers.contains_key(name.text()) {
+        if self.names.buffers.contains_key(name.text()) {
             let message = format!("`{}` is one buffer already, without a number", name.text());
             return Err(Problem::new(name.position(), message).help("give the numbered ones another name"));
         }
         let number = self.new_buffer_number(name)?;
-        let elements = self.elements.entry(name.text().to_owned()).or_insert_with(|| Elements {
+        let elements = self.names.elements.entry(name.text().to_owned()).or_insert_with(|| Elements {
             name: BufferName::new(number, name.text()),
             at: name.position(),
             may_be_missing: false,
@@ -125,8 +125,8 @@ impl Checker<'_> {
 
     /// The number of the next new name.
     fn new_buffer_number(&self, name: &NameText) -> Result<usize, Problem> {
-        let number = self.buffers.len() + self.elements.len();
-        let is_known = self.buffers.contains_key(name.text()) || self.elements.contains_key(name.text());
+        let number = self.names.buffers.len() + self.names.elements.len();
+        let is_known = self.names.buffers.contains_key(name.text()) || self.names.elements.contains_key(name.text());
         if is_known || number < MAX_BUFFERS {
             return Ok(number);
         }
@@ -136,7 +136,7 @@ impl Checker<'_> {
 
     fn make_named(&mut self, name: &NameText, served: Served, again: bool) -> Result<BufferName, Problem> {
         let (text, at) = (name.text(), name.position());
-        if let Some(elements) = self.elements.get(text) {
+        if let Some(elements) = self.names.elements.get(text) {
             let message = format!("`{text}` stands for numbered buffers");
             return Err(Problem::new(at, message).see(elements.at, "made here").help(format!("give it a number, as in `{text}[1]`")));
         }
@@ -146,10 +146,10 @@ impl Checker<'_> {
             Served::Never => Buffer::Refused { at },
             Served::Perhaps => Buffer::MaybeLive { since: at },
         };
-        match self.buffers.get_mut(text) {
+        match self.names.buffers.get_mut(text) {
             None => {
                 let buffer = BufferName::new(number, text);
-                self.buffers.insert(text.to_owned(), (buffer.clone(), state));
+                self.names.buffers.insert(text.to_owned(), (buffer.clone(), state));
                 Ok(buffer)
             }
             Some((_, Buffer::Live { .. })) if !again => Err(Problem::new(at, format!("buffer `{text}` is live already"))
@@ -184,7 +184,7 @@ impl Checker<'_> {
 
     fn element(&mut self, name: &NameText, text: &Located<String>, (index, offset): (&str, usize)) -> Result<BufferRef, Problem> {
         let index = Some(self.index(text, index, offset)?);
-        match self.elements.get(name.text()) {
+        match self.names.elements.get(name.text()) {
             Some(elements) => Ok(BufferRef { name: elements.name.clone(), index }),
             None => Err(self.no_such_buffer(name.text(), name.position())),
         }
@@ -194,7 +194,7 @@ impl Checker<'_> {
     pub(crate) fn live_named(&mut self, name: &NameText) -> Result<BufferName, Problem> {
         let text = name.checked()?;
         self.named.insert(text.to_owned());
-        match self.buffers.get(text) {
+        match self.names.buffers.get(text) {
             Some((buffer, Buffer::Live { .. })) => Ok(buffer.clone()),
             Some((_, Buffer::MaybeLive { since })) => {
                 let message = format!("buffer `{text}` may be gone: that depends on the run");
@@ -205,13 +205,24 @@ impl Checker<'_> {
         }
     }
 
+    /// A buffer without a number that is certain to be live, or the name of numbered ones.
+    pub(crate) fn live_or_numbered(&mut self, name: &NameText) -> Result<BufferName, Problem> {
+        match self.names.elements.get(name.text()) {
+            Some(elements) => {
+                self.named.insert(name.text().to_owned());
+                Ok(elements.name.clone())
+            }
+            None => self.live_named(name),
+        }
+    }
+
     fn no_such_buffer(&self, text: &str, at: Position) -> Problem {
-        if let Some(elements) = self.elements.get(text) {
+        if let Some(elements) = self.names.elements.get(text) {
             return Problem::new(at, format!("`{text}` stands for numbered buffers"))
                 .see(elements.at, "made here")
                 .help(format!("name one of them, as in `{text}[1]`; `free: {text}` frees all of them"));
         }
-        let names = self.buffers.keys().chain(self.elements.keys()).map(String::as_str);
+        let names = self.names.buffers.keys().chain(self.names.elements.keys()).map(String::as_str);
         Problem::new(at, format!("no step before this one makes a buffer `{text}`")).help(choices(text, "buffers", names))
     }
 
@@ -221,20 +232,20 @@ impl Checker<'_> {
         let at = text.position();
         self.named.insert(name.text().to_owned());
         if let Some((index, offset)) = index {
-            let may_be_missing = self.elements.get(name.text()).is_some_and(|elements| elements.may_be_missing);
+            let may_be_missing = self.names.elements.get(name.text()).is_some_and(|elements| elements.may_be_missing);
             return Ok(Freed::Buffer(self.element(&name, text, (index, offset))?, may_be_missing));
         }
         let text = name.text();
-        if let Some(Id { name, at: storm_at, storm: Some(live), .. }) = self.ids.get_mut(text) {
+        if let Some(Id { name, at: storm_at, storm: Some(live), .. }) = self.names.ids.get_mut(text) {
             return match std::mem::take(live) {
                 true => Ok(Freed::Storm(name.clone())),
                 false => Err(Problem::new(at, format!("the blocks of `{text}` are freed already")).see(*storm_at, "the storm")),
             };
         }
-        if let Some(elements) = self.elements.get(text) {
+        if let Some(elements) = self.names.elements.get(text) {
             return Ok(Freed::Elements(elements.name.clone()));
         }
-        match self.buffers.get_mut(text) {
+        match self.names.buffers.get_mut(text) {
             Some((buffer, state @ (Buffer::Live { .. } | Buffer::MaybeLive { .. }))) => {
                 let may_be_gone = matches!(state, Buffer::MaybeLive { .. });
                 *state = Buffer::Freed { at };
@@ -245,16 +256,19 @@ impl Checker<'_> {
         }
     }
 
-    /// After this, nobody knows whether the buffer is live.
+    /// After this, nobody knows whether the buffer, or one of the numbered ones of that name, is live.
     pub(crate) fn may_be_gone(&mut self, buffer: &BufferName, since: Position) {
-        if let Some((_, state)) = self.buffers.get_mut(buffer.name()) {
+        if let Some(elements) = self.names.elements.get_mut(buffer.name()) {
+            elements.may_be_missing = true;
+        }
+        if let Some((_, state)) = self.names.buffers.get_mut(buffer.name()) {
             *state = Buffer::MaybeLive { since };
         }
     }
 
     pub(crate) fn fill(&mut self, text: &BufferText) -> Result<BufferRef, Problem> {
         let buffer = self.live_buffer(text)?;
-        if let Some((_, state)) = self.buffers.get_mut(buffer.name.name()) {
+        if let Some((_, state)) = self.names.buffers.get_mut(buffer.name.name()) {
             *state = Buffer::Live { filled: true };
         }
         Ok(buffer)
@@ -262,7 +276,7 @@ impl Checker<'_> {
 
     pub(crate) fn verify(&mut self, text: &BufferText) -> Result<BufferRef, Problem> {
         let buffer = self.live_buffer(text)?;
-        match self.buffers.get(buffer.name.name()) {
+        match self.names.buffers.get(buffer.name.name()) {
             Some((_, Buffer::Live { filled: false })) => {
                 Err(Problem::new(text.position(), format!("buffer `{buffer}` was never filled: there is nothing to verify"))
                     .help(format!("put `- fill: {buffer}` in front")))

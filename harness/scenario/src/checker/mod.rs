@@ -31,7 +31,8 @@ pub(crate) use values::{constant, size, unit_of};
 use self::buffers::{Buffer, Elements};
 use self::names::Id;
 use crate::MAX_STREAMS;
-use crate::metric::{BufferName, EventName, Expectation, MeasureName, PoolName, ProgramName, START, StreamName, VariableName};
+use crate::Process;
+use crate::metric::{BufferName, EventName, Expectation, MeasureName, PoolName, ProcessName, ProgramName, START, StreamName, VariableName};
 use harness_language::expression::Unit;
 
 /// Most operations of a scenario, loops unrolled: a step is one, a `storm` as many as it makes, a `train` one for each layer of each iteration.
@@ -53,14 +54,13 @@ pub(crate) struct Checker<'a> {
     /// For the streams of traces, behind those of the scenario.
     streams_of_traces: Vec<StreamName>,
     programs: &'a [ProgramName],
+    processes: &'a [Process],
+    /// The process whose steps stand at this point, and what its names and those of the others mean.
+    process: Option<ProcessName>,
+    names_of_processes: BTreeMap<ProcessName, Names>,
     /// Ids and measures of the whole file, to tell "comes later" from "does not exist".
     announced: BTreeMap<String, Position>,
-    buffers: BTreeMap<String, (BufferName, Buffer)>,
-    elements: BTreeMap<String, Elements>,
-    events: BTreeMap<String, EventName>,
-    ids: BTreeMap<String, Id>,
-    measures: BTreeMap<String, (MeasureName, Position)>,
-    pools: BTreeMap<String, PoolName>,
+    names: Names,
     /// Those of the loops around this point, and all that there were.
     variables: Vec<(VariableName, Unit)>,
     variable_count: usize,
@@ -79,6 +79,25 @@ pub(crate) struct Checker<'a> {
     operations: u64,
 }
 
+/// What names mean in one process.
+struct Names {
+    buffers: BTreeMap<String, (BufferName, Buffer)>,
+    elements: BTreeMap<String, Elements>,
+    events: BTreeMap<String, EventName>,
+    ids: BTreeMap<String, Id>,
+    measures: BTreeMap<String, (MeasureName, Position)>,
+    pools: BTreeMap<String, PoolName>,
+}
+
+impl Default for Names {
+    /// Before the first step.
+    fn default() -> Self {
+        let start = (MeasureName::new(0, START), Position::default());
+        let (buffers, elements, events, ids, pools) = Default::default();
+        Self { buffers, elements, events, ids, measures: BTreeMap::from([(START.to_owned(), start)]), pools }
+    }
+}
+
 /// What a scenario declares at its top, for its steps to name.
 #[derive(Clone, Copy)]
 pub(crate) struct Declared<'a> {
@@ -88,13 +107,13 @@ pub(crate) struct Declared<'a> {
     pub(crate) allocators: &'a [AllocatorSpec],
     pub(crate) streams: &'a [StreamName],
     pub(crate) programs: &'a [ProgramName],
+    pub(crate) processes: &'a [Process],
 }
 
 impl<'a> Checker<'a> {
     /// `announced` are the ids and measures of the whole file.
     pub(crate) fn new(source: &'a str, declared: Declared<'a>, announced: BTreeMap<String, Position>) -> Self {
-        let Declared { folder, parameters, allocators, streams, programs } = declared;
-        let start = (MeasureName::new(0, START), Position::default());
+        let Declared { folder, parameters, allocators, streams, programs, processes } = declared;
         Self {
             source,
             folder,
@@ -103,13 +122,11 @@ impl<'a> Checker<'a> {
             streams,
             streams_of_traces: Vec::new(),
             programs,
+            processes,
+            process: None,
+            names_of_processes: BTreeMap::new(),
             announced,
-            buffers: BTreeMap::new(),
-            elements: BTreeMap::new(),
-            events: BTreeMap::new(),
-            ids: BTreeMap::new(),
-            measures: BTreeMap::from([(START.to_owned(), start)]),
-            pools: BTreeMap::new(),
+            names: Names::default(),
             variables: Vec::new(),
             variable_count: 0,
             growth_sites: 0,
@@ -144,6 +161,35 @@ impl<'a> Checker<'a> {
         let checked = body(self)?;
         self.nesting -= 1;
         Ok(checked)
+    }
+
+    /// Checks steps of a process, which has names of its own: those that it had before, where it still runs.
+    pub(crate) fn in_process<T>(
+        &mut self,
+        process: &ProcessName,
+        body: impl FnOnce(&mut Self) -> Result<T, Problem>,
+    ) -> Result<T, Problem> {
+        let names = self.names_of_processes.remove(process).unwrap_or_default();
+        let outer = std::mem::replace(&mut self.names, names);
+        let (programs, named) = (std::mem::take(&mut self.programs), std::mem::take(&mut self.named));
+        self.process = Some(process.clone());
+        let checked = body(self)?;
+        self.process = None;
+        self.programs = programs;
+        let inner = std::mem::replace(&mut self.named, named);
+        self.named.extend(inner.into_iter().map(|name| format!("{process}: {name}")));
+        self.names_of_processes.insert(process.clone(), std::mem::replace(&mut self.names, outer));
+        Ok(checked)
+    }
+
+    /// The process whose steps stand at this point, where it is not the main one.
+    pub(crate) const fn process(&self) -> Option<&ProcessName> {
+        self.process.as_ref()
+    }
+
+    /// A process ends, and with it everything that its names mean. Tells whether it was running.
+    pub(crate) fn end_process(&mut self, process: &ProcessName) -> bool {
+        self.names_of_processes.remove(process).is_some()
     }
 
     /// Checks the body of a loop by this function, twice where it runs more than once: what the first iteration leaves must suit the second.

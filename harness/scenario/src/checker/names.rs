@@ -1,4 +1,4 @@
-//! Names: streams, events, ids, measures, arms, programs, private pools, variables.
+//! Names: streams, events, ids, measures, arms, programs, processes, private pools, variables.
 
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_language::error::{Problem, choices};
@@ -6,7 +6,9 @@ use harness_language::located::{Located, Position};
 use harness_language::text::NameText;
 
 use super::Checker;
-use crate::metric::{Account, DEFAULT_STREAM, EventName, MeasureName, PoolName, ProgramName, ReportKey, START, StepName, StreamName};
+use crate::metric::{
+    Account, DEFAULT_STREAM, EventName, MeasureName, PoolName, ProcessName, ProgramName, ReportKey, START, StepName, StreamName,
+};
 
 /// A step with an id.
 pub(super) struct Id {
@@ -42,19 +44,30 @@ impl Checker<'_> {
         })
     }
 
+    /// A process that the scenario declares.
+    pub(crate) fn declared_process(&self, name: &NameText) -> Result<ProcessName, Problem> {
+        let text = name.text();
+        let names = || self.processes.iter().map(|process| &process.name);
+        names().find(|process| process.name() == text).cloned().ok_or_else(|| {
+            let help = choices(text, "processes", names().map(ProcessName::name));
+            Problem::new(name.position(), format!("there is no process `{text}`"))
+                .help(format!("{help}; processes are declared at the top, as in `processes: [{text}]`"))
+        })
+    }
+
     pub(crate) fn record_event(&mut self, name: &NameText) -> Result<EventName, Problem> {
         let text = name.checked()?;
-        let index = self.events.len();
-        Ok(self.events.entry(text.to_owned()).or_insert_with(|| EventName::new(index, text)).clone())
+        let index = self.names.events.len();
+        Ok(self.names.events.entry(text.to_owned()).or_insert_with(|| EventName::new(index, text)).clone())
     }
 
     pub(crate) fn event(&self, name: &NameText) -> Result<EventName, Problem> {
         let text = name.text();
-        self.events.get(text).cloned().ok_or_else(|| {
+        self.names.events.get(text).cloned().ok_or_else(|| {
             Problem::new(name.position(), format!("no step before this one records event `{text}`")).help(choices(
                 text,
                 "events",
-                self.events.keys().map(String::as_str),
+                self.names.events.keys().map(String::as_str),
             ))
         })
     }
@@ -62,18 +75,18 @@ impl Checker<'_> {
     /// A private pool that comes into being here, or is used again.
     pub(crate) fn use_pool(&mut self, name: &NameText) -> Result<PoolName, Problem> {
         let text = name.checked()?;
-        let index = self.pools.len();
-        Ok(self.pools.entry(text.to_owned()).or_insert_with(|| PoolName::new(index, text)).clone())
+        let index = self.names.pools.len();
+        Ok(self.names.pools.entry(text.to_owned()).or_insert_with(|| PoolName::new(index, text)).clone())
     }
 
     /// A private pool that a step before this one used.
     pub(crate) fn pool(&self, name: &NameText) -> Result<PoolName, Problem> {
         let text = name.text();
-        self.pools.get(text).cloned().ok_or_else(|| {
+        self.names.pools.get(text).cloned().ok_or_else(|| {
             Problem::new(name.position(), format!("no step before this one uses a private pool `{text}`")).help(choices(
                 text,
                 "private pools",
-                self.pools.keys().map(String::as_str),
+                self.names.pools.keys().map(String::as_str),
             ))
         })
     }
@@ -82,22 +95,22 @@ impl Checker<'_> {
 
     /// The id of a step, by which later steps read what it `reports`. `step` is its key in YAML.
     pub(crate) fn declare_id(&mut self, name: &NameText, step: &'static str, reports: &'static [ReportKey]) -> Result<StepName, Problem> {
-        let text = self.new_name(name, self.ids.get(name.text()).map(|id| id.at))?.to_owned();
-        let index = self.ids.len();
+        let text = self.new_name(name, self.names.ids.get(name.text()).map(|id| id.at))?.to_owned();
+        let index = self.names.ids.len();
         let new = || Id { name: StepName::new(index, &text), step, reports, at: name.position(), storm: None };
-        Ok(self.ids.entry(text.clone()).or_insert_with(new).name.clone())
+        Ok(self.names.ids.entry(text.clone()).or_insert_with(new).name.clone())
     }
 
     /// The id of a storm, whose blocks are live from here on.
     pub(crate) fn declare_storm(&mut self, name: &NameText, reports: &'static [ReportKey]) -> Result<StepName, Problem> {
         let text = name.text();
-        if self.buffers.contains_key(text) || self.elements.contains_key(text) {
+        if self.names.buffers.contains_key(text) || self.names.elements.contains_key(text) {
             let message = format!("`{text}` is a buffer already, and `free: {text}` could mean both");
             return Err(Problem::new(name.position(), message).help("give the storm another id"));
         }
         self.named.insert(text.to_owned());
         let id = self.declare_id(name, "storm", reports)?;
-        if let Some(declared) = self.ids.get_mut(text) {
+        if let Some(declared) = self.names.ids.get_mut(text) {
             declared.storm = Some(true);
         }
         Ok(id)
@@ -105,9 +118,9 @@ impl Checker<'_> {
 
     /// The name of a measure, which is known from the next step on.
     pub(crate) fn declare_measure(&mut self, name: &NameText) -> Result<MeasureName, Problem> {
-        let text = self.new_name(name, self.measures.get(name.text()).map(|(_, at)| *at))?.to_owned();
-        let index = self.measures.len();
-        Ok(self.measures.entry(text.clone()).or_insert_with(|| (MeasureName::new(index, &text), name.position())).0.clone())
+        let text = self.new_name(name, self.names.measures.get(name.text()).map(|(_, at)| *at))?.to_owned();
+        let index = self.names.measures.len();
+        Ok(self.names.measures.entry(text.clone()).or_insert_with(|| (MeasureName::new(index, &text), name.position())).0.clone())
     }
 
     /// Accepts a name that nothing else has; the same place again is the same step in another iteration.
@@ -135,6 +148,8 @@ impl Checker<'_> {
             "is the variable of a loop around this step"
         } else if self.programs.iter().any(|program| program.name() == text) {
             "is a program of this scenario"
+        } else if self.processes.iter().any(|process| process.name.name() == text) {
+            "is a process of this scenario"
         } else if self.allocators.iter().any(|arm| arm.to_string() == text) {
             "is an allocator of this scenario"
         } else {
@@ -156,8 +171,8 @@ impl Checker<'_> {
 
     /// An earlier step of either kind with this name.
     fn announced_elsewhere(&self, text: &str, at: Position) -> Option<Position> {
-        let id = self.ids.get(text).map(|id| id.at);
-        let measure = self.measures.get(text).map(|(_, first)| *first);
+        let id = self.names.ids.get(text).map(|id| id.at);
+        let measure = self.names.measures.get(text).map(|(_, first)| *first);
         id.or(measure).filter(|&first| first != at)
     }
 
@@ -165,7 +180,7 @@ impl Checker<'_> {
     pub(crate) fn live_storm(&mut self, name: &NameText) -> Result<StepName, Problem> {
         let text = name.text();
         self.named.insert(text.to_owned());
-        let storms = || self.ids.values().filter(|id| id.storm.is_some());
+        let storms = || self.names.ids.values().filter(|id| id.storm.is_some());
         match storms().find(|id| id.name.name() == text) {
             Some(id) if id.storm == Some(true) => Ok(id.name.clone()),
             Some(id) => Err(Problem::new(name.position(), format!("the blocks of `{text}` are freed already")).see(id.at, "the storm")),
@@ -179,7 +194,7 @@ impl Checker<'_> {
 
     /// Refuses a storm that would lose the blocks of the one before.
     pub(crate) fn storm_may_start(&self, name: &NameText) -> Result<(), Problem> {
-        match self.ids.get(name.text()) {
+        match self.names.ids.get(name.text()) {
             Some(id) if id.storm == Some(true) && id.at == name.position() => {
                 let text = name.text();
                 Err(Problem::new(name.position(), format!("the blocks of `{text}` are live from the time before"))

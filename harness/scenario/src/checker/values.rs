@@ -10,7 +10,7 @@ use harness_language::located::Located;
 use harness_language::text::{AmountText, CountText, ExpressionText};
 
 use super::{Checker, Parameters};
-use crate::metric::{Account, Amount, Expectation, Expression, GrowthSite, Metric, ReportKey};
+use crate::metric::{Account, Amount, Expectation, Expression, GrowthSite, Metric, ProcessName, ReportKey};
 
 const GROWTH: &str = "growth";
 
@@ -63,6 +63,16 @@ impl Checker<'_> {
         expression::parse_count(index, &|name| self.resolve(name)).map_err(|error| self.locate(text, offset, error))
     }
 
+    /// A formula of figures that are known behind the last step.
+    pub(crate) fn formula(&self, text: &Located<String>) -> Result<Expression, Problem> {
+        let formula = expression::parse_formula(&text.value, &|name| self.resolve(name)).map_err(|error| self.locate(text, 0, error))?;
+        match formula.dimension() {
+            Dimension::TIME => Err(Problem::new(text.position(), "this is a time, and a claim's figures are taken in a run without times")
+                .help("take bytes, counts or a quotient of them")),
+            _ => Ok(formula),
+        }
+    }
+
     /// An expectation that is looked at where it stands. One between arms is put aside until all have run.
     pub(crate) fn expectation(&mut self, text: &Located<String>) -> Result<Expectation, Problem> {
         let sites = std::cell::Cell::new(self.growth_sites);
@@ -107,6 +117,9 @@ impl Checker<'_> {
             None if self.parameters.contains_key(name) || name.starts_with("start.") => self.resolve(name),
             None => match name.split_once('.') {
                 Some((head, rest)) if self.programs.iter().any(|program| program.name() == head) => self.of_program(head, rest),
+                Some((head, _)) if self.processes.iter().any(|process| process.name.name() == head) => {
+                    Err((format!("`{name}` does not exist before the process starts"), "use an `expect` step".to_owned()))
+                }
                 Some((head, _)) if self.announced.contains_key(head) => {
                     let help = "invariants are checked after every step, so they can use accounts and `start.…` only; use an `expect` step"
                         .to_owned();
@@ -138,6 +151,15 @@ impl Checker<'_> {
         if self.programs.iter().any(|program| program.name() == head) {
             return self.of_program(head, rest);
         }
+        if let Some(process) = self.processes.iter().find(|process| process.name.name() == head) {
+            return self.of_process(&process.name, rest);
+        }
+        if !rest.is_empty() && self.process.is_some() && self.arms().iter().any(|arm| arm == head) {
+            return Err((
+                format!("`{name}` compares allocators, and steps of a process do not"),
+                "put this outside of the process".to_owned(),
+            ));
+        }
         if !rest.is_empty() && self.arms().iter().any(|arm| arm == head) {
             return match self.resolve(rest)? {
                 Resolved::Quantity(metric @ (Metric::Arm(..) | Metric::Variable(..))) => {
@@ -167,9 +189,32 @@ impl Checker<'_> {
         }
     }
 
+    fn of_process(&self, process: &ProcessName, rest: &str) -> Result<Resolved<Metric>, Unresolved> {
+        if let Some(inside) = &self.process {
+            let help = "in its steps a process names its own figures, as in `reserved`; put this outside of the process".to_owned();
+            return Err((format!("`{process}.{rest}` is not known in the process `{inside}`"), help));
+        }
+        if !self.names_of_processes.contains_key(process) {
+            return Err((format!("no step before this one starts the process `{process}`"), format!("as `process: {process}` does")));
+        }
+        match Account::from_name(rest) {
+            Some(account) if account.is_of_one_process() => Ok(Resolved::Quantity(Metric::Process(process.clone(), account))),
+            Some(_) => Err((
+                format!("`{rest}` is of the device and not of the process `{process}`"),
+                format!("write `{rest}` alone, or take what the process has of it, `{process}.device.process`"),
+            )),
+            None => Err((
+                format!("process `{process}` has no figure `{rest}`"),
+                format!(
+                    "as in `{process}.reserved`, `{process}.device.process` (what NVML attributes to it) or `{process}.device.malloc_calls`"
+                ),
+            )),
+        }
+    }
+
     /// Measures and the reports of steps.
     fn resolve_named(&self, name: &str, head: &str, rest: &str) -> Result<Resolved<Metric>, Unresolved> {
-        if let Some((measure, _)) = self.measures.get(head) {
+        if let Some((measure, _)) = self.names.measures.get(head) {
             return match Account::from_name(rest) {
                 Some(account) => Ok(Resolved::Quantity(Metric::At(measure.clone(), account))),
                 None => Err(unknown_metric_of(head, rest)),
@@ -179,7 +224,7 @@ impl Checker<'_> {
             let help = "put this behind the step, and not beside it under `meanwhile`".to_owned();
             return Err((format!("`{name}` is not known yet: the step `{head}` goes on"), help));
         }
-        if let Some(id) = self.ids.get(head) {
+        if let Some(id) = self.names.ids.get(head) {
             let reports = id.reports;
             // What has an exit code is a program, whose torch has counters.
             let of_torch = || Account::from_name(rest).filter(|_| reports.contains(&ReportKey::ExitCode));
@@ -201,8 +246,9 @@ impl Checker<'_> {
         let known = account_names();
         // The nearest names are looked for among so many measures and ids.
         const MOST: usize = 100;
-        let heads = self.measures.keys().take(MOST).flat_map(|measure| known.iter().map(move |account| format!("{measure}.{account}")));
-        let reports = self.ids.iter().take(MOST).flat_map(|(id, known)| known.reports.iter().map(move |key| format!("{id}.{key}")));
+        let heads =
+            self.names.measures.keys().take(MOST).flat_map(|measure| known.iter().map(move |account| format!("{measure}.{account}")));
+        let reports = self.names.ids.iter().take(MOST).flat_map(|(id, known)| known.reports.iter().map(move |key| format!("{id}.{key}")));
         let variables = self.variables.iter().map(|(variable, _)| variable.name().to_owned());
         let own = self.parameters.keys().cloned().chain(variables);
         let names: Vec<String> = known.iter().cloned().chain(own).chain(heads).chain(reports).collect();

@@ -9,7 +9,7 @@ use super::fields::StepFields;
 use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
 use crate::metric::{Amount, BufferRef, ReportKey, StreamName};
-use crate::policy::{self, Policy, PolicyWire, Recoverable};
+use crate::policy::{self, Chain, ChainWire, Policy, Recoverable};
 use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
 use harness_language::text::{AmountText, BufferText, NameText};
@@ -26,7 +26,7 @@ pub struct Alloc {
     /// How it should end.
     pub expect: Ending,
     /// What to do when it fails.
-    pub on_oom: Option<Policy>,
+    pub on_oom: Option<Chain>,
     /// Whether a buffer of that name that is still live is kept without a name, as a program does that forgets to free it.
     pub leak: bool,
 }
@@ -59,8 +59,8 @@ pub(crate) struct AllocWire {
     /// `fits` (if not given), `oom`, `{ oom: CAUSE }` or `any`: how the request ends, recovery included. Anything else fails the run. A map
     /// says it for each allocator. Where the request may fail, only `free` may name the buffer afterwards.
     expect: Option<EndingWire>,
-    /// What to do when the request fails, before trying again: nothing, if not given.
-    on_oom: Option<Located<PolicyWire>>,
+    /// What to do when the request fails, before trying again: nothing, if not given. Of a list the next policy is tried where one has no retries left, or nothing to do.
+    on_oom: Option<Located<ChainWire>>,
     /// `true`: a buffer of this name that is still live stays allocated, and nothing can free it any more before the end of the run. Without
     /// it, that is a mistake.
     #[serde(default)]
@@ -79,8 +79,15 @@ impl StepFields for AllocWire {
 - alloc: { buffer: more, size: 8GiB, expect: { oom: too_large } }
 - alloc: { buffer: \"kv[1]\", size: 3GiB, expect: { caching: any } }";
 
-    const REPORTS: &'static [ReportKey] =
-        &[ReportKey::Retries, ReportKey::Attempts, ReportKey::RetriesWithoutProgress, ReportKey::RetryTime, ReportKey::Time];
+    const REPORTS: &'static [ReportKey] = &[
+        ReportKey::Retries,
+        ReportKey::Attempts,
+        ReportKey::RetriesWithoutProgress,
+        ReportKey::RetryTime,
+        ReportKey::RetainedAfterOom,
+        ReportKey::GivenBack,
+        ReportKey::Time,
+    ];
 
     fn id(&self) -> Option<&NameText> {
         self.id.as_ref()
@@ -89,13 +96,11 @@ impl StepFields for AllocWire {
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Alloc, Problem> {
         let size = checker.amount(&self.size)?;
         let stream = checker.stream(self.stream.as_ref())?;
-        let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &Recoverable::Alloc, checker)).transpose()?;
+        let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &Recoverable::alloc(), checker)).transpose()?;
         let expect = EndingWire::check(self.expect.as_ref(), checker)?;
         let buffer = checker.make_buffer(&self.buffer, expect.served(), self.leak)?;
-        if let Some(Policy::Free { buffers }) = &on_oom {
-            for given_up in buffers {
-                checker.may_be_gone(given_up, at);
-            }
+        for given_up in on_oom.iter().flat_map(Chain::policies).flat_map(Policy::may_free) {
+            checker.may_be_gone(given_up, at);
         }
         Ok(Alloc { buffer, size, stream, expect, on_oom, leak: self.leak })
     }

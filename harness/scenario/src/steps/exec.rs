@@ -37,6 +37,8 @@ pub struct Exec {
     pub alloc_conf: Option<String>,
     /// Attempts to get memory that fail.
     pub fail: Vec<Fault>,
+    /// Whether the step is passed over where the program cannot be run, with all that is expected of its figures.
+    pub optional: bool,
     expect: Cases<ProgramEnd>,
 }
 
@@ -78,7 +80,7 @@ impl fmt::Display for ProgramEnd {
 /// Runs an unmodified PyTorch program on a simulated GPU, as `harness exec` does, in the folder of the scenario and under the settings of the
 /// allocator of this arm. It shares the scenario's memory with what the scenario holds meanwhile, and with programs that are run beside it: under
 /// `meanwhile` of an `exec` stands `exec` only. Behind the `id` of the step stand what the step reports and the counters of
-/// torch.cuda.memory_stats(), as in `training.allocated.peak`, summed over its processes. Where the program's Python has no torch, and on a GPU, the scenario is skipped.
+/// torch.cuda.memory_stats(), as in `training.allocated.peak`, summed over its processes. Where the program's Python has no torch, and on a GPU, the scenario is skipped, unless the step is `optional`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "exec")]
@@ -100,6 +102,9 @@ pub(crate) struct ExecWire {
     /// Attempts to get memory that fail, each as CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`. One that the program does not come to fails the step.
     #[schemars(with = "Option<Vec<String>>")]
     fail: Option<Vec<Located<String>>>,
+    /// Where the program cannot be run, pass over the step and what is expected of its figures, instead of skipping the scenario: no, if not given.
+    #[serde(default)]
+    optional: bool,
     /// How it ends: its exit code (0, if not given), `oom` for an out of memory error that nobody caught, or `any`. A map says it for each allocator.
     expect: Option<ProgramEndWire>,
 }
@@ -159,6 +164,7 @@ impl StepFields for ExecWire {
             gpu: gpu(self.gpu.as_ref())?,
             alloc_conf: self.alloc_conf.as_ref().map(|conf| conf.value.clone()),
             fail: self.fail.iter().flatten().map(fault).collect::<Result<_, _>>()?,
+            optional: self.optional,
             expect: match &self.expect {
                 None => Cases::Always(ProgramEnd::Code(0)),
                 Some(ProgramEndWire(given)) => Cases::check(given, checker, |_| false, &mut |tree, _| end(tree))?,

@@ -15,7 +15,7 @@ pub(crate) trait StepFields: for<'de> Deserialize<'de> + JsonSchema {
     /// What comes out of the check.
     type Checked;
 
-    /// Steps that show it, in YAML; they may use the streams `side` and `copy` and the program `server`.
+    /// Steps that show it, in YAML; they may use the streams `side` and `copy`, the program `server` and the process `helper`.
     const EXAMPLE: &'static str;
 
     /// What a step of this kind counts of itself, for those that take an `id`.

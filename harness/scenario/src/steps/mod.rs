@@ -12,10 +12,12 @@ pub mod exec;
 pub mod expect;
 mod fields;
 pub mod free;
+pub mod infer;
 pub mod loops;
 pub mod measure;
 pub mod pins;
 pub mod pressure;
+pub mod process;
 pub mod record_stream;
 pub mod replay;
 pub mod storm;
@@ -34,6 +36,7 @@ use fields::{Beside, Body, StepFields};
 
 use super::checker::Checker;
 use super::metric::{ReportKey, StepName};
+use super::policy::Chain;
 use harness_language::error::{Problem, choices, quoted};
 use harness_language::located::{Located, Position};
 use harness_language::text::{DurationText, NameText, duration};
@@ -212,11 +215,14 @@ steps! {
     For = "for": loops::ForWire => loops::Loop,
     Repeat = "repeat": loops::RepeatWire => loops::Loop,
     Program = "program": blocks::ProgramWire => blocks::Program,
+    Process = "process": process::ProcessWire => process::Process,
+    Kill = "kill": process::KillWire => process::Kill,
     PrivatePool = "private_pool": blocks::PrivatePoolWire => blocks::PrivatePool,
     ReleasePool = "release_pool": blocks::ReleasePoolWire => blocks::ReleasePool,
     Storm = "storm": storm::StormWire => storm::Storm,
     Pins = "pins": pins::PinsWire => pins::Pins,
     Train = "train": train::TrainWire => train::Train,
+    Infer = "infer": infer::InferWire => infer::Infer,
     Replay = "replay": replay::ReplayWire => replay::Replay,
     Exec = "exec": exec::ExecWire => exec::Exec,
     Measure = "measure": measure::MeasureWire => measure::Measure,
@@ -250,6 +256,7 @@ impl Action {
         match self {
             Self::For(steps) | Self::Repeat(steps) => steps.steps.as_slice(),
             Self::Program(program) => program.steps.as_slice(),
+            Self::Process(process) => process.steps.as_slice(),
             Self::PrivatePool(pool) => pool.steps.as_slice(),
             _ => &[],
         }
@@ -260,14 +267,26 @@ impl Action {
         match self {
             Self::For(steps) | Self::Repeat(steps) => &mut steps.steps,
             Self::Program(program) => &mut program.steps,
+            Self::Process(process) => &mut process.steps,
             Self::PrivatePool(pool) => &mut pool.steps,
             _ => &mut [],
         }
     }
 
+    /// What is done when it runs out of memory.
+    #[must_use]
+    pub const fn on_oom(&self) -> Option<&Chain> {
+        match self {
+            Self::Alloc(alloc) => alloc.on_oom.as_ref(),
+            Self::Train(train) => train.on_oom.as_ref(),
+            _ => None,
+        }
+    }
+
     /// Whether it has several operations, between which something else can be done.
-    const fn takes_its_time(&self) -> bool {
-        matches!(self, Self::Storm(_) | Self::Train(_) | Self::Replay(_) | Self::Exec(_)) || self.is_block()
+    fn takes_its_time(&self) -> bool {
+        let is_workload = matches!(self, Self::Storm(_) | Self::Train(_) | Self::Infer(_) | Self::Replay(_) | Self::Exec(_));
+        is_workload || self.is_block() || self.on_oom().is_some_and(Chain::waits)
     }
 }
 
@@ -278,6 +297,14 @@ impl StepWire {
             Self::Measure(wire) => Some(wire.name()),
             Self::With(step, _) => step.measure(),
             _ => None,
+        }
+    }
+
+    fn is_process(&self) -> bool {
+        match self {
+            Self::Process(_) => true,
+            Self::With(step, _) => step.is_process(),
+            _ => false,
         }
     }
 
@@ -316,7 +343,9 @@ pub(crate) fn announced(steps: &[Located<StepWire>]) -> BTreeMap<String, Positio
             names.entry(name.text().to_owned()).or_insert_with(|| name.position());
         }
         let meanwhile = step.value.meanwhile().map_or(&[][..], |steps| steps.value.as_slice());
-        for (name, at) in announced(step.value.body().map_or(&[], Body::steps)).into_iter().chain(announced(meanwhile)) {
+        // A process has names of its own.
+        let inside = step.value.body().filter(|_| !step.value.is_process()).map_or(&[][..], Body::steps);
+        for (name, at) in announced(inside).into_iter().chain(announced(meanwhile)) {
             names.entry(name).or_insert(at);
         }
     }
@@ -341,13 +370,15 @@ fn check_step(wire: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Ste
         )?,
     };
     if let Some(steps) = wire.value.meanwhile().filter(|_| !action.takes_its_time()) {
-        return Err(Problem::new(steps.position(), format!("`{kind}` is one operation: nothing can be done meanwhile"))
-            .help("`meanwhile` stands beside `train`, `storm`, `replay`, `exec`, `for`, `repeat`, `program` and `private_pool`"));
+        return Err(Problem::new(steps.position(), format!("`{kind}` is one operation: nothing can be done meanwhile")).help(
+            "`meanwhile` stands beside `train`, `infer`, `storm`, `replay`, `exec`, `for`, `repeat`, `program`, `process`, `private_pool` and an `alloc` that waits",
+        ));
     }
     if let Some(other) = meanwhile.iter().find(|step| matches!(action, Action::Exec(_)) && !matches!(step.action, Action::Exec(_))) {
         return Err(Problem::new(other.position, format!("`{}` cannot be done while a program runs", other.action.kind()))
             .help("under `meanwhile` of an `exec` stands `exec` only: programs take their time as they like"));
     }
+    process::check_inside(&action, position, wire.value.id(), wire.value.meanwhile().map(Located::position), checker)?;
     let id = wire.value.id().map(|id| checker.declare_id(id, kind.name(), kind.reports())).transpose()?;
     Ok(Step { position, id, time_limit: time_limit(&wire.value, &action)?, action, meanwhile })
 }
@@ -364,7 +395,7 @@ const ABOUT_TIMEOUT: &str = "How long the step may take, on the clock of the mac
 const MEANWHILE: &str = "meanwhile";
 
 const ABOUT_MEANWHILE: &str = "Steps that are done while this one goes on: one of them after each of its operations (of a `storm` each request or \
-                               free, of a `train` each iteration, of a `replay` each operation of the trace, of an `exec` its start, behind which all of them are begun, of other steps each step inside), what is left of them when it has ended. \
+                               free, of a `train` each iteration, of a `replay` each operation of the trace, of an `exec` its start, behind which all of them are begun, of an `alloc` each wait of its policy `wait`, of other steps each step inside), what is left of them when it has ended. \
                                They must not name the same buffers.";
 
 /// Names that steps had once, with those of today.
@@ -484,7 +515,9 @@ impl JsonSchema for StepWire {
             if !is_block {
                 add(TIMEOUT, ABOUT_TIMEOUT, generator.subschema_for::<DurationText>());
             }
-            if is_block || matches!(kind, StepKind::Train | StepKind::Storm | StepKind::Replay | StepKind::Exec) {
+            if is_block
+                || matches!(kind, StepKind::Alloc | StepKind::Train | StepKind::Infer | StepKind::Storm | StepKind::Replay | StepKind::Exec)
+            {
                 add(MEANWHILE, ABOUT_MEANWHILE, steps.clone());
             }
             forms.push(json_schema!({

@@ -2,17 +2,20 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
 use harness_allocator::units::Bytes;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::fields::StepFields;
+use super::replay::Trace;
 use crate::checker::Checker;
 use crate::metric::{ReportKey, StepName, StreamName};
 use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located, Position};
 use harness_language::text::{AmountText, CountText, NameText};
+use harness_trace::trace::TraceEvent;
 
 /// Most operations of one storm.
 pub const MAX_OPERATIONS: u64 = 10_000_000;
@@ -57,6 +60,8 @@ pub struct Storm {
     pub live: Bytes,
     /// How many operations a block lives, both ends included.
     pub lifetime: (u64, u64),
+    /// Which block goes first.
+    pub order: FreeOrder,
     /// The streams of the requests, one chosen for each; never empty.
     pub streams: Vec<StreamName>,
     /// What ends it early.
@@ -77,6 +82,49 @@ pub enum StormSizes {
         /// The largest.
         max: Bytes,
     },
+    /// Every size between two is equally likely. Both ends included, neither is 0.
+    Uniform {
+        /// The smallest.
+        min: Bytes,
+        /// The largest.
+        max: Bytes,
+    },
+    /// Small or large, equally likely: from `min` to twice that, or from half of `max` to `max`.
+    Bimodal {
+        /// The smallest.
+        min: Bytes,
+        /// The largest.
+        max: Bytes,
+    },
+    /// Those of a recorded trace, as often as it has them; never empty.
+    Recorded(Arc<[Bytes]>),
+}
+
+impl StormSizes {
+    /// The smallest that can come.
+    fn smallest(&self) -> Bytes {
+        match self {
+            Self::Choices(choices) => choices.iter().copied().min().unwrap_or_default(),
+            Self::LogUniform { min, .. } | Self::Uniform { min, .. } | Self::Bimodal { min, .. } => *min,
+            Self::Recorded(sizes) => sizes.iter().copied().min().unwrap_or_default(),
+        }
+    }
+}
+
+/// In which order blocks go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum FreeOrder {
+    /// Each block has a lifetime of its own.
+    #[default]
+    Random,
+    /// All blocks live equally long, `max`: the oldest goes first.
+    Fifo,
+    /// As many requests in a row as a lifetime has operations, then everything goes, the newest first, as in a forward and a backward pass.
+    Lifo,
+    /// Nine of ten blocks live at most a tenth of the way from `min` to `max`, the tenth one from there to `max`.
+    Generational,
 }
 
 /// What ends a storm early. If it never comes, the step fails.
@@ -98,6 +146,9 @@ impl fmt::Display for Storm {
                 }
             }
             StormSizes::LogUniform { min, max } => write!(f, "{min} to {max}")?,
+            StormSizes::Uniform { min, max } => write!(f, "{min} to {max}, uniform")?,
+            StormSizes::Bimodal { min, max } => write!(f, "about {min} or about {max}")?,
+            StormSizes::Recorded(sizes) => write!(f, "{} recorded sizes", sizes.len())?,
         }
         write!(f, ", at most {} live", self.live)?;
         match self.until {
@@ -131,7 +182,7 @@ pub(crate) struct StormWire {
     fill: Option<bool>,
 }
 
-/// How many operations a block lives: drawn evenly from `min` to `max`.
+/// How many operations a block lives: drawn evenly from `min` to `max`, if `order` says nothing else.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "storm_lifetime")]
@@ -140,21 +191,41 @@ struct LifetimeWire {
     min: CountText,
     /// The longest, at most 10000000.
     max: CountText,
+    /// Which block goes first. `random` (if not given): each has a lifetime of its own; `fifo`: the oldest, after `max` operations; `lifo`: the newest, after
+    /// as many requests in a row as a lifetime has operations; `generational`: nine of ten live at most a tenth of the way from `min` to `max`.
+    order: Option<FreeOrder>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 struct SizesWire(Located<ListOr<RangeWire>>);
 
-/// Any size between two, every doubling equally likely (log-uniform).
+/// Any size between two, or those of a recorded trace.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "storm_size_range")]
 struct RangeWire {
     /// The smallest, 1 B or more.
-    min: AmountText,
+    min: Option<AmountText>,
     /// The largest.
-    max: AmountText,
+    max: Option<AmountText>,
+    /// `log_uniform` (if not given): every doubling equally likely; `uniform`: every size; `bimodal`: from `min` to twice that, or from half of `max` to
+    /// `max`, equally likely.
+    distribution: Option<Distribution>,
+    /// Instead of a smallest and a largest: the file of an allocation trace, as `replay` takes it, whose requests are drawn from.
+    trace: Option<Located<String>>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+enum Distribution {
+    /// Every doubling is equally likely.
+    LogUniform,
+    /// Every size is equally likely.
+    Uniform,
+    /// Small or large.
+    Bimodal,
 }
 
 impl JsonSchema for SizesWire {
@@ -196,10 +267,7 @@ impl StepFields for StormWire {
         checker.count(at, operations)?;
         let sizes = sizes(&self.sizes.0, checker)?;
         let live = checker.positive_size(&self.live, "live")?;
-        let smallest = match &sizes {
-            StormSizes::Choices(choices) => choices.iter().copied().min().unwrap_or_default(),
-            StormSizes::LogUniform { min, .. } => *min,
-        };
+        let smallest = sizes.smallest();
         if live < smallest {
             let message = format!("`live` is {live}, and the smallest size is {smallest}: no block fits");
             return Err(Problem::new(self.live.position(), message).help("raise `live` or lower `sizes`"));
@@ -209,6 +277,7 @@ impl StepFields for StormWire {
             sizes,
             live,
             lifetime: lifetime(&self.lifetime, checker)?,
+            order: self.lifetime.order.unwrap_or_default(),
             streams: self.streams(checker)?,
             until: self.until,
             fill: self.fill.unwrap_or(true),
@@ -236,14 +305,41 @@ fn sizes(wire: &Located<ListOr<RangeWire>>, checker: &Checker<'_>) -> Result<Sto
             let sizes: Result<_, _> = texts.into_iter().map(|text| checker.positive_size(&AmountText(text), "sizes")).collect();
             Ok(StormSizes::Choices(sizes?))
         }
-        Err(range) => {
-            let (min, max) = (checker.positive_size(&range.min, "min")?, checker.positive_size(&range.max, "max")?);
-            if min > max {
-                return Err(Problem::new(range.min.position(), format!("`min` is {min}, above `max`, {max}")).help("exchange the two"));
-            }
-            Ok(StormSizes::LogUniform { min, max })
-        }
+        Err(range) => of_range(range, wire.position(), checker),
     }
+}
+
+fn of_range(range: &RangeWire, at: Position, checker: &Checker<'_>) -> Result<StormSizes, Problem> {
+    const FORMS: &str = "either `{ min: 512B, max: 64MiB }`, or `{ trace: job.trace.gz }`";
+    let (min, max) = match (&range.min, &range.max, &range.trace) {
+        (Some(min), Some(max), None) => (min, max),
+        (None, None, Some(trace)) if range.distribution.is_none() => return recorded(trace, checker),
+        _ => return Err(Problem::new(at, "`sizes` is neither a range nor a trace").help(FORMS)),
+    };
+    let (at, min, max) = (min.position(), checker.positive_size(min, "min")?, checker.positive_size(max, "max")?);
+    if min > max {
+        return Err(Problem::new(at, format!("`min` is {min}, above `max`, {max}")).help("exchange the two"));
+    }
+    Ok(match range.distribution {
+        None | Some(Distribution::LogUniform) => StormSizes::LogUniform { min, max },
+        Some(Distribution::Uniform) => StormSizes::Uniform { min, max },
+        Some(Distribution::Bimodal) => StormSizes::Bimodal { min, max },
+    })
+}
+
+/// The sizes of the requests of a trace.
+fn recorded(path: &Located<String>, checker: &Checker<'_>) -> Result<StormSizes, Problem> {
+    let trace = Trace::read(&checker.folder().join(&path.value))
+        .map_err(|(message, help)| Problem::new(path.position(), format!("{}: {message}", path.value)).help(help))?;
+    let sizes = trace.events.iter().filter_map(|event| match event {
+        TraceEvent::Allocate { size, .. } if *size > Bytes::ZERO => Some(*size),
+        _ => None,
+    });
+    let sizes: Arc<[Bytes]> = sizes.collect();
+    if sizes.is_empty() {
+        return Err(Problem::new(path.position(), format!("{}: it has no requests", path.value)).help("name a trace with requests"));
+    }
+    Ok(StormSizes::Recorded(sizes))
 }
 
 fn lifetime(wire: &LifetimeWire, checker: &Checker<'_>) -> Result<(u64, u64), Problem> {

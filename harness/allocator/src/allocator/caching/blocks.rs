@@ -215,6 +215,12 @@ impl Blocks {
         stretches.into_iter().map(|stretch| MemoryRange::new(stretch.address, stretch.size)).collect()
     }
 
+    /// Nothing is mapped any more in a stretch of the segment that begins with a block. For closing only: who has the blocks is not looked after.
+    pub(super) fn note_unmapped(&mut self, first: BlockId, stretch: MemoryRange) {
+        let within: Vec<BlockId> = self.chain(first).filter(|&id| (stretch.start.0..stretch.end().0).contains(&self[id].address)).collect();
+        within.into_iter().for_each(|id| self[id].state = State::Unmapped);
+    }
+
     /// Forgets a segment, given as the one block that it is.
     pub(super) fn remove_segment(&mut self, whole: BlockId) {
         debug_assert!(!self[whole].is_split(), "a segment goes back whole");

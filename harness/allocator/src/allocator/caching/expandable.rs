@@ -99,6 +99,8 @@ impl CachingAllocator {
         let mapper = mapper(device)?;
         for stretch in self.blocks.mapped_stretches(first) {
             mapper.unmap(stretch)?;
+            // Noted at once: where the device fails further on, closing goes on from here.
+            self.blocks.note_unmapped(first, stretch);
         }
         mapper.unreserve(reservation.start)
     }

@@ -22,6 +22,14 @@ pub fn name_program(path: PathBuf) {
     PROGRAM.get_or_init(|| path);
 }
 
+/// The program `harness`: this process's own, where no other was named.
+///
+/// # Errors
+/// That the system does not tell it.
+pub fn program() -> io::Result<PathBuf> {
+    PROGRAM.get().cloned().map_or_else(env::current_exe, Ok)
+}
+
 /// A process with a library in it, and the socket that leads to it: the process has it as its standard input.
 #[derive(Debug)]
 pub(super) struct Host {
@@ -32,7 +40,6 @@ pub(super) struct Host {
 impl Host {
     /// Starts the process. What it writes goes to standard error: standard output has the results of the harness.
     pub(super) fn start(spec: &LibrarySpec) -> Result<Self, String> {
-        let program = PROGRAM.get().cloned().map_or_else(env::current_exe, Ok);
         let start = |program: PathBuf| -> io::Result<Self> {
             let (ours, theirs) = UnixStream::pair()?;
             let mut command = Command::new(program);
@@ -40,7 +47,7 @@ impl Host {
             let process = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::from(io::stderr())).spawn()?;
             Ok(Self { process, socket: BufReader::new(ours) })
         };
-        program.and_then(start).map_err(|error| format!("the process for it cannot be started: {error}"))
+        program().and_then(start).map_err(|error| format!("the process for it cannot be started: {error}"))
     }
 
     /// Gives an order, or an answer. Where the process has gone, the next [`Host::receive`] says so.

@@ -538,7 +538,15 @@ impl TestDevice for SimDevice {
         let SimConfig { total, context_overhead, .. } = self.config;
         let process = context_overhead + self.held.charged;
         let (free, pressure) = (self.free_bytes(), self.pressure);
-        Ok(DeviceMemory { total, free, used: process + pressure, process: Some(process), context_overhead, pressure })
+        Ok(DeviceMemory {
+            total,
+            free,
+            used: process + pressure,
+            process: Some(process),
+            context_overhead,
+            pressure,
+            processes: Bytes::ZERO,
+        })
     }
 
     fn own_context(&self) -> Result<Bytes, DeviceError> {
@@ -596,6 +604,10 @@ impl TestDevice for SimDevice {
 
     fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
         self.submit(stream, duration)
+    }
+
+    fn sleep(&mut self, duration: Nanos) {
+        self.spend(duration);
     }
 
     fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {

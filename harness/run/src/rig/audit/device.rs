@@ -100,13 +100,13 @@ impl DeviceAccount {
 
     /// Where other processes took memory or gave it back since the start: how much.
     fn others_moved(&self, memory: DeviceMemory) -> Option<String> {
-        let others = |memory: &DeviceMemory| memory.process.map(|process| memory.used.saturating_sub(process));
+        let others = |memory: &DeviceMemory| memory.process.map(|process| memory.used.saturating_sub(process + memory.processes));
         let (before, now) = (others(&self.start)?, others(&memory)?);
         let moved = !self.simulated && now.0.abs_diff(before.0) > self.tolerance.0;
         moved.then(|| format!("other processes held {before} of the device when the run began, and {now} later"))
     }
 
-    /// How far the device's figures moved since the start, others' pressure apart. The first figure is that of this process, where the device
+    /// How far the device's figures moved since the start, others' pressure and other processes of the run apart. The first figure is that of this process, where the device
     /// tells it; otherwise that of the whole device, which other processes move too.
     fn moved(&self, memory: DeviceMemory) -> i128 {
         let moved = |now: Bytes, before: Bytes| i128::from(now.0) - i128::from(before.0);
@@ -114,7 +114,7 @@ impl DeviceAccount {
         match (memory.process, self.start.process) {
             // A real device makes pressure by allocations of this process.
             (Some(now), Some(before)) if !self.simulated => moved(now, before) - pressure,
-            _ => moved(memory.used, self.start.used) - pressure,
+            _ => moved(memory.used, self.start.used) - pressure - moved(memory.processes, self.start.processes),
         }
     }
 

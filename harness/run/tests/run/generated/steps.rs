@@ -30,6 +30,7 @@ impl Writer {
             StepKind::PrivatePool => self.write_private_pool(picks, steps),
             StepKind::Storm => self.write_storm(picks),
             StepKind::Train => self.write_train(picks),
+            StepKind::Infer => self.write_infer(picks),
             kind => {
                 self.write_operation(kind, picks);
                 false
@@ -130,10 +131,14 @@ impl Writer {
                 let expected = if picks.percent(15) { "active == 0".to_owned() } else { self.certain(picks) };
                 self.item(&format!("eventually: {}", scalar(&expected)));
             }
-            StepKind::For | StepKind::Repeat | StepKind::Program | StepKind::PrivatePool | StepKind::Storm | StepKind::Train => {
-                unreachable!("`step` writes these")
-            }
-            StepKind::Exec => unreachable!("its weight is 0"),
+            StepKind::For
+            | StepKind::Repeat
+            | StepKind::Program
+            | StepKind::PrivatePool
+            | StepKind::Storm
+            | StepKind::Train
+            | StepKind::Infer => unreachable!("`step` writes these"),
+            StepKind::Exec | StepKind::Process | StepKind::Kill => unreachable!("its weight is 0"),
         }
     }
 
@@ -509,9 +514,11 @@ impl Writer {
     fn write_storm(&mut self, picks: &mut Picks<'_>) -> bool {
         let loops = self.loops;
         let kib = self.memory;
-        let sizes = match picks.below(3) {
+        let sizes = match picks.below(5) {
             0 => format!("[{}KiB, 3KiB, 1]", (kib / 32).max(1)),
             1 => format!("{{ min: 1, max: {}KiB }}", (kib / 8).max(1)),
+            2 => format!("{{ min: 1, max: {}KiB, distribution: uniform }}", (kib / 8).max(1)),
+            3 => format!("{{ min: 1, max: {}KiB, distribution: bimodal }}", (kib / 8).max(1)),
             _ => format!("{}KiB", (kib / 16).max(1)),
         };
         let live = [kib / 4, kib / 2, kib][picks.below(3)];
@@ -522,8 +529,9 @@ impl Writer {
         let reports = [("failed_request", Unit::Bytes), ("live_bytes", Unit::Bytes), ("ooms", Unit::Count)];
         let id = self.id("s", &reports);
         let (min, max) = (1 + picks.below(4), 5 + picks.below(30));
+        let order = picks.of(&["", ", order: lifo", ", order: fifo", ", order: generational"]);
         self.item(&format!(
-            "storm: {{ id: {id}, operations: {operations}, sizes: {sizes}, live: {live}KiB, lifetime: {{ min: {min}, max: {max} }}{streams}{fill}{until} }}"
+            "storm: {{ id: {id}, operations: {operations}, sizes: {sizes}, live: {live}KiB, lifetime: {{ min: {min}, max: {max}{order} }}{streams}{fill}{until} }}"
         ));
         self.name(&id);
         self.storms.insert(id, Storm { is_live: true, loops });
@@ -545,8 +553,29 @@ impl Writer {
         let stream = STREAMS[picks.below(STREAMS.len())];
         let expect = if picks.percent(10) && !self.until_oom { "" } else { ", expect: any" };
         let id = self.id("t", &[("final_batch", Unit::Count), ("ooms", Unit::Count)]);
+        let way = match picks.below(6) {
+            1 => format!(", accumulate: {}", 1 + picks.below(batch)),
+            2 => format!(", checkpoint_every: {}, zero_grad: zero", 1 + picks.below(3)),
+            3 => ", precision: mixed, optimizer: sgd".to_owned(),
+            4 => ", retain_graph: true, optimizer: momentum".to_owned(),
+            _ => String::new(),
+        };
         self.item(&format!(
-            "train: {{ id: {id}, parameters: {parameters}KiB, layers: {layers}, activations_per_sample: {sample}KiB, batch: {batch}, iterations: {iterations}, stream: {stream}{expect}{policy} }}"
+            "train: {{ id: {id}, parameters: {parameters}KiB, layers: {layers}, activations_per_sample: {sample}KiB, batch: {batch}, iterations: {iterations}, stream: {stream}{expect}{policy}{way} }}"
+        ));
+        true
+    }
+
+    fn write_infer(&mut self, picks: &mut Picks<'_>) -> bool {
+        let head_dim = (self.memory / [2000, 200, 40][picks.below(3)]).clamp(1, 1024);
+        let (layers, requests) = (1 + picks.below(3), 1 + picks.below(6));
+        let page = picks.of(&["", ", page: 4"]);
+        let on_exhaustion = picks.of(&["", ", on_exhaustion: wait", ", on_exhaustion: fail", ", max_running: 2"]);
+        let stream = STREAMS[picks.below(STREAMS.len())];
+        let expect = if picks.percent(10) && !self.until_oom { "" } else { ", expect: any" };
+        let id = self.id("n", &[("served", Unit::Count), ("evicted", Unit::Count)]);
+        self.item(&format!(
+            "infer: {{ id: {id}, layers: {layers}, heads: 4, head_dim: {head_dim}, requests: {requests}, prompt: {{ min: 1, max: 30 }}, output: {{ min: 1, max: 9 }}, stream: {stream}{page}{on_exhaustion}{expect} }}"
         ));
         true
     }

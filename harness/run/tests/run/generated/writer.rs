@@ -61,12 +61,13 @@ const fn weight(kind: StepKind) -> u32 {
         StepKind::Free | StepKind::Fill => 7,
         StepKind::Verify | StepKind::Read | StepKind::RecordStream | StepKind::Expect | StepKind::For | StepKind::Repeat => 3,
         StepKind::Work | StepKind::Storm | StepKind::Program | StepKind::PrivatePool | StepKind::EmptyCache => 2,
-        StepKind::Record | StepKind::Wait | StepKind::Synchronize | StepKind::Pressure | StepKind::Train | StepKind::Measure => 2,
+        StepKind::Record | StepKind::Wait | StepKind::Synchronize | StepKind::Pressure | StepKind::Train | StepKind::Infer => 2,
+        StepKind::Measure => 2,
         StepKind::ResetPeaks | StepKind::SetFraction | StepKind::ReleasePool | StepKind::Pins | StepKind::Eventually | StepKind::Replay => {
             1
         }
-        // Each would start a program; those of the catalogue are run as tests.
-        StepKind::Exec => 0,
+        // Each would start a program or a process; those of the catalogue are run as tests.
+        StepKind::Exec | StepKind::Process | StepKind::Kill => 0,
     }
 }
 

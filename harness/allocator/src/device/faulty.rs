@@ -1,0 +1,408 @@
+//! [`Faulty`]: any device on which things go wrong as a plan says: calls fail, take longer, or tell wrong figures, and events never complete.
+//!
+//! The plan is data: [`Fault`]s of an [`Injector`], which counts the calls and tells which faults took effect, at which call. A call that fails
+//! changes nothing on the device. A sticky error fails every later call with the same error, as on CUDA; only what asks nothing of the device
+//! (its description, clock, counts and leaks) is still answered.
+
+mod call;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::thread;
+use std::time::Duration;
+
+pub use call::{ANY, DeviceCall, Numbered};
+pub use plan::{Call, Calls, Effect, Fault, FaultError, InjectedError, Injector, Made, Struck};
+
+use self::plan::{Decision, Failure};
+use super::{
+    Clock, DeviceCalls, DeviceError, DeviceMemory, DevicePtr, EventId, MappedDevice, MemoryRange, Place, PoolId, PoolMemory, PooledDevice,
+    StreamId, Tag, TestDevice, wrapper,
+};
+use crate::units::{Bytes, Nanos};
+
+/// How often it is looked whether anybody still waits for a wait that never returns.
+const PERIOD: Duration = Duration::from_millis(10);
+
+/// See the module.
+pub struct Faulty<D> {
+    inner: D,
+    injector: Injector,
+    /// Calls that failed here and that the device does not know of.
+    failed: DeviceCalls,
+    /// Events and streams with work that never ends.
+    stuck_events: BTreeSet<EventId>,
+    stuck_streams: BTreeSet<StreamId>,
+    /// Whether somebody has waited for that work already.
+    waited: bool,
+}
+
+impl<D: TestDevice> Faulty<D> {
+    /// A device on which these faults strike. The other half of the injector tells which did.
+    pub const fn new(inner: D, injector: Injector) -> Self {
+        let failed = DeviceCalls {
+            malloc: 0,
+            malloc_failures: 0,
+            free: 0,
+            create: 0,
+            release: 0,
+            malloc_async: 0,
+            free_async: 0,
+            event_record: 0,
+            event_query: 0,
+            synchronize: 0,
+        };
+        Self { inner, injector, failed, stuck_events: BTreeSet::new(), stuck_streams: BTreeSet::new(), waited: false }
+    }
+
+    /// A call that asks for no memory and is about no stream.
+    fn call(&mut self, call: DeviceCall) -> Result<Decision, DeviceError> {
+        self.call_of(Call { call, size: None, stream: None })
+    }
+
+    fn call_on(&mut self, call: DeviceCall, stream: StreamId) -> Result<Decision, DeviceError> {
+        self.call_of(Call { call, size: None, stream: Some(stream) })
+    }
+
+    /// Counts a call, and fails it where that is planned.
+    fn call_of(&mut self, call: Call) -> Result<Decision, DeviceError> {
+        let decision = self.injector.decide(call);
+        if decision.delay > Nanos::ZERO {
+            self.inner.sleep(decision.delay);
+        }
+        match decision.failure {
+            None => Ok(decision),
+            Some(failure) => {
+                self.count_failed(call.call, failure == Failure::OutOfMemory);
+                Err(self.error(failure, call))
+            }
+        }
+    }
+
+    fn error(&mut self, failure: Failure, call: Call) -> DeviceError {
+        match failure {
+            Failure::Other(error) => error,
+            Failure::OutOfMemory => match self.inner.free_memory() {
+                Ok(free) => DeviceError::OutOfMemory { requested: call.size.unwrap_or_default(), free },
+                Err(error) => error,
+            },
+        }
+    }
+
+    /// What failed here is a call all the same.
+    const fn count_failed(&mut self, call: DeviceCall, is_out_of_memory: bool) {
+        let failed = &mut self.failed;
+        match call {
+            DeviceCall::Malloc => {
+                failed.malloc += 1;
+                failed.malloc_failures += is_out_of_memory as u64;
+            }
+            DeviceCall::Free => failed.free += 1,
+            DeviceCall::Create => failed.create += 1,
+            DeviceCall::Unmap => failed.release += 1,
+            DeviceCall::MallocAsync => failed.malloc_async += 1,
+            DeviceCall::FreeAsync => failed.free_async += 1,
+            DeviceCall::RecordEvent => failed.event_record += 1,
+            DeviceCall::QueryEvent => failed.event_query += 1,
+            DeviceCall::SynchronizeEvent | DeviceCall::SynchronizeStream | DeviceCall::Synchronize => failed.synchronize += 1,
+            _ => {}
+        }
+    }
+
+    /// Fails where this waits for a stream with work that never ends.
+    fn wait_for(&mut self, call: DeviceCall, stream: StreamId) -> Result<(), DeviceError> {
+        if self.stuck_streams.contains(&stream) { Err(self.never_returns(call)) } else { Ok(()) }
+    }
+
+    /// The same for a call that waits for all streams.
+    fn wait_for_all(&mut self, call: DeviceCall) -> Result<(), DeviceError> {
+        if self.stuck_streams.is_empty() { Ok(()) } else { Err(self.never_returns(call)) }
+    }
+
+    /// A real wait lasts until nobody waits for it any more; the first tells enough, so later ones end at once. Time that is simulated need not pass.
+    fn never_returns(&mut self, call: DeviceCall) -> DeviceError {
+        let is_measured = self.inner.info().clock == Clock::Measured;
+        while is_measured && !self.waited && !self.injector.gives_up() {
+            thread::sleep(PERIOD);
+        }
+        self.waited = true;
+        DeviceError::NeverReturns { call: call.name() }
+    }
+
+    fn inner_mapped(&mut self) -> Result<&mut dyn MappedDevice, DeviceError> {
+        self.inner.mapped().ok_or_else(|| lacking("memory mapping"))
+    }
+
+    fn inner_pooled(&mut self) -> Result<&mut dyn PooledDevice, DeviceError> {
+        self.inner.pooled().ok_or_else(|| lacking("memory pools"))
+    }
+
+    /// Memory that is told wrongly.
+    const fn off(bytes: Bytes, by: i64) -> Bytes {
+        Bytes(bytes.0.saturating_add_signed(by))
+    }
+}
+
+fn lacking(what: &str) -> DeviceError {
+    DeviceError::Unavailable { what: what.to_owned(), why: "the device behind the faults has none".to_owned() }
+}
+
+impl<D: TestDevice> wrapper::DeviceWrapper for Faulty<D> {
+    type Inner = D;
+
+    fn inner(&self) -> &D {
+        &self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut D {
+        &mut self.inner
+    }
+
+    fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
+        let decision = self.call(DeviceCall::MemGetInfo)?;
+        Ok(Self::off(self.inner.free_memory()?, decision.off_by))
+    }
+
+    fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
+        self.call_of(Call { call: DeviceCall::Malloc, size: Some(size), stream: None })?;
+        self.inner.malloc(size)
+    }
+
+    fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
+        self.call(DeviceCall::Free)?;
+        self.wait_for_all(DeviceCall::Free)?;
+        self.inner.free(ptr)
+    }
+
+    fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
+        self.call(DeviceCall::CreateStream)?;
+        let stream = self.inner.create_stream()?;
+        self.injector.stream_made(stream);
+        Ok(stream)
+    }
+
+    fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.call_on(DeviceCall::DestroyStream, stream)?;
+        self.wait_for(DeviceCall::DestroyStream, stream)?;
+        self.inner.destroy_stream(stream)
+    }
+
+    fn create_event(&mut self) -> Result<EventId, DeviceError> {
+        self.call(DeviceCall::CreateEvent)?;
+        self.inner.create_event()
+    }
+
+    fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError> {
+        self.call(DeviceCall::DestroyEvent)?;
+        self.inner.destroy_event(event)?;
+        self.stuck_events.remove(&event);
+        Ok(())
+    }
+
+    fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
+        let decision = self.call_on(DeviceCall::RecordEvent, stream)?;
+        self.inner.record_event(event, stream)?;
+        if decision.never_completes {
+            self.stuck_streams.insert(stream);
+        }
+        match self.stuck_streams.contains(&stream) {
+            true => drop(self.stuck_events.insert(event)),
+            false => drop(self.stuck_events.remove(&event)),
+        }
+        Ok(())
+    }
+
+    fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError> {
+        self.call(DeviceCall::QueryEvent)?;
+        if self.stuck_events.contains(&event) { Ok(false) } else { self.inner.event_done(event) }
+    }
+
+    fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
+        self.call_on(DeviceCall::WaitEvent, stream)?;
+        self.inner.wait_event(stream, event)?;
+        if self.stuck_events.contains(&event) {
+            self.stuck_streams.insert(stream);
+        }
+        Ok(())
+    }
+
+    fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
+        self.call(DeviceCall::SynchronizeEvent)?;
+        if self.stuck_events.contains(&event) {
+            return Err(self.never_returns(DeviceCall::SynchronizeEvent));
+        }
+        self.inner.synchronize_event(event)
+    }
+
+    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.call_on(DeviceCall::SynchronizeStream, stream)?;
+        self.wait_for(DeviceCall::SynchronizeStream, stream)?;
+        self.inner.synchronize_stream(stream)
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.call(DeviceCall::Synchronize)?;
+        self.wait_for_all(DeviceCall::Synchronize)?;
+        self.inner.synchronize()
+    }
+
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        if self.inner.mapped().is_some() { Some(self) } else { None }
+    }
+
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        if self.inner.pooled().is_some() { Some(self) } else { None }
+    }
+}
+
+impl<D: TestDevice> wrapper::TestDeviceWrapper for Faulty<D> {
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
+        let decision = self.call(DeviceCall::NvmlMemory)?;
+        let memory = self.inner.memory()?;
+        let process = memory.process.map(|process| Self::off(process, decision.off_by));
+        Ok(DeviceMemory { used: Self::off(memory.used, decision.off_by), process, ..memory })
+    }
+
+    fn calls(&self) -> DeviceCalls {
+        let (inner, failed) = (self.inner.calls(), self.failed);
+        DeviceCalls {
+            malloc: inner.malloc + failed.malloc,
+            malloc_failures: inner.malloc_failures + failed.malloc_failures,
+            free: inner.free + failed.free,
+            create: inner.create + failed.create,
+            release: inner.release + failed.release,
+            malloc_async: inner.malloc_async + failed.malloc_async,
+            free_async: inner.free_async + failed.free_async,
+            event_record: inner.event_record + failed.event_record,
+            event_query: inner.event_query + failed.event_query,
+            synchronize: inner.synchronize + failed.synchronize,
+        }
+    }
+
+    fn set_place(&mut self, place: Place) {
+        self.injector.set_place(place);
+        self.inner.set_place(place);
+    }
+
+    fn create_timed_event(&mut self) -> Result<EventId, DeviceError> {
+        self.call(DeviceCall::CreateEvent)?;
+        self.inner.create_timed_event()
+    }
+
+    fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
+        self.injector.check_whole(DeviceCall::QueryEvent)?;
+        match [start, end].into_iter().find(|event| self.stuck_events.contains(event)) {
+            Some(event) => Err(DeviceError::NotReady(event.0)),
+            None => self.inner.elapsed(start, end),
+        }
+    }
+
+    fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        self.call_on(DeviceCall::LaunchKernel, stream)?;
+        self.inner.fill(stream, range, tag)
+    }
+
+    fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        self.call_on(DeviceCall::LaunchKernel, stream)?;
+        self.wait_for(DeviceCall::SynchronizeStream, stream)?;
+        self.inner.verify(stream, range, tag)
+    }
+
+    fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        self.call_on(DeviceCall::LaunchKernel, stream)?;
+        self.inner.verify_later(stream, range, tag)
+    }
+
+    fn finish_verifications(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.injector.check_whole(DeviceCall::SynchronizeStream)?;
+        self.wait_for(DeviceCall::SynchronizeStream, stream)?;
+        self.inner.finish_verifications(stream)
+    }
+
+    fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
+        self.call_on(DeviceCall::LaunchKernel, stream)?;
+        self.inner.busy(stream, duration)
+    }
+
+    /// Others' memory is none of this program's calls.
+    fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
+        self.injector.check_whole(DeviceCall::Malloc)?;
+        self.inner.set_pressure(held)
+    }
+}
+
+impl<D: TestDevice> MappedDevice for Faulty<D> {
+    fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
+        self.call_of(Call { call: DeviceCall::Reserve, size: Some(size), stream: None })?;
+        self.inner_mapped()?.reserve(size)
+    }
+
+    fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
+        self.call(DeviceCall::Unreserve)?;
+        self.inner_mapped()?.unreserve(start)
+    }
+
+    /// Each page is a call. Where one fails, those before it are made and given back, as on a device that has no more.
+    fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
+        let pages = range.len.0.checked_div(page.0).unwrap_or(0);
+        for made in 0..pages {
+            if let Err(error) = self.call_of(Call { call: DeviceCall::Create, size: Some(page), stream: None }) {
+                let fitting = MemoryRange::new(range.start, Bytes(made * page.0));
+                if made > 0 && !self.injector.is_broken() {
+                    self.inner_mapped()?.map(fitting, page)?;
+                    self.inner_mapped()?.unmap(fitting)?;
+                }
+                return Err(match error {
+                    DeviceError::OutOfMemory { free, .. } => DeviceError::OutOfMemory { requested: range.len, free },
+                    error => error,
+                });
+            }
+        }
+        self.inner_mapped()?.map(range, page)
+    }
+
+    fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
+        self.call(DeviceCall::Unmap)?;
+        self.inner_mapped()?.unmap(range)
+    }
+}
+
+impl<D: TestDevice> PooledDevice for Faulty<D> {
+    fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError> {
+        self.call(DeviceCall::CreatePool)?;
+        self.inner_pooled()?.create_pool(release_threshold)
+    }
+
+    fn destroy_pool(&mut self, pool: PoolId) -> Result<(), DeviceError> {
+        self.call(DeviceCall::DestroyPool)?;
+        self.wait_for_all(DeviceCall::DestroyPool)?;
+        self.inner_pooled()?.destroy_pool(pool)
+    }
+
+    fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError> {
+        self.call_of(Call { call: DeviceCall::MallocAsync, size: Some(size), stream: Some(stream) })?;
+        self.inner_pooled()?.malloc_async(pool, size, stream)
+    }
+
+    fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
+        self.call_on(DeviceCall::FreeAsync, stream)?;
+        self.inner_pooled()?.free_async(ptr, stream)
+    }
+
+    fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError> {
+        self.call(DeviceCall::TrimPool)?;
+        self.inner_pooled()?.trim_pool(pool, keep)
+    }
+
+    fn pool_reserved(&mut self, pool: PoolId) -> Result<Bytes, DeviceError> {
+        self.call(DeviceCall::PoolAttribute)?;
+        self.inner_pooled()?.pool_reserved(pool)
+    }
+
+    fn pool_memory(&mut self, pool: PoolId) -> Result<PoolMemory, DeviceError> {
+        self.call(DeviceCall::PoolAttribute)?;
+        self.inner_pooled()?.pool_memory(pool)
+    }
+}

@@ -1,0 +1,156 @@
+//! [`DeviceCall`]: the calls of a device that can be made to fail, under the driver's names; and [`Numbered`]: which of them are meant.
+
+use std::fmt;
+
+use crate::units::Bytes;
+
+/// Declares the calls once: what the variant is, and the driver's name.
+macro_rules! calls {
+    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)*) => {
+        /// A call to a device. The names are those of the CUDA runtime, of the driver where the runtime has no such call, and of NVML.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum DeviceCall { $($(#[doc = $doc])+ $variant,)* }
+
+        impl DeviceCall {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
+            /// The function.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),* }
+            }
+        }
+    };
+}
+
+calls! {
+    /// [`super::Device::malloc`].
+    Malloc = "cudaMalloc",
+    /// One page of [`super::MappedDevice::map`].
+    Create = "cuMemCreate",
+    /// [`super::PooledDevice::malloc_async`].
+    MallocAsync = "cudaMallocAsync",
+    /// [`super::Device::free`].
+    Free = "cudaFree",
+    /// [`super::MappedDevice::reserve`].
+    Reserve = "cuMemAddressReserve",
+    /// [`super::MappedDevice::unreserve`].
+    Unreserve = "cuMemAddressFree",
+    /// [`super::MappedDevice::unmap`].
+    Unmap = "cuMemUnmap",
+    /// [`super::PooledDevice::free_async`].
+    FreeAsync = "cudaFreeAsync",
+    /// [`super::PooledDevice::create_pool`].
+    CreatePool = "cudaMemPoolCreate",
+    /// [`super::PooledDevice::destroy_pool`].
+    DestroyPool = "cudaMemPoolDestroy",
+    /// [`super::PooledDevice::trim_pool`].
+    TrimPool = "cudaMemPoolTrimTo",
+    /// [`super::PooledDevice::pool_memory`] and [`super::PooledDevice::pool_reserved`].
+    PoolAttribute = "cudaMemPoolGetAttribute",
+    /// [`super::Device::free_memory`].
+    MemGetInfo = "cudaMemGetInfo",
+    /// [`super::Device::create_stream`].
+    CreateStream = "cudaStreamCreate",
+    /// [`super::Device::destroy_stream`].
+    DestroyStream = "cudaStreamDestroy",
+    /// [`super::Device::synchronize_stream`].
+    SynchronizeStream = "cudaStreamSynchronize",
+    /// [`super::Device::wait_event`].
+    WaitEvent = "cudaStreamWaitEvent",
+    /// [`super::Device::create_event`] and [`super::TestDevice::create_timed_event`].
+    CreateEvent = "cudaEventCreate",
+    /// [`super::Device::destroy_event`].
+    DestroyEvent = "cudaEventDestroy",
+    /// [`super::Device::record_event`].
+    RecordEvent = "cudaEventRecord",
+    /// [`super::Device::event_done`].
+    QueryEvent = "cudaEventQuery",
+    /// [`super::Device::synchronize_event`].
+    SynchronizeEvent = "cudaEventSynchronize",
+    /// [`super::Device::synchronize`].
+    Synchronize = "cudaDeviceSynchronize",
+    /// Work on a stream: [`super::TestDevice::fill`], `verify`, `verify_later` and `busy`.
+    LaunchKernel = "cudaLaunchKernel",
+    /// [`super::TestDevice::memory`].
+    NvmlMemory = "nvmlDeviceGetMemoryInfo",
+}
+
+impl DeviceCall {
+    /// The call of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|call| call.name() == name)
+    }
+
+    /// Whether it gets device memory, and so can run out of it.
+    #[must_use]
+    pub const fn gets_memory(self) -> bool {
+        matches!(self, Self::Malloc | Self::Create | Self::MallocAsync)
+    }
+
+    /// Whether it names a stream.
+    #[must_use]
+    pub const fn is_of_a_stream(self) -> bool {
+        matches!(
+            self,
+            Self::MallocAsync
+                | Self::FreeAsync
+                | Self::DestroyStream
+                | Self::SynchronizeStream
+                | Self::WaitEvent
+                | Self::RecordEvent
+                | Self::LaunchKernel
+        )
+    }
+
+    /// Whether it asks how much memory there is.
+    #[must_use]
+    pub const fn tells_memory(self) -> bool {
+        matches!(self, Self::MemGetInfo | Self::NvmlMemory)
+    }
+
+    /// Whether a harness asks it for its own checks: how often it is made says nothing of the program.
+    #[must_use]
+    pub const fn is_of_checks(self) -> bool {
+        matches!(self, Self::NvmlMemory | Self::PoolAttribute)
+    }
+}
+
+impl fmt::Display for DeviceCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// All calls that get device memory, counted together, where a call is wanted.
+pub const ANY: &str = "any";
+
+/// Which calls of a kind are meant: `FIRST[:COUNT][:MIN_SIZE]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbered {
+    /// The first of them, counted from 1.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+    /// Smaller calls do not count.
+    pub min_size: Bytes,
+}
+
+impl Numbered {
+    /// Reads `CALL:FIRST[:COUNT][:MIN_SIZE]`: the name of the call, and which of them; `None` for the latter where it has another form.
+    #[must_use]
+    pub fn parse(text: &str) -> (&str, Option<Self>) {
+        let (call, numbers) = text.split_once(':').unwrap_or((text, ""));
+        (call, Self::of_numbers(numbers))
+    }
+
+    fn of_numbers(text: &str) -> Option<Self> {
+        let mut parts = text.split(':');
+        let first = parts.next()?.parse().ok().filter(|first| *first > 0)?;
+        let count = parts.next().map_or(Ok(1), str::parse).ok()?;
+        let min_size = parts.next().map_or(Ok(Bytes::ZERO), Bytes::parse).ok()?;
+        parts.next().is_none().then_some(Self { first, count, min_size })
+    }
+}

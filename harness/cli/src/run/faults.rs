@@ -1,0 +1,108 @@
+//! Faults of `harness run`: `--fail`, and `--every-fault`, which lets every call fail in its turn.
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::Ordering;
+
+use clap::Args;
+use harness_devices::DeviceSource;
+use harness_exec::trials::which::Which;
+use harness_record::FaultedRuns;
+use harness_report::trials::{self, Trials};
+use harness_run::session::Plan;
+use harness_run::session::every_fault::{self, Engine};
+use harness_scenario::{PlannedFault, Scenario};
+use indicatif::ProgressBar;
+
+use crate::Format;
+use crate::error::{CliError, Failures};
+use crate::exit::Exit;
+use crate::interrupt::Interrupt;
+use crate::terminal::{self, Terminal};
+
+/// Options of faults.
+#[derive(Args)]
+pub(super) struct FaultOptions {
+    /// Let calls of the device fail, as in `cudaMalloc:3` or `any:2:2`; may be repeated. One that is not reached fails the run.
+    #[arg(long, value_name = "CALL:FIRST[:COUNT][:MIN_SIZE]", value_parser = PlannedFault::of_option, long_help = FAIL_HELP)]
+    fail: Vec<PlannedFault>,
+    /// Run each scenario once without failures, then once for each call that it makes to the device, with this call failing: `all` (without a value), `sample:N` or `largest:N`.
+    #[arg(
+        long,
+        value_name = "WHICH",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "all",
+        long_help = EVERY_FAULT_HELP,
+        conflicts_with_all = ["fail", "snapshot", "explain", "try_settings", "least_memory", "repeat", "report", "fail_fast", "memory_summary"]
+    )]
+    every_fault: Option<Which>,
+    /// With `--every-fault`: runs at one time; as many as there are cores without it.
+    #[arg(long, value_name = "N", requires = "every_fault")]
+    jobs: Option<NonZeroUsize>,
+}
+
+impl FaultOptions {
+    /// Gives the scenarios the faults that the user asks for.
+    pub(super) fn add_to(&self, scenarios: &mut [Scenario]) {
+        scenarios.iter_mut().for_each(|scenario| scenario.faults.extend(self.fail.iter().cloned()));
+    }
+
+    /// Which calls are to fail in their turn, where that is asked for.
+    pub(super) const fn every_fault(&self) -> Option<Which> {
+        self.every_fault
+    }
+
+    /// Lets them fail, and shows what came of it.
+    pub(super) fn run_every_fault(
+        &self,
+        which: Which,
+        plan: &Plan,
+        source: &DeviceSource,
+        show: &Shown<'_>,
+        interrupt: &Interrupt,
+    ) -> Result<Exit, Failures> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let jobs = if source.simulated_because().is_some() { self.jobs.map_or(cores, NonZeroUsize::get) } else { 1 };
+        let bar = show.bar;
+        let begun = |runs: usize| bar.set_length(bar.position() + runs as u64);
+        let engine = Engine { plan, source, which, jobs, stop: interrupt, begun: &begun, progress: &|| bar.inc(1) };
+        let runs = every_fault::every_fault(&engine).map_err(CliError::from)?;
+        bar.finish_and_clear();
+        show.print(&runs)?;
+        let exit = if runs.passed() { Exit::Passed } else { Exit::Failed };
+        Ok(if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit })
+    }
+}
+
+/// How results are shown.
+pub(super) struct Shown<'a> {
+    pub(super) bar: &'a ProgressBar,
+    pub(super) format: Format,
+    pub(super) quiet: bool,
+    pub(super) terminal: &'a Terminal,
+}
+
+impl Shown<'_> {
+    fn print(&self, runs: &FaultedRuns) -> Result<(), CliError> {
+        match self.format {
+            Format::Json => terminal::print_json(runs),
+            Format::Text if self.quiet && runs.passed() => Ok(()),
+            Format::Text => terminal::print(&trials::text(Trials::Calls(runs), self.terminal.style(), terminal::width_of_output())),
+        }
+    }
+}
+
+const FAIL_HELP: &str = "\
+Let calls of the device fail; may be repeated. One that is not reached fails the run.
+
+CALL is a call by the name that CUDA has for it, as in cudaMalloc, cuMemCreate, cudaMallocAsync, cudaFree or cudaEventRecord, or `any` for all that get device memory, \
+counted together. FIRST is the first call that fails, counted from 1, COUNT how many fail (1 without it), and calls for less than MIN_SIZE do not count. Calls that get \
+memory are out of memory; others fail with CUDA_ERROR_UNKNOWN. Other errors, delays and wrong figures stand in the scenario: `faults:`.";
+
+const EVERY_FAULT_HELP: &str = "\
+Run each scenario once without failures, then once for each call that it makes to the device, with this call failing.
+
+`all`, as without a value, lets every call fail in its turn; `sample:N` so many, evenly spread; `largest:N` those that ask for most memory. Calls that get memory are out of \
+memory, and where the allocator gets it by asking again, the next one is in a run of its own; others fail with an error. However calls fail, the invariants have to hold, contents \
+have to be intact, nothing may be left on the device, and the run has to recover, be out of memory, or end with an error that names the call: else it is a defect, told with \
+the command that shows it, and the exit code is 1. What the scenario expects is not asked of these runs. No report is saved.";

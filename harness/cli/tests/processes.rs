@@ -1,0 +1,202 @@
+//! Processes of scenarios, and `harness squeeze`: with processes of the program `harness`, on the simulated device and on the driver of the simulated GPU.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use harness_allocator::units::Bytes;
+use harness_gpu_settings::settings::Settings;
+use harness_staging::{Staging, strict};
+use tempfile::TempDir;
+
+/// The program in a folder: the exit code, standard output and standard error.
+fn harness(folder: &Path, staging: Option<&Staging>, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+    command.args(arguments).current_dir(folder).env_remove("CARGO").env_remove("HARNESS_DEVICE").env("NO_COLOR", "1");
+    if let Some(staging) = staging {
+        staging.apply(&mut command);
+    }
+    let output = command.output().expect("the program starts");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+/// A machine with a GPU that processes share.
+fn gpu() -> Staging {
+    Staging::new(&Settings { processes: true, ..strict() }).expect("the simulated GPU is built")
+}
+
+/// Runs a scenario: the exit code, and everything that was said.
+fn run(staging: Option<&Staging>, scenario: &str) -> (Option<i32>, String) {
+    let folder = TempDir::new().expect("there is a folder for temporary files");
+    fs::write(folder.path().join("scenario.yaml"), scenario).expect("it can be written");
+    let device = if staging.is_some() { "cuda:0" } else { "sim" };
+    let (code, out, err) = harness(folder.path(), staging, &["run", "scenario.yaml", "--no-report", "--repeat", "1", "--device", device]);
+    (code, out + &err)
+}
+
+const TWO: &str = "about: Two processes.
+needs: { memory: 512MiB, features: [process_memory] }
+allocators: [caching, expandable, direct]
+processes: [first, { name: second, memory: 256MiB }]
+steps:
+  - measure: alone
+  - process: first
+    steps:
+      - alloc: { buffer: a, size: 200MiB }
+      - fill: a
+      - expect: device.process - start.device.process == reserved +- 2MiB
+  - process: second
+    steps:
+      - alloc: { buffer: a, size: 200MiB }
+      - alloc: { buffer: b, size: 100MiB, expect: oom }
+      - expect: [ device.total == 256MiB, device.process - start.device.process == reserved +- 2MiB ]
+  - alloc: { buffer: a, size: 200MiB, expect: { oom: others_hold } }
+  - expect:
+      - first.device.process - second.device.process == first.reserved - second.reserved +- 2MiB
+      - device.used - alone.device.used == first.device.process + second.device.process +- 4MiB
+  - kill: first
+  - expect: device.used - alone.device.used == second.device.process +- 4MiB
+  - alloc: { buffer: a, size: 200MiB }
+";
+
+#[test]
+fn nvml_attributes_to_each_process_what_it_holds_and_a_killed_one_gives_it_back() {
+    for staging in [None, Some(gpu())] {
+        let (code, said) = run(staging.as_ref(), TWO);
+        assert_eq!(code, Some(0), "{said}");
+    }
+}
+
+#[test]
+fn a_process_that_takes_too_long_is_killed_and_the_run_has_failed_by_its_time_limit() {
+    let began = Instant::now();
+    let steps = "about: x\nneeds: { memory: 64MiB }\nprocesses: [slow]\nsteps:\n  - process: slow\n    steps:\n      - repeat: 2\n        steps:\n          - storm: { id: s, operations: 4000000, sizes: [512B], live: 32MiB, lifetime: { min: 1, max: 9 } }\n            timeout: 50ms\n          - free: s\n";
+    let (code, said) = run(None, steps);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("to take at most 50.0 ms") || said.contains("to do the step in 50.0 ms"), "{said}");
+    assert!(began.elapsed().as_secs() < 60);
+}
+
+#[test]
+fn a_process_that_cannot_start_fails_the_run_and_says_why() {
+    // The second context finds no memory left on a GPU of this size.
+    let staging = Staging::new(&Settings { processes: true, memory: Bytes::mib(2048), context_overhead: Bytes::mib(1100), ..strict() })
+        .expect("the simulated GPU is built");
+    let (code, said) = run(
+        Some(&staging),
+        "about: x\nneeds: { memory: 64MiB }\nprocesses: [worker]\nsteps:\n  - process: worker\n    steps: [ alloc: { buffer: a, size: 2MiB } ]\n",
+    );
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("expected: the process `worker` to start"), "{said}");
+}
+
+#[test]
+fn what_the_driver_refuses_a_process_fails_the_run_and_names_the_process() {
+    // A context that breaks in the middle of the run takes no other process with it.
+    let staging = Staging::new(&Settings { processes: true, ..strict() }.failing("cuMemAlloc_v2", 3, 719)).expect("it is built");
+    let (code, said) = run(
+        Some(&staging),
+        "about: x\nneeds: { memory: 64MiB }\nallocators: [direct]\nprocesses: [worker]\nsteps:\n  - process: worker\n    steps:\n      - alloc: { buffer: a, size: 2MiB }\n      - alloc: { buffer: b, size: 2MiB }\n      - alloc: { buffer: c, size: 2MiB }\n",
+    );
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("the process `worker`") && said.contains("CUDA_ERROR_LAUNCH_FAILED"), "{said}");
+}
+
+/// Waits for a process of a scenario whose parent is this process: its number.
+fn process_of(parent: u32) -> u32 {
+    let began = Instant::now();
+    while began.elapsed().as_secs() < 60 {
+        for entry in fs::read_dir("/proc").expect("this is Linux").flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+            let read = |name: &str| fs::read_to_string(entry.path().join(name)).unwrap_or_default();
+            let is_child = read("status").lines().any(|line| line == format!("PPid:\t{parent}"));
+            if is_child && read("cmdline").contains("scenario-process") {
+                return pid;
+            }
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    panic!("no process was started");
+}
+
+/// A process that is busy for a long time.
+const LONG: &str = "about: x\nneeds: { memory: 64MiB }\nprocesses: [worker]\nsteps:\n  - process: worker\n    steps:\n      - storm: { id: s, operations: 9000000, sizes: { min: 512B, max: 1MiB }, live: 32MiB, lifetime: { min: 1, max: 900 } }\n";
+
+fn start_long(folder: &TempDir) -> std::process::Child {
+    fs::write(folder.path().join("scenario.yaml"), LONG).expect("it can be written");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+    command.args(["run", "scenario.yaml", "--no-report", "--device", "sim"]).current_dir(folder.path());
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().expect("the program starts")
+}
+
+fn signal(pid: u32, signal: &str) {
+    assert!(Command::new("kill").args([signal, &pid.to_string()]).status().expect("there is `kill`").success());
+}
+
+#[test]
+fn a_process_that_is_killed_from_outside_fails_the_run_with_the_signal_and_the_step() {
+    let folder = TempDir::new().expect("there is a folder for temporary files");
+    let run = start_long(&folder);
+    signal(process_of(run.id()), "-KILL");
+    let output = run.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("expected: the process `worker` to do its steps"), "{said}");
+    assert!(said.contains("SIGKILL ended it") && said.contains("while it did step 1 (line 7: storm"), "{said}");
+}
+
+#[test]
+fn no_process_outlives_a_run_that_is_killed() {
+    let folder = TempDir::new().expect("there is a folder for temporary files");
+    let mut run = start_long(&folder);
+    let process = process_of(run.id());
+    run.kill().expect("it runs");
+    run.wait().expect("it ends");
+    let began = Instant::now();
+    while Path::new(&format!("/proc/{process}/stat")).exists() {
+        assert!(began.elapsed().as_secs() < 10, "{process} lives on");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_squeezed_gpu_has_so_much_left_and_all_of_it_again_when_the_program_has_ended() {
+    let (staging, folder) = (gpu(), TempDir::new().expect("there is a folder for temporary files"));
+    let harness_itself = env!("CARGO_BIN_EXE_harness");
+    let squeeze = |leave: &str, rest: &[&str]| {
+        let arguments = [&["squeeze", "--leave", leave, "--every", "1ms", "--record", "record.json", "--"], rest].concat();
+        harness(folder.path(), Some(&staging), &arguments)
+    };
+    // A context takes 300 MiB of the 2 GiB, so 700 MiB less one context are free for the doctor.
+    let (code, out, err) = squeeze("700MiB", &[harness_itself, "doctor", "--format", "json", "--require-gpu"]);
+    assert_eq!(code, Some(0), "{out}{err}");
+    let found: serde_json::Value = serde_json::from_str(&out).expect("standard output is the program's");
+    assert_eq!(found["devices"][0]["free"], serde_json::json!(700_u64 << 20), "{found}");
+    assert!(err.contains("1.02 GiB taken of cuda:0, 700 MiB free at the start") && err.contains("exit code 0, after"), "{err}");
+    let record: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(folder.path().join("record.json")).expect("it is written")).expect("it is JSON");
+    assert_eq!((&record["taken"], &record["free_at_start"]), (&serde_json::json!(1048_u64 << 20), &serde_json::json!(700_u64 << 20)));
+    assert!(record["curve"].as_array().is_some_and(|curve| !curve.is_empty()), "{record}");
+    // A scenario that wants more than is left is refused, and the program's exit code is ours.
+    fs::write(folder.path().join("scenario.yaml"), "about: x\nneeds: { memory: 1GiB }\nsteps: [ alloc: { buffer: a, size: 1GiB } ]\n")
+        .expect("it can be written");
+    let run = [harness_itself, "run", "scenario.yaml", "--no-report", "--device", "cuda:0"];
+    assert_eq!(squeeze("700MiB", &run).0, Some(3), "it does not fit");
+    assert_eq!(harness(folder.path(), Some(&staging), &run[1..]).0, Some(0), "everything came back");
+}
+
+#[test]
+fn a_gpu_cannot_be_squeezed_where_there_is_none_or_less_is_free_or_no_program_starts() {
+    let (staging, folder) = (gpu(), TempDir::new().expect("there is a folder for temporary files"));
+    let (code, _, err) = harness(folder.path(), Some(&staging), &["squeeze", "--leave", "3GiB", "--", "true"]);
+    assert!(code == Some(3) && err.contains("cuda:0 has 1.71 GiB free, and 3 GiB are to be left"), "{code:?} {err}");
+    let (code, _, err) = harness(folder.path(), Some(&staging), &["squeeze", "--leave", "1GiB", "--", "./nothing"]);
+    assert!(code == Some(2) && err.contains("`./nothing` cannot be started"), "{code:?} {err}");
+    let (code, _, err) = harness(folder.path(), Some(&staging), &["squeeze", "--leave", "1GiB", "--", "sh", "-c", "kill -TERM $$"]);
+    assert!(code == Some(128 + 15) && err.contains("signal 15 ended it (exit code 143)"), "{code:?} {err}");
+    let none = Staging::without_driver().expect("a folder can be made");
+    let (code, _, err) = harness(folder.path(), Some(&none), &["squeeze", "--leave", "1GiB", "--", "true"]);
+    assert_eq!(code, Some(3), "{err}");
+}

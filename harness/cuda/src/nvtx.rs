@@ -1,0 +1,210 @@
+//! Ranges for profilers: what NVIDIA's NVTX headers do in a C program, so that Nsight Systems shows the harness's steps.
+//!
+//! There is no NVTX library to link. A profiler names its own library in the variable `NVTX_INJECTION64_PATH`; the program loads it, calls its
+//! `InitializeInjectionNvtx2`, and the profiler puts its functions into the slots of a table that it asks for:
+//! <https://github.com/NVIDIA/NVTX/blob/release-v3/c/include/nvtx3/nvtxDetail/nvtxInit.h> and `nvtxTypes.h` beside it. Without a profiler nothing is loaded, and a range
+//! costs one load.
+
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::library;
+
+/// Names the profiler's library.
+const VARIABLE: &str = "NVTX_INJECTION64_PATH";
+/// `NVTX_VERSION` of the headers whose protocol this is.
+const VERSION: u32 = 3;
+/// `NVTX_ETID_CALLBACKS` and `NVTX_ETID_VERSIONINFO`.
+const CALLBACKS: u32 = 1;
+const VERSION_INFO: u32 = 3;
+/// `NVTX_CB_MODULE_CORE`.
+const CORE: c_uint = 1;
+/// `NVTX_CBID_CORE_SIZE`, and the places of two functions among them.
+const FUNCTIONS: usize = 16;
+const RANGE_PUSH_A: usize = 9;
+const RANGE_POP: usize = 11;
+
+type GetExportTable = extern "C" fn(u32) -> *const c_void;
+type Initialize = unsafe extern "C" fn(GetExportTable) -> c_int;
+type RangePushA = unsafe extern "C" fn(*const c_char) -> c_int;
+type RangePop = unsafe extern "C" fn() -> c_int;
+
+#[repr(C)]
+struct Callbacks {
+    struct_size: usize,
+    get_module_function_table: extern "C" fn(c_uint, *mut *const Slot, *mut c_uint) -> c_int,
+}
+
+#[repr(C)]
+struct VersionInfo {
+    struct_size: usize,
+    version: u32,
+    reserved: u32,
+    set_injection_version: extern "C" fn(u32),
+}
+
+/// The address of a place where the profiler writes a function.
+#[repr(transparent)]
+struct Slot(*const AtomicPtr<c_void>);
+
+// SAFETY: it points to a static that is only read and written atomically.
+unsafe impl Sync for Slot {}
+
+static CALLBACKS_TABLE: Callbacks = Callbacks { struct_size: size_of::<Callbacks>(), get_module_function_table };
+static VERSION_TABLE: VersionInfo =
+    VersionInfo { struct_size: size_of::<VersionInfo>(), version: VERSION, reserved: 0, set_injection_version: ignore_version };
+static FUNCTION: [AtomicPtr<c_void>; FUNCTIONS] = [const { AtomicPtr::new(ptr::null_mut()) }; FUNCTIONS];
+/// As the headers have it: an array of addresses of functions, ended by a null. The first number stands for no function.
+static SLOTS: [Slot; FUNCTIONS + 1] = {
+    let mut slots = [const { Slot(ptr::null()) }; FUNCTIONS + 1];
+    let mut number = 1;
+    while number < FUNCTIONS {
+        slots[number] = Slot(&raw const FUNCTION[number]);
+        number += 1;
+    }
+    slots
+};
+
+extern "C" fn ignore_version(_: u32) {}
+
+extern "C" fn get_export_table(table: u32) -> *const c_void {
+    match table {
+        CALLBACKS => (&raw const CALLBACKS_TABLE).cast(),
+        VERSION_INFO => (&raw const VERSION_TABLE).cast(),
+        _ => ptr::null(),
+    }
+}
+
+/// Answers 1 where there is such a module.
+extern "C" fn get_module_function_table(module: c_uint, table: *mut *const Slot, size: *mut c_uint) -> c_int {
+    if module != CORE {
+        return 0;
+    }
+    if !table.is_null() {
+        // SAFETY: the profiler passes a place for the address.
+        unsafe { *table = SLOTS.as_ptr() };
+    }
+    if !size.is_null() {
+        // SAFETY: the profiler passes a place for the number.
+        unsafe { *size = FUNCTIONS as c_uint };
+    }
+    1
+}
+
+/// Ranges that a profiler shows, one inside another.
+#[derive(Clone, Copy, Debug)]
+pub struct Ranges {
+    push: RangePushA,
+    pop: RangePop,
+}
+
+impl Ranges {
+    /// Those of the profiler that this process runs under; `None` where it runs under none that follows NVTX. The profiler is looked for once.
+    #[must_use]
+    pub fn of_profiler() -> Option<Self> {
+        static RANGES: OnceLock<Option<Ranges>> = OnceLock::new();
+        *RANGES.get_or_init(|| {
+            let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty())?;
+            let profiler = library::load(path.to_str()?).ok()?;
+            let initialize = library::find(profiler, "InitializeInjectionNvtx2")?;
+            // SAFETY: NVTX's protocol gives the function of this name this type, and the library stays loaded.
+            unsafe { Self::attach(std::mem::transmute::<ptr::NonNull<c_void>, Initialize>(initialize)) }
+        })
+    }
+
+    /// Lets a profiler fill in its functions.
+    ///
+    /// # Safety
+    /// It must be a profiler's `InitializeInjectionNvtx2`.
+    unsafe fn attach(initialize: Initialize) -> Option<Self> {
+        // SAFETY: passed on to the caller.
+        if unsafe { initialize(get_export_table) } == 0 {
+            return None;
+        }
+        let function = |number: usize| ptr::NonNull::new(FUNCTION[number].load(Ordering::Acquire));
+        let (push, pop) = (function(RANGE_PUSH_A)?, function(RANGE_POP)?);
+        // SAFETY: the profiler has put its functions of these types into these places.
+        unsafe {
+            Some(Self {
+                push: std::mem::transmute::<ptr::NonNull<c_void>, RangePushA>(push),
+                pop: std::mem::transmute::<ptr::NonNull<c_void>, RangePop>(pop),
+            })
+        }
+    }
+
+    /// Begins a range inside of those that this thread has begun. What stands behind a zero byte in its name is left out.
+    pub fn begin(&self, name: &str) {
+        let name = name.split('\0').next().unwrap_or_default();
+        if let Ok(name) = CString::new(name) {
+            // SAFETY: the profiler's function reads the string before it returns.
+            unsafe { (self.push)(name.as_ptr()) };
+        }
+    }
+
+    /// Ends the innermost range of this thread.
+    pub fn end(&self) {
+        // SAFETY: it has no precondition.
+        unsafe { (self.pop)() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    static SEEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+    unsafe extern "C" fn push(name: *const c_char) -> c_int {
+        // SAFETY: the caller passes a string.
+        let name = unsafe { CStr::from_ptr(name) };
+        SEEN.lock().expect("no test panics with it").push(format!("begin {}", name.to_string_lossy()));
+        0
+    }
+
+    unsafe extern "C" fn pop() -> c_int {
+        SEEN.lock().expect("no test panics with it").push("end".to_owned());
+        0
+    }
+
+    /// What a profiler does: asks for the table of the core functions and writes its own into their places.
+    unsafe extern "C" fn profiler(get_export_table: GetExportTable) -> c_int {
+        assert!(get_export_table(2).is_null());
+        // SAFETY: the tables have these types.
+        unsafe {
+            let version = &*get_export_table(VERSION_INFO).cast::<VersionInfo>();
+            assert_eq!((version.struct_size, version.version), (size_of::<VersionInfo>(), 3));
+            let callbacks = &*get_export_table(CALLBACKS).cast::<Callbacks>();
+            let (mut table, mut size) = (ptr::null(), 0);
+            assert_eq!((callbacks.get_module_function_table)(2, &raw mut table, &raw mut size), 0);
+            assert_eq!((callbacks.get_module_function_table)(CORE, &raw mut table, &raw mut size), 1);
+            assert_eq!(size, 16);
+            let slot = |number: usize| &*(*table.add(number)).0.cast::<AtomicPtr<c_void>>();
+            slot(RANGE_PUSH_A).store(push as *mut c_void, Ordering::Release);
+            slot(RANGE_POP).store(pop as *mut c_void, Ordering::Release);
+            assert!((*table).0.is_null() && (*table.add(16)).0.is_null());
+        }
+        1
+    }
+
+    unsafe extern "C" fn unwilling(_: GetExportTable) -> c_int {
+        0
+    }
+
+    #[test]
+    fn a_profiler_that_fills_in_its_functions_is_told_the_ranges() {
+        // SAFETY: both do what a profiler's function does.
+        let (none, ranges) = unsafe { (Ranges::attach(unwilling), Ranges::attach(profiler)) };
+        assert!(none.is_none());
+        let ranges = ranges.expect("it has filled in both functions");
+        ranges.begin("train: 3 iterations");
+        ranges.begin("alloc\0 a");
+        ranges.end();
+        ranges.end();
+        assert_eq!(*SEEN.lock().expect("no test panics with it"), ["begin train: 3 iterations", "begin alloc", "end", "end"]);
+    }
+}

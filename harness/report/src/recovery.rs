@@ -1,0 +1,161 @@
+//! What recovery policies came to: one row for each step that has some, and which of those that trained the same came out ahead.
+
+use std::cmp::Ordering;
+
+use harness_allocator::device::Clock;
+use harness_allocator::units::Nanos;
+
+use super::words::{self, Align, Grid, NOTHING};
+use super::{ArmGroup, ScenarioOnDevice};
+use harness_record::{Attempt, Outcome, Recovery, StepRecord, Trained};
+
+/// Steps of one arm that a table shows.
+const MOST_ROWS: usize = 50;
+
+/// A step with recovery policies.
+pub(super) struct Row<'a> {
+    /// The name of the arm.
+    pub(super) allocator: &'a str,
+    pub(super) step: &'a StepRecord,
+    pub(super) recovery: &'a Recovery,
+    /// Its place among the trainings of the same arm, from 1, and how many these are; `None` where there is nothing to compare with.
+    place: Option<(usize, usize)>,
+}
+
+/// The rows of a scenario on a device; none where nothing failed in a step with policies.
+pub(super) fn rows<'a>(on_device: &ScenarioOnDevice<'a>) -> Vec<Row<'a>> {
+    let rows: Vec<Row<'a>> = on_device.arms.iter().flat_map(of_arm).collect();
+    if rows.iter().any(|row| !row.recovery.listed.is_empty()) { rows } else { Vec::new() }
+}
+
+fn of_arm<'a>(arm: &ArmGroup<'a>) -> Vec<Row<'a>> {
+    let steps = arm.shown().steps.iter().filter_map(|step| Some((step, step.recovery.as_ref()?)));
+    let mut rows: Vec<Row<'a>> =
+        steps.map(|(step, recovery)| Row { allocator: arm.allocator, step, recovery, place: None }).take(MOST_ROWS).collect();
+    // Trainings that began alike and differ in their policies are alternatives.
+    let first_asked = |row: &Row<'_>| row.recovery.listed.first().map(|attempt| attempt.asked.clone());
+    for index in 0..rows.len() {
+        let is_alternative = |other: &&Row<'_>| other.step.kind == "train" && first_asked(other) == first_asked(&rows[index]);
+        let alternatives: Vec<&Row<'_>> = rows.iter().filter(is_alternative).collect();
+        if rows[index].step.kind != "train" || first_asked(&rows[index]).is_none() || alternatives.len() < 2 {
+            continue;
+        }
+        let better = alternatives.iter().filter(|other| other.compare(&rows[index]) == Ordering::Greater).count();
+        rows[index].place = Some((better + 1, alternatives.len()));
+    }
+    rows
+}
+
+impl Row<'_> {
+    fn trained(&self) -> Option<&Trained> {
+        self.recovery.trained.as_ref()
+    }
+
+    /// Samples a second, over the whole step.
+    fn throughput(&self) -> Option<f64> {
+        let seconds = self.step.duration.filter(|duration| *duration > Nanos::ZERO)?.0 as f64 / 1e9;
+        Some(self.trained()?.samples as f64 / seconds)
+    }
+
+    /// One that went to its end is ahead of one that did not; then throughput counts, then the effective batch.
+    fn compare(&self, other: &Self) -> Ordering {
+        let ended = |row: &Self| !matches!(row.step.outcome, Outcome::OutOfMemory | Outcome::Failed);
+        let batch = |row: &Self| row.trained().map_or(0, |trained| trained.effective_batch);
+        let throughput = |row: &Self| row.throughput().unwrap_or(0.0);
+        ended(self)
+            .cmp(&ended(other))
+            .then_with(|| throughput(self).total_cmp(&throughput(other)))
+            .then_with(|| batch(self).cmp(&batch(other)))
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let of_training = |figure: fn(&Trained) -> u64| words::or_nothing(self.trained().map(figure));
+        vec![
+            self.allocator.to_owned(),
+            words::step_name(self.step),
+            self.recovery.policies.clone(),
+            words::outcome(&self.step.outcome),
+            match self.place {
+                None => NOTHING.to_owned(),
+                Some((place, of)) => format!("{place} of {of}"),
+            },
+            self.recovery.attempts.to_string(),
+            words::or_nothing(self.recovery.lost),
+            words::size(self.recovery.given_back),
+            words::size(self.recovery.retained),
+            of_training(|trained| trained.final_batch),
+            of_training(|trained| trained.effective_batch),
+            self.throughput().map_or_else(|| NOTHING.to_owned(), |samples| format!("{samples:.1} samples/s")),
+        ]
+    }
+
+    /// The tries that failed, and those behind them.
+    pub(super) fn attempts(&self) -> Grid {
+        let columns =
+            [("asked for", Align::Left), ("why it failed", Align::Left), ("what was done then", Align::Left), ("time", Align::Right)];
+        let mut grid = Grid::new(columns);
+        let cells = |attempt: &Attempt| {
+            let failed = attempt.failed.clone().unwrap_or_else(|| "it did not".to_owned());
+            let then = match (&attempt.then, &attempt.failed) {
+                (Some(then), _) => then.clone(),
+                (None, Some(_)) => "gave up".to_owned(),
+                (None, None) => NOTHING.to_owned(),
+            };
+            vec![attempt.asked.clone(), failed, then, words::or_nothing(attempt.time)]
+        };
+        grid.rows = self.recovery.listed.iter().map(cells).collect();
+        if self.recovery.unlisted > 0 {
+            let more = words::count(self.recovery.unlisted as usize, "more attempt");
+            grid.rows.push(vec![format!("… and {more}, not recorded"), String::new(), String::new(), String::new()]);
+        }
+        grid
+    }
+}
+
+/// The table that compares them.
+pub(super) fn grid(rows: &[Row<'_>], clock: Clock) -> Grid {
+    let (lost, throughput) = match clock {
+        Clock::Measured => ("time lost", "throughput"),
+        Clock::Simulated => ("model time lost", "model throughput"),
+    };
+    let left = ["allocator", "step", "policies", "ended", "came out"].map(|head| (head, Align::Left));
+    let right = ["attempts", lost, "cache given back", "left behind", "final batch", "effective batch", throughput];
+    let mut grid = Grid::new(left.into_iter().chain(right.map(|head| (head, Align::Right))));
+    grid.rows = rows.iter().map(Row::cells).collect();
+    grid
+}
+
+/// The same in few columns, for a terminal.
+pub(super) fn brief(rows: &[Row<'_>], clock: Clock) -> Grid {
+    let full = grid(rows, clock);
+    let left_out = ["policies", "cache given back", "left behind", "final batch"];
+    let kept: Vec<bool> = full.columns.iter().map(|(head, _)| !left_out.contains(&head.as_str())).collect();
+    let keep = |row: Vec<String>| row.into_iter().zip(&kept).filter_map(|(cell, kept)| kept.then_some(cell)).collect();
+    let columns = full.columns.into_iter().zip(&kept).filter_map(|(column, kept)| kept.then_some(column)).collect();
+    Grid { columns, rows: full.rows.into_iter().map(keep).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Report, examples, markdown, text};
+
+    #[test]
+    fn trainings_under_several_policies_are_ranked_and_their_attempts_told() {
+        let records = examples::recoveries();
+        let report = Report::new(&records);
+        let page = markdown::render(&report).markdown;
+        let section = page.split("**Recovery**").nth(1).and_then(|rest| rest.split("<a id=").next()).expect("the section is there");
+        let terminal = text::render(&report, text::Style::Plain, Some(120));
+        let table = terminal.split("Recovery in").nth(1).expect("the table is there").split("\n\n").next().unwrap_or_default();
+        insta::assert_snapshot!(format!("{}\n\nRecovery in{table}", section.trim()));
+    }
+
+    #[test]
+    fn where_nothing_failed_there_is_no_table() {
+        let mut records = examples::recoveries();
+        for step in &mut records.runs[0].steps {
+            step.recovery.as_mut().expect("each has policies").listed.clear();
+        }
+        assert!(!markdown::render(&Report::new(&records)).markdown.contains("**Recovery**"));
+    }
+}

@@ -1,0 +1,136 @@
+//! Timelines of traced runs, in the Trace Event Format that Perfetto (<https://ui.perfetto.dev>) and chrome://tracing read:
+//! <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::device::{Clock, StreamId};
+use harness_allocator::units::{Bytes, Nanos};
+use harness_record::timeline::{Entry, Timeline, Track};
+use serde_json::{Value, json};
+
+/// Rows of a process, in the order in which they are shown; streams come behind.
+const STEPS: u32 = 1;
+const CALLS: u32 = 2;
+const FIRST_STREAM: u32 = 10;
+
+/// One document: each run is a process of it, with rows for steps, driver calls and each stream, and counters of its memory.
+#[must_use]
+pub fn render(timelines: &[Timeline]) -> String {
+    let runs = timelines.iter().zip(1u32..);
+    let events: Vec<String> = runs.flat_map(|(timeline, run)| events(timeline, run)).map(|event| event.to_string()).collect();
+    // One event a line, so that a part of a long document can be read by people too.
+    format!("{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{}\n]}}\n", events.join(",\n"))
+}
+
+fn events(timeline: &Timeline, run: u32) -> Vec<Value> {
+    let named = |what: &str, row: u32, name: &str| json!({ "ph": "M", "name": what, "pid": run, "tid": row, "args": { "name": name } });
+    let mut events = vec![named("process_name", 0, &name(timeline))];
+    let mut rows: BTreeMap<u32, String> = BTreeMap::from([(STEPS, "steps".to_owned()), (CALLS, "driver calls".to_owned())]);
+    let names: BTreeMap<StreamId, &str> = timeline.streams.iter().map(|(stream, name)| (*stream, name.as_str())).collect();
+    for entry in &timeline.entries {
+        if let Entry::Span { track: Track::Stream(stream), .. } = entry {
+            let name = names.get(stream).map_or_else(|| stream.0.to_string(), |name| (*name).to_owned());
+            rows.entry(row(Track::Stream(*stream))).or_insert_with(|| format!("stream {name}"));
+        }
+    }
+    for (row, name) in &rows {
+        events.push(named("thread_name", *row, name));
+        events.push(json!({ "ph": "M", "name": "thread_sort_index", "pid": run, "tid": row, "args": { "sort_index": row } }));
+    }
+    events.extend(timeline.entries.iter().map(|entry| event(entry, run)));
+    events
+}
+
+/// What ran, and whose times these are.
+fn name(timeline: &Timeline) -> String {
+    let Timeline { scenario, allocator, repetition, device, clock, left_out, .. } = timeline;
+    let repetition = if *repetition > 0 { format!(", repetition {}", repetition + 1) } else { String::new() };
+    let times = match clock {
+        Clock::Simulated => ", a model's times",
+        Clock::Measured => "",
+    };
+    let rest = if *left_out > 0 { format!(", without the last {left_out} entries") } else { String::new() };
+    format!("{scenario} with {allocator}{repetition} on {device}{times}{rest}")
+}
+
+const fn row(track: Track) -> u32 {
+    match track {
+        Track::Steps => STEPS,
+        Track::Calls => CALLS,
+        Track::Stream(stream) => FIRST_STREAM + stream.0,
+    }
+}
+
+fn event(entry: &Entry, run: u32) -> Value {
+    match entry {
+        Entry::Span { track, name, start, duration, size, failure } => {
+            let name = size.map_or_else(|| name.clone(), |size| format!("{name} {size}"));
+            let mut event = json!({
+                "ph": "X", "name": name, "pid": run, "tid": row(*track), "ts": microseconds(*start), "dur": microseconds(*duration), "args": {},
+            });
+            if let Some(bytes) = size {
+                event["args"]["bytes"] = json!(bytes.0);
+            }
+            if let Some(failure) = failure {
+                event["args"]["failure"] = json!(failure);
+                // One of the format's own colours, a red.
+                event["cname"] = json!("terrible");
+            }
+            event
+        }
+        Entry::Memory { at, allocated, active, reserved } => {
+            // Shown on top of each other, so each is what it adds to the one before.
+            let more = |bytes: &Bytes, than: &Bytes| bytes.0.saturating_sub(than.0);
+            json!({
+                "ph": "C", "name": "memory", "pid": run, "ts": microseconds(*at),
+                "args": { "allocated": allocated.0, "waiting for events": more(active, allocated), "reserved, not in use": more(reserved, active) },
+            })
+        }
+        Entry::Refused { at, size } => json!({
+            "ph": "i", "s": "p", "name": format!("out of memory: {size}"), "pid": run, "tid": STEPS, "ts": microseconds(*at), "args": { "bytes": size.0 },
+        }),
+    }
+}
+
+/// The format's unit of time.
+fn microseconds(time: Nanos) -> f64 {
+    time.0 as f64 / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeline_is_a_process_with_rows_counters_and_refused_requests() {
+        let span = |track, name: &str, start, duration, size, failure: Option<&str>| Entry::Span {
+            track,
+            name: name.to_owned(),
+            start: Nanos(start),
+            duration: Nanos(duration),
+            size,
+            failure: failure.map(str::to_owned),
+        };
+        let entries = vec![
+            span(Track::Calls, "malloc", 1_500, 250, Some(Bytes::mib(20)), None),
+            Entry::Memory { at: Nanos(1_750), allocated: Bytes::mib(4), active: Bytes::mib(5), reserved: Bytes::mib(20) },
+            span(Track::Stream(StreamId(1)), "fill", 2_000, 1_000, Some(Bytes::mib(4)), None),
+            span(Track::Calls, "malloc", 3_000, 100, Some(Bytes::gib(2)), Some("the device has 1 GiB free, 2 GiB were asked for")),
+            Entry::Refused { at: Nanos(3_100), size: Bytes::gib(2) },
+            span(Track::Steps, "alloc a", 1_000, 2_200, None, None),
+        ];
+        let timeline = Timeline {
+            scenario: "retry".to_owned(),
+            allocator: "caching".to_owned(),
+            repetition: 1,
+            device: "simulated".to_owned(),
+            clock: Clock::Simulated,
+            streams: vec![(StreamId(1), "side".to_owned())],
+            entries,
+            left_out: 7,
+        };
+        let text = render(&[timeline]);
+        assert!(serde_json::from_str::<Value>(&text).is_ok(), "{text}");
+        insta::assert_snapshot!(text);
+    }
+}

@@ -1,0 +1,67 @@
+//! Runs of scenarios in which each call of the device failed in its turn.
+
+use harness_allocator::units::Bytes;
+use harness_record::{FaultedArm, FaultedCase, FaultedEnd, FaultedRuns};
+
+use crate::words::{self, Align, Grid};
+
+/// Most defects that are told, each with its command.
+const MOST_DEFECTS: usize = 20;
+
+pub(super) fn sentence(runs: &FaultedRuns) -> String {
+    let (all, defects) = (runs.cases().count(), runs.cases().filter(|case| case.is_defect()).count());
+    let arms = runs.arms.iter().filter(|arm| arm.not_tried.is_none()).count();
+    let tried = format!("{} of {}", words::count(all, "run"), words::count(arms, "scenario × allocator"));
+    match defects {
+        0 => format!(
+            "In {tried} a call of the device failed: each recovered, was out of memory, or ended with an error that names the call."
+        ),
+        _ => format!("In {tried} a call of the device failed, and {defects} of them did not end as they should."),
+    }
+}
+
+pub(super) fn grid(runs: &FaultedRuns) -> Grid {
+    let figures = ["calls", "runs", "healed", "recovered", "out of memory", "errors told", "defects"].map(|head| (head, Align::Right));
+    let mut grid = Grid::new([("scenario", Align::Left), ("allocator", Align::Left)].into_iter().chain(figures));
+    for arm in runs.arms.iter().filter(|arm| arm.not_tried.is_none()) {
+        let ends = |is_one: fn(&FaultedEnd) -> bool| arm.cases.iter().filter(|case| is_one(&case.end)).count();
+        let counts = [
+            arm.calls,
+            arm.cases.len(),
+            ends(|end| matches!(end, FaultedEnd::Healed)),
+            ends(|end| matches!(end, FaultedEnd::Recovered)),
+            ends(|end| matches!(end, FaultedEnd::OutOfMemory)),
+            ends(|end| matches!(end, FaultedEnd::Told { .. })),
+            ends(|end| matches!(end, FaultedEnd::Defect { .. })),
+        ];
+        let names = [arm.scenario.clone(), arm.allocator.clone()];
+        grid.rows.push(names.into_iter().chain(counts.map(|count| count.to_string())).collect());
+    }
+    grid
+}
+
+pub(super) fn notes(runs: &FaultedRuns) -> Vec<String> {
+    let mut notes: Vec<String> = runs.arms.iter().flat_map(|arm| arm.cases.iter().filter_map(move |case| of_defect(arm, case))).collect();
+    let more = notes.len().saturating_sub(MOST_DEFECTS);
+    notes.truncate(MOST_DEFECTS);
+    if more > 0 {
+        notes.push(format!("{} more; `--format json` has all of them.", words::count(more, "defect")));
+    }
+    if runs.left_out > 0 {
+        notes.push(format!("Interrupted: {} left out.", words::count(runs.left_out, "call")));
+    }
+    // Where all calls were tried there is nothing to say.
+    let sampled = runs.arms.iter().filter(|arm| arm.not_tried.is_none() && arm.chosen != format!("all {}", arm.calls));
+    notes.extend(sampled.map(|arm| format!("{} with {}: made to fail were {} calls.", arm.scenario, arm.allocator, arm.chosen)));
+    let not_tried = runs.arms.iter().filter_map(|arm| Some((arm, arm.not_tried.as_ref()?)));
+    notes.extend(not_tried.map(|(arm, not)| format!("Not tried: {} with {}: {}", arm.scenario, arm.allocator, words::sentence(&not.why))));
+    notes
+}
+
+/// The defect, and the command that shows it again.
+fn of_defect(arm: &FaultedArm, case: &FaultedCase) -> Option<String> {
+    let FaultedEnd::Defect { why } = &case.end else { return None };
+    let FaultedCase { call, number, size, step, reproduce, .. } = case;
+    let size = size.map_or_else(String::new, |size: Bytes| format!(" ({size})"));
+    Some(format!("{} with {}: {call} {number}{size} at step {step}: {}\n{reproduce}", arm.scenario, arm.allocator, words::sentence(why)))
+}

@@ -1,0 +1,176 @@
+//! [`Shared`]: a device as one of the processes of a run sees it. All of them together have the memory that the scenario needs, on whatever device:
+//! a ledger says what each of them holds.
+
+use std::io;
+
+use harness_allocator::device::limited::Limited;
+use harness_allocator::device::{
+    Clock, Device, DeviceError, DeviceMemory, DevicePtr, EventId, MappedDevice, MemoryRange, PoolId, PoolMemory, PooledDevice, StreamId,
+    TestDevice, wrapper,
+};
+use harness_allocator::units::Bytes;
+use harness_gpu_settings::ledger::{Account, Ledger};
+
+/// The number in the ledger of the memory that the scenario needs, which the processes share.
+const MEMORY: u32 = 0;
+/// The number of what contexts take of the device beside it.
+const CONTEXTS: u32 = 1;
+
+/// See the module.
+pub(super) struct Shared {
+    inner: Limited<Box<dyn TestDevice>>,
+    account: Account,
+}
+
+/// What is said where the ledger or the limits of the device cannot do what is needed.
+pub(super) fn unavailable(why: &io::Error) -> DeviceError {
+    DeviceError::Unavailable { what: "memory that processes share".to_owned(), why: why.to_string() }
+}
+
+impl Shared {
+    /// A device of which all processes of the ledger together get so much.
+    pub(super) fn new(device: Box<dyn TestDevice>, memory: Bytes, ledger: Ledger) -> Result<Self, DeviceError> {
+        // Where nothing tells the context from what others hold, it is not counted.
+        let context = device.own_context().unwrap_or_default();
+        let mut account = Account::new(Some(ledger));
+        account.change(CONTEXTS, |_| (Ok::<(), DeviceError>(()), context))?;
+        Ok(Self { inner: Limited::shared(device, memory)?, account })
+    }
+
+    /// Does what may take memory, beside what others hold of it.
+    fn take<T>(&mut self, mut act: impl FnMut(&mut Limited<Box<dyn TestDevice>>) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+        let Self { inner, account } = self;
+        account.change(MEMORY, |others| {
+            inner.set_held_elsewhere(others);
+            let done = act(inner);
+            match inner.held() {
+                Ok(held) => (done, held),
+                Err(error) => (Err(error), Bytes::ZERO),
+            }
+        })
+    }
+
+    /// Does what may give memory back.
+    fn give<T>(&mut self, act: impl FnOnce(&mut Limited<Box<dyn TestDevice>>) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+        let done = act(&mut self.inner)?;
+        self.account.gave_back(MEMORY, self.inner.held()?);
+        Ok(done)
+    }
+
+    /// What other processes hold, without and with their contexts. What the dead held has come back.
+    fn elsewhere(&mut self) -> (Bytes, Bytes) {
+        let [memory, contexts] = [MEMORY, CONTEXTS].map(|number| self.account.held_by_others(number));
+        self.inner.set_held_elsewhere(memory);
+        (memory, memory + contexts)
+    }
+}
+
+impl wrapper::DeviceWrapper for Shared {
+    type Inner = Limited<Box<dyn TestDevice>>;
+
+    fn inner(&self) -> &Self::Inner {
+        &self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut self.inner
+    }
+
+    fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
+        self.elsewhere();
+        Device::free_memory(&mut self.inner)
+    }
+
+    fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
+        self.take(|device| Device::malloc(device, size))
+    }
+
+    fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
+        self.give(|device| Device::free(device, ptr))
+    }
+
+    // A pool of the driver may give memory back at a wait.
+
+    fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
+        self.give(|device| Device::synchronize_event(device, event))
+    }
+
+    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.give(|device| Device::synchronize_stream(device, stream))
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.give(Device::synchronize)
+    }
+
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        if Device::mapped(&mut self.inner).is_some() { Some(self) } else { None }
+    }
+
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        if Device::pooled(&mut self.inner).is_some() { Some(self) } else { None }
+    }
+}
+
+impl wrapper::TestDeviceWrapper for Shared {
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
+        let (_, processes) = self.elsewhere();
+        let memory = TestDevice::memory(&mut self.inner)?;
+        // A real device sees the others itself.
+        let is_simulated = Device::info(&self.inner).clock == Clock::Simulated;
+        let used = if is_simulated { memory.used + processes } else { memory.used };
+        Ok(DeviceMemory { used, processes, ..memory })
+    }
+
+    fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
+        self.take(|device| TestDevice::set_pressure(device, held))
+    }
+}
+
+impl MappedDevice for Shared {
+    fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
+        MappedDevice::reserve(&mut self.inner, size)
+    }
+
+    fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
+        MappedDevice::unreserve(&mut self.inner, start)
+    }
+
+    fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
+        self.take(|device| MappedDevice::map(device, range, page))
+    }
+
+    fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
+        self.give(|device| MappedDevice::unmap(device, range))
+    }
+}
+
+impl PooledDevice for Shared {
+    fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError> {
+        PooledDevice::create_pool(&mut self.inner, release_threshold)
+    }
+
+    fn destroy_pool(&mut self, pool: PoolId) -> Result<(), DeviceError> {
+        self.give(|device| PooledDevice::destroy_pool(device, pool))
+    }
+
+    fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError> {
+        self.take(|device| PooledDevice::malloc_async(device, pool, size, stream))
+    }
+
+    fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
+        self.give(|device| PooledDevice::free_async(device, ptr, stream))
+    }
+
+    fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError> {
+        self.give(|device| PooledDevice::trim_pool(device, pool, keep))
+    }
+
+    fn pool_reserved(&mut self, pool: PoolId) -> Result<Bytes, DeviceError> {
+        PooledDevice::pool_reserved(&mut self.inner, pool)
+    }
+
+    fn pool_memory(&mut self, pool: PoolId) -> Result<PoolMemory, DeviceError> {
+        PooledDevice::pool_memory(&mut self.inner, pool)
+    }
+}

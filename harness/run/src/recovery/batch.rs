@@ -1,0 +1,107 @@
+//! `halve_batch`, `shrink_batch` and `bisect_batch`: the failed iteration is tried again with another batch.
+
+use harness_scenario::{BatchRule, Plan};
+
+/// The next batch after one that failed, never below the floor; `None`: there is no smaller one.
+pub(super) fn next(rule: BatchRule, plan: &Plan, floor: u64, known: &Known) -> Option<Plan> {
+    let wanted = match rule {
+        BatchRule::Halve => plan.batch / 2,
+        // Exact for every batch: nine tenths of it, rounded down.
+        BatchRule::Shrink => plan.batch - plan.batch.div_ceil(10),
+        BatchRule::Bisect => known.works + (plan.batch - known.works.min(plan.batch)) / 2,
+    };
+    let batch = wanted.max(floor).max(1);
+    // As many parts as before, but none of them empty.
+    (batch < plan.batch).then(|| Plan { batch, micro_batches: plan.micro_batches.min(batch), ..plan.clone() })
+}
+
+/// What earlier iterations told of the largest batch that fits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Known {
+    /// The largest batch that worked; 0 where none has.
+    works: u64,
+    /// The smallest that failed.
+    fails: Option<u64>,
+}
+
+impl Known {
+    /// A batch failed. One that had worked before does no longer.
+    pub(super) fn failed(&mut self, batch: u64) {
+        self.fails = Some(self.fails.map_or(batch, |fails| fails.min(batch)));
+        if self.works >= batch {
+            self.works = 0;
+        }
+    }
+
+    /// A batch worked, and how the next iteration is done: half way to the smallest batch that failed.
+    pub(super) fn worked(&mut self, plan: &Plan) -> Plan {
+        self.works = self.works.max(plan.batch);
+        match self.fails {
+            Some(fails) if fails > plan.batch + 1 => Plan { batch: plan.batch + (fails - plan.batch) / 2, ..plan.clone() },
+            _ => plan.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn a_rule() -> impl Strategy<Value = BatchRule> {
+        prop_oneof![Just(BatchRule::Halve), Just(BatchRule::Shrink), Just(BatchRule::Bisect)]
+    }
+
+    proptest! {
+        #[test]
+        fn batches_fall_strictly_down_to_the_floor_and_never_below(rule in a_rule(), batch in 1_u64..1_000_000, floor in 1_u64..1_000_000) {
+            let (mut plan, mut known) = (Plan::of_batch(batch), Known::default());
+            for _ in 0..200 {
+                known.failed(plan.batch);
+                let Some(next) = next(rule, &plan, floor, &known) else {
+                    prop_assert!(plan.batch <= floor, "{plan:?} stops above the floor {floor}");
+                    return Ok(());
+                };
+                prop_assert!(next.asks_for_less_than(&plan) && next.batch >= floor.min(batch));
+                plan = next;
+            }
+            prop_assert!(false, "it does not end");
+        }
+
+        #[test]
+        fn bisecting_finds_the_largest_batch_that_fits(batch in 1_u64..100_000, fits in 1_u64..100_000) {
+            let (mut plan, mut known) = (Plan::of_batch(batch), Known::default());
+            let mut failures = 0;
+            for _iteration in 0..64 {
+                while plan.batch > fits {
+                    failures += 1;
+                    known.failed(plan.batch);
+                    plan = next(BatchRule::Bisect, &plan, 1, &known).expect("one sample fits");
+                }
+                plan = known.worked(&plan);
+            }
+            prop_assert_eq!(plan.batch, batch.min(fits));
+            prop_assert!(failures <= 34, "{} failures for {} of {}", failures, fits, batch);
+        }
+    }
+
+    #[test]
+    fn the_rules_are_those_that_are_published() {
+        let after = |rule, batch, floor| next(rule, &Plan::of_batch(batch), floor, &Known::default()).map(|plan| plan.batch);
+        assert_eq!(after(BatchRule::Halve, 100, 16), Some(50), "max(16, 100 // 2)");
+        assert_eq!(after(BatchRule::Halve, 17, 16), Some(16), "max(16, 17 // 2)");
+        assert_eq!(after(BatchRule::Halve, 16, 16), None, "max(16, 16 // 2) is the same again");
+        let shrunk: Vec<u64> = std::iter::successors(Some(128), |&batch| after(BatchRule::Shrink, batch, 1)).collect();
+        assert_eq!(shrunk[..6], [128, 115, 103, 92, 82, 73], "int(batch * 0.9)");
+        assert_eq!(shrunk.last(), Some(&1));
+    }
+
+    #[test]
+    fn a_batch_that_had_worked_and_fails_later_is_forgotten() {
+        let mut known = Known::default();
+        assert_eq!(known.worked(&Plan::of_batch(64)), Plan::of_batch(64), "nothing has failed yet");
+        known.failed(64);
+        assert_eq!(next(BatchRule::Bisect, &Plan::of_batch(64), 1, &known), Some(Plan::of_batch(32)));
+    }
+}

@@ -1,0 +1,16 @@
+//! `evict`: frees the buffer that was used longest ago.
+
+use super::Applied;
+use crate::rig::Stop;
+use crate::world::World;
+use harness_scenario::{BufferName, Plan};
+
+pub(super) fn apply(world: &mut World, plan: &Plan, buffers: &[BufferName]) -> Result<Applied, Stop> {
+    let Some(key) = world.least_recently_used(buffers) else { return Ok(Applied::nothing(plan)) };
+    if let Some(buffer) = world.take(&key) {
+        world.rig.free(buffer)?;
+    }
+    let (name, index) = key;
+    let buffer = index.map_or_else(|| name.to_string(), |index| format!("{name}[{index}]"));
+    Ok(Applied { then: Some(format!("evict {buffer}")), ..Applied::changed(plan.clone()) })
+}

@@ -1,0 +1,11 @@
+//! `half_precision`: activations of 16-bit numbers.
+
+use harness_scenario::{Plan, Precision};
+
+/// `None`: the precision is mixed already.
+pub(super) fn next(plan: &Plan) -> Option<Plan> {
+    match plan.precision {
+        Precision::Fp32 => Some(Plan { precision: Precision::Mixed, ..plan.clone() }),
+        Precision::Mixed => None,
+    }
+}

@@ -1,0 +1,27 @@
+//! The figures of a scenario's claim, taken behind its last step.
+
+use harness_allocator::units::Bytes;
+use harness_record::ClaimFigure;
+use harness_scenario::claim::Figure;
+use harness_scenario::{Dimension, Expression, Value};
+
+use crate::world::World;
+
+/// What can be had of them in this run, as text; nothing of a timed run, and of a device that does not answer any more.
+pub(super) fn figures(world: &mut World, figures: &[Figure]) -> Vec<ClaimFigure> {
+    if figures.is_empty() || world.rig.is_timed() {
+        return Vec::new();
+    }
+    let Ok(now) = world.readings(true) else { return Vec::new() };
+    let text = |formula: &Expression| {
+        let number = formula.evaluate(&mut |metric| world.look_up(metric, &now)).ok()?;
+        let bytes = (formula.dimension() == Dimension::BYTES).then(|| u64::try_from(number.round().to_integer()).ok()).flatten();
+        Some(bytes.map_or_else(|| Value { number, dimension: formula.dimension() }.to_string(), |bytes| Bytes(bytes).to_string()))
+    };
+    let figure = |figure: &Figure| ClaimFigure {
+        name: figure.name.clone(),
+        pytorch: figure.pytorch.as_ref().and_then(text),
+        harness: figure.harness.as_ref().and_then(text),
+    };
+    figures.iter().map(figure).collect()
+}

@@ -1,0 +1,237 @@
+//! A device that tells a timeline what is asked of it.
+
+use harness_allocator::device::wrapper::{DeviceWrapper, TestDeviceWrapper};
+use harness_allocator::device::{
+    DeviceError, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, PoolId, PoolMemory, PooledDevice, StreamId, Tag, TestDevice,
+};
+use harness_allocator::units::{Bytes, Nanos};
+use harness_record::timeline::{Entry, Track};
+
+use super::Tracer;
+
+/// Work that is looked after at once: each has two events of the device.
+const MAX_PENDING: usize = 256;
+
+/// See the module. Work of streams is timed by an event before and one behind it, which the caller does not see.
+pub struct TracedDevice {
+    inner: Box<dyn TestDevice>,
+    tracer: Tracer,
+    /// An event that is done, and the device's time then.
+    origin: (EventId, Nanos),
+    /// Work whose time is not known yet.
+    pending: Vec<Pending>,
+    /// Events to be used again.
+    spare: Vec<EventId>,
+    /// Events that were made here, the origin included.
+    events: u64,
+}
+
+struct Pending {
+    stream: StreamId,
+    name: &'static str,
+    size: Option<Bytes>,
+    start: EventId,
+    end: EventId,
+}
+
+impl TracedDevice {
+    /// Around a device on which nothing was done yet.
+    ///
+    /// # Errors
+    /// [`DeviceError`] where an event cannot be made.
+    pub fn new(mut inner: Box<dyn TestDevice>, tracer: Tracer) -> Result<Self, DeviceError> {
+        let device = &mut *inner;
+        let event = device.create_timed_event()?;
+        device.record_event(event, StreamId::DEFAULT)?;
+        device.synchronize_event(event)?;
+        let origin = (event, device.now());
+        Ok(Self { inner, tracer, origin, pending: Vec::new(), spare: Vec::new(), events: 1 })
+    }
+
+    /// A call to the driver, with the time that it takes.
+    fn call<T>(
+        &mut self,
+        name: &'static str,
+        size: Option<Bytes>,
+        call: impl FnOnce(&mut dyn TestDevice) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        let start = self.inner_mut().now();
+        let answer = call(&mut *self.inner);
+        let duration = self.inner_mut().now().saturating_sub(start);
+        let failure = answer.as_ref().err().map(ToString::to_string);
+        self.tracer.push(Entry::Span { track: Track::Calls, name: name.to_owned(), start, duration, size, failure });
+        answer
+    }
+
+    /// Work of a stream.
+    fn work<T>(
+        &mut self,
+        name: &'static str,
+        stream: StreamId,
+        size: Option<Bytes>,
+        queue: impl FnOnce(&mut dyn TestDevice) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        if self.pending.len() >= MAX_PENDING {
+            self.collect()?;
+        }
+        let (start, end) = (self.event()?, self.event()?);
+        self.inner_mut().record_event(start, stream)?;
+        let answer = queue(&mut *self.inner)?;
+        self.inner_mut().record_event(end, stream)?;
+        self.pending.push(Pending { stream, name, size, start, end });
+        Ok(answer)
+    }
+
+    fn event(&mut self) -> Result<EventId, DeviceError> {
+        if let Some(event) = self.spare.pop() {
+            return Ok(event);
+        }
+        self.events += 1;
+        self.inner_mut().create_timed_event()
+    }
+
+    /// Tells the work that is done.
+    fn collect(&mut self) -> Result<(), DeviceError> {
+        let mut waiting = Vec::new();
+        for work in std::mem::take(&mut self.pending) {
+            if !self.inner_mut().event_done(work.end)? {
+                waiting.push(work);
+                continue;
+            }
+            let Pending { stream, name, size, start, end } = work;
+            let (origin, opened) = self.origin;
+            let began = self.inner_mut().elapsed(origin, start)?;
+            let duration = self.inner_mut().elapsed(start, end)?;
+            self.tracer.push(Entry::Span {
+                track: Track::Stream(stream),
+                name: name.to_owned(),
+                start: opened + began,
+                duration,
+                size,
+                failure: None,
+            });
+            self.spare.extend([start, end]);
+        }
+        self.pending = waiting;
+        Ok(())
+    }
+}
+
+/// The view of a device that [`Device::mapped`] or [`Device::pooled`] gives. It is asked for only where the device has it.
+fn view<T>(view: Option<T>) -> Result<T, DeviceError> {
+    view.ok_or_else(|| DeviceError::Unavailable { what: "the device".to_owned(), why: "it has no such memory any more".to_owned() })
+}
+
+impl DeviceWrapper for TracedDevice {
+    type Inner = dyn TestDevice;
+
+    fn inner(&self) -> &Self::Inner {
+        &*self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut *self.inner
+    }
+
+    fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
+        self.call("malloc", Some(size), |device| device.malloc(size))
+    }
+
+    fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
+        self.call("free", None, |device| device.free(ptr))
+    }
+
+    fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
+        self.call("synchronize_event", None, |device| device.synchronize_event(event))?;
+        self.collect()
+    }
+
+    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.call("synchronize_stream", None, |device| device.synchronize_stream(stream))?;
+        self.collect()
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.call("synchronize", None, |device| device.synchronize())?;
+        self.collect()
+    }
+
+    fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
+        if self.inner_mut().mapped().is_some() { Some(self) } else { None }
+    }
+
+    fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
+        if self.inner_mut().pooled().is_some() { Some(self) } else { None }
+    }
+}
+
+impl TestDeviceWrapper for TracedDevice {
+    fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        self.work("fill", stream, Some(range.len), |device| device.fill(stream, range, tag))
+    }
+
+    fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        self.work("verify", stream, Some(range.len), |device| device.verify(stream, range, tag))
+    }
+
+    fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+        self.work("read", stream, Some(range.len), |device| device.verify_later(stream, range, tag))
+    }
+
+    fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
+        self.work("work", stream, None, |device| device.busy(stream, duration))
+    }
+
+    fn leaks(&self) -> Leaks {
+        let leaks = self.inner().leaks();
+        Leaks { events: leaks.events.saturating_sub(self.events), ..leaks }
+    }
+}
+
+impl MappedDevice for TracedDevice {
+    fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
+        self.call("reserve", Some(size), |device| view(device.mapped())?.reserve(size))
+    }
+
+    fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
+        self.call("unreserve", None, |device| view(device.mapped())?.unreserve(start))
+    }
+
+    fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
+        self.call("map", Some(range.len), |device| view(device.mapped())?.map(range, page))
+    }
+
+    fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
+        self.call("unmap", Some(range.len), |device| view(device.mapped())?.unmap(range))
+    }
+}
+
+impl PooledDevice for TracedDevice {
+    fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError> {
+        view(self.inner_mut().pooled())?.create_pool(release_threshold)
+    }
+
+    fn destroy_pool(&mut self, pool: PoolId) -> Result<(), DeviceError> {
+        self.call("destroy_pool", None, |device| view(device.pooled())?.destroy_pool(pool))
+    }
+
+    fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError> {
+        self.call("malloc_async", Some(size), |device| view(device.pooled())?.malloc_async(pool, size, stream))
+    }
+
+    fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
+        self.call("free_async", None, |device| view(device.pooled())?.free_async(ptr, stream))
+    }
+
+    fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError> {
+        self.call("trim_pool", None, |device| view(device.pooled())?.trim_pool(pool, keep))
+    }
+
+    fn pool_reserved(&mut self, pool: PoolId) -> Result<Bytes, DeviceError> {
+        view(self.inner_mut().pooled())?.pool_reserved(pool)
+    }
+
+    fn pool_memory(&mut self, pool: PoolId) -> Result<PoolMemory, DeviceError> {
+        view(self.inner_mut().pooled())?.pool_memory(pool)
+    }
+}

@@ -1,0 +1,345 @@
+//! Training as a pattern of allocations: parameters and optimizer state live all the time, the forward pass makes activations, the backward pass
+//! frees them and makes gradients, and the optimizer reads and writes parameters and state. Contents are verified on the way, so that memory that
+//! was handed out twice is found.
+//!
+//! There is one implementation of an iteration ([`Training::iterate`]); it follows the [`Plan`] that it is given in all its parts.
+
+pub(super) mod pass;
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use harness_allocator::allocator::AllocatorError;
+use harness_allocator::device::StreamId;
+use harness_allocator::units::{Bytes, Nanos};
+
+use self::pass::{Failed, ParameterGradients, Pass, Workspaces, free_all, make};
+use super::{Between, pause};
+use crate::recovery::{Recovery, Tried};
+use crate::rig::{Buffer, Finding, Stop};
+use crate::world::{StepResult, Unmet, World};
+use harness_record::Invariant;
+use harness_record::{Outcome, Shortage};
+use harness_scenario::model::Program;
+use harness_scenario::steps::train::{Optimizer, Train, Trained, ZeroGrad};
+use harness_scenario::{Expected, Plan, Precision, ReportKey, Step};
+
+type Answer<T> = Result<Result<T, AllocatorError>, Stop>;
+
+/// What lives as long as the training.
+struct Training<'a> {
+    train: &'a Train,
+    stream: StreamId,
+    sizes: Vec<Bytes>,
+    parameters: Vec<Buffer>,
+    /// What is there beside them, and not trained.
+    constants: Vec<Buffer>,
+    /// The optimizer's state.
+    state: Vec<Buffer>,
+    /// The gradient of each parameter, where there is one between iterations.
+    gradients: Vec<Option<Buffer>>,
+    workspaces: Workspaces,
+    /// What graphs that are never given up keep.
+    retained: Vec<Buffer>,
+    programs: Programs<'a>,
+}
+
+/// Programs that were computed, to be used again.
+struct Programs<'a> {
+    model: &'a Trained,
+    known: BTreeMap<(u64, u64, bool), Rc<Program>>,
+}
+
+impl Programs<'_> {
+    /// Most that are kept.
+    const MOST: usize = 16;
+
+    fn of(&mut self, samples: u64, length: u64, precision: Precision) -> Rc<Program> {
+        let key = (samples, length, precision == Precision::Mixed);
+        if let Some(known) = self.known.get(&key) {
+            return Rc::clone(known);
+        }
+        if self.known.len() == Self::MOST {
+            self.known.pop_first();
+        }
+        let program = Rc::new(self.model.program(samples, length, precision));
+        self.known.insert(key, Rc::clone(&program));
+        program
+    }
+}
+
+#[derive(Default)]
+struct Tally {
+    iterations: u64,
+    samples: u64,
+    /// Of all iterations, failed tries included.
+    time: Nanos,
+    final_batch: u64,
+    retries: u64,
+    ooms: u64,
+    retained: u64,
+    /// Of the last request that failed.
+    shortage: Option<Shortage>,
+}
+
+impl Tally {
+    /// Takes a failure for lack of memory as data.
+    fn answer<T>(&mut self, done: Result<T, Failed>) -> Answer<T> {
+        match done {
+            Ok(value) => Ok(Ok(value)),
+            Err(Failed::Stop(stop)) => Err(stop),
+            Err(Failed::OutOfMemory(error, shortage)) => {
+                self.ooms += 1;
+                self.shortage = shortage.map(|shortage| *shortage);
+                Ok(Err(error))
+            }
+        }
+    }
+}
+
+/// Runs a training, with something else after each of its iterations.
+pub(crate) fn run(world: &mut World, step: &Step, train: &Train, between: Between<'_>) -> Result<StepResult, Stop> {
+    match &step.id {
+        Some(id) => world.rig.name_buffers(id, step.position.line),
+        None => world.rig.name_buffers(&step.action.kind(), step.position.line),
+    }
+    let mut training = Training::new(train, world.stream(&train.stream));
+    let mut tally = Tally::default();
+    let mut recovery = Recovery::new(train.on_oom.as_ref());
+    let built = training.build(world);
+    let failed = match tally.answer(built)? {
+        Ok(()) => iterate(world, train, &mut training, &mut tally, &mut recovery, between)?,
+        Err(error) => Some(error),
+    };
+    training.free(world)?;
+    Ok(conclude(world, step, train, tally, recovery, failed))
+}
+
+/// Does all iterations. Returns the error that ended them early, if one did.
+fn iterate(
+    world: &mut World,
+    train: &Train,
+    training: &mut Training<'_>,
+    tally: &mut Tally,
+    recovery: &mut Recovery<'_>,
+    mut between: Between<'_>,
+) -> Result<Option<AllocatorError>, Stop> {
+    let mut plan = train.plan.clone();
+    // What a policy came down to stays: going back up would only fail again, unless the policy looks for the largest batch.
+    let mut most = u64::MAX;
+    let began = world.rig.now();
+    for iteration in 0..train.iterations {
+        plan.batch = train.batches[iteration as usize % train.batches.len()].min(most);
+        plan.micro_batches = plan.micro_batches.min(plan.batch);
+        let asked = plan.batch;
+        let length = train.lengths[iteration as usize % train.lengths.len()];
+        let attempt = |world: &mut World, plan: &Plan| training.iterate(world, plan, length, tally);
+        let recovered = recovery.run(world, Tried::Iteration, plan, &mut between, attempt)?;
+        tally.retries += recovered.retries;
+        match recovered.answer {
+            Ok(()) => {
+                plan = recovered.next;
+                if plan.batch != asked {
+                    most = plan.batch;
+                }
+                tally.final_batch = recovered.plan.batch;
+                tally.iterations += 1;
+                tally.samples += plan.batch;
+                if matches!(train.model, Trained::Model(_)) {
+                    // A program that looks at its loss waits for it.
+                    world.rig.synchronize_stream(training.stream)?;
+                }
+                tally.time = world.rig.now().saturating_sub(began);
+                pause(&mut between, world)?;
+            }
+            Err(error) => return Ok(Some(error)),
+        }
+    }
+    Ok(None)
+}
+
+impl<'a> Training<'a> {
+    fn new(train: &'a Train, stream: StreamId) -> Self {
+        let sizes = train.model.parameters();
+        Self {
+            train,
+            stream,
+            parameters: Vec::with_capacity(sizes.len()),
+            constants: Vec::new(),
+            state: Vec::new(),
+            gradients: sizes.iter().map(|_| None).collect(),
+            sizes,
+            workspaces: Workspaces::default(),
+            retained: Vec::new(),
+            programs: Programs { model: &train.model, known: BTreeMap::new() },
+        }
+    }
+
+    fn build(&mut self, world: &mut World) -> Result<(), Failed> {
+        for &size in &self.sizes {
+            self.parameters.push(make(world, size, self.stream)?);
+        }
+        for size in self.train.model.constants() {
+            self.constants.push(make(world, size, self.stream)?);
+        }
+        // PyTorch's optimizers make their state in the first update; one of which only sizes are known has it from the start.
+        match &self.train.model {
+            Trained::Uniform(_) => self.make_state(world, 1, self.train.optimizer.copies()),
+            Trained::Model(_) => Ok(()),
+        }
+    }
+
+    /// Makes so many buffers for each parameter, each of so many copies of it.
+    fn make_state(&mut self, world: &mut World, buffers: u64, copies: u64) -> Result<(), Failed> {
+        for &size in self.sizes.iter().filter(|_| copies > 0) {
+            for _ in 0..buffers {
+                self.state.push(make(world, Bytes(size.0 * copies), self.stream)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// What it holds between iterations.
+    fn held(&self) -> u64 {
+        let workspaces = self.workspaces.forward.iter().chain(&self.workspaces.backward);
+        let lasting = self.parameters.iter().chain(&self.constants).chain(&self.state).chain(workspaces).chain(&self.retained);
+        lasting.chain(self.gradients.iter().flatten()).map(|buffer| buffer.size().0).sum()
+    }
+
+    /// Does one iteration by the plan. Where it fails, everything that it made is freed, and parameters and state are verified.
+    fn iterate(&mut self, world: &mut World, plan: &Plan, length: u64, tally: &mut Tally) -> Answer<()> {
+        let before = world.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
+        let mut made = Vec::new();
+        let (retained, state) = (self.retained.len(), self.state.len());
+        let done = self.passes(world, plan, length, &mut made);
+        let done = done.and_then(|()| self.update(world));
+        let answer = tally.answer(done)?;
+        if answer.is_err() {
+            let new = self.retained.drain(retained..).chain(self.state.drain(state..));
+            free_all(world, new.collect::<Vec<_>>())?;
+        }
+        if answer.is_err() || self.train.zero_grad == ZeroGrad::SetToNone {
+            for parameter in made {
+                free_all(world, self.gradients[parameter].take())?;
+            }
+        }
+        let after = world.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
+        if answer.is_err() {
+            tally.retained = tally.retained.max(after.saturating_sub(before));
+            // A check that is no part of the training: a timed run goes without.
+            if !world.rig.is_timed() {
+                self.verify(world)?;
+            }
+        }
+        if after != before {
+            world.rig.note(Finding {
+                invariant: Invariant::OomChangesOnlyTheCache,
+                expected: format!("{before} B allocated after an iteration as before it, beside what the training keeps"),
+                seen: format!("{after} B"),
+            });
+        }
+        Ok(answer)
+    }
+
+    /// The forward and backward passes of all micro-batches, the larger ones first.
+    fn passes(&mut self, world: &mut World, plan: &Plan, length: u64, made: &mut Vec<usize>) -> Result<(), Failed> {
+        let (each, rest) = (plan.batch / plan.micro_batches, plan.batch % plan.micro_batches);
+        for number in 0..plan.micro_batches {
+            let program = self.programs.of(each + u64::from(number < rest), length, plan.precision);
+            let mut pass = Pass::new(&program, self.stream, self.train.retain_graph);
+            let mut gradients = ParameterGradients { sizes: &self.sizes, buffers: &mut self.gradients, made };
+            let done = pass.run(world, plan.checkpoint_every, &mut self.workspaces, &mut gradients);
+            if self.train.retain_graph && done.is_ok() {
+                self.retained.extend(pass.into_buffers());
+            } else {
+                free_all(world, pass.into_buffers())?;
+            }
+            done?;
+        }
+        Ok(())
+    }
+
+    /// The optimizer reads and writes parameters and state. That of a model makes its state the first time; Adam computes the roots of one of its
+    /// moments apart, in all parameters at once (`foreach`, PyTorch's choice on a GPU).
+    fn update(&mut self, world: &mut World) -> Result<(), Failed> {
+        if matches!(self.train.model, Trained::Model(_)) {
+            let copies = self.train.optimizer.copies();
+            if self.state.is_empty() {
+                self.make_state(world, copies, copies.min(1))?;
+            }
+            if self.train.optimizer == Optimizer::Adam {
+                self.compute_apart(world)?;
+            }
+        }
+        for buffer in self.parameters.iter_mut().chain(&mut self.state) {
+            world.rig.verify(buffer, self.stream)?;
+            world.rig.fill(buffer, self.stream)?;
+        }
+        Ok(())
+    }
+
+    /// Holds a copy of every parameter for a moment.
+    fn compute_apart(&self, world: &mut World) -> Result<(), Failed> {
+        let mut copies = Vec::with_capacity(self.sizes.len());
+        let done = self.sizes.iter().try_for_each(|&size| make(world, size, self.stream).map(|copy| copies.push(copy)));
+        free_all(world, copies)?;
+        done
+    }
+
+    fn verify(&self, world: &mut World) -> Result<(), Stop> {
+        self.parameters.iter().chain(&self.state).try_for_each(|buffer| world.rig.verify(buffer, self.stream))
+    }
+
+    /// Gives everything back.
+    fn free(self, world: &mut World) -> Result<(), Stop> {
+        let lasting = self.parameters.into_iter().chain(self.constants).chain(self.state).chain(self.gradients.into_iter().flatten());
+        let workspaces = self.workspaces.forward.into_iter().chain(self.workspaces.backward);
+        free_all(world, lasting.chain(workspaces).chain(self.retained))
+    }
+}
+
+fn conclude(
+    world: &World,
+    step: &Step,
+    train: &Train,
+    tally: Tally,
+    mut recovery: Recovery<'_>,
+    failed: Option<AllocatorError>,
+) -> StepResult {
+    let mut result = StepResult::default();
+    result.reports.extend([
+        (ReportKey::Iterations, tally.iterations),
+        (ReportKey::FirstBatch, train.batches[0]),
+        (ReportKey::FinalBatch, 0),
+        (ReportKey::EffectiveBatch, 0),
+        (ReportKey::Ooms, tally.ooms),
+        (ReportKey::Throughput, (u128::from(tally.samples) * 1_000_000_000 / u128::from(tally.time.0.max(1))) as u64),
+    ]);
+    recovery.left_behind(Bytes(tally.retained));
+    result.reports.extend(recovery.reports());
+    result.recovery = recovery.into_record(world);
+    let completed = format!("{} of {} iterations", tally.iterations, train.iterations);
+    match (failed, train.expect.of(&world.arm, world.device)) {
+        (None, expected) => {
+            result.outcome = Outcome::Fits { retries: tally.retries as u32 };
+            if tally.retries > 0 {
+                result.notes.push(format!("{} retries: batch {} became {}", tally.retries, train.batches[0], tally.final_batch));
+            }
+            if let Expected::Oom(_) = expected {
+                result.unmet.push(Unmet::at(step, "training to run out of memory", completed));
+            }
+        }
+        (Some(error), expected) => {
+            result.outcome = Outcome::OutOfMemory;
+            result.shortage = tally.shortage;
+            result.notes.push(format!("{completed}, then {error}"));
+            if let Expected::Oom(Some(cause)) = expected {
+                result.unmet.extend(Unmet::other_cause(step, cause, result.shortage.as_ref()));
+            }
+            if expected == Expected::Fits {
+                result.unmet.push(Unmet::at(step, "training to its end", format!("{completed}, then {error}")));
+            }
+        }
+    }
+    result
+}

@@ -1,0 +1,212 @@
+//! Recovery policies in whole runs: what each does between a failure and the next try, in which order a chain tries them, and what the record
+//! keeps of it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use harness_allocator::allocator::AllocatorKind;
+use harness_devices::DeviceSource;
+use harness_record::{Outcome, Recovery, RunRecord, Verdict};
+use harness_report::text::step_table;
+use harness_run::session::{ArmRun, Plan, Selection};
+use harness_scenario::Scenario;
+
+/// Steps begin at line 6.
+fn passes(steps: &str) -> RunRecord {
+    let text = format!("about: A test.\nneeds: {{ memory: 64MiB }}\nstreams: [side]\nprograms: [other]\nsteps:\n{steps}\n");
+    let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let (selection, program) = (Selection::default(), "harness".to_owned());
+    let plan = Plan {
+        scenarios: vec![scenario.clone()],
+        selection,
+        seed: None,
+        memory: None,
+        repetitions: 1,
+        audit: true,
+        fail_fast: false,
+        program,
+    };
+    let arm = ArmRun { scenario: &scenario, allocator: &AllocatorKind::Caching.into(), repetition: 0 };
+    let run = plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::default()).unwrap();
+    assert_eq!(run.verdict, Verdict::Passed, "{}", step_table(&run));
+    run
+}
+
+/// What the policies of the only step that has some did.
+fn recovery(run: &RunRecord) -> &Recovery {
+    let mut all = run.steps.iter().filter_map(|step| step.recovery.as_ref());
+    let recovery = all.next().unwrap();
+    assert!(all.next().is_none());
+    recovery
+}
+
+/// What each try asked for, and what was done after it.
+fn tries(run: &RunRecord) -> Vec<(&str, Option<&str>)> {
+    recovery(run).listed.iter().map(|attempt| (attempt.asked.as_str(), attempt.then.as_deref())).collect()
+}
+
+fn training(batch: u64, iterations: u64, policies: &str, expect: &str) -> String {
+    format!(
+        "  - train: {{ id: t, parameters: 2MiB, layers: 4, activations_per_sample: 1MiB, batch: {batch}, iterations: {iterations}, expect: {expect}, on_oom: {policies} }}"
+    )
+}
+
+#[test]
+fn giving_up_is_one_try() {
+    let run = passes(
+        "  - alloc: { buffer: w, size: 40MiB }\n  - alloc: { buffer: x, size: 30MiB, expect: oom, on_oom: give_up, id: x }\n  - expect: x.attempts == 1",
+    );
+    assert_eq!(tries(&run), [("30 MiB", None)]);
+    assert!(recovery(&run).listed[0].failed.as_ref().unwrap().contains("out of memory"));
+}
+
+#[test]
+fn evicting_frees_what_was_used_longest_ago_until_it_fits() {
+    let run = passes(
+        "  - for: { i: 1..4 }
+    steps:
+      - alloc: { buffer: \"kv[i]\", size: 10MiB }
+      - fill: \"kv[i]\"
+  - alloc: { buffer: w, size: 10MiB }
+  - read: \"kv[1]\"
+  - alloc: { buffer: x, size: 40MiB, on_oom: [ { evict: { buffers: [kv, w] } } , give_up ], id: x }
+  - expect: [ x.retries == 3, allocated == 60MiB, x.retained_after_oom == 0 ]
+  - free: kv
+  - free: w",
+    );
+    let then: Vec<Option<&str>> = tries(&run).into_iter().map(|(_, then)| then).collect();
+    assert_eq!(then, [Some("evict kv[2]"), Some("evict kv[3]"), Some("evict kv[4]"), None]);
+}
+
+#[test]
+fn a_chain_skips_what_has_nothing_to_do_and_goes_on_to_the_next() {
+    let run = passes(
+        "  - alloc: { buffer: w, size: 20MiB }
+  - alloc: { buffer: v, size: 20MiB }
+  - alloc: { buffer: x, size: 30MiB, on_oom: [ empty_cache, { free: { buffers: [v] } } ], id: x }
+  - expect: [ x.retries == 1, x.given_back == 0 ]
+  - free: v",
+    );
+    assert_eq!(tries(&run), [("30 MiB", Some("free v")), ("30 MiB", None)]);
+}
+
+#[test]
+fn a_chain_that_is_at_its_end_ends_in_the_failure() {
+    let run = passes(&training(64, 1, "[ { shrink_batch: { floor: 60 } }, { halve_batch: { floor: 59 } } ]", "oom"));
+    let asked: Vec<&str> = tries(&run).into_iter().map(|(asked, _)| asked).collect();
+    assert_eq!(asked, ["a batch of 64", "a batch of 60", "a batch of 59"]);
+}
+
+#[test]
+fn shrinking_goes_down_by_a_tenth_until_it_fits() {
+    let run = passes(&training(64, 3, "shrink_batch", "fits"));
+    let recovery = recovery(&run);
+    let trained = recovery.trained.as_ref().unwrap();
+    assert_eq!(
+        tries(&run)[..3],
+        [("a batch of 64", Some("shrink_batch")), ("a batch of 57", Some("shrink_batch")), ("a batch of 51", Some("shrink_batch"))]
+    );
+    assert_eq!((recovery.attempts, recovery.retained.0), (recovery.retries + 3, 0));
+    assert_eq!(trained.samples, 3 * trained.effective_batch);
+}
+
+#[test]
+fn bisecting_ends_at_the_largest_batch_that_fits_and_stays_there() {
+    let batch = |policies: &str| recovery(&passes(&training(64, 20, policies, "fits"))).trained.clone().unwrap().final_batch;
+    let (bisected, shrunk, halved) = (batch("bisect_batch"), batch("shrink_batch"), batch("{ halve_batch: { retries: 9 } }"));
+    assert!(bisected >= shrunk && shrunk >= halved, "{bisected} {shrunk} {halved}");
+    let one_more = passes(&training(bisected + 1, 1, "give_up", "oom"));
+    assert_eq!(one_more.steps[0].outcome, Outcome::OutOfMemory);
+}
+
+#[test]
+fn waiting_lets_others_give_memory_back() {
+    let run = passes(
+        "  - pressure: 40MiB
+  - alloc: { buffer: x, size: 30MiB, on_oom: { wait: { first: 1ms, retries: 4 } }, id: x }
+    meanwhile:
+      - pressure: 36MiB
+      - pressure: 20MiB
+      - pressure: 0
+  - expect: [ x.retries == 2, x.retry_time >= 3ms, x.retries_without_progress == 0 ]",
+    );
+    let then: Vec<Option<&str>> = tries(&run).into_iter().map(|(_, then)| then).collect();
+    assert_eq!(then, [Some("wait 1.00 ms"), Some("wait 2.00 ms"), None]);
+}
+
+#[test]
+fn waiting_for_nobody_makes_no_progress() {
+    passes(
+        "  - pressure: 40MiB
+  - alloc: { buffer: x, size: 30MiB, expect: oom, on_oom: { wait: { retries: 2 } }, id: x }
+  - expect: x.retries_without_progress == 2
+violates: retry_makes_progress",
+    );
+}
+
+#[test]
+fn what_was_given_back_and_lost_is_told() {
+    let run = passes(
+        "  - for: { i: 1..3 }
+    steps:
+      - alloc: { buffer: \"p[i]\", size: 16MiB, stream: side }
+  - free: p
+  - train: { id: t, parameters: 2MiB, layers: 1, activations_per_sample: 20MiB, batch: 4, iterations: 1, on_oom: { halve_batch: { retries: 2, empty_cache: true } } }
+  - expect: [ t.retry_time > 0, t.effective_batch == 1, t.final_batch == 1 ]",
+    );
+    let recovery = recovery(&run);
+    assert_eq!(recovery.retries, 2);
+    assert_eq!(recovery.lost.unwrap().0, run.steps.iter().find(|step| step.kind == "train").unwrap().reports["retry_time"]);
+    assert!(recovery.listed.iter().all(|attempt| attempt.time.is_some()), "{recovery:?}");
+}
+
+/// 64 MiB in which a batch of 32 with 2 MiB a sample does not fit.
+fn saved_by(policies: &str) -> Recovery {
+    let steps = format!(
+        "  - train: {{ id: t, parameters: 1MiB, layers: 16, activations_per_sample: 2MiB, batch: 32, iterations: 3, on_oom: {policies} }}
+  - expect: [ t.iterations == 3, t.retained_after_oom == 0, t.retries_without_progress == 0 ]"
+    );
+    recovery(&passes(&steps)).clone()
+}
+
+#[test]
+fn splitting_keeps_the_effective_batch() {
+    let recovery = saved_by("split_and_accumulate");
+    let trained = recovery.trained.unwrap();
+    assert_eq!((trained.effective_batch, trained.final_batch, trained.samples), (32, 16, 96));
+    assert_eq!(recovery.retries, 1);
+}
+
+#[test]
+fn checkpointing_and_smaller_numbers_keep_the_batch() {
+    for (policies, plan) in
+        [("checkpoint_more", "a batch of 32, checkpointed every 2 layers"), ("[ half_precision, checkpoint_more ]", "mixed precision")]
+    {
+        let recovery = saved_by(policies);
+        let trained = recovery.trained.unwrap();
+        assert_eq!((trained.effective_batch, trained.final_batch), (32, 32), "{policies}");
+        assert!(trained.plan.contains(plan), "{policies}: {}", trained.plan);
+    }
+}
+
+#[test]
+fn every_policy_recovers_the_same_way_again() {
+    for policies in ["shrink_batch", "bisect_batch", "split_and_accumulate", "[ half_precision, checkpoint_more, split_and_accumulate ]"] {
+        assert_eq!(saved_by(policies).decisions(), saved_by(policies).decisions(), "{policies}");
+    }
+}
+
+/// What another stream wrote is not read on the buffer's own stream, which does not wait for it.
+#[test]
+fn looking_at_what_is_live_after_a_failure_is_no_race() {
+    passes(
+        "  - alloc: { buffer: w, size: 40MiB }
+  - record: { event: made }
+  - wait: { event: made, stream: side }
+  - fill: { buffer: w, stream: side }
+  - alloc: { buffer: v, size: 20MiB }
+  - fill: v
+  - alloc: { buffer: x, size: 30MiB, expect: oom, on_oom: [ give_up ] }
+  - synchronize: device",
+    );
+}

@@ -1,0 +1,507 @@
+//! Layers as a model's file says them, and their checked form, in which every shape is known.
+
+use std::fmt;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+
+use harness_language::error::{Problem, choices, quoted};
+use harness_language::located::{Located, Position};
+use harness_language::text::bounded;
+
+/// Largest dimension of a shape, and most repetitions of a block.
+pub const MAX_DIMENSION: u64 = 1 << 20;
+/// Most layers of a model, its blocks repeated.
+pub const MAX_LAYERS: usize = 10_000;
+
+/// What goes from one layer to the next, for each sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Numbers of words, of which there are as many as the sequence is long.
+    Tokens,
+    /// A vector of this width for each word.
+    Sequence {
+        /// Numbers of each vector.
+        width: u64,
+    },
+    /// One vector.
+    Features {
+        /// Its numbers.
+        width: u64,
+    },
+    /// A picture.
+    Image {
+        /// Values of each point.
+        channels: u64,
+        /// Points from top to bottom.
+        height: u64,
+        /// Points from left to right.
+        width: u64,
+    },
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tokens => f.write_str("tokens"),
+            Self::Sequence { width } => write!(f, "a sequence of vectors of {width}"),
+            Self::Features { width } => write!(f, "{width} features"),
+            Self::Image { channels, height, width } => write!(f, "an image of {channels} × {height} × {width}"),
+        }
+    }
+}
+
+/// A layer with all that its memory depends on, but for the samples and the length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are those of the fields in the file")]
+pub enum Layer {
+    Linear {
+        inputs: u64,
+        outputs: u64,
+        bias: bool,
+        tied: bool,
+    },
+    Conv2d {
+        input: (u64, u64, u64),
+        output: (u64, u64, u64),
+        kernel: u64,
+        bias: bool,
+    },
+    BatchNorm {
+        channels: u64,
+    },
+    LayerNorm {
+        width: u64,
+    },
+    Relu {
+        in_place: bool,
+    },
+    Gelu,
+    Tanh,
+    Dropout,
+    MaxPool {
+        output: (u64, u64, u64),
+    },
+    AveragePool {
+        channels: u64,
+    },
+    Embedding {
+        vocabulary: u64,
+        width: u64,
+        positions: u64,
+        types: u64,
+    },
+    SelfAttention {
+        width: u64,
+        heads: u64,
+    },
+    FirstToken {
+        width: u64,
+    },
+    CrossEntropy,
+    Residual {
+        layers: Vec<Self>,
+        shortcut: Vec<Self>,
+        in_place: bool,
+    },
+    /// A unit of checkpointing.
+    Block {
+        layers: Vec<Self>,
+    },
+}
+
+/// Registers the layers that a file can name: `Variant = "name": Wire`. Those without a required field may stand alone.
+macro_rules! layers {
+    ($($variant:ident = $name:literal: $wire:ident $bare:literal $about:literal,)*) => {
+        /// A layer as the file says it.
+        #[derive(Clone, Debug)]
+        pub(super) enum LayerWire {
+            $($variant($wire),)*
+            Unknown(Located<String>),
+            /// It needs fields, and has none.
+            Bare(Located<String>),
+            /// A map of no layer, or of several.
+            NotOne,
+        }
+
+        /// The names of the layers, whether one may stand without fields, and what it is.
+        pub(super) const LAYERS: &[(&str, bool, &str)] = &[$(($name, $bare, $about)),*];
+
+        impl LayerWire {
+            fn from_name(name: Located<String>) -> Self {
+                match name.value.as_str() {
+                    $($name => match $wire::bare() {
+                        Some(wire) => Self::$variant(wire),
+                        None => Self::Bare(name),
+                    },)*
+                    _ => Self::Unknown(name),
+                }
+            }
+
+            fn from_entry<'de, A: MapAccess<'de>>(name: Located<String>, map: &mut A) -> Result<Self, A::Error> {
+                match name.value.as_str() {
+                    $($name => Ok(Self::$variant(map.next_value()?)),)*
+                    _ => {
+                        map.next_value::<IgnoredAny>()?;
+                        Ok(Self::Unknown(name))
+                    }
+                }
+            }
+        }
+
+        /// The forms of the layers, by name.
+        pub(super) fn schemas(generator: &mut SchemaGenerator) -> Vec<(&'static str, Schema)> {
+            vec![$(($name, $wire::json_schema(generator))),*]
+        }
+    };
+}
+
+layers! {
+    Linear = "linear": LinearWire false "A matrix of weights, and a bias. It saves its input.",
+    Conv2d = "conv2d": Conv2dWire false "A convolution of an image. It saves its input, and computes in a workspace.",
+    BatchNorm = "batch_norm": NoFields true "Normalizes each channel over the batch. It saves its input, mean and deviation.",
+    LayerNorm = "layer_norm": NoFields true "Normalizes each vector. It saves its input, mean and deviation.",
+    Relu = "relu": ReluWire true "Cuts off what is negative. It saves its result.",
+    Gelu = "gelu": NoFields true "A smooth step. It saves its input.",
+    Tanh = "tanh": NoFields true "The hyperbolic tangent. It saves its result.",
+    Dropout = "dropout": NoFields true "Leaves some values out. It saves a mask of one byte for each.",
+    MaxPool = "max_pool": PoolWire false "The largest value of each window. It saves its input, and where each value was.",
+    AveragePool = "average_pool": NoFields true "The mean of each channel. It saves nothing.",
+    Embedding = "embedding": EmbeddingWire false "A vector for each token, with those of its position and type added.",
+    SelfAttention = "self_attention": AttentionWire false "Projections to queries, keys and values in one matrix, fused attention, and a projection back. It saves the three, the result, and one number for each row.",
+    FirstToken = "first_token": NoFields true "The vector of the first token of each sequence.",
+    CrossEntropy = "cross_entropy": NoFields true "The loss. It saves the logarithm of the softmax, always in 32-bit numbers.",
+    Residual = "residual": ResidualWire false "Layers whose result is added to what went in.",
+    Block = "block": BlockWire false "Layers that stand together, as often as it says; checkpointing does whole blocks again.",
+}
+
+trait Bare: Sized {
+    /// What it is without fields, where that makes sense.
+    fn bare() -> Option<Self>;
+}
+
+/// No fields.
+#[derive(Clone, Copy, Debug, Default, serde::Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NoFields {}
+
+impl Bare for NoFields {
+    fn bare() -> Option<Self> {
+        Some(Self {})
+    }
+}
+
+/// Fields of `linear`.
+#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LinearWire {
+    /// Numbers of the result.
+    out: Located<u64>,
+    /// Whether it has a bias: yes, if not given.
+    bias: Option<bool>,
+    /// Whether its weights are those of the embedding: no, if not given.
+    #[serde(default)]
+    tied: bool,
+}
+
+/// Fields of `conv2d`.
+#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Conv2dWire {
+    /// Channels of the result.
+    out: Located<u64>,
+    /// Points of each side of the filter.
+    kernel: Located<u64>,
+    /// Points from one place of the filter to the next: 1 if not given.
+    stride: Option<Located<u64>>,
+    /// Points added at each edge: 0 if not given.
+    padding: Option<Located<u64>>,
+    /// Whether it has a bias: yes, if not given.
+    bias: Option<bool>,
+}
+
+/// Fields of `relu`.
+#[derive(Clone, Debug, Default, serde::Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReluWire {
+    /// Whether the result takes the place of the input: no, if not given.
+    #[serde(default)]
+    in_place: bool,
+}
+
+impl Bare for ReluWire {
+    fn bare() -> Option<Self> {
+        Some(Self::default())
+    }
+}
+
+/// Fields of `max_pool`.
+#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PoolWire {
+    /// Points of each side of the window.
+    kernel: Located<u64>,
+    /// Points from one window to the next: 1 if not given.
+    stride: Option<Located<u64>>,
+    /// Points added at each edge: 0 if not given.
+    padding: Option<Located<u64>>,
+}
+
+/// Fields of `embedding`.
+#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EmbeddingWire {
+    /// Different tokens.
+    vocabulary: Located<u64>,
+    /// Numbers of each vector.
+    width: Located<u64>,
+    /// Positions with a vector of their own, which is added: none, if not given.
+    positions: Option<Located<u64>>,
+    /// Types of tokens with a vector of their own, which is added: none, if not given.
+    types: Option<Located<u64>>,
+}
+
+/// Fields of `self_attention`.
+#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AttentionWire {
+    /// Heads, which share the width evenly.
+    heads: Located<u64>,
+}
+
+/// Fields of `residual`.
+#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ResidualWire {
+    /// What is computed.
+    layers: Vec<Located<LayerWire>>,
+    /// What is done with the input before it is added: nothing, if not given.
+    #[serde(default)]
+    shortcut: Vec<Located<LayerWire>>,
+    /// Whether the sum takes the place of the result of the layers: no, if not given.
+    #[serde(default)]
+    in_place: bool,
+}
+
+/// Fields of `block`.
+#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BlockWire {
+    /// How often: once, if not given.
+    times: Option<Located<u64>>,
+    /// What it consists of.
+    layers: Vec<Located<LayerWire>>,
+}
+
+macro_rules! needs_fields {
+    ($($wire:ident),*) => { $(impl Bare for $wire { fn bare() -> Option<Self> { None } })* };
+}
+
+needs_fields!(LinearWire, Conv2dWire, PoolWire, EmbeddingWire, AttentionWire, ResidualWire, BlockWire);
+
+impl<'de> Deserialize<'de> for LayerWire {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct LayerVisitor;
+        impl<'de> Visitor<'de> for LayerVisitor {
+            type Value = LayerWire;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a layer, as in `{ linear: { out: 10 } }` or `gelu`")
+            }
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<LayerWire, E> {
+                // The place of a bare name is that of the list item, which the check knows.
+                Ok(LayerWire::from_name(Located { value: name.to_owned(), line: 0, column: 0, length: 0 }))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LayerWire, A::Error> {
+                let Some(name) = map.next_key::<Located<String>>()? else { return Ok(LayerWire::NotOne) };
+                let layer = LayerWire::from_entry(name, &mut map)?;
+                let mut is_one = true;
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                    is_one = false;
+                }
+                Ok(if is_one { layer } else { LayerWire::NotOne })
+            }
+        }
+        deserializer.deserialize_any(LayerVisitor)
+    }
+}
+
+impl JsonSchema for LayerWire {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "layer".into()
+    }
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let bare: Vec<&str> = LAYERS.iter().filter(|(_, bare, _)| *bare).map(|(name, ..)| *name).collect();
+        let maps = schemas(generator).into_iter().map(|(name, fields)| {
+            json_schema!({ "type": "object", "properties": { name: fields }, "required": [name], "additionalProperties": false })
+        });
+        let forms: Vec<Schema> = std::iter::once(json_schema!({ "type": "string", "enum": bare })).chain(maps).collect();
+        json_schema!({ "anyOf": forms })
+    }
+}
+
+/// Checks layers in their order, with the shape that goes into the first one, which becomes that behind the last.
+pub(super) fn check(wires: &[Located<LayerWire>], shape: &mut Shape, count: &mut usize) -> Result<Vec<Layer>, Problem> {
+    let mut layers = Vec::new();
+    for wire in wires {
+        let repetitions = match &wire.value {
+            LayerWire::Block(block) => dimension_or(block.times.as_ref(), "times", 1)?,
+            _ => 1,
+        };
+        for _ in 0..repetitions {
+            *count += 1;
+            if *count > MAX_LAYERS {
+                return Err(Problem::new(wire.position(), format!("with this the model has more than {MAX_LAYERS} layers"))
+                    .help("lower `times`, or leave layers out"));
+            }
+            layers.push(check_one(wire, shape, count)?);
+        }
+    }
+    Ok(layers)
+}
+
+fn check_one(wire: &Located<LayerWire>, shape: &mut Shape, count: &mut usize) -> Result<Layer, Problem> {
+    let at = wire.position();
+    let no = |name: &str, wanted: &str| {
+        Problem::new(at, format!("`{name}` takes {wanted}, and what comes here is {shape}")).help("correct the layers in front of it")
+    };
+    Ok(match &wire.value {
+        LayerWire::Linear(linear) => {
+            let outputs = dimension(&linear.out, "out")?;
+            let (inputs, behind) = match *shape {
+                Shape::Sequence { width } => (width, Shape::Sequence { width: outputs }),
+                Shape::Features { width } => (width, Shape::Features { width: outputs }),
+                Shape::Tokens | Shape::Image { .. } => return Err(no("linear", "features or a sequence")),
+            };
+            *shape = behind;
+            Layer::Linear { inputs, outputs, bias: linear.bias.unwrap_or(true), tied: linear.tied }
+        }
+        LayerWire::Conv2d(conv) => {
+            let Shape::Image { channels, height, width } = *shape else { return Err(no("conv2d", "an image")) };
+            let window = window(&conv.kernel, conv.stride.as_ref(), conv.padding.as_ref())?;
+            let output = (dimension(&conv.out, "out")?, window.of(height, at)?, window.of(width, at)?);
+            *shape = Shape::Image { channels: output.0, height: output.1, width: output.2 };
+            Layer::Conv2d { input: (channels, height, width), output, kernel: window.kernel, bias: conv.bias.unwrap_or(true) }
+        }
+        LayerWire::BatchNorm(NoFields {}) => match *shape {
+            Shape::Image { channels, .. } => Layer::BatchNorm { channels },
+            _ => return Err(no("batch_norm", "an image")),
+        },
+        LayerWire::LayerNorm(NoFields {}) => match *shape {
+            Shape::Sequence { width } | Shape::Features { width } => Layer::LayerNorm { width },
+            _ => return Err(no("layer_norm", "features or a sequence")),
+        },
+        LayerWire::Relu(relu) => Layer::Relu { in_place: relu.in_place },
+        LayerWire::Gelu(NoFields {}) => Layer::Gelu,
+        LayerWire::Tanh(NoFields {}) => Layer::Tanh,
+        LayerWire::Dropout(NoFields {}) => Layer::Dropout,
+        LayerWire::MaxPool(pool) => {
+            let Shape::Image { channels, height, width } = *shape else { return Err(no("max_pool", "an image")) };
+            let window = window(&pool.kernel, pool.stride.as_ref(), pool.padding.as_ref())?;
+            let output = (channels, window.of(height, at)?, window.of(width, at)?);
+            *shape = Shape::Image { channels, height: output.1, width: output.2 };
+            Layer::MaxPool { output }
+        }
+        LayerWire::AveragePool(NoFields {}) => match *shape {
+            Shape::Image { channels, .. } => {
+                *shape = Shape::Features { width: channels };
+                Layer::AveragePool { channels }
+            }
+            _ => return Err(no("average_pool", "an image")),
+        },
+        LayerWire::Embedding(embedding) => {
+            let EmbeddingWire { vocabulary, width, positions, types } = embedding;
+            if *shape != Shape::Tokens {
+                return Err(no("embedding", "tokens"));
+            }
+            let width = dimension(width, "width")?;
+            *shape = Shape::Sequence { width };
+            Layer::Embedding {
+                vocabulary: dimension(vocabulary, "vocabulary")?,
+                width,
+                positions: dimension_or(positions.as_ref(), "positions", 0)?,
+                types: dimension_or(types.as_ref(), "types", 0)?,
+            }
+        }
+        LayerWire::SelfAttention(attention) => {
+            let Shape::Sequence { width } = *shape else { return Err(no("self_attention", "a sequence")) };
+            let heads = dimension(&attention.heads, "heads")?;
+            if width % heads != 0 {
+                return Err(Problem::new(attention.heads.position(), format!("{heads} heads cannot share a width of {width} evenly"))
+                    .help("`heads` is a divisor of the width"));
+            }
+            Layer::SelfAttention { width, heads }
+        }
+        LayerWire::FirstToken(NoFields {}) => {
+            let Shape::Sequence { width } = *shape else { return Err(no("first_token", "a sequence")) };
+            *shape = Shape::Features { width };
+            Layer::FirstToken { width }
+        }
+        LayerWire::CrossEntropy(NoFields {}) => match *shape {
+            Shape::Sequence { .. } | Shape::Features { .. } => {
+                *shape = Shape::Features { width: 1 };
+                Layer::CrossEntropy
+            }
+            _ => return Err(no("cross_entropy", "features or a sequence")),
+        },
+        LayerWire::Residual(residual) => {
+            let ResidualWire { layers, shortcut, in_place } = residual;
+            let (mut inner, mut beside) = (*shape, *shape);
+            let layers = check(layers, &mut inner, count)?;
+            let shortcut = check(shortcut, &mut beside, count)?;
+            if inner != beside || layers.is_empty() {
+                return Err(Problem::new(at, format!("the layers of this `residual` end with {inner}, and what is added is {beside}"))
+                    .help("both must be alike: give the input a `shortcut`, or correct the layers"));
+            }
+            *shape = inner;
+            Layer::Residual { layers, shortcut, in_place: *in_place }
+        }
+        LayerWire::Block(block) => Layer::Block { layers: check(&block.layers, shape, count)? },
+        LayerWire::Unknown(name) => {
+            let place = if name.line == 0 { at } else { name.position() };
+            return Err(Problem::new(place, format!("there is no layer `{}`", name.value)).help(choices(
+                &name.value,
+                "layers",
+                LAYERS.iter().map(|(name, ..)| *name),
+            )));
+        }
+        LayerWire::Bare(name) => {
+            let message = format!("`{}` needs fields", name.value);
+            return Err(Problem::new(at, message).help(format!("as in `- {}: {{ … }}`", name.value)));
+        }
+        LayerWire::NotOne => {
+            let names: Vec<&str> = LAYERS.iter().map(|(name, ..)| *name).collect();
+            return Err(Problem::new(at, "one layer is wanted here").help(format!("one of {}", quoted(&names, ", "))));
+        }
+    })
+}
+
+fn dimension(given: &Located<u64>, what: &str) -> Result<u64, Problem> {
+    bounded(given, what, 1..=MAX_DIMENSION)
+}
+
+fn dimension_or(given: Option<&Located<u64>>, what: &str, otherwise: u64) -> Result<u64, Problem> {
+    given.map_or(Ok(otherwise), |given| bounded(given, what, 0..=MAX_DIMENSION))
+}
+
+/// A window that moves over an image.
+struct Window {
+    kernel: u64,
+    stride: u64,
+    padding: u64,
+}
+
+fn window(kernel: &Located<u64>, stride: Option<&Located<u64>>, padding: Option<&Located<u64>>) -> Result<Window, Problem> {
+    let stride = stride.map_or(Ok(1), |stride| dimension(stride, "stride"))?;
+    Ok(Window { kernel: dimension(kernel, "kernel")?, stride, padding: dimension_or(padding, "padding", 0)? })
+}
+
+impl Window {
+    /// Its places along a side of that length.
+    fn of(&self, side: u64, at: Position) -> Result<u64, Problem> {
+        let room = (side + 2 * self.padding).checked_sub(self.kernel);
+        room.map(|room| room / self.stride + 1).ok_or_else(|| {
+            Problem::new(at, format!("a window of {} does not fit into {side} points with {} at each edge", self.kernel, self.padding))
+                .help("lower `kernel`, or raise `padding`")
+        })
+    }
+}

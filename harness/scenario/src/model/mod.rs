@@ -1,0 +1,195 @@
+//! What is trained: models, and what a forward and a backward pass through them do with memory.
+//!
+//! A model's file has its layers ([`layers`]); from their shapes follows a [`Program`] ([`compile`]) for each number of samples, length and
+//! precision, which a training executes.
+
+mod compile;
+mod layers;
+mod program;
+
+use std::path::Path;
+
+use harness_allocator::units::Bytes;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use harness_language::error::{FileError, Problem};
+use harness_language::fields::about;
+use harness_language::located::{Located, Position};
+use harness_language::text::bounded;
+use harness_language::yaml::{self, Language};
+
+use self::layers::{LAYERS, LayerWire};
+pub use self::layers::{Layer, MAX_DIMENSION, MAX_LAYERS, Shape};
+pub use self::program::{Backward, Gradient, Operation, ParameterId, Program, Segment, TensorId, Uniform, Unit};
+use crate::plan::Precision;
+
+/// The files of models, in the words of their errors.
+pub const MODEL: Language = Language {
+    noun: "model",
+    example: "scenarios/models/gpt2.yaml",
+    shape: "a model has the keys `about`, `input` and `layers`, and may have `parameters`",
+    required: &["about", "input", "layers"],
+    shorter: "`block` with `times`",
+    own: &["layers"],
+    foreign: &["steps", "arms"],
+    other: ("a scenario", "harness run"),
+};
+
+/// A model, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// The file's name without ending.
+    pub name: String,
+    /// What a reader learns from it.
+    pub about: String,
+    /// What goes into the first layer.
+    pub input: Shape,
+    /// Words of each sample at most; 1 where samples are no sequences.
+    pub length: u64,
+    /// Its layers, blocks repeated.
+    pub layers: Vec<Layer>,
+}
+
+/// A model: its layers, from whose shapes follows what a training does with memory.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(title = "model")]
+struct ModelWire {
+    /// What a reader learns from it.
+    about: Located<String>,
+    /// What one sample is: `{ tokens: 1024 }`, a sequence of at most so many words; `{ features: 1024 }`; or `{ image: [3, 224, 224] }`, channels,
+    /// height and width.
+    input: Located<InputWire>,
+    /// How many numbers are trained, to be checked against the layers: not checked, if not given.
+    parameters: Option<Located<u64>>,
+    /// The layers in their order.
+    layers: Located<Vec<Located<LayerWire>>>,
+}
+
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+enum InputWire {
+    /// A sequence of at most so many words.
+    Tokens(Located<u64>),
+    /// A vector of so many numbers.
+    Features(Located<u64>),
+    /// Channels, height and width.
+    Image(Located<Vec<Located<u64>>>),
+}
+
+impl Model {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// [`FileError`]: what is wrong with the file, or with what it says.
+    pub fn load(path: &Path) -> Result<Self, FileError> {
+        Self::parse(&yaml::read(path, &MODEL)?, path)
+    }
+
+    /// Checks a text. `path` is for messages, and its file name names the model.
+    ///
+    /// # Errors
+    /// [`FileError::Text`].
+    pub fn parse(source: &str, path: &Path) -> Result<Self, FileError> {
+        let checked = yaml::parse(source, path, &MODEL).and_then(|wire: ModelWire| check(&wire, path));
+        checked.map_err(|problem| FileError::text(problem, path, source))
+    }
+
+    /// What one pass over so many samples of this length does.
+    #[must_use]
+    pub fn program(&self, samples: u64, length: u64, precision: Precision) -> Program {
+        compile::compile(&self.layers, self.input, samples, length, precision).program
+    }
+
+    /// The sizes of the parameters, in 32-bit numbers, in the order of the layers.
+    #[must_use]
+    pub fn parameters(&self) -> Vec<Bytes> {
+        compile::compile(&self.layers, self.input, 1, 1, Precision::Fp32).parameters
+    }
+
+    /// The sizes of what lives as long as the parameters and is not trained, as the running means of `batch_norm`.
+    #[must_use]
+    pub fn constants(&self) -> Vec<Bytes> {
+        compile::compile(&self.layers, self.input, 1, 1, Precision::Fp32).constants
+    }
+
+    /// How many numbers are trained.
+    #[must_use]
+    pub fn parameter_count(&self) -> u64 {
+        self.parameters().iter().map(|size| size.0 / 4).fold(0, u64::saturating_add)
+    }
+}
+
+fn check(wire: &ModelWire, path: &Path) -> Result<Model, Problem> {
+    let about = about(&wire.about, MODEL.noun)?;
+    let dimension = |given: &Located<u64>, what: &str| bounded(given, what, 1..=MAX_DIMENSION);
+    let (input, length) = match &wire.input.value {
+        InputWire::Tokens(length) => (Shape::Tokens, dimension(length, "tokens")?),
+        InputWire::Features(width) => (Shape::Features { width: dimension(width, "features")? }, 1),
+        InputWire::Image(sides) => match sides.value.as_slice() {
+            [channels, height, width] => {
+                let [channels, height, width] = [dimension(channels, "image")?, dimension(height, "image")?, dimension(width, "image")?];
+                (Shape::Image { channels, height, width }, 1)
+            }
+            other => {
+                return Err(Problem::new(sides.position(), format!("`image` has {} numbers", other.len()))
+                    .help("channels, height and width, as in `[3, 224, 224]`"));
+            }
+        },
+    };
+    if wire.layers.value.is_empty() {
+        return Err(
+            Problem::new(wire.layers.position(), "a model has at least one layer").help("as in `layers: [{ linear: { out: 10 } }]`")
+        );
+    }
+    let mut shape = input;
+    let layers = layers::check(&wire.layers.value, &mut shape, &mut 0)?;
+    let name = path.file_stem().map_or_else(|| MODEL.noun.to_owned(), |stem| stem.to_string_lossy().into_owned());
+    let model = Model { name, about, input, length, layers };
+    match &wire.parameters {
+        Some(wanted) if wanted.value != model.parameter_count() => {
+            let message = format!("the layers have {} parameters, and `parameters` is {}", model.parameter_count(), wanted.value);
+            Err(Problem::new(wanted.position(), message).help("correct the layers, or leave `parameters` out"))
+        }
+        _ => Ok(model),
+    }
+}
+
+/// Loads a model that a step names; what is wrong with it is told where the step names it.
+pub(crate) fn load_for(folder: &Path, named: &Located<String>) -> Result<Model, Problem> {
+    let at: Position = named.position();
+    Model::load(&folder.join(&named.value)).map_err(|error| {
+        let help = error.advice().unwrap_or("the path begins at the folder of the scenario").to_owned();
+        Problem::new(at, format!("this model cannot be used: {error}")).help(help)
+    })
+}
+
+/// The JSON Schema of models.
+#[must_use]
+pub fn schema() -> serde_json::Value {
+    schemars::schema_for!(ModelWire).to_value()
+}
+
+/// The table of the layers for the reference: name, fields, meaning.
+#[must_use]
+pub fn reference() -> String {
+    let mut generator = schemars::SchemaGenerator::default();
+    let mut table = String::from("| layer | fields | what it is |\n|---|---|---|\n");
+    for ((name, schema), (_, bare, about)) in layers::schemas(&mut generator).into_iter().zip(LAYERS) {
+        let value = schema.to_value();
+        let fields: Vec<String> = value["properties"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(field, of)| format!("`{field}`: {}", of["description"].as_str().unwrap_or_default()))
+            .collect();
+        let alone = if *bare && !fields.is_empty() { "none, or " } else { "" };
+        table.push_str(&format!(
+            "| `{name}` | {alone}{} | {about} |\n",
+            if fields.is_empty() { "none".to_owned() } else { fields.join(" ") }
+        ));
+    }
+    table
+}

@@ -1,0 +1,198 @@
+//! Checks policies against the step that has them: one that can do nothing there is refused.
+
+use std::collections::BTreeSet;
+
+use harness_allocator::units::Nanos;
+
+use super::wire::{BatchWire, ChainWire, PolicyWire};
+use super::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind};
+use crate::checker::Checker;
+use crate::metric::BufferName;
+use crate::plan::{Plan, PlanPart, Precision};
+use harness_language::error::{Problem, choices, quoted};
+use harness_language::located::{Located, Position};
+use harness_language::text::{CountText, NameText, duration};
+
+/// A step that can recover.
+pub(crate) struct Recoverable {
+    /// Its key in YAML.
+    step: &'static str,
+    /// The parts of a plan that it understands.
+    parts: &'static [PlanPart],
+    /// How its first attempt is done.
+    first: Plan,
+    /// Layers of which activations are kept; 0 where there are none.
+    layers: u64,
+}
+
+impl Recoverable {
+    /// Steps that recover, with the parts of a plan that each understands.
+    pub(crate) const STEPS: [(&'static str, &'static [PlanPart]); 2] = [
+        ("alloc", &[PlanPart::Buffers]),
+        ("train", &[PlanPart::Batch, PlanPart::MicroBatches, PlanPart::Checkpointing, PlanPart::Precision]),
+    ];
+
+    /// One request.
+    pub(crate) const fn alloc() -> Self {
+        let (step, parts) = Self::STEPS[0];
+        Self { step, parts, first: Plan::of_batch(1), layers: 0 }
+    }
+
+    /// Iterations of a training, the first of which is done so.
+    pub(crate) const fn train(first: Plan, layers: u64) -> Self {
+        let (step, parts) = Self::STEPS[1];
+        Self { step, parts, first, layers }
+    }
+
+    /// The policies that are of use to a step which understands these parts.
+    pub(crate) fn accepted(parts: &'static [PlanPart]) -> impl Iterator<Item = PolicyKind> {
+        PolicyKind::ALL.iter().copied().filter(|kind| kind.needs().is_none_or(|part| parts.contains(&part)))
+    }
+
+    fn names(&self) -> Vec<&'static str> {
+        Self::accepted(self.parts).map(PolicyKind::name).collect()
+    }
+}
+
+/// Checks the policies of a step.
+pub(crate) fn check(wire: &Located<ChainWire>, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Chain, Problem> {
+    let at = wire.position();
+    let policies = match &wire.value {
+        ChainWire::One(policy) => vec![check_one(policy, at, step, checker)?],
+        ChainWire::Many(policies) if policies.is_empty() => {
+            return Err(Problem::new(at, "there is no policy in this list").help(format!("one or more of {}", quoted(&step.names(), ", "))));
+        }
+        ChainWire::Many(policies) => {
+            if let Some(surplus) = policies.get(MAX_POLICIES) {
+                let message = format!("these are more than {MAX_POLICIES} policies");
+                return Err(Problem::new(surplus.position(), message).help(format!("give a step at most {MAX_POLICIES}")));
+            }
+            policies.iter().map(|policy| check_one(&policy.value, policy.position(), step, checker)).collect::<Result<_, _>>()?
+        }
+    };
+    if let ChainWire::Many(wires) = &wire.value
+        && let Some(last) = policies.iter().position(|policy| *policy == Policy::GiveUp)
+        && let Some(unreachable) = wires.get(last + 1)
+    {
+        return Err(Problem::new(unreachable.position(), "this is never tried, because `give_up` stands in front of it")
+            .see(wires[last].position(), "ends the recovery")
+            .help("put `give_up` at the end, or leave it out"));
+    }
+    Ok(Chain(policies))
+}
+
+fn check_one(wire: &PolicyWire, at: Position, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Policy, Problem> {
+    if let Some(kind) = wire.kind()
+        && kind.needs().is_some_and(|part| !step.parts.contains(&part))
+    {
+        let message = format!("`{kind}` makes no sense for `{}`", step.step);
+        return Err(Problem::new(at, message).help(format!("`{}` recovers with {}", step.step, quoted(&step.names(), ", "))));
+    }
+    match wire {
+        PolicyWire::GiveUp(_) => Ok(Policy::GiveUp),
+        PolicyWire::EmptyCache(fields) => Ok(Policy::EmptyCache { retries: retries(fields.retries.as_ref(), 1, checker)? }),
+        PolicyWire::Synchronize(fields) => Ok(Policy::Synchronize { retries: retries(fields.retries.as_ref(), 1, checker)? }),
+        PolicyWire::Free(fields) => {
+            Ok(Policy::Free { buffers: buffers(&fields.buffers, PolicyKind::Free, at, &mut |name| checker.live_named(name))? })
+        }
+        PolicyWire::Evict(fields) => {
+            Ok(Policy::Evict { buffers: buffers(&fields.buffers, PolicyKind::Evict, at, &mut |name| checker.live_or_numbered(name))? })
+        }
+        PolicyWire::HalveBatch(fields) => batch(fields, BatchRule::Halve, step, checker),
+        PolicyWire::ShrinkBatch(fields) => batch(fields, BatchRule::Shrink, step, checker),
+        PolicyWire::BisectBatch(fields) => batch(fields, BatchRule::Bisect, step, checker),
+        PolicyWire::SplitAndAccumulate(fields) => {
+            let floor = floor(fields.floor.as_ref(), step.first.samples_at_once(), "part", "split", checker)?;
+            if floor == step.first.samples_at_once() {
+                return Err(nothing_to_do(
+                    at,
+                    &format!("no more samples than the floor, {floor}, are in memory at once"),
+                    "give it a larger batch or a lower floor",
+                ));
+            }
+            Ok(Policy::SplitAndAccumulate { floor })
+        }
+        PolicyWire::CheckpointMore(fields) => {
+            let most = match &fields.most {
+                Some(most) => checker.whole(most, "most", 2..=step.layers.max(2))?,
+                None => step.layers.isqrt().max(2),
+            };
+            if step.layers < 2 || step.first.checkpoint_every.is_some_and(|every| every >= most) {
+                return Err(nothing_to_do(at, "there is nothing more to checkpoint", "give it more layers, or a larger `most`"));
+            }
+            Ok(Policy::CheckpointMore { most })
+        }
+        PolicyWire::HalfPrecision(_) => match step.first.precision {
+            Precision::Fp32 => Ok(Policy::HalfPrecision),
+            Precision::Mixed => Err(nothing_to_do(at, "the precision is mixed already", "begin with `fp32`, or leave the policy out")),
+        },
+        PolicyWire::Wait(fields) => Ok(Policy::Wait {
+            first: fields.first.as_ref().map_or(Ok(Nanos::millis(10)), duration)?,
+            factor: fields.factor.as_ref().map_or(Ok(2), |factor| checker.whole(factor, "factor", 1..=10))? as u32,
+            retries: retries(fields.retries.as_ref(), 5, checker)?,
+        }),
+        PolicyWire::Unknown(name) => {
+            // A bare name stands where the policy stands.
+            let place = if name.line == 0 { at } else { name.position() };
+            Err(Problem::new(place, format!("there is no policy `{}`", name.value)).help(choices(&name.value, "policies", step.names())))
+        }
+        PolicyWire::NotOne => Err(Problem::new(at, "one policy is wanted here").help(format!("one of {}", quoted(&step.names(), ", ")))),
+    }
+}
+
+fn nothing_to_do(at: Position, why: &str, help: &str) -> Problem {
+    Problem::new(at, format!("this policy can do nothing here: {why}")).help(help.to_owned())
+}
+
+/// Buffers that a policy names.
+fn buffers(
+    names: &[NameText],
+    kind: PolicyKind,
+    at: Position,
+    find: &mut dyn FnMut(&NameText) -> Result<BufferName, Problem>,
+) -> Result<Vec<BufferName>, Problem> {
+    if names.is_empty() {
+        return Err(Problem::new(at, format!("`{kind}` names no buffer")).help(format!("as in `{kind}: {{ buffers: [cache] }}`")));
+    }
+    let (mut buffers, mut seen) = (Vec::new(), BTreeSet::new());
+    for name in names {
+        let buffer = find(name)?;
+        if !seen.insert(buffer.index()) {
+            return Err(Problem::new(name.position(), format!("buffer `{buffer}` is named twice")).help("name it once"));
+        }
+        buffers.push(buffer);
+    }
+    Ok(buffers)
+}
+
+fn batch(fields: &BatchWire, rule: BatchRule, step: &Recoverable, checker: &Checker<'_>) -> Result<Policy, Problem> {
+    let (verb, default) = match rule {
+        BatchRule::Halve => ("halve", 1),
+        BatchRule::Shrink => ("shrink", MAX_RETRIES),
+        BatchRule::Bisect => ("bisect", MAX_RETRIES),
+    };
+    Ok(Policy::Batch {
+        rule,
+        floor: floor(fields.floor.as_ref(), step.first.batch, "batch", verb, checker)?,
+        retries: retries(fields.retries.as_ref(), default, checker)?,
+        empty_cache: fields.empty_cache,
+    })
+}
+
+/// A floor that is not above where the policy begins.
+fn floor(given: Option<&CountText>, start: u64, what: &str, verb: &str, checker: &Checker<'_>) -> Result<u64, Problem> {
+    let Some(given) = given else { return Ok(1) };
+    let floor = checker.whole(given, "floor", 1..=u64::MAX)?;
+    if floor <= start {
+        return Ok(floor);
+    }
+    let message = format!("the floor {floor} is above the {what} {start}: there is nothing to {verb}");
+    Err(Problem::new(given.position(), message).help(format!("a floor is from 1 to the {what}, {start} here")))
+}
+
+fn retries(given: Option<&CountText>, default: u32, checker: &Checker<'_>) -> Result<u32, Problem> {
+    match given {
+        None => Ok(default),
+        Some(given) => checker.whole(given, "retries", 1..=u64::from(MAX_RETRIES)).map(|n| n as u32),
+    }
+}

@@ -1,0 +1,185 @@
+//! `process` and `kill`: steps that another process on the same device does, and its end.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::fields::{Beside, Body, StepFields};
+use super::{Action, Step, StepKind, check_steps};
+use crate::checker::Checker;
+use crate::metric::ProcessName;
+use harness_language::error::Problem;
+use harness_language::located::Position;
+use harness_language::text::NameText;
+
+/// Steps that a process does, checked.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct Process {
+    pub process: ProcessName,
+    /// What it does; never empty.
+    pub steps: Vec<Step>,
+}
+
+/// A process that is killed, checked.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct Kill {
+    pub process: ProcessName,
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {} steps", self.process, self.steps.len())
+    }
+}
+
+impl fmt::Display for Kill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.process.fmt(f)
+    }
+}
+
+/// Does steps in a process of their own, which `processes:` at the top declares: with its own context on the same device, its own allocator of
+/// this arm, and its own audit. It starts with its first step, and lives to the end of the run or until `kill`. One process acts at a time, in the order of the file.
+/// All of them together have the memory that the scenario needs; what the others hold is, to each of them, memory held by others. Buffers, streams, events, ids and measures inside are its own, and so is what
+/// `expect` sees there; `start.…` is then from before its first step. Outside, `NAME.reserved` and the other counters of its allocator can be expected, and what NVML attributes to it,
+/// `NAME.device.process`: as its last step left them, also when it was killed.
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(rename = "process", transparent)]
+pub(crate) struct ProcessWire {
+    name: NameText,
+    #[schemars(skip)]
+    body: Body,
+}
+
+/// Ends a process by SIGKILL, whatever it holds: it gives nothing back itself, and its memory has to come back all the same. A `process` step of its name
+/// behind this one starts it anew.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(rename = "kill")]
+pub(crate) struct KillWire(NameText);
+
+impl<'de> Deserialize<'de> for ProcessWire {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        NameText::deserialize(deserializer).map(|name| Self { name, body: Body::default() })
+    }
+}
+
+impl StepFields for ProcessWire {
+    type Checked = Process;
+
+    const EXAMPLE: &'static str = "\
+- process: helper
+  steps:
+    - alloc: { buffer: model, size: 3GiB }
+    - expect: device.process - start.device.process == reserved +- 8MiB
+- expect: helper.reserved == 3GiB
+- alloc: { buffer: batch, size: 2GiB, expect: { oom: others_hold } }";
+
+    const BESIDE: &'static [Beside] = &[Beside::Steps];
+
+    fn body(&self) -> Option<&Body> {
+        Some(&self.body)
+    }
+
+    fn body_mut(&mut self) -> Option<&mut Body> {
+        Some(&mut self.body)
+    }
+
+    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Process, Problem> {
+        self.body.has_steps(at, "process")?;
+        let process = checker.declared_process(&self.name)?;
+        if let Some(outer) = checker.process() {
+            return Err(refused(StepKind::Process, outer, at, "the main process starts all others"));
+        }
+        let inside = |checker: &mut Checker<'_>| checker.in_process(&process, |checker| check_steps(self.body.steps(), checker));
+        let steps = checker.nested(at, inside)?;
+        Ok(Process { process, steps })
+    }
+}
+
+impl StepFields for KillWire {
+    type Checked = Kill;
+
+    const EXAMPLE: &'static str = "\
+- process: helper
+  steps: [ alloc: { buffer: model, size: 3GiB } ]
+- kill: helper
+- eventually: device.used <= start.device.used";
+
+    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Kill, Problem> {
+        let process = checker.declared_process(&self.0)?;
+        if let Some(outer) = checker.process() {
+            return Err(refused(StepKind::Kill, outer, at, "the main process ends all others"));
+        }
+        if !checker.end_process(&process) {
+            return Err(Problem::new(self.0.position(), format!("process `{process}` does not run here"))
+                .help(format!("a step starts it, as in `- process: {process}` and below it `  steps: [reset_peaks]`")));
+        }
+        Ok(Kill { process })
+    }
+}
+
+/// Refuses, inside a process, what it cannot do.
+pub(super) fn check_inside(
+    action: &Action,
+    at: Position,
+    id: Option<&NameText>,
+    meanwhile: Option<Position>,
+    checker: &Checker<'_>,
+) -> Result<(), Problem> {
+    let Some(process) = checker.process() else { return Ok(()) };
+    if let Some(why) = not_inside(action.kind()) {
+        return Err(refused(action.kind(), process, at, why));
+    }
+    if let Some(at) = meanwhile {
+        return Err(Problem::new(at, format!("nothing is done meanwhile in the process `{process}`"))
+            .help("put the `meanwhile` beside a step of the main process"));
+    }
+    match id {
+        Some(id) if action.is_block() => Err(Problem::new(id.position(), format!("a loop in the process `{process}` reports nothing"))
+            .help("give the `id` to a step inside the loop")),
+        _ => Ok(()),
+    }
+}
+
+fn refused(kind: StepKind, process: &ProcessName, at: Position, why: &str) -> Problem {
+    Problem::new(at, format!("`{kind}` cannot be done in the process `{process}`")).help(why.to_owned())
+}
+
+/// Why a process cannot do steps of this kind.
+const fn not_inside(kind: StepKind) -> Option<&'static str> {
+    match kind {
+        StepKind::Process => Some("the main process starts all others"),
+        StepKind::Kill => Some("the main process ends all others"),
+        StepKind::Exec => Some("put it outside of the process: programs are started by the main one"),
+        StepKind::Program => Some("put it outside of the process: other programs are those of the main one"),
+        StepKind::Pressure => Some("put it outside of the process: a process is itself one of the others"),
+        StepKind::PrivatePool | StepKind::ReleasePool => Some("put it outside of the process: private pools are those of the main one"),
+        StepKind::Eventually => Some("put it outside of the process, as in `eventually: worker.active == 0`"),
+        StepKind::Alloc
+        | StepKind::Free
+        | StepKind::RecordStream
+        | StepKind::Fill
+        | StepKind::Verify
+        | StepKind::Read
+        | StepKind::Work
+        | StepKind::Record
+        | StepKind::Wait
+        | StepKind::Synchronize
+        | StepKind::EmptyCache
+        | StepKind::ResetPeaks
+        | StepKind::SetFraction
+        | StepKind::For
+        | StepKind::Repeat
+        | StepKind::Storm
+        | StepKind::Pins
+        | StepKind::Train
+        | StepKind::Infer
+        | StepKind::Replay
+        | StepKind::Measure
+        | StepKind::Expect => None,
+    }
+}

@@ -188,14 +188,16 @@ impl<'a> Row<'a> {
         let runs: Vec<&RunRecord> = arm.passed().collect();
         let calls = || runs.iter().map(|run| run.calls.memory_calls());
         let device_calls = (calls().min()?, calls().max()?);
+        // Runs of programs and processes are not timed: their zeros are no times.
+        let timed: Vec<&RunRecord> = runs.iter().copied().filter(|run| run.timed || run.timings.scenario > Nanos::ZERO).collect();
         Some(Self {
             allocator: arm.allocator,
             runs: runs.len(),
             allocate: operation(&runs, |run| &run.timings.allocate),
             free: operation(&runs, |run| &run.timings.free),
             empty_cache: operation(&runs, |run| &run.timings.empty_cache),
-            scenario: whole(&runs, |run| run.timings.scenario),
-            lost_to_retry: whole(&runs, |run| run.timings.lost_to_retry),
+            scenario: whole(&timed, |run| run.timings.scenario),
+            lost_to_retry: whole(&timed, |run| run.timings.lost_to_retry),
             device_calls,
             allocate_ratio: None,
             scenario_ratio: None,
@@ -316,5 +318,16 @@ mod tests {
         assert_eq!(heads, ["scenario", "allocator", "allocate", "free", "whole scenario", "device calls"]);
         assert_eq!(overview.rows.len(), 1);
         assert_eq!(overview.rows[0].len(), heads.len());
+    }
+
+    #[test]
+    fn a_run_that_was_not_timed_has_no_times_and_not_zeros() {
+        let mut records = Records { runs: vec![examples::oom_retry("caching", 0)], ..examples::every_ending() };
+        records.runs[0].timings = harness_record::Timings::default();
+        let report = Report::new(&records);
+        let timing = Timing::new(&report.scenarios[0].by_device[0], &report.devices[0]).expect("the run passed");
+        let overview = Timing::overview(&[("oom_retry", timing)]);
+        let place = overview.columns.iter().position(|(head, _)| head == "whole scenario").expect("it is always shown");
+        assert_eq!(overview.rows[0][place], NOTHING);
     }
 }

@@ -1,6 +1,6 @@
 //! What is trained: models, and what a forward and a backward pass through them do with memory.
 //!
-//! A model's file has its layers ([`layers`]); from their shapes follows a [`Program`] ([`compile`]) for each number of samples, length and
+//! A model's file has its layers (`layers`); from their shapes follows a [`Program`] (`compile`) for each number of samples, length and
 //! precision, which a training executes.
 
 mod compile;

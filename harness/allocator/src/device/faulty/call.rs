@@ -25,55 +25,55 @@ macro_rules! calls {
 }
 
 calls! {
-    /// [`super::Device::malloc`].
+    /// [`crate::device::Device::malloc`].
     Malloc = "cudaMalloc",
-    /// One page of [`super::MappedDevice::map`].
+    /// One page of [`crate::device::MappedDevice::map`].
     Create = "cuMemCreate",
-    /// [`super::PooledDevice::malloc_async`].
+    /// [`crate::device::PooledDevice::malloc_async`].
     MallocAsync = "cudaMallocAsync",
-    /// [`super::Device::free`].
+    /// [`crate::device::Device::free`].
     Free = "cudaFree",
-    /// [`super::MappedDevice::reserve`].
+    /// [`crate::device::MappedDevice::reserve`].
     Reserve = "cuMemAddressReserve",
-    /// [`super::MappedDevice::unreserve`].
+    /// [`crate::device::MappedDevice::unreserve`].
     Unreserve = "cuMemAddressFree",
-    /// [`super::MappedDevice::unmap`].
+    /// [`crate::device::MappedDevice::unmap`].
     Unmap = "cuMemUnmap",
-    /// [`super::PooledDevice::free_async`].
+    /// [`crate::device::PooledDevice::free_async`].
     FreeAsync = "cudaFreeAsync",
-    /// [`super::PooledDevice::create_pool`].
+    /// [`crate::device::PooledDevice::create_pool`].
     CreatePool = "cudaMemPoolCreate",
-    /// [`super::PooledDevice::destroy_pool`].
+    /// [`crate::device::PooledDevice::destroy_pool`].
     DestroyPool = "cudaMemPoolDestroy",
-    /// [`super::PooledDevice::trim_pool`].
+    /// [`crate::device::PooledDevice::trim_pool`].
     TrimPool = "cudaMemPoolTrimTo",
-    /// [`super::PooledDevice::pool_memory`] and [`super::PooledDevice::pool_reserved`].
+    /// [`crate::device::PooledDevice::pool_memory`] and [`crate::device::PooledDevice::pool_reserved`].
     PoolAttribute = "cudaMemPoolGetAttribute",
-    /// [`super::Device::free_memory`].
+    /// [`crate::device::Device::free_memory`].
     MemGetInfo = "cudaMemGetInfo",
-    /// [`super::Device::create_stream`].
+    /// [`crate::device::Device::create_stream`].
     CreateStream = "cudaStreamCreate",
-    /// [`super::Device::destroy_stream`].
+    /// [`crate::device::Device::destroy_stream`].
     DestroyStream = "cudaStreamDestroy",
-    /// [`super::Device::synchronize_stream`].
+    /// [`crate::device::Device::synchronize_stream`].
     SynchronizeStream = "cudaStreamSynchronize",
-    /// [`super::Device::wait_event`].
+    /// [`crate::device::Device::wait_event`].
     WaitEvent = "cudaStreamWaitEvent",
-    /// [`super::Device::create_event`] and [`super::TestDevice::create_timed_event`].
+    /// [`crate::device::Device::create_event`] and [`crate::device::TestDevice::create_timed_event`].
     CreateEvent = "cudaEventCreate",
-    /// [`super::Device::destroy_event`].
+    /// [`crate::device::Device::destroy_event`].
     DestroyEvent = "cudaEventDestroy",
-    /// [`super::Device::record_event`].
+    /// [`crate::device::Device::record_event`].
     RecordEvent = "cudaEventRecord",
-    /// [`super::Device::event_done`].
+    /// [`crate::device::Device::event_done`].
     QueryEvent = "cudaEventQuery",
-    /// [`super::Device::synchronize_event`].
+    /// [`crate::device::Device::synchronize_event`].
     SynchronizeEvent = "cudaEventSynchronize",
-    /// [`super::Device::synchronize`].
+    /// [`crate::device::Device::synchronize`].
     Synchronize = "cudaDeviceSynchronize",
-    /// Work on a stream: [`super::TestDevice::fill`], `verify`, `verify_later` and `busy`.
+    /// Work on a stream: [`crate::device::TestDevice::fill`], `verify`, `verify_later` and `busy`.
     LaunchKernel = "cudaLaunchKernel",
-    /// [`super::TestDevice::memory`].
+    /// [`crate::device::TestDevice::memory`].
     NvmlMemory = "nvmlDeviceGetMemoryInfo",
 }
 

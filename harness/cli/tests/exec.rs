@@ -579,3 +579,23 @@ fn a_scenario_whose_programs_cannot_be_run_is_skipped_with_the_reason() {
         "`no-such-program` cannot be run on a simulated GPU: `no-such-program` is not a program",
     );
 }
+
+#[test]
+fn an_optional_program_that_cannot_be_run_is_passed_over_with_what_is_expected_of_it() {
+    let Some(world) = World::new() else { return };
+    let steps = "  - exec: { id: program, command: [python3, -I, train.py], optional: true }
+  - expect: program.reserved == 382MiB
+  - alloc: { buffer: x, size: 400000000B }
+  - expect: reserved == 400MiB
+claim:
+  says: It reserves 20 pages of 20 MiB.
+  verdict: holds
+  figures: { reserved: { pytorch: program.reserved, harness: reserved } }
+";
+    let ran = world.run_scenario(steps);
+    let text = format!("{}{}", ran.out, ran.err);
+    assert!(ran.code == Some(0) && text.contains("reserved: PyTorch –, here 400 MiB"), "{text}");
+    let ran = world.run_scenario(&steps.replace("alloc: { buffer: x, size: 400000000B }", "alloc: { buffer: x, size: 1MiB }"));
+    let text = format!("{}{}", ran.out, ran.err);
+    assert!(text.contains("was said to be: holds; its scenario fails"), "{text}");
+}

@@ -323,6 +323,7 @@ mod tests {
     #[test]
     fn a_run_that_was_not_timed_has_no_times_and_not_zeros() {
         let mut records = Records { runs: vec![examples::oom_retry("caching", 0)], ..examples::every_ending() };
+        records.runs[0].timed = false;
         records.runs[0].timings = harness_record::Timings::default();
         let report = Report::new(&records);
         let timing = Timing::new(&report.scenarios[0].by_device[0], &report.devices[0]).expect("the run passed");

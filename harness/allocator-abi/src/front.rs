@@ -20,7 +20,6 @@ use crate::failure::Failure;
 use crate::settings::{self, Kind, Settings};
 use crate::streams::Streams;
 
-/// See the module.
 pub(crate) struct Front {
     streams: Streams,
     allocator: Threads,

@@ -84,7 +84,6 @@ impl Kind {
 }
 
 impl Settings {
-    /// A fresh allocator.
     pub(crate) fn build(self) -> Box<dyn Allocator> {
         match self {
             Self::Caching(config) => Box::new(CachingAllocator::new(config)),

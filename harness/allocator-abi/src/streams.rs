@@ -40,7 +40,6 @@ impl Streams {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(&stream.addr()).copied()
     }
 
-    /// Forgets a stream.
     pub(crate) fn forget(&self, stream: CUstream) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&stream.addr());
     }

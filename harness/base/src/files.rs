@@ -119,7 +119,6 @@ pub enum StoreError {
     #[error("`{}` has version {found}, this harness reads up to version {supported}: use the harness that wrote it, or a newer one.", path.display())]
     TooNew {
         path: PathBuf,
-        /// Its version.
         found: u32,
         /// The version of this build.
         supported: u32,

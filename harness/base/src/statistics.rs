@@ -19,7 +19,6 @@ pub struct Summary {
     pub mad: Option<Nanos>,
     /// The 99th percentile by nearest rank; from [`LEAST_FOR_P99`] samples on.
     pub p99: Option<Nanos>,
-    /// The largest sample.
     pub max: Option<Nanos>,
 }
 

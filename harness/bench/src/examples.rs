@@ -11,9 +11,7 @@ use super::record::{Accepted, BenchRun, Build, Entry, EntrySummary, Machine, Mea
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Sampled {
-    /// Whose it is.
     pub arm: String,
-    /// What was measured.
     pub quantity: Quantity,
     /// Of the accepted build, in picoseconds or bytes.
     pub accepted: f64,

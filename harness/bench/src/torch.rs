@@ -55,7 +55,6 @@ pub fn torch_arms(suite: &Suite) -> Vec<TorchArm> {
     arms
 }
 
-/// Something to measure.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Question<'a> {
     #[serde(flatten)]
@@ -93,7 +92,6 @@ struct Load<'a> {
     refused: u64,
 }
 
-/// What it answers.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Answer {
@@ -102,7 +100,6 @@ pub(crate) enum Answer {
     Failed { failed: String },
 }
 
-/// What was measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct Samples {
     /// Picoseconds for one operation.

@@ -104,7 +104,16 @@ fn what_the_driver_refuses_a_process_fails_the_run_and_names_the_process() {
     assert!(said.contains("the process `worker`") && said.contains("CUDA_ERROR_LAUNCH_FAILED"), "{said}");
 }
 
-/// Waits for a process of a scenario whose parent is this process: its number.
+/// Clock ticks (of 10 ms) that a process has computed for when it is long past its start.
+const AT_WORK: u64 = 20;
+
+/// The clock ticks that a process has computed for: the fields `utime` and `stime` (<https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html>).
+fn ticks(stat: &str) -> u64 {
+    let behind_the_name = stat.rsplit(')').next().unwrap_or_default();
+    behind_the_name.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
+}
+
+/// Waits until a process of a scenario, a child of this process, is at work: its number.
 fn process_of(parent: u32) -> u32 {
     let began = Instant::now();
     while began.elapsed().as_secs() < 60 {
@@ -112,7 +121,7 @@ fn process_of(parent: u32) -> u32 {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
             let read = |name: &str| fs::read_to_string(entry.path().join(name)).unwrap_or_default();
             let is_child = read("status").lines().any(|line| line == format!("PPid:\t{parent}"));
-            if is_child && read("cmdline").contains("scenario-process") {
+            if is_child && read("cmdline").contains("scenario-process") && ticks(&read("stat")) >= AT_WORK {
                 return pid;
             }
         }

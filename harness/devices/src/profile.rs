@@ -58,36 +58,22 @@ pub struct Profile {
 /// Every figure of a cost model, measured. `None`: the device did not have such calls.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Figures {
-    /// [`CostModel::context_overhead`].
     pub context_overhead: Measured<ByteCount>,
-    /// [`CostModel::malloc`].
     pub malloc: Measured<Nanoseconds>,
-    /// [`CostModel::malloc_per_mib`].
     pub malloc_per_mib: Measured<NanosecondsPerMib>,
-    /// [`CostModel::free`].
     pub free: Measured<Nanoseconds>,
-    /// [`CostModel::free_per_mib`].
     pub free_per_mib: Measured<NanosecondsPerMib>,
-    /// [`CostModel::map_page`].
     pub map_page: Option<Measured<Nanoseconds>>,
-    /// [`CostModel::unmap_page`].
     pub unmap_page: Option<Measured<Nanoseconds>>,
-    /// [`CostModel::pool_call`].
     pub pool_call: Option<Measured<Nanoseconds>>,
-    /// [`CostModel::submit`].
     pub submit: Measured<Nanoseconds>,
-    /// [`CostModel::stream_create`].
     pub stream_create: Measured<Nanoseconds>,
-    /// [`CostModel::event_create`].
     pub event_create: Measured<Nanoseconds>,
-    /// [`CostModel::event_record`].
     pub event_record: Measured<Nanoseconds>,
-    /// [`CostModel::event_query`].
     pub event_query: Measured<Nanoseconds>,
-    /// [`CostModel::synchronize`].
     pub synchronize: Measured<Nanoseconds>,
-    /// [`CostModel::transfer_per_gib`].
     pub transfer_per_gib: Measured<NanosecondsPerGib>,
 }
 

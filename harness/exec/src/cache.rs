@@ -23,8 +23,8 @@ const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The libraries that stand in for NVIDIA's.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Libraries {
-    /// Where they are.
     pub folder: PathBuf,
     /// The file name of the core library.
     pub core: String,
@@ -42,11 +42,11 @@ impl Libraries {
 
 /// Why there are no doubles.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum CacheError {
     /// Name another folder by HARNESS_CACHE.
     #[error("the libraries of the simulated GPU cannot be kept in `{}`: {source}", folder.display())]
     Unwritable {
-        /// The folder.
         folder: PathBuf,
         /// What the system says.
         source: io::Error,

@@ -10,10 +10,10 @@ use crate::thin::{Symbol, ThinLibrary};
 
 /// The file of a double.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Double {
     /// Its file name, which is its SONAME.
     pub soname: String,
-    /// The file's contents.
     pub bytes: Vec<u8>,
 }
 

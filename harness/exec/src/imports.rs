@@ -78,11 +78,11 @@ pub struct Imports {
 
 /// Why the imports of a file are not known.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum ImportsError {
     /// Check the rights of the file, or install PyTorch again.
     #[error("`{}` cannot be read: {source}", path.display())]
     Unreadable {
-        /// The file.
         path: PathBuf,
         /// What the system says.
         source: io::Error,
@@ -90,7 +90,6 @@ pub enum ImportsError {
     /// Install PyTorch again: the file is damaged, or of another kind of machine.
     #[error("`{}` is not a shared library for x86-64: {reason}", path.display())]
     NotALibrary {
-        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,

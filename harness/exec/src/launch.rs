@@ -74,12 +74,11 @@ impl Way {
 
 /// A program and the machine that it is to see.
 #[derive(Debug)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Launch<'a> {
     /// The program and its arguments.
     pub command: &'a [OsString],
-    /// The machine.
     pub settings: &'a Settings,
-    /// The doubles.
     pub libraries: &'a Libraries,
     /// How they get in front.
     pub way: Way,
@@ -93,6 +92,7 @@ pub struct Launch<'a> {
 
 /// Why the program was not run.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum LaunchError {
     /// Build or install the library, or name it.
     #[error(
@@ -121,7 +121,6 @@ pub enum LaunchError {
     /// Correct the command.
     #[error("`{program}` cannot be started: {source}")]
     Start {
-        /// The program.
         program: String,
         /// What the system says.
         source: io::Error,
@@ -159,8 +158,8 @@ pub(crate) fn beside_program(file: &str, variable: &str) -> Option<PathBuf> {
 
 /// What a program left behind: files of its processes, in a folder that goes with this.
 #[derive(Debug)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Ended {
-    /// How it ended.
     pub end: End,
     folder: TempDir,
 }
@@ -175,8 +174,8 @@ impl Ended {
 
 /// A program that is ready to be started.
 #[derive(Debug)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Prepared {
-    /// Starts it.
     pub command: Command,
     folder: TempDir,
 }

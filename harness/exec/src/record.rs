@@ -36,8 +36,8 @@ pub struct Record {
 
 /// One process.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Process {
-    /// Its number.
     pub pid: u32,
     /// What torch told at the end; `None` where the process did not import it, or was ended before it could tell.
     pub torch: Option<TorchRecord>,
@@ -69,8 +69,8 @@ pub struct TorchRecord {
 
 /// One device, by one process's account.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct DeviceRecord {
-    /// Its index.
     pub index: usize,
     /// Its memory in bytes.
     pub memory: u64,
@@ -88,8 +88,8 @@ pub struct DeviceRecord {
 
 /// A memory snapshot that a process left.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct SnapshotFile {
-    /// The process.
     pub pid: u32,
     /// Its rank, where it has one.
     pub rank: Option<String>,

@@ -16,10 +16,9 @@ const PYTHON: &str = "HARNESS_PYTHON";
 
 /// The torch of a command, and the libraries for it.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Setup {
-    /// The torch.
     pub torch: Torch,
-    /// The libraries.
     pub libraries: Libraries,
 }
 

@@ -16,8 +16,8 @@ pub const ANSWER: &str = "harness_gpu_unmodelled";
 
 /// A symbol of a library, with the version node that it is referred to by.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Symbol {
-    /// Its name.
     pub name: String,
     /// Its version node, where it has one.
     pub node: Option<String>,
@@ -27,21 +27,20 @@ pub struct Symbol {
 
 /// What a symbol is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Kind {
-    /// A function.
     Function,
-    /// A variable.
     Variable,
 }
 
 /// A library to be written.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct ThinLibrary<'a> {
     /// By which others refer to it.
     pub soname: &'a str,
     /// The version nodes that it defines, also without symbols.
     pub nodes: Vec<&'a str>,
-    /// What it defines.
     pub symbols: Vec<&'a Symbol>,
     /// The core library's file name; it lies in the same folder.
     pub core: &'a str,

@@ -12,8 +12,8 @@ use crate::trials::observed::OutOfMemory;
 
 /// What one process did.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Timeline {
-    /// Its number.
     pub pid: u32,
     /// Its attempts to get memory, in order.
     pub attempts: Vec<Attempt>,
@@ -25,12 +25,12 @@ pub struct Timeline {
 
 /// How much torch had allocated on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Sample {
     /// Kernels, graphs, copies, host functions and records submitted before.
     pub submitted: u64,
     /// The device, by the index that the process sees.
     pub device: u32,
-    /// The bytes.
     pub allocated: Bytes,
 }
 

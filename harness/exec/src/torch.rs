@@ -15,8 +15,8 @@ const OLDEST: (u32, u32) = (2, 6);
 
 /// A PyTorch built for CUDA, and the Python it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Torch {
-    /// The interpreter.
     pub python: PathBuf,
     /// The folder of the package.
     pub folder: PathBuf,
@@ -32,6 +32,7 @@ pub struct Torch {
 
 /// Why there is no PyTorch to run with.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum TorchError {
     /// Correct the command.
     #[error("`{command}` is not a program: there is none of that name in PATH, or no such file")]
@@ -48,57 +49,41 @@ pub enum TorchError {
     /// See what the interpreter says.
     #[error("the Python of the program, `{}`, does not work: {reason}", python.display())]
     Broken {
-        /// The interpreter.
         python: PathBuf,
         /// Its last words.
         reason: String,
     },
     /// Install PyTorch there, activate the environment that has it, or name its interpreter.
     #[error("the Python of the program, `{}`, has no torch", python.display())]
-    NoTorch {
-        /// The interpreter.
-        python: PathBuf,
-    },
+    NoTorch { python: PathBuf },
     /// Install a newer PyTorch.
     #[error("torch {version} in `{}` is too old: from {}.{} on programs can be run", folder.display(), OLDEST.0, OLDEST.1)]
     TooOld {
         /// Its version, as far as it tells one.
         version: String,
-        /// Where it is.
         folder: PathBuf,
     },
     /// Install a PyTorch built for CUDA.
     #[error("torch {version} in `{}` is built for {target}, not for CUDA", folder.display())]
     NotCuda {
-        /// Its version.
         version: String,
-        /// Where it is.
         folder: PathBuf,
         /// What it is built for.
         target: &'static str,
     },
     /// Install a PyTorch built for CUDA 12 or 13.
     #[error("torch {version} is built for CUDA {cuda}: what is simulated is CUDA 12 and 13")]
-    OtherCuda {
-        /// Its version.
-        version: String,
-        /// The release.
-        cuda: String,
-    },
+    OtherCuda { version: String, cuda: String },
     /// Use a Python for x86-64 with the GNU C library.
     #[error("the Python of the program, `{}`, is for {machine}: what is simulated is x86-64 Linux with the GNU C library", python.display())]
     OtherMachine {
-        /// The interpreter.
         python: PathBuf,
         /// What it is for.
         machine: String,
     },
     /// Use an interpreter without special rights.
     #[error("the Python of the program, `{}`, is set-user-ID or set-group-ID: the system lets nobody choose libraries for such programs", python.display())]
-    SpecialRights {
-        /// The interpreter.
-        python: PathBuf,
-    },
+    SpecialRights { python: PathBuf },
 }
 
 /// What the probe prints.

@@ -46,8 +46,8 @@ pub trait Run: Sync {
 }
 
 /// A program, how it is run first, and how many of its runs are made at one time.
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Program<'a, R: Run> {
-    /// Runs it.
     pub runner: &'a R,
     /// The first run, from which the others differ.
     pub trial: Trial,

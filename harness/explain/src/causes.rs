@@ -38,10 +38,10 @@ use crate::ways;
 
 /// What to explain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Options {
     /// The device's memory, where the user tells it.
     pub memory: Option<Bytes>,
-    /// The moment.
     pub at: At,
 }
 

@@ -53,12 +53,11 @@ pub struct Side<'a> {
 
 /// What differs between two snapshots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Comparison {
     /// The sentence that matters first.
     pub headline: String,
-    /// The first one.
     pub before: Whole,
-    /// The second one.
     pub after: Whole,
     /// Every cause that either has, in the order in which causes are shown.
     pub causes: Vec<CauseChange>,

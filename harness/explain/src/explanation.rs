@@ -20,6 +20,7 @@ use crate::ways::Way;
 
 /// Where a device's memory is at one moment, and why a request failed then.
 #[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Explanation {
     /// The sentence that matters first.
     pub headline: String,
@@ -29,7 +30,6 @@ pub struct Explanation {
     pub device_total_is: TotalKnown,
     /// The device's index in the snapshot.
     pub device: u32,
-    /// The moment explained.
     pub moment: Moment,
     /// The request that was refused then.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -21,8 +21,8 @@ const LISTED: usize = 10;
 
 /// A site that holds more and more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Growth {
-    /// Who allocates.
     pub site: String,
     /// The same, in [`Explanation::sites`](crate::causes::Explanation::sites).
     pub id: SiteId,

@@ -17,13 +17,11 @@ use crate::view::View;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct PinnedSegment {
-    /// Where it begins.
     pub address: u64,
     /// How long it is.
     pub size: Bytes,
     /// What is free in it and cannot go back.
     pub free: Bytes,
-    /// The stream's handle.
     pub stream: u64,
     /// Small or large blocks.
     pub pool: PoolKind,
@@ -41,12 +39,11 @@ pub struct PinnedSegment {
 
 /// A block that keeps memory from going back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Pin {
-    /// Where it begins.
     pub address: u64,
     /// How long it is.
     pub size: Bytes,
-    /// Who allocated it.
     pub site: String,
     /// The same, in [`Explanation::sites`](crate::causes::Explanation::sites).
     pub id: SiteId,

@@ -45,7 +45,6 @@ pub struct Refused {
     pub rounded: Bytes,
     /// What that takes from the driver: PyTorch's message says that it tried to allocate this.
     pub asked: Bytes,
-    /// The stream's handle.
     pub stream: u64,
     /// Small or large blocks.
     pub pool: PoolKind,

@@ -16,12 +16,11 @@ const LISTED: usize = 20;
 
 /// A block between the moment when its owner freed it and the moment when it could be used again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Wait {
-    /// Where it begins.
     pub address: u64,
     /// How long the block is; of a wait that is over, what was requested.
     pub size: Bytes,
-    /// Who allocated it.
     pub site: String,
     /// The same, in [`Explanation::sites`](crate::causes::Explanation::sites).
     pub id: SiteId,

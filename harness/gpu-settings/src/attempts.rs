@@ -17,14 +17,13 @@ pub const BYTES: usize = WORDS * 8;
 
 /// One try to get memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Attempt {
-    /// The call.
     pub call: FaultyCall,
     /// What was asked for.
     pub size: Bytes,
     /// Kernels, graphs, copies, host functions and records submitted before.
     pub submitted: u64,
-    /// How it ended.
     pub outcome: Outcome,
     /// The device, by the index that the process sees; 0 for host memory.
     pub device: u32,

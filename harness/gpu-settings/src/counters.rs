@@ -149,8 +149,8 @@ pub struct Tally {
 
 /// What one process did on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct DeviceTally {
-    /// The device's memory.
     pub memory: Bytes,
     /// Bytes used when the file was read, the context apart.
     pub used: Bytes,

@@ -59,8 +59,8 @@ unsafe impl Sync for Ledger {}
 
 /// What a process holds of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Holding {
-    /// The process.
     pub pid: u32,
     /// Its context included.
     pub held: Bytes,

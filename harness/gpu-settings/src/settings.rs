@@ -29,12 +29,12 @@ pub const MOST_DEVICES: u32 = 16;
 
 /// What the simulated machine is like. Each device is the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Settings {
     /// What the program is told of the GPU besides its memory.
     pub gpu: &'static Gpu,
     /// Memory of each device.
     pub memory: Bytes,
-    /// Number of devices.
     pub devices: u32,
     /// What a process takes of a device before its first allocation.
     pub context_overhead: Bytes,
@@ -52,7 +52,6 @@ pub struct Settings {
     pub cudnn: u32,
     /// Attempts to get memory that fail.
     pub faults: Vec<Fault>,
-    /// What kernels do.
     pub kernels: Kernels,
     /// Whether addresses and physical memory can be had apart (virtual memory management).
     pub mapping: bool,
@@ -105,8 +104,8 @@ pub enum AddressOrder {
 
 /// How much workspace cuDNN asks for. A model: real figures depend on the algorithm that cuDNN chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum CudnnWorkspace {
-    /// None.
     None,
     /// As much as the operands that are not channels-last, and for filter gradients four times the filter.
     Operands,
@@ -114,8 +113,8 @@ pub enum CudnnWorkspace {
 
 /// What a program reads back from a device on which kernels do nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Values {
-    /// Zeros.
     Zeros,
     /// What small copies wrote, until a kernel may have overwritten it; zeros otherwise.
     Copies,
@@ -125,10 +124,9 @@ pub enum Values {
 
 /// A CUDA release: structures differ between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Cuda {
-    /// CUDA 12.
     V12,
-    /// CUDA 13.
     V13,
 }
 

@@ -118,12 +118,12 @@ impl<'de> Deserialize<'de> for NoMap {
 
 /// Any value: what is meant is decided in the check, which knows its place.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Tree {
     /// Nothing behind a colon.
     Nothing,
     /// One scalar.
     One(String),
-    /// A list.
     Many(Vec<Located<Tree>>),
     /// A map, in the order of the file.
     Map(Vec<(Located<String>, Located<Tree>)>),

@@ -6,7 +6,6 @@ use crate::{driver, nvml, runtime};
 
 /// The wrapper of a function.
 pub(crate) struct Wrapper {
-    /// Its address.
     pub(crate) address: *mut c_void,
     /// Whether the real function at hand is the one that it calls.
     pub(crate) is_of_this: bool,

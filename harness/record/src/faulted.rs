@@ -14,10 +14,9 @@ pub struct FaultedRuns {
 
 /// A scenario with one allocator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct FaultedArm {
-    /// The scenario's name.
     pub scenario: String,
-    /// The arm.
     pub allocator: String,
     /// Calls that can fail, in the run without failures.
     pub calls: usize,
@@ -61,6 +60,7 @@ pub struct FaultedCase {
 /// What came of a call that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum FaultedEnd {
     /// The allocator went on: it asked again, or did without.
     Healed,
@@ -69,10 +69,7 @@ pub enum FaultedEnd {
     /// The allocator was out of memory, and said so.
     OutOfMemory,
     /// The run ended with an error that names the call.
-    Told {
-        /// The error.
-        error: String,
-    },
+    Told { error: String },
     /// Something that should hold however calls fail did not.
     Defect {
         /// What.

@@ -27,14 +27,13 @@ pub struct Timeline {
 
 /// Something that a timeline shows.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Entry {
     /// Something that took its time.
     Span {
         /// Where it is shown.
         track: Track,
-        /// What it is.
         name: String,
-        /// When it began.
         start: Nanos,
         /// How long it took.
         duration: Nanos,
@@ -45,7 +44,6 @@ pub enum Entry {
     },
     /// The main program's memory from this moment on.
     Memory {
-        /// When.
         at: Nanos,
         /// Rounded bytes handed out.
         allocated: Bytes,
@@ -56,7 +54,6 @@ pub enum Entry {
     },
     /// A request that was refused.
     Refused {
-        /// When.
         at: Nanos,
         /// What it asked for.
         size: Bytes,

@@ -17,10 +17,10 @@ use harness_record::{CurvePoint, RunRecord, StepRecord, Verdict};
 
 /// A picture in its own file.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Picture {
     /// The name of its file, without a folder.
     pub file_name: String,
-    /// The SVG document.
     pub svg: String,
 }
 

@@ -24,12 +24,12 @@ const MOST_ERRORS: usize = 16;
 
 /// What one run came to.
 #[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Program<'a> {
     /// The command, as one would type it.
     pub command: &'a str,
     /// A command that does the same again.
     pub again: &'a str,
-    /// The machine.
     pub settings: &'a Settings,
     /// What its processes did.
     pub record: &'a Record,

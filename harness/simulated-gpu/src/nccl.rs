@@ -10,7 +10,6 @@ use crate::world::machine;
 /// The version that is told: 2.28.9.
 const VERSION: c_int = 22_809;
 
-/// A communicator.
 struct Communicator {
     ranks: c_int,
     rank: c_int,

@@ -10,10 +10,8 @@ use crate::wrap::wrapper;
 wrapper! {
     /// An [`Allocator`] around another one.
     trait AllocatorWrapper: Send => Allocator {
-        /// What is wrapped.
         type Inner: Allocator + ?Sized;
 
-        /// The wrapped allocator.
         fn inner(&self) -> &Self::Inner;
 
         /// The wrapped allocator, to call it.

@@ -15,7 +15,6 @@ pub struct PageTable<H> {
     pages: BTreeMap<u64, Page<H>>,
 }
 
-/// One mapped page.
 #[derive(Clone, Copy, Debug)]
 struct Page<H> {
     size: Bytes,

@@ -47,10 +47,8 @@ use crate::wrap::wrapper;
 wrapper! {
     /// A [`Device`] around another one.
     trait DeviceWrapper: Send => Device {
-        /// What is wrapped.
         type Inner: Device + ?Sized;
 
-        /// The wrapped device.
         fn inner(&self) -> &Self::Inner;
 
         /// The wrapped device, to call it.

@@ -15,7 +15,6 @@ pub(super) struct Pressure {
 const LARGEST: Bytes = Bytes::gib(1);
 
 impl Pressure {
-    /// What is held.
     pub(super) fn held(&self) -> Bytes {
         self.pieces.iter().map(|piece| piece.1).sum()
     }

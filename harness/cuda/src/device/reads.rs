@@ -15,7 +15,6 @@ struct Read {
     slot: u32,
 }
 
-/// All queued reads.
 #[derive(Debug)]
 pub(super) struct Reads {
     /// In the order in which they were queued.

@@ -24,7 +24,6 @@ const FILLS: (Bytes, Bytes) = (Bytes::mib(16), Bytes::gib(1));
 /// Keeps the stream busy while a fill and its two events are queued, so that they run without a gap.
 const HEAD_START: Nanos = Nanos::micros(500);
 
-/// Samples so far.
 pub(super) struct Probes {
     stream: StreamId,
     /// The most that is filled or mapped at a time.

@@ -94,6 +94,7 @@ pub struct Case {
 /// How a run with failed attempts ended.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Outcome {
     /// As the first run, after an OutOfMemoryError.
     Recovered,
@@ -107,15 +108,9 @@ pub enum Outcome {
         error: String,
     },
     /// With another exit code, and no error of Python.
-    ExitCode {
-        /// The code.
-        exit_code: u8,
-    },
+    ExitCode { exit_code: u8 },
     /// By a signal.
-    Signal {
-        /// Its number.
-        signal: u8,
-    },
+    Signal { signal: u8 },
     /// Not in the time that it had.
     Hang,
     /// It did not come to the attempt that was to fail.

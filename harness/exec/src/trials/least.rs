@@ -37,8 +37,8 @@ pub struct LeastReport {
 
 /// The least memory with one order of addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct OrderLeast {
-    /// The order.
     pub addresses: String,
     /// The least memory that was seen to be enough.
     pub enough: u64,

@@ -26,8 +26,8 @@ pub enum Ending {
 
 /// What was seen of one run.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Observed {
-    /// How it ended.
     pub ending: Ending,
     /// Processes that used the GPU.
     pub processes: usize,
@@ -75,12 +75,10 @@ impl OutOfMemory {
 
 /// A place in a Python program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Frame {
-    /// The file.
     pub file: String,
-    /// The line.
     pub line: u64,
-    /// The function.
     pub name: String,
 }
 

@@ -13,11 +13,11 @@ const LARGEST: usize = 16;
 
 /// A choice of attempts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Which {
     /// All where they are few, else a sample and the largest.
     #[default]
     Some,
-    /// All.
     All,
     /// So many, evenly spread from the first to the last.
     Sample(usize),

@@ -81,10 +81,10 @@ impl fmt::Display for Dimension {
 
 /// A number with its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Value {
     /// In bytes, nanoseconds, or both.
     pub number: Number,
-    /// What it counts.
     pub dimension: Dimension,
 }
 
@@ -163,14 +163,11 @@ pub enum ArithmeticError {
 
 /// How two values are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Operator {
-    /// `+`
     Add,
-    /// `-`
     Subtract,
-    /// `*`
     Multiply,
-    /// `/`
     Divide,
 }
 

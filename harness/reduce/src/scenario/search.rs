@@ -17,7 +17,6 @@ use crate::delta::Flow;
 /// So many steps are few.
 const FEW: usize = 12;
 
-/// See the module.
 pub(super) struct Search<'a> {
     engine: &'a dyn Engine,
     path: &'a Path,

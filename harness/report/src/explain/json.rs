@@ -10,7 +10,6 @@ use crate::why;
 #[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Document<'a> {
-    /// The file.
     pub snapshot: &'a str,
     #[serde(flatten)]
     pub explanation: &'a Explanation,

@@ -264,7 +264,7 @@ fn how(end: Option<End>) -> String {
     match end {
         None => "it closed its connection".to_owned(),
         Some(End::Code(code)) => format!("it ended with exit code {code}"),
-        Some(End::Signal(9)) => "SIGKILL ended it, as the system does where the host's memory runs out,".to_owned(),
+        Some(End::Signal(9)) => "SIGKILL ended it (as the system does where the host's memory runs out)".to_owned(),
         Some(End::Signal(signal)) => format!("signal {signal} ended it"),
     }
 }

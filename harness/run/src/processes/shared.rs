@@ -16,7 +16,6 @@ const MEMORY: u32 = 0;
 /// The number of what contexts take of the device beside it.
 const CONTEXTS: u32 = 1;
 
-/// See the module.
 pub(super) struct Shared {
     inner: Limited<Box<dyn TestDevice>>,
     account: Account,

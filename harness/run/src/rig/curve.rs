@@ -50,7 +50,6 @@ impl Bucket {
     }
 }
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub(super) struct Curve {
     /// All of them full, but for the last one.

@@ -25,7 +25,6 @@ impl ProgramId {
     }
 }
 
-/// One program.
 pub(super) struct Program {
     pub(super) allocator: Box<dyn Allocator>,
     pub(super) audit: Option<Audit>,

@@ -25,8 +25,8 @@ const TIMES_THE_CALLS: u64 = 10;
 const MORE_CALLS: u64 = 1000;
 
 /// How the runs are made.
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Engine<'a> {
-    /// What is run.
     pub plan: &'a Plan,
     /// On which devices.
     pub source: &'a DeviceSource,

@@ -17,7 +17,6 @@ use harness_record::{Outcome, Shortage};
 use harness_scenario::steps::infer::{Cache, Infer, OnExhaustion};
 use harness_scenario::{Expected, ReportKey, Step};
 
-/// One request.
 #[derive(Clone, Copy, Debug)]
 struct Sequence {
     /// The step of decoding in which it comes.

@@ -50,7 +50,6 @@ struct Range {
 /// What the recording has of the same event.
 #[derive(Clone, Copy, Default)]
 struct Known {
-    /// Its index.
     place: usize,
     time_us: Option<u64>,
     stack: StackId,

@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use super::{Snapshot, Value};
 
-/// The key.
 const KEY: &str = "harness_run";
 
 /// The run that a snapshot was recorded from.

@@ -18,7 +18,6 @@ impl StackId {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Frame {
-    /// The function.
     pub name: String,
     pub file: String,
     /// Counted from 1; of C++ code that was not symbolized the address in the library. 0 where the file has none.

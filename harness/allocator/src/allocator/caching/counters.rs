@@ -7,7 +7,7 @@ use crate::stats::{MemoryStats, PoolKind, PooledStat, Stat};
 #[derive(Clone, Copy, Debug, Default)]
 struct Gauge {
     current: u64,
-    /// Stands between the two that change together. StreamOrder by side the compiler loads both at once, and that load waits for an earlier store of
+    /// Stands between the two that change together. Side by side the compiler loads both at once, and that load waits for an earlier store of
     /// one of them.
     peak: u64,
     /// The sum of all increases.

@@ -52,7 +52,6 @@ struct Row {
 }
 
 impl Lane {
-    /// Adds a block.
     #[inline(always)]
     pub(super) fn insert(&mut self, blocks: &mut [Block], id: BlockId) {
         let before = std::mem::replace(&mut self.last, id);
@@ -61,7 +60,6 @@ impl Lane {
         }
     }
 
-    /// Removes a block.
     #[inline(always)]
     pub(super) fn remove(&mut self, blocks: &mut [Block], id: BlockId) {
         if id == self.last {

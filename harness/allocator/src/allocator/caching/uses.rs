@@ -39,7 +39,6 @@ impl Uses {
         }
     }
 
-    /// Forgets all blocks.
     pub(super) fn clear(&mut self) {
         self.by_block.clear();
     }

@@ -11,7 +11,6 @@ use crate::units::Bytes;
 /// The pool that everything is counted in: libraries tell of none.
 const POOL: PoolKind = PoolKind::Large;
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
     live: Slab<Live>,

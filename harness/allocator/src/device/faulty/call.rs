@@ -129,10 +129,10 @@ pub const ANY: &str = "any";
 
 /// Which calls of a kind are meant: `FIRST[:COUNT][:MIN_SIZE]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Numbered {
     /// The first of them, counted from 1.
     pub first: u64,
-    /// How many.
     pub count: u64,
     /// Smaller calls do not count.
     pub min_size: Bytes,

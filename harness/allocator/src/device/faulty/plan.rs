@@ -13,8 +13,8 @@ use crate::units::{Bytes, Nanos};
 /// What goes wrong at some calls of a device. Calls that match are counted; those behind the skipped ones are struck, each with the
 /// probability, until so many were.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Fault {
-    /// Which calls.
     pub calls: Calls,
     /// Matching calls that are left alone first.
     pub skip: u64,

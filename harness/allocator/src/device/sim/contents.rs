@@ -14,7 +14,6 @@ pub(super) struct Contents {
 /// The first byte that does not hold the tag that was expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mismatch {
-    /// Its address.
     pub(super) at: DevicePtr,
     /// The tag that was written there, as seen from the start of the verified range; `None` where nothing was.
     pub(super) found: Option<Tag>,

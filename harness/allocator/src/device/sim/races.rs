@@ -86,7 +86,6 @@ impl History {
 /// Two accesses to the same bytes that nothing orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Conflict {
-    /// The bytes.
     pub(super) range: MemoryRange,
     /// The access that came first in program order.
     pub(super) first: Access,

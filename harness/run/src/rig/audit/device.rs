@@ -38,7 +38,6 @@ pub(super) struct Look<'a> {
     pub(super) others: Held,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct DeviceAccount {
     tolerance: Bytes,

@@ -94,7 +94,6 @@ impl KnownSegment {
     }
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Structure {
     segments: BTreeMap<DevicePtr, KnownSegment>,

@@ -22,6 +22,7 @@ use harness_exec::summary;
 use harness_exec::timeline::Timeline;
 use harness_exec::torch::{Torch, TorchError};
 use harness_exec::trials::faults;
+use harness_exec::trials::runner::On;
 use harness_explain::causes::{self, Options};
 use harness_gpu_settings::attempts::Attempt;
 use harness_gpu_settings::gpus::{GPUS, Gpu};
@@ -68,7 +69,7 @@ pub(super) struct Exec {
     /// Run on this real GPU instead of a simulated one, as in `cuda:0`: `--memory` limits how much of its memory the program gets, `--fail` lets attempts fail,
     /// and all else is real. NVIDIA's driver and the program's own CUDA libraries are used.
     #[arg(long, value_name = "cuda:N", value_parser = limited::ordinal, conflicts_with_all = [
-        "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "values", "every_fault", "least_memory", "report", "junit",
+        "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "values",
     ])]
     device: Option<u32>,
     /// The GPU that the program is told of.
@@ -130,7 +131,7 @@ impl Exec {
         }
         if let Some(ordinal) = self.device {
             let torch = Torch::find(&self.command, self.python.as_deref()).map_err(of_torch)?;
-            return self.run_limited(ordinal, &torch, terminal);
+            return self.run_limited(ordinal, has_many, &torch, terminal);
         }
         let setup = Setup::of(&self.command, self.python.as_deref()).map_err(of_setup)?;
         let settings = self.settings(&setup)?;
@@ -144,7 +145,7 @@ impl Exec {
             ledger: None,
         };
         if has_many {
-            return self.many.run(launch, &settings, &self.alloc_conf, terminal);
+            return self.many.run(On::Simulated(launch), &self.alloc_conf, terminal);
         }
         let ended = launch.run(self.many.report().is_some()).map_err(of_launch)?;
         let record = Record::read(ended.folder(), ended.end, &settings).map_err(|error| lost(&error))?;

@@ -338,10 +338,11 @@ fn what_a_real_gpu_cannot_do_is_told_before_anything_runs() {
     assert!(refused(&["--device", "cuda:1"]).contains("the driver has one device, cuda:0"));
     assert!(refused(&["--device", "sim"]).contains("give a real GPU, as in `cuda:0`; without `--device` the GPU is simulated"));
     assert!(refused(&["--device", "cuda:0", "--memory", "9GiB"]).contains("has 8 GiB, which is less than the `--memory` of 9 GiB"));
-    for option in [&["--gpu", "a100-80"][..], &["--events", "instant"], &["--devices", "2"], &["--every-fault"], &["--least-memory"]] {
+    for option in [&["--gpu", "a100-80"][..], &["--events", "instant"], &["--devices", "2"], &["--addresses", "up"]] {
         let said = refused(&[&["--device", "cuda:0"], option].concat());
         assert!(said.contains("'--device <cuda:N>' cannot be used with"), "{said}");
     }
+    assert!(refused(&["--device", "cuda:0", "--report", "report.md"]).contains("tell of a simulated GPU, and `--device` names a real one"));
 }
 
 #[test]
@@ -476,6 +477,49 @@ fn several_settings_are_compared_by_running_the_program_with_each() {
         ran.err
     );
     assert!(ran.code == Some(0) && ran.out.contains("(no settings)"), "{}", ran.out);
+}
+
+/// The document of many runs on a simulated GPU of 1 GiB, and of the same on a real one with that limit.
+fn simulated_and_limited(world: &World, options: &[&str]) -> [Value; 2] {
+    let options = [&["--format", "json", "--memory", "1GiB"], options].concat();
+    let simulated = world.run(&options, &["python3", "train.py"]);
+    let limited = limited(world, &[&["--device", "cuda:0"], options.as_slice()].concat(), &["python3", "train.py"]);
+    assert_eq!((simulated.code, limited.code), (Some(0), Some(0)), "{}{}", simulated.err, limited.err);
+    [simulated, limited].map(|ran| serde_json::from_str(&ran.out).unwrap())
+}
+
+#[test]
+fn many_runs_with_a_limit_on_a_real_gpu_come_to_the_same_as_on_a_simulated_one() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", FOUR);
+    let [simulated, limited] = simulated_and_limited(&world, &["--every-fault"]);
+    assert_eq!((simulated["cases"].as_array().unwrap().len(), &simulated), (4, &limited));
+    let settings = ["--alloc-conf", "", "--alloc-conf", "expandable_segments:True", "--least-memory", "--exact"];
+    let [simulated, limited] = simulated_and_limited(&world, &settings);
+    assert_eq!(simulated["rows"], limited["rows"]);
+    assert_eq!(limited["rows"][1]["least_memory"], 20 << 20, "{limited:#}");
+    let [simulated, limited] = simulated_and_limited(&world, &["--least-memory", "--exact"]);
+    let figures = |document: &Value| ["enough", "too_little"].map(|name| document["orders"][0][name].as_u64().unwrap() >> 20);
+    assert_eq!((figures(&simulated), figures(&limited)), ([20, 18], [20, 18]));
+    assert_eq!((&limited["orders"][0]["addresses"], limited["orders"].as_array().unwrap().len()), (&"driver".into(), 1));
+}
+
+#[test]
+fn runs_on_a_real_gpu_are_made_one_after_the_other_unless_more_are_asked_for() {
+    let Some(world) = World::new() else { return };
+    // Notes how many of its runs are under way when it begins.
+    let program = "import os, time, torch\nopen('runs/%d' % os.getpid(), 'w').close()\nopen('most', 'a').write('%d\\n' % len(os.listdir('runs')))\n\
+                   torch.cuda.malloc(1 << 20)\ntime.sleep(0.5)\nos.remove('runs/%d' % os.getpid())\n";
+    world.write("train.py", program);
+    let most = |options: &[&str]| {
+        fs::create_dir_all(world.path("runs")).unwrap();
+        world.write("most", "");
+        let settings = ["--device", "cuda:0", "--alloc-conf", "", "--alloc-conf", "a", "--alloc-conf", "b"];
+        let ran = limited(&world, &[&settings, options].concat(), &["python3", "train.py"]);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        fs::read_to_string(world.path("most")).unwrap().lines().map(|line| line.parse::<u32>().unwrap()).max()
+    };
+    assert_eq!((most(&[]), most(&["--jobs", "2"])), (Some(1), Some(2)));
 }
 
 #[test]

@@ -73,7 +73,7 @@ impl Way {
 }
 
 /// A program and the machine that it is to see.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
     /// The program and its arguments.
     pub command: &'a [OsString],

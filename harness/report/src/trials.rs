@@ -1,4 +1,4 @@
-//! Many runs of one program on simulated GPUs: a sentence that sums them up, and a table. [`Trials`] is what there is to show; [`text`] and [`markdown`] show it.
+//! Many runs of one program: a sentence that sums them up, and a table. [`Trials`] is what there is to show; [`text`] and [`markdown`] show it.
 
 mod calls;
 
@@ -170,7 +170,8 @@ fn grid_of_faults(report: &FaultReport) -> Grid {
     for case in &report.cases {
         let place = case.stack.first().map_or_else(|| NOTHING.to_owned(), |frame| format!("{} {}", frame.short(), frame.name));
         let clean = if case.outcome == Outcome::OutOfMemory && !case.is_clean_end { ", not its last message" } else { "" };
-        let work = case.submitted as f64 * 100.0 / (report.first.submitted as f64).max(1.0);
+        let work = case.submitted as f64 * 100.0 / (report.first.submitted as f64);
+        let work = (report.first.submitted > 0).then(|| format!("{work:.0} %"));
         grid.rows.push(vec![
             case.attempt.to_string(),
             Bytes(case.size).to_string(),
@@ -180,7 +181,7 @@ fn grid_of_faults(report: &FaultReport) -> Grid {
             case.more_at_end.map_or_else(|| NOTHING.to_owned(), more),
             more(case.more_at_peak),
             words::or_nothing(case.next_size.map(Bytes)),
-            format!("{work:.0} %"),
+            words::or_nothing(work),
         ]);
     }
     grid
@@ -244,9 +245,11 @@ fn grid_of_least(report: &LeastReport) -> Grid {
 }
 
 fn notes_on_least(report: &LeastReport) -> Vec<String> {
-    let mut notes = vec![
-        "A real driver's order of addresses is not known; how far the orders differ says how far the figure can be trusted.".to_owned(),
-    ];
+    let mut notes = Vec::new();
+    if report.orders.len() > 1 {
+        let note = "A real driver's order of addresses is not known; how far the orders differ says how far the figure can be trusted.";
+        notes.push(note.to_owned());
+    }
     if report.orders.iter().any(|order| !order.is_monotonic) {
         notes.push("`?`: some more memory was too little, so that other amounts below may do as well.".to_owned());
     }

@@ -23,7 +23,7 @@ impl<F: Fn(&Trial) -> Option<Observed> + Sync> Run for MadeUp<F> {
 
 /// A trial with this memory.
 pub(crate) fn trial(memory: Bytes) -> Trial {
-    Trial { memory, addresses: AddressOrder::Up, alloc_conf: None, faults: Vec::new() }
+    Trial { memory, addresses: Some(AddressOrder::Up), alloc_conf: None, faults: Vec::new() }
 }
 
 /// A run that ended well after attempts of these sizes in MiB.

@@ -26,6 +26,7 @@ use harness_exec::trials::runner::On;
 use harness_explain::causes::{self, Options};
 use harness_gpu_settings::attempts::Attempt;
 use harness_gpu_settings::gpus::{GPUS, Gpu};
+use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, Values};
 use harness_report::explain::text;
 use harness_report::program::{self, Program};
@@ -100,6 +101,11 @@ pub(super) struct Exec {
     /// first attempt, the exit code is 1.
     #[arg(long, value_name = "CALL:FIRST[:COUNT][:MIN_SIZE]")]
     fail: Vec<Fault>,
+    /// Let each call of a function take so much longer, as in `cudaFree:3ms`. `any` stands for the calls that get device memory, `all` for all that can
+    /// be named: cudaMalloc, cuMemCreate, cudaMallocAsync, cudaHostAlloc, cudaFree, cudaFreeAsync and cuMemUnmap; of the driver's functions those that do the same
+    /// count too. The program really waits, and times between events show it. May be repeated. Where the program makes no such call, the exit code is 1.
+    #[arg(long, value_name = "CALL:DURATION")]
+    latency: Vec<Latency>,
     /// Settings of PyTorch's allocator, as PYTORCH_ALLOC_CONF holds them. Several, each with this option, are compared: one run for each.
     #[arg(long, value_name = "CONF")]
     alloc_conf: Vec<String>,
@@ -152,20 +158,15 @@ impl Exec {
         self.tell(&ended, &record, &summary::render(&record, &settings), settings.memory, terminal)?;
         let timelines = Timeline::read_folder(ended.folder()).map_err(|error| lost(&error))?;
         let attempts: Vec<_> = timelines.iter().map(|timeline| timeline.attempts.clone()).collect();
-        self.report(&settings, &record, &timelines, faults::not_reached(&settings.faults, &attempts))?;
-        Ok(self.exit_code(&ended, &attempts))
+        let missed = self.not_reached(&record, &attempts);
+        self.report(&settings, &record, &timelines, missed.as_deref())?;
+        Ok(exit_code(&ended, missed.as_deref()))
     }
 
-    /// The program's own, unless a failure that was asked for did not happen.
-    fn exit_code(&self, ended: &Ended, attempts: &[Vec<Attempt>]) -> ExitCode {
-        match faults::not_reached(&self.fail, attempts) {
-            Some(fault) => {
-                terminal::tell(format_args!("`--fail {fault}` was not reached: nothing failed because of it"));
-                // What was to be tested was not; another exit code says more.
-                ended.end.exit_code().max(Exit::Failed as u8).into()
-            }
-            None => ended.end.exit_code().into(),
-        }
+    /// The first failure or latency that was asked for and did not happen, as its option.
+    fn not_reached(&self, record: &Record, attempts: &[Vec<Attempt>]) -> Option<String> {
+        let fault = faults::not_reached(&self.fail, attempts).map(|fault| format!("--fail {fault}"));
+        fault.or_else(|| record.latency_not_reached(&self.latency).map(|latency| format!("--latency {latency}")))
     }
 
     fn settings(&self, setup: &Setup) -> Result<Settings, CliError> {
@@ -184,6 +185,7 @@ impl Exec {
             cudnn_workspace: self.cudnn_workspace,
             values: self.values.unwrap_or(if self.devices > 1 { Values::Copies } else { Values::Zeros }),
             faults: self.fail.clone(),
+            latencies: self.latency.clone(),
             ..setup.settings(gpu, memory)
         })
     }
@@ -202,12 +204,11 @@ impl Exec {
     }
 
     /// The report and the test case, where they are wanted.
-    fn report(&self, settings: &Settings, record: &Record, timelines: &[Timeline], missed: Option<&Fault>) -> Result<(), CliError> {
+    fn report(&self, settings: &Settings, record: &Record, timelines: &[Timeline], missed: Option<&str>) -> Result<(), CliError> {
         let words: Vec<String> = self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let command = shell::command(&words);
         let again = self.again(settings, &command);
-        let missed = missed.map(ToString::to_string);
-        let run = Program { command: &command, again: &again, settings, record, timelines, missed: missed.as_deref() };
+        let run = Program { command: &command, again: &again, settings, record, timelines, missed };
         let write = |path: &Path, text: &str| files::write(path, text).map_err(|error| unwritten(path, error));
         if let Some(path) = &self.junit {
             write(path, &program::junit(&run))?;
@@ -232,7 +233,8 @@ impl Exec {
         again += &format!(" --cudnn-workspace {cudnn_workspace} --values {values}");
         let conf = self.alloc_conf.iter().map(|conf| format!(" --alloc-conf {}", shell::quoted(conf)));
         let faults = settings.faults.iter().map(|fault| format!(" --fail {fault}"));
-        again + &conf.chain(faults).collect::<String>() + " -- " + command
+        let latencies = settings.latencies.iter().map(|latency| format!(" --latency {latency}"));
+        again + &conf.chain(faults).chain(latencies).collect::<String>() + " -- " + command
     }
 
     fn keep_snapshots(&self, path: &Path, ended: &Ended, record: &Record, memory: Bytes, terminal: &Terminal) -> Result<(), CliError> {
@@ -251,6 +253,18 @@ impl Exec {
                 Ok(())
             }
         }
+    }
+}
+
+/// The program's own, unless something that was asked for by this option did not happen.
+fn exit_code(ended: &Ended, not_reached: Option<&str>) -> ExitCode {
+    match not_reached {
+        Some(option) => {
+            terminal::tell(format_args!("`{option}` was not reached: no call was struck by it"));
+            // What was to be tested was not; another exit code says more.
+            ended.end.exit_code().max(Exit::Failed as u8).into()
+        }
+        None => ended.end.exit_code().into(),
     }
 }
 

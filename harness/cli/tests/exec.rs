@@ -327,6 +327,81 @@ fn failures_that_are_asked_for_happen_on_a_real_gpu_too_without_a_limit() {
     assert!(ran.code == Some(1) && ran.err.contains("was not reached"), "{}", ran.err);
 }
 
+/// Tells whether calls took at least 40 ms, by the clock of the host and by events: two that get memory, one that gives it back, and a copy.
+const TIMED: &str = r#"
+import ctypes, time, torch
+runtime = torch.cuda._runtime
+runtime.cudaEventElapsedTime.argtypes = [ctypes.POINTER(ctypes.c_float), ctypes.c_void_p, ctypes.c_void_p]
+for argument in (runtime.cudaEventRecord, runtime.cudaFree):
+    argument.argtypes = [ctypes.c_void_p] + [ctypes.c_void_p] * (argument is runtime.cudaEventRecord)
+
+def event():
+    made = ctypes.c_void_p()
+    assert runtime.cudaEventCreate(ctypes.byref(made)) == 0 and runtime.cudaEventRecord(made, None) == 0
+    return made
+
+def timed(name, call):
+    first, began = event(), time.perf_counter()
+    call()
+    took, last, between = time.perf_counter() - began, event(), ctypes.c_float()
+    assert runtime.cudaEventElapsedTime(ctypes.byref(between), first, last) == 0
+    print(name, took >= 0.04, between.value >= 40)
+
+memory = ctypes.c_void_p()
+timed("malloc", lambda: runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(1 << 20)))
+timed("async", lambda: runtime.cudaMallocAsync(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 20), None))
+timed("free", lambda: runtime.cudaFree(memory))
+timed("synchronize", lambda: runtime.cudaDeviceSynchronize())
+"#;
+
+#[test]
+fn calls_take_longer_where_that_is_asked_for_by_the_clocks_of_host_and_gpu() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", TIMED);
+    let options = ["--latency", "cudaMalloc:40ms", "--latency", "cudaFree:40ms", "--record", "run.json"];
+    let ran = world.run(&options, &["python3", "train.py"]);
+    let timed = |events: bool| {
+        let told = |slow: bool| format!("{} {}", if slow { "True" } else { "False" }, if slow && events { "True" } else { "False" });
+        format!("malloc {}\nasync {}\nfree {}\nsynchronize {}\n", told(true), told(false), told(true), told(false))
+    };
+    assert_eq!((ran.code, ran.out), (Some(0), timed(true)), "{}", ran.err);
+    assert!(ran.err.contains("latency cudaMalloc:40ms: 1 call took longer, 40.0 ms all together\n"), "{}", ran.err);
+    let calls = |record: &Value| record["processes"][0]["slow_calls"].clone();
+    let expected = serde_json::json!([{ "call": "cudaMalloc", "calls": 1 }, { "call": "cudaFree", "calls": 1 }]);
+    assert_eq!(calls(&world.record()), expected);
+    // The clock of the simulated GPU that stands in for a real one knows nothing of the wait.
+    let ran = limited(&world, &[&["--device", "cuda:0"][..], &options].concat(), &["python3", "train.py"]);
+    assert_eq!((ran.code, ran.out), (Some(0), timed(false)), "{}", ran.err);
+    assert_eq!(calls(&world.record()), expected);
+    assert!(ran.err.contains("latency cudaFree:40ms: 1 call took longer, 40.0 ms all together\n"), "{}", ran.err);
+}
+
+#[test]
+fn a_latency_of_a_call_that_never_came_is_said_and_one_that_is_none_is_refused() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", FOUR);
+    for device in [&[][..], &["--device", "cuda:0"]] {
+        let options = [device, &["--latency", "any:1ms", "--latency", "cuMemUnmap:3ms"]].concat();
+        let run = |options: &[&str]| {
+            if device.is_empty() {
+                world.run(options, &["python3", "train.py"])
+            } else {
+                limited(&world, options, &["python3", "train.py"])
+            }
+        };
+        let ran = run(&options);
+        assert!(ran.code == Some(1) && ran.err.contains("`--latency cuMemUnmap:3ms` was not reached"), "{}", ran.err);
+    }
+    let many = world.run(&["--latency", "cuMemUnmap:3ms", "--every-fault=largest:1"], &["python3", "train.py"]);
+    assert!(many.err.contains("`--latency cuMemUnmap:3ms` was not reached in the first run"), "{}", many.err);
+    let refused = world.run(&["--latency", "cudaMalloc:3"], &["python3", "train.py"]);
+    assert!(
+        refused.code == Some(2) && refused.err.contains("`cudaMalloc:3` is not CALL:DURATION with a duration above 0"),
+        "{}",
+        refused.err
+    );
+}
+
 #[test]
 fn what_a_real_gpu_cannot_do_is_told_before_anything_runs() {
     let Some(world) = World::new() else { return };

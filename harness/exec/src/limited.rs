@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_program_sees_one_gpu_and_its_libraries_are_its_own() {
-        let limits = Limits { device: Bytes::gib(80), memory: Some(Bytes::gib(24)), faults: Vec::new() };
+        let limits = Limits { device: Bytes::gib(80), memory: Some(Bytes::gib(24)), faults: Vec::new(), latencies: Vec::new() };
         let launch = LimitedLaunch { command: &[], ordinal: 1, limits: &limits, alloc_conf: Some("a:b"), snapshot: false, libc: (2, 39) };
         let inherited = |name: &str| match name {
             "LD_AUDIT" => Some("/mine.so".into()),
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn an_old_c_library_is_told() {
-        let limits = Limits { device: Bytes::gib(80), memory: None, faults: Vec::new() };
+        let limits = Limits { device: Bytes::gib(80), memory: None, faults: Vec::new(), latencies: Vec::new() };
         let launch = LimitedLaunch { command: &[], ordinal: 0, limits: &limits, alloc_conf: None, snapshot: false, libc: (2, 34) };
         let error = launch.run().expect_err("it is too old");
         assert_eq!(error.to_string(), "the program's GNU C library is version 2.34: programs on a real GPU can be limited from 2.35 on");

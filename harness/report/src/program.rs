@@ -35,7 +35,7 @@ pub struct Program<'a> {
     pub record: &'a Record,
     /// What they did in order.
     pub timelines: &'a [Timeline],
-    /// A failure that was asked for and not reached.
+    /// A failure or latency that was asked for and not reached, as the option that asks for it.
     pub missed: Option<&'a str>,
 }
 
@@ -54,7 +54,7 @@ impl Program<'_> {
             }
             None => format!("The program ended with exit code {}", self.record.exit_code),
         };
-        let missed = self.missed.map(|fault| format!("; `--fail {fault}` was not reached")).unwrap_or_default();
+        let missed = self.missed.map(|option| format!("; `{option}` was not reached")).unwrap_or_default();
         let peak = self.used().flat_map(|process| &process.devices).map(|device| device.peak_reserved).max().unwrap_or_default();
         format!("{end}{missed}. It reserved at most {} of {}.", Bytes(peak), self.settings.memory)
     }

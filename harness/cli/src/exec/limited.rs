@@ -11,7 +11,7 @@ use harness_exec::torch::Torch;
 use harness_exec::trials::runner::On;
 use harness_gpu_settings::limits::Limits;
 
-use super::{Exec, lost, of_launch};
+use super::{Exec, exit_code, lost, of_launch};
 use crate::error::{CliError, Failures};
 use crate::terminal::Terminal;
 
@@ -31,7 +31,7 @@ impl Exec {
             return Err(CliError::input(message, "leave them out; `--record FILE` writes what the run did").into());
         }
         let device = self.real_device(ordinal)?;
-        let limits = Limits { device: device.total, memory: self.memory, faults: self.fail.clone() };
+        let limits = Limits { device: device.total, memory: self.memory, faults: self.fail.clone(), latencies: self.latency.clone() };
         let launch = LimitedLaunch {
             command: &self.command,
             ordinal,
@@ -47,7 +47,7 @@ impl Exec {
         let record = Record::read_limited(ended.folder(), ended.end, ordinal, &limits).map_err(|error| lost(&error))?;
         self.tell(&ended, &record, &summary::render_limited(&record, &device.name, &limits), limits.visible(), terminal)?;
         let attempts = Record::attempts_limited(ended.folder()).map_err(|error| lost(&error))?;
-        Ok(self.exit_code(&ended, &attempts))
+        Ok(exit_code(&ended, self.not_reached(&record, &attempts).as_deref()))
     }
 
     /// The GPU, which has as much memory as the program is to get.

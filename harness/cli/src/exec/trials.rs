@@ -161,6 +161,9 @@ impl Options {
         let Some((first, took)) = runner.first(&trial, self.format == Format::Json).map_err(of_runner)? else {
             return Ok(Err(Exit::Interrupted));
         };
+        if let Some(latency) = first.latency_not_reached(runner.on.latencies()) {
+            terminal::tell(format_args!("`--latency {latency}` was not reached in the first run: no call was struck by it"));
+        }
         if let Some(problem) = self.problem(&first) {
             terminal::tell(problem);
             return Ok(Err(Exit::Failed));

@@ -47,6 +47,7 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
         ooms: 0,
         driver_calls: sizes.len() as u64,
         submitted: 100,
+        slow_calls: Vec::new(),
         attempts: sizes.iter().map(attempt).collect(),
         errors: Vec::new(),
         ended_out_of_memory: false,

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{self, Attempt};
+use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::settings::FaultyCall;
 use serde::{Deserialize, Serialize};
 
 use crate::limited::counters_folder;
 use crate::process::End;
-use crate::record::{Record, numbered};
+use crate::record::{Record, SlowCalls, numbered, struck};
 
 /// Lines of the error output that are kept.
 const LAST_LINES: usize = 10;
@@ -46,6 +47,8 @@ pub struct Observed {
     pub driver_calls: u64,
     /// Kernels, graphs, copies, host functions and records submitted; on a real GPU they are not counted.
     pub submitted: u64,
+    /// Calls that took longer because that was asked for, of all processes.
+    pub slow_calls: Vec<SlowCalls>,
     /// Attempts to get device memory, in order, of the process that made the most.
     pub attempts: Vec<Attempt>,
     /// Out of memory errors, in order, of the same process.
@@ -126,11 +129,18 @@ impl Observed {
             ooms: sum("num_ooms"),
             driver_calls: devices().map(|device| device.mallocs + device.frees).sum(),
             submitted: record.processes.iter().map(|process| process.submitted).sum(),
+            slow_calls: record.processes.iter().flat_map(|process| process.slow_calls.clone()).collect(),
             attempts,
             errors,
             ended_out_of_memory: torches().any(|torch| torch.ended_out_of_memory),
             last_lines: error_output.map_or_else(|| Ok(Vec::new()), last_lines)?,
         })
+    }
+
+    /// The first of these latencies that no call had.
+    #[must_use]
+    pub fn latency_not_reached<'a>(&self, latencies: &'a [Latency]) -> Option<&'a Latency> {
+        latencies.iter().find(|latency| struck(&self.slow_calls, latency) == 0)
     }
 
     /// Sizes of the attempts to get device memory.

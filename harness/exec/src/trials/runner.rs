@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use harness_allocator::units::Bytes;
+use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::Settings;
 
@@ -142,6 +143,15 @@ impl On<'_> {
         match self {
             Self::Simulated(launch) => launch.settings.context_overhead,
             Self::Real(_) => Bytes::ZERO,
+        }
+    }
+
+    /// Calls that take longer in each run.
+    #[must_use]
+    pub fn latencies(&self) -> &[Latency] {
+        match self {
+            Self::Simulated(launch) => &launch.settings.latencies,
+            Self::Real(launch) => &launch.limits.latencies,
         }
     }
 

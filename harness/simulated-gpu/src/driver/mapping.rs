@@ -11,6 +11,7 @@ use crate::kernels::Work;
 use crate::memory::device_of_page;
 use crate::world::{Machine, State, current_device, machine};
 use harness_gpu_settings::counters::Figure;
+use harness_gpu_settings::latency::SlowCall;
 use harness_gpu_settings::settings::FaultyCall;
 
 /// The only unit in which memory can be mapped.
@@ -95,6 +96,7 @@ extern "C" fn cuMemAddressFree(address: usize, size: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemCreate(handle: *mut u64, size: usize, properties: *const AllocationProperties, flags: c_ulonglong) -> c_int {
+    machine().delay(SlowCall::Create);
     mapping("cuMemCreate", |machine, state| {
         // SAFETY: the program passes properties; null is refused.
         let index = unsafe { properties.as_ref() }.ok_or(Code::InvalidValue)?.device(machine)?;
@@ -141,6 +143,7 @@ extern "C" fn cuMemMap(address: usize, size: usize, offset: usize, handle: u64, 
 /// Does not wait: work that comes too late, or that the host has not waited for, breaks the context where kernels are done.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemUnmap(address: usize, size: usize) -> c_int {
+    machine().delay(SlowCall::Unmap);
     mapping("cuMemUnmap", |_, state| {
         let index = state.device_at(address as u64)?.index();
         let (all_done_at, in_use) = state.give_back(index, |memory| {

@@ -9,6 +9,7 @@ use crate::code::{Code, remember};
 use crate::memory::{DeviceMemory, device_of};
 use crate::world::{Machine, State, current_device, is_device_memory, machine};
 use harness_gpu_settings::counters::Figure;
+use harness_gpu_settings::latency::SlowCall;
 use harness_gpu_settings::settings::{Cuda, FaultyCall, Values};
 
 /// Allocates on the current device.
@@ -54,6 +55,7 @@ pub(crate) unsafe fn write_address(into: *mut usize, address: Result<u64, Code>)
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMalloc(address: *mut usize, size: usize) -> c_int {
     let machine = machine();
+    machine.delay(SlowCall::Malloc);
     let allocated = if size == 0 { Ok(0) } else { allocate(machine, &mut machine.state(), FaultyCall::Malloc, Bytes(size as u64)) };
     // SAFETY: the program passes a pointer to a pointer.
     remember(unsafe { write_address(address, allocated) })
@@ -67,6 +69,7 @@ unsafe extern "C" fn cudaMallocManaged(address: *mut usize, size: usize, _: c_ui
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaFree(address: usize) -> c_int {
+    machine().delay(SlowCall::Free);
     remember(if address == 0 { Ok(()) } else { free(address as u64) })
 }
 
@@ -80,6 +83,7 @@ unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_in
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaHostAlloc(address: *mut *mut u8, size: usize, _: c_uint) -> c_int {
     let machine = machine();
+    machine.delay(SlowCall::HostAlloc);
     let state = &mut *machine.state();
     let (allocated, _) = state.attempt(machine, (FaultyCall::HostAlloc, Bytes(size as u64)), None, |state| state.host.allocate(size));
     // SAFETY: the program passes a pointer to a pointer.

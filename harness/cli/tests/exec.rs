@@ -421,6 +421,21 @@ fn what_a_real_gpu_cannot_do_is_told_before_anything_runs() {
 }
 
 #[test]
+fn memory_that_is_given_back_is_noted_when_that_happens() {
+    let Some(world) = World::new() else { return };
+    let program = "import ctypes, os, torch\nruntime, memory = torch.cuda._runtime, ctypes.c_void_p()\n\
+                   assert runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(20 << 20)) == 0\ntorch.cuda.malloc(4 << 20)\n\
+                   runtime.cudaMemset(memory, 0, 64)\nassert runtime.cudaFree(memory) == 0\n\
+                   noted = open('%s/%d.frees' % (os.environ['HARNESS_GPU_RUN'], os.getpid()), 'rb').read()\n\
+                   print([int.from_bytes(noted[at:at + 8], 'little') for at in range(0, len(noted), 8)])\n";
+    world.write("train.py", program);
+    let ran = world.run(&["--report", "report.md"], &["python3", "train.py"]);
+    // After two attempts and one piece of work, on device 0, 4 MiB are held.
+    assert_eq!((ran.code, ran.out), (Some(0), format!("[2, 1, 0, {}]\n", 4 << 20)), "{}", ran.err);
+    assert!(fs::read_to_string(world.path("report.md")).unwrap().contains("what is reserved changes where memory was got"));
+}
+
+#[test]
 fn the_users_own_sitecustomize_runs_and_modules_are_found_as_ever() {
     let Some(world) = World::new() else { return };
     world.write("site/sitecustomize.py", "import os\nos.environ['CUSTOMIZED'] = __file__\n");

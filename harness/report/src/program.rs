@@ -211,7 +211,7 @@ fn models(program: &Program<'_>) -> Vec<String> {
         values.to_owned(),
         workspace.to_owned(),
         "Real are torch's host code and its allocator: sizes, order and addresses of allocations, retries and errors.".to_owned(),
-        "What is allocated is sampled, and what was given back to the driver shows at the next attempt to get memory.".to_owned(),
+        "What is allocated is sampled, and what is reserved changes where memory was got from the driver or given back.".to_owned(),
     ];
     if !names.is_empty() {
         lines.push(format!("Not modelled, answered with success: {}.", names.join(", ")));

@@ -207,6 +207,12 @@ impl State {
         done
     }
 
+    /// Notes that memory of a device was given back.
+    pub(crate) fn note_free(&mut self, machine: &Machine, index: usize) {
+        let Some(held) = self.devices.get_mut(index).map(DeviceMemory::used) else { return };
+        self.attempts.note_free(machine.now(), index as u32, held);
+    }
+
     /// Free bytes and all bytes of the current device.
     pub(crate) fn free_and_total(&mut self) -> Result<(Bytes, Bytes), Code> {
         self.account.give_back_of_the_dead();

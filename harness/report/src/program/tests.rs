@@ -4,6 +4,7 @@
 use harness_exec::record::{DeviceRecord, TorchRecord};
 use harness_exec::timeline::Sample;
 use harness_exec::trials::observed::{Frame, OutOfMemory};
+use harness_gpu_settings::attempts::Free;
 use harness_gpu_settings::gpus::Gpu;
 use harness_gpu_settings::settings::FaultyCall;
 
@@ -58,6 +59,7 @@ fn run() -> (Record, Settings, Vec<Timeline>) {
             attempt(700, 20, Outcome::Injected, 400),
             attempt(700, 20, Outcome::Refused, 300),
         ],
+        frees: vec![Free { attempts: 3, submitted: 20, device: 0, held: Bytes::mib(300) }],
         errors: vec![OutOfMemory {
             attempts: 4,
             frames: vec![Frame { file: "/home/me/train.py".to_owned(), line: 7, name: "<module>".to_owned() }],

@@ -114,20 +114,21 @@ unsafe extern "C" fn cuMemCreate(handle: *mut u64, size: usize, properties: *con
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemRelease(handle: u64) -> c_int {
-    mapping("cuMemRelease", |_, state| {
-        state.give_back(device_of_page(handle), |memory| {
-            let given_back = memory.release(handle)?;
-            note_given_back(memory.index(), u64::from(given_back), memory.used());
-            Ok(())
-        })
+    mapping("cuMemRelease", |machine, state| {
+        let index = device_of_page(handle);
+        let given_back = state.give_back(index, |memory| memory.release(handle))?;
+        note_given_back(machine, state, index, u64::from(given_back));
+        Ok(())
     })
 }
 
-/// Counts pieces of physical memory that were given back.
-fn note_given_back(device: usize, pieces: u64, used: Bytes) {
-    let counters = machine().counters;
-    (0..pieces).for_each(|_| counters.add(device, Figure::Frees));
-    counters.set_used(device, used);
+/// Counts and notes pieces of physical memory that were given back.
+fn note_given_back(machine: &Machine, state: &mut State, index: usize, pieces: u64) {
+    if pieces > 0 {
+        (0..pieces).for_each(|_| machine.counters.add(index, Figure::Frees));
+        machine.counters.set_used(index, state.devices[index].used());
+        state.note_free(machine, index);
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -144,13 +145,13 @@ extern "C" fn cuMemMap(address: usize, size: usize, offset: usize, handle: u64, 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemUnmap(address: usize, size: usize) -> c_int {
     machine().delay(SlowCall::Unmap);
-    mapping("cuMemUnmap", |_, state| {
+    mapping("cuMemUnmap", |machine, state| {
         let index = state.device_at(address as u64)?.index();
-        let (all_done_at, in_use) = state.give_back(index, |memory| {
+        let (pieces, all_done_at, in_use) = state.give_back(index, |memory| {
             let (pieces, in_use) = memory.unmap(address as u64, Bytes(size as u64))?;
-            note_given_back(index, pieces, memory.used());
-            Ok((memory.sim().all_done_at(), in_use))
+            Ok((pieces, memory.sim().all_done_at(), in_use))
         })?;
+        note_given_back(machine, state, index, pieces);
         state.contents.forget(address as u64, size as u64);
         if let Some(execution) = state.executions.get_mut(index) {
             execution.bytes.forget(address as u64, size as u64);

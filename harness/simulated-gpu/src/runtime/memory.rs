@@ -31,6 +31,7 @@ pub(crate) fn free(start: u64) -> Result<(), Code> {
     let index = state.device_at(start)?.index();
     let size = state.give_back(index, |memory| memory.free(start))?;
     count_free(machine, &mut state.devices[index]);
+    state.note_free(machine, index);
     state.contents.forget(start, size.0);
     Ok(())
 }

@@ -196,10 +196,55 @@ fn processes_of_a_program_share_the_memory_of_a_gpu_until_they_are_gone() {
     let Some(world) = World::new() else { return };
     world.write("train.py", include_str!("programs/shared.py"));
     let ran = world.run(&["--record", "run.json", "--context-overhead", "10MiB"], &["python3", "train.py"]);
-    let seen = "second 0 first 2 0\nfree 304 used 720 held 110 610\nkilled: free 914 first 0 used 710\nforked: free 314\n";
+    let seen = "second 0 first 2 0\nfree 304 used 720 held 110 610\nkilled: free 914 first 0 used 710\nforked: 3 free 314\n";
     assert_eq!(ran.out, seen, "{}", ran.err);
     assert_eq!(world.record()["peak_held"], serde_json::json!([720 << 20]));
     assert!(ran.err.contains("all processes: at most 720 MiB of 1 GiB held at one time"), "{}", ran.err);
+}
+
+/// What a forked child gets, first of a process without a context, then of one that has one.
+const FORKED: &str = r#"
+import ctypes, os, torch
+runtime, driver = torch.cuda._runtime, ctypes.CDLL("libcuda.so.1")
+
+def codes():
+    place, number, other = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+    return [
+        runtime.cudaGetDeviceCount(ctypes.byref(number)),
+        runtime.cudaMalloc(ctypes.byref(place), ctypes.c_size_t(1 << 20)),
+        runtime.cudaMemGetInfo(ctypes.byref(number), ctypes.byref(other)),
+        runtime.cudaStreamCreate(ctypes.byref(place)),
+        runtime.cudaDeviceSynchronize(),
+        runtime.cudaMemset(ctypes.c_void_p(), 0, ctypes.c_size_t()),
+        driver.cuInit(0),
+        driver.cuMemAlloc_v2(ctypes.byref(place), ctypes.c_size_t(1 << 20)),
+    ]
+
+def of_child():
+    child = os.fork()
+    if child == 0:
+        print(codes(), runtime.cudaGetLastError(), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+of_child()
+print(codes(), flush=True)
+of_child()
+print(codes())
+"#;
+
+#[test]
+fn a_forked_child_cannot_use_the_context_of_its_parent_and_is_told_as_a_driver_tells_it() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", FORKED);
+    let ran = world.run(&RECORD, &["python3", "train.py"]);
+    let (fine, refused) = ("[0, 0, 0, 0, 0, 0, 0, 0]", "[3, 3, 3, 3, 3, 3, 3, 3]");
+    assert_eq!((ran.code, ran.out), (Some(0), format!("{fine} 0\n{fine}\n{refused} 3\n{fine}\n")), "{}", ran.err);
+    // Each process has its own attempts; the child with a context made none that count.
+    let record = world.record();
+    let mallocs: Vec<u64> =
+        record["processes"].as_array().unwrap().iter().map(|process| process["devices"][0]["mallocs"].as_u64().unwrap()).collect();
+    assert_eq!(mallocs.iter().sum::<u64>(), 6, "{record}");
 }
 
 #[test]

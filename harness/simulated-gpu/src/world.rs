@@ -37,6 +37,8 @@ pub(crate) struct Machine {
     pub(crate) calls: Calls,
     /// Whether `cuInit` was called.
     pub(crate) initialised: AtomicBool,
+    /// Whether this is a forked child of a process that had a context: a driver's contexts cannot be used in one, nor new ones made.
+    inherits_context: AtomicBool,
     /// How much longer calls took because that was asked for, in nanoseconds.
     late_by: AtomicU64,
     /// The file for what is left in contexts.
@@ -106,6 +108,7 @@ impl Machine {
             visible,
             calls: Calls::new(&settings, folder.as_deref()),
             initialised: AtomicBool::new(false),
+            inherits_context: AtomicBool::new(false),
             late_by: AtomicU64::new(0),
             left: folder.as_ref().map(|folder| folder.join(LEFT)),
             processes: folder.filter(|_| settings.processes).map(|folder| folder.join(PROCESSES)),
@@ -144,6 +147,12 @@ impl Machine {
     /// The state, for this thread alone.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses what needs a context in a forked child that inherited one, as CUDA does there
+    /// (<https://docs.pytorch.org/docs/stable/notes/multiprocessing.html>).
+    pub(crate) fn usable(&self) -> Result<(), Code> {
+        if self.inherits_context.load(Ordering::Relaxed) { Err(Code::NotInitialized) } else { Ok(()) }
     }
 
     /// Has a call take as much longer as is asked for. To be called without the state, which other threads may need meanwhile.
@@ -223,7 +232,10 @@ impl State {
     /// to hold is its parent's.
     fn forked(&mut self) {
         match self.devices.iter().any(DeviceMemory::has_context) {
-            true => self.account = Account::new(None),
+            true => {
+                self.account = Account::new(None);
+                machine().inherits_context.store(true, Ordering::Relaxed);
+            }
             false => self.account.forked(),
         }
     }

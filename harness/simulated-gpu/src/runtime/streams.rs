@@ -8,8 +8,7 @@ use crate::world::{Machine, State, current_device, machine};
 /// A call that needs the state.
 fn with(body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
     let machine = machine();
-    let result = body(machine, &mut machine.state());
-    remember(result)
+    remember(machine.usable().and_then(|()| body(machine, &mut machine.state())))
 }
 
 #[unsafe(no_mangle)]

@@ -86,6 +86,7 @@ pub(super) struct Exec {
     #[arg(long, value_name = "MODEL", default_value = "instant")]
     events: Events,
     /// Which addresses allocations get: `up`, `down`, or `reuse`, the lowest that are free. PyTorch prefers low addresses, so it can change peaks.
+    /// With `--least-memory` all are tried, and of several `--alloc-conf` each that comes close to the limit; how far they differ is said.
     #[arg(long, value_name = "ORDER", default_value = "up")]
     addresses: AddressOrder,
     /// How much workspace cuDNN asks for: `operands`, a model that goes by the operands of a convolution, or `none`.

@@ -203,8 +203,7 @@ impl Options {
     fn go_on(&self, begun: &Begun<'_>, alloc_confs: &[String], terminal: &Terminal) -> Result<Exit, CliError> {
         let search = Search { exact: self.exact, allow_ooms: self.allow_ooms, context_overhead: begun.runner.on.context_overhead() };
         let plan = self.every_fault.map(|which| Plan { which, alone: self.alone });
-        let known =
-            plan.map(|plan| faults::runs(&begun.first, plan)).or_else(|| (!self.least_memory).then(|| alloc_confs.len().saturating_sub(1)));
+        let known = plan.map(|plan| faults::runs(&begun.first, plan));
         let bar = bar(known);
         let progress = || bar.inc(1);
         let program =

@@ -11,7 +11,7 @@ use super::{Program, Run, Trial};
 /// Memory is given in pages of this size.
 const PAGE: Bytes = Bytes::mib(2);
 /// The orders of addresses that a simulated GPU can have.
-const ORDERS: [AddressOrder; 3] = [AddressOrder::Up, AddressOrder::Down, AddressOrder::Reuse];
+pub(crate) const ORDERS: [AddressOrder; 3] = [AddressOrder::Up, AddressOrder::Down, AddressOrder::Reuse];
 /// The order of a real GPU, as a word.
 const DRIVERS: &str = "driver";
 

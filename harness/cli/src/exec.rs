@@ -22,9 +22,11 @@ use harness_exec::summary;
 use harness_exec::timeline::Timeline;
 use harness_exec::torch::{Torch, TorchError};
 use harness_exec::trials::faults;
+use harness_exec::trials::runner::On;
 use harness_explain::causes::{self, Options};
 use harness_gpu_settings::attempts::Attempt;
 use harness_gpu_settings::gpus::{GPUS, Gpu};
+use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, Values};
 use harness_report::explain::text;
 use harness_report::program::{self, Program};
@@ -68,7 +70,7 @@ pub(super) struct Exec {
     /// Run on this real GPU instead of a simulated one, as in `cuda:0`: `--memory` limits how much of its memory the program gets, `--fail` lets attempts fail,
     /// and all else is real. NVIDIA's driver and the program's own CUDA libraries are used.
     #[arg(long, value_name = "cuda:N", value_parser = limited::ordinal, conflicts_with_all = [
-        "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "values", "every_fault", "least_memory", "report", "junit",
+        "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "values",
     ])]
     device: Option<u32>,
     /// The GPU that the program is told of.
@@ -84,6 +86,7 @@ pub(super) struct Exec {
     #[arg(long, value_name = "MODEL", default_value = "instant")]
     events: Events,
     /// Which addresses allocations get: `up`, `down`, or `reuse`, the lowest that are free. PyTorch prefers low addresses, so it can change peaks.
+    /// With `--least-memory` all are tried, and of several `--alloc-conf` each that comes close to the limit; how far they differ is said.
     #[arg(long, value_name = "ORDER", default_value = "up")]
     addresses: AddressOrder,
     /// How much workspace cuDNN asks for: `operands`, a model that goes by the operands of a convolution, or `none`.
@@ -99,6 +102,11 @@ pub(super) struct Exec {
     /// first attempt, the exit code is 1.
     #[arg(long, value_name = "CALL:FIRST[:COUNT][:MIN_SIZE]")]
     fail: Vec<Fault>,
+    /// Let each call of a function take so much longer, as in `cudaFree:3ms`. `any` stands for the calls that get device memory, `all` for all that can
+    /// be named: cudaMalloc, cuMemCreate, cudaMallocAsync, cudaHostAlloc, cudaFree, cudaFreeAsync and cuMemUnmap; of the driver's functions those that do the same
+    /// count too. The program really waits, and times between events show it. May be repeated. Where the program makes no such call, the exit code is 1.
+    #[arg(long, value_name = "CALL:DURATION")]
+    latency: Vec<Latency>,
     /// Settings of PyTorch's allocator, as PYTORCH_ALLOC_CONF holds them. Several, each with this option, are compared: one run for each.
     #[arg(long, value_name = "CONF")]
     alloc_conf: Vec<String>,
@@ -130,7 +138,7 @@ impl Exec {
         }
         if let Some(ordinal) = self.device {
             let torch = Torch::find(&self.command, self.python.as_deref()).map_err(of_torch)?;
-            return self.run_limited(ordinal, &torch, terminal);
+            return self.run_limited(ordinal, has_many, &torch, terminal);
         }
         let setup = Setup::of(&self.command, self.python.as_deref()).map_err(of_setup)?;
         let settings = self.settings(&setup)?;
@@ -144,27 +152,22 @@ impl Exec {
             ledger: None,
         };
         if has_many {
-            return self.many.run(launch, &settings, &self.alloc_conf, terminal);
+            return self.many.run(On::Simulated(launch), &self.alloc_conf, terminal);
         }
         let ended = launch.run(self.many.report().is_some()).map_err(of_launch)?;
         let record = Record::read(ended.folder(), ended.end, &settings).map_err(|error| lost(&error))?;
         self.tell(&ended, &record, &summary::render(&record, &settings), settings.memory, terminal)?;
         let timelines = Timeline::read_folder(ended.folder()).map_err(|error| lost(&error))?;
         let attempts: Vec<_> = timelines.iter().map(|timeline| timeline.attempts.clone()).collect();
-        self.report(&settings, &record, &timelines, faults::not_reached(&settings.faults, &attempts))?;
-        Ok(self.exit_code(&ended, &attempts))
+        let missed = self.not_reached(&record, &attempts);
+        self.report(&settings, &record, &timelines, missed.as_deref())?;
+        Ok(exit_code(&ended, missed.as_deref()))
     }
 
-    /// The program's own, unless a failure that was asked for did not happen.
-    fn exit_code(&self, ended: &Ended, attempts: &[Vec<Attempt>]) -> ExitCode {
-        match faults::not_reached(&self.fail, attempts) {
-            Some(fault) => {
-                terminal::tell(format_args!("`--fail {fault}` was not reached: nothing failed because of it"));
-                // What was to be tested was not; another exit code says more.
-                ended.end.exit_code().max(Exit::Failed as u8).into()
-            }
-            None => ended.end.exit_code().into(),
-        }
+    /// The first failure or latency that was asked for and did not happen, as its option.
+    fn not_reached(&self, record: &Record, attempts: &[Vec<Attempt>]) -> Option<String> {
+        let fault = faults::not_reached(&self.fail, attempts).map(|fault| format!("--fail {fault}"));
+        fault.or_else(|| record.latency_not_reached(&self.latency).map(|latency| format!("--latency {latency}")))
     }
 
     fn settings(&self, setup: &Setup) -> Result<Settings, CliError> {
@@ -183,6 +186,7 @@ impl Exec {
             cudnn_workspace: self.cudnn_workspace,
             values: self.values.unwrap_or(if self.devices > 1 { Values::Copies } else { Values::Zeros }),
             faults: self.fail.clone(),
+            latencies: self.latency.clone(),
             ..setup.settings(gpu, memory)
         })
     }
@@ -201,12 +205,11 @@ impl Exec {
     }
 
     /// The report and the test case, where they are wanted.
-    fn report(&self, settings: &Settings, record: &Record, timelines: &[Timeline], missed: Option<&Fault>) -> Result<(), CliError> {
+    fn report(&self, settings: &Settings, record: &Record, timelines: &[Timeline], missed: Option<&str>) -> Result<(), CliError> {
         let words: Vec<String> = self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let command = shell::command(&words);
         let again = self.again(settings, &command);
-        let missed = missed.map(ToString::to_string);
-        let run = Program { command: &command, again: &again, settings, record, timelines, missed: missed.as_deref() };
+        let run = Program { command: &command, again: &again, settings, record, timelines, missed };
         let write = |path: &Path, text: &str| files::write(path, text).map_err(|error| unwritten(path, error));
         if let Some(path) = &self.junit {
             write(path, &program::junit(&run))?;
@@ -231,7 +234,8 @@ impl Exec {
         again += &format!(" --cudnn-workspace {cudnn_workspace} --values {values}");
         let conf = self.alloc_conf.iter().map(|conf| format!(" --alloc-conf {}", shell::quoted(conf)));
         let faults = settings.faults.iter().map(|fault| format!(" --fail {fault}"));
-        again + &conf.chain(faults).collect::<String>() + " -- " + command
+        let latencies = settings.latencies.iter().map(|latency| format!(" --latency {latency}"));
+        again + &conf.chain(faults).chain(latencies).collect::<String>() + " -- " + command
     }
 
     fn keep_snapshots(&self, path: &Path, ended: &Ended, record: &Record, memory: Bytes, terminal: &Terminal) -> Result<(), CliError> {
@@ -250,6 +254,18 @@ impl Exec {
                 Ok(())
             }
         }
+    }
+}
+
+/// The program's own, unless something that was asked for by this option did not happen.
+fn exit_code(ended: &Ended, not_reached: Option<&str>) -> ExitCode {
+    match not_reached {
+        Some(option) => {
+            terminal::tell(format_args!("`{option}` was not reached: no call was struck by it"));
+            // What was to be tested was not; another exit code says more.
+            ended.end.exit_code().max(Exit::Failed as u8).into()
+        }
+        None => ended.end.exit_code().into(),
     }
 }
 

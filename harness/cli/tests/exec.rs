@@ -196,10 +196,55 @@ fn processes_of_a_program_share_the_memory_of_a_gpu_until_they_are_gone() {
     let Some(world) = World::new() else { return };
     world.write("train.py", include_str!("programs/shared.py"));
     let ran = world.run(&["--record", "run.json", "--context-overhead", "10MiB"], &["python3", "train.py"]);
-    let seen = "second 0 first 2 0\nfree 304 used 720 held 110 610\nkilled: free 914 first 0 used 710\nforked: free 314\n";
+    let seen = "second 0 first 2 0\nfree 304 used 720 held 110 610\nkilled: free 914 first 0 used 710\nforked: 3 free 314\n";
     assert_eq!(ran.out, seen, "{}", ran.err);
     assert_eq!(world.record()["peak_held"], serde_json::json!([720 << 20]));
     assert!(ran.err.contains("all processes: at most 720 MiB of 1 GiB held at one time"), "{}", ran.err);
+}
+
+/// What a forked child gets, first of a process without a context, then of one that has one.
+const FORKED: &str = r#"
+import ctypes, os, torch
+runtime, driver = torch.cuda._runtime, ctypes.CDLL("libcuda.so.1")
+
+def codes():
+    place, number, other = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+    return [
+        runtime.cudaGetDeviceCount(ctypes.byref(number)),
+        runtime.cudaMalloc(ctypes.byref(place), ctypes.c_size_t(1 << 20)),
+        runtime.cudaMemGetInfo(ctypes.byref(number), ctypes.byref(other)),
+        runtime.cudaStreamCreate(ctypes.byref(place)),
+        runtime.cudaDeviceSynchronize(),
+        runtime.cudaMemset(ctypes.c_void_p(), 0, ctypes.c_size_t()),
+        driver.cuInit(0),
+        driver.cuMemAlloc_v2(ctypes.byref(place), ctypes.c_size_t(1 << 20)),
+    ]
+
+def of_child():
+    child = os.fork()
+    if child == 0:
+        print(codes(), runtime.cudaGetLastError(), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+of_child()
+print(codes(), flush=True)
+of_child()
+print(codes())
+"#;
+
+#[test]
+fn a_forked_child_cannot_use_the_context_of_its_parent_and_is_told_as_a_driver_tells_it() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", FORKED);
+    let ran = world.run(&RECORD, &["python3", "train.py"]);
+    let (fine, refused) = ("[0, 0, 0, 0, 0, 0, 0, 0]", "[3, 3, 3, 3, 3, 3, 3, 3]");
+    assert_eq!((ran.code, ran.out), (Some(0), format!("{fine} 0\n{fine}\n{refused} 3\n{fine}\n")), "{}", ran.err);
+    // Each process has its own attempts; the child with a context made none that count.
+    let record = world.record();
+    let mallocs: Vec<u64> =
+        record["processes"].as_array().unwrap().iter().map(|process| process["devices"][0]["mallocs"].as_u64().unwrap()).collect();
+    assert_eq!(mallocs.iter().sum::<u64>(), 6, "{record}");
 }
 
 #[test]
@@ -327,6 +372,81 @@ fn failures_that_are_asked_for_happen_on_a_real_gpu_too_without_a_limit() {
     assert!(ran.code == Some(1) && ran.err.contains("was not reached"), "{}", ran.err);
 }
 
+/// Tells whether calls took at least 40 ms, by the clock of the host and by events: two that get memory, one that gives it back, and a copy.
+const TIMED: &str = r#"
+import ctypes, time, torch
+runtime = torch.cuda._runtime
+runtime.cudaEventElapsedTime.argtypes = [ctypes.POINTER(ctypes.c_float), ctypes.c_void_p, ctypes.c_void_p]
+for argument in (runtime.cudaEventRecord, runtime.cudaFree):
+    argument.argtypes = [ctypes.c_void_p] + [ctypes.c_void_p] * (argument is runtime.cudaEventRecord)
+
+def event():
+    made = ctypes.c_void_p()
+    assert runtime.cudaEventCreate(ctypes.byref(made)) == 0 and runtime.cudaEventRecord(made, None) == 0
+    return made
+
+def timed(name, call):
+    first, began = event(), time.perf_counter()
+    call()
+    took, last, between = time.perf_counter() - began, event(), ctypes.c_float()
+    assert runtime.cudaEventElapsedTime(ctypes.byref(between), first, last) == 0
+    print(name, took >= 0.04, between.value >= 40)
+
+memory = ctypes.c_void_p()
+timed("malloc", lambda: runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(1 << 20)))
+timed("async", lambda: runtime.cudaMallocAsync(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 20), None))
+timed("free", lambda: runtime.cudaFree(memory))
+timed("synchronize", lambda: runtime.cudaDeviceSynchronize())
+"#;
+
+#[test]
+fn calls_take_longer_where_that_is_asked_for_by_the_clocks_of_host_and_gpu() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", TIMED);
+    let options = ["--latency", "cudaMalloc:40ms", "--latency", "cudaFree:40ms", "--record", "run.json"];
+    let ran = world.run(&options, &["python3", "train.py"]);
+    let timed = |events: bool| {
+        let told = |slow: bool| format!("{} {}", if slow { "True" } else { "False" }, if slow && events { "True" } else { "False" });
+        format!("malloc {}\nasync {}\nfree {}\nsynchronize {}\n", told(true), told(false), told(true), told(false))
+    };
+    assert_eq!((ran.code, ran.out), (Some(0), timed(true)), "{}", ran.err);
+    assert!(ran.err.contains("latency cudaMalloc:40ms: 1 call took longer, 40.0 ms all together\n"), "{}", ran.err);
+    let calls = |record: &Value| record["processes"][0]["slow_calls"].clone();
+    let expected = serde_json::json!([{ "call": "cudaMalloc", "calls": 1 }, { "call": "cudaFree", "calls": 1 }]);
+    assert_eq!(calls(&world.record()), expected);
+    // The clock of the simulated GPU that stands in for a real one knows nothing of the wait.
+    let ran = limited(&world, &[&["--device", "cuda:0"][..], &options].concat(), &["python3", "train.py"]);
+    assert_eq!((ran.code, ran.out), (Some(0), timed(false)), "{}", ran.err);
+    assert_eq!(calls(&world.record()), expected);
+    assert!(ran.err.contains("latency cudaFree:40ms: 1 call took longer, 40.0 ms all together\n"), "{}", ran.err);
+}
+
+#[test]
+fn a_latency_of_a_call_that_never_came_is_said_and_one_that_is_none_is_refused() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", FOUR);
+    for device in [&[][..], &["--device", "cuda:0"]] {
+        let options = [device, &["--latency", "any:1ms", "--latency", "cuMemUnmap:3ms"]].concat();
+        let run = |options: &[&str]| {
+            if device.is_empty() {
+                world.run(options, &["python3", "train.py"])
+            } else {
+                limited(&world, options, &["python3", "train.py"])
+            }
+        };
+        let ran = run(&options);
+        assert!(ran.code == Some(1) && ran.err.contains("`--latency cuMemUnmap:3ms` was not reached"), "{}", ran.err);
+    }
+    let many = world.run(&["--latency", "cuMemUnmap:3ms", "--every-fault=largest:1"], &["python3", "train.py"]);
+    assert!(many.err.contains("`--latency cuMemUnmap:3ms` was not reached in the first run"), "{}", many.err);
+    let refused = world.run(&["--latency", "cudaMalloc:3"], &["python3", "train.py"]);
+    assert!(
+        refused.code == Some(2) && refused.err.contains("`cudaMalloc:3` is not CALL:DURATION with a duration above 0"),
+        "{}",
+        refused.err
+    );
+}
+
 #[test]
 fn what_a_real_gpu_cannot_do_is_told_before_anything_runs() {
     let Some(world) = World::new() else { return };
@@ -338,10 +458,26 @@ fn what_a_real_gpu_cannot_do_is_told_before_anything_runs() {
     assert!(refused(&["--device", "cuda:1"]).contains("the driver has one device, cuda:0"));
     assert!(refused(&["--device", "sim"]).contains("give a real GPU, as in `cuda:0`; without `--device` the GPU is simulated"));
     assert!(refused(&["--device", "cuda:0", "--memory", "9GiB"]).contains("has 8 GiB, which is less than the `--memory` of 9 GiB"));
-    for option in [&["--gpu", "a100-80"][..], &["--events", "instant"], &["--devices", "2"], &["--every-fault"], &["--least-memory"]] {
+    for option in [&["--gpu", "a100-80"][..], &["--events", "instant"], &["--devices", "2"], &["--addresses", "up"]] {
         let said = refused(&[&["--device", "cuda:0"], option].concat());
         assert!(said.contains("'--device <cuda:N>' cannot be used with"), "{said}");
     }
+    assert!(refused(&["--device", "cuda:0", "--report", "report.md"]).contains("tell of a simulated GPU, and `--device` names a real one"));
+}
+
+#[test]
+fn memory_that_is_given_back_is_noted_when_that_happens() {
+    let Some(world) = World::new() else { return };
+    let program = "import ctypes, os, torch\nruntime, memory = torch.cuda._runtime, ctypes.c_void_p()\n\
+                   assert runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(20 << 20)) == 0\ntorch.cuda.malloc(4 << 20)\n\
+                   runtime.cudaMemset(memory, 0, 64)\nassert runtime.cudaFree(memory) == 0\n\
+                   noted = open('%s/%d.frees' % (os.environ['HARNESS_GPU_RUN'], os.getpid()), 'rb').read()\n\
+                   print([int.from_bytes(noted[at:at + 8], 'little') for at in range(0, len(noted), 8)])\n";
+    world.write("train.py", program);
+    let ran = world.run(&["--report", "report.md"], &["python3", "train.py"]);
+    // After two attempts and one piece of work, on device 0, 4 MiB are held.
+    assert_eq!((ran.code, ran.out), (Some(0), format!("[2, 1, 0, {}]\n", 4 << 20)), "{}", ran.err);
+    assert!(fs::read_to_string(world.path("report.md")).unwrap().contains("what is reserved changes where memory was got"));
 }
 
 #[test]
@@ -476,6 +612,56 @@ fn several_settings_are_compared_by_running_the_program_with_each() {
         ran.err
     );
     assert!(ran.code == Some(0) && ran.out.contains("(no settings)"), "{}", ran.out);
+}
+
+/// The document of many runs on a simulated GPU of 1 GiB, and of the same on a real one with that limit.
+fn simulated_and_limited(world: &World, options: &[&str]) -> [Value; 2] {
+    let options = [&["--format", "json", "--memory", "1GiB"], options].concat();
+    let simulated = world.run(&options, &["python3", "train.py"]);
+    let limited = limited(world, &[&["--device", "cuda:0"], options.as_slice()].concat(), &["python3", "train.py"]);
+    assert_eq!((simulated.code, limited.code), (Some(0), Some(0)), "{}{}", simulated.err, limited.err);
+    [simulated, limited].map(|ran| serde_json::from_str(&ran.out).unwrap())
+}
+
+#[test]
+fn many_runs_with_a_limit_on_a_real_gpu_come_to_the_same_as_on_a_simulated_one() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", FOUR);
+    let [simulated, limited] = simulated_and_limited(&world, &["--every-fault"]);
+    assert_eq!((simulated["cases"].as_array().unwrap().len(), &simulated), (4, &limited));
+    let settings = ["--alloc-conf", "", "--alloc-conf", "expandable_segments:True", "--least-memory", "--exact"];
+    let [mut simulated, mut limited] = simulated_and_limited(&world, &settings);
+    // A real GPU has one order of addresses.
+    let orders = [&mut simulated, &mut limited].map(|document| {
+        let rows = document["rows"].as_array_mut().unwrap();
+        rows.iter_mut()
+            .map(|row| row.as_object_mut().unwrap().remove("least_by_order").unwrap().as_array().unwrap().len())
+            .collect::<Vec<_>>()
+    });
+    assert_eq!((orders, &simulated["rows"]), ([vec![3, 3], vec![1, 1]], &limited["rows"]));
+    assert_eq!(limited["rows"][1]["least_memory"], 20 << 20, "{limited:#}");
+    let [simulated, limited] = simulated_and_limited(&world, &["--least-memory", "--exact"]);
+    let figures = |document: &Value| ["enough", "too_little"].map(|name| document["orders"][0][name].as_u64().unwrap() >> 20);
+    assert_eq!((figures(&simulated), figures(&limited)), ([20, 18], [20, 18]));
+    assert_eq!((&limited["orders"][0]["addresses"], limited["orders"].as_array().unwrap().len()), (&"driver".into(), 1));
+}
+
+#[test]
+fn runs_on_a_real_gpu_are_made_one_after_the_other_unless_more_are_asked_for() {
+    let Some(world) = World::new() else { return };
+    // Notes how many of its runs are under way when it begins.
+    let program = "import os, time, torch\nopen('runs/%d' % os.getpid(), 'w').close()\nopen('most', 'a').write('%d\\n' % len(os.listdir('runs')))\n\
+                   torch.cuda.malloc(1 << 20)\ntime.sleep(0.5)\nos.remove('runs/%d' % os.getpid())\n";
+    world.write("train.py", program);
+    let most = |options: &[&str]| {
+        fs::create_dir_all(world.path("runs")).unwrap();
+        world.write("most", "");
+        let settings = ["--device", "cuda:0", "--alloc-conf", "", "--alloc-conf", "a", "--alloc-conf", "b"];
+        let ran = limited(&world, &[&settings, options].concat(), &["python3", "train.py"]);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        fs::read_to_string(world.path("most")).unwrap().lines().map(|line| line.parse::<u32>().unwrap()).max()
+    };
+    assert_eq!((most(&[]), most(&["--jobs", "2"])), (Some(1), Some(2)));
 }
 
 #[test]

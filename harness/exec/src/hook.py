@@ -8,6 +8,8 @@ import os
 import sys
 
 _RUN = os.environ.get("HARNESS_GPU_RUN")
+# Where attempts to get memory are noted: on a real GPU in a folder of their own.
+_ATTEMPTS = os.environ.get("HARNESS_GPU_LIMITS_RUN") or _RUN
 # Enough for hours of most programs; each entry takes some hundred bytes.
 _MOST_EVENTS = 500000
 # Of an out of memory error.
@@ -103,7 +105,7 @@ def _write_error_place(device, size, total, free):
     import threading
 
     try:
-        attempts = os.path.getsize(os.path.join(_RUN, "%d.attempts" % os.getpid())) // _ATTEMPT_BYTES
+        attempts = os.path.getsize(os.path.join(_ATTEMPTS, "%d.attempts" % os.getpid())) // _ATTEMPT_BYTES
         frames = _frames(sys._getframe()) or _frames(sys._current_frames().get(threading.main_thread().ident))
         with open(os.path.join(_RUN, "ooms-%d.jsonl" % os.getpid()), "a") as file:
             file.write(json.dumps({"attempts": attempts, "frames": frames}) + "\n")

@@ -73,7 +73,7 @@ impl Way {
 }
 
 /// A program and the machine that it is to see.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Launch<'a> {
     /// The program and its arguments.

@@ -13,7 +13,7 @@ use crate::launch::{Ended, LaunchError, Prepared, Way, joined, limiter, of_torch
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// A program, and how it is limited.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct LimitedLaunch<'a> {
     /// The program and its arguments.
     pub command: &'a [OsString],
@@ -25,6 +25,8 @@ pub struct LimitedLaunch<'a> {
     pub alloc_conf: Option<&'a str>,
     /// Whether a memory snapshot is wanted.
     pub snapshot: bool,
+    /// The version of the GNU C library that it has.
+    pub libc: (u32, u32),
 }
 
 /// Where processes leave their counters, in the folder of a run. What a simulated GPU leaves, where the limits are tried on one, lies above.
@@ -33,17 +35,25 @@ pub(crate) fn counters_folder(run: &Path) -> PathBuf {
 }
 
 impl LimitedLaunch<'_> {
-    /// Runs the program, which has this GNU C library, to its end. Its standard streams are ours.
+    /// Runs the program to its end. Its standard streams are ours.
     ///
     /// # Errors
     /// That it cannot be limited or started.
-    pub fn run(&self, libc: (u32, u32)) -> Result<Ended, LaunchError> {
-        if Way::of_libc(libc) != Way::Audit {
-            return Err(LaunchError::OldLibc(libc));
+    pub fn run(&self) -> Result<Ended, LaunchError> {
+        self.prepare()?.run()
+    }
+
+    /// Makes the folder of a run, and the command that runs the program in it.
+    ///
+    /// # Errors
+    /// That it cannot be limited, or that the folder cannot be made.
+    pub fn prepare(&self) -> Result<Prepared, LaunchError> {
+        if Way::of_libc(self.libc) != Way::Audit {
+            return Err(LaunchError::OldLibc(self.libc));
         }
         let library = limiter()?;
         let fill = |run: &Path| write_hook(run).and_then(|_| fs::create_dir(counters_folder(run)));
-        Prepared::new(self.command, fill, |run| self.environment(run, &library, |name| std::env::var_os(name)))?.run()
+        Prepared::new(self.command, fill, |run| self.environment(run, &library, |name| std::env::var_os(name)))
     }
 
     /// The variables that are set for the program, given those that it would have.
@@ -76,8 +86,8 @@ mod tests {
 
     #[test]
     fn a_program_sees_one_gpu_and_its_libraries_are_its_own() {
-        let limits = Limits { device: Bytes::gib(80), memory: Some(Bytes::gib(24)), faults: Vec::new() };
-        let launch = LimitedLaunch { command: &[], ordinal: 1, limits: &limits, alloc_conf: Some("a:b"), snapshot: false };
+        let limits = Limits { device: Bytes::gib(80), memory: Some(Bytes::gib(24)), faults: Vec::new(), latencies: Vec::new() };
+        let launch = LimitedLaunch { command: &[], ordinal: 1, limits: &limits, alloc_conf: Some("a:b"), snapshot: false, libc: (2, 39) };
         let inherited = |name: &str| match name {
             "LD_AUDIT" => Some("/mine.so".into()),
             VISIBLE => Some("3, GPU-5".into()),
@@ -107,9 +117,9 @@ mod tests {
 
     #[test]
     fn an_old_c_library_is_told() {
-        let limits = Limits { device: Bytes::gib(80), memory: None, faults: Vec::new() };
-        let launch = LimitedLaunch { command: &[], ordinal: 0, limits: &limits, alloc_conf: None, snapshot: false };
-        let error = launch.run((2, 34)).expect_err("it is too old");
+        let limits = Limits { device: Bytes::gib(80), memory: None, faults: Vec::new(), latencies: Vec::new() };
+        let launch = LimitedLaunch { command: &[], ordinal: 0, limits: &limits, alloc_conf: None, snapshot: false, libc: (2, 34) };
+        let error = launch.run().expect_err("it is too old");
         assert_eq!(error.to_string(), "the program's GNU C library is version 2.34: programs on a real GPU can be limited from 2.35 on");
     }
 }

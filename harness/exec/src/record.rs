@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use harness_gpu_settings::attempts::{self, Attempt};
 use harness_gpu_settings::counters::{DeviceTally, Tally};
+use harness_gpu_settings::latency::{Latency, SlowCall};
 use harness_gpu_settings::ledger::Ledger;
 use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::Settings;
@@ -45,8 +46,20 @@ pub struct Process {
     pub devices: Vec<DeviceRecord>,
     /// Kernels, graphs, copies, host functions and records submitted; on a real GPU they are not counted.
     pub submitted: u64,
+    /// Calls that took longer because that was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub slow_calls: Vec<SlowCalls>,
     /// Functions that were called and have no model.
     pub not_modelled: Vec<String>,
+}
+
+/// Calls of a function that took longer because that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SlowCalls {
+    /// The function.
+    pub call: &'static str,
+    /// How many there were.
+    pub calls: u64,
 }
 
 /// What torch tells of itself.
@@ -118,10 +131,12 @@ impl Record {
 
     fn of_folders(run: &Path, counters: &Path, end: End, (gpu, settings, devices): (String, String, u32)) -> io::Result<Self> {
         let mut processes: BTreeMap<u32, Process> = BTreeMap::new();
-        let process = |pid: u32| Process { pid, torch: None, devices: Vec::new(), submitted: 0, not_modelled: Vec::new() };
-        for Tally { pid, devices, submitted, not_modelled } in Tally::read_folder(counters)? {
+        let process =
+            |pid: u32| Process { pid, torch: None, devices: Vec::new(), submitted: 0, slow_calls: Vec::new(), not_modelled: Vec::new() };
+        for Tally { pid, devices, submitted, slow, not_modelled } in Tally::read_folder(counters)? {
             let devices = devices.iter().enumerate().map(|(index, tally)| DeviceRecord::new(index, tally)).collect();
-            processes.insert(pid, Process { devices, submitted, not_modelled, ..process(pid) });
+            let slow_calls = slow.into_iter().map(|(call, calls)| SlowCalls { call: call.name(), calls }).collect();
+            processes.insert(pid, Process { devices, submitted, slow_calls, not_modelled, ..process(pid) });
         }
         for (pid, path) in numbered(run, "torch-", ".json")? {
             // One that a process could not write to its end says nothing.
@@ -139,6 +154,18 @@ impl Record {
         };
         let processes = processes.into_values().collect();
         Ok(Self { exit_code: end.exit_code(), signal, gpu, settings, peak_held, processes })
+    }
+
+    /// Calls that took longer by this latency, all processes together.
+    #[must_use]
+    pub fn slow_calls(&self, latency: &Latency) -> u64 {
+        struck(self.processes.iter().flat_map(|process| &process.slow_calls), latency)
+    }
+
+    /// The first of these latencies that no call had.
+    #[must_use]
+    pub fn latency_not_reached<'a>(&self, latencies: &'a [Latency]) -> Option<&'a Latency> {
+        latencies.iter().find(|latency| self.slow_calls(latency) == 0)
     }
 
     /// The processes that used the GPU.
@@ -201,6 +228,12 @@ impl DeviceRecord {
         let DeviceTally { memory, peak, mallocs, frees, failed, injected, .. } = *tally;
         Self { index, memory: memory.0, peak_reserved: peak.0, mallocs, frees, failed, injected }
     }
+}
+
+/// How many of these calls took longer by this latency.
+pub(crate) fn struck<'a>(calls: impl IntoIterator<Item = &'a SlowCalls>, latency: &Latency) -> u64 {
+    let is_slow = |calls: &&SlowCalls| SlowCall::ALL.into_iter().any(|call| call.name() == calls.call && latency.is_of(call));
+    calls.into_iter().filter(is_slow).map(|calls| calls.calls).sum()
 }
 
 /// Files named by the number of a process, in its order.

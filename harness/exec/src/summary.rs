@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use harness_allocator::units::Bytes;
+use harness_allocator::units::{Bytes, Nanos};
+use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
 
@@ -22,6 +23,7 @@ pub fn render(record: &Record, settings: &Settings) -> String {
             let _ = writeln!(text, "all processes: {device}at most {} of {} held at one time", Bytes(*held), settings.memory);
         }
     }
+    text += &slow_calls(record, &settings.latencies);
     text += &models(settings);
     text += &not_modelled(record);
     text
@@ -34,6 +36,7 @@ pub fn render_limited(record: &Record, name: &str, limits: &Limits) -> String {
     let memory = memory.map_or_else(|| format!("all of its {device}"), |memory| format!("{memory} of its {device} for each process"));
     let mut text = format!("{} ({name}): {memory}\n", record.gpu);
     text += &of_processes(record, false, &record.gpu);
+    text += &slow_calls(record, &limits.latencies);
     text += "real: GPU, driver, CUDA and torch; what is reserved and the limit are of allocations, without the CUDA context\n";
     text
 }
@@ -53,6 +56,16 @@ fn of_processes(record: &Record, several_devices: bool, gpu: &str) -> String {
         let _ = writeln!(text, "{who}{}", of_torch(process));
     }
     text
+}
+
+/// How many calls each latency struck.
+fn slow_calls(record: &Record, latencies: &[Latency]) -> String {
+    let line = |latency: &Latency| {
+        let calls = record.slow_calls(latency);
+        let all = Nanos(latency.by.0.saturating_mul(calls));
+        format!("latency {latency}: {} took longer, {all} all together\n", counted(calls, "call"))
+    };
+    latencies.iter().map(line).collect()
 }
 
 fn not_modelled(record: &Record) -> String {

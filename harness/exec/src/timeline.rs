@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::attempts::{self, Attempt};
+use harness_gpu_settings::attempts::{self, Attempt, Free};
 
 use crate::record::numbered;
 use crate::trials::observed::OutOfMemory;
@@ -17,6 +17,8 @@ pub struct Timeline {
     pub pid: u32,
     /// Its attempts to get memory, in order.
     pub attempts: Vec<Attempt>,
+    /// Memory that it gave back to the driver, in order.
+    pub frees: Vec<Free>,
     /// Its out of memory errors, in order, where they were noted.
     pub errors: Vec<OutOfMemory>,
     /// How much torch had allocated, where that was sampled.
@@ -41,10 +43,20 @@ impl Timeline {
     /// That the folder cannot be read.
     pub fn read_folder(run: &Path) -> io::Result<Vec<Self>> {
         let read = |(pid, path): &(u32, std::path::PathBuf)| {
-            Ok(Self { pid: *pid, attempts: Attempt::read(path)?, errors: OutOfMemory::of_process(run, *pid), samples: samples(run, *pid) })
+            Ok(Self {
+                pid: *pid,
+                attempts: Attempt::read(path)?,
+                frees: Free::read(&run.join(format!("{pid}{}", attempts::FREES))).or_else(none_where_missing)?,
+                errors: OutOfMemory::of_process(run, *pid),
+                samples: samples(run, *pid),
+            })
         };
         numbered(run, "", attempts::ENDING)?.iter().map(read).collect()
     }
+}
+
+fn none_where_missing<T>(error: io::Error) -> io::Result<Vec<T>> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(Vec::new()) } else { Err(error) }
 }
 
 /// A line that a killed process could not write to its end says nothing.

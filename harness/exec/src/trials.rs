@@ -1,4 +1,4 @@
-//! Many runs of one program on simulated GPUs that differ in one thing: in which attempt to get memory fails, in how much memory there is, or in
+//! Many runs of one program, on simulated GPUs or a real one, that differ in one thing: in which attempt to get memory fails, in how much memory there is, or in
 //! the settings of PyTorch's allocator.
 //!
 //! A [`Trial`] is what differs, and [`Observed`] is what was seen of its run. [`runner`] makes the one from the other; the rest takes it as a function:
@@ -23,10 +23,10 @@ pub use observed::Observed;
 /// What runs of one program differ in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trial {
-    /// Memory of each simulated GPU.
+    /// Memory of each simulated GPU; what each process gets of a real one.
     pub memory: Bytes,
-    /// Which addresses allocations get.
-    pub addresses: AddressOrder,
+    /// Which addresses allocations get; `None` on a real GPU, where its driver decides.
+    pub addresses: Option<AddressOrder>,
     /// Settings of PyTorch's allocator; `None` for those of the environment.
     pub alloc_conf: Option<String>,
     /// Attempts to get memory that fail.

@@ -1,4 +1,4 @@
-//! [`Attempt`]: one try of a program to get memory. Each process notes its attempts in a file, in their order.
+//! [`Attempt`]: one try of a program to get memory, and [`Free`]: memory that it gave back. Each process notes both in files, in their order.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -10,9 +10,11 @@ use crate::settings::{Fault, FaultyCall};
 
 /// How the name of a file of attempts ends; in front of it stands the number of the process.
 pub const ENDING: &str = ".attempts";
-/// Words of an attempt in the file.
+/// How the name of a file of frees ends; in front of it stands the number of the process.
+pub const FREES: &str = ".frees";
+/// Words of an attempt or a free in its file.
 const WORDS: usize = 4;
-/// Bytes of an attempt in the file, so that its length tells how many there were.
+/// Bytes of an attempt or a free in its file, so that its length tells how many there were.
 pub const BYTES: usize = WORDS * 8;
 
 /// One try to get memory.
@@ -42,6 +44,47 @@ pub enum Outcome {
     Injected,
 }
 
+/// Memory of a device that was given back to the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Free {
+    /// Attempts of the process to get memory before, those of host memory included.
+    pub attempts: u64,
+    /// Kernels, graphs, copies, host functions and records submitted before.
+    pub submitted: u64,
+    /// The device, by the index that the process sees.
+    pub device: u32,
+    /// What the process holds of the device from then on, its context apart.
+    pub held: Bytes,
+}
+
+impl Free {
+    /// Reads a file of frees. What a killed process could not write to its end is left out.
+    ///
+    /// # Errors
+    /// That the file cannot be read.
+    pub fn read(path: &Path) -> io::Result<Vec<Self>> {
+        let free = |[attempts, submitted, device, held]: [u64; WORDS]| {
+            Some(Self { attempts, submitted, device: u32::try_from(device).ok()?, held: Bytes(held) })
+        };
+        Ok(rows(path)?.into_iter().filter_map(free).collect())
+    }
+}
+
+/// The words of each row of a file.
+fn rows(path: &Path) -> io::Result<Vec<[u64; WORDS]>> {
+    let word = |bytes: &[u8; BYTES], index: usize| bytes.as_chunks::<8>().0.get(index).map_or(0, |word| u64::from_le_bytes(*word));
+    Ok(fs::read(path)?.as_chunks::<BYTES>().0.iter().map(|bytes| std::array::from_fn(|index| word(bytes, index))).collect())
+}
+
+/// A row of a file.
+fn row(words: [u64; WORDS]) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    for (word, into) in words.into_iter().zip(bytes.as_chunks_mut::<8>().0) {
+        *into = word.to_le_bytes();
+    }
+    bytes
+}
+
 impl Outcome {
     const ALL: [Self; 3] = [Self::Served, Self::Refused, Self::Injected];
 }
@@ -52,25 +95,19 @@ impl Attempt {
     /// # Errors
     /// That the file cannot be read.
     pub fn read(path: &Path) -> io::Result<Vec<Self>> {
-        Ok(fs::read(path)?.as_chunks::<BYTES>().0.iter().filter_map(Self::of_bytes).collect())
+        Ok(rows(path)?.into_iter().filter_map(Self::of_row).collect())
     }
 
-    fn bytes(&self) -> [u8; BYTES] {
-        let mut bytes = [0; BYTES];
+    fn row(&self) -> [u8; BYTES] {
         let kind = self.call as u64 | (self.outcome as u64) << 8 | u64::from(self.device) << 16;
-        for (word, into) in [kind, self.size.0, self.submitted, self.held.0].into_iter().zip(bytes.as_chunks_mut::<8>().0) {
-            *into = word.to_le_bytes();
-        }
-        bytes
+        row([kind, self.size.0, self.submitted, self.held.0])
     }
 
-    fn of_bytes(bytes: &[u8; BYTES]) -> Option<Self> {
-        let word = |index: usize| bytes.as_chunks::<8>().0.get(index).map(|word| u64::from_le_bytes(*word));
-        let kind = word(0)?;
+    fn of_row([kind, size, submitted, held]: [u64; WORDS]) -> Option<Self> {
         let call = *FaultyCall::ALL.get((kind & 0xff) as usize)?;
         let outcome = *Outcome::ALL.get((kind >> 8 & 0xff) as usize)?;
         let device = u32::try_from(kind >> 16).ok()?;
-        Some(Self { call, size: Bytes(word(1)?), submitted: word(2)?, outcome, device, held: Bytes(word(3)?) })
+        Some(Self { call, size: Bytes(size), submitted, outcome, device, held: Bytes(held) })
     }
 }
 
@@ -80,21 +117,26 @@ pub fn reach(attempts: &[Attempt], fault: &Fault) -> bool {
     attempts.iter().filter(|attempt| fault.counts(attempt.call, attempt.size)).count() as u64 >= fault.first
 }
 
-/// Attempts of this process: counted for each fault, and noted in its file.
+/// Attempts of this process: counted for each fault, and noted in its file, as its frees are in another.
 #[derive(Debug, Default)]
 pub struct Attempts {
     /// Attempts that each fault counted so far.
     counted: Vec<u64>,
+    /// Attempts noted so far.
+    noted: u64,
     /// Missing where there is no folder for it.
     file: Option<File>,
+    frees: Option<File>,
 }
 
 impl Attempts {
-    /// Attempts of a process that notes them in a new file of this folder.
+    /// Attempts of a process that notes them and its frees in new files of this folder.
     pub fn of_this_process(folder: Option<&Path>) -> Self {
-        let path = folder.map(|folder| folder.join(format!("{}{ENDING}", std::process::id())));
-        let file = path.and_then(|path| OpenOptions::new().append(true).create(true).open(path).ok());
-        Self { counted: Vec::new(), file }
+        let file = |ending: &str| {
+            let path = folder.map(|folder| folder.join(format!("{}{ending}", std::process::id())));
+            path.and_then(|path| OpenOptions::new().append(true).create(true).open(path).ok())
+        };
+        Self { counted: Vec::new(), noted: 0, file: file(ENDING), frees: file(FREES) }
     }
 
     /// Counts an attempt. Tells whether it is to fail.
@@ -119,8 +161,16 @@ impl Attempts {
 
     /// Notes how an attempt ended. A file that cannot be written any more is shorter; the program goes on.
     pub fn note(&mut self, attempt: &Attempt) {
+        self.noted += 1;
         if let Some(file) = &mut self.file {
-            let _ = file.write_all(&attempt.bytes());
+            let _ = file.write_all(&attempt.row());
+        }
+    }
+
+    /// Notes that memory of a device was given back, after which the process holds so much of it. Written as attempts are.
+    pub fn note_free(&mut self, submitted: u64, device: u32, held: Bytes) {
+        if let Some(file) = &mut self.frees {
+            let _ = file.write_all(&row([self.noted, submitted, device.into(), held.0]));
         }
     }
 }
@@ -180,6 +230,9 @@ mod tests {
         noted.iter().for_each(|attempt| attempts.note(attempt));
         let path = folder.path().join(format!("{}{ENDING}", std::process::id()));
         assert_eq!(Attempt::read(&path).expect("it can be read"), noted);
+        attempts.note_free(9, 3, Bytes::mib(5));
+        let frees = Free::read(&path.with_extension("frees")).expect("it can be read");
+        assert_eq!(frees, [Free { attempts: 3, submitted: 9, device: 3, held: Bytes::mib(5) }]);
         let whole = fs::read(&path).expect("it can be read");
         fs::write(&path, &whole[..whole.len() - 1]).expect("it can be written");
         assert_eq!(Attempt::read(&path).expect("it can be read"), noted[..2]);

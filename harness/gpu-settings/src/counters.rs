@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use harness_allocator::units::Bytes;
 
+use crate::latency::SlowCall;
 use crate::settings::MOST_DEVICES;
 
 /// How the name of a file of counters ends; in front of it stands the number of the process.
 pub const ENDING: &str = ".counters";
 /// The first words of a file: a mark, and the version of the layout.
-const MARK: u64 = 0x4841_524e_4750_5501;
+const MARK: u64 = 0x4841_524e_4750_5502;
 /// How many functions without a model are noted by name.
 const MOST_NAMES: usize = 128;
 /// Longer names are cut.
@@ -50,6 +51,8 @@ pub struct Counters {
     /// Kernels, graphs, copies, host functions and records submitted.
     submitted: AtomicU64,
     figures: [[AtomicU64; FIGURES]; MOST_DEVICES as usize],
+    /// Calls that took longer because that was asked for.
+    slow: [AtomicU64; SlowCall::ALL.len()],
     names: AtomicU64,
     texts: [[AtomicU64; NAME_BYTES / 8]; MOST_NAMES],
 }
@@ -87,6 +90,11 @@ impl Counters {
         let figures = &self.figures[device];
         figures[Figure::Used as usize].store(used.0, Ordering::Relaxed);
         figures[Figure::Peak as usize].fetch_max(used.0, Ordering::Relaxed);
+    }
+
+    /// Counts a call that takes longer because that was asked for.
+    pub fn count_slow(&self, call: SlowCall) {
+        self.slow[call as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// The clock of the simulated GPUs: how much work was submitted so far.
@@ -129,6 +137,7 @@ fn in_memory() -> &'static Counters {
         memory: AtomicU64::new(0),
         submitted: AtomicU64::new(0),
         figures: [const { [const { AtomicU64::new(0) }; FIGURES] }; MOST_DEVICES as usize],
+        slow: [const { AtomicU64::new(0) }; SlowCall::ALL.len()],
         names: AtomicU64::new(0),
         texts: [const { [const { AtomicU64::new(0) }; NAME_BYTES / 8] }; MOST_NAMES],
     }))
@@ -143,6 +152,8 @@ pub struct Tally {
     pub devices: Vec<DeviceTally>,
     /// Kernels, graphs, copies, host functions and records submitted.
     pub submitted: u64,
+    /// Calls that took longer because that was asked for, and how many there were.
+    pub slow: Vec<(SlowCall, u64)>,
     /// Functions that were called and have no model, in the order of their first calls.
     pub not_modelled: Vec<String>,
 }
@@ -202,6 +213,8 @@ impl Tally {
                 injected: figure(Figure::Injected),
             }
         });
+        let (slow, rest) = rest.split_at_checked(SlowCall::ALL.len())?;
+        let slow = SlowCall::ALL.into_iter().zip(slow.iter().copied()).filter(|(_, calls)| *calls > 0);
         let (names, texts) = rest.split_first()?;
         let name = |words: &[u64; NAME_BYTES / 8]| {
             let bytes = words.map(u64::to_le_bytes).concat();
@@ -209,7 +222,7 @@ impl Tally {
             String::from_utf8_lossy(&bytes[..len]).into_owned()
         };
         let not_modelled = texts.as_chunks().0.iter().take(usize::try_from(*names).unwrap_or(MOST_NAMES)).map(name).collect();
-        Some(Self { pid, devices: devices.collect(), submitted: *submitted, not_modelled })
+        Some(Self { pid, devices: devices.collect(), submitted: *submitted, slow: slow.collect(), not_modelled })
     }
 }
 
@@ -225,6 +238,7 @@ mod tests {
         counters.add(1, Figure::Failed);
         counters.set_used(1, Bytes::mib(6));
         counters.set_used(1, Bytes::mib(4));
+        counters.count_slow(SlowCall::Free);
         counters.note_unmodelled(b"cufileRead");
         counters.note_unmodelled(&[b'x'; 80]);
         fs::write(folder.path().join("1.counters"), "damaged").expect("a file can be written");
@@ -233,6 +247,7 @@ mod tests {
             pid: std::process::id(),
             devices: vec![none, DeviceTally { used: Bytes::mib(4), peak: Bytes::mib(6), mallocs: 1, failed: 1, ..none }],
             submitted: 0,
+            slow: vec![(SlowCall::Free, 1)],
             not_modelled: vec!["cufileRead".to_owned(), "x".repeat(NAME_BYTES)],
         };
         assert_eq!(Tally::read_folder(folder.path()).expect("it can be read"), [expected]);

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use harness_allocator::units::Bytes;
 
+use crate::latency::Latency;
 use crate::settings::Fault;
 pub use crate::text::SettingsError;
 use crate::text::number;
@@ -24,6 +25,8 @@ pub struct Limits {
     pub memory: Option<Bytes>,
     /// Attempts to get memory that fail.
     pub faults: Vec<Fault>,
+    /// Calls that take longer.
+    pub latencies: Vec<Latency>,
 }
 
 impl Limits {
@@ -38,7 +41,8 @@ impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "device={}", self.device.0)?;
         self.memory.iter().try_for_each(|memory| write!(f, ";memory={}", memory.0))?;
-        self.faults.iter().try_for_each(|fault| write!(f, ";fail={fault}"))
+        self.faults.iter().try_for_each(|fault| write!(f, ";fail={fault}"))?;
+        self.latencies.iter().try_for_each(|latency| write!(f, ";latency={latency}"))
     }
 }
 
@@ -46,13 +50,18 @@ impl FromStr for Limits {
     type Err = SettingsError;
 
     fn from_str(text: &str) -> Result<Self, SettingsError> {
-        let mut limits = Self { device: Bytes::ZERO, memory: None, faults: Vec::new() };
+        let mut limits = Self { device: Bytes::ZERO, memory: None, faults: Vec::new(), latencies: Vec::new() };
         for pair in text.split(';') {
             match pair.split_once('=') {
                 Some(("device", value)) => limits.device = Bytes(number(value)?),
                 Some(("memory", value)) => limits.memory = Some(Bytes(number(value)?)),
                 Some(("fail", value)) => limits.faults.push(value.parse()?),
-                _ => return Err(SettingsError(format!("`{pair}` is not a limit: write device=BYTES, memory=BYTES or fail=FAULT"))),
+                Some(("latency", value)) => limits.latencies.push(value.parse()?),
+                _ => {
+                    return Err(SettingsError(format!(
+                        "`{pair}` is not a limit: write device=BYTES, memory=BYTES, fail=FAULT or latency=LATENCY"
+                    )));
+                }
             }
         }
         Ok(limits)
@@ -66,8 +75,9 @@ mod tests {
     #[test]
     fn limits_are_read_back_as_they_were_written() {
         let faults = ["cudaMalloc:40:2", "any:3:1:20MiB"].map(|text| text.parse().expect("a fault")).to_vec();
+        let latencies = vec!["cudaFree:3ms".parse().expect("a latency")];
         for memory in [None, Some(Bytes::gib(24))] {
-            let limits = Limits { device: Bytes::gib(80), memory, faults: faults.clone() };
+            let limits = Limits { device: Bytes::gib(80), memory, faults: faults.clone(), latencies: latencies.clone() };
             assert_eq!(limits.to_string().parse(), Ok(limits));
         }
     }
@@ -75,6 +85,6 @@ mod tests {
     #[test]
     fn what_is_no_limit_says_what_is() {
         let error = "memory=1;gpu=a100".parse::<Limits>().expect_err("a GPU is no limit");
-        assert_eq!(error.to_string(), "`gpu=a100` is not a limit: write device=BYTES, memory=BYTES or fail=FAULT");
+        assert_eq!(error.to_string(), "`gpu=a100` is not a limit: write device=BYTES, memory=BYTES, fail=FAULT or latency=LATENCY");
     }
 }

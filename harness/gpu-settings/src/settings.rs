@@ -9,6 +9,7 @@ use harness_allocator::units::Bytes;
 
 use crate::driver::{Kernels, Refusal, Sensors, WrongWrite};
 use crate::gpus::{GPUS, Gpu};
+use crate::latency::Latency;
 pub use crate::text::SettingsError;
 use crate::text::{expected, number, words};
 
@@ -52,6 +53,8 @@ pub struct Settings {
     pub cudnn: u32,
     /// Attempts to get memory that fail.
     pub faults: Vec<Fault>,
+    /// Calls that take longer.
+    pub latencies: Vec<Latency>,
     pub kernels: Kernels,
     /// Whether addresses and physical memory can be had apart (virtual memory management).
     pub mapping: bool,
@@ -208,6 +211,7 @@ impl Settings {
             cuda: Cuda::V13,
             cudnn: 91_900,
             faults: Vec::new(),
+            latencies: Vec::new(),
             kernels: Kernels::Skipped,
             mapping: true,
             pools: true,
@@ -268,6 +272,7 @@ impl fmt::Display for Settings {
         write!(f, "gpu={};memory={};devices={devices};context_overhead={};events={events}", gpu.name, memory.0, context_overhead.0)?;
         write!(f, ";addresses={addresses};cudnn_workspace={cudnn_workspace};values={values};cuda={cuda};cudnn={cudnn}")?;
         faults.iter().try_for_each(|fault| write!(f, ";fail={fault}"))?;
+        self.latencies.iter().try_for_each(|latency| write!(f, ";latency={latency}"))?;
         // What tests alone choose is told where it was chosen.
         let Self { kernels, others, sensors, refusals, wrong_write, .. } = self;
         let mut usual = Self::new(gpu, *memory);
@@ -302,6 +307,7 @@ impl FromStr for Settings {
                 "cuda" => settings.cuda = value.parse()?,
                 "cudnn" => settings.cudnn = number(value)?,
                 "fail" => settings.faults.push(value.parse()?),
+                "latency" => settings.latencies.push(value.parse()?),
                 "kernels" => settings.kernels = value.parse()?,
                 "others" => settings.others = Bytes(number(value)?),
                 "sensors" => settings.sensors = value.parse()?,
@@ -400,6 +406,7 @@ mod tests {
                 "cuMemCreate:1:1:20MiB".parse().expect("another"),
                 "any:3:2".parse().expect("a third"),
             ],
+            latencies: vec!["cudaFree:3ms".parse().expect("a latency")],
             kernels: Kernels::Done,
             mapping: false,
             mig: true,

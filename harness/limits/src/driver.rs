@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_ulonglong, c_void};
 
+use harness_gpu_settings::latency::SlowCall;
 use harness_gpu_settings::settings::FaultyCall;
 
 use crate::accounts::Kind;
@@ -70,7 +71,7 @@ unsafe extern "C" fn cuMemAlloc_v2(address: *mut usize, size: usize) -> c_int {
 }
 
 unsafe extern "C" fn cuMemFree_v2(address: usize) -> c_int {
-    if is_inside() { real!(cuMemFree_v2(address)) } else { limiter().free(address as u64, || real!(cuMemFree_v2(address))) }
+    if is_inside() { real!(cuMemFree_v2(address)) } else { limiter().free(SlowCall::Free, address as u64, || real!(cuMemFree_v2(address))) }
 }
 
 /// Calls in the order of a stream, as the default stream of the process or of the thread.
@@ -89,7 +90,8 @@ macro_rules! in_order {
         }
 
         unsafe extern "C" fn $free(address: usize, stream: usize) -> c_int {
-            if is_inside() { real!($free(address, stream)) } else { limiter().free(address as u64, || real!($free(address, stream))) }
+            let free = || real!($free(address, stream));
+            if is_inside() { free() } else { limiter().free(SlowCall::FreeAsync, address as u64, free) }
         }
     };
 }
@@ -134,6 +136,9 @@ unsafe extern "C" fn cuMemMap(address: usize, size: usize, offset: usize, handle
 }
 
 unsafe extern "C" fn cuMemUnmap(address: usize, size: usize) -> c_int {
+    if !is_inside() {
+        limiter().delay(SlowCall::Unmap);
+    }
     let code = inside(|| real!(cuMemUnmap(address, size)));
     if code == SUCCESS && !is_inside() {
         limiter().unmap(address as u64, size);

@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
 use harness_gpu_settings::counters::{Counters, Figure};
+use harness_gpu_settings::latency::{self, Latency, SlowCall};
 use harness_gpu_settings::limits::{LIMITS, LIMITS_RUN, Limits};
 use harness_gpu_settings::settings::{Fault, FaultyCall};
 
@@ -26,6 +27,7 @@ pub(crate) struct Refused;
 /// The limits of this process, and what it did.
 pub(crate) struct Limiter {
     faults: Vec<Fault>,
+    latencies: Vec<Latency>,
     counters: &'static Counters,
     state: Mutex<State>,
 }
@@ -51,7 +53,7 @@ impl Limiter {
     fn new(limits: Limits, folder: Option<PathBuf>) -> Self {
         let counters = Counters::of_this_process(folder.as_deref(), 1, limits.visible());
         let state = State { attempts: Attempts::of_this_process(folder.as_deref()), accounts: Accounts::new(limits.memory) };
-        Self { faults: limits.faults, counters, state: Mutex::new(state) }
+        Self { faults: limits.faults, latencies: limits.latencies, counters, state: Mutex::new(state) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -65,6 +67,7 @@ impl Limiter {
         get: impl FnOnce() -> (c_int, u64),
         note: fn(&mut Accounts, u64, Charge),
     ) -> Result<c_int, Refused> {
+        self.delay(call.into());
         let (held, charged) = {
             let State { attempts, accounts } = &mut *self.state();
             let held = accounts.used();
@@ -109,6 +112,7 @@ impl Limiter {
     /// Gets page-locked memory of the host: it can fail because that is asked for, and is not limited.
     pub(crate) fn allocate_on_host(&self, size: usize, get: impl FnOnce() -> c_int) -> Result<c_int, Refused> {
         let (call, size) = (FaultyCall::HostAlloc, Bytes(size as u64));
+        self.delay(call.into());
         let injected = self.state().attempts.fails(&self.faults, call, size);
         let got = if injected { Err(Refused) } else { Ok(inside(get)) };
         let outcome = match got {
@@ -120,8 +124,14 @@ impl Limiter {
         got
     }
 
+    /// Has a call take as much longer as is asked for.
+    pub(crate) fn delay(&self, call: SlowCall) {
+        latency::wait(&self.latencies, self.counters, call);
+    }
+
     /// Gives the memory at an address back with a real function.
-    pub(crate) fn free(&self, address: u64, give: impl FnOnce() -> c_int) -> c_int {
+    pub(crate) fn free(&self, call: SlowCall, address: u64, give: impl FnOnce() -> c_int) -> c_int {
+        self.delay(call);
         // Before the real function: behind it another thread may have the address.
         let taken = self.state().accounts.take(address);
         let code = inside(give);

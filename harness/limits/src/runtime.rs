@@ -3,6 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
+use harness_gpu_settings::latency::SlowCall;
 use harness_gpu_settings::settings::FaultyCall;
 
 use crate::accounts::Kind;
@@ -74,7 +75,7 @@ unsafe extern "C" fn cudaMalloc(address: *mut usize, size: usize) -> c_int {
 }
 
 unsafe extern "C" fn cudaFree(address: usize) -> c_int {
-    if is_inside() { real!(cudaFree(address)) } else { limiter().free(address as u64, || real!(cudaFree(address))) }
+    if is_inside() { real!(cudaFree(address)) } else { limiter().free(SlowCall::Free, address as u64, || real!(cudaFree(address))) }
 }
 
 /// Calls in the order of a stream, as the default stream of the process or of the thread.
@@ -93,7 +94,8 @@ macro_rules! in_order {
         }
 
         unsafe extern "C" fn $free(address: usize, stream: usize) -> c_int {
-            if is_inside() { real!($free(address, stream)) } else { limiter().free(address as u64, || real!($free(address, stream))) }
+            let free = || real!($free(address, stream));
+            if is_inside() { free() } else { limiter().free(SlowCall::FreeAsync, address as u64, free) }
         }
     };
 }

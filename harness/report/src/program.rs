@@ -35,7 +35,7 @@ pub struct Program<'a> {
     pub record: &'a Record,
     /// What they did in order.
     pub timelines: &'a [Timeline],
-    /// A failure that was asked for and not reached.
+    /// A failure or latency that was asked for and not reached, as the option that asks for it.
     pub missed: Option<&'a str>,
 }
 
@@ -54,7 +54,7 @@ impl Program<'_> {
             }
             None => format!("The program ended with exit code {}", self.record.exit_code),
         };
-        let missed = self.missed.map(|fault| format!("; `--fail {fault}` was not reached")).unwrap_or_default();
+        let missed = self.missed.map(|option| format!("; `{option}` was not reached")).unwrap_or_default();
         let peak = self.used().flat_map(|process| &process.devices).map(|device| device.peak_reserved).max().unwrap_or_default();
         format!("{end}{missed}. It reserved at most {} of {}.", Bytes(peak), self.settings.memory)
     }
@@ -211,7 +211,7 @@ fn models(program: &Program<'_>) -> Vec<String> {
         values.to_owned(),
         workspace.to_owned(),
         "Real are torch's host code and its allocator: sizes, order and addresses of allocations, retries and errors.".to_owned(),
-        "What is allocated is sampled, and what was given back to the driver shows at the next attempt to get memory.".to_owned(),
+        "What is allocated is sampled, and what is reserved changes where memory was got from the driver or given back.".to_owned(),
     ];
     if !names.is_empty() {
         lines.push(format!("Not modelled, answered with success: {}.", names.join(", ")));

@@ -1,4 +1,4 @@
-//! Many runs of one program on simulated GPUs: a sentence that sums them up, and a table. [`Trials`] is what there is to show; [`text`] and [`markdown`] show it.
+//! Many runs of one program: a sentence that sums them up, and a table. [`Trials`] is what there is to show; [`text`] and [`markdown`] show it.
 
 mod calls;
 
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use harness_allocator::units::Bytes;
 use harness_exec::trials::faults::{Case, Expectation, FaultReport, Outcome};
 use harness_exec::trials::least::LeastReport;
-use harness_exec::trials::settings::{Row, SettingsReport};
+use harness_exec::trials::settings::{OtherOrder, Row, SettingsReport};
 use harness_record::FaultedRuns;
 
 use super::page::Page;
@@ -16,6 +16,9 @@ use super::words::{self, Align, Grid, NOTHING};
 
 /// The longest error that a table shows whole.
 const LONGEST_ERROR: usize = 60;
+
+/// Said where orders of addresses are compared.
+const ORDERS: &str = "A real driver's order of addresses is not known; how far the orders differ says how far the figure can be trusted.";
 
 /// What many runs came to.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +98,7 @@ impl Trials<'_> {
             Self::Faults(report, expectation) => notes_on_faults(report, *expectation),
             Self::Calls(runs) => calls::notes(runs),
             Self::Least(report) => notes_on_least(report),
-            Self::Settings(report) => report.is_interrupted.then(|| "Interrupted: the rest was left out.".to_owned()).into_iter().collect(),
+            Self::Settings(report) => notes_on_settings(report),
         }
     }
 }
@@ -170,7 +173,8 @@ fn grid_of_faults(report: &FaultReport) -> Grid {
     for case in &report.cases {
         let place = case.stack.first().map_or_else(|| NOTHING.to_owned(), |frame| format!("{} {}", frame.short(), frame.name));
         let clean = if case.outcome == Outcome::OutOfMemory && !case.is_clean_end { ", not its last message" } else { "" };
-        let work = case.submitted as f64 * 100.0 / (report.first.submitted as f64).max(1.0);
+        let work = case.submitted as f64 * 100.0 / (report.first.submitted as f64);
+        let work = (report.first.submitted > 0).then(|| format!("{work:.0} %"));
         grid.rows.push(vec![
             case.attempt.to_string(),
             Bytes(case.size).to_string(),
@@ -180,7 +184,7 @@ fn grid_of_faults(report: &FaultReport) -> Grid {
             case.more_at_end.map_or_else(|| NOTHING.to_owned(), more),
             more(case.more_at_peak),
             words::or_nothing(case.next_size.map(Bytes)),
-            format!("{work:.0} %"),
+            words::or_nothing(work),
         ]);
     }
     grid
@@ -244,9 +248,10 @@ fn grid_of_least(report: &LeastReport) -> Grid {
 }
 
 fn notes_on_least(report: &LeastReport) -> Vec<String> {
-    let mut notes = vec![
-        "A real driver's order of addresses is not known; how far the orders differ says how far the figure can be trusted.".to_owned(),
-    ];
+    let mut notes = Vec::new();
+    if report.orders.len() > 1 {
+        notes.push(ORDERS.to_owned());
+    }
     if report.orders.iter().any(|order| !order.is_monotonic) {
         notes.push("`?`: some more memory was too little, so that other amounts below may do as well.".to_owned());
     }
@@ -290,6 +295,34 @@ fn grid_of_settings(report: &SettingsReport) -> Grid {
         grid.rows.push(cells.chain(with_least.then(|| words::or_nothing(row.least_memory.map(Bytes)))).collect());
     }
     grid
+}
+
+/// How far the orders of addresses differ, by setting.
+fn notes_on_settings(report: &SettingsReport) -> Vec<String> {
+    let mut notes: Vec<String> = report.is_interrupted.then(|| "Interrupted: the rest was left out.".to_owned()).into_iter().collect();
+    for row in &report.rows {
+        if let [first, others @ ..] = row.least_by_order.as_slice()
+            && !others.is_empty()
+        {
+            let others = others.iter().map(|order| {
+                format!("{} with {} ({})", Bytes(order.enough), order.addresses, more(order.enough as i64 - first.enough as i64))
+            });
+            let others = others.collect::<Vec<_>>().join(", ");
+            notes.push(format!("{} needs {} with addresses {}, {others}.", named(row), Bytes(first.enough), first.addresses));
+        }
+        if !row.other_orders.is_empty() {
+            let other = |other: &OtherOrder| {
+                let peak = more(other.row.peak_reserved as i64 - row.peak_reserved as i64);
+                format!("with addresses {}: {}, peak reserved {peak}", other.addresses, row_ends(&other.row))
+            };
+            let others = row.other_orders.iter().map(other).collect::<Vec<_>>().join("; ");
+            notes.push(format!("{} came close to the limit; {others}.", named(row)));
+        }
+    }
+    if report.rows.iter().any(|row| row.least_by_order.len() > 1 || !row.other_orders.is_empty()) {
+        notes.push(ORDERS.to_owned());
+    }
+    notes
 }
 
 #[cfg(test)]

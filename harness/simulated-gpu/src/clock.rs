@@ -2,8 +2,10 @@
 //!
 //! Work takes no time. What decides when an event is complete is a clock of submitted work, the model of [`Events`], and what the host waited for.
 
-use crate::code::Code;
+use harness_allocator::units::Nanos;
 use harness_gpu_settings::settings::Events;
+
+use crate::code::Code;
 
 /// How many queries in a row, with no work in between, move the clock: a program that polls must not wait for ever.
 const IDLE_QUERIES: u32 = 1_000;
@@ -43,6 +45,8 @@ pub(crate) struct Stream {
 #[derive(Clone, Copy, Debug, Default)]
 struct Event {
     record: Option<(usize, u64)>,
+    /// How much longer calls had taken by then because that was asked for.
+    late_by: Nanos,
     waited: bool,
 }
 
@@ -147,9 +151,9 @@ impl Streams {
         self.events[number].as_mut().ok_or(Code::InvalidHandle)
     }
 
-    pub(crate) fn record(&mut self, event: usize, stream: usize, current: usize, now: u64) -> Result<(), Code> {
+    pub(crate) fn record(&mut self, event: usize, stream: usize, current: usize, (now, late_by): (u64, Nanos)) -> Result<(), Code> {
         let number = self.number(stream, current)?;
-        *self.event(event)? = Event { record: Some((number, now)), waited: false };
+        *self.event(event)? = Event { record: Some((number, now)), late_by, waited: false };
         Ok(())
     }
 
@@ -165,14 +169,15 @@ impl Streams {
         Ok(())
     }
 
-    /// When an event was recorded.
-    pub(crate) fn recorded_at(&mut self, event: usize) -> Result<Option<u64>, Code> {
-        Ok(self.event(event)?.record.map(|record| record.1))
+    /// When an event was recorded, and how much longer calls had taken by then.
+    pub(crate) fn recorded_at(&mut self, event: usize) -> Result<Option<(u64, Nanos)>, Code> {
+        let event = self.event(event)?;
+        Ok(event.record.map(|(_, at)| (at, event.late_by)))
     }
 
     /// Whether an event is complete. `Err` with [`Code::NotReady`] where it is not.
     pub(crate) fn query(&mut self, event: usize, model: Events, now: u64) -> Result<(), Code> {
-        let &mut Event { record, waited } = self.event(event)?;
+        let &mut Event { record, waited, .. } = self.event(event)?;
         let Some((number, at)) = record else { return Ok(()) };
         // What was submitted to a stream that is gone is done.
         let stream_waited = self.streams[number].is_none_or(|stream| stream.waited >= at);
@@ -203,7 +208,7 @@ mod tests {
         let mut streams = Streams::new(1);
         let (side, event) = (streams.create(0, -1, 1), streams.create_event());
         assert_eq!(streams.query(event, Events::Synchronize, 0), Ok(()), "never recorded");
-        streams.record(event, side, 0, 10).expect("both are there");
+        streams.record(event, side, 0, (10, Nanos::ZERO)).expect("both are there");
         assert_eq!(streams.query(event, Events::Instant, 10), Ok(()));
         assert_eq!(streams.query(event, Events::Lag(5), 14), Err(Code::NotReady));
         assert_eq!(streams.query(event, Events::Lag(5), 15), Ok(()));
@@ -211,7 +216,7 @@ mod tests {
         streams.wait_for(0, 0, 20).expect("the default stream");
         assert_eq!(streams.query(event, Events::Synchronize, 20), Err(Code::NotReady), "another stream was waited for");
         let later = streams.create_event();
-        streams.record(later, side, 0, 20).expect("both are there");
+        streams.record(later, side, 0, (20, Nanos::ZERO)).expect("both are there");
         streams.wait_for_event(later).expect("it is there");
         assert_eq!(streams.query(event, Events::Synchronize, 20), Ok(()), "it stands in front of one that was waited for");
     }

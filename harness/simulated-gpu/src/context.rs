@@ -42,14 +42,18 @@ pub(crate) fn in_context(function: &'static str, body: impl FnOnce(&'static Mach
     call(function, || {
         let machine = machine();
         let state = &mut *machine.state();
-        let usable = if machine.does_kernels() { current(machine, state).map(drop) } else { Ok(()) };
+        let usable = if machine.does_kernels() { current(machine, state).map(drop) } else { machine.usable() };
         answer(usable.and_then(|()| body(machine, state)))
     })
 }
 
 /// Answers a call where kernels are skipped, or where they are done.
 pub(crate) fn either(function: &'static str, skipped: impl FnOnce() -> c_int, done: impl FnOnce() -> Result<(), Code>) -> c_int {
-    call(function, || if machine().does_kernels() { answer(done()) } else { skipped() })
+    call(function, || match machine().usable() {
+        Ok(()) if machine().does_kernels() => answer(done()),
+        Ok(()) => skipped(),
+        unusable => answer(unusable),
+    })
 }
 
 /// Does something on the device of the thread's context.
@@ -93,9 +97,10 @@ fn current<'a>(machine: &'static Machine, state: &'a mut State) -> Result<Gpu<'a
     Ok(Gpu { machine, memory, execution })
 }
 
-/// Refuses a call before `cuInit`.
+/// Refuses a call before `cuInit`, and where that cannot be.
 pub(crate) fn initialised() -> Result<(), Code> {
     let machine = machine();
+    machine.usable()?;
     let early = machine.does_kernels() && !machine.initialised.load(Ordering::Relaxed);
     if early { Err(Code::NotInitialized) } else { Ok(()) }
 }
@@ -156,6 +161,7 @@ pub(crate) fn current_context() -> usize {
 /// Makes a context the calling thread's, or none.
 pub(crate) fn set_context(context: usize) -> Result<(), Code> {
     let machine = machine();
+    machine.usable()?;
     let Some(index) = context.checked_sub(CONTEXT) else {
         if machine.does_kernels() {
             choose_no_device();

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -24,6 +24,7 @@ use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
 use harness_gpu_settings::counters::Counters;
 use harness_gpu_settings::driver::Kernels;
 use harness_gpu_settings::gpus::Gpu;
+use harness_gpu_settings::latency::{self, SlowCall};
 use harness_gpu_settings::ledger::{Account, Holding, LEDGER, Ledger};
 use harness_gpu_settings::settings::{FaultyCall, LEFT, PROCESSES, RUN, SETTINGS, Settings};
 
@@ -36,6 +37,10 @@ pub(crate) struct Machine {
     pub(crate) calls: Calls,
     /// Whether `cuInit` was called.
     pub(crate) initialised: AtomicBool,
+    /// Whether this is a forked child of a process that had a context: a driver's contexts cannot be used in one, nor new ones made.
+    inherits_context: AtomicBool,
+    /// How much longer calls took because that was asked for, in nanoseconds.
+    late_by: AtomicU64,
     /// The file for what is left in contexts.
     pub(crate) left: Option<PathBuf>,
     /// The folder with files of other programs on the devices.
@@ -103,6 +108,8 @@ impl Machine {
             visible,
             calls: Calls::new(&settings, folder.as_deref()),
             initialised: AtomicBool::new(false),
+            inherits_context: AtomicBool::new(false),
+            late_by: AtomicU64::new(0),
             left: folder.as_ref().map(|folder| folder.join(LEFT)),
             processes: folder.filter(|_| settings.processes).map(|folder| folder.join(PROCESSES)),
             began: Instant::now(),
@@ -140,6 +147,23 @@ impl Machine {
     /// The state, for this thread alone.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses what needs a context in a forked child that inherited one, as CUDA does there
+    /// (<https://docs.pytorch.org/docs/stable/notes/multiprocessing.html>).
+    pub(crate) fn usable(&self) -> Result<(), Code> {
+        if self.inherits_context.load(Ordering::Relaxed) { Err(Code::NotInitialized) } else { Ok(()) }
+    }
+
+    /// Has a call take as much longer as is asked for. To be called without the state, which other threads may need meanwhile.
+    pub(crate) fn delay(&self, call: SlowCall) {
+        let by = latency::wait(&self.settings.latencies, self.counters, call);
+        self.late_by.fetch_add(by.0, Ordering::Relaxed);
+    }
+
+    /// How much longer calls took so far because that was asked for.
+    pub(crate) fn late_by(&self) -> Nanos {
+        Nanos(self.late_by.load(Ordering::Relaxed))
     }
 
     /// How much work was submitted so far.
@@ -192,6 +216,12 @@ impl State {
         done
     }
 
+    /// Notes that memory of a device was given back.
+    pub(crate) fn note_free(&mut self, machine: &Machine, index: usize) {
+        let Some(held) = self.devices.get_mut(index).map(DeviceMemory::used) else { return };
+        self.attempts.note_free(machine.now(), index as u32, held);
+    }
+
     /// Free bytes and all bytes of the current device.
     pub(crate) fn free_and_total(&mut self) -> Result<(Bytes, Bytes), Code> {
         self.account.give_back_of_the_dead();
@@ -202,7 +232,10 @@ impl State {
     /// to hold is its parent's.
     fn forked(&mut self) {
         match self.devices.iter().any(DeviceMemory::has_context) {
-            true => self.account = Account::new(None),
+            true => {
+                self.account = Account::new(None);
+                machine().inherits_context.store(true, Ordering::Relaxed);
+            }
             false => self.account.forked(),
         }
     }

@@ -8,9 +8,10 @@ use harness_exec::limited::LimitedLaunch;
 use harness_exec::record::Record;
 use harness_exec::summary;
 use harness_exec::torch::Torch;
+use harness_exec::trials::runner::On;
 use harness_gpu_settings::limits::Limits;
 
-use super::{Exec, lost, of_launch};
+use super::{Exec, exit_code, lost, of_launch};
 use crate::error::{CliError, Failures};
 use crate::terminal::Terminal;
 
@@ -24,24 +25,29 @@ pub(crate) fn ordinal(text: &str) -> Result<u32, String> {
 
 impl Exec {
     /// Runs the program on a real GPU.
-    pub(super) fn run_limited(&self, ordinal: u32, torch: &Torch, terminal: &Terminal) -> Result<ExitCode, Failures> {
-        if self.alloc_conf.len() > 1 {
-            return Err(CliError::input("`--device` takes one `--alloc-conf`", "run it once for each of the settings").into());
+    pub(super) fn run_limited(&self, ordinal: u32, has_many: bool, torch: &Torch, terminal: &Terminal) -> Result<ExitCode, Failures> {
+        if !has_many && (self.many.report().is_some() || self.junit.is_some()) {
+            let message = "`--report` and `--junit` of one run tell of a simulated GPU, and `--device` names a real one";
+            return Err(CliError::input(message, "leave them out; `--record FILE` writes what the run did").into());
         }
         let device = self.real_device(ordinal)?;
-        let limits = Limits { device: device.total, memory: self.memory, faults: self.fail.clone() };
+        let limits = Limits { device: device.total, memory: self.memory, faults: self.fail.clone(), latencies: self.latency.clone() };
         let launch = LimitedLaunch {
             command: &self.command,
             ordinal,
             limits: &limits,
             alloc_conf: self.alloc_conf.first().map(String::as_str),
             snapshot: self.snapshot.is_some(),
+            libc: torch.libc,
         };
-        let ended = launch.run(torch.libc).map_err(of_launch)?;
+        if has_many {
+            return self.many.run(On::Real(launch), &self.alloc_conf, terminal);
+        }
+        let ended = launch.run().map_err(of_launch)?;
         let record = Record::read_limited(ended.folder(), ended.end, ordinal, &limits).map_err(|error| lost(&error))?;
         self.tell(&ended, &record, &summary::render_limited(&record, &device.name, &limits), limits.visible(), terminal)?;
         let attempts = Record::attempts_limited(ended.folder()).map_err(|error| lost(&error))?;
-        Ok(self.exit_code(&ended, &attempts))
+        Ok(exit_code(&ended, self.not_reached(&record, &attempts).as_deref()))
     }
 
     /// The GPU, which has as much memory as the program is to get.

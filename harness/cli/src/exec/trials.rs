@@ -11,16 +11,14 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use harness_allocator::units::Nanos;
 use harness_base::files;
-use harness_exec::launch::Launch;
 use harness_exec::process;
 use harness_exec::trials::faults::{self, Expectation, FaultReport, Plan};
 use harness_exec::trials::least::{self, Search};
 use harness_exec::trials::observed::{Ending, Observed};
-use harness_exec::trials::runner::{Runner, RunnerError};
+use harness_exec::trials::runner::{On, Runner, RunnerError};
 use harness_exec::trials::settings;
 use harness_exec::trials::which::Which;
 use harness_exec::trials::{Program, Trial};
-use harness_gpu_settings::settings::Settings;
 use harness_report::trials::{self, Trials};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -61,7 +59,7 @@ pub(super) struct Options {
     /// With `--least-memory`: out of memory errors that the program survives are fine.
     #[arg(long, requires = "least_memory", help_heading = MANY)]
     allow_ooms: bool,
-    /// Runs at one time; as many as there are cores without it.
+    /// Runs at one time; as many as there are cores without it, and one with `--device`, since all share that GPU.
     #[arg(long, value_name = "N", help_heading = MANY)]
     jobs: Option<NonZeroUsize>,
     /// How long a run may take, as in `90s`; 10 times as long as the first run without it, and not less than 30 s.
@@ -130,22 +128,16 @@ impl Options {
     }
 
     /// Makes the runs.
-    pub(super) fn run(
-        &self,
-        launch: Launch<'_>,
-        settings: &Settings,
-        alloc_confs: &[String],
-        terminal: &Terminal,
-    ) -> Result<ExitCode, Failures> {
+    pub(super) fn run(&self, on: On<'_>, alloc_confs: &[String], terminal: &Terminal) -> Result<ExitCode, Failures> {
         if let Some(logs) = &self.logs {
             std::fs::create_dir_all(logs).map_err(|error| unwritten(logs, error))?;
         }
         let interrupt = interrupt::watch(|| terminal::tell("stopping: the runs under way are ended"))?;
         process::adopt();
         let stop = Arc::clone(&interrupt);
-        let runner = Runner { launch, logs: self.logs.as_deref(), limit: self.limit().unwrap_or(NO_LIMIT), stop: &stop };
-        let exit = self.begin(runner, settings, alloc_confs, interrupt).and_then(|begun| match begun {
-            Ok(begun) => self.go_on(&begun, settings, alloc_confs, terminal),
+        let runner = Runner { on, logs: self.logs.as_deref(), limit: self.limit().unwrap_or(NO_LIMIT), stop: &stop };
+        let exit = self.begin(runner, interrupt).and_then(|begun| match begun {
+            Ok(begun) => self.go_on(&begun, alloc_confs, terminal),
             Err(exit) => Ok(exit),
         });
         process::end_all_children();
@@ -164,29 +156,20 @@ impl Options {
     }
 
     /// The first run; or how this ends where the others make no sense.
-    fn begin<'a>(
-        &self,
-        runner: Runner<'a>,
-        settings: &Settings,
-        alloc_confs: &[String],
-        interrupt: Interrupt,
-    ) -> Result<Result<Begun<'a>, Exit>, CliError> {
-        let trial = Trial {
-            memory: settings.memory,
-            addresses: settings.addresses,
-            alloc_conf: alloc_confs.first().cloned(),
-            faults: settings.faults.clone(),
-        };
+    fn begin<'a>(&self, runner: Runner<'a>, interrupt: Interrupt) -> Result<Result<Begun<'a>, Exit>, CliError> {
+        let trial = runner.on.first_trial();
         let Some((first, took)) = runner.first(&trial, self.format == Format::Json).map_err(of_runner)? else {
             return Ok(Err(Exit::Interrupted));
         };
+        if let Some(latency) = first.latency_not_reached(runner.on.latencies()) {
+            terminal::tell(format_args!("`--latency {latency}` was not reached in the first run: no call was struck by it"));
+        }
         if let Some(problem) = self.problem(&first) {
             terminal::tell(problem);
             return Ok(Err(Exit::Failed));
         }
         let limit = self.limit().unwrap_or_else(|| (took * TIMES_THE_FIRST).max(SHORTEST_LIMIT));
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let jobs = self.jobs.map_or(cores, NonZeroUsize::get);
+        let jobs = self.jobs.map_or_else(|| runner.on.usual_jobs(), NonZeroUsize::get);
         Ok(Ok(Begun { runner: Runner { limit, ..runner }, trial, first, jobs, interrupt }))
     }
 
@@ -217,11 +200,10 @@ impl Options {
         }
     }
 
-    fn go_on(&self, begun: &Begun<'_>, settings: &Settings, alloc_confs: &[String], terminal: &Terminal) -> Result<Exit, CliError> {
-        let search = Search { exact: self.exact, allow_ooms: self.allow_ooms, context_overhead: settings.context_overhead };
+    fn go_on(&self, begun: &Begun<'_>, alloc_confs: &[String], terminal: &Terminal) -> Result<Exit, CliError> {
+        let search = Search { exact: self.exact, allow_ooms: self.allow_ooms, context_overhead: begun.runner.on.context_overhead() };
         let plan = self.every_fault.map(|which| Plan { which, alone: self.alone });
-        let known =
-            plan.map(|plan| faults::runs(&begun.first, plan)).or_else(|| (!self.least_memory).then(|| alloc_confs.len().saturating_sub(1)));
+        let known = plan.map(|plan| faults::runs(&begun.first, plan));
         let bar = bar(known);
         let progress = || bar.inc(1);
         let program =

@@ -5,7 +5,7 @@ use harness_gpu_settings::gpus::Gpu;
 use serde_json::json;
 
 use super::*;
-use crate::record::TorchRecord;
+use crate::record::{SlowCalls, TorchRecord};
 
 fn process(pid: u32, rank: Option<&str>) -> Process {
     let stats = json!({"0": {"allocated_bytes.all.peak": 5_u64 << 30, "num_ooms": 1, "num_alloc_retries": 1}});
@@ -21,6 +21,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
         }),
         devices: vec![DeviceRecord { index: 0, memory: 8 << 30, peak_reserved: 6 << 30, mallocs: 41, frees: 1, failed: 3, injected: 2 }],
         submitted: 0,
+        slow_calls: Vec::new(),
         not_modelled: Vec::new(),
     }
 }
@@ -66,11 +67,29 @@ fn several_processes_are_told_apart_and_what_is_not_known_is_said() {
 fn a_program_on_a_real_gpu_is_told_its_limit() {
     let (mut record, _) = record(vec![process(7, None)]);
     record.gpu = "cuda:0".to_owned();
-    let mut limits = Limits { device: Bytes::gib(80), memory: Some(Bytes::gib(8)), faults: Vec::new() };
+    let mut limits = Limits { device: Bytes::gib(80), memory: Some(Bytes::gib(8)), faults: Vec::new(), latencies: Vec::new() };
     let limited = render_limited(&record, "NVIDIA H100 80GB HBM3", &limits);
     limits.memory = None;
     record.processes.clear();
     insta::assert_snapshot!(format!("{limited}\n{}", render_limited(&record, "NVIDIA H100 80GB HBM3", &limits)));
+}
+
+#[test]
+fn each_latency_is_told_with_the_calls_that_had_it() {
+    let slow_calls = [("cudaMalloc", 3), ("cudaFree", 1)].map(|(call, calls)| SlowCalls { call, calls }).to_vec();
+    let (record, mut settings) = record(vec![Process { slow_calls, ..process(7, None) }]);
+    settings.latencies = ["any:5ms", "all:1ms", "cuMemUnmap:1s"].map(|text| text.parse().unwrap()).to_vec();
+    let text = render(&record, &settings);
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("latency")).collect();
+    assert_eq!(
+        lines,
+        [
+            "latency any:5ms: 3 calls took longer, 15.0 ms all together",
+            "latency all:1ms: 4 calls took longer, 4.00 ms all together",
+            "latency cuMemUnmap:1s: 0 calls took longer, 0 ns all together",
+        ]
+    );
+    assert_eq!(record.latency_not_reached(&settings.latencies).map(ToString::to_string).as_deref(), Some("cuMemUnmap:1s"));
 }
 
 #[test]

@@ -59,7 +59,7 @@ pub struct First {
     pub allocated_at_end: Option<u64>,
     /// The most bytes that a process held of a device.
     pub peak_reserved: u64,
-    /// Pieces of work submitted to the GPU.
+    /// Pieces of work submitted to the GPU; 0 on a real one, where they are not counted.
     pub submitted: u64,
 }
 
@@ -85,7 +85,7 @@ pub struct Case {
     pub more_at_peak: i64,
     /// What was asked of the driver next after the failed attempts, in bytes.
     pub next_size: Option<u64>,
-    /// Pieces of work submitted to the GPU.
+    /// Pieces of work submitted to the GPU; 0 on a real one, where they are not counted.
     pub submitted: u64,
     /// How a run ended in which only this attempt failed; `None` where there was no such run.
     pub alone: Option<Outcome>,

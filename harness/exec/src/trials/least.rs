@@ -10,8 +10,10 @@ use super::{Program, Run, Trial};
 
 /// Memory is given in pages of this size.
 const PAGE: Bytes = Bytes::mib(2);
-/// The orders of addresses.
-const ORDERS: [AddressOrder; 3] = [AddressOrder::Up, AddressOrder::Down, AddressOrder::Reuse];
+/// The orders of addresses that a simulated GPU can have.
+pub(crate) const ORDERS: [AddressOrder; 3] = [AddressOrder::Up, AddressOrder::Down, AddressOrder::Reuse];
+/// The order of a real GPU, as a word.
+const DRIVERS: &str = "driver";
 
 /// How to search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +41,7 @@ pub struct LeastReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct OrderLeast {
+    /// The order; `driver` for that of a real GPU.
     pub addresses: String,
     /// The least memory that was seen to be enough.
     pub enough: u64,
@@ -54,19 +57,22 @@ enum Stop<E> {
     Failed(E),
 }
 
-/// Searches for each order of addresses, or only for that of the first run. `None` where the user interrupted.
+/// Searches for each order of addresses, or only for that of the first run, as always on a real GPU. `None` where the user interrupted.
 ///
 /// # Errors
 /// What the program's runner says.
 pub fn least<R: Run>(program: &Program<'_, R>, search: Search, all_orders: bool) -> Result<Option<LeastReport>, R::Error> {
-    let mut orders: Vec<AddressOrder> = vec![program.trial.addresses];
-    orders.extend(ORDERS.into_iter().filter(|order| all_orders && *order != program.trial.addresses));
+    let mut orders = vec![program.trial.addresses];
+    if all_orders && program.trial.addresses.is_some() {
+        orders.extend(ORDERS.map(Some).into_iter().filter(|order| *order != program.trial.addresses));
+    }
     let mut found: Vec<OrderLeast> = Vec::new();
     for order in orders {
         let near = found.first().map(|first| Bytes(first.enough));
         match of_order(program, search, order, near) {
             Ok(Least { enough, too_little, is_monotonic }) => {
-                found.push(OrderLeast { addresses: order.to_string(), enough: enough.0, too_little: too_little.0, is_monotonic });
+                let addresses = order.map_or_else(|| DRIVERS.to_owned(), |order| order.to_string());
+                found.push(OrderLeast { addresses, enough: enough.0, too_little: too_little.0, is_monotonic });
             }
             Err(Stop::Interrupted) => return Ok(None),
             Err(Stop::Failed(error)) => return Err(error),
@@ -82,7 +88,12 @@ pub fn is_enough(first: &Observed, run: &Observed, allow_ooms: bool) -> bool {
 }
 
 /// The bisection of one order. Where another order's answer is known, amounts near it are tried first.
-fn of_order<R: Run>(program: &Program<'_, R>, search: Search, order: AddressOrder, near: Option<Bytes>) -> Result<Least, Stop<R::Error>> {
+fn of_order<R: Run>(
+    program: &Program<'_, R>,
+    search: Search,
+    order: Option<AddressOrder>,
+    near: Option<Bytes>,
+) -> Result<Least, Stop<R::Error>> {
     let answers = |amounts: &[Bytes]| {
         let trial = |memory: &Bytes| Trial { memory: *memory, addresses: order, ..program.trial.clone() };
         let runs = program.run(&amounts.iter().map(trial).collect::<Vec<_>>()).map_err(Stop::Failed)?;

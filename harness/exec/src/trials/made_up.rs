@@ -23,7 +23,7 @@ impl<F: Fn(&Trial) -> Option<Observed> + Sync> Run for MadeUp<F> {
 
 /// A trial with this memory.
 pub(crate) fn trial(memory: Bytes) -> Trial {
-    Trial { memory, addresses: AddressOrder::Up, alloc_conf: None, faults: Vec::new() }
+    Trial { memory, addresses: Some(AddressOrder::Up), alloc_conf: None, faults: Vec::new() }
 }
 
 /// A run that ended well after attempts of these sizes in MiB.
@@ -47,6 +47,7 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
         ooms: 0,
         driver_calls: sizes.len() as u64,
         submitted: 100,
+        slow_calls: Vec::new(),
         attempts: sizes.iter().map(attempt).collect(),
         errors: Vec::new(),
         ended_out_of_memory: false,

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{self, Attempt};
+use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::settings::FaultyCall;
 use serde::{Deserialize, Serialize};
 
+use crate::limited::counters_folder;
 use crate::process::End;
-use crate::record::{Record, numbered};
+use crate::record::{Record, SlowCalls, numbered, struck};
 
 /// Lines of the error output that are kept.
 const LAST_LINES: usize = 10;
@@ -43,8 +45,10 @@ pub struct Observed {
     pub ooms: u64,
     /// Calls of the driver to get and give back device memory.
     pub driver_calls: u64,
-    /// Kernels, graphs, copies, host functions and records submitted.
+    /// Kernels, graphs, copies, host functions and records submitted; on a real GPU they are not counted.
     pub submitted: u64,
+    /// Calls that took longer because that was asked for, of all processes.
+    pub slow_calls: Vec<SlowCalls>,
     /// Attempts to get device memory, in order, of the process that made the most.
     pub attempts: Vec<Attempt>,
     /// Out of memory errors, in order, of the same process.
@@ -92,15 +96,27 @@ impl Frame {
 }
 
 impl Observed {
-    /// Reads the folder of a run whose record was put together.
+    /// Reads the folder of a run on simulated GPUs whose record was put together.
     ///
     /// # Errors
     /// That it cannot be read.
     pub fn read(folder: &Path, record: &Record, ending: Ending, error_output: Option<&Path>) -> io::Result<Self> {
+        Self::of_folders(folder, folder, record, ending, error_output)
+    }
+
+    /// The same of a run on a real GPU.
+    ///
+    /// # Errors
+    /// That it cannot be read.
+    pub fn read_limited(folder: &Path, record: &Record, ending: Ending, error_output: Option<&Path>) -> io::Result<Self> {
+        Self::of_folders(folder, &counters_folder(folder), record, ending, error_output)
+    }
+
+    fn of_folders(folder: &Path, counters: &Path, record: &Record, ending: Ending, error_output: Option<&Path>) -> io::Result<Self> {
         let torches = || record.processes.iter().filter_map(|process| process.torch.as_ref());
         let devices = || record.processes.iter().flat_map(|process| &process.devices);
         let sum = |name: &str| torches().map(|torch| torch.sum(name)).sum();
-        let (attempts, errors) = attempts_and_errors(folder)?;
+        let (attempts, errors) = attempts_and_errors(folder, counters)?;
         Ok(Self {
             ending,
             processes: record.processes.iter().filter(|process| process.used_gpu()).count(),
@@ -111,11 +127,18 @@ impl Observed {
             ooms: sum("num_ooms"),
             driver_calls: devices().map(|device| device.mallocs + device.frees).sum(),
             submitted: record.processes.iter().map(|process| process.submitted).sum(),
+            slow_calls: record.processes.iter().flat_map(|process| process.slow_calls.clone()).collect(),
             attempts,
             errors,
             ended_out_of_memory: torches().any(|torch| torch.ended_out_of_memory),
             last_lines: error_output.map_or_else(|| Ok(Vec::new()), last_lines)?,
         })
+    }
+
+    /// The first of these latencies that no call had.
+    #[must_use]
+    pub fn latency_not_reached<'a>(&self, latencies: &'a [Latency]) -> Option<&'a Latency> {
+        latencies.iter().find(|latency| struck(&self.slow_calls, latency) == 0)
     }
 
     /// Sizes of the attempts to get device memory.
@@ -132,9 +155,9 @@ impl Observed {
 }
 
 /// Of the process with the most attempts to get device memory; of several, of that with the lowest number.
-fn attempts_and_errors(folder: &Path) -> io::Result<(Vec<Attempt>, Vec<OutOfMemory>)> {
+fn attempts_and_errors(folder: &Path, counters: &Path) -> io::Result<(Vec<Attempt>, Vec<OutOfMemory>)> {
     let mut most: (u32, Vec<Attempt>) = Default::default();
-    for (pid, path) in numbered(folder, "", attempts::ENDING)? {
+    for (pid, path) in numbered(counters, "", attempts::ENDING)? {
         let made = Attempt::read(&path)?;
         if on_device(&made).count() > on_device(&most.1).count() {
             most = (pid, made);

@@ -1,4 +1,4 @@
-//! [`Runner`]: runs a program for real, with the doubles in front of NVIDIA's libraries.
+//! [`Runner`]: runs a program for real, with the doubles in front of NVIDIA's libraries, or on a real GPU with a limit.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,11 +7,15 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use harness_allocator::units::Bytes;
+use harness_gpu_settings::latency::Latency;
+use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::Settings;
 
 use super::observed::{Ending, Observed};
 use super::{Run, Trial};
 use crate::launch::{Launch, LaunchError, PLACES, Prepared};
+use crate::limited::LimitedLaunch;
 use crate::process::{self, End};
 use crate::record::Record;
 
@@ -37,11 +41,27 @@ pub enum RunnerError {
     },
 }
 
-/// A program on simulated GPUs.
+/// A program, and where it runs.
+#[derive(Clone, Copy, Debug)]
+pub enum On<'a> {
+    /// On simulated GPUs.
+    Simulated(Launch<'a>),
+    /// On a real GPU, limited.
+    Real(LimitedLaunch<'a>),
+}
+
+/// The machine of one run.
+enum Machine {
+    Simulated(Settings),
+    /// With the number of the GPU.
+    Real(u32, Limits),
+}
+
+/// Runs a program.
 #[derive(Debug)]
 pub struct Runner<'a> {
     /// The program, the machine, and the doubles.
-    pub launch: Launch<'a>,
+    pub on: On<'a>,
     /// The folder that gets the output of all runs but the first.
     pub logs: Option<&'a Path>,
     /// How long a run may take.
@@ -67,9 +87,7 @@ impl Runner<'_> {
         if self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let settings = settings(self.launch.settings, trial);
-        let launch = Launch { settings: &settings, alloc_conf: trial.alloc_conf.as_deref(), ..self.launch };
-        let mut prepared = launch.prepare()?;
+        let (mut prepared, machine) = self.on.prepare(trial)?;
         let [stdout, stderr] = outputs(prepared.folder()).map_err(LaunchError::Folder)?;
         prepared.command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).env(PLACES, "1");
         let give_up = |age| age > self.limit || self.stop.load(Ordering::Relaxed);
@@ -77,17 +95,16 @@ impl Runner<'_> {
         if end.is_none() && self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        self.read(trial, prepared, end, &settings).map(Some)
+        self.read(trial, prepared, end, &machine).map(Some)
     }
 
-    fn read(&self, trial: &Trial, prepared: Prepared, end: Option<End>, settings: &Settings) -> Result<Observed, RunnerError> {
+    fn read(&self, trial: &Trial, prepared: Prepared, end: Option<End>, machine: &Machine) -> Result<Observed, RunnerError> {
         let ended = prepared.ended(end.unwrap_or(End::Signal(9)));
         let folder = ended.folder();
-        let record = Record::read(folder, ended.end, settings).map_err(RunnerError::Lost)?;
         let error_output = folder.join(OUTPUTS[1]);
         let kept = error_output.is_file();
         let ending = end.map_or(Ending::Hang, Ending::By);
-        let observed = Observed::read(folder, &record, ending, kept.then_some(error_output.as_path())).map_err(RunnerError::Lost)?;
+        let observed = machine.read(folder, (ended.end, ending), kept.then_some(error_output.as_path())).map_err(RunnerError::Lost)?;
         if let Some(logs) = self.logs.filter(|_| kept) {
             keep(folder, logs, &name(trial))?;
         }
@@ -106,9 +123,78 @@ impl Run for Runner<'_> {
     }
 }
 
-/// The machine of a trial.
-fn settings(of_all: &Settings, trial: &Trial) -> Settings {
-    Settings { memory: trial.memory, addresses: trial.addresses, faults: trial.faults.clone(), ..of_all.clone() }
+impl On<'_> {
+    /// The first of many trials.
+    #[must_use]
+    pub fn first_trial(&self) -> Trial {
+        let (memory, addresses, alloc_conf, faults) = match self {
+            Self::Simulated(launch) => {
+                let Settings { memory, addresses, faults, .. } = launch.settings;
+                (*memory, Some(*addresses), launch.alloc_conf, faults)
+            }
+            Self::Real(launch) => (launch.limits.visible(), None, launch.alloc_conf, &launch.limits.faults),
+        };
+        Trial { memory, addresses, alloc_conf: alloc_conf.map(str::to_owned), faults: faults.clone() }
+    }
+
+    /// What each process takes before its first allocation, of the memory that it is given.
+    #[must_use]
+    pub fn context_overhead(&self) -> Bytes {
+        match self {
+            Self::Simulated(launch) => launch.settings.context_overhead,
+            Self::Real(_) => Bytes::ZERO,
+        }
+    }
+
+    /// Calls that take longer in each run.
+    #[must_use]
+    pub fn latencies(&self) -> &[Latency] {
+        match self {
+            Self::Simulated(launch) => &launch.settings.latencies,
+            Self::Real(launch) => &launch.limits.latencies,
+        }
+    }
+
+    /// How many runs are made at one time where nobody says: as many as there are cores, and one on a real GPU, which they would share.
+    #[must_use]
+    pub fn usual_jobs(&self) -> usize {
+        match self {
+            Self::Simulated(_) => std::thread::available_parallelism().map_or(1, usize::from),
+            Self::Real(_) => 1,
+        }
+    }
+
+    fn prepare(&self, trial: &Trial) -> Result<(Prepared, Machine), LaunchError> {
+        let Trial { memory, addresses, alloc_conf, faults } = trial.clone();
+        match self {
+            Self::Simulated(launch) => {
+                let settings =
+                    Settings { memory, addresses: addresses.unwrap_or(launch.settings.addresses), faults, ..launch.settings.clone() };
+                let launch = Launch { settings: &settings, alloc_conf: alloc_conf.as_deref(), ..*launch };
+                Ok((launch.prepare()?, Machine::Simulated(settings)))
+            }
+            Self::Real(launch) => {
+                let limits = Limits { memory: Some(memory), faults, ..launch.limits.clone() };
+                let launch = LimitedLaunch { limits: &limits, alloc_conf: alloc_conf.as_deref(), ..*launch };
+                Ok((launch.prepare()?, Machine::Real(launch.ordinal, limits)))
+            }
+        }
+    }
+}
+
+impl Machine {
+    fn read(&self, folder: &Path, (end, ending): (End, Ending), error_output: Option<&Path>) -> io::Result<Observed> {
+        match self {
+            Self::Simulated(settings) => {
+                let record = Record::read(folder, end, settings)?;
+                Observed::read(folder, &record, ending, error_output)
+            }
+            Self::Real(ordinal, limits) => {
+                let record = Record::read_limited(folder, end, *ordinal, limits)?;
+                Observed::read_limited(folder, &record, ending, error_output)
+            }
+        }
+    }
 }
 
 /// The name of the files that keep a trial's output.
@@ -117,7 +203,10 @@ fn name(trial: &Trial) -> String {
         .faults
         .iter()
         .map(|fault| if fault.count == 1 { format!("fault-{}-alone", fault.first) } else { format!("fault-{}", fault.first) });
-    let machine = || format!("{}-{}", trial.memory.0 >> 20, trial.addresses);
+    let machine = || {
+        let order = trial.addresses.map(|order| format!("-{order}"));
+        format!("{}{}", trial.memory.0 >> 20, order.unwrap_or_default())
+    };
     let conf = trial.alloc_conf.as_deref().map(harness_base::files::slug);
     fault.chain(trial.faults.is_empty().then(machine)).chain(conf.filter(|conf| !conf.is_empty())).collect::<Vec<_>>().join("-")
 }

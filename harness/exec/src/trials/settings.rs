@@ -1,11 +1,17 @@
 //! Settings of PyTorch's allocator compared by running the program with each: [`compare`].
+//!
+//! Which addresses a real driver hands out is not known, and PyTorch prefers low ones. So the least memory of a setting is looked for with each order of
+//! addresses that a simulated GPU can have, and a run that comes close to its limit is made with each.
 
 use serde::Serialize;
 
-use super::least::{self, Search};
+use super::least::{self, ORDERS, OrderLeast, Search};
 use super::observed::{Ending, Observed};
 use super::{Program, Run, Trial};
 use crate::process::End;
+
+/// A run that held more than this part of the memory was close to its limit, in percent.
+const CLOSE: u64 = 90;
 
 /// What came of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -38,6 +44,22 @@ pub struct Row {
     pub driver_calls: u64,
     /// The least memory with which it ends as it does here; `None` where that was not asked for, or it does not end well here.
     pub least_memory: Option<u64>,
+    /// The least memory by the order of addresses, that of the run first; empty where it was not asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub least_by_order: Vec<OrderLeast>,
+    /// The same setting with the other orders of addresses, where the run came close to its limit: it was refused memory, or held more than 90 % of it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub other_orders: Vec<OtherOrder>,
+}
+
+/// A setting with another order of addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OtherOrder {
+    /// The order.
+    pub addresses: String,
+    /// What came of it.
+    #[serde(flatten)]
+    pub row: Row,
 }
 
 impl Row {
@@ -58,7 +80,15 @@ impl Row {
             num_ooms: run.ooms,
             driver_calls: run.driver_calls,
             least_memory: None,
+            least_by_order: Vec::new(),
+            other_orders: Vec::new(),
         }
+    }
+
+    /// Whether it was refused memory, or nearly all was held.
+    fn is_close_to(&self, memory: u64) -> bool {
+        let refused = self.ended_out_of_memory || self.num_ooms > 0 || self.num_alloc_retries > 0;
+        refused || self.peak_reserved.saturating_mul(100) > memory.saturating_mul(CLOSE)
     }
 
     /// Whether it ended with exit code 0.
@@ -91,14 +121,40 @@ pub fn compare<R: Run>(program: &Program<'_, R>, settings: &[String], search: Op
         let mut row = Row::new(conf, &run);
         if let Some(search) = search.filter(|search| !is_interrupted && row.ends_well() && (search.allow_ooms || row.num_ooms == 0)) {
             let of_setting = Program { first: &run, trial: with(conf), ..*program };
-            let found = least::least(&of_setting, search, false)?;
+            let found = least::least(&of_setting, search, true)?;
             is_interrupted |= found.is_none();
-            row.least_memory = found.and_then(|found| found.orders.first().map(|order| order.enough));
+            row.least_by_order = found.map(|found| found.orders).unwrap_or_default();
+            row.least_memory = row.least_by_order.first().map(|order| order.enough);
         }
         rows.push(row);
     }
+    if search.is_none() && !is_interrupted {
+        is_interrupted = try_other_orders(program, &mut rows)?;
+    }
     let best = rows.iter().enumerate().filter(|(_, row)| row.ends_well()).min_by_key(|(_, row)| row.rank()).map(|(index, _)| index);
     Ok(SettingsReport { memory: program.trial.memory.0, rows, best, is_interrupted })
+}
+
+/// Runs the settings that came close to the limit with the other orders of addresses. Tells whether the user interrupted.
+fn try_other_orders<R: Run>(program: &Program<'_, R>, rows: &mut [Row]) -> Result<bool, R::Error> {
+    let Some(own) = program.trial.addresses else { return Ok(false) };
+    let memory = program.trial.memory.0;
+    let close = rows.iter().enumerate().filter(|(_, row)| row.is_close_to(memory)).map(|(index, _)| index);
+    let cases: Vec<_> = close.flat_map(|index| ORDERS.into_iter().filter(|order| *order != own).map(move |order| (index, order))).collect();
+    let trial = |&(index, order): &(usize, _)| {
+        let alloc_conf = rows.get(index).map(|row: &Row| row.alloc_conf.clone());
+        Trial { alloc_conf, addresses: Some(order), ..program.trial.clone() }
+    };
+    let trials: Vec<Trial> = cases.iter().map(trial).collect();
+    let runs = program.run(&trials)?;
+    let is_interrupted = runs.iter().any(Option::is_none);
+    for ((index, order), run) in cases.into_iter().zip(runs) {
+        if let (Some(row), Some(run)) = (rows.get_mut(index), run) {
+            let other = Row::new(&row.alloc_conf, &run);
+            row.other_orders.push(OtherOrder { addresses: order.to_string(), row: other });
+        }
+    }
+    Ok(is_interrupted)
 }
 
 #[cfg(test)]

@@ -39,23 +39,36 @@ impl<'a> Curve<'a> {
     }
 
     /// Attempts to get memory of the device.
-    fn attempts(&self) -> impl Iterator<Item = &'a Attempt> {
-        let device = self.device;
-        self.timeline.attempts.iter().filter(move |attempt| attempt.device == device && attempt.call != FaultyCall::HostAlloc)
+    fn attempts(&self) -> impl Iterator<Item = &Attempt> {
+        self.timeline.attempts.iter().filter(|attempt| self.is_here(attempt))
     }
 
-    /// Held before each attempt and behind it: what was given back shows at the next attempt.
+    /// Whether an attempt was made to get memory of the device.
+    fn is_here(&self, attempt: &Attempt) -> bool {
+        attempt.device == self.device && attempt.call != FaultyCall::HostAlloc
+    }
+
+    /// Held before each attempt and behind it, and behind each free.
     fn reserved(&self) -> Vec<(f64, Bytes)> {
         let after = |attempt: &Attempt| match attempt.outcome {
             Outcome::Served => attempt.held + attempt.size.checked_round_up(Bytes::mib(2)).unwrap_or(attempt.size),
             Outcome::Refused | Outcome::Injected => attempt.held,
         };
         let mut points: Vec<(f64, Bytes)> = vec![(0.0, Bytes::ZERO)];
-        for attempt in self.attempts() {
-            let x = attempt.submitted as f64;
-            let last = points.last().map_or(Bytes::ZERO, |point| point.1);
-            points.extend([(x, last), (x, attempt.held), (x, after(attempt))]);
+        let mut go_on = |submitted: u64, held: &[Bytes]| {
+            let (x, last) = (submitted as f64, points.last().map_or(Bytes::ZERO, |point| point.1));
+            points.extend([last].iter().chain(held).map(|held| (x, *held)));
+        };
+        let mut frees = self.timeline.frees.iter().filter(|free| free.device == self.device).peekable();
+        for (made, attempt) in self.timeline.attempts.iter().enumerate() {
+            while let Some(free) = frees.next_if(|free| free.attempts <= made as u64) {
+                go_on(free.submitted, &[free.held]);
+            }
+            if self.is_here(attempt) {
+                go_on(attempt.submitted, &[attempt.held, after(attempt)]);
+            }
         }
+        frees.for_each(|free| go_on(free.submitted, &[free.held]));
         let last = points.last().map_or(Bytes::ZERO, |point| point.1);
         points.push((self.end(), last));
         points
@@ -93,7 +106,8 @@ impl<'a> Curve<'a> {
     fn end(&self) -> f64 {
         let last = |submitted: Option<u64>| submitted.unwrap_or_default();
         let attempts = last(self.timeline.attempts.last().map(|attempt| attempt.submitted));
-        attempts.max(last(self.timeline.samples.last().map(|sample| sample.submitted))).max(1) as f64
+        let frees = last(self.timeline.frees.last().map(|free| free.submitted));
+        attempts.max(frees).max(last(self.timeline.samples.last().map(|sample| sample.submitted))).max(1) as f64
     }
 
     fn highest(&self) -> Bytes {
@@ -196,4 +210,33 @@ fn panel(area: &picture::Area<'_>, curve: &Curve<'_>, top: Bytes, memory: Bytes)
         };
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use harness_gpu_settings::attempts::Free;
+
+    use super::*;
+
+    #[test]
+    fn what_is_reserved_falls_where_memory_was_given_back() {
+        let attempt = |size, submitted, held, device| Attempt {
+            call: FaultyCall::Malloc,
+            size: Bytes::mib(size),
+            submitted,
+            outcome: Outcome::Served,
+            device,
+            held: Bytes::mib(held),
+        };
+        let free = |attempts, submitted, held| Free { attempts, submitted, device: 0, held: Bytes::mib(held) };
+        let timeline = Timeline {
+            attempts: vec![attempt(20, 0, 0, 0), attempt(8, 2, 0, 1), attempt(4, 5, 0, 0)],
+            frees: vec![free(1, 3, 0), free(3, 9, 0)],
+            ..Timeline::default()
+        };
+        let curve = Curve::new(&timeline, 0, String::new());
+        let mut points: Vec<(u64, u64)> = curve.reserved().into_iter().map(|(x, held)| (x as u64, held.0 >> 20)).collect();
+        points.dedup();
+        assert_eq!(points, [(0, 0), (0, 20), (3, 20), (3, 0), (5, 0), (5, 4), (9, 4), (9, 0)]);
+    }
 }

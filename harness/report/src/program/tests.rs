@@ -4,6 +4,7 @@
 use harness_exec::record::{DeviceRecord, TorchRecord};
 use harness_exec::timeline::Sample;
 use harness_exec::trials::observed::{Frame, OutOfMemory};
+use harness_gpu_settings::attempts::Free;
 use harness_gpu_settings::gpus::Gpu;
 use harness_gpu_settings::settings::FaultyCall;
 
@@ -34,7 +35,14 @@ fn run() -> (Record, Settings, Vec<Timeline>) {
         .to_vec(),
     };
     let device = DeviceRecord { index: 0, memory: 1 << 30, peak_reserved: 400 << 20, mallocs: 4, frees: 1, failed: 2, injected: 1 };
-    let process = Process { pid: 7, torch: Some(torch), devices: vec![device], submitted: 40, not_modelled: vec!["cufileRead".to_owned()] };
+    let process = Process {
+        pid: 7,
+        torch: Some(torch),
+        devices: vec![device],
+        submitted: 40,
+        slow_calls: Vec::new(),
+        not_modelled: vec!["cufileRead".to_owned()],
+    };
     let record = Record {
         exit_code: 1,
         signal: None,
@@ -51,6 +59,7 @@ fn run() -> (Record, Settings, Vec<Timeline>) {
             attempt(700, 20, Outcome::Injected, 400),
             attempt(700, 20, Outcome::Refused, 300),
         ],
+        frees: vec![Free { attempts: 3, submitted: 20, device: 0, held: Bytes::mib(300) }],
         errors: vec![OutOfMemory {
             attempts: 4,
             frames: vec![Frame { file: "/home/me/train.py".to_owned(), line: 7, name: "<module>".to_owned() }],
@@ -86,7 +95,7 @@ fn a_picture_says_in_words_what_it_shows() {
 
 #[test]
 fn a_test_case_fails_with_the_traceback_or_for_a_failure_that_was_not_reached() {
-    insta::assert_snapshot!(with_program(Some("cudaMalloc:40:2:0"), junit));
+    insta::assert_snapshot!(with_program(Some("--fail cudaMalloc:40:2:0"), junit));
     let (mut record, settings, timelines) = run();
     record.exit_code = 0;
     let program = Program {

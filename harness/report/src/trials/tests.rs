@@ -99,6 +99,8 @@ fn rows() -> Vec<Row> {
         num_ooms: 0,
         driver_calls: 120,
         least_memory: None,
+        least_by_order: Vec::new(),
+        other_orders: Vec::new(),
     };
     vec![
         row("", Some(1), 1000),
@@ -120,6 +122,28 @@ fn the_least_memory_of_a_setting_is_a_column_and_no_good_setting_is_said() {
     insta::assert_snapshot!(text(Trials::Settings(&report), Style::Plain, None));
     let none = SettingsReport { best: None, ..report };
     assert_eq!(sentence_of_settings(&none), "With none of these settings does it end well in 1 GiB.");
+}
+
+#[test]
+fn how_far_the_orders_of_addresses_differ_is_said_of_each_setting() {
+    let mut rows = rows();
+    let other = |addresses: &str, row: &Row, code, more: u64| OtherOrder {
+        addresses: addresses.to_owned(),
+        row: Row { exit_code: Some(code), ended_out_of_memory: code == 1, peak_reserved: row.peak_reserved + more * MIB, ..row.clone() },
+    };
+    rows[0].other_orders = vec![other("down", &rows[0], 0, 20), other("reuse", &rows[0], 1, 0)];
+    rows[1].least_by_order = [("up", 700), ("down", 710), ("reuse", 700)]
+        .map(|(name, enough)| OrderLeast { addresses: name.to_owned(), enough: enough * MIB, too_little: 690 * MIB, is_monotonic: true })
+        .to_vec();
+    let report = SettingsReport { memory: 1024 * MIB, rows, best: Some(1), is_interrupted: false };
+    assert_eq!(
+        notes_on_settings(&report),
+        [
+            "(no settings) came close to the limit; with addresses down: well, peak reserved +20 MiB; with addresses reuse: OutOfMemoryError, exit code 1, peak reserved the same.",
+            "expandable_segments:True needs 700 MiB with addresses up, 710 MiB with down (+10 MiB), 700 MiB with reuse (the same).",
+            ORDERS,
+        ]
+    );
 }
 
 #[test]

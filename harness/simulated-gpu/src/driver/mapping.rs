@@ -11,6 +11,7 @@ use crate::kernels::Work;
 use crate::memory::device_of_page;
 use crate::world::{Machine, State, current_device, machine};
 use harness_gpu_settings::counters::Figure;
+use harness_gpu_settings::latency::SlowCall;
 use harness_gpu_settings::settings::FaultyCall;
 
 /// The only unit in which memory can be mapped.
@@ -95,6 +96,7 @@ extern "C" fn cuMemAddressFree(address: usize, size: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemCreate(handle: *mut u64, size: usize, properties: *const AllocationProperties, flags: c_ulonglong) -> c_int {
+    machine().delay(SlowCall::Create);
     mapping("cuMemCreate", |machine, state| {
         // SAFETY: the program passes properties; null is refused.
         let index = unsafe { properties.as_ref() }.ok_or(Code::InvalidValue)?.device(machine)?;
@@ -112,20 +114,21 @@ unsafe extern "C" fn cuMemCreate(handle: *mut u64, size: usize, properties: *con
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemRelease(handle: u64) -> c_int {
-    mapping("cuMemRelease", |_, state| {
-        state.give_back(device_of_page(handle), |memory| {
-            let given_back = memory.release(handle)?;
-            note_given_back(memory.index(), u64::from(given_back), memory.used());
-            Ok(())
-        })
+    mapping("cuMemRelease", |machine, state| {
+        let index = device_of_page(handle);
+        let given_back = state.give_back(index, |memory| memory.release(handle))?;
+        note_given_back(machine, state, index, u64::from(given_back));
+        Ok(())
     })
 }
 
-/// Counts pieces of physical memory that were given back.
-fn note_given_back(device: usize, pieces: u64, used: Bytes) {
-    let counters = machine().counters;
-    (0..pieces).for_each(|_| counters.add(device, Figure::Frees));
-    counters.set_used(device, used);
+/// Counts and notes pieces of physical memory that were given back.
+fn note_given_back(machine: &Machine, state: &mut State, index: usize, pieces: u64) {
+    if pieces > 0 {
+        (0..pieces).for_each(|_| machine.counters.add(index, Figure::Frees));
+        machine.counters.set_used(index, state.devices[index].used());
+        state.note_free(machine, index);
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -141,13 +144,14 @@ extern "C" fn cuMemMap(address: usize, size: usize, offset: usize, handle: u64, 
 /// Does not wait: work that comes too late, or that the host has not waited for, breaks the context where kernels are done.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemUnmap(address: usize, size: usize) -> c_int {
-    mapping("cuMemUnmap", |_, state| {
+    machine().delay(SlowCall::Unmap);
+    mapping("cuMemUnmap", |machine, state| {
         let index = state.device_at(address as u64)?.index();
-        let (all_done_at, in_use) = state.give_back(index, |memory| {
+        let (pieces, all_done_at, in_use) = state.give_back(index, |memory| {
             let (pieces, in_use) = memory.unmap(address as u64, Bytes(size as u64))?;
-            note_given_back(index, pieces, memory.used());
-            Ok((memory.sim().all_done_at(), in_use))
+            Ok((pieces, memory.sim().all_done_at(), in_use))
         })?;
+        note_given_back(machine, state, index, pieces);
         state.contents.forget(address as u64, size as u64);
         if let Some(execution) = state.executions.get_mut(index) {
             execution.bytes.forget(address as u64, size as u64);

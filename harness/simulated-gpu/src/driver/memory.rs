@@ -11,6 +11,7 @@ use crate::context::{Gpu, context_of, either, in_context, on_gpu, wait};
 use crate::kernels::Work;
 use crate::runtime::{allocate, count_free, free, memory as runtime, write_address};
 use crate::world::{is_device_memory, machine};
+use harness_gpu_settings::latency::SlowCall;
 use harness_gpu_settings::settings::FaultyCall;
 
 /// The direction of a copy.
@@ -27,6 +28,7 @@ unsafe extern "C" fn cuMemGetInfo_v2(free_bytes: *mut usize, total: *mut usize) 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAlloc_v2(address: *mut usize, size: usize) -> c_int {
+    machine().delay(SlowCall::Malloc);
     in_context("cuMemAlloc_v2", |machine, state| {
         // SAFETY: the program passes a pointer to a pointer.
         unsafe { write_address(address, allocate(machine, state, FaultyCall::Malloc, Bytes(size as u64))) }
@@ -36,6 +38,7 @@ unsafe extern "C" fn cuMemAlloc_v2(address: *mut usize, size: usize) -> c_int {
 /// Where kernels are done all work is waited for, as drivers do.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(address: usize) -> c_int {
+    machine().delay(SlowCall::Free);
     let start = address as u64;
     let skipped = || answer(if is_device_memory(start) { free(start) } else { Err(Code::InvalidValue) });
     let until = |gpu: &mut Gpu<'_>| {

@@ -61,6 +61,9 @@ extern "C" fn cuInit(flags: c_uint) -> c_int {
             return answer(Err(Code::InvalidValue));
         }
         let machine = machine();
+        if let unusable @ Err(_) = machine.usable() {
+            return answer(unusable);
+        }
         machine.initialised.store(!machine.visible.is_empty(), Ordering::Relaxed);
         answer(if machine.visible.is_empty() { Err(Code::NoDevice) } else { Ok(()) })
     })

@@ -16,10 +16,11 @@ pub(crate) fn device(index: c_int) -> Result<u32, Code> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaGetDeviceCount(count: *mut c_int) -> c_int {
-    let devices = machine().visible.len();
+    let usable = machine().usable();
+    let devices = if usable.is_ok() { machine().visible.len() } else { 0 };
     // SAFETY: the program passes a pointer to a number.
     unsafe { *count = c_int::try_from(devices).unwrap_or(0) };
-    remember(if devices == 0 { Err(Code::NoDevice) } else { Ok(()) })
+    remember(usable.and(if devices == 0 { Err(Code::NoDevice) } else { Ok(()) }))
 }
 
 #[unsafe(no_mangle)]
@@ -31,7 +32,8 @@ unsafe extern "C" fn cudaGetDevice(index: *mut c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaSetDevice(index: c_int) -> c_int {
-    remember(usize::try_from(index).map_err(|_| Code::InvalidDevice).and_then(set_current_device))
+    let known = usize::try_from(index).map_err(|_| Code::InvalidDevice);
+    remember(machine().usable().and(known).and_then(set_current_device))
 }
 
 #[unsafe(no_mangle)]

@@ -122,7 +122,11 @@ unsafe fn launch(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *cons
     if !allowed(grid, block) {
         return remember(Err(Code::InvalidConfiguration));
     }
-    machine().tick();
+    let machine = machine();
+    if let unusable @ Err(_) = machine.usable() {
+        return remember(unusable);
+    }
+    machine.tick();
     if values::any() && !arguments.is_null() {
         let count = parameters(kernel);
         // SAFETY: as the caller promises; the count is the kernel's.

@@ -9,10 +9,12 @@ use crate::code::{Code, remember};
 use crate::memory::{DeviceMemory, device_of};
 use crate::world::{Machine, State, current_device, is_device_memory, machine};
 use harness_gpu_settings::counters::Figure;
+use harness_gpu_settings::latency::SlowCall;
 use harness_gpu_settings::settings::{Cuda, FaultyCall, Values};
 
 /// Allocates on the current device.
 pub(crate) fn allocate(machine: &Machine, state: &mut State, call: FaultyCall, size: Bytes) -> Result<u64, Code> {
+    machine.usable()?;
     let index = current_device();
     if index >= state.devices.len() {
         return Err(Code::NoDevice);
@@ -26,10 +28,12 @@ pub(crate) fn allocate(machine: &Machine, state: &mut State, call: FaultyCall, s
 /// Gives an allocation back.
 pub(crate) fn free(start: u64) -> Result<(), Code> {
     let machine = machine();
+    machine.usable()?;
     let state = &mut *machine.state();
     let index = state.device_at(start)?.index();
     let size = state.give_back(index, |memory| memory.free(start))?;
     count_free(machine, &mut state.devices[index]);
+    state.note_free(machine, index);
     state.contents.forget(start, size.0);
     Ok(())
 }
@@ -54,6 +58,7 @@ pub(crate) unsafe fn write_address(into: *mut usize, address: Result<u64, Code>)
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMalloc(address: *mut usize, size: usize) -> c_int {
     let machine = machine();
+    machine.delay(SlowCall::Malloc);
     let allocated = if size == 0 { Ok(0) } else { allocate(machine, &mut machine.state(), FaultyCall::Malloc, Bytes(size as u64)) };
     // SAFETY: the program passes a pointer to a pointer.
     remember(unsafe { write_address(address, allocated) })
@@ -67,12 +72,13 @@ unsafe extern "C" fn cudaMallocManaged(address: *mut usize, size: usize, _: c_ui
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaFree(address: usize) -> c_int {
+    machine().delay(SlowCall::Free);
     remember(if address == 0 { Ok(()) } else { free(address as u64) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_int {
-    let memory = machine().state().free_and_total();
+    let memory = machine().usable().and_then(|()| machine().state().free_and_total());
     // SAFETY: the program passes pointers to numbers.
     remember(memory.map(|(free_bytes, all)| unsafe { (*free, *total) = (free_bytes.0 as usize, all.0 as usize) }))
 }
@@ -80,6 +86,10 @@ unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_in
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaHostAlloc(address: *mut *mut u8, size: usize, _: c_uint) -> c_int {
     let machine = machine();
+    if let unusable @ Err(_) = machine.usable() {
+        return remember(unusable);
+    }
+    machine.delay(SlowCall::HostAlloc);
     let state = &mut *machine.state();
     let (allocated, _) = state.attempt(machine, (FaultyCall::HostAlloc, Bytes(size as u64)), None, |state| state.host.allocate(size));
     // SAFETY: the program passes a pointer to a pointer.
@@ -175,6 +185,9 @@ pub(crate) fn copy_on_device(to: usize, from: usize, size: usize) {
 /// As [`copy`].
 unsafe fn queue_copy(to: usize, from: usize, size: usize) -> c_int {
     let machine = machine();
+    if let unusable @ Err(_) = machine.usable() {
+        return remember(unusable);
+    }
     machine.tick();
     if size > 0 {
         // SAFETY: as the caller promises.
@@ -199,7 +212,10 @@ unsafe extern "C" fn cudaMemcpyPeerAsync(to: usize, _: c_int, from: usize, _: c_
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemcpy(to: usize, from: usize, size: usize, _: c_int) -> c_int {
     // SAFETY: the program says that so many bytes can be copied.
-    unsafe { queue_copy(to, from, size) };
+    let copied = unsafe { queue_copy(to, from, size) };
+    if copied != 0 {
+        return copied;
+    }
     let machine = machine();
     remember(machine.state().streams.wait_for(0, current_device(), machine.now()))
 }
@@ -242,6 +258,9 @@ unsafe extern "C" fn cudaMemcpy2D(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cudaMemsetAsync(to: usize, value: c_int, size: usize, _: usize) -> c_int {
     let machine = machine();
+    if let unusable @ Err(_) = machine.usable() {
+        return remember(unusable);
+    }
     machine.tick();
     if is_device_memory(to as u64) {
         machine.state().contents.forget(to as u64, size as u64);

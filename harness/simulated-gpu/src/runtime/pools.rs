@@ -8,6 +8,7 @@ use harness_allocator::units::Bytes;
 use super::memory::{allocate, free, write_address};
 use crate::code::{Code, remember};
 use crate::world::machine;
+use harness_gpu_settings::latency::SlowCall;
 use harness_gpu_settings::settings::FaultyCall;
 
 /// The first handle of a device's pool.
@@ -16,6 +17,7 @@ const POOLS: usize = 0x7_0000_0000;
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMallocAsync(address: *mut usize, size: usize, _: usize) -> c_int {
     let machine = machine();
+    machine.delay(SlowCall::MallocAsync);
     let allocated = if size == 0 { Ok(0) } else { allocate(machine, &mut machine.state(), FaultyCall::MallocAsync, Bytes(size as u64)) };
     // SAFETY: the program passes a pointer to a pointer.
     remember(unsafe { write_address(address, allocated) })
@@ -29,6 +31,7 @@ pub(crate) unsafe extern "C" fn cudaMallocFromPoolAsync(address: *mut usize, siz
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cudaFreeAsync(address: usize, _: usize) -> c_int {
+    machine().delay(SlowCall::FreeAsync);
     remember(if address == 0 { Ok(()) } else { free(address as u64) })
 }
 

@@ -8,8 +8,7 @@ use crate::world::{Machine, State, current_device, machine};
 /// A call that needs the state.
 fn with(body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
     let machine = machine();
-    let result = body(machine, &mut machine.state());
-    remember(result)
+    remember(machine.usable().and_then(|()| body(machine, &mut machine.state())))
 }
 
 #[unsafe(no_mangle)]
@@ -108,7 +107,7 @@ unsafe extern "C" fn cudaEventCreate(event: *mut usize) -> c_int {
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cudaEventRecord(event: usize, stream: usize) -> c_int {
-    with(|machine, state| state.streams.record(event, stream, current_device(), machine.tick()))
+    with(|machine, state| state.streams.record(event, stream, current_device(), (machine.tick(), machine.late_by())))
 }
 
 #[unsafe(no_mangle)]
@@ -134,15 +133,16 @@ pub(crate) extern "C" fn cudaEventDestroy(event: usize) -> c_int {
     with(|_, state| state.streams.destroy_event(event))
 }
 
-/// A made-up time: a thousandth of a millisecond for each piece of work between the two, and never zero, by which programs divide.
+/// A made-up time: a thousandth of a millisecond for each piece of work between the two, and never zero, by which programs divide. By what calls between
+/// them took longer because that was asked for, it is longer.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cudaEventElapsedTime(milliseconds: *mut c_float, start: usize, end: usize) -> c_int {
     with(|_, state| {
-        let (Some(start), Some(end)) = (state.streams.recorded_at(start)?, state.streams.recorded_at(end)?) else {
+        let (Some((start, early)), Some((end, late))) = (state.streams.recorded_at(start)?, state.streams.recorded_at(end)?) else {
             return Err(Code::InvalidHandle);
         };
         // SAFETY: the program passes a pointer to a number.
-        unsafe { *milliseconds = end.saturating_sub(start).max(1) as c_float / 1_000.0 };
+        unsafe { *milliseconds = end.saturating_sub(start).max(1) as c_float / 1e3 + late.saturating_sub(early).0 as c_float / 1e6 };
         Ok(())
     })
 }

@@ -1,4 +1,5 @@
 //! The least memory of made-up programs.
+#![allow(clippy::unwrap_used)]
 
 use super::super::made_up::{MadeUp, ended_well, trial};
 use super::*;
@@ -12,7 +13,8 @@ fn search(exact: bool) -> Search {
 /// The least memory of a program that reserves 1 GiB with plenty and needs so much, by the order of addresses.
 fn found(exact: bool, needs: impl Fn(AddressOrder) -> Bytes + Sync) -> LeastReport {
     let first = ended_well(&[512, 512]);
-    let runner = MadeUp(|trial: &Trial| Some(Observed { ooms: u64::from(trial.memory < needs(trial.addresses)), ..first.clone() }));
+    let runner =
+        MadeUp(|trial: &Trial| Some(Observed { ooms: u64::from(trial.memory < needs(trial.addresses.unwrap())), ..first.clone() }));
     let program = Program { runner: &runner, trial: trial(PLENTY), first: &first, jobs: 3, progress: &|| {} };
     let Ok(report) = least(&program, search(exact), true);
     report.expect("nothing interrupts")
@@ -34,6 +36,17 @@ fn the_orders_of_addresses_are_compared_beginning_with_that_of_the_first_run() {
     let orders: Vec<(&str, u64, u64)> =
         report.orders.iter().map(|order| (order.addresses.as_str(), order.enough >> 20, order.too_little >> 20)).collect();
     assert_eq!(orders, [("up", 800, 798), ("down", 900, 898), ("reuse", 800, 798)]);
+}
+
+#[test]
+fn on_a_real_gpu_its_driver_has_the_only_order() {
+    let first = ended_well(&[512, 512]);
+    let runner = MadeUp(|trial: &Trial| Some(Observed { ooms: u64::from(trial.memory < Bytes::mib(800)), ..first.clone() }));
+    let on_gpu = Trial { addresses: None, ..trial(PLENTY) };
+    let program = Program { runner: &runner, trial: on_gpu, first: &first, jobs: 1, progress: &|| {} };
+    let Ok(report) = least(&program, search(true), true);
+    let orders = report.unwrap().orders;
+    assert_eq!(orders.iter().map(|order| (order.addresses.as_str(), order.enough >> 20)).collect::<Vec<_>>(), [("driver", 800)]);
 }
 
 #[test]

@@ -13,7 +13,7 @@ fn errors_are_those_of_the_process_with_the_most_attempts_and_half_a_line_says_n
     fs::write(run.path().join("7.attempts"), attempts(&[0, 3, 0, 0])).unwrap();
     fs::write(run.path().join("8.attempts"), attempts(&[0, 3, 3, 3, 3])).unwrap();
     fs::write(run.path().join("ooms-7.jsonl"), text).unwrap();
-    let (attempts, errors) = attempts_and_errors(run.path()).unwrap();
+    let (attempts, errors) = attempts_and_errors(run.path(), run.path()).unwrap();
     assert_eq!(attempts.len(), 3);
     assert_eq!(errors.len(), 1);
     assert_eq!((errors[0].attempts, errors[0].frames[0].short()), (2, "train.py:88".to_owned()));

@@ -27,7 +27,7 @@ fn with_runner<T>(script: &str, limit: Duration, logs: Option<&Path>, act: impl 
         snapshot: false,
         ledger: None,
     };
-    act(&Runner { launch, logs, limit, stop: &stop })
+    act(&Runner { on: On::Simulated(launch), logs, limit, stop: &stop })
 }
 
 #[test]
@@ -72,8 +72,7 @@ fn what_a_program_leaves_running_is_ended_with_it() {
 fn nothing_is_run_once_the_user_wants_to_stop() {
     let seen = with_runner("exit 0", Duration::from_secs(60), None, |runner| {
         let stop = AtomicBool::new(true);
-        let launch = Launch { alloc_conf: None, ..runner.launch };
-        Runner { launch, stop: &stop, ..*runner }.run(&trial(Bytes::gib(1))).unwrap()
+        Runner { stop: &stop, ..*runner }.run(&trial(Bytes::gib(1))).unwrap()
     });
     assert_eq!(seen, None);
 }

@@ -113,22 +113,25 @@ unsafe fn create_array(array: *mut usize, bytes: Option<Bytes>, get: impl FnOnce
 unsafe extern "C" fn cuArrayCreate_v2(array: *mut usize, descriptor: *const FlatDescriptor) -> c_int {
     // SAFETY: the program passes a description, or null, which the driver refuses.
     let bytes = unsafe { descriptor.as_ref() }.and_then(|descriptor| ArrayDescriptor::from(*descriptor).bytes(1));
+    let get = || real!(cuArrayCreate_v2(array, descriptor));
     // SAFETY: the program passes a pointer to a handle.
-    unsafe { create_array(array, bytes, || real!(cuArrayCreate_v2(array, descriptor))) }
+    unsafe { create_array(array, bytes, get) }
 }
 
 unsafe extern "C" fn cuArray3DCreate_v2(array: *mut usize, descriptor: *const ArrayDescriptor) -> c_int {
     // SAFETY: as for the other function.
     let bytes = unsafe { descriptor.as_ref() }.and_then(|descriptor| descriptor.bytes(1));
+    let get = || real!(cuArray3DCreate_v2(array, descriptor));
     // SAFETY: the program passes a pointer to a handle.
-    unsafe { create_array(array, bytes, || real!(cuArray3DCreate_v2(array, descriptor))) }
+    unsafe { create_array(array, bytes, get) }
 }
 
 unsafe extern "C" fn cuMipmappedArrayCreate(array: *mut usize, descriptor: *const ArrayDescriptor, levels: c_uint) -> c_int {
     // SAFETY: as for the other functions.
     let bytes = unsafe { descriptor.as_ref() }.and_then(|descriptor| descriptor.bytes(levels));
+    let get = || real!(cuMipmappedArrayCreate(array, descriptor, levels));
     // SAFETY: the program passes a pointer to a handle.
-    unsafe { create_array(array, bytes, || real!(cuMipmappedArrayCreate(array, descriptor, levels))) }
+    unsafe { create_array(array, bytes, get) }
 }
 
 unsafe extern "C" fn cuArrayDestroy(array: usize) -> c_int {

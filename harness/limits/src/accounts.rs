@@ -109,6 +109,14 @@ impl Accounts {
         self.place(address, charge);
     }
 
+    /// The memory at an address is known now to be so large: what a driver chose is charged, though it were above the limit.
+    pub(crate) fn correct(&mut self, address: u64, size: Bytes) {
+        if let Some(charge) = self.take(address) {
+            let bytes = size.checked_round_up(GRANULARITY).unwrap_or(charge.bytes);
+            self.put_back(address, Charge { bytes, ..charge });
+        }
+    }
+
     /// Charged memory has this handle now.
     pub(crate) fn create(&mut self, handle: u64, charge: Charge) {
         if let Some(before) = self.physical.insert(handle, Physical { charge, handles: 1, mappings: 0 }) {
@@ -205,6 +213,17 @@ mod tests {
         assert_eq!((accounts.take(0x1000), accounts.used()), (Some(charge), Bytes::ZERO));
         accounts.put_back(0x1000, charge);
         assert_eq!((accounts.used(), accounts.take(0x2000), accounts.take(0x1000)), (Bytes::mib(2), None, Some(charge)));
+    }
+
+    #[test]
+    fn memory_whose_size_the_driver_chose_is_charged_by_that() {
+        let mut accounts = accounts();
+        let charge = accounts.charge(Kind::Pages, Bytes::mib(2)).expect("it fits");
+        accounts.place(0x1000, charge);
+        accounts.correct(0x1000, Bytes::mib(5));
+        assert_eq!(accounts.used(), Bytes::mib(6));
+        accounts.correct(0x9000, Bytes::mib(5));
+        assert!(accounts.take(0x1000).is_some() && accounts.used() == Bytes::ZERO);
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! Functions of the driver, for programs that call it themselves, and for libraries whose runtime is linked into them.
 #![allow(non_snake_case, reason = "wrappers have the names of the functions")]
 
-use std::ffi::{CStr, c_char, c_int, c_ulonglong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
+use harness_allocator::units::Bytes;
+use harness_gpu_settings::arrays::{ArrayDescriptor, FlatDescriptor};
 use harness_gpu_settings::latency::SlowCall;
 use harness_gpu_settings::settings::FaultyCall;
 
@@ -28,6 +30,13 @@ type AllocateFromPool = unsafe extern "C" fn(*mut usize, usize, usize, usize) ->
 type FreeInOrder = unsafe extern "C" fn(usize, usize) -> c_int;
 
 functions! {
+    cuMemAllocManaged: unsafe extern "C" fn(*mut usize, usize, c_uint) -> c_int,
+    cuMemAllocPitch_v2: unsafe extern "C" fn(*mut usize, *mut usize, usize, usize, c_uint) -> c_int,
+    cuArrayCreate_v2: unsafe extern "C" fn(*mut usize, *const FlatDescriptor) -> c_int,
+    cuArray3DCreate_v2: unsafe extern "C" fn(*mut usize, *const ArrayDescriptor) -> c_int,
+    cuArrayDestroy: unsafe extern "C" fn(usize) -> c_int,
+    cuMipmappedArrayCreate: unsafe extern "C" fn(*mut usize, *const ArrayDescriptor, c_uint) -> c_int,
+    cuMipmappedArrayDestroy: unsafe extern "C" fn(usize) -> c_int,
     cuMemAlloc_v2: unsafe extern "C" fn(*mut usize, usize) -> c_int,
     cuMemFree_v2: unsafe extern "C" fn(usize) -> c_int,
     cuMemAllocAsync: AllocateInOrder,
@@ -68,6 +77,70 @@ unsafe extern "C" fn cuMemAlloc_v2(address: *mut usize, size: usize) -> c_int {
     let get = || real!(cuMemAlloc_v2(address, size));
     // SAFETY: the program passes a pointer to a pointer.
     unsafe { allocate((FaultyCall::Malloc, Kind::Pages), (address, size), get) }
+}
+
+/// Its pages may lie on the host too; all of them are charged.
+unsafe extern "C" fn cuMemAllocManaged(address: *mut usize, size: usize, flags: c_uint) -> c_int {
+    let get = || real!(cuMemAllocManaged(address, size, flags));
+    // SAFETY: the program passes a pointer to a pointer.
+    unsafe { allocate((FaultyCall::Malloc, Kind::Pages), (address, size), get) }
+}
+
+/// The driver says how long its rows are; until then they are taken for as long as the program asks for.
+unsafe extern "C" fn cuMemAllocPitch_v2(address: *mut usize, pitch: *mut usize, width: usize, height: usize, element: c_uint) -> c_int {
+    let get = || real!(cuMemAllocPitch_v2(address, pitch, width, height, element));
+    // SAFETY: the program passes a pointer to a pointer.
+    let code = unsafe { allocate((FaultyCall::Malloc, Kind::Pages), (address, width.saturating_mul(height)), get) };
+    if code == SUCCESS && !is_inside() && !address.is_null() && !pitch.is_null() {
+        // SAFETY: the driver wrote both.
+        unsafe { limiter().correct(*address as u64, (*pitch).saturating_mul(height)) };
+    }
+    code
+}
+
+/// Gets an array of so many bytes; where that is not known, it is not charged.
+///
+/// # Safety
+/// The handle may be written.
+unsafe fn create_array(array: *mut usize, bytes: Option<Bytes>, get: impl FnOnce() -> c_int) -> c_int {
+    match bytes {
+        // SAFETY: as the caller promises.
+        Some(bytes) => unsafe { allocate((FaultyCall::Malloc, Kind::Pages), (array, bytes.0 as usize), get) },
+        None => get(),
+    }
+}
+
+unsafe extern "C" fn cuArrayCreate_v2(array: *mut usize, descriptor: *const FlatDescriptor) -> c_int {
+    // SAFETY: the program passes a description, or null, which the driver refuses.
+    let bytes = unsafe { descriptor.as_ref() }.and_then(|descriptor| ArrayDescriptor::from(*descriptor).bytes(1));
+    let get = || real!(cuArrayCreate_v2(array, descriptor));
+    // SAFETY: the program passes a pointer to a handle.
+    unsafe { create_array(array, bytes, get) }
+}
+
+unsafe extern "C" fn cuArray3DCreate_v2(array: *mut usize, descriptor: *const ArrayDescriptor) -> c_int {
+    // SAFETY: as for the other function.
+    let bytes = unsafe { descriptor.as_ref() }.and_then(|descriptor| descriptor.bytes(1));
+    let get = || real!(cuArray3DCreate_v2(array, descriptor));
+    // SAFETY: the program passes a pointer to a handle.
+    unsafe { create_array(array, bytes, get) }
+}
+
+unsafe extern "C" fn cuMipmappedArrayCreate(array: *mut usize, descriptor: *const ArrayDescriptor, levels: c_uint) -> c_int {
+    // SAFETY: as for the other functions.
+    let bytes = unsafe { descriptor.as_ref() }.and_then(|descriptor| descriptor.bytes(levels));
+    let get = || real!(cuMipmappedArrayCreate(array, descriptor, levels));
+    // SAFETY: the program passes a pointer to a handle.
+    unsafe { create_array(array, bytes, get) }
+}
+
+unsafe extern "C" fn cuArrayDestroy(array: usize) -> c_int {
+    if is_inside() { real!(cuArrayDestroy(array)) } else { limiter().free(SlowCall::Free, array as u64, || real!(cuArrayDestroy(array))) }
+}
+
+unsafe extern "C" fn cuMipmappedArrayDestroy(array: usize) -> c_int {
+    let destroy = || real!(cuMipmappedArrayDestroy(array));
+    if is_inside() { destroy() } else { limiter().free(SlowCall::Free, array as u64, destroy) }
 }
 
 unsafe extern "C" fn cuMemFree_v2(address: usize) -> c_int {

@@ -8,7 +8,9 @@
 //! * `runtime`, `driver` and `nvml` are the wrappers, by library; `real` keeps the real functions;
 //! * `limiter` decides which attempts go through and counts them; `accounts` is what the process holds.
 //!
-//! Not limited: managed memory, arrays, memory that comes from other processes, and what the driver takes for itself.
+//! Managed memory is charged in full, wherever its pages lie, and an array by the bytes of its elements: a driver may take more for it.
+//!
+//! Not limited: arrays of formats whose elements have no size of their own, memory that comes from other processes, and what the driver takes for itself.
 
 mod accounts;
 mod audit;

@@ -104,6 +104,13 @@ impl Limiter {
         self.attempt((call, kind, Bytes(size as u64)), get, Accounts::place)
     }
 
+    /// Notes how large memory is whose size the driver chose.
+    pub(crate) fn correct(&self, address: u64, size: usize) {
+        let accounts = &mut self.state().accounts;
+        accounts.correct(address, Bytes(size as u64));
+        self.counters.set_used(DEVICE, accounts.used());
+    }
+
     /// Gets physical memory, which has a handle.
     pub(crate) fn create(&self, size: usize, get: impl FnOnce() -> (c_int, u64)) -> Result<c_int, Refused> {
         self.attempt((FaultyCall::Create, Kind::Pages, Bytes(size as u64)), get, Accounts::create)

@@ -24,6 +24,7 @@ type Properties = unsafe extern "C" fn(*mut u8, c_int) -> c_int;
 
 functions! {
     cudaMalloc: Allocate,
+    cudaMallocManaged: unsafe extern "C" fn(*mut usize, usize, c_uint) -> c_int,
     cudaFree: unsafe extern "C" fn(usize) -> c_int,
     cudaMallocAsync: AllocateInOrder,
     cudaMallocAsync_ptsz: AllocateInOrder,
@@ -70,6 +71,12 @@ fn fail(get: impl Fn(*mut usize, usize) -> c_int) -> c_int {
 
 unsafe extern "C" fn cudaMalloc(address: *mut usize, size: usize) -> c_int {
     let get = |address, size| real!(cudaMalloc(address, size));
+    // SAFETY: the program passes a pointer to a pointer.
+    unsafe { allocate((FaultyCall::Malloc, Kind::Pages), (address, size), get) }
+}
+
+unsafe extern "C" fn cudaMallocManaged(address: *mut usize, size: usize, flags: c_uint) -> c_int {
+    let get = |address, size| real!(cudaMallocManaged(address, size, flags));
     // SAFETY: the program passes a pointer to a pointer.
     unsafe { allocate((FaultyCall::Malloc, Kind::Pages), (address, size), get) }
 }

@@ -42,7 +42,8 @@ fn unavailable(what: &Exec) -> impl Fn(&dyn std::fmt::Display) -> Stop {
 /// Why a program cannot be run beside this device and allocator.
 pub(crate) fn cannot_run(exec: &Exec, device: DeviceKind, is_pytorchs: bool) -> Option<String> {
     if device == DeviceKind::Gpu {
-        return Some("`exec` runs programs on a simulated GPU, and this device is none".to_owned());
+        let on_gpu = format!("`harness exec --device cuda:0 --memory SIZE -- {exec}` runs one on a real GPU");
+        return Some(format!("`exec` runs programs on a simulated GPU, and this device is none; {on_gpu}"));
     }
     if !is_pytorchs {
         return Some("`exec` runs programs with PyTorch's own allocator, and this is another one".to_owned());

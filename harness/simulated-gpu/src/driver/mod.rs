@@ -4,6 +4,7 @@
 //! Where kernels are done they refuse what a driver refuses: calls before `cuInit`, calls without a context, and all calls once work has broken
 //! the context.
 
+mod arrays;
 mod mapping;
 mod memory;
 mod modules;

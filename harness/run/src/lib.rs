@@ -8,6 +8,7 @@
 //! * [`control`]: what a run shares with whoever watches over its time limits.
 
 pub mod control;
+mod leaks;
 pub mod processes;
 mod recovery;
 pub mod rig;

@@ -11,6 +11,7 @@ use harness_allocator::units::{Bytes, Nanos};
 use crate::processes::{Inside, Processes};
 use crate::rig::{Buffer, ProgramId, Rig, Stop, unstruck};
 use crate::shared_memory::SharedMemory;
+use crate::workload::infer::Requests;
 use harness_record::{Cause, CauseKind, Outcome, Recovery, Shortage, Table, causes};
 use harness_scenario::steps::Action;
 use harness_scenario::steps::free::Free;
@@ -51,8 +52,12 @@ pub(crate) struct World {
     streams: Vec<StreamId>,
     events: BTreeMap<EventName, EventId>,
     measures: BTreeMap<MeasureName, Readings>,
+    /// What each site held at a measure, where sites are looked at.
+    sites_at: BTreeMap<MeasureName, Vec<u64>>,
     reports: BTreeMap<StepName, BTreeMap<ReportKey, u64>>,
     storms: BTreeMap<StepName, LiveBlocks>,
+    /// Those of the inference that is trying to get memory.
+    pub(crate) requests: Requests,
     /// Settings of PyTorch's allocator of the arm; `None` where it is another allocator.
     pub(crate) alloc_conf: Option<String>,
     /// Counters of the torch of programs that were run, by the name of their step. Empty where no process told them.
@@ -120,6 +125,9 @@ impl World {
         if let Err(stop) = begun.and_then(|()| rig.unstruck(Rig::begin_scenario)) {
             return Err(Box::new((rig, streams, stop)));
         }
+        if scenario.all_steps().iter().any(|step| looks_at_sites(&step.action)) {
+            rig.watch_sites();
+        }
         let programs = scenario.programs.iter().map(|_| rig.add_program(arm.build())).collect();
         let mut world = Self {
             device: device_kind(rig.info().clock),
@@ -140,8 +148,10 @@ impl World {
             streams,
             events: BTreeMap::new(),
             measures: BTreeMap::new(),
+            sites_at: BTreeMap::new(),
             reports: BTreeMap::new(),
             storms: BTreeMap::new(),
+            requests: Requests::default(),
             alloc_conf: arm.effective().map(|config| config.to_string()),
             torch_stats: BTreeMap::new(),
             not_run: BTreeSet::new(),
@@ -269,6 +279,12 @@ impl World {
         self.buffers.values().filter(|buffer| buffer.is_own_work()).try_for_each(|buffer| self.rig.verify_at_rest(buffer))
     }
 
+    /// The same of the live blocks of storms.
+    pub(crate) fn verify_storms(&mut self) -> Result<(), Stop> {
+        let blocks = self.storms.values().flat_map(|storm| storm.blocks.values());
+        blocks.filter(|buffer| buffer.is_own_work()).try_for_each(|buffer| self.rig.verify_at_rest(buffer))
+    }
+
     pub(crate) fn storm(&mut self, id: &StepName) -> &mut LiveBlocks {
         self.storms.entry(id.clone()).or_default()
     }
@@ -276,8 +292,14 @@ impl World {
     /// Keeps all accounts as they are now. A timed run asks the device for its memory only where a size refers to it.
     pub(crate) fn measure(&mut self, name: MeasureName) -> Result<(), Stop> {
         let readings = self.readings(!self.rig.is_timed() || self.sizes_use_measured_memory)?;
+        self.sites_at.extend(self.rig.site_bytes().map(|held| (name.clone(), held.to_vec())));
         self.measures.insert(name, readings);
         Ok(())
+    }
+
+    /// What each site held at a measure, by its number; nothing at one that was not taken, as at the start.
+    pub(crate) fn sites_at(&self, measure: &MeasureName) -> &[u64] {
+        self.sites_at.get(measure).map_or(&[], Vec::as_slice)
     }
 
     pub(crate) fn report(&mut self, id: StepName, reports: BTreeMap<ReportKey, u64>) {
@@ -377,6 +399,11 @@ fn evicts(scenario: &Scenario) -> bool {
     let steps = scenario.all_steps();
     let mut policies = steps.iter().filter_map(|step| step.action.on_oom()).flat_map(Chain::policies);
     policies.any(|policy| policy.kind() == PolicyKind::Evict)
+}
+
+/// Whether a step wants to know what each site holds.
+const fn looks_at_sites(action: &Action) -> bool {
+    matches!(action, Action::Compare(_)) || action.leak_check().is_some()
 }
 
 fn whole(value: u64) -> Number {

@@ -312,6 +312,8 @@ metrics! {
         PinningBlocks = "pinning_blocks", Count: "Live blocks of the storm in those segments.";
         PinningBytes = "pinning_bytes", Bytes: "Allocated bytes of those blocks.";
         FreeInPinnedSegments = "free_in_pinned_segments", Bytes: "Free bytes in those segments, which cannot go back to the driver.";
+        GrownBytes = "grown_bytes", Bytes: "Bytes by which sites have grown since the measure; what others shrank by is not taken off.";
+        GrownSites = "grown_sites", Count: "Sites that hold more than at the measure.";
         FreeSegments = "free_segments", Count: "Segments without any live block, which `empty_cache` gives back.";
         Iterations = "iterations", Count: "Iterations that completed, of a training or of a loop.";
         FirstBatch = "first_batch", Count: "Batch of the first iteration tried.";

@@ -34,6 +34,8 @@ pub enum PlanPart {
     Precision,
     /// Which of the scenario's buffers stay on the device. Those that a policy gave up are gone, so the plan has no field for them.
     Buffers,
+    /// Which requests are served. Those that a policy gave up wait again, so the plan has no field for them.
+    Requests,
 }
 
 impl Plan {

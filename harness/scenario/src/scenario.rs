@@ -12,6 +12,7 @@ use crate::cases::Reasons;
 use crate::checker::{Checker, Declared, is_reserved, size};
 use crate::claim::{ClaimWire, Figure};
 use crate::faults::{self, FaultWire, PlannedFault};
+use crate::health::HealthCheckWire;
 use crate::matrix::{self, Point, Settings};
 use crate::metric::{DEFAULT_STREAM, Expectation, ProcessName, ProgramName, StreamName};
 use crate::needs::{Needs, NeedsWire};
@@ -30,7 +31,7 @@ use harness_record::{Claim, Invariant, ScenarioInfo, SourceLine};
 pub const SCENARIO: Language = Language {
     noun: "scenario",
     example: "scenarios/rounding.yaml",
-    shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators` (or `allocator`), `matrix`, `streams`, `programs`, `processes`, `seed`, `tags`, `timeout`, `faults`, `skip`, `expected_to_fail`, `invariants`, `violates` and `claim`",
+    shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators` (or `allocator`), `matrix`, `streams`, `programs`, `processes`, `seed`, `tags`, `timeout`, `faults`, `health_check`, `skip`, `expected_to_fail`, `invariants`, `violates` and `claim`",
     required: &["about", "needs", "steps"],
     shorter: "`repeat` and `storm`",
     own: &["steps"],
@@ -94,6 +95,8 @@ pub struct Scenario {
     pub steps: Vec<Step>,
     /// What goes wrong on the device.
     pub faults: Vec<PlannedFault>,
+    /// After how many steps and operations a checked run is looked at as a whole; `None`: not at all.
+    pub health_check: Option<u64>,
     /// What should hold after every step.
     pub invariants: Vec<Located<Expectation>>,
     /// The always-checked invariant that the run must violate, and no other.
@@ -247,6 +250,8 @@ pub(crate) struct ScenarioWire {
     seed: u64,
     /// What goes wrong on the device.
     faults: Option<Located<Vec<Located<FaultWire>>>>,
+    /// Looks at everything from time to time, as in `{ every: 100 }`: for long runs without the audit (`--no-audit`).
+    health_check: Option<HealthCheckWire>,
     /// What is done, in order.
     #[schemars(length(min = 1))]
     steps: Located<Vec<Located<StepWire>>>,
@@ -286,6 +291,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
     }
     let invariants = given.iter().map(|text| Ok(text.0.with(checker.invariant(text)?))).collect::<Result<_, Problem>>()?;
     let faults = wire.faults.as_ref().map_or_else(|| Ok(Vec::new()), |given| faults::check(given, &checker))?;
+    let health_check = wire.health_check.as_ref().map(|health| health.check(&checker)).transpose()?;
     let mut steps = check_steps(&wire.steps.value, &mut checker)?;
     if let Some(limit) = wire.timeout.as_ref().map(duration).transpose()? {
         limit_time(&mut steps, limit);
@@ -307,6 +313,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
         seed: wire.seed,
         steps,
         faults,
+        health_check,
         invariants,
         violates,
         claim,

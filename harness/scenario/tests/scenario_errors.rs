@@ -105,6 +105,49 @@ fn an_exec_that_makes_no_sense_is_answered_with_what_would() {
 }
 
 #[test]
+fn a_leak_check_or_a_health_check_that_makes_no_sense_is_answered_with_what_would() {
+    let loop_of = |times: u64, check: &str| with_steps(&format!("- repeat: {times}\n  leak_check: {check}\n  steps: [reset_peaks]"));
+    let train = "parameters: 1MiB, activations_per_sample: 1MiB, batch: 1";
+    let text = all(&[
+        ("too few iterations", loop_of(3, "{}")),
+        ("too few behind a long warm-up", loop_of(20, "{ warmup: 20 }")),
+        ("too few for a training", with_steps(&format!("- train: {{ id: a, {train}, iterations: 2, leak_check: {{}} }}"))),
+        ("no warm-up", loop_of(20, "{ warmup: 0 }")),
+        ("an unknown field", loop_of(20, "{ at_most: 1MiB }")),
+        ("decimal units", loop_of(20, "{ total: 1MB }")),
+        ("beside what does not repeat", with_steps("- reset_peaks:\n  leak_check: {}")),
+        (
+            "a loop in a process",
+            format!(
+                "{HEAD}processes: [a]\nsteps:\n  - process: a\n    steps:\n      - repeat: 9\n        leak_check: {{}}\n        steps: [reset_peaks]\n"
+            ),
+        ),
+        ("a comparison with what is not measured", with_steps("- measure: warm\n- compare: { since: worm }")),
+        ("a comparison with what is measured later", with_steps("- compare: { since: warm }\n- measure: warm")),
+        ("a health check that is never done", format!("{HEAD}health_check: {{ every: 0 }}\nsteps: [empty_cache]\n")),
+        ("a health check of no number", format!("{HEAD}health_check: 100\nsteps: [empty_cache]\n")),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn policies_of_requests_that_make_no_sense_are_answered_with_what_would() {
+    let infer = |policy: &str| {
+        let of = "layers: 1, heads: 1, head_dim: 64, requests: 2, prompt: { min: 1, max: 2 }, output: { min: 1, max: 2 }";
+        format!("- infer: {{ id: a, {of}, on_oom: {policy} }}")
+    };
+    let text = steps(&[
+        ("half a batch", &infer("halve_batch")),
+        ("a wait with fields", &infer("{ wait: { first: 1ms } }")),
+        ("a policy behind a wait", &infer("[ wait, evict ]")),
+        ("evicting what there is not", &infer("{ evict: { buffers: [cache] } }")),
+        ("evicting requests where there are none", "- alloc: { buffer: a, size: 1MiB, on_oom: evict }"),
+        ("the old field", &infer("evict").replace("on_oom", "on_exhaustion")),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
 fn a_fault_that_makes_no_sense_is_answered_with_what_would() {
     let fault = |fault: &str| format!("{HEAD}streams: [side]\nfaults:\n  - {fault}\nsteps: [empty_cache]\n");
     let cases = [

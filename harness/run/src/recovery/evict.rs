@@ -1,4 +1,4 @@
-//! `evict`: frees the buffer that was used longest ago.
+//! `evict`: frees the buffer, or the cache of the request, that was used longest ago.
 
 use super::Applied;
 use crate::rig::Stop;
@@ -6,6 +6,11 @@ use crate::world::World;
 use harness_scenario::{BufferName, Plan};
 
 pub(super) fn apply(world: &mut World, plan: &Plan, buffers: &[BufferName]) -> Result<Applied, Stop> {
+    if buffers.is_empty() {
+        let Some((request, cache)) = world.requests.evict() else { return Ok(Applied::nothing(plan)) };
+        cache.into_iter().try_for_each(|buffer| world.rig.free(buffer))?;
+        return Ok(Applied { then: Some(format!("evict request {request}")), ..Applied::changed(plan.clone()) });
+    }
     let Some(key) = world.least_recently_used(buffers) else { return Ok(Applied::nothing(plan)) };
     if let Some(buffer) = world.take(&key) {
         world.rig.free(buffer)?;

@@ -30,6 +30,7 @@ impl Rig {
                 self.timed_allocate(duration);
                 if !self.is_timed() && !allocation.is_null() {
                     self.names.handed_out(allocation.ptr());
+                    self.sites.iter_mut().for_each(|sites| sites.handed_out(allocation.ptr(), allocation.size()));
                 }
                 self.check(|audit, allocator, device| audit.handed_out(allocator, device, request, &allocation))?;
                 Ok(Ok(Buffer::new(allocation, self.entered)))
@@ -93,6 +94,7 @@ impl Rig {
             self.times.free.push(duration);
         } else {
             self.names.taken_back(address);
+            self.sites.iter_mut().for_each(|sites| sites.taken_back(address));
         }
         self.check(|audit, allocator, device| audit.taken_back(allocator, device, address))
     }

@@ -9,6 +9,7 @@
 //! * `memory`: requests, frees, contents; `private_pools`: pools apart from the default one;
 //! * `streams`: streams, events and queued work;
 //! * `audit`: what is checked after each operation;
+//! * `sites`: what each place of the scenario holds;
 //! * `accounts`, `curve` and `shortage`: what records tell; `times`: what a timed run measures;
 //! * `recording`: what the main program's allocator does, as PyTorch's own history tells it;
 //! * `closing`: the end of a run.
@@ -25,6 +26,7 @@ mod program;
 mod recording;
 mod samples;
 mod shortage;
+mod sites;
 mod streams;
 mod times;
 
@@ -45,6 +47,8 @@ pub(crate) use self::names::{held_back, release_unit};
 pub use self::private_pools::PoolRefused;
 use self::program::Program;
 pub use self::program::ProgramId;
+pub use self::sites::Site;
+use self::sites::Sites;
 use self::streams::Queued;
 use self::times::Times;
 use crate::control::{Call, Control};
@@ -92,6 +96,8 @@ pub enum Checks {
     Audit,
     /// The same without the audit, for programs whose audit takes too long.
     Accounts,
+    /// As [`Checks::Accounts`], with an audit that looks at counters only, and at everything when it is asked to ([`Rig::check_health`]).
+    Health,
     /// Nothing. Operations and steps are timed.
     Timing,
 }
@@ -131,6 +137,7 @@ pub struct PausedStep {
     began: Nanos,
     /// Whose its allocations are.
     owner: Option<Arc<names::Owner>>,
+    site: Option<Site>,
     /// Where a recording has it.
     place: Option<StackId>,
 }
@@ -161,6 +168,8 @@ pub struct Rig {
     queued: Queued,
     findings: Vec<Finding>,
     names: Names,
+    /// Kept where a step asks for it.
+    sites: Option<Sites>,
     curve: Curve,
     /// The device's memory when the scenario began. Its streams are part of the context overhead.
     start: DeviceMemory,
@@ -199,6 +208,7 @@ impl Rig {
             queued: Queued::default(),
             findings: Vec::new(),
             names: Names::default(),
+            sites: None,
             curve: Curve::default(),
             start: memory,
             last_memory: memory,
@@ -271,15 +281,17 @@ impl Rig {
     pub fn pause_step(&mut self) -> PausedStep {
         self.times.paused += 1;
         let place = self.recorder.as_ref().map(Recorder::place);
-        PausedStep { number: self.step, program: self.entered, began: self.times.step_began, owner: self.names.owner(), place }
+        let site = self.sites.as_ref().and_then(Sites::current);
+        PausedStep { number: self.step, program: self.entered, began: self.times.step_began, owner: self.names.owner(), site, place }
     }
 
     /// Goes back to a step that was left.
-    pub fn resume_step(&mut self, PausedStep { number, program, began, owner, place }: PausedStep) {
+    pub fn resume_step(&mut self, PausedStep { number, program, began, owner, site, place }: PausedStep) {
         self.times.paused -= 1;
         self.times.step_began = began;
         self.go_back_in_recording(owner.as_deref(), place);
         self.names.go_back_to(owner);
+        self.sites.iter_mut().for_each(|sites| sites.go_back_to(site.clone()));
         self.step = number;
         self.enter(program);
         self.device.set_place(Place(number));
@@ -315,6 +327,14 @@ impl Rig {
     #[must_use]
     pub fn is_interrupted(&self) -> bool {
         self.control.should_stop()
+    }
+
+    /// Checks everything in each program, whatever it costs. Linear in blocks. A timed run, and one without any audit, checks nothing.
+    ///
+    /// # Errors
+    /// [`Stop::Violated`].
+    pub fn check_health(&mut self) -> Result<(), Stop> {
+        self.in_each_program(|rig| rig.check(Audit::everything))
     }
 
     /// Notes a violation that does not keep the step from going on; [`Rig::take_findings`] returns it.

@@ -49,6 +49,7 @@ impl Rig {
         if !self.is_timed() {
             let name = name.to_string();
             self.label_in_recording(&name);
+            self.sites.iter_mut().for_each(|sites| sites.begin(&name, line));
             self.names.set_owner(name, line);
         }
     }

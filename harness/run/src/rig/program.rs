@@ -41,7 +41,11 @@ pub(super) struct Program {
 impl Program {
     /// A program that has not allocated yet. `start` is the device's memory when the scenario began.
     pub(super) fn new(allocator: Box<dyn Allocator>, device: &dyn TestDevice, start: DeviceMemory, checks: Checks) -> Self {
-        let audit = (checks == Checks::Audit).then(|| Audit::new(device, start));
+        let audit = match checks {
+            Checks::Audit => Some(Audit::new(device, start)),
+            Checks::Health => Some(Audit::new(device, start).when_asked()),
+            Checks::Accounts | Checks::Timing => None,
+        };
         Self { allocator, audit, retries: 0, private_pools: BTreeSet::new(), open_pools: Vec::new(), named_pools: 0 }
     }
 

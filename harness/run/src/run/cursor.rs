@@ -19,6 +19,8 @@ pub(super) enum Next<'s> {
         /// Whether a request that ran out of memory ended it.
         ran_out: bool,
     },
+    /// One of several iterations of it has ended, where somebody looks at that: the last one too.
+    Iterated(&'s Step),
 }
 
 /// Steps, of which some may have been done.
@@ -41,9 +43,18 @@ struct Frame<'s> {
     next: usize,
     /// Of a loop: complete iterations.
     iterations: u64,
+    /// Whether the end of the present iteration has been told.
+    is_told: bool,
 }
 
-impl Frame<'_> {
+impl<'s> Frame<'s> {
+    /// The loop, where the end of its iteration is to be told and has not been yet.
+    fn ends_watched_iteration(&mut self) -> Option<&'s Step> {
+        let step = self.block.filter(|step| step.action.leak_check().is_some() && !self.is_told)?;
+        self.is_told = true;
+        Some(step)
+    }
+
     /// How often the steps are done in all.
     fn rounds(&self) -> u64 {
         match self.block.map(|block| &block.action) {
@@ -60,7 +71,7 @@ impl Frame<'_> {
 impl<'s> Cursor<'s> {
     /// Before the first of these steps.
     pub(super) fn new(steps: &'s [Step]) -> Self {
-        Self { around: Vec::new(), frames: vec![Frame { block: None, steps, next: 0, iterations: 0 }], left: Vec::new() }
+        Self { around: Vec::new(), frames: vec![Frame { block: None, steps, next: 0, iterations: 0, is_told: false }], left: Vec::new() }
     }
 
     /// Before the first of the steps that are done while the step goes on that came last.
@@ -85,9 +96,13 @@ impl<'s> Cursor<'s> {
             if !step.action.is_block() {
                 return Some(Next::Do(step));
             }
-            self.frames.push(Frame { block: Some(step), steps: step.action.steps(), next: 0, iterations: 0 });
+            self.frames.push(Frame { block: Some(step), steps: step.action.steps(), next: 0, iterations: 0, is_told: false });
             return Some(Next::Enter(step));
         }
+        if let Some(step) = frame.ends_watched_iteration() {
+            return Some(Next::Iterated(step));
+        }
+        frame.is_told = false;
         frame.iterations += 1;
         if frame.iterations < frame.rounds() {
             frame.next = 0;

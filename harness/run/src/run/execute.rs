@@ -6,6 +6,7 @@ use harness_allocator::allocator::Request;
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
 
+use crate::leaks;
 use crate::processes;
 use crate::recovery::{Recovered, Recovery, Tried};
 use crate::rig::{Buffer, Rig, Stop};
@@ -63,6 +64,7 @@ pub(super) fn execute(world: &mut World, step: &Step, between: Between<'_>) -> R
         Action::Infer(infer) => return infer::run(world, step, infer, between),
         Action::Replay(replay) => return replay::run(world, step, replay, between),
         Action::Exec(program) => return exec::run(world, step, program, between),
+        Action::Compare(compare) => return Ok(leaks::compare(world, &compare.since)),
         Action::Measure(measure) => world.measure(measure.name.clone())?,
         Action::Expect(expect) => {
             let mut result = StepResult::default();
@@ -140,7 +142,7 @@ fn missing(world: &World, step: &Step, (name, index): &BufferKey) -> StepResult 
 
 /// Evaluates an expectation; where it does not hold, every figure in it.
 ///
-/// Times are judged in timed runs alone, the device's memory and the progress of retries in checked runs alone, and all else in both. All
+/// Times are judged in timed runs alone, the device's memory, what sites hold and the progress of retries in checked runs alone, and all else in both. All
 /// metrics of the present are read at one moment. A growth that is seen for the first time is not judged.
 pub(super) fn check(world: &mut World, expectation: &Located<Expectation>) -> Result<Option<Unmet>, Stop> {
     if is_for_the_other_run(world, expectation.value.quantities()) {
@@ -185,7 +187,8 @@ fn is_for_the_other_run<'m>(world: &World, metrics: impl Iterator<Item = &'m Met
         needs_times |= metric.unit() == Unit::Time && !matches!(metric, Metric::Variable(..));
         needs_times |= matches!(metric, Metric::Report(_, key) if key.is_timed());
         needs_memory |= asks_for_memory(metric);
-        needs_checks |= matches!(metric, Metric::Report(_, ReportKey::RetriesWithoutProgress));
+        needs_checks |=
+            matches!(metric, Metric::Report(_, ReportKey::RetriesWithoutProgress | ReportKey::GrownBytes | ReportKey::GrownSites));
     }
     if world.rig.is_timed() { needs_checks || (needs_memory && !needs_times) } else { needs_times }
 }

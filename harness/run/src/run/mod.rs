@@ -1,14 +1,17 @@
 //! One run: a scenario, a device and an allocator in, a record out, and events on the way. Errors of the run are data in the record.
 //!
 //! * `runner`: steps in their order; `cursor`: where a list of steps stands; `execute`: what each step does;
+//! * `health`: everything is looked at from time to time; `loops`: what grows from iteration to iteration of a loop;
 //! * `judge`: what fails a run; `claim`: the figures of its claim; `kept`: what a record keeps of a long one; `frames`: what a recording calls the steps.
 
 mod claim;
 mod cursor;
 mod execute;
 mod frames;
+mod health;
 mod judge;
 mod kept;
+mod loops;
 mod runner;
 
 use std::collections::BTreeMap;
@@ -170,7 +173,11 @@ fn observe_with(
         cost_figures: device.cost_figures(),
     };
     (observer.emit)(Event::RunStarted(Box::new(record.clone())));
-    let checks = if request.audit { Checks::Audit } else { Checks::Accounts };
+    let checks = match (request.audit, request.scenario.health_check) {
+        (true, _) => Checks::Audit,
+        (false, Some(_)) => Checks::Health,
+        (false, None) => Checks::Accounts,
+    };
     let done = execute_all(request, device, allocator, checks, observer, setup)?;
     record.verdict = done.verdict;
     (record.steps, record.unrecorded_steps) = (done.steps, done.unrecorded_steps);

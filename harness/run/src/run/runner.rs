@@ -7,7 +7,7 @@ use std::time::Duration;
 use harness_allocator::device::faulty::Injector;
 use harness_record::{Accounts, Event, Outcome, StepRecord, Violation};
 use harness_scenario::steps::{Action, Step};
-use harness_scenario::{Chain, Expectation, Located, ReportKey};
+use harness_scenario::{Chain, Expectation, Located, Position, ReportKey};
 
 use super::cursor::{Cursor, Next};
 use super::execute;
@@ -15,6 +15,7 @@ use super::frames::frames;
 use super::kept::Steps;
 use super::{Observer, RunRequest, StepTimes};
 use crate::control::{DEFAULT_TIME_LIMIT, Place};
+use crate::leaks::Watch;
 use crate::processes::{self, Inside};
 use crate::rig::{Checks, StepEnd, Stop};
 use crate::world::{StepResult, Unmet, World};
@@ -29,6 +30,10 @@ pub(super) struct Runner<'a, 'o> {
     /// Of a timed run.
     pub(super) times: Steps<(u32, StepTimes)>,
     pub(super) number: u32,
+    /// Steps and operations of steps so far, where there are health checks.
+    pub(super) operations: u64,
+    /// Of the loops that go on and are looked at for leaks.
+    pub(super) watches: Vec<(Position, Watch)>,
     /// What should hold before the end of the run and has not held yet.
     pub(super) awaited: Vec<Located<Expectation>>,
     pub(super) violations: Vec<Violation>,
@@ -92,6 +97,8 @@ impl<'a, 'o> Runner<'a, 'o> {
             steps,
             times,
             number: 0,
+            operations: 0,
+            watches: Vec::new(),
             awaited: Vec::new(),
             violations: Vec::new(),
             contention: None,
@@ -104,7 +111,16 @@ impl<'a, 'o> Runner<'a, 'o> {
     /// Does all steps. Breaks off where the run cannot go on.
     pub(super) fn run_all(&mut self, world: &mut World, steps: &[Step]) -> Flow {
         let mut task = Task::new(steps);
-        while self.advance(world, &mut task)? {}
+        loop {
+            match self.advance(world, &mut task) {
+                ControlFlow::Continue(true) => {}
+                ControlFlow::Continue(false) => break,
+                ControlFlow::Break(()) => {
+                    self.judge_open_loops(world);
+                    return Flow::Break(());
+                }
+            }
+        }
         self.judge_awaited(world);
         if self.violations.is_empty() || self.only_expected_violations() { Flow::Continue(()) } else { Flow::Break(()) }
     }
@@ -124,6 +140,7 @@ impl<'a, 'o> Runner<'a, 'o> {
                     return ControlFlow::Continue(true);
                 }
                 Next::Enter(step) => self.enter_block(world, task, step)?,
+                Next::Iterated(step) => self.iteration_ended(world, step),
                 Next::Leave { step, iterations, ran_out } => self.leave_block(world, task, step, iterations, ran_out)?,
             }
         }
@@ -151,6 +168,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         if !step.meanwhile.is_empty() {
             task.meanwhile.push((step, task.beside(step)));
         }
+        self.begin_watch(world, step);
         if let Action::PrivatePool(_) = step.action {
             self.resume(world, task, step);
             self.run_step(world, step, task.cursor.iteration(), None)?;
@@ -172,13 +190,17 @@ impl<'a, 'o> Runner<'a, 'o> {
                 }
                 Flow::Continue(())
             }
-            Action::For(steps) | Action::Repeat(steps) if steps.until_oom || step.id.is_some() => {
+            Action::For(steps) | Action::Repeat(steps) if steps.until_oom || step.id.is_some() || steps.leak_check.is_some() => {
                 let mut result = StepResult { reports: BTreeMap::from([(ReportKey::Iterations, iterations)]), ..StepResult::default() };
                 if steps.until_oom && !ran_out {
                     let seen = format!("all {iterations} iterations ended without that");
                     result.unmet.push(Unmet::at(step, "a request inside the loop to run out of memory", seen));
                 }
-                self.run_as_step(world, step, task.cursor.iteration(), |_, _| Ok(result)).map_continue(drop)
+                self.run_as_step(world, step, task.cursor.iteration(), |runner, world| {
+                    runner.end_watch(world, step, &mut result)?;
+                    Ok(result)
+                })
+                .map_continue(drop)
             }
             _ => Flow::Continue(()),
         }
@@ -224,12 +246,13 @@ impl<'a, 'o> Runner<'a, 'o> {
         let is_workload =
             waits || matches!(step.action, Action::Storm(_) | Action::Train(_) | Action::Infer(_) | Action::Replay(_) | Action::Exec(_));
         let has_invariants = self.checks != Checks::Timing && !self.request.scenario.invariants.is_empty();
-        if !is_workload || (meanwhile.is_none() && !has_invariants) {
+        if !is_workload || (meanwhile.is_none() && !has_invariants && !self.has_health_checks()) {
             return self.run_as_step(world, step, iteration, |_, world| execute::execute(world, step, None));
         }
         let mut meanwhile = meanwhile;
         self.run_as_step(world, step, iteration, |runner, world| {
             let mut between = |world: &mut World| {
+                runner.check_health(world)?;
                 let seen = runner.violations.len();
                 runner.check_invariants(world, step, &mut Vec::new());
                 if let Some(task) = meanwhile.as_deref_mut() {
@@ -269,7 +292,8 @@ impl<'a, 'o> Runner<'a, 'o> {
         world.rig.begin_step(number);
         world.rig.describe_step(|| described(step, iteration.as_deref()));
         let seen = self.violations.len();
-        let mut result = match act(self, world) {
+        let done = act(self, world).and_then(|result| self.check_health(world).map(|()| result));
+        let mut result = match done {
             Ok(mut result) => {
                 for unmet in std::mem::take(&mut result.unmet) {
                     self.unmet(unmet, &mut result.notes);

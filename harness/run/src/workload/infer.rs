@@ -1,9 +1,9 @@
 //! Inference as a pattern of allocations: requests come, their caches of keys and values grow with every word, and are given up at the end, or before it
 //! where memory runs out.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use harness_allocator::allocator::AllocatorError;
+use harness_allocator::allocator::{AllocatorError, Request};
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
 use rand::{Rng, SeedableRng};
@@ -11,14 +11,17 @@ use rand_chacha::ChaCha8Rng;
 
 use super::train::pass::{Failed, free_all, make};
 use super::{Between, pause};
+use crate::recovery::{Recovery, Tried};
 use crate::rig::{Buffer, Stop};
 use crate::world::{StepResult, Unmet, World};
 use harness_record::{Outcome, Shortage};
-use harness_scenario::steps::infer::{Cache, Infer, OnExhaustion};
-use harness_scenario::{Expected, ReportKey, Step};
+use harness_scenario::steps::infer::{Cache, Infer};
+use harness_scenario::{Chain, Expected, Plan, ReportKey, Step};
 
 #[derive(Clone, Copy, Debug)]
 struct Sequence {
+    /// Counted from 1, in the order of arrival.
+    number: u64,
     /// The step of decoding in which it comes.
     arrives: u64,
     /// Words that are there: those of the prompt, and of the answer so far.
@@ -33,6 +36,45 @@ struct Running {
     sequence: Sequence,
     /// For a growing cache the keys and the values of each layer, else pages.
     cache: Vec<Buffer>,
+    /// The number of its last use.
+    used: u64,
+}
+
+/// The requests that are served, by their numbers; and those that gave their caches up and are to wait again.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    running: BTreeMap<u64, Running>,
+    evicted: Vec<Sequence>,
+    /// Uses of caches so far.
+    uses: u64,
+    /// The one that is trying to get memory: it does not give its own up.
+    trying: Option<u64>,
+}
+
+impl Requests {
+    /// The request whose cache was used longest ago gives it up: its number, and what it held. `None`: there is no other.
+    pub(crate) fn evict(&mut self) -> Option<(u64, Vec<Buffer>)> {
+        let others = self.running.iter().filter(|(number, _)| Some(**number) != self.trying);
+        let oldest = *others.min_by_key(|(_, running)| running.used)?.0;
+        let Running { sequence, cache, .. } = self.running.remove(&oldest)?;
+        self.evicted.push(sequence);
+        Some((oldest, cache))
+    }
+
+    fn begin(&mut self, sequence: Sequence, cache: Vec<Buffer>) {
+        self.uses += 1;
+        self.running.insert(sequence.number, Running { sequence, cache, used: self.uses });
+    }
+
+    /// A request has one word more.
+    fn grown(&mut self, number: u64) {
+        self.uses += 1;
+        if let Some(running) = self.running.get_mut(&number) {
+            running.sequence.words += 1;
+            running.sequence.left -= 1;
+            running.used = self.uses;
+        }
+    }
 }
 
 #[derive(Default)]
@@ -50,39 +92,43 @@ struct Serving<'a> {
     stream: StreamId,
     /// In the order of arrival; those that gave up their cache in front.
     waiting: VecDeque<Sequence>,
-    /// In the order in which they were begun.
-    running: Vec<Running>,
+    requests: Requests,
+    recovery: Recovery<'a>,
     tally: Tally,
 }
 
 /// Serves all requests, with something else after each step of decoding.
 pub(crate) fn run(world: &mut World, step: &Step, infer: &Infer, mut between: Between<'_>) -> Result<StepResult, Stop> {
     world.rig.name_buffers(&infer.id, step.position.line);
-    let stream = world.stream(&infer.stream);
-    let mut serving = Serving { infer, stream, waiting: arrivals(world.seed, infer), running: Vec::new(), tally: Tally::default() };
+    let (stream, waiting) = (world.stream(&infer.stream), arrivals(world.seed, infer));
+    let recovery = Recovery::new(infer.on_oom.as_ref());
+    let mut serving = Serving { infer, stream, waiting, requests: Requests::default(), recovery, tally: Tally::default() };
     let mut now = 0;
     let mut failed = None;
-    while failed.is_none() && !(serving.waiting.is_empty() && serving.running.is_empty()) {
+    while failed.is_none() && !(serving.waiting.is_empty() && serving.requests.running.is_empty()) {
         failed = serving.decode(world, now)?;
         now += 1;
         pause(&mut between, world)?;
     }
-    for running in serving.running {
+    for running in serving.requests.running.into_values() {
         free_all(world, running.cache)?;
     }
-    Ok(conclude(&world.arm, world.device, step, infer, serving.tally, failed))
+    let mut result = conclude(&world.arm, world.device, step, infer, serving.tally, failed);
+    result.recovery = serving.recovery.into_record(world);
+    Ok(result)
 }
 
 /// The requests, drawn from the seed: each `infer` of a scenario draws from a sequence of its own.
 fn arrivals(seed: u64, infer: &Infer) -> VecDeque<Sequence> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed.wrapping_add(infer.id.index() as u64));
     let mut arrives = 0;
-    let mut next = || {
-        let sequence = Sequence { arrives, words: rng.random_range(infer.prompt.clone()), left: rng.random_range(infer.output.clone()) };
+    let next = |number| {
+        let sequence =
+            Sequence { number, arrives, words: rng.random_range(infer.prompt.clone()), left: rng.random_range(infer.output.clone()) };
         arrives += rng.random_range(infer.gap.clone());
         sequence
     };
-    (0..infer.requests).map(|_| next()).collect()
+    (1..=infer.requests).map(next).collect()
 }
 
 impl Serving<'_> {
@@ -90,7 +136,7 @@ impl Serving<'_> {
     fn decode(&mut self, world: &mut World, now: u64) -> Result<Option<AllocatorError>, Stop> {
         let mut progress = self.waiting.front().is_some_and(|next| next.arrives > now);
         let mut refused = None;
-        while (self.running.len() as u64) < self.infer.max_running
+        while (self.requests.running.len() as u64) < self.infer.max_running
             && let Some(next) = self.waiting.front().copied().filter(|next| next.arrives <= now)
         {
             match self.begin(world, next)? {
@@ -101,42 +147,44 @@ impl Serving<'_> {
                 }
             }
         }
-        self.tally.peak_running = self.tally.peak_running.max(self.running.len() as u64);
-        let mut index = 0;
-        while index < self.running.len() {
-            match self.grow(world, index)? {
-                Ok(()) => progress = true,
-                Err(error) => match self.infer.on_exhaustion {
-                    OnExhaustion::Fail => return Ok(Some(error)),
-                    OnExhaustion::Wait => refused = Some(error),
-                    OnExhaustion::Evict if self.running.len() == 1 => return Ok(Some(error)),
-                    OnExhaustion::Evict => {
-                        self.evict(world)?;
-                        progress = true;
-                        // The same request tries again, if it was not the one to go.
-                        continue;
-                    }
-                },
+        self.tally.peak_running = self.tally.peak_running.max(self.requests.running.len() as u64);
+        let numbers: Vec<u64> = self.requests.running.keys().copied().collect();
+        for number in numbers {
+            // An earlier one may have made it give up its cache.
+            if !self.requests.running.contains_key(&number) {
+                continue;
             }
-            index += 1;
+            match self.grow(world, number)? {
+                Ok(()) => progress = true,
+                Err(error) if self.infer.waits => refused = Some(error),
+                Err(error) => return Ok(Some(error)),
+            }
         }
         self.end_those_done(world)?;
-        let fails = self.infer.on_exhaustion == OnExhaustion::Fail || !progress;
-        Ok(refused.filter(|_| fails))
+        let can_wait = self.infer.waits || self.evicts_requests();
+        Ok(refused.filter(|_| !can_wait || !progress))
     }
 
-    /// Begins the request in front: makes its cache.
+    fn evicts_requests(&self) -> bool {
+        self.infer.on_oom.as_ref().is_some_and(Chain::evicts_requests)
+    }
+
+    /// Begins the request in front: makes its cache. It makes no other one give up its own: it waits.
     fn begin(&mut self, world: &mut World, sequence: Sequence) -> Result<Result<(), AllocatorError>, Stop> {
         let (count, size) = match self.infer.cache {
             Cache::Growing => (2 * self.infer.layers, self.of_words(sequence.words)),
             Cache::Paged(words) => (sequence.words.div_ceil(words), self.page(words)),
         };
+        let recovers = self.requests.running.is_empty() || !self.evicts_requests();
         let mut cache = Vec::new();
-        let made = (0..count).try_for_each(|_| make(world, size, self.stream).map(|buffer| cache.push(buffer)));
+        let made = (0..count).try_for_each(|_| {
+            let made = if recovers { self.make(world, size, sequence.number) } else { make(world, size, self.stream) };
+            made.map(|buffer| cache.push(buffer))
+        });
         match self.answer(made)? {
             Ok(()) => {
                 self.waiting.pop_front();
-                self.running.push(Running { sequence, cache });
+                self.requests.begin(sequence, cache);
                 Ok(Ok(()))
             }
             Err(error) => {
@@ -146,33 +194,58 @@ impl Serving<'_> {
         }
     }
 
-    /// Makes room for one more word. What was made of it stays where there is no memory for the rest.
-    fn grow(&mut self, world: &mut World, index: usize) -> Result<Result<(), AllocatorError>, Stop> {
-        let words = self.running[index].sequence.words + 1;
-        let done = match self.infer.cache {
-            Cache::Paged(page) if self.running[index].cache.len() as u64 * page >= words => Ok(()),
-            Cache::Paged(page) => {
-                let size = self.page(page);
-                make(world, size, self.stream).map(|buffer| self.running[index].cache.push(buffer))
+    /// Makes a buffer with contents for a request, recovery included.
+    fn make(&mut self, world: &mut World, size: Bytes, number: u64) -> Result<Buffer, Failed> {
+        let request = Request { size, stream: self.stream };
+        world.requests = Requests { trying: Some(number), ..std::mem::take(&mut self.requests) };
+        let recovered =
+            self.recovery.run(world, Tried::Request(size), Plan::of_batch(1), &mut None, |world, _| world.rig.allocate(request));
+        self.requests = std::mem::take(&mut world.requests);
+        for sequence in self.requests.evicted.drain(..) {
+            self.tally.evicted += 1;
+            self.tally.recomputed += sequence.words;
+            self.waiting.push_front(sequence);
+        }
+        match recovered?.answer {
+            Ok(mut buffer) => {
+                world.rig.fill(&mut buffer, self.stream)?;
+                Ok(buffer)
             }
-            Cache::Growing => self.copy_to_larger(world, index, words),
+            Err(error) => {
+                let shortage = world.rig.shortage(request, &error)?;
+                Err(Failed::OutOfMemory(error, shortage.map(Box::new)))
+            }
+        }
+    }
+
+    /// Makes room for one more word. What was made of it stays where there is no memory for the rest.
+    fn grow(&mut self, world: &mut World, number: u64) -> Result<Result<(), AllocatorError>, Stop> {
+        let words = self.requests.running[&number].sequence.words + 1;
+        let held = self.cache(number).len() as u64;
+        let done = match self.infer.cache {
+            Cache::Paged(page) if held * page >= words => Ok(()),
+            Cache::Paged(page) => self.make(world, self.page(page), number).map(|buffer| self.cache(number).push(buffer)),
+            Cache::Growing => self.copy_to_larger(world, number, words),
         };
         let answer = self.answer(done)?;
         if answer.is_ok() {
-            let sequence = &mut self.running[index].sequence;
-            sequence.words += 1;
-            sequence.left -= 1;
+            self.requests.grown(number);
         }
         Ok(answer)
     }
 
+    /// The cache of a request that is served.
+    fn cache(&mut self, number: u64) -> &mut Vec<Buffer> {
+        &mut self.requests.running.get_mut(&number).expect("a request that tries to get memory keeps its cache").cache
+    }
+
     /// Each layer's keys, then values: a larger buffer is made, the old one read and freed. One that was grown before memory ran out is large enough.
-    fn copy_to_larger(&mut self, world: &mut World, index: usize, words: u64) -> Result<(), Failed> {
+    fn copy_to_larger(&mut self, world: &mut World, number: u64, words: u64) -> Result<(), Failed> {
         let size = self.of_words(words);
-        for place in 0..self.running[index].cache.len() {
-            if self.running[index].cache[place].requested() < size {
-                let larger = make(world, size, self.stream)?;
-                let old = std::mem::replace(&mut self.running[index].cache[place], larger);
+        for place in 0..self.cache(number).len() {
+            if self.cache(number)[place].requested() < size {
+                let larger = self.make(world, size, number)?;
+                let old = std::mem::replace(&mut self.cache(number)[place], larger);
                 world.rig.verify(&old, self.stream)?;
                 world.rig.free(old)?;
             }
@@ -180,20 +253,9 @@ impl Serving<'_> {
         Ok(())
     }
 
-    /// The request that was begun last gives its cache up, and is the next to be begun.
-    fn evict(&mut self, world: &mut World) -> Result<(), Stop> {
-        if let Some(Running { sequence, cache }) = self.running.pop() {
-            free_all(world, cache)?;
-            self.tally.evicted += 1;
-            self.tally.recomputed += sequence.words;
-            self.waiting.push_front(sequence);
-        }
-        Ok(())
-    }
-
     fn end_those_done(&mut self, world: &mut World) -> Result<(), Stop> {
-        let (done, running) = std::mem::take(&mut self.running).into_iter().partition(|running| running.sequence.left == 0);
-        self.running = running;
+        let done: Vec<Running> =
+            self.requests.running.extract_if(.., |_, running| running.sequence.left == 0).map(|(_, running)| running).collect();
         for Running { cache, .. } in done {
             self.tally.served += 1;
             free_all(world, cache)?;

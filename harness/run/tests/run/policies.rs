@@ -210,3 +210,34 @@ fn looking_at_what_is_live_after_a_failure_is_no_race() {
   - synchronize: device",
     );
 }
+
+#[test]
+fn a_training_that_keeps_its_batch_says_what_changed_instead() {
+    let run = passes(&training(64, 1, "split_and_accumulate", "fits"));
+    let note = &run.steps[0].notes[0];
+    assert!(note.contains(" retries: a batch of 64 became a batch of 64 in ") && note.ends_with(" parts"), "{note}");
+    let smaller = passes(&training(64, 1, "{ halve_batch: { retries: 9 } }", "fits"));
+    assert!(smaller.steps[0].notes[0].contains(" retries: batch 64 became "), "{:?}", smaller.steps[0].notes);
+}
+
+#[test]
+fn requests_that_were_used_longest_ago_are_evicted_until_the_others_fit() {
+    let serving = |policies: &str, expect: &str| {
+        format!(
+            "  - infer: {{ id: i, layers: 8, heads: 8, head_dim: 64, requests: 20, prompt: {{ min: 100, max: 400 }}, output: {{ min: 5, max: 50 }}, page: 16, expect: {expect}, on_oom: {policies} }}\n"
+        )
+    };
+    let run =
+        passes(&(serving("evict", "fits") + "  - expect: [ i.served == 20, i.evicted > 0, i.evicted < 100, i.recomputed_words > 0 ]"));
+    let then: Vec<&str> = tries(&run).into_iter().filter_map(|(_, then)| then).collect();
+    assert!(!then.is_empty() && then.iter().all(|then| then.starts_with("evict request ")), "{then:?}");
+    assert!(run.steps[0].reports["evicted"] >= then.len() as u64, "{:?}", run.steps[0].reports);
+    let ends = passes(&(serving("give_up", "oom") + "  - expect: [ i.served < 20, i.evicted == 0 ]"));
+    assert_eq!(ends.steps[0].outcome, Outcome::OutOfMemory);
+    // A buffer of the scenario goes before any request does.
+    let buffer_first = "  - alloc: { buffer: prefix, size: 8MiB }\n".to_owned()
+        + &serving("[ { evict: { buffers: [prefix] } }, evict, wait ]", "fits")
+        + "  - free: prefix";
+    let run = passes(&buffer_first);
+    assert_eq!(tries(&run)[0].1, Some("evict prefix"));
+}

@@ -123,6 +123,18 @@ impl Checker<'_> {
         Ok(self.names.measures.entry(text.clone()).or_insert_with(|| (MeasureName::new(index, &text), name.position())).0.clone())
     }
 
+    /// A measure that a step before this one takes, or `start`.
+    pub(crate) fn measure(&self, name: &NameText) -> Result<MeasureName, Problem> {
+        let text = name.text();
+        self.names.measures.get(text).map(|(measure, _)| measure.clone()).ok_or_else(|| {
+            Problem::new(name.position(), format!("no step before this one measures `{text}`")).help(choices(
+                text,
+                "measures",
+                self.names.measures.keys().map(String::as_str),
+            ))
+        })
+    }
+
     /// Accepts a name that nothing else has; the same place again is the same step in another iteration.
     fn new_name<'n>(&self, name: &'n NameText, same_kind: Option<Position>) -> Result<&'n str, Problem> {
         let text = name.checked()?;

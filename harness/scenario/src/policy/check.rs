@@ -27,9 +27,10 @@ pub(crate) struct Recoverable {
 
 impl Recoverable {
     /// Steps that recover, with the parts of a plan that each understands.
-    pub(crate) const STEPS: [(&'static str, &'static [PlanPart]); 2] = [
+    pub(crate) const STEPS: [(&'static str, &'static [PlanPart]); 3] = [
         ("alloc", &[PlanPart::Buffers]),
         ("train", &[PlanPart::Batch, PlanPart::MicroBatches, PlanPart::Checkpointing, PlanPart::Precision]),
+        ("infer", &[PlanPart::Buffers, PlanPart::Requests]),
     ];
 
     /// One request.
@@ -42,6 +43,16 @@ impl Recoverable {
     pub(crate) const fn train(first: Plan, layers: u64) -> Self {
         let (step, parts) = Self::STEPS[1];
         Self { step, parts, first, layers }
+    }
+
+    /// Requests that are served, each with a cache.
+    pub(crate) const fn infer() -> Self {
+        let (step, parts) = Self::STEPS[2];
+        Self { step, parts, first: Plan::of_batch(1), layers: 0 }
+    }
+
+    fn serves_requests(&self) -> bool {
+        self.parts.contains(&PlanPart::Requests)
     }
 
     /// The policies that are of use to a step which understands these parts.
@@ -71,14 +82,24 @@ pub(crate) fn check(wire: &Located<ChainWire>, step: &Recoverable, checker: &mut
         }
     };
     if let ChainWire::Many(wires) = &wire.value
-        && let Some(last) = policies.iter().position(|policy| *policy == Policy::GiveUp)
+        && let Some(last) = policies.iter().position(|policy| ends_recovery(policy, step))
         && let Some(unreachable) = wires.get(last + 1)
     {
-        return Err(Problem::new(unreachable.position(), "this is never tried, because `give_up` stands in front of it")
+        let kind = policies[last].kind();
+        return Err(Problem::new(unreachable.position(), format!("this is never tried, because `{kind}` stands in front of it"))
             .see(wires[last].position(), "ends the recovery")
-            .help("put `give_up` at the end, or leave it out"));
+            .help(format!("put `{kind}` at the end, or leave it out")));
     }
     Ok(Chain(policies))
+}
+
+/// Whether no policy behind this one is ever tried. A request that is served waits as long as it takes.
+fn ends_recovery(policy: &Policy, step: &Recoverable) -> bool {
+    match policy {
+        Policy::GiveUp => true,
+        Policy::Wait { .. } => step.serves_requests(),
+        _ => false,
+    }
 }
 
 fn check_one(wire: &PolicyWire, at: Position, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Policy, Problem> {
@@ -95,6 +116,7 @@ fn check_one(wire: &PolicyWire, at: Position, step: &Recoverable, checker: &mut 
         PolicyWire::Free(fields) => {
             Ok(Policy::Free { buffers: buffers(&fields.buffers, PolicyKind::Free, at, &mut |name| checker.live_named(name))? })
         }
+        PolicyWire::Evict(fields) if fields.buffers.is_empty() && step.serves_requests() => Ok(Policy::Evict { buffers: Vec::new() }),
         PolicyWire::Evict(fields) => {
             Ok(Policy::Evict { buffers: buffers(&fields.buffers, PolicyKind::Evict, at, &mut |name| checker.live_or_numbered(name))? })
         }
@@ -126,6 +148,12 @@ fn check_one(wire: &PolicyWire, at: Position, step: &Recoverable, checker: &mut 
             Precision::Fp32 => Ok(Policy::HalfPrecision),
             Precision::Mixed => Err(nothing_to_do(at, "the precision is mixed already", "begin with `fp32`, or leave the policy out")),
         },
+        PolicyWire::Wait(fields)
+            if step.serves_requests() && (fields.first.is_some() || fields.factor.is_some() || fields.retries.is_some()) =>
+        {
+            Err(Problem::new(at, format!("`wait` has no fields at `{}`", step.step))
+                .help("a request waits until others are done, however long that takes: write `wait`"))
+        }
         PolicyWire::Wait(fields) => Ok(Policy::Wait {
             first: fields.first.as_ref().map_or(Ok(Nanos::millis(10)), duration)?,
             factor: fields.factor.as_ref().map_or(Ok(2), |factor| checker.whole(factor, "factor", 1..=10))? as u32,

@@ -73,7 +73,7 @@ kinds! {
     CheckpointMore = "checkpoint_more": Some(PlanPart::Checkpointing);
     /// Smaller numbers.
     HalfPrecision = "half_precision": Some(PlanPart::Precision);
-    /// The buffer that was used longest ago is given up.
+    /// The buffer, or the request that is served, that was used longest ago is given up.
     Evict = "evict": Some(PlanPart::Buffers);
     /// Time passes.
     Wait = "wait": None;
@@ -82,7 +82,7 @@ kinds! {
 impl PolicyKind {
     /// Whether it cannot do without fields.
     pub(crate) const fn needs_fields(self) -> bool {
-        matches!(self, Self::Free | Self::Evict)
+        matches!(self, Self::Free)
     }
 }
 
@@ -137,7 +137,7 @@ pub enum Policy {
     HalfPrecision,
     /// Frees the one of these that was used longest ago, before each try.
     Evict {
-        /// What may go. A name of numbered buffers stands for all of them.
+        /// What may go. A name of numbered buffers stands for all of them. None: the caches of requests that are served.
         buffers: Vec<BufferName>,
     },
     /// Waits before each try.
@@ -212,6 +212,7 @@ impl fmt::Display for Policy {
         let kind = self.kind();
         match self {
             Self::GiveUp | Self::HalfPrecision => kind.fmt(f),
+            Self::Evict { buffers } if buffers.is_empty() => write!(f, "{kind} requests"),
             Self::EmptyCache { retries } | Self::Synchronize { retries } => write!(f, "{kind}, at most {retries} retries"),
             Self::Free { buffers } | Self::Evict { buffers } => write!(f, "{kind} {}", names(buffers)),
             Self::Batch { floor, retries, empty_cache, .. } => {
@@ -242,6 +243,23 @@ impl Chain {
     #[must_use]
     pub fn most_attempts(&self) -> u64 {
         1 + self.0.iter().map(|policy| u64::from(policy.retries())).sum::<u64>()
+    }
+
+    /// The policy of a step with requests, where the file does not say.
+    pub(crate) fn evict_requests() -> Self {
+        Self(vec![Policy::Evict { buffers: Vec::new() }])
+    }
+
+    /// Whether it gives up requests that are served.
+    #[must_use]
+    pub fn evicts_requests(&self) -> bool {
+        self.0.iter().any(|policy| matches!(policy, Policy::Evict { buffers } if buffers.is_empty()))
+    }
+
+    /// The same without the last policy, where that waits; `None`: no other policy is left. Tells whether it did.
+    pub(crate) fn without_last_wait(mut self) -> (Option<Self>, bool) {
+        let waits = self.0.pop_if(|last| last.kind() == PolicyKind::Wait).is_some();
+        ((!self.0.is_empty()).then_some(self), waits)
     }
 
     /// Whether it waits for others.

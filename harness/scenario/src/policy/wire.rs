@@ -48,9 +48,10 @@ pub(crate) enum PolicyWire {
     CheckpointMore(CheckpointWire),
     /// Makes activations of 16-bit numbers.
     HalfPrecision(NoFields),
-    /// Frees the buffer that was used longest ago, one before each try.
+    /// Frees the buffer that was used longest ago, one before each try. At `infer`, without buffers, the request whose cache was used longest ago gives it up, and starts again
+    /// later with the words that it has as part of its prompt.
     Evict(EvictWire),
-    /// Waits, and tries again: for memory that others hold. The waits grow by a factor.
+    /// Waits, and tries again: for memory that others hold. The waits grow by a factor. At `infer` a request waits, without a limit, until others are done; it has no fields there.
     Wait(WaitWire),
     /// No policy has this name. It is kept, to be answered by the check, which knows the step.
     #[schemars(skip)]
@@ -123,8 +124,9 @@ pub(crate) struct CheckpointWire {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "policy_evict")]
 pub(crate) struct EvictWire {
-    /// Buffers that may go. A name of numbered buffers stands for all of them. Making, filling, verifying or reading a buffer is a use of it. Afterwards only `free` may
+    /// Buffers that may go; at `infer` they can be left out. A name of numbered buffers stands for all of them. Making, filling, verifying or reading a buffer is a use of it. Afterwards only `free` may
     /// name them, which skips those that are gone.
+    #[serde(default)]
     pub(super) buffers: Vec<NameText>,
 }
 

@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::StepWire;
+use super::leaks::{LeakCheck, LeakCheckWire};
 use crate::checker::Checker;
 use crate::metric::ReportKey;
 use harness_language::error::Problem;
@@ -61,16 +62,18 @@ pub(crate) enum Beside {
     Steps,
     Until,
     Id,
+    LeakCheck,
 }
 
 impl Beside {
-    pub(super) const ALL: [Self; 3] = [Self::Steps, Self::Until, Self::Id];
+    pub(super) const ALL: [Self; 4] = [Self::Steps, Self::Until, Self::Id, Self::LeakCheck];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Steps => "steps",
             Self::Until => "until",
             Self::Id => "id",
+            Self::LeakCheck => "leak_check",
         }
     }
 
@@ -81,6 +84,7 @@ impl Beside {
                 "`oom`: the first request inside that runs out of memory, and has no `expect` of its own, ends the loop. If none does, the step fails."
             }
             Self::Id => "A name for what the step reports.",
+            Self::LeakCheck => "What may grow from iteration to iteration, by site: `{}` for nothing. See `leak_check`.",
         }
     }
 }
@@ -91,6 +95,7 @@ pub(crate) struct Body {
     pub(super) steps: Option<Located<Vec<Located<StepWire>>>>,
     pub(super) until: Option<Located<String>>,
     pub(super) id: Option<NameText>,
+    pub(super) leak_check: Option<Box<Located<LeakCheckWire>>>,
 }
 
 impl Body {
@@ -100,6 +105,7 @@ impl Body {
             Beside::Steps => self.steps.as_ref().map(Located::position),
             Beside::Until => self.until.as_ref().map(Located::position),
             Beside::Id => self.id.as_ref().map(|id| id.position()),
+            Beside::LeakCheck => self.leak_check.as_ref().map(|check| check.position()),
         };
         Beside::ALL.into_iter().filter(|beside| !accepted.contains(beside)).find_map(|beside| {
             let Position { line, column, length } = there(beside)?;
@@ -109,6 +115,11 @@ impl Body {
 
     pub(super) fn steps(&self) -> &[Located<StepWire>] {
         self.steps.as_ref().map_or(&[], |steps| steps.value.as_slice())
+    }
+
+    /// What may grow from one of at most so many iterations to the next.
+    pub(super) fn leak_check(&self, iterations: u64, checker: &Checker<'_>) -> Result<Option<LeakCheck>, Problem> {
+        self.leak_check.as_ref().map(|check| check.value.check(check.position(), iterations, checker)).transpose()
     }
 
     /// Refuses a step that should have steps inside it and has none.

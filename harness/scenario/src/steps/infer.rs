@@ -11,8 +11,9 @@ use super::fields::StepFields;
 use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
 use crate::metric::{ReportKey, StepName, StreamName};
+use crate::policy::{self, Chain, ChainWire, Recoverable};
 use harness_language::error::Problem;
-use harness_language::located::Position;
+use harness_language::located::{Located, Position};
 use harness_language::text::{CountText, NameText};
 
 /// Most requests of one `infer`.
@@ -42,7 +43,10 @@ pub struct Infer {
     /// Requests that are served at once at most.
     pub max_running: u64,
     pub cache: Cache,
-    pub on_exhaustion: OnExhaustion,
+    /// What to do when there is no memory for a request, before it tries again.
+    pub on_oom: Option<Chain>,
+    /// Whether a request for which nothing else can be done waits until others are done.
+    pub waits: bool,
     /// Where it runs.
     pub stream: StreamName,
     /// How it should end.
@@ -56,20 +60,6 @@ pub enum Cache {
     Growing,
     /// Pages of so many words, each with the keys and values of all layers.
     Paged(u64),
-}
-
-/// What is done when there is no memory for the next word of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-#[schemars(inline)]
-pub enum OnExhaustion {
-    /// The request that came last gives its cache up and starts again later, the words that it has as part of its prompt.
-    #[default]
-    Evict,
-    /// The request waits until another one is done.
-    Wait,
-    /// Serving ends.
-    Fail,
 }
 
 impl fmt::Display for Infer {
@@ -110,9 +100,9 @@ pub(crate) struct InferWire {
     /// Caches of pages of so many words, one buffer for all layers, as vLLM has them. If not given, each layer's keys and values are one buffer each, and every
     /// word makes a larger one, as `torch.cat` does.
     page: Option<CountText>,
-    /// Where there is no memory for the next word: `evict` (if not given): the request that came last gives its cache up and starts again later; `wait`: the
-    /// request waits until another one is done; `fail`: serving ends.
-    on_exhaustion: Option<OnExhaustion>,
+    /// What to do where there is no memory for the next word of a request: `evict` if not given. A request that comes waits where the policies evict others, or say `wait`. Where a
+    /// list comes to its end, or to `give_up`, serving ends.
+    on_oom: Option<Box<Located<ChainWire>>>,
     /// `fits` (if not given): every request is served; `oom`, `{ oom: CAUSE }`: it ends for lack of memory; `any`. A map says it for each allocator.
     expect: Option<EndingWire>,
     /// The stream: `default` if not given.
@@ -176,6 +166,8 @@ impl StepFields for InferWire {
             Some(text) => checker.whole(text, "max_running", 1..=MAX_REQUESTS)?,
             None => requests,
         };
+        let given = self.on_oom.as_ref().map(|wire| policy::check(wire, &Recoverable::infer(), checker)).transpose()?;
+        let (on_oom, waits) = given.unwrap_or_else(Chain::evict_requests).without_last_wait();
         Ok(Infer {
             layers,
             word,
@@ -185,7 +177,8 @@ impl StepFields for InferWire {
             output,
             max_running,
             cache: page.map_or(Cache::Growing, Cache::Paged),
-            on_exhaustion: self.on_exhaustion.unwrap_or_default(),
+            on_oom,
+            waits,
             expect: EndingWire::check(self.expect.as_ref(), checker)?,
             stream: checker.stream(self.stream.as_ref())?,
             id: checker.declare_id(&self.id, "infer", Self::REPORTS)?,

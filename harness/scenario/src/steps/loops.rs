@@ -9,6 +9,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::fields::{Beside, Body, StepFields};
+use super::leaks::{LeakCheck, LeakCheckWire};
 use super::{Step, StepWire, check_steps};
 use crate::checker::{Checker, unit_of};
 use crate::metric::{ReportKey, VariableName};
@@ -30,6 +31,8 @@ pub struct Loop {
     pub rounds: Rounds,
     /// Whether it goes on until a request runs out of memory.
     pub until_oom: bool,
+    /// What may grow from iteration to iteration.
+    pub leak_check: Option<LeakCheck>,
     /// What is done; never empty.
     pub steps: Vec<Step>,
 }
@@ -136,6 +139,9 @@ struct RepeatFields {
     steps: Located<Vec<Located<StepWire>>>,
     /// A name for what the step reports.
     id: Option<NameText>,
+    /// What may grow from iteration to iteration, by site: `{}` for nothing.
+    #[schemars(with = "Option<LeakCheckWire>")]
+    leak_check: Option<Box<Located<LeakCheckWire>>>,
 }
 
 impl<'de> Deserialize<'de> for ForWire {
@@ -149,9 +155,9 @@ impl<'de> Deserialize<'de> for RepeatWire {
         use harness_language::located::ListOr;
         let given = Located::<ListOr<RepeatFields>>::deserialize(deserializer)?;
         Ok(match &given.value {
-            ListOr::Map(RepeatFields { times, until, steps, id }) => {
-                let until = until.as_ref().map(|until| until.0.clone());
-                Self { times: times.clone(), body: Body { steps: Some(steps.clone()), until, id: id.clone() } }
+            ListOr::Map(RepeatFields { times, until, steps, id, leak_check }) => {
+                let (until, leak_check) = (until.as_ref().map(|until| until.0.clone()), leak_check.clone());
+                Self { times: times.clone(), body: Body { steps: Some(steps.clone()), until, id: id.clone(), leak_check } }
             }
             ListOr::One(text) => Self { times: Some(CountText(given.with(text.clone()))), body: Body::default() },
             ListOr::Many(_) => Self { times: Some(CountText(given.with("[…]".to_owned()))), body: Body::default() },
@@ -187,7 +193,7 @@ impl JsonSchema for RepeatWire {
 }
 
 const REPORTS: &[ReportKey] = &[ReportKey::Iterations];
-const BESIDE: &[Beside] = &[Beside::Steps, Beside::Until, Beside::Id];
+const BESIDE: &[Beside] = &[Beside::Steps, Beside::Until, Beside::Id, Beside::LeakCheck];
 
 impl StepFields for ForWire {
     type Checked = Loop;
@@ -232,7 +238,8 @@ impl StepFields for ForWire {
         };
         checker.with_variable(&NameText(name.clone()), unit, |checker, variable| {
             let steps = checker.repeated(at, count, until_oom, |checker| check_steps(self.body.steps(), checker))?;
-            Ok(Loop { rounds: Rounds::Over { variable, unit, values }, until_oom, steps })
+            let leak_check = self.body.leak_check(count, checker)?;
+            Ok(Loop { rounds: Rounds::Over { variable, unit, values }, until_oom, leak_check, steps })
         })
     }
 }
@@ -277,7 +284,8 @@ impl StepFields for RepeatWire {
         };
         self.body.has_steps(at, "repeat")?;
         let steps = checker.repeated(at, times, until_oom, |checker| check_steps(self.body.steps(), checker))?;
-        Ok(Loop { rounds: Rounds::Times(times), until_oom, steps })
+        let leak_check = self.body.leak_check(times, checker)?;
+        Ok(Loop { rounds: Rounds::Times(times), until_oom, leak_check, steps })
     }
 }
 

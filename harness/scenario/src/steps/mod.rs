@@ -6,6 +6,7 @@
 pub mod alloc;
 pub mod blocks;
 pub mod cache;
+pub mod compare;
 pub mod contents;
 pub mod event;
 pub mod exec;
@@ -13,6 +14,7 @@ pub mod expect;
 mod fields;
 pub mod free;
 pub mod infer;
+pub mod leaks;
 pub mod loops;
 pub mod measure;
 pub mod pins;
@@ -226,6 +228,7 @@ steps! {
     Replay = "replay": replay::ReplayWire => replay::Replay,
     Exec = "exec": exec::ExecWire => exec::Exec,
     Measure = "measure": measure::MeasureWire => measure::Measure,
+    Compare = "compare": compare::CompareWire => compare::Compare,
     Expect = "expect": expect::ExpectWire => expect::Expect,
     Eventually = "eventually": expect::EventuallyWire => expect::Eventually,
 }
@@ -279,6 +282,17 @@ impl Action {
         match self {
             Self::Alloc(alloc) => alloc.on_oom.as_ref(),
             Self::Train(train) => train.on_oom.as_ref(),
+            Self::Infer(infer) => infer.on_oom.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// What may grow from one of its iterations to the next, where that is looked at.
+    #[must_use]
+    pub const fn leak_check(&self) -> Option<&leaks::LeakCheck> {
+        match self {
+            Self::For(steps) | Self::Repeat(steps) => steps.leak_check.as_ref(),
+            Self::Train(train) => train.leak_check.as_ref(),
             _ => None,
         }
     }
@@ -444,6 +458,7 @@ impl<'de> Deserialize<'de> for StepWire {
                         name if name == Beside::Steps.name() => body.steps = Some(map.next_value()?),
                         name if name == Beside::Until.name() => body.until = Some(map.next_value()?),
                         name if name == Beside::Id.name() => body.id = Some(map.next_value()?),
+                        name if name == Beside::LeakCheck.name() => body.leak_check = Some(map.next_value()?),
                         _ if first.is_none() => {
                             first = Some(StepWire::from_entry(key, &mut map)?);
                             continue;
@@ -508,6 +523,7 @@ impl JsonSchema for StepWire {
                     Beside::Steps => steps.clone(),
                     Beside::Until => json_schema!({ "const": "oom" }),
                     Beside::Id => generator.subschema_for::<NameText>(),
+                    Beside::LeakCheck => generator.subschema_for::<leaks::LeakCheckWire>(),
                 };
                 add(beside.name(), beside.about(), schema);
             }

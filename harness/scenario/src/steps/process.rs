@@ -138,6 +138,10 @@ pub(super) fn check_inside(
         return Err(Problem::new(at, format!("nothing is done meanwhile in the process `{process}`"))
             .help("put the `meanwhile` beside a step of the main process"));
     }
+    if action.is_block() && action.leak_check().is_some() {
+        return Err(Problem::new(at, format!("the leaks of a loop in the process `{process}` are not looked at"))
+            .help("put the `leak_check` beside a loop of the main process, or into a `train`"));
+    }
     match id {
         Some(id) if action.is_block() => Err(Problem::new(id.position(), format!("a loop in the process `{process}` reports nothing"))
             .help("give the `id` to a step inside the loop")),
@@ -180,6 +184,7 @@ const fn not_inside(kind: StepKind) -> Option<&'static str> {
         | StepKind::Infer
         | StepKind::Replay
         | StepKind::Measure
+        | StepKind::Compare
         | StepKind::Expect => None,
     }
 }

@@ -9,6 +9,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::fields::StepFields;
+use super::leaks::{LeakCheck, LeakCheckWire};
 use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
 use crate::metric::{ReportKey, StepName, StreamName};
@@ -46,6 +47,8 @@ pub struct Train {
     pub zero_grad: ZeroGrad,
     /// Whether what each iteration saves for its backward pass stays to the end of the training.
     pub retain_graph: bool,
+    /// What may grow from iteration to iteration.
+    pub leak_check: Option<LeakCheck>,
     /// What to do when an iteration fails.
     pub on_oom: Option<Chain>,
     /// Where it runs.
@@ -199,6 +202,9 @@ pub(crate) struct TrainWire {
     /// `retain_graph=True`: no, if not given.
     #[serde(default)]
     retain_graph: bool,
+    /// What may grow from iteration to iteration, by site: `{}` for nothing.
+    #[schemars(with = "Option<LeakCheckWire>")]
+    leak_check: Option<Box<Located<LeakCheckWire>>>,
     /// `fits` (if not given), `oom`, `{ oom: CAUSE }` or `any`: how the training ends, recovery included. Anything else fails the run. A map
     /// says it for each allocator.
     expect: Option<EndingWire>,
@@ -295,6 +301,7 @@ impl StepFields for TrainWire {
             optimizer,
             zero_grad: self.zero_grad.unwrap_or(ZeroGrad::SetToNone),
             retain_graph: self.retain_graph,
+            leak_check: self.leak_check.as_ref().map(|check| check.value.check(check.position(), iterations, checker)).transpose()?,
             expect: EndingWire::check(self.expect.as_ref(), checker)?,
             iterations,
             on_oom,

@@ -15,6 +15,7 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use self::pass::{Failed, ParameterGradients, Pass, Workspaces, free_all, make};
 use super::{Between, pause};
+use crate::leaks::Watch;
 use crate::recovery::{Recovery, Tried};
 use crate::rig::{Buffer, Finding, Stop};
 use crate::world::{StepResult, Unmet, World};
@@ -75,6 +76,8 @@ struct Tally {
     /// Of all iterations, failed tries included.
     time: Nanos,
     final_batch: u64,
+    /// How the last iteration that completed was done.
+    plan: Option<Plan>,
     retries: u64,
     ooms: u64,
     retained: u64,
@@ -106,24 +109,29 @@ pub(crate) fn run(world: &mut World, step: &Step, train: &Train, between: Betwee
     let mut training = Training::new(train, world.stream(&train.stream));
     let mut tally = Tally::default();
     let mut recovery = Recovery::new(train.on_oom.as_ref());
+    let mut watch = Watch::begin(world, train.leak_check.as_ref(), step.position);
     let built = training.build(world);
     let failed = match tally.answer(built)? {
-        Ok(()) => iterate(world, train, &mut training, &mut tally, &mut recovery, between)?,
+        Ok(()) => iterate(world, &mut training, &mut tally, &mut recovery, watch.as_mut(), between)?,
         Err(error) => Some(error),
     };
+    let leaks = watch.map(|watch| watch.judge(world)).transpose()?;
     training.free(world)?;
-    Ok(conclude(world, step, train, tally, recovery, failed))
+    let mut result = conclude(world, step, train, tally, recovery, failed);
+    leaks.into_iter().for_each(|leaks| leaks.add_to(&mut result));
+    Ok(result)
 }
 
 /// Does all iterations. Returns the error that ended them early, if one did.
 fn iterate(
     world: &mut World,
-    train: &Train,
     training: &mut Training<'_>,
     tally: &mut Tally,
     recovery: &mut Recovery<'_>,
+    mut watch: Option<&mut Watch>,
     mut between: Between<'_>,
 ) -> Result<Option<AllocatorError>, Stop> {
+    let train = training.train;
     let mut plan = train.plan.clone();
     // What a policy came down to stays: going back up would only fail again, unless the policy looks for the largest batch.
     let mut most = u64::MAX;
@@ -143,6 +151,7 @@ fn iterate(
                     most = plan.batch;
                 }
                 tally.final_batch = recovered.plan.batch;
+                tally.plan = Some(recovered.plan);
                 tally.iterations += 1;
                 tally.samples += plan.batch;
                 if matches!(train.model, Trained::Model(_)) {
@@ -150,6 +159,7 @@ fn iterate(
                     world.rig.synchronize_stream(training.stream)?;
                 }
                 tally.time = world.rig.now().saturating_sub(began);
+                watch.iter_mut().for_each(|watch| watch.iteration_ended(world));
                 pause(&mut between, world)?;
             }
             Err(error) => return Ok(Some(error)),
@@ -176,6 +186,7 @@ impl<'a> Training<'a> {
     }
 
     fn build(&mut self, world: &mut World) -> Result<(), Failed> {
+        world.rig.name_purpose("parameters");
         for &size in &self.sizes {
             self.parameters.push(make(world, size, self.stream)?);
         }
@@ -191,6 +202,7 @@ impl<'a> Training<'a> {
 
     /// Makes so many buffers for each parameter, each of so many copies of it.
     fn make_state(&mut self, world: &mut World, buffers: u64, copies: u64) -> Result<(), Failed> {
+        world.rig.name_purpose("optimizer state");
         for &size in self.sizes.iter().filter(|_| copies > 0) {
             for _ in 0..buffers {
                 self.state.push(make(world, Bytes(size.0 * copies), self.stream)?);
@@ -246,6 +258,7 @@ impl<'a> Training<'a> {
         let (each, rest) = (plan.batch / plan.micro_batches, plan.batch % plan.micro_batches);
         for number in 0..plan.micro_batches {
             let program = self.programs.of(each + u64::from(number < rest), length, plan.precision);
+            world.rig.name_purpose("activations");
             let mut pass = Pass::new(&program, self.stream, self.train.retain_graph);
             let mut gradients = ParameterGradients { sizes: &self.sizes, buffers: &mut self.gradients, made };
             let done = pass.run(world, plan.checkpoint_every, &mut self.workspaces, &mut gradients);
@@ -298,6 +311,16 @@ impl<'a> Training<'a> {
     }
 }
 
+/// What retries came to, in words: the batch, or all of the plan where the batch is the same.
+fn retried(train: &Train, tally: &Tally) -> String {
+    let first = train.batches[0];
+    match &tally.plan {
+        Some(plan) if plan.batch == first && *plan != train.plan => format!("{} retries: {} became {plan}", tally.retries, train.plan),
+        Some(plan) if plan.batch == first => format!("{} retries: {plan}, as at first", tally.retries),
+        _ => format!("{} retries: batch {first} became {}", tally.retries, tally.final_batch),
+    }
+}
+
 fn conclude(
     world: &World,
     step: &Step,
@@ -323,7 +346,7 @@ fn conclude(
         (None, expected) => {
             result.outcome = Outcome::Fits { retries: tally.retries as u32 };
             if tally.retries > 0 {
-                result.notes.push(format!("{} retries: batch {} became {}", tally.retries, train.batches[0], tally.final_batch));
+                result.notes.push(retried(train, &tally));
             }
             if let Expected::Oom(_) = expected {
                 result.unmet.push(Unmet::at(step, "training to run out of memory", completed));

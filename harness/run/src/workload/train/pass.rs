@@ -362,7 +362,9 @@ pub(super) struct ParameterGradients<'a> {
 impl ParameterGradients<'_> {
     /// Makes the gradient of a parameter; where there is one, the new one is added to it and goes.
     fn make(&mut self, world: &mut World, parameter: ParameterId, stream: StreamId) -> Result<(), Failed> {
+        world.rig.name_purpose("gradients");
         let new = make(world, self.sizes[parameter], stream)?;
+        world.rig.name_purpose("activations");
         match &mut self.buffers[parameter] {
             Some(sum) => {
                 world.rig.fill(sum, stream)?;

@@ -11,6 +11,16 @@ fn scalar(text: &str) -> String {
     if text.contains([',', '[', ']', '{', '}', '#', ':']) { format!("\"{text}\"") } else { text.to_owned() }
 }
 
+/// How much may grow, of a loop of at least two iterations.
+fn leak_check(picks: &mut Picks<'_>) -> &'static str {
+    picks.of(&[
+        "{ per_iteration: 1TiB, warmup: 1 }",
+        "{ warmup: 1 }",
+        "{ warmup: 1, every: 1, total: 1MiB }",
+        "{ warmup: 1, total: 1MiB, per_iteration: 1 }",
+    ])
+}
+
 /// How a request is expected to end.
 enum Ending {
     Fits,
@@ -125,6 +135,11 @@ impl Writer {
                 let measure = self.new_name("m");
                 self.item(&format!("measure: {measure}"));
                 self.measures.push(measure);
+            }
+            StepKind::Compare => {
+                let since = self.measures.get(picks.below(self.measures.len())).cloned().unwrap_or_else(|| "start".to_owned());
+                let id = self.id("d", &[("grown_bytes", Unit::Bytes), ("grown_sites", Unit::Count)]);
+                self.item(&format!("compare: {{ since: {since}, id: {id} }}"));
             }
             StepKind::Expect => self.write_expect(picks),
             StepKind::Eventually => {
@@ -265,11 +280,14 @@ impl Writer {
 
     /// A recovery policy for the request of a buffer. Buffers that it frees are only perhaps live afterwards.
     fn policy(&mut self, picks: &mut Picks<'_>, requested: &str) -> String {
-        match picks.below(24) {
+        match picks.below(27) {
+            18 => ", on_oom: give_up".to_owned(),
+            19 => ", on_oom: { wait: { first: 1ms, factor: 3, retries: 2 } }".to_owned(),
             20 => ", on_oom: { empty_cache: {} }".to_owned(),
             21 => format!(", on_oom: {{ empty_cache: {{ retries: {} }} }}", 1 + picks.below(3)),
             22 => format!(", on_oom: {{ synchronize: {{ retries: {} }} }}", 1 + picks.below(3)),
-            23 => {
+            23..=24 => {
+                let policy = picks.of(&["free", "evict"]);
                 let loops = self.loops;
                 let Some(name) = self.buffer(picks, |buffer| buffer.state == State::Live && buffer.loops == loops) else {
                     return String::new();
@@ -280,7 +298,7 @@ impl Writer {
                 let stream = self.buffers[&name].stream;
                 self.order(picks, &name, stream);
                 self.buffers.get_mut(&name).expect("it is live").state = State::MaybeLive;
-                format!(", on_oom: {{ free: {{ buffers: [{name}] }} }}")
+                format!(", on_oom: {{ {policy}: {{ buffers: [{name}] }} }}")
             }
             _ => String::new(),
         }
@@ -435,6 +453,7 @@ impl Writer {
         let until_oom = picks.percent(15);
         self.item(&format!("for: {{ {variable}: {} }}", if values.starts_with('[') { values.to_owned() } else { scalar(values) }));
         let id = self.write_beside(picks, until_oom);
+        self.write_leak_check(picks);
         self.variables.push((variable, unit));
         self.beside("steps:");
         self.write_iterations(picks, 4, until_oom, steps);
@@ -448,9 +467,15 @@ impl Writer {
         if until_oom {
             self.beside("until: oom");
         }
-        let id = picks.percent(40).then(|| self.new_name("l"))?;
-        self.beside(&format!("id: {id}"));
-        Some(id)
+        let id = picks.percent(40).then(|| self.new_name("l"));
+        id.iter().for_each(|id| self.beside(&format!("id: {id}")));
+        id
+    }
+
+    fn write_leak_check(&mut self, picks: &mut Picks<'_>) {
+        if picks.percent(20) {
+            self.beside(&format!("leak_check: {}", leak_check(picks)));
+        }
     }
 
     fn reports_iterations(&mut self, id: Option<String>) {
@@ -465,6 +490,7 @@ impl Writer {
             4 if self.loops == 0 => {
                 self.item("repeat: until oom");
                 let id = self.write_beside(picks, false);
+                self.write_leak_check(picks);
                 self.beside("steps:");
                 self.write_iterations(picks, 4, true, steps);
                 self.reports_iterations(id);
@@ -473,12 +499,18 @@ impl Writer {
                 self.item("repeat:");
                 self.beside(&format!("  times: {}", 4 * times));
                 self.beside("  until: oom");
+                if picks.percent(20) {
+                    self.beside(&format!("  leak_check: {}", leak_check(picks)));
+                }
                 self.beside("  steps:");
                 self.write_iterations(picks, 6, true, steps);
             }
             _ => {
                 self.item(&format!("repeat: {times}"));
                 let id = self.write_beside(picks, false);
+                if times > 1 {
+                    self.write_leak_check(picks);
+                }
                 self.beside("steps:");
                 self.write_iterations(picks, 4, false, steps);
                 self.reports_iterations(id);
@@ -541,7 +573,15 @@ impl Writer {
     fn write_train(&mut self, picks: &mut Picks<'_>) -> bool {
         let kib = |parts: u64| (self.memory / parts).max(1);
         let batch = 1 + picks.below(8);
-        let policy = match picks.below(6) {
+        let (layers, iterations) = (1 + picks.below(4), 1 + picks.below(3));
+        let policy = match picks.below(13) {
+            6 => ", on_oom: shrink_batch".to_owned(),
+            7 => format!(", on_oom: {{ bisect_batch: {{ floor: {} }} }}", 1 + picks.below(batch)),
+            8 if batch > 1 => ", on_oom: split_and_accumulate".to_owned(),
+            9 if layers > 1 => ", on_oom: checkpoint_more".to_owned(),
+            10 => ", on_oom: half_precision".to_owned(),
+            11 if layers > 1 => ", on_oom: [ half_precision, checkpoint_more, shrink_batch, give_up ]".to_owned(),
+            12 => ", on_oom: { wait: { first: 1us, retries: 2 } }".to_owned(),
             2 => ", on_oom: { empty_cache: { retries: 2 } }".to_owned(),
             3 => ", on_oom: { synchronize: {} }".to_owned(),
             4 => format!(", on_oom: {{ halve_batch: {{ floor: {}, retries: 3 }} }}", 1 + picks.below(batch)),
@@ -549,15 +589,18 @@ impl Writer {
             _ => String::new(),
         };
         let (parameters, sample) = (kib([100, 20, 8][picks.below(3)]), kib([200, 30, 7][picks.below(3)]));
-        let (layers, iterations) = (1 + picks.below(4), 1 + picks.below(3));
         let stream = STREAMS[picks.below(STREAMS.len())];
         let expect = if picks.percent(10) && !self.until_oom { "" } else { ", expect: any" };
         let id = self.id("t", &[("final_batch", Unit::Count), ("ooms", Unit::Count)]);
+        // Some policies have nothing to do where a training begins with less memory.
+        let is_plain = policy.contains("split") || policy.contains("checkpoint") || policy.contains("precision");
         let way = match picks.below(6) {
+            _ if is_plain => String::new(),
             1 => format!(", accumulate: {}", 1 + picks.below(batch)),
             2 => format!(", checkpoint_every: {}, zero_grad: zero", 1 + picks.below(3)),
             3 => ", precision: mixed, optimizer: sgd".to_owned(),
             4 => ", retain_graph: true, optimizer: momentum".to_owned(),
+            5 if iterations > 1 => format!(", retain_graph: true, leak_check: {}", leak_check(picks)),
             _ => String::new(),
         };
         self.item(&format!(
@@ -570,12 +613,19 @@ impl Writer {
         let head_dim = (self.memory / [2000, 200, 40][picks.below(3)]).clamp(1, 1024);
         let (layers, requests) = (1 + picks.below(3), 1 + picks.below(6));
         let page = picks.of(&["", ", page: 4"]);
-        let on_exhaustion = picks.of(&["", ", on_exhaustion: wait", ", on_exhaustion: fail", ", max_running: 2"]);
+        let on_oom = picks.of(&[
+            "",
+            ", on_oom: wait",
+            ", on_oom: give_up",
+            ", max_running: 2",
+            ", on_oom: [ evict, wait ]",
+            ", on_oom: { synchronize: {} }",
+        ]);
         let stream = STREAMS[picks.below(STREAMS.len())];
         let expect = if picks.percent(10) && !self.until_oom { "" } else { ", expect: any" };
         let id = self.id("n", &[("served", Unit::Count), ("evicted", Unit::Count)]);
         self.item(&format!(
-            "infer: {{ id: {id}, layers: {layers}, heads: 4, head_dim: {head_dim}, requests: {requests}, prompt: {{ min: 1, max: 30 }}, output: {{ min: 1, max: 9 }}, stream: {stream}{page}{on_exhaustion}{expect} }}"
+            "infer: {{ id: {id}, layers: {layers}, heads: 4, head_dim: {head_dim}, requests: {requests}, prompt: {{ min: 1, max: 30 }}, output: {{ min: 1, max: 9 }}, stream: {stream}{page}{on_oom}{expect} }}"
         ));
         true
     }

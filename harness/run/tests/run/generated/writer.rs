@@ -62,7 +62,7 @@ const fn weight(kind: StepKind) -> u32 {
         StepKind::Verify | StepKind::Read | StepKind::RecordStream | StepKind::Expect | StepKind::For | StepKind::Repeat => 3,
         StepKind::Work | StepKind::Storm | StepKind::Program | StepKind::PrivatePool | StepKind::EmptyCache => 2,
         StepKind::Record | StepKind::Wait | StepKind::Synchronize | StepKind::Pressure | StepKind::Train | StepKind::Infer => 2,
-        StepKind::Measure => 2,
+        StepKind::Measure | StepKind::Compare => 2,
         StepKind::ResetPeaks | StepKind::SetFraction | StepKind::ReleasePool | StepKind::Pins | StepKind::Eventually | StepKind::Replay => {
             1
         }
@@ -464,6 +464,9 @@ impl Writer {
         }
         if picks.percent(3) {
             let _ = writeln!(self.text, "expected_to_fail: {{ {}: nobody knows }}", self.arms[0]);
+        }
+        if picks.percent(10) {
+            let _ = writeln!(self.text, "health_check: {{ every: {} }}", 1 + picks.below(20));
         }
         self.has_pools = picks.percent(25);
         if picks.percent(30) {

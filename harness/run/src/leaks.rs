@@ -1,0 +1,300 @@
+//! Leaks: what grows from iteration to iteration, by site; and what has grown between two moments.
+//!
+//! How much a site holds goes up and down where batches differ in size or a cache is emptied now and then. So the least that it held in the first half of the iterations is
+//! compared with the least that it held in the second half: a leak raises that by as much an iteration as it keeps, and nothing else does for long.
+
+use harness_allocator::units::Bytes;
+
+use crate::rig::Stop;
+use crate::world::{StepResult, Unmet, World};
+use harness_record::Table;
+use harness_scenario::MeasureName;
+use harness_scenario::steps::leaks::LeakCheck;
+use harness_scenario::{Position, ReportKey};
+
+/// Stretches of iterations of which the least is kept. A longer loop has longer stretches, so that memory does not grow with its length.
+const MOST_STRETCHES: usize = 128;
+/// Sites that a finding names.
+const MOST_NAMED: usize = 3;
+/// Sites that a table lists.
+const MOST_ROWS: usize = 10;
+
+/// Looks at what each site holds, after each iteration of one loop or training.
+#[derive(Clone, Debug)]
+pub(crate) struct Watch {
+    check: LeakCheck,
+    at: Position,
+    iterations: u64,
+    lows: Lows,
+    /// What was held at the end of the warm-up, and what at the last look.
+    first: Vec<u64>,
+    last: Vec<u64>,
+}
+
+/// The least that each site held, in each stretch of so many looks. A site that is missing held nothing.
+#[derive(Clone, Debug)]
+struct Lows {
+    /// Looks of a stretch.
+    length: u64,
+    stretches: Vec<Vec<u64>>,
+    /// Looks in the last stretch.
+    looks: u64,
+}
+
+impl Lows {
+    const fn new() -> Self {
+        Self { length: 1, stretches: Vec::new(), looks: 0 }
+    }
+
+    fn add(&mut self, held: &[u64]) {
+        if self.looks == self.length || self.stretches.is_empty() {
+            if self.stretches.len() == MOST_STRETCHES {
+                self.stretches =
+                    self.stretches.chunks(2).map(|two| two.iter().skip(1).fold(two[0].clone(), |low, next| least(&low, next))).collect();
+                self.length *= 2;
+            }
+            self.stretches.push(held.to_vec());
+            self.looks = 1;
+        } else if let Some(stretch) = self.stretches.last_mut() {
+            *stretch = least(stretch, held);
+            self.looks += 1;
+        }
+    }
+
+    /// By how much the least of each of so many sites rose, and in how many looks. `None`: there are too few.
+    fn growth(&self, sites: usize) -> Option<(Vec<i128>, u64)> {
+        let whole = self.stretches.len().saturating_sub(usize::from(self.looks < self.length));
+        let half = whole / 2;
+        let stretches = self.stretches.get(whole - 2 * half..whole).filter(|_| half > 0)?;
+        let (first, second) = stretches.split_at(half);
+        let low = |half: &[Vec<u64>], site: usize| half.iter().map(|held| held.get(site).copied().unwrap_or(0)).min().unwrap_or(0);
+        let growth = (0..sites).map(|site| i128::from(low(second, site)) - i128::from(low(first, site)));
+        Some((growth.collect(), half as u64 * self.length))
+    }
+}
+
+/// The least of each site; one that either does not know held nothing.
+fn least(one: &[u64], other: &[u64]) -> Vec<u64> {
+    one.iter().zip(other).map(|(one, other)| *one.min(other)).collect()
+}
+
+/// One site that grows.
+struct Growing {
+    name: String,
+    first: Bytes,
+    last: Bytes,
+    /// Rounded to whole bytes.
+    per_iteration: Bytes,
+    /// By what a limit is exceeded.
+    violates: bool,
+}
+
+/// What was found of one loop or training.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    notes: Vec<String>,
+    tables: Vec<Table>,
+    unmet: Option<Unmet>,
+}
+
+impl Found {
+    pub(crate) fn add_to(self, result: &mut StepResult) {
+        result.notes.extend(self.notes);
+        result.tables.extend(self.tables);
+        result.unmet.extend(self.unmet);
+    }
+
+    /// What fails the run.
+    pub(crate) fn into_unmet(self) -> Option<Unmet> {
+        self.unmet
+    }
+}
+
+impl Watch {
+    /// Begins in front of the first iteration. `None` where nothing is to be looked at, or where nobody knows what sites hold.
+    pub(crate) fn begin(world: &World, check: Option<&LeakCheck>, at: Position) -> Option<Self> {
+        world.rig.site_bytes()?;
+        let check = check?.clone();
+        Some(Self { check, at, iterations: 0, lows: Lows::new(), first: Vec::new(), last: Vec::new() })
+    }
+
+    /// An iteration has ended.
+    pub(crate) fn iteration_ended(&mut self, world: &World) {
+        self.iterations += 1;
+        let Some(behind) = self.iterations.checked_sub(self.check.warmup) else { return };
+        if behind.is_multiple_of(self.check.every)
+            && let Some(held) = world.rig.site_bytes()
+        {
+            if self.lows.stretches.is_empty() {
+                self.first = held.to_vec();
+            }
+            self.last = held.to_vec();
+            self.lows.add(held);
+        }
+    }
+
+    /// What has been seen so far.
+    pub(crate) fn judge(&self, world: &mut World) -> Result<Found, Stop> {
+        let Some((growth, looks)) = self.lows.growth(self.last.len()) else {
+            let note =
+                format!("leaks were not looked for: {} iterations ended, of which {} are the warm-up", self.iterations, self.check.warmup);
+            return Ok(Found { notes: vec![note], ..Found::default() });
+        };
+        let iterations = looks * self.check.every;
+        let names: Vec<String> = world.rig.sites().iter().map(ToString::to_string).collect();
+        let site = |(number, growth): (usize, i128)| {
+            let first = self.first.get(number).copied().unwrap_or(0);
+            let (last, grown) = (self.last[number], u64::try_from(growth).ok().filter(|grown| *grown > 0)?);
+            let too_fast = self.check.per_iteration.is_some_and(|most| u128::from(grown) > u128::from(most.0) * u128::from(iterations));
+            let too_much = self.check.total.is_some_and(|most| last.saturating_sub(first) > most.0);
+            Some(Growing {
+                name: names.get(number).cloned().unwrap_or_default(),
+                first: Bytes(first),
+                last: Bytes(last),
+                per_iteration: Bytes((grown + iterations / 2) / iterations),
+                violates: too_fast || too_much,
+            })
+        };
+        let mut growing: Vec<Growing> = growth.into_iter().enumerate().filter_map(site).collect();
+        growing.sort_by(|one, other| other.per_iteration.cmp(&one.per_iteration).then_with(|| one.name.cmp(&other.name)));
+        let looked_at = self.iterations - self.check.warmup;
+        if growing.is_empty() {
+            let note = format!("no site grows in {looked_at} iterations behind a warm-up of {}", self.check.warmup);
+            return Ok(Found { notes: vec![note], ..Found::default() });
+        }
+        let mut found = Found { tables: vec![self.table(&growing, looked_at)], ..Found::default() };
+        let violating: Vec<&Growing> = growing.iter().filter(|site| site.violates).collect();
+        if !violating.is_empty() {
+            let seen = format!("{}; {}", named(&violating), time_left(world, &growing)?);
+            found.unmet = Some(Unmet { at: self.at, expected: self.expected(), seen });
+        }
+        Ok(found)
+    }
+
+    fn expected(&self) -> String {
+        let per_iteration = self.check.per_iteration.map(|most| format!("{most} an iteration"));
+        let total = self.check.total.map(|most| format!("{most} in all"));
+        let most: Vec<String> = per_iteration.into_iter().chain(total).collect();
+        format!("no site to grow by more than {}, behind a warm-up of {} iterations", most.join(" or "), self.check.warmup)
+    }
+
+    fn table(&self, growing: &[Growing], looked_at: u64) -> Table {
+        let row =
+            |site: &Growing| [site.name.clone(), site.first.to_string(), site.last.to_string(), site.per_iteration.to_string()].to_vec();
+        Table {
+            title: format!(
+                "Sites that grow, in {looked_at} iterations behind a warm-up of {}{}",
+                self.check.warmup,
+                unlisted(growing.len())
+            ),
+            columns: ["site", "behind the warm-up", "at the end", "an iteration"].map(str::to_owned).to_vec(),
+            rows: growing.iter().take(MOST_ROWS).map(row).collect(),
+        }
+    }
+}
+
+fn unlisted(rows: usize) -> String {
+    if rows > MOST_ROWS { format!(", the first {MOST_ROWS} of {rows}") } else { String::new() }
+}
+
+/// The sites that grow most, in words.
+fn named(sites: &[&Growing]) -> String {
+    let one = |site: &&Growing| format!("{} grows by {} an iteration, from {} to {}", site.name, site.per_iteration, site.first, site.last);
+    let mut words: Vec<String> = sites.iter().take(MOST_NAMED).map(one).collect();
+    if sites.len() > MOST_NAMED {
+        words.push(format!("{} more", sites.len() - MOST_NAMED));
+    }
+    words.join(", ")
+}
+
+/// When memory would be gone, if all went on as it did: with what is free on the device and in the allocator's cache, in whatever pieces.
+fn time_left(world: &mut World, growing: &[Growing]) -> Result<String, Stop> {
+    let rate: Bytes = growing.iter().map(|site| site.per_iteration).sum();
+    let now = world.readings(true)?;
+    let cached = now.stats.reserved_bytes.all.current.saturating_sub(now.stats.allocated_bytes.all.current);
+    let Some(free) = now.memory.map(|memory| Bytes(memory.free.0 + cached)).filter(|_| rate.0 > 0) else {
+        return Ok("that is less than a byte an iteration".to_owned());
+    };
+    Ok(match free.0 / rate.0 {
+        0 => format!("at {rate} an iteration there is no memory for one more"),
+        more => format!("at {rate} an iteration memory is gone after {more} more iterations at the latest"),
+    })
+}
+
+/// What has grown since a measure, as a table; nothing in a timed run.
+pub(crate) fn compare(world: &World, since: &MeasureName) -> StepResult {
+    let Some(now) = world.rig.site_bytes() else { return StepResult::default() };
+    let before = world.sites_at(since);
+    let names: Vec<String> = world.rig.sites().iter().map(ToString::to_string).collect();
+    let sites = names.into_iter().zip(now).enumerate().map(|(number, (name, now))| (name, before.get(number).copied().unwrap_or(0), *now));
+    let mut grown: Vec<(String, u64, u64)> = sites.filter(|(_, before, now)| now > before).collect();
+    grown.sort_by(|one, other| (other.2 - other.1).cmp(&(one.2 - one.1)).then_with(|| one.0.cmp(&other.0)));
+    let bytes = grown.iter().map(|(_, before, now)| now - before).sum();
+    let mut result = StepResult::default();
+    result.reports.extend([(ReportKey::GrownBytes, bytes), (ReportKey::GrownSites, grown.len() as u64)]);
+    if grown.is_empty() {
+        result.notes.push(format!("no site holds more than at {since}"));
+        return result;
+    }
+    let row = |(name, before, now): &(String, u64, u64)| {
+        [name.clone(), Bytes(*before).to_string(), Bytes(*now).to_string(), Bytes(now - before).to_string()].to_vec()
+    };
+    result.tables.push(Table {
+        title: format!("Sites that hold more than at {since}{}", unlisted(grown.len())),
+        columns: ["site", "then", "now", "growth"].map(str::to_owned).to_vec(),
+        rows: grown.iter().take(MOST_ROWS).map(row).collect(),
+    });
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn growth_of(held: impl IntoIterator<Item = u64>) -> Option<(i128, u64)> {
+        let mut lows = Lows::new();
+        held.into_iter().for_each(|held| lows.add(&[held]));
+        lows.growth(1).map(|(growth, looks)| (growth[0], looks))
+    }
+
+    proptest! {
+        #[test]
+        fn a_steady_leak_is_told_exactly_however_many_iterations_there_are(by in 0_u64..1 << 30, looks in 2_u64..5_000, base in 0_u64..1 << 40) {
+            let (growth, iterations) = growth_of((0..looks).map(|look| base + by * look)).expect("there are two looks");
+            prop_assert_eq!(growth, i128::from(by) * i128::from(iterations));
+            prop_assert!(iterations >= looks / 4, "{} of {} iterations", iterations, looks);
+        }
+
+        #[test]
+        fn what_goes_up_and_down_does_not_grow(held in prop::collection::vec(0_u64..1 << 40, 1..20), times in 4_usize..100) {
+            let all: Vec<u64> = held.iter().copied().cycle().take(held.len() * times).collect();
+            // Where stretches are long, the last one may not be whole: what is looked at still has each value in each half.
+            prop_assert_eq!(growth_of(all).map(|(growth, _)| growth), Some(0));
+        }
+
+        #[test]
+        fn a_leak_is_found_below_what_goes_up_and_down(by in 1_u64..1 << 20, held in prop::collection::vec(0_u64..1 << 30, 1..10), times in 4_u64..50) {
+            let period = held.len() as u64;
+            let all = (0..period * times).map(|look| held[(look % period) as usize] + by * look);
+            let (growth, _) = growth_of(all).expect("there are two looks");
+            prop_assert!(growth > 0);
+        }
+    }
+
+    #[test]
+    fn one_look_tells_nothing() {
+        assert_eq!(growth_of([]), None);
+        assert_eq!(growth_of([7]), None);
+        assert_eq!(growth_of([7, 9]), Some((2, 1)));
+    }
+
+    #[test]
+    fn a_site_that_comes_later_held_nothing_before() {
+        let mut lows = Lows::new();
+        lows.add(&[]);
+        lows.add(&[5]);
+        assert_eq!(lows.growth(1), Some((vec![5], 1)));
+    }
+}

@@ -1,0 +1,43 @@
+//! Loops that are looked at for leaks: what each site holds after each iteration.
+
+use harness_scenario::steps::Step;
+
+use super::runner::Runner;
+use crate::leaks::Watch;
+use crate::rig::Stop;
+use crate::world::{StepResult, World};
+
+impl Runner<'_, '_> {
+    /// A block begins, which may be such a loop.
+    pub(super) fn begin_watch(&mut self, world: &World, step: &Step) {
+        let watch = Watch::begin(world, step.action.leak_check(), step.position);
+        self.watches.extend(watch.map(|watch| (step.position, watch)));
+    }
+
+    /// An iteration of such a loop has ended.
+    pub(super) fn iteration_ended(&mut self, world: &World, step: &Step) {
+        if let Some((_, watch)) = self.watches.iter_mut().find(|(at, _)| *at == step.position) {
+            watch.iteration_ended(world);
+        }
+    }
+
+    /// The loop has ended, if it is one: says what it has found.
+    pub(super) fn end_watch(&mut self, world: &mut World, step: &Step, result: &mut StepResult) -> Result<(), Stop> {
+        let Some(index) = self.watches.iter().position(|(at, _)| *at == step.position) else { return Ok(()) };
+        let (_, watch) = self.watches.remove(index);
+        watch.judge(world)?.add_to(result);
+        Ok(())
+    }
+
+    /// The run broke off inside of loops: what grew in them may be why. Where the device does not answer any more, nobody knows.
+    pub(super) fn judge_open_loops(&mut self, world: &mut World) {
+        if self.interrupted {
+            return;
+        }
+        for (_, watch) in std::mem::take(&mut self.watches) {
+            if let Some(unmet) = watch.judge(world).ok().and_then(|found| found.into_unmet()) {
+                self.unmet(unmet, &mut Vec::new());
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! `compare`: what has grown since a measure.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::fields::StepFields;
+use crate::checker::Checker;
+use crate::metric::{MeasureName, ReportKey};
+use harness_language::error::Problem;
+use harness_language::located::Position;
+use harness_language::text::NameText;
+
+/// A comparison with an earlier moment, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compare {
+    /// The earlier moment.
+    pub since: MeasureName,
+}
+
+impl fmt::Display for Compare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "since {}", self.since)
+    }
+}
+
+/// Compares what is allocated with what was at a `measure`, by site: a table in the report of the sites that grew, those that grew most first. A site is a step in its
+/// place with the name of its buffer, or with what the tensors of a training are for; numbered buffers of a step are one site. Done in checked runs; a timed run passes it over.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "compare")]
+pub(crate) struct CompareWire {
+    /// The name of a `measure` before this step, or `start`.
+    since: NameText,
+    /// A name for what the step reports.
+    id: Option<NameText>,
+}
+
+impl StepFields for CompareWire {
+    type Checked = Compare;
+
+    const EXAMPLE: &'static str = "\
+- measure: warm
+- alloc: { buffer: kept, size: 4MiB }
+- compare: { since: warm, id: since_warm }
+- expect: [ since_warm.grown_bytes == 4MiB, since_warm.grown_sites == 1 ]";
+
+    const REPORTS: &'static [ReportKey] = &[ReportKey::GrownBytes, ReportKey::GrownSites];
+
+    fn id(&self) -> Option<&NameText> {
+        self.id.as_ref()
+    }
+
+    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Compare, Problem> {
+        Ok(Compare { since: checker.measure(&self.since)? })
+    }
+}

@@ -28,16 +28,21 @@ impl Bucket {
         Self { first: point, last: point, lowest: point, highest: point, most_active: point, most_held: point }
     }
 
-    /// This bucket and the one behind it.
-    fn merged(self, next: Self) -> Self {
+    /// Takes in the one behind it.
+    fn append(&mut self, next: &Self) {
         let held = |point: &CurvePoint| point.reserved.max(point.used);
-        Self {
-            first: self.first,
-            last: next.last,
-            lowest: if next.lowest.allocated < self.lowest.allocated { next.lowest } else { self.lowest },
-            highest: if next.highest.allocated > self.highest.allocated { next.highest } else { self.highest },
-            most_active: if next.most_active.active > self.most_active.active { next.most_active } else { self.most_active },
-            most_held: if held(&next.most_held) > held(&self.most_held) { next.most_held } else { self.most_held },
+        self.last = next.last;
+        if next.lowest.allocated < self.lowest.allocated {
+            self.lowest = next.lowest;
+        }
+        if next.highest.allocated > self.highest.allocated {
+            self.highest = next.highest;
+        }
+        if next.most_active.active > self.most_active.active {
+            self.most_active = next.most_active;
+        }
+        if held(&next.most_held) > held(&self.most_held) {
+            self.most_held = next.most_held;
         }
     }
 
@@ -78,7 +83,7 @@ impl Curve {
         self.pushed += 1;
         match self.buckets.last_mut() {
             Some(bucket) if self.filled < self.width => {
-                *bucket = bucket.merged(Bucket::of(point));
+                bucket.append(&Bucket::of(point));
                 self.filled += 1;
             }
             _ => {
@@ -93,7 +98,12 @@ impl Curve {
 
     /// Merges buckets in pairs. All of them are full, and their number is even.
     fn halve(&mut self) {
-        self.buckets = self.buckets.chunks(2).map(|pair| pair.iter().copied().reduce(Bucket::merged).unwrap_or(pair[0])).collect();
+        let merged = |pair: &[Bucket]| {
+            let mut bucket = pair[0];
+            pair[1..].iter().for_each(|next| bucket.append(next));
+            bucket
+        };
+        self.buckets = self.buckets.chunks(2).map(merged).collect();
         self.width *= 2;
     }
 

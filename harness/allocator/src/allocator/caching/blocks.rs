@@ -303,7 +303,9 @@ impl Blocks {
 
     /// All segments in address order: of an expandable one each mapped stretch for itself, as PyTorch's snapshots have it.
     pub(super) fn snapshot(&self, label: impl Fn(LaneId) -> LaneLabel) -> Vec<SegmentInfo> {
-        self.segments.values().flat_map(|segment| self.stretches(segment.first, &label)).collect()
+        let mut stretches = Vec::with_capacity(self.segments.len());
+        self.segments.values().for_each(|segment| self.add_stretches(segment.first, &label, &mut stretches));
+        stretches
     }
 
     /// The addresses of all expandable segments.
@@ -329,12 +331,24 @@ impl Blocks {
     }
 
     fn stretches(&self, first: BlockId, label: &impl Fn(LaneId) -> LaneLabel) -> Vec<SegmentInfo> {
-        let mut stretches: Vec<SegmentInfo> = Vec::new();
+        let mut stretches = Vec::new();
+        self.add_stretches(first, label, &mut stretches);
+        stretches
+    }
+
+    fn add_stretches(&self, first: BlockId, label: &impl Fn(LaneId) -> LaneLabel, stretches: &mut Vec<SegmentInfo>) {
+        // Most segments are one stretch.
+        let mut most = self.chain(first).count();
         let mut joined = false;
+        // Blocks side by side are mostly of one lane.
+        let mut labelled = (self[first].lane, label(self[first].lane));
         for id in self.chain(first) {
             let block = &self[id];
             let (address, size) = (DevicePtr(block.address), Bytes(block.size));
-            let (stream, private_pool) = label(block.lane);
+            if block.lane != labelled.0 {
+                labelled = (block.lane, label(block.lane));
+            }
+            let (stream, private_pool) = labelled.1;
             let state = match block.state {
                 State::Unmapped | State::Vacant => None,
                 State::Free => Some(BlockState::Inactive),
@@ -343,7 +357,7 @@ impl Blocks {
             };
             if state.is_some() && !joined {
                 let (pool, expandable, whole) = (block.kind, block.expandable, Some(stream));
-                let blocks = Vec::new();
+                let blocks = Vec::with_capacity(std::mem::take(&mut most));
                 stretches.push(SegmentInfo { address, size: Bytes::ZERO, stream: whole, pool, private_pool, expandable, blocks });
             }
             joined = state.is_some();
@@ -352,6 +366,5 @@ impl Blocks {
                 stretch.blocks.push(BlockInfo { address, size, stream, requested: Bytes(block.requested), state });
             }
         }
-        stretches
     }
 }

@@ -22,7 +22,11 @@ pub(super) struct Mismatch {
 impl Contents {
     /// Writes the tag over the range.
     pub(super) fn fill(&mut self, range: MemoryRange, tag: Tag) {
-        self.written.insert(range.start.0, range.end().0, pattern(range, tag));
+        let pattern = pattern(range, tag);
+        match self.written.exact_mut(range.start.0, range.end().0) {
+            Some(written) => *written = pattern,
+            None => self.written.insert(range.start.0, range.end().0, pattern),
+        }
     }
 
     /// Forgets what the range holds, as when it is freed.
@@ -33,6 +37,9 @@ impl Contents {
     /// Looks for the first byte of the range that is not of the tag.
     pub(super) fn mismatch(&self, range: MemoryRange, tag: Tag) -> Option<Mismatch> {
         let expected = pattern(range, tag);
+        if self.written.exact(range.start.0, range.end().0) == Some(&expected) {
+            return None;
+        }
         let mut cursor = range.start.0;
         for (start, end, &found) in self.written.overlapping(range.start.0, range.end().0) {
             if cursor < start {

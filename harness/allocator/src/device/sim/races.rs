@@ -81,6 +81,21 @@ impl History {
         };
         first.map(|epoch| epoch.access)
     }
+
+    /// Remembers an access that conflicts with none.
+    fn add(&mut self, epoch: Epoch, clock: &VectorClock) {
+        // What is ordered behind a write is ordered behind all before it, and what is ordered behind a read behind every read before it.
+        match epoch.access.kind {
+            AccessKind::Write | AccessKind::Free => {
+                self.write = Some(epoch);
+                self.reads.clear();
+            }
+            AccessKind::Read => {
+                self.reads.retain(|earlier| !earlier.is_before(clock));
+                self.reads.push(epoch);
+            }
+        }
+    }
 }
 
 /// Two accesses to the same bytes that nothing orders.
@@ -145,20 +160,26 @@ impl Races {
         let (start, end) = (range.start.0, range.end().0);
         let clock = &mut self.streams[slot.0];
         clock.join(&self.host);
+        let conflict = |from: u64, to: u64, first| Conflict { range: MemoryRange::new(DevicePtr(from), Bytes(to - from)), first };
+        // Most accesses are to all of what the last one was to.
+        if let Some(history) = self.history.exact_mut(start, end) {
+            if let Some(first) = history.conflict(access.kind, clock) {
+                return Err(conflict(start, end, first));
+            }
+            let tick = clock.tick(slot);
+            history.add(Epoch { slot, tick, access }, clock);
+            return Ok(tick);
+        }
         for (from, to, history) in self.history.overlapping(start, end) {
             if let Some(first) = history.conflict(access.kind, clock) {
-                return Err(Conflict { range: MemoryRange::new(DevicePtr(from), Bytes(to - from)), first });
+                return Err(conflict(from, to, first));
             }
         }
         let tick = clock.tick(slot);
         let epoch = Epoch { slot, tick, access };
         match access.kind {
             AccessKind::Write | AccessKind::Free => self.history.insert(start, end, History { write: Some(epoch), reads: Vec::new() }),
-            AccessKind::Read => self.history.update(start, end, |history| {
-                // What is ordered behind this read is ordered behind every read before it.
-                history.reads.retain(|earlier| !earlier.is_before(clock));
-                history.reads.push(epoch);
-            }),
+            AccessKind::Read => self.history.update(start, end, |history| history.add(epoch, clock)),
         }
         Ok(tick)
     }

@@ -24,15 +24,35 @@ impl<V: Clone + PartialEq> RangeMap<V> {
         self.entries.insert(start, (end, value));
     }
 
+    /// The value of `start..end` where that is one entry, from its border to its border.
+    pub(super) fn exact(&self, start: u64, end: u64) -> Option<&V> {
+        self.entries.get(&start).filter(|(entry_end, _)| *entry_end == end).map(|(_, value)| value)
+    }
+
+    /// The same, to be changed. Whoever gives it the value of a neighbour leaves two entries where one would do.
+    pub(super) fn exact_mut(&mut self, start: u64, end: u64) -> Option<&mut V> {
+        self.entries.get_mut(&start).filter(|(entry_end, _)| *entry_end == end).map(|(_, value)| value)
+    }
+
     /// Takes every value out of `start..end`.
     pub(super) fn remove(&mut self, start: u64, end: u64) {
-        if self.entries.is_empty() {
-            return;
-        }
-        self.split(start);
-        self.split(end);
-        while let Some((&first, _)) = self.entries.range(start..end).next() {
-            self.entries.remove(&first);
+        // From the last entry that reaches in to the first: each is looked up once.
+        while let Some((&first, (entry_end, value))) = self.entries.range_mut(..end).next_back() {
+            if *entry_end <= start {
+                return;
+            }
+            let tail = (*entry_end > end).then(|| (*entry_end, value.clone()));
+            if first < start {
+                *entry_end = start;
+            } else {
+                self.entries.remove(&first);
+            }
+            if let Some(tail) = tail {
+                self.entries.insert(end, tail);
+            }
+            if first <= start {
+                return;
+            }
         }
     }
 
@@ -41,6 +61,10 @@ impl<V: Clone + PartialEq> RangeMap<V> {
     where
         V: Default,
     {
+        if let Some(value) = self.exact_mut(start, end) {
+            change(value);
+            return;
+        }
         self.split(start);
         self.split(end);
         let mut cursor = start;

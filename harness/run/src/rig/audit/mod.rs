@@ -216,7 +216,7 @@ impl Audit {
         let mut findings = Vec::new();
         self.ask_pool(allocator, device, &mut findings);
         self.outdated = false;
-        self.structure.read_all(&allocator.snapshot(), &self.live, &mut findings);
+        self.structure.read_all(allocator.snapshot(), &self.live, &mut findings);
         let seen = self.structure.allocations();
         if seen != self.live.len() as u64 {
             let expected = format!("{} allocations in the structure", self.live.len());
@@ -226,7 +226,7 @@ impl Audit {
         self.structure.check_counters(&stats, self.pool, &mut findings);
         self.check_device(&stats, device, &mut findings);
         self.budget = self.budget.saturating_sub(self.structure.blocks());
-        self.remember(allocator, device);
+        self.remember(stats, device);
         if findings.is_empty() { Ok(()) } else { Err(findings) }
     }
 
@@ -268,7 +268,7 @@ impl Audit {
             self.ask_pool(allocator, device, &mut findings);
             self.check_device(&stats, device, &mut findings);
         }
-        self.remember(allocator, device);
+        self.remember(stats, device);
         if findings.is_empty() { Ok(()) } else { Err(findings) }
     }
 
@@ -303,7 +303,7 @@ impl Audit {
         let segment = allocator.segment_at(address);
         let serves_several = segment.as_ref().is_some_and(|segment| segment.stream.is_none());
         match segment {
-            Some(segment) => self.structure.read(&segment, &self.live, &mut findings),
+            Some(segment) => self.structure.read(segment, address, &self.live, &mut findings),
             None if gone == 1 || (change < 0 && self.pool.is_some()) => self.structure.forget(address),
             None => findings.push(Finding::new(Invariant::AllocationsAreDisjoint, format!("a segment around {address}"), "none")),
         }
@@ -316,7 +316,7 @@ impl Audit {
         if made + gone > 0 || self.pool.is_some() {
             self.check_device(&after, device, &mut findings);
         }
-        self.remember(allocator, device);
+        self.remember(after, device);
         if findings.is_empty() { Ok(()) } else { Err(findings) }
     }
 
@@ -335,8 +335,8 @@ impl Audit {
         self.device.check(&look, device, findings);
     }
 
-    fn remember(&mut self, allocator: &dyn Allocator, device: &dyn TestDevice) {
-        self.last_stats = allocator.stats();
+    fn remember(&mut self, stats: MemoryStats, device: &dyn TestDevice) {
+        self.last_stats = stats;
         self.last_calls = device.calls();
     }
 }

@@ -1,6 +1,7 @@
 //! The structure of an allocator as the audit read it last: its segments, and the sums over their blocks that its counters must equal.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use harness_allocator::device::{DevicePtr, PoolMemory, StreamId};
 use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat};
@@ -37,31 +38,40 @@ struct Sums {
 }
 
 impl Sums {
-    fn of(segment: &SegmentInfo, granularity: Bytes) -> Self {
+    /// Those of a segment, but for its blocks.
+    fn of_segment(segment: &SegmentInfo, granularity: Bytes) -> Self {
         let charged = segment.size.checked_round_up(granularity).unwrap_or(segment.size).0;
         // PyTorch counts no segments where they are expandable.
         let segments = u64::from(!segment.expandable);
-        let mut sums = Self { reserved: segment.size.0, charged, segments, ..Self::default() };
-        let split = segment.blocks.len() > 1 && !segment.expandable;
-        for block in &segment.blocks {
-            match block.state {
-                BlockState::Inactive if split => {
-                    sums.inactive_split += block.size.0;
-                    sums.inactive_splits += 1;
-                }
-                BlockState::Inactive => {}
-                BlockState::PendingFree | BlockState::Allocated => {
-                    sums.requested += block.requested.0;
-                    sums.active += block.size.0;
-                    sums.actives += 1;
-                }
+        Self { reserved: segment.size.0, charged, segments, ..Self::default() }
+    }
+
+    /// Those of some of its blocks.
+    fn of_blocks(segment: &SegmentInfo, blocks: &[BlockInfo]) -> Self {
+        let mut sums = Self::default();
+        let split = is_split(segment);
+        blocks.iter().for_each(|block| sums.add_block(block, split));
+        sums
+    }
+
+    #[inline(always)]
+    fn add_block(&mut self, block: &BlockInfo, split: bool) {
+        match block.state {
+            BlockState::Inactive if split => {
+                self.inactive_split += block.size.0;
+                self.inactive_splits += 1;
             }
-            if block.state == BlockState::Allocated {
-                sums.allocated += block.size.0;
-                sums.allocations += 1;
+            BlockState::Inactive => {}
+            BlockState::PendingFree | BlockState::Allocated => {
+                self.requested += block.requested.0;
+                self.active += block.size.0;
+                self.actives += 1;
             }
         }
-        sums
+        if block.state == BlockState::Allocated {
+            self.allocated += block.size.0;
+            self.allocations += 1;
+        }
     }
 
     fn combine(self, other: Self, op: impl Fn(u64, u64) -> u64) -> Self {
@@ -80,18 +90,29 @@ impl Sums {
     }
 }
 
-/// A segment as it was read last.
-#[derive(Clone, Copy, Debug)]
+/// A segment as it was read last, and found right.
+#[derive(Debug)]
 struct KnownSegment {
-    pool: PoolKind,
     sums: Sums,
-    blocks: u64,
+    read: SegmentInfo,
 }
 
 impl KnownSegment {
-    fn of(segment: &SegmentInfo, granularity: Bytes) -> Self {
-        Self { pool: segment.pool, sums: Sums::of(segment, granularity), blocks: segment.blocks.len() as u64 }
+    /// Whether the same segment is read again; the blocks in it may be others. Whether free bytes count as split depends on how many there are.
+    fn is_read_again(&self, segment: &SegmentInfo) -> bool {
+        let Self { read, .. } = self;
+        let about = |segment: &SegmentInfo| (segment.size, segment.stream, segment.pool, segment.expandable, is_split(segment));
+        about(read) == about(segment)
     }
+
+    fn blocks(&self) -> u64 {
+        self.read.blocks.len() as u64
+    }
+}
+
+/// Whether free bytes of the segment cannot go back to the driver.
+fn is_split(segment: &SegmentInfo) -> bool {
+    segment.blocks.len() > 1 && !segment.expandable
 }
 
 #[derive(Debug)]
@@ -117,7 +138,7 @@ impl Structure {
 
     /// Blocks of the segment around an address; of one that was not read yet, one.
     pub(super) fn blocks_around(&self, address: DevicePtr) -> u64 {
-        self.segments.range(..=address).next_back().map_or(1, |(_, known)| known.blocks)
+        self.segments.range(..=address).next_back().map_or(1, |(_, known)| known.blocks())
     }
 
     /// Blocks that are handed out, of all segments.
@@ -139,54 +160,83 @@ impl Structure {
     pub(super) fn forget(&mut self, address: DevicePtr) {
         let start = self.segments.range(..=address).next_back().map(|(&start, _)| start);
         if let Some(known) = start.and_then(|start| self.segments.remove(&start)) {
-            self.take_off(known);
+            self.take_off(&known);
         }
     }
 
-    fn take_off(&mut self, known: KnownSegment) {
-        let total = self.sums_mut(known.pool);
+    fn take_off(&mut self, known: &KnownSegment) {
+        let total = self.sums_mut(known.read.pool);
         *total = total.combine(known.sums, |sum, part| sum - part);
-        self.blocks -= known.blocks;
+        self.blocks -= known.blocks();
     }
 
     /// Checks all segments, which are in the order of addresses, and forgets what was known before. Linear in blocks.
-    pub(super) fn read_all(&mut self, segments: &[SegmentInfo], live: &Live, findings: &mut Vec<Finding>) {
+    pub(super) fn read_all(&mut self, segments: Vec<SegmentInfo>, live: &Live, findings: &mut Vec<Finding>) {
         *self = Self::new(self.granularity);
-        let mut live = live.iter().peekable();
-        let mut before: Option<&SegmentInfo> = None;
+        let mut handed_out = live.iter();
+        let mut upcoming = handed_out.next();
+        let mut before: Option<(DevicePtr, Bytes)> = None;
         let mut known = Vec::with_capacity(segments.len());
         for segment in segments {
-            check_tiling(segment, findings);
-            let end = segment.address.offset(segment.size);
-            if let Some(before) = before.filter(|before| before.address.offset(before.size) > segment.address) {
-                findings.push(overlap(segment, before.address, before.size));
+            let (start, end) = (segment.address, segment.address.offset(segment.size));
+            while upcoming.is_some_and(|(address, _)| *address < start) {
+                upcoming = handed_out.next();
             }
-            while live.next_if(|(address, _)| **address < segment.address).is_some() {}
-            check_owners(segment, std::iter::from_fn(|| live.next_if(|(address, _)| **address < end)), findings);
-            let of_this = KnownSegment::of(segment, self.granularity);
-            self.add(of_this);
-            known.push((segment.address, of_this));
-            before = Some(segment);
+            let here = std::iter::from_fn(|| {
+                let here = upcoming.filter(|(address, _)| **address < end)?;
+                upcoming = handed_out.next();
+                Some(here)
+            });
+            let sound = sums_where_sound(&segment, 0..segment.blocks.len(), here);
+            let reaches_in = before.filter(|(address, size)| address.offset(*size) > start);
+            before = Some((start, segment.size));
+            let overlap = reaches_in.map(|(address, size)| overlap(&segment, address, size));
+            let sums = self.sums_of(&segment, sound, overlap, live, findings);
+            let of_this = KnownSegment { sums, read: segment };
+            self.add(&of_this);
+            known.push((start, of_this));
         }
         // From a list in order, which costs less than one insertion after the other.
         self.segments = known.into_iter().collect();
     }
 
-    /// Checks one segment and replaces what was known of it in the sums.
-    pub(super) fn read(&mut self, segment: &SegmentInfo, live: &Live, findings: &mut Vec<Finding>) {
-        check_tiling(segment, findings);
-        self.check_apart(segment, findings);
-        check_owners(segment, live.range(segment.address..segment.address.offset(segment.size)), findings);
-        let known = KnownSegment::of(segment, self.granularity);
-        if let Some(old) = self.segments.insert(segment.address, known) {
-            self.take_off(old);
-        }
-        self.add(known);
+    /// Checks one segment, in which an operation touched the block around an address, and replaces what was known of it in the sums. Blocks in front of those
+    /// that changed, and behind them, were checked when they were read last.
+    pub(super) fn read(&mut self, segment: SegmentInfo, touched: DevicePtr, live: &Live, findings: &mut Vec<Finding>) {
+        let known = self.segments.remove(&segment.address).inspect(|known| self.take_off(known));
+        let known = known.filter(|known| known.is_read_again(&segment));
+        let sums = match &known {
+            Some(known) => self.changed(known, &segment, touched, live),
+            None => None,
+        };
+        let sums = sums.unwrap_or_else(|| {
+            let here = live.range(segment.address..segment.address.offset(segment.size));
+            let sound = sums_where_sound(&segment, 0..segment.blocks.len(), here);
+            self.sums_of(&segment, sound, self.overlapping(&segment), live, findings)
+        });
+        let known = KnownSegment { sums, read: segment };
+        self.add(&known);
+        self.segments.insert(known.read.address, known);
     }
 
-    fn add(&mut self, known: KnownSegment) {
-        self.blocks += known.blocks;
-        let total = self.sums_mut(known.pool);
+    /// The sums of a segment that is read again, where the blocks that changed, and the one that was touched, are right.
+    fn changed(&self, known: &KnownSegment, segment: &SegmentInfo, touched: DevicePtr, live: &Live) -> Option<Sums> {
+        let (before, now) = (&known.read.blocks[..], &segment.blocks[..]);
+        let at = now.partition_point(|block| block.address <= touched).checked_sub(1)?;
+        let front = before.iter().zip(now).take(at).take_while(|(before, now)| before == now).count();
+        let most = (before.len() - front).min(now.len() - at - 1);
+        let back = before.iter().rev().zip(now.iter().rev()).take(most).take_while(|(before, now)| before == now).count();
+        let (gone, new) = (&before[front..before.len() - back], front..now.len() - back);
+        let start = now[front].address;
+        let end = now.get(new.end).map_or_else(|| segment.address.offset(segment.size), |block| block.address);
+        let sums = sums_where_sound(segment, new, live.range(start..end.max(start)))?;
+        let rest = known.sums.combine(Sums::of_blocks(&known.read, gone), |sum, part| sum - part);
+        Some(rest.combine(sums, |sum, part| sum + part))
+    }
+
+    fn add(&mut self, known: &KnownSegment) {
+        self.blocks += known.blocks();
+        let total = self.sums_mut(known.read.pool);
         *total = total.combine(known.sums, |sum, part| sum + part);
     }
 
@@ -197,13 +247,33 @@ impl Structure {
         }
     }
 
-    /// No other segment reaches into this one.
-    fn check_apart(&self, segment: &SegmentInfo, findings: &mut Vec<Finding>) {
+    /// The sums of a segment, by those over its blocks where they are sound. Where they are not, tells all that is wrong.
+    fn sums_of(
+        &self,
+        segment: &SegmentInfo,
+        sound: Option<Sums>,
+        overlap: Option<Finding>,
+        live: &Live,
+        findings: &mut Vec<Finding>,
+    ) -> Sums {
+        if sound.is_none() {
+            check_tiling(segment, findings);
+        }
+        findings.extend(overlap);
+        if sound.is_none() {
+            check_owners(segment, live.range(segment.address..segment.address.offset(segment.size)), findings);
+        }
+        let of_blocks = sound.unwrap_or_else(|| Sums::of_blocks(segment, &segment.blocks));
+        Sums::of_segment(segment, self.granularity).combine(of_blocks, |of_segment, of_blocks| of_segment + of_blocks)
+    }
+
+    /// Where another segment reaches into this one.
+    fn overlapping(&self, segment: &SegmentInfo) -> Option<Finding> {
         let before = self.segments.range(..segment.address).next_back();
         let end = segment.address.offset(segment.size);
         let after = self.segments.range(segment.address.offset(Bytes(1))..end).next();
         let overlapping = before.filter(|(start, known)| start.0 + known.sums.reserved > segment.address.0).or(after);
-        findings.extend(overlapping.map(|(start, known)| overlap(segment, *start, Bytes(known.sums.reserved))));
+        overlapping.map(|(start, known)| overlap(segment, *start, Bytes(known.sums.reserved)))
     }
 
     /// Compares the counters with the sums. What a pool of the driver holds is counted in the large pool.
@@ -250,6 +320,44 @@ fn overlap(segment: &SegmentInfo, other: DevicePtr, size: Bytes) -> Finding {
     Finding::new(Invariant::BlocksTileSegments, expected, format!("one of {size} at {other}"))
 }
 
+/// The sums over some blocks of a segment, where they tile it between their neighbours, are merged where they have to be, and are handed out as they stand:
+/// `handed_out` is what was handed out between the first and the last. `None` where anything is wrong: [`check_tiling`] and [`check_owners`] say what.
+fn sums_where_sound<'a>(
+    segment: &SegmentInfo,
+    which: Range<usize>,
+    mut handed_out: impl Iterator<Item = (&'a DevicePtr, &'a HandedOut)>,
+) -> Option<Sums> {
+    let split = is_split(segment);
+    let free = |block: &BlockInfo| (block.state == BlockState::Inactive).then_some(block.stream);
+    let in_front = which.start.checked_sub(1).and_then(|index| segment.blocks.get(index));
+    let mut next = in_front.map_or(segment.address, |block| block.address.offset(block.size));
+    let mut free_before = in_front.and_then(free);
+    let mut sums = Sums::default();
+    for block in segment.blocks.get(which.clone())? {
+        let free_here = free(block);
+        let is_foreign = segment.stream.is_some_and(|stream| stream != block.stream);
+        if block.address != next || block.size == Bytes::ZERO || is_foreign || (free_here.is_some() && free_here == free_before) {
+            return None;
+        }
+        if block.state == BlockState::Allocated && !is_handed_out(block, handed_out.next()?) {
+            return None;
+        }
+        sums.add_block(block, split);
+        next = block.address.offset(block.size);
+        free_before = free_here;
+    }
+    let ends_well = match segment.blocks.get(which.end) {
+        Some(behind) => behind.address == next && (free_before.is_none() || free(behind) != free_before),
+        None => segment.address.offset(segment.size) == next,
+    };
+    (ends_well && handed_out.next().is_none()).then_some(sums)
+}
+
+fn is_handed_out(block: &BlockInfo, (&address, owner): (&DevicePtr, &HandedOut)) -> bool {
+    let same = address == block.address && owner.size == block.size && owner.requested == block.requested;
+    same && owner.requested <= owner.size && owner.stream == block.stream
+}
+
 /// Every allocated block was handed out as it stands, and everything that was handed out in this segment is an allocated block.
 fn check_owners<'a>(
     segment: &SegmentInfo,
@@ -258,11 +366,7 @@ fn check_owners<'a>(
 ) {
     for block in segment.blocks.iter().filter(|block| block.state == BlockState::Allocated) {
         let owner = handed_out.next();
-        let fits = owner.is_some_and(|(&address, owner)| {
-            let same = address == block.address && owner.size == block.size && owner.requested == block.requested;
-            same && owner.requested <= owner.size && owner.stream == block.stream
-        });
-        if !fits {
+        if !owner.is_some_and(|owner| is_handed_out(block, owner)) {
             let what = format!("{} for {} on stream {}", block.size, block.requested, block.stream.0);
             let expected = format!("the allocated block at {} ({what}) handed out as such", block.address);
             let seen = owner.map_or_else(

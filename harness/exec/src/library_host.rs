@@ -29,8 +29,8 @@ const LOADED: [&str; 2] = ["libcudart.so.13", "libcuda.so.1"];
 pub enum HostError {
     /// Build or install the library, or name it.
     #[error(
-        "the core library {CORE} is missing: it lies neither beside this program, nor in `deps` there, nor in `../lib/harness`. `cargo build --release` \
-         makes it, in target/release/deps; {CORE_VARIABLE} names it where it lies elsewhere"
+        "the core library {CORE} is missing: it lies neither beside this program, nor in `deps` there, nor in `../lib/harness`. `ci/install` \
+         installs it with the program, `cargo build --release` makes it, in target/release/deps; {CORE_VARIABLE} names it where it lies elsewhere"
     )]
     NoCore,
     /// Give a shared library for this machine.

@@ -29,6 +29,11 @@ pub enum Cause {
         /// Requested bytes of what is live.
         held: Bytes,
     },
+    /// A fault of the scenario refused the call of the device.
+    Injected {
+        /// Which call of its kind, counted from 1; [`Shortage::injected`] has its name.
+        number: u64,
+    },
     /// Memory that was freed waits for events of other streams that still use it.
     PendingFree(Pieces),
     /// A piece is large enough, but among blocks of the other size.
@@ -125,6 +130,7 @@ macro_rules! kinds {
 kinds! {
     Fraction = "fraction": "the memory fraction refused the request before the driver was asked",
     Limit = "limit": "a limit that the program set on its own requests refused it before the allocator was asked",
+    Injected = "injected": "a fault of the scenario made the call to the device fail",
     PendingFree = "pending_free": "memory that would have been enough was freed, but waits for events of streams that still use it",
     Rounding = "rounding": "as much as requested is there, but the request is rounded up: to whole segments or pages, or by a setting",
     Fragmented = "fragmented": "what is free is enough together, but each piece is too small",
@@ -157,6 +163,7 @@ impl Cause {
         match self {
             Self::Fraction { .. } => CauseKind::Fraction,
             Self::Limit { .. } => CauseKind::Limit,
+            Self::Injected { .. } => CauseKind::Injected,
             Self::PendingFree(_) => CauseKind::PendingFree,
             Self::OtherPool { .. } => CauseKind::OtherPool,
             Self::OtherStream { .. } => CauseKind::OtherStream,
@@ -181,6 +188,7 @@ pub fn causes(shortage: &Shortage) -> Vec<Cause> {
     let Figures { requested, asked, free, room, cached, .. } = figures;
     let mut causes = Vec::new();
     causes.extend(shortage.limit.map(|limit| Cause::Fraction { limit, held: figures.held, free }));
+    causes.extend(shortage.injected.as_ref().map(|refused| Cause::Injected { number: refused.number }));
     causes.extend(figures.pending_free());
     let in_other_lanes = figures.in_other_lanes();
     if shortage.lacking <= room && room < asked {
@@ -191,8 +199,8 @@ pub fn causes(shortage: &Shortage) -> Vec<Cause> {
     causes.extend(in_other_lanes);
     causes.extend(figures.private_pool());
     causes.extend(figures.held_by_others());
-    // The fraction alone does not explain what would not have fitted without it either.
-    let explains = |cause: &Cause| !matches!(cause, Cause::Fraction { .. });
+    // The fraction alone does not explain what would not have fitted without it either, and no more does a fault.
+    let explains = |cause: &Cause| !matches!(cause, Cause::Fraction { .. } | Cause::Injected { .. });
     if requested > free + cached && !causes.iter().any(explains) {
         causes.push(Cause::TooLarge { free, cached });
     }
@@ -323,7 +331,7 @@ mod tests {
     use harness_allocator::device::DeviceMemory;
 
     use super::*;
-    use crate::{Accounts, UnlistedSegments};
+    use crate::{Accounts, RefusedCall, UnlistedSegments};
 
     const fn mib(count: u64) -> Bytes {
         Bytes::mib(count)
@@ -354,6 +362,7 @@ mod tests {
             asked: requested,
             limit: None,
             program_limit: None,
+            injected: None,
             accounts,
             inactive_split: mib(16),
             lanes: Some(vec![Lane { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() }]),
@@ -424,6 +433,14 @@ mod tests {
         assert_eq!(causes(&shortage), [Cause::PrivatePool(pieces(20, 10))]);
         shortage.other_private_pools = pieces(10, 10);
         assert_eq!(causes(&shortage), []);
+    }
+
+    #[test]
+    fn a_refusal_that_was_injected_is_a_cause_beside_those_that_the_figures_show() {
+        let injected = Some(RefusedCall { call: "cudaMalloc".to_owned(), number: 2 });
+        assert_eq!(causes(&Shortage { injected: injected.clone(), ..shortage(mib(20)) }), [Cause::Injected { number: 2 }]);
+        let too_large = Cause::TooLarge { free: mib(1004), cached: mib(16) };
+        assert_eq!(causes(&Shortage { injected, ..shortage(mib(2048)) }), [Cause::Injected { number: 2 }, too_large]);
     }
 
     #[test]

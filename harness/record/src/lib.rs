@@ -301,6 +301,9 @@ pub struct Shortage {
     /// The limit that the program has set on its own requests, where that refused and the allocator was not asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program_limit: Option<Bytes>,
+    /// The call of the device that a fault refused, where it is the one that the request failed at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub injected: Option<RefusedCall>,
     /// The accounts of the program at that moment. What other programs and processes of the run held is part of `device.pressure` here.
     pub accounts: Accounts,
     /// `inactive_split_bytes.all.current` at that moment.
@@ -320,6 +323,15 @@ pub struct Shortage {
     /// The others of that kind.
     #[serde(default, skip_serializing_if = "UnlistedSegments::is_empty")]
     pub pinned_unlisted: UnlistedSegments,
+}
+
+/// A call of the device that was made to fail for lack of memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedCall {
+    /// The call, by the driver's name.
+    pub call: String,
+    /// Which of its kind, counted from 1.
+    pub number: u64,
 }
 
 /// A segment with free memory that cannot go back to the driver because something in it is live.

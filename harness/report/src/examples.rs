@@ -206,6 +206,7 @@ pub(crate) fn shortage() -> Shortage {
         asked: size,
         limit: None,
         program_limit: None,
+        injected: None,
         accounts: Accounts {
             allocated: Bytes::mib(800),
             active: Bytes::mib(800),

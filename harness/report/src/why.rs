@@ -123,6 +123,10 @@ fn sentence(cause: &Cause, shortage: &Shortage) -> String {
         Cause::Limit { limit, held } => {
             format!("The program limits its own requests to {}, of which {} are in use.", size(limit), size(held))
         }
+        Cause::Injected { number } => {
+            let call = shortage.injected.as_ref().map_or("call", |refused| &refused.call);
+            format!("The failure was injected: {call} number {number} was made to fail.")
+        }
         Cause::PendingFree(waiting) => format!(
             "{} were freed but wait for other streams that still use them, in pieces of at most {}.",
             size(waiting.bytes),
@@ -269,7 +273,7 @@ pub(crate) fn holders_of(segment: &PinnedSegment) -> String {
 mod tests {
     use super::*;
     use crate::examples;
-    use harness_record::{CauseKind, UnlistedSegments};
+    use harness_record::{CauseKind, RefusedCall, UnlistedSegments};
 
     const fn mib(count: u64) -> Bytes {
         Bytes::mib(count)
@@ -281,6 +285,7 @@ mod tests {
         let causes = [
             Cause::Fraction { limit: mib(1024), held: mib(400), free: mib(1648) },
             Cause::Limit { limit: mib(200), held: mib(150) },
+            Cause::Injected { number: 3 },
             Cause::PendingFree(pieces(2, 12, 8)),
             Cause::Rounding { room: mib(12), asked: mib(20) },
             Cause::RoundedUp { largest: mib(610), asked: mib(640) },
@@ -296,6 +301,7 @@ mod tests {
         ];
         let mut shortage = examples::shortage();
         shortage.streams.insert(1, "side".to_owned());
+        shortage.injected = Some(RefusedCall { call: "cudaMalloc".to_owned(), number: 3 });
         let seen: Vec<CauseKind> = causes.iter().map(Cause::kind).collect();
         assert!(CauseKind::ALL.iter().all(|kind| seen.contains(kind)), "a kind is missing here");
         let sentences: Vec<String> = causes.iter().map(|cause| format!("{}: {}", cause.kind(), sentence(cause, &shortage))).collect();

@@ -163,6 +163,7 @@ impl View<'_> {
             asked: missing.from_driver,
             limit: ways::limit(self, totals, size, missing.from_driver),
             program_limit: None,
+            injected: None,
             accounts: Accounts {
                 requested: totals.requested,
                 allocated: totals.allocated,

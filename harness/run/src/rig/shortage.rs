@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use harness_allocator::allocator::{AllocatorError, OomCause, Request};
 use harness_allocator::device::StreamId;
+use harness_allocator::device::faulty::Injector;
 use harness_allocator::stats::{BlockState, SegmentInfo};
 use harness_allocator::units::Bytes;
 
 use super::{Rig, Stop};
-use harness_record::{Lane, Pieces, Shortage};
+use harness_record::{Lane, Pieces, RefusedCall, Shortage};
 
 impl Rig {
     /// What is known of a request of the entered program that failed just now. `None` in a timed run. To this program, what the other
@@ -37,6 +38,8 @@ impl Rig {
         let streams = self.names.streams();
         let inactive_split = Bytes(self.stats().inactive_split_bytes.all.current);
         let Request { size: requested, stream: StreamId(stream) } = request;
+        let refused = self.faults.as_ref().and_then(Injector::refused);
+        let injected = refused.map(|made| RefusedCall { call: made.call.name().to_owned(), number: made.number });
         let mut accounts = self.accounts_of(self.entered())?;
         accounts.device.pressure += self.charged_to_other_programs() + accounts.device.processes;
         Ok(Some(Shortage {
@@ -46,6 +49,7 @@ impl Rig {
             asked,
             limit,
             program_limit,
+            injected,
             accounts,
             inactive_split,
             lanes,

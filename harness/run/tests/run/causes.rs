@@ -10,18 +10,23 @@ use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
 use harness_devices::DeviceSource;
-use harness_record::{Cause, Outcome, Pieces, PinnedSegment, Shortage, Verdict, causes};
+use harness_record::{Cause, Outcome, Pieces, PinnedSegment, RefusedCall, Shortage, Verdict, causes};
 use harness_run::session::{ArmRun, Plan, Selection};
 use harness_scenario::Scenario;
 
 /// The shortage of the last step, which must have failed for lack of memory.
 fn shortage(memory: &str, steps: &str, allocator: AllocatorKind) -> Shortage {
+    shortage_with("", memory, steps, allocator)
+}
+
+/// The same with more at the top of the scenario.
+fn shortage_with(more: &str, memory: &str, steps: &str, allocator: AllocatorKind) -> Shortage {
     let steps: String = steps.lines().map(str::trim).filter(|line| !line.is_empty()).fold(String::new(), |mut text, step| {
         writeln!(text, "  - {step}").unwrap();
         text
     });
     let name = allocator.name();
-    let text = format!("about: A test.\nneeds: {{ memory: {memory} }}\nallocators: [{name}]\nstreams: [side]\nsteps:\n{steps}");
+    let text = format!("about: A test.\nneeds: {{ memory: {memory} }}\nallocators: [{name}]\nstreams: [side]\n{more}steps:\n{steps}");
     let scenario = Scenario::parse(&text, Path::new("why.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let (scenarios, selection, program) = (vec![scenario.clone()], Selection::default(), "harness".to_owned());
     let plan = Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit: true, fail_fast: false, program };
@@ -35,6 +40,19 @@ fn shortage(memory: &str, steps: &str, allocator: AllocatorKind) -> Shortage {
 
 const fn mib(count: u64) -> Bytes {
     Bytes::mib(count)
+}
+
+/// The first call for 700 MiB is refused, and the retry of PyTorch's allocator too.
+const REFUSED: &str = "
+    alloc: { buffer: a, size: 4MiB }
+    alloc: { buffer: b, size: 700MiB }";
+
+#[test]
+fn a_request_whose_calls_a_fault_refuses_says_which_call_that_was() {
+    let faults = "faults: [{ call: cudaMalloc, skip: 1, count: 2 }]\n";
+    let shortage = shortage_with(faults, "1GiB", REFUSED, AllocatorKind::Caching);
+    assert_eq!(shortage.injected, Some(RefusedCall { call: "cudaMalloc".to_owned(), number: 3 }));
+    assert_eq!(causes(&shortage), [Cause::Injected { number: 3 }]);
 }
 
 const SMALL_AGAINST_LARGE: &str = "

@@ -105,6 +105,8 @@ fn lies_against(invariant: Invariant) -> Vec<Case> {
         }
         // Not an allocator's promise but a policy's: `a_policy_that_changes_nothing_makes_no_progress`, and the tests of recovery.
         Invariant::RetryMakesProgress | Invariant::AttemptsAreBounded | Invariant::RecoveryIsRepeatable => Vec::new(),
+        // Not an allocator's promise but that of ranks: the tests of `workload::train::ranks`.
+        Invariant::CollectivesMatch => Vec::new(),
         Invariant::EverythingGoesBack => vec![at_the_end(Lie::KeepsTheCache, &[Invariant::EverythingGoesBack], "the end")],
         Invariant::WholeLimitFitsAtTheEnd => vec![at_the_end(Lie::KeepsTheFraction, &[Invariant::WholeLimitFitsAtTheEnd], "the end")],
         Invariant::NothingLeaks => {

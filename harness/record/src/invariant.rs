@@ -54,6 +54,8 @@ invariants! {
         "a step is tried at most as often as its recovery policies allow",
     RecoveryIsRepeatable = "recovery_is_repeatable":
         "a second run from the same seed recovers by the same attempts (simulated device)",
+    CollectivesMatch = "collectives_match":
+        "every rank of a data-parallel training joins the same collectives in the same order, so that none waits for ever",
     EverythingGoesBack = "everything_goes_back":
         "after the last free and empty_cache nothing is reserved",
     WholeLimitFitsAtTheEnd = "whole_limit_fits_at_the_end":

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::allocator::{AllocatorSpec, PrivatePoolId};
 use harness_allocator::device::{Clock, DevicePtr, EventId, StreamId};
-use harness_allocator::stats::StatKey;
+use harness_allocator::stats::{MemoryStats, StatKey};
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::processes::{Inside, Processes};
@@ -17,7 +17,7 @@ use harness_scenario::steps::Action;
 use harness_scenario::steps::free::Free;
 use harness_scenario::{
     Account, Amount, BufferName, BufferRef, Chain, DeviceKind, DeviceMetric, EventName, GrowthSite, MeasureName, Metric, Number,
-    PolicyKind, PoolName, Position, ProgramName, Readings, ReportKey, Scenario, Step, StepName, StreamName, VariableName,
+    PolicyKind, PoolName, Position, ProgramName, RankFigure, Readings, ReportKey, Scenario, Step, StepName, StreamName, VariableName,
 };
 
 /// See the module. The checks of the language have made sure that every name is used as it may be.
@@ -40,6 +40,10 @@ pub(crate) struct World {
     leaked: Vec<Buffer>,
     /// By number of the name.
     programs: Vec<ProgramId>,
+    /// Of each data-parallel training, the programs of its ranks but for the first.
+    ranks: BTreeMap<StepName, Vec<ProgramId>>,
+    /// What was told of each rank.
+    rank_figures: BTreeMap<StepName, Vec<RankFigures>>,
     /// Each program numbers its private pools itself.
     pools: BTreeMap<(ProgramId, PoolName), PrivatePoolId>,
     /// Variables of the loops around the step at hand.
@@ -70,6 +74,15 @@ pub(crate) struct World {
     pub(crate) processes: Option<Processes>,
     /// Which of them does the step at hand; `None` where this one does.
     pub(crate) inside: Option<Inside>,
+}
+
+/// What is told of one rank of a data-parallel training.
+#[derive(Clone, Debug)]
+pub(crate) struct RankFigures {
+    /// The counters of its allocator, when the training was over.
+    pub(crate) stats: MemoryStats,
+    /// What it counted of itself.
+    pub(crate) reports: BTreeMap<ReportKey, u64>,
 }
 
 /// A buffer's name and, of numbered ones, its number.
@@ -129,6 +142,11 @@ impl World {
             rig.watch_sites();
         }
         let programs = scenario.programs.iter().map(|_| rig.add_program(arm.build())).collect();
+        let trainings = scenario.all_steps().into_iter().filter_map(|step| match &step.action {
+            Action::Train(train) => train.ranks.as_ref().map(|ranks| (train.id.clone(), ranks.count())),
+            _ => None,
+        });
+        let ranks = trainings.map(|(id, count)| (id, (1..count).map(|_| rig.add_program(arm.build())).collect())).collect();
         let mut world = Self {
             device: device_kind(rig.info().clock),
             rig,
@@ -141,6 +159,8 @@ impl World {
             evicts: evicts(scenario),
             leaked: Vec::new(),
             programs,
+            ranks,
+            rank_figures: BTreeMap::new(),
             pools: BTreeMap::new(),
             variables: BTreeMap::new(),
             last_seen: BTreeMap::new(),
@@ -306,6 +326,16 @@ impl World {
         self.reports.insert(id, reports);
     }
 
+    /// The programs of a data-parallel training's ranks, but for the first.
+    pub(crate) fn programs_of_ranks(&self, id: &StepName) -> Vec<ProgramId> {
+        self.ranks.get(id).cloned().unwrap_or_default()
+    }
+
+    /// Keeps what is told of each rank.
+    pub(crate) fn report_ranks(&mut self, id: StepName, figures: Vec<RankFigures>) {
+        self.rank_figures.insert(id, figures);
+    }
+
     /// All accounts now, the device's memory only if it is wanted: its answer may take milliseconds. The clock comes last, so that a time since
     /// this moment begins behind the answer.
     pub(crate) fn readings(&mut self, memory: bool) -> Result<Readings, Stop> {
@@ -326,6 +356,15 @@ impl World {
                 readings.get(*account)
             }
             Metric::Program(program, key) => Some(self.rig.stats_of(self.programs[program.index()]).get(*key)),
+            Metric::Rank(step, rank, figure) => {
+                let figures = self.rank_figures.get(step).and_then(|ranks| ranks.get(*rank));
+                let figures = figures.ok_or_else(|| LookUpError::NotReported(metric.to_string()))?;
+                let value = match figure {
+                    RankFigure::Report(key) => figures.reports.get(key).copied(),
+                    RankFigure::Stat(key) => Some(figures.stats.get(*key)),
+                };
+                return value.map(whole).ok_or_else(|| LookUpError::NotReported(metric.to_string()));
+            }
             Metric::Process(process, account) => {
                 let readings = self.processes.as_ref().and_then(|processes| processes.readings(process));
                 readings.ok_or_else(|| LookUpError::NotReported(metric.to_string()))?.get(*account)

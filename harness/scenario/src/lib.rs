@@ -36,7 +36,7 @@ pub use harness_language::yaml::{MAX_FILE, MAX_NODES};
 pub use matrix::{MAX_POINTS, Settings};
 pub use metric::{
     Account, Amount, BufferName, BufferRef, DeviceMetric, EventName, Expectation, Expression, GrowthSite, MeasureName, Metric, PoolName,
-    ProcessName, ProgramName, Readings, ReportKey, StepName, StreamName, VariableName,
+    ProcessName, ProgramName, RankFigure, Readings, ReportKey, StepName, StreamName, VariableName,
 };
 pub use needs::{Feature, Needs};
 pub use plan::{Plan, PlanPart, Precision};

@@ -27,8 +27,28 @@ pub enum Metric {
     Process(ProcessName, Account),
     /// A counter of torch.cuda.memory_stats() of a program that an `exec` step ran: `training.allocated.peak`.
     Torch(StepName, StatKey),
+    /// A figure of one rank of a data-parallel training: `training.rank1.final_batch`.
+    Rank(StepName, usize, RankFigure),
     /// A metric of the run with another allocator, known when all have run: `expandable.reserved.peak`.
     Arm(String, Box<Metric>),
+}
+
+/// What is told of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RankFigure {
+    /// What it counted of itself.
+    Report(ReportKey),
+    /// A counter of its allocator, when the training was over.
+    Stat(StatKey),
+}
+
+impl fmt::Display for RankFigure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Report(key) => key.fmt(f),
+            Self::Stat(key) => key.fmt(f),
+        }
+    }
 }
 
 /// Numbers the places where `growth(…)` is written, in the order of the file.
@@ -59,9 +79,9 @@ impl Metric {
     pub fn unit(&self) -> Unit {
         match self {
             Self::Now(account) | Self::At(_, account) | Self::Growth(_, account) | Self::Process(_, account) => account.unit(),
-            Self::Report(_, key) => key.unit(),
+            Self::Report(_, key) | Self::Rank(_, _, RankFigure::Report(key)) => key.unit(),
             Self::Variable(_, unit) => *unit,
-            Self::Program(_, key) | Self::Torch(_, key) => Account::Stat(*key).unit(),
+            Self::Program(_, key) | Self::Torch(_, key) | Self::Rank(_, _, RankFigure::Stat(key)) => Account::Stat(*key).unit(),
             Self::Arm(_, metric) => metric.unit(),
         }
     }
@@ -72,8 +92,8 @@ impl Metric {
         match self {
             Self::Now(account) | Self::At(_, account) | Self::Growth(_, account) => Some(*account),
             Self::Program(_, key) | Self::Torch(_, key) => Some(Account::Stat(*key)),
-            // A process tells its figures by itself.
-            Self::Report(..) | Self::Variable(..) | Self::Arm(..) | Self::Process(..) => None,
+            // Processes and ranks tell their figures by themselves.
+            Self::Rank(..) | Self::Report(..) | Self::Variable(..) | Self::Arm(..) | Self::Process(..) => None,
         }
     }
 }
@@ -89,6 +109,7 @@ impl fmt::Display for Metric {
             Self::Program(program, key) => write!(f, "{program}.{key}"),
             Self::Process(process, account) => write!(f, "{process}.{account}"),
             Self::Torch(step, key) => write!(f, "{step}.{key}"),
+            Self::Rank(step, rank, figure) => write!(f, "{step}.rank{rank}.{figure}"),
             Self::Arm(arm, metric) => write!(f, "{arm}.{metric}"),
         }
     }
@@ -333,6 +354,9 @@ metrics! {
         FreeCalls = "free_calls", Count: "Driver frees of the program.";
         RetainedAfterOom = "retained_after_oom", Bytes: "The most allocated bytes that a failed try left behind: 0 where nothing leaks.";
         GivenBack = "given_back", Bytes: "Cached bytes that recovery policies gave back to the driver.";
+        Collectives = "collectives", Count: "All-reduces and broadcasts of a data-parallel training that every rank joined; of one rank, those that it called.";
+        UnequalBatches = "unequal_batches", Count: "Iterations in which the ranks' batches differed, so that the mean over ranks is not that over samples.";
+        WaitedForRanks = "waited_for_ranks", Time: "The most that a rank of a data-parallel training waited for slower ones, as those that tried again; of one rank, what it waited.";
     }
 }
 

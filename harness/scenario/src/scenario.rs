@@ -282,6 +282,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
         streams: &streams,
         programs: &programs,
         processes: &processes,
+        memory: needs.memory,
     };
     let mut checker = Checker::new(source, declared, announced(&wire.steps.value));
     let given = wire.invariants.as_deref().unwrap_or_default();

@@ -85,6 +85,44 @@ fn a_process_that_makes_no_sense_is_answered_with_what_would() {
 }
 
 #[test]
+fn ranks_that_make_no_sense_are_answered_with_what_would() {
+    let with = |ranks: &str, expect: &str| {
+        format!(
+            "- train: {{ id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 4, iterations: 1, ranks: {ranks} }}\n- expect: {expect}"
+        )
+    };
+    let of = |ranks: &str| with_steps(&with(ranks, "t.iterations == 1"));
+    let figure = |expect: &str| with_steps(&with("2", expect));
+    let waits = "- train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 4, iterations: 1, ranks: 2, on_oom: [empty_cache, { wait: { first: 1ms } }] }";
+    let text = all(&[
+        ("one rank", of("1")),
+        ("no rank", of("{ count: 0 }")),
+        ("too many", of("17")),
+        ("a list", of("[a, b]")),
+        ("no count", of("{ agree: true }")),
+        ("a field that there is not", of("{ count: 2, limits: 3 }")),
+        ("more memory than there is", of("{ count: 4, memory: 300MiB }")),
+        ("less for a rank that is not there", of("{ count: 2, less: { 2: 1MiB } }")),
+        ("less for nobody", of("{ count: 2, less: 1MiB }")),
+        ("less than nothing", of("{ count: 2, memory: 64MiB, less: { 1: 64MiB } }")),
+        ("less of what is no size", of("{ count: 2, less: { 1: [1MiB] } }")),
+        ("another way to reduce", of("{ count: 2, reduce: fsdp }")),
+        ("buckets without DDP", of("{ count: 2, reduce: hooks, bucket: 1MiB }")),
+        ("a bucket of nothing", of("{ count: 2, bucket: 0B }")),
+        ("waiting for nobody", with_steps(waits)),
+        ("a rank that is not there", figure("t.rank2.final_batch == 4")),
+        ("a figure that a rank has not", figure("t.rank1.final_batches == 4")),
+        (
+            "a rank of a training without",
+            with_steps(
+                "- train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 4, iterations: 1 }\n- expect: t.rank0.ooms == 0",
+            ),
+        ),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
 fn an_exec_that_makes_no_sense_is_answered_with_what_would() {
     let text = steps(&[
         ("no command", "- exec: { gpu: a100-40 }"),

@@ -64,6 +64,41 @@ pub(crate) struct Recovery<'p> {
     trained: Option<Trained>,
 }
 
+/// How a request or an iteration is tried, until a try succeeds or there is no other.
+pub(crate) struct Trying {
+    /// How the next try is done.
+    pub(crate) plan: Plan,
+    /// Tries after the first.
+    pub(crate) retries: u64,
+    turn: Turn,
+    /// The violation that the next try is, if it fails.
+    same_again: Option<Finding>,
+    /// Tries that were given up for others.
+    agreed: u64,
+}
+
+impl Trying {
+    pub(crate) fn new(plan: Plan) -> Self {
+        Self { plan, retries: 0, turn: Turn::default(), same_again: None, agreed: 0 }
+    }
+}
+
+/// What a try began with.
+pub(crate) struct Begun {
+    memory: Option<MemoryState>,
+    began: Nanos,
+    /// What was counted as lost then.
+    counted: Nanos,
+    allocated: Bytes,
+}
+
+impl Begun {
+    /// Of the time since it began, only so much was its own, up to now.
+    pub(crate) fn took(&mut self, world: &mut World, own: Nanos) {
+        self.began = world.rig.now().saturating_sub(own);
+    }
+}
+
 /// Whose turn it is after a failure.
 #[derive(Default)]
 struct Turn {
@@ -119,82 +154,126 @@ impl<'p> Recovery<'p> {
         &mut self,
         world: &mut World,
         tried: Tried,
-        mut plan: Plan,
+        plan: Plan,
         between: &mut Between<'_>,
         mut attempt: impl FnMut(&mut World, &Plan) -> Result<Result<T, AllocatorError>, Stop>,
     ) -> Result<Recovered<T>, Stop> {
-        let checks_progress = self.chain.is_some() && !world.rig.is_timed();
-        let (mut retries, mut turn) = (0, Turn::default());
-        // The violation that the next try is, if it fails.
-        let mut same_again: Option<Finding> = None;
+        let mut trying = Trying::new(plan);
         loop {
-            let before = if checks_progress && matches!(tried, Tried::Iteration) { Some(world.rig.memory_state()?) } else { None };
-            let (began, counted) = (world.rig.now(), world.rig.lost_to_retry());
-            let allocated = world.rig.stats().allocated_bytes.all.current;
-            let answer = attempt(world, &plan)?;
-            self.record.attempts += 1;
-            let error = match answer {
+            let begun = self.begin(world, tried)?;
+            let error = match attempt(world, &trying.plan)? {
                 Ok(value) => {
-                    self.succeeded(world, tried, &plan, retries, began)?;
-                    let next = if self.bisects() { self.known.worked(&plan) } else { plan.clone() };
-                    return Ok(Recovered { answer: Ok(value), plan, next, retries });
+                    let next = self.succeeded(world, tried, &trying, &begun)?;
+                    return Ok(Recovered { answer: Ok(value), plan: trying.plan, next, retries: trying.retries });
                 }
                 Err(error) => error,
             };
-            self.known.failed(plan.batch);
-            if let Tried::Request(_) = tried {
-                self.check_left_behind(world, Bytes(allocated));
-            }
-            if let Some(finding) = same_again.take() {
-                self.record.without_progress += 1;
-                world.rig.note(finding);
-            }
-            let met = match before {
-                Some(before) => Some(before),
-                None if checks_progress => Some(world.rig.memory_state()?),
-                None => None,
-            };
-            let others = others_may_change_memory(world, between);
-            let next = self.prepare(world, &mut turn, &plan, between)?;
-            let spent = world.rig.now().saturating_sub(began);
-            self.lost += spent;
-            self.list(tried, &plan, Some(&error), next.as_ref().map(|next| next.then.clone()), world.rig.is_timed().then_some(spent));
-            let Some(next) = next else {
-                self.verify_live(world)?;
+            if !self.failed(world, tried, &mut trying, begun, &error, between)? {
+                let Trying { plan, retries, .. } = trying;
                 return Ok(Recovered { answer: Err(error), next: plan.clone(), plan, retries });
-            };
-            // Requests of this try that the allocator itself tried again are counted already.
-            let of_these = world.rig.lost_to_retry().saturating_sub(counted);
-            world.rig.add_lost_time(spent.saturating_sub(of_these));
-            let waited_for_others = next.policy == PolicyKind::Wait && others;
-            if let Some(met) = met.filter(|_| !waited_for_others && !next.plan.asks_for_less_than(&plan)) {
-                same_again = same_memory(world, &met, tried, &next.plan)?;
             }
-            plan = next.plan;
-            retries += 1;
-            self.record.retries += 1;
-            self.check_bound(world, retries);
         }
+    }
+
+    fn checks_progress(&self, world: &World) -> bool {
+        self.chain.is_some() && !world.rig.is_timed()
+    }
+
+    /// A try begins.
+    pub(crate) fn begin(&self, world: &mut World, tried: Tried) -> Result<Begun, Stop> {
+        let looks = self.checks_progress(world) && matches!(tried, Tried::Iteration);
+        Ok(Begun {
+            memory: if looks { Some(world.rig.memory_state()?) } else { None },
+            began: world.rig.now(),
+            counted: world.rig.lost_to_retry(),
+            allocated: Bytes(world.rig.stats().allocated_bytes.all.current),
+        })
+    }
+
+    /// A try failed: lets a policy prepare the next one, and tells whether there is one.
+    pub(crate) fn failed(
+        &mut self,
+        world: &mut World,
+        tried: Tried,
+        trying: &mut Trying,
+        begun: Begun,
+        error: &AllocatorError,
+        between: &mut Between<'_>,
+    ) -> Result<bool, Stop> {
+        self.record.attempts += 1;
+        let plan = trying.plan.clone();
+        self.known.failed(plan.batch);
+        if let Tried::Request(_) = tried {
+            self.check_left_behind(world, begun.allocated);
+        }
+        if let Some(finding) = trying.same_again.take() {
+            self.record.without_progress += 1;
+            world.rig.note(finding);
+        }
+        let met = match begun.memory {
+            Some(before) => Some(before),
+            None if self.checks_progress(world) => Some(world.rig.memory_state()?),
+            None => None,
+        };
+        let others = others_may_change_memory(world, between);
+        let next = self.prepare(world, &mut trying.turn, &plan, between)?;
+        let spent = world.rig.now().saturating_sub(begun.began);
+        self.lost += spent;
+        let then = next.as_ref().map(|next| next.then.clone());
+        self.list(tried, &plan, Some(error.to_string()), then, world.rig.is_timed().then_some(spent));
+        let Some(next) = next else {
+            self.verify_live(world)?;
+            return Ok(false);
+        };
+        // Requests of this try that the allocator itself tried again are counted already.
+        let of_these = world.rig.lost_to_retry().saturating_sub(begun.counted);
+        world.rig.add_lost_time(spent.saturating_sub(of_these));
+        let waited_for_others = next.policy == PolicyKind::Wait && others;
+        if let Some(met) = met.filter(|_| !waited_for_others && !next.plan.asks_for_less_than(&plan)) {
+            trying.same_again = same_memory(world, &met, tried, &next.plan)?;
+        }
+        trying.plan = next.plan;
+        trying.retries += 1;
+        self.record.retries += 1;
+        self.check_bound(world, trying.retries);
+        Ok(true)
     }
 
     fn bisects(&self) -> bool {
         self.chain.is_some_and(|chain| chain.policies().iter().any(|policy| policy.kind() == PolicyKind::BisectBatch))
     }
 
-    /// A try succeeded, after so many retries.
-    fn succeeded(&mut self, world: &mut World, tried: Tried, plan: &Plan, retries: u64, began: Nanos) -> Result<(), Stop> {
+    /// A try succeeded. Tells how the next iteration is to be done.
+    pub(crate) fn succeeded(&mut self, world: &mut World, tried: Tried, trying: &Trying, begun: &Begun) -> Result<Plan, Stop> {
+        self.record.attempts += 1;
+        let Trying { plan, retries, agreed, .. } = trying;
         if let Tried::Iteration = tried {
             let trained = self.trained.get_or_insert_default();
             (trained.final_batch, trained.effective_batch) = (plan.samples_at_once(), plan.batch);
             trained.samples += plan.batch;
             trained.plan = plan.to_string();
         }
-        if retries == 0 {
-            return Ok(());
+        let next = if self.bisects() { self.known.worked(plan) } else { plan.clone() };
+        if retries + agreed > 0 {
+            let time = world.rig.is_timed().then(|| world.rig.now().saturating_sub(begun.began));
+            self.list(tried, plan, None, None, time);
+            self.verify_live(world)?;
         }
-        let time = world.rig.is_timed().then(|| world.rig.now().saturating_sub(began));
-        self.list(tried, plan, None, None, time);
-        self.verify_live(world)
+        Ok(next)
+    }
+
+    /// A try of an iteration was given up because another rank ran out of memory. Where training goes on, all agree on how.
+    pub(crate) fn given_up(&mut self, world: &mut World, trying: &mut Trying, begun: &Begun, goes_on: bool) {
+        self.record.attempts += 1;
+        let spent = world.rig.now().saturating_sub(begun.began);
+        self.lost += spent;
+        let then = goes_on.then(|| "the plan that all agreed on".to_owned());
+        let time = world.rig.is_timed().then_some(spent);
+        self.list(Tried::Iteration, &trying.plan, Some("another rank ran out of memory".to_owned()), then, time);
+        if goes_on {
+            trying.agreed += 1;
+            self.record.retries += 1;
+        }
     }
 
     /// What failed tries of iterations left allocated, which their workload knows: what it keeps on purpose is no part of it.
@@ -284,9 +363,8 @@ impl<'p> Recovery<'p> {
         })
     }
 
-    fn list(&mut self, tried: Tried, plan: &Plan, failed: Option<&AllocatorError>, then: Option<String>, time: Option<Nanos>) {
+    fn list(&mut self, tried: Tried, plan: &Plan, failed: Option<String>, then: Option<String>, time: Option<Nanos>) {
         if self.chain.is_some() {
-            let failed = failed.map(AllocatorError::to_string);
             self.record.list(Attempt { asked: tried.describe(plan), failed, then, time });
         }
     }

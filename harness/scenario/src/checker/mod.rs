@@ -18,6 +18,7 @@ use std::path::Path;
 
 use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::StreamId;
+use harness_allocator::units::Bytes;
 use harness_language::error::Problem;
 use harness_language::expression::Value;
 use harness_language::located::{Located, Position};
@@ -55,6 +56,8 @@ pub(crate) struct Checker<'a> {
     streams_of_traces: Vec<StreamName>,
     programs: &'a [ProgramName],
     processes: &'a [Process],
+    /// What the scenario needs.
+    memory: Bytes,
     /// The process whose steps stand at this point, and what its names and those of the others mean.
     process: Option<ProcessName>,
     names_of_processes: BTreeMap<ProcessName, Names>,
@@ -108,12 +111,14 @@ pub(crate) struct Declared<'a> {
     pub(crate) streams: &'a [StreamName],
     pub(crate) programs: &'a [ProgramName],
     pub(crate) processes: &'a [Process],
+    /// What the scenario needs.
+    pub(crate) memory: Bytes,
 }
 
 impl<'a> Checker<'a> {
     /// `announced` are the ids and measures of the whole file.
     pub(crate) fn new(source: &'a str, declared: Declared<'a>, announced: BTreeMap<String, Position>) -> Self {
-        let Declared { folder, parameters, allocators, streams, programs, processes } = declared;
+        let Declared { folder, parameters, allocators, streams, programs, processes, memory } = declared;
         Self {
             source,
             folder,
@@ -123,6 +128,7 @@ impl<'a> Checker<'a> {
             streams_of_traces: Vec::new(),
             programs,
             processes,
+            memory,
             process: None,
             names_of_processes: BTreeMap::new(),
             announced,
@@ -266,6 +272,11 @@ impl<'a> Checker<'a> {
     /// Expectations between arms, in the order of the file, and the streams that stand for those of traces.
     pub(crate) fn finish(self) -> (Vec<Located<Expectation>>, Vec<StreamName>) {
         (self.comparisons, self.streams_of_traces)
+    }
+
+    /// The memory that the scenario needs.
+    pub(crate) const fn memory(&self) -> Bytes {
+        self.memory
     }
 
     /// Where the scenario lies.

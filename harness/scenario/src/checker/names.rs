@@ -19,6 +19,8 @@ pub(super) struct Id {
     pub(super) at: Position,
     /// Of a storm: whether its blocks are live.
     pub(super) storm: Option<bool>,
+    /// Of a training: how many ranks it has, where it is data parallel.
+    pub(super) ranks: usize,
 }
 
 impl Checker<'_> {
@@ -97,8 +99,15 @@ impl Checker<'_> {
     pub(crate) fn declare_id(&mut self, name: &NameText, step: &'static str, reports: &'static [ReportKey]) -> Result<StepName, Problem> {
         let text = self.new_name(name, self.names.ids.get(name.text()).map(|id| id.at))?.to_owned();
         let index = self.names.ids.len();
-        let new = || Id { name: StepName::new(index, &text), step, reports, at: name.position(), storm: None };
+        let new = || Id { name: StepName::new(index, &text), step, reports, at: name.position(), storm: None, ranks: 0 };
         Ok(self.names.ids.entry(text.clone()).or_insert_with(new).name.clone())
+    }
+
+    /// A step with this id has so many ranks, each with figures of its own.
+    pub(crate) fn declare_ranks(&mut self, id: &StepName, count: usize) {
+        if let Some(declared) = self.names.ids.get_mut(id.name()) {
+            declared.ranks = count;
+        }
     }
 
     /// The id of a storm, whose blocks are live from here on.

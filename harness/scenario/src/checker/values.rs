@@ -9,8 +9,10 @@ use harness_language::expression::{self, Dimension, ExpressionError, Resolved, U
 use harness_language::located::Located;
 use harness_language::text::{AmountText, CountText, ExpressionText};
 
+use super::names::Id;
 use super::{Checker, Parameters};
-use crate::metric::{Account, Amount, Expectation, Expression, GrowthSite, Metric, ProcessName, ReportKey};
+use crate::metric::{Account, Amount, Expectation, Expression, GrowthSite, Metric, ProcessName, RankFigure, ReportKey};
+use crate::steps::ranks::Ranks;
 
 const GROWTH: &str = "growth";
 
@@ -226,6 +228,9 @@ impl Checker<'_> {
         }
         if let Some(id) = self.names.ids.get(head) {
             let reports = id.reports;
+            if let Some((rank, figure)) = rank_of(rest).filter(|_| id.ranks > 0) {
+                return of_rank(id, rank, figure);
+            }
             // What has an exit code is a program, whose torch has counters.
             let of_torch = || Account::from_name(rest).filter(|_| reports.contains(&ReportKey::ExitCode));
             return match (ReportKey::from_name(rest).filter(|key| reports.contains(key)), of_torch()) {
@@ -253,6 +258,31 @@ impl Checker<'_> {
         let own = self.parameters.keys().cloned().chain(variables);
         let names: Vec<String> = known.iter().cloned().chain(own).chain(heads).chain(reports).collect();
         Err(unknown_metric(name, names.iter().map(String::as_str)))
+    }
+}
+
+/// The number behind `rank`, and what stands behind that: `rank1.final_batch`.
+fn rank_of(rest: &str) -> Option<(&str, &str)> {
+    rest.strip_prefix("rank").map(|rest| rest.split_once('.').unwrap_or((rest, "")))
+}
+
+fn of_rank(id: &Id, rank: &str, figure: &str) -> Result<Resolved<Metric>, Unresolved> {
+    let step = &id.name;
+    let Some(number) = rank.parse().ok().filter(|number| *number < id.ranks) else {
+        return Err((format!("`{step}` has no rank `{rank}`"), format!("its ranks are `{step}.rank0` to `{step}.rank{}`", id.ranks - 1)));
+    };
+    let own = ReportKey::from_name(figure).filter(|key| Ranks::REPORTS.contains(key)).map(RankFigure::Report);
+    let of_allocator = match Account::from_name(figure) {
+        Some(Account::Stat(key)) => Some(RankFigure::Stat(key)),
+        Some(Account::Device(_)) | None => None,
+    };
+    match own.or(of_allocator) {
+        Some(figure) => Ok(Resolved::Quantity(Metric::Rank(step.clone(), number, figure))),
+        None => {
+            let names: Vec<&str> = Ranks::REPORTS.iter().map(|key| key.name()).chain(["allocated.peak", "reserved.peak"]).collect();
+            let help = choices(figure, "it has", names);
+            Err((format!("rank {number} of `{step}` has no figure `{figure}`"), format!("{help}, and other counters of its allocator")))
+        }
     }
 }
 

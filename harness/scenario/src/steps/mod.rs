@@ -20,6 +20,7 @@ pub mod measure;
 pub mod pins;
 pub mod pressure;
 pub mod process;
+pub mod ranks;
 pub mod record_stream;
 pub mod replay;
 pub mod storm;

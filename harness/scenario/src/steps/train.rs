@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use super::fields::StepFields;
 use super::leaks::{LeakCheck, LeakCheckWire};
+use super::ranks::{Ranks, RanksWire};
 use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
 use crate::metric::{ReportKey, StepName, StreamName};
@@ -51,6 +52,8 @@ pub struct Train {
     pub leak_check: Option<LeakCheck>,
     /// What to do when an iteration fails.
     pub on_oom: Option<Chain>,
+    /// Who else trains the same on other samples.
+    pub ranks: Option<Ranks>,
     /// Where it runs.
     pub stream: StreamName,
     /// How it should end.
@@ -156,6 +159,9 @@ impl fmt::Display for Train {
             let batches: Vec<String> = batches.iter().map(u64::to_string).collect();
             write!(f, ", batches {}", batches.join(", "))?;
         }
+        if let Some(ranks) = &self.ranks {
+            write!(f, ", {ranks}")?;
+        }
         match &self.on_oom {
             Some(policy) => write!(f, ", on out-of-memory: {policy}"),
             None => Ok(()),
@@ -210,6 +216,8 @@ pub(crate) struct TrainWire {
     expect: Option<EndingWire>,
     /// What to do when an iteration fails, before trying it again: nothing, if not given. Of a list the next policy is tried where one has no retries left, or nothing to do.
     on_oom: Option<Box<Located<ChainWire>>>,
+    /// Who trains together, each rank on samples of its own (data parallel): a number of ranks, or a map. If not given, one program trains.
+    ranks: Option<RanksWire>,
     /// The stream: `default` if not given.
     stream: Option<NameText>,
 }
@@ -272,6 +280,9 @@ impl StepFields for TrainWire {
         ReportKey::GivenBack,
         ReportKey::Throughput,
         ReportKey::Time,
+        ReportKey::Collectives,
+        ReportKey::UnequalBatches,
+        ReportKey::WaitedForRanks,
     ];
 
     fn id(&self) -> Option<&NameText> {
@@ -290,9 +301,17 @@ impl StepFields for TrainWire {
             Trained::Uniform(uniform) => uniform.layers,
             Trained::Model(model) => model.program(1, 1, Precision::Fp32).operations.len() as u64,
         };
-        checker.count(at, layers.saturating_mul(iterations).saturating_mul(plan.micro_batches))?;
         let first = Recoverable::train(Plan { batch: smallest, ..plan.clone() }, layers);
         let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &first, checker)).transpose()?;
+        let ranks = self.ranks.as_ref().map(|ranks| ranks.check(on_oom.as_ref(), checker)).transpose()?;
+        let trainings = ranks.as_ref().map_or(1, Ranks::count) as u64;
+        checker.count(at, layers.saturating_mul(iterations).saturating_mul(plan.micro_batches).saturating_mul(trainings))?;
+        // What only ranks report stands last.
+        let reports = if ranks.is_some() { Self::REPORTS } else { &Self::REPORTS[..Self::REPORTS.len() - 3] };
+        let id = checker.declare_id(&self.id, "train", reports)?;
+        if let Some(ranks) = &ranks {
+            checker.declare_ranks(&id, ranks.count());
+        }
         Ok(Train {
             model,
             batches,
@@ -305,8 +324,9 @@ impl StepFields for TrainWire {
             expect: EndingWire::check(self.expect.as_ref(), checker)?,
             iterations,
             on_oom,
+            ranks,
             stream: checker.stream(self.stream.as_ref())?,
-            id: checker.declare_id(&self.id, "train", Self::REPORTS)?,
+            id,
         })
     }
 }

@@ -5,6 +5,7 @@
 //! There is one implementation of an iteration ([`Training::iterate`]); it follows the [`Plan`] that it is given in all its parts.
 
 pub(super) mod pass;
+mod ranks;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -43,6 +44,18 @@ struct Training<'a> {
     /// What graphs that are never given up keep.
     retained: Vec<Buffer>,
     programs: Programs<'a>,
+}
+
+/// What an iteration began with, and what it made.
+struct Begun {
+    /// Allocated beside what the training holds.
+    allocated: u64,
+    retained: usize,
+    state: usize,
+    /// Parameters whose gradients it made.
+    made: Vec<usize>,
+    /// Parameters that gradients came for.
+    arrived: Vec<usize>,
 }
 
 /// Programs that were computed, to be used again.
@@ -105,6 +118,9 @@ pub(crate) fn run(world: &mut World, step: &Step, train: &Train, between: Betwee
     match &step.id {
         Some(id) => world.rig.name_buffers(id, step.position.line),
         None => world.rig.name_buffers(&step.action.kind(), step.position.line),
+    }
+    if let Some(ranks) = &train.ranks {
+        return ranks::run(world, step, train, ranks, between);
     }
     let mut training = Training::new(train, world.stream(&train.stream));
     let mut tally = Tally::default();
@@ -218,25 +234,35 @@ impl<'a> Training<'a> {
         lasting.chain(self.gradients.iter().flatten()).map(|buffer| buffer.size().0).sum()
     }
 
-    /// Does one iteration by the plan. Where it fails, everything that it made is freed, and parameters and state are verified.
+    /// Does one iteration by the plan.
     fn iterate(&mut self, world: &mut World, plan: &Plan, length: u64, tally: &mut Tally) -> Answer<()> {
-        let before = world.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
-        let mut made = Vec::new();
-        let (retained, state) = (self.retained.len(), self.state.len());
-        let done = self.passes(world, plan, length, &mut made);
-        let done = done.and_then(|()| self.update(world));
-        let answer = tally.answer(done)?;
-        if answer.is_err() {
+        let mut begun = self.begin(world);
+        let done = (0..plan.micro_batches).try_for_each(|part| self.pass(world, plan, (part, length), &mut begun));
+        let answer = tally.answer(done.and_then(|()| self.update(world)))?;
+        self.end(world, begun, answer.is_err(), tally)?;
+        Ok(answer)
+    }
+
+    /// An iteration begins.
+    fn begin(&self, world: &World) -> Begun {
+        let allocated = world.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
+        Begun { allocated, retained: self.retained.len(), state: self.state.len(), made: Vec::new(), arrived: Vec::new() }
+    }
+
+    /// An iteration is over. Where it failed, everything that it made is freed, and parameters and state are verified.
+    fn end(&mut self, world: &mut World, begun: Begun, failed: bool, tally: &mut Tally) -> Result<(), Stop> {
+        let Begun { allocated: before, retained, state, made, .. } = begun;
+        if failed {
             let new = self.retained.drain(retained..).chain(self.state.drain(state..));
             free_all(world, new.collect::<Vec<_>>())?;
         }
-        if answer.is_err() || self.train.zero_grad == ZeroGrad::SetToNone {
+        if failed || self.train.zero_grad == ZeroGrad::SetToNone {
             for parameter in made {
                 free_all(world, self.gradients[parameter].take())?;
             }
         }
         let after = world.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
-        if answer.is_err() {
+        if failed {
             tally.retained = tally.retained.max(after.saturating_sub(before));
             // A check that is no part of the training: a timed run goes without.
             if !world.rig.is_timed() {
@@ -250,26 +276,41 @@ impl<'a> Training<'a> {
                 seen: format!("{after} B"),
             });
         }
-        Ok(answer)
+        Ok(())
     }
 
-    /// The forward and backward passes of all micro-batches, the larger ones first.
-    fn passes(&mut self, world: &mut World, plan: &Plan, length: u64, made: &mut Vec<usize>) -> Result<(), Failed> {
+    /// What one micro-batch does, by its number: the larger ones come first.
+    fn program(&mut self, plan: &Plan, part: u64, length: u64) -> Rc<Program> {
         let (each, rest) = (plan.batch / plan.micro_batches, plan.batch % plan.micro_batches);
-        for number in 0..plan.micro_batches {
-            let program = self.programs.of(each + u64::from(number < rest), length, plan.precision);
-            world.rig.name_purpose("activations");
-            let mut pass = Pass::new(&program, self.stream, self.train.retain_graph);
-            let mut gradients = ParameterGradients { sizes: &self.sizes, buffers: &mut self.gradients, made };
-            let done = pass.run(world, plan.checkpoint_every, &mut self.workspaces, &mut gradients);
-            if self.train.retain_graph && done.is_ok() {
-                self.retained.extend(pass.into_buffers());
-            } else {
-                free_all(world, pass.into_buffers())?;
-            }
-            done?;
+        self.programs.of(each + u64::from(part < rest), length, plan.precision)
+    }
+
+    /// The forward and the backward pass of one micro-batch.
+    fn pass(&mut self, world: &mut World, plan: &Plan, (part, length): (u64, u64), begun: &mut Begun) -> Result<(), Failed> {
+        let program = self.program(plan, part, length);
+        let mut pass = Pass::new(&program, self.stream, self.train.retain_graph);
+        let done = self.forward(world, plan, &mut pass).and_then(|()| self.backward(world, plan, &mut pass, begun));
+        self.end_pass(world, pass, done.is_ok())?;
+        done
+    }
+
+    fn forward(&mut self, world: &mut World, plan: &Plan, pass: &mut Pass<'_>) -> Result<(), Failed> {
+        world.rig.name_purpose("activations");
+        pass.forward_pass(world, plan.checkpoint_every, &mut self.workspaces)
+    }
+
+    fn backward(&mut self, world: &mut World, plan: &Plan, pass: &mut Pass<'_>, begun: &mut Begun) -> Result<(), Failed> {
+        let Begun { made, arrived, .. } = begun;
+        let mut gradients = ParameterGradients { sizes: &self.sizes, buffers: &mut self.gradients, made, arrived };
+        pass.backward_pass(world, plan.checkpoint_every, &mut self.workspaces, &mut gradients)
+    }
+
+    fn end_pass(&mut self, world: &mut World, pass: Pass<'_>, succeeded: bool) -> Result<(), Stop> {
+        if self.train.retain_graph && succeeded {
+            self.retained.extend(pass.into_buffers());
+            return Ok(());
         }
-        Ok(())
+        free_all(world, pass.into_buffers())
     }
 
     /// The optimizer reads and writes parameters and state. That of a model makes its state the first time; Adam computes the roots of one of its
@@ -312,13 +353,17 @@ impl<'a> Training<'a> {
 }
 
 /// What retries came to, in words: the batch, or all of the plan where the batch is the same.
-fn retried(train: &Train, tally: &Tally) -> String {
+fn what_became(train: &Train, tally: &Tally) -> String {
     let first = train.batches[0];
     match &tally.plan {
-        Some(plan) if plan.batch == first && *plan != train.plan => format!("{} retries: {} became {plan}", tally.retries, train.plan),
-        Some(plan) if plan.batch == first => format!("{} retries: {plan}, as at first", tally.retries),
-        _ => format!("{} retries: batch {first} became {}", tally.retries, tally.final_batch),
+        Some(plan) if plan.batch == first && *plan != train.plan => format!("{} became {plan}", train.plan),
+        Some(plan) if plan.batch == first => format!("{plan}, as at first"),
+        _ => batch_became(train, tally.final_batch),
     }
+}
+
+fn batch_became(train: &Train, batch: u64) -> String {
+    format!("batch {} became {batch}", train.batches[0])
 }
 
 fn conclude(
@@ -341,20 +386,34 @@ fn conclude(
     recovery.left_behind(Bytes(tally.retained));
     result.reports.extend(recovery.reports());
     result.recovery = recovery.into_record(world);
-    let completed = format!("{} of {} iterations", tally.iterations, train.iterations);
+    let done = (tally.iterations, tally.retries, what_became(train, &tally));
+    judge(world, step, train, done, failed.map(|error| (error, tally.shortage)), &mut result);
+    result
+}
+
+/// Whether a training ended as it should: after so many iterations and retries, and what these made of its plan.
+fn judge(
+    world: &World,
+    step: &Step,
+    train: &Train,
+    (iterations, retries, became): (u64, u64, String),
+    failed: Option<(AllocatorError, Option<Shortage>)>,
+    result: &mut StepResult,
+) {
+    let completed = format!("{iterations} of {} iterations", train.iterations);
     match (failed, train.expect.of(&world.arm, world.device)) {
         (None, expected) => {
-            result.outcome = Outcome::Fits { retries: tally.retries as u32 };
-            if tally.retries > 0 {
-                result.notes.push(retried(train, &tally));
+            result.outcome = Outcome::Fits { retries: retries as u32 };
+            if retries > 0 {
+                result.notes.push(format!("{retries} retries: {became}"));
             }
             if let Expected::Oom(_) = expected {
                 result.unmet.push(Unmet::at(step, "training to run out of memory", completed));
             }
         }
-        (Some(error), expected) => {
+        (Some((error, shortage)), expected) => {
             result.outcome = Outcome::OutOfMemory;
-            result.shortage = tally.shortage;
+            result.shortage = shortage;
             result.notes.push(format!("{completed}, then {error}"));
             if let Expected::Oom(Some(cause)) = expected {
                 result.unmet.extend(Unmet::other_cause(step, cause, result.shortage.as_ref()));
@@ -364,5 +423,4 @@ fn conclude(
             }
         }
     }
-    result
 }

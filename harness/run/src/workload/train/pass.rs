@@ -106,16 +106,14 @@ impl<'a> Pass<'a> {
         Self { program, makers: program.makers(), stream, tensors, flows, gradients, scratch, retains }
     }
 
-    /// Does the forward and the backward pass.
-    pub(super) fn run(
+    /// Does the forward pass.
+    pub(super) fn forward_pass(
         &mut self,
         world: &mut World,
         checkpoint_every: Option<u64>,
         workspaces: &mut Workspaces,
-        parameters: &mut ParameterGradients<'_>,
     ) -> Result<(), Failed> {
         let program = self.program;
-        let segments = program.segments(checkpoint_every);
         for &input in &program.inputs {
             self.tensors[input].buffer = Some(make(world, program.tensors[input], self.stream)?);
             self.tensors[input].saves += 1;
@@ -123,9 +121,21 @@ impl<'a> Pass<'a> {
         for &read in program.operations.iter().flat_map(|operation| &operation.reads) {
             self.tensors[read].reads += 1;
         }
-        for segment in &segments {
+        for segment in &program.segments(checkpoint_every) {
             self.forward(world, segment, !segment.is_checkpointed, workspaces)?;
         }
+        Ok(())
+    }
+
+    /// Does the backward pass, behind the forward pass.
+    pub(super) fn backward_pass(
+        &mut self,
+        world: &mut World,
+        checkpoint_every: Option<u64>,
+        workspaces: &mut Workspaces,
+        parameters: &mut ParameterGradients<'_>,
+    ) -> Result<(), Failed> {
+        let segments = self.program.segments(checkpoint_every);
         for segment in segments.iter().rev() {
             self.backward(world, segment, workspaces, parameters)?;
         }
@@ -357,6 +367,8 @@ pub(super) struct ParameterGradients<'a> {
     pub(super) buffers: &'a mut [Option<Buffer>],
     /// Parameters whose gradients this iteration made.
     pub(super) made: &'a mut Vec<ParameterId>,
+    /// Parameters that a gradient came for, as often as one came: those of which several operations make a part come several times.
+    pub(super) arrived: &'a mut Vec<ParameterId>,
 }
 
 impl ParameterGradients<'_> {
@@ -375,6 +387,7 @@ impl ParameterGradients<'_> {
                 self.made.push(parameter);
             }
         }
+        self.arrived.push(parameter);
         Ok(())
     }
 }

@@ -1,0 +1,304 @@
+//! Collectives matched as NCCL matches them: the first that each rank calls with the first of every other, and so on, whatever they are for.
+//!
+//! A collective ends when every rank has called it, with the same operation and the same number of bytes; where they differ, NCCL promises nothing, and waiting for ever is
+//! what mostly comes of it (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html>). Nothing waits here: ranks tell what
+//! they call, and [`Matcher::advance`] says where they can go no further.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use harness_allocator::units::Bytes;
+use harness_scenario::model::ParameterId;
+
+/// What a collective is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// All ranks begin with the parameters of rank 0.
+    Parameters,
+    /// All ranks take the order of rank 0 for their buckets.
+    Buckets,
+    /// All ranks take the buffers of rank 0, as the running means of `batch_norm`.
+    Buffers,
+    /// The mean of the gradients in a bucket.
+    Bucket(usize),
+    /// The mean of one gradient.
+    Gradient(ParameterId),
+    /// Whether a rank ran out of memory.
+    Agreement,
+}
+
+impl Purpose {
+    const fn is_broadcast(self) -> bool {
+        matches!(self, Self::Parameters | Self::Buckets | Self::Buffers)
+    }
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Parameters => f.write_str("the broadcast of the parameters"),
+            Self::Buckets => f.write_str("the broadcast of the order of buckets"),
+            Self::Buffers => f.write_str("the broadcast of the model's buffers"),
+            Self::Bucket(number) => write!(f, "the all-reduce of bucket {number}"),
+            Self::Gradient(parameter) => write!(f, "the all-reduce of the gradient of parameter {parameter}"),
+            Self::Agreement => f.write_str("the all-reduce of the agreement"),
+        }
+    }
+}
+
+/// One collective, as one rank calls it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Collective {
+    pub(super) purpose: Purpose,
+    pub(super) bytes: Bytes,
+    /// Counted from 1; 0 before the first.
+    pub(super) iteration: u64,
+    /// Which try of the iteration, counted from 1.
+    pub(super) attempt: u64,
+}
+
+impl Collective {
+    /// Whether NCCL takes the two for one.
+    fn meets(&self, other: &Self) -> bool {
+        (self.purpose.is_broadcast(), self.bytes) == (other.purpose.is_broadcast(), other.bytes)
+    }
+
+    /// Whether they belong together. Gradients of one iteration do, whichever try made them; agreements are about one try.
+    fn belongs_to(&self, other: &Self) -> bool {
+        let attempt_counts = self.purpose == Purpose::Agreement;
+        let is_same = (self.purpose, self.iteration) == (other.purpose, other.iteration);
+        self.meets(other) && is_same && (!attempt_counts || self.attempt == other.attempt)
+    }
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { purpose, bytes, iteration, attempt } = self;
+        match iteration {
+            0 => write!(f, "{purpose} ({bytes}, before the first iteration)"),
+            _ => write!(f, "{purpose} ({bytes}, iteration {iteration}, attempt {attempt})"),
+        }
+    }
+}
+
+/// What one rank has called and others have not all joined yet.
+#[derive(Clone, Debug, Default)]
+struct Calls {
+    waiting: VecDeque<Collective>,
+    /// Why it calls no more.
+    ended: Option<String>,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(super) struct Matcher {
+    ranks: Vec<Calls>,
+    matched: u64,
+}
+
+/// Why the ranks cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// Somebody waits for ever.
+    Hang,
+    /// All go on, with a sum of what does not belong together.
+    Mixed,
+}
+
+/// Where a rank stands then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It has called a collective that these ranks do not join.
+    Called(Collective, Vec<usize>),
+    /// It calls no more.
+    Ended(String),
+    /// It has not come that far.
+    Behind,
+}
+
+/// The first place at which ranks differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mismatch {
+    pub(super) trouble: Trouble,
+    /// The number of the collective, counted from 1: all ranks joined those before it.
+    pub(super) number: u64,
+    /// Of each rank.
+    pub(super) ranks: Vec<Standing>,
+}
+
+impl Matcher {
+    pub(super) fn new(ranks: usize) -> Self {
+        Self { ranks: vec![Calls::default(); ranks], matched: 0 }
+    }
+
+    /// Collectives that all ranks joined.
+    pub(super) const fn matched(&self) -> u64 {
+        self.matched
+    }
+
+    /// A rank calls a collective.
+    pub(super) fn call(&mut self, rank: usize, collective: Collective) {
+        self.ranks[rank].waiting.push_back(collective);
+    }
+
+    /// A rank calls no more, for a reason in words.
+    pub(super) fn end(&mut self, rank: usize, why: String) {
+        self.ranks[rank].ended.get_or_insert(why);
+    }
+
+    /// Does the collectives that every rank has called. Returns the first at which the ranks differ; the same one each time. A rank that has not ended may still call what others
+    /// wait in.
+    pub(super) fn advance(&mut self) -> Option<Mismatch> {
+        loop {
+            let fronts: Vec<Collective> = self.ranks.iter().filter_map(|rank| rank.waiting.front().copied()).collect();
+            let first = fronts.first()?;
+            if fronts.len() < self.ranks.len() {
+                let never_comes = self.ranks.iter().any(|rank| rank.waiting.is_empty() && rank.ended.is_some());
+                return never_comes.then(|| self.mismatch(Trouble::Hang));
+            }
+            if !fronts.iter().all(|other| other.belongs_to(first)) {
+                let meet = fronts.iter().all(|other| other.meets(first));
+                return Some(self.mismatch(if meet { Trouble::Mixed } else { Trouble::Hang }));
+            }
+            for rank in &mut self.ranks {
+                rank.waiting.pop_front();
+            }
+            self.matched += 1;
+        }
+    }
+
+    fn mismatch(&self, trouble: Trouble) -> Mismatch {
+        let standing = |calls: &Calls| match (calls.waiting.front(), &calls.ended) {
+            (Some(own), _) => {
+                let joins = |other: &Calls| other.waiting.front().is_some_and(|front| front.belongs_to(own));
+                let missing = self.ranks.iter().enumerate().filter(|(_, other)| !joins(other)).map(|(rank, _)| rank);
+                Standing::Called(*own, missing.collect())
+            }
+            (None, Some(why)) => Standing::Ended(why.clone()),
+            (None, None) => Standing::Behind,
+        };
+        Mismatch { trouble, number: self.matched + 1, ranks: self.ranks.iter().map(standing).collect() }
+    }
+}
+
+/// `rank 1`, `ranks 0 and 2`.
+fn names(ranks: &[usize]) -> String {
+    let all: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    match all.as_slice() {
+        [] => "nobody".to_owned(),
+        [one] => format!("rank {one}"),
+        [front @ .., last] => format!("ranks {} and {last}", front.join(", ")),
+    }
+}
+
+impl fmt::Display for Mismatch {
+    /// One line for the whole, and one for each rank.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let before = self.number - 1;
+        match self.trouble {
+            Trouble::Hang => write!(f, "a hang behind {before} collectives that all ranks joined")?,
+            Trouble::Mixed => {
+                write!(
+                    f,
+                    "behind {before} collectives that all ranks joined, one with the same operation and bytes on all of them, so that nobody waits, and "
+                )?;
+                f.write_str("what does not belong together is added up")?;
+            }
+        }
+        for (rank, standing) in self.ranks.iter().enumerate() {
+            match (standing, self.trouble) {
+                (Standing::Called(collective, others), Trouble::Hang) => {
+                    write!(f, "\nrank {rank} waits in {collective} for {}", names(others))?;
+                }
+                (Standing::Called(collective, others), Trouble::Mixed) => {
+                    write!(f, "\nrank {rank} is in {collective}, unlike {}", names(others))?;
+                }
+                (Standing::Ended(why), _) => write!(f, "\nrank {rank} {why}")?,
+                (Standing::Behind, _) => write!(f, "\nrank {rank} has not come that far")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn collective(bucket: usize, bytes: u64, iteration: u64) -> Collective {
+        Collective { purpose: Purpose::Bucket(bucket), bytes: Bytes(bytes), iteration, attempt: 1 }
+    }
+
+    /// What each rank calls, in the order of the ranks or in turns; the answer of the last look.
+    fn matched(ranks: &[Vec<Collective>], in_turns: bool) -> (Matcher, Option<Mismatch>) {
+        let mut matcher = Matcher::new(ranks.len());
+        if in_turns {
+            for place in 0..ranks.iter().map(Vec::len).max().unwrap_or(0) {
+                for (rank, calls) in ranks.iter().enumerate() {
+                    calls.get(place).into_iter().for_each(|call| matcher.call(rank, *call));
+                    matcher.advance();
+                }
+            }
+        } else {
+            ranks.iter().enumerate().for_each(|(rank, calls)| calls.iter().for_each(|call| matcher.call(rank, *call)));
+        }
+        (0..ranks.len()).for_each(|rank| matcher.end(rank, "has done all its iterations".to_owned()));
+        let mismatch = matcher.advance();
+        (matcher, mismatch)
+    }
+
+    fn sequences() -> impl Strategy<Value = Vec<Collective>> {
+        prop::collection::vec(
+            (0..4_usize, 1..4_u64, 1..5_u64).prop_map(|(bucket, bytes, iteration)| collective(bucket, bytes, iteration)),
+            1..40,
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn ranks_that_call_the_same_never_wait(calls in sequences(), ranks in 2..6_usize, in_turns: bool) {
+            let (matcher, mismatch) = matched(&vec![calls.clone(); ranks], in_turns);
+            prop_assert_eq!((matcher.matched(), mismatch), (calls.len() as u64, None));
+        }
+
+        #[test]
+        fn any_difference_is_found_at_its_first_place(
+            calls in sequences(), ranks in 2..6_usize, odd in 0..6_usize, place: prop::sample::Index, kind in 0..4_u8, in_turns: bool,
+        ) {
+            let (odd, place) = (odd % ranks, place.index(calls.len()));
+            let mut all = vec![calls.clone(); ranks];
+            let expected = match kind {
+                0 => { all[odd][place].bytes += Bytes(7); Trouble::Hang }
+                1 => { all[odd][place].iteration += 7; Trouble::Mixed }
+                2 => { all[odd].truncate(place); Trouble::Hang }
+                _ => { all[odd][place].purpose = Purpose::Buckets; Trouble::Hang }
+            };
+            let (_, mismatch) = matched(&all, in_turns);
+            let mismatch = mismatch.expect("they differ");
+            prop_assert_eq!((mismatch.trouble, mismatch.number), (expected, place as u64 + 1));
+            for (rank, standing) in mismatch.ranks.iter().enumerate().filter(|(rank, _)| *rank != odd) {
+                prop_assert_eq!(standing, &Standing::Called(calls[place], vec![odd]), "rank {}", rank);
+            }
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_slower_is_waited_for_and_one_that_ended_is_not() {
+        let mut matcher = Matcher::new(2);
+        matcher.call(0, collective(0, 1, 1));
+        assert_eq!(matcher.advance(), None);
+        matcher.end(1, "gave up".to_owned());
+        let mismatch = matcher.advance();
+        let standings = vec![Standing::Called(collective(0, 1, 1), vec![1]), Standing::Ended("gave up".to_owned())];
+        assert_eq!(mismatch, Some(Mismatch { trouble: Trouble::Hang, number: 1, ranks: standings }));
+    }
+
+    #[test]
+    fn another_try_of_one_iteration_belongs_to_it_but_not_to_its_agreement() {
+        let of = |purpose, attempt| Collective { purpose, bytes: Bytes(8), iteration: 1, attempt };
+        let trouble = |purpose| matched(&[vec![of(purpose, 1)], vec![of(purpose, 2)]], false).1.map(|mismatch| mismatch.trouble);
+        assert_eq!((trouble(Purpose::Bucket(0)), trouble(Purpose::Agreement)), (None, Some(Trouble::Mixed)));
+    }
+}

@@ -1,0 +1,326 @@
+//! A data-parallel training: ranks that do the same on samples of their own, and average their gradients.
+//!
+//! The ranks take turns; each has a program of its own on the rig's device, with a limit, as in `programs:`. What one allocates never depends on what others do, but for the decision to try
+//! again: so a rank does its iteration to the end, with all its tries, and what it called is matched with the others behind it. Host code does not wait for an all-reduce either; it
+//! waits when it reads the loss.
+//!
+//! * `rank`: one rank, and the parts of a try;
+//! * `reducer`: which collectives it calls, and DDP's buckets;
+//! * `matcher`: whether the ranks' collectives match;
+//! * `outcome`: what is reported.
+
+mod matcher;
+mod outcome;
+mod rank;
+mod reducer;
+
+use std::rc::Rc;
+
+use harness_allocator::allocator::AllocatorError;
+
+use self::matcher::Matcher;
+use self::outcome::{Ended, Outcomes};
+use self::rank::{End, Rank, Try, Tryout};
+use crate::recovery;
+use crate::rig::Stop;
+use crate::workload::{Between, pause};
+use crate::world::{StepResult, World};
+use harness_scenario::model::Program;
+use harness_scenario::steps::ranks::Ranks;
+use harness_scenario::steps::train::Train;
+use harness_scenario::{Plan, Step};
+
+/// A rank's try, by the number of the rank.
+type Tried = (usize, Tryout, recovery::Begun);
+
+/// The ranks while they train.
+struct Group<'a> {
+    train: &'a Train,
+    agrees: bool,
+    ranks: Vec<Rank<'a>>,
+    matcher: Matcher,
+    /// Of each rank, the batch that a policy came down to.
+    most: Vec<u64>,
+    plans: Vec<Plan>,
+    outcomes: Outcomes,
+}
+
+/// Trains on several ranks.
+pub(super) fn run(world: &mut World, step: &Step, train: &Train, ranks: &Ranks, mut between: Between<'_>) -> Result<StepResult, Stop> {
+    let home = world.rig.entered();
+    let programs = std::iter::once(home).chain(world.programs_of_ranks(&train.id)).collect::<Vec<_>>();
+    let new = |(number, program)| Rank::new(number, program, train, ranks, step.position.line, world);
+    let mut group = Group {
+        train,
+        agrees: ranks.agree,
+        ranks: programs.into_iter().enumerate().map(new).collect(),
+        matcher: Matcher::new(ranks.count()),
+        most: vec![u64::MAX; ranks.count()],
+        plans: vec![train.plan.clone(); ranks.count()],
+        outcomes: Outcomes::default(),
+    };
+    group.build(world)?;
+    let mut mismatch = group.matcher.advance();
+    for iteration in 0..train.iterations {
+        // Where a rank has ended, the others go on until they miss it.
+        if mismatch.is_some() || group.active().is_empty() {
+            break;
+        }
+        group.iterate(world, iteration)?;
+        mismatch = group.matcher.advance();
+        if mismatch.is_none() {
+            group.outcomes.iteration_ended(iteration + 1, &group.ranks);
+        }
+        world.rig.enter(home);
+        pause(&mut between, world)?;
+    }
+    for rank in group.ranks.iter_mut().filter(|rank| rank.ended.is_none() && !rank.is_astray) {
+        rank.end(End::Finished, &mut group.matcher);
+    }
+    let mismatch = mismatch.or_else(|| group.matcher.advance());
+    let Group { ranks, matcher, outcomes, .. } = group;
+    let ends = ranks.into_iter().map(|rank| rank.free(world)).collect::<Result<Vec<_>, _>>()?;
+    world.rig.enter(home);
+    Ok(outcome::conclude(world, step, train, Ended { ends, matched: matcher.matched(), outcomes, mismatch }))
+}
+
+impl<'a> Group<'a> {
+    fn build(&mut self, world: &mut World) -> Result<(), Stop> {
+        for (number, rank) in self.ranks.iter_mut().enumerate() {
+            let matcher = &mut self.matcher;
+            rank.within(world, |rank, world| {
+                if number > 0 {
+                    world.rig.reset_peaks();
+                }
+                rank.build(world, matcher)
+            })?;
+        }
+        meet(&mut self.ranks.iter_mut().collect::<Vec<_>>(), &mut self.outcomes);
+        Ok(())
+    }
+
+    /// Lets each rank do an iteration, counted from 0, with as many tries as it takes.
+    fn iterate(&mut self, world: &mut World, iteration: u64) -> Result<(), Stop> {
+        let of = |list: &[u64]| list[iteration as usize % list.len()];
+        let (batch, length) = (of(&self.train.batches), of(&self.train.lengths));
+        for ((rank, plan), most) in self.ranks.iter_mut().zip(&mut self.plans).zip(&self.most) {
+            plan.batch = batch.min(*most);
+            plan.micro_batches = plan.micro_batches.min(plan.batch);
+            rank.begin_iteration(iteration + 1, plan.clone());
+        }
+        let asked: Vec<u64> = self.plans.iter().map(|plan| plan.batch).collect();
+        let done = if self.agrees { self.together(world, length)? } else { self.alone(world, length)? };
+        meet(&mut self.ranks.iter_mut().collect::<Vec<_>>(), &mut self.outcomes);
+        for ((number, next), asked) in done.into_iter().enumerate().zip(asked) {
+            let Some(next) = next else { continue };
+            if next.batch != asked {
+                self.most[number] = next.batch;
+            }
+            self.plans[number] = next;
+        }
+        Ok(())
+    }
+
+    /// The ranks that go on, by number.
+    fn active(&self) -> Vec<usize> {
+        self.ranks.iter().filter(|rank| rank.is_active()).map(Rank::number).collect()
+    }
+
+    /// Each rank tries by its own policies alone. Of each that succeeded, how it does the next iteration.
+    fn alone(&mut self, world: &mut World, length: u64) -> Result<Vec<Option<Plan>>, Stop> {
+        let mut all = vec![None; self.ranks.len()];
+        for number in self.active() {
+            while let Some((_, tryout, begun)) = self.attempt(world, &[number], length)?.pop() {
+                match tryout {
+                    Tryout::Succeeded => all[number] = Some(self.succeeded(world, number, begun)?),
+                    Tryout::Failed(error) if self.failed(world, number, begun, &error)? => continue,
+                    Tryout::Failed(_) | Tryout::GivenUp => {}
+                }
+                break;
+            }
+        }
+        Ok(all)
+    }
+
+    /// The ranks try together until none runs out of memory before they agree.
+    fn together(&mut self, world: &mut World, length: u64) -> Result<Vec<Option<Plan>>, Stop> {
+        loop {
+            let tryouts = self.attempt(world, &self.active(), length)?;
+            if !tryouts.iter().any(|(_, tryout, _)| matches!(tryout, Tryout::Succeeded)) {
+                if self.try_again(world, tryouts)? {
+                    continue;
+                }
+                return Ok(Vec::new());
+            }
+            let mut nexts = Vec::new();
+            for (number, tryout, begun) in tryouts {
+                match tryout {
+                    Tryout::Succeeded => nexts.push(self.succeeded(world, number, begun)?),
+                    // Too late: the others have done the iteration, or wait in one of its all-reduces.
+                    Tryout::Failed(error) => {
+                        if self.failed(world, number, begun, &error)? {
+                            self.ranks[number].go_astray(&mut self.matcher);
+                        }
+                    }
+                    Tryout::GivenUp => {}
+                }
+            }
+            let next = smallest(nexts);
+            return Ok(vec![next; self.ranks.len()]);
+        }
+    }
+
+    /// Some ranks ran out of memory, and all know. Tells whether there is another try.
+    fn try_again(&mut self, world: &mut World, tryouts: Vec<Tried>) -> Result<bool, Stop> {
+        let (mut plans, mut given_up, mut goes_on) = (Vec::new(), Vec::new(), true);
+        for (number, tryout, begun) in tryouts {
+            match tryout {
+                Tryout::Failed(error) => {
+                    goes_on &= self.failed(world, number, begun, &error)?;
+                    plans.push(self.ranks[number].trying.plan.clone());
+                }
+                Tryout::GivenUp | Tryout::Succeeded => given_up.push((number, begun)),
+            }
+        }
+        let agreed = smallest(plans).filter(|_| goes_on);
+        for (number, begun) in given_up {
+            let rank = &mut self.ranks[number];
+            rank.gave_up_try(world, begun, agreed.is_some());
+        }
+        for rank in self.ranks.iter_mut().filter(|rank| rank.is_active()) {
+            match &agreed {
+                Some(plan) => rank.trying.plan = plan.clone(),
+                None => rank.end(End::Stopped, &mut self.matcher),
+            }
+        }
+        Ok(agreed.is_some())
+    }
+
+    /// One try of each of some ranks. Where they agree, they all give it up when one of them ran out of memory in the first part.
+    fn attempt(&mut self, world: &mut World, numbers: &[usize], length: u64) -> Result<Vec<Tried>, Stop> {
+        let Self { ranks, matcher, agrees, outcomes, .. } = self;
+        let mut ranks: Vec<&mut Rank<'_>> = ranks.iter_mut().filter(|rank| numbers.contains(&rank.number())).collect();
+        let programs: Vec<Rc<Program>> = ranks.iter_mut().map(|rank| rank.last_program(length)).collect();
+        let mut tries: Vec<Try<'_>> = Vec::with_capacity(programs.len());
+        for (rank, program) in ranks.iter_mut().zip(&programs) {
+            tries.push(rank.within(world, |rank, world| rank.first_part(world, program, length, matcher))?);
+        }
+        let give_up = *agrees && tries.iter().any(|one| one.done.is_err());
+        if *agrees {
+            ranks.iter_mut().for_each(|rank| rank.agree(matcher));
+            meet(&mut ranks, outcomes);
+        }
+        let rest = ranks.into_iter().zip(tries);
+        let second = |(rank, one): (&mut Rank<'_>, Try<'_>)| {
+            let (tryout, begun) = rank.within(world, |rank, world| rank.second_part(world, one, give_up, matcher))?;
+            Ok((rank.number(), tryout, begun))
+        };
+        rest.map(second).collect()
+    }
+
+    fn succeeded(&mut self, world: &mut World, number: usize, begun: recovery::Begun) -> Result<Plan, Stop> {
+        self.ranks[number].within(world, |rank, world| rank.succeeded(world, begun))
+    }
+
+    fn failed(&mut self, world: &mut World, number: usize, begun: recovery::Begun, error: &AllocatorError) -> Result<bool, Stop> {
+        let Self { ranks, matcher, .. } = self;
+        ranks[number].within(world, |rank, world| rank.failed(world, begun, error, matcher))
+    }
+}
+
+/// The ranks wait for the slowest.
+fn meet(ranks: &mut [&mut Rank<'_>], outcomes: &mut Outcomes) {
+    let slowest = ranks.iter().map(|rank| rank.busy).max().unwrap_or_default();
+    outcomes.time += slowest;
+    for rank in ranks {
+        rank.waited += slowest.saturating_sub(std::mem::take(&mut rank.busy));
+    }
+}
+
+/// Of some plans, one that asks for the least.
+fn smallest(plans: Vec<Plan>) -> Option<Plan> {
+    plans.into_iter().reduce(|least, plan| if plan.asks_for_less_than(&least) { plan } else { least })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+    use std::path::Path;
+
+    use harness_allocator::allocator::AllocatorKind;
+    use harness_allocator::device::sim::{SimConfig, SimDevice};
+    use harness_record::{Invariant, Outcome};
+    use harness_scenario::steps::Action;
+    use harness_scenario::{ReportKey, Scenario};
+
+    use crate::rig::{Rig, RigOptions};
+    use crate::workload::train;
+    use crate::world::{StepResult, World};
+
+    /// A training on three ranks, of which rank 1 has so many MiB less than 128; what was found, and that everything was given back.
+    fn trained(less: u64, options: &str, ranks: &str) -> (StepResult, bool) {
+        let text = format!(
+            "about: A test.\nneeds: {{ memory: 384MiB }}\nsteps:\n  - train: {{ id: t, parameters: 12MiB, layers: 6, activations_per_sample: 3MiB, batch: 12, iterations: 3, expect: any, {options}, ranks: {{ count: 3, memory: 128MiB, less: {{ 1: {less}MiB }}, {ranks} }} }}\n"
+        );
+        let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let config = SimConfig::default();
+        let config = SimConfig { total: config.context_overhead + scenario.needs.memory, ..config };
+        let rig = Rig::new(Box::new(SimDevice::new(config)), AllocatorKind::Caching.build(), &RigOptions::default()).unwrap();
+        let mut world = World::new(rig, &scenario, &AllocatorKind::Caching.into(), 1).unwrap_or_else(|failed| panic!("{:?}", failed.2));
+        let Action::Train(training) = &scenario.steps[0].action else { panic!("{text}") };
+        let result = train::run(&mut world, &scenario.steps[0], training, None).unwrap_or_else(|stop| panic!("{stop:?}: {text}"));
+        for program in world.rig.programs() {
+            assert_eq!(world.rig.stats_of(program).allocated_bytes.all.current, 0, "{program:?}: {text}");
+        }
+        let findings = world.rig.take_findings();
+        assert!(findings.iter().all(|finding| finding.invariant == Invariant::CollectivesMatch), "{findings:?}: {text}");
+        world.rig.finish().unwrap();
+        (result, !findings.is_empty())
+    }
+
+    const POLICIES: [&str; 3] =
+        ["on_oom: { halve_batch: { retries: 4 } }", "on_oom: split_and_accumulate", "zero_grad: zero, optimizer: momentum"];
+
+    #[test]
+    fn wherever_a_rank_fails_everything_goes_back_and_a_failure_of_one_alone_is_a_hang() {
+        for reduce in ["ddp", "hooks", "after_backward"] {
+            for agree in [false, true] {
+                let (mut hangs, mut ends) = (0, Vec::new());
+                for (less, policy) in (1..126).step_by(7).flat_map(|less| POLICIES.map(|policy| (less, policy))) {
+                    let (result, hangs_now) = trained(less, policy, &format!("reduce: {reduce}, agree: {agree}"));
+                    assert_eq!(hangs_now, result.outcome == Outcome::Failed);
+                    hangs += u32::from(hangs_now);
+                    ends.push(result.outcome);
+                }
+                assert!(ends.contains(&Outcome::Fits { retries: 0 }) && hangs > 0, "{reduce}, agree: {agree}: {ends:?}");
+            }
+        }
+    }
+
+    /// Behind the backward pass there is nothing left that could fail: an optimizer that has its state allocates no more.
+    #[test]
+    fn ranks_that_agree_behind_the_backward_pass_never_hang_once_they_train() {
+        let mut recovered = 0;
+        for (less, policy) in (1..80).step_by(4).flat_map(|less| POLICIES.map(|policy| (less, policy))) {
+            let (result, hangs) = trained(less, policy, "reduce: after_backward, agree: true");
+            assert!(!hangs, "{less} MiB less, {policy}: {:?}", result.notes);
+            assert_eq!(result.reports[&ReportKey::UnequalBatches], 0);
+            recovered += u32::from(matches!(result.outcome, Outcome::Fits { retries: 1.. }));
+        }
+        assert!(recovered > 0);
+    }
+
+    #[test]
+    fn ranks_with_the_same_memory_do_the_same() {
+        for ranks in ["agree: false", "agree: true", "reduce: hooks", "reduce: after_backward"] {
+            let (result, hangs) = trained(1, "optimizer: sgd", ranks);
+            let of = |row: usize, column: usize| result.tables[0].rows[row][column].clone();
+            assert!(
+                !hangs && (2..8).all(|column| of(0, column) == of(2, column) && of(0, column) == of(1, column)),
+                "{ranks}: {:?}",
+                result.tables
+            );
+        }
+    }
+}

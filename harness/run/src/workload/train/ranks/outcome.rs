@@ -1,0 +1,187 @@
+//! What a data-parallel training comes to.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::allocator::AllocatorError;
+use harness_allocator::units::{Bytes, Nanos};
+
+use super::matcher::Mismatch;
+use super::rank::{End, Rank, RankEnd};
+use crate::rig::Finding;
+use crate::workload::train::{batch_became, judge};
+use crate::world::{RankFigures, StepResult, World};
+use harness_record::{Attempt, Invariant, Outcome, Recovery, Shortage, Table, Trained};
+use harness_scenario::steps::train::Train;
+use harness_scenario::{ReportKey, Step};
+
+/// What is known of iterations that all ranks completed.
+#[derive(Default)]
+pub(super) struct Outcomes {
+    /// Of the slowest rank each time.
+    pub(super) time: Nanos,
+    iterations: u64,
+    samples: u64,
+    /// Samples of all ranks in the last one.
+    effective_batch: u64,
+    /// In which the ranks' batches differed, and the first of these in words.
+    unequal: u64,
+    first_unequal: Option<String>,
+}
+
+impl Outcomes {
+    /// An iteration is over, counted from 1.
+    pub(super) fn iteration_ended(&mut self, number: u64, ranks: &[Rank<'_>]) {
+        if ranks.iter().any(|rank| rank.tally.iterations < number) {
+            return;
+        }
+        let batches: Vec<u64> = ranks.iter().map(|rank| rank.effective_batch).collect();
+        self.iterations += 1;
+        self.effective_batch = batches.iter().sum();
+        self.samples += self.effective_batch;
+        if batches.iter().all(|batch| *batch == batches[0]) {
+            return;
+        }
+        self.unequal += 1;
+        self.first_unequal.get_or_insert_with(|| {
+            let batches: Vec<String> = batches.iter().map(u64::to_string).collect();
+            format!(
+                "since iteration {number} the ranks' batches differ ({}): the mean of the gradients over ranks is not that over samples, unless they are weighted, since a sample of a smaller batch counts more",
+                batches.join(", ")
+            )
+        });
+    }
+}
+
+/// A training that is over.
+pub(super) struct Ended {
+    /// Of each rank.
+    pub(super) ends: Vec<RankEnd>,
+    /// Collectives that all ranks joined.
+    pub(super) matched: u64,
+    pub(super) outcomes: Outcomes,
+    /// Where the ranks could not go on.
+    pub(super) mismatch: Option<Mismatch>,
+}
+
+/// Reports, and tells the world the figures of each rank.
+pub(super) fn conclude(world: &mut World, step: &Step, train: &Train, ended: Ended) -> StepResult {
+    let Ended { mut ends, matched, outcomes, mismatch } = ended;
+    let mut result = StepResult { reports: reports(train, &ends, matched, &outcomes), tables: vec![table(&ends)], ..StepResult::default() };
+    result.recovery = merged(ends.iter_mut().map(|end| end.record.take()).collect());
+    let failed = first_failure(&mut ends);
+    world.report_ranks(train.id.clone(), ends.iter().map(figures).collect());
+    if let Some(mismatch) = mismatch {
+        result.outcome = Outcome::Failed;
+        let seen = mismatch.to_string();
+        result.notes.extend(seen.lines().map(str::to_owned));
+        let expected = "the same collectives in the same order from every rank".to_owned();
+        world.rig.note(Finding { invariant: Invariant::CollectivesMatch, expected, seen });
+    } else {
+        let retries = result.reports[&ReportKey::Retries];
+        let became = batch_became(train, result.reports[&ReportKey::FinalBatch]);
+        judge(world, step, train, (outcomes.iterations, retries, became), failed, &mut result);
+    }
+    result.notes.extend(outcomes.first_unequal);
+    result
+}
+
+/// The request that ended the training, where one did.
+fn first_failure(ends: &mut [RankEnd]) -> Option<(AllocatorError, Option<Shortage>)> {
+    ends.iter_mut().find_map(|end| match &end.ended {
+        Some(End::GaveUp(error) | End::Refused(error)) => Some((error.clone(), end.tally.shortage.take())),
+        Some(End::Finished | End::Stopped) | None => None,
+    })
+}
+
+fn reports(train: &Train, ends: &[RankEnd], matched: u64, outcomes: &Outcomes) -> BTreeMap<ReportKey, u64> {
+    let of = |key: ReportKey| ends.iter().filter_map(move |end| end.recovery.get(&key)).copied();
+    let most = |key| of(key).max().unwrap_or(0);
+    let sum = |key| of(key).sum();
+    let least_batch = if outcomes.iterations == 0 { None } else { of(ReportKey::FinalBatch).min() };
+    let throughput = u128::from(outcomes.samples) * 1_000_000_000 / u128::from(outcomes.time.0.max(1));
+    BTreeMap::from([
+        (ReportKey::Iterations, outcomes.iterations),
+        (ReportKey::FirstBatch, train.batches[0]),
+        (ReportKey::FinalBatch, least_batch.unwrap_or(0)),
+        (ReportKey::EffectiveBatch, outcomes.effective_batch),
+        (ReportKey::Attempts, most(ReportKey::Attempts)),
+        (ReportKey::Retries, most(ReportKey::Retries)),
+        (ReportKey::RetriesWithoutProgress, sum(ReportKey::RetriesWithoutProgress)),
+        (ReportKey::RetryTime, most(ReportKey::RetryTime)),
+        (ReportKey::Ooms, ends.iter().map(|end| end.tally.ooms).sum()),
+        (ReportKey::RetainedAfterOom, most(ReportKey::RetainedAfterOom)),
+        (ReportKey::GivenBack, sum(ReportKey::GivenBack)),
+        (ReportKey::Throughput, throughput as u64),
+        (ReportKey::Collectives, matched),
+        (ReportKey::UnequalBatches, outcomes.unequal),
+        (ReportKey::WaitedForRanks, ends.iter().map(|end| end.waited.0).max().unwrap_or(0)),
+    ])
+}
+
+/// What is told of one rank.
+fn figures(end: &RankEnd) -> RankFigures {
+    let mut reports = end.recovery.clone();
+    let own = [
+        (ReportKey::EffectiveBatch, end.effective_batch),
+        (ReportKey::Ooms, end.tally.ooms),
+        (ReportKey::Collectives, end.called),
+        (ReportKey::WaitedForRanks, end.waited.0),
+    ];
+    reports.extend(own);
+    reports.entry(ReportKey::FinalBatch).or_insert(0);
+    RankFigures { stats: end.stats, reports }
+}
+
+fn table(ends: &[RankEnd]) -> Table {
+    let columns = ["rank", "limit", "peak allocated", "peak reserved", "batch", "tries", "OOMs", "collectives called"];
+    let row = |(rank, end): (usize, &RankEnd)| {
+        let size = |bytes| Bytes(bytes).to_string();
+        vec![
+            rank.to_string(),
+            end.limit.to_string(),
+            size(end.stats.allocated_bytes.all.peak),
+            size(end.stats.reserved_bytes.all.peak),
+            end.effective_batch.to_string(),
+            end.recovery.get(&ReportKey::Attempts).copied().unwrap_or(0).to_string(),
+            end.tally.ooms.to_string(),
+            end.called.to_string(),
+        ]
+    };
+    Table { title: "Ranks".to_owned(), columns: columns.map(str::to_owned).to_vec(), rows: ends.iter().enumerate().map(row).collect() }
+}
+
+/// One record of what the policies of all ranks did: attempts name their rank.
+fn merged(records: Vec<Option<Recovery>>) -> Option<Recovery> {
+    let records: Vec<Recovery> = records.into_iter().collect::<Option<_>>()?;
+    let most = |of: fn(&Recovery) -> u64| records.iter().map(of).max().unwrap_or(0);
+    let mut all = Recovery {
+        policies: records.first()?.policies.clone(),
+        attempts: most(|record| record.attempts),
+        retries: most(|record| record.retries),
+        without_progress: records.iter().map(|record| record.without_progress).sum(),
+        unlisted: records.iter().map(|record| record.unlisted).sum(),
+        lost: records.iter().filter_map(|record| record.lost).max(),
+        given_back: records.iter().map(|record| record.given_back).sum(),
+        retained: records.iter().map(|record| record.retained).max().unwrap_or_default(),
+        trained: trained(&records),
+        ..Recovery::default()
+    };
+    for (rank, record) in records.into_iter().enumerate() {
+        for attempt in record.listed {
+            all.list(Attempt { asked: format!("rank {rank}: {}", attempt.asked), ..attempt });
+        }
+    }
+    Some(all)
+}
+
+/// What all ranks achieved together; how, of the one with the smallest batch.
+fn trained(records: &[Recovery]) -> Option<Trained> {
+    let all: Vec<&Trained> = records.iter().map(|record| record.trained.as_ref()).collect::<Option<_>>()?;
+    let least = all.iter().min_by_key(|trained| trained.final_batch)?;
+    Some(Trained {
+        final_batch: least.final_batch,
+        effective_batch: all.iter().map(|trained| trained.effective_batch).sum(),
+        samples: all.iter().map(|trained| trained.samples).sum(),
+        plan: least.plan.clone(),
+    })
+}

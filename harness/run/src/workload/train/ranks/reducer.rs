@@ -1,0 +1,195 @@
+//! How a rank averages its gradients with the others: which collectives it calls, and what DDP holds for that.
+//!
+//! What is said of DDP is that of PyTorch 2.11 with its own settings (`gradient_as_bucket_view=False`, `find_unused_parameters=False`):
+//! `_ddp_init_helper` of <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/nn/parallel/distributed.py>, and `initialize_buckets`, `rebuild_buckets`,
+//! `ensure_prior_reduction_finished` and `compute_bucket_assignment_by_size` of
+//! <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/csrc/distributed/c10d/reducer.cpp>. The copies of its broadcasts are left out, and so is what NCCL holds.
+
+use harness_allocator::device::StreamId;
+use harness_allocator::units::Bytes;
+
+use super::matcher::Purpose;
+use crate::rig::{Buffer, Stop};
+use crate::workload::train::pass::{Failed, free_all, make};
+use crate::world::World;
+use harness_scenario::model::{ParameterId, Program};
+use harness_scenario::steps::ranks::{Ranks, Reduce};
+
+/// Where the first bucket of the backward pass is closed, so that its all-reduce begins early: `_DEFAULT_FIRST_BUCKET_BYTES`.
+const FIRST_BUCKET: Bytes = Bytes::mib(1);
+
+/// What a rank calls, with its bytes.
+pub(super) type Call = (Purpose, Bytes);
+
+/// See the module.
+pub(super) struct Reducer {
+    reduce: Reduce,
+    /// Where buckets are closed, the first one first.
+    caps: [Bytes; 2],
+    sizes: Vec<Bytes>,
+    /// Buffers of the model, together.
+    constants: Bytes,
+    /// DDP's buckets: the parameters of each, in the order in which their gradients come.
+    buckets: Vec<Vec<ParameterId>>,
+    memory: Vec<Buffer>,
+    /// The order in which gradients came in the first iteration: DDP makes its buckets by it before the second.
+    order: Vec<ParameterId>,
+    state: State,
+}
+
+/// What DDP has done about its buckets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// One bucket for everything.
+    First,
+    /// An iteration has told the order.
+    OrderKnown,
+    /// The ranks have the order of rank 0.
+    OrderShared,
+    /// Buckets follow the order.
+    Rebuilt,
+    /// A backward pass was begun and did not end, in whatever state: no other can begin.
+    Interrupted,
+}
+
+impl Reducer {
+    pub(super) fn new(ranks: &Ranks, sizes: &[Bytes], constants: &[Bytes]) -> Self {
+        Self {
+            reduce: ranks.reduce,
+            caps: ranks.bucket.map_or([FIRST_BUCKET, Ranks::BUCKET], |bucket| [bucket; 2]),
+            sizes: sizes.to_vec(),
+            constants: constants.iter().copied().sum(),
+            buckets: Vec::new(),
+            memory: Vec::new(),
+            order: Vec::new(),
+            state: State::First,
+        }
+    }
+
+    /// All ranks begin with the same parameters. DDP makes one bucket for all gradients, since it does not know yet in which order they come.
+    pub(super) fn build(&mut self, world: &mut World, stream: StreamId, calls: &mut Vec<Call>) -> Result<(), Failed> {
+        calls.push((Purpose::Parameters, self.sizes.iter().copied().sum()));
+        if self.reduce == Reduce::Ddp {
+            self.buckets = vec![(0..self.sizes.len()).collect()];
+            self.make_buckets(world, stream)?;
+        }
+        Ok(())
+    }
+
+    fn make_buckets(&mut self, world: &mut World, stream: StreamId) -> Result<(), Failed> {
+        for bucket in &self.buckets {
+            let size = bucket.iter().map(|&parameter| self.sizes[parameter]).sum();
+            self.memory.push(make(world, size, stream)?);
+        }
+        Ok(())
+    }
+
+    /// Whether DDP refuses the next forward pass, as it does when a backward pass was begun and did not end.
+    pub(super) fn refuses(&self) -> bool {
+        self.state == State::Interrupted
+    }
+
+    /// What is called before a forward pass: by DDP, which makes its buckets anew once, and hands the model's buffers round.
+    pub(super) fn opening(&self) -> Vec<Call> {
+        if self.reduce != Reduce::Ddp {
+            return Vec::new();
+        }
+        let order = (self.state == State::OrderKnown).then(|| (Purpose::Buckets, Bytes(4 * (self.order.len() as u64 + 1))));
+        let buffers = (self.constants > Bytes::ZERO).then_some((Purpose::Buffers, self.constants));
+        order.into_iter().chain(buffers).collect()
+    }
+
+    /// Makes the buckets anew, where the order is known and they do not follow it.
+    pub(super) fn before_forward(&mut self, world: &mut World, stream: StreamId) -> Result<(), Failed> {
+        if matches!(self.state, State::OrderKnown | State::OrderShared) {
+            self.state = State::OrderShared;
+            free_all(world, self.memory.drain(..).collect::<Vec<_>>())?;
+            self.buckets = buckets(&self.order, &self.sizes, self.caps);
+            if let Err(failed) = self.make_buckets(world, stream) {
+                free_all(world, self.memory.drain(..).collect::<Vec<_>>())?;
+                return Err(failed);
+            }
+            self.state = State::Rebuilt;
+        }
+        Ok(())
+    }
+
+    /// What is called in the last backward pass of an iteration, or behind it, where gradients came for these parameters.
+    pub(super) fn in_backward(&mut self, program: &Program, arrived: &[ParameterId], ended: bool, calls: &mut Vec<Call>) {
+        let ready = ready(program, self.sizes.len(), arrived);
+        match self.reduce {
+            Reduce::Hooks => calls.extend(ready.iter().map(|&parameter| self.gradient(parameter))),
+            Reduce::AfterBackward if ended => {
+                let mut all = ready;
+                all.sort_unstable();
+                calls.extend(all.iter().map(|&parameter| self.gradient(parameter)));
+            }
+            Reduce::AfterBackward => {}
+            Reduce::Ddp => self.fill_buckets(ready, ended, calls),
+        }
+    }
+
+    fn gradient(&self, parameter: ParameterId) -> Call {
+        (Purpose::Gradient(parameter), self.sizes[parameter])
+    }
+
+    /// DDP reduces its buckets in their order, each when its gradients and all buckets before it are there.
+    fn fill_buckets(&mut self, ready: Vec<ParameterId>, ended: bool, calls: &mut Vec<Call>) {
+        let is_ready = |parameter: &ParameterId| ready.contains(parameter);
+        let full = self.buckets.iter().enumerate().take_while(|(_, bucket)| ended || bucket.iter().all(is_ready));
+        calls.extend(full.zip(&self.memory).map(|((number, _), buffer)| (Purpose::Bucket(number), buffer.requested())));
+        match (ended, self.state) {
+            (false, _) if !ready.is_empty() => self.state = State::Interrupted,
+            (true, State::First) => (self.state, self.order) = (State::OrderKnown, ready),
+            _ => {}
+        }
+    }
+
+    /// Gives everything back.
+    pub(super) fn free(self, world: &mut World) -> Result<(), Stop> {
+        free_all(world, self.memory)
+    }
+}
+
+/// The parameters whose gradients are complete, in that order: those of which several operations make a part are so with the last part.
+fn ready(program: &Program, parameters: usize, arrived: &[ParameterId]) -> Vec<ParameterId> {
+    let mut missing = vec![0_u32; parameters];
+    program.operations.iter().flat_map(|operation| &operation.backward.parameters).for_each(|&parameter| missing[parameter] += 1);
+    let completes = |parameter: &ParameterId| {
+        missing[*parameter] = missing[*parameter].saturating_sub(1);
+        missing[*parameter] == 0
+    };
+    arrived.iter().copied().filter(completes).collect()
+}
+
+/// Cuts gradients into buckets: one is closed when it has reached the cap, so that its last gradient may go beyond it.
+fn buckets(order: &[ParameterId], sizes: &[Bytes], [first, others]: [Bytes; 2]) -> Vec<Vec<ParameterId>> {
+    let mut buckets: Vec<Vec<ParameterId>> = Vec::new();
+    let (mut bucket, mut size) = (Vec::new(), Bytes::ZERO);
+    for &parameter in order {
+        bucket.push(parameter);
+        size += sizes[parameter];
+        if size >= if buckets.is_empty() { first } else { others } {
+            buckets.push(std::mem::take(&mut bucket));
+            size = Bytes::ZERO;
+        }
+    }
+    buckets.extend((!bucket.is_empty()).then_some(bucket));
+    buckets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// PyTorch 2.11 makes these buckets of sixteen layers of 1,024 numbers (4 MiB and 4 KiB each): 1, 7, 7 and 1 layers.
+    #[test]
+    fn buckets_close_behind_the_gradient_that_reaches_the_cap() {
+        let sizes: Vec<Bytes> = (0..32).map(|number| if number % 2 == 0 { Bytes::kib(4) } else { Bytes::mib(4) }).collect();
+        let order: Vec<ParameterId> = (0..32).collect();
+        let lengths = |caps| buckets(&order, &sizes, caps).iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(lengths([FIRST_BUCKET, Ranks::BUCKET]), [2, 14, 14, 2]);
+        assert_eq!(lengths([Bytes(1); 2]), [1; 32]);
+        assert_eq!(lengths([Bytes::gib(1); 2]), [32]);
+    }
+}

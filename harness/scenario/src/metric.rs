@@ -331,6 +331,8 @@ metrics! {
         FreeCalls = "free_calls", Count: "Driver frees of the program.";
         RetainedAfterOom = "retained_after_oom", Bytes: "The most allocated bytes that a failed try left behind: 0 where nothing leaks.";
         GivenBack = "given_back", Bytes: "Cached bytes that recovery policies gave back to the driver.";
+        HostPeak = "host_peak", Bytes: "The most bytes of host memory that were held at once for what is kept there (`spill_to_host`).";
+        HostCopied = "host_copied", Bytes: "Bytes that were copied to that memory and back, failed tries included.";
     }
 }
 

@@ -264,6 +264,8 @@ impl StepFields for TrainWire {
         ReportKey::Ooms,
         ReportKey::RetainedAfterOom,
         ReportKey::GivenBack,
+        ReportKey::HostPeak,
+        ReportKey::HostCopied,
         ReportKey::Throughput,
         ReportKey::Time,
     ];
@@ -285,7 +287,7 @@ impl StepFields for TrainWire {
             Trained::Model(model) => model.program(1, 1, Precision::Fp32).operations.len() as u64,
         };
         checker.count(at, layers.saturating_mul(iterations).saturating_mul(plan.micro_batches))?;
-        let first = Recoverable::train(Plan { batch: smallest, ..plan.clone() }, layers);
+        let first = Recoverable::train(Plan { batch: smallest, ..plan.clone() }, layers, optimizer.copies() > 0);
         let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &first, checker)).transpose()?;
         Ok(Train {
             model,

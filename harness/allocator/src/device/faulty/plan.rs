@@ -128,7 +128,7 @@ impl InjectedError {
     pub const fn usual(calls: Calls) -> Self {
         match calls {
             Calls::AnyMemory => Self::OutOfMemory,
-            Calls::Of(call) if call.gets_memory() => Self::OutOfMemory,
+            Calls::Of(call) if call.gets_memory() || call.gets_host_memory() => Self::OutOfMemory,
             Calls::Of(_) => Self::Unknown,
         }
     }
@@ -164,7 +164,7 @@ impl fmt::Display for InjectedError {
 }
 
 /// Advice of a call that was made to fail.
-const INJECTED: &str = "The failure was injected: neither driver nor GPU is at fault";
+pub(super) const INJECTED: &str = "The failure was injected: neither driver nor GPU is at fault";
 /// Advice of each call behind a sticky error.
 const SINCE: &str = "An injected failure was sticky, and every call fails since";
 

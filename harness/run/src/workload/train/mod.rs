@@ -5,21 +5,23 @@
 //! There is one implementation of an iteration ([`Training::iterate`]); it follows the [`Plan`] that it is given in all its parts.
 
 pub(super) mod pass;
+mod spill;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use harness_allocator::allocator::AllocatorError;
-use harness_allocator::device::StreamId;
+use harness_allocator::device::{HostMemory, StreamId};
 use harness_allocator::units::{Bytes, Nanos};
 
 use self::pass::{Failed, ParameterGradients, Pass, Workspaces, free_all, make};
+use self::spill::{HostStore, SavedOnHost};
 use super::{Between, pause};
 use crate::recovery::{Recovery, Tried};
-use crate::rig::{Buffer, Finding, Stop};
+use crate::rig::{Buffer, Finding, HostBuffer, Stop};
 use crate::world::{StepResult, Unmet, World};
 use harness_record::Invariant;
-use harness_record::{Outcome, Shortage};
+use harness_record::{HostUse, Outcome, Shortage};
 use harness_scenario::model::Program;
 use harness_scenario::steps::train::{Optimizer, Train, Trained, ZeroGrad};
 use harness_scenario::{Expected, Plan, Precision, ReportKey, Step};
@@ -34,8 +36,11 @@ struct Training<'a> {
     parameters: Vec<Buffer>,
     /// What is there beside them, and not trained.
     constants: Vec<Buffer>,
-    /// The optimizer's state.
+    /// The optimizer's state, as far as it is on the device.
     state: Vec<Buffer>,
+    /// The rest of it.
+    state_on_host: Vec<HostBuffer>,
+    host: HostStore,
     /// The gradient of each parameter, where there is one between iterations.
     gradients: Vec<Option<Buffer>>,
     workspaces: Workspaces,
@@ -78,6 +83,7 @@ struct Tally {
     retries: u64,
     ooms: u64,
     retained: u64,
+    host: HostUse,
     /// Of the last request that failed.
     shortage: Option<Shortage>,
 }
@@ -111,6 +117,7 @@ pub(crate) fn run(world: &mut World, step: &Step, train: &Train, between: Betwee
         Ok(()) => iterate(world, train, &mut training, &mut tally, &mut recovery, between)?,
         Err(error) => Some(error),
     };
+    tally.host = training.host.usage();
     training.free(world)?;
     Ok(conclude(world, step, train, tally, recovery, failed))
 }
@@ -167,6 +174,8 @@ impl<'a> Training<'a> {
             parameters: Vec::with_capacity(sizes.len()),
             constants: Vec::new(),
             state: Vec::new(),
+            state_on_host: Vec::new(),
+            host: HostStore::default(),
             gradients: sizes.iter().map(|_| None).collect(),
             sizes,
             workspaces: Workspaces::default(),
@@ -210,13 +219,21 @@ impl<'a> Training<'a> {
     fn iterate(&mut self, world: &mut World, plan: &Plan, length: u64, tally: &mut Tally) -> Answer<()> {
         let before = world.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
         let mut made = Vec::new();
+        let spilled = self.spill_state(world, plan);
         let (retained, state) = (self.retained.len(), self.state.len());
-        let done = self.passes(world, plan, length, &mut made);
-        let done = done.and_then(|()| self.update(world));
+        let on_host = (self.host.retained(), self.state_on_host.len());
+        let done = spilled.and_then(|()| self.passes(world, plan, length, &mut made));
+        let done = done.and_then(|()| match &plan.spilled.optimizer_state {
+            Some(memory) => self.update_on_host(world, memory),
+            None => self.update(world),
+        });
         let answer = tally.answer(done)?;
         if answer.is_err() {
             let new = self.retained.drain(retained..).chain(self.state.drain(state..));
             free_all(world, new.collect::<Vec<_>>())?;
+            self.state_on_host.drain(on_host.1..).for_each(|state| self.host.put_back(state));
+            self.host.give_up_retained(on_host.0);
+            self.host.give_back_spare(world)?;
         }
         if answer.is_err() || self.train.zero_grad == ZeroGrad::SetToNone {
             for parameter in made {
@@ -246,13 +263,15 @@ impl<'a> Training<'a> {
         let (each, rest) = (plan.batch / plan.micro_batches, plan.batch % plan.micro_batches);
         for number in 0..plan.micro_batches {
             let program = self.programs.of(each + u64::from(number < rest), length, plan.precision);
-            let mut pass = Pass::new(&program, self.stream, self.train.retain_graph);
+            let saved = plan.spilled.activations.clone();
+            let on_host = saved.map(|memory| SavedOnHost::new(memory, &mut self.host, &self.parameters));
+            let mut pass = Pass::new(&program, self.stream, self.train.retain_graph).saving_on_host(on_host);
             let mut gradients = ParameterGradients { sizes: &self.sizes, buffers: &mut self.gradients, made };
             let done = pass.run(world, plan.checkpoint_every, &mut self.workspaces, &mut gradients);
             if self.train.retain_graph && done.is_ok() {
-                self.retained.extend(pass.into_buffers());
+                self.retained.extend(pass.into_buffers(true));
             } else {
-                free_all(world, pass.into_buffers())?;
+                free_all(world, pass.into_buffers(false))?;
             }
             done?;
         }
@@ -278,6 +297,56 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
+    /// Moves the optimizer's state to the host, where the plan wants it there. What was moved stays there whether or not the attempt succeeds.
+    fn spill_state(&mut self, world: &mut World, plan: &Plan) -> Result<(), Failed> {
+        let Some(memory) = &plan.spilled.optimizer_state else { return Ok(()) };
+        while let Some(buffer) = self.state.last() {
+            let mut host = self.host.take(world, buffer.range().len, memory)?;
+            let copied = self.host.copy_down(world, buffer, &mut host, self.stream);
+            self.state_on_host.push(host);
+            copied?;
+            world.rig.synchronize_stream(self.stream)?;
+            free_all(world, self.state.pop())?;
+        }
+        Ok(())
+    }
+
+    /// The optimizer works on the host: gradients are copied there, and parameters back. What it computes is not done: a parameter comes back with what went
+    /// down as its gradient, so that its contents show whether both copies were right.
+    fn update_on_host(&mut self, world: &mut World, memory: &HostMemory) -> Result<(), Failed> {
+        if self.state_on_host.is_empty() {
+            for &size in &self.sizes {
+                for _ in 0..self.train.optimizer.copies() {
+                    self.state_on_host.push(self.host.take(world, size, memory)?);
+                }
+            }
+        }
+        let mut staged = Vec::with_capacity(self.sizes.len());
+        let sent = self.send_gradients(world, memory, &mut staged);
+        let done = sent.and_then(|()| {
+            for (parameter, host) in &staged {
+                let buffer = &mut self.parameters[*parameter];
+                world.rig.verify(buffer, self.stream)?;
+                self.host.copy_up(world, host, buffer, self.stream)?;
+            }
+            Ok(world.rig.synchronize_stream(self.stream)?)
+        });
+        staged.into_iter().for_each(|(_, host)| self.host.put_back(host));
+        done
+    }
+
+    /// Copies all gradients to the host, and waits for them.
+    fn send_gradients(&mut self, world: &mut World, memory: &HostMemory, staged: &mut Vec<(usize, HostBuffer)>) -> Result<(), Failed> {
+        for (parameter, gradient) in self.gradients.iter().enumerate() {
+            let Some(gradient) = gradient else { continue };
+            let mut host = self.host.take(world, gradient.range().len, memory)?;
+            let copied = self.host.copy_down(world, gradient, &mut host, self.stream);
+            staged.push((parameter, host));
+            copied?;
+        }
+        Ok(world.rig.synchronize_stream(self.stream)?)
+    }
+
     /// Holds a copy of every parameter for a moment.
     fn compute_apart(&self, world: &mut World) -> Result<(), Failed> {
         let mut copies = Vec::with_capacity(self.sizes.len());
@@ -291,7 +360,9 @@ impl<'a> Training<'a> {
     }
 
     /// Gives everything back.
-    fn free(self, world: &mut World) -> Result<(), Stop> {
+    fn free(mut self, world: &mut World) -> Result<(), Stop> {
+        std::mem::take(&mut self.state_on_host).into_iter().for_each(|state| self.host.put_back(state));
+        self.host.free(world)?;
         let lasting = self.parameters.into_iter().chain(self.constants).chain(self.state).chain(self.gradients.into_iter().flatten());
         let workspaces = self.workspaces.forward.into_iter().chain(self.workspaces.backward);
         free_all(world, lasting.chain(workspaces).chain(self.retained))
@@ -313,11 +384,13 @@ fn conclude(
         (ReportKey::FinalBatch, 0),
         (ReportKey::EffectiveBatch, 0),
         (ReportKey::Ooms, tally.ooms),
+        (ReportKey::HostPeak, tally.host.peak.0),
+        (ReportKey::HostCopied, tally.host.copied.0),
         (ReportKey::Throughput, (u128::from(tally.samples) * 1_000_000_000 / u128::from(tally.time.0.max(1))) as u64),
     ]);
     recovery.left_behind(Bytes(tally.retained));
     result.reports.extend(recovery.reports());
-    result.recovery = recovery.into_record(world);
+    result.recovery = recovery.into_record(world).map(|record| harness_record::Recovery { host: tally.host, ..record });
     let completed = format!("{} of {} iterations", tally.iterations, train.iterations);
     match (failed, train.expect.of(&world.arm, world.device)) {
         (None, expected) => {

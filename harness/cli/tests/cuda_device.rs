@@ -10,7 +10,7 @@ use std::process::Command;
 use harness_allocator::allocator::{Allocator, AllocatorKind, Request};
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::{
-    Device, DeviceError, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag, TestDevice,
+    Device, DeviceError, DevicePtr, EventId, HostMemory, Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag, TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
 use harness_bench::machine::{Monitor, machine};
@@ -130,6 +130,33 @@ fn refused_mapping_is_undone(refused_call: &str, refused_code: u32) {
 }
 
 on_the_simulated_gpu! {
+    fn a_mapped_file_has_no_name_and_lies_in_the_folder_that_is_asked_for(strict()) {
+        let mut device = device();
+        let folder = tempfile::tempdir().expect("a folder");
+        let memory = |path: &std::path::Path| HostMemory::MappedFile { folder: Some(path.to_owned()) };
+        let host = device.host_alloc(Bytes::mib(3), &memory(folder.path())).expect("there is room");
+        assert_eq!(folder.path().read_dir().expect("it can be read").count(), 0);
+        device.host_free(host).expect("it is held");
+        let missing = folder.path().join("missing");
+        let refused = device.host_alloc(Bytes::mib(3), &memory(&missing)).expect_err("there is no folder").to_string();
+        assert!(refused.starts_with("mmap of 3 MiB failed: a temporary file in ") && refused.contains("missing"), "{refused}");
+    }
+
+    fn page_locked_memory_that_the_driver_refuses_names_the_call(strict().failing("cuMemHostAlloc", 1, 2)) {
+        let refused = device().host_alloc(Bytes::mib(1), &HostMemory::Pinned).expect_err("the driver refuses").to_string();
+        assert!(refused.starts_with("cuMemHostAlloc of 1 MiB failed: "), "{refused}");
+    }
+
+    fn host_memory_that_is_not_given_back_goes_with_the_device(strict()) {
+        let mut device = device();
+        for memory in [HostMemory::Pinned, HostMemory::Pageable, HostMemory::MappedFile { folder: None }] {
+            let _ = device.host_alloc(Bytes::mib(1), &memory).expect("there is memory");
+        }
+        assert_eq!(device.leaks(), Leaks { host: 3, ..Leaks::default() });
+        drop(device);
+        assert_eq!(calls().iter().filter(|call| *call == "cuMemFreeHost").count(), 1);
+    }
+
     fn an_open_device_tells_what_it_is(Settings { others: Bytes::mib(64), ..strict() }) {
         let mut device = device();
         let info = device.info().clone();
@@ -923,7 +950,10 @@ fn a_dropped_device_leaves_nothing_behind() {
     device.fill(stream, range(start, 2 << 20, 8 << 20), TAG).expect("it is queued");
     let pool = device.create_pool(Bytes(u64::MAX)).expect("a pool");
     device.malloc_async(pool, Bytes::mib(3), stream).expect("it fits");
-    assert_eq!(device.leaks(), Leaks { allocations: 2, reservations: 1, pools: 1, bytes: Bytes::mib(18 + 32), streams: 1, events: 1 });
+    assert_eq!(
+        device.leaks(),
+        Leaks { allocations: 2, reservations: 1, pools: 1, bytes: Bytes::mib(18 + 32), streams: 1, events: 1, host: 0 }
+    );
 }
 
 #[test]

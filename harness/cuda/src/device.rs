@@ -4,6 +4,7 @@
 //! access to memory that nobody holds is noticed before the driver is asked: on a GPU such an access would break the context for good.
 //!
 //! * `driver` is the table of driver functions, `codes` names what they answer;
+//! * `host` is memory of the host that is copied to and from;
 //! * `kernels` and `kernels.ptx` fill, verify and spin;
 //! * `mapping` is address space and physical memory apart, [`harness_allocator::device::MappedDevice`];
 //! * `pool` is the driver's stream-ordered pools, [`harness_allocator::device::PooledDevice`];
@@ -13,6 +14,7 @@
 
 mod codes;
 mod driver;
+mod host;
 mod kernels;
 mod mapping;
 mod pool;
@@ -26,6 +28,7 @@ use std::ptr;
 use std::time::Instant;
 
 use self::driver::Driver;
+use self::host::Host;
 use self::kernels::{Kernels, Mismatch};
 use self::mapping::Mapping;
 use self::pool::CudaPools;
@@ -37,8 +40,8 @@ use crate::library::Refusal;
 use crate::machine::no_such_device;
 use crate::nvml::{NOT_KNOWN, NvmlDevice};
 use harness_allocator::device::{
-    Access, AccessKind, Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint, Leaks,
-    MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag, TestDevice,
+    Access, AccessKind, Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint, HostId,
+    HostMemory, Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag, TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -77,6 +80,7 @@ pub struct CudaDevice {
     mapping: Option<Mapping>,
     pools: Option<CudaPools>,
     pressure: Pressure,
+    host: Host,
     nvml: Result<NvmlDevice, String>,
     /// `None` for a device that serves allocators alone.
     kernels: Option<Kernels>,
@@ -172,6 +176,7 @@ impl CudaDevice {
             mapping,
             pools,
             pressure: Pressure::default(),
+            host: Host::default(),
             nvml,
             kernels,
             reads: Reads::default(),
@@ -648,6 +653,37 @@ impl TestDevice for CudaDevice {
         Ok(self.pressure.resize(driver, held, self.info.granularity)?)
     }
 
+    fn host_alloc(&mut self, size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError> {
+        let driver = self.driver()?;
+        self.host.take(driver, size, memory)
+    }
+
+    fn host_free(&mut self, host: HostId) -> Result<(), DeviceError> {
+        let driver = self.driver()?;
+        // A stream that is gone was waited for.
+        for handle in self.host.copying(host)?.into_iter().filter_map(|stream| self.stream(stream).ok()) {
+            // SAFETY: the handle is a live stream of this context, as the table says.
+            unsafe { driver.synchronize_stream(handle) }?;
+        }
+        self.host.give_back(driver, host)
+    }
+
+    fn copy_to_host(&mut self, stream: StreamId, from: MemoryRange, to: HostId) -> Result<(), DeviceError> {
+        let queue = self.stream(stream)?;
+        self.check_access(from, AccessKind::Read, stream)?;
+        let (driver, to) = (self.driver()?, self.host.copied(to, from.len, stream)?);
+        // SAFETY: both sides have so many bytes, as the tables say, and stay until the copy is done: a free of either waits for it.
+        Ok(unsafe { driver.copy_to_host(to, from.start.0, from.len.0 as usize, queue) }?)
+    }
+
+    fn copy_to_device(&mut self, stream: StreamId, from: HostId, to: MemoryRange) -> Result<(), DeviceError> {
+        let queue = self.stream(stream)?;
+        self.check_access(to, AccessKind::Write, stream)?;
+        let (driver, from) = (self.driver()?, self.host.copied(from, to.len, stream)?);
+        // SAFETY: as for the other direction.
+        Ok(unsafe { driver.copy_from_host(to.start.0, from, to.len.0 as usize, queue) }?)
+    }
+
     fn leaks(&self) -> Leaks {
         let charged = |size: &Bytes| size.checked_round_up(GRANULARITY).unwrap_or(*size);
         let table = self.mapping.as_ref().map(|mapping| &mapping.table);
@@ -661,6 +697,7 @@ impl TestDevice for CudaDevice {
             bytes: self.live.values().map(charged).sum::<Bytes>() + pages + pooled,
             streams: self.streams.values().filter(|stream| stream.own).count() as u64,
             events: self.events.iter().flatten().count() as u64,
+            host: self.host.count(),
         }
     }
 }
@@ -689,6 +726,7 @@ impl Drop for CudaDevice {
             pools.release(driver);
         }
         self.pressure.release(driver);
+        self.host.release(driver);
         let _ = self.kernels.take().map(|kernels| kernels.unload(driver));
     }
 }

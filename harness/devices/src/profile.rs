@@ -176,6 +176,11 @@ impl Profile {
             event_query: self.time(event_query),
             synchronize: self.time(synchronize),
             transfer_per_gib: self.time(transfer_per_gib),
+            // Calibration does not measure the host.
+            pinned_alloc_per_mib: published.pinned_alloc_per_mib,
+            pageable_alloc_per_mib: published.pageable_alloc_per_mib,
+            pinned_copy_per_gib: published.pinned_copy_per_gib,
+            pageable_copy_per_gib: published.pageable_copy_per_gib,
         }
     }
 

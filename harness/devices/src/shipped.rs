@@ -6,8 +6,8 @@
 
 use std::borrow::Cow;
 
-use harness_allocator::device::sim::{CostModel, Figure, SimConfig};
-use harness_allocator::units::Bytes;
+use harness_allocator::device::sim::{CostModel, Figure, PCIE_3, PCIE_4, PCIE_5, SimConfig};
+use harness_allocator::units::{Bytes, Nanos};
 use serde::Deserialize;
 
 use crate::profile::header::{ProfileName, Version};
@@ -37,8 +37,43 @@ pub struct Shipped {
     pub memory: Bytes,
     /// Who saw that figure, and where.
     pub source: String,
+    /// What links it to the host: copies to pinned host memory take what is published of this.
+    pub pcie: PciExpress,
     /// That the costs are the published ones.
     pub costs: NotMeasured,
+}
+
+/// A generation of PCI Express, with 16 lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "u8")]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub enum PciExpress {
+    Generation3,
+    Generation4,
+    Generation5,
+}
+
+impl TryFrom<u8> for PciExpress {
+    type Error = String;
+
+    fn try_from(generation: u8) -> Result<Self, String> {
+        match generation {
+            3 => Ok(Self::Generation3),
+            4 => Ok(Self::Generation4),
+            5 => Ok(Self::Generation5),
+            other => Err(format!("{other} is no generation of PCI Express that a GPU here has: write 3, 4 or 5")),
+        }
+    }
+}
+
+impl PciExpress {
+    const fn copies(self) -> Figure<Nanos> {
+        match self {
+            Self::Generation3 => PCIE_3,
+            Self::Generation4 => PCIE_4,
+            Self::Generation5 => PCIE_5,
+        }
+    }
 }
 
 /// `not measured`, and nothing else.
@@ -83,7 +118,7 @@ impl Shipped {
         let published = CostModel::PUBLISHED;
         let name = Cow::Owned(format!("{}, costs not measured: {}", self.name, published.name));
         let context_overhead = Figure { value: published.context_overhead.value, source: published.context_overhead.source.clone() };
-        let cost = CostModel { name, context_overhead, ..published };
+        let cost = CostModel { name, context_overhead, pinned_copy_per_gib: self.pcie.copies(), ..published };
         SimConfig { total: self.memory, context_overhead: cost.context_overhead.value, cost, ..SimConfig::default() }
     }
 }

@@ -22,7 +22,7 @@ pub use claim::{Claim, ClaimFigure, ClaimVerdict};
 pub use event::{Collector, Event};
 pub use faulted::{FaultedArm, FaultedCase, FaultedEnd, FaultedRuns, NotTried};
 pub use invariant::Invariant;
-pub use recovery::{Attempt, Recovery, Trained};
+pub use recovery::{Attempt, HostUse, Recovery, Trained};
 
 /// The version that this build writes.
 pub const RECORD_VERSION: u32 = 1;

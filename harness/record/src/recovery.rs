@@ -31,6 +31,26 @@ pub struct Recovery {
     /// What was trained; `None` of one request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trained: Option<Trained>,
+    /// What was kept in host memory meanwhile.
+    #[serde(default, skip_serializing_if = "HostUse::is_nothing")]
+    pub host: HostUse,
+}
+
+/// What a step kept in host memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostUse {
+    /// The most that was held at once.
+    pub peak: Bytes,
+    /// What was copied there and back, failed tries included.
+    pub copied: Bytes,
+}
+
+impl HostUse {
+    /// Whether there was none.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// What a training with recovery policies achieved.

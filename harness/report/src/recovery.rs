@@ -7,7 +7,7 @@ use harness_allocator::units::Nanos;
 
 use super::words::{self, Align, Grid, NOTHING};
 use super::{ArmGroup, ScenarioOnDevice};
-use harness_record::{Attempt, Outcome, Recovery, StepRecord, Trained};
+use harness_record::{Attempt, HostUse, Outcome, Recovery, StepRecord, Trained};
 
 /// Steps of one arm that a table shows.
 const MOST_ROWS: usize = 50;
@@ -89,6 +89,16 @@ impl Row<'_> {
         ]
     }
 
+    /// What was kept in host memory, and copied.
+    fn host_memory(&self) -> String {
+        let HostUse { peak, copied } = self.recovery.host;
+        if self.recovery.host.is_nothing() {
+            NOTHING.to_owned()
+        } else {
+            format!("{} at the peak, {} copied", words::size(peak), words::size(copied))
+        }
+    }
+
     /// The tries that failed, and those behind them.
     pub(super) fn attempts(&self) -> Grid {
         let columns =
@@ -120,8 +130,12 @@ pub(super) fn grid(rows: &[Row<'_>], clock: Clock) -> Grid {
     };
     let left = ["allocator", "step", "policies", "ended", "came out"].map(|head| (head, Align::Left));
     let right = ["attempts", lost, "cache given back", "left behind", "final batch", "effective batch", throughput];
-    let mut grid = Grid::new(left.into_iter().chain(right.map(|head| (head, Align::Right))));
-    grid.rows = rows.iter().map(Row::cells).collect();
+    // A column for the few that use the host.
+    let on_host = rows.iter().any(|row| !row.recovery.host.is_nothing());
+    let host = on_host.then_some(("host memory", Align::Right));
+    let mut grid = Grid::new(left.into_iter().chain(right.map(|head| (head, Align::Right))).chain(host));
+    let cells = |row: &Row<'_>| row.cells().into_iter().chain(on_host.then(|| row.host_memory())).collect();
+    grid.rows = rows.iter().map(cells).collect();
     grid
 }
 
@@ -137,7 +151,9 @@ pub(super) fn brief(rows: &[Row<'_>], clock: Clock) -> Grid {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::{Report, examples, markdown, text};
+    use harness_allocator::units::Bytes;
 
     #[test]
     fn trainings_under_several_policies_are_ranked_and_their_attempts_told() {
@@ -148,6 +164,17 @@ mod tests {
         let terminal = text::render(&report, text::Style::Plain, Some(120));
         let table = terminal.split("Recovery in").nth(1).expect("the table is there").split("\n\n").next().unwrap_or_default();
         insta::assert_snapshot!(format!("{}\n\nRecovery in{table}", section.trim()));
+    }
+
+    #[test]
+    fn what_was_kept_on_the_host_has_a_column_where_something_was() {
+        let mut records = examples::recoveries();
+        let page = |records: &harness_record::Records| markdown::render(&Report::new(records)).markdown;
+        assert!(!page(&records).contains("host memory"));
+        let step = records.runs[0].steps.last_mut().expect("there are steps");
+        let host = HostUse { peak: Bytes::mib(768), copied: Bytes::gib(9) };
+        step.recovery.as_mut().expect("each has policies").host = host;
+        assert_eq!(page(&records).matches("768 MiB at the peak, 9 GiB copied").count(), 1);
     }
 
     #[test]

@@ -95,7 +95,7 @@ pub(super) fn count(number: usize, noun: &str) -> String {
 }
 
 /// What steps count in bytes, beside the names that say so.
-const IN_BYTES: [&str; 9] = [
+const IN_BYTES: [&str; 11] = [
     "failed_request",
     "peak_reserved",
     "reserved_at_failure",
@@ -105,6 +105,8 @@ const IN_BYTES: [&str; 9] = [
     "free_in_pinned_segments",
     "given_back",
     "retained_after_oom",
+    "host_peak",
+    "host_copied",
 ];
 
 /// What a step counted of itself, with the unit that its name implies.

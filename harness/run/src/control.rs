@@ -43,6 +43,8 @@ calls! {
     Event = "a call on an event",
     Synchronize = "a wait for the device",
     Memory = "a query of the memory used (driver and NVML)",
+    Host = "a call for memory of the host",
+    Copy = "a copy between host and device",
     Pressure = "an allocation in the place of other programs",
 }
 

@@ -189,7 +189,7 @@ impl FaultWire {
             })?,
         };
         let is_out_of_memory = error == InjectedError::OutOfMemory;
-        if is_out_of_memory && !gets_memory(calls) {
+        if is_out_of_memory && !gets_memory(calls) && !gets_host_memory(calls) {
             let at = self.error.as_ref().map_or(at, |error| error.position());
             return Err(Problem::new(at, format!("`{calls}` gets no device memory, so it does not run out of it")).help(format!(
                 "calls that do: {}; errors of the others: illegal_address, launch_failure, ecc, device_lost, unknown",
@@ -208,7 +208,9 @@ impl FaultWire {
     fn min_size(&self, calls: Calls, checker: &Checker<'_>) -> Result<Bytes, Problem> {
         match &self.min_size {
             None => Ok(Bytes::ZERO),
-            Some(size) if gets_memory(calls) || calls == Calls::Of(DeviceCall::Reserve) => checker.positive_size(size, "min_size"),
+            Some(size) if gets_memory(calls) || gets_host_memory(calls) || calls == Calls::Of(DeviceCall::Reserve) => {
+                checker.positive_size(size, "min_size")
+            }
             Some(size) => Err(Problem::new(size.position(), format!("`{calls}` asks for no memory")).help("leave `min_size` out")),
         }
     }
@@ -283,6 +285,10 @@ fn gets_memory(calls: Calls) -> bool {
         Calls::AnyMemory => true,
         Calls::Of(call) => call.gets_memory(),
     }
+}
+
+const fn gets_host_memory(calls: Calls) -> bool {
+    matches!(calls, Calls::Of(call) if call.gets_host_memory())
 }
 
 /// The calls of which something is true.

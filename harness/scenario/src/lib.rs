@@ -39,7 +39,7 @@ pub use metric::{
     ProcessName, ProgramName, RankFigure, Readings, ReportKey, StepName, StreamName, VariableName,
 };
 pub use needs::{Feature, Needs};
-pub use plan::{Plan, PlanPart, Precision};
+pub use plan::{Plan, PlanPart, Precision, Spilled, SpilledPart};
 pub use policy::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind};
 pub use reference::{Reference, update_reference};
 pub use scenario::{MAX_INVARIANTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, Process, SCENARIO, Scenario};

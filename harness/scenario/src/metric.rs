@@ -357,6 +357,8 @@ metrics! {
         Collectives = "collectives", Count: "All-reduces and broadcasts of a data-parallel training that every rank joined; of one rank, those that it called.";
         UnequalBatches = "unequal_batches", Count: "Iterations in which the ranks' batches differed, so that the mean over ranks is not that over samples.";
         WaitedForRanks = "waited_for_ranks", Time: "The most that a rank of a data-parallel training waited for slower ones, as those that tried again; of one rank, what it waited.";
+        HostPeak = "host_peak", Bytes: "The most bytes of host memory that were held at once for what is kept there (`spill_to_host`).";
+        HostCopied = "host_copied", Bytes: "Bytes that were copied to that memory and back, failed tries included.";
     }
 }
 

@@ -379,6 +379,23 @@ fn a_wrong_step_is_answered_with_the_steps_and_fields_there_are() {
             "half of half precision",
             "- train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 8, iterations: 1, precision: mixed, on_oom: half_precision }",
         ),
+        ("spilling a request", "- alloc: { buffer: a, size: 1MiB, on_oom: spill_to_host }"),
+        (
+            "spilling what there is none of",
+            "- train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 8, iterations: 1, optimizer: sgd, on_oom: { spill_to_host: { what: optimizer_state } } }",
+        ),
+        (
+            "spilling to nowhere",
+            "- train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 8, iterations: 1, on_oom: { spill_to_host: { memory: disk } } }",
+        ),
+        (
+            "folder of pinned memory",
+            "- train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 8, iterations: 1, on_oom: { spill_to_host: { folder: /tmp } } }",
+        ),
+        (
+            "folder that is not there",
+            "- train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 8, iterations: 1, on_oom: { spill_to_host: { memory: mapped_file, folder: /no/such/folder } } }",
+        ),
         ("no retries", "- alloc: { buffer: a, size: 1MiB, on_oom: { empty_cache: { retries: 0 } } }"),
         ("batch of nothing", "- train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 0, iterations: 1 }"),
         (

@@ -1,5 +1,7 @@
 //! [`Work`]: what streams do where kernels are really done: the kernels of the CUDA device of this project, and setting bytes.
 
+use std::{ptr, slice};
+
 use harness_allocator::device::AccessKind;
 use harness_allocator::units::Nanos;
 
@@ -25,6 +27,10 @@ pub(crate) enum Work {
     Verify { address: u64, len: u64, value: u64, first: u64, offset: u64, findings: u64 },
     /// Writes one byte to all.
     Set { address: u64, len: u64, byte: u8 },
+    /// Copies to page-locked memory of the host, which the program gives back only when the copy is done.
+    ToHost { address: u64, len: u64, to: usize },
+    /// Copies from there.
+    ToDevice { address: u64, len: u64, from: usize },
     /// A free of a pool takes its turn: the allocation with this number.
     Free { address: u64, number: u64 },
     /// Meets memory that was taken away before the host had waited for the work on it.
@@ -92,10 +98,12 @@ impl Work {
     /// The bytes that it reads or writes: address and length.
     pub(crate) const fn touches(&self) -> Option<(u64, u64, AccessKind)> {
         match *self {
-            Self::Verify { address, len: len @ 1.., .. } => Some((address, len, AccessKind::Read)),
-            Self::Fill { address, len: len @ 1.., .. } | Self::Set { address, len: len @ 1.., .. } => {
-                Some((address, len, AccessKind::Write))
+            Self::Verify { address, len: len @ 1.., .. } | Self::ToHost { address, len: len @ 1.., .. } => {
+                Some((address, len, AccessKind::Read))
             }
+            Self::Fill { address, len: len @ 1.., .. }
+            | Self::Set { address, len: len @ 1.., .. }
+            | Self::ToDevice { address, len: len @ 1.., .. } => Some((address, len, AccessKind::Write)),
             Self::Misaligned { address } => Some((address, 1, AccessKind::Read)),
             _ => None,
         }
@@ -124,6 +132,15 @@ impl Work {
                 }
             }
             Self::Set { address, len, byte } => bytes.fill(address, len, [byte; 8]),
+            Self::ToHost { address, len, to } => {
+                // SAFETY: the memory is page-locked and the program's for this copy, until the copy is done.
+                let into = unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(to), len as usize) };
+                bytes.read(address, into);
+            }
+            Self::ToDevice { address, len, from } => {
+                // SAFETY: as for the other direction.
+                bytes.write(address, unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(from), len as usize) });
+            }
             Self::Busy(_) | Self::Free { .. } => {}
             Self::Gone => return Err(Code::IllegalAddress),
             Self::Misaligned { .. } => return Err(Code::MisalignedAddress),

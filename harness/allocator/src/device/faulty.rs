@@ -16,10 +16,10 @@ use std::time::Duration;
 pub use call::{ANY, DeviceCall, Numbered};
 pub use plan::{Call, Calls, Effect, Fault, FaultError, InjectedError, Injector, Made, Struck};
 
-use self::plan::{Decision, Failure};
+use self::plan::{Decision, Failure, INJECTED};
 use super::{
-    Clock, DeviceCalls, DeviceError, DeviceMemory, DevicePtr, EventId, MappedDevice, MemoryRange, Place, PoolId, PoolMemory, PooledDevice,
-    StreamId, Tag, TestDevice, wrapper,
+    Clock, DeviceCalls, DeviceError, DeviceMemory, DevicePtr, EventId, HostId, HostMemory, MappedDevice, MemoryRange, Place, PoolId,
+    PoolMemory, PooledDevice, StreamId, Tag, TestDevice, wrapper,
 };
 use crate::units::{Bytes, Nanos};
 
@@ -84,6 +84,9 @@ impl<D: TestDevice> Faulty<D> {
     fn error(&mut self, failure: Failure, call: Call) -> DeviceError {
         match failure {
             Failure::Other(error) => error,
+            Failure::OutOfMemory if call.call.gets_host_memory() => {
+                DeviceError::HostMemory { call: call.call.name(), requested: call.size.unwrap_or_default(), why: INJECTED.to_owned() }
+            }
             Failure::OutOfMemory => match self.inner.free_memory() {
                 Ok(free) => DeviceError::OutOfMemory { requested: call.size.unwrap_or_default(), free },
                 Err(error) => error,
@@ -324,6 +327,29 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Faulty<D> {
     fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
         self.call_on(DeviceCall::LaunchKernel, stream)?;
         self.inner.busy(stream, duration)
+    }
+
+    fn host_alloc(&mut self, size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError> {
+        let call = if memory.is_pinned() { DeviceCall::HostAlloc } else { DeviceCall::HostMap };
+        self.call_of(Call { call, size: Some(size), stream: None })?;
+        self.inner.host_alloc(size, memory)
+    }
+
+    /// Waits for copies.
+    fn host_free(&mut self, host: HostId) -> Result<(), DeviceError> {
+        self.call(DeviceCall::HostFree)?;
+        self.wait_for_all(DeviceCall::HostFree)?;
+        self.inner.host_free(host)
+    }
+
+    fn copy_to_host(&mut self, stream: StreamId, from: MemoryRange, to: HostId) -> Result<(), DeviceError> {
+        self.call_on(DeviceCall::CopyToHost, stream)?;
+        self.inner.copy_to_host(stream, from, to)
+    }
+
+    fn copy_to_device(&mut self, stream: StreamId, from: HostId, to: MemoryRange) -> Result<(), DeviceError> {
+        self.call_on(DeviceCall::CopyToDevice, stream)?;
+        self.inner.copy_to_device(stream, from, to)
     }
 
     /// Others' memory is none of this program's calls.

@@ -4,6 +4,7 @@
 //! a device. CUDA devices are in the crate `harness-cuda`.
 
 pub mod faulty;
+mod host;
 pub mod limited;
 pub mod pages;
 pub mod sim;
@@ -11,6 +12,7 @@ pub mod wrapper;
 
 use std::fmt;
 
+pub use host::{HostId, HostMemory};
 use serde::{Deserialize, Serialize};
 
 use crate::units::{Bytes, Nanos};
@@ -411,6 +413,33 @@ pub trait TestDevice: Device {
     /// [`DeviceError::Driver`].
     fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError>;
 
+    /// Takes `size` bytes (not zero) of host memory that the device copies to and from.
+    ///
+    /// # Errors
+    /// [`DeviceError::HostMemory`] where it cannot be had: nothing has changed then.
+    fn host_alloc(&mut self, size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError>;
+
+    /// Gives it back. Waits for the copies that are queued on it.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`].
+    fn host_free(&mut self, host: HostId) -> Result<(), DeviceError>;
+
+    /// Queues a copy of the range (not empty) to the first bytes of host memory. Only of pinned memory the host never waits; that it may wait for other
+    /// memory orders nothing: what reads the host memory must be behind the copy by its stream, an event or a wait.
+    /// (<https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html>)
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownHandle`]; [`DeviceError::HostRange`] where the host memory is smaller; a strict device: as [`TestDevice::fill`], and
+    /// [`DeviceError::Race`] of the host memory too.
+    fn copy_to_host(&mut self, stream: StreamId, from: MemoryRange, to: HostId) -> Result<(), DeviceError>;
+
+    /// Queues a copy of the first bytes of host memory to the range (not empty), as [`TestDevice::copy_to_host`] in the other direction.
+    ///
+    /// # Errors
+    /// As [`TestDevice::copy_to_host`].
+    fn copy_to_device(&mut self, stream: StreamId, from: HostId, to: MemoryRange) -> Result<(), DeviceError>;
+
     /// What the caller has not given back: checked at the end of a run.
     fn leaks(&self) -> Leaks;
 
@@ -550,6 +579,8 @@ pub struct Leaks {
     pub streams: u64,
     /// Events not destroyed.
     pub events: u64,
+    /// Pieces of host memory not given back, by [`TestDevice::host_free`].
+    pub host: u64,
 }
 
 impl Leaks {
@@ -562,8 +593,12 @@ impl Leaks {
 
 impl fmt::Display for Leaks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { allocations, reservations, pools, bytes, streams, events } = self;
-        write!(f, "{allocations} allocations, {reservations} reservations and {pools} pools ({bytes}), {streams} streams, {events} events")
+        let Self { allocations, reservations, pools, bytes, streams, events, host } = self;
+        write!(
+            f,
+            "{allocations} allocations, {reservations} reservations and {pools} pools ({bytes}), {streams} streams, {events} events"
+        )?;
+        if *host > 0 { write!(f, ", {host} pieces of host memory") } else { Ok(()) }
     }
 }
 
@@ -665,10 +700,21 @@ pub enum DeviceError {
         /// What is there instead, in words.
         found: String,
     },
+    /// The host's memory is not there. Ask for less, or for another kind.
+    #[error("{call} of {requested} failed: {why}")]
+    HostMemory {
+        /// The call that got none.
+        call: &'static str,
+        requested: Bytes,
+        why: String,
+    },
+    /// A copy is larger than the host memory that it goes to or comes from. The caller's accounts are wrong: stop.
+    #[error("{copied} are copied to or from host memory {number}, which has {size}")]
+    HostRange { number: u32, copied: Bytes, size: Bytes },
     /// A stream or an event that this device does not have (any more).
     #[error("the device has no {kind} {number}")]
     UnknownHandle {
-        /// `stream` or `event`.
+        /// `stream`, `event` or `host memory`.
         kind: &'static str,
         number: u32,
     },

@@ -38,8 +38,8 @@
 //! `self.inner()` and `self.inner_mut()`.
 
 use super::{
-    CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, Place,
-    PooledDevice, StreamId, Tag, TestDevice,
+    CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, HostId, HostMemory, Leaks, MappedDevice,
+    MemoryRange, Place, PooledDevice, StreamId, Tag, TestDevice,
 };
 use crate::units::{Bytes, Nanos};
 use crate::wrap::wrapper;
@@ -96,6 +96,10 @@ wrapper! {
         fn busy(stream: StreamId, duration: Nanos) -> Result<(), DeviceError>;
         fn sleep(duration: Nanos);
         fn set_pressure(held: Bytes) -> Result<Bytes, DeviceError>;
+        fn host_alloc(size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError>;
+        fn host_free(host: HostId) -> Result<(), DeviceError>;
+        fn copy_to_host(stream: StreamId, from: MemoryRange, to: HostId) -> Result<(), DeviceError>;
+        fn copy_to_device(stream: StreamId, from: HostId, to: MemoryRange) -> Result<(), DeviceError>;
 }
 
 impl<D: Device + ?Sized> DeviceWrapper for Box<D> {

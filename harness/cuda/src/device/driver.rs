@@ -162,6 +162,12 @@ function_table! {
     free_in_order = cuMemFreeAsync(address: CUdeviceptr, stream: CUstream);
     /// Queues a copy to the host.
     copy_to_host = cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, size: usize, stream: CUstream);
+    /// Queues a copy from the host.
+    copy_from_host = cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, size: usize, stream: CUstream);
+    /// Takes page-locked memory of the host.
+    allocate_host = cuMemHostAlloc(address: *mut *mut c_void, size: usize, flags: c_uint);
+    /// Gives it back.
+    free_host = cuMemFreeHost(address: *mut c_void);
     /// Queues setting bytes.
     set_bytes = cuMemsetD8Async(to: CUdeviceptr, byte: u8, count: usize, stream: CUstream);
     /// Makes a stream.

@@ -8,6 +8,7 @@ mod empty_cache;
 mod evict;
 mod free;
 mod half_precision;
+mod spill_to_host;
 mod split_and_accumulate;
 mod synchronize;
 mod wait;
@@ -358,6 +359,7 @@ impl<'p> Recovery<'p> {
             Policy::SplitAndAccumulate { floor } => or_nothing(split_and_accumulate::next(plan, *floor)),
             Policy::CheckpointMore { most } => or_nothing(checkpoint_more::next(plan, *most)),
             Policy::HalfPrecision => or_nothing(half_precision::next(plan)),
+            Policy::SpillToHost { part, memory } => or_nothing(spill_to_host::next(plan, *part, memory)),
             Policy::Evict { buffers } => evict::apply(world, plan, buffers)?,
             Policy::Wait { first, factor, .. } => wait::apply(world, plan, between, (*first, *factor, used))?,
         })

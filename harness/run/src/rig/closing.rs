@@ -19,6 +19,10 @@ impl Rig {
         self.control.calls(Call::Pressure);
         self.device.set_pressure(Bytes::ZERO)?;
         self.in_each_program(Self::give_cache_back)?;
+        if !self.host.is_empty() {
+            let seen = format!("{} pieces of host memory", self.host.len());
+            return self.violated(Invariant::EverythingGoesBack, "no host memory held after the last free", seen);
+        }
         if self.is_timed() { Ok(()) } else { self.unstruck(|rig| rig.in_each_program(Self::check_whole_limit_fits)) }
     }
 
@@ -71,6 +75,7 @@ impl Rig {
         self.control.calls(Call::Pressure);
         self.device.set_pressure(Bytes::ZERO)?;
         self.programs.iter_mut().try_for_each(|program| program.allocator.close(&mut *self.device))?;
+        self.free_all_host()?;
         events.into_iter().try_for_each(|event| self.device.destroy_event(event))?;
         streams.into_iter().try_for_each(|stream| self.device.destroy_stream(stream))?;
         let leaks = self.device.leaks();

@@ -7,6 +7,7 @@
 //!
 //! * `program`: who allocates: most runs have one program;
 //! * `memory`: requests, frees, contents; `private_pools`: pools apart from the default one;
+//! * `host`: memory of the host, and copies;
 //! * `streams`: streams, events and queued work;
 //! * `audit`: what is checked after each operation;
 //! * `sites`: what each place of the scenario holds;
@@ -19,6 +20,7 @@ mod audit;
 mod buffer;
 mod closing;
 mod curve;
+mod host;
 mod memory;
 mod names;
 mod private_pools;
@@ -30,11 +32,12 @@ mod sites;
 mod streams;
 mod times;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use harness_allocator::allocator::Allocator;
 use harness_allocator::device::faulty::Injector;
-use harness_allocator::device::{DeviceCalls, DeviceError, DeviceMemory, Place, TestDevice};
+use harness_allocator::device::{DeviceCalls, DeviceError, DeviceMemory, HostId, Place, TestDevice};
 use harness_allocator::units::Nanos;
 use harness_cuda::nvtx::Ranges;
 
@@ -42,6 +45,7 @@ pub use self::accounts::MemoryState;
 pub use self::audit::{Audit, Finding, Held};
 pub use self::buffer::Buffer;
 use self::curve::Curve;
+pub use self::host::HostBuffer;
 use self::names::Names;
 pub(crate) use self::names::{held_back, release_unit};
 pub use self::private_pools::PoolRefused;
@@ -166,6 +170,8 @@ pub struct Rig {
     /// Tags given so far: each fill writes one of its own.
     tags: u64,
     queued: Queued,
+    /// Host memory that is held.
+    host: BTreeSet<HostId>,
     findings: Vec<Finding>,
     names: Names,
     /// Kept where a step asks for it.
@@ -206,6 +212,7 @@ impl Rig {
             step: 0,
             tags: 0,
             queued: Queued::default(),
+            host: BTreeSet::new(),
             findings: Vec::new(),
             names: Names::default(),
             sites: None,

@@ -17,6 +17,8 @@ const fn expected_of_device(error: &DeviceError) -> &'static str {
         DeviceError::DoubleFree { .. } | DeviceError::InvalidFree { .. } | DeviceError::InvalidAccess { .. } => {
             "the allocator to hand out and free only memory that is allocated on the device"
         }
+        DeviceError::HostMemory { .. } => "host memory for what is kept there",
+        DeviceError::HostRange { .. } => "copies to be no larger than the host memory that they use",
         DeviceError::UnknownHandle { .. } | DeviceError::NotReady(_) => "streams and events to be used only while they exist",
         DeviceError::Race { .. } | DeviceError::InUse { .. } | DeviceError::Corrupted { .. } => "memory to hold what was written",
         DeviceError::OutOfMemory { .. } => "memory for the harness's own needs",

@@ -2,7 +2,8 @@
 
 use harness_allocator::device::wrapper::{DeviceWrapper, TestDeviceWrapper};
 use harness_allocator::device::{
-    DeviceError, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, PoolId, PoolMemory, PooledDevice, StreamId, Tag, TestDevice,
+    DeviceError, DevicePtr, EventId, HostId, HostMemory, Leaks, MappedDevice, MemoryRange, PoolId, PoolMemory, PooledDevice, StreamId, Tag,
+    TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
 use harness_record::timeline::{Entry, Track};
@@ -180,6 +181,22 @@ impl TestDeviceWrapper for TracedDevice {
 
     fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
         self.work("work", stream, None, |device| device.busy(stream, duration))
+    }
+
+    fn host_alloc(&mut self, size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError> {
+        self.call("host_alloc", Some(size), |device| device.host_alloc(size, memory))
+    }
+
+    fn host_free(&mut self, host: HostId) -> Result<(), DeviceError> {
+        self.call("host_free", None, |device| device.host_free(host))
+    }
+
+    fn copy_to_host(&mut self, stream: StreamId, from: MemoryRange, to: HostId) -> Result<(), DeviceError> {
+        self.work("copy to host", stream, Some(from.len), |device| device.copy_to_host(stream, from, to))
+    }
+
+    fn copy_to_device(&mut self, stream: StreamId, from: HostId, to: MemoryRange) -> Result<(), DeviceError> {
+        self.work("copy to device", stream, Some(to.len), |device| device.copy_to_device(stream, from, to))
     }
 
     fn leaks(&self) -> Leaks {

@@ -628,10 +628,10 @@ fn leaks_are_counted_and_cleared(device: &mut dyn TestDevice) -> Outcome {
     let (stream, event) = (device.create_stream()?, device.create_event()?);
     let granule = device.info().granularity;
     let bytes = [Bytes(1), Bytes::mib(3)].iter().filter_map(|size| size.checked_round_up(granule)).sum();
-    assert_eq!(device.leaks(), Leaks { allocations: 2, reservations: 0, pools: 0, bytes, streams: 1, events: 1 });
+    assert_eq!(device.leaks(), Leaks { allocations: 2, reservations: 0, pools: 0, bytes, streams: 1, events: 1, host: 0 });
     device.free(first)?;
     device.destroy_event(event)?;
-    assert_eq!(device.leaks(), Leaks { allocations: 1, reservations: 0, pools: 0, bytes: Bytes::mib(4), streams: 1, events: 0 });
+    assert_eq!(device.leaks(), Leaks { allocations: 1, reservations: 0, pools: 0, bytes: Bytes::mib(4), streams: 1, events: 0, host: 0 });
     device.free(second)?;
     device.destroy_stream(stream)?;
     assert!(device.leaks().is_empty());

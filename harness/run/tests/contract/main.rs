@@ -10,6 +10,7 @@
 
 mod allocator;
 mod device;
+mod host;
 mod mapped;
 mod pooled;
 
@@ -76,7 +77,7 @@ enum Machine {
 
 /// All bodies of all contracts.
 fn cases() -> Vec<Case> {
-    [device::cases(), mapped::cases(), pooled::cases(), allocator::cases()].into_iter().flatten().collect()
+    [device::cases(), host::cases(), mapped::cases(), pooled::cases(), allocator::cases()].into_iter().flatten().collect()
 }
 
 /// All implementations of a device.

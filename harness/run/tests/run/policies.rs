@@ -13,7 +13,12 @@ use harness_scenario::Scenario;
 
 /// Steps begin at line 6.
 fn passes(steps: &str) -> RunRecord {
-    let text = format!("about: A test.\nneeds: {{ memory: 64MiB }}\nstreams: [side]\nprograms: [other]\nsteps:\n{steps}\n");
+    passes_with("programs: [other]", steps)
+}
+
+/// The same with another line in front of the steps.
+fn passes_with(line: &str, steps: &str) -> RunRecord {
+    let text = format!("about: A test.\nneeds: {{ memory: 64MiB }}\nstreams: [side]\n{line}\nsteps:\n{steps}\n");
     let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let (selection, program) = (Selection::default(), "harness".to_owned());
     let plan = Plan {
@@ -190,8 +195,43 @@ fn checkpointing_and_smaller_numbers_keep_the_batch() {
 }
 
 #[test]
+fn what_is_kept_on_the_host_keeps_the_batch_and_its_bytes_are_told() {
+    for (policies, plan) in [
+        ("spill_to_host", "a batch of 32, saved activations in pinned host memory"),
+        ("{ spill_to_host: { memory: pageable } }", "a batch of 32, saved activations in pageable host memory"),
+        ("{ spill_to_host: { what: activations, memory: mapped_file } }", "a batch of 32, saved activations in a mapped file"),
+    ] {
+        let recovery = saved_by(policies);
+        let trained = recovery.trained.unwrap();
+        assert_eq!((trained.effective_batch, trained.final_batch, recovery.retries), (32, 32, 1), "{policies}");
+        assert_eq!(trained.plan, plan);
+        assert!(recovery.host.peak.0 > 0 && recovery.host.copied.0 >= 3 * 2 * recovery.host.peak.0, "{policies}: {:?}", recovery.host);
+    }
+}
+
+/// Host memory that cannot be had is a failed try like any other, which names the call; the next policy goes to another kind.
+#[test]
+fn where_there_is_no_host_memory_the_next_policy_is_tried() {
+    let policies = "[ spill_to_host, { spill_to_host: { memory: pageable } }, { spill_to_host: { memory: mapped_file } } ]";
+    let steps = training(64, 2, policies, "fits");
+    let run = passes_with("faults: [ { call: cuMemHostAlloc }, { call: mmap, skip: 1, count: 1 } ]", &steps);
+    let failed: Vec<String> = recovery(&run).listed.iter().filter_map(|attempt| attempt.failed.clone()).collect();
+    assert_eq!(failed.len(), 3, "{failed:?}");
+    assert!(failed[0].contains("out of memory"), "{failed:?}");
+    assert!(failed[1].starts_with("cuMemHostAlloc of 16 MiB failed: ") && failed[2].starts_with("mmap of 16 MiB failed: "), "{failed:?}");
+    assert_eq!(recovery(&run).trained.as_ref().unwrap().plan, "a batch of 64, saved activations in a mapped file");
+    assert_eq!((recovery(&run).without_progress, recovery(&run).retained.0), (0, 0));
+}
+
+#[test]
 fn every_policy_recovers_the_same_way_again() {
-    for policies in ["shrink_batch", "bisect_batch", "split_and_accumulate", "[ half_precision, checkpoint_more, split_and_accumulate ]"] {
+    for policies in [
+        "shrink_batch",
+        "bisect_batch",
+        "split_and_accumulate",
+        "[ half_precision, checkpoint_more, split_and_accumulate ]",
+        "[ { spill_to_host: { what: optimizer_state } }, spill_to_host ]",
+    ] {
         assert_eq!(saved_by(policies).decisions(), saved_by(policies).decisions(), "{policies}");
     }
 }

@@ -260,6 +260,7 @@ impl Compiler {
             makes: vec![result.id],
             output: result.id,
             saves: std::iter::once(value.id).chain(copy.map(|copy| copy.id)).collect(),
+            saves_parameters: copy.is_none().then_some(weight).into_iter().collect(),
             backward: Backward { gradients, parameters, ..Backward::default() },
             uses_cublas: true,
             work: product(&[rows, inputs, outputs]),
@@ -289,6 +290,7 @@ impl Compiler {
             output: result.id,
             workspace: Bytes(workspace),
             saves: std::iter::once(value.id).chain(copy.map(|copy| copy.id)).collect(),
+            saves_parameters: copy.is_none().then_some(weight).into_iter().collect(),
             backward: Backward {
                 gradients,
                 workspace: Bytes(workspace),
@@ -313,6 +315,7 @@ impl Compiler {
             makes: vec![result.id, mean, deviation],
             output: result.id,
             saves: vec![value.id, mean, deviation],
+            saves_parameters: vec![parameters[0]],
             backward: Backward { gradients: Self::gradient(value), parameters, ..Backward::default() },
             ..Operation::default()
         });
@@ -331,6 +334,7 @@ impl Compiler {
             makes: vec![result.id, mean, deviation],
             output: result.id,
             saves: vec![value.id, mean, deviation],
+            saves_parameters: parameters.clone(),
             backward: Backward { gradients: Self::gradient(value), parameters, ..Backward::default() },
             ..Operation::default()
         });

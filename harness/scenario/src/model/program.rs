@@ -47,6 +47,8 @@ pub struct Operation {
     pub workspace: Bytes,
     /// Tensors that are kept for its backward pass.
     pub saves: Vec<TensorId>,
+    /// Parameters that are kept for its backward pass. They are there anyway, unless what is kept goes to the host.
+    pub saves_parameters: Vec<ParameterId>,
     /// Its backward pass.
     pub backward: Backward,
     /// Whether it multiplies matrices by cuBLAS, which takes a workspace of its own once and keeps it.

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
+use harness_allocator::device::HostMemory;
 use harness_allocator::units::Nanos;
 
-use super::wire::{BatchWire, ChainWire, PolicyWire};
+use super::wire::{BatchWire, ChainWire, HostMemoryWire, PolicyWire, SpillWire, SpilledWire};
 use super::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind};
 use crate::checker::Checker;
 use crate::metric::BufferName;
-use crate::plan::{Plan, PlanPart, Precision};
+use crate::plan::{Plan, PlanPart, Precision, SpilledPart};
 use harness_language::error::{Problem, choices, quoted};
 use harness_language::located::{Located, Position};
 use harness_language::text::{CountText, NameText, duration};
@@ -23,32 +24,34 @@ pub(crate) struct Recoverable {
     first: Plan,
     /// Layers of which activations are kept; 0 where there are none.
     layers: u64,
+    /// Whether there is an optimizer with state.
+    has_state: bool,
 }
 
 impl Recoverable {
     /// Steps that recover, with the parts of a plan that each understands.
     pub(crate) const STEPS: [(&'static str, &'static [PlanPart]); 3] = [
         ("alloc", &[PlanPart::Buffers]),
-        ("train", &[PlanPart::Batch, PlanPart::MicroBatches, PlanPart::Checkpointing, PlanPart::Precision]),
+        ("train", &[PlanPart::Batch, PlanPart::MicroBatches, PlanPart::Checkpointing, PlanPart::Precision, PlanPart::Spilled]),
         ("infer", &[PlanPart::Buffers, PlanPart::Requests]),
     ];
 
     /// One request.
     pub(crate) const fn alloc() -> Self {
         let (step, parts) = Self::STEPS[0];
-        Self { step, parts, first: Plan::of_batch(1), layers: 0 }
+        Self { step, parts, first: Plan::of_batch(1), layers: 0, has_state: false }
     }
 
     /// Iterations of a training, the first of which is done so.
-    pub(crate) const fn train(first: Plan, layers: u64) -> Self {
+    pub(crate) const fn train(first: Plan, layers: u64, has_state: bool) -> Self {
         let (step, parts) = Self::STEPS[1];
-        Self { step, parts, first, layers }
+        Self { step, parts, first, layers, has_state }
     }
 
     /// Requests that are served, each with a cache.
     pub(crate) const fn infer() -> Self {
         let (step, parts) = Self::STEPS[2];
-        Self { step, parts, first: Plan::of_batch(1), layers: 0 }
+        Self { step, parts, first: Plan::of_batch(1), layers: 0, has_state: false }
     }
 
     fn serves_requests(&self) -> bool {
@@ -154,6 +157,7 @@ fn check_one(wire: &PolicyWire, at: Position, step: &Recoverable, checker: &mut 
             Err(Problem::new(at, format!("`wait` has no fields at `{}`", step.step))
                 .help("a request waits until others are done, however long that takes: write `wait`"))
         }
+        PolicyWire::SpillToHost(fields) => spill(fields, at, step, checker),
         PolicyWire::Wait(fields) => Ok(Policy::Wait {
             first: fields.first.as_ref().map_or(Ok(Nanos::millis(10)), duration)?,
             factor: fields.factor.as_ref().map_or(Ok(2), |factor| checker.whole(factor, "factor", 1..=10))? as u32,
@@ -205,6 +209,35 @@ fn batch(fields: &BatchWire, rule: BatchRule, step: &Recoverable, checker: &Chec
         retries: retries(fields.retries.as_ref(), default, checker)?,
         empty_cache: fields.empty_cache,
     })
+}
+
+fn spill(fields: &SpillWire, at: Position, step: &Recoverable, checker: &Checker<'_>) -> Result<Policy, Problem> {
+    let part = match fields.what.as_ref().map(|what| what.value) {
+        None | Some(SpilledWire::Activations) => SpilledPart::Activations,
+        Some(SpilledWire::OptimizerState) => SpilledPart::OptimizerState,
+    };
+    if part == SpilledPart::OptimizerState && !step.has_state {
+        let at = fields.what.as_ref().map_or(at, Located::position);
+        return Err(nothing_to_do(at, "the optimizer has no state", "an `optimizer` with state, or `what: activations`"));
+    }
+    let memory = match fields.memory.as_ref().map_or(HostMemoryWire::Pinned, |memory| memory.value) {
+        HostMemoryWire::Pinned => HostMemory::Pinned,
+        HostMemoryWire::Pageable => HostMemory::Pageable,
+        HostMemoryWire::MappedFile => {
+            HostMemory::MappedFile { folder: fields.folder.as_ref().map(|folder| checker.folder().join(&folder.value)) }
+        }
+    };
+    match (&fields.folder, &memory) {
+        (Some(folder), HostMemory::Pinned | HostMemory::Pageable) => {
+            Err(Problem::new(folder.position(), "only a mapped file has a `folder`")
+                .help("give it `memory: mapped_file`, or leave `folder` out"))
+        }
+        (Some(folder), HostMemory::MappedFile { folder: Some(path) }) if !path.is_dir() => {
+            Err(Problem::new(folder.position(), format!("there is no folder {}", path.display()))
+                .help("a folder that is there, as seen from the scenario's, or leave `folder` out for the one of temporary files"))
+        }
+        _ => Ok(Policy::SpillToHost { part, memory }),
+    }
 }
 
 /// A floor that is not above where the policy begins.

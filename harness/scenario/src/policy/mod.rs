@@ -7,10 +7,11 @@ mod wire;
 
 use std::fmt;
 
+use harness_allocator::device::HostMemory;
 use harness_allocator::units::Nanos;
 
 use super::metric::BufferName;
-use super::plan::PlanPart;
+use super::plan::{PlanPart, SpilledPart};
 
 pub(crate) use check::{Recoverable, check};
 pub(crate) use wire::ChainWire;
@@ -73,6 +74,8 @@ kinds! {
     CheckpointMore = "checkpoint_more": Some(PlanPart::Checkpointing);
     /// Smaller numbers.
     HalfPrecision = "half_precision": Some(PlanPart::Precision);
+    /// Something is kept in host memory.
+    SpillToHost = "spill_to_host": Some(PlanPart::Spilled);
     /// The buffer, or the request that is served, that was used longest ago is given up.
     Evict = "evict": Some(PlanPart::Buffers);
     /// Time passes.
@@ -135,6 +138,13 @@ pub enum Policy {
     },
     /// Drops the failed iteration and makes its activations of 16-bit numbers.
     HalfPrecision,
+    /// Drops the failed iteration and keeps something in host memory.
+    SpillToHost {
+        /// What.
+        part: SpilledPart,
+        /// Where.
+        memory: HostMemory,
+    },
     /// Frees the one of these that was used longest ago, before each try.
     Evict {
         /// What may go. A name of numbered buffers stands for all of them. None: the caches of requests that are served.
@@ -177,6 +187,7 @@ impl Policy {
             Self::SplitAndAccumulate { .. } => PolicyKind::SplitAndAccumulate,
             Self::CheckpointMore { .. } => PolicyKind::CheckpointMore,
             Self::HalfPrecision => PolicyKind::HalfPrecision,
+            Self::SpillToHost { .. } => PolicyKind::SpillToHost,
             Self::Evict { .. } => PolicyKind::Evict,
             Self::Wait { .. } => PolicyKind::Wait,
         }
@@ -190,7 +201,7 @@ impl Policy {
             Self::EmptyCache { retries } | Self::Synchronize { retries } | Self::Batch { retries, .. } | Self::Wait { retries, .. } => {
                 *retries
             }
-            Self::Free { .. } | Self::HalfPrecision => 1,
+            Self::Free { .. } | Self::HalfPrecision | Self::SpillToHost { .. } => 1,
             // These end by themselves, when there is nothing left to split, to keep or to free.
             Self::SplitAndAccumulate { .. } | Self::CheckpointMore { .. } | Self::Evict { .. } => MAX_RETRIES,
         }
@@ -220,6 +231,7 @@ impl fmt::Display for Policy {
                 write!(f, "{kind} down to {floor}, at most {retries} retries{cache}")
             }
             Self::SplitAndAccumulate { floor } => write!(f, "{kind} down to {floor}"),
+            Self::SpillToHost { part, memory } => write!(f, "{kind} {part}, in {memory}"),
             Self::CheckpointMore { most } => write!(f, "{kind}, of at most {most} layers one input"),
             Self::Wait { first, factor, retries } => {
                 write!(f, "{kind} {first}, each time {factor} times as long, at most {retries} retries")

@@ -48,6 +48,14 @@ pub(crate) enum PolicyWire {
     CheckpointMore(CheckpointWire),
     /// Makes activations of 16-bit numbers.
     HalfPrecision(NoFields),
+    /// Drops the failed iteration and does it again, and those behind it, with something of it in host memory, copied there and back.
+    /// `activations`: what is saved for the backward pass is copied to the host in the forward pass and freed on the device, and copied back one operation
+    /// at a time, as PyTorch's `torch.autograd.graph.save_on_cpu` does
+    /// (<https://docs.pytorch.org/docs/2.11/autograd.html#torch.autograd.graph.save_on_cpu>). It copies everything that an operation saves, parameters too, and
+    /// one copy for each that saves it. Of checkpointed layers the inputs are kept on the host.
+    /// `optimizer_state`: state and optimizer are on the host; gradients are copied there and parameters back, as with ZeRO-Offload
+    /// (<https://arxiv.org/abs/2101.06840>). What the optimizer computes there takes no time in the model of the simulated device.
+    SpillToHost(SpillWire),
     /// Frees the buffer that was used longest ago, one before each try. At `infer`, without buffers, the request whose cache was used longest ago gives it up, and starts again
     /// later with the words that it has as part of its prompt.
     Evict(EvictWire),
@@ -119,6 +127,44 @@ pub(crate) struct CheckpointWire {
     pub(super) most: Option<CountText>,
 }
 
+/// What is kept in host memory, and in which.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "policy_spill")]
+pub(crate) struct SpillWire {
+    /// `activations` (if not given) or `optimizer_state`.
+    pub(super) what: Option<Located<SpilledWire>>,
+    /// `pinned` (if not given): page-locked memory, which the device copies by itself; `pageable`: plain memory, through a buffer of the driver;
+    /// `mapped_file`: a temporary file that is mapped, for where the host has too little memory too. It has no name, so nothing stays of it.
+    pub(super) memory: Option<Located<HostMemoryWire>>,
+    /// With `mapped_file`: the folder of the file, from the folder of the scenario: where temporary files lie (`TMPDIR`), if not given.
+    pub(super) folder: Option<Located<String>>,
+}
+
+/// What can be kept in host memory.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub(crate) enum SpilledWire {
+    /// What is saved for the backward pass.
+    Activations,
+    /// The optimizer's state.
+    OptimizerState,
+}
+
+/// Kinds of host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub(crate) enum HostMemoryWire {
+    /// Page-locked.
+    Pinned,
+    /// Plain.
+    Pageable,
+    /// A temporary file.
+    MappedFile,
+}
+
 /// What may go.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -157,6 +203,7 @@ impl PolicyWire {
             Self::SplitAndAccumulate(_) => PolicyKind::SplitAndAccumulate,
             Self::CheckpointMore(_) => PolicyKind::CheckpointMore,
             Self::HalfPrecision(_) => PolicyKind::HalfPrecision,
+            Self::SpillToHost(_) => PolicyKind::SpillToHost,
             Self::Evict(_) => PolicyKind::Evict,
             Self::Wait(_) => PolicyKind::Wait,
             Self::Unknown(_) | Self::NotOne => return None,
@@ -176,6 +223,7 @@ impl PolicyWire {
             PolicyKind::SplitAndAccumulate => Self::SplitAndAccumulate(fields.read()?),
             PolicyKind::CheckpointMore => Self::CheckpointMore(fields.read()?),
             PolicyKind::HalfPrecision => Self::HalfPrecision(fields.read()?),
+            PolicyKind::SpillToHost => Self::SpillToHost(fields.read()?),
             PolicyKind::Evict => Self::Evict(fields.read()?),
             PolicyKind::Wait => Self::Wait(fields.read()?),
         })

@@ -9,13 +9,22 @@ use serde::Deserialize;
 
 use crate::checker::Checker;
 use crate::metric::ReportKey;
-use crate::policy::{Chain, PolicyKind};
+use crate::policy::{Chain, Policy, PolicyKind};
 use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located, Position, Tree};
 use harness_language::text::{AmountText, CountText};
 
 /// Most ranks of one training.
 pub const MAX_RANKS: u64 = 16;
+
+/// Why a policy is of no use to ranks, if it is of none.
+const fn no_use_for_ranks(kind: PolicyKind) -> Option<&'static str> {
+    match kind {
+        PolicyKind::Wait => Some("the memory of a rank is its own, and nobody gives any back to it"),
+        PolicyKind::SpillToHost => Some("their passes are done on the device alone"),
+        _ => None,
+    }
+}
 
 /// The ranks of a data-parallel training, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,12 +134,11 @@ impl RanksWire {
     /// Checks it beside the policies of the training.
     pub(super) fn check(&self, on_oom: Option<&Chain>, checker: &Checker<'_>) -> Result<Ranks, Problem> {
         let at = self.0.position();
-        if on_oom.is_some_and(|chain| chain.policies().iter().any(|policy| policy.kind() == PolicyKind::Wait)) {
-            return Err(Problem::new(
-                at,
-                "`wait` can do nothing for ranks: the memory of a rank is its own, and nobody gives any back to it",
-            )
-            .help("leave `wait` out, or `ranks`"));
+        let kinds = || on_oom.into_iter().flat_map(|chain| chain.policies().iter().map(Policy::kind));
+        if let Some((kind, why)) = kinds().find_map(|kind| no_use_for_ranks(kind).map(|why| (kind, why))) {
+            return Err(
+                Problem::new(at, format!("`{kind}` can do nothing for ranks: {why}")).help(format!("leave `{kind}` out, or `ranks`"))
+            );
         }
         match &self.0.value {
             ListOr::One(count) => {

@@ -278,6 +278,8 @@ impl StepFields for TrainWire {
         ReportKey::Ooms,
         ReportKey::RetainedAfterOom,
         ReportKey::GivenBack,
+        ReportKey::HostPeak,
+        ReportKey::HostCopied,
         ReportKey::Throughput,
         ReportKey::Time,
         ReportKey::Collectives,
@@ -301,9 +303,13 @@ impl StepFields for TrainWire {
             Trained::Uniform(uniform) => uniform.layers,
             Trained::Model(model) => model.program(1, 1, Precision::Fp32).operations.len() as u64,
         };
-        let first = Recoverable::train(Plan { batch: smallest, ..plan.clone() }, layers);
+        let first = Recoverable::train(Plan { batch: smallest, ..plan.clone() }, layers, optimizer.copies() > 0);
         let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &first, checker)).transpose()?;
         let ranks = self.ranks.as_ref().map(|ranks| ranks.check(on_oom.as_ref(), checker)).transpose()?;
+        if let (Some(check), true) = (&self.leak_check, ranks.is_some()) {
+            return Err(Problem::new(check.position(), "a training with `ranks` is not checked for leaks")
+                .help("leave `leak_check` out, or `ranks`"));
+        }
         let trainings = ranks.as_ref().map_or(1, Ranks::count) as u64;
         checker.count(at, layers.saturating_mul(iterations).saturating_mul(plan.micro_batches).saturating_mul(trainings))?;
         // What only ranks report stands last.

@@ -14,7 +14,8 @@ use crate::world::{is_device_memory, machine};
 use harness_gpu_settings::latency::SlowCall;
 use harness_gpu_settings::settings::FaultyCall;
 
-/// The direction of a copy.
+/// The directions of a copy.
+const HOST_TO_DEVICE: c_int = 1;
 const DEVICE_TO_HOST: c_int = 2;
 
 #[unsafe(no_mangle)]
@@ -88,11 +89,41 @@ unsafe extern "C" fn cuPointerGetAttribute(value: *mut c_void, number: c_int, ad
     }))
 }
 
-/// Copies to pageable memory of the host, which has happened when the call returns.
+/// The driver's refusals are counted as those of the runtime.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemHostAlloc(address: *mut *mut u8, size: usize, _: c_uint) -> c_int {
+    in_context("cuMemHostAlloc", |machine, state| {
+        let (allocated, _) = state.attempt(machine, (FaultyCall::HostAlloc, Bytes(size as u64)), None, |state| state.host.allocate(size));
+        // SAFETY: the program passes a pointer to a pointer.
+        unsafe { put(address, allocated?) }
+    })
+}
+
+/// Where kernels are done all work is waited for, which may copy there.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemFreeHost(address: *mut u8) -> c_int {
+    let give_back = || machine().state().host.free(address);
+    either(
+        "cuMemFreeHost",
+        || answer(give_back()),
+        || {
+            wait(|gpu| Ok(gpu.memory.sim().all_done_at()), |_| Ok(()))?;
+            give_back()
+        },
+    )
+}
+
+/// Whether an address is of page-locked memory, with which the device copies by itself.
+fn is_pinned(address: usize) -> bool {
+    machine().state().host.contains(address)
+}
+
+/// Copies to the host: with page-locked memory in the order of the stream, with other memory before the call returns.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: usize, size: usize, stream: usize) -> c_int {
     // SAFETY: the program says that so many bytes can be copied.
     let skipped = || unsafe { runtime::cudaMemcpyAsync(to.expose_provenance(), from, size, DEVICE_TO_HOST, stream) };
+    let queued = Work::ToHost { address: from as u64, len: size as u64, to: to.expose_provenance() };
     let then = |gpu: &mut Gpu<'_>| {
         let (id, start, len) = (gpu.stream(stream)?, from as u64, size as u64);
         if to.is_null() || !(gpu.execution.is_variable(start, len) || gpu.memory.is_accessible(start, len)) {
@@ -103,7 +134,32 @@ unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: usize, size: us
         gpu.execution.bytes.read(start, unsafe { std::slice::from_raw_parts_mut(to.cast(), size) });
         Ok(())
     };
-    either("cuMemcpyDtoHAsync_v2", skipped, || wait(|gpu| gpu.stream_done_at(stream), then))
+    either("cuMemcpyDtoHAsync_v2", skipped, || match is_pinned(to.addr()) {
+        true => on_gpu(|gpu| gpu.submit(stream, queued)),
+        false => wait(|gpu| gpu.stream_done_at(stream), then),
+    })
+}
+
+/// Copies from the host, in the same way.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: usize, from: *const c_void, size: usize, stream: usize) -> c_int {
+    // SAFETY: the program says that so many bytes can be copied.
+    let skipped = || unsafe { runtime::cudaMemcpyAsync(to, from.expose_provenance(), size, HOST_TO_DEVICE, stream) };
+    let queued = Work::ToDevice { address: to as u64, len: size as u64, from: from.expose_provenance() };
+    let then = |gpu: &mut Gpu<'_>| {
+        let (id, start, len) = (gpu.stream(stream)?, to as u64, size as u64);
+        if from.is_null() || !(gpu.execution.is_variable(start, len) || gpu.memory.is_accessible(start, len)) {
+            return Err(Code::InvalidValue);
+        }
+        gpu.execution.queue_access(gpu.memory, id, (start, len, AccessKind::Write))?;
+        // SAFETY: the program has `size` bytes there; it is not null.
+        gpu.execution.bytes.write(start, unsafe { std::slice::from_raw_parts(from.cast(), size) });
+        Ok(())
+    };
+    either("cuMemcpyHtoDAsync_v2", skipped, || match is_pinned(from.addr()) {
+        true => on_gpu(|gpu| gpu.submit(stream, queued)),
+        false => wait(|gpu| gpu.stream_done_at(stream), then),
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -73,6 +73,16 @@ calls! {
     Synchronize = "cudaDeviceSynchronize",
     /// Work on a stream: [`crate::device::TestDevice::fill`], `verify`, `verify_later` and `busy`.
     LaunchKernel = "cudaLaunchKernel",
+    /// [`crate::device::TestDevice::host_alloc`] of pinned memory.
+    HostAlloc = "cuMemHostAlloc",
+    /// [`crate::device::TestDevice::host_alloc`] of other memory of the host.
+    HostMap = "mmap",
+    /// [`crate::device::TestDevice::host_free`].
+    HostFree = "cuMemFreeHost",
+    /// [`crate::device::TestDevice::copy_to_host`].
+    CopyToHost = "cuMemcpyDtoHAsync",
+    /// [`crate::device::TestDevice::copy_to_device`].
+    CopyToDevice = "cuMemcpyHtoDAsync",
     /// [`crate::device::TestDevice::memory`].
     NvmlMemory = "nvmlDeviceGetMemoryInfo",
 }
@@ -90,6 +100,12 @@ impl DeviceCall {
         matches!(self, Self::Malloc | Self::Create | Self::MallocAsync)
     }
 
+    /// Whether it gets memory of the host, and so can run out of it.
+    #[must_use]
+    pub const fn gets_host_memory(self) -> bool {
+        matches!(self, Self::HostAlloc | Self::HostMap)
+    }
+
     /// Whether it names a stream.
     #[must_use]
     pub const fn is_of_a_stream(self) -> bool {
@@ -102,6 +118,8 @@ impl DeviceCall {
                 | Self::WaitEvent
                 | Self::RecordEvent
                 | Self::LaunchKernel
+                | Self::CopyToHost
+                | Self::CopyToDevice
         )
     }
 

@@ -128,7 +128,7 @@ impl InjectedError {
     pub const fn usual(calls: Calls) -> Self {
         match calls {
             Calls::AnyMemory => Self::OutOfMemory,
-            Calls::Of(call) if call.gets_memory() => Self::OutOfMemory,
+            Calls::Of(call) if call.gets_memory() || call.gets_host_memory() => Self::OutOfMemory,
             Calls::Of(_) => Self::Unknown,
         }
     }
@@ -164,7 +164,7 @@ impl fmt::Display for InjectedError {
 }
 
 /// Advice of a call that was made to fail.
-const INJECTED: &str = "The failure was injected: neither driver nor GPU is at fault";
+pub(super) const INJECTED: &str = "The failure was injected: neither driver nor GPU is at fault";
 /// Advice of each call behind a sticky error.
 const SINCE: &str = "An injected failure was sticky, and every call fails since";
 
@@ -300,6 +300,8 @@ struct State {
     last_failed: Option<usize>,
     stuck: Option<usize>,
     request: Option<Request>,
+    /// Of the calls that get memory for the request, the last one, where it was made to fail for lack of it.
+    refused: Option<Made>,
     place: Place,
     streams: Vec<StreamId>,
     paused: u32,
@@ -357,6 +359,7 @@ impl Injector {
             last_failed: None,
             stuck: None,
             request: None,
+            refused: None,
             place: Place::default(),
             streams: vec![StreamId::DEFAULT],
             paused: 0,
@@ -386,7 +389,17 @@ impl Injector {
 
     /// The calls that follow are made to serve this request, or none.
     pub fn serves(&self, request: Option<Request>) {
-        self.state().request = request;
+        let mut state = self.state();
+        state.request = request;
+        if request.is_some() {
+            state.refused = None;
+        }
+    }
+
+    /// Of the calls that were made to get memory for the last request, the last one, where a fault refused it.
+    #[must_use]
+    pub fn refused(&self) -> Option<Made> {
+        self.state().refused
     }
 
     /// Until [`Self::resume`], calls are neither counted nor struck: they are the harness's own. What is broken already stays broken.
@@ -497,6 +510,9 @@ impl State {
             if let Some(effect) = self.strikes(index, call, made) {
                 self.add(index, effect, call, &mut decision);
             }
+        }
+        if call.call.gets_memory() {
+            self.refused = (decision.failure == Some(Failure::OutOfMemory)).then_some(made);
         }
         decision
     }

@@ -179,3 +179,24 @@ fn a_text_says_which_calls_fail_or_what_it_should_say() {
         assert_eq!(DeviceCall::named(call.name()), Some(*call));
     }
 }
+
+#[test]
+fn host_memory_and_copies_fail_by_the_drivers_names() -> Result<(), DeviceError> {
+    let faults = ["cuMemHostAlloc:1", "mmap:1", "cuMemcpyDtoHAsync:1", "cuMemcpyHtoDAsync:1", "cuMemFreeHost:1"];
+    let (mut device, injector) = with(&faults.map(failing));
+    for memory in [HostMemory::Pinned, HostMemory::Pageable] {
+        let refused = device.host_alloc(Bytes::mib(1), &memory);
+        assert!(matches!(refused, Err(DeviceError::HostMemory { call, .. }) if call == memory.call()), "{refused:?}");
+    }
+    let (ptr, host) = (device.malloc(Bytes::mib(2))?, device.host_alloc(Bytes::mib(1), &HostMemory::Pinned)?);
+    let range = MemoryRange::new(ptr, Bytes::mib(1));
+    let named = |refused: Result<(), DeviceError>, name: &str| {
+        assert!(matches!(&refused, Err(DeviceError::Driver { call, .. }) if *call == name), "{refused:?}");
+    };
+    named(device.copy_to_host(StreamId::DEFAULT, range, host), "cuMemcpyDtoHAsync");
+    named(device.copy_to_device(StreamId::DEFAULT, host, range), "cuMemcpyHtoDAsync");
+    named(device.host_free(host), "cuMemFreeHost");
+    assert_eq!((injector.take_struck().len(), device.leaks().host), (5, 1), "a call that fails changes nothing");
+    device.copy_to_host(StreamId::DEFAULT, range, host)?;
+    device.host_free(host)
+}

@@ -15,6 +15,9 @@ pub(super) const POOLS: Range<u64> = 1 << 51..1 << 52;
 /// Where reservations lie.
 pub(super) const RESERVATIONS: Range<u64> = 1 << 52..1 << 60;
 
+/// Where host memory lies, for the order and the contents of copies: no device memory is there.
+pub(super) const HOST: Range<u64> = 1 << 60..1 << 62;
+
 /// Which addresses are handed out next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AddressOrder {

@@ -34,6 +34,19 @@ impl Contents {
         self.written.remove(range.start.0, range.end().0);
     }
 
+    /// Makes a range hold what another one of the same length holds. They do not overlap.
+    pub(super) fn copy(&mut self, from: MemoryRange, to: MemoryRange) {
+        // A byte's place in the pattern is that of its address.
+        let shift = (to.start.0.wrapping_sub(from.start.0) % 8 * 8) as u32;
+        let moved = |at: u64| at - from.start.0 + to.start.0;
+        let written = self.written.overlapping(from.start.0, from.end().0);
+        let copied: Vec<_> = written.map(|(start, end, pattern)| (moved(start), moved(end), pattern.rotate_left(shift))).collect();
+        self.forget(to);
+        for (start, end, pattern) in copied {
+            self.written.insert(start, end, pattern);
+        }
+    }
+
     /// Looks for the first byte of the range that is not of the tag.
     pub(super) fn mismatch(&self, range: MemoryRange, tag: Tag) -> Option<Mismatch> {
         let expected = pattern(range, tag);
@@ -132,6 +145,29 @@ mod tests {
                 let found = bytes[(verified.start.0 + index) as usize];
                 prop_assert_eq!(mismatch.found.map(|tag| byte(tag, index)), found);
             }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_copy_holds_at_every_phase_what_its_source_holds(
+            fills in prop::collection::vec((a_range(), a_tag()), 0..8),
+            from in 0..SPACE / 4,
+            to in SPACE..SPACE + 16,
+            len in 1..SPACE / 2,
+        ) {
+            let mut contents = Contents::default();
+            contents.fill(range(SPACE, SPACE), Tag(7));
+            fills.iter().for_each(|(range, tag)| contents.fill(*range, *tag));
+            let byte_at = |contents: &Contents, at: u64| {
+                let found = contents.written.overlapping(at, at + 1).next();
+                found.map(|(_, _, pattern)| pattern.to_le_bytes()[(at % 8) as usize])
+            };
+            let expected: Vec<_> = (0..len).map(|offset| byte_at(&contents, from + offset)).collect();
+            contents.copy(range(from, len), range(to, len));
+            let copied: Vec<_> = (0..len).map(|offset| byte_at(&contents, to + offset)).collect();
+            prop_assert_eq!(copied, expected);
+            prop_assert_eq!(byte_at(&contents, to + len), Some(Tag(7).0.to_le_bytes()[((to + len) % 8) as usize]), "what lies behind it stays");
         }
     }
 

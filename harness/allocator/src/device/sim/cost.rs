@@ -44,6 +44,14 @@ pub struct CostModel {
     pub synchronize: Figure<Nanos>,
     /// The time in which a fill writes, or a verify reads, one GiB.
     pub transfer_per_gib: Figure<Nanos>,
+    /// Taking one MiB of pinned host memory.
+    pub pinned_alloc_per_mib: Figure<Nanos>,
+    /// Taking one MiB of other host memory, touched for the first time.
+    pub pageable_alloc_per_mib: Figure<Nanos>,
+    /// The time of a copy of one GiB to or from pinned host memory: what the link to the host carries in one direction.
+    pub pinned_copy_per_gib: Figure<Nanos>,
+    /// The same for host memory that is not pinned.
+    pub pageable_copy_per_gib: Figure<Nanos>,
 }
 
 /// A number and where it comes from.
@@ -58,6 +66,16 @@ pub struct Figure<T> {
 const fn figure<T>(value: T, source: &'static str) -> Figure<T> {
     Figure { value, source: Cow::Borrowed(source) }
 }
+
+/// What copies to and from pinned memory take on a link of 16 lanes, by the generation of PCI Express.
+pub const PCIE_3: Figure<Nanos> =
+    figure(Nanos(89_478_500), "https://github.com/ZaidQureshi/bam/issues/54: 12 GB/s into a V100, of 16 GB/s that PCIe 3.0 x16 has");
+/// The same for PCI Express 4.0.
+pub const PCIE_4: Figure<Nanos> =
+    figure(Nanos(42_727_500), "https://github.com/NVIDIA/nvbandwidth/issues/42: 25.13 GB/s into an A100 SXM (PCIe 4.0 x16)");
+/// The same for PCI Express 5.0.
+pub const PCIE_5: Figure<Nanos> =
+    figure(Nanos(20_347_600), "https://github.com/NVIDIA/nvbandwidth/issues/24: 52.77 GB/s out of an H100 (PCIe 5.0 x16)");
 
 impl CostModel {
     /// Figures from publications, collected in November 2026; where there is none, assumed and marked so.
@@ -128,6 +146,20 @@ impl CostModel {
             Nanos(320_520),
             "https://www.nvidia.com/en-us/data-center/h100/: memory bandwidth of the H100 SXM, 3.35 TB/s",
         ),
+        pinned_alloc_per_mib: figure(
+            Nanos::micros(380),
+            "https://github.com/rapidsai/dask-cuda/issues/106: alloc_pinned_memory of 32,000,000 bytes takes 11.6 ms",
+        ),
+        pageable_alloc_per_mib: figure(
+            Nanos::micros(47),
+            "https://github.com/rapidsai/dask-cuda/issues/106: 32,000,000 bytes that are touched for the first time take 1.43 ms (numpy.ones)",
+        ),
+        pinned_copy_per_gib: PCIE_5,
+        pageable_copy_per_gib: figure(
+            Nanos(195_226_000),
+            "https://github.com/rapidsai/dask-cuda/pull/98: 5 to 6 GB/s without pinned memory, where 11 to 12 GB/s are had with it (PCIe 3.0); \
+             taken for every link, since the copy to the driver's own pinned buffer is the processor's",
+        ),
     };
 
     /// Nothing costs anything: for comparisons that look at numbers of bytes and calls only.
@@ -151,6 +183,10 @@ impl CostModel {
             event_query: NOTHING,
             synchronize: NOTHING,
             transfer_per_gib: NOTHING,
+            pinned_alloc_per_mib: NOTHING,
+            pageable_alloc_per_mib: NOTHING,
+            pinned_copy_per_gib: NOTHING,
+            pageable_copy_per_gib: NOTHING,
         }
     };
 
@@ -175,6 +211,10 @@ impl CostModel {
             time("asking for an event", &self.event_query, ""),
             time("a wait of the host, beside the waiting", &self.synchronize, ""),
             time("writing or reading memory", &self.transfer_per_gib, " per GiB"),
+            time("taking pinned host memory", &self.pinned_alloc_per_mib, " per MiB"),
+            time("taking other host memory", &self.pageable_alloc_per_mib, " per MiB"),
+            time("a copy to or from pinned host memory", &self.pinned_copy_per_gib, " per GiB"),
+            time("a copy to or from other host memory", &self.pageable_copy_per_gib, " per GiB"),
         ]
     }
 
@@ -194,6 +234,20 @@ impl CostModel {
     #[must_use]
     pub fn transfer_time(&self, bytes: Bytes) -> Nanos {
         scaled(self.transfer_per_gib.value, bytes, Bytes::gib(1))
+    }
+
+    /// The time in which the host gives so much memory.
+    #[must_use]
+    pub fn host_alloc_time(&self, bytes: Bytes, pinned: bool) -> Nanos {
+        let price = if pinned { &self.pinned_alloc_per_mib } else { &self.pageable_alloc_per_mib };
+        scaled(price.value, bytes, Bytes::mib(1))
+    }
+
+    /// The time of a copy of this many bytes between host and device.
+    #[must_use]
+    pub fn copy_time(&self, bytes: Bytes, pinned: bool) -> Nanos {
+        let price = if pinned { &self.pinned_copy_per_gib } else { &self.pageable_copy_per_gib };
+        scaled(price.value, bytes, Bytes::gib(1))
     }
 }
 
@@ -217,6 +271,9 @@ mod tests {
         assert_eq!(model.malloc_time(Bytes::mib(2)), Nanos::micros(52));
         assert_eq!(model.free_time(Bytes::gib(1)), Nanos::micros(14 + 2048));
         assert_eq!(model.transfer_time(Bytes::gib(2)), Nanos(641_040));
+        assert_eq!(model.copy_time(Bytes::gib(2), true), Nanos(40_695_200));
+        assert_eq!(model.copy_time(Bytes::gib(2), false), Nanos(390_452_000));
+        assert_eq!(model.host_alloc_time(Bytes::mib(3), true), Nanos::micros(1140));
         assert_eq!(CostModel::FREE_OF_CHARGE.transfer_time(Bytes(u64::MAX)), Nanos::ZERO);
     }
 

@@ -10,6 +10,7 @@ mod addresses;
 mod contents;
 mod cost;
 mod driver;
+mod host;
 mod mapping;
 mod pieces;
 mod placement;
@@ -22,18 +23,19 @@ mod tests;
 use std::collections::BTreeMap;
 
 pub use addresses::AddressOrder;
-pub use cost::{CostModel, Figure};
+pub use cost::{CostModel, Figure, PCIE_3, PCIE_4, PCIE_5};
 pub use driver::EventTime;
 
 use self::addresses::{ALLOCATIONS, Addresses};
 use self::contents::Contents;
+use self::host::SimHost;
 use self::mapping::Mapping;
 use self::placement::Placement;
 use self::pool::SimPools;
 use self::races::{Conflict, Races, Slot, VectorClock};
 use super::{
     Access, AccessKind, Clock, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint,
-    Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag, TestDevice,
+    HostId, HostMemory, Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag, TestDevice,
 };
 use crate::units::{Bytes, Nanos};
 
@@ -128,6 +130,7 @@ pub struct SimDevice {
     wrong_reads: BTreeMap<u32, DeviceError>,
     mapping: Mapping,
     pools: SimPools,
+    host: SimHost,
     /// When all work of the borrowed streams that were released is done.
     released_ready: Nanos,
 }
@@ -220,6 +223,7 @@ impl SimDevice {
             wrong_reads: BTreeMap::new(),
             mapping: Mapping::new(order),
             pools: SimPools::new(order),
+            host: SimHost::new(order),
             released_ready: Nanos::ZERO,
         }
     }
@@ -317,12 +321,17 @@ impl SimDevice {
 
     /// Checks an access against what is allocated and what else touched the memory, and queues it.
     fn access(&mut self, stream: StreamId, range: MemoryRange, kind: AccessKind) -> Result<(), DeviceError> {
-        let slot = self.stream(stream)?.slot;
         let access = Access { kind, stream, place: self.place };
         self.check_allocated(range, access)?;
-        let race = |conflict: Conflict| DeviceError::Race { range: conflict.range, first: conflict.first, second: access };
-        self.races.access(slot, range, access).map_err(race)?;
+        self.order(range, access)?;
         self.submit(stream, self.config.cost.transfer_time(range.len))
+    }
+
+    /// Checks an access against what else touched the memory.
+    fn order(&mut self, range: MemoryRange, access: Access) -> Result<(), DeviceError> {
+        let slot = self.stream(access.stream)?.slot;
+        let race = |conflict: Conflict| DeviceError::Race { range: conflict.range, first: conflict.first, second: access };
+        self.races.access(slot, range, access).map(drop).map_err(race)
     }
 
     fn check_allocated(&self, range: MemoryRange, access: Access) -> Result<(), DeviceError> {
@@ -615,6 +624,24 @@ impl TestDevice for SimDevice {
         Ok(self.pressure)
     }
 
+    fn host_alloc(&mut self, size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError> {
+        self.take_host(size, memory)
+    }
+
+    fn host_free(&mut self, host: HostId) -> Result<(), DeviceError> {
+        self.give_host_back(host)
+    }
+
+    fn copy_to_host(&mut self, stream: StreamId, from: MemoryRange, to: HostId) -> Result<(), DeviceError> {
+        let host = self.host_range(to, from.len)?;
+        self.copy(stream, to, from, host)
+    }
+
+    fn copy_to_device(&mut self, stream: StreamId, from: HostId, to: MemoryRange) -> Result<(), DeviceError> {
+        let host = self.host_range(from, to.len)?;
+        self.copy(stream, from, host, to)
+    }
+
     fn cost_figures(&self) -> Vec<CostFigure> {
         self.config.cost.figures()
     }
@@ -628,6 +655,7 @@ impl TestDevice for SimDevice {
             bytes: self.held.charged,
             streams: self.streams.values().filter(|stream| !stream.borrowed).count() as u64 - 1,
             events: self.events.len() as u64,
+            host: self.host.count(),
         }
     }
 }

@@ -606,3 +606,63 @@ fn a_borrowed_stream_is_released_with_its_work_in_flight_and_its_number_is_not_u
     assert!(device.now().saturating_sub(begin) >= Nanos::millis(5), "the device is done when this work is done");
     device.fill(next, range(ptr, 0, 1), Tag(2))
 }
+
+/// Host memory is raced for as device memory is, and a copy for both.
+#[test]
+fn copies_race_where_nothing_orders_them_whether_or_not_the_host_waits() -> Result<(), DeviceError> {
+    for memory in [HostMemory::Pinned, HostMemory::Pageable, HostMemory::MappedFile { folder: None }] {
+        let mut device = device();
+        let (ptr, other, side) = (device.malloc(Bytes::mib(2))?, device.malloc(Bytes::mib(2))?, device.create_stream()?);
+        let (whole, there) = (range(ptr, 0, 2 << 20), range(other, 0, 2 << 20));
+        let host = device.host_alloc(Bytes::mib(2), &memory)?;
+        device.fill(StreamId::DEFAULT, whole, SEVENS)?;
+        assert!(
+            matches!(device.copy_to_host(side, whole, host), Err(DeviceError::Race { .. })),
+            "{memory}: the device's memory is written"
+        );
+        device.copy_to_host(StreamId::DEFAULT, whole, host)?;
+        assert!(
+            matches!(device.copy_to_device(side, host, there), Err(DeviceError::Race { .. })),
+            "{memory}: the host's memory is written"
+        );
+        assert!(matches!(device.fill(side, whole, SEVENS), Err(DeviceError::Race { .. })), "{memory}: the copy reads");
+        let event = device.create_event()?;
+        device.record_event(event, StreamId::DEFAULT)?;
+        device.wait_event(side, event)?;
+        device.copy_to_device(side, host, there)?;
+        device.verify(side, there, SEVENS)?;
+        device.fill(side, whole, SEVENS)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_copy_takes_as_long_as_its_kind_of_host_memory_and_the_host_waits_for_pageable_memory_alone() -> Result<(), DeviceError> {
+    for memory in [HostMemory::Pinned, HostMemory::Pageable] {
+        let mut device = device();
+        let (cost, size) = (CostModel::PUBLISHED, Bytes::gib(1));
+        let ptr = device.malloc(size)?;
+        let start = device.now();
+        let host = device.host_alloc(size, &memory)?;
+        assert_eq!(device.now().saturating_sub(start), cost.host_alloc_time(size, memory.is_pinned()));
+        let start = device.now();
+        device.copy_to_host(StreamId::DEFAULT, MemoryRange::new(ptr, size), host)?;
+        let copy = cost.copy_time(size, memory.is_pinned());
+        let returned = device.now().saturating_sub(start);
+        assert_eq!(returned, if memory.is_pinned() { cost.submit.value } else { later(cost.submit.value, copy) }, "{memory}");
+        device.host_free(host)?;
+        assert_eq!(device.now().saturating_sub(start), later(cost.submit.value, copy), "{memory}: giving it back waits");
+    }
+    Ok(())
+}
+
+#[test]
+fn memory_that_was_never_written_comes_back_as_such() -> Result<(), DeviceError> {
+    let mut device = device();
+    let (ptr, host) = (device.malloc(Bytes::mib(2))?, device.host_alloc(Bytes(64), &HostMemory::Pinned)?);
+    device.fill(StreamId::DEFAULT, range(ptr, 0, 64), SEVENS)?;
+    device.copy_to_device(StreamId::DEFAULT, host, range(ptr, 16, 8))?;
+    let wrong = device.verify(StreamId::DEFAULT, range(ptr, 0, 64), SEVENS);
+    assert!(matches!(wrong, Err(DeviceError::Corrupted { at, .. }) if at == ptr.offset(Bytes(16))), "{wrong:?}");
+    Ok(())
+}

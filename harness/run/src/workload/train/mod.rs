@@ -6,22 +6,24 @@
 
 pub(super) mod pass;
 mod ranks;
+mod spill;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use harness_allocator::allocator::AllocatorError;
-use harness_allocator::device::StreamId;
+use harness_allocator::device::{HostMemory, StreamId};
 use harness_allocator::units::{Bytes, Nanos};
 
 use self::pass::{Failed, ParameterGradients, Pass, Workspaces, free_all, make};
+use self::spill::{HostStore, SavedOnHost};
 use super::{Between, pause};
 use crate::leaks::Watch;
 use crate::recovery::{Recovery, Tried};
-use crate::rig::{Buffer, Finding, Stop};
+use crate::rig::{Buffer, Finding, HostBuffer, Stop};
 use crate::world::{StepResult, Unmet, World};
 use harness_record::Invariant;
-use harness_record::{Outcome, Shortage};
+use harness_record::{HostUse, Outcome, Shortage};
 use harness_scenario::model::Program;
 use harness_scenario::steps::train::{Optimizer, Train, Trained, ZeroGrad};
 use harness_scenario::{Expected, Plan, Precision, ReportKey, Step};
@@ -36,8 +38,11 @@ struct Training<'a> {
     parameters: Vec<Buffer>,
     /// What is there beside them, and not trained.
     constants: Vec<Buffer>,
-    /// The optimizer's state.
+    /// The optimizer's state, as far as it is on the device.
     state: Vec<Buffer>,
+    /// The rest of it.
+    state_on_host: Vec<HostBuffer>,
+    host: HostStore,
     /// The gradient of each parameter, where there is one between iterations.
     gradients: Vec<Option<Buffer>>,
     workspaces: Workspaces,
@@ -52,6 +57,8 @@ struct Begun {
     allocated: u64,
     retained: usize,
     state: usize,
+    /// Buffers on the host: of retained graphs, and of the optimizer's state.
+    on_host: (usize, usize),
     /// Parameters whose gradients it made.
     made: Vec<usize>,
     /// Parameters that gradients came for.
@@ -94,6 +101,7 @@ struct Tally {
     retries: u64,
     ooms: u64,
     retained: u64,
+    host: HostUse,
     /// Of the last request that failed.
     shortage: Option<Shortage>,
 }
@@ -132,6 +140,7 @@ pub(crate) fn run(world: &mut World, step: &Step, train: &Train, between: Betwee
         Err(error) => Some(error),
     };
     let leaks = watch.map(|watch| watch.judge(world)).transpose()?;
+    tally.host = training.host.usage();
     training.free(world)?;
     let mut result = conclude(world, step, train, tally, recovery, failed);
     leaks.into_iter().for_each(|leaks| leaks.add_to(&mut result));
@@ -193,6 +202,8 @@ impl<'a> Training<'a> {
             parameters: Vec::with_capacity(sizes.len()),
             constants: Vec::new(),
             state: Vec::new(),
+            state_on_host: Vec::new(),
+            host: HostStore::default(),
             gradients: sizes.iter().map(|_| None).collect(),
             sizes,
             workspaces: Workspaces::default(),
@@ -237,8 +248,15 @@ impl<'a> Training<'a> {
     /// Does one iteration by the plan.
     fn iterate(&mut self, world: &mut World, plan: &Plan, length: u64, tally: &mut Tally) -> Answer<()> {
         let mut begun = self.begin(world);
-        let done = (0..plan.micro_batches).try_for_each(|part| self.pass(world, plan, (part, length), &mut begun));
-        let answer = tally.answer(done.and_then(|()| self.update(world)))?;
+        let spilled = self.spill_state(world, plan);
+        begun.state = self.state.len();
+        begun.on_host = (self.host.retained(), self.state_on_host.len());
+        let done = spilled.and_then(|()| (0..plan.micro_batches).try_for_each(|part| self.pass(world, plan, (part, length), &mut begun)));
+        let done = done.and_then(|()| match &plan.spilled.optimizer_state {
+            Some(memory) => self.update_on_host(world, memory),
+            None => self.update(world),
+        });
+        let answer = tally.answer(done)?;
         self.end(world, begun, answer.is_err(), tally)?;
         Ok(answer)
     }
@@ -246,15 +264,25 @@ impl<'a> Training<'a> {
     /// An iteration begins.
     fn begin(&self, world: &World) -> Begun {
         let allocated = world.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
-        Begun { allocated, retained: self.retained.len(), state: self.state.len(), made: Vec::new(), arrived: Vec::new() }
+        Begun {
+            allocated,
+            retained: self.retained.len(),
+            state: self.state.len(),
+            on_host: (self.host.retained(), self.state_on_host.len()),
+            made: Vec::new(),
+            arrived: Vec::new(),
+        }
     }
 
     /// An iteration is over. Where it failed, everything that it made is freed, and parameters and state are verified.
     fn end(&mut self, world: &mut World, begun: Begun, failed: bool, tally: &mut Tally) -> Result<(), Stop> {
-        let Begun { allocated: before, retained, state, made, .. } = begun;
+        let Begun { allocated: before, retained, state, on_host, made, .. } = begun;
         if failed {
             let new = self.retained.drain(retained..).chain(self.state.drain(state..));
             free_all(world, new.collect::<Vec<_>>())?;
+            self.state_on_host.drain(on_host.1..).for_each(|state| self.host.put_back(state));
+            self.host.give_up_retained(on_host.0);
+            self.host.give_back_spare(world)?;
         }
         if failed || self.train.zero_grad == ZeroGrad::SetToNone {
             for parameter in made {
@@ -288,29 +316,41 @@ impl<'a> Training<'a> {
     /// The forward and the backward pass of one micro-batch.
     fn pass(&mut self, world: &mut World, plan: &Plan, (part, length): (u64, u64), begun: &mut Begun) -> Result<(), Failed> {
         let program = self.program(plan, part, length);
-        let mut pass = Pass::new(&program, self.stream, self.train.retain_graph);
-        let done = self.forward(world, plan, &mut pass).and_then(|()| self.backward(world, plan, &mut pass, begun));
-        self.end_pass(world, pass, done.is_ok())?;
+        let saved = plan.spilled.activations.clone();
+        let on_host = saved.map(|memory| SavedOnHost::new(memory, &mut self.host, &self.parameters));
+        let mut pass = Pass::new(&program, self.stream, self.train.retain_graph).saving_on_host(on_host);
+        let Begun { made, arrived, .. } = begun;
+        let mut gradients = ParameterGradients { sizes: &self.sizes, buffers: &mut self.gradients, made, arrived };
+        world.rig.name_purpose("activations");
+        let (every, workspaces) = (plan.checkpoint_every, &mut self.workspaces);
+        let forward = pass.forward_pass(world, every, workspaces);
+        let done = forward.and_then(|()| pass.backward_pass(world, every, workspaces, &mut gradients));
+        let keep = self.train.retain_graph && done.is_ok();
+        let left = pass.into_buffers(keep).collect();
+        self.end_pass(world, left, keep)?;
         done
     }
 
+    /// The forward pass of a rank, which meets the others behind it.
     fn forward(&mut self, world: &mut World, plan: &Plan, pass: &mut Pass<'_>) -> Result<(), Failed> {
         world.rig.name_purpose("activations");
         pass.forward_pass(world, plan.checkpoint_every, &mut self.workspaces)
     }
 
+    /// The backward pass of a rank.
     fn backward(&mut self, world: &mut World, plan: &Plan, pass: &mut Pass<'_>, begun: &mut Begun) -> Result<(), Failed> {
         let Begun { made, arrived, .. } = begun;
         let mut gradients = ParameterGradients { sizes: &self.sizes, buffers: &mut self.gradients, made, arrived };
         pass.backward_pass(world, plan.checkpoint_every, &mut self.workspaces, &mut gradients)
     }
 
-    fn end_pass(&mut self, world: &mut World, pass: Pass<'_>, succeeded: bool) -> Result<(), Stop> {
-        if self.train.retain_graph && succeeded {
-            self.retained.extend(pass.into_buffers());
+    /// What a pass leaves is kept with its graph, or freed.
+    fn end_pass(&mut self, world: &mut World, left: Vec<Buffer>, keep: bool) -> Result<(), Stop> {
+        if keep {
+            self.retained.extend(left);
             return Ok(());
         }
-        free_all(world, pass.into_buffers())
+        free_all(world, left)
     }
 
     /// The optimizer reads and writes parameters and state. That of a model makes its state the first time; Adam computes the roots of one of its
@@ -332,6 +372,56 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
+    /// Moves the optimizer's state to the host, where the plan wants it there. What was moved stays there whether or not the attempt succeeds.
+    fn spill_state(&mut self, world: &mut World, plan: &Plan) -> Result<(), Failed> {
+        let Some(memory) = &plan.spilled.optimizer_state else { return Ok(()) };
+        while let Some(buffer) = self.state.last() {
+            let mut host = self.host.take(world, buffer.range().len, memory)?;
+            let copied = self.host.copy_down(world, buffer, &mut host, self.stream);
+            self.state_on_host.push(host);
+            copied?;
+            world.rig.synchronize_stream(self.stream)?;
+            free_all(world, self.state.pop())?;
+        }
+        Ok(())
+    }
+
+    /// The optimizer works on the host: gradients are copied there, and parameters back. What it computes is not done: a parameter comes back with what went
+    /// down as its gradient, so that its contents show whether both copies were right.
+    fn update_on_host(&mut self, world: &mut World, memory: &HostMemory) -> Result<(), Failed> {
+        if self.state_on_host.is_empty() {
+            for &size in &self.sizes {
+                for _ in 0..self.train.optimizer.copies() {
+                    self.state_on_host.push(self.host.take(world, size, memory)?);
+                }
+            }
+        }
+        let mut staged = Vec::with_capacity(self.sizes.len());
+        let sent = self.send_gradients(world, memory, &mut staged);
+        let done = sent.and_then(|()| {
+            for (parameter, host) in &staged {
+                let buffer = &mut self.parameters[*parameter];
+                world.rig.verify(buffer, self.stream)?;
+                self.host.copy_up(world, host, buffer, self.stream)?;
+            }
+            Ok(world.rig.synchronize_stream(self.stream)?)
+        });
+        staged.into_iter().for_each(|(_, host)| self.host.put_back(host));
+        done
+    }
+
+    /// Copies all gradients to the host, and waits for them.
+    fn send_gradients(&mut self, world: &mut World, memory: &HostMemory, staged: &mut Vec<(usize, HostBuffer)>) -> Result<(), Failed> {
+        for (parameter, gradient) in self.gradients.iter().enumerate() {
+            let Some(gradient) = gradient else { continue };
+            let mut host = self.host.take(world, gradient.range().len, memory)?;
+            let copied = self.host.copy_down(world, gradient, &mut host, self.stream);
+            staged.push((parameter, host));
+            copied?;
+        }
+        Ok(world.rig.synchronize_stream(self.stream)?)
+    }
+
     /// Holds a copy of every parameter for a moment.
     fn compute_apart(&self, world: &mut World) -> Result<(), Failed> {
         let mut copies = Vec::with_capacity(self.sizes.len());
@@ -345,7 +435,9 @@ impl<'a> Training<'a> {
     }
 
     /// Gives everything back.
-    fn free(self, world: &mut World) -> Result<(), Stop> {
+    fn free(mut self, world: &mut World) -> Result<(), Stop> {
+        std::mem::take(&mut self.state_on_host).into_iter().for_each(|state| self.host.put_back(state));
+        self.host.free(world)?;
         let lasting = self.parameters.into_iter().chain(self.constants).chain(self.state).chain(self.gradients.into_iter().flatten());
         let workspaces = self.workspaces.forward.into_iter().chain(self.workspaces.backward);
         free_all(world, lasting.chain(workspaces).chain(self.retained))
@@ -381,11 +473,13 @@ fn conclude(
         (ReportKey::FinalBatch, 0),
         (ReportKey::EffectiveBatch, 0),
         (ReportKey::Ooms, tally.ooms),
+        (ReportKey::HostPeak, tally.host.peak.0),
+        (ReportKey::HostCopied, tally.host.copied.0),
         (ReportKey::Throughput, (u128::from(tally.samples) * 1_000_000_000 / u128::from(tally.time.0.max(1))) as u64),
     ]);
     recovery.left_behind(Bytes(tally.retained));
     result.reports.extend(recovery.reports());
-    result.recovery = recovery.into_record(world);
+    result.recovery = recovery.into_record(world).map(|record| harness_record::Recovery { host: tally.host, ..record });
     let done = (tally.iterations, tally.retries, what_became(train, &tally));
     judge(world, step, train, done, failed.map(|error| (error, tally.shortage)), &mut result);
     result

@@ -8,11 +8,12 @@ use harness_allocator::allocator::{AllocatorError, Request};
 use harness_allocator::device::StreamId;
 use harness_allocator::units::{Bytes, Nanos};
 
+use super::spill::SavedOnHost;
 use crate::rig::{Buffer, Stop};
 use crate::world::World;
 use harness_record::Shortage;
 use harness_scenario::DeviceKind;
-use harness_scenario::model::{Gradient, Operation, ParameterId, Program, Segment, TensorId};
+use harness_scenario::model::{Gradient, ParameterId, Program, Segment, TensorId};
 
 /// Why something was not done to its end.
 #[derive(Debug)]
@@ -31,12 +32,16 @@ impl From<Stop> for Failed {
 
 /// Makes a buffer with contents. Where there is no memory for it, notes why, before anything is freed.
 pub(in crate::workload) fn make(world: &mut World, size: Bytes, stream: StreamId) -> Result<Buffer, Failed> {
+    let mut buffer = take(world, size, stream)?;
+    world.rig.fill(&mut buffer, stream)?;
+    Ok(buffer)
+}
+
+/// Makes a buffer without contents, in the same way.
+pub(super) fn take(world: &mut World, size: Bytes, stream: StreamId) -> Result<Buffer, Failed> {
     let request = Request { size, stream };
     match world.rig.allocate(request)? {
-        Ok(mut buffer) => {
-            world.rig.fill(&mut buffer, stream)?;
-            Ok(buffer)
-        }
+        Ok(buffer) => Ok(buffer),
         Err(error) => {
             let shortage = world.rig.shortage(request, &error)?;
             Err(Failed::OutOfMemory(error, shortage.map(Box::new)))
@@ -95,6 +100,10 @@ pub(super) struct Pass<'a> {
     scratch: Vec<Buffer>,
     /// Whether saved tensors stay.
     retains: bool,
+    /// Saved tensors that are kept on the host, if they are.
+    on_host: Option<SavedOnHost<'a>>,
+    /// What came back from there for the operation at hand, and for the checkpointed segment that it is of.
+    fetched: Vec<Buffer>,
 }
 
 impl<'a> Pass<'a> {
@@ -103,7 +112,13 @@ impl<'a> Pass<'a> {
         tensors.resize_with(program.tensors.len(), Tensor::default);
         let gradients = vec![None; tensors.len()];
         let (flows, scratch) = (Vec::new(), Vec::new());
-        Self { program, makers: program.makers(), stream, tensors, flows, gradients, scratch, retains }
+        let (on_host, fetched) = (None, Vec::new());
+        Self { program, makers: program.makers(), stream, tensors, flows, gradients, scratch, retains, on_host, fetched }
+    }
+
+    /// The same with saved tensors on the host.
+    pub(super) fn saving_on_host(self, on_host: Option<SavedOnHost<'a>>) -> Self {
+        Self { on_host, ..self }
     }
 
     /// Does the forward pass.
@@ -161,9 +176,7 @@ impl<'a> Pass<'a> {
     /// Does the operations of a segment. Of a checkpointed one only the inputs are kept.
     fn forward(&mut self, world: &mut World, segment: &Segment, saves: bool, workspaces: &mut Workspaces) -> Result<(), Failed> {
         if segment.is_checkpointed {
-            for input in self.inputs_of(&segment.operations) {
-                self.tensors[input].saves += 1;
-            }
+            self.keep(world, segment.operations.start, &self.inputs_of(&segment.operations), &[])?;
         }
         segment.operations.clone().try_for_each(|index| self.forward_one(world, index, saves, None, workspaces))
     }
@@ -195,10 +208,11 @@ impl<'a> Pass<'a> {
             self.tensors[made].buffer = Some(make(world, self.program.tensors[made], self.stream)?);
         }
         self.work_in(world, operation.workspace)?;
-        if saves {
-            for &saved in &operation.saves {
-                self.tensors[saved].saves += 1;
-            }
+        match (saves, again_from) {
+            (true, None) => self.keep(world, index, &operation.saves, &operation.saves_parameters)?,
+            // What a checkpointed segment saves when it is done again is used soon.
+            (true, Some(_)) => self.keep_on_device(&operation.saves),
+            (false, _) => {}
         }
         for &read in &operation.reads {
             if again_from.is_none_or(|first| self.makers[read].is_some_and(|maker| maker >= first)) {
@@ -206,6 +220,41 @@ impl<'a> Pass<'a> {
             }
         }
         for &tensor in operation.reads.iter().chain(&operation.makes) {
+            self.free_if_unused(world, tensor)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps tensors for the backward pass of an operation, or of the segment that begins there: where they are, or on the host with the parameters that
+    /// are saved beside them.
+    fn keep(&mut self, world: &mut World, operation: usize, tensors: &[TensorId], parameters: &[ParameterId]) -> Result<(), Failed> {
+        let Some(on_host) = &mut self.on_host else {
+            self.keep_on_device(tensors);
+            return Ok(());
+        };
+        let buffers = tensors.iter().filter_map(|&tensor| self.tensors[tensor].buffer.as_ref());
+        on_host.save(world, operation, buffers, parameters, self.stream)
+    }
+
+    fn keep_on_device(&mut self, tensors: &[TensorId]) {
+        for &tensor in tensors {
+            self.tensors[tensor].saves += 1;
+        }
+    }
+
+    /// Has back from the host what was kept there of an operation, or of the segment that begins there. Whether it was kept there.
+    fn fetch(&mut self, world: &mut World, operation: usize) -> Result<bool, Failed> {
+        let Some(on_host) = &mut self.on_host else { return Ok(false) };
+        on_host.fetch(world, operation, &mut self.fetched, self.retains, self.stream)
+    }
+
+    /// Lets tensors go that were kept, where they were, or what came back of them from the host.
+    fn let_kept_go(&mut self, world: &mut World, tensors: &[TensorId], fetched: Option<usize>) -> Result<(), Stop> {
+        if let Some(first) = fetched {
+            return free_all(world, self.fetched.drain(first..).collect::<Vec<_>>());
+        }
+        for &tensor in tensors {
+            self.tensors[tensor].saves -= 1;
             self.free_if_unused(world, tensor)?;
         }
         Ok(())
@@ -237,7 +286,10 @@ impl<'a> Pass<'a> {
         parameters: &mut ParameterGradients<'_>,
     ) -> Result<(), Failed> {
         let operations = segment.operations.clone();
+        let mut inputs_fetched = None;
         if segment.is_checkpointed {
+            let first = self.fetched.len();
+            inputs_fetched = self.fetch(world, operations.start)?.then_some(first);
             for &read in self.program.operations[operations.clone()].iter().flat_map(|operation| &operation.reads) {
                 if self.makers[read].is_some_and(|maker| maker >= operations.start) {
                     self.tensors[read].reads += 1;
@@ -246,13 +298,10 @@ impl<'a> Pass<'a> {
             operations.clone().try_for_each(|index| self.forward_one(world, index, true, Some(operations.start), workspaces))?;
         }
         for index in operations.clone().rev() {
-            self.backward_one(world, &self.program.operations[index], workspaces, parameters)?;
+            self.backward_one(world, (index, segment.is_checkpointed), workspaces, parameters)?;
         }
         if segment.is_checkpointed {
-            for input in self.inputs_of(&operations) {
-                self.tensors[input].saves -= 1;
-                self.free_if_unused(world, input)?;
-            }
+            self.let_kept_go(world, &self.inputs_of(&operations), inputs_fetched)?;
         }
         Ok(())
     }
@@ -261,11 +310,14 @@ impl<'a> Pass<'a> {
     fn backward_one(
         &mut self,
         world: &mut World,
-        operation: &Operation,
+        (index, is_checkpointed): (usize, bool),
         workspaces: &mut Workspaces,
         parameters: &mut ParameterGradients<'_>,
     ) -> Result<(), Failed> {
+        let operation = &self.program.operations[index];
         let backward = &operation.backward;
+        let first = self.fetched.len();
+        let fetched = (!is_checkpointed && self.fetch(world, index)?).then_some(first);
         if operation.uses_cublas && workspaces.backward.is_none() {
             workspaces.backward = Some(make(world, CUBLAS_WORKSPACE, self.stream)?);
         }
@@ -285,16 +337,14 @@ impl<'a> Pass<'a> {
         }
         // A checked run verifies what is freed in any case.
         if world.rig.is_timed() || self.retains {
-            for buffer in operation.saves.iter().filter_map(|&saved| self.tensors[saved].buffer.as_ref()) {
+            let there = operation.saves.iter().filter_map(|&saved| self.tensors[saved].buffer.as_ref());
+            for buffer in there.chain(&self.fetched[first..]) {
                 world.rig.verify(buffer, self.stream)?;
             }
         }
         free_all(world, self.scratch.drain(..).collect::<Vec<_>>())?;
-        if !self.retains {
-            for &saved in &operation.saves {
-                self.tensors[saved].saves -= 1;
-                self.free_if_unused(world, saved)?;
-            }
+        if !self.retains || fetched.is_some() {
+            self.let_kept_go(world, &operation.saves, fetched)?;
         }
         if let Some(incoming) = incoming {
             self.let_go(world, incoming)?;
@@ -352,11 +402,12 @@ impl<'a> Pass<'a> {
     }
 
     /// What is left when the passes are over, in the order of the forward pass: with a retained graph what was saved, else the inputs; where a
-    /// pass failed all that it had made.
-    pub(super) fn into_buffers(self) -> impl Iterator<Item = Buffer> {
+    /// pass failed all that it had made. `retain`: what it saved on the host stays there.
+    pub(super) fn into_buffers(mut self, retain: bool) -> impl Iterator<Item = Buffer> {
+        self.on_host.take().into_iter().for_each(|on_host| on_host.end(retain));
         let tensors = self.tensors.into_iter().filter_map(|tensor| tensor.buffer);
         let flows = self.flows.into_iter().filter_map(|flow| flow.buffer);
-        tensors.chain(flows).chain(self.scratch)
+        tensors.chain(flows).chain(self.scratch).chain(self.fetched)
     }
 }
 

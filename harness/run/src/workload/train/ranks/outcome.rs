@@ -111,6 +111,8 @@ fn reports(train: &Train, ends: &[RankEnd], matched: u64, outcomes: &Outcomes) -
         (ReportKey::Ooms, ends.iter().map(|end| end.tally.ooms).sum()),
         (ReportKey::RetainedAfterOom, most(ReportKey::RetainedAfterOom)),
         (ReportKey::GivenBack, sum(ReportKey::GivenBack)),
+        (ReportKey::HostPeak, 0),
+        (ReportKey::HostCopied, 0),
         (ReportKey::Throughput, throughput as u64),
         (ReportKey::Collectives, matched),
         (ReportKey::UnequalBatches, outcomes.unequal),

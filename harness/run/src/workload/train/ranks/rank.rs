@@ -235,7 +235,9 @@ impl<'a> Rank<'a> {
             self.reducer.in_backward(program, &iteration.arrived, done.is_ok(), &mut calls);
             self.call(matcher, calls);
         }
-        self.training.end_pass(world, pass, goes_on && done.is_ok())?;
+        let keep = self.training.train.retain_graph && goes_on && done.is_ok();
+        let left = pass.into_buffers(keep).collect();
+        self.training.end_pass(world, left, keep)?;
         if goes_on && done.is_ok() {
             done = self.training.update(world);
         }

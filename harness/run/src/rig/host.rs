@@ -1,0 +1,101 @@
+//! Memory of the host, and copies to it and back. What a copy brings has the contents that were sent.
+
+use harness_allocator::device::{DeviceError, HostId, HostMemory, StreamId, Tag};
+use harness_allocator::units::Bytes;
+
+use super::{Buffer, Rig, Stop};
+use crate::control::Call;
+
+/// Host memory that a workload holds.
+#[derive(Debug)]
+#[must_use = "host memory goes back by `Rig::host_free`"]
+pub struct HostBuffer {
+    /// `None`: it has no bytes.
+    id: Option<HostId>,
+    size: Bytes,
+    memory: HostMemory,
+    /// What was copied there last.
+    content: Option<Tag>,
+}
+
+impl HostBuffer {
+    /// How large it is.
+    #[must_use]
+    pub const fn size(&self) -> Bytes {
+        self.size
+    }
+
+    /// Of which kind it is.
+    #[must_use]
+    pub const fn memory(&self) -> &HostMemory {
+        &self.memory
+    }
+}
+
+impl Rig {
+    /// Takes host memory. The inner error is that there is none, which is data.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn host_allocate(&mut self, size: Bytes, memory: &HostMemory) -> Result<Result<HostBuffer, DeviceError>, Stop> {
+        if self.is_interrupted() {
+            return Err(Stop::Interrupted);
+        }
+        self.control.calls(Call::Host);
+        let id = match size {
+            Bytes::ZERO => None,
+            _ => match self.device.host_alloc(size, memory) {
+                Ok(id) => Some(id),
+                Err(error @ DeviceError::HostMemory { .. }) => return Ok(Err(error)),
+                Err(error) => return Err(error.into()),
+            },
+        };
+        self.host.extend(id);
+        Ok(Ok(HostBuffer { id, size, memory: memory.clone(), content: None }))
+    }
+
+    /// Gives host memory back, behind the copies that are queued on it.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn host_free(&mut self, buffer: HostBuffer) -> Result<(), Stop> {
+        let Some(id) = buffer.id else { return Ok(()) };
+        self.control.calls(Call::Host);
+        self.device.host_free(id)?;
+        self.host.remove(&id);
+        Ok(())
+    }
+
+    /// Queues a copy of a buffer to host memory of its size.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn copy_to_host(&mut self, from: &Buffer, to: &mut HostBuffer, stream: StreamId) -> Result<(), Stop> {
+        if let (Some(id), false) = (to.id, from.allocation.is_null()) {
+            self.control.calls(Call::Copy);
+            self.device.copy_to_host(stream, from.range(), id)?;
+        }
+        to.content = from.content.map(|(tag, _)| tag);
+        Ok(())
+    }
+
+    /// Queues a copy of host memory to a buffer of its size.
+    ///
+    /// # Errors
+    /// [`Stop`].
+    pub fn copy_to_device(&mut self, from: &HostBuffer, to: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
+        if let (Some(id), false) = (from.id, to.allocation.is_null()) {
+            // Where the device refuses, nobody knows what is there.
+            to.content = None;
+            self.control.calls(Call::Copy);
+            self.device.copy_to_device(stream, id, to.range())?;
+        }
+        to.content = from.content.map(|tag| (tag, stream));
+        Ok(())
+    }
+
+    /// Gives back what a run that ended early still holds.
+    pub(super) fn free_all_host(&mut self) -> Result<(), Stop> {
+        std::mem::take(&mut self.host).into_iter().try_for_each(|id| Ok(self.device.host_free(id)?))
+    }
+}

@@ -1,0 +1,165 @@
+//! What a training keeps in host memory: saved tensors while they wait for their backward pass, and the optimizer's state.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::allocator::AllocatorError;
+use harness_allocator::device::{HostMemory, StreamId};
+use harness_allocator::units::Bytes;
+
+use super::pass::{Failed, take};
+use crate::rig::{Buffer, HostBuffer, Stop};
+use crate::world::World;
+use harness_record::HostUse;
+
+/// The host memory of a training. What is not needed any more is kept for the next of its size, as PyTorch's allocator of pinned memory does, and goes back
+/// after a failed attempt and at the end.
+#[derive(Debug, Default)]
+pub(super) struct HostStore {
+    spare: BTreeMap<(HostMemory, Bytes), Vec<HostBuffer>>,
+    /// What graphs that are never given up keep.
+    retained: Vec<HostBuffer>,
+    /// Bytes of all of it, wherever it is.
+    held: Bytes,
+    usage: HostUse,
+}
+
+impl HostStore {
+    /// The most that was held, and what was copied.
+    pub(super) const fn usage(&self) -> HostUse {
+        self.usage
+    }
+
+    /// Host memory of this size.
+    pub(super) fn take(&mut self, world: &mut World, size: Bytes, memory: &HostMemory) -> Result<HostBuffer, Failed> {
+        if let Some(spare) = self.spare.get_mut(&(memory.clone(), size)).and_then(Vec::pop) {
+            return Ok(spare);
+        }
+        match world.rig.host_allocate(size, memory)? {
+            Ok(buffer) => {
+                self.held += size;
+                self.usage.peak = self.usage.peak.max(self.held);
+                Ok(buffer)
+            }
+            Err(error) => Err(Failed::OutOfMemory(AllocatorError::Device(error), None)),
+        }
+    }
+
+    /// Takes host memory back that is not needed any more.
+    pub(super) fn put_back(&mut self, buffer: HostBuffer) {
+        self.spare.entry((buffer.memory().clone(), buffer.size())).or_default().push(buffer);
+    }
+
+    /// Queues a copy to the host.
+    pub(super) fn copy_down(&mut self, world: &mut World, from: &Buffer, to: &mut HostBuffer, stream: StreamId) -> Result<(), Stop> {
+        self.usage.copied += from.range().len;
+        world.rig.copy_to_host(from, to, stream)
+    }
+
+    /// Queues a copy to the device.
+    pub(super) fn copy_up(&mut self, world: &mut World, from: &HostBuffer, to: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
+        self.usage.copied += to.range().len;
+        world.rig.copy_to_device(from, to, stream)
+    }
+
+    /// Gives back what is not needed.
+    pub(super) fn give_back_spare(&mut self, world: &mut World) -> Result<(), Stop> {
+        for buffer in std::mem::take(&mut self.spare).into_values().flatten() {
+            self.held -= buffer.size();
+            world.rig.host_free(buffer)?;
+        }
+        Ok(())
+    }
+
+    /// Gives everything back but what was taken and not put back.
+    pub(super) fn free(mut self, world: &mut World) -> Result<(), Stop> {
+        std::mem::take(&mut self.retained).into_iter().for_each(|buffer| self.put_back(buffer));
+        self.give_back_spare(world)
+    }
+
+    /// How many buffers of graphs are retained.
+    pub(super) const fn retained(&self) -> usize {
+        self.retained.len()
+    }
+
+    /// Gives up what was retained behind so many buffers.
+    pub(super) fn give_up_retained(&mut self, kept: usize) {
+        let dropped: Vec<HostBuffer> = self.retained.drain(kept..).collect();
+        dropped.into_iter().for_each(|buffer| self.put_back(buffer));
+    }
+}
+
+/// The saved tensors of a pass on the host, as PyTorch's `save_on_cpu` keeps them: each that an operation saves is copied when it is saved, and the
+/// host waits for the copy.
+#[derive(Debug)]
+pub(super) struct SavedOnHost<'a> {
+    memory: HostMemory,
+    store: &'a mut HostStore,
+    /// What operations may save beside tensors.
+    parameters: &'a [Buffer],
+    /// By operation that saves them, or by the first one of a checkpointed segment, whose inputs they are.
+    saved: BTreeMap<usize, Vec<HostBuffer>>,
+}
+
+impl<'a> SavedOnHost<'a> {
+    pub(super) const fn new(memory: HostMemory, store: &'a mut HostStore, parameters: &'a [Buffer]) -> Self {
+        Self { memory, store, parameters, saved: BTreeMap::new() }
+    }
+
+    /// Saves what an operation saves, also if it is nothing.
+    pub(super) fn save<'b>(
+        &mut self,
+        world: &mut World,
+        operation: usize,
+        tensors: impl IntoIterator<Item = &'b Buffer>,
+        parameters: &[usize],
+        stream: StreamId,
+    ) -> Result<(), Failed>
+    where
+        'a: 'b,
+    {
+        let saved = self.saved.entry(operation).or_default();
+        let all: &'a [Buffer] = self.parameters;
+        let parameters = parameters.iter().filter_map(|&parameter| all.get(parameter));
+        for buffer in tensors.into_iter().chain(parameters) {
+            let mut host = self.store.take(world, buffer.range().len, &self.memory)?;
+            let copied = self.store.copy_down(world, buffer, &mut host, stream);
+            saved.push(host);
+            copied?;
+            world.rig.synchronize_stream(stream)?;
+        }
+        Ok(())
+    }
+
+    /// Makes what was saved there again, one buffer after the other at the end of `into`. `keep`: it stays on the host to the end of the training.
+    /// Whether anything was saved for that operation.
+    pub(super) fn fetch(
+        &mut self,
+        world: &mut World,
+        operation: usize,
+        into: &mut Vec<Buffer>,
+        keep: bool,
+        stream: StreamId,
+    ) -> Result<bool, Failed> {
+        let Some(saved) = self.saved.get(&operation) else { return Ok(false) };
+        for host in saved {
+            let mut buffer = take(world, host.size(), stream)?;
+            let copied = self.store.copy_up(world, host, &mut buffer, stream);
+            into.push(buffer);
+            copied?;
+        }
+        if !keep {
+            self.saved.remove(&operation).into_iter().flatten().for_each(|host| self.store.put_back(host));
+        }
+        Ok(true)
+    }
+
+    /// The pass is over.
+    pub(super) fn end(self, retain: bool) {
+        let left = self.saved.into_values().flatten();
+        if retain {
+            self.store.retained.extend(left);
+        } else {
+            left.for_each(|host| self.store.put_back(host));
+        }
+    }
+}

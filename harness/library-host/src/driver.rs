@@ -199,6 +199,13 @@ unsafe extern "C" fn cuStreamCreate(stream: *mut Stream, _: c_uint) -> c_int {
     answer(create_stream().and_then(|made| unsafe { put(stream, made) }))
 }
 
+/// There is one context, and each stream is of it.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamGetCtx(_: Stream, context: *mut usize) -> c_int {
+    // SAFETY: the library passes a pointer to a handle.
+    answer(unsafe { put(context, CONTEXT) })
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamDestroy_v2(stream: Stream) -> c_int {
     answer(destroy_stream(stream))

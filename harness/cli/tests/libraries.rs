@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use harness_bench::record::{BenchRun, Entry, Outcome, Quantity};
+use harness_staging::{Staging, strict};
 use tempfile::TempDir;
 
 /// Where cargo puts shared libraries: beside this test.
@@ -77,6 +79,29 @@ fn a_library_with_a_cache_passes_where_it_says_how_the_cache_is_emptied_and_leav
 }
 
 #[test]
+fn a_library_takes_memory_from_pools_of_the_driver_and_by_mapping() {
+    let folder = folder();
+    let rest = |prefix: &str| match prefix {
+        "pool" | "arena" => format!(", empty_cache: {prefix}_empty_cache"),
+        _ => String::new(),
+    };
+    for prefix in ["async", "pool", "mapped", "arena"] {
+        let (code, text) = run(folder.path(), &arm(prefix, &format!("{prefix}_malloc"), &format!("{prefix}_free"), &rest(prefix)));
+        assert_eq!(code, Some(0), "{prefix}: {text}");
+    }
+    let (code, text) = run(folder.path(), &arm("pool", "pool_malloc", "pool_free", ""));
+    assert!(code == Some(1) && text.contains("everything_goes_back"), "the pool keeps what it is not told to give back: {text}");
+    let (code, text) = run(folder.path(), &arm("arena", "arena_malloc", "leaky_free", ", empty_cache: arena_empty_cache"));
+    assert!(code == Some(1) && text.contains("everything_goes_back"), "{text}");
+}
+
+#[test]
+fn memory_from_a_pool_and_without_one_is_refused_with_the_reason() {
+    let text = told("mixed_malloc", "plain_free");
+    assert!(text.contains("it takes memory from a pool of the driver, and from another one or without a pool"), "{text}");
+}
+
+#[test]
 fn a_block_that_is_handed_out_twice_is_found() {
     let text = told("twice_malloc", "leaky_free");
     assert!(text.contains("allocations_are_disjoint") && text.contains("6 MiB on stream 0 are still in use at"), "{text}");
@@ -116,8 +141,11 @@ fn a_crash_fails_the_run_with_its_signal_and_the_request_and_the_other_runs_go_o
 
 #[test]
 fn a_function_of_cuda_that_is_not_passed_on_is_named() {
-    let text = told("async_malloc", "plain_free");
-    assert!(text.contains("`async_malloc` called cudaMallocAsync, which is none of the functions of CUDA that are passed on"), "{text}");
+    let text = told("managed_malloc", "plain_free");
+    assert!(
+        text.contains("`managed_malloc` called cudaMallocManaged, which is none of the functions of CUDA that are passed on"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -153,4 +181,90 @@ fn a_library_of_the_command_line_runs_in_every_scenario() {
     assert!(code == Some(2) && text.contains("has no function `plain_maloc`"), "{code:?} {text}");
     let (code, text) = with("library(path:./alloc.so)");
     assert!(code == Some(2) && text.contains("a library needs `alloc`"), "{code:?} {text}");
+}
+
+const SUITE: &str = "about: Libraries are arms of benchmarks.
+needs: { memory: 256MiB }
+rounds: { least: 2, most: 2 }
+arms:
+  - library: { name: cached, path: ./alloc.so, alloc: cached_malloc, free: cached_free, empty_cache: cached_empty_cache }
+  - library: { name: plain, path: ./alloc.so, alloc: plain_malloc, free: plain_free }
+time:
+  - latency: { sizes: [2MiB] }
+  - trace: { file: trace.txt }
+  - scenario: { file: scenario.yaml }
+  - recovery: { sizes: [16MiB] }
+  - pipeline: { sizes: [2MiB] }
+  - empty_cache: { segments: [4], size: 2MiB }
+  - record_stream: { streams: [0, 1] }
+  - threads: { counts: [2] }
+";
+
+/// Runs the suite with the two libraries on a device.
+fn bench(folder: &Path, staging: &Staging, device: &str) -> Vec<Entry> {
+    fs::write(folder.join("suite.yaml"), SUITE).expect("it can be written");
+    fs::write(folder.join("trace.txt"), "a 1 2097152 0\na 2 1000 0\nf 1\na 3 2097152 0\nf 2\n").expect("it can be written");
+    fs::write(folder.join("scenario.yaml"), format!("about: Steps.\nneeds: {{ memory: 64MiB }}\n{STEPS}")).expect("it can be written");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+    command.args(["bench", "suite.yaml", "--no-report", "--format", "json", "--device", device]).current_dir(folder);
+    staging.apply(&mut command);
+    let output = command.output().expect("it can be started");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    let run: BenchRun = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {told}"));
+    run.suites.into_iter().flat_map(|suite| suite.entries).collect()
+}
+
+/// The one entry of a case, an arm and a quantity.
+fn entry<'a>(entries: &'a [Entry], case: &str, arm: &str, quantity: Quantity) -> &'a Outcome {
+    let found = entries.iter().find(|entry| entry.case() == case && entry.arm == arm && entry.quantity == quantity);
+    &found.unwrap_or_else(|| panic!("no {case} of {arm} in {quantity:?}: {entries:?}")).outcome
+}
+
+fn median(entries: &[Entry], case: &str, arm: &str, quantity: Quantity) -> u64 {
+    let outcome = entry(entries, case, arm, quantity);
+    outcome.measured().unwrap_or_else(|| panic!("{case} of {arm}: {outcome:?}")).summary.median
+}
+
+const TIMED: [&str; 7] = [
+    "hit, 2 MiB",
+    "miss, 2 MiB",
+    "after_empty_cache, 2 MiB",
+    "recovery, 16 MiB",
+    "empty_cache, 4 segments",
+    "record_stream, 0 other streams",
+    "record_stream, 1 other stream",
+];
+
+#[test]
+fn on_a_simulated_device_libraries_have_the_model_times_of_their_calls_to_it() {
+    let folder = folder();
+    let entries = bench(folder.path(), &Staging::without_driver().expect("it can be made"), "sim");
+    let of = |case, arm| median(&entries, case, arm, Quantity::ModelTime);
+    for case in TIMED.into_iter().chain(["pipeline, 2 MiB", "scenario"]) {
+        of(case, "cached");
+    }
+    assert_eq!(of("hit, 2 MiB", "cached"), 0, "a cache asks nothing of the device");
+    assert!(of("hit, 2 MiB", "plain") > 0 && of("miss, 2 MiB", "plain") == of("miss, 2 MiB", "cached"));
+    assert!(median(&entries, "trace", "plain", Quantity::HostTime) > median(&entries, "trace", "cached", Quantity::HostTime));
+    let reason = entry(&entries, "threads, 2 threads", "plain", Quantity::HostTime).reason();
+    assert_eq!(reason, Some("its process calls it by one thread"));
+}
+
+#[test]
+fn on_a_gpu_the_time_of_a_library_is_its_own_and_the_drivers_and_not_that_of_the_way_between_the_processes() {
+    let folder = folder();
+    let staging = Staging::new(&strict()).expect("it can be made");
+    let entries = bench(folder.path(), &staging, "cuda:0");
+    let of = |case, arm| median(&entries, case, arm, Quantity::HostTime);
+    for case in TIMED {
+        assert!(of(case, "plain") > 0, "{case}");
+    }
+    // A hit of a cache is some tens of nanoseconds; one order and its answer between two processes take tens of microseconds.
+    assert!(of("hit, 2 MiB", "cached") < 2_000_000, "{} ps", of("hit, 2 MiB", "cached"));
+    for (case, quantity) in [("pipeline, 2 MiB", Quantity::DeviceTime), ("scenario", Quantity::HostTime)] {
+        let reason = entry(&entries, case, "cached", quantity).reason().unwrap_or_default();
+        assert!(reason.contains("from process to process"), "{case}: {reason}");
+    }
+    assert!(median(&entries, "scenario: peak reserved", "cached", Quantity::Memory) > 0);
 }

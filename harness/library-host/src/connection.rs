@@ -5,7 +5,9 @@ use std::ffi::{CStr, c_char, c_int};
 use std::fs::File;
 use std::io::{BufReader, Write};
 use std::os::fd::FromRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use harness_allocator::allocator::library::wire::{self, Call, Code, Order, Reply};
 
@@ -73,8 +75,28 @@ pub(crate) fn last_error(forget: bool) -> c_int {
     if forget { LAST.take() } else { LAST.get() }
 }
 
+/// Nanoseconds that calls waited for the harness.
+static WAITED: AtomicU64 = AtomicU64::new(0);
+
+/// Nanoseconds that calls have waited for the harness since this process began.
+pub(crate) fn waited() -> u64 {
+    WAITED.load(Ordering::Relaxed)
+}
+
 /// Asks the harness for a call on its device.
 pub(crate) fn ask(call: Call) -> Result<u64, Code> {
+    let began = Instant::now();
+    let answer = ask_now(call);
+    WAITED.fetch_add(nanos_since(began), Ordering::Relaxed);
+    answer
+}
+
+/// Nanoseconds since then.
+pub(crate) fn nanos_since(began: Instant) -> u64 {
+    u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn ask_now(call: Call) -> Result<u64, Code> {
     let mut connection = connection();
     let connection = connection.as_mut().filter(|connection| connection.has_order).ok_or(Code::Unknown)?;
     connection.say(&Reply::Call(call));

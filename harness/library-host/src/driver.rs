@@ -1,11 +1,12 @@
 //! Functions of the CUDA driver (`libcuda`). Declarations: <https://docs.nvidia.com/cuda/cuda-driver-api/>.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use harness_allocator::allocator::library::wire::{Call, Code};
 
 use crate::connection::ask;
-use crate::handles::{Event, Stream};
+use crate::handles::{Event, Pool, Stream};
+use crate::pools;
 use crate::runtime::{
     VERSION, allocate, create_event, create_stream, destroy_event, destroy_stream, memory, only_device, put, query_event, record_event,
     synchronize_event, synchronize_stream, wait_event,
@@ -15,7 +16,7 @@ use crate::runtime::{
 const CONTEXT: usize = 0x4_0000_0000;
 
 /// The driver keeps no last error.
-fn answer(done: Result<(), Code>) -> c_int {
+pub(crate) fn answer(done: Result<(), Code>) -> c_int {
     done.err().unwrap_or(Code::Success) as c_int
 }
 
@@ -40,6 +41,34 @@ unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
 unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int {
     // SAFETY: the library passes a pointer to a number.
     answer(only_device(ordinal).and_then(|()| unsafe { put(device, 0) }))
+}
+
+/// The name of the one device, as far as a library is told. Which one it is, the harness alone knows.
+const NAME: &CStr = c"the device of the harness";
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int) -> c_int {
+    let (bytes, room) = (NAME.to_bytes_with_nul(), usize::try_from(length).unwrap_or(0));
+    if name.is_null() || room < bytes.len() {
+        return answer(Err(Code::InvalidValue));
+    }
+    // SAFETY: the library passes so much room, and the name and its NUL fit in it.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), name, bytes.len()) };
+    answer(only_device(device))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceTotalMem_v2(total: *mut usize, device: c_int) -> c_int {
+    let bytes = only_device(device).and_then(|()| ask(Call::TotalMemory));
+    // SAFETY: the library passes a pointer to a number.
+    answer(bytes.and_then(|bytes| unsafe { put(total, bytes as usize) }))
+}
+
+/// The one device needs no number to be known by.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> c_int {
+    // SAFETY: the library passes a pointer to 16 bytes.
+    answer(only_device(device).and_then(|()| unsafe { put(uuid, [0; 16]) }))
 }
 
 #[unsafe(no_mangle)]
@@ -95,9 +124,86 @@ unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> c_i
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAllocAsync(address: *mut u64, size: usize, stream: Stream) -> c_int {
+    // SAFETY: as for the other function.
+    unsafe { cuMemAllocFromPoolAsync(address, size, pools::current(), stream) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAllocFromPoolAsync(address: *mut u64, size: usize, pool: Pool, stream: Stream) -> c_int {
+    let start = if size == 0 { Err(Code::InvalidValue) } else { pools::allocate(pool, size, stream) };
+    // SAFETY: the library passes a pointer to an address.
+    answer(start.and_then(|start| unsafe { put(address, start) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemFreeAsync(address: u64, stream: Stream) -> c_int {
+    answer(pools::free(address, stream))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemPoolCreate(pool: *mut Pool, _: *const c_void) -> c_int {
+    // SAFETY: the library passes a pointer to a handle.
+    answer(pools::create().and_then(|made| unsafe { put(pool, made) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemPoolDestroy(pool: Pool) -> c_int {
+    answer(pools::destroy(pool))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemPoolTrimTo(pool: Pool, keep: usize) -> c_int {
+    answer(pools::trim(pool, keep))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemPoolSetAttribute(pool: Pool, attribute: c_int, value: *const c_void) -> c_int {
+    // SAFETY: the library passes a pointer to the attribute's value.
+    answer(unsafe { pools::set_attribute(pool, attribute, value) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemPoolGetAttribute(pool: Pool, attribute: c_int, value: *mut c_void) -> c_int {
+    // SAFETY: the library passes a pointer with room for the attribute's value.
+    answer(unsafe { pools::get_attribute(pool, attribute, value) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetDefaultMemPool(pool: *mut Pool, device: c_int) -> c_int {
+    // SAFETY: the library passes a pointer to a handle.
+    answer(only_device(device).and_then(|()| unsafe { put(pool, Pool::DEFAULT) }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetMemPool(pool: *mut Pool, device: c_int) -> c_int {
+    // SAFETY: the library passes a pointer to a handle.
+    answer(only_device(device).and_then(|()| unsafe { put(pool, pools::current()) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceSetMemPool(device: c_int, pool: Pool) -> c_int {
+    answer(only_device(device).and_then(|()| pools::set_current(pool)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int {
+    let told = only_device(device).and_then(|()| pools::device_attribute("cuDeviceGetAttribute", attribute));
+    // SAFETY: the library passes a pointer to a number.
+    answer(told.and_then(|told| unsafe { put(value, told) }))
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamCreate(stream: *mut Stream, _: c_uint) -> c_int {
     // SAFETY: the library passes a pointer to a handle.
     answer(create_stream().and_then(|made| unsafe { put(stream, made) }))
+}
+
+/// There is one context, and each stream is of it.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamGetCtx(_: Stream, context: *mut usize) -> c_int {
+    // SAFETY: the library passes a pointer to a handle.
+    answer(unsafe { put(context, CONTEXT) })
 }
 
 #[unsafe(no_mangle)]

@@ -1,4 +1,4 @@
-//! Streams and events: numbers of the harness, and pointers that a library keeps without looking at what is there.
+//! Streams, events and pools: numbers of the harness, and pointers that a library keeps without looking at what is there.
 
 use harness_allocator::allocator::library::wire::Code;
 
@@ -12,8 +12,14 @@ pub(crate) struct Stream(usize);
 #[repr(transparent)]
 pub(crate) struct Event(usize);
 
+/// A pool of CUDA. Number 0 is the device's default pool.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Pool(usize);
+
 const STREAMS: usize = 0x5_0000_0000;
 const EVENTS: usize = 0x6_0000_0000;
+const POOLS: usize = 0x7_0000_0000;
 const STEP: usize = 16;
 /// `CU_STREAM_LEGACY`, and as there is one default stream `CU_STREAM_PER_THREAD`.
 const DEFAULTS: [usize; 3] = [0, 1, 2];
@@ -35,6 +41,18 @@ impl Event {
 
     pub(crate) fn number(self) -> Result<u32, Code> {
         number(self.0, EVENTS)
+    }
+}
+
+impl Pool {
+    pub(crate) const DEFAULT: Self = Self::new(0);
+
+    pub(crate) const fn new(number: u32) -> Self {
+        Self(POOLS + number as usize * STEP)
+    }
+
+    pub(crate) fn number(self) -> Result<u32, Code> {
+        number(self.0, POOLS)
     }
 }
 

@@ -6,6 +6,7 @@ use harness_allocator::allocator::library::wire::{Order, Reply};
 
 use crate::connection::{connect, connection};
 use crate::handles::Stream;
+use crate::timed;
 
 type Allocate = unsafe extern "C" fn(isize, c_int, Stream) -> *mut c_void;
 type Free = unsafe extern "C" fn(*mut c_void, isize, c_int, Stream);
@@ -13,11 +14,11 @@ type RecordStream = unsafe extern "C" fn(*mut c_void, Stream);
 type EmptyCache = unsafe extern "C" fn();
 
 /// The functions of the library.
-struct Functions {
-    allocate: Allocate,
-    free: Free,
-    record_stream: Option<RecordStream>,
-    empty_cache: Option<EmptyCache>,
+pub(crate) struct Functions {
+    pub(crate) allocate: Allocate,
+    pub(crate) free: Free,
+    pub(crate) record_stream: Option<RecordStream>,
+    pub(crate) empty_cache: Option<EmptyCache>,
 }
 
 /// Loads a library and does what the harness orders, until it orders the end or has gone. The process is to end then.
@@ -55,6 +56,8 @@ unsafe extern "C" fn harness_library_host(
                     Err(why) => Reply::Refused(why),
                 }
             }
+            // SAFETY: as for the other orders.
+            (Order::Time(program), Some(functions)) => Reply::Timed(unsafe { timed::run(functions, &program) }),
             // SAFETY: the arguments are what the library's interface has, and addresses are its own.
             (order, Some(functions)) => Reply::Done(unsafe { functions.call(order) }),
             (_, None) => Reply::Refused("it is not loaded".to_owned()),
@@ -123,7 +126,7 @@ impl Functions {
                     self.record_stream.iter().for_each(|function| function(pointer(address), Stream::new(stream)));
                 }
                 Order::EmptyCache => self.empty_cache.iter().for_each(|function| function()),
-                Order::Load | Order::End | Order::Answer { .. } => {}
+                Order::Load | Order::Time(_) | Order::End | Order::Answer { .. } => {}
             }
         }
         0

@@ -5,12 +5,16 @@
 //! does what the harness orders. A function without an entry here is told to the harness and answered as not supported.
 //!
 //! * `connection` is the socket, and which thread may talk;
-//! * `host` is the loop over orders;
+//! * `host` is the loop over orders, `timed` a program that is done without orders between its operations;
 //! * `runtime` and `driver` are the exported functions;
-//! * `handles` are streams and events as C has them.
+//! * `pools` and `mapping` are what both have of pools and of addresses apart from memory;
+//! * `handles` are streams, events and pools as C has them.
 
 mod connection;
 mod driver;
 mod handles;
 mod host;
+mod mapping;
+mod pools;
 mod runtime;
+mod timed;

@@ -1,11 +1,12 @@
 //! Functions of the CUDA runtime (`libcudart`). Declarations: <https://docs.nvidia.com/cuda/cuda-runtime-api/>.
 
-use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use harness_allocator::allocator::library::wire::{Call, Code};
 
 use crate::connection::{ask, last_error, remember};
-use crate::handles::{Event, Stream};
+use crate::handles::{Event, Pool, Stream};
+use crate::pools;
 
 /// CUDA 13.0, as `cudaRuntimeGetVersion` tells it.
 pub(crate) const VERSION: c_int = 13_000;
@@ -165,6 +166,76 @@ extern "C" fn cudaEventQuery(event: Event) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn cudaEventSynchronize(event: Event) -> c_int {
     answer(synchronize_event(event))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMallocAsync(address: *mut usize, size: usize, stream: Stream) -> c_int {
+    // SAFETY: as for the other function.
+    unsafe { cudaMallocFromPoolAsync(address, size, pools::current(), stream) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMallocFromPoolAsync(address: *mut usize, size: usize, pool: Pool, stream: Stream) -> c_int {
+    let start = if size == 0 { Ok(0) } else { pools::allocate(pool, size, stream) };
+    // SAFETY: the library passes a pointer to a pointer.
+    answer(start.and_then(|start| unsafe { put(address, start as usize) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaFreeAsync(address: usize, stream: Stream) -> c_int {
+    answer(pools::free(address as u64, stream))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMemPoolCreate(pool: *mut Pool, _: *const c_void) -> c_int {
+    // SAFETY: the library passes a pointer to a handle.
+    answer(pools::create().and_then(|made| unsafe { put(pool, made) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaMemPoolDestroy(pool: Pool) -> c_int {
+    answer(pools::destroy(pool))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaMemPoolTrimTo(pool: Pool, keep: usize) -> c_int {
+    answer(pools::trim(pool, keep))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMemPoolSetAttribute(pool: Pool, attribute: c_int, value: *const c_void) -> c_int {
+    // SAFETY: the library passes a pointer to the attribute's value.
+    answer(unsafe { pools::set_attribute(pool, attribute, value) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMemPoolGetAttribute(pool: Pool, attribute: c_int, value: *mut c_void) -> c_int {
+    // SAFETY: the library passes a pointer with room for the attribute's value.
+    answer(unsafe { pools::get_attribute(pool, attribute, value) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaDeviceGetDefaultMemPool(pool: *mut Pool, device: c_int) -> c_int {
+    // SAFETY: the library passes a pointer to a handle.
+    answer(only_device(device).and_then(|()| unsafe { put(pool, Pool::DEFAULT) }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaDeviceGetMemPool(pool: *mut Pool, device: c_int) -> c_int {
+    // SAFETY: the library passes a pointer to a handle.
+    answer(only_device(device).and_then(|()| unsafe { put(pool, pools::current()) }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudaDeviceSetMemPool(device: c_int, pool: Pool) -> c_int {
+    answer(only_device(device).and_then(|()| pools::set_current(pool)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int {
+    let told = only_device(device).and_then(|()| pools::device_attribute("cudaDeviceGetAttribute", attribute));
+    // SAFETY: the library passes a pointer to a number.
+    answer(told.and_then(|told| unsafe { put(value, told) }))
 }
 
 #[unsafe(no_mangle)]

@@ -5,7 +5,10 @@
 //! * `twice_malloc` hands out its first block again and again; `inside_malloc` blocks that overlap; `odd_malloc` addresses that are not aligned;
 //! * `leaky_free` takes back nothing; `double_free` gives each block to the driver twice;
 //! * `crash_malloc` writes to address 0 at its third call, `abort_free` ends the process at its second;
-//! * `async_malloc` calls a function of CUDA that not every device of the harness has.
+//! * `async_*` takes memory from the device's default pool, `pool_*` from a pool of its own that keeps what it has until `pool_empty_cache`;
+//!   `mixed_malloc` takes every second block from a pool;
+//! * `mapped_*` maps memory for each request, `arena_*` side by side in one reservation, which shrinks at its end, and at `arena_empty_cache` everywhere;
+//! * `managed_malloc` calls a function of CUDA that is not passed on to the device.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -16,6 +19,22 @@ unsafe extern "C" {
     fn cudaMalloc(address: *mut *mut c_void, size: usize) -> c_int;
     fn cudaFree(address: *mut c_void) -> c_int;
     fn cudaMallocAsync(address: *mut *mut c_void, size: usize, stream: *mut c_void) -> c_int;
+    fn cudaFreeAsync(address: *mut c_void, stream: *mut c_void) -> c_int;
+    fn cudaMallocManaged(address: *mut *mut c_void, size: usize, flags: u32) -> c_int;
+    fn cuMemPoolCreate(pool: *mut usize, properties: *const c_void) -> c_int;
+    fn cuMemPoolSetAttribute(pool: usize, attribute: c_int, value: *const c_void) -> c_int;
+    fn cuMemPoolTrimTo(pool: usize, keep: usize) -> c_int;
+    fn cuMemAllocFromPoolAsync(address: *mut u64, size: usize, pool: usize, stream: *mut c_void) -> c_int;
+    fn cuMemFreeAsync(address: u64, stream: *mut c_void) -> c_int;
+    fn cuCtxSynchronize() -> c_int;
+    fn cuMemGetAllocationGranularity(granularity: *mut usize, property: *const c_void, option: u32) -> c_int;
+    fn cuMemAddressReserve(address: *mut u64, size: usize, alignment: usize, wished: u64, flags: u64) -> c_int;
+    fn cuMemAddressFree(address: u64, size: usize) -> c_int;
+    fn cuMemCreate(memory: *mut u64, size: usize, property: *const c_void, flags: u64) -> c_int;
+    fn cuMemRelease(memory: u64) -> c_int;
+    fn cuMemMap(address: u64, size: usize, offset: usize, memory: u64, flags: u64) -> c_int;
+    fn cuMemUnmap(address: u64, size: usize) -> c_int;
+    fn cuMemSetAccess(address: u64, size: usize, access: *const c_void, count: usize) -> c_int;
 }
 
 fn take(size: isize) -> *mut c_void {
@@ -137,5 +156,188 @@ extern "C" fn async_malloc(size: isize, _: c_int, stream: *mut c_void) -> *mut c
     match unsafe { cudaMallocAsync(&raw mut address, size.unsigned_abs(), stream) } {
         0 => address,
         _ => ptr::null_mut(),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn async_free(address: *mut c_void, _: isize, _: c_int, stream: *mut c_void) {
+    // SAFETY: the runtime refuses an address that it does not know.
+    unsafe { cudaFreeAsync(address, stream) };
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn mixed_malloc(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    if CALLS.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) { async_malloc(size, device, stream) } else { take(size) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn managed_malloc(size: isize, _: c_int, _: *mut c_void) -> *mut c_void {
+    let mut address = ptr::null_mut();
+    // SAFETY: `address` is a place for the answer.
+    match unsafe { cudaMallocManaged(&raw mut address, size.unsigned_abs(), 1) } {
+        0 => address,
+        _ => ptr::null_mut(),
+    }
+}
+
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
+const RELEASE_THRESHOLD: c_int = 4;
+
+/// The pool of `pool_*`, made with the first request.
+static POOL: Mutex<Option<usize>> = Mutex::new(None);
+
+#[unsafe(no_mangle)]
+extern "C" fn pool_malloc(size: isize, _: c_int, stream: *mut c_void) -> *mut c_void {
+    let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+    let pool = pool.get_or_insert_with(|| {
+        let (mut made, everything) = (0, u64::MAX);
+        // SAFETY: `made` is a place for the answer, the properties are those by default, and the threshold is a number of 64 bits.
+        unsafe {
+            cuMemPoolCreate(&raw mut made, ptr::null());
+            cuMemPoolSetAttribute(made, RELEASE_THRESHOLD, (&raw const everything).cast());
+        }
+        made
+    });
+    let mut address = 0;
+    // SAFETY: `address` is a place for the answer, and the pool is this one's own.
+    match unsafe { cuMemAllocFromPoolAsync(&raw mut address, size.unsigned_abs(), *pool, stream) } {
+        0 => ptr::with_exposed_provenance_mut(address as usize),
+        _ => ptr::null_mut(),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn pool_free(address: *mut c_void, _: isize, _: c_int, stream: *mut c_void) {
+    // SAFETY: the driver refuses an address that it does not know.
+    unsafe { cuMemFreeAsync(address.expose_provenance() as u64, stream) };
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn pool_empty_cache() {
+    if let Some(pool) = *POOL.lock().unwrap_or_else(PoisonError::into_inner) {
+        // SAFETY: the pool is this one's own.
+        unsafe {
+            cuCtxSynchronize();
+            cuMemPoolTrimTo(pool, 0);
+        }
+    }
+}
+
+/// Whole pages for so many bytes.
+fn pages(size: isize) -> usize {
+    let mut page = 0;
+    // SAFETY: `page` is a place for the answer.
+    unsafe { cuMemGetAllocationGranularity(&raw mut page, ptr::null(), 0) };
+    size.unsigned_abs().next_multiple_of(page)
+}
+
+/// Puts new memory behind addresses that are reserved. Whether there was some, and its handle.
+fn map(address: u64, size: usize) -> Option<u64> {
+    let mut memory = 0;
+    // SAFETY: `memory` is a place for the answer; the addresses are this library's own, and nothing is mapped there.
+    unsafe {
+        if cuMemCreate(&raw mut memory, size, ptr::null(), 0) != 0 {
+            return None;
+        }
+        cuMemMap(address, size, 0, memory, 0);
+        cuMemSetAccess(address, size, ptr::null(), 1);
+    }
+    Some(memory)
+}
+
+/// What `mapped_*` has handed out: address and memory.
+static MAPPED: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+
+#[unsafe(no_mangle)]
+extern "C" fn mapped_malloc(size: isize, _: c_int, _: *mut c_void) -> *mut c_void {
+    let (size, mut address) = (pages(size), 0);
+    // SAFETY: `address` is a place for the answer.
+    if unsafe { cuMemAddressReserve(&raw mut address, size, 0, 0, 0) } != 0 {
+        return ptr::null_mut();
+    }
+    let Some(memory) = map(address, size) else {
+        // SAFETY: the addresses were just reserved.
+        unsafe { cuMemAddressFree(address, size) };
+        return ptr::null_mut();
+    };
+    MAPPED.lock().unwrap_or_else(PoisonError::into_inner).push((address, memory));
+    ptr::with_exposed_provenance_mut(address as usize)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn mapped_free(address: *mut c_void, size: isize, _: c_int, _: *mut c_void) {
+    let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(index) = mapped.iter().position(|&(at, _)| at == address.addr() as u64) else { return };
+    let ((address, memory), size) = (mapped.swap_remove(index), pages(size));
+    // SAFETY: the memory is this library's own, and nothing works on it any more.
+    unsafe {
+        cuCtxSynchronize();
+        cuMemUnmap(address, size);
+        cuMemRelease(memory);
+        cuMemAddressFree(address, size);
+    }
+}
+
+/// Addresses that `arena_*` reserves.
+const ARENA: usize = 1 << 30;
+
+/// The reservation of `arena_*`, and what is mapped in it: address, size, and whether it is handed out. Pieces stand in the order of their addresses.
+struct Arena {
+    start: u64,
+    pieces: Vec<(u64, usize, bool)>,
+}
+
+static THE_ARENA: Mutex<Option<Arena>> = Mutex::new(None);
+
+#[unsafe(no_mangle)]
+extern "C" fn arena_malloc(size: isize, _: c_int, _: *mut c_void) -> *mut c_void {
+    let mut arena = THE_ARENA.lock().unwrap_or_else(PoisonError::into_inner);
+    let arena = arena.get_or_insert_with(|| {
+        let mut start = 0;
+        // SAFETY: `start` is a place for the answer.
+        unsafe { cuMemAddressReserve(&raw mut start, ARENA, 0, 0, 0) };
+        Arena { start, pieces: Vec::new() }
+    });
+    let size = pages(size);
+    let next = arena.pieces.last().map_or(arena.start, |&(at, size, _)| at + size as u64);
+    if next + size as u64 > arena.start + ARENA as u64 {
+        return ptr::null_mut();
+    }
+    let Some(memory) = map(next, size) else { return ptr::null_mut() };
+    // SAFETY: the memory stays as long as it is mapped.
+    unsafe { cuMemRelease(memory) };
+    arena.pieces.push((next, size, true));
+    ptr::with_exposed_provenance_mut(next as usize)
+}
+
+/// Takes the memory from behind a piece.
+fn unmap((address, size, _): (u64, usize, bool)) {
+    // SAFETY: the memory is this library's own, and nothing works on it any more.
+    unsafe {
+        cuCtxSynchronize();
+        cuMemUnmap(address, size);
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn arena_free(address: *mut c_void, _: isize, _: c_int, _: *mut c_void) {
+    let mut arena = THE_ARENA.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(arena) = arena.as_mut() else { return };
+    arena.pieces.iter_mut().filter(|piece| piece.0 == address.addr() as u64).for_each(|piece| piece.2 = false);
+    while let Some(piece) = arena.pieces.pop_if(|piece| !piece.2) {
+        unmap(piece);
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn arena_empty_cache() {
+    let mut kept = THE_ARENA.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(arena) = kept.as_mut() {
+        arena.pieces.extract_if(.., |piece| !piece.2).for_each(unmap);
+    }
+    if let Some(arena) = kept.take_if(|arena| arena.pieces.is_empty()) {
+        // SAFETY: nothing is mapped there any more.
+        unsafe { cuMemAddressFree(arena.start, ARENA) };
     }
 }

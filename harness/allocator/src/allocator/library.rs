@@ -5,25 +5,26 @@
 //! the device that the run is on ([`wire`]). So it works on a device that is simulated, its segments are known exactly, and a crash of it ends
 //! the host alone: the request that it died in fails with [`DeviceError::Library`], and says how.
 //!
-//! What the library cannot tell is told by its calls to the device: what is reserved is what it holds from the driver, each driver allocation a
-//! segment. A block is as large as was asked for. Everything is counted in the large pool. The functions for what PyTorch tells an allocator beyond
+//! What the library cannot tell is told by its calls to the device: what is reserved is what it holds from the driver, each driver allocation, each piece of a
+//! pool of the driver, and all that is mapped side by side a segment. A block is as large as was asked for. Everything is counted in the large pool. The functions for what PyTorch tells an allocator beyond
 //! the two are optional, as they are there; without them [`Allocator::record_stream`] and [`Allocator::empty_cache`] do nothing.
 
 mod accounts;
+mod held;
 mod host;
 pub mod wire;
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::{Duration, Instant};
 
-use self::accounts::Accounts;
+use self::held::Held;
 use self::host::Host;
 pub use self::host::{name_program, program};
-use self::wire::{Call, Code, Order, Reply};
+use self::wire::{Call, Code, Order, Program, Reply, Timed};
 use super::{Allocation, Allocator, AllocatorError, MemoryFraction, OomCause, Request};
-use crate::device::{Device, DeviceError, DevicePtr, EventId, MemoryRange, StreamId};
+use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, StreamId};
 use crate::stats::{MemoryStats, SegmentInfo};
 use crate::units::Bytes;
 
@@ -106,10 +107,7 @@ impl fmt::Display for LibrarySpec {
 pub struct LibraryAllocator {
     spec: LibrarySpec,
     state: State,
-    accounts: Accounts,
-    /// Streams and events that the library made, which go with it.
-    streams: BTreeSet<StreamId>,
-    events: BTreeSet<EventId>,
+    held: Held,
     /// Uses by other streams that the library is told of before anything else is asked of it: [`Allocator::record_stream`] has no device.
     uses: Vec<(DevicePtr, StreamId)>,
 }
@@ -133,14 +131,20 @@ struct Seen {
     unanswered: Vec<String>,
     /// The largest piece of memory that the driver refused.
     lacking: Option<Bytes>,
+    /// Whether what is timed of a program is under way.
+    is_timed: bool,
+    /// The time that the device took for calls meanwhile.
+    driver: Duration,
+    /// What came of a program.
+    timed: Option<Timed>,
 }
 
 impl LibraryAllocator {
     /// The library, which is loaded when something is first asked of it.
     #[must_use]
     pub fn new(spec: LibrarySpec) -> Self {
-        let (streams, events) = (BTreeSet::new(), BTreeSet::new());
-        Self { spec, state: State::NotStarted, accounts: Accounts::default(), streams, events, uses: Vec::new() }
+        let held = Held::new(spec.path.display().to_string());
+        Self { spec, state: State::NotStarted, held, uses: Vec::new() }
     }
 
     fn failed(&self, why: impl Into<String>) -> DeviceError {
@@ -163,7 +167,7 @@ impl LibraryAllocator {
             self.order_now(device, &Order::Load, "it was loaded")?;
         }
         let mut seen = Seen::default();
-        let mut said = Some(*order);
+        let mut said = Some(order.clone());
         loop {
             let host = match &mut self.state {
                 State::Running(host) => host,
@@ -172,6 +176,11 @@ impl LibraryAllocator {
             };
             said.take().into_iter().for_each(|order| host.send(&order));
             match host.receive() {
+                Some(Reply::Timing(is_timed)) => seen.is_timed = is_timed,
+                Some(Reply::Timed(timed)) => {
+                    seen.timed = Some(timed);
+                    return seen.refused.take().map_or(Ok((0, seen)), Err);
+                }
                 Some(Reply::Done(value)) => {
                     return match seen.refused.take() {
                         Some(error) => Err(error),
@@ -202,9 +211,31 @@ impl LibraryAllocator {
         }
     }
 
+    /// Has the library do a program by itself, and gives what was refused, and the time of what is timed: that of the library's own functions in its process, and
+    /// that of the device for the calls that they make. The way between the processes is in neither. Such a call leaves the library's caches
+    /// cold, and that is in the time.
+    ///
+    /// What is handed out meanwhile is checked by nobody. Nothing may be live before; nothing is afterwards.
+    ///
+    /// # Errors
+    /// [`DeviceError`] of a broken device or library.
+    pub fn time(&mut self, device: &mut dyn Device, program: Program) -> Result<Timed, DeviceError> {
+        let (_, seen) = self.order(device, &Order::Time(program), "it was timed")?;
+        if let Some(function) = seen.unanswered.first() {
+            return Err(self.failed(format!("it called {function}, {NOT_PASSED_ON}")));
+        }
+        let Some(timed) = seen.timed else { return Err(self.failed("its process tells no time")) };
+        let driver = u64::try_from(seen.driver.as_nanos()).unwrap_or(u64::MAX);
+        Ok(Timed { nanos: timed.nanos.saturating_add(driver), ..timed })
+    }
+
     /// Does a call of the library on the device.
     fn serve(&mut self, device: &mut dyn Device, call: Call, seen: &mut Seen) -> (Code, u64) {
-        let done = self.do_call(device, call);
+        let began = seen.is_timed.then(Instant::now);
+        let done = self.held.call(device, call);
+        if let Some(began) = began {
+            seen.driver += began.elapsed();
+        }
         match done {
             Ok(value) => (Code::Success, value),
             Err(DeviceError::OutOfMemory { requested, .. }) => {
@@ -213,56 +244,14 @@ impl LibraryAllocator {
             }
             Err(DeviceError::NotReady(_)) => (Code::NotReady, 0),
             Err(error) => {
-                let code = if let DeviceError::UnknownHandle { .. } = error { Code::InvalidHandle } else { Code::InvalidValue };
+                let code = match error {
+                    DeviceError::UnknownHandle { .. } => Code::InvalidHandle,
+                    DeviceError::Unavailable { .. } => Code::NotSupported,
+                    _ => Code::InvalidValue,
+                };
                 seen.refused.get_or_insert(error);
                 (code, 0)
             }
-        }
-    }
-
-    fn do_call(&mut self, device: &mut dyn Device, call: Call) -> Result<u64, DeviceError> {
-        match call {
-            Call::Allocate(size) => {
-                let address = device.malloc(Bytes(size))?;
-                self.accounts.took(MemoryRange::new(address, Bytes(size)));
-                Ok(address.0)
-            }
-            Call::Free(address) => {
-                device.free(DevicePtr(address))?;
-                self.accounts.gave_back(DevicePtr(address));
-                Ok(0)
-            }
-            Call::FreeMemory => device.free_memory().map(|free| free.0),
-            Call::TotalMemory => Ok(device.info().total.0),
-            Call::Synchronize => device.synchronize().map(|()| 0),
-            Call::SynchronizeStream(stream) => device.synchronize_stream(StreamId(stream)).map(|()| 0),
-            Call::CreateStream => {
-                let stream = device.create_stream()?;
-                self.streams.insert(stream);
-                Ok(stream.0.into())
-            }
-            Call::DestroyStream(stream) => {
-                device.destroy_stream(StreamId(stream))?;
-                self.streams.remove(&StreamId(stream));
-                Ok(0)
-            }
-            Call::CreateEvent => {
-                let event = device.create_event()?;
-                self.events.insert(event);
-                Ok(event.0.into())
-            }
-            Call::DestroyEvent(event) => {
-                device.destroy_event(EventId(event))?;
-                self.events.remove(&EventId(event));
-                Ok(0)
-            }
-            Call::RecordEvent { event, stream } => device.record_event(EventId(event), StreamId(stream)).map(|()| 0),
-            Call::QueryEvent(event) => {
-                let is_done = device.event_done(EventId(event))?;
-                if is_done { Ok(0) } else { Err(DeviceError::NotReady(event)) }
-            }
-            Call::SynchronizeEvent(event) => device.synchronize_event(EventId(event)).map(|()| 0),
-            Call::WaitEvent { stream, event } => device.wait_event(StreamId(stream), EventId(event)).map(|()| 0),
         }
     }
 
@@ -273,20 +262,9 @@ impl LibraryAllocator {
             return self.failed(why).into();
         }
         match device.free_memory() {
-            Ok(free) => self.accounts.out_of_memory(device, size, seen.lacking, OomCause::Device { free }),
+            Ok(free) => self.held.accounts.out_of_memory(device, size, seen.lacking, OomCause::Device { free }),
             Err(error) => error.into(),
         }
-    }
-
-    /// Gives back what the library has left.
-    fn clear(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        while let Some(start) = self.accounts.first() {
-            device.free(start)?;
-            self.accounts.gave_back(start);
-        }
-        self.accounts.forget_all();
-        std::mem::take(&mut self.events).into_iter().try_for_each(|event| device.destroy_event(event))?;
-        std::mem::take(&mut self.streams).into_iter().try_for_each(|stream| device.destroy_stream(stream))
     }
 }
 
@@ -300,10 +278,11 @@ impl Allocator for LibraryAllocator {
         if size == Bytes::ZERO {
             return Ok(Allocation::null(request));
         }
-        if let Some(limit) = self.accounts.exceeded_limit(size) {
-            return Err(self.accounts.out_of_memory(device, size, None, OomCause::Fraction { limit }));
+        if let Some(limit) = self.held.accounts.exceeded_limit(size) {
+            return Err(self.held.accounts.out_of_memory(device, size, None, OomCause::Fraction { limit }));
         }
-        let what = format!("`{}` was to hand out {size} on stream {}, request {}", self.spec.alloc, stream.0, self.accounts.requests() + 1);
+        let what =
+            format!("`{}` was to hand out {size} on stream {}, request {}", self.spec.alloc, stream.0, self.held.accounts.requests() + 1);
         let (address, seen) = self.order(device, &Order::Allocate { size: size.0, stream: stream.0 }, &what)?;
         if address == 0 {
             return Err(self.refusal(device, size, &seen));
@@ -313,7 +292,7 @@ impl Allocator for LibraryAllocator {
             return Err(self.failed(why).into());
         }
         let range = MemoryRange::new(DevicePtr(address), size);
-        Ok(Allocation::new(range, request, self.accounts.handed_out(range, stream)))
+        Ok(Allocation::new(range, request, self.held.accounts.handed_out(range, stream)))
     }
 
     fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
@@ -321,10 +300,10 @@ impl Allocator for LibraryAllocator {
             return Ok(());
         }
         let (address, size) = (allocation.ptr(), allocation.requested());
-        let slot = self.accounts.slot_of(&allocation)?;
+        let slot = self.held.accounts.slot_of(&allocation)?;
         let what = format!("`{}` was to take back {size} at {address}", self.spec.free);
         // Before the library gives it back to the driver, where that is what it does.
-        self.accounts.taken_back(slot);
+        self.held.accounts.taken_back(slot);
         let (_, seen) = self.order(device, &Order::Free { address: address.0, size: size.0, stream: allocation.stream().0 }, &what)?;
         match seen.unanswered.first() {
             Some(function) => Err(self.failed(format!("`{}` called {function}, {NOT_PASSED_ON}", self.spec.free))),
@@ -336,7 +315,7 @@ impl Allocator for LibraryAllocator {
         if allocation.is_null() {
             return Ok(());
         }
-        self.accounts.slot_of(allocation)?;
+        self.held.accounts.slot_of(allocation)?;
         if self.spec.record_stream.is_some() {
             self.uses.push((allocation.ptr(), stream));
         }
@@ -349,30 +328,34 @@ impl Allocator for LibraryAllocator {
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        match self.spec.empty_cache.clone().filter(|_| matches!(self.state, State::Running(_))) {
-            Some(function) => self.order(device, &Order::EmptyCache, &format!("`{function}` was to empty the cache")).map(drop),
-            None => Ok(()),
+        if let Some(function) = self.spec.empty_cache.clone().filter(|_| matches!(self.state, State::Running(_))) {
+            self.order(device, &Order::EmptyCache, &format!("`{function}` was to empty the cache"))?;
         }
+        self.held.empty_pool(device)
+    }
+
+    fn driver_pool(&self) -> Option<PoolId> {
+        self.held.pool()
     }
 
     fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
-        self.accounts.set_memory_fraction(device, fraction);
+        self.held.accounts.set_memory_fraction(device, fraction);
     }
 
     fn reset_peaks(&mut self) {
-        self.accounts.reset_peaks();
+        self.held.accounts.reset_peaks();
     }
 
     fn stats(&self) -> MemoryStats {
-        self.accounts.stats()
+        self.held.accounts.stats()
     }
 
     fn snapshot(&self) -> Vec<SegmentInfo> {
-        self.accounts.snapshot()
+        self.held.accounts.snapshot()
     }
 
     fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
-        self.accounts.segment_at(address)
+        self.held.accounts.segment_at(address)
     }
 
     /// Ends the process of the library, in which whatever it does at its end is still done.
@@ -382,7 +365,7 @@ impl Allocator for LibraryAllocator {
             State::NotStarted | State::Ended(_) => Ok(()),
         };
         (self.state, self.uses) = (State::NotStarted, Vec::new());
-        let cleared = self.clear(device);
+        let cleared = self.held.clear(device);
         ended.and(cleared)
     }
 }

@@ -5,6 +5,7 @@
 
 mod empty_cache;
 mod latency;
+mod library;
 mod pipeline;
 mod record_stream;
 mod recovery;
@@ -28,6 +29,9 @@ use super::suite::Measure;
 pub(super) fn visit(measure: &Measure, visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {
     if visit.interrupt.load(Ordering::Relaxed) {
         return Err(Fault::Interrupted);
+    }
+    if let Some(timed) = visit.arm.as_library().and_then(|library| library::visit(visit, library, measure)) {
+        return timed;
     }
     match measure {
         Measure::Latency { size, case } => latency::visit(visit, *size, *case),

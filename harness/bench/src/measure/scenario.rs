@@ -33,7 +33,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
     let device = visit.provider.device(scenario.needs.memory, MemoryLimit::Enforced)?;
     let timed = time_with(&request, device, visit.provider.allocator(arm))?;
     match &timed.verdict {
-        Verdict::Passed => Ok(readings(visit.timer(), &timed)),
+        Verdict::Passed => Ok(readings(visit.timer(), &timed, arm.not_timed())),
         Verdict::Failed { first, .. } | Verdict::FailedAsExpected { first, .. } => {
             Err(Fault::Failed(format!("{first}; see `{}`", request.reproduce)))
         }
@@ -42,19 +42,24 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
     }
 }
 
-/// As `harness run` has it: PyTorch's allocator runs a scenario that lists it, under whatever settings.
+/// As `harness run` has it: PyTorch's allocator runs a scenario that lists it, under whatever settings, and a library any scenario.
 fn lists(scenario: &Scenario, arm: &AllocatorSpec) -> bool {
-    let listed = scenario.allocators.iter().any(|listed| listed.is_equivalent_to(arm));
+    let listed = arm.as_library().is_some() || scenario.allocators.iter().any(|listed| listed.is_equivalent_to(arm));
     listed || (arm.settings().is_some() && arm.is_pytorch() && has_pytorchs(scenario))
 }
 
-fn readings(timer: Timer, run: &TimedRun) -> Vec<Reading> {
+/// `not_timed` says why times that are measured would not be the allocator's own.
+fn readings(timer: Timer, run: &TimedRun, not_timed: Option<&str>) -> Vec<Reading> {
     let ps = |time: Nanos| time.0.saturating_mul(1000);
     // Lost time is told also where it is zero, so that the first retry ever is a difference.
     let lost = vec![ps(run.timings.lost_to_retry)];
+    let (whole, lost) = match not_timed.filter(|_| timer == Timer::Host) {
+        Some(reason) => (Reading::no_time(timer, reason), Reading::no_time(timer, reason)),
+        None => (Reading::time(timer, 1, vec![ps(run.timings.scenario)]), Reading::time(timer, 1, lost)),
+    };
     vec![
-        Reading::time(timer, 1, vec![ps(run.timings.scenario)]),
-        Reading { part: Some("lost to retry".into()), ..Reading::time(timer, 1, lost) },
+        whole,
+        Reading { part: Some("lost to retry".into()), ..lost },
         Reading::memory("peak reserved", run.stats.reserved_bytes.all.peak),
         Reading::memory("not allocated at the peak", run.unused_at_peak.0),
     ]

@@ -2,6 +2,7 @@
 
 use std::process::{Command, Stdio};
 
+use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::{Clock, DeviceError};
 use harness_allocator::units::Bytes;
 
@@ -35,7 +36,8 @@ fn process(visit: &Visit<'_>) -> Result<u64, Fault> {
         return Err(Fault::Skipped("this program cannot be started again: its own path is not known".to_owned()));
     };
     let failed = |error: std::io::Error| Fault::Failed(format!("`{}` cannot be started: {error}", program.display()));
-    let (arm, memory) = (visit.arm.kind_name(), visit.memory.0);
+    // A library runs in any scenario, whatever that lists.
+    let (arm, memory) = (visit.arm.kind().unwrap_or(AllocatorKind::Direct).name(), visit.memory.0);
     let scenario =
         format!("about: One step.\nneeds: {{ memory: {memory}B }}\nallocators: [{arm}]\nsteps:\n  - alloc: {{ buffer: a, size: 1B }}\n");
     let folder = tempfile::tempdir().map_err(failed)?;

@@ -4,7 +4,8 @@ use std::convert::Infallible;
 
 use harness_allocator::allocator::Allocation;
 use harness_allocator::device::DeviceError;
-use harness_trace::execute::{ByHandle, Executor, Kind, Observer, Outcome, PrepareError, Target, Unobserved};
+use harness_allocator::units::Bytes;
+use harness_trace::execute::{ByHandle, Counts, Executor, Kind, Observer, Outcome, PrepareError, Target, Unobserved};
 use harness_trace::trace::TraceEvent;
 
 use super::visit::{Fault, Reading, TestBench, Visit};
@@ -13,10 +14,7 @@ use crate::provider::MemoryLimit;
 
 pub(super) fn visit(visit: &mut Visit<'_>, events: &[TraceEvent]) -> Result<Vec<Reading>, Fault> {
     visit.bench(MemoryLimit::HostPath, |bench, visit| {
-        let mut executor = Executor::new(events, &mut *bench.device).map_err(|error| match error {
-            PrepareError::Device(error) => error.into(),
-            error @ (PrepareError::IdReused { .. } | PrepareError::TooManyStreams { .. }) => Fault::Failed(error.to_string()),
-        })?;
+        let mut executor = Executor::new(events, &mut *bench.device).map_err(not_prepared)?;
         let measured = passes(visit, bench, &mut executor);
         for stream in executor.streams().made() {
             bench.device.destroy_stream(stream)?;
@@ -25,11 +23,24 @@ pub(super) fn visit(visit: &mut Visit<'_>, events: &[TraceEvent]) -> Result<Vec<
     })
 }
 
+pub(super) fn not_prepared(error: PrepareError) -> Fault {
+    match error {
+        PrepareError::Device(error) => error.into(),
+        error @ (PrepareError::IdReused { .. } | PrepareError::TooManyStreams { .. }) => Fault::Failed(error.to_string()),
+    }
+}
+
 /// The most memory that a trace had reserved, and how much of it was not allocated then.
 #[derive(Default)]
-struct Peak {
+pub(super) struct Peak {
     reserved: u64,
     unused: u64,
+}
+
+impl Peak {
+    pub(super) fn readings(&self) -> [Reading; 2] {
+        [Reading::memory("peak reserved", self.reserved), Reading::memory("not allocated at the peak", self.unused)]
+    }
 }
 
 impl<T: Target> Observer<T> for Peak {
@@ -52,22 +63,21 @@ fn passes(visit: &mut Visit<'_>, bench: &mut TestBench, executor: &mut Executor<
     let mut peak = Peak::default();
     let mut target = ByHandle { device: &mut *bench.device, allocator: &mut *bench.allocator };
     let counts = executor.pass(&mut target, &mut peak).map_err(DeviceError::from)?;
-    let (requests, refused) = (counts.allocations, counts.refused);
-    if refused > 0 {
-        let memory = visit.memory;
-        let reason =
-            format!("{refused} of the trace's {requests} requests do not fit in {memory}: an allocator that serves less is no faster");
-        return Err(Fault::OutOfMemory(reason));
-    }
+    serves_all(&counts, visit.memory)?;
     let samples = visit.sample(Timer::Host, |_| {
         let watch = Stopwatch::start();
         // A cache that was cut up can serve fewer requests than a fresh one, so each pass counts its own operations.
         let done = executor.pass(&mut target, &mut Unobserved).map_err(DeviceError::from)?;
         Ok(watch.elapsed_ps() / done.operations().max(1))
     })?;
-    Ok(vec![
-        Reading::time(Timer::Host, counts.operations().max(1), samples),
-        Reading::memory("peak reserved", peak.reserved),
-        Reading::memory("not allocated at the peak", peak.unused),
-    ])
+    Ok([Reading::time(Timer::Host, counts.operations().max(1), samples)].into_iter().chain(peak.readings()).collect())
+}
+
+pub(super) fn serves_all(counts: &Counts, memory: Bytes) -> Result<(), Fault> {
+    let (requests, refused) = (counts.allocations, counts.refused);
+    if refused == 0 {
+        return Ok(());
+    }
+    let reason = format!("{refused} of the trace's {requests} requests do not fit in {memory}: an allocator that serves less is no faster");
+    Err(Fault::OutOfMemory(reason))
 }

@@ -93,12 +93,12 @@ pub(super) const fn device_time(clock: Clock) -> Quantity {
 }
 
 /// A device and a fresh allocator on it.
-pub(super) struct TestBench {
+pub(super) struct TestBench<A: ?Sized = dyn Allocator> {
     pub(super) device: Box<dyn TestDevice>,
-    pub(super) allocator: Box<dyn Allocator>,
+    pub(super) allocator: Box<A>,
 }
 
-impl TestBench {
+impl<A: Allocator + ?Sized> TestBench<A> {
     pub(super) fn allocate(&mut self, request: Request) -> Result<Allocation, AllocatorError> {
         self.allocator.allocate(&mut *self.device, request)
     }
@@ -138,8 +138,19 @@ impl Visit<'_> {
         limit: MemoryLimit,
         body: impl FnOnce(&mut TestBench, &mut Self) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
+        let allocator = self.provider.allocator(self.arm);
+        self.bench_of(allocator, limit, body)
+    }
+
+    /// The same with a fresh allocator of the caller's.
+    pub(super) fn bench_of<A: Allocator + ?Sized, T>(
+        &mut self,
+        allocator: Box<A>,
+        limit: MemoryLimit,
+        body: impl FnOnce(&mut TestBench<A>, &mut Self) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
         let device = self.provider.device(self.memory, limit)?;
-        let mut bench = TestBench { device, allocator: self.provider.allocator(self.arm) };
+        let mut bench = TestBench { device, allocator };
         let done = body(&mut bench, self);
         let closed = bench.close();
         // Why it failed first explains what was left behind, not the other way round.
@@ -201,7 +212,12 @@ impl Reading {
         Self { part: Some(part.into()), quantity: Quantity::Memory, batch: 1, samples: Ok(vec![bytes]) }
     }
 
-    /// The same, which cannot be had here for this reason.
+    /// Times that cannot be had here for this reason.
+    pub(super) fn no_time(timer: Timer, reason: &str) -> Self {
+        Self { part: None, quantity: timer.quantity(), batch: 1, samples: Err(reason.to_owned()) }
+    }
+
+    /// The same of memory.
     pub(super) fn no_memory(part: &'static str, reason: String) -> Self {
         Self { part: Some(part.into()), quantity: Quantity::Memory, batch: 1, samples: Err(reason) }
     }

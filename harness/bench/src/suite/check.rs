@@ -59,12 +59,6 @@ pub(super) fn check(wire: &SuiteWire, source: &str, path: &Path) -> Result<Suite
     not_empty(&wire.arms, "a suite has at least one arm", "as in `arms: [caching, direct]`")?;
     let folder = path.parent().unwrap_or(Path::new(""));
     let arms = arms::check(None, Some(&wire.arms), source, folder)?;
-    if let Some((arm, wire)) = arms.iter().zip(&wire.arms.value).find(|(arm, _)| arm.not_timed().is_some()) {
-        let message = format!("`{arm}` cannot be timed: {}", arm.not_timed().unwrap_or_default());
-        return Err(Problem::new(wire.position(), message)
-            .help("run it in a scenario: `harness run` has model times on the simulated device")
-            .into());
-    }
     not_empty(&wire.time, "a suite times at least one thing", "as in `time: [latency: { sizes: [2MiB] }]`")?;
     let mut checker = Checker { folder, memory, cases: Vec::new(), seen: BTreeMap::new() };
     for measure in &wire.time.value {

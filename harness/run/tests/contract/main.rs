@@ -11,6 +11,7 @@
 mod allocator;
 mod device;
 mod host;
+mod library;
 mod mapped;
 mod pooled;
 
@@ -128,6 +129,9 @@ fn simulated_limited() -> Result<Box<dyn TestDevice>, DeviceError> {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = library::serve() {
+        return code;
+    }
     if let Ok(wanted) = std::env::var(CHILD) {
         return child(&wanted);
     }

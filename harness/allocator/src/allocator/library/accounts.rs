@@ -16,7 +16,7 @@ pub(super) struct Accounts {
     live: Slab<Live>,
     /// What is handed out, by address. An address that a library hands out twice is here once, for the second owner.
     blocks: BTreeMap<DevicePtr, u32>,
-    /// Driver allocations.
+    /// By their starts.
     segments: BTreeMap<DevicePtr, Segment>,
     stats: MemoryStats,
     limit: Option<Bytes>,
@@ -28,8 +28,20 @@ struct Live {
     stream: StreamId,
 }
 
+/// Where memory comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// An allocation of the driver, which is a segment.
+    Driver,
+    /// A piece of a pool of the driver. What is reserved is what the pool has reserved.
+    Pool,
+    /// Memory that is mapped: a segment is what is mapped side by side in one reservation.
+    Mapping,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Segment {
+    source: Source,
     size: Bytes,
     /// Its free pieces and their bytes, as they are counted, while it is partly used.
     splits: (u64, u64),
@@ -41,21 +53,86 @@ impl Accounts {
         self.stats.allocation.all.allocated
     }
 
-    /// The library took memory from the driver.
-    pub(super) fn took(&mut self, range: MemoryRange) {
-        self.segments.insert(range.start, Segment { size: range.len, splits: (0, 0) });
-        self.stats.reserved_bytes.increase(POOL, range.len.0);
+    /// The library took memory, not by mapping.
+    pub(super) fn took(&mut self, range: MemoryRange, source: Source) {
+        self.segments.insert(range.start, Segment { source, size: range.len, splits: (0, 0) });
         self.stats.segment.increase(POOL, 1);
-        self.stats.num_device_alloc += 1;
+        if source == Source::Driver {
+            self.stats.reserved_bytes.increase(POOL, range.len.0);
+            self.stats.num_device_alloc += 1;
+        }
     }
 
-    /// The library gave memory back to the driver.
+    /// The library gave memory back, not by unmapping.
     pub(super) fn gave_back(&mut self, start: DevicePtr) {
         let Some(segment) = self.segments.remove(&start) else { return };
         self.count_splits(segment.splits, (0, 0));
-        self.stats.reserved_bytes.decrease(POOL, segment.size.0);
         self.stats.segment.decrease(POOL, 1);
+        if segment.source == Source::Driver {
+            self.stats.reserved_bytes.decrease(POOL, segment.size.0);
+            self.stats.num_device_free += 1;
+        }
+    }
+
+    /// A pool has so much reserved.
+    pub(super) fn set_reserved(&mut self, reserved: Bytes) {
+        let known = self.reserved();
+        if reserved >= known {
+            self.stats.reserved_bytes.increase(POOL, (reserved - known).0);
+        } else {
+            self.stats.reserved_bytes.decrease(POOL, (known - reserved).0);
+        }
+    }
+
+    /// What is reserved.
+    pub(super) const fn reserved(&self) -> Bytes {
+        Bytes(self.stats.reserved_bytes.all.current)
+    }
+
+    /// The library mapped memory in a reservation.
+    pub(super) fn mapped(&mut self, range: MemoryRange, reservation: MemoryRange) {
+        self.stats.reserved_bytes.increase(POOL, range.len.0);
+        self.stats.num_device_alloc += 1;
+        let (mut start, mut size) = (range.start, range.len);
+        let before = self.segments.range(..range.start).next_back().map(|(&start, &segment)| (start, segment));
+        if let Some((first, segment)) = before
+            && segment.source == Source::Mapping
+            && first >= reservation.start
+            && first.offset(segment.size) == range.start
+        {
+            self.segments.remove(&first);
+            (start, size) = (first, size + segment.size);
+        }
+        let behind = self.segments.get(&range.end()).filter(|segment| segment.source == Source::Mapping).copied();
+        if let Some(segment) = behind.filter(|_| range.end() < reservation.end()) {
+            self.segments.remove(&range.end());
+            size += segment.size;
+        }
+        self.segments.insert(start, Segment { source: Source::Mapping, size, splits: (0, 0) });
+    }
+
+    /// The library unmapped memory, which may be in the middle of a segment.
+    pub(super) fn unmapped(&mut self, range: MemoryRange) {
+        let Some(start) = self.start_of(range.start) else { return };
+        let Some(segment) = self.segments.remove(&start) else { return };
+        let end = start.offset(segment.size);
+        for (from, to) in [(start, range.start), (range.end(), end)] {
+            if from < to {
+                self.segments.insert(from, Segment { size: Bytes(to.0 - from.0), ..segment });
+            }
+        }
+        self.stats.reserved_bytes.decrease(POOL, range.len.0);
         self.stats.num_device_free += 1;
+    }
+
+    /// Where the memory comes from that begins here.
+    pub(super) fn source_of(&self, start: DevicePtr) -> Option<Source> {
+        self.segments.get(&start).map(|segment| segment.source)
+    }
+
+    /// The segment that begins here.
+    pub(super) fn range_of(&self, start: DevicePtr) -> Option<MemoryRange> {
+        self.segments.get(&start).map(|segment| MemoryRange::new(start, segment.size))
     }
 
     /// The library handed out memory.
@@ -94,9 +171,9 @@ impl Accounts {
         self.recount(range.start);
     }
 
-    /// A driver allocation that the library still holds.
-    pub(super) fn first(&self) -> Option<DevicePtr> {
-        self.segments.keys().next().copied()
+    /// A segment that the library still holds.
+    pub(super) fn first(&self) -> Option<(DevicePtr, Source)> {
+        self.segments.first_key_value().map(|(&start, segment)| (start, segment.source))
     }
 
     /// What is still handed out is no more: the library has gone.
@@ -135,13 +212,18 @@ impl Accounts {
 
     fn segment(&self, start: DevicePtr, segment: &Segment) -> SegmentInfo {
         let blocks = self.pieces(start, segment);
-        SegmentInfo { address: start, size: segment.size, stream: None, pool: POOL, private_pool: None, expandable: false, blocks }
+        let expandable = segment.source == Source::Mapping;
+        SegmentInfo { address: start, size: segment.size, stream: None, pool: POOL, private_pool: None, expandable, blocks }
     }
 
     /// Counts the free pieces around an address anew.
     fn recount(&mut self, address: DevicePtr) {
         let Some(start) = self.start_of(address) else { return };
         let segment = self.segments[&start];
+        // As in PyTorch, free pieces of segments that grow and shrink are no inactive splits.
+        if segment.source == Source::Mapping {
+            return;
+        }
         let pieces = self.pieces(start, &segment);
         let free = pieces.iter().filter(|piece| piece.state == BlockState::Inactive && pieces.len() > 1);
         let splits = free.fold((0, 0), |(count, bytes), piece| (count + 1, bytes + piece.size.0));

@@ -1,5 +1,5 @@
 //! What the harness and the process of a library say to each other: one line of JSON each, over one socket. The harness gives an order, the process asks for
-//! as many calls as the library makes, gets an answer to each, and says at last that the order is done.
+//! as many calls as the library makes, gets an answer to each, and says at last that the order is done. A program to be timed ([`Program`]) is one order.
 
 use std::io::{self, BufRead, Write};
 
@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// From the harness.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub enum Order {
     /// Load the library.
@@ -30,6 +30,8 @@ pub enum Order {
     },
     /// Call its function that gives cached memory back.
     EmptyCache,
+    /// Do all of it without asking the harness for anything but calls of CUDA; answered by [`Reply::Timed`].
+    Time(Program),
     End,
     /// The answer to a [`Reply::Call`].
     Answer {
@@ -38,11 +40,71 @@ pub enum Order {
     },
 }
 
+/// What is timed in the process of the library. Whatever it leaves live is freed at its end, and not timed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    /// Done first, and not timed.
+    pub before: Vec<Operation>,
+    /// Timed.
+    pub timed: Vec<Operation>,
+    /// How often `timed` is done in a row.
+    pub times: u64,
+}
+
+/// One operation of a [`Program`]. What is live is known by slots, which the program numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub enum Operation {
+    /// A request that is refused leaves the slot empty.
+    Allocate {
+        slot: u32,
+        size: u64,
+        stream: u32,
+    },
+    /// Passed over where the slot is empty.
+    Free {
+        slot: u32,
+    },
+    /// The same.
+    RecordStream {
+        slot: u32,
+        stream: u32,
+    },
+    EmptyCache,
+    /// Wait for all work of the device.
+    Synchronize,
+    SynchronizeStream(u32),
+}
+
+impl Operation {
+    /// The slot that it names.
+    #[must_use]
+    pub const fn slot(&self) -> Option<u32> {
+        match *self {
+            Self::Allocate { slot, .. } | Self::Free { slot } | Self::RecordStream { slot, .. } => Some(slot),
+            Self::EmptyCache | Self::Synchronize | Self::SynchronizeStream(_) => None,
+        }
+    }
+}
+
+/// What came of a [`Program`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timed {
+    /// The time of what was timed, without the time in which the harness was waited for.
+    pub nanos: u64,
+    /// The requests that were refused: each operation by its number, counted from 0 over `before` and `timed`. The first ones, where there are very many.
+    pub refused: Vec<u64>,
+}
+
 /// From the process of the library.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
     /// The order was done, and this is what came of it.
     Done(u64),
+    /// The same for [`Order::Time`].
+    Timed(Timed),
+    /// In an [`Order::Time`] the timed part begins, or ends. It is not answered.
+    Timing(bool),
     /// The library cannot be used: why.
     Refused(String),
     /// The library calls this function of CUDA, which has no answer here: it is told that it is not supported.
@@ -65,10 +127,70 @@ pub enum Call {
     DestroyStream(u32),
     CreateEvent,
     DestroyEvent(u32),
-    RecordEvent { event: u32, stream: u32 },
+    RecordEvent {
+        event: u32,
+        stream: u32,
+    },
     QueryEvent(u32),
     SynchronizeEvent(u32),
-    WaitEvent { stream: u32, event: u32 },
+    WaitEvent {
+        stream: u32,
+        event: u32,
+    },
+    /// A pool, whose number is the answer. Pool 0 is the device's default pool, which is always there.
+    CreatePool,
+    DestroyPool(u32),
+    AllocateFrom {
+        pool: u32,
+        size: u64,
+        stream: u32,
+    },
+    FreeAsync {
+        address: u64,
+        stream: u32,
+    },
+    TrimPool {
+        pool: u32,
+        keep: u64,
+    },
+    SetThreshold {
+        pool: u32,
+        bytes: u64,
+    },
+    Pool {
+        pool: u32,
+        figure: PoolFigure,
+    },
+    /// Addresses without memory.
+    Reserve(u64),
+    Unreserve(u64),
+    /// Memory without addresses, whose number is the answer.
+    Create(u64),
+    Release(u64),
+    Map {
+        address: u64,
+        size: u64,
+        memory: u64,
+    },
+    Unmap {
+        address: u64,
+        size: u64,
+    },
+    /// What sizes of memory without addresses are multiples of.
+    Granularity,
+    HasPools,
+    HasMapping,
+}
+
+/// What a pool is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub enum PoolFigure {
+    Threshold,
+    Reserved,
+    ReservedHigh,
+    Used,
+    UsedHigh,
 }
 
 /// How a call ended, by the numbers that the driver and the runtime have in common.

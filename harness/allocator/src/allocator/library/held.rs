@@ -1,0 +1,369 @@
+//! [`Held`]: what a library holds of the device, and the calls of CUDA that it makes, done there.
+//!
+//! Pools. Which memory of a pool is free, no driver tells. So all of a library's memory comes from one pool, or none of it does, and what is reserved is
+//! then what the pool has reserved. The pool of the device keeps everything, and gives memory back where the library or the harness
+//! has it do so: at a wait of the library's own, at a trim, and when the cache is emptied. The waits of the program are not seen here.
+//!
+//! Mapping. The device makes memory where it is mapped ([`crate::device::MappedDevice`]). `cuMemCreate` answers by what is free, without what was promised before;
+//! the memory is taken when it is mapped, and goes back when it is mapped nowhere and was released.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::accounts::{Accounts, Source};
+use super::wire::{Call, PoolFigure};
+use crate::device::{Device, DeviceError, DevicePtr, EventId, MappedDevice, MemoryRange, Place, PoolId, PooledDevice, StreamId};
+use crate::units::Bytes;
+
+/// The pool of the device keeps everything that it is not told to give back.
+const KEEP_ALL: Bytes = Bytes(u64::MAX);
+
+const TWO_SOURCES: &str =
+    "it takes memory from a pool of the driver, and from another one or without a pool: what is free of it cannot be told then";
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Held {
+    /// The library's file, for errors.
+    path: String,
+    pub(super) accounts: Accounts,
+    streams: BTreeSet<StreamId>,
+    events: BTreeSet<EventId>,
+    pools: BTreeMap<u32, Pool>,
+    /// Addresses that the library has reserved.
+    reservations: BTreeMap<DevicePtr, Bytes>,
+    /// What `cuMemCreate` has promised and the library has not released, or has mapped.
+    memory: BTreeMap<u64, Memory>,
+    next: u64,
+}
+
+/// A pool as the library sees it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pool {
+    threshold: Bytes,
+    /// Made with the first allocation.
+    on_device: Option<PoolId>,
+}
+
+/// Memory without addresses.
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    size: Bytes,
+    /// Where it is mapped.
+    at: Option<DevicePtr>,
+    is_released: bool,
+}
+
+fn pooled(device: &mut dyn Device) -> Result<&mut dyn PooledDevice, DeviceError> {
+    let lacking = || DeviceError::Unavailable {
+        what: "a pool of the driver".to_owned(),
+        why: "this device has no stream-ordered memory pools; the library has to use cudaMalloc here".to_owned(),
+    };
+    device.pooled().ok_or_else(lacking)
+}
+
+fn mapped(device: &mut dyn Device) -> Result<&mut dyn MappedDevice, DeviceError> {
+    let lacking = || DeviceError::Unavailable {
+        what: "memory mapping".to_owned(),
+        why: "this device does not support it; the library has to use cudaMalloc here".to_owned(),
+    };
+    device.mapped().ok_or_else(lacking)
+}
+
+impl Held {
+    pub(super) fn new(path: String) -> Self {
+        let (streams, events, reservations) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
+        let pools = BTreeMap::from([(0, Pool::default())]);
+        Self { path, accounts: Accounts::default(), streams, events, pools, reservations, memory: BTreeMap::new(), next: 1 }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// The pool that the library's memory comes from.
+    pub(super) fn pool(&self) -> Option<PoolId> {
+        self.pools.values().find_map(|pool| pool.on_device)
+    }
+
+    /// Does a call of the library, and gives its value.
+    pub(super) fn call(&mut self, device: &mut dyn Device, call: Call) -> Result<u64, DeviceError> {
+        match call {
+            Call::Allocate(size) => {
+                self.no_pool()?;
+                let address = device.malloc(Bytes(size))?;
+                self.accounts.took(MemoryRange::new(address, Bytes(size)), Source::Driver);
+                Ok(address.0)
+            }
+            Call::Free(address) => self.free(device, DevicePtr(address)).map(|()| 0),
+            Call::FreeMemory => Ok(device.free_memory()?.saturating_sub(self.promised()).0),
+            Call::TotalMemory => Ok(device.info().total.0),
+            Call::Synchronize => device.synchronize().and_then(|()| self.trim(device)).map(|()| 0),
+            Call::SynchronizeStream(stream) => device.synchronize_stream(StreamId(stream)).and_then(|()| self.trim(device)).map(|()| 0),
+            Call::CreateStream => {
+                let stream = device.create_stream()?;
+                self.streams.insert(stream);
+                Ok(stream.0.into())
+            }
+            Call::DestroyStream(stream) => {
+                device.destroy_stream(StreamId(stream))?;
+                self.streams.remove(&StreamId(stream));
+                Ok(0)
+            }
+            Call::CreateEvent => {
+                let event = device.create_event()?;
+                self.events.insert(event);
+                Ok(event.0.into())
+            }
+            Call::DestroyEvent(event) => {
+                device.destroy_event(EventId(event))?;
+                self.events.remove(&EventId(event));
+                Ok(0)
+            }
+            Call::RecordEvent { event, stream } => device.record_event(EventId(event), StreamId(stream)).map(|()| 0),
+            Call::QueryEvent(event) => {
+                let is_done = device.event_done(EventId(event))?;
+                if is_done { Ok(0) } else { Err(DeviceError::NotReady(event)) }
+            }
+            Call::SynchronizeEvent(event) => device.synchronize_event(EventId(event)).and_then(|()| self.trim(device)).map(|()| 0),
+            Call::WaitEvent { stream, event } => device.wait_event(StreamId(stream), EventId(event)).map(|()| 0),
+            Call::CreatePool => {
+                let number = self.number();
+                self.pools.insert(number as u32, Pool::default());
+                Ok(number)
+            }
+            Call::DestroyPool(pool) => self.destroy_pool(device, pool).map(|()| 0),
+            Call::AllocateFrom { pool, size, stream } => self.allocate_from(device, pool, Bytes(size), StreamId(stream)),
+            Call::FreeAsync { address, stream } => self.free_async(device, DevicePtr(address), StreamId(stream)).map(|()| 0),
+            Call::TrimPool { pool, keep } => match self.pool_of(pool)?.on_device {
+                Some(id) => pooled(device)?.trim_pool(id, Bytes(keep)).and_then(|()| self.observe(device, id)).map(|()| 0),
+                None => Ok(0),
+            },
+            Call::SetThreshold { pool, bytes } => {
+                self.pool_of(pool)?;
+                self.pools.entry(pool).and_modify(|pool| pool.threshold = Bytes(bytes));
+                Ok(0)
+            }
+            Call::Pool { pool, figure } => self.figure(device, pool, figure),
+            Call::Reserve(size) => {
+                let start = mapped(device)?.reserve(Bytes(size))?;
+                self.reservations.insert(start, Bytes(size));
+                Ok(start.0)
+            }
+            Call::Unreserve(address) => {
+                mapped(device)?.unreserve(DevicePtr(address))?;
+                self.reservations.remove(&DevicePtr(address));
+                Ok(0)
+            }
+            Call::Create(size) => self.create(device, Bytes(size)),
+            Call::Release(memory) => self.release(memory).map(|()| 0),
+            Call::Map { address, size, memory } => self.map(device, MemoryRange::new(DevicePtr(address), Bytes(size)), memory).map(|()| 0),
+            Call::Unmap { address, size } => self.unmap(device, MemoryRange::new(DevicePtr(address), Bytes(size))).map(|()| 0),
+            Call::Granularity => Ok(device.info().granularity.0),
+            Call::HasPools => Ok(device.pooled().is_some().into()),
+            Call::HasMapping => Ok(device.mapped().is_some().into()),
+        }
+    }
+
+    fn free(&mut self, device: &mut dyn Device, start: DevicePtr) -> Result<(), DeviceError> {
+        if self.accounts.source_of(start) == Some(Source::Pool) {
+            // `cudaFree` waits for the work on the memory, whatever it was allocated by.
+            device.synchronize()?;
+            self.free_async(device, start, StreamId::DEFAULT)?;
+            return self.trim(device);
+        }
+        device.free(start)?;
+        self.accounts.gave_back(start);
+        Ok(())
+    }
+
+    fn two_sources(&self) -> DeviceError {
+        DeviceError::Library { path: self.path.clone(), why: TWO_SOURCES.to_owned() }
+    }
+
+    fn no_pool(&self) -> Result<(), DeviceError> {
+        if self.pool().is_some() { Err(self.two_sources()) } else { Ok(()) }
+    }
+
+    fn pool_of(&self, number: u32) -> Result<Pool, DeviceError> {
+        self.pools.get(&number).copied().ok_or(DeviceError::UnknownHandle { kind: "pool", number })
+    }
+
+    fn allocate_from(&mut self, device: &mut dyn Device, number: u32, size: Bytes, stream: StreamId) -> Result<u64, DeviceError> {
+        let pool = match self.pool_of(number)?.on_device {
+            Some(pool) => pool,
+            None if self.pool().is_some() || self.accounts.first().is_some() => return Err(self.two_sources()),
+            None => {
+                let made = pooled(device)?.create_pool(KEEP_ALL)?;
+                self.pools.entry(number).and_modify(|pool| pool.on_device = Some(made));
+                made
+            }
+        };
+        let served = pooled(device)?.malloc_async(pool, size, stream);
+        self.observe(device, pool)?;
+        let start = served?;
+        self.accounts.took(MemoryRange::new(start, size), Source::Pool);
+        Ok(start.0)
+    }
+
+    fn free_async(&mut self, device: &mut dyn Device, start: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
+        pooled(device)?.free_async(start, stream)?;
+        self.accounts.gave_back(start);
+        self.pool().map_or(Ok(()), |pool| self.observe(device, pool))
+    }
+
+    fn destroy_pool(&mut self, device: &mut dyn Device, number: u32) -> Result<(), DeviceError> {
+        let pool = if number == 0 { None } else { Some(self.pool_of(number)?) };
+        let pool = pool.ok_or(DeviceError::UnknownHandle { kind: "pool to destroy", number })?;
+        if let Some(id) = pool.on_device {
+            pooled(device)?.destroy_pool(id)?;
+            self.accounts.set_reserved(Bytes::ZERO);
+        }
+        self.pools.remove(&number);
+        Ok(())
+    }
+
+    /// Notes what a pool has reserved.
+    fn observe(&mut self, device: &mut dyn Device, pool: PoolId) -> Result<(), DeviceError> {
+        let reserved = pooled(device)?.pool_reserved(pool)?;
+        self.accounts.set_reserved(reserved);
+        Ok(())
+    }
+
+    /// The host has waited: a pool that has reserved more than its threshold gives unused memory back.
+    fn trim(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let Some((pool, threshold)) = self.pools.values().find_map(|pool| pool.on_device.map(|id| (id, pool.threshold))) else {
+            return Ok(());
+        };
+        if self.accounts.reserved() <= threshold {
+            return Ok(());
+        }
+        pooled(device)?.trim_pool(pool, threshold)?;
+        self.observe(device, pool)
+    }
+
+    /// The cache was emptied: what the pool need not keep goes back.
+    pub(super) fn empty_pool(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        if self.pool().is_some() {
+            device.synchronize()?;
+            self.trim(device)?;
+        }
+        Ok(())
+    }
+
+    fn figure(&self, device: &mut dyn Device, number: u32, figure: PoolFigure) -> Result<u64, DeviceError> {
+        let pool = self.pool_of(number)?;
+        let memory = match pool.on_device {
+            Some(id) => pooled(device)?.pool_memory(id)?,
+            None => Default::default(),
+        };
+        let bytes = match figure {
+            PoolFigure::Threshold => pool.threshold,
+            PoolFigure::Reserved => memory.reserved,
+            PoolFigure::ReservedHigh => memory.reserved_high,
+            PoolFigure::Used => memory.used,
+            PoolFigure::UsedHigh => memory.used_high,
+        };
+        Ok(bytes.0)
+    }
+
+    /// What was promised and is mapped nowhere.
+    fn promised(&self) -> Bytes {
+        self.memory.values().filter(|memory| memory.at.is_none()).map(|memory| memory.size).sum()
+    }
+
+    fn create(&mut self, device: &mut dyn Device, size: Bytes) -> Result<u64, DeviceError> {
+        self.no_pool()?;
+        mapped(device)?;
+        let free = device.free_memory()?.saturating_sub(self.promised());
+        if size > free {
+            return Err(DeviceError::OutOfMemory { requested: size, free });
+        }
+        let number = self.number();
+        self.memory.insert(number, Memory { size, at: None, is_released: false });
+        Ok(number)
+    }
+
+    fn memory_of(&self, number: u64) -> Result<Memory, DeviceError> {
+        let known = self.memory.get(&number).copied().filter(|memory| !memory.is_released);
+        known.ok_or(DeviceError::UnknownHandle { kind: "memory", number: u32::try_from(number).unwrap_or(u32::MAX) })
+    }
+
+    fn release(&mut self, number: u64) -> Result<(), DeviceError> {
+        let memory = self.memory_of(number)?;
+        match memory.at {
+            Some(_) => drop(self.memory.insert(number, Memory { is_released: true, ..memory })),
+            None => drop(self.memory.remove(&number)),
+        }
+        Ok(())
+    }
+
+    fn map(&mut self, device: &mut dyn Device, range: MemoryRange, number: u64) -> Result<(), DeviceError> {
+        let memory = self.memory_of(number)?;
+        if memory.at.is_some() || memory.size != range.len {
+            let why = format!(
+                "it maps {} of memory {number}, which has {}{}",
+                range.len,
+                memory.size,
+                if memory.at.is_some() { " and is mapped already" } else { "" }
+            );
+            return Err(DeviceError::Library { path: self.path.clone(), why });
+        }
+        mapped(device)?.map(range, range.len)?;
+        self.memory.insert(number, Memory { at: Some(range.start), ..memory });
+        let reservation = self.reservations.range(..=range.start).next_back();
+        let reservation = reservation.map_or(range, |(&start, &size)| MemoryRange::new(start, size));
+        self.accounts.mapped(range, reservation);
+        Ok(())
+    }
+
+    fn unmap(&mut self, device: &mut dyn Device, range: MemoryRange) -> Result<(), DeviceError> {
+        mapped(device)?.unmap(range)?;
+        self.accounts.unmapped(range);
+        let inside = |memory: &Memory| memory.at.is_some_and(|at| range.start <= at && at < range.end());
+        self.memory.retain(|_, memory| !(memory.is_released && inside(memory)));
+        self.memory.values_mut().filter(|memory| inside(memory)).for_each(|memory| memory.at = None);
+        Ok(())
+    }
+
+    /// Gives everything back that the library has left.
+    pub(super) fn clear(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        if self.pool().is_some() || !self.reservations.is_empty() {
+            device.synchronize()?;
+        }
+        while let Some((start, source)) = self.accounts.first() {
+            match source {
+                Source::Driver => {
+                    device.free(start)?;
+                    self.accounts.gave_back(start);
+                }
+                Source::Pool => self.free_async(device, start, StreamId::DEFAULT)?,
+                Source::Mapping => {
+                    let range = self.accounts.range_of(start).ok_or(DeviceError::InvalidFree { ptr: start, place: Place::default() })?;
+                    self.unmap(device, range)?;
+                }
+            }
+        }
+        self.memory.clear();
+        self.accounts.forget_all();
+        while let Some((&start, _)) = self.reservations.first_key_value() {
+            mapped(device)?.unreserve(start)?;
+            self.reservations.remove(&start);
+        }
+        if let Some(pool) = self.pool() {
+            device.synchronize()?;
+            pooled(device)?.destroy_pool(pool)?;
+            self.accounts.set_reserved(Bytes::ZERO);
+        }
+        self.pools = BTreeMap::from([(0, Pool::default())]);
+        while let Some(&event) = self.events.first() {
+            device.destroy_event(event)?;
+            self.events.remove(&event);
+        }
+        while let Some(&stream) = self.streams.first() {
+            device.destroy_stream(stream)?;
+            self.streams.remove(&stream);
+        }
+        Ok(())
+    }
+}

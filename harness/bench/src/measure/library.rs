@@ -1,0 +1,240 @@
+//! Libraries as arms, where host time is measured. Each call of theirs goes from process to process, which takes longer than most of them do. So the process of
+//! a library does what is timed by itself, and tells the time of the library's functions; the time of the device for the calls that these make is
+//! added ([`LibraryAllocator::time`]). What cannot be had so is skipped, with the reason.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::allocator::library::wire::{Operation, Program};
+use harness_allocator::allocator::library::{LibraryAllocator, LibrarySpec};
+use harness_allocator::allocator::{Allocation, Request};
+use harness_allocator::device::{DeviceError, StreamId};
+use harness_allocator::units::Bytes;
+use harness_trace::execute::{ByHandle, Executor};
+use harness_trace::trace::TraceEvent;
+
+use super::trace::{Peak, not_prepared, serves_all};
+use super::visit::{Fault, Reading, TestBench, Visit};
+use crate::clock::Timer;
+use crate::provider::MemoryLimit;
+use crate::suite::{LatencyCase, Measure};
+
+const ONE_THREAD: &str = "its process calls it by one thread";
+const DEVICE_WAITS: &str = "between its calls, which go from process to process, the device would wait longer than they take";
+
+type Bench = TestBench<LibraryAllocator>;
+
+/// Does a case, where it is done otherwise than with an allocator of this process. Times of a model are those of the calls to the device, wherever they come from.
+pub(super) fn visit(visit: &mut Visit<'_>, library: &LibrarySpec, measure: &Measure) -> Option<Result<Vec<Reading>, Fault>> {
+    let is_measured = visit.timer() == Timer::Host;
+    Some(match measure {
+        Measure::Trace { events } => trace(visit, library, events),
+        Measure::Threads { .. } => Err(Fault::Skipped(ONE_THREAD.to_owned())),
+        _ if !is_measured => return None,
+        Measure::Pipeline { .. } => Err(Fault::Skipped(DEVICE_WAITS.to_owned())),
+        Measure::Latency { size, case } => latency(visit, library, *size, *case),
+        Measure::Recovery { size } => recovery(visit, library, *size),
+        Measure::EmptyCache { segments, size } => empty_cache(visit, library, *segments, *size),
+        Measure::RecordStream { streams, size } => record_stream(visit, library, *streams, *size),
+        Measure::Scenario(_) | Measure::StartUp => return None,
+    })
+}
+
+/// What the next request of this size, into the first slot, is.
+const fn request(slot: u32, size: Bytes) -> Operation {
+    Operation::Allocate { slot, size: size.0, stream: StreamId::DEFAULT.0 }
+}
+
+const FREE: Operation = Operation::Free { slot: 0 };
+
+/// The time of a program, in picoseconds. Requests are refused where the program expects it, and nowhere else.
+fn time(bench: &mut Bench, program: Program, expected: &[u64]) -> Result<u64, Fault> {
+    let TestBench { device, allocator } = bench;
+    let timed = allocator.time(&mut **device, program)?;
+    match timed.refused.iter().find(|refused| !expected.contains(refused)) {
+        Some(refused) => Err(Fault::OutOfMemory(format!("request {} of what is timed was refused", refused + 1))),
+        None if timed.refused.len() < expected.len() => {
+            Err(Fault::Failed("a request that was refused before is served, though nothing was freed".to_owned()))
+        }
+        None => Ok(timed.nanos.saturating_mul(1000)),
+    }
+}
+
+/// Samples with one fresh library, each of a program that begins and ends with nothing live.
+fn samples(visit: &mut Visit<'_>, library: &LibrarySpec, program: &Program) -> Result<Vec<Reading>, Fault> {
+    let timer = visit.timer();
+    let samples = visit.bench_of(Box::new(LibraryAllocator::new(library.clone())), MemoryLimit::Reported, |bench, visit| {
+        visit.sample(timer, |_| time(bench, program.clone(), &[]))
+    })?;
+    Ok(vec![Reading::time(timer, 1, samples)])
+}
+
+/// Samples of so many turns that reading the clock does not matter, behind one turn that is not timed.
+fn turns(bench: &mut Bench, visit: &mut Visit<'_>, turn: &[Operation]) -> Result<Vec<Reading>, Fault> {
+    let timer = visit.timer();
+    let program = |times| Program { before: turn.to_vec(), timed: turn.to_vec(), times };
+    let batch = visit.batch(timer, |batch| time(bench, program(batch), &[]))?;
+    let samples = visit.sample(timer, |_| Ok(time(bench, program(batch), &[])? / batch))?;
+    Ok(vec![Reading::time(timer, batch, samples)])
+}
+
+fn latency(visit: &mut Visit<'_>, library: &LibrarySpec, size: Bytes, case: LatencyCase) -> Result<Vec<Reading>, Fault> {
+    let (timer, one) = (visit.timer(), request(0, size));
+    let program = |before: &[Operation]| Program { before: before.to_vec(), timed: vec![one], times: 1 };
+    let fresh = || Box::new(LibraryAllocator::new(library.clone()));
+    match case {
+        LatencyCase::Hit => visit.bench_of(fresh(), MemoryLimit::Reported, |bench, visit| turns(bench, visit, &[one, FREE])),
+        LatencyCase::Miss => {
+            let samples =
+                visit.sample(timer, |visit| visit.bench_of(fresh(), MemoryLimit::Reported, |bench, _| time(bench, program(&[]), &[])))?;
+            Ok(vec![Reading::time(timer, 1, samples)])
+        }
+        LatencyCase::AfterEmptyCache => samples(visit, library, &program(&[one, FREE, Operation::EmptyCache])),
+    }
+}
+
+fn empty_cache(visit: &mut Visit<'_>, library: &LibrarySpec, segments: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
+    let slots = slots(segments);
+    let before = slots.clone().map(|slot| request(slot, size)).chain(slots.map(|slot| Operation::Free { slot })).collect();
+    samples(visit, library, &Program { before, timed: vec![Operation::EmptyCache], times: 1 })
+}
+
+/// Slots for so many requests; a suite has far fewer than 2^32.
+fn slots(count: u64) -> std::ops::Range<u32> {
+    0..u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+fn record_stream(visit: &mut Visit<'_>, library: &LibrarySpec, streams: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
+    visit.bench_of(Box::new(LibraryAllocator::new(library.clone())), MemoryLimit::Reported, |bench, visit| {
+        let others: Vec<StreamId> = (0..streams).map(|_| bench.device.create_stream()).collect::<Result<_, _>>()?;
+        let uses = others.iter().map(|stream| Operation::RecordStream { slot: 0, stream: stream.0 });
+        let turn: Vec<Operation> = [request(0, size)].into_iter().chain(uses).chain([FREE]).collect();
+        let measured = turns(bench, visit, &turn);
+        bench.close_library(others)?;
+        measured
+    })
+}
+
+fn recovery(visit: &mut Visit<'_>, library: &LibrarySpec, size: Bytes) -> Result<Vec<Reading>, Fault> {
+    let timer = visit.timer();
+    let fresh = || Box::new(LibraryAllocator::new(library.clone()));
+    let samples = visit.sample(timer, |visit| {
+        // How many requests are served is found out with another fresh library.
+        let fitting = visit.bench_of(fresh(), MemoryLimit::Enforced, |bench, visit| fitting(bench, size, visit.memory))?;
+        let all = slots(fitting);
+        let before: Vec<Operation> = all.clone().map(|slot| request(slot, size)).collect();
+        let refused = request(all.end, size);
+        let frees = all.clone().map(|slot| Operation::Free { slot });
+        let half = slots(fitting.div_ceil(2)).map(|slot| request(slot, size));
+        let timed = [refused].into_iter().chain(frees).chain([Operation::EmptyCache]).chain(half).collect();
+        visit.bench_of(fresh(), MemoryLimit::Enforced, |bench, _| time(bench, Program { before, timed, times: 1 }, &[fitting]))
+    })?;
+    Ok(vec![Reading::time(timer, 1, samples)])
+}
+
+/// How many requests are served until one is refused.
+fn fitting(bench: &mut Bench, size: Bytes, memory: Bytes) -> Result<u64, Fault> {
+    let mut live = Vec::new();
+    let ended = loop {
+        match bench.allocate(Request::new(size)) {
+            Ok(allocation) => live.push(allocation),
+            Err(error) if error.is_out_of_memory() && !live.is_empty() => break Ok(live.len() as u64),
+            Err(error) => break Err(error.into()),
+        }
+        let served = live.len() as u64;
+        if served > memory.0 / size.0 + 1 {
+            break Err(Fault::Failed(format!("{served} × {size} were handed out, more than the device has")));
+        }
+    };
+    live.into_iter().try_for_each(|allocation| bench.free(allocation))?;
+    bench.empty_cache()?;
+    ended
+}
+
+/// The first pass fills the cache and tells what memory the trace takes; its operations go through the harness, and are not timed.
+fn trace(visit: &mut Visit<'_>, library: &LibrarySpec, events: &[TraceEvent]) -> Result<Vec<Reading>, Fault> {
+    if let Some(event) = events.iter().find(|event| has_no_operation(event)) {
+        return Err(Fault::Skipped(format!("the trace has `{event}`, which nobody can tell a library")));
+    }
+    visit.bench_of(Box::new(LibraryAllocator::new(library.clone())), MemoryLimit::HostPath, |bench, visit| {
+        let mut executor: Executor<Allocation> = Executor::new(events, &mut *bench.device).map_err(not_prepared)?;
+        let mut peak = Peak::default();
+        let mut target = ByHandle { device: &mut *bench.device, allocator: &mut *bench.allocator };
+        let counts = executor.pass(&mut target, &mut peak).map_err(DeviceError::from)?;
+        let made: Vec<StreamId> = executor.streams().made().collect();
+        let measured = serves_all(&counts, visit.memory).and_then(|()| {
+            let timed = operations(events.iter().map(|&event| executor.streams().on_device(event)));
+            let program = Program { before: Vec::new(), timed, times: 1 };
+            let count = counts.operations().max(1);
+            let samples = visit.sample(Timer::Host, |_| Ok(time(bench, program.clone(), &[])? / count))?;
+            Ok([Reading::time(Timer::Host, count, samples)].into_iter().chain(peak.readings()).collect())
+        });
+        bench.close_library(made)?;
+        measured
+    })
+}
+
+const fn has_no_operation(event: &TraceEvent) -> bool {
+    match event {
+        TraceEvent::SetFraction(_)
+        | TraceEvent::Pressure(_)
+        | TraceEvent::BeginPool(_)
+        | TraceEvent::EndPool(_)
+        | TraceEvent::ReleasePool(_) => true,
+        TraceEvent::Allocate { .. }
+        | TraceEvent::Free { .. }
+        | TraceEvent::RecordStream { .. }
+        | TraceEvent::SynchronizeStream(_)
+        | TraceEvent::Synchronize
+        | TraceEvent::EmptyCache
+        | TraceEvent::ResetPeaks => false,
+    }
+}
+
+/// A pass over a trace as the process of a library does it: what it leaves live is freed at its end, and requests for nothing are left out.
+fn operations(events: impl Iterator<Item = TraceEvent>) -> Vec<Operation> {
+    let (mut slots, mut vacant, mut made): (BTreeMap<u64, u32>, Vec<u32>, u32) = (BTreeMap::new(), Vec::new(), 0);
+    let mut operations = Vec::new();
+    for event in events {
+        match event {
+            TraceEvent::Allocate { size: Bytes::ZERO, .. } => {}
+            TraceEvent::Allocate { id, size, stream } => {
+                let slot = vacant.pop().unwrap_or_else(|| {
+                    made += 1;
+                    made - 1
+                });
+                slots.insert(id, slot);
+                operations.push(Operation::Allocate { slot, size: size.0, stream: stream.0 });
+            }
+            TraceEvent::Free { id } => {
+                if let Some(slot) = slots.remove(&id) {
+                    vacant.push(slot);
+                    operations.push(Operation::Free { slot });
+                }
+            }
+            TraceEvent::RecordStream { id, stream } => {
+                operations.extend(slots.get(&id).map(|&slot| Operation::RecordStream { slot, stream: stream.0 }));
+            }
+            TraceEvent::SynchronizeStream(stream) => operations.push(Operation::SynchronizeStream(stream.0)),
+            TraceEvent::Synchronize => operations.push(Operation::Synchronize),
+            TraceEvent::EmptyCache => operations.push(Operation::EmptyCache),
+            TraceEvent::ResetPeaks
+            | TraceEvent::SetFraction(_)
+            | TraceEvent::Pressure(_)
+            | TraceEvent::BeginPool(_)
+            | TraceEvent::EndPool(_)
+            | TraceEvent::ReleasePool(_) => {}
+        }
+    }
+    operations.extend(slots.into_values().map(|slot| Operation::Free { slot }));
+    operations
+}
+
+impl Bench {
+    /// Ends the library, whose events may be of these streams, and destroys them.
+    fn close_library(&mut self, streams: Vec<StreamId>) -> Result<(), DeviceError> {
+        use harness_allocator::allocator::Allocator as _;
+        self.device.synchronize()?;
+        self.allocator.close(&mut *self.device)?;
+        streams.into_iter().try_for_each(|stream| self.device.destroy_stream(stream))
+    }
+}

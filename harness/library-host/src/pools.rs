@@ -1,0 +1,125 @@
+//! What the runtime and the driver both have of the driver's stream-ordered pools, and the attributes of a device that say whether there are any.
+//! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use harness_allocator::allocator::library::wire::{Call, Code, PoolFigure};
+
+use crate::connection::{ask, unanswered};
+use crate::handles::{Pool, Stream};
+use crate::runtime::{put, small};
+
+/// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED` and `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
+const POOLS_SUPPORTED: c_int = 115;
+const MAPPING_SUPPORTED: c_int = 102;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `…_MINOR`: an H100's. Allocators have no kernels that it would matter to.
+const CAPABILITY: [(c_int, c_int); 2] = [(75, 9), (76, 0)];
+
+/// The pool that allocations come from where none is named.
+static CURRENT: AtomicU32 = AtomicU32::new(0);
+
+pub(crate) fn current() -> Pool {
+    Pool::new(CURRENT.load(Ordering::Relaxed))
+}
+
+pub(crate) fn set_current(pool: Pool) -> Result<(), Code> {
+    CURRENT.store(pool.number()?, Ordering::Relaxed);
+    Ok(())
+}
+
+pub(crate) fn create() -> Result<Pool, Code> {
+    ask(Call::CreatePool).and_then(small).map(Pool::new)
+}
+
+pub(crate) fn destroy(pool: Pool) -> Result<(), Code> {
+    let pool = pool.number()?;
+    ask(Call::DestroyPool(pool))?;
+    // As in CUDA, the default pool is the current one then.
+    let _ = CURRENT.compare_exchange(pool, 0, Ordering::Relaxed, Ordering::Relaxed);
+    Ok(())
+}
+
+pub(crate) fn allocate(pool: Pool, size: usize, stream: Stream) -> Result<u64, Code> {
+    ask(Call::AllocateFrom { pool: pool.number()?, size: size as u64, stream: stream.number()? })
+}
+
+pub(crate) fn free(address: u64, stream: Stream) -> Result<(), Code> {
+    if address == 0 {
+        return Ok(());
+    }
+    ask(Call::FreeAsync { address, stream: stream.number()? }).map(drop)
+}
+
+pub(crate) fn trim(pool: Pool, keep: usize) -> Result<(), Code> {
+    ask(Call::TrimPool { pool: pool.number()?, keep: keep as u64 }).map(drop)
+}
+
+/// An attribute by its number, which the runtime and the driver have in common.
+enum Attribute {
+    /// A permission to reuse memory, as an `int`: which one, and whether the device of the harness makes use of it.
+    Reuse(bool),
+    /// An amount of memory, in 64 bits.
+    Figure(PoolFigure),
+}
+
+const fn attribute(number: c_int) -> Option<Attribute> {
+    Some(match number {
+        1 => Attribute::Reuse(true),
+        2 | 3 => Attribute::Reuse(false),
+        4 => Attribute::Figure(PoolFigure::Threshold),
+        5 => Attribute::Figure(PoolFigure::Reserved),
+        6 => Attribute::Figure(PoolFigure::ReservedHigh),
+        7 => Attribute::Figure(PoolFigure::Used),
+        8 => Attribute::Figure(PoolFigure::UsedHigh),
+        _ => return None,
+    })
+}
+
+/// # Safety
+/// The pointer is null, or the attribute's value is there.
+pub(crate) unsafe fn set_attribute(pool: Pool, number: c_int, value: *const c_void) -> Result<(), Code> {
+    if value.is_null() {
+        return Err(Code::InvalidValue);
+    }
+    match attribute(number).ok_or(Code::InvalidValue)? {
+        // A permission need not be made use of.
+        Attribute::Reuse(_) => pool.number().map(drop),
+        Attribute::Figure(PoolFigure::Threshold) => {
+            // SAFETY: the threshold is a number of 64 bits.
+            let bytes = unsafe { value.cast::<u64>().read_unaligned() };
+            ask(Call::SetThreshold { pool: pool.number()?, bytes }).map(drop)
+        }
+        Attribute::Figure(_) => Err(unanswered("cudaMemPoolSetAttribute for a high-water mark")),
+    }
+}
+
+/// # Safety
+/// The pointer is null, or there is room for the attribute's value.
+pub(crate) unsafe fn get_attribute(pool: Pool, number: c_int, value: *mut c_void) -> Result<(), Code> {
+    let pool = pool.number()?;
+    match attribute(number).ok_or(Code::InvalidValue)? {
+        Attribute::Reuse(is_used) => {
+            // SAFETY: as the caller promises; permissions are of 32 bits.
+            unsafe { put(value.cast::<c_int>(), is_used.into()) }
+        }
+        Attribute::Figure(figure) => {
+            let bytes = ask(Call::Pool { pool, figure })?;
+            // SAFETY: as the caller promises; amounts are of 64 bits.
+            unsafe { put(value.cast::<u64>(), bytes) }
+        }
+    }
+}
+
+/// An attribute of the device.
+pub(crate) fn device_attribute(name: &str, number: c_int) -> Result<c_int, Code> {
+    if let Some(&(_, part)) = CAPABILITY.iter().find(|(attribute, _)| *attribute == number) {
+        return Ok(part);
+    }
+    let call = match number {
+        POOLS_SUPPORTED => Call::HasPools,
+        MAPPING_SUPPORTED => Call::HasMapping,
+        _ => return Err(unanswered(&format!("{name} for attribute {number}"))),
+    };
+    ask(call).map(|has| c_int::from(has != 0))
+}

@@ -1,0 +1,52 @@
+//! Shared libraries as allocators, those that cargo built beside this test. Their process is this program again.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use harness_allocator::allocator::AllocatorSpec;
+use harness_allocator::allocator::library::LibrarySpec;
+
+/// The subcommand by which the harness starts a library's process.
+const SUBCOMMAND: &str = "library-host";
+
+/// One that calls the driver for each request; one that keeps what is freed, and is not told of uses by other streams; this project's own.
+pub(crate) fn allocators() -> Vec<AllocatorSpec> {
+    let [plain, cached] = ["plain", "cached"].map(|prefix| LibrarySpec {
+        path: built("libtest_allocators.so"),
+        alloc: format!("{prefix}_malloc"),
+        free: format!("{prefix}_free"),
+        record_stream: None,
+        empty_cache: (prefix == "cached").then(|| "cached_empty_cache".to_owned()),
+    });
+    let own = LibrarySpec {
+        path: built("libharness_allocator_abi.so"),
+        alloc: "harness_caching_malloc".to_owned(),
+        free: "harness_caching_free".to_owned(),
+        record_stream: Some("harness_caching_record_stream".to_owned()),
+        empty_cache: Some("harness_caching_empty_cache".to_owned()),
+    };
+    let named = |(library, name): (LibrarySpec, &str)| AllocatorSpec::library(library).named(name);
+    [(plain, "library_plain"), (cached, "library_cached"), (own, "library_own")].map(named).into()
+}
+
+/// Where cargo puts shared libraries: beside this test.
+fn built(name: &str) -> PathBuf {
+    std::env::current_exe().unwrap_or_default().with_file_name(name)
+}
+
+/// Is the process of a library, where it was started as one.
+pub(crate) fn serve() -> Option<ExitCode> {
+    let mut arguments = std::env::args().skip(1);
+    arguments.next().filter(|first| first == SUBCOMMAND)?;
+    let path = arguments.next()?.into();
+    let functions: Vec<String> = arguments.collect();
+    let function = |key: &str| functions.iter().find_map(|argument| argument.strip_prefix(key)).map(str::to_owned);
+    let library = LibrarySpec {
+        path,
+        alloc: function("--alloc=")?,
+        free: function("--free=")?,
+        record_stream: function("--record-stream="),
+        empty_cache: function("--empty-cache="),
+    };
+    Some(ExitCode::from(u8::try_from(harness_exec::library_host::serve(&library)).unwrap_or(1)))
+}

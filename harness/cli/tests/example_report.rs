@@ -64,7 +64,7 @@ fn the_example_report_and_its_excerpt_are_what_the_catalogue_gives() {
 }
 
 /// Scenarios of hundreds of steps or of models, whose records would be megabytes in everybody's clone.
-const LONG: [&str; 18] = [
+const LONG: [&str; 19] = [
     "bert_checkpointed",
     "every_second_block",
     "gpt2",
@@ -77,6 +77,7 @@ const LONG: [&str; 18] = [
     "kv_cache_growth",
     "leak_in_a_loop",
     "recovery_policies",
+    "resnet152_batch_32",
     "resnet152_batch_56",
     "retained_graph",
     "storm_lifetimes",

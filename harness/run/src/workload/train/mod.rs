@@ -455,7 +455,10 @@ fn what_became(train: &Train, tally: &Tally) -> String {
 }
 
 fn batch_became(train: &Train, batch: u64) -> String {
-    format!("batch {} became {batch}", train.batches[0])
+    match train.batches[0] {
+        first if first == batch => format!("the last batch was {batch}, as at first"),
+        first => format!("batch {first} became {batch}"),
+    }
 }
 
 fn conclude(

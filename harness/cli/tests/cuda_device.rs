@@ -147,7 +147,7 @@ on_the_simulated_gpu! {
         assert!(refused.starts_with("cuMemHostAlloc of 1 MiB failed: "), "{refused}");
     }
 
-    fn host_memory_that_is_not_given_back_goes_with_the_device(strict()) {
+    fn host_memory_that_is_not_given_back_goes_with_the_device(Settings { list_calls: true, ..strict() }) {
         let mut device = device();
         for memory in [HostMemory::Pinned, HostMemory::Pageable, HostMemory::MappedFile { folder: None }] {
             let _ = device.host_alloc(Bytes::mib(1), &memory).expect("there is memory");

@@ -114,7 +114,7 @@ pub(super) fn metric(name: &str, value: u64) -> String {
     let is_bytes = StatKey::from_name(name).is_some_and(StatKey::is_bytes) || name.ends_with("bytes") || IN_BYTES.contains(&name);
     if is_bytes {
         size(Bytes(value))
-    } else if name.ends_with("_ns") || name.ends_with("nanos") || name.ends_with("time") {
+    } else if name.ends_with("_ns") || name.ends_with("nanos") || name.ends_with("time") || name == "waited_for_ranks" {
         Nanos(value).to_string()
     } else {
         value.to_string()

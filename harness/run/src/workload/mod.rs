@@ -153,15 +153,17 @@ mod tests {
     fn with_saved_activations_on_the_host_the_peak_is_that_of_pytorch() {
         use harness_scenario::Spilled;
         let on_host = Spilled { activations: Some(harness_allocator::device::HostMemory::Pinned), ..Spilled::NOTHING };
-        for (model, batch, plain, saved) in
-            [("mlp_8x2048", 16384, 1509.1, 833.1), ("mlp_16x1024", 16384, 2373.1, 509.1), ("gpt2", 4, 5304.6, 2898.5)]
+        // The programs sum up what these two networks make, and the gradients of that sum take one or two activations of 64 MiB, which their models, without a
+        // loss, leave out: in the smallest total they are an eighth.
+        for (model, batch, plain, saved, most) in
+            [("mlp_8x2048", 16384, 1509.1, 833.1, 0.1), ("mlp_16x1024", 16384, 2373.1, 509.1, 0.13), ("gpt2", 4, 5304.6, 2898.5, 0.1)]
         {
             for (spilled, pytorch) in [(Spilled::NOTHING, plain), (on_host.clone(), saved)] {
                 let fields = format!("model: models/{model}.yaml, batch: {batch}, iterations: 2, optimizer: sgd");
                 let ours = peak_of(&fields, spilled.clone()) as f64 / (1 << 20) as f64;
                 let off = ours / pytorch - 1.0;
                 println!("{model} {spilled:?}: {ours:.1} MiB, PyTorch {pytorch} MiB, {:+.1} %", off * 100.0);
-                assert!(off.abs() < 0.1, "{model} {spilled:?}: {ours:.1} MiB instead of {pytorch} MiB");
+                assert!(off.abs() < most, "{model} {spilled:?}: {ours:.1} MiB instead of {pytorch} MiB");
             }
         }
     }

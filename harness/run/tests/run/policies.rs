@@ -264,7 +264,7 @@ fn a_training_that_keeps_its_batch_says_what_changed_instead() {
 fn requests_that_were_used_longest_ago_are_evicted_until_the_others_fit() {
     let serving = |policies: &str, expect: &str| {
         format!(
-            "  - infer: {{ id: i, layers: 8, heads: 8, head_dim: 64, requests: 20, prompt: {{ min: 100, max: 400 }}, output: {{ min: 5, max: 50 }}, page: 16, expect: {expect}, on_oom: {policies} }}\n"
+            "  - infer: {{ id: i, layers: 8, heads: 8, head_dim: 64, requests: 20, prompt: {{ min: 50, max: 100 }}, output: {{ min: 200, max: 400 }}, page: 16, expect: {expect}, on_oom: {policies} }}\n"
         )
     };
     let run =

@@ -17,7 +17,7 @@ use harness_exec::trials::which::Which;
 use harness_record::{FaultedArm, FaultedCase, FaultedEnd, FaultedRuns, Invariant, NotTried, Rule, RunRecord, Verdict, Violation};
 use harness_scenario::Scenario;
 
-use super::{ArmRun, Plan, open};
+use super::{ArmRun, Plan, kind_of, open};
 use crate::run::{RunRequest, run_faulted};
 
 /// A run in which a call failed may make so many times the calls of the run without, and [`MORE_CALLS`]. One that makes more does not end.
@@ -120,7 +120,11 @@ impl<'a> Engine<'a> {
         let not_tried = |why: String, failed| Ok(Err(NotTried { why, failed }));
         match &record.verdict {
             Verdict::Passed => {}
-            Verdict::Failed { first, .. } => return not_tried(format!("it fails without a failure of the device: {first}"), true),
+            Verdict::Failed { first, .. } => {
+                let kind = kind_of(&record.device);
+                let is_expected = arm.scenario.expected_to_fail.of(&record.allocator, kind).is_some();
+                return not_tried(format!("it fails without a failure of the device: {first}"), !is_expected);
+            }
             Verdict::FailedAsExpected { reason, .. } => return not_tried(format!("it fails by itself: {reason}"), false),
             Verdict::Skipped { reason } | Verdict::Contended { reason } => return not_tried(reason.clone(), false),
             Verdict::Interrupted => return not_tried("interrupted".to_owned(), false),

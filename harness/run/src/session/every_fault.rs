@@ -266,10 +266,11 @@ fn told(call: DeviceCall, error: &str) -> FaultedEnd {
     }
 }
 
-/// Whether a violation is one however calls fail. That a retry of a policy makes progress is not: it asks a device that failed for no reason.
+/// Whether a violation is one however calls fail. That a retry of a policy makes progress is not: it asks a device that failed for no reason. Nor is that ranks
+/// call the same collectives: one whose device failed joins no more, and that the others would hang is told.
 fn is_defect(violation: &Violation, scenario: &Scenario) -> bool {
     match &violation.rule {
-        Rule::Invariant(Invariant::RetryMakesProgress) => false,
+        Rule::Invariant(Invariant::RetryMakesProgress | Invariant::CollectivesMatch) => false,
         Rule::Invariant(invariant) => scenario.violates.as_ref().is_none_or(|violates| violates.value != *invariant),
         Rule::TimeLimit => true,
         Rule::Expectation | Rule::BetweenArms | Rule::ExpectedFailure | Rule::ExpectedViolation | Rule::DeviceFailure | Rule::Fault => {

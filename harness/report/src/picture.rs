@@ -457,9 +457,9 @@ fn positions(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64)) -> Vec<(f
     steps
         .flat_map(|step| {
             let (left, right) = column(step[0].step);
-            let points = span(step);
+            let (points, is_numbered) = (span(step), is_numbered(step));
             step.iter().enumerate().map(move |(index, point)| {
-                let at = if is_numbered(step) { (point.at - step[0].at) as f64 } else { index as f64 };
+                let at = if is_numbered { (point.at - step[0].at) as f64 } else { index as f64 };
                 (left + (right - left) * at / points, point)
             })
         })

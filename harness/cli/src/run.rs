@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -188,34 +188,7 @@ impl Run {
 
     pub(super) fn run(self, terminal: &Terminal) -> Result<Exit, Failures> {
         let choice = device::choice(self.device, DeviceChoice::Auto)?;
-        self.paths.iter().try_for_each(|path| refuse_records(path))?;
-        let mut scenarios = inputs::load_with_programs(&self.paths, &self.settings()?, self.memory)?;
-        self.check_settings(&scenarios)?;
-        self.faults.add_to(&mut scenarios);
-        if !self.tags.is_empty() {
-            scenarios.retain(|scenario| scenario.tags.iter().any(|tag| self.tags.contains(tag)));
-            if scenarios.is_empty() {
-                return Err(CliError::input(
-                    format!("no scenario has the tag {}", self.tags.join(" or ")),
-                    "tags stand in `tags:`; `harness list --format json` shows them",
-                )
-                .into());
-            }
-        }
-        scenarios.retain(|scenario| !scenario.tags.iter().any(|tag| self.without_tags.contains(tag)));
-        if scenarios.is_empty() {
-            let message = format!("all scenarios have a tag of {}", self.without_tags.join(", "));
-            return Err(CliError::input(message, "leave one of `--without-tag` out").into());
-        }
-        // Before the shard is taken: an allocator that only scenarios of another shard list is not a mistake.
-        let mut selection = self.selection(&scenarios)?;
-        if let Some(shard) = self.shard {
-            scenarios.retain(|scenario| shard.has(&scenario.name));
-        }
-        selection.pairs = self.pairs(&scenarios, &selection)?;
-        if selection.pairs.is_some() {
-            scenarios.retain(|scenario| !selection.of(scenario).is_empty());
-        }
+        let (scenarios, selection) = self.chosen()?;
         self.check_report_folder()?;
         let bar = self.progress();
         let interrupt = interrupt::watch({
@@ -245,13 +218,11 @@ impl Run {
             log.add(event);
         });
         bar.finish_and_clear();
-        let Log { collector, journal, in_use } = log;
-        let records = collector.into_records();
         let is_stuck = match end {
             End::Done => false,
             // No run had a device.
             End::Device(error) => {
-                journal.map_or(Ok(()), Journal::discard).map_err(CliError::from)?;
+                log.journal.map_or(Ok(()), Journal::discard).map_err(CliError::from)?;
                 return if interrupt.load(Ordering::Relaxed) { Ok(Exit::Interrupted) } else { Err(CliError::from(error).into()) };
             }
             End::Stuck(overrun) => {
@@ -259,10 +230,61 @@ impl Run {
                 true
             }
         };
+        let exit = self.conclude(log, recordings, &what_if, is_stuck, &interrupt, terminal)?;
+        timelines.map_or(Ok(()), Timelines::finish)?;
+        // The user may have interrupted while all this was written.
+        Ok(if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit })
+    }
+
+    /// The scenarios that are run, and which of their arms.
+    fn chosen(&self) -> Result<(Vec<Scenario>, Selection), Failures> {
+        self.paths.iter().try_for_each(|path| refuse_records(path))?;
+        let mut scenarios = inputs::load_with_programs(&self.paths, &self.settings()?, self.memory)?;
+        self.check_settings(&scenarios)?;
+        self.faults.add_to(&mut scenarios);
+        if !self.tags.is_empty() {
+            scenarios.retain(|scenario| scenario.tags.iter().any(|tag| self.tags.contains(tag)));
+            if scenarios.is_empty() {
+                return Err(CliError::input(
+                    format!("no scenario has the tag {}", self.tags.join(" or ")),
+                    "tags stand in `tags:`; `harness list --format json` shows them",
+                )
+                .into());
+            }
+        }
+        scenarios.retain(|scenario| !scenario.tags.iter().any(|tag| self.without_tags.contains(tag)));
+        if scenarios.is_empty() {
+            let message = format!("all scenarios have a tag of {}", self.without_tags.join(", "));
+            return Err(CliError::input(message, "leave one of `--without-tag` out").into());
+        }
+        // Before the shard is taken: an allocator that only scenarios of another shard list is not a mistake.
+        let mut selection = self.selection(&scenarios)?;
+        if let Some(shard) = self.shard {
+            scenarios.retain(|scenario| shard.has(&scenario.name));
+        }
+        selection.pairs = self.pairs(&scenarios, &selection)?;
+        if selection.pairs.is_some() {
+            scenarios.retain(|scenario| !selection.of(scenario).is_empty());
+        }
+        Ok((scenarios, selection))
+    }
+
+    /// Prints and writes what came of the runs.
+    fn conclude(
+        &self,
+        log: Log,
+        recordings: Option<Recordings>,
+        what_if: &str,
+        is_stuck: bool,
+        interrupt: &AtomicBool,
+        terminal: &Terminal,
+    ) -> Result<Exit, Failures> {
+        let Log { collector, journal, in_use } = log;
+        let records = collector.into_records();
         let report = Report::new(&records);
         let exit = if is_stuck { Exit::Failed } else { exit_of(report.counts) };
         let exit = if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit };
-        self.print_beside(&what_if)?;
+        self.print_beside(what_if)?;
         self.print(&report, exit, terminal)?;
         let explained = recordings.map_or(Ok(String::new()), Recordings::finish);
         self.print_beside(explained.as_deref().unwrap_or_default())?;
@@ -273,9 +295,7 @@ impl Run {
         self.save(journal, &records)?;
         self.remember_failures(&records)?;
         explained?;
-        timelines.map_or(Ok(()), Timelines::finish)?;
-        // The user may have interrupted while all this was written.
-        Ok(if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit })
+        Ok(exit)
     }
 
     /// Prints what is no part of the report: beside a document, to standard error.

@@ -361,78 +361,28 @@ pub(super) fn check(wires: &[Located<LayerWire>], shape: &mut Shape, count: &mut
 
 fn check_one(wire: &Located<LayerWire>, shape: &mut Shape, count: &mut usize) -> Result<Layer, Problem> {
     let at = wire.position();
-    let no = |name: &str, wanted: &str| {
-        Problem::new(at, format!("`{name}` takes {wanted}, and what comes here is {shape}")).help("correct the layers in front of it")
-    };
     Ok(match &wire.value {
-        LayerWire::Linear(linear) => {
-            let outputs = dimension(&linear.out, "out")?;
-            let (inputs, behind) = match *shape {
-                Shape::Sequence { width } => (width, Shape::Sequence { width: outputs }),
-                Shape::Features { width } => (width, Shape::Features { width: outputs }),
-                Shape::Tokens | Shape::Image { .. } => return Err(no("linear", "features or a sequence")),
-            };
-            *shape = behind;
-            Layer::Linear { inputs, outputs, bias: linear.bias.unwrap_or(true), tied: linear.tied }
-        }
-        LayerWire::Conv2d(conv) => {
-            let Shape::Image { channels, height, width } = *shape else { return Err(no("conv2d", "an image")) };
-            let window = window(&conv.kernel, conv.stride.as_ref(), conv.padding.as_ref())?;
-            let output = (dimension(&conv.out, "out")?, window.of(height, at)?, window.of(width, at)?);
-            *shape = Shape::Image { channels: output.0, height: output.1, width: output.2 };
-            Layer::Conv2d { input: (channels, height, width), output, kernel: window.kernel, bias: conv.bias.unwrap_or(true) }
-        }
-        LayerWire::BatchNorm(NoFields {}) => match *shape {
-            Shape::Image { channels, .. } => Layer::BatchNorm { channels },
-            _ => return Err(no("batch_norm", "an image")),
-        },
+        LayerWire::Linear(linear) => linear.check(at, shape)?,
+        LayerWire::Conv2d(conv) => conv.check(at, shape)?,
+        LayerWire::BatchNorm(NoFields {}) => Layer::BatchNorm { channels: image("batch_norm", at, *shape)?.0 },
         LayerWire::LayerNorm(NoFields {}) => match *shape {
             Shape::Sequence { width } | Shape::Features { width } => Layer::LayerNorm { width },
-            _ => return Err(no("layer_norm", "features or a sequence")),
+            _ => return Err(unsuitable("layer_norm", "features or a sequence", at, *shape)),
         },
         LayerWire::Relu(relu) => Layer::Relu { in_place: relu.in_place },
         LayerWire::Gelu(NoFields {}) => Layer::Gelu,
         LayerWire::Tanh(NoFields {}) => Layer::Tanh,
         LayerWire::Dropout(NoFields {}) => Layer::Dropout,
-        LayerWire::MaxPool(pool) => {
-            let Shape::Image { channels, height, width } = *shape else { return Err(no("max_pool", "an image")) };
-            let window = window(&pool.kernel, pool.stride.as_ref(), pool.padding.as_ref())?;
-            let output = (channels, window.of(height, at)?, window.of(width, at)?);
-            *shape = Shape::Image { channels, height: output.1, width: output.2 };
-            Layer::MaxPool { output }
+        LayerWire::MaxPool(pool) => pool.check(at, shape)?,
+        LayerWire::AveragePool(NoFields {}) => {
+            let (channels, ..) = image("average_pool", at, *shape)?;
+            *shape = Shape::Features { width: channels };
+            Layer::AveragePool { channels }
         }
-        LayerWire::AveragePool(NoFields {}) => match *shape {
-            Shape::Image { channels, .. } => {
-                *shape = Shape::Features { width: channels };
-                Layer::AveragePool { channels }
-            }
-            _ => return Err(no("average_pool", "an image")),
-        },
-        LayerWire::Embedding(embedding) => {
-            let EmbeddingWire { vocabulary, width, positions, types } = embedding;
-            if *shape != Shape::Tokens {
-                return Err(no("embedding", "tokens"));
-            }
-            let width = dimension(width, "width")?;
-            *shape = Shape::Sequence { width };
-            Layer::Embedding {
-                vocabulary: dimension(vocabulary, "vocabulary")?,
-                width,
-                positions: dimension_or(positions.as_ref(), "positions", 0)?,
-                types: dimension_or(types.as_ref(), "types", 0)?,
-            }
-        }
-        LayerWire::SelfAttention(attention) => {
-            let Shape::Sequence { width } = *shape else { return Err(no("self_attention", "a sequence")) };
-            let heads = dimension(&attention.heads, "heads")?;
-            if width % heads != 0 {
-                return Err(Problem::new(attention.heads.position(), format!("{heads} heads cannot share a width of {width} evenly"))
-                    .help("`heads` is a divisor of the width"));
-            }
-            Layer::SelfAttention { width, heads }
-        }
+        LayerWire::Embedding(embedding) => embedding.check(at, shape)?,
+        LayerWire::SelfAttention(attention) => attention.check(at, *shape)?,
         LayerWire::FirstToken(NoFields {}) => {
-            let Shape::Sequence { width } = *shape else { return Err(no("first_token", "a sequence")) };
+            let width = sequence("first_token", at, *shape)?;
             *shape = Shape::Features { width };
             Layer::FirstToken { width }
         }
@@ -441,28 +391,14 @@ fn check_one(wire: &Located<LayerWire>, shape: &mut Shape, count: &mut usize) ->
                 *shape = Shape::Features { width: 1 };
                 Layer::CrossEntropy
             }
-            _ => return Err(no("cross_entropy", "features or a sequence")),
+            _ => return Err(unsuitable("cross_entropy", "features or a sequence", at, *shape)),
         },
-        LayerWire::Residual(residual) => {
-            let ResidualWire { layers, shortcut, in_place } = residual;
-            let (mut inner, mut beside) = (*shape, *shape);
-            let layers = check(layers, &mut inner, count)?;
-            let shortcut = check(shortcut, &mut beside, count)?;
-            if inner != beside || layers.is_empty() {
-                return Err(Problem::new(at, format!("the layers of this `residual` end with {inner}, and what is added is {beside}"))
-                    .help("both must be alike: give the input a `shortcut`, or correct the layers"));
-            }
-            *shape = inner;
-            Layer::Residual { layers, shortcut, in_place: *in_place }
-        }
+        LayerWire::Residual(residual) => residual.check(at, shape, count)?,
         LayerWire::Block(block) => Layer::Block { layers: check(&block.layers, shape, count)? },
         LayerWire::Unknown(name) => {
             let place = if name.line == 0 { at } else { name.position() };
-            return Err(Problem::new(place, format!("there is no layer `{}`", name.value)).help(choices(
-                &name.value,
-                "layers",
-                LAYERS.iter().map(|(name, ..)| *name),
-            )));
+            let names = LAYERS.iter().map(|(name, ..)| *name);
+            return Err(Problem::new(place, format!("there is no layer `{}`", name.value)).help(choices(&name.value, "layers", names)));
         }
         LayerWire::Bare(name) => {
             let message = format!("`{}` needs fields", name.value);
@@ -473,6 +409,102 @@ fn check_one(wire: &Located<LayerWire>, shape: &mut Shape, count: &mut usize) ->
             return Err(Problem::new(at, "one layer is wanted here").help(format!("one of {}", quoted(&names, ", "))));
         }
     })
+}
+
+/// A layer cannot take what the layers in front of it make.
+fn unsuitable(name: &str, wanted: &str, at: Position, shape: Shape) -> Problem {
+    Problem::new(at, format!("`{name}` takes {wanted}, and what comes here is {shape}")).help("correct the layers in front of it")
+}
+
+/// Channels, height and width of the image that a layer takes.
+fn image(name: &str, at: Position, shape: Shape) -> Result<(u64, u64, u64), Problem> {
+    match shape {
+        Shape::Image { channels, height, width } => Ok((channels, height, width)),
+        Shape::Tokens | Shape::Sequence { .. } | Shape::Features { .. } => Err(unsuitable(name, "an image", at, shape)),
+    }
+}
+
+/// The width of the sequence that a layer takes.
+fn sequence(name: &str, at: Position, shape: Shape) -> Result<u64, Problem> {
+    match shape {
+        Shape::Sequence { width } => Ok(width),
+        Shape::Tokens | Shape::Image { .. } | Shape::Features { .. } => Err(unsuitable(name, "a sequence", at, shape)),
+    }
+}
+
+impl LinearWire {
+    fn check(&self, at: Position, shape: &mut Shape) -> Result<Layer, Problem> {
+        let outputs = dimension(&self.out, "out")?;
+        let (inputs, behind) = match *shape {
+            Shape::Sequence { width } => (width, Shape::Sequence { width: outputs }),
+            Shape::Features { width } => (width, Shape::Features { width: outputs }),
+            Shape::Tokens | Shape::Image { .. } => return Err(unsuitable("linear", "features or a sequence", at, *shape)),
+        };
+        *shape = behind;
+        Ok(Layer::Linear { inputs, outputs, bias: self.bias.unwrap_or(true), tied: self.tied })
+    }
+}
+
+impl Conv2dWire {
+    fn check(&self, at: Position, shape: &mut Shape) -> Result<Layer, Problem> {
+        let input @ (_, height, width) = image("conv2d", at, *shape)?;
+        let window = window(&self.kernel, self.stride.as_ref(), self.padding.as_ref())?;
+        let output = (dimension(&self.out, "out")?, window.of(height, at)?, window.of(width, at)?);
+        *shape = Shape::Image { channels: output.0, height: output.1, width: output.2 };
+        Ok(Layer::Conv2d { input, output, kernel: window.kernel, bias: self.bias.unwrap_or(true) })
+    }
+}
+
+impl PoolWire {
+    fn check(&self, at: Position, shape: &mut Shape) -> Result<Layer, Problem> {
+        let (channels, height, width) = image("max_pool", at, *shape)?;
+        let window = window(&self.kernel, self.stride.as_ref(), self.padding.as_ref())?;
+        let output = (channels, window.of(height, at)?, window.of(width, at)?);
+        *shape = Shape::Image { channels, height: output.1, width: output.2 };
+        Ok(Layer::MaxPool { output })
+    }
+}
+
+impl EmbeddingWire {
+    fn check(&self, at: Position, shape: &mut Shape) -> Result<Layer, Problem> {
+        if *shape != Shape::Tokens {
+            return Err(unsuitable("embedding", "tokens", at, *shape));
+        }
+        let width = dimension(&self.width, "width")?;
+        *shape = Shape::Sequence { width };
+        Ok(Layer::Embedding {
+            vocabulary: dimension(&self.vocabulary, "vocabulary")?,
+            width,
+            positions: dimension_or(self.positions.as_ref(), "positions", 0)?,
+            types: dimension_or(self.types.as_ref(), "types", 0)?,
+        })
+    }
+}
+
+impl AttentionWire {
+    fn check(&self, at: Position, shape: Shape) -> Result<Layer, Problem> {
+        let width = sequence("self_attention", at, shape)?;
+        let heads = dimension(&self.heads, "heads")?;
+        if width % heads != 0 {
+            return Err(Problem::new(self.heads.position(), format!("{heads} heads cannot share a width of {width} evenly"))
+                .help("`heads` is a divisor of the width"));
+        }
+        Ok(Layer::SelfAttention { width, heads })
+    }
+}
+
+impl ResidualWire {
+    fn check(&self, at: Position, shape: &mut Shape, count: &mut usize) -> Result<Layer, Problem> {
+        let (mut inner, mut beside) = (*shape, *shape);
+        let layers = check(&self.layers, &mut inner, count)?;
+        let shortcut = check(&self.shortcut, &mut beside, count)?;
+        if inner != beside || layers.is_empty() {
+            return Err(Problem::new(at, format!("the layers of this `residual` end with {inner}, and what is added is {beside}"))
+                .help("both must be alike: give the input a `shortcut`, or correct the layers"));
+        }
+        *shape = inner;
+        Ok(Layer::Residual { layers, shortcut, in_place: self.in_place })
+    }
 }
 
 fn dimension(given: &Located<u64>, what: &str) -> Result<u64, Problem> {

@@ -7,7 +7,7 @@
 //! * A free that is completed late waited for another stream (see [`super::pending`]). It is completed when the next request looks, or when the allocator waits for all.
 //! * A request goes to the private pool in whose segment its block lies.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::allocator::{PrivatePoolId, Request};
@@ -22,7 +22,7 @@ use super::reservations;
 use super::start::Start;
 use super::watch::DriverCall;
 use super::{Allocation, DriverRange, Ended, Job, JobError, Note};
-use crate::snapshot::{Action, Event, PoolId, Snapshot};
+use crate::snapshot::{Action, Event, PoolId, Segment, Snapshot};
 use crate::trace::TraceEvent;
 
 impl Job {
@@ -69,8 +69,21 @@ fn check_device(snapshot: &Snapshot, device: u32, events: &[Event]) -> Result<()
     if events.is_empty() && !known.contains(&device) { Err(JobError::NoSuchDevice { device, known }) } else { Ok(()) }
 }
 
-/// Private pools of segments, by the segments' addresses: their ends, and which.
-type PrivateSegments = BTreeMap<u64, (u64, PrivatePoolId)>;
+/// Which private pool events belong to.
+struct PrivatePools {
+    /// Of segments, by their addresses: where they end, and which.
+    of_segments: BTreeMap<u64, (u64, PrivatePoolId)>,
+    /// By event, where the file tells it.
+    told: HashMap<usize, PrivatePoolId>,
+}
+
+impl PrivatePools {
+    /// The private pool of an event: the one that the file tells, or that of the segment at its address.
+    fn at(&self, address: u64, event: usize) -> Option<PrivatePoolId> {
+        let around = || self.of_segments.range(..=address).next_back().filter(|&(_, &(end, _))| address < end);
+        self.told.get(&event).copied().or_else(|| around().map(|(_, &(_, pool))| pool))
+    }
+}
 
 struct Recovery<'a> {
     events: &'a [Event],
@@ -80,9 +93,7 @@ struct Recovery<'a> {
     pending: PendingFrees,
     /// The ids of live blocks by address.
     ids: HashMap<u64, u64>,
-    private: PrivateSegments,
-    /// By event, where the file tells it.
-    told_pools: HashMap<usize, PrivatePoolId>,
+    private: PrivatePools,
     /// For requests that were refused: where the next memory was mapped for their pool and stream. Addresses may have been reserved for it by then.
     mapped_next: HashMap<usize, DevicePtr>,
     /// The last event of each private pool's requests.
@@ -131,32 +142,14 @@ impl<'a> Recovery<'a> {
         mut start: Start,
         memory: Option<Bytes>,
     ) -> Result<Self, JobError> {
-        let held = start.segments.clone();
-        let segments = || snapshot.segments.iter().filter(|segment| segment.device == device).chain(&held);
-        let handles = |event: &Event| (!matches!(event.action, Action::Snapshot)).then_some(event.stream);
-        let mut streams: Vec<u64> = events.iter().filter_map(handles).chain(segments().map(|segment| segment.stream)).chain([0]).collect();
-        streams.sort_unstable();
-        streams.dedup();
-        let told = |(index, event): (usize, &Event)| Some((index, snapshot.pool_of(event).filter(|&pool| pool != PoolId::DEFAULT)?));
-        let told: Vec<(usize, PoolId)> = events.iter().enumerate().filter_map(told).collect();
-        let of_segments = segments().map(|segment| segment.private_pool).filter(|&pool| pool != PoolId::DEFAULT);
-        let mut pools: Vec<PoolId> = of_segments.chain(told.iter().map(|&(_, pool)| pool)).collect();
-        pools.sort_unstable();
-        pools.dedup();
-        let number = |pool: PoolId| pools.binary_search(&pool).ok().map(|number| PrivatePoolId(number as u32));
-        let private =
-            segments().filter_map(|segment| Some((segment.address, (segment.address + segment.size.0, number(segment.private_pool)?))));
-        let (private, told_pools): (PrivateSegments, HashMap<usize, PrivatePoolId>) =
-            (private.collect(), told.into_iter().filter_map(|(index, pool)| Some((index, number(pool)?))).collect());
+        let (streams, pools, private) = number_all(snapshot, device, events, &start.segments);
         if let Some(first) = events.first().filter(|first| first.action == Action::FreeCompleted) {
             // The other half of a free that waited for nothing: it is done with the first event.
             start.pending.remove(&first.address);
         }
         let pending = PendingFrees::find(events, &start.pending, streams.len() as u32);
         let known = memory_at_oom(snapshot, device, events).or(memory);
-        let pool_of = |index: usize, event: &Event| {
-            pool_at(&private, &told_pools, event.address, index).map_or(PoolId::DEFAULT, |pool| pools[pool.0 as usize])
-        };
+        let pool_of = |index: usize, event: &Event| private.at(event.address, index).map_or(PoolId::DEFAULT, |pool| pools[pool.0 as usize]);
         let reservations = reservations::find(&start.segments, events, &config, known, pool_of);
         let mapped_next = reservations::mapped_next(events, &config, pool_of);
         let mut job = Job {
@@ -189,7 +182,6 @@ impl<'a> Recovery<'a> {
             pending,
             ids,
             private,
-            told_pools,
             mapped_next,
             last_use: BTreeMap::new(),
             open: None,
@@ -441,7 +433,7 @@ impl<'a> Recovery<'a> {
         let mut of_pools: BTreeMap<PrivatePoolId, Vec<usize>> = BTreeMap::new();
         let mut others = Vec::new();
         for &free in frees {
-            match self.private_pool_at(self.events[free].address, free) {
+            match self.private.at(self.events[free].address, free) {
                 Some(pool) => of_pools.entry(pool).or_default().push(free),
                 None => others.push(free),
             }
@@ -512,13 +504,9 @@ impl<'a> Recovery<'a> {
     fn pool_of(&self, index: usize) -> Option<PrivatePoolId> {
         let event = self.events[index];
         match event.action {
-            Action::Alloc => self.private_pool_at(event.address, index),
-            _ => self.told_pools.get(&index).copied(),
+            Action::Alloc => self.private.at(event.address, index),
+            _ => self.private.told.get(&index).copied(),
         }
-    }
-
-    fn private_pool_at(&self, address: u64, event: usize) -> Option<PrivatePoolId> {
-        pool_at(&self.private, &self.told_pools, address, event)
     }
 
     fn last_uses(&self) -> BTreeMap<PrivatePoolId, usize> {
@@ -564,10 +552,23 @@ impl<'a> Recovery<'a> {
     }
 }
 
-/// The private pool that an event belongs to: the one that the file tells, or that of the segment at its address.
-fn pool_at(private: &PrivateSegments, told: &HashMap<usize, PrivatePoolId>, address: u64, event: usize) -> Option<PrivatePoolId> {
-    let around = || private.range(..=address).next_back().filter(|&(_, &(end, _))| address < end);
-    told.get(&event).copied().or_else(|| around().map(|(_, &(_, pool))| pool))
+/// The streams and the private pools of a recording, each in order, which numbers them; and which of the pools events belong to.
+fn number_all(snapshot: &Snapshot, device: u32, events: &[Event], held: &[Segment]) -> (Vec<u64>, Vec<PoolId>, PrivatePools) {
+    let segments = || snapshot.segments.iter().filter(|segment| segment.device == device).chain(held);
+    let of_events = events.iter().filter(|event| !matches!(event.action, Action::Snapshot)).map(|event| event.stream);
+    let streams: BTreeSet<u64> = of_events.chain(segments().map(|segment| segment.stream)).chain([0]).collect();
+    let told = |(index, event): (usize, &Event)| Some((index, snapshot.pool_of(event).filter(|&pool| pool != PoolId::DEFAULT)?));
+    let told: Vec<(usize, PoolId)> = events.iter().enumerate().filter_map(told).collect();
+    let of_segments = segments().map(|segment| segment.private_pool).filter(|&pool| pool != PoolId::DEFAULT);
+    let pools: BTreeSet<PoolId> = of_segments.chain(told.iter().map(|&(_, pool)| pool)).collect();
+    let pools: Vec<PoolId> = pools.into_iter().collect();
+    let number = |pool: PoolId| pools.binary_search(&pool).ok().map(|number| PrivatePoolId(number as u32));
+    let of_segment = |segment: &Segment| Some((segment.address, (segment.address + segment.size.0, number(segment.private_pool)?)));
+    let private = PrivatePools {
+        of_segments: segments().filter_map(of_segment).collect(),
+        told: told.into_iter().filter_map(|(index, pool)| Some((index, number(pool)?))).collect(),
+    };
+    (streams.into_iter().collect(), pools, private)
 }
 
 /// What the program could have at its last out-of-memory: what it held then, and what the device had free.

@@ -349,7 +349,8 @@ pub(crate) fn of_launch(error: LaunchError) -> CliError {
             CliError::input(error.to_string(), format!("let {} name a copy of it in another folder", launch::LIMITER_VARIABLE))
         }
         LaunchError::NoCore | LaunchError::NoLimiter => {
-            CliError::Internal { message: error.to_string(), help: "build or install the whole program" }
+            let help = "run `ci/install` in a copy of the project, or `pip install \"$(ci/wheel)\"` there: `cargo install` installs the program alone";
+            CliError::Internal { message: error.to_string(), help }
         }
         LaunchError::Folder(_) => CliError::Internal { message: error.to_string(), help: "make room, or let TMPDIR name another folder" },
     }

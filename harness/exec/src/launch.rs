@@ -94,16 +94,18 @@ pub struct Launch<'a> {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub enum LaunchError {
-    /// Build or install the library, or name it.
+    /// Install the program with its libraries, build them, or name this one.
     #[error(
         "the library of the simulated GPU is missing: {CORE} lies neither beside this program, nor in `deps` there, nor in `../lib/harness`. \
-         `cargo build --release` makes it, in target/release/deps; {CORE_VARIABLE} names it where it lies elsewhere"
+         `ci/install` installs it with the program, and the wheel that `ci/wheel` makes has it; `cargo build --release` makes it, in target/release/deps; \
+         {CORE_VARIABLE} names it where it lies elsewhere"
     )]
     NoCore,
-    /// Build or install the library, or name it.
+    /// Install the program with its libraries, build them, or name this one.
     #[error(
         "the library that limits programs is missing: {LIMITER} lies neither beside this program, nor in `deps` there, nor in `../lib/harness`. \
-         `cargo build --release` makes it, in target/release/deps; {LIMITER_VARIABLE} names it where it lies elsewhere"
+         `ci/install` installs it with the program, and the wheel that `ci/wheel` makes has it; `cargo build --release` makes it, in target/release/deps; \
+         {LIMITER_VARIABLE} names it where it lies elsewhere"
     )]
     NoLimiter,
     /// Move the library, or name a copy of it.

@@ -198,8 +198,11 @@ impl Prepared {
         Ok(Self { command, folder })
     }
 
-    /// Runs the program to its end. Its standard streams are ours.
-    pub(crate) fn run(mut self) -> Result<Ended, LaunchError> {
+    /// Runs the program to its end. Its standard streams are ours. Where it is to be reported, its processes note what a timeline needs.
+    pub(crate) fn run(mut self, is_reported: bool) -> Result<Ended, LaunchError> {
+        if is_reported {
+            self.command.envs([(PLACES, "1"), (SAMPLES, "1")]);
+        }
         let end = process::run(&mut self.command).map_err(|source| self.start_error(source))?;
         Ok(self.ended(end))
     }
@@ -229,11 +232,7 @@ impl Launch<'_> {
     /// # Errors
     /// That it cannot be started.
     pub fn run(&self, is_reported: bool) -> Result<Ended, LaunchError> {
-        let mut prepared = self.prepare()?;
-        if is_reported {
-            prepared.command.envs([(PLACES, "1"), (SAMPLES, "1")]);
-        }
-        prepared.run()
+        self.prepare()?.run(is_reported)
     }
 
     /// Makes the folder of a run, and the command that runs the program in it.

@@ -22,9 +22,8 @@ use harness_exec::summary;
 use harness_exec::timeline::Timeline;
 use harness_exec::torch::{Torch, TorchError};
 use harness_exec::trials::faults;
-use harness_exec::trials::runner::On;
+use harness_exec::trials::runner::{Machine, On};
 use harness_explain::causes::{self, Options};
-use harness_gpu_settings::attempts::Attempt;
 use harness_gpu_settings::gpus::{GPUS, Gpu};
 use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, Values};
@@ -156,17 +155,32 @@ impl Exec {
         }
         let ended = launch.run(self.many.report().is_some()).map_err(of_launch)?;
         let record = Record::read(ended.folder(), ended.end, &settings).map_err(|error| lost(&error))?;
-        self.tell(&ended, &record, &summary::render(&record, &settings), settings.memory, terminal)?;
-        let timelines = Timeline::read_folder(ended.folder()).map_err(|error| lost(&error))?;
-        let attempts: Vec<_> = timelines.iter().map(|timeline| timeline.attempts.clone()).collect();
-        let missed = self.not_reached(&record, &attempts);
-        self.report(&settings, &record, &timelines, missed.as_deref())?;
-        Ok(exit_code(&ended, missed.as_deref()))
+        let summary = summary::render(&record, &settings);
+        self.finish(&ended, &record, &summary, (&Machine::Simulated(settings), None), terminal)
+    }
+
+    /// Tells what came of a run on a machine, which is a real GPU if it has a name.
+    fn finish(
+        &self,
+        ended: &Ended,
+        record: &Record,
+        summary: &str,
+        (machine, gpu): (&Machine, Option<&str>),
+        terminal: &Terminal,
+    ) -> Result<ExitCode, Failures> {
+        self.tell(ended, record, summary, machine.memory(), terminal)?;
+        let timelines = &machine.timelines(ended.folder()).map_err(|error| lost(&error))?;
+        let missed = self.not_reached(record, timelines);
+        let command: Vec<String> = self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        let command = &shell::command(&command);
+        let again = &self.again(machine, command);
+        self.report(&Program { command, again, machine, gpu, record, timelines, missed: missed.as_deref() })?;
+        Ok(exit_code(ended, missed.as_deref()))
     }
 
     /// The first failure or latency that was asked for and did not happen, as its option.
-    fn not_reached(&self, record: &Record, attempts: &[Vec<Attempt>]) -> Option<String> {
-        let fault = faults::not_reached(&self.fail, attempts).map(|fault| format!("--fail {fault}"));
+    fn not_reached(&self, record: &Record, timelines: &[Timeline]) -> Option<String> {
+        let fault = faults::not_reached(&self.fail, timelines).map(|fault| format!("--fail {fault}"));
         fault.or_else(|| record.latency_not_reached(&self.latency).map(|latency| format!("--latency {latency}")))
     }
 
@@ -205,37 +219,44 @@ impl Exec {
     }
 
     /// The report and the test case, where they are wanted.
-    fn report(&self, settings: &Settings, record: &Record, timelines: &[Timeline], missed: Option<&str>) -> Result<(), CliError> {
-        let words: Vec<String> = self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-        let command = shell::command(&words);
-        let again = self.again(settings, &command);
-        let run = Program { command: &command, again: &again, settings, record, timelines, missed };
+    fn report(&self, run: &Program<'_>) -> Result<(), CliError> {
         let write = |path: &Path, text: &str| files::write(path, text).map_err(|error| unwritten(path, error));
         if let Some(path) = &self.junit {
-            write(path, &program::junit(&run))?;
+            write(path, &program::junit(run))?;
         }
         let Some(path) = self.many.report() else { return Ok(()) };
         let picture = path.with_extension("svg");
-        let svg = program::picture(&run);
+        let svg = program::picture(run);
         if let Some(svg) = &svg {
             write(&picture, svg)?;
         }
         let name = picture.file_name().map(|name| name.to_string_lossy().into_owned()).filter(|_| svg.is_some());
-        write(&path, &program::markdown(&run, name.as_deref()))?;
+        write(&path, &program::markdown(run, name.as_deref()))?;
         terminal::tell(format_args!("report: {}", path.display()));
         Ok(())
     }
 
     /// A command that does the same again.
-    fn again(&self, settings: &Settings, command: &str) -> String {
-        let mut again = format!("harness exec --gpu {} --memory {}B", settings.gpu.name, settings.memory.0);
-        let Settings { devices, context_overhead, events, addresses, cudnn_workspace, values, .. } = settings;
-        again += &format!(" --devices {devices} --context-overhead {}B --events {events} --addresses {addresses}", context_overhead.0);
-        again += &format!(" --cudnn-workspace {cudnn_workspace} --values {values}");
+    fn again(&self, machine: &Machine, command: &str) -> String {
+        let on = match machine {
+            Machine::Simulated(settings) => {
+                let Settings { gpu, memory, devices, context_overhead, events, addresses, cudnn_workspace, values, .. } = settings;
+                format!(
+                    "--gpu {} --memory {}B --devices {devices} --context-overhead {}B --events {events} --addresses {addresses} \
+                     --cudnn-workspace {cudnn_workspace} --values {values}",
+                    gpu.name, memory.0, context_overhead.0
+                )
+            }
+            Machine::Real(ordinal, limits) => {
+                let memory = limits.memory.map(|memory| format!(" --memory {}B", memory.0));
+                format!("--device cuda:{ordinal}{}", memory.unwrap_or_default())
+            }
+        };
         let conf = self.alloc_conf.iter().map(|conf| format!(" --alloc-conf {}", shell::quoted(conf)));
-        let faults = settings.faults.iter().map(|fault| format!(" --fail {fault}"));
-        let latencies = settings.latencies.iter().map(|latency| format!(" --latency {latency}"));
-        again + &conf.chain(faults).chain(latencies).collect::<String>() + " -- " + command
+        let faults = self.fail.iter().map(|fault| format!(" --fail {fault}"));
+        let latencies = self.latency.iter().map(|latency| format!(" --latency {latency}"));
+        let rest: String = conf.chain(faults).chain(latencies).collect();
+        format!("harness exec {on}{rest} -- {command}")
     }
 
     fn keep_snapshots(&self, path: &Path, ended: &Ended, record: &Record, memory: Bytes, terminal: &Terminal) -> Result<(), CliError> {
@@ -349,7 +370,8 @@ pub(crate) fn of_launch(error: LaunchError) -> CliError {
             CliError::input(error.to_string(), format!("let {} name a copy of it in another folder", launch::LIMITER_VARIABLE))
         }
         LaunchError::NoCore | LaunchError::NoLimiter => {
-            CliError::Internal { message: error.to_string(), help: "build or install the whole program" }
+            let help = "run `ci/install` in a copy of the project, or `pip install \"$(ci/wheel)\"` there: `cargo install` installs the program alone";
+            CliError::Internal { message: error.to_string(), help }
         }
         LaunchError::Folder(_) => CliError::Internal { message: error.to_string(), help: "make room, or let TMPDIR name another folder" },
     }

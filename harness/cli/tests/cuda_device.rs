@@ -5,7 +5,9 @@
 
 use std::env;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use harness_allocator::allocator::{Allocator, AllocatorKind, Request};
 use harness_allocator::device::limited::Limited;
@@ -87,6 +89,21 @@ fn free_memory(device: &mut CudaDevice) -> Bytes {
 
 fn used_memory(device: &mut CudaDevice) -> Bytes {
     device.memory().expect("memory is told").used
+}
+
+/// Has so many programs hold memory that write a file `pid.N` with their numbers to a folder, and lets them go on, each by a file `held.N`.
+fn have_hold(folder: &Path, mut programs: u32, held: Bytes) {
+    while programs > 0 {
+        for entry in std::fs::read_dir(folder).expect("it is there").flatten() {
+            let name = entry.file_name();
+            if let Some(pid) = name.to_str().and_then(|name| name.strip_prefix("pid.")) {
+                harness_staging::hold_for(pid.parse().expect("a number"), held).expect("it runs");
+                std::fs::rename(entry.path(), folder.join(format!("held.{pid}"))).expect("it can be renamed");
+                programs -= 1;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// What was called so far.
@@ -187,15 +204,18 @@ on_the_simulated_gpu! {
     ) {
         let folder = tempfile::tempdir().expect("a folder");
         let python = folder.path().join("python");
-        let script = "#!/bin/sh\necho 209715200 > \"$HARNESS_GPU_RUN/processes/$$\"\necho '{\"version\": \"2.11.0\", \"note\": \"\"}'\nread q\n";
+        let script = "#!/bin/sh\ncd \"${0%/*}\" && echo > pid.$$ && while ! [ -e held.$$ ]; do sleep 0.01; done\necho '{\"version\": \"2.11.0\", \"note\": \"\"}'\nread q\n";
         std::fs::write(&python, script).expect("it is written");
         std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).expect("it may be run");
         let opened = device();
         let nvml = machine::nvml_of(opened.info()).expect("there is NVML");
         let others = || nvml.other_processes().expect("NVML tells").into_iter().map(|other| other.used).collect::<Vec<_>>();
         let mut torches = Torches::new(&python.to_string_lossy(), 0);
-        torches.with("").expect("it starts");
-        torches.with("expandable_segments:True").expect("it starts");
+        std::thread::scope(|scope| {
+            scope.spawn(|| have_hold(folder.path(), 2, Bytes::mib(200)));
+            torches.with("").expect("it starts");
+            torches.with("expandable_segments:True").expect("it starts");
+        });
         assert_eq!(others(), [Some(Bytes::mib(64))], "the one that is nobody's here");
         drop(opened);
         let mut opened = device();
@@ -328,10 +348,9 @@ on_the_simulated_gpu! {
         drop(provider.device(need + Bytes::mib(2), MemoryLimit::Enforced).expect("it is free"));
         assert!(nvml_calls() > before, "more is wanted");
         // A program that always runs.
-        let file = harness_staging::process_file(1).expect("it is staged");
-        std::fs::write(&file, (1_u64 << 30).to_string()).expect("it is written");
+        harness_staging::hold_for(1, Bytes::gib(1)).expect("it is staged");
         assert!(matches!(provider.device(need, MemoryLimit::Enforced).err(), Some(DeviceError::Unavailable { .. })));
-        std::fs::remove_file(&file).expect("it is there");
+        harness_staging::hold_for(1, Bytes::ZERO).expect("it runs still");
         drop(provider.device(need, MemoryLimit::Enforced).expect("it is free again"));
     }
 

@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -111,6 +112,17 @@ impl World {
     fn run_scenario(&self, steps: &str) -> Ran {
         self.write("scenarios/test.yaml", &format!("about: A test.\nneeds: {{ memory: 1GiB }}\nallocators: [expandable]\nsteps:\n{steps}"));
         Ran::of(self.harness().args(["run", "scenarios/test.yaml", "--device", "sim", "--no-report"]).output().unwrap())
+    }
+
+    /// The same on a GPU: the driver and NVML are those of a simulated one of 8 GiB, which does the kernels of the CUDA device and none of the programs.
+    fn run_scenario_on_gpu(&self, steps: &str, format: &str) -> Ran {
+        self.write("scenarios/test.yaml", &format!("about: A test.\nneeds: {{ memory: 1GiB }}\nallocators: [expandable]\nsteps:\n{steps}"));
+        let python = "#!/bin/sh\nHARNESS_GPU=\"$OF_PROGRAMS\" PATH=\"${PATH#*:}\" exec python3 \"$@\"\n";
+        self.write("bin/python3", python);
+        fs::set_permissions(self.path("bin/python3"), fs::Permissions::from_mode(0o755)).unwrap();
+        let script = "OF_PROGRAMS=\"$HARNESS_GPU\" HARNESS_GPU=\"$HARNESS_GPU;kernels=done;processes=1\" PATH=\"$PWD/bin:$PATH\" \
+                      exec \"$1\" run scenarios/test.yaml --device cuda:0 --no-report --repeat 1 --format \"$2\"";
+        self.run(&["--memory", "8GiB"], &["sh", "-c", script, "sh", env!("CARGO_BIN_EXE_harness"), format])
     }
 
     /// `harness` in this folder, with its torch.
@@ -522,22 +534,76 @@ fn what_a_real_gpu_cannot_do_is_told_before_anything_runs() {
         let said = refused(&[&["--device", "cuda:0"], option].concat());
         assert!(said.contains("'--device <cuda:N>' cannot be used with"), "{said}");
     }
-    assert!(refused(&["--device", "cuda:0", "--report", "report.md"]).contains("tell of a simulated GPU, and `--device` names a real one"));
+}
+
+/// Gets memory, and gives some of it back in between. Prints outcomes, sizes of what was served and bytes held of its attempts, and where it gave memory back and what it held then, as the
+/// simulated GPU noted them, and as the limiting library did, where there is one.
+const GIVES_BACK: &str = r#"
+import ctypes, os, torch
+runtime, memory, other = torch.cuda._runtime, ctypes.c_void_p(), ctypes.c_void_p()
+assert runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(20 << 20)) == 0
+torch.cuda.malloc(4 << 20)
+runtime.cudaMemset(memory, 0, 64)
+assert runtime.cudaFree(memory) == 0
+assert runtime.cudaMalloc(ctypes.byref(other), ctypes.c_size_t(9 << 30)) == 2
+assert runtime.cudaMalloc(ctypes.byref(other), ctypes.c_size_t(6 << 20)) == 0 and runtime.cudaFree(other) == 0
+
+def rows(folder, kind):
+    noted = open("%s/%d.%s" % (os.environ[folder], os.getpid(), kind), "rb").read()
+    words = [int.from_bytes(noted[at:at + 8], "little") for at in range(0, len(noted), 8)]
+    return [words[at:at + 4] for at in range(0, len(words), 4)]
+
+for folder in ("HARNESS_GPU_RUN", "HARNESS_GPU_LIMITS_RUN"):
+    if folder in os.environ:
+        attempts, frees = rows(folder, "attempts"), rows(folder, "frees")
+        print([(kind >> 8, 0 if kind >> 8 else size >> 20, held >> 20) for kind, size, _, held in attempts], [(before, held >> 20) for before, _, _, held in frees])
+        print([row[2] for row in attempts], [row[1] for row in frees])
+"#;
+
+#[test]
+fn memory_that_is_given_back_is_noted_when_that_happens_and_on_a_real_gpu_the_curve_is_the_same() {
+    let Some(world) = World::new() else { return };
+    world.write("train.py", GIVES_BACK);
+    let (curve, work) = ("[(0, 20, 0), (0, 4, 20), (1, 0, 4), (0, 6, 4)] [(2, 4), (4, 4)]\n", "[0, 0, 1, 1] [1, 1]\n");
+    let reported = |ran: Ran, printed: &str| {
+        assert_eq!((ran.code, ran.out.as_str()), (Some(0), printed), "{}", ran.err);
+        ["report.md", "report.svg"].map(|file| fs::read_to_string(world.path(file)).unwrap())
+    };
+    let [page, picture] = reported(world.run(&["--report", "report.md"], &["python3", "train.py"]), &format!("{curve}{work}"));
+    assert!(page.contains("what is reserved changes where memory was got"), "{page}");
+    // The driver that the program takes for a real one notes the same; calls for memory are counted where nobody counts work.
+    let ran = limited(&world, &["--device", "cuda:0", "--memory", "1GiB", "--report", "report.md"], &["python3", "train.py"]);
+    let [limited_page, limited_picture] = reported(ran, &format!("{curve}{work}{curve}[0, 1, 3, 4] [2, 5]\n"));
+    let in_words = |picture: &str| picture.split_once("device 0: ").unwrap().1.split_once("</desc>").unwrap().0.to_owned();
+    assert_eq!(in_words(&picture), in_words(&limited_picture));
+    let calls = |page: &str| page.split_once("## Driver calls").unwrap().1.split_once("## ").unwrap().0.to_owned();
+    assert_eq!(calls(&page), calls(&limited_page));
+    let again = "harness exec --device cuda:0 --memory 1073741824B -- python3 train.py";
+    assert!(limited_page.contains("calls of the program for memory") && limited_page.contains(again), "{limited_page}");
 }
 
 #[test]
-fn memory_that_is_given_back_is_noted_when_that_happens() {
+fn a_function_that_only_an_extension_of_another_package_needs_is_there() {
     let Some(world) = World::new() else { return };
-    let program = "import ctypes, os, torch\nruntime, memory = torch.cuda._runtime, ctypes.c_void_p()\n\
-                   assert runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(20 << 20)) == 0\ntorch.cuda.malloc(4 << 20)\n\
-                   runtime.cudaMemset(memory, 0, 64)\nassert runtime.cudaFree(memory) == 0\n\
-                   noted = open('%s/%d.frees' % (os.environ['HARNESS_GPU_RUN'], os.getpid()), 'rb').read()\n\
-                   print([int.from_bytes(noted[at:at + 8], 'little') for at in range(0, len(noted), 8)])\n";
-    world.write("train.py", program);
-    let ran = world.run(&["--report", "report.md"], &["python3", "train.py"]);
-    // After two attempts and one piece of work, on device 0, 4 MiB are held.
-    assert_eq!((ran.code, ran.out), (Some(0), format!("[2, 1, 0, {}]\n", 4 << 20)), "{}", ran.err);
-    assert!(fs::read_to_string(world.path("report.md")).unwrap().contains("what is reserved changes where memory was got"));
+    // In place of the runtime, so that it is named as needed.
+    let runtime = ThinLibrary { soname: "libcudart.so.13", nodes: vec![], symbols: vec![], core: "libc.so.6" };
+    world.write(
+        "env/site-packages/fast/ops.c",
+        "extern int cudaOnlyForExtensions(void); int call(void) { return cudaOnlyForExtensions(); }",
+    );
+    fs::write(world.path("runtime.so"), runtime.bytes()).unwrap();
+    let folder = world.path("env/site-packages/fast");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined", "-o", "ops.so", "ops.c"]);
+    assert!(compiler.arg(world.path("runtime.so")).current_dir(&folder).status().unwrap().success(), "a C compiler is needed");
+    world.write(
+        "train.py",
+        "import ctypes, fast, os, torch\ntorch.cuda.malloc(1 << 20)\nprint(ctypes.CDLL(os.path.join(fast.__path__[0], 'ops.so')).call())\n",
+    );
+    let search = format!("{}:{}", world.path("site").display(), world.path("env/site-packages").display());
+    let ran = Ran::of(world.command(&[], &["python3", "train.py"]).env("PYTHONPATH", search).output().unwrap());
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "0\n"), "{}", ran.err);
+    assert!(ran.err.contains("not modelled, answered with success: cudaOnlyForExtensions"), "{}", ran.err);
 }
 
 #[test]
@@ -760,8 +826,7 @@ fn programs_of_a_scenario_share_its_memory_with_its_own_steps_and_with_each_othe
     world.write("scenarios/holds.py", "import ctypes, torch\ntorch.cuda.malloc(600 << 20)\nleft, all = ctypes.c_size_t(1 << 30), ctypes.c_size_t()\nwhile left.value > 324 << 20:\n    torch.cuda._runtime.cudaMemGetInfo(ctypes.byref(left), ctypes.byref(all))\n");
     // It asks for more as soon as that is there, and goes on when it is gone.
     world.write("scenarios/waits.py", "import ctypes, torch\nleft, all = ctypes.c_size_t(), ctypes.c_size_t()\ndef free():\n    torch.cuda._runtime.cudaMemGetInfo(ctypes.byref(left), ctypes.byref(all))\n    return left.value >> 20\nwhile free() > 424: pass\ntry:\n    torch.cuda.malloc(600 << 20)\nexcept torch.OutOfMemoryError:\n    torch.cuda.malloc(100 << 20)\nwhile free() < 924: pass\ntorch.cuda.malloc(600 << 20)\n");
-    let ran = world.run_scenario(
-        "  - alloc: { buffer: own, size: 600MiB }
+    let steps = "  - alloc: { buffer: own, size: 600MiB }
   - exec: { id: refused, command: [python3, asks.py, 600], expect: oom }
   - expect: [ refused.exit_code == 1, refused.num_ooms == 1, refused.malloc_failures == 1, refused.peak_reserved == 0 ]
   - free: own
@@ -774,9 +839,10 @@ fn programs_of_a_scenario_share_its_memory_with_its_own_steps_and_with_each_othe
   - expect: [ waits.ooms == 1, waits.peak_reserved == 700MiB, holds.ooms == 0 ]
   - exec: { id: injected, command: [python3, asks.py, 4], fail: [\"cudaMalloc:1\"], expect: oom }
   - expect: injected.injected_failures == 1
-",
-    );
-    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+";
+    for ran in [world.run_scenario(steps), world.run_scenario_on_gpu(steps, "text")] {
+        assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    }
 }
 
 #[test]
@@ -827,9 +893,9 @@ fn a_scenario_whose_programs_cannot_be_run_is_skipped_with_the_reason() {
 }
 
 #[test]
-fn a_scenario_with_a_program_is_skipped_on_a_gpu_with_the_command_that_runs_it_there() {
+fn a_scenario_whose_program_is_for_another_gpu_is_skipped_on_this_one() {
     let Some(world) = World::new() else { return };
-    let steps = "about: A test.\nneeds: { memory: 64MiB }\nallocators: [caching]\nsteps:\n  - exec: { command: [python3, train.py] }\n";
+    let steps = "about: A test.\nneeds: { memory: 64MiB }\nallocators: [caching]\nsteps:\n  - exec: { command: [python3, train.py], gpu: a100-40 }\n";
     world.write("scenarios/program.yaml", steps);
     let staging = Staging::new(&strict()).unwrap();
     let mut harness = world.harness();
@@ -837,10 +903,23 @@ fn a_scenario_with_a_program_is_skipped_on_a_gpu_with_the_command_that_runs_it_t
     let ran = Ran::of(harness.output().unwrap());
     let text = format!("{}{}", ran.out, ran.err);
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(
-        words.contains("and this device is none; `harness exec --device cuda:0 --memory SIZE -- python3 train.py` runs one on a real GPU"),
-        "{text}"
-    );
+    assert!(words.contains("`python3 train.py` is for the GPU a100-40 (NVIDIA A100-SXM4-40GB), and this one is Simulated GPU"), "{text}");
+}
+
+#[test]
+fn a_program_of_a_scenario_that_fails_on_a_gpu_is_shown_with_the_command_that_runs_it_there() {
+    let Some(world) = World::new() else { return };
+    world.write("scenarios/asks.py", ASKS);
+    let step = "  - exec: { command: [python3, asks.py, 2000], env: { CODE: 5 }, fail: [\"cudaMalloc:2\"] }\n";
+    let ran = world.run_scenario_on_gpu(step, "json");
+    let text = format!("{}{}", ran.out, ran.err);
+    let shown = [
+        "exit code 1, by an out of memory error",
+        "| torch.OutOfMemoryError: CUDA out of memory.",
+        "`cudaMalloc:2:1:0` to be reached",
+        "CODE=5 harness exec --device cuda:0 --memory 1073741824B --alloc-conf expandable_segments:True --fail cudaMalloc:2:1:0 -- python3 asks.py 2000",
+    ];
+    assert!(ran.code == Some(1) && shown.iter().all(|shown| text.contains(shown)), "{text}");
 }
 
 #[test]

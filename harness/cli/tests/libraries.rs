@@ -183,12 +183,50 @@ fn a_library_of_the_command_line_runs_in_every_scenario() {
     assert!(code == Some(2) && text.contains("a library needs `alloc`"), "{code:?} {text}");
 }
 
+#[test]
+fn an_optional_library_that_was_not_built_is_skipped_and_one_that_has_to_be_there_is_a_mistake() {
+    let folder = folder();
+    let gone = |optional: &str| {
+        run(
+            folder.path(),
+            &format!("  - library: {{ name: gone, path: ./gone.so, alloc: a, free: b, optional: {optional} }}\n  - direct\n"),
+        )
+    };
+    let (code, text) = gone("true");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(code == Some(3) && words.contains("skipped scenario gone") && words.contains("passed scenario direct"), "{text}");
+    assert!(words.contains("gone.so`") && words.contains("there is no such file: it is optional, and was not built"), "{text}");
+    let (code, text) = gone("false");
+    assert!(code == Some(2) && text.contains("gone.so"), "{text}");
+    let (code, text) = gone("perhaps");
+    assert!(code == Some(2) && text.contains("`optional` is `true` or `false`"), "{text}");
+    // One that is there has to have the functions.
+    let (code, text) = run(folder.path(), &arm("wrong", "plain_maloc", "plain_free", ", optional: true"));
+    assert!(code == Some(2) && text.contains("has no function `plain_maloc`"), "{text}");
+}
+
+#[test]
+fn the_library_of_the_catalogue_does_what_its_scenario_says_when_it_is_built() {
+    let folder = tempfile::tempdir().expect("there is a folder for temporary files");
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/libraries");
+    fs::copy(shipped.join("bins.yaml"), folder.path().join("bins.yaml")).expect("it can be copied");
+    let run = || harness(folder.path(), &["run", "bins.yaml", "--no-report", "--device", "sim"]);
+    let (code, text) = run();
+    assert!(code == Some(3) && text.contains("skipped  bins      bins") && text.contains("passed   bins      direct"), "{text}");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-o"]).arg(folder.path().join("bins.so"));
+    assert!(compiler.arg(shipped.join("bins.c")).status().expect("there is a C compiler").success());
+    let (code, text) = run();
+    assert!(code == Some(0) && text.contains("All 3 runs passed."), "{text}");
+}
+
 const SUITE: &str = "about: Libraries are arms of benchmarks.
 needs: { memory: 256MiB }
 rounds: { least: 2, most: 2 }
 arms:
   - library: { name: cached, path: ./alloc.so, alloc: cached_malloc, free: cached_free, empty_cache: cached_empty_cache }
   - library: { name: plain, path: ./alloc.so, alloc: plain_malloc, free: plain_free }
+  - library: { name: gone, path: ./gone.so, alloc: plain_malloc, free: plain_free, optional: true }
 time:
   - latency: { sizes: [2MiB] }
   - trace: { file: trace.txt }
@@ -249,6 +287,13 @@ fn on_a_simulated_device_libraries_have_the_model_times_of_their_calls_to_it() {
     assert!(median(&entries, "trace", "plain", Quantity::HostTime) > median(&entries, "trace", "cached", Quantity::HostTime));
     let reason = entry(&entries, "threads, 2 threads", "plain", Quantity::HostTime).reason();
     assert_eq!(reason, Some("its process calls it by one thread"));
+    for case in ["hit, 2 MiB", "scenario"] {
+        let reason = entry(&entries, case, "gone", Quantity::ModelTime).reason().unwrap_or_default();
+        assert!(
+            reason.contains("gone.so`") && reason.contains("there is no such file: it is optional, and was not built"),
+            "{case}: {reason}"
+        );
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! shown as ignored, with the reason.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
 
@@ -38,6 +39,10 @@ fn main() -> ExitCode {
         &python,
     ));
     trials.push(of_python("pinned.py is verified with the advice on it, and reported", &python, advised));
+    for scenario in ["batch_beside_server", "halve_batch"] {
+        let check = move |python: &Path| does_the_same_on_a_gpu(scenario, python);
+        trials.push(of_python(&format!("scenarios/programs/{scenario}.yaml does the same on a GPU"), &python, check));
+    }
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -67,7 +72,7 @@ fn rows(file: &str) -> impl Iterator<Item = Row> {
     })
 }
 
-fn of_python(name: &str, python: &Option<PathBuf>, check: fn(&Path) -> Result<(), Failed>) -> Trial {
+fn of_python(name: &str, python: &Option<PathBuf>, check: impl FnOnce(&Path) -> Result<(), Failed> + Send + 'static) -> Trial {
     match python.clone() {
         None => Trial::test(name, || Ok(())).with_ignored_flag(true),
         Some(python) => Trial::test(name, move || check(&python)),
@@ -226,6 +231,37 @@ fn out_of_memory_in_a_pool(python: &Path) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// Runs a scenario with programs on the simulated device, and on a GPU whose driver and NVML are those of a simulated one of 80 GiB, which does the kernels of the CUDA device. What
+/// its steps report is the same.
+fn does_the_same_on_a_gpu(scenario: &str, python: &Path) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let wrapper = folder.path().join("python");
+    std::fs::write(&wrapper, "#!/bin/sh\nHARNESS_GPU=\"$OF_PROGRAMS\" exec \"$PYTHON_OF_PROGRAMS\" \"$@\"\n")?;
+    std::fs::set_permissions(&wrapper, std::fs::Permissions::from_mode(0o755))?;
+    let harness = env!("CARGO_BIN_EXE_harness");
+    let run = ["run", &format!("scenarios/programs/{scenario}.yaml"), "--no-report", "--repeat", "1", "--format", "json", "--device"];
+    let mut simulated = Command::new(harness);
+    simulated.args(run).arg("sim").env("HARNESS_PYTHON", python);
+    let with_kernels = "OF_PROGRAMS=\"$HARNESS_GPU\" HARNESS_GPU=\"$HARNESS_GPU;kernels=done;processes=1\" exec \"$@\"";
+    let mut on_gpu = Command::new(harness);
+    on_gpu.args(["exec", "--memory", "80GiB", "--python"]).arg(python).args(["--", "sh", "-c", with_kernels, "sh", harness]);
+    on_gpu.args(run).arg("cuda:0").env("HARNESS_PYTHON", &wrapper).env("PYTHON_OF_PROGRAMS", python);
+    let mut told = Vec::new();
+    for command in [&mut simulated, &mut on_gpu] {
+        let output = command.current_dir(root()).env_remove("PYTORCH_ALLOC_CONF").output()?;
+        if !output.status.success() {
+            let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+            return Err(format!("{command:?} ended with {}\n{out}{err}", output.status).into());
+        }
+        let document: Value = serde_json::from_slice(&output.stdout)?;
+        let steps =
+            document["runs"].as_array().ok_or("there are no runs")?.iter().flat_map(|run| run["steps"].as_array().into_iter().flatten());
+        told.push(steps.map(|step| [&step["kind"], &step["reports"], &step["notes"]].map(Value::to_string).join(" ")).collect::<Vec<_>>());
+    }
+    let programs = told[0].iter().filter(|step| step.contains("peak reserved")).count();
+    if told[0] == told[1] && programs >= 4 { Ok(()) } else { Err(format!("{programs} programs: {told:#?}").into()) }
 }
 
 /// Compares figures that are there with those that are expected.

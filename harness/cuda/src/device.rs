@@ -64,6 +64,7 @@ const PER_THREAD_STREAM: usize = 2;
 /// Dropping it waits for its work and gives everything back, also what callers still hold.
 pub struct CudaDevice {
     info: DeviceInfo,
+    ordinal: u32,
     opened: Instant,
     context_overhead: Bytes,
     own_context: Result<Bytes, String>,
@@ -162,6 +163,7 @@ impl CudaDevice {
         };
         let mut device = Self {
             info,
+            ordinal,
             opened: Instant::now(),
             context_overhead: Bytes::ZERO,
             own_context: Ok(Bytes::ZERO),
@@ -555,6 +557,10 @@ impl TestDevice for CudaDevice {
             pressure: self.pressure.held(),
             processes: Bytes::ZERO,
         })
+    }
+
+    fn ordinal(&self) -> Option<u32> {
+        Some(self.ordinal)
     }
 
     fn own_context(&self) -> Result<Bytes, DeviceError> {

@@ -1,4 +1,4 @@
-//! The folder with the doubles for one PyTorch and one core library: made once, kept in the user's cache, checked each time it is used.
+//! The folder with the doubles for one PyTorch, the extensions beside it, and one core library: made once, kept in the user's cache, checked each time it is used.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -105,13 +105,15 @@ struct Manifest {
     core_made: Made,
 }
 
-/// The libraries for the PyTorch in this folder, with this core library: those that are in the cache folder, or new ones.
+/// The libraries for the PyTorch in this folder and extensions of other packages, with this core library: those that are in the cache folder, or new ones.
 ///
 /// # Errors
 /// That they cannot be made or kept.
-pub fn libraries(cache: &Path, torch: &Path, core: &Path) -> Result<Libraries, CacheError> {
+pub fn libraries(cache: &Path, torch: &Path, extensions: &[PathBuf], core: &Path) -> Result<Libraries, CacheError> {
     let objects = imports::shared_objects(torch)?;
-    let inputs = objects.iter().map(PathBuf::as_path).chain([core]).map(Input::of).collect::<Result<Vec<_>, _>>()?;
+    let mut inputs = objects.iter().map(PathBuf::as_path).chain([core]).map(Input::of).collect::<Result<Vec<_>, _>>()?;
+    // An extension that cannot be read is the business of the program that loads it.
+    inputs.extend(extensions.iter().filter_map(|extension| Input::of(extension).ok()));
     let all = cache.join("doubles");
     let folder = all.join(key(&inputs));
     if let Some(found) = Libraries::open(&folder, &inputs) {
@@ -125,10 +127,11 @@ pub fn libraries(cache: &Path, torch: &Path, core: &Path) -> Result<Libraries, C
     if let Some(found) = Libraries::open(&folder, &inputs) {
         return Ok(found);
     }
-    let imports = Imports::of(&objects)?;
+    let mut imports = Imports::of(&objects)?;
     if imports.soname("libcudart").is_none() {
         return Err(CacheError::StaticCuda(torch.to_owned()));
     }
+    imports.add_extensions(extensions);
     let exports = imports::exports(core)?;
     temporary::tidy(&all);
     forget_old(&all);

@@ -15,7 +15,7 @@ _MOST_EVENTS = 500000
 # Of an out of memory error.
 _MOST_FRAMES = 16
 _OWN_PACKAGES = ("torch", "torchvision", "torchaudio", "functorch", "triton")
-# The length of an attempt to get memory in the file in which the simulated GPU notes them.
+# The length of an attempt to get memory, and of a free, in the files in which they are noted.
 _ATTEMPT_BYTES = 32
 # Where the counters of a process tell how much work it submitted: behind three words of eight bytes.
 _SUBMITTED_AT = 24
@@ -124,7 +124,8 @@ def _tell_error_places(module):
 
 
 def _sample_allocated(module):
-    """Notes how much torch has allocated on each device, with how much work was submitted by then, where that has changed."""
+    """Notes how much torch has allocated on each device, with how much work was submitted by then, where that has changed. On a real GPU, where nobody
+    counts work, attempts to get memory and frees are counted instead."""
     import threading
     import time
 
@@ -132,11 +133,16 @@ def _sample_allocated(module):
 
     def sample():
         try:
-            counters = os.open(os.path.join(_RUN, "%d.counters" % os.getpid()), os.O_RDONLY)
+            if _ATTEMPTS == _RUN:
+                counters = os.open(os.path.join(_RUN, "%d.counters" % os.getpid()), os.O_RDONLY)
+                count = lambda: int.from_bytes(os.pread(counters, 8, _SUBMITTED_AT), "little")
+            else:
+                noted = [os.open(os.path.join(_ATTEMPTS, "%d.%s" % (os.getpid(), kind)), os.O_RDONLY) for kind in ("attempts", "frees")]
+                count = lambda: sum(os.fstat(file).st_size // _ATTEMPT_BYTES for file in noted)
             devices, last = range(torch.cuda.device_count()), {}
             with open(os.path.join(_RUN, "samples-%d" % os.getpid()), "w", 1) as file:
                 while True:
-                    submitted = int.from_bytes(os.pread(counters, 8, _SUBMITTED_AT), "little")
+                    submitted = count()
                     for device in devices:
                         allocated = torch.cuda.memory_stats(device).get("allocated_bytes.all.current", 0)
                         if last.get(device) != allocated:
@@ -225,7 +231,9 @@ def _run_the_hidden_one():
         sys.modules.setdefault("sitecustomize", this)
 
 
-if _RUN:
+# One that is hidden may be the hook of another `harness exec` around this one: the process is told of once.
+if _RUN and not hasattr(sys, "_harness_hook"):
+    sys._harness_hook = True
     atexit.register(_at_exit)
     if any(os.environ.get("HARNESS_GPU_" + wanted) for wanted in ("SNAPSHOT", "OOMS", "SAMPLES")):
         sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))

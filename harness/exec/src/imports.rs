@@ -126,6 +126,25 @@ impl Imports {
         Ok(imports)
     }
 
+    /// Adds what extensions of other packages import. Those that cannot be read, and those for another release of a library than is needed already, are left out:
+    /// they cannot be loaded beside it.
+    pub fn add_extensions(&mut self, files: &[PathBuf]) {
+        for object in files.iter().filter_map(|file| Undefined::of(file).ok()) {
+            let needed: Vec<&String> = object.needed.iter().filter(|needed| family_of(needed).is_some()).collect();
+            let is_other_release =
+                |needed: &&String| family_of(needed).and_then(|family| self.soname(family)).is_some_and(|known| known != needed.as_str());
+            if needed.iter().any(is_other_release) {
+                continue;
+            }
+            for needed in needed {
+                self.libraries.entry(needed.clone()).or_default();
+            }
+            for (symbol, file) in object.symbols {
+                self.add(symbol, file);
+            }
+        }
+    }
+
     /// A symbol that no version ties to a file goes by its name to a library that is needed.
     fn add(&mut self, symbol: Symbol, file: Option<String>) {
         let by_name = || {
@@ -228,11 +247,29 @@ pub fn shared_objects(torch: &Path) -> Result<Vec<PathBuf>, ImportsError> {
             entries => entries.map_err(|source| ImportsError::Unreadable { path: folder.clone(), source })?,
         };
         let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-        let is_library = |name: &String| name.starts_with(begin) && (name.ends_with(".so") || name.contains(".so."));
+        let is_library = |name: &String| name.starts_with(begin) && is_shared_object(name);
         found.extend(names.filter(is_library).map(|name| folder.join(name)));
     }
     found.sort();
     Ok(found)
+}
+
+/// Whether a file of this name is one.
+pub(crate) fn is_shared_object(name: &str) -> bool {
+    name.ends_with(".so") || name.contains(".so.")
+}
+
+/// Whether a file is a shared object for x86-64 that needs one of NVIDIA's libraries, and none of these itself. Only its headers and its list of what it needs are read.
+pub(crate) fn needs_nvidia(path: &Path) -> bool {
+    let is_one = path.file_name().and_then(|name| name.to_str()).is_none_or(|name| family_of(name).is_some());
+    let needs = || -> Option<bool> {
+        let file = open(path).ok()?;
+        let header = Header::parse(&file).ok()?;
+        let (endian, sections) = sections(&file).ok()?;
+        let is_here = header.e_machine(endian) == elf::EM_X86_64;
+        Some(is_here && needed(endian, &sections, &file).ok()?.iter().any(|needed| family_of(needed).is_some()))
+    };
+    !is_one && needs().unwrap_or(false)
 }
 
 fn open(path: &Path) -> Result<ReadCache<File>, ImportsError> {

@@ -94,16 +94,18 @@ pub struct Launch<'a> {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub enum LaunchError {
-    /// Build or install the library, or name it.
+    /// Install the program with its libraries, build them, or name this one.
     #[error(
         "the library of the simulated GPU is missing: {CORE} lies neither beside this program, nor in `deps` there, nor in `../lib/harness`. \
-         `cargo build --release` makes it, in target/release/deps; {CORE_VARIABLE} names it where it lies elsewhere"
+         `ci/install` installs it with the program, and the wheel that `ci/wheel` makes has it; `cargo build --release` makes it, in target/release/deps; \
+         {CORE_VARIABLE} names it where it lies elsewhere"
     )]
     NoCore,
-    /// Build or install the library, or name it.
+    /// Install the program with its libraries, build them, or name this one.
     #[error(
         "the library that limits programs is missing: {LIMITER} lies neither beside this program, nor in `deps` there, nor in `../lib/harness`. \
-         `cargo build --release` makes it, in target/release/deps; {LIMITER_VARIABLE} names it where it lies elsewhere"
+         `ci/install` installs it with the program, and the wheel that `ci/wheel` makes has it; `cargo build --release` makes it, in target/release/deps; \
+         {LIMITER_VARIABLE} names it where it lies elsewhere"
     )]
     NoLimiter,
     /// Move the library, or name a copy of it.
@@ -196,8 +198,11 @@ impl Prepared {
         Ok(Self { command, folder })
     }
 
-    /// Runs the program to its end. Its standard streams are ours.
-    pub(crate) fn run(mut self) -> Result<Ended, LaunchError> {
+    /// Runs the program to its end. Its standard streams are ours. Where it is to be reported, its processes note what a timeline needs.
+    pub(crate) fn run(mut self, is_reported: bool) -> Result<Ended, LaunchError> {
+        if is_reported {
+            self.command.envs([(PLACES, "1"), (SAMPLES, "1")]);
+        }
         let end = process::run(&mut self.command).map_err(|source| self.start_error(source))?;
         Ok(self.ended(end))
     }
@@ -227,11 +232,7 @@ impl Launch<'_> {
     /// # Errors
     /// That it cannot be started.
     pub fn run(&self, is_reported: bool) -> Result<Ended, LaunchError> {
-        let mut prepared = self.prepare()?;
-        if is_reported {
-            prepared.command.envs([(PLACES, "1"), (SAMPLES, "1")]);
-        }
-        prepared.run()
+        self.prepare()?.run(is_reported)
     }
 
     /// Makes the folder of a run, and the command that runs the program in it.

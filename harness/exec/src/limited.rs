@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use harness_gpu_settings::limits::{LIMITS, LIMITS_RUN, Limits};
+use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN, Limits};
 
 use crate::launch::{Ended, LaunchError, Prepared, Way, joined, limiter, of_torch, write_hook};
 
@@ -27,6 +27,16 @@ pub struct LimitedLaunch<'a> {
     pub snapshot: bool,
     /// The version of the GNU C library that it has.
     pub libc: (u32, u32),
+    /// The ledger of the limit that it shares with others; each of its processes has the limit by itself without it.
+    pub ledger: Option<&'a Path>,
+}
+
+/// The library that limits programs with this version of the GNU C library.
+///
+/// # Errors
+/// That it is too old, or that the library is missing.
+pub fn limiter_for(libc: (u32, u32)) -> Result<PathBuf, LaunchError> {
+    if Way::of_libc(libc) == Way::Audit { limiter() } else { Err(LaunchError::OldLibc(libc)) }
 }
 
 /// Where processes leave their counters, in the folder of a run. What a simulated GPU leaves, where the limits are tried on one, lies above.
@@ -35,12 +45,12 @@ pub(crate) fn counters_folder(run: &Path) -> PathBuf {
 }
 
 impl LimitedLaunch<'_> {
-    /// Runs the program to its end. Its standard streams are ours.
+    /// Runs the program to its end. Its standard streams are ours. Where it is to be reported, its processes note what a timeline needs.
     ///
     /// # Errors
     /// That it cannot be limited or started.
-    pub fn run(&self) -> Result<Ended, LaunchError> {
-        self.prepare()?.run()
+    pub fn run(&self, is_reported: bool) -> Result<Ended, LaunchError> {
+        self.prepare()?.run(is_reported)
     }
 
     /// Makes the folder of a run, and the command that runs the program in it.
@@ -48,10 +58,7 @@ impl LimitedLaunch<'_> {
     /// # Errors
     /// That it cannot be limited, or that the folder cannot be made.
     pub fn prepare(&self) -> Result<Prepared, LaunchError> {
-        if Way::of_libc(self.libc) != Way::Audit {
-            return Err(LaunchError::OldLibc(self.libc));
-        }
-        let library = limiter()?;
+        let library = limiter_for(self.libc)?;
         let fill = |run: &Path| write_hook(run).and_then(|_| fs::create_dir(counters_folder(run)));
         Prepared::new(self.command, fill, |run| self.environment(run, &library, |name| std::env::var_os(name)))
     }
@@ -66,6 +73,7 @@ impl LimitedLaunch<'_> {
             // In front: at a call of `dlsym` the GNU C library asks none behind one that does not look at bindings.
             ("LD_AUDIT", joined([library.into(), inherited("LD_AUDIT").unwrap_or_default()])),
         ]);
+        set.extend(self.ledger.map(|ledger| (LIMITS_LEDGER, ledger.into())));
         set
     }
 }
@@ -87,7 +95,15 @@ mod tests {
     #[test]
     fn a_program_sees_one_gpu_and_its_libraries_are_its_own() {
         let limits = Limits { device: Bytes::gib(80), memory: Some(Bytes::gib(24)), faults: Vec::new(), latencies: Vec::new() };
-        let launch = LimitedLaunch { command: &[], ordinal: 1, limits: &limits, alloc_conf: Some("a:b"), snapshot: false, libc: (2, 39) };
+        let launch = LimitedLaunch {
+            command: &[],
+            ordinal: 1,
+            limits: &limits,
+            alloc_conf: Some("a:b"),
+            snapshot: false,
+            libc: (2, 39),
+            ledger: Some(Path::new("/ledger")),
+        };
         let inherited = |name: &str| match name {
             "LD_AUDIT" => Some("/mine.so".into()),
             VISIBLE => Some("3, GPU-5".into()),
@@ -98,6 +114,7 @@ mod tests {
             [
                 ("CUDA_VISIBLE_DEVICES", "GPU-5"),
                 ("HARNESS_GPU_LIMITS", "device=85899345920;memory=25769803776"),
+                ("HARNESS_GPU_LIMITS_LEDGER", "/ledger"),
                 ("HARNESS_GPU_LIMITS_RUN", "/run/limits"),
                 ("HARNESS_GPU_RUN", "/run"),
                 ("LD_AUDIT", "/lib/limits.so:/mine.so"),
@@ -118,8 +135,9 @@ mod tests {
     #[test]
     fn an_old_c_library_is_told() {
         let limits = Limits { device: Bytes::gib(80), memory: None, faults: Vec::new(), latencies: Vec::new() };
-        let launch = LimitedLaunch { command: &[], ordinal: 0, limits: &limits, alloc_conf: None, snapshot: false, libc: (2, 34) };
-        let error = launch.run().expect_err("it is too old");
+        let launch =
+            LimitedLaunch { command: &[], ordinal: 0, limits: &limits, alloc_conf: None, snapshot: false, libc: (2, 34), ledger: None };
+        let error = launch.run(false).expect_err("it is too old");
         assert_eq!(error.to_string(), "the program's GNU C library is version 2.34: programs on a real GPU can be limited from 2.35 on");
     }
 }

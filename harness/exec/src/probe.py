@@ -12,6 +12,7 @@ found = {
     "is_64_bit": sys.maxsize > 2**32,
     "machine": os.uname().machine,
     "has_special_rights": bool(os.stat(sys.executable).st_mode & 0o6000),
+    "packages": [os.path.realpath(entry) for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")],
     "torch": None,
 }
 try:

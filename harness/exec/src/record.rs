@@ -5,7 +5,6 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use harness_gpu_settings::attempts::{self, Attempt};
 use harness_gpu_settings::counters::{DeviceTally, Tally};
 use harness_gpu_settings::latency::{Latency, SlowCall};
 use harness_gpu_settings::ledger::Ledger;
@@ -171,22 +170,6 @@ impl Record {
     /// The processes that used the GPU.
     pub(crate) fn used(&self) -> impl Iterator<Item = &Process> {
         self.processes.iter().filter(|process| process.used_gpu())
-    }
-
-    /// The attempts to get memory of each process, in the folder of a run.
-    ///
-    /// # Errors
-    /// That it cannot be read.
-    pub fn attempts(run: &Path) -> io::Result<Vec<Vec<Attempt>>> {
-        numbered(run, "", attempts::ENDING)?.iter().map(|(_, path)| Attempt::read(path)).collect()
-    }
-
-    /// The same of a run on a real GPU.
-    ///
-    /// # Errors
-    /// That it cannot be read.
-    pub fn attempts_limited(run: &Path) -> io::Result<Vec<Vec<Attempt>>> {
-        Self::attempts(&counters_folder(run))
     }
 
     /// The snapshots in the folder of a run: first those of processes that ended out of memory, else by number.

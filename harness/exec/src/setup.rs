@@ -8,6 +8,7 @@ use harness_gpu_settings::gpus::Gpu;
 use harness_gpu_settings::settings::{Cuda, Settings};
 
 use crate::cache::{self, CacheError, Libraries};
+use crate::environment::extensions;
 use crate::launch::{self, LaunchError, Way};
 use crate::torch::{self, Torch, TorchError};
 
@@ -44,7 +45,8 @@ impl Setup {
     pub fn of(command: &[OsString], python: Option<&Path>) -> Result<Self, SetupError> {
         let torch = Torch::find(command, python)?;
         let core = launch::core_library()?;
-        let libraries = cache::libraries(&cache::folder(|name| std::env::var_os(name))?, &torch.folder, &core)?;
+        let cache = cache::folder(|name| std::env::var_os(name))?;
+        let libraries = cache::libraries(&cache, &torch.folder, &extensions(&cache, &torch.packages), &core)?;
         Ok(Self { torch, libraries })
     }
 

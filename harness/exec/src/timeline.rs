@@ -7,6 +7,7 @@ use std::path::Path;
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{self, Attempt, Free};
 
+use crate::limited::counters_folder;
 use crate::record::numbered;
 use crate::trials::observed::OutOfMemory;
 
@@ -29,7 +30,7 @@ pub struct Timeline {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Sample {
-    /// Kernels, graphs, copies, host functions and records submitted before.
+    /// As for an attempt.
     pub submitted: u64,
     /// The device, by the index that the process sees.
     pub device: u32,
@@ -37,21 +38,33 @@ pub struct Sample {
 }
 
 impl Timeline {
-    /// Of all processes of a run that made attempts, by number.
+    /// Of all processes of a run on simulated GPUs that made attempts, by number.
     ///
     /// # Errors
     /// That the folder cannot be read.
     pub fn read_folder(run: &Path) -> io::Result<Vec<Self>> {
+        Self::of_folders(run, run)
+    }
+
+    /// The same of a run on a real GPU.
+    ///
+    /// # Errors
+    /// That the folder cannot be read.
+    pub fn read_limited(run: &Path) -> io::Result<Vec<Self>> {
+        Self::of_folders(run, &counters_folder(run))
+    }
+
+    fn of_folders(run: &Path, noted: &Path) -> io::Result<Vec<Self>> {
         let read = |(pid, path): &(u32, std::path::PathBuf)| {
             Ok(Self {
                 pid: *pid,
                 attempts: Attempt::read(path)?,
-                frees: Free::read(&run.join(format!("{pid}{}", attempts::FREES))).or_else(none_where_missing)?,
+                frees: Free::read(&noted.join(format!("{pid}{}", attempts::FREES))).or_else(none_where_missing)?,
                 errors: OutOfMemory::of_process(run, *pid),
                 samples: samples(run, *pid),
             })
         };
-        numbered(run, "", attempts::ENDING)?.iter().map(read).collect()
+        numbered(noted, "", attempts::ENDING)?.iter().map(read).collect()
     }
 }
 

@@ -28,6 +28,8 @@ pub struct Torch {
     pub cudnn: Option<u32>,
     /// The C library's version, for example 2 and 36.
     pub libc: (u32, u32),
+    /// The folders with the packages that its Python imports.
+    pub packages: Vec<PathBuf>,
 }
 
 /// Why there is no PyTorch to run with.
@@ -94,6 +96,7 @@ struct Found {
     machine: String,
     has_special_rights: bool,
     libc: Option<String>,
+    packages: Vec<PathBuf>,
     torch: Option<FoundTorch>,
 }
 
@@ -122,7 +125,7 @@ impl Torch {
 
 impl Found {
     fn check(self) -> Result<Torch, TorchError> {
-        let Self { python, .. } = self;
+        let Self { python, packages, .. } = self;
         if self.has_special_rights {
             return Err(TorchError::SpecialRights { python });
         }
@@ -149,7 +152,7 @@ impl Found {
         };
         let cuda = cuda.map_err(|cuda| TorchError::OtherCuda { version: version.clone(), cuda })?;
         let cudnn = requires.iter().find_map(|line| cudnn_version(line));
-        Ok(Torch { python, folder, version, cuda, cudnn, libc })
+        Ok(Torch { python, folder, version, cuda, cudnn, libc, packages })
     }
 }
 

@@ -24,7 +24,7 @@ pub struct Attempt {
     pub call: FaultyCall,
     /// What was asked for.
     pub size: Bytes,
-    /// Kernels, graphs, copies, host functions and records submitted before.
+    /// Kernels, graphs, copies, host functions and records submitted before; on a real GPU, where nobody counts these, attempts to get memory and frees.
     pub submitted: u64,
     pub outcome: Outcome,
     /// The device, by the index that the process sees; 0 for host memory.
@@ -49,7 +49,7 @@ pub enum Outcome {
 pub struct Free {
     /// Attempts of the process to get memory before, those of host memory included.
     pub attempts: u64,
-    /// Kernels, graphs, copies, host functions and records submitted before.
+    /// As for an attempt.
     pub submitted: u64,
     /// The device, by the index that the process sees.
     pub device: u32,
@@ -122,8 +122,9 @@ pub fn reach(attempts: &[Attempt], fault: &Fault) -> bool {
 pub struct Attempts {
     /// Attempts that each fault counted so far.
     counted: Vec<u64>,
-    /// Attempts noted so far.
+    /// Attempts noted so far, and frees.
     noted: u64,
+    freed: u64,
     /// Missing where there is no folder for it.
     file: Option<File>,
     frees: Option<File>,
@@ -136,7 +137,7 @@ impl Attempts {
             let path = folder.map(|folder| folder.join(format!("{}{ending}", std::process::id())));
             path.and_then(|path| OpenOptions::new().append(true).create(true).open(path).ok())
         };
-        Self { counted: Vec::new(), noted: 0, file: file(ENDING), frees: file(FREES) }
+        Self { counted: Vec::new(), noted: 0, freed: 0, file: file(ENDING), frees: file(FREES) }
     }
 
     /// Counts an attempt. Tells whether it is to fail.
@@ -159,6 +160,12 @@ impl Attempts {
         }
     }
 
+    /// How many attempts and frees were noted so far.
+    #[must_use]
+    pub const fn noted(&self) -> u64 {
+        self.noted + self.freed
+    }
+
     /// Notes how an attempt ended. A file that cannot be written any more is shorter; the program goes on.
     pub fn note(&mut self, attempt: &Attempt) {
         self.noted += 1;
@@ -169,6 +176,7 @@ impl Attempts {
 
     /// Notes that memory of a device was given back, after which the process holds so much of it. Written as attempts are.
     pub fn note_free(&mut self, submitted: u64, device: u32, held: Bytes) {
+        self.freed += 1;
         if let Some(file) = &mut self.frees {
             let _ = file.write_all(&row([self.noted, submitted, device.into(), held.0]));
         }
@@ -231,6 +239,7 @@ mod tests {
         let path = folder.path().join(format!("{}{ENDING}", std::process::id()));
         assert_eq!(Attempt::read(&path).expect("it can be read"), noted);
         attempts.note_free(9, 3, Bytes::mib(5));
+        assert_eq!(attempts.noted(), 4);
         let frees = Free::read(&path.with_extension("frees")).expect("it can be read");
         assert_eq!(frees, [Free { attempts: 3, submitted: 9, device: 3, held: Bytes::mib(5) }]);
         let whole = fs::read(&path).expect("it can be read");

@@ -122,6 +122,19 @@ impl Ledger {
         locked.entries().iter().map(holding).filter(|holding| holding.pid != 0 && holding.held > Bytes::ZERO).collect()
     }
 
+    /// Enters what another living process holds of a device, until it says otherwise or ends: for programs that use no device of ours.
+    ///
+    /// # Errors
+    /// That there is no such process, or that too many are entered.
+    pub fn enter(&self, pid: u32, device: u32, held: Bytes) -> io::Result<()> {
+        let locked = self.lock();
+        let entered = locked.entries().iter().position(|entry| entry.pid.load(Ordering::Relaxed) == u64::from(pid));
+        let entry = entered.or_else(|| locked.enter(pid.into())).map(|index| &self.layout().entries[index]);
+        let held_of = entry.and_then(|entry| entry.held.get(device as usize)).ok_or(io::ErrorKind::NotFound)?;
+        held_of.store(held.0, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// The most bytes of a device that all processes ever held together.
     #[must_use]
     pub fn peak(&self, device: u32) -> Bytes {
@@ -351,6 +364,22 @@ mod tests {
         assert_eq!(hold(&mut first, 5), Ok(()));
         child.wait().unwrap();
         assert_eq!(first.ledger().unwrap().holdings(0).len(), 1);
+    }
+
+    #[test]
+    fn what_is_entered_for_another_process_is_held_until_that_ends() {
+        let (_folder, path) = folder();
+        let mut first = Account::new(Some(Ledger::create(&path).unwrap()));
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let ledger = Ledger::open(&path).unwrap();
+        ledger.enter(child.id(), 0, Bytes(9)).unwrap();
+        ledger.enter(child.id(), 0, Bytes(6)).unwrap();
+        assert_eq!((hold(&mut first, 5), hold(&mut first, 4)), (Err(Bytes(6)), Ok(())));
+        assert_eq!(ledger.holdings(0).len(), 2, "one entry for each process");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(hold(&mut first, 5), Ok(()));
+        assert!(ledger.enter(child.id(), 0, Bytes(6)).is_err(), "it is gone");
     }
 
     #[test]

@@ -15,13 +15,15 @@ pub const LIMITS: &str = "HARNESS_GPU_LIMITS";
 /// The variable with the folder where each process writes its counters and attempts. It is not that of simulated GPUs, so that the limits can be
 /// tried on one.
 pub const LIMITS_RUN: &str = "HARNESS_GPU_LIMITS_RUN";
+/// The variable with the path of the ledger by which processes have one limit together. Without it each process has the limit by itself.
+pub const LIMITS_LEDGER: &str = "HARNESS_GPU_LIMITS_LEDGER";
 
 /// How a program on a real GPU is limited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Memory of the GPU itself.
     pub device: Bytes,
-    /// The most device memory that each process gets; `None` for all that there is.
+    /// The most device memory that each process gets, or all processes that share a ledger; `None` for all that there is.
     pub memory: Option<Bytes>,
     /// Attempts to get memory that fail.
     pub faults: Vec<Fault>,

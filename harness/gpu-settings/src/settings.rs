@@ -23,8 +23,6 @@ pub const RUN: &str = "HARNESS_GPU_RUN";
 pub const LEFT: &str = "left";
 /// The file in the folder of [`RUN`] with the names of functions that were called, in their order, where that is asked for.
 pub const CALLS: &str = "calls";
-/// The folder in the folder of [`RUN`] with a file for each other program on the devices.
-pub const PROCESSES: &str = "processes";
 /// The most devices a machine can have.
 pub const MOST_DEVICES: u32 = 16;
 
@@ -68,8 +66,7 @@ pub struct Settings {
     pub container: bool,
     /// What another process holds of each device.
     pub others: Bytes,
-    /// Whether programs can hold memory of the devices that are none of this library: each writes how many bytes it holds of each device to a file
-    /// of its own number in [`PROCESSES`], and holds them until it ends.
+    /// Whether other processes use the devices meanwhile; the ledger says what each of them holds.
     pub processes: bool,
     /// What the sensors of the devices tell.
     pub sensors: Sensors,

@@ -33,7 +33,7 @@ const LIBRARY_EXAMPLE: &str = "`{ library: { path: ./my_alloc.so, alloc: my_mall
 pub const LIBRARY_ABOUT: &str =
     "a shared library with the two functions that PyTorch's `CUDAPluggableAllocator` takes, run in a process of its own";
 /// The fields of a library with what they mean.
-const LIBRARY_FIELDS: [(&str, &str, &str); 6] = [
+const LIBRARY_FIELDS: [(&str, &str, &str); 7] = [
     (NAME, "*name*", NAME_ABOUT),
     (LibrarySpec::PATH, "a file", "The shared library; the path begins at the folder of the file that names it."),
     ("alloc", "a function", "`void *alloc(ssize_t size, int device, CUstream stream)`."),
@@ -44,7 +44,11 @@ const LIBRARY_FIELDS: [(&str, &str, &str); 6] = [
         "`void record_stream(void *address, CUstream stream)`; without it the library is not told, as in PyTorch.",
     ),
     ("empty_cache", "a function", "`void empty_cache(void)`; without it nothing is asked to go back."),
+    (OPTIONAL, TRUTH, "`true`: where there is no such file, the arm is skipped, with the reason. Without it, that is a mistake."),
 ];
+/// The key that lets the file be missing, and what it takes.
+const OPTIONAL: &str = "optional";
+const TRUTH: &str = "`true` or `false`";
 const EXAMPLE: &str = "`{ caching: { conf: \"max_split_size_mb:512\" } }`";
 
 /// An allocator as the file says it. What cannot be one is kept, to be answered by the check with its place.
@@ -222,7 +226,16 @@ fn library(at: Position, settings: &SettingsWire, folder: &Path) -> Result<Alloc
     let (record_stream, empty_cache) = (optional("record_stream")?, optional("empty_cache")?);
     let (alloc, free) = (function("alloc")?, function("free")?);
     let library = LibrarySpec { path: folder.join(&path.value), alloc, free, record_stream, empty_cache };
-    if let Err(Unusable { field, message, help }) = check_library(&library) {
+    let is_optional = match text(OPTIONAL)? {
+        None => false,
+        Some(given) => match given.value.as_str() {
+            "True" => true,
+            "False" => false,
+            _ => return Err(Problem::new(given.position(), format!("`{OPTIONAL}` is {TRUTH}")).help(example)),
+        },
+    };
+    let may_be_missing = is_optional && library.check_file().is_err();
+    if !may_be_missing && let Err(Unusable { field, message, help }) = check_library(&library) {
         let at = given(field).map_or(at, |(_, value)| value.position());
         return Err(Problem::new(at, message).help(help));
     }
@@ -544,7 +557,10 @@ fn settings_schema(kind: AllocatorKind) -> Value {
 }
 
 fn library_schema() -> Value {
-    let field = |(name, _, about): &(&str, &str, &str)| ((*name).to_owned(), serde_json::json!({ "type": "string", "description": about }));
+    let field = |(name, takes, about): &(&str, &str, &str)| {
+        let kind = if *takes == TRUTH { "boolean" } else { "string" };
+        ((*name).to_owned(), serde_json::json!({ "type": kind, "description": about }))
+    };
     let fields: Map<String, Value> = LIBRARY_FIELDS.iter().map(field).collect();
     let needed =
         [LibrarySpec::PATH].into_iter().chain(LibrarySpec::FUNCTIONS.into_iter().filter(|(_, needed)| *needed).map(|(name, _)| name));

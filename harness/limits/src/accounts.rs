@@ -55,21 +55,21 @@ impl Accounts {
         self.pages + self.pooled.checked_round_up(GRANULARITY).unwrap_or(self.pooled)
     }
 
-    /// Free and all memory that the program is told of, given those of the device.
-    pub(crate) fn seen(&self, free: Bytes, total: Bytes) -> (Bytes, Bytes) {
+    /// Free and all memory that the program is told of, given those of the device, and what other processes hold of the limit.
+    pub(crate) fn seen(&self, others: Bytes, free: Bytes, total: Bytes) -> (Bytes, Bytes) {
         match self.limit {
-            Some(limit) => (free.min(limit.saturating_sub(self.used())), total.min(limit)),
+            Some(limit) => (free.min(limit.saturating_sub(self.used()).saturating_sub(others)), total.min(limit)),
             None => (free, total),
         }
     }
 
-    /// Charges memory before it is asked for, so that two threads cannot get the same rest; `None` above the limit.
-    pub(crate) fn charge(&mut self, kind: Kind, size: Bytes) -> Option<Charge> {
+    /// Charges memory before it is asked for, so that two threads cannot get the same rest; `None` above what other processes leave of the limit.
+    pub(crate) fn charge(&mut self, others: Bytes, kind: Kind, size: Bytes) -> Option<Charge> {
         let unit = if kind == Kind::Pages { GRANULARITY } else { ALIGNMENT };
         let charge = Charge { kind, bytes: size.checked_round_up(unit)? };
         let before = *self.sum(kind);
         *self.sum(kind) = Bytes(before.0.checked_add(charge.bytes.0)?);
-        if self.limit.is_none_or(|limit| self.used() <= limit) {
+        if self.limit.is_none_or(|limit| self.used() <= limit.saturating_sub(others)) {
             return Some(charge);
         }
         *self.sum(kind) = before;
@@ -176,39 +176,49 @@ mod tests {
     #[test]
     fn whole_pages_are_charged_and_nothing_above_the_limit() {
         let mut accounts = accounts();
-        let charges = [Bytes(1), Bytes::mib(3)].map(|size| accounts.charge(Kind::Pages, size).expect("it fits"));
+        let charges = [Bytes(1), Bytes::mib(3)].map(|size| accounts.charge(Bytes::ZERO, Kind::Pages, size).expect("it fits"));
         assert_eq!(accounts.used(), Bytes::mib(6));
-        assert_eq!(accounts.charge(Kind::Pages, Bytes::mib(3)), None);
-        assert_eq!(accounts.charge(Kind::Pages, Bytes(u64::MAX)), None);
+        assert_eq!(accounts.charge(Bytes::ZERO, Kind::Pages, Bytes::mib(3)), None);
+        assert_eq!(accounts.charge(Bytes::ZERO, Kind::Pages, Bytes(u64::MAX)), None);
         assert_eq!(accounts.used(), Bytes::mib(6), "what was refused is not charged");
         accounts.discharge(charges[1]);
-        assert!(accounts.charge(Kind::Pages, Bytes::mib(6)).is_some());
+        assert!(accounts.charge(Bytes::ZERO, Kind::Pages, Bytes::mib(6)).is_some());
     }
 
     #[test]
     fn allocations_of_pools_share_pages() {
         let mut accounts = accounts();
         for _ in 0..4 {
-            assert!(accounts.charge(Kind::Pooled, Bytes::kib(500)).is_some());
+            assert!(accounts.charge(Bytes::ZERO, Kind::Pooled, Bytes::kib(500)).is_some());
         }
         assert_eq!(accounts.used(), Bytes::mib(2));
-        assert!(accounts.charge(Kind::Pooled, Bytes::kib(500)).is_some());
+        assert!(accounts.charge(Bytes::ZERO, Kind::Pooled, Bytes::kib(500)).is_some());
         assert_eq!(accounts.used(), Bytes::mib(4));
     }
 
     #[test]
     fn the_program_sees_the_limit_and_never_more_than_the_device_has() {
         let mut accounts = accounts();
-        assert!(accounts.charge(Kind::Pages, Bytes::mib(2)).is_some());
-        assert_eq!(accounts.seen(Bytes::gib(70), Bytes::gib(80)), (Bytes::mib(6), Bytes::mib(8)));
-        assert_eq!(accounts.seen(Bytes::mib(1), Bytes::gib(80)), (Bytes::mib(1), Bytes::mib(8)));
-        assert_eq!(Accounts::new(None).seen(Bytes::gib(70), Bytes::gib(80)), (Bytes::gib(70), Bytes::gib(80)));
+        assert!(accounts.charge(Bytes::ZERO, Kind::Pages, Bytes::mib(2)).is_some());
+        assert_eq!(accounts.seen(Bytes::ZERO, Bytes::gib(70), Bytes::gib(80)), (Bytes::mib(6), Bytes::mib(8)));
+        assert_eq!(accounts.seen(Bytes::ZERO, Bytes::mib(1), Bytes::gib(80)), (Bytes::mib(1), Bytes::mib(8)));
+        assert_eq!(Accounts::new(None).seen(Bytes::ZERO, Bytes::gib(70), Bytes::gib(80)), (Bytes::gib(70), Bytes::gib(80)));
+    }
+
+    #[test]
+    fn what_other_processes_hold_is_not_left_of_the_limit() {
+        let mut accounts = accounts();
+        assert_eq!(accounts.charge(Bytes::mib(6), Kind::Pages, Bytes::mib(3)), None);
+        assert!(accounts.charge(Bytes::mib(6), Kind::Pages, Bytes::mib(2)).is_some());
+        assert_eq!(accounts.charge(Bytes(u64::MAX), Kind::Pages, Bytes::mib(1)), None);
+        assert_eq!(accounts.seen(Bytes::mib(4), Bytes::gib(70), Bytes::gib(80)), (Bytes::mib(2), Bytes::mib(8)));
+        assert_eq!(accounts.seen(Bytes::mib(7), Bytes::gib(70), Bytes::gib(80)), (Bytes::ZERO, Bytes::mib(8)));
     }
 
     #[test]
     fn memory_that_could_not_be_given_back_is_charged_again() {
         let mut accounts = accounts();
-        let charge = accounts.charge(Kind::Pages, Bytes::mib(2)).expect("it fits");
+        let charge = accounts.charge(Bytes::ZERO, Kind::Pages, Bytes::mib(2)).expect("it fits");
         accounts.place(0x1000, charge);
         assert_eq!((accounts.take(0x1000), accounts.used()), (Some(charge), Bytes::ZERO));
         accounts.put_back(0x1000, charge);
@@ -218,7 +228,7 @@ mod tests {
     #[test]
     fn memory_whose_size_the_driver_chose_is_charged_by_that() {
         let mut accounts = accounts();
-        let charge = accounts.charge(Kind::Pages, Bytes::mib(2)).expect("it fits");
+        let charge = accounts.charge(Bytes::ZERO, Kind::Pages, Bytes::mib(2)).expect("it fits");
         accounts.place(0x1000, charge);
         accounts.correct(0x1000, Bytes::mib(5));
         assert_eq!(accounts.used(), Bytes::mib(6));
@@ -229,7 +239,7 @@ mod tests {
     #[test]
     fn physical_memory_goes_with_its_last_handle_and_its_last_mapping() {
         let mut accounts = accounts();
-        let charge = accounts.charge(Kind::Pages, Bytes::mib(2)).expect("it fits");
+        let charge = accounts.charge(Bytes::ZERO, Kind::Pages, Bytes::mib(2)).expect("it fits");
         accounts.create(7, charge);
         accounts.map(0x20_0000, 7);
         accounts.retain(7);

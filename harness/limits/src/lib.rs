@@ -8,6 +8,8 @@
 //! * `runtime`, `driver` and `nvml` are the wrappers, by library; `real` keeps the real functions;
 //! * `limiter` decides which attempts go through and counts them; `accounts` is what the process holds.
 //!
+//! A limit is that of each process, or where a ledger is named, that of all processes that have this ledger together.
+//!
 //! Managed memory is charged in full, wherever its pages lie, and an array by the bytes of its elements: a driver may take more for it.
 //!
 //! Not limited: arrays of formats whose elements have no size of their own, memory that comes from other processes, and what the driver takes for itself.

@@ -1,4 +1,4 @@
-//! One run of a program on simulated GPUs, as a page with a picture, and as a test case for continuous integration.
+//! One run of a program on simulated GPUs, or on a real one, as a page with a picture, and as a test case for continuous integration.
 
 mod picture;
 
@@ -7,11 +7,13 @@ use std::collections::BTreeMap;
 use harness_allocator::units::Bytes;
 use harness_exec::record::{Process, Record};
 use harness_exec::timeline::Timeline;
+use harness_exec::trials::runner::Machine;
 use harness_gpu_settings::attempts::{Attempt, Outcome};
+use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
 use quick_junit::{Report as Document, TestCase, TestCaseStatus, TestSuite};
 
-use self::picture::Curve;
+use self::picture::{Clock, Curve};
 use super::escape::{fenced, prose};
 use super::junit;
 use super::page::Page;
@@ -30,7 +32,9 @@ pub struct Program<'a> {
     pub command: &'a str,
     /// A command that does the same again.
     pub again: &'a str,
-    pub settings: &'a Settings,
+    /// Where it ran, and the name of the GPU if that is a real one.
+    pub machine: &'a Machine,
+    pub gpu: Option<&'a str>,
     /// What its processes did.
     pub record: &'a Record,
     /// What they did in order.
@@ -56,7 +60,7 @@ impl Program<'_> {
         };
         let missed = self.missed.map(|option| format!("; `{option}` was not reached")).unwrap_or_default();
         let peak = self.used().flat_map(|process| &process.devices).map(|device| device.peak_reserved).max().unwrap_or_default();
-        format!("{end}{missed}. It reserved at most {} of {}.", Bytes(peak), self.settings.memory)
+        format!("{end}{missed}. It reserved at most {} of {}.", Bytes(peak), self.machine.memory())
     }
 
     fn ended_out_of_memory(&self) -> bool {
@@ -86,7 +90,17 @@ pub fn picture(program: &Program<'_>) -> Option<String> {
         }
     }
     curves.truncate(MOST_CURVES);
-    picture::draw(&curves, program.settings.memory)
+    picture::draw(&curves, program.machine.memory(), clock(program.machine))
+}
+
+/// What the places of curves are counted in.
+const fn clock(machine: &Machine) -> Clock {
+    match machine {
+        Machine::Simulated(_) => {
+            Clock { name: "the work that the program submitted", axis: "work submitted: kernels, copies and the like" }
+        }
+        Machine::Real(..) => Clock { name: "the calls of the program for memory", axis: "calls for memory: attempts to get it, and frees" },
+    }
 }
 
 /// The run as a page, which shows its picture by this name.
@@ -96,7 +110,7 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
     page.block(format!("# {}", prose(program.command)));
     page.block(format!("**{}**", prose(&program.sentence())));
     if let Some(picture) = picture {
-        page.block(format!("![Reserved and allocated over the work that the program submitted]({picture})"));
+        page.block(format!("![Reserved and allocated over {}]({picture})", clock(program.machine).name));
     }
     if let Some(traceback) = program.traceback() {
         page.block("## What ended it");
@@ -115,8 +129,16 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
         page.block("## Out of memory errors");
         page.list(&errors);
     }
-    page.block("## What is a model");
-    page.list(&models(program));
+    match program.machine {
+        Machine::Simulated(settings) => {
+            page.block("## What is a model");
+            page.list(&models(program, settings));
+        }
+        Machine::Real(_, limits) => {
+            page.block("## What is limited");
+            page.list(&limited(program, limits));
+        }
+    }
     page.block("## Again");
     page.command(program.again);
     page.end();
@@ -129,12 +151,15 @@ fn named(process: &Process) -> String {
 }
 
 fn processes(program: &Program<'_>) -> Grid {
-    let figures = ["peak reserved", "peak allocated", "retries", "OOMs", "allocations", "frees", "work submitted"];
+    let figures = ["peak reserved", "peak allocated", "retries", "OOMs", "allocations", "frees"];
+    // On a real GPU nobody counts it.
+    let work = matches!(program.machine, Machine::Simulated(_)).then_some("work submitted");
+    let figures = figures.into_iter().chain(work);
     let mut grid = Grid::new([("process", Align::Left)].into_iter().chain(figures.map(|head| (head, Align::Right))));
     for process in program.used() {
         let torch = |name: &str| process.torch.as_ref().map(|torch| torch.sum(name));
         let device = |figure: fn(&harness_exec::record::DeviceRecord) -> u64| process.devices.iter().map(figure);
-        grid.rows.push(vec![
+        let mut row = vec![
             named(process),
             Bytes(device(|device| device.peak_reserved).max().unwrap_or_default()).to_string(),
             words::or_nothing(torch("allocated_bytes.all.peak").map(Bytes)),
@@ -142,8 +167,9 @@ fn processes(program: &Program<'_>) -> Grid {
             words::or_nothing(torch("num_ooms")),
             device(|device| device.mallocs).sum::<u64>().to_string(),
             device(|device| device.frees).sum::<u64>().to_string(),
-            process.submitted.to_string(),
-        ]);
+        ];
+        row.extend(work.map(|_| process.submitted.to_string()));
+        grid.rows.push(row);
     }
     grid
 }
@@ -189,8 +215,23 @@ fn errors(program: &Program<'_>) -> Vec<String> {
     all
 }
 
-fn models(program: &Program<'_>) -> Vec<String> {
-    let Settings { values, cudnn_workspace, context_overhead, gpu, events, addresses, .. } = program.settings;
+/// What is not as without the harness on a real GPU.
+fn limited(program: &Program<'_>, limits: &Limits) -> Vec<String> {
+    let Limits { device, memory, faults, latencies } = limits;
+    let gpu = program.gpu.unwrap_or_default();
+    let memory = memory.map_or_else(|| "all".to_owned(), |memory| format!("at most {memory}"));
+    let mut lines = vec![
+        format!("The GPU is {} ({gpu}), and each process gets {memory} of its {device}, its CUDA context apart.", program.record.gpu),
+        "Real are GPU, driver, CUDA and torch: sizes, order and addresses of allocations, retries and errors.".to_owned(),
+        "What is allocated is sampled, and what is reserved changes where memory was got from the driver or given back.".to_owned(),
+    ];
+    lines.extend(faults.iter().map(|fault| format!("Attempts fail because that was asked for: {fault}.")));
+    lines.extend(latencies.iter().map(|latency| format!("Calls take longer because that was asked for: {latency}.")));
+    lines.iter().map(|line| prose(line)).collect()
+}
+
+fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
+    let Settings { values, cudnn_workspace, context_overhead, gpu, events, addresses, .. } = settings;
     let values = match values {
         Values::Zeros => "Kernels do nothing: what the program reads back is zeros.",
         Values::Copies => "Kernels do nothing: what the program reads back is what small copies wrote, else zeros.",

@@ -1,4 +1,4 @@
-//! [`SharedMemory`]: the memory of the scenario's device, as programs see it that are run on a simulated GPU of its size.
+//! [`SharedMemory`]: the memory of the scenario's device, as programs see it that are run on a simulated GPU of its size, or on the GPU of the run under that limit.
 
 use std::io;
 use std::path::PathBuf;

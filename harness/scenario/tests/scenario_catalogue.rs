@@ -12,7 +12,7 @@ fn scenarios() -> PathBuf {
 }
 
 fn catalogue() -> Vec<PathBuf> {
-    let folders = ["", "programs", "faults", "claims"].map(|folder| scenarios().join(folder));
+    let folders = ["", "programs", "libraries", "faults", "claims"].map(|folder| scenarios().join(folder));
     let mut files: Vec<PathBuf> =
         folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));

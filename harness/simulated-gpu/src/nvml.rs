@@ -300,13 +300,13 @@ struct ProcessV3 {
     instances: [c_uint; 2],
 }
 
-/// The processes on a device: those of the run that hold anything, the one that is none of this machine, and those that say so themselves.
+/// The processes on a device: those of the run that hold anything, and the one that is none of this machine.
 fn processes_on(number: u32) -> Vec<(c_uint, Bytes)> {
     let machine = machine();
     let outside = |pid: u32| pid + if machine.settings.container { CONTAINER } else { 0 };
     let of_run = machine.state().holdings(number).into_iter().map(|holding| (outside(holding.pid), holding.held));
     let other = Some((OTHER_PROCESS, machine.settings.others)).filter(|process| process.1 > Bytes::ZERO);
-    of_run.chain(other).chain(machine.processes().into_iter().map(|(pid, held)| (outside(pid), held))).collect()
+    of_run.chain(other).collect()
 }
 
 /// Writes the processes on a device.

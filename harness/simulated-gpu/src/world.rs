@@ -3,10 +3,8 @@
 //! It is made at the first call from the environment. Everything but kernel launches goes through one lock, which is free again in a forked child.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::env;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
@@ -26,7 +24,7 @@ use harness_gpu_settings::driver::Kernels;
 use harness_gpu_settings::gpus::Gpu;
 use harness_gpu_settings::latency::{self, SlowCall};
 use harness_gpu_settings::ledger::{Account, Holding, LEDGER, Ledger};
-use harness_gpu_settings::settings::{FaultyCall, LEFT, PROCESSES, RUN, SETTINGS, Settings};
+use harness_gpu_settings::settings::{FaultyCall, LEFT, RUN, SETTINGS, Settings};
 
 /// The simulated machine as this process sees it.
 pub(crate) struct Machine {
@@ -43,8 +41,6 @@ pub(crate) struct Machine {
     late_by: AtomicU64,
     /// The file for what is left in contexts.
     pub(crate) left: Option<PathBuf>,
-    /// The folder with files of other programs on the devices.
-    processes: Option<PathBuf>,
     /// When the machine was made.
     began: Instant,
     state: Mutex<State>,
@@ -111,7 +107,6 @@ impl Machine {
             inherits_context: AtomicBool::new(false),
             late_by: AtomicU64::new(0),
             left: folder.as_ref().map(|folder| folder.join(LEFT)),
-            processes: folder.filter(|_| settings.processes).map(|folder| folder.join(PROCESSES)),
             began: Instant::now(),
             settings,
             state: Mutex::new(state),
@@ -128,20 +123,9 @@ impl Machine {
         Nanos(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// Other programs that still run, by their numbers, with what they hold of each device.
-    pub(crate) fn processes(&self) -> BTreeMap<u32, Bytes> {
-        let files = self.processes.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
-        let held = files.filter_map(|file| {
-            let number = file.file_name().to_str()?.parse().ok()?;
-            let held = fs::read_to_string(file.path()).ok()?.trim().parse().ok()?;
-            Path::new("/proc").join(file.file_name()).exists().then_some((number, Bytes(held)))
-        });
-        held.collect()
-    }
-
-    /// What others hold of each device.
-    pub(crate) fn others(&self) -> Bytes {
-        self.settings.others + self.processes().into_values().sum()
+    /// What the process that is none of this machine holds of each device.
+    pub(crate) const fn others(&self) -> Bytes {
+        self.settings.others
     }
 
     /// The state, for this thread alone.

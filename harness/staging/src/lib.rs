@@ -16,7 +16,7 @@ use harness_allocator::units::Bytes;
 use harness_gpu_settings::driver::{Kernels, Sensors};
 use harness_gpu_settings::gpus::GPUS;
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
-use harness_gpu_settings::settings::{AddressOrder, CALLS, Cuda, LEFT, PROCESSES, RUN, SETTINGS, Settings};
+use harness_gpu_settings::settings::{AddressOrder, CALLS, Cuda, LEFT, RUN, SETTINGS, Settings};
 use tempfile::TempDir;
 
 /// A machine with one GPU of 2 GiB, of which a context takes 300 MiB, with NVML and nothing wrong, that really does the kernels of the CUDA device.
@@ -65,7 +65,6 @@ impl Staging {
             true => symlink(&library, folder.path().join(NVML_NAME))?,
             false => unloadable(&folder.path().join(NVML_NAME))?,
         }
-        fs::create_dir(folder.path().join(PROCESSES))?;
         Ledger::create(&folder.path().join(LEDGER_FILE))?;
         Ok(Self { folder, settings: Some(settings.clone()) })
     }
@@ -138,12 +137,12 @@ pub fn calls() -> io::Result<Vec<String>> {
     Ok(fs::read_to_string(file_of_run(CALLS)?)?.lines().map(str::to_owned).collect())
 }
 
-/// In a process on a staged machine with [`Settings::processes`]: the file in which a process says how many bytes it holds of each device.
+/// In a process on a staged machine with [`Settings::processes`]: has another living process hold so much of the first device, until that ends.
 ///
 /// # Errors
-/// Where this process is on no such machine.
-pub fn process_file(number: u32) -> io::Result<PathBuf> {
-    Ok(file_of_run(PROCESSES)?.join(number.to_string()))
+/// Where this process is on no such machine, or there is no such process.
+pub fn hold_for(pid: u32, held: Bytes) -> io::Result<()> {
+    Ledger::open(&file_of_run(LEDGER_FILE)?)?.enter(pid, 0, held)
 }
 
 /// Whether this machine has a driver or NVML of its own, which [`Staging::without_driver`] can only hide.

@@ -54,6 +54,18 @@ impl LibrarySpec {
     /// The keys with the names of functions, and whether there has to be one.
     pub const FUNCTIONS: [(&'static str, bool); 4] = [("alloc", true), ("free", true), ("record_stream", false), ("empty_cache", false)];
 
+    /// Whether the file is there.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] where it is not.
+    pub fn check_file(&self) -> Result<(), DeviceError> {
+        if self.path.exists() {
+            return Ok(());
+        }
+        let what = format!("the library `{}`", self.path.display());
+        Err(DeviceError::Unavailable { what, why: "there is no such file: it is optional, and was not built".to_owned() })
+    }
+
     /// Each function that is named, by its key.
     pub fn functions(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let names = [Some(&self.alloc), Some(&self.free), self.record_stream.as_ref(), self.empty_cache.as_ref()];
@@ -271,6 +283,10 @@ impl LibraryAllocator {
 impl Allocator for LibraryAllocator {
     fn name(&self) -> &'static str {
         "library"
+    }
+
+    fn check_device(&self, _: &mut dyn Device) -> Result<(), DeviceError> {
+        self.spec.check_file()
     }
 
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {

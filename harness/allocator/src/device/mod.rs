@@ -348,6 +348,11 @@ pub trait TestDevice: Device {
     /// [`DeviceError::Unavailable`] where nothing tells the two apart, with the reason.
     fn own_context(&self) -> Result<Bytes, DeviceError>;
 
+    /// The number of the device among those that this process sees, by which others can choose it; `None` for one that only this process has.
+    fn ordinal(&self) -> Option<u32> {
+        None
+    }
+
     /// Time since the device was opened: virtual on a simulated device, monotonic host time on a real one. The only clock there is.
     fn now(&mut self) -> Nanos;
 

@@ -80,6 +80,7 @@ wrapper! {
     trait TestDeviceWrapper: DeviceWrapper<Inner: TestDevice> => TestDevice {}
     &self:
         fn own_context() -> Result<Bytes, DeviceError>;
+        fn ordinal() -> Option<u32>;
         fn calls() -> DeviceCalls;
         fn leaks() -> Leaks;
         fn cost_figures() -> Vec<CostFigure>;

@@ -30,6 +30,9 @@ pub(super) fn visit(measure: &Measure, visit: &mut Visit<'_>) -> Result<Vec<Read
     if visit.interrupt.load(Ordering::Relaxed) {
         return Err(Fault::Interrupted);
     }
+    if let Some(library) = visit.arm.as_library() {
+        library.check_file()?;
+    }
     if let Some(timed) = visit.arm.as_library().and_then(|library| library::visit(visit, library, measure)) {
         return timed;
     }

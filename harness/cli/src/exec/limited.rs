@@ -8,10 +8,10 @@ use harness_exec::limited::LimitedLaunch;
 use harness_exec::record::Record;
 use harness_exec::summary;
 use harness_exec::torch::Torch;
-use harness_exec::trials::runner::On;
+use harness_exec::trials::runner::{Machine, On};
 use harness_gpu_settings::limits::Limits;
 
-use super::{Exec, exit_code, lost, of_launch};
+use super::{Exec, lost, of_launch};
 use crate::error::{CliError, Failures};
 use crate::terminal::Terminal;
 
@@ -26,10 +26,6 @@ pub(crate) fn ordinal(text: &str) -> Result<u32, String> {
 impl Exec {
     /// Runs the program on a real GPU.
     pub(super) fn run_limited(&self, ordinal: u32, has_many: bool, torch: &Torch, terminal: &Terminal) -> Result<ExitCode, Failures> {
-        if !has_many && (self.many.report().is_some() || self.junit.is_some()) {
-            let message = "`--report` and `--junit` of one run tell of a simulated GPU, and `--device` names a real one";
-            return Err(CliError::input(message, "leave them out; `--record FILE` writes what the run did").into());
-        }
         let device = self.real_device(ordinal)?;
         let limits = Limits { device: device.total, memory: self.memory, faults: self.fail.clone(), latencies: self.latency.clone() };
         let launch = LimitedLaunch {
@@ -39,15 +35,15 @@ impl Exec {
             alloc_conf: self.alloc_conf.first().map(String::as_str),
             snapshot: self.snapshot.is_some(),
             libc: torch.libc,
+            ledger: None,
         };
         if has_many {
             return self.many.run(On::Real(launch), &self.alloc_conf, terminal);
         }
-        let ended = launch.run().map_err(of_launch)?;
+        let ended = launch.run(self.many.report().is_some()).map_err(of_launch)?;
         let record = Record::read_limited(ended.folder(), ended.end, ordinal, &limits).map_err(|error| lost(&error))?;
-        self.tell(&ended, &record, &summary::render_limited(&record, &device.name, &limits), limits.visible(), terminal)?;
-        let attempts = Record::attempts_limited(ended.folder()).map_err(|error| lost(&error))?;
-        Ok(exit_code(&ended, self.not_reached(&record, &attempts).as_deref()))
+        let summary = summary::render_limited(&record, &device.name, &limits);
+        self.finish(&ended, &record, &summary, (&Machine::Real(ordinal, limits), Some(&device.name)), terminal)
     }
 
     /// The GPU, which has as much memory as the program is to get.

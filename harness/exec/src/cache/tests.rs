@@ -33,7 +33,7 @@ impl World {
     }
 
     fn libraries(&self) -> Libraries {
-        libraries(&self.cache(), &self.torch, &self.core).unwrap()
+        libraries(&self.cache(), &self.torch, &[], &self.core).unwrap()
     }
 
     fn folders(&self) -> usize {
@@ -116,7 +116,7 @@ fn what_nobody_used_for_long_goes_when_another_one_is_made() {
 fn a_torch_with_cuda_linked_in_is_refused() {
     let world = World::new();
     fs::copy(&world.core, world.torch.join("lib/libtorch_cuda.so")).unwrap();
-    assert!(matches!(libraries(&world.cache(), &world.torch, &world.core), Err(CacheError::StaticCuda(_))));
+    assert!(matches!(libraries(&world.cache(), &world.torch, &[], &world.core), Err(CacheError::StaticCuda(_))));
 }
 
 #[test]

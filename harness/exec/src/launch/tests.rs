@@ -78,3 +78,11 @@ fn the_folder_of_a_run_has_the_hook_the_caches_and_for_preloading_the_paths_that
         assert_eq!(linked, [expected.clone(), expected]);
     }
 }
+
+#[test]
+fn a_missing_library_of_ours_says_what_installs_it() {
+    for (error, variable) in [(LaunchError::NoCore, CORE_VARIABLE), (LaunchError::NoLimiter, LIMITER_VARIABLE)] {
+        let text = error.to_string();
+        assert!(["`ci/install`", "`ci/wheel`", "`cargo build --release`", variable].iter().all(|name| text.contains(name)), "{text}");
+    }
+}

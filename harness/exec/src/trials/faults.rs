@@ -11,6 +11,7 @@ use super::observed::{Ending, Frame, Observed};
 use super::which::{Which, spread};
 use super::{Program, Run, Trial};
 use crate::process::End;
+use crate::timeline::Timeline;
 
 /// Attempts that fail alone where the user did not ask for more: enough to show that PyTorch's retry works.
 const ALONE: usize = 3;
@@ -232,8 +233,8 @@ fn is_out_of_memory(line: &str) -> bool {
 
 /// The first of these faults that no process came to.
 #[must_use]
-pub fn not_reached<'a>(faults: &'a [Fault], by_process: &[Vec<attempts::Attempt>]) -> Option<&'a Fault> {
-    faults.iter().find(|fault| !by_process.iter().any(|attempts| attempts::reach(attempts, fault)))
+pub fn not_reached<'a>(faults: &'a [Fault], by_process: &[Timeline]) -> Option<&'a Fault> {
+    faults.iter().find(|fault| !by_process.iter().any(|process| attempts::reach(&process.attempts, fault)))
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use crate::launch::{Launch, LaunchError, PLACES, Prepared};
 use crate::limited::LimitedLaunch;
 use crate::process::{self, End};
 use crate::record::Record;
+use crate::timeline::Timeline;
 
 /// Names of the files for the program's standard output and error.
 const OUTPUTS: [&str; 2] = ["stdout", "stderr"];
@@ -51,9 +52,11 @@ pub enum On<'a> {
 }
 
 /// The machine of one run.
-enum Machine {
+#[derive(Clone, Debug)]
+pub enum Machine {
+    /// Simulated GPUs.
     Simulated(Settings),
-    /// With the number of the GPU.
+    /// A real GPU, by its number.
     Real(u32, Limits),
 }
 
@@ -104,7 +107,7 @@ impl Runner<'_> {
         let error_output = folder.join(OUTPUTS[1]);
         let kept = error_output.is_file();
         let ending = end.map_or(Ending::Hang, Ending::By);
-        let observed = machine.read(folder, (ended.end, ending), kept.then_some(error_output.as_path())).map_err(RunnerError::Lost)?;
+        let (_, observed) = machine.read(folder, (ended.end, ending), kept.then_some(error_output.as_path())).map_err(RunnerError::Lost)?;
         if let Some(logs) = self.logs.filter(|_| kept) {
             keep(folder, logs, &name(trial))?;
         }
@@ -183,16 +186,42 @@ impl On<'_> {
 }
 
 impl Machine {
-    fn read(&self, folder: &Path, (end, ending): (End, Ending), error_output: Option<&Path>) -> io::Result<Observed> {
+    /// The memory of each GPU that a process sees.
+    #[must_use]
+    pub fn memory(&self) -> Bytes {
+        match self {
+            Self::Simulated(settings) => settings.memory,
+            Self::Real(_, limits) => limits.visible(),
+        }
+    }
+
+    /// Puts together what the processes of a program left in the folder of its run. `error_output` is the file of its standard error, where it was kept.
+    ///
+    /// # Errors
+    /// That it cannot be read.
+    pub fn read(&self, folder: &Path, (end, ending): (End, Ending), error_output: Option<&Path>) -> io::Result<(Record, Observed)> {
         match self {
             Self::Simulated(settings) => {
                 let record = Record::read(folder, end, settings)?;
-                Observed::read(folder, &record, ending, error_output)
+                let observed = Observed::read(folder, &record, ending, error_output)?;
+                Ok((record, observed))
             }
             Self::Real(ordinal, limits) => {
                 let record = Record::read_limited(folder, end, *ordinal, limits)?;
-                Observed::read_limited(folder, &record, ending, error_output)
+                let observed = Observed::read_limited(folder, &record, ending, error_output)?;
+                Ok((record, observed))
             }
+        }
+    }
+
+    /// What each of them did to its memory in order.
+    ///
+    /// # Errors
+    /// That it cannot be read.
+    pub fn timelines(&self, folder: &Path) -> io::Result<Vec<Timeline>> {
+        match self {
+            Self::Simulated(_) => Timeline::read_folder(folder),
+            Self::Real(..) => Timeline::read_limited(folder),
         }
     }
 }

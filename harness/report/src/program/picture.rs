@@ -1,4 +1,4 @@
-//! What a program held of a GPU while it ran: reserved and allocated over the work that it submitted, and the attempts to get memory that failed.
+//! What a program held of a GPU while it ran: reserved and allocated over the work that it submitted, or over its calls for memory, and the attempts to get memory that failed.
 
 use harness_allocator::units::Bytes;
 use harness_exec::timeline::Timeline;
@@ -16,6 +16,15 @@ const HEAD: u32 = 34;
 const LEFT: u32 = 64;
 /// An attempt that failed is a reason to try again.
 const REFUSED: RGBColor = RETRY;
+
+/// What the places of a curve are counted in.
+#[derive(Clone, Copy)]
+pub(super) struct Clock {
+    /// As in `Memory over …`.
+    pub(super) name: &'static str,
+    /// Below the axis.
+    pub(super) axis: &'static str,
+}
 
 /// One process on one device.
 pub(super) struct Curve<'a> {
@@ -102,7 +111,7 @@ impl<'a> Curve<'a> {
         failed.chain(ooms).collect()
     }
 
-    /// How much work was submitted when it was seen last.
+    /// Where it was seen last.
     fn end(&self) -> f64 {
         let last = |submitted: Option<u64>| submitted.unwrap_or_default();
         let attempts = last(self.timeline.attempts.last().map(|attempt| attempt.submitted));
@@ -130,7 +139,7 @@ impl<'a> Curve<'a> {
 }
 
 /// Draws the curves below each other, on devices of this memory; `None` where there is none.
-pub(super) fn draw(curves: &[Curve<'_>], memory: Bytes) -> Option<String> {
+pub(super) fn draw(curves: &[Curve<'_>], memory: Bytes, clock: Clock) -> Option<String> {
     let highest = curves.iter().map(Curve::highest).max()?;
     // A limit far above everything would press the curves flat.
     let top = if memory.get() / 4 <= highest.get() { memory } else { highest.max(Bytes::mib(2)) };
@@ -138,18 +147,18 @@ pub(super) fn draw(curves: &[Curve<'_>], memory: Bytes) -> Option<String> {
     let height = HEAD + PANEL * u32::try_from(curves.len()).ok()?;
     {
         let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
-        all(&root, curves, top, memory).expect("a picture in a string meets neither files nor fonts, so it cannot fail");
+        all(&root, curves, (top, memory), clock).expect("a picture in a string meets neither files nor fonts, so it cannot fail");
     }
     let described: Vec<String> = curves.iter().map(Curve::in_words).collect();
-    Some(picture::described(&svg, "Memory over the work that the program submitted", &described.join(" ")))
+    Some(picture::described(&svg, &format!("Memory over {}", clock.name), &described.join(" ")))
 }
 
-fn all(root: &picture::Area<'_>, curves: &[Curve<'_>], top: Bytes, memory: Bytes) -> Drawn {
+fn all(root: &picture::Area<'_>, curves: &[Curve<'_>], sizes: (Bytes, Bytes), clock: Clock) -> Drawn {
     root.fill(&WHITE)?;
     let (head, body) = root.split_vertically(HEAD);
     legend(&head)?;
     for (area, curve) in body.split_evenly((curves.len(), 1)).iter().zip(curves) {
-        panel(area, curve, top, memory)?;
+        panel(area, curve, sizes, clock)?;
     }
     root.present()
 }
@@ -173,7 +182,7 @@ fn legend(head: &picture::Area<'_>) -> Drawn {
     Ok(())
 }
 
-fn panel(area: &picture::Area<'_>, curve: &Curve<'_>, top: Bytes, memory: Bytes) -> Drawn {
+fn panel(area: &picture::Area<'_>, curve: &Curve<'_>, (top, memory): (Bytes, Bytes), clock: Clock) -> Drawn {
     let style = picture::font(13).pos(Pos::new(HPos::Left, VPos::Top));
     area.draw(&Text::new(curve.title.clone(), (LEFT as i32, 4), style))?;
     let mib = |bytes: Bytes| bytes.get() as f64 / f64::from(1 << 20);
@@ -192,7 +201,7 @@ fn panel(area: &picture::Area<'_>, curve: &Curve<'_>, top: Bytes, memory: Bytes)
         .label_style(picture::font(11))
         .x_labels(8)
         .y_labels(6)
-        .x_desc("work submitted: kernels, copies and the like")
+        .x_desc(clock.axis)
         .x_label_formatter(&|x| format!("{x:.0}"))
         .y_label_formatter(&|y| format!("{y:.0} MiB"))
         .draw()?;

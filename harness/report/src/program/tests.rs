@@ -15,7 +15,7 @@ fn attempt(size: u64, submitted: u64, outcome: Outcome, held: u64) -> Attempt {
 }
 
 /// A process that holds 400 MiB, is refused 700 MiB of 1 GiB twice, gives 100 MiB back meanwhile, and ends.
-fn run() -> (Record, Settings, Vec<Timeline>) {
+fn run() -> (Record, Machine, Vec<Timeline>) {
     let settings = Settings::new(Gpu::named("a100-40").unwrap(), Bytes::gib(1));
     let torch = TorchRecord {
         version: "2.11.0+cu130".to_owned(),
@@ -66,15 +66,16 @@ fn run() -> (Record, Settings, Vec<Timeline>) {
         }],
         samples: vec![Sample { submitted: 5, device: 0, allocated: Bytes::mib(300) }],
     };
-    (record, settings, vec![timeline])
+    (record, Machine::Simulated(settings), vec![timeline])
 }
 
 fn with_program<T>(missed: Option<&str>, act: impl FnOnce(&Program<'_>) -> T) -> T {
-    let (record, settings, timelines) = run();
+    let (record, machine, timelines) = run();
     act(&Program {
         command: "python train.py",
         again: "harness exec --memory 1GiB -- python train.py",
-        settings: &settings,
+        machine: &machine,
+        gpu: None,
         record: &record,
         timelines: &timelines,
         missed,
@@ -96,15 +97,40 @@ fn a_picture_says_in_words_what_it_shows() {
 #[test]
 fn a_test_case_fails_with_the_traceback_or_for_a_failure_that_was_not_reached() {
     insta::assert_snapshot!(with_program(Some("--fail cudaMalloc:40:2:0"), junit));
-    let (mut record, settings, timelines) = run();
+    let (mut record, machine, timelines) = run();
     record.exit_code = 0;
     let program = Program {
         command: "true",
         again: "harness exec -- true",
-        settings: &settings,
+        machine: &machine,
+        gpu: None,
         record: &record,
         timelines: &timelines,
         missed: None,
     };
     assert!(!junit(&program).contains("<failure"), "{}", junit(&program));
+}
+
+#[test]
+fn a_page_of_a_real_gpu_says_what_is_limited_and_counts_calls_for_memory() {
+    let (record, _, timelines) = run();
+    let limits = Limits {
+        device: Bytes::gib(80),
+        memory: Some(Bytes::gib(1)),
+        faults: vec!["cudaMalloc:3".parse().unwrap()],
+        latencies: vec!["cudaFree:3ms".parse().unwrap()],
+    };
+    let record = Record { gpu: "cuda:0".to_owned(), settings: limits.to_string(), peak_held: Vec::new(), ..record };
+    let program = Program {
+        command: "python train.py",
+        again: "harness exec --device cuda:0 --memory 1GiB -- python train.py",
+        machine: &Machine::Real(0, limits),
+        gpu: Some("NVIDIA H100 80GB HBM3"),
+        record: &record,
+        timelines: &timelines,
+        missed: None,
+    };
+    insta::assert_snapshot!(markdown(&program, Some("report.svg")));
+    let svg = picture(&program).unwrap();
+    assert!(svg.contains("Memory over the calls of the program for memory") && !svg.contains("work submitted"), "{svg}");
 }

@@ -297,7 +297,7 @@ fn cannot_kill(name: &ProcessName, error: &io::Error) -> Stop {
 }
 
 /// Waits, on a GPU, until no more than this is used of it, within its tolerance. Where it stays more, what the scenario expects says so.
-fn await_memory(rig: &mut Rig, used: Bytes) -> Result<(), Stop> {
+pub(crate) fn await_memory(rig: &mut Rig, used: Bytes) -> Result<(), Stop> {
     let tolerance = rig.info().used_tolerance;
     for _ in 0..LOOK.1 {
         if rig.info().clock == Clock::Simulated || rig.memory()?.used <= used + tolerance {

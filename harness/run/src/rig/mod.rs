@@ -184,6 +184,8 @@ pub struct Rig {
     last_calls: DeviceCalls,
     calls_at_start: DeviceCalls,
     times: Times,
+    /// Programs of the scenario's steps that run beside this process.
+    running: u32,
 }
 
 impl Rig {
@@ -222,6 +224,7 @@ impl Rig {
             last_calls: calls,
             calls_at_start: calls,
             times: Times::new(options.seed, calls),
+            running: 0,
         })
     }
 
@@ -362,12 +365,35 @@ impl Rig {
         self.programs.iter().find_map(|program| program.audit.as_ref()?.contention())
     }
 
+    /// The number of the device for other processes; `None` where only this one has it.
+    #[must_use]
+    pub fn ordinal(&self) -> Option<u32> {
+        self.device.ordinal()
+    }
+
+    /// A program was started that uses the device by itself. Until all of them have ended, nothing is audited: no allocator does anything meanwhile, and
+    /// on a GPU what such programs hold moves the device's figures.
+    pub const fn program_started(&mut self) {
+        self.running += 1;
+    }
+
+    /// It has ended.
+    pub const fn program_ended(&mut self) {
+        self.running -= 1;
+    }
+
+    /// How many such programs run.
+    #[must_use]
+    pub const fn running_programs(&self) -> u32 {
+        self.running
+    }
+
     /// Runs a check of the entered program's audit and adds a point to the picture. A timed run does neither.
     fn check(
         &mut self,
         check: impl FnOnce(&mut Audit, &dyn Allocator, &mut dyn TestDevice) -> Result<(), Vec<Finding>>,
     ) -> Result<(), Stop> {
-        if self.is_timed() {
+        if self.is_timed() || self.running > 0 {
             return Ok(());
         }
         let (Program { allocator, audit, .. }, device) = self.program_on_device();

@@ -434,7 +434,7 @@ fn missing_of(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Sce
         .execs()
         .into_iter()
         .filter(|exec| !exec.optional)
-        .find_map(|exec| exec::cannot_run(exec, kind_of(device.info()), allocator.effective().is_some()))
+        .find_map(|exec| exec::cannot_run(exec, device.info(), allocator.effective().is_some()))
     {
         return Some(why);
     }

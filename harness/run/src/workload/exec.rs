@@ -1,32 +1,37 @@
-//! Runs an unmodified PyTorch program on a simulated GPU that is as large as the scenario's device, beside what the scenario holds and beside other
-//! programs of its steps.
+//! Runs an unmodified PyTorch program on a simulated GPU that is as large as the scenario's device, or on the GPU of the run under that limit: beside what
+//! the scenario holds and beside other programs of its steps.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use harness_allocator::device::DeviceError;
+use harness_allocator::device::{Clock, DeviceError, DeviceInfo, DeviceMemory};
 use harness_allocator::stats::StatKey;
 use harness_allocator::units::Nanos;
 use harness_base::shell;
-use harness_exec::launch::{Launch, Prepared};
+use harness_exec::launch::{Launch, LaunchError, Prepared};
+use harness_exec::limited::{LimitedLaunch, limiter_for};
 use harness_exec::process::{End, Started};
 use harness_exec::record::Record;
-use harness_exec::setup::{Setup, with_python};
+use harness_exec::setup::{Setup, SetupError, with_python};
+use harness_exec::torch::Torch;
 use harness_exec::trials::faults;
 use harness_exec::trials::observed::{Ending, Observed};
+use harness_exec::trials::runner::Machine;
+use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::Settings;
 use harness_record::Outcome;
+use harness_scenario::ReportKey;
 use harness_scenario::steps::Step;
 use harness_scenario::steps::exec::{Exec, ProgramEnd};
-use harness_scenario::{DeviceKind, ReportKey};
 
 use super::{Between, pause};
 use crate::control::DEFAULT_TIME_LIMIT;
-use crate::rig::Stop;
+use crate::processes::await_memory;
+use crate::rig::{Rig, Stop};
 use crate::shared_memory::SharedMemory;
 use crate::world::{StepResult, Unmet, World};
 
@@ -39,83 +44,138 @@ fn unavailable(what: &Exec) -> impl Fn(&dyn std::fmt::Display) -> Stop {
     move |why| Stop::Device(DeviceError::Unavailable { what: what.clone(), why: why.to_string() })
 }
 
-/// Why a program cannot be run beside this device and allocator.
-pub(crate) fn cannot_run(exec: &Exec, device: DeviceKind, is_pytorchs: bool) -> Option<String> {
-    if device == DeviceKind::Gpu {
-        let on_gpu = format!("`harness exec --device cuda:0 --memory SIZE -- {exec}` runs one on a real GPU");
-        return Some(format!("`exec` runs programs on a simulated GPU, and this device is none; {on_gpu}"));
+/// What a program needs to run on a device, found.
+enum Found {
+    /// On a simulated GPU.
+    Simulated(Box<Setup>),
+    /// On a real one, limited.
+    Gpu(Torch),
+}
+
+impl Found {
+    fn of(exec: &Exec, device: &DeviceInfo) -> Result<Self, SetupError> {
+        let command = with_python(&exec.command);
+        match device.clock {
+            Clock::Simulated => Ok(Self::Simulated(Box::new(Setup::of(&command, None)?))),
+            Clock::Measured => {
+                let torch = Torch::find(&command, None)?;
+                limiter_for(torch.libc)?;
+                Ok(Self::Gpu(torch))
+            }
+        }
     }
+
+    /// The command that runs it with all of the scenario's memory, of which a ledger says who holds what; and the machine that it sees.
+    fn prepare(&self, exec: &Exec, rig: &Rig, conf: Option<&str>, ledger: &Path) -> Result<(Prepared, Machine), LaunchError> {
+        let (command, memory) = (&*with_python(&exec.command), rig.info().total);
+        let (alloc_conf, ledger, snapshot) = (conf, Some(ledger), false);
+        match self {
+            Self::Simulated(setup) => {
+                let settings = &Settings { faults: exec.fail.clone(), ..setup.settings(exec.simulated_gpu(), memory) };
+                let launch = Launch { command, settings, libraries: &setup.libraries, way: setup.way(), alloc_conf, snapshot, ledger };
+                Ok((launch.prepare()?, Machine::Simulated(settings.clone())))
+            }
+            Self::Gpu(torch) => {
+                let device = rig.info().fingerprint.memory.unwrap_or(memory);
+                let limits = &Limits { device, memory: Some(memory), faults: exec.fail.clone(), latencies: Vec::new() };
+                // A real device has a number.
+                let ordinal = rig.ordinal().unwrap_or_default();
+                let launch = LimitedLaunch { command, ordinal, limits, alloc_conf, snapshot, libc: torch.libc, ledger };
+                Ok((launch.prepare()?, Machine::Real(ordinal, limits.clone())))
+            }
+        }
+    }
+}
+
+/// Why a program cannot be run on this device and beside this allocator.
+pub(crate) fn cannot_run(exec: &Exec, device: &DeviceInfo, is_pytorchs: bool) -> Option<String> {
     if !is_pytorchs {
         return Some("`exec` runs programs with PyTorch's own allocator, and this is another one".to_owned());
     }
-    let setup = Setup::of(&with_python(&exec.command), None);
-    setup.err().map(|error| format!("`{exec}` cannot be run on a simulated GPU: {error}"))
+    let is_simulated = device.clock == Clock::Simulated;
+    if let Some(gpu) = exec.gpu.filter(|gpu| !is_simulated && gpu.device != device.name) {
+        return Some(format!("`{exec}` is for the GPU {} ({}), and this one is {}", gpu.name, gpu.device, device.name));
+    }
+    let error = Found::of(exec, device).err()?;
+    Some(format!("`{exec}` cannot be run on {}: {error}", if is_simulated { "a simulated GPU" } else { "a real GPU" }))
 }
 
 /// Runs it to its end. `between` is done when it has started.
-pub(crate) fn run(world: &mut World, step: &Step, exec: &Exec, mut between: Between<'_>) -> Result<StepResult, Stop> {
+pub(crate) fn run(world: &mut World, step: &Step, exec: &Exec, between: Between<'_>) -> Result<StepResult, Stop> {
     if exec.optional
-        && let Some(why) = cannot_run(exec, world.device, world.alloc_conf.is_some())
+        && let Some(why) = cannot_run(exec, world.rig.info(), world.alloc_conf.is_some())
     {
         world.not_run.extend(step.id.clone());
         return Ok(StepResult { notes: vec![format!("not run: {why}")], ..StepResult::default() });
     }
     let stop = unavailable(exec);
-    let command = with_python(&exec.command);
-    let setup = Setup::of(&command, None).map_err(|error| stop(&error))?;
+    let found = Found::of(exec, world.rig.info()).map_err(|error| stop(&error))?;
     let memory = world.rig.memory()?;
-    let settings = Settings { faults: exec.fail.clone(), ..setup.settings(exec.gpu, memory.total) };
-    if world.shared_memory.is_none() {
-        world.shared_memory = Some(SharedMemory::new().map_err(|error| stop(&error))?);
-    }
-    let ledger = world.shared_memory.as_mut().map(|shared| {
-        shared.hold(memory.total.saturating_sub(memory.free));
-        shared.ledger()
-    });
+    let ledger = shared_memory(world, memory).map_err(|error| stop(&error))?;
     let conf = exec.alloc_conf.clone().or_else(|| world.alloc_conf.clone());
-    let launch = Launch {
-        command: &command,
-        settings: &settings,
-        libraries: &setup.libraries,
-        way: setup.way(),
-        alloc_conf: conf.as_deref(),
-        snapshot: false,
-        ledger: ledger.as_deref(),
-    };
-    let mut prepared = launch.prepare().map_err(|error| stop(&error))?;
-    let started = start(&mut prepared, exec).map_err(|error| stop(&error))?;
-    pause(&mut between, world)?;
+    let (prepared, machine) = found.prepare(exec, &world.rig, conf.as_deref(), &ledger).map_err(|error| stop(&error))?;
     let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
+    let (end, prepared) = run_prepared(world, exec, prepared, limit, between)?;
+    // A driver may give the memory of a process back a moment after its end.
+    if world.rig.running_programs() == 0 {
+        await_memory(&mut world.rig, memory.used)?;
+    }
+    let ended = prepared.ended(end.unwrap_or(End::Signal(9)));
+    let ending = (ended.end, end.map_or(Ending::Hang, Ending::By));
+    let (record, observed) =
+        machine.read(ended.folder(), ending, Some(&ended.folder().join(ERROR_OUTPUT))).map_err(|error| stop(&error))?;
+    if let Some(id) = &step.id {
+        world.torch_stats.insert(id.clone(), torch_stats(&record));
+    }
+    let timelines = machine.timelines(ended.folder()).map_err(|error| stop(&error))?;
+    let missed = faults::not_reached(&exec.fail, &timelines).map(ToString::to_string);
+    let again = reproduce(exec, &machine, conf.as_deref());
+    Ok(result(step, (exec.expected(&world.arm, world.device), limit), (&record, &observed), missed, again))
+}
+
+/// The ledger of the scenario's memory, in which the scenario's own part is entered.
+fn shared_memory(world: &mut World, memory: DeviceMemory) -> io::Result<PathBuf> {
+    if world.shared_memory.is_none() {
+        world.shared_memory = Some(SharedMemory::new()?);
+    }
+    // While other programs run, the scenario does nothing, and on a GPU it is not free what they hold.
+    let held = (world.rig.running_programs() == 0).then(|| memory.total.saturating_sub(memory.free));
+    Ok(world.shared_memory.as_mut().map_or_else(PathBuf::new, |shared| {
+        held.into_iter().for_each(|held| shared.hold(held));
+        shared.ledger()
+    }))
+}
+
+/// Runs the command to its end; `None` where it took longer than it may, and was killed.
+fn run_prepared(
+    world: &mut World,
+    exec: &Exec,
+    mut prepared: Prepared,
+    limit: Duration,
+    mut between: Between<'_>,
+) -> Result<(Option<End>, Prepared), Stop> {
+    let stop = unavailable(exec);
+    let started = start(&mut prepared, exec).map_err(|error| stop(&error))?;
+    world.rig.program_started();
+    let paused = pause(&mut between, world);
     let mut is_over = false;
     let give_up = |age| {
         is_over = age > limit;
         is_over || world.rig.is_interrupted()
     };
-    let end = started.wait(give_up).map_err(|error| stop(&error))?;
-    if end.is_none() && !is_over {
-        return Err(Stop::Interrupted);
+    // Where what is beside it failed, it is killed with `started`.
+    let end = paused.and_then(|()| started.wait(give_up).map_err(|error| stop(&error)));
+    world.rig.program_ended();
+    match end? {
+        None if !is_over => Err(Stop::Interrupted),
+        end => Ok((end, prepared)),
     }
-    let ended = prepared.ended(end.unwrap_or(End::Signal(9)));
-    let (record, observed) = read(ended.folder(), &settings, end, ended.end).map_err(|error| stop(&error))?;
-    if let Some(id) = &step.id {
-        world.torch_stats.insert(id.clone(), torch_stats(&record));
-    }
-    let attempts = Record::attempts(ended.folder()).map_err(|error| stop(&error))?;
-    let missed = faults::not_reached(&exec.fail, &attempts).map(ToString::to_string);
-    let again = reproduce(exec, &settings, conf.as_deref());
-    Ok(result(step, (exec.expected(&world.arm, world.device), limit), (&record, &observed), missed, again))
 }
 
 fn start(prepared: &mut Prepared, exec: &Exec) -> io::Result<Started> {
     let errors = File::create(prepared.folder().join(ERROR_OUTPUT))?;
     prepared.command.current_dir(&exec.folder).envs(exec.env.iter().map(|(name, value)| (name, value)));
     Started::start(prepared.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors))
-}
-
-fn read(folder: &Path, settings: &Settings, end: Option<End>, told: End) -> io::Result<(Record, Observed)> {
-    let record = Record::read(folder, told, settings)?;
-    let observed = Observed::read(folder, &record, end.map_or(Ending::Hang, Ending::By), Some(&folder.join(ERROR_OUTPUT)))?;
-    Ok((record, observed))
 }
 
 /// Counters of PyTorch's allocator, summed over the processes that told them. Empty where none did.
@@ -186,16 +246,18 @@ fn figures(observed: &Observed) -> String {
 }
 
 /// A command that does the same, alone on such a GPU.
-fn reproduce(exec: &Exec, settings: &Settings, conf: Option<&str>) -> String {
+fn reproduce(exec: &Exec, machine: &Machine, conf: Option<&str>) -> String {
     let env = exec.env.iter().map(|(name, value)| format!("{name}={} ", shell::quoted(value)));
     let faults = exec.fail.iter().map(|fault| format!(" --fail {fault}"));
     let conf = conf.map(|conf| format!(" --alloc-conf {}", shell::quoted(conf))).unwrap_or_default();
+    let on = match machine {
+        Machine::Simulated(settings) => format!("--gpu {} --memory {}B", settings.gpu.name, settings.memory.0),
+        Machine::Real(ordinal, limits) => format!("--device cuda:{ordinal} --memory {}B", limits.visible().0),
+    };
     format!(
-        "alone on such a GPU: cd {} && {}harness exec --gpu {} --memory {}B{conf}{} -- {exec}",
+        "alone on such a GPU: cd {} && {}harness exec {on}{conf}{} -- {exec}",
         shell::quoted(&exec.folder.to_string_lossy()),
         env.collect::<String>(),
-        settings.gpu.name,
-        settings.memory.0,
         faults.collect::<String>(),
     )
 }

@@ -1,4 +1,4 @@
-//! `exec`: an unmodified PyTorch program, run on a simulated GPU as `harness exec` runs it.
+//! `exec`: an unmodified PyTorch program, run as `harness exec` runs it.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -31,8 +31,8 @@ pub struct Exec {
     pub folder: PathBuf,
     /// Variables that are set for it.
     pub env: Vec<(String, String)>,
-    /// What it is told of the GPU.
-    pub gpu: &'static Gpu,
+    /// The GPU that it has to see, where the step names one.
+    pub gpu: Option<&'static Gpu>,
     /// Settings of PyTorch's allocator, where they are not those of the arm.
     pub alloc_conf: Option<String>,
     /// Attempts to get memory that fail.
@@ -54,6 +54,12 @@ pub enum ProgramEnd {
 }
 
 impl Exec {
+    /// The GPU that is simulated for it.
+    #[must_use]
+    pub fn simulated_gpu(&self) -> &'static Gpu {
+        self.gpu.or_else(|| Gpu::named(GPU)).unwrap_or(&GPUS[0])
+    }
+
     /// How it should end with this allocator, by the name of its arm.
     #[must_use]
     pub fn expected(&self, arm: &str, device: DeviceKind) -> ProgramEnd {
@@ -77,10 +83,10 @@ impl fmt::Display for ProgramEnd {
     }
 }
 
-/// Runs an unmodified PyTorch program on a simulated GPU, as `harness exec` does, in the folder of the scenario and under the settings of the
-/// allocator of this arm. It shares the scenario's memory with what the scenario holds meanwhile, and with programs that are run beside it: under
+/// Runs an unmodified PyTorch program on the device of the run, as `harness exec` does: on a simulated GPU, or with `--device cuda:0` on that GPU, limited. It runs in the folder of
+/// the scenario and under the settings of the allocator of this arm. It shares the scenario's memory with what the scenario holds meanwhile, and with programs that are run beside it: under
 /// `meanwhile` of an `exec` stands `exec` only. Behind the `id` of the step stand what the step reports and the counters of
-/// torch.cuda.memory_stats(), as in `training.allocated.peak`, summed over its processes. Where the program's Python has no torch, and on a GPU, the scenario is skipped, unless the step is `optional`.
+/// torch.cuda.memory_stats(), as in `training.allocated.peak`, summed over its processes; both are told on a GPU too. Where the program's Python has no torch, the scenario is skipped, unless the step is `optional`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "exec")]
@@ -93,7 +99,7 @@ pub(crate) struct ExecWire {
     /// Variables that are set for it, as in `{ BATCH: 64 }`.
     #[schemars(with = "Option<std::collections::BTreeMap<String, serde_json::Value>>")]
     env: Option<Entries<Located<Tree>>>,
-    /// The GPU that it is told of, as in `a100-40`: `h100-80` if not given. Its memory is that of the scenario.
+    /// The GPU that it is told of, as in `a100-40`: `h100-80` if not given. Its memory is that of the scenario. On a real GPU of another name the program cannot be run.
     #[schemars(with = "Option<String>")]
     gpu: Option<Located<String>>,
     /// Settings of PyTorch's allocator instead of those of the arm, as PYTORCH_ALLOC_CONF holds them.
@@ -161,7 +167,7 @@ impl StepFields for ExecWire {
             command: command.into_iter().map(|word| word.value).collect(),
             folder: folder.to_owned(),
             env: self.env.iter().flat_map(|env| &env.0).map(variable).collect::<Result<_, _>>()?,
-            gpu: gpu(self.gpu.as_ref())?,
+            gpu: self.gpu.as_ref().map(gpu).transpose()?,
             alloc_conf: self.alloc_conf.as_ref().map(|conf| conf.value.clone()),
             fail: self.fail.iter().flatten().map(fault).collect::<Result<_, _>>()?,
             optional: self.optional,
@@ -182,11 +188,11 @@ fn variable((name, value): &(Located<String>, Located<Tree>)) -> Result<(String,
     Ok((name.value.clone(), text.value))
 }
 
-fn gpu(given: Option<&Located<String>>) -> Result<&'static Gpu, Problem> {
-    let name = given.map_or(GPU, |name| name.value.as_str());
-    let at = given.map(Located::position).unwrap_or_default();
-    Gpu::named(name)
-        .ok_or_else(|| Problem::new(at, format!("there is no GPU `{name}`")).help(choices(name, "GPUs", GPUS.iter().map(|gpu| gpu.name))))
+fn gpu(given: &Located<String>) -> Result<&'static Gpu, Problem> {
+    let name = given.value.as_str();
+    let unknown =
+        || Problem::new(given.position(), format!("there is no GPU `{name}`")).help(choices(name, "GPUs", GPUS.iter().map(|gpu| gpu.name)));
+    Gpu::named(name).ok_or_else(unknown)
 }
 
 fn fault(text: &Located<String>) -> Result<Fault, Problem> {

@@ -103,7 +103,7 @@ fn runs_that_an_interrupt_left_out_are_counted_and_the_others_told() {
 #[test]
 fn a_fault_that_no_process_came_to_is_named() {
     let faults = ["any:2:2", "any:3"].map(|text| text.parse::<Fault>().unwrap());
-    let attempts = [ended_well(&[2]).attempts, ended_well(&[2, 2]).attempts];
-    assert_eq!(not_reached(&faults, &attempts), Some(&faults[1]));
-    assert_eq!(not_reached(&faults[..1], &attempts), None);
+    let processes = [&[2][..], &[2, 2]].map(|sizes| Timeline { attempts: ended_well(sizes).attempts, ..Timeline::default() });
+    assert_eq!(not_reached(&faults, &processes), Some(&faults[1]));
+    assert_eq!(not_reached(&faults[..1], &processes), None);
 }

@@ -290,7 +290,9 @@ impl Plan {
                 repeated::judge(&mut record, &again);
             }
         }
-        let has_times = is_alone && (record.device.clock == Clock::Simulated || arm.allocator.not_timed().is_none());
+        // How threads meet differs from run to run, and with it how long they take.
+        let has_times =
+            is_alone && !scenario.has_threads() && (record.device.clock == Clock::Simulated || arm.allocator.not_timed().is_none());
         if record.verdict == Verdict::Passed && has_times {
             control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
             if let Ok(device) = open(source, scenario, arm.allocator, None)? {
@@ -437,6 +439,9 @@ fn missing_of(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Sce
         .find_map(|exec| exec::cannot_run(exec, kind_of(device.info()), allocator.effective().is_some()))
     {
         return Some(why);
+    }
+    if scenario.has_threads() && allocator.effective().is_none() {
+        return Some(format!("`{allocator}` has no front for several threads, which a storm of the scenario needs"));
     }
     let uses_pools = scenario.uses_private_pools();
     (uses_pools && allocator.build().private_pools().is_none())

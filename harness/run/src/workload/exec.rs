@@ -72,7 +72,7 @@ pub(crate) fn run(world: &mut World, step: &Step, exec: &Exec, mut between: Betw
         shared.hold(memory.total.saturating_sub(memory.free));
         shared.ledger()
     });
-    let conf = exec.alloc_conf.clone().or_else(|| world.alloc_conf.clone());
+    let conf = exec.alloc_conf.clone().or_else(|| world.alloc_conf.as_ref().map(ToString::to_string));
     let launch = Launch {
         command: &command,
         settings: &settings,

@@ -18,6 +18,7 @@ use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::{Clock, DeviceCalls, DeviceError, DeviceInfo, TestDevice};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 
 use self::comparisons::Comparisons;
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
@@ -420,7 +421,7 @@ fn missing_of(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Sce
     }
     let there = source.devices();
     if *devices > there {
-        return Some(format!("the scenario needs {devices} devices, and there is {there}"));
+        return Some(format!("the scenario needs {}, and there is {there}", count(*devices, "device")));
     }
     for feature in features {
         let is_there = match feature {

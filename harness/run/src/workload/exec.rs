@@ -12,6 +12,7 @@ use harness_allocator::device::DeviceError;
 use harness_allocator::stats::StatKey;
 use harness_allocator::units::Nanos;
 use harness_base::shell;
+use harness_base::words::count;
 use harness_exec::launch::{Launch, Prepared};
 use harness_exec::process::{End, Started};
 use harness_exec::record::Record;
@@ -181,8 +182,9 @@ fn seen(record: &Record, observed: &Observed) -> String {
 }
 
 fn figures(observed: &Observed) -> String {
-    let Observed { peak_reserved, peak_allocated, retries, ooms, .. } = observed;
-    format!("peak reserved {peak_reserved}, peak allocated {peak_allocated}, {retries} retries, {ooms} out of memory errors")
+    let Observed { peak_reserved, peak_allocated, retries, ooms, .. } = *observed;
+    let (retries, ooms) = (count(retries, "retry"), count(ooms, "out of memory error"));
+    format!("peak reserved {peak_reserved}, peak allocated {peak_allocated}, {retries}, {ooms}")
 }
 
 /// A command that does the same, alone on such a GPU.

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use harness_allocator::allocator::{AllocatorError, OomCause, Request};
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -259,7 +260,7 @@ fn conclude(world: &mut World, step: &Step, storm: &Storm, tally: Tally) -> Step
     }
     match storm.until {
         Some(Until::Fragmented) if !fragmented => {
-            let seen = format!("{} operations with {} failed requests, none of them so", tally.operations, tally.ooms);
+            let seen = format!("{} with {}, none of them so", count(tally.operations, "operation"), count(tally.ooms, "failed request"));
             let expected = "a request that fails although reserved − allocated is at least its size";
             result.unmet.push(Unmet::at(step, expected, seen));
         }

@@ -21,7 +21,7 @@ use super::storm::{Operation, Requests};
 use crate::control::{Call, Control};
 use crate::rig::{Finding, Stop, check_structure};
 use crate::world::{Block, LiveBlocks, StepResult, Unmet, World};
-use harness_record::Invariant;
+use harness_record::{Invariant, Outcome};
 use harness_scenario::steps::storm::Storm;
 use harness_scenario::{ReportKey, Step};
 
@@ -88,12 +88,14 @@ pub(super) fn run(world: &mut World, step: &Step, storm: &Storm, threads: u64) -
     let requests: Vec<Requests<'_>> = (0..threads).map(|thread| Requests::new(world, storm, thread)).collect();
     let control = world.rig.control();
     let tally = world.rig.lend(|device| storm_on(device, config, storm, requests, &control))?;
-    let mut result = StepResult::default();
+    let ooms = tally.ooms + tally.too_large;
+    let outcome = if ooms > 0 { Outcome::OutOfMemory } else { Outcome::Done };
+    let mut result = StepResult { outcome, ..StepResult::default() };
     result.reports.extend([
         (ReportKey::Operations, threads * storm.operations),
         (ReportKey::Allocations, tally.allocations),
         (ReportKey::Frees, tally.frees),
-        (ReportKey::Ooms, tally.ooms + tally.too_large),
+        (ReportKey::Ooms, ooms),
     ]);
     result.notes.push(format!("{threads} threads asked one allocator at once: each for the same in every run, and how they met differs"));
     Ok(result)

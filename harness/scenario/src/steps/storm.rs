@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
@@ -145,7 +146,7 @@ pub enum Until {
 
 impl fmt::Display for Storm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {} operations, ", self.id, self.operations)?;
+        write!(f, "{}, {}, ", self.id, count(self.operations, "operation"))?;
         match &self.sizes {
             StormSizes::Choices(choices) => {
                 for (i, size) in choices.iter().enumerate() {
@@ -155,7 +156,7 @@ impl fmt::Display for Storm {
             StormSizes::LogUniform { min, max } => write!(f, "{min} to {max}")?,
             StormSizes::Uniform { min, max } => write!(f, "{min} to {max}, uniform")?,
             StormSizes::Bimodal { min, max } => write!(f, "about {min} or about {max}")?,
-            StormSizes::Recorded(sizes) => write!(f, "{} recorded sizes", sizes.len())?,
+            StormSizes::Recorded(sizes) => f.write_str(&count(sizes.len(), "recorded size"))?,
         }
         write!(f, ", at most {} live", self.live)?;
         if let Some(threads) = self.threads {
@@ -176,7 +177,7 @@ impl fmt::Display for Storm {
 /// meet: no address is handed out while somebody has it, blocks hold what was written, when all threads have ended the structure and the counters are those of what they did
 /// together, and when everything is freed and given back nothing is reserved. A request that fails is counted; where some do, how many depends on how the threads meet. Such a
 /// storm frees all its blocks, reports `operations`, `allocations`, `frees` and `ooms`, and has neither `until` nor `meanwhile`. A scenario with one is not timed, not taken apart by `--every-fault`,
-/// and skipped with an allocator that is not PyTorch's; its faults pass the storm over.
+/// and skipped with an allocator that is not PyTorch's; its faults pass the storm over. A failure may take some runs to come again: `--repeat 20`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "storm")]

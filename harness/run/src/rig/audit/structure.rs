@@ -9,6 +9,7 @@ use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, Poo
 use harness_allocator::units::Bytes;
 
 use super::Finding;
+use harness_base::words::count;
 use harness_record::Invariant;
 
 /// What was handed out at an address.
@@ -151,7 +152,7 @@ impl Structure {
     /// Where not as many blocks are handed out, of all segments, as there should be.
     pub(super) fn lacks(&self, live: &Live) -> Option<Finding> {
         let seen = self.small.allocations + self.large.allocations;
-        let expected = || format!("{} allocations in the structure", live.len());
+        let expected = || format!("{} in the structure", count(live.len(), "allocation"));
         (seen != live.len() as u64).then(|| Finding::new(Invariant::AllocationsAreDisjoint, expected(), seen.to_string()))
     }
 

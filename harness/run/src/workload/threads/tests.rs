@@ -36,7 +36,8 @@ fn run_on(device: Box<dyn TestDevice>, scenario: &Scenario, options: &RigOptions
 /// Runs it to its end, and checks that the device is left as it was. Returns what it reports, and the notes.
 fn passes(scenario: &Scenario) -> (BTreeMap<ReportKey, u64>, Vec<String>) {
     let (mut world, result) = run_on(Box::new(simulated(scenario)), scenario, &RigOptions::default());
-    let StepResult { reports, notes, unmet, .. } = result.unwrap();
+    let StepResult { reports, notes, unmet, outcome, .. } = result.unwrap();
+    assert_eq!(outcome == Outcome::OutOfMemory, reports[&ReportKey::Ooms] > 0);
     assert_eq!((unmet.len(), world.rig.memory().unwrap().free), (0, scenario.needs.memory));
     world.rig.end_step().unwrap();
     world.rig.finish().unwrap();

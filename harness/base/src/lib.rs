@@ -1,4 +1,4 @@
-//! What the parts above share and that knows nothing of memory: files, shared objects, excerpts of texts, shell words, order statistics, dates, shards.
+//! What the parts above share and that knows nothing of memory: files, shared objects, excerpts of texts, shell words, order statistics, dates, shards, counts in words.
 
 pub mod date;
 pub mod excerpt;
@@ -10,3 +10,4 @@ pub mod shared_object;
 pub mod shell;
 pub mod statistics;
 pub mod temporary;
+pub mod words;

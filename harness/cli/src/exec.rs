@@ -1,7 +1,7 @@
 //! `harness exec`: an unmodified PyTorch program on a simulated GPU, many runs of it in `trials`; or on a real GPU, limited, in `limited`.
 
 pub(crate) mod limited;
-mod trials;
+pub(crate) mod trials;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -225,15 +225,7 @@ impl Exec {
             write(path, &program::junit(run))?;
         }
         let Some(path) = self.many.report() else { return Ok(()) };
-        let picture = path.with_extension("svg");
-        let svg = program::picture(run);
-        if let Some(svg) = &svg {
-            write(&picture, svg)?;
-        }
-        let name = picture.file_name().map(|name| name.to_string_lossy().into_owned()).filter(|_| svg.is_some());
-        write(&path, &program::markdown(run, name.as_deref()))?;
-        terminal::tell(format_args!("report: {}", path.display()));
-        Ok(())
+        write_report(&path, program::picture(run).as_deref(), |picture| program::markdown(run, picture))
     }
 
     /// A command that does the same again.
@@ -278,6 +270,19 @@ impl Exec {
     }
 }
 
+/// Writes a report with its picture beside it, and says where it is. The page is told the name of the picture.
+pub(crate) fn write_report(path: &Path, svg: Option<&str>, page: impl FnOnce(Option<&str>) -> String) -> Result<(), CliError> {
+    let write = |path: &Path, text: &str| files::write(path, text).map_err(|error| unwritten(path, error));
+    let picture = path.with_extension("svg");
+    if let Some(svg) = svg {
+        write(&picture, svg)?;
+    }
+    let name = picture.file_name().map(|name| name.to_string_lossy().into_owned()).filter(|_| svg.is_some());
+    write(path, &page(name.as_deref()))?;
+    terminal::tell(format_args!("report: {}", path.display()));
+    Ok(())
+}
+
 /// The program's own, unless something that was asked for by this option did not happen.
 fn exit_code(ended: &Ended, not_reached: Option<&str>) -> ExitCode {
     match not_reached {
@@ -316,7 +321,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     files::write_by(to, |file| io::copy(&mut File::open(from)?, file).map(Ok::<_, std::convert::Infallible>)).map(|_| ())
 }
 
-fn unwritten(path: &Path, error: io::Error) -> CliError {
+pub(crate) fn unwritten(path: &Path, error: io::Error) -> CliError {
     CliError::Output { target: Some(path.to_owned()), error, help: "choose another place, or make room" }
 }
 

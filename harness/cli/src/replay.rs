@@ -14,6 +14,7 @@ use harness_allocator::device::DeviceError;
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 use harness_base::excerpt::shortened;
+use harness_base::words::count;
 use harness_base::{files, packed};
 use harness_trace::execute::PrepareError;
 use harness_trace::replay::{self, Comparison, Front, RecordingError, ReplayError};
@@ -320,7 +321,7 @@ impl Tally {
             Ok(Comparison { operations, difference: None }) => {
                 self.equal += 1;
                 self.operations += operations;
-                format!("equal    {path}  {operations} operations\n")
+                format!("equal    {path}  {}\n", count(operations, "operation"))
             }
             Ok(Comparison { operations, difference: Some(difference) }) => {
                 self.different += 1;
@@ -339,8 +340,8 @@ impl Tally {
     }
 
     fn summary(&self) -> String {
-        let Self { equal, different, unusable, operations } = self;
-        format!("{equal} equal, {different} differ, {unusable} unusable; {operations} operations compared\n")
+        let Self { equal, different, unusable, .. } = self;
+        format!("{equal} equal, {different} differ, {unusable} unusable; {} compared\n", count(self.operations, "operation"))
     }
 
     const fn exit(&self) -> Exit {

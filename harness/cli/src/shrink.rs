@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::files;
+use harness_base::words::count;
 use harness_explain::plain::{PendingFrees, plain};
 use harness_explain::sites::Sites;
 use harness_language::text::exact_size;
@@ -115,7 +116,7 @@ impl Shrink {
         }
         let goal = self.goal_of_program(&mut given.case)?;
         let before = (given.case.events.len(), given.case.memory);
-        let shrunk = self.watched("operations", |watch| match &goal {
+        let shrunk = self.watched("operation", |watch| match &goal {
             Some(goal) => shrink::shrink(given.case, goal, watch),
             None => shrink::shrink_violation(given.case, &scenario::Simulated, watch),
         })?;
@@ -181,7 +182,7 @@ impl Shrink {
         let bar = spinner();
         let (began, interrupt) = (Instant::now(), interrupt::watch(|| {})?);
         let mut watch = |progress: &Progress| {
-            bar.set_message(format!("{} {noun}, {}, {} runs", progress.operations, progress.memory, progress.runs));
+            bar.set_message(format!("{}, {}, {}", count(progress.operations, noun), progress.memory, count(progress.runs, "run")));
             bar.tick();
             let is_over = began.elapsed() > self.time_limit || interrupt.load(Ordering::Relaxed);
             if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -214,7 +215,7 @@ impl Shrink {
             any_figures: self.any_figures,
             origin: None,
         };
-        let reduced = self.watched("steps", |watch| scenario::reduce(&given, &scenario::Simulated, watch))?.map_err(of_scenario)?;
+        let reduced = self.watched("step", |watch| scenario::reduce(&given, &scenario::Simulated, watch))?.map_err(of_scenario)?;
         if let Some(out) = &self.out {
             // A trace that it replays is looked for beside it.
             Scenario::parse(&reduced.text, out).map_err(|error| {
@@ -224,10 +225,10 @@ impl Shrink {
         }
         let values: String = reduced.point.iter().map(|(name, value)| format!(", {name} = {value}")).collect();
         terminal::tell(format_args!(
-            "{} steps came down to {}, by {} runs with {}{values}{}: {}",
-            reduced.steps_before,
+            "{} came down to {}, by {} with {}{values}{}: {}",
+            count(reduced.steps_before, "step"),
             reduced.steps,
-            reduced.runs,
+            count(reduced.runs, "run"),
             reduced.arm,
             stopped(reduced.is_stopped),
             reduced.failure
@@ -260,10 +261,11 @@ impl Shrink {
             }
         };
         terminal::tell(format_args!(
-            "{operations} operations in {memory} came down to {} in {}, by {} replays{}: {}",
+            "{} in {memory} came down to {} in {}, by {}{}: {}",
+            count(operations, "operation"),
             shrunk.case.events.len(),
             shrunk.case.memory,
-            shrunk.replays,
+            count(shrunk.replays, "replay"),
             stopped(shrunk.is_stopped),
             shrunk.failure
         ));
@@ -272,7 +274,7 @@ impl Shrink {
 
     /// The scenario, which was run before: it ends as it says. `None` where it would not.
     fn scenario(&self, shrunk: &Shrunk, operations: usize, sites: &dyn Fn(usize) -> Option<String>) -> Result<Option<String>, CliError> {
-        let origin = format!("{operations} operations of {}", self.file.file_name().unwrap_or_default().to_string_lossy());
+        let origin = format!("{} of {}", count(operations, "operation"), self.file.file_name().unwrap_or_default().to_string_lossy());
         if matches!(shrunk.failure, shrink::Failure::Violates(_)) {
             let go_on = &mut |_: &Progress| ControlFlow::Continue(());
             return match shrink::scenario_of_violation(shrunk, &origin, sites, &scenario::Simulated, go_on) {

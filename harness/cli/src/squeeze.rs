@@ -12,23 +12,27 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use harness_allocator::device::{Device as _, DeviceError, DeviceMemory, TestDevice as _};
 use harness_allocator::units::{Bytes, Nanos};
+use harness_base::words::count;
 use harness_base::{files, shell};
 use harness_cuda::{CudaDevice, machine};
 use harness_exec::process::{End, HeldSignals};
-use serde::Serialize;
+use harness_report::squeeze::{self, Look, Squeezed};
 
 use super::error::{CliError, Failures};
 use super::exec::limited::ordinal;
-use super::terminal;
+use super::exec::{trials, unwritten, write_report};
+use super::{Format, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness squeeze --leave 6GiB -- python train.py
   harness squeeze --leave 6GiB --record squeeze.json -- ./server --port 8000
+  harness squeeze --leave 6GiB --report squeeze.md -- python train.py
+  harness squeeze --leave 6GiB --format json -- python train.py | jq .least_free
 
 Memory is taken by plain allocations of the driver before the program starts, and given back when it has ended, also when it is killed or this one is. Nothing of the
 program is changed; it has our standard input, output and error, and its exit code is ours (128 + n where signal n ended it). What was seen of the device
-is told on standard error. What others take or give back meanwhile is not made up for. Nothing is run, and the code is 3, where the GPU cannot be used or has less free than is to be left; it is 2 where the program cannot
-be started, and 4 where the record cannot be written.";
+is told on standard error, or as JSON on standard output, and then the program's standard output goes to standard error. What others take or give back meanwhile is not made up for. Nothing is run, and the code is 3, where the GPU cannot be used or has less free than is to be left; it is 2 where the program cannot
+be started, and 4 where the record or the report cannot be written.";
 
 /// How often the device is looked at where the user does not say.
 const EVERY: &str = "50ms";
@@ -51,17 +55,15 @@ pub(super) struct Squeeze {
     /// Write what was seen, with the curve of device used, as JSON.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+    /// Write a report as markdown, with a picture of device used beside it. A folder gets `report.md`.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// How what was seen is told. `json` is what `--record` writes, on standard output: that of the program goes to standard error.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
     /// The program and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
-}
-
-/// The device at one moment. Times are measured on the host's clock, since the program started.
-#[derive(Clone, Copy, Debug, Serialize)]
-struct Point {
-    milliseconds: u64,
-    used: Bytes,
-    free: Bytes,
 }
 
 /// What was seen of the device.
@@ -72,30 +74,12 @@ struct Seen {
     free_at_start: Bytes,
     /// Taken when the program started.
     taken: Bytes,
-    curve: Vec<Point>,
+    curve: Vec<Look>,
     peak_used: Bytes,
     least_free: Bytes,
     looks: u64,
     /// Why the device could not be looked at any more.
     lost: Option<DeviceError>,
-}
-
-/// What is written of a run.
-#[derive(Serialize)]
-struct Record<'a> {
-    command: String,
-    exit_code: u8,
-    signal: Option<u8>,
-    leave: Bytes,
-    taken: Bytes,
-    free_before: Bytes,
-    free_at_start: Bytes,
-    peak_used: Bytes,
-    least_free: Bytes,
-    looks: u64,
-    /// Measured on the host's clock.
-    milliseconds: u64,
-    curve: &'a [Point],
 }
 
 impl Squeeze {
@@ -115,7 +99,11 @@ impl Squeeze {
             }
             let began = Instant::now();
             let mut command = Command::new(&self.command[0]);
-            let ended = signals.run(command.args(&self.command[1..]).stdin(Stdio::inherit()));
+            command.args(&self.command[1..]).stdin(Stdio::inherit());
+            if self.format == Format::Json {
+                command.stdout(io::stderr());
+            }
+            let ended = signals.run(&mut command);
             let took = began.elapsed();
             stop.store(true, Ordering::Relaxed);
             let seen = watcher.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload))?;
@@ -125,9 +113,17 @@ impl Squeeze {
             let message = format!("`{}` cannot be started: {error}", self.command[0].to_string_lossy());
             CliError::input(message, "give a program that can be started behind `--`")
         })?;
-        terminal::tell(self.summary(end, &seen, took));
+        let squeezed = self.squeezed(end, seen, took);
+        match self.format {
+            Format::Text => terminal::tell(self.summary(&squeezed)),
+            Format::Json => terminal::print_json(&squeezed)?,
+        }
         if let Some(path) = &self.record {
-            self.write(path, end, &seen, took)?;
+            record(path, &squeezed)?;
+        }
+        if let Some(path) = &self.report {
+            let page = |picture: Option<&str>| squeeze::markdown(&squeezed, picture, &self.again(&squeezed.command));
+            write_report(&trials::in_folder(path), squeeze::picture(&squeezed).as_deref(), page)?;
         }
         Ok(end.exit_code().into())
     }
@@ -166,42 +162,51 @@ impl Squeeze {
         Ok(seen)
     }
 
-    fn summary(&self, end: End, seen: &Seen, took: Duration) -> String {
-        let how = match end {
-            End::Code(code) => format!("exit code {code}"),
-            End::Signal(signal) => format!("signal {signal} ended it (exit code {})", end.exit_code()),
-        };
-        let took = Nanos(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
-        let mut text = format!(
-            "\nsqueezed       {} taken of cuda:{}, {} free at the start\nprogram        {how}, after {took}\ndevice used    at most {}, at least {} free, in {} looks",
-            seen.taken, self.device, seen.free_at_start, seen.peak_used, seen.least_free, seen.looks
-        );
-        if let Some(error) = &seen.lost {
-            text += &format!("\nlost           the device could not be looked at to the end: {error}");
-        }
-        text
-    }
-
-    fn write(&self, path: &Path, end: End, seen: &Seen, took: Duration) -> Result<(), CliError> {
+    fn squeezed(&self, end: End, seen: Seen, took: Duration) -> Squeezed {
         let words: Vec<String> = self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-        let record = Record {
+        let Seen { free_before, free_at_start, taken, curve, peak_used, least_free, looks, lost } = seen;
+        Squeezed {
             command: shell::command(&words),
             exit_code: end.exit_code(),
             signal: if let End::Signal(signal) = end { Some(signal) } else { None },
             leave: self.leave,
-            taken: seen.taken,
-            free_before: seen.free_before,
-            free_at_start: seen.free_at_start,
-            peak_used: seen.peak_used,
-            least_free: seen.least_free,
-            looks: seen.looks,
+            taken,
+            free_before,
+            free_at_start,
+            peak_used,
+            least_free,
+            looks,
             milliseconds: milliseconds(took),
-            curve: &seen.curve,
-        };
-        let text = serde_json::to_string_pretty(&record).map_err(|error| internal(&error.into()))?;
-        let unwritten = |error| CliError::Output { target: Some(path.to_owned()), error, help: "choose another place, or make room" };
-        files::write(path, &(text + "\n")).map_err(unwritten)
+            lost: lost.map(|error| error.to_string()),
+            curve,
+        }
     }
+
+    fn summary(&self, squeezed: &Squeezed) -> String {
+        let Squeezed { exit_code, signal, taken, free_at_start, peak_used, least_free, .. } = squeezed;
+        let how = match signal {
+            None => format!("exit code {exit_code}"),
+            Some(signal) => format!("signal {signal} ended it (exit code {exit_code})"),
+        };
+        let (took, looks) = (Nanos(squeezed.milliseconds.saturating_mul(1_000_000)), count(squeezed.looks, "look"));
+        let lost = squeezed.lost.iter().map(|error| format!("\nlost           the device could not be looked at to the end: {error}"));
+        format!(
+            "\nsqueezed       {taken} taken of cuda:{}, {free_at_start} free at the start\nprogram        {how}, after {took}\ndevice used    at most {peak_used}, at least {least_free} free, in {looks}{}",
+            self.device,
+            lost.collect::<String>()
+        )
+    }
+
+    /// A command that does the same again.
+    fn again(&self, command: &str) -> String {
+        let Self { leave, device, every, .. } = self;
+        format!("harness squeeze --leave {}B --device cuda:{device} --every {}ns -- {command}", leave.0, every.0)
+    }
+}
+
+fn record(path: &Path, squeezed: &Squeezed) -> Result<(), CliError> {
+    let text = serde_json::to_string_pretty(squeezed).map_err(|error| internal(&error.into()))?;
+    files::write(path, &(text + "\n")).map_err(|error| unwritten(path, error))
 }
 
 impl Seen {
@@ -211,7 +216,7 @@ impl Seen {
         self.looks += 1;
         self.peak_used = self.peak_used.max(used);
         self.least_free = self.least_free.min(free);
-        let point = Point { milliseconds: milliseconds(since), used, free };
+        let point = Look { milliseconds: milliseconds(since), used, free };
         // What stays as it is needs a point at its beginning and at its end.
         if let [.., before, last] = self.curve.as_mut_slice()
             && (before.used, before.free, last.used, last.free) == (used, free, used, free)

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use harness_devices::DeviceSource;
 use harness_explain::grid::{SETTINGS, in_parallel};
 use harness_explain::least::least_memory;
@@ -42,7 +43,7 @@ pub(crate) fn try_settings(scenarios: &[Scenario], memory: Option<Bytes>, bar: &
         let saving: Vec<&str> = configs.iter().zip(&passed).filter(|(_, passed)| **passed).map(|((conf, _), _)| *conf).collect();
         let all = configs.len();
         let sentence = match saving.as_slice() {
-            [] => format!("none of {all} settings makes it pass"),
+            [] => format!("none of {} makes it pass", count(all, "setting")),
             ["", rest @ ..] if rest.len() + 1 == all => "it passes under every setting".to_owned(),
             ["", ..] => format!("it passes without any settings, and not under {} of {all} settings", all - saving.len()),
             [first] => {

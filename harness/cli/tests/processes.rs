@@ -188,6 +188,14 @@ fn a_squeezed_gpu_has_so_much_left_and_all_of_it_again_when_the_program_has_ende
         serde_json::from_str(&fs::read_to_string(folder.path().join("record.json")).expect("it is written")).expect("it is JSON");
     assert_eq!((&record["taken"], &record["free_at_start"]), (&serde_json::json!(1048_u64 << 20), &serde_json::json!(700_u64 << 20)));
     assert!(record["curve"].as_array().is_some_and(|curve| !curve.is_empty()), "{record}");
+    let printed = ["squeeze", "--leave", "700MiB", "--format", "json", "--report", "report/", "--", "echo", "hello"];
+    let (code, out, err) = harness(folder.path(), Some(&staging), &printed);
+    let told: serde_json::Value = serde_json::from_str(&out).expect("standard output is the document");
+    assert_eq!((code, &told["exit_code"], &told["taken"], &told["command"]), (Some(0), &0.into(), &record["taken"], &"echo hello".into()));
+    assert!(err.contains("hello") && err.contains("report: report/report.md") && !err.contains("squeezed"), "{err}");
+    let page = fs::read_to_string(folder.path().join("report/report.md")).expect("it is written");
+    assert!(page.starts_with("# echo hello") && page.contains("](report.svg)") && page.contains("700 MiB"), "{page}");
+    assert!(fs::read_to_string(folder.path().join("report/report.svg")).is_ok_and(|svg| svg.contains("device used (driver)")));
     // A scenario that wants more than is left is refused, and the program's exit code is ours.
     fs::write(folder.path().join("scenario.yaml"), "about: x\nneeds: { memory: 1GiB }\nsteps: [ alloc: { buffer: a, size: 1GiB } ]\n")
         .expect("it can be written");

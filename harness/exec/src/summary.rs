@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use harness_allocator::units::{Bytes, Nanos};
+use harness_base::words::count;
 use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
@@ -63,7 +64,7 @@ fn slow_calls(record: &Record, latencies: &[Latency]) -> String {
     let line = |latency: &Latency| {
         let calls = record.slow_calls(latency);
         let all = Nanos(latency.by.0.saturating_mul(calls));
-        format!("latency {latency}: {} took longer, {all} all together\n", counted(calls, "call"))
+        format!("latency {latency}: {} took longer, {all} all together\n", count(calls, "call"))
     };
     latencies.iter().map(line).collect()
 }
@@ -100,8 +101,8 @@ fn of_device(device: &DeviceRecord) -> String {
     format!(
         "peak reserved {} ({percent:.1} %); driver: {}, {}, {failed} failed{injected}",
         Bytes(peak_reserved),
-        counted(mallocs, "allocation"),
-        counted(frees, "free"),
+        count(mallocs, "allocation"),
+        count(frees, "free"),
     )
 }
 
@@ -114,9 +115,8 @@ fn of_torch(process: &Process) -> String {
     }
     let allocated = Bytes(torch.sum("allocated_bytes.all.peak"));
     let (retries, ooms) = (torch.sum("num_alloc_retries"), torch.sum("num_ooms"));
-    let retries = if retries == 1 { "1 retry".to_owned() } else { format!("{retries} retries") };
     let end = if torch.ended_out_of_memory { "; one ended the program" } else { "" };
-    format!("torch {}: peak allocated {allocated}, {retries}, {}{end}", torch.version, counted(ooms, "out of memory error"))
+    format!("torch {}: peak allocated {allocated}, {}, {}{end}", torch.version, count(retries, "retry"), count(ooms, "out of memory error"))
 }
 
 fn models(settings: &Settings) -> String {
@@ -130,10 +130,6 @@ fn models(settings: &Settings) -> String {
         CudnnWorkspace::None => "; cuDNN asks for no workspaces",
     };
     format!("real: torch's host code and its allocator; kernels do nothing and take no time; {values}{workspace}\n")
-}
-
-fn counted(count: u64, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

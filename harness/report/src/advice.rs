@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use harness_allocator::units::{Bytes, Nanos};
+use harness_base::words::count;
 use harness_explain::advise::{Advice, Verdict};
 use harness_explain::fidelity::Fidelity;
 use harness_explain::grid::Ending;
@@ -79,7 +80,8 @@ fn price(own: &Ending, best: &Ending) -> String {
     let least = best.least.map_or_else(String::new, |least| format!("It needs {} then. ", least.enough));
     let until = if own.fits() { "" } else { ", up to where it failed," };
     format!(
-        "{least}The price: {calls} calls of the driver of some {} (model) instead of {own_calls} of {}{until} as it was recorded.",
+        "{least}The price: {} of the driver of some {} (model) instead of {own_calls} of {}{until} as it was recorded.",
+        count(calls, "call"),
         milliseconds(time),
         milliseconds(own_time)
     )

@@ -279,7 +279,7 @@ pub(crate) fn recoveries() -> Records {
     let cases = [
         ("give_up", vec![attempt(first, true, None)], None, Outcome::OutOfMemory),
         (
-            "halve_batch down to 1, at most 1 retries",
+            "halve_batch down to 1, at most 1 retry",
             vec![attempt(first, true, Some("halve_batch")), attempt("a batch of 32", false, None)],
             Some((32, 32)),
             Outcome::Fits { retries: 1 },

@@ -14,6 +14,7 @@ pub mod picture;
 pub mod program;
 mod recovery;
 pub mod runs;
+pub mod squeeze;
 pub mod store;
 pub mod text;
 pub mod timeline;
@@ -24,6 +25,7 @@ pub mod why;
 mod claims;
 mod escape;
 mod page;
+mod plot;
 mod steps;
 mod words;
 

@@ -115,7 +115,7 @@ impl Row<'_> {
         };
         grid.rows = self.recovery.listed.iter().map(cells).collect();
         if self.recovery.unlisted > 0 {
-            let more = words::count(self.recovery.unlisted as usize, "more attempt");
+            let more = words::count(self.recovery.unlisted, "more attempt");
             grid.rows.push(vec![format!("… and {more}, not recorded"), String::new(), String::new(), String::new()]);
         }
         grid

@@ -78,7 +78,7 @@ impl<'a> Selection<'a> {
     /// Steps that are not in the record.
     fn unrecorded(&self, grid: &mut Grid, steps: u32) {
         if steps > 0 {
-            push_gap(grid, format!("{} not recorded", words::count(steps as usize, "step")));
+            push_gap(grid, format!("{} not recorded", words::count(steps, "step")));
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use harness_allocator::device::{Clock, StreamId};
 use harness_allocator::units::{Bytes, Nanos};
+use harness_base::words::count;
 use harness_record::timeline::{Entry, Timeline, Track};
 use serde_json::{Value, json};
 
@@ -49,7 +50,7 @@ fn name(timeline: &Timeline) -> String {
         Clock::Simulated => ", a model's times",
         Clock::Measured => "",
     };
-    let rest = if *left_out > 0 { format!(", without the last {left_out} entries") } else { String::new() };
+    let rest = if *left_out > 0 { format!(", without the last {}", count(*left_out, "entry")) } else { String::new() };
     format!("{scenario} with {allocator}{repetition} on {device}{times}{rest}")
 }
 

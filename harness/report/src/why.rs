@@ -179,7 +179,7 @@ fn sentence(cause: &Cause, shortage: &Shortage) -> String {
 fn fragmented(shortage: &Shortage, own: Pieces, room: Bytes, elsewhere: Bytes) -> String {
     let mut parts = Vec::new();
     if own.count > 0 {
-        let pieces = words::count(usize::try_from(own.count).unwrap_or(usize::MAX), "piece");
+        let pieces = words::count(own.count, "piece");
         let largest = if own.count > 1 { format!(", the largest of {}", size(own.largest)) } else { String::new() };
         parts.push(format!("{} in {pieces} for its stream and size{largest}", size(own.bytes)));
     }
@@ -264,7 +264,7 @@ pub(crate) fn holders_of(segment: &PinnedSegment) -> String {
         })
         .collect();
     if segment.other_blocks > 0 {
-        parts.push(format!("{} more", words::count(usize::try_from(segment.other_blocks).unwrap_or(usize::MAX), "block")));
+        parts.push(format!("{} more", words::count(segment.other_blocks, "block")));
     }
     parts.join("; ")
 }

@@ -8,6 +8,7 @@ use harness_allocator::stats::StatKey;
 use harness_allocator::units::{Bytes, Nanos};
 
 use super::{ArmGroup, Clocks, Counts, DeviceGroup, Report};
+pub(super) use harness_base::words::count;
 use harness_record::{NOT_JUDGED, Outcome, Records, Rule, RunRecord, StepRecord, Verdict, Violation};
 
 /// What is written where there is no figure.
@@ -89,11 +90,6 @@ pub(super) fn range(figures: &BTreeSet<u32>) -> String {
     }
 }
 
-/// `1 run`, `2 runs`.
-pub(super) fn count(number: usize, noun: &str) -> String {
-    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
-}
-
 /// What steps count in bytes, beside the names that say so.
 const IN_BYTES: [&str; 11] = [
     "failed_request",
@@ -126,8 +122,7 @@ pub(super) fn outcome(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Done => "done".to_owned(),
         Outcome::Fits { retries: 0 } => "fits".to_owned(),
-        Outcome::Fits { retries: 1 } => "fits after 1 retry".to_owned(),
-        Outcome::Fits { retries } => format!("fits after {retries} retries"),
+        Outcome::Fits { retries } => format!("fits after {}", count(*retries, "retry")),
         Outcome::OutOfMemory => "out of memory".to_owned(),
         Outcome::Failed => "FAILED".to_owned(),
     }

@@ -4,6 +4,7 @@
 //! compared with the least that it held in the second half: a leak raises that by as much an iteration as it keeps, and nothing else does for long.
 
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 
 use crate::rig::Stop;
 use crate::world::{StepResult, Unmet, World};
@@ -136,8 +137,11 @@ impl Watch {
     /// What has been seen so far.
     pub(crate) fn judge(&self, world: &mut World) -> Result<Found, Stop> {
         let Some((growth, looks)) = self.lows.growth(self.last.len()) else {
-            let note =
-                format!("leaks were not looked for: {} iterations ended, of which {} are the warm-up", self.iterations, self.check.warmup);
+            let note = format!(
+                "leaks were not looked for: {} ended, with a warm-up of {}",
+                count(self.iterations, "iteration"),
+                self.check.warmup
+            );
             return Ok(Found { notes: vec![note], ..Found::default() });
         };
         let iterations = looks * self.check.every;
@@ -159,7 +163,7 @@ impl Watch {
         growing.sort_by(|one, other| other.per_iteration.cmp(&one.per_iteration).then_with(|| one.name.cmp(&other.name)));
         let looked_at = self.iterations - self.check.warmup;
         if growing.is_empty() {
-            let note = format!("no site grows in {looked_at} iterations behind a warm-up of {}", self.check.warmup);
+            let note = format!("no site grows in {} behind a warm-up of {}", count(looked_at, "iteration"), self.check.warmup);
             return Ok(Found { notes: vec![note], ..Found::default() });
         }
         let mut found = Found { tables: vec![self.table(&growing, looked_at)], ..Found::default() };
@@ -175,7 +179,7 @@ impl Watch {
         let per_iteration = self.check.per_iteration.map(|most| format!("{most} an iteration"));
         let total = self.check.total.map(|most| format!("{most} in all"));
         let most: Vec<String> = per_iteration.into_iter().chain(total).collect();
-        format!("no site to grow by more than {}, behind a warm-up of {} iterations", most.join(" or "), self.check.warmup)
+        format!("no site to grow by more than {}, behind a warm-up of {}", most.join(" or "), count(self.check.warmup, "iteration"))
     }
 
     fn table(&self, growing: &[Growing], looked_at: u64) -> Table {
@@ -183,7 +187,8 @@ impl Watch {
             |site: &Growing| [site.name.clone(), site.first.to_string(), site.last.to_string(), site.per_iteration.to_string()].to_vec();
         Table {
             title: format!(
-                "Sites that grow, in {looked_at} iterations behind a warm-up of {}{}",
+                "Sites that grow, in {} behind a warm-up of {}{}",
+                count(looked_at, "iteration"),
                 self.check.warmup,
                 unlisted(growing.len())
             ),
@@ -217,7 +222,7 @@ fn time_left(world: &mut World, growing: &[Growing]) -> Result<String, Stop> {
     };
     Ok(match free.0 / rate.0 {
         0 => format!("at {rate} an iteration there is no memory for one more"),
-        more => format!("at {rate} an iteration memory is gone after {more} more iterations at the latest"),
+        more => format!("at {rate} an iteration memory is gone after {} at the latest", count(more, "more iteration")),
     })
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use harness_allocator::allocator::caching::Config;
 use harness_allocator::allocator::{AllocatorSpec, PrivatePoolId};
 use harness_allocator::device::{Clock, DevicePtr, EventId, StreamId};
 use harness_allocator::stats::{MemoryStats, StatKey};
@@ -63,7 +64,7 @@ pub(crate) struct World {
     /// Those of the inference that is trying to get memory.
     pub(crate) requests: Requests,
     /// Settings of PyTorch's allocator of the arm; `None` where it is another allocator.
-    pub(crate) alloc_conf: Option<String>,
+    pub(crate) alloc_conf: Option<Config>,
     /// Counters of the torch of programs that were run, by the name of their step. Empty where no process told them.
     pub(crate) torch_stats: BTreeMap<StepName, BTreeMap<StatKey, u64>>,
     /// Optional programs that could not be run here.
@@ -172,7 +173,7 @@ impl World {
             reports: BTreeMap::new(),
             storms: BTreeMap::new(),
             requests: Requests::default(),
-            alloc_conf: arm.effective().map(|config| config.to_string()),
+            alloc_conf: arm.effective(),
             torch_stats: BTreeMap::new(),
             not_run: BTreeSet::new(),
             shared_memory: None,
@@ -417,7 +418,7 @@ impl World {
             self.rig.free(buffer)?;
         }
         for blocks in std::mem::take(&mut self.storms).into_values() {
-            for buffer in blocks.into_buffers() {
+            for buffer in blocks.into_blocks() {
                 self.rig.free(buffer)?;
             }
         }
@@ -552,14 +553,45 @@ impl Unmet {
 }
 
 /// The live blocks of a storm or a replay, by the operation at which each is due, or by its id in the trace, and the order of their making.
-#[derive(Debug, Default)]
-pub(crate) struct LiveBlocks {
-    blocks: BTreeMap<(u64, u64), Buffer>,
+#[derive(Debug)]
+pub(crate) struct LiveBlocks<B = Buffer> {
+    blocks: BTreeMap<(u64, u64), B>,
     bytes: u64,
     made: u64,
 }
 
+/// A block that somebody asked for.
+pub(crate) trait Block {
+    /// How much was asked for.
+    fn requested(&self) -> Bytes;
+}
+
+impl Block for Buffer {
+    fn requested(&self) -> Bytes {
+        Self::requested(self)
+    }
+}
+
+impl<B> Default for LiveBlocks<B> {
+    fn default() -> Self {
+        Self { blocks: BTreeMap::new(), bytes: 0, made: 0 }
+    }
+}
+
 impl LiveBlocks {
+    /// Where they lie.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = DevicePtr> {
+        self.blocks.values().map(|buffer| buffer.range().start)
+    }
+
+    /// Takes those out that a condition on their address selects.
+    pub(crate) fn take_where(&mut self, select: impl Fn(DevicePtr) -> bool) -> Vec<Buffer> {
+        let keys: Vec<(u64, u64)> = self.blocks.iter().filter(|(_, buffer)| select(buffer.range().start)).map(|(&key, _)| key).collect();
+        keys.into_iter().filter_map(|key| self.take(key)).collect()
+    }
+}
+
+impl<B: Block> LiveBlocks<B> {
     /// How many there are.
     pub(crate) fn count(&self) -> u64 {
         self.blocks.len() as u64
@@ -571,40 +603,29 @@ impl LiveBlocks {
     }
 
     /// All of them, those due first in front.
-    pub(crate) fn into_buffers(self) -> impl Iterator<Item = Buffer> {
+    pub(crate) fn into_blocks(self) -> impl Iterator<Item = B> {
         self.blocks.into_values()
     }
 
-    /// Where they lie.
-    pub(crate) fn addresses(&self) -> impl Iterator<Item = DevicePtr> {
-        self.blocks.values().map(|buffer| buffer.range().start)
-    }
-
-    /// Takes those out that a condition on their address selects.
-    pub(crate) fn take_where(&mut self, select: impl Fn(DevicePtr) -> bool) -> Vec<Buffer> {
-        let keys: Vec<(u64, u64)> = self.blocks.iter().filter(|(_, buffer)| select(buffer.range().start)).map(|(&key, _)| key).collect();
-        keys.into_iter().filter_map(|key| self.take(key)).collect()
-    }
-
-    pub(crate) fn insert(&mut self, due: u64, buffer: Buffer) {
+    pub(crate) fn insert(&mut self, due: u64, buffer: B) {
         self.bytes += buffer.requested().0;
         self.made += 1;
         self.blocks.insert((due, self.made), buffer);
     }
 
     /// The block due next, if it is due by then.
-    pub(crate) fn take_due(&mut self, by: u64) -> Option<Buffer> {
+    pub(crate) fn take_due(&mut self, by: u64) -> Option<B> {
         let key = *self.blocks.first_key_value().filter(|((due, _), _)| *due <= by)?.0;
         self.take(key)
     }
 
     /// The block with that id.
-    pub(crate) fn take_of(&mut self, id: u64) -> Option<Buffer> {
+    pub(crate) fn take_of(&mut self, id: u64) -> Option<B> {
         let (&key, _) = self.blocks.range((id, 0)..=(id, u64::MAX)).next()?;
         self.take(key)
     }
 
-    fn take(&mut self, key: (u64, u64)) -> Option<Buffer> {
+    fn take(&mut self, key: (u64, u64)) -> Option<B> {
         let buffer = self.blocks.remove(&key)?;
         self.bytes -= buffer.requested().0;
         Some(buffer)

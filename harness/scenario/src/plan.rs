@@ -3,6 +3,7 @@
 use std::fmt;
 
 use harness_allocator::device::HostMemory;
+use harness_base::words::count;
 
 /// How the next attempt of a step that can recover is done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,7 +144,7 @@ impl fmt::Display for Plan {
             write!(f, " in {} parts", self.micro_batches)?;
         }
         if let Some(layers) = self.checkpoint_every {
-            write!(f, ", checkpointed every {layers} layers")?;
+            write!(f, ", checkpointed every {}", count(layers, "layer"))?;
         }
         match self.precision {
             Precision::Fp32 => {}

@@ -145,6 +145,12 @@ impl Scenario {
         self.all_steps().iter().any(|step| matches!(step.action, Action::PrivatePool(_)))
     }
 
+    /// Whether several threads do a storm of it at once.
+    #[must_use]
+    pub fn has_threads(&self) -> bool {
+        self.all_steps().iter().any(|step| matches!(&step.action, Action::Storm(storm) if storm.threads.is_some()))
+    }
+
     /// The PyTorch programs that it runs, in the order of the file.
     #[must_use]
     pub fn execs(&self) -> Vec<&Exec> {

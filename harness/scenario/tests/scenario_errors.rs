@@ -451,6 +451,27 @@ fn a_wrong_step_is_answered_with_the_steps_and_fields_there_are() {
             "infer of nothing",
             "- infer: { id: s, layers: 1, heads: 1, head_dim: 1, requests: 1, prompt: { min: 1, max: 8 }, output: { min: 0, max: 8 } }",
         ),
+        ("storm in one thread", "- storm: { id: s, threads: 1, operations: 5, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }"),
+        (
+            "storm in threads until it is fragmented",
+            "- storm: { id: s, threads: 4, operations: 5, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2 }, until: fragmented }",
+        ),
+        (
+            "storm in threads with something meanwhile",
+            "- storm: { id: s, threads: 4, operations: 5, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }\n  meanwhile: [ reset_peaks ]",
+        ),
+        (
+            "blocks of a storm in threads",
+            "- storm: { id: s, threads: 4, operations: 5, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }\n- free: s",
+        ),
+        (
+            "time of a storm in threads",
+            "- storm: { id: s, threads: 4, operations: 5, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }\n- expect: s.time < 1s",
+        ),
+        (
+            "operations of too many threads",
+            "- storm: { id: s, threads: 64, operations: 10000000, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }",
+        ),
         ("storm that holds nothing", "- storm: { id: s, operations: 5, sizes: [4MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }"),
         ("storm lifetime the wrong way", "- storm: { id: s, operations: 5, sizes: [1MiB], live: 2MiB, lifetime: { min: 3, max: 2 } }"),
         (

@@ -220,6 +220,10 @@ impl Checker<'_> {
             let message = format!("`{}` needs {}, and this suite has {}", path.display(), scenario.needs.memory, self.memory);
             return Err(Problem::new(at, message).help("let the suite need as much").into());
         }
+        if scenario.has_threads() {
+            let message = format!("`{}` has a storm in threads, which is not timed", path.display());
+            return Err(Problem::new(at, message).help("the measure `threads` times requests of several threads").into());
+        }
         let name = scenario.name.clone();
         Ok(self.add(at, &name, None, Measure::Scenario(Box::new(scenario)), &content(&text))?)
     }

@@ -6,6 +6,7 @@ use std::io;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use harness_exec::launch::Launch;
 use harness_exec::process;
 use harness_exec::record::Record;
@@ -99,11 +100,11 @@ impl Verified {
         let (predicted, seen) = (self.peak_reserved_predicted, self.peak_reserved_seen);
         let percent = (seen as f64 - predicted as f64) * 100.0 / (predicted as f64).max(1.0);
         format!(
-            "Verified: {} {verdict} in {}. The program ended with exit code {} and {} out of memory errors; it reserved {} at most, {} by the replay of the recording ({percent:+.1} %).\n",
+            "Verified: {} {verdict} in {}. The program ended with exit code {} and {}; it reserved {} at most, {} by the replay of the recording ({percent:+.1} %).\n",
             named(&self.conf),
             Bytes(self.memory),
             self.exit_code,
-            self.num_ooms,
+            count(self.num_ooms, "out of memory error"),
             Bytes(seen),
             Bytes(predicted),
         )

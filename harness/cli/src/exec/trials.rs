@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal as _};
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use harness_allocator::units::Nanos;
 use harness_base::files;
+use harness_base::words::count;
 use harness_exec::process;
 use harness_exec::trials::faults::{self, Expectation, FaultReport, Plan};
 use harness_exec::trials::least::{self, Search};
@@ -80,6 +81,12 @@ const MANY: &str = "Many runs";
 /// The name of a report in a folder.
 const REPORT: &str = "report.md";
 
+/// The file that a report goes to: one in the folder, where that is named.
+pub(crate) fn in_folder(path: &Path) -> PathBuf {
+    let is_folder = path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
+    if is_folder { path.join(REPORT) } else { path.to_owned() }
+}
+
 #[derive(Clone, Copy, ValueEnum)]
 enum Expected {
     Recovers,
@@ -146,9 +153,7 @@ impl Options {
 
     /// The file that the report goes to: one in the folder, where that is named.
     pub(super) fn report(&self) -> Option<PathBuf> {
-        let path = self.report.as_ref()?;
-        let is_folder = path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
-        Some(if is_folder { path.join(REPORT) } else { path.clone() })
+        self.report.as_deref().map(in_folder)
     }
 
     fn limit(&self) -> Option<Duration> {
@@ -193,8 +198,8 @@ impl Options {
             )),
             None if first.attempts.is_empty() => Some("The program asked for no device memory, so there is nothing to try.".to_owned()),
             None if self.least_memory && !self.allow_ooms && first.ooms > 0 => Some(format!(
-                "The program had {} out of memory errors in the memory that it has. Give more `--memory`, or `--allow-ooms`.",
-                first.ooms
+                "The program had {} in the memory that it has. Give more `--memory`, or `--allow-ooms`.",
+                count(first.ooms, "out of memory error")
             )),
             None => None,
         }

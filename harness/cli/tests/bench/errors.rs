@@ -22,6 +22,8 @@ fn all(cases: &[(&str, &str)]) -> String {
     write("empty.txt", "# nothing\n");
     write("wrong.txt", "a 1 512 0\nb 2\n");
     write("large.yaml", "about: x\nneeds: { memory: 4GiB }\nsteps: [empty_cache]\n");
+    let storm = "storm: { id: s, threads: 2, operations: 9, sizes: 1MiB, live: 4MiB, lifetime: { min: 1, max: 3 } }";
+    write("threads.yaml", &format!("about: x\nneeds: {{ memory: 1GiB }}\nsteps:\n  - {storm}\n"));
     write("wrong.yaml", "about: x\nneeds: { memory: 1GiB }\nsteps: [free: a]\n");
     let mut text = String::new();
     for (name, source) in cases {
@@ -85,6 +87,7 @@ fn a_wrong_measure_is_answered_with_what_there_is() {
         ("no such scenario", "scenario: { file: nothing.yaml }"),
         ("a scenario that is wrong itself", "scenario: { file: wrong.yaml }"),
         ("a scenario that needs more", "scenario: { file: large.yaml }"),
+        ("a scenario whose threads are not timed", "scenario: { file: threads.yaml }"),
     ]));
 }
 

@@ -1,6 +1,7 @@
 //! How figures of a benchmark run are put into words, the same in every format.
 
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 
 use harness_bench::record::{Build, Change, Machine, Quantity, Stopped};
 
@@ -158,7 +159,7 @@ pub(super) fn device(machine: &Machine) -> String {
 
 /// `1 entry`, `2 entries`.
 pub(super) fn entries(number: usize) -> String {
-    if number == 1 { "1 entry".to_owned() } else { format!("{number} entries") }
+    count(number, "entry")
 }
 
 #[cfg(test)]

@@ -179,7 +179,7 @@ fn suspects(out: &mut Text, explanation: &Explanation) {
         out.wrapped("\nFreed, but other streams had not finished with it:", 2);
         for wait in waiting.iter().take(SHOWN) {
             let time = wait.time_us.map_or_else(String::new, |us| format!(", {}", time(us, explanation)));
-            out.wrapped(&format!("  {} of {}: for {} events{time}", wait.size, wait.site, wait.events), 4);
+            out.wrapped(&format!("  {} of {}: for {}{time}", wait.size, wait.site, words::count(wait.events, "event")), 4);
         }
     }
 }
@@ -195,8 +195,8 @@ pub(super) fn grows(growth: &harness_explain::growth::Growth) -> String {
 pub fn ranks_in_short(overview: &Overview) -> String {
     let all = overview.ranks.len();
     match overview.failed.as_slice() {
-        [] => format!("None of {all} snapshots ends in an out-of-memory error."),
-        [one] => format!("1 of {all} snapshots ends in an out-of-memory error: {one}."),
+        [] => format!("None of {} ends in an out-of-memory error.", words::count(all, "snapshot")),
+        [one] => format!("1 of {} ends in an out-of-memory error: {one}.", words::count(all, "snapshot")),
         [first, rest @ ..] => {
             format!("{} of {all} snapshots end in an out-of-memory error: {first} first, then {}.", rest.len() + 1, rest.join(", "))
         }

@@ -4,16 +4,12 @@ use harness_allocator::units::Bytes;
 use harness_exec::timeline::Timeline;
 use harness_gpu_settings::attempts::{Attempt, Outcome};
 use harness_gpu_settings::settings::FaultyCall;
-use plotters::element::DashedPathElement;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::picture::{self, ALLOCATED, Drawn, GRID, INK, LIMIT, OOM, RESERVED, RETRY, WIDTH};
+use crate::picture::{self, ALLOCATED, Drawn, INK, OOM, RESERVED, RETRY};
+use crate::plot::{self, Key, Plot};
 use crate::words;
 
-const PANEL: u32 = 260;
-const HEAD: u32 = 34;
-const LEFT: u32 = 64;
 /// An attempt that failed is a reason to try again.
 const REFUSED: RGBColor = RETRY;
 
@@ -140,82 +136,38 @@ impl<'a> Curve<'a> {
 
 /// Draws the curves below each other, on devices of this memory; `None` where there is none.
 pub(super) fn draw(curves: &[Curve<'_>], memory: Bytes, clock: Clock) -> Option<String> {
+    const KEYS: [(&str, Key); 5] = [
+        ("reserved (driver)", Key::Line(RESERVED)),
+        ("allocated (torch, sampled)", Key::Line(ALLOCATED)),
+        ("refused", Key::Triangle(REFUSED)),
+        ("failed as asked for", Key::Circle(INK)),
+        ("out of memory error", Key::Cross(OOM)),
+    ];
     let highest = curves.iter().map(Curve::highest).max()?;
     // A limit far above everything would press the curves flat.
     let top = if memory.get() / 4 <= highest.get() { memory } else { highest.max(Bytes::mib(2)) };
-    let mut svg = String::new();
-    let height = HEAD + PANEL * u32::try_from(curves.len()).ok()?;
-    {
-        let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
-        all(&root, curves, (top, memory), clock).expect("a picture in a string meets neither files nor fonts, so it cannot fail");
-    }
+    let svg = plot::drawn(curves.len(), |head, panels| {
+        plot::legend(head, &KEYS)?;
+        panels.iter().zip(curves).try_for_each(|(area, curve)| panel(area, curve, (top, memory), clock))
+    });
     let described: Vec<String> = curves.iter().map(Curve::in_words).collect();
     Some(picture::described(&svg, &format!("Memory over {}", clock.name), &described.join(" ")))
 }
 
-fn all(root: &picture::Area<'_>, curves: &[Curve<'_>], sizes: (Bytes, Bytes), clock: Clock) -> Drawn {
-    root.fill(&WHITE)?;
-    let (head, body) = root.split_vertically(HEAD);
-    legend(&head)?;
-    for (area, curve) in body.split_evenly((curves.len(), 1)).iter().zip(curves) {
-        panel(area, curve, sizes, clock)?;
-    }
-    root.present()
-}
-
-fn legend(head: &picture::Area<'_>) -> Drawn {
-    let style = picture::font(12).pos(Pos::new(HPos::Left, VPos::Center));
-    let mut x = LEFT as i32;
-    let names = ["reserved (driver)", "allocated (torch, sampled)", "refused", "failed as asked for", "out of memory error"];
-    for (index, name) in names.into_iter().enumerate() {
-        let middle = (x + 10, 16);
-        match index {
-            0 => head.draw(&PathElement::new([(x, 16), (x + 20, 16)], RESERVED.stroke_width(2)))?,
-            1 => head.draw(&PathElement::new([(x, 16), (x + 20, 16)], ALLOCATED.stroke_width(2)))?,
-            2 => head.draw(&TriangleMarker::new(middle, 6, REFUSED.filled()))?,
-            3 => head.draw(&Circle::new(middle, 5, INK.stroke_width(2)))?,
-            _ => head.draw(&Cross::new(middle, 5, OOM.stroke_width(3)))?,
-        }
-        head.draw(&Text::new(name, (x + 26, 16), style.clone()))?;
-        x += 46 + (name.chars().count() as f64 * 6.4) as i32;
-    }
-    Ok(())
-}
-
 fn panel(area: &picture::Area<'_>, curve: &Curve<'_>, (top, memory): (Bytes, Bytes), clock: Clock) -> Drawn {
-    let style = picture::font(13).pos(Pos::new(HPos::Left, VPos::Top));
-    area.draw(&Text::new(curve.title.clone(), (LEFT as i32, 4), style))?;
-    let mib = |bytes: Bytes| bytes.get() as f64 / f64::from(1 << 20);
-    let end = curve.end();
-    let mut chart = ChartBuilder::on(area)
-        .margin_top(26)
-        .margin_right(30)
-        .set_label_area_size(LabelAreaPosition::Left, LEFT)
-        .set_label_area_size(LabelAreaPosition::Bottom, 40)
-        .build_cartesian_2d(0.0..end, 0.0..mib(top) * 1.1)?;
-    chart
-        .configure_mesh()
-        .light_line_style(TRANSPARENT)
-        .bold_line_style(GRID)
-        .axis_style(INK)
-        .label_style(picture::font(11))
-        .x_labels(8)
-        .y_labels(6)
-        .x_desc(clock.axis)
-        .x_label_formatter(&|x| format!("{x:.0}"))
-        .y_label_formatter(&|y| format!("{y:.0} MiB"))
-        .draw()?;
-    let line = |points: Vec<(f64, Bytes)>| points.into_iter().map(|(x, bytes)| (x, mib(bytes))).collect::<Vec<_>>();
-    chart.draw_series([PathElement::new(line(curve.allocated()), ALLOCATED.stroke_width(2))])?;
-    chart.draw_series([PathElement::new(line(curve.reserved()), RESERVED.stroke_width(2))])?;
+    let plot = Plot { title: curve.title.clone(), x: clock.axis, end: curve.end(), top };
+    let mut chart = plot.chart(area)?;
+    chart.draw_series([PathElement::new(plot::in_mib(curve.allocated()), ALLOCATED.stroke_width(2))])?;
+    chart.draw_series([PathElement::new(plot::in_mib(curve.reserved()), RESERVED.stroke_width(2))])?;
     if top == memory {
-        chart.draw_series([DashedPathElement::new([(0.0, mib(memory)), (end, mib(memory))], 5, 4, LIMIT.stroke_width(1))])?;
+        plot.limit(&mut chart, memory)?;
     }
     for (x, held, mark) in curve.marks() {
+        let at = (x, plot::mib(held));
         match mark {
-            Mark::Refused => chart.draw_series([TriangleMarker::new((x, mib(held)), 6, REFUSED.filled())])?,
-            Mark::Injected => chart.draw_series([Circle::new((x, mib(held)), 5, INK.stroke_width(2))])?,
-            Mark::Oom => chart.draw_series([Cross::new((x, mib(held)), 5, OOM.stroke_width(3))])?,
+            Mark::Refused => chart.draw_series([TriangleMarker::new(at, 6, REFUSED.filled())])?,
+            Mark::Injected => chart.draw_series([Circle::new(at, 5, INK.stroke_width(2))])?,
+            Mark::Oom => chart.draw_series([Cross::new(at, 5, OOM.stroke_width(3))])?,
         };
     }
     Ok(())

@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use harness_allocator::allocator::AllocatorError;
 use harness_allocator::device::Clock;
 use harness_allocator::units::{Bytes, Nanos};
+use harness_base::words::count;
 
 use crate::rig::{Finding, MemoryState, Stop};
 use crate::workload::Between;
@@ -301,7 +302,7 @@ impl<'p> Recovery<'p> {
         if retries >= most {
             world.rig.note(Finding {
                 invariant: Invariant::AttemptsAreBounded,
-                expected: format!("at most {most} tries of one request or iteration"),
+                expected: format!("at most {} of one request or iteration", count(most, "try")),
                 seen: format!("try {}", retries + 1),
             });
         }

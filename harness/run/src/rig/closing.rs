@@ -6,6 +6,7 @@ use harness_allocator::units::Bytes;
 
 use super::{Audit, Finding, Rig, Stop};
 use crate::control::Call;
+use harness_base::words::count;
 use harness_record::Invariant;
 
 impl Rig {
@@ -20,7 +21,7 @@ impl Rig {
         self.device.set_pressure(Bytes::ZERO)?;
         self.in_each_program(Self::give_cache_back)?;
         if !self.host.is_empty() {
-            let seen = format!("{} pieces of host memory", self.host.len());
+            let seen = format!("{} of host memory", count(self.host.len(), "piece"));
             return self.violated(Invariant::EverythingGoesBack, "no host memory held after the last free", seen);
         }
         if self.is_timed() { Ok(()) } else { self.unstruck(|rig| rig.in_each_program(Self::check_whole_limit_fits)) }
@@ -38,7 +39,7 @@ impl Rig {
             let segments = self.snapshot();
             let first =
                 segments.first().map(|segment| format!(", the first of {} at {}", segment.size, segment.address)).unwrap_or_default();
-            let seen = format!("{reserved} B ({}) reserved in {} segments{first}", Bytes(reserved), segments.len());
+            let seen = format!("{reserved} B ({}) reserved in {}{first}", Bytes(reserved), count(segments.len(), "segment"));
             return self.violated(Invariant::EverythingGoesBack, "0 B reserved after the last free and empty_cache", seen);
         }
         self.check(Audit::everything)

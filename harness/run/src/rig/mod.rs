@@ -8,6 +8,7 @@
 //! * `program`: who allocates: most runs have one program;
 //! * `memory`: requests, frees, contents; `private_pools`: pools apart from the default one;
 //! * `host`: memory of the host, and copies;
+//! * `lent`: the device for an allocator that is not one of a program;
 //! * `streams`: streams, events and queued work;
 //! * `audit`: what is checked after each operation;
 //! * `sites`: what each place of the scenario holds;
@@ -21,6 +22,7 @@ mod buffer;
 mod closing;
 mod curve;
 mod host;
+mod lent;
 mod memory;
 mod names;
 mod private_pools;
@@ -42,6 +44,7 @@ use harness_allocator::units::Nanos;
 use harness_cuda::nvtx::Ranges;
 
 pub use self::accounts::MemoryState;
+pub(crate) use self::audit::check_structure;
 pub use self::audit::{Audit, Finding, Held};
 pub use self::buffer::Buffer;
 use self::curve::Curve;

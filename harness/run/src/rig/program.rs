@@ -123,7 +123,7 @@ impl Rig {
         (&mut self.programs[self.entered.index()], &mut *self.device)
     }
 
-    fn held_by_other_programs(&mut self) -> Held {
+    pub(super) fn held_by_other_programs(&mut self) -> Held {
         let mut held = Held::NOTHING;
         for index in (0..self.programs.len()).filter(|&index| index != self.entered.index()) {
             let Program { allocator, audit, .. } = &mut self.programs[index];

@@ -287,7 +287,7 @@ fn free_some(world: &mut World, step: &Step, free: &Free) -> Result<StepResult, 
                         }
                     }
                     FreeTarget::Storm(id) => {
-                        for buffer in std::mem::take(world.storm(id)).into_buffers() {
+                        for buffer in std::mem::take(world.storm(id)).into_blocks() {
                             world.rig.free(buffer)?;
                         }
                     }

@@ -2,6 +2,7 @@
 
 use harness_allocator::device::DeviceError;
 use harness_allocator::device::faulty::Struck;
+use harness_base::words::count;
 use harness_record::{Invariant, NOT_JUDGED, Rule, Verdict, Violation};
 use harness_scenario::steps::{Action, Step};
 use harness_scenario::{Expectation, Located, PlannedFault};
@@ -32,8 +33,10 @@ const fn expected_of_device(error: &DeviceError) -> &'static str {
 fn not_struck(planned: &PlannedFault, matching: u64) -> String {
     match (matching, planned.fault.skip) {
         (0, _) => "it was not reached: no such call was made".to_owned(),
-        (made, skip) if made <= skip => format!("it was not reached: {made} such calls were made, and {skip} are skipped"),
-        (made, _) => format!("none of {made} such calls was drawn"),
+        (made, skip) if made <= skip => {
+            format!("it was not reached: the run made {}, and it strikes behind {skip} of them", count(made, "such call"))
+        }
+        (made, _) => format!("none of {} was drawn", count(made, "such call")),
     }
 }
 

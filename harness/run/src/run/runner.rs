@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use harness_allocator::device::faulty::Injector;
+use harness_base::words::count;
 use harness_record::{Accounts, Event, Outcome, StepRecord, Violation};
 use harness_scenario::steps::{Action, Step};
 use harness_scenario::{Chain, Expectation, Located, Position, ReportKey};
@@ -193,7 +194,7 @@ impl<'a, 'o> Runner<'a, 'o> {
             Action::For(steps) | Action::Repeat(steps) if steps.until_oom || step.id.is_some() || steps.leak_check.is_some() => {
                 let mut result = StepResult { reports: BTreeMap::from([(ReportKey::Iterations, iterations)]), ..StepResult::default() };
                 if steps.until_oom && !ran_out {
-                    let seen = format!("all {iterations} iterations ended without that");
+                    let seen = format!("{} ended without that", count(iterations, "iteration"));
                     result.unmet.push(Unmet::at(step, "a request inside the loop to run out of memory", seen));
                 }
                 self.run_as_step(world, step, task.cursor.iteration(), |runner, world| {

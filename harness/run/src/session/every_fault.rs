@@ -218,6 +218,9 @@ fn not_for_this(scenario: &Scenario) -> Option<&'static str> {
     if !scenario.processes.is_empty() {
         return Some("its processes have devices of their own, whose calls are not counted");
     }
+    if scenario.has_threads() {
+        return Some("how the threads of its storm meet differs from run to run, and with it the calls of the device");
+    }
     (!scenario.faults.is_empty()).then_some("it has faults of its own")
 }
 

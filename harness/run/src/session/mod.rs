@@ -18,6 +18,7 @@ use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::{Clock, DeviceCalls, DeviceError, DeviceInfo, TestDevice};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 
 use self::comparisons::Comparisons;
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
@@ -290,7 +291,9 @@ impl Plan {
                 repeated::judge(&mut record, &again);
             }
         }
-        let has_times = is_alone && (record.device.clock == Clock::Simulated || arm.allocator.not_timed().is_none());
+        // How threads meet differs from run to run, and with it how long they take.
+        let has_times =
+            is_alone && !scenario.has_threads() && (record.device.clock == Clock::Simulated || arm.allocator.not_timed().is_none());
         if record.verdict == Verdict::Passed && has_times {
             control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
             if let Ok(device) = open(source, scenario, arm.allocator, None)? {
@@ -418,7 +421,7 @@ fn missing_of(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Sce
     }
     let there = source.devices();
     if *devices > there {
-        return Some(format!("the scenario needs {devices} devices, and there is {there}"));
+        return Some(format!("the scenario needs {}, and there is {there}", count(*devices, "device")));
     }
     for feature in features {
         let is_there = match feature {
@@ -437,6 +440,9 @@ fn missing_of(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Sce
         .find_map(|exec| exec::cannot_run(exec, device.info(), allocator.effective().is_some()))
     {
         return Some(why);
+    }
+    if scenario.has_threads() && allocator.effective().is_none() {
+        return Some(format!("`{allocator}` has no front for several threads, which a storm of the scenario needs"));
     }
     let uses_pools = scenario.uses_private_pools();
     (uses_pools && allocator.build().private_pools().is_none())

@@ -1,5 +1,6 @@
 //! A second run from the same seed recovers by the same attempts.
 
+use harness_base::words::count;
 use harness_record::{Invariant, Rule, RunRecord, Verdict, Violation};
 
 /// Whether something failed in a step with recovery policies, so that they decided something.
@@ -18,7 +19,7 @@ pub(super) fn judge(record: &mut RunRecord, again: &RunRecord) {
         None => "no such step".to_owned(),
         Some((number, recovery)) => {
             let asked: Vec<&str> = recovery.listed.iter().map(|attempt| attempt.asked.as_str()).collect();
-            format!("step {number} with {} attempts: {}", recovery.attempts, asked.join(", "))
+            format!("step {number} with {}: {}", count(recovery.attempts, "attempt"), asked.join(", "))
         }
     };
     let step = first.get(differs).or(second.get(differs)).map_or(0, |(number, _)| *number);

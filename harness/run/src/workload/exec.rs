@@ -12,6 +12,7 @@ use harness_allocator::device::{Clock, DeviceError, DeviceInfo, DeviceMemory};
 use harness_allocator::stats::StatKey;
 use harness_allocator::units::Nanos;
 use harness_base::shell;
+use harness_base::words::count;
 use harness_exec::launch::{Launch, LaunchError, Prepared};
 use harness_exec::limited::{LimitedLaunch, limiter_for};
 use harness_exec::process::{End, Started};
@@ -112,7 +113,7 @@ pub(crate) fn run(world: &mut World, step: &Step, exec: &Exec, between: Between<
     let found = Found::of(exec, world.rig.info()).map_err(|error| stop(&error))?;
     let memory = world.rig.memory()?;
     let ledger = shared_memory(world, memory).map_err(|error| stop(&error))?;
-    let conf = exec.alloc_conf.clone().or_else(|| world.alloc_conf.clone());
+    let conf = exec.alloc_conf.clone().or_else(|| world.alloc_conf.as_ref().map(ToString::to_string));
     let (prepared, machine) = found.prepare(exec, &world.rig, conf.as_deref(), &ledger).map_err(|error| stop(&error))?;
     let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
     let (end, prepared) = run_prepared(world, exec, prepared, limit, between)?;
@@ -241,8 +242,9 @@ fn seen(record: &Record, observed: &Observed) -> String {
 }
 
 fn figures(observed: &Observed) -> String {
-    let Observed { peak_reserved, peak_allocated, retries, ooms, .. } = observed;
-    format!("peak reserved {peak_reserved}, peak allocated {peak_allocated}, {retries} retries, {ooms} out of memory errors")
+    let Observed { peak_reserved, peak_allocated, retries, ooms, .. } = *observed;
+    let (retries, ooms) = (count(retries, "retry"), count(ooms, "out of memory error"));
+    format!("peak reserved {peak_reserved}, peak allocated {peak_allocated}, {retries}, {ooms}")
 }
 
 /// A command that does the same, alone on such a GPU.

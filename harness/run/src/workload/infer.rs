@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use harness_allocator::allocator::{AllocatorError, Request};
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -302,7 +303,7 @@ fn conclude(
         (ReportKey::RecomputedWords, tally.recomputed),
         (ReportKey::Ooms, tally.ooms),
     ]);
-    let served = format!("{} of {} requests served", tally.served, infer.requests);
+    let served = format!("{} of {} served", tally.served, count(infer.requests, "request"));
     match (failed, infer.expect.of(arm, device)) {
         (None, expected) => {
             if let Expected::Oom(_) = expected {

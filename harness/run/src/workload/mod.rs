@@ -8,6 +8,7 @@ pub(crate) mod infer;
 pub(crate) mod pins;
 pub(crate) mod replay;
 pub(crate) mod storm;
+mod threads;
 pub(crate) mod train;
 
 /// What is done between the operations of a storm or a replay, between the iterations of a training, between the steps of an inference, and when a program has started: the scenario's own
@@ -26,6 +27,7 @@ mod tests {
     use std::path::Path;
 
     use harness_allocator::allocator::{AllocatorKind, Request};
+    use harness_allocator::device::TestDevice;
     use harness_allocator::device::sim::{SimConfig, SimDevice};
     use harness_allocator::units::Bytes;
     use harness_record::Outcome;
@@ -48,15 +50,23 @@ mod tests {
         scenario_in("256MiB", step)
     }
 
-    fn scenario_in(memory: &str, step: &str) -> Scenario {
+    pub(super) fn scenario_in(memory: &str, step: &str) -> Scenario {
         let text = format!("about: A test.\nneeds: {{ memory: {memory} }}\nsteps:\n  - {step}\n");
         Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"))
     }
 
     fn world(scenario: &Scenario) -> World {
+        world_on(Box::new(simulated(scenario)), scenario, &RigOptions::default())
+    }
+
+    /// A device with the memory that the scenario needs.
+    pub(super) fn simulated(scenario: &Scenario) -> SimDevice {
         let config = SimConfig::default();
-        let config = SimConfig { total: config.context_overhead + scenario.needs.memory, ..config };
-        let rig = Rig::new(Box::new(SimDevice::new(config)), AllocatorKind::Caching.build(), &RigOptions::default()).unwrap();
+        SimDevice::new(SimConfig { total: config.context_overhead + scenario.needs.memory, ..config })
+    }
+
+    pub(super) fn world_on(device: Box<dyn TestDevice>, scenario: &Scenario, options: &RigOptions) -> World {
+        let rig = Rig::new(device, AllocatorKind::Caching.build(), options).unwrap();
         let world = World::new(rig, scenario, &AllocatorKind::Caching.into(), 1);
         world.unwrap_or_else(|failed| panic!("{:?}", failed.2))
     }

@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 use harness_allocator::device::DevicePtr;
 use harness_allocator::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 
 use crate::rig::{Stop, held_back, release_unit};
 use crate::world::{StepResult, World};
@@ -241,9 +242,10 @@ pub(crate) fn free_for(world: &mut World, storm: &StepName, request: Bytes) -> R
             room += unpinned.bytes;
         }
     }
-    let units = if segments.iter().any(|segment| segment.expandable) { "pages" } else { "segments" };
+    let unit = if segments.iter().any(|segment| segment.expandable) { "page" } else { "segment" };
     let enough = if room < wanted { format!(", not enough for {wanted}: what else is live pins the rest") } else { String::new() };
-    Ok(format!("{blocks} blocks ({bytes}) in {freed} {units} freed: room for {room} in whole {units}{enough}"))
+    let (blocks, freed) = (count(blocks, "block"), count(freed, unit));
+    Ok(format!("{blocks} ({bytes}) in {freed} freed: room for {room} in whole {unit}s{enough}"))
 }
 
 #[cfg(test)]

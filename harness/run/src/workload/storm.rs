@@ -5,13 +5,14 @@ use std::ops::ControlFlow;
 use harness_allocator::allocator::{AllocatorError, OomCause, Request};
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{Between, pause};
+use super::{Between, pause, threads};
 use crate::rig::Stop;
-use crate::world::{StepResult, Unmet, World};
+use crate::world::{Block, LiveBlocks, StepResult, Unmet, World};
 use harness_record::{Outcome, Shortage};
 use harness_scenario::steps::storm::{FreeOrder, Storm, StormSizes, Until};
 use harness_scenario::{ReportKey, Step};
@@ -66,8 +67,11 @@ fn is_fragmentation(reserved: Bytes, allocated: Bytes, requested: Bytes) -> bool
 /// Runs a storm, with something else between its operations. Logarithmic in live blocks for each operation, apart from the allocator and the
 /// audit.
 pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm, mut between: Between<'_>) -> Result<StepResult, Stop> {
+    if let Some(threads) = storm.threads {
+        return threads::run(world, step, storm, threads);
+    }
     world.rig.name_buffers(&storm.id, step.position.line);
-    let mut requests = Requests::new(world, storm);
+    let mut requests = Requests::new(world, storm, 0);
     let mut tally = Tally::default();
     while tally.operations < storm.operations {
         tally.operations += 1;
@@ -79,27 +83,17 @@ pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm, mut between: Be
     Ok(conclude(world, step, storm, tally))
 }
 
-/// One operation: frees the block that is due, or else makes the next request; where that would be more than may live, frees the block that is
-/// due next.
+/// One operation.
 fn operate(world: &mut World, storm: &Storm, requests: &mut Requests<'_>, tally: &mut Tally) -> Result<ControlFlow<()>, Stop> {
     let now = tally.operations;
-    let live = world.storm(&storm.id);
-    let by = requests.frees_what_is_due_by(now, live.count());
-    if let Some(due) = by.and_then(|by| live.take_due(by)) {
-        tally.frees += 1;
-        world.rig.free(due)?;
-        return Ok(ControlFlow::Continue(()));
-    }
-    let (request, lifetime) = requests.next();
-    let live = world.storm(&storm.id);
-    if live.bytes().checked_add(request.size.0).is_none_or(|bytes| bytes > storm.live.0)
-        && let Some(next_due) = live.take_due(u64::MAX)
-    {
-        tally.frees += 1;
-        requests.row = Row { frees: true, left: live.count() };
-        world.rig.free(next_due)?;
-        return Ok(ControlFlow::Continue(()));
-    }
+    let (request, lifetime) = match requests.next_operation(world.storm(&storm.id), now) {
+        Operation::Free(block) => {
+            tally.frees += 1;
+            world.rig.free(block)?;
+            return Ok(ControlFlow::Continue(()));
+        }
+        Operation::Allocate(request, lifetime) => (request, lifetime),
+    };
     match world.rig.allocate(request)? {
         Ok(mut buffer) => {
             if storm.fill {
@@ -128,8 +122,15 @@ fn refused(world: &mut World, storm: &Storm, request: Request, error: &Allocator
     Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
 }
 
+/// What a storm does next.
+pub(super) enum Operation<B> {
+    Free(B),
+    /// A request, and after how many operations its block is due.
+    Allocate(Request, u64),
+}
+
 /// The requests of a storm, drawn from its seed.
-struct Requests<'a> {
+pub(super) struct Requests<'a> {
     rng: ChaCha8Rng,
     storm: &'a Storm,
     streams: Vec<StreamId>,
@@ -144,10 +145,27 @@ struct Row {
 }
 
 impl<'a> Requests<'a> {
-    fn new(world: &World, storm: &'a Storm) -> Self {
-        // Each storm of a scenario draws from a sequence of its own.
-        let rng = ChaCha8Rng::seed_from_u64(world.seed.wrapping_add(storm.id.index() as u64));
+    /// Each storm of a scenario draws from a sequence of its own, and so does each thread of one.
+    pub(super) fn new(world: &World, storm: &'a Storm, thread: u64) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(world.seed.wrapping_add(storm.id.index() as u64));
+        rng.set_stream(thread);
         Self { rng, storm, streams: storm.streams.iter().map(|stream| world.stream(stream)).collect(), row: Row { frees: true, left: 0 } }
+    }
+
+    /// What comes next: the block that is due goes, or else the next request is made; where that would be more than may live, the block that is due next goes.
+    pub(super) fn next_operation<B: Block>(&mut self, live: &mut LiveBlocks<B>, now: u64) -> Operation<B> {
+        let by = self.frees_what_is_due_by(now, live.count());
+        if let Some(due) = by.and_then(|by| live.take_due(by)) {
+            return Operation::Free(due);
+        }
+        let (request, lifetime) = self.next();
+        if live.bytes().checked_add(request.size.0).is_none_or(|bytes| bytes > self.storm.live.0)
+            && let Some(next_due) = live.take_due(u64::MAX)
+        {
+            self.row = Row { frees: true, left: live.count() };
+            return Operation::Free(next_due);
+        }
+        Operation::Allocate(request, lifetime)
     }
 
     /// The next request, and after how many operations its block is due.
@@ -174,7 +192,7 @@ impl<'a> Requests<'a> {
     }
 
     /// When a block that is made now is due. Of those whose newest goes first, an older one is due behind every newer one.
-    fn due(&self, now: u64, lifetime: u64) -> u64 {
+    pub(super) fn due(&self, now: u64, lifetime: u64) -> u64 {
         match self.storm.order {
             FreeOrder::Lifo => u64::MAX - now,
             FreeOrder::Random | FreeOrder::Fifo | FreeOrder::Generational => now + lifetime,
@@ -242,7 +260,7 @@ fn conclude(world: &mut World, step: &Step, storm: &Storm, tally: Tally) -> Step
     }
     match storm.until {
         Some(Until::Fragmented) if !fragmented => {
-            let seen = format!("{} operations with {} failed requests, none of them so", tally.operations, tally.ooms);
+            let seen = format!("{} with {}, none of them so", count(tally.operations, "operation"), count(tally.ooms, "failed request"));
             let expected = "a request that fails although reserved − allocated is at least its size";
             result.unmet.push(Unmet::at(step, expected, seen));
         }

@@ -101,10 +101,7 @@ fn a_loop_until_memory_is_out_ends_at_the_first_request_that_fails() {
     let (rule, expected, seen) =
         failure(&run("  - repeat: 3\n    until: oom\n    steps: [ alloc: { buffer: lost, size: 1MiB, leak: true } ]"));
     assert_eq!(rule, Rule::Expectation);
-    assert_eq!(
-        (expected.as_str(), seen.as_str()),
-        ("a request inside the loop to run out of memory", "all 3 iterations ended without that")
-    );
+    assert_eq!((expected.as_str(), seen.as_str()), ("a request inside the loop to run out of memory", "3 iterations ended without that"));
 }
 
 #[test]

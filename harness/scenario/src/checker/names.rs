@@ -125,6 +125,13 @@ impl Checker<'_> {
         Ok(id)
     }
 
+    /// The storm has freed its blocks itself.
+    pub(crate) fn storm_has_freed(&mut self, id: &StepName) {
+        if let Some(declared) = self.names.ids.get_mut(id.name()) {
+            declared.storm = Some(false);
+        }
+    }
+
     /// The name of a measure, which is known from the next step on.
     pub(crate) fn declare_measure(&mut self, name: &NameText) -> Result<MeasureName, Problem> {
         let text = self.new_name(name, self.names.measures.get(name.text()).map(|(_, at)| *at))?.to_owned();

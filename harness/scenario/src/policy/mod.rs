@@ -9,6 +9,7 @@ use std::fmt;
 
 use harness_allocator::device::HostMemory;
 use harness_allocator::units::Nanos;
+use harness_base::words::count;
 
 use super::metric::BufferName;
 use super::plan::{PlanPart, SpilledPart};
@@ -224,17 +225,17 @@ impl fmt::Display for Policy {
         match self {
             Self::GiveUp | Self::HalfPrecision => kind.fmt(f),
             Self::Evict { buffers } if buffers.is_empty() => write!(f, "{kind} requests"),
-            Self::EmptyCache { retries } | Self::Synchronize { retries } => write!(f, "{kind}, at most {retries} retries"),
+            Self::EmptyCache { retries } | Self::Synchronize { retries } => write!(f, "{kind}, at most {}", count(*retries, "retry")),
             Self::Free { buffers } | Self::Evict { buffers } => write!(f, "{kind} {}", names(buffers)),
             Self::Batch { floor, retries, empty_cache, .. } => {
                 let cache = if *empty_cache { ", empty_cache before each" } else { "" };
-                write!(f, "{kind} down to {floor}, at most {retries} retries{cache}")
+                write!(f, "{kind} down to {floor}, at most {}{cache}", count(*retries, "retry"))
             }
             Self::SplitAndAccumulate { floor } => write!(f, "{kind} down to {floor}"),
             Self::SpillToHost { part, memory } => write!(f, "{kind} {part}, in {memory}"),
-            Self::CheckpointMore { most } => write!(f, "{kind}, of at most {most} layers one input"),
+            Self::CheckpointMore { most } => write!(f, "{kind}, of at most {} one input", count(*most, "layer")),
             Self::Wait { first, factor, retries } => {
-                write!(f, "{kind} {first}, each time {factor} times as long, at most {retries} retries")
+                write!(f, "{kind} {first}, each time {factor} times as long, at most {}", count(*retries, "retry"))
             }
         }
     }

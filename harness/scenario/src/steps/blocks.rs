@@ -9,6 +9,7 @@ use super::fields::{Beside, Body, StepFields};
 use super::{Step, check_steps};
 use crate::checker::Checker;
 use crate::metric::{PoolName, ProgramName};
+use harness_base::words::count;
 use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::NameText;
@@ -40,13 +41,13 @@ pub struct ReleasePool {
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {} steps", self.program, self.steps.len())
+        write!(f, "{}, {}", self.program, count(self.steps.len(), "step"))
     }
 }
 
 impl fmt::Display for PrivatePool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {} steps", self.pool, self.steps.len())
+        write!(f, "{}, {}", self.pool, count(self.steps.len(), "step"))
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -65,10 +66,10 @@ pub enum Cache {
 impl fmt::Display for Infer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { id, requests, max_running, cache, .. } = self;
-        write!(f, "{id}, {requests} requests, at most {max_running} at once, ")?;
+        write!(f, "{id}, {}, at most {max_running} at once, ", count(*requests, "request"))?;
         match cache {
             Cache::Growing => f.write_str("growing caches"),
-            Cache::Paged(words) => write!(f, "pages of {words} words"),
+            Cache::Paged(words) => write!(f, "pages of {}", count(*words, "word")),
         }
     }
 }

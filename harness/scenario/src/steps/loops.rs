@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use harness_language::expression::{Number, Operator, Unit, Value};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -103,7 +104,7 @@ impl Rounds {
 
 impl fmt::Display for Loop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} steps, {} times", self.steps.len(), self.rounds.count())?;
+        write!(f, "{}, {}", count(self.steps.len(), "step"), count(self.rounds.count(), "time"))?;
         if self.until_oom { f.write_str(" at most, until memory is out") } else { Ok(()) }
     }
 }

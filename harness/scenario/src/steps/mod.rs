@@ -300,7 +300,11 @@ impl Action {
 
     /// Whether it has several operations, between which something else can be done.
     fn takes_its_time(&self) -> bool {
-        let is_workload = matches!(self, Self::Storm(_) | Self::Train(_) | Self::Infer(_) | Self::Replay(_) | Self::Exec(_));
+        let is_workload = match self {
+            // Threads have no moment at which none of them does anything.
+            Self::Storm(storm) => storm.threads.is_none(),
+            _ => matches!(self, Self::Train(_) | Self::Infer(_) | Self::Replay(_) | Self::Exec(_)),
+        };
         is_workload || self.is_block() || self.on_oom().is_some_and(Chain::waits)
     }
 }
@@ -386,7 +390,7 @@ fn check_step(wire: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Ste
     };
     if let Some(steps) = wire.value.meanwhile().filter(|_| !action.takes_its_time()) {
         return Err(Problem::new(steps.position(), format!("`{kind}` is one operation: nothing can be done meanwhile")).help(
-            "`meanwhile` stands beside `train`, `infer`, `storm`, `replay`, `exec`, `for`, `repeat`, `program`, `process`, `private_pool` and an `alloc` that waits",
+            "`meanwhile` stands beside `train`, `infer`, `storm` without `threads`, `replay`, `exec`, `for`, `repeat`, `program`, `process`, `private_pool` and an `alloc` that waits",
         ));
     }
     if let Some(other) = meanwhile.iter().find(|step| matches!(action, Action::Exec(_)) && !matches!(step.action, Action::Exec(_))) {

@@ -9,6 +9,7 @@ use super::fields::{Beside, Body, StepFields};
 use super::{Action, Step, StepKind, check_steps};
 use crate::checker::Checker;
 use crate::metric::ProcessName;
+use harness_base::words::count;
 use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::NameText;
@@ -31,7 +32,7 @@ pub struct Kill {
 
 impl fmt::Display for Process {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {} steps", self.process, self.steps.len())
+        write!(f, "{}, {}", self.process, count(self.steps.len(), "step"))
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use harness_allocator::device::StreamId;
 use harness_base::excerpt::shortened;
 use harness_base::packed;
+use harness_base::words::count;
 use harness_trace::trace::{self, TraceEvent};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -41,7 +42,7 @@ pub struct Replay {
 
 impl fmt::Display for Replay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {} operations of {}", self.id, self.trace.events.len(), self.path.display())?;
+        write!(f, "{}, {} of {}", self.id, count(self.trace.events.len(), "operation"), self.path.display())?;
         self.expect.fmt(f)
     }
 }

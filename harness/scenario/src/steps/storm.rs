@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
@@ -19,6 +20,8 @@ use harness_trace::trace::TraceEvent;
 
 /// Most operations of one storm.
 pub const MAX_OPERATIONS: u64 = 10_000_000;
+/// Most threads of one storm.
+pub const MAX_THREADS: u64 = 64;
 /// Most sizes to choose from.
 pub const MAX_SIZES: usize = 64;
 
@@ -38,6 +41,9 @@ pub(super) const OF_REQUESTS: [ReportKey; 10] = [
 
 const AT_FAILURE: [ReportKey; 4] =
     [ReportKey::ReservedAtFailure, ReportKey::AllocatedAtFailure, ReportKey::LargestFreeAtFailure, ReportKey::DeviceFreeAtFailure];
+
+/// What a storm in threads reports.
+const OF_THREADS: [ReportKey; 4] = [ReportKey::Operations, ReportKey::Allocations, ReportKey::Frees, ReportKey::Ooms];
 
 const REPORTS: [ReportKey; OF_REQUESTS.len() + AT_FAILURE.len()] = {
     let mut all = [ReportKey::Time; OF_REQUESTS.len() + AT_FAILURE.len()];
@@ -68,6 +74,8 @@ pub struct Storm {
     pub until: Option<Until>,
     /// Whether every block is filled when it is made and verified before it is freed.
     pub fill: bool,
+    /// How many host threads do it at once; `None`: one, with the allocator of the arm.
+    pub threads: Option<u64>,
 }
 
 /// What requests ask for.
@@ -138,7 +146,7 @@ pub enum Until {
 
 impl fmt::Display for Storm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {} operations, ", self.id, self.operations)?;
+        write!(f, "{}, {}, ", self.id, count(self.operations, "operation"))?;
         match &self.sizes {
             StormSizes::Choices(choices) => {
                 for (i, size) in choices.iter().enumerate() {
@@ -148,9 +156,12 @@ impl fmt::Display for Storm {
             StormSizes::LogUniform { min, max } => write!(f, "{min} to {max}")?,
             StormSizes::Uniform { min, max } => write!(f, "{min} to {max}, uniform")?,
             StormSizes::Bimodal { min, max } => write!(f, "about {min} or about {max}")?,
-            StormSizes::Recorded(sizes) => write!(f, "{} recorded sizes", sizes.len())?,
+            StormSizes::Recorded(sizes) => f.write_str(&count(sizes.len(), "recorded size"))?,
         }
         write!(f, ", at most {} live", self.live)?;
+        if let Some(threads) = self.threads {
+            write!(f, ", in each of {threads} threads")?;
+        }
         match self.until {
             Some(Until::Fragmented) => f.write_str(", until fragmented"),
             None => Ok(()),
@@ -160,6 +171,13 @@ impl fmt::Display for Storm {
 
 /// Makes many requests and frees, with sizes, lifetimes and streams drawn from the run's seed. A request that would exceed `live` frees
 /// the block due next instead; one that fails is counted, and the storm goes on. Its live blocks stay until `free` names the storm.
+///
+/// With `threads`, so many host threads do this at once, each with `operations` and `live` of its own. They ask one allocator, which is apart from that of the arm: PyTorch's with
+/// the settings of the arm and a lock for each stream. What each thread asks for comes from the seed; how the threads meet does not. So what is checked holds however they
+/// meet: no address is handed out while somebody has it, blocks hold what was written, when all threads have ended the structure and the counters are those of what they did
+/// together, and when everything is freed and given back nothing is reserved. A request that fails is counted; where some do, how many depends on how the threads meet. Such a
+/// storm frees all its blocks, reports `operations`, `allocations`, `frees` and `ooms`, and has neither `until` nor `meanwhile`. A scenario with one is not timed, not taken apart by `--every-fault`,
+/// and skipped with an allocator that is not PyTorch's; its faults pass the storm over. A failure may take some runs to come again: `--repeat 20`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "storm")]
@@ -180,6 +198,8 @@ pub(crate) struct StormWire {
     until: Option<Until>,
     /// Whether every block is filled when it is made and verified before it is freed: yes, if not given.
     fill: Option<bool>,
+    /// How many host threads do this at once, from 2 to 64: one, with the allocator of the arm, if not given.
+    threads: Option<CountText>,
 }
 
 /// How many operations a block lives: drawn evenly from `min` to `max`, if `order` says nothing else.
@@ -263,8 +283,9 @@ impl StepFields for StormWire {
 
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Storm, Problem> {
         checker.storm_may_start(&self.id)?;
+        let threads = self.threads(checker)?;
         let operations = checker.whole(&self.operations, "operations", 1..=MAX_OPERATIONS)?;
-        checker.count(at, operations)?;
+        checker.count(at, operations.saturating_mul(threads.unwrap_or(1)))?;
         let sizes = sizes(&self.sizes.0, checker)?;
         let live = checker.positive_size(&self.live, "live")?;
         let smallest = sizes.smallest();
@@ -281,12 +302,32 @@ impl StepFields for StormWire {
             streams: self.streams(checker)?,
             until: self.until,
             fill: self.fill.unwrap_or(true),
-            id: checker.declare_storm(&self.id, Self::REPORTS)?,
+            threads,
+            id: self.declare(threads, checker)?,
         })
     }
 }
 
 impl StormWire {
+    fn threads(&self, checker: &Checker<'_>) -> Result<Option<u64>, Problem> {
+        let Some(threads) = &self.threads else { return Ok(None) };
+        let count = checker.whole(threads, "threads", 2..=MAX_THREADS)?;
+        if self.until.is_some() {
+            let message = "a storm in threads does not end early: when its requests fail depends on how the threads meet";
+            return Err(Problem::new(threads.position(), message).help("leave out `until`, or `threads`"));
+        }
+        Ok(Some(count))
+    }
+
+    fn declare(&self, threads: Option<u64>, checker: &mut Checker<'_>) -> Result<StepName, Problem> {
+        if threads.is_none() {
+            return checker.declare_storm(&self.id, Self::REPORTS);
+        }
+        let id = checker.declare_storm(&self.id, &OF_THREADS)?;
+        checker.storm_has_freed(&id);
+        Ok(id)
+    }
+
     fn streams(&self, checker: &Checker<'_>) -> Result<Vec<StreamName>, Problem> {
         match &self.streams {
             Some(names) if !names.is_empty() => names.iter().map(|name| checker.stream(Some(name))).collect(),

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
@@ -148,7 +149,7 @@ enum PrecisionWire {
 impl fmt::Display for Train {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { id, model, batches, plan, iterations, .. } = self;
-        write!(f, "{id}, {iterations} iterations, ")?;
+        write!(f, "{id}, {}, ", count(*iterations, "iteration"))?;
         match model {
             Trained::Uniform(Uniform { parameters, activations_per_sample, .. }) => {
                 write!(f, "parameters {parameters}, {plan} of {activations_per_sample}")?;

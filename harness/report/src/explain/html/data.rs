@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use harness_explain::causes::{self, CauseBytes, Explanation, TotalKnown};
 use harness_explain::growth::Growth;
 use harness_explain::sites::{SiteId, Sites};
@@ -474,10 +475,14 @@ fn contradictions(lives: &Lifetimes) -> Vec<String> {
     let Contradictions { missing_frees, missing_blocks, missing_segment_bytes } = lives.contradictions;
     let mut notes = Vec::new();
     if missing_frees > 0 {
-        notes.push(format!("{missing_frees} frees were not recorded: an address was allocated again while its block was still live."));
+        notes.push(format!(
+            "Not recorded: {}. An address was allocated again while its block was still live.",
+            count(missing_frees, "free")
+        ));
     }
     if missing_blocks > 0 {
-        notes.push(format!("{missing_blocks} blocks live by the events are not in the final state; here they end with the recording."));
+        let blocks = count(missing_blocks, "block");
+        notes.push(format!("Live by the events and not in the final state: {blocks}, shown here as ending with the recording."));
     }
     if missing_segment_bytes > 0 {
         notes.push(format!(

@@ -111,7 +111,7 @@ fn events_that_contradict_the_final_state_are_counted() {
     assert_eq!(lifetimes.contradictions, Contradictions { missing_frees: 1, missing_blocks: 1, missing_segment_bytes: 512 });
     assert_eq!(lifetimes.at(5), figures(1024, 0, 1024));
     let notes = json_in(&page(&data_of(&snapshot(Vec::new(), vec![event(Alloc, 0, 512)]))))["ranks"][0]["notes"].to_string();
-    assert!(notes.contains("1 blocks live by the events are not in the final state"), "{notes}");
+    assert!(notes.contains("Live by the events and not in the final state: 1 block, "), "{notes}");
 }
 
 proptest! {

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use harness_allocator::allocator::Allocation;
 use harness_allocator::device::{DevicePtr, PoolMemory, StreamId};
 use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat};
 use harness_allocator::units::Bytes;
 
 use super::Finding;
+use harness_base::words::count;
 use harness_record::Invariant;
 
 /// What was handed out at an address.
@@ -16,6 +18,12 @@ pub(super) struct HandedOut {
     pub(super) requested: Bytes,
     pub(super) size: Bytes,
     pub(super) stream: StreamId,
+}
+
+impl HandedOut {
+    pub(super) fn of(allocation: &Allocation) -> Self {
+        Self { requested: allocation.requested(), size: allocation.size(), stream: allocation.stream() }
+    }
 }
 
 /// What is handed out, by address.
@@ -141,9 +149,11 @@ impl Structure {
         self.segments.range(..=address).next_back().map_or(1, |(_, known)| known.blocks())
     }
 
-    /// Blocks that are handed out, of all segments.
-    pub(super) const fn allocations(&self) -> u64 {
-        self.small.allocations + self.large.allocations
+    /// Where not as many blocks are handed out, of all segments, as there should be.
+    pub(super) fn lacks(&self, live: &Live) -> Option<Finding> {
+        let seen = self.small.allocations + self.large.allocations;
+        let expected = || format!("{} in the structure", count(live.len(), "allocation"));
+        (seen != live.len() as u64).then(|| Finding::new(Invariant::AllocationsAreDisjoint, expected(), seen.to_string()))
     }
 
     /// Bytes of all segments.

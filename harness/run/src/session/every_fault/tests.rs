@@ -94,6 +94,11 @@ fn nothing_is_tried_where_the_run_without_failures_does_not_pass() {
     let (runs, ..) = run(&plan(&own), Which::All, false);
     assert_eq!(runs.arms[0].not_tried, Some(NotTried { why: "it has faults of its own".to_owned(), failed: false }));
     assert!(runs.passed());
+    let storm = "steps:\n  - storm: { id: s, threads: 2, operations: 9, sizes: 1MiB, live: 4MiB, lifetime: { min: 1, max: 3 } }";
+    let (runs, ..) = run(&plan(&SCENARIO.replace("steps:", storm)), Which::All, false);
+    let why = "how the threads of its storm meet differs from run to run, and with it the calls of the device".to_owned();
+    assert_eq!(runs.arms[0].not_tried, Some(NotTried { why, failed: false }));
+    assert!(runs.passed());
 }
 
 #[test]

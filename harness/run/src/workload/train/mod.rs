@@ -14,6 +14,7 @@ use std::rc::Rc;
 use harness_allocator::allocator::AllocatorError;
 use harness_allocator::device::{HostMemory, StreamId};
 use harness_allocator::units::{Bytes, Nanos};
+use harness_base::words::count;
 
 use self::pass::{Failed, ParameterGradients, Pass, Workspaces, free_all, make};
 use self::spill::{HostStore, SavedOnHost};
@@ -497,12 +498,12 @@ fn judge(
     failed: Option<(AllocatorError, Option<Shortage>)>,
     result: &mut StepResult,
 ) {
-    let completed = format!("{iterations} of {} iterations", train.iterations);
+    let completed = format!("{iterations} of {}", count(train.iterations, "iteration"));
     match (failed, train.expect.of(&world.arm, world.device)) {
         (None, expected) => {
             result.outcome = Outcome::Fits { retries: retries as u32 };
             if retries > 0 {
-                result.notes.push(format!("{retries} retries: {became}"));
+                result.notes.push(format!("{}: {became}", count(retries, "retry")));
             }
             if let Expected::Oom(_) = expected {
                 result.unmet.push(Unmet::at(step, "training to run out of memory", completed));

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use harness_scenario::model::ParameterId;
 
 /// What a collective is for.
@@ -194,13 +195,13 @@ fn names(ranks: &[usize]) -> String {
 impl fmt::Display for Mismatch {
     /// One line for the whole, and one for each rank.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let before = self.number - 1;
+        let before = count(self.number - 1, "collective");
         match self.trouble {
-            Trouble::Hang => write!(f, "a hang behind {before} collectives that all ranks joined")?,
+            Trouble::Hang => write!(f, "a hang behind {before} that all ranks joined")?,
             Trouble::Mixed => {
                 write!(
                     f,
-                    "behind {before} collectives that all ranks joined, one with the same operation and bytes on all of them, so that nobody waits, and "
+                    "behind {before} that all ranks joined, one with the same operation and bytes on all of them, so that nobody waits, and "
                 )?;
                 f.write_str("what does not belong together is added up")?;
             }

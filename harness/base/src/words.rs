@@ -1,0 +1,37 @@
+//! Counts in words.
+
+use std::fmt::Display;
+
+/// A number of things by their noun, as in `1 run`, `2 runs` and `0 retries`.
+///
+/// ```
+/// use harness_base::words::count;
+///
+/// assert_eq!(count(1_u64, "out of memory error"), "1 out of memory error");
+/// assert_eq!(count(2_usize, "retry"), "2 retries");
+/// ```
+#[must_use]
+pub fn count<N: Display + PartialEq + From<u8>>(number: N, noun: &str) -> String {
+    if number == N::from(1) { format!("1 {noun}") } else { format!("{number} {}", plural(noun)) }
+}
+
+/// The plural of a noun, by the rules of English for those that have no plural of their own.
+fn plural(noun: &str) -> String {
+    match noun.strip_suffix('y') {
+        Some(stem) if !stem.ends_with(['a', 'e', 'i', 'o', 'u']) => format!("{stem}ies"),
+        _ if noun.ends_with(['s', 'x', 'z']) || noun.ends_with("ch") || noun.ends_with("sh") => format!("{noun}es"),
+        _ => format!("{noun}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thing_is_singular_and_any_other_number_plural() {
+        let all = ["run", "retry", "entry", "delay", "process", "batch", "failed request"]
+            .map(|noun| [1_u64, 0, 2].map(|number| count(number, noun)));
+        insta::assert_snapshot!(all.map(|forms| forms.join(", ")).join("\n"));
+    }
+}

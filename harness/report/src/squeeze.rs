@@ -1,0 +1,179 @@
+//! A program on a real GPU of which only so much memory was left free (`harness squeeze`): its record, and the record as a page with a picture.
+
+use harness_allocator::units::{Bytes, Nanos};
+use plotters::prelude::*;
+use serde::Serialize;
+
+use super::escape::prose;
+use super::page::Page;
+use super::picture::{self, Drawn, RESERVED};
+use super::plot::{self, Plot};
+use super::words::{self, Align, Grid};
+
+/// What was seen of a device while a program ran. Times are measured on the host's clock.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct Squeezed {
+    /// The command, as one would type it.
+    pub command: String,
+    pub exit_code: u8,
+    /// The signal that ended it.
+    pub signal: Option<u8>,
+    /// What was asked to be left free.
+    pub leave: Bytes,
+    /// Held by us while the program ran.
+    pub taken: Bytes,
+    /// Free before anything was taken, and when the program started.
+    pub free_before: Bytes,
+    pub free_at_start: Bytes,
+    pub peak_used: Bytes,
+    pub least_free: Bytes,
+    /// How often the device was looked at.
+    pub looks: u64,
+    /// How long the program took.
+    pub milliseconds: u64,
+    /// Why the device could not be looked at to the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost: Option<String>,
+    /// What changed from one look to the next. Of very many points those with the most used are kept.
+    pub curve: Vec<Look>,
+}
+
+/// The device at one moment, since the program started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say what they are")]
+pub struct Look {
+    pub milliseconds: u64,
+    pub used: Bytes,
+    pub free: Bytes,
+}
+
+impl Squeezed {
+    /// How the program ended, in a sentence.
+    fn sentence(&self) -> String {
+        let end = match self.signal {
+            Some(signal) => format!("Signal {signal} ended the program"),
+            None if self.exit_code == 0 => "The program ended well".to_owned(),
+            None => format!("The program ended with exit code {}", self.exit_code),
+        };
+        let (peak, least) = (words::size(self.peak_used), words::size(self.least_free));
+        format!("{end}. Of the device at most {peak} were used, and at least {least} were free.")
+    }
+
+    /// What the device was seen to have, used and free together.
+    fn memory(&self) -> Bytes {
+        self.curve.iter().map(|look| look.used + look.free).max().unwrap_or_default()
+    }
+
+    /// How long it was looked at, in milliseconds.
+    fn end(&self) -> u64 {
+        self.curve.last().map_or(0, |look| look.milliseconds).max(1)
+    }
+}
+
+/// The picture: device used over the time of the program. `None` where the device was not looked at.
+#[must_use]
+pub fn picture(squeezed: &Squeezed) -> Option<String> {
+    let first = squeezed.curve.first()?;
+    let plot = Plot {
+        title: words::shortened(&squeezed.command, plot::TITLE),
+        x: "milliseconds since the program started, on the host's clock",
+        end: squeezed.end() as f64,
+        top: squeezed.memory(),
+    };
+    let svg = plot::drawn(1, |head, panels| {
+        plot::legend(head, &[("device used (driver)", plot::Key::Line(RESERVED)), ("all of its memory", plot::Key::Limit)])?;
+        panels.iter().try_for_each(|area| panel(area, squeezed, &plot))
+    });
+    let described = format!("{} It was {} when the program started.", squeezed.sentence(), words::size(first.used));
+    Some(picture::described(&svg, "Device used while the program ran", &described))
+}
+
+fn panel(area: &picture::Area<'_>, squeezed: &Squeezed, plot: &Plot<'_>) -> Drawn {
+    let mut chart = plot.chart(area)?;
+    // What was seen holds until the next look.
+    let mut stairs: Vec<(f64, Bytes)> = Vec::new();
+    for Look { milliseconds, used, .. } in &squeezed.curve {
+        let at = *milliseconds as f64;
+        stairs.extend(stairs.last().map(|(_, before)| (at, *before)));
+        stairs.push((at, *used));
+    }
+    chart.draw_series([PathElement::new(plot::in_mib(stairs), RESERVED.stroke_width(2))])?;
+    plot.limit(&mut chart, plot.top)
+}
+
+/// The record as a page, which shows its picture by this name.
+#[must_use]
+pub fn markdown(squeezed: &Squeezed, picture: Option<&str>, again: &str) -> String {
+    let mut page = Page::default();
+    page.block(format!("# {}", prose(&squeezed.command)));
+    page.block(format!("**{}**", prose(&squeezed.sentence())));
+    if let Some(picture) = picture {
+        page.block(format!("![Device used while the program ran]({picture})"));
+    }
+    let mut grid = Grid::new([("figure", Align::Left), ("value", Align::Right)]);
+    let rows = [
+        ("free before", words::size(squeezed.free_before)),
+        ("to be left free", words::size(squeezed.leave)),
+        ("taken", words::size(squeezed.taken)),
+        ("free when the program started", words::size(squeezed.free_at_start)),
+        ("least free", words::size(squeezed.least_free)),
+        ("most used", words::size(squeezed.peak_used)),
+        ("time of the program (measured)", Nanos(squeezed.milliseconds.saturating_mul(1_000_000)).to_string()),
+    ];
+    grid.rows.extend(rows.map(|(figure, value)| vec![figure.to_owned(), value]));
+    page.grid(&grid);
+    let looks = words::count(squeezed.looks, "look");
+    page.block(prose(&format!(
+        "The figures are the driver's for the whole device, in {looks} while the program ran: what others hold and what was taken counts as used, and what came and went \
+         between two looks was not seen."
+    )));
+    if let Some(lost) = &squeezed.lost {
+        page.block(prose(&format!("The device could not be looked at to the end: {lost}.")));
+    }
+    page.block("## Again");
+    page.command(again);
+    page.end();
+    page.text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn squeezed() -> Squeezed {
+        let look = |milliseconds, used| Look { milliseconds, used: Bytes::mib(used), free: Bytes::mib(2048 - used) };
+        Squeezed {
+            command: "python train.py".to_owned(),
+            exit_code: 1,
+            signal: None,
+            leave: Bytes::mib(700),
+            taken: Bytes::mib(1048),
+            free_before: Bytes::mib(1748),
+            free_at_start: Bytes::mib(700),
+            peak_used: Bytes::mib(2000),
+            least_free: Bytes::mib(48),
+            looks: 31,
+            milliseconds: 1520,
+            lost: None,
+            curve: vec![look(0, 1348), look(400, 1348), look(450, 2000), look(1500, 1348)],
+        }
+    }
+
+    #[test]
+    fn a_page_has_every_figure_and_its_picture() {
+        insta::assert_snapshot!(markdown(&squeezed(), Some("run.svg"), "harness squeeze --leave 700MiB -- python train.py"));
+        let lost = Squeezed { lost: Some("cuMemGetInfo failed".to_owned()), signal: Some(9), ..squeezed() };
+        let page = markdown(&lost, None, "again");
+        assert!(page.contains("**Signal 9 ended the program.") && page.contains("to the end: cuMemGetInfo failed."), "{page}");
+        assert!(!page.contains("!["), "{page}");
+    }
+
+    #[test]
+    fn a_picture_says_in_words_what_it_shows_and_needs_a_look() {
+        let svg = picture(&squeezed()).expect("there is a curve");
+        assert!(svg.contains("<desc>The program ended with exit code 1. Of the device at most 1.95 GiB (2097152000) were used"), "{svg}");
+        assert!(svg.contains("device used (driver)") && svg.contains("python train.py"), "{svg}");
+        assert_eq!(picture(&Squeezed { curve: Vec::new(), ..squeezed() }), None);
+    }
+}

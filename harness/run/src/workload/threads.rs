@@ -1,0 +1,274 @@
+//! Storms in threads: host threads that ask one allocator for memory at once, through PyTorch's front for several threads ([`SharedAllocator`]), on the rig's device.
+//!
+//! What each thread asks for comes from the seed, whatever becomes of its requests; how the threads meet does not. So what is checked holds however they meet: no
+//! address is handed out while somebody has it, blocks hold what was written, and when all threads have ended the structure and the counters are those of what they
+//! did together.
+
+use std::collections::BTreeMap;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use harness_allocator::allocator::caching::Config;
+use harness_allocator::allocator::shared::{Cores, SharedAllocator};
+use harness_allocator::allocator::{Allocation, AllocatorError, Request};
+use harness_allocator::device::{DevicePtr, Tag, TestDevice};
+use harness_allocator::stats::MemoryStats;
+use harness_allocator::units::Bytes;
+
+use super::storm::{Operation, Requests};
+use crate::control::{Call, Control};
+use crate::rig::{Finding, Stop, check_structure};
+use crate::world::{Block, LiveBlocks, StepResult, Unmet, World};
+use harness_record::{Invariant, Outcome};
+use harness_scenario::steps::storm::Storm;
+use harness_scenario::{ReportKey, Step};
+
+/// The allocator of a storm, on the rig's device.
+type Front<'d> = SharedAllocator<&'d mut dyn TestDevice>;
+
+/// What was handed out, and what was written to it.
+struct Held {
+    allocation: Allocation,
+    tag: Option<Tag>,
+}
+
+/// A request, with what came of it. One that failed keeps its place, so that the requests behind it stay the same.
+struct Asked {
+    requested: Bytes,
+    held: Option<Held>,
+}
+
+impl Block for Asked {
+    fn requested(&self) -> Bytes {
+        self.requested
+    }
+}
+
+/// What one thread did, or all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Tally {
+    allocations: u64,
+    frees: u64,
+    /// Requests for which there was no memory, which the allocator counts.
+    ooms: u64,
+    /// Requests that no device could serve, which it does not count.
+    too_large: u64,
+}
+
+impl Tally {
+    fn and(self, other: Self) -> Self {
+        Self {
+            allocations: self.allocations + other.allocations,
+            frees: self.frees + other.frees,
+            ooms: self.ooms + other.ooms,
+            too_large: self.too_large + other.too_large,
+        }
+    }
+}
+
+/// What the threads share.
+struct Shared<'a, 'd> {
+    allocator: &'a Front<'d>,
+    storm: &'a Storm,
+    control: &'a Control,
+    /// What is handed out now: from each address on so many bytes.
+    handed_out: Mutex<BTreeMap<DevicePtr, Bytes>>,
+    /// Set where a thread cannot go on, for the others.
+    stops: AtomicBool,
+}
+
+/// Runs the storm in so many threads. Everything is freed and given back at its end.
+pub(super) fn run(world: &mut World, step: &Step, storm: &Storm, threads: u64) -> Result<StepResult, Stop> {
+    let Some(config) = world.alloc_conf.clone() else {
+        let unmet = Unmet::at(step, "an allocator with a front for several threads", format!("`{}` has none", world.arm));
+        return Ok(StepResult { unmet: vec![unmet], ..StepResult::default() });
+    };
+    let requests: Vec<Requests<'_>> = (0..threads).map(|thread| Requests::new(world, storm, thread)).collect();
+    let control = world.rig.control();
+    let tally = world.rig.lend(|device| storm_on(device, config, storm, requests, &control))?;
+    let ooms = tally.ooms + tally.too_large;
+    let outcome = if ooms > 0 { Outcome::OutOfMemory } else { Outcome::Done };
+    let mut result = StepResult { outcome, ..StepResult::default() };
+    result.reports.extend([
+        (ReportKey::Operations, threads * storm.operations),
+        (ReportKey::Allocations, tally.allocations),
+        (ReportKey::Frees, tally.frees),
+        (ReportKey::Ooms, ooms),
+    ]);
+    result.notes.push(format!("{threads} threads asked one allocator at once: each for the same in every run, and how they met differs"));
+    Ok(result)
+}
+
+/// One thread for each sequence of requests, on a device that has nothing else to do.
+fn storm_on(
+    device: &mut dyn TestDevice,
+    config: Config,
+    storm: &Storm,
+    requests: Vec<Requests<'_>>,
+    control: &Control,
+) -> Result<Tally, Stop> {
+    let granularity = device.info().granularity;
+    let allocator = SharedAllocator::new(device, config, Cores::PerStream);
+    let shared = Shared { allocator: &allocator, storm, control, handed_out: Mutex::default(), stops: AtomicBool::new(false) };
+    let done = shared.do_all(requests).and_then(|all| shared.conclude(all, granularity));
+    // Whatever came of it, the device goes back as it was.
+    let closed = allocator.close().map_err(Stop::from);
+    done.and_then(|tally| closed.map(|()| tally))
+}
+
+impl Shared<'_, '_> {
+    /// What each thread did and has left, when all have ended.
+    fn do_all(&self, requests: Vec<Requests<'_>>) -> Result<Vec<(Tally, LiveBlocks<Asked>)>, Stop> {
+        thread::scope(|scope| {
+            let spawn = |(thread, requests)| scope.spawn(move || self.do_one(thread as u64, requests));
+            let threads: Vec<_> = requests.into_iter().enumerate().map(spawn).collect();
+            // All are waited for before any error is told.
+            let all: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect();
+            all.into_iter().collect()
+        })
+    }
+
+    fn do_one(&self, thread: u64, mut requests: Requests<'_>) -> Result<(Tally, LiveBlocks<Asked>), Stop> {
+        let (mut tally, mut live) = (Tally::default(), LiveBlocks::default());
+        for now in 1..=self.storm.operations {
+            if self.stops.load(Ordering::Relaxed) {
+                break;
+            }
+            let did = if self.control.should_stop() {
+                Err(Stop::Interrupted)
+            } else {
+                self.operate((thread, now), &mut requests, &mut tally, &mut live)
+            };
+            if let Err(stop) = did {
+                self.stops.store(true, Ordering::Relaxed);
+                return Err(stop);
+            }
+        }
+        Ok((tally, live))
+    }
+
+    /// One operation of a thread, which are numbered.
+    fn operate(
+        &self,
+        (thread, now): (u64, u64),
+        requests: &mut Requests<'_>,
+        tally: &mut Tally,
+        live: &mut LiveBlocks<Asked>,
+    ) -> Result<(), Stop> {
+        match requests.next_operation(live, now) {
+            Operation::Free(Asked { held: None, .. }) => {}
+            Operation::Free(Asked { held: Some(held), .. }) => {
+                self.free(held)?;
+                tally.frees += 1;
+            }
+            Operation::Allocate(request, lifetime) => {
+                let held = self.allocate(request, (thread, now), tally)?;
+                live.insert(requests.due(now, lifetime), Asked { requested: request.size, held });
+            }
+        }
+        Ok(())
+    }
+
+    /// `None`: there is no memory.
+    fn allocate(&self, request: Request, (thread, now): (u64, u64), tally: &mut Tally) -> Result<Option<Held>, Stop> {
+        self.control.calls(Call::Allocate);
+        let allocation = match self.allocator.allocate(request) {
+            Ok(allocation) => allocation,
+            Err(AllocatorError::Device(error)) => return Err(error.into()),
+            Err(AllocatorError::OutOfMemory(_)) => {
+                tally.ooms += 1;
+                return Ok(None);
+            }
+            Err(AllocatorError::TooLarge { .. }) => {
+                tally.too_large += 1;
+                return Ok(None);
+            }
+        };
+        tally.allocations += 1;
+        note_handed_out(&mut self.handed_out.lock().unwrap_or_else(PoisonError::into_inner), &allocation)?;
+        let mut held = Held { allocation, tag: None };
+        if self.storm.fill {
+            // An odd factor spreads thread and operation over all eight bytes, so that no two fills of the storm write the same.
+            let tag = Tag((((thread + 1) << 32) | now).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            self.control.calls(Call::Fill);
+            self.allocator.device().fill(held.allocation.stream(), held.allocation.range(), tag)?;
+            held.tag = Some(tag);
+        }
+        Ok(Some(held))
+    }
+
+    /// Takes a block back by its address, as PyTorch does, when it holds what was written to it.
+    fn free(&self, Held { allocation, tag }: Held) -> Result<(), Stop> {
+        if let Some(tag) = tag {
+            self.control.calls(Call::Verify);
+            self.allocator.device().verify(allocation.stream(), allocation.range(), tag)?;
+        }
+        // Before the free: behind it another thread may have the address.
+        self.handed_out.lock().unwrap_or_else(PoisonError::into_inner).remove(&allocation.ptr());
+        self.control.calls(Call::Free);
+        Ok(self.allocator.free(allocation.ptr())?)
+    }
+
+    /// Checks what is there when all threads have ended, frees it, and checks that everything goes back.
+    fn conclude(&self, all: Vec<(Tally, LiveBlocks<Asked>)>, granularity: Bytes) -> Result<Tally, Stop> {
+        let tally = all.iter().fold(Tally::default(), |sum, (tally, _)| sum.and(*tally));
+        let left: Vec<Held> = all.into_iter().flat_map(|(_, live)| live.into_blocks()).filter_map(|asked| asked.held).collect();
+        let stats = self.allocator.stats();
+        let handed_out = left.iter().map(|held| &held.allocation);
+        let mut findings = check_structure(granularity, self.allocator.snapshot(), handed_out.clone(), &stats);
+        findings.extend(check_counters(&tally, handed_out.map(Allocation::size).sum(), &stats));
+        violated(findings)?;
+        left.into_iter().try_for_each(|held| self.free(held))?;
+        self.control.calls(Call::EmptyCache);
+        self.allocator.empty_cache()?;
+        violated(check_all_went_back(&self.allocator.stats()))?;
+        Ok(tally)
+    }
+}
+
+fn violated(findings: Vec<Finding>) -> Result<(), Stop> {
+    if findings.is_empty() { Ok(()) } else { Err(Stop::Violated(findings)) }
+}
+
+/// Notes what was handed out; a violation where any of it is handed out already.
+fn note_handed_out(handed_out: &mut BTreeMap<DevicePtr, Bytes>, allocation: &Allocation) -> Result<(), Stop> {
+    let (start, end) = (allocation.ptr(), allocation.ptr().offset(allocation.size()));
+    if let Some((address, size)) = handed_out.range(..end).next_back().filter(|(address, size)| address.offset(**size) > start) {
+        let expected = format!("{start} free when {} are handed out there", allocation.requested());
+        let seen = format!("{size} are still in use at {address}, by one of the threads");
+        return Err(Stop::Violated(vec![Finding { invariant: Invariant::AllocationsAreDisjoint, expected, seen }]));
+    }
+    handed_out.insert(start, allocation.size());
+    Ok(())
+}
+
+/// Compares the counters with what the threads did together, of which so much is live.
+fn check_counters(tally: &Tally, live: Bytes, stats: &MemoryStats) -> Vec<Finding> {
+    let Tally { allocations, frees, ooms, .. } = *tally;
+    let figures = [
+        ("allocation.all.allocated", allocations, stats.allocation.all.allocated),
+        ("allocation.all.freed", frees, stats.allocation.all.freed),
+        ("allocated_bytes.all.current", live.0, stats.allocated_bytes.all.current),
+        ("num_ooms", ooms, stats.num_ooms),
+    ];
+    let wrong = figures.into_iter().filter(|(_, did, counted)| did != counted);
+    let finding = |(name, did, counted): (&str, u64, u64)| Finding {
+        invariant: Invariant::CountersEqualStructure,
+        expected: format!("{name} = {did}, what all threads did together"),
+        seen: counted.to_string(),
+    };
+    wrong.map(finding).collect()
+}
+
+/// After the last free and `empty_cache`.
+fn check_all_went_back(stats: &MemoryStats) -> Vec<Finding> {
+    let reserved = stats.reserved_bytes.all.current;
+    let (expected, seen) = ("0 B reserved after the last free and empty_cache".to_owned(), format!("{reserved} B ({})", Bytes(reserved)));
+    let finding = Finding { invariant: Invariant::EverythingGoesBack, expected, seen };
+    (reserved != 0).then_some(finding).into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 //! A program on a real GPU of which only so much memory was left free (`harness squeeze`): its record, and the record as a page with a picture.
 
 use harness_allocator::units::{Bytes, Nanos};
+use harness_base::printable::printable;
 use plotters::prelude::*;
 use serde::Serialize;
 
@@ -76,7 +77,7 @@ impl Squeezed {
 pub fn picture(squeezed: &Squeezed) -> Option<String> {
     let first = squeezed.curve.first()?;
     let plot = Plot {
-        title: words::shortened(&squeezed.command, plot::TITLE),
+        title: words::shortened(&printable(&squeezed.command), plot::TITLE),
         x: "milliseconds since the program started, on the host's clock",
         end: squeezed.end() as f64,
         top: squeezed.memory(),

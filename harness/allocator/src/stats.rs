@@ -366,7 +366,7 @@ pub enum BlockState {
 }
 
 /// One block of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct BlockInfo {
     pub address: DevicePtr,
@@ -380,7 +380,7 @@ pub struct BlockInfo {
 }
 
 /// One segment, its blocks in address order and without gaps.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct SegmentInfo {
     pub address: DevicePtr,

@@ -198,9 +198,9 @@ impl Run {
         let source = self.device_source(choice)?;
         self.explain_choices(&scenarios, &selection, choice, &source);
         let plan = self.plan(scenarios, selection, &source);
-        if let Some(which) = self.faults.every_fault() {
+        if let Some(chosen) = self.faults.every_fault() {
             let show = Shown { bar: &bar, format: self.format, quiet: self.quiet, terminal };
-            return self.faults.run_every_fault(which, &plan, &source, &show, &interrupt);
+            return self.faults.run_every_fault(chosen, &plan, &source, &show, &interrupt);
         }
         let (mut recordings, snapshots) = Recordings::new(&plan, self.snapshot.as_deref(), self.explain)?.unzip();
         let (timelines, sender) = self.trace.as_deref().map(Timelines::new).transpose()?.unzip();

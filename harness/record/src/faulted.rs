@@ -20,7 +20,10 @@ pub struct FaultedArm {
     pub allocator: String,
     /// Calls that can fail, in the run without failures.
     pub calls: usize,
-    /// Which of them were made to fail, in words.
+    /// Of them, those that were not tried because they repeat one that was: the same call in the same state, whose failure ended the run at once.
+    #[serde(default)]
+    pub repeats: usize,
+    /// Which were made to fail, in words.
     pub chosen: String,
     /// A run for each, and one more where the allocator healed the failure and its next attempt can fail too.
     pub cases: Vec<FaultedCase>,

@@ -5,11 +5,10 @@ use std::sync::atomic::Ordering;
 
 use clap::Args;
 use harness_devices::DeviceSource;
-use harness_exec::trials::which::Which;
 use harness_record::FaultedRuns;
 use harness_report::trials::{self, Trials};
 use harness_run::session::Plan;
-use harness_run::session::every_fault::{self, Engine};
+use harness_run::session::every_fault::{self, Chosen, Engine};
 use harness_scenario::{PlannedFault, Scenario};
 use indicatif::ProgressBar;
 
@@ -25,7 +24,7 @@ pub(super) struct FaultOptions {
     /// Let calls of the device fail, as in `cudaMalloc:3` or `any:2:2`; may be repeated. One that is not reached fails the run.
     #[arg(long, value_name = "CALL:FIRST[:COUNT][:MIN_SIZE]", value_parser = PlannedFault::of_option, long_help = FAIL_HELP)]
     fail: Vec<PlannedFault>,
-    /// Run each scenario once without failures, then once for each call that it makes to the device, with this call failing: `all` (without a value), `sample:N` or `largest:N`.
+    /// Run each scenario once without failures, then once for each call that it makes to the device, with this call failing: `all` (without a value), `each`, `sample:N` or `largest:N`.
     #[arg(
         long,
         value_name = "WHICH",
@@ -35,7 +34,7 @@ pub(super) struct FaultOptions {
         long_help = EVERY_FAULT_HELP,
         conflicts_with_all = ["fail", "snapshot", "explain", "try_settings", "least_memory", "repeat", "report", "fail_fast", "memory_summary"]
     )]
-    every_fault: Option<Which>,
+    every_fault: Option<Chosen>,
     /// With `--every-fault`: runs at one time; as many as there are cores without it.
     #[arg(long, value_name = "N", requires = "every_fault")]
     jobs: Option<NonZeroUsize>,
@@ -48,14 +47,14 @@ impl FaultOptions {
     }
 
     /// Which calls are to fail in their turn, where that is asked for.
-    pub(super) const fn every_fault(&self) -> Option<Which> {
+    pub(super) const fn every_fault(&self) -> Option<Chosen> {
         self.every_fault
     }
 
     /// Lets them fail, and shows what came of it.
     pub(super) fn run_every_fault(
         &self,
-        which: Which,
+        chosen: Chosen,
         plan: &Plan,
         source: &DeviceSource,
         show: &Shown<'_>,
@@ -65,7 +64,7 @@ impl FaultOptions {
         let jobs = if source.simulated_because().is_some() { self.jobs.map_or(cores, NonZeroUsize::get) } else { 1 };
         let bar = show.bar;
         let begun = |runs: usize| bar.set_length(bar.position() + runs as u64);
-        let engine = Engine { plan, source, which, jobs, stop: interrupt, begun: &begun, progress: &|| bar.inc(1) };
+        let engine = Engine { plan, source, chosen, jobs, stop: interrupt, begun: &begun, progress: &|| bar.inc(1) };
         let runs = every_fault::every_fault(&engine).map_err(CliError::from)?;
         bar.finish_and_clear();
         show.print(&runs)?;
@@ -102,7 +101,8 @@ memory are out of memory; others fail with CUDA_ERROR_UNKNOWN. Other errors, del
 const EVERY_FAULT_HELP: &str = "\
 Run each scenario once without failures, then once for each call that it makes to the device, with this call failing.
 
-`all`, as without a value, lets every call fail in its turn; `sample:N` so many, evenly spread; `largest:N` those that ask for most memory. Calls that get memory are out of \
+`all`, as without a value, lets every call fail in its turn, but for those that repeat one that was tried: the same call in the same step, with the same held by the allocators, where the \
+failure ended the run at once. `each` tries those too. `sample:N` tries so many of those that differ, evenly spread; `largest:N` those that ask for most memory. Calls that get memory are out of \
 memory, and where the allocator gets it by asking again, the next one is in a run of its own; others fail with an error. However calls fail, the invariants have to hold, contents \
 have to be intact, nothing may be left on the device, and the run has to recover, be out of memory, or end with an error that names the call: else it is a defect, told with \
 the command that shows it, and the exit code is 1. What the scenario expects is not asked of these runs. No report is saved.";

@@ -12,21 +12,28 @@ pub(super) fn sentence(runs: &FaultedRuns) -> String {
     let (all, defects) = (runs.cases().count(), runs.cases().filter(|case| case.is_defect()).count());
     let arms = runs.arms.iter().filter(|arm| arm.not_tried.is_none()).count();
     let tried = format!("{} of {}", words::count(all, "run"), words::count(arms, "scenario × allocator"));
+    let repeats = match runs.arms.iter().map(|arm| arm.repeats).sum() {
+        0 => String::new(),
+        1 => " 1 call repeats one of them.".to_owned(),
+        repeats => format!(" {repeats} calls repeat one of them."),
+    };
     match defects {
         0 => format!(
-            "In {tried} a call of the device failed: each recovered, was out of memory, or ended with an error that names the call."
+            "In {tried} a call of the device failed: each recovered, was out of memory, or ended with an error that names the call.{repeats}"
         ),
-        _ => format!("In {tried} a call of the device failed, and {defects} of them did not end as they should."),
+        _ => format!("In {tried} a call of the device failed, and {defects} of them did not end as they should.{repeats}"),
     }
 }
 
 pub(super) fn grid(runs: &FaultedRuns) -> Grid {
-    let figures = ["calls", "runs", "healed", "recovered", "out of memory", "errors told", "defects"].map(|head| (head, Align::Right));
+    let figures =
+        ["calls", "repeats", "runs", "healed", "recovered", "out of memory", "errors told", "defects"].map(|head| (head, Align::Right));
     let mut grid = Grid::new([("scenario", Align::Left), ("allocator", Align::Left)].into_iter().chain(figures));
     for arm in runs.arms.iter().filter(|arm| arm.not_tried.is_none()) {
         let ends = |is_one: fn(&FaultedEnd) -> bool| arm.cases.iter().filter(|case| is_one(&case.end)).count();
         let counts = [
             arm.calls,
+            arm.repeats,
             arm.cases.len(),
             ends(|end| matches!(end, FaultedEnd::Healed)),
             ends(|end| matches!(end, FaultedEnd::Recovered)),

@@ -1,6 +1,7 @@
 //! The end of a run: what must hold when everything was freed, and giving everything back.
 
 use harness_allocator::allocator::{AllocatorError, MemoryFraction, OomCause, Request};
+use harness_allocator::device::faulty::Injector;
 use harness_allocator::device::{EventId, StreamId};
 use harness_allocator::units::Bytes;
 
@@ -71,6 +72,8 @@ impl Rig {
     /// # Errors
     /// [`Stop`]: something could not be given back, or was left behind.
     pub fn close(mut self, streams: Vec<StreamId>, events: Vec<EventId>) -> Result<(), Stop> {
+        // The same calls may have been made at the end of the run.
+        self.faults.iter().for_each(Injector::changes);
         self.control.calls(Call::Synchronize);
         self.device.synchronize()?;
         self.control.calls(Call::Pressure);

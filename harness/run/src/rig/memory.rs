@@ -1,6 +1,7 @@
 //! Operations on memory: requests, frees, contents, the cache, and the limits that others set.
 
 use harness_allocator::allocator::{AllocatorError, MemoryFraction, Request};
+use harness_allocator::device::faulty::Injector;
 use harness_allocator::device::{StreamId, Tag};
 use harness_allocator::units::Bytes;
 
@@ -16,6 +17,7 @@ impl Rig {
         if self.is_interrupted() {
             return Err(Stop::Interrupted);
         }
+        self.begin_operation()?;
         self.record_time();
         let start = self.start();
         self.control.calls(Call::Allocate);
@@ -79,6 +81,7 @@ impl Rig {
     fn free_here(&mut self, buffer: Buffer) -> Result<(), Stop> {
         self.verify_at_rest(&buffer)?;
         let address = buffer.allocation.ptr();
+        self.begin_operation()?;
         self.record_time();
         let start = self.start();
         self.control.calls(Call::Free);
@@ -148,6 +151,7 @@ impl Rig {
     /// [`Stop`].
     pub fn record_stream(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
         buffer.shared |= stream != buffer.stream();
+        self.faults.iter().for_each(Injector::changes);
         let program = &mut self.programs[buffer.program.index()];
         Ok(program.allocator.record_stream(&buffer.allocation, stream)?)
     }
@@ -157,6 +161,7 @@ impl Rig {
     /// # Errors
     /// [`Stop`].
     pub fn empty_cache(&mut self) -> Result<Bytes, Stop> {
+        self.begin_operation()?;
         let before = self.stats().reserved_bytes.all.current;
         self.record_time();
         let start = self.start();
@@ -178,11 +183,13 @@ impl Rig {
 
     /// Makes the present values the high-water marks.
     pub fn reset_peaks(&mut self) {
+        self.faults.iter().for_each(Injector::changes);
         self.program_on_device().0.allocator.reset_peaks();
     }
 
     /// Limits what the allocator may hold.
     pub fn set_memory_fraction(&mut self, fraction: MemoryFraction) {
+        self.faults.iter().for_each(Injector::changes);
         let (program, device) = self.program_on_device();
         program.allocator.set_memory_fraction(device, fraction);
     }
@@ -193,6 +200,7 @@ impl Rig {
     /// [`Stop`].
     pub fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, Stop> {
         self.control.calls(Call::Pressure);
+        self.faults.iter().for_each(Injector::changes);
         let held = self.device.set_pressure(held)?;
         if !self.is_timed() {
             self.refresh_memory()?;

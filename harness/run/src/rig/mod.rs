@@ -35,11 +35,13 @@ mod streams;
 mod times;
 
 use std::collections::BTreeSet;
+use std::hash::{Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use harness_allocator::allocator::Allocator;
 use harness_allocator::device::faulty::Injector;
 use harness_allocator::device::{DeviceCalls, DeviceError, DeviceMemory, HostId, Place, TestDevice};
+use harness_allocator::hash::Mixer;
 use harness_allocator::units::Nanos;
 use harness_cuda::nvtx::Ranges;
 
@@ -122,6 +124,8 @@ pub struct RigOptions {
     pub recorder: Option<Recorder>,
     /// The other half of the faults of the device, where it has any.
     pub faults: Option<Injector>,
+    /// Where the device has faults, the operation of allocators from which on it checks; what comes before was checked in another run.
+    pub checked_from: u64,
     /// Is told the steps of a traced run and the main program's memory.
     pub tracer: Option<Tracer>,
 }
@@ -167,6 +171,10 @@ pub struct Rig {
     control: Arc<Control>,
     recorder: Option<Recorder>,
     faults: Option<Injector>,
+    /// Whether somebody wants to know how things stand in front of each call.
+    calls_are_noted: bool,
+    /// While nothing is checked, the operation from which on it is.
+    checked_from: Option<u64>,
     tracer: Option<Tracer>,
     ranges: Option<Ranges>,
     step: u32,
@@ -203,7 +211,8 @@ impl Rig {
             Some(recorder) => Box::new(recorder.around(allocator)),
             None => allocator,
         };
-        let first = Program::new(allocator, &*device, memory, options.checks);
+        let checked_from = Some(options.checked_from).filter(|from| *from > 1 && options.faults.is_some());
+        let first = Program::new(allocator, &*device, memory, (options.checks, checked_from.is_some()));
         Ok(Self {
             device,
             programs: vec![first],
@@ -212,6 +221,8 @@ impl Rig {
             control: Arc::clone(&options.control),
             recorder: options.recorder.clone(),
             faults: options.faults.clone(),
+            calls_are_noted: options.faults.as_ref().is_some_and(Injector::is_logging),
+            checked_from,
             tracer: options.tracer.clone(),
             ranges: Ranges::of_profiler(),
             step: 0,
@@ -391,6 +402,15 @@ impl Rig {
         self.running
     }
 
+    /// Tells whoever notes every call what all programs hold.
+    fn tell_how_it_stands(&self) {
+        let Some(faults) = &self.faults else { return };
+        let mut hasher = Mixer::default();
+        self.programs.iter().for_each(|program| program.allocator.snapshot().hash(&mut hasher));
+        (self.entered, &self.host).hash(&mut hasher);
+        faults.stands(hasher.finish());
+    }
+
     /// Runs a check of the entered program's audit and adds a point to the picture. A timed run does neither.
     fn check(
         &mut self,
@@ -399,9 +419,15 @@ impl Rig {
         if self.is_timed() || self.running > 0 {
             return Ok(());
         }
+        if self.calls_are_noted {
+            self.tell_how_it_stands();
+        }
         let (Program { allocator, audit, .. }, device) = self.program_on_device();
         if let Some(audit) = audit {
             check(audit, &**allocator, device).map_err(|findings| Stop::Violated(self.name_program(findings)))?;
+        }
+        if self.checked_from.is_some() {
+            return Ok(());
         }
         if self.device.calls().memory_calls() != self.last_calls.memory_calls() {
             self.refresh_memory()?;

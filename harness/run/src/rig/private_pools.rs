@@ -2,6 +2,7 @@
 //! context is open, all requests of the program are served from it.
 
 use harness_allocator::allocator::{PrivatePoolError, PrivatePoolId, PrivatePools};
+use harness_allocator::device::faulty::Injector;
 
 use super::{Audit, Rig, Stop};
 use crate::control::Call;
@@ -60,6 +61,8 @@ impl Rig {
     /// # Errors
     /// [`Stop`].
     pub fn release_private_pool(&mut self, pool: PrivatePoolId) -> Answer<()> {
+        self.begin_operation()?;
+        self.faults.iter().for_each(Injector::changes);
         self.record_time();
         self.control.calls(Call::EmptyCache);
         let (program, device) = self.program_on_device();
@@ -83,6 +86,7 @@ impl Rig {
     }
 
     fn with_pools(&mut self, act: impl FnOnce(&mut dyn PrivatePools) -> Result<(), PrivatePoolError>) -> Answer<()> {
+        self.faults.iter().for_each(Injector::changes);
         let (program, _) = self.program_on_device();
         let name = program.allocator.name();
         match program.allocator.private_pools() {

@@ -40,12 +40,18 @@ pub(super) struct Program {
 
 impl Program {
     /// A program that has not allocated yet. `start` is the device's memory when the scenario began.
-    pub(super) fn new(allocator: Box<dyn Allocator>, device: &dyn TestDevice, start: DeviceMemory, checks: Checks) -> Self {
+    pub(super) fn new(
+        allocator: Box<dyn Allocator>,
+        device: &dyn TestDevice,
+        start: DeviceMemory,
+        (checks, asleep): (Checks, bool),
+    ) -> Self {
         let audit = match checks {
             Checks::Audit => Some(Audit::new(device, start)),
             Checks::Health => Some(Audit::new(device, start).when_asked()),
             Checks::Accounts | Checks::Timing => None,
         };
+        let audit = audit.map(|audit| if asleep { audit.asleep() } else { audit });
         Self { allocator, audit, retries: 0, private_pools: BTreeSet::new(), open_pools: Vec::new(), named_pools: 0 }
     }
 
@@ -63,7 +69,7 @@ impl Rig {
     /// Adds a program to the device. The one that is entered stays so.
     pub fn add_program(&mut self, allocator: Box<dyn Allocator>) -> ProgramId {
         let id = ProgramId(u32::try_from(self.programs.len()).unwrap_or(u32::MAX));
-        self.programs.push(Program::new(allocator, &*self.device, self.start, self.checks));
+        self.programs.push(Program::new(allocator, &*self.device, self.start, (self.checks, self.is_asleep())));
         id
     }
 
@@ -83,6 +89,9 @@ impl Rig {
             return;
         }
         self.entered = program;
+        if self.is_asleep() {
+            return;
+        }
         let others = self.held_by_other_programs();
         if let Some(audit) = &mut self.programs[program.index()].audit {
             audit.resume(&*self.device, others);
@@ -121,6 +130,33 @@ impl Rig {
     /// The entered program and the device.
     pub(super) fn program_on_device(&mut self) -> (&mut Program, &mut dyn TestDevice) {
         (&mut self.programs[self.entered.index()], &mut *self.device)
+    }
+
+    /// Whether it checks nothing yet.
+    const fn is_asleep(&self) -> bool {
+        self.checked_from.is_some()
+    }
+
+    /// An operation of an allocator begins. Checks begin with the one that they are wanted from.
+    pub(super) fn begin_operation(&mut self) -> Result<(), Stop> {
+        let Some(faults) = &self.faults else { return Ok(()) };
+        let operation = faults.begin_operation();
+        if self.checked_from.is_none_or(|from| operation < from) {
+            return Ok(());
+        }
+        self.checked_from = None;
+        for program in self.programs() {
+            self.within(program, |rig| {
+                let others = rig.held_by_other_programs();
+                let (Program { audit, .. }, device) = rig.program_on_device();
+                if let Some(audit) = audit {
+                    audit.wake();
+                    audit.resume(device, others);
+                }
+                rig.check(Audit::everything)
+            })?;
+        }
+        self.refresh_memory()
     }
 
     pub(super) fn held_by_other_programs(&mut self) -> Held {

@@ -75,7 +75,8 @@ fn faults_of(request: &RunRequest<'_>) -> Option<Injector> {
     (!faults.is_empty()).then(|| Injector::new(&faults, request.seed))
 }
 
-/// Runs a scenario with all checks on a device with these faults instead of the scenario's own. How the device was given back counts too, however the run ended.
+/// Runs a scenario on a device with these faults instead of the scenario's own, with all checks from this operation of its allocators on: 0 for the whole run. How the
+/// device was given back counts too, however the run ended.
 ///
 /// # Errors
 /// [`DeviceError`] where the scenario could not begin.
@@ -84,9 +85,10 @@ pub fn run_faulted(
     device: Box<dyn TestDevice>,
     allocator: Box<dyn Allocator>,
     faults: Injector,
+    checked_from: u64,
 ) -> Result<RunRecord, DeviceError> {
     let mut ignore = |_| {};
-    let setup = Setup { faults: Some(faults), ..Setup::default() };
+    let setup = Setup { faults: Some(faults), checked_from, ..Setup::default() };
     observe_with(request, device, allocator, unobserved(request, &mut ignore), setup).map(|(record, _)| record)
 }
 
@@ -124,6 +126,8 @@ pub fn observe(
 struct Setup {
     /// Makes calls to the device fail.
     faults: Option<Injector>,
+    /// The operation of allocators from which on it is checked.
+    checked_from: u64,
     /// The processes beside the main one.
     family: Option<Family>,
     /// Is told what happens and when.
@@ -333,7 +337,7 @@ fn execute_all(
     allocator: Box<dyn Allocator>,
     checks: Checks,
     observer: Observer<'_>,
-    Setup { faults, family, tracer }: Setup,
+    Setup { faults, checked_from, family, tracer }: Setup,
 ) -> Result<Executed, DeviceError> {
     let device = match &faults {
         None => device,
@@ -346,7 +350,7 @@ fn execute_all(
     let recorder =
         observer.record.is_some().then(|| Recorder::new(request.allocator.effective().map(|config| settings(config.to_string()))));
     let control = Arc::clone(&observer.control);
-    let options = RigOptions { checks, seed: request.seed, control, recorder, faults: faults.clone(), tracer };
+    let options = RigOptions { checks, seed: request.seed, control, recorder, faults: faults.clone(), checked_from, tracer };
     let rig = Rig::new(device, allocator, &options)?;
     let mut runner = Runner::new(request, checks, observer, faults);
     let mut world = match World::new(rig, request.scenario, request.allocator, request.seed) {

@@ -3,13 +3,21 @@
 //!
 //! What a scenario expects may well not hold where a call fails. What must hold however calls fail is that the invariants do, that contents are intact,
 //! that nothing is left on the device, and that the run recovers, is out of memory, or ends with an error that names the call.
+//!
+//! Two things make that fast. Up to the operation in which the call is made a run is the one without failures, which was checked, so it is checked from there on only.
+//! And a call that *repeats* another one is not tried, unless each is wanted: the same call, in the same step, with the same held by allocators, the same other calls of the
+//! allocator's operation in front of it, and the same streams at work, where the failure of the other one ended the run at once. How such a run ends depends on
+//! nothing else: nothing is asked for or freed any more.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::device::DeviceError;
-use harness_allocator::device::faulty::{Calls, DeviceCall, Fault, Injector, Made, Numbered};
+use harness_allocator::device::faulty::{Calls, DeviceCall, Fault, Injector, Noted, Numbered};
 use harness_allocator::units::Bytes;
 use harness_devices::DeviceSource;
 use harness_exec::trials::each;
@@ -24,6 +32,40 @@ use crate::run::{RunRequest, run_faulted};
 const TIMES_THE_CALLS: u64 = 10;
 const MORE_CALLS: u64 = 1000;
 
+/// Which calls fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chosen {
+    /// These of the calls that repeat no other one.
+    Different(Which),
+    /// Each, also one that repeats another.
+    Each,
+}
+
+/// Why a text is not a choice.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a choice of calls: write `all`, `each`, `sample:N` or `largest:N`, with N from 1, as in `sample:20`")]
+pub struct ChosenError(String);
+
+impl FromStr for Chosen {
+    type Err = ChosenError;
+
+    fn from_str(text: &str) -> Result<Self, ChosenError> {
+        match text {
+            "each" => Ok(Self::Each),
+            text => text.parse().map(Self::Different).map_err(|_| ChosenError(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Each => f.write_str("each"),
+            Self::Different(which) => which.fmt(f),
+        }
+    }
+}
+
 /// How the runs are made.
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Engine<'a> {
@@ -31,7 +73,7 @@ pub struct Engine<'a> {
     /// On which devices.
     pub source: &'a DeviceSource,
     /// Which calls fail.
-    pub which: Which,
+    pub chosen: Chosen,
     /// Runs at one time.
     pub jobs: usize,
     /// Set by somebody else when it should stop.
@@ -51,15 +93,52 @@ struct Baseline<'a> {
 
 struct Ran {
     record: RunRecord,
-    calls: Vec<Made>,
+    calls: Vec<Noted>,
+    /// Of each call, the first one in the same state, by its place: its own, where it repeats none.
+    firsts: Vec<usize>,
     total: u64,
+}
+
+impl Ran {
+    fn new(record: RunRecord, faults: &Injector, chosen: Chosen) -> Self {
+        let calls: Vec<Noted> = faults.calls_made().into_iter().filter(|noted| !noted.made.call.is_of_checks()).collect();
+        let mut seen = BTreeMap::new();
+        let first = |(place, noted): (usize, &Noted)| match chosen {
+            Chosen::Each => place,
+            Chosen::Different(_) => *seen.entry(noted.state).or_insert(place),
+        };
+        let firsts = calls.iter().enumerate().map(first).collect();
+        Self { record, calls, firsts, total: faults.total_calls() }
+    }
+
+    /// The places of the calls that repeat none.
+    fn different(&self) -> Vec<usize> {
+        (0..self.calls.len()).filter(|place| self.firsts[*place] == *place).collect()
+    }
+
+    /// The places of the calls that are tried first.
+    fn chosen(&self, chosen: Chosen) -> Vec<usize> {
+        let different = self.different();
+        let Chosen::Different(which) = chosen else { return different };
+        let sizes: Vec<Bytes> = different.iter().map(|place| self.calls[*place].made.size.unwrap_or_default()).collect();
+        which.choose(&sizes).into_iter().filter_map(|number| different.get(number as usize - 1).copied()).collect()
+    }
 }
 
 /// A run that is to be made.
 struct Case<'a> {
     baseline: &'a Baseline<'a>,
     ran: &'a Ran,
-    made: Made,
+    /// The place of the call.
+    place: usize,
+    noted: Noted,
+}
+
+/// What came of a call that failed.
+struct Tried {
+    cases: Vec<FaultedCase>,
+    /// Whether the failure ended the run at once.
+    ended_at_once: bool,
 }
 
 /// How a run with a failure ended, as it was seen.
@@ -80,26 +159,28 @@ pub fn every_fault(engine: &Engine<'_>) -> Result<FaultedRuns, DeviceError> {
     let arms: Vec<ArmRun<'_>> = engine.plan.arms().filter(|arm| arm.repetition == 0).collect();
     (engine.begun)(arms.len());
     let baselines = each(engine.jobs, &arms, engine.progress, |arm| engine.baseline(*arm))?;
-    let cases: Vec<Case<'_>> = baselines.iter().flat_map(|baseline| engine.cases(baseline)).collect();
-    (engine.begun)(cases.len());
-    let ends = each(engine.jobs, &cases, engine.progress, |case| engine.try_case(case))?;
-    let mut ends = ends.into_iter();
+    let mut tried: Vec<Ends> = baselines.iter().map(|_| Ends::new()).collect();
+    engine.try_places(&baselines, &mut tried, |ran, _| ran.chosen(engine.chosen))?;
+    if engine.chosen == Chosen::Different(Which::All) {
+        // Where a run went on behind the failure of the first of several calls in one state, what comes of the others is another matter.
+        engine.try_places(&baselines, &mut tried, |ran, ends| {
+            let is_open = |place: &usize| {
+                let first = ran.firsts[*place];
+                first != *place && ends.get(&first).is_none_or(|tried| tried.as_ref().is_none_or(|tried| !tried.ended_at_once))
+            };
+            (0..ran.calls.len()).filter(is_open).collect()
+        })?;
+    }
     let mut runs = FaultedRuns::default();
-    for baseline in &baselines {
-        let mine: Vec<Option<Vec<FaultedCase>>> = ends.by_ref().take(engine.cases(baseline).len()).collect();
-        runs.left_out += mine.iter().filter(|end| end.is_none()).count();
-        let calls = baseline.ran.as_ref().map_or(0, |ran| ran.calls.len());
-        runs.arms.push(FaultedArm {
-            scenario: baseline.arm.scenario.name.clone(),
-            allocator: baseline.arm.allocator.to_string(),
-            calls,
-            chosen: engine.which.described(calls),
-            cases: mine.into_iter().flatten().flatten().collect(),
-            not_tried: baseline.ran.as_ref().err().cloned(),
-        });
+    for (baseline, ends) in baselines.iter().zip(tried) {
+        runs.left_out += ends.values().filter(|end| end.is_none()).count();
+        runs.arms.push(engine.told_of(baseline, ends));
     }
     Ok(runs)
 }
+
+/// What came of the calls of an arm, by place; `None` for those that an interrupt left out.
+type Ends = BTreeMap<usize, Option<Tried>>;
 
 impl<'a> Engine<'a> {
     fn baseline(&self, arm: ArmRun<'a>) -> Result<Baseline<'a>, DeviceError> {
@@ -113,7 +194,7 @@ impl<'a> Engine<'a> {
 
     fn run_without(&self, arm: &ArmRun<'_>, seed: u64) -> Result<Result<Ran, NotTried>, DeviceError> {
         let faults = Injector::new(&[], seed).logging();
-        let record = match self.run_with(arm, seed, faults.clone())? {
+        let record = match self.run_with(arm, seed, faults.clone(), 0)? {
             Ok(record) => record?,
             Err(why) => return Ok(Err(NotTried { why, failed: false })),
         };
@@ -129,16 +210,16 @@ impl<'a> Engine<'a> {
             Verdict::Skipped { reason } | Verdict::Contended { reason } => return not_tried(reason.clone(), false),
             Verdict::Interrupted => return not_tried("interrupted".to_owned(), false),
         }
-        let calls = faults.calls_made().into_iter().filter(|made| !made.call.is_of_checks()).collect();
-        Ok(Ok(Ran { record, calls, total: faults.total_calls() }))
+        Ok(Ok(Ran::new(record, &faults, self.chosen)))
     }
 
-    /// Runs an arm on a fresh device with these faults; the inner errors: why it is skipped, and why it did not begin.
+    /// Runs an arm on a fresh device with these faults, checked from this operation on; the inner errors: why it is skipped, and why it did not begin.
     fn run_with(
         &self,
         arm: &ArmRun<'_>,
         seed: u64,
         faults: Injector,
+        checked_from: u64,
     ) -> Result<Result<Result<RunRecord, DeviceError>, String>, DeviceError> {
         let scenario = self.plan.sized(arm.scenario);
         let device = match open(self.source, &scenario, arm.allocator, None)? {
@@ -154,36 +235,74 @@ impl<'a> Engine<'a> {
             audit: self.plan.audit,
             interrupt: Arc::default(),
         };
-        Ok(Ok(run_faulted(&request, device, arm.allocator.build(), faults)))
+        Ok(Ok(run_faulted(&request, device, arm.allocator.build(), faults, checked_from)))
     }
 
-    /// One case for each chosen call.
-    fn cases<'b>(&self, baseline: &'b Baseline<'b>) -> Vec<Case<'b>> {
-        let Ok(ran) = &baseline.ran else { return Vec::new() };
-        let sizes: Vec<Bytes> = ran.calls.iter().map(|made| made.size.unwrap_or_default()).collect();
-        let chosen = self.which.choose(&sizes).into_iter();
-        chosen.filter_map(|number| Some(Case { baseline, ran, made: *ran.calls.get(number as usize - 1)? })).collect()
+    /// Lets the calls at some places of each arm fail.
+    fn try_places(
+        &self,
+        baselines: &[Baseline<'_>],
+        tried: &mut [Ends],
+        places: impl Fn(&Ran, &Ends) -> Vec<usize>,
+    ) -> Result<(), DeviceError> {
+        let mut cases = Vec::new();
+        for (arm, (baseline, ends)) in baselines.iter().zip(&*tried).enumerate() {
+            let Ok(ran) = &baseline.ran else { continue };
+            cases.extend(places(ran, ends).into_iter().map(|place| (arm, Case { baseline, ran, place, noted: ran.calls[place] })));
+        }
+        (self.begun)(cases.len());
+        let ends = each(self.jobs, &cases, self.progress, |(_, case)| self.try_case(case))?;
+        for ((arm, case), end) in cases.iter().zip(ends) {
+            tried[*arm].insert(case.place, end);
+        }
+        Ok(())
+    }
+
+    /// What is told of an arm.
+    fn told_of(&self, baseline: &Baseline<'_>, ends: Ends) -> FaultedArm {
+        let (calls, repeats, different) = match &baseline.ran {
+            Err(_) => (0, 0, 0),
+            Ok(ran) => {
+                let ended_at_once =
+                    |place: &usize| ends.get(place).is_some_and(|end| end.as_ref().is_some_and(|tried| tried.ended_at_once));
+                let repeats = (0..ran.calls.len()).filter(|place| !ends.contains_key(place) && ended_at_once(&ran.firsts[*place]));
+                (ran.calls.len(), repeats.count(), ran.different().len())
+            }
+        };
+        FaultedArm {
+            scenario: baseline.arm.scenario.name.clone(),
+            allocator: baseline.arm.allocator.to_string(),
+            calls,
+            repeats,
+            chosen: match self.chosen {
+                Chosen::Each | Chosen::Different(Which::All) => Which::All.described(calls),
+                Chosen::Different(which) => which.described(different),
+            },
+            cases: ends.into_values().flatten().flat_map(|tried| tried.cases).collect(),
+            not_tried: baseline.ran.as_ref().err().cloned(),
+        }
     }
 
     /// Lets one call fail, and where the allocator got memory all the same, the next of its kind too. `None` where the user interrupted.
-    fn try_case(&self, case: &Case<'_>) -> Result<Option<Vec<FaultedCase>>, DeviceError> {
+    fn try_case(&self, case: &Case<'_>) -> Result<Option<Tried>, DeviceError> {
         if self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let alone = self.try_count(case, 1)?;
+        let (alone, ended_at_once) = self.try_count(case, 1)?;
         let is_healed = alone.end == FaultedEnd::Healed;
         let mut cases = vec![alone];
-        if is_healed && case.made.call.gets_memory() {
-            cases.push(self.try_count(case, 2)?);
+        if is_healed && case.noted.made.call.gets_memory() {
+            cases.push(self.try_count(case, 2)?.0);
         }
-        Ok(Some(cases))
+        Ok(Some(Tried { cases, ended_at_once }))
     }
 
-    fn try_count(&self, case: &Case<'_>, count: u64) -> Result<FaultedCase, DeviceError> {
-        let Case { baseline, ran, made } = case;
+    /// Lets so many calls fail from one on. Also tells whether that ended the run at once.
+    fn try_count(&self, case: &Case<'_>, count: u64) -> Result<(FaultedCase, bool), DeviceError> {
+        let Case { baseline, ran, noted: Noted { made, operation, .. }, .. } = case;
         let fault = Fault::failing(Calls::Of(made.call), Numbered { first: made.number, count, min_size: Bytes::ZERO });
         let faults = Injector::new(&[fault], baseline.seed).with_budget(ran.total * TIMES_THE_CALLS + MORE_CALLS);
-        let run = catch_unwind(AssertUnwindSafe(|| self.run_with(&baseline.arm, baseline.seed, faults.clone())));
+        let run = catch_unwind(AssertUnwindSafe(|| self.run_with(&baseline.arm, baseline.seed, faults.clone(), *operation)));
         let seen = match run {
             Err(panic) => Seen::Panicked(message(&*panic)),
             Ok(run) => match run? {
@@ -196,9 +315,10 @@ impl<'a> Engine<'a> {
             (0, _) if !matches!(seen, Seen::Panicked(_)) => defect("the call was not made again, so that two runs of one scenario differ"),
             _ => judge(made.call, baseline.arm.scenario, &ran.record, &seen),
         };
+        let ended_at_once = matches!(end, FaultedEnd::Told { .. }) && faults.operations() == *operation;
         let times = if count == 1 { String::new() } else { format!(":{count}") };
         let reproduce = self.plan.reproduce(&baseline.arm, self.source, baseline.seed);
-        Ok(FaultedCase {
+        let case = FaultedCase {
             call: made.call.name().to_owned(),
             number: made.number,
             count,
@@ -206,7 +326,8 @@ impl<'a> Engine<'a> {
             step: made.place.0,
             end,
             reproduce: format!("{reproduce} --fail {}:{}{times}", made.call, made.number),
-        })
+        };
+        Ok((case, ended_at_once))
     }
 }
 

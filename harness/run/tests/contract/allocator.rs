@@ -520,7 +520,7 @@ fn with_faults(fixture: &mut Fixture<'_>, faults: &Injector) -> Result<Result<()
 fn calls_of_the_small_program(fixture: &mut Fixture<'_>) -> Result<Vec<Made>, DeviceError> {
     let faults = Injector::new(&[], 0).logging();
     with_faults(fixture, &faults)?.unwrap_or_else(|error| panic!("without faults: {error}"));
-    Ok(faults.calls_made())
+    Ok(faults.calls_made().into_iter().map(|noted| noted.made).collect())
 }
 
 fn each_call_that_fails_in_its_turn_is_told_and_leaves_nothing_behind(fixture: &mut Fixture<'_>) -> Outcome {

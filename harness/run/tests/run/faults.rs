@@ -168,7 +168,7 @@ fn an_allocator_that_forgets_memory_when_a_free_fails_leaks_it_and_is_told() {
             interrupt: Arc::default(),
         };
         let device = Box::new(SimDevice::new(SimConfig::default()));
-        run_faulted(&request, device, allocator, Injector::new(&[fail.parse().unwrap()], 0)).unwrap()
+        run_faulted(&request, device, allocator, Injector::new(&[fail.parse().unwrap()], 0), 0).unwrap()
     };
     let forgetful = || Box::new(Forgetful { inner: AllocatorKind::Direct.build(), has_failed: false });
     let leaking = run(forgetful(), "cudaFree:1");

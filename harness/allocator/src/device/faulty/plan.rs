@@ -1,12 +1,15 @@
 //! [`Fault`]: what goes wrong at which calls; and [`Injector`]: the faults of one run, which counts the calls and tells which faults took effect.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::hash::{Hash as _, Hasher as _};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::call::{ANY, DeviceCall, Numbered};
 use crate::allocator::Request;
 use crate::device::{DeviceError, Place, StreamId};
+use crate::hash::Mixer;
 use crate::stats::PoolKind;
 use crate::units::{Bytes, Nanos};
 
@@ -236,6 +239,18 @@ impl fmt::Display for Made {
     }
 }
 
+/// A call that was made, as it is noted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Noted {
+    /// The call.
+    pub made: Made,
+    /// How many operations had begun by then ([`Injector::begin_operation`]).
+    pub operation: u64,
+    /// A hash of what was there in front of the call ([`Injector::stands`]), and of the call but for its number. Calls of the same kind with equal ones
+    /// are the same call in the same state, as far as whoever tells the state knows it.
+    pub state: u64,
+}
+
 /// A call that a fault struck.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs, reason = "the names say what they are")]
@@ -293,7 +308,9 @@ struct State {
     total: u64,
     /// More calls than this are an error: they would never end.
     budget: Option<u64>,
-    log: Option<Vec<Made>>,
+    log: Option<Log>,
+    /// Operations that have begun.
+    operations: u64,
     struck: Vec<Struck>,
     /// The sticky error, and the fault that it is of.
     broken: Option<(usize, InjectedError)>,
@@ -306,6 +323,46 @@ struct State {
     streams: Vec<StreamId>,
     paused: u32,
     gives_up: Option<Box<dyn Fn() -> bool + Send>>,
+}
+
+/// Notes of calls, with what is known of the state in front of each.
+#[derive(Default)]
+struct Log {
+    calls: Vec<Noted>,
+    /// What the caller tells of it.
+    stands: u64,
+    /// Calls since the operation began, but for work on streams.
+    in_operation: u64,
+    /// Changes that the caller's word does not cover: no state behind one equals a state in front of it.
+    changes: u64,
+    /// Streams with work that the host has not waited for.
+    working: BTreeSet<StreamId>,
+}
+
+impl Log {
+    fn note(&mut self, call: Call, made: Made, operation: u64, request: Option<Request>) {
+        let mut hasher = Mixer::default();
+        (call.call, call.size, call.stream, made.place, self.stands, self.changes, &self.working).hash(&mut hasher);
+        // Work on a stream is none of an allocator's operation. Of other calls it counts what the operation is about and how far it has come.
+        if call.call != DeviceCall::LaunchKernel {
+            (request.map(|request| (request.size, request.stream)), self.in_operation).hash(&mut hasher);
+            self.in_operation += 1;
+        }
+        self.calls.push(Noted { made, operation, state: hasher.finish() });
+        self.has_been_made(call);
+    }
+
+    /// What a call that is made changes.
+    fn has_been_made(&mut self, call: Call) {
+        match (call.call, call.stream) {
+            (DeviceCall::LaunchKernel, Some(stream)) => drop(self.working.insert(stream)),
+            (DeviceCall::SynchronizeStream, Some(stream)) => drop(self.working.remove(&stream)),
+            (DeviceCall::Synchronize | DeviceCall::Free, _) => self.working.clear(),
+            // Memory is in what the caller tells, and the others change nothing.
+            (DeviceCall::Malloc | DeviceCall::Create | DeviceCall::Unmap | DeviceCall::MemGetInfo | DeviceCall::NvmlMemory, _) => {}
+            _ => self.changes += 1,
+        }
+    }
 }
 
 /// How far a fault has come.
@@ -354,6 +411,7 @@ impl Injector {
             total: 0,
             budget: None,
             log: None,
+            operations: 0,
             struck: Vec::new(),
             broken: None,
             last_failed: None,
@@ -370,8 +428,38 @@ impl Injector {
     /// Notes every call, for [`Self::calls_made`].
     #[must_use]
     pub fn logging(self) -> Self {
-        self.state().log = Some(Vec::new());
+        self.state().log = Some(Log::default());
         self
+    }
+
+    /// Whether every call is noted: only then somebody wants to know how things stand.
+    #[must_use]
+    pub fn is_logging(&self) -> bool {
+        self.state().log.is_some()
+    }
+
+    /// An operation begins, in which calls may be made. Returns how many have begun.
+    pub fn begin_operation(&self) -> u64 {
+        let mut state = self.state();
+        state.operations += 1;
+        state.log.iter_mut().for_each(|log| log.in_operation = 0);
+        state.operations
+    }
+
+    /// How many operations have begun.
+    #[must_use]
+    pub fn operations(&self) -> u64 {
+        self.state().operations
+    }
+
+    /// How things stand from now on: a hash of all that calls change, and that decides what comes of one that fails.
+    pub fn stands(&self, hash: u64) {
+        self.state().log.iter_mut().for_each(|log| log.stands = hash);
+    }
+
+    /// Something changes that is in no hash.
+    pub fn changes(&self) {
+        self.state().log.iter_mut().for_each(|log| log.changes += 1);
     }
 
     /// After so many calls every call fails: a caller that goes on and on is then told so.
@@ -415,8 +503,8 @@ impl Injector {
 
     /// All calls so far, in their order, where they are noted.
     #[must_use]
-    pub fn calls_made(&self) -> Vec<Made> {
-        self.state().log.clone().unwrap_or_default()
+    pub fn calls_made(&self) -> Vec<Noted> {
+        self.state().log.as_ref().map(|log| log.calls.clone()).unwrap_or_default()
     }
 
     /// How many calls were made.
@@ -499,7 +587,8 @@ impl State {
         });
         let made = Made { call: call.call, number, size: call.size, place: self.place };
         self.total += 1;
-        self.log.iter_mut().for_each(|log| log.push(made));
+        let (operation, request) = (self.operations, self.request);
+        self.log.iter_mut().for_each(|log| log.note(call, made, operation, request));
         if self.budget.is_some_and(|budget| self.total > budget) {
             let why = format!("{} calls were made to it, and they do not come to an end", self.total - 1);
             let failure = DeviceError::Unavailable { what: "the device".to_owned(), why };

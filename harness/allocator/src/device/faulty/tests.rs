@@ -162,7 +162,7 @@ fn what_is_paused_is_neither_counted_nor_struck_and_calls_without_end_are_told()
     assert!(device.malloc(Bytes::mib(2)).is_ok());
     let error = device.malloc(Bytes::mib(2)).expect_err("the third call is one too many").to_string();
     assert_eq!(error, "the device: 2 calls were made to it, and they do not come to an end");
-    let made: Vec<String> = injector.calls_made().iter().map(ToString::to_string).collect();
+    let made: Vec<String> = injector.calls_made().iter().map(|noted| noted.made.to_string()).collect();
     assert_eq!(made, ["cudaMalloc 1 (2 MiB)", "cudaMalloc 2 (2 MiB)", "cudaMalloc 3 (2 MiB)"]);
 }
 

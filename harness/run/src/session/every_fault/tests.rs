@@ -4,6 +4,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::AtomicUsize;
 
+use proptest::prelude::*;
+
+use harness_allocator::device::faulty::Made;
+
 use super::*;
 use crate::session::Selection;
 
@@ -32,7 +36,7 @@ fn plan(text: &str) -> Plan {
 }
 
 /// What comes of it, and how many runs were announced and made.
-fn run(plan: &Plan, which: Which, stop: bool) -> (FaultedRuns, usize, usize) {
+fn run(plan: &Plan, chosen: Chosen, stop: bool) -> (FaultedRuns, usize, usize) {
     let (announced, made) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let begun = |runs: usize| {
         announced.fetch_add(runs, Ordering::Relaxed);
@@ -42,7 +46,7 @@ fn run(plan: &Plan, which: Which, stop: bool) -> (FaultedRuns, usize, usize) {
     };
     let source = DeviceSource::simulated();
     let stop = AtomicBool::new(stop);
-    let engine = Engine { plan, source: &source, which, jobs: 2, stop: &stop, begun: &begun, progress: &progress };
+    let engine = Engine { plan, source: &source, chosen, jobs: 2, stop: &stop, begun: &begun, progress: &progress };
     let runs = every_fault(&engine).unwrap();
     (runs, announced.into_inner(), made.into_inner())
 }
@@ -50,12 +54,12 @@ fn run(plan: &Plan, which: Which, stop: bool) -> (FaultedRuns, usize, usize) {
 #[test]
 fn each_call_fails_once_and_each_end_is_one_that_it_may_have() {
     let plan = plan(SCENARIO);
-    let (runs, announced, made) = run(&plan, Which::All, false);
+    let (runs, announced, made) = run(&plan, Chosen::Different(Which::All), false);
     assert!(runs.passed(), "{runs:#?}");
     assert_eq!((announced, runs.left_out), (made, 0));
     for arm in &runs.arms {
         let tried: BTreeSet<(&str, u64)> = arm.cases.iter().map(|case| (case.call.as_str(), case.number)).collect();
-        assert_eq!(tried.len(), arm.calls, "{arm:#?}");
+        assert_eq!(tried.len() + arm.repeats, arm.calls, "{arm:#?}");
         for case in &arm.cases {
             assert!(case.reproduce.contains(&format!("--allocator {} ", arm.allocator)), "{}", case.reproduce);
             assert!(case.reproduce.contains(&format!("--fail {}:{}", case.call, case.number)), "{}", case.reproduce);
@@ -73,29 +77,29 @@ fn each_call_fails_once_and_each_end_is_one_that_it_may_have() {
 #[test]
 fn a_sample_says_so_and_an_interrupt_leaves_the_rest_out() {
     let plan = plan(SCENARIO);
-    let (all, ..) = run(&plan, Which::All, false);
-    let (sampled, ..) = run(&plan, Which::Sample(2), false);
+    let (all, ..) = run(&plan, Chosen::Different(Which::All), false);
+    let (sampled, ..) = run(&plan, Chosen::Different(Which::Sample(2)), false);
     for (arm, whole) in sampled.arms.iter().zip(&all.arms) {
-        assert_eq!(arm.chosen, format!("2 evenly spread of {}", whole.calls));
+        assert_eq!(arm.chosen, format!("2 evenly spread of {}", whole.calls - whole.repeats));
         assert!((2..=4).contains(&arm.cases.len()), "{arm:#?}");
     }
-    let (stopped, ..) = run(&plan, Which::All, true);
+    let (stopped, ..) = run(&plan, Chosen::Different(Which::All), true);
     assert_eq!((stopped.cases().count(), stopped.left_out), (0, all.arms.iter().map(|arm| arm.calls).sum()));
 }
 
 #[test]
 fn nothing_is_tried_where_the_run_without_failures_does_not_pass() {
     let fails = SCENARIO.replace("50MiB", "70MiB");
-    let (runs, ..) = run(&plan(&fails), Which::All, false);
+    let (runs, ..) = run(&plan(&fails), Chosen::Different(Which::All), false);
     let why = &runs.arms[0].not_tried.as_ref().unwrap();
     assert!(why.failed && why.why.contains("test.yaml:8:5: expectation"), "{why:?}");
     assert!(!runs.passed());
     let own = SCENARIO.replace("steps:", "faults: [{ call: cudaMalloc }]\nsteps:");
-    let (runs, ..) = run(&plan(&own), Which::All, false);
+    let (runs, ..) = run(&plan(&own), Chosen::Different(Which::All), false);
     assert_eq!(runs.arms[0].not_tried, Some(NotTried { why: "it has faults of its own".to_owned(), failed: false }));
     assert!(runs.passed());
     let storm = "steps:\n  - storm: { id: s, threads: 2, operations: 9, sizes: 1MiB, live: 4MiB, lifetime: { min: 1, max: 3 } }";
-    let (runs, ..) = run(&plan(&SCENARIO.replace("steps:", storm)), Which::All, false);
+    let (runs, ..) = run(&plan(&SCENARIO.replace("steps:", storm)), Chosen::Different(Which::All), false);
     let why = "how the threads of its storm meet differs from run to run, and with it the calls of the device".to_owned();
     assert_eq!(runs.arms[0].not_tried, Some(NotTried { why, failed: false }));
     assert!(runs.passed());
@@ -122,4 +126,97 @@ fn what_may_not_happen_however_calls_fail_is_a_defect() {
     assert_eq!(violated(Rule::DeviceFailure, "cudaFree failed"), FaultedEnd::Told { error: "cudaFree failed".to_owned() });
     assert_eq!(violated(Rule::Expectation, "that"), FaultedEnd::Healed);
     assert_eq!(violated(Rule::Invariant(Invariant::RetryMakesProgress), "that"), FaultedEnd::Healed);
+}
+
+#[test]
+fn a_choice_is_read_back_as_it_is_shown_and_others_are_refused() {
+    for chosen in [Chosen::Each, Chosen::Different(Which::All), Chosen::Different(Which::Sample(3))] {
+        assert_eq!(chosen.to_string().parse(), Ok(chosen));
+    }
+    assert_eq!(
+        "every".parse::<Chosen>().unwrap_err().to_string(),
+        "`every` is not a choice of calls: write `all`, `each`, `sample:N` or `largest:N`, with N from 1, as in `sample:20`"
+    );
+}
+
+/// What a training that does the same over and over, and one that gets less and less memory, come to.
+const LOOPS: &str = "about: A test.
+needs: { memory: 64MiB }
+allocators: [caching, expandable, direct, rmm_pool, async_pool]
+steps:
+  - train: { id: same, parameters: 4MiB, layers: 2, activations_per_sample: 1MiB, batch: 2, iterations: 4 }
+  - alloc: { buffer: a, size: 4MiB }
+  - fill: a
+  - train: { id: less, parameters: 4MiB, layers: 3, activations_per_sample: 2MiB, batch: 16, iterations: 3, on_oom: { halve_batch: { empty_cache: true } } }
+";
+
+/// A run of each call, with all checks from the beginning, beside what is told of those that are tried and of those that are not.
+fn assert_nothing_is_lost(text: &str) -> Result<usize, TestCaseError> {
+    let plan = plan(text);
+    let source = DeviceSource::simulated();
+    let stop = AtomicBool::new(false);
+    let engine = |chosen| Engine { plan: &plan, source: &source, chosen, jobs: 2, stop: &stop, begun: &|_| {}, progress: &|| {} };
+    let all = Chosen::Different(Which::All);
+    let short = every_fault(&engine(all)).unwrap();
+    let mut repeats = 0;
+    for (arm, told) in plan.arms().zip(&short.arms) {
+        let baseline = engine(all).baseline(arm).unwrap();
+        let Ok(ran) = &baseline.ran else { continue };
+        let tried_alone = || told.cases.iter().filter(|case| case.count == 1);
+        prop_assert_eq!(tried_alone().count() + told.repeats, ran.calls.len());
+        repeats += told.repeats;
+        let engine = engine(Chosen::Each);
+        for (place, noted) in ran.calls.iter().enumerate() {
+            let whole = Noted { operation: 0, ..*noted };
+            let (alone, _) = engine.try_count(&Case { baseline: &baseline, ran, place, noted: whole }, 1).unwrap();
+            let of = |made: Made| tried_alone().find(move |case| case.call == made.call.name() && case.number == made.number);
+            let same = of(noted.made).or_else(|| of(ran.calls[ran.firsts[place]].made));
+            prop_assert_eq!(
+                same.map(|case| (&case.end, case.step)),
+                Some((&alone.end, alone.step)),
+                "{} of {}: {}",
+                noted.made,
+                told.allocator,
+                text
+            );
+        }
+    }
+    Ok(repeats)
+}
+
+#[test]
+fn a_call_that_repeats_another_one_comes_to_the_same() {
+    assert!(assert_nothing_is_lost(LOOPS).unwrap() > 250);
+}
+
+fn steps() -> impl Strategy<Value = Vec<String>> {
+    let storm = (1_u64..30, 1_u64..12).prop_map(|(operations, longest)| {
+        format!("storm: {{ id: ID, operations: {operations}, sizes: {{ min: 64KiB, max: 4MiB }}, live: 8MiB, lifetime: {{ min: 1, max: {longest} }}, fill: true }}\n  - free: ID")
+    });
+    let policies = prop::sample::select(vec!["give_up", "halve_batch", "split_and_accumulate", "checkpoint_more", "spill_to_host"]);
+    let train = (2_u64..5, 4_u64..20, 1_u64..4, policies).prop_map(|(layers, batch, iterations, policy)| {
+        format!("train: {{ id: ID, parameters: 4MiB, layers: {layers}, activations_per_sample: 1MiB, batch: {batch}, iterations: {iterations}, expect: any, on_oom: {policy} }}")
+    });
+    let infer = (1_u64..4, 1_u64..6).prop_map(|(requests, output)| {
+        format!("infer: {{ id: ID, layers: 2, heads: 4, head_dim: 64, requests: {requests}, prompt: {{ min: 5, max: 50 }}, output: {{ min: 1, max: {output} }} }}")
+    });
+    let kept = (1_u64..12).prop_map(|mib| format!("alloc: {{ buffer: ID, size: {mib}MiB, expect: any }}"));
+    let looped = (1_u64..4, 1_u64..9).prop_map(|(times, mib)| {
+        format!("repeat: {times}\n    steps:\n      - alloc: {{ buffer: ID, size: {mib}MiB }}\n      - fill: {{ buffer: ID, stream: side }}\n      - synchronize: {{ stream: side }}\n      - free: ID")
+    });
+    let step = prop_oneof![2 => storm, 3 => train, 1 => infer, 2 => kept, 2 => looped, 1 => Just("empty_cache".to_owned())];
+    prop::collection::vec(step, 1..4)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_a_scenario_does_a_call_that_repeats_another_one_comes_to_the_same(steps in steps()) {
+        let steps: String = steps.iter().enumerate().map(|(number, step)| format!("  - {}\n", step.replace("ID", &format!("s{number}")))).collect();
+        let text = format!("about: A test.\nneeds: {{ memory: 64MiB }}\nallocators: [caching, expandable, bfc]\nstreams: [side]\nsteps:\n{steps}");
+        // A policy that could do nothing is refused.
+        prop_assume!(Scenario::parse(&text, Path::new("test.yaml")).is_ok());
+        assert_nothing_is_lost(&text)?;
+    }
 }

@@ -14,6 +14,8 @@ class SmallValues(TorchDispatchMode):
     """Keeps a copy on the CPU of each small storage of the GPU, and does on the copies what the program does on the GPU. What operations allocate does not
     change; but beside any dispatch mode PyTorch's backward pass adds up gradients of one tensor in new memory instead of in place."""
 
+    supports_higher_order_operators = True
+
     def __init__(self):
         super().__init__()
         self.copies = {}  # by the address of the storage: a reference that does not keep it, and its copy
@@ -22,8 +24,13 @@ class SmallValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        result = operation(*args, **kwargs)
+        if not isinstance(operation, torch._ops.OpOverload):
+            return operation(*args, **kwargs)  # It takes functions, as flex_attention does, and calls them without this mode.
         inputs = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        try:
+            result = operation(*args, **kwargs)
+        except RuntimeError as error:
+            return self._despite(error, operation, args, kwargs, inputs)
         outputs = [leaf for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor)]
         if not any(tensor.is_cuda for tensor in inputs + outputs):
             return result
@@ -36,6 +43,23 @@ class SmallValues(TorchDispatchMode):
             return self._take_over(operation, result, computed, known)
         self._forget(operation, args, kwargs)
         return result
+
+    def _despite(self, error, operation, args, kwargs, inputs):
+        """The result of an operation that refused values which it computed on the GPU, as `torch.normal` does, where the CPU does not refuse them."""
+        others = isinstance(error, (torch.OutOfMemoryError, NotImplementedError)) or "not implemented" in str(error)
+        if others or operation._schema.is_mutable or not inputs or not all(tensor.is_cuda and _is_small(tensor) for tensor in inputs):
+            raise error
+        try:
+            computed = self._compute(operation, args, kwargs)
+        except Exception:
+            raise error from None
+
+        def on_gpu(tensor):
+            made = torch.empty_like(tensor, device=inputs[0].device)
+            self._copy_of(made).copy_(tensor)
+            return made
+
+        return tree_map_only(torch.Tensor, on_gpu, computed)
 
     def _compute(self, operation, args, kwargs):
         def on_cpu(leaf):
@@ -102,11 +126,16 @@ def _read(storage):
 
 
 def _address(tensor):
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+    return tensor.untyped_storage()._cdata if _is_plain(tensor) else id(tensor)
+
+
+def _is_plain(tensor):
+    """Whether its elements lie in its storage, by strides and as they are."""
+    return tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
 def _is_small(tensor):
-    if tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if not _is_plain(tensor) or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return False
     return not tensor.is_cuda or tensor.untyped_storage().nbytes() <= _LARGEST
 

@@ -8,7 +8,7 @@ use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
 
-use crate::record::{DeviceRecord, Process, Record};
+use crate::record::{DeviceRecord, Process, Record, TorchRecord};
 
 /// More names of functions than these are counted only.
 const NAMES: usize = 8;
@@ -27,7 +27,16 @@ pub fn render(record: &Record, settings: &Settings) -> String {
     text += &slow_calls(record, &settings.latencies);
     text += &models(settings);
     text += &not_modelled(record);
+    if settings.values != Values::Small && record.used().any(ended_by_another_error) {
+        text += "where the error comes of values that the program read back: `--values small` computes those of small tensors\n";
+    }
     text
+}
+
+/// Whether an exception ended it that neither memory nor an injected failure is the reason of.
+fn ended_by_another_error(process: &Process) -> bool {
+    let is_other = |torch: &TorchRecord| !torch.traceback.is_empty() && !torch.ended_out_of_memory;
+    process.torch.as_ref().is_some_and(is_other) && process.devices.iter().all(|device| device.injected == 0)
 }
 
 /// Renders what a run on a real GPU of this name came to, and what of it is limited.

@@ -1,5 +1,5 @@
 # What a program decides by values of small tensors: with `--values small` as on a GPU.
-import json, torch
+import json, torch, torch.nn.attention.flex_attention
 
 numbers = torch.arange(10, device="cuda")
 found = {"masked": numbers[numbers % 3 == 0].tolist(), "mean": numbers.float().mean().item(), "printed": str(numbers)}
@@ -27,4 +27,14 @@ found["same_random"] = torch.rand(1).item() == random
 # Of large tensors nothing is known.
 large = torch.ones(1 << 20, device="cuda")
 found["large"] = [large.sum().item(), large[:1].item()]
+# What has no copy on the CPU does as without them.
+nested = torch.nested.nested_tensor([torch.ones(3, 4, device="cuda"), torch.ones(5, 4, device="cuda")])
+quantized = torch.quantize_per_tensor(torch.ones(4, device="cuda"), 0.1, 0, torch.quint8)
+queries = torch.ones(1, 2, 16, 8, device="cuda")
+attention = torch.nn.attention.flex_attention.flex_attention(queries, queries, queries)
+found["shapes"] = [list(tensor.shape) for tensor in (nested.to_padded_tensor(0.0), quantized.dequantize(), attention)]
+# Torch checks arguments by their values.
+normal = torch.distributions.Normal(torch.zeros(3, device="cuda"), torch.ones(3, device="cuda"))
+found["repeated"] = torch.repeat_interleave(torch.tensor([2, 0, 1], device="cuda")).tolist()
+found["sampled"] = bool((normal.sample() != 0).all())
 print(json.dumps(found))

@@ -64,6 +64,26 @@ fn several_processes_are_told_apart_and_what_is_not_known_is_said() {
 }
 
 #[test]
+fn where_another_error_ended_the_program_values_of_its_own_are_recommended() {
+    let mut failed = process(7, None);
+    let torch = failed.torch.as_mut().unwrap();
+    torch.ended_out_of_memory = false;
+    torch.traceback = vec!["ValueError: Expected parameter loc".to_owned()];
+    let hint = "where the error comes of values that the program read back: `--values small` computes those of small tensors";
+    let is_told = |process: &Process, values| {
+        let (record, mut settings) = record(vec![process.clone()]);
+        settings.values = values;
+        render(&record, &settings).lines().any(|line| line == hint)
+    };
+    assert!(!is_told(&failed, Values::Zeros), "two failures were injected");
+    failed.devices[0].injected = 0;
+    assert!([Values::Zeros, Values::Copies].iter().all(|values| is_told(&failed, *values)));
+    assert!(!is_told(&failed, Values::Small));
+    failed.torch.as_mut().unwrap().ended_out_of_memory = true;
+    assert!(!is_told(&failed, Values::Zeros));
+}
+
+#[test]
 fn a_program_on_a_real_gpu_is_told_its_limit() {
     let (mut record, _) = record(vec![process(7, None)]);
     record.gpu = "cuda:0".to_owned();

@@ -299,7 +299,7 @@ class Torch:
         refused = self.watched_pass(trace) if self.memory not in trace.highest else self.one_pass(trace, trace.operations)[1]
         if trace.refused not in (None, refused):
             # Which of two equal blocks is taken is decided by their addresses, and those are the driver's choice.
-            raise Skipped(f"torch refused {refused} requests where ours refused {trace.refused}, so that the rest is not the same")
+            raise Skipped(f"requests refused by torch: {refused}, by ours: {trace.refused}; so the rest is not the same")
         own = median(self.one_pass(trace, trace.without_memory)[0] for _ in range(3))
         taken, refused = self.one_pass(trace, trace.operations)
         # Each request, and the free of each that was served.

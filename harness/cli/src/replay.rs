@@ -163,12 +163,19 @@ impl Replay {
         }
         let BenchResult { operations, allocations, frees, ooms, device_calls, .. } = result;
         terminal::print(&format!(
-            "{operations} operations a pass: {allocations} allocations, {frees} frees, {ooms} out of memory; {repetitions} passes
+            "{} a pass: {}, {}, {ooms} out of memory; {}
 ns an operation: median {:.1}, min {:.1}
 ns an allocation: {:.1}; ns a free: {:.1}
 device calls in the timed passes: {device_calls}
 ",
-            result.ns_per_op, result.ns_per_op_min, result.allocate_ns, result.free_ns
+            count(operations, "operation"),
+            count(allocations, "allocation"),
+            count(frees, "free"),
+            count(repetitions, "pass"),
+            result.ns_per_op,
+            result.ns_per_op_min,
+            result.allocate_ns,
+            result.free_ns
         ))?;
         Ok(Exit::Passed)
     }

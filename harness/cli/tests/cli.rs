@@ -938,7 +938,7 @@ fn a_trace_without_allocations_is_not_timed() {
     insta::assert_snapshot!(world.harness(&["replay", "none.trace", "--memory", "1GiB", "--bench", "3"]).told());
     assert_eq!(world.harness(&["replay", "none.trace", "--memory", "1GiB"]).code, Some(0), "what is freed twice can be replayed");
     let one = world.harness(&["replay", "one.trace", "--memory", "1GiB", "--bench", "3"]);
-    assert!(one.out.starts_with("2 operations a pass: 1 allocations, 1 frees, "), "{}", one.told());
+    assert!(one.out.starts_with("2 operations a pass: 1 allocation, 1 free, "), "{}", one.told());
 }
 
 #[test]

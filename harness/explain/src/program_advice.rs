@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::allocator::{MemoryFraction, PrivatePoolId};
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use harness_trace::job::{Ended, Job, JobError};
 use harness_trace::snapshot::{PoolId, Snapshot};
 use harness_trace::trace::TraceEvent;
@@ -105,12 +106,13 @@ pub fn changes(job: &Job, snapshot: &Snapshot) -> Vec<Change> {
     for &site in &by_site.largest() {
         let name = &sites.get(site).name;
         let ids = &by_site.ids[&site];
-        let count = ids.len();
+        let blocks = count(ids.len(), "block");
         let change = |what: String, job: Job| Change { what, times_emptied: 0, job };
-        changes.push(change(format!("a pool of its own (torch.cuda.MemPool) for the {count} blocks of {name}"), own_pool(job, ids)));
+        changes.push(change(format!("a pool of its own (torch.cuda.MemPool) for the {blocks} of {name}"), own_pool(job, ids)));
         let kept = by_site.kept(job, ids);
         if !kept.is_empty() {
-            let what = format!("allocating the {} blocks that {name} keeps before everything else, the largest first,", kept.len());
+            let what =
+                format!("allocating the {} that {name} keeps before everything else, the largest first,", count(kept.len(), "block"));
             changes.push(change(what, before_all(job, &kept)));
         }
         if let Some(earlier) = by_site.freed_before_the_next(job, ids) {

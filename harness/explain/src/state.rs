@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot, StackId};
 use serde::Serialize;
 
@@ -95,7 +96,8 @@ impl State {
 pub enum MomentError {
     /// The index is behind the last event.
     #[error(
-        "there is no event {event}: the recording of device {device} has {events} events, counted from 0; name an earlier one, or `end`"
+        "there is no event {event}: the recording of device {device} has {}, counted from 0; name an earlier one, or `end`",
+        count(*events, "event")
     )]
     NoSuchEvent { event: usize, device: u32, events: usize },
     /// Nothing was refused.

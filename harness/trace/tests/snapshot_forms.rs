@@ -224,10 +224,8 @@ fn the_form_of_pytorch_2_0_has_its_blocks_owners_and_pending_frees() {
         old.annotations,
         [Annotation { begins: true, name: "## forward ##".to_owned(), device: 0, time_us: 5, extra: ExtraId::NONE }]
     );
-    let notes = [
-        "1 events with the action `defragment`, which is not known, were left out.",
-        "4 earlier owners of blocks (`history`) were left out.",
-    ];
+    let notes =
+        ["Left out: 1 event with the action `defragment`, which is not known.", "Left out: 4 earlier owners of blocks (`history`)."];
     assert_eq!(old.notes, notes);
 }
 

@@ -598,12 +598,23 @@ impl Leaks {
 
 impl fmt::Display for Leaks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { allocations, reservations, pools, bytes, streams, events, host } = self;
-        write!(
-            f,
-            "{allocations} allocations, {reservations} reservations and {pools} pools ({bytes}), {streams} streams, {events} events"
-        )?;
-        if *host > 0 { write!(f, ", {host} pieces of host memory") } else { Ok(()) }
+        let Self { allocations, reservations, pools, bytes, streams, events, host } = *self;
+        let things = [
+            (allocations, "allocation", "allocations"),
+            (reservations, "reservation", "reservations"),
+            (pools, "pool", "pools"),
+            (streams, "stream", "streams"),
+            (events, "event", "events"),
+            (host, "piece of host memory", "pieces of host memory"),
+        ];
+        let held = things.into_iter().filter(|(number, ..)| *number > 0);
+        let held: Vec<String> = held.map(|(number, one, many)| format!("{number} {}", if number == 1 { one } else { many })).collect();
+        match (held.is_empty(), bytes) {
+            (true, Bytes::ZERO) => f.write_str("nothing"),
+            (true, bytes) => write!(f, "{bytes}"),
+            (false, Bytes::ZERO) => f.write_str(&held.join(", ")),
+            (false, bytes) => write!(f, "{bytes} in {}", held.join(", ")),
+        }
     }
 }
 

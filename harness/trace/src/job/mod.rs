@@ -20,6 +20,7 @@ use harness_allocator::allocator::caching::{ConfError, Config, RestoreError};
 use harness_allocator::device::{DeviceError, MemoryRange, StreamId};
 use harness_allocator::stats::BlockState;
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 
 pub use self::replay::{Placement, Prepared, Refused, Replayed, Setup};
 pub use self::watch::{DriverCall, Step};
@@ -142,7 +143,7 @@ pub enum Ended {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub enum Note {
-    #[error("the recording starts late: {blocks} blocks in {segments} segments were there before it")]
+    #[error("the recording starts late, behind {} in {}", count(*blocks, "block"), count(*segments, "segment"))]
     StartsLate { segments: usize, blocks: usize },
     #[error("nothing was recorded: only the segments at the end are known")]
     NothingRecorded,

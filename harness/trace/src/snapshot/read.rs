@@ -8,6 +8,7 @@ use std::path::Path;
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_base::packed::unpack;
+use harness_base::words::count;
 
 use super::error::SnapshotError;
 use super::pickle::{self, Item, Object, Objects, TextId, Wrong};
@@ -340,14 +341,14 @@ impl Builder {
     /// Says what was left out.
     fn note(&mut self) {
         let notes = &mut self.snapshot.notes;
-        for (action, count) in &self.unknown_actions {
-            notes.push(format!("{count} events with the action `{action}`, which is not known, were left out."));
+        for (action, events) in &self.unknown_actions {
+            notes.push(format!("Left out: {} with the action `{action}`, which is not known.", count(*events, "event")));
         }
         if self.earlier_owners > 0 {
-            notes.push(format!("{} earlier owners of blocks (`history`) were left out.", self.earlier_owners));
+            notes.push(format!("Left out: {} of blocks (`history`).", count(self.earlier_owners, "earlier owner")));
         }
         if self.other_sums > 0 {
-            notes.push(format!("{} sums of segments are not what their blocks add up to: the blocks count.", self.other_sums));
+            notes.push(format!("{} of segments differ from what the blocks add up to: the blocks count.", count(self.other_sums, "sum")));
         }
     }
 }

@@ -7,6 +7,7 @@
 use std::io::{BufRead, BufReader, Read};
 
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 
 use super::error::SnapshotError;
 use super::{Action, Event, ExtraId, Snapshot, StackId, Value};
@@ -40,9 +41,10 @@ pub(super) fn read(source: impl Read) -> Result<Snapshot, SnapshotError> {
     }
     snapshot.notes.push("An RMM log has no segments and no call stacks.".to_owned());
     if failures > 0 {
-        snapshot
-            .notes
-            .push(format!("{failures} requests failed; an RMM log does not say how much memory was free then: it is given as 0."));
+        snapshot.notes.push(format!(
+            "{} failed; an RMM log does not say how much memory was free then: it is given as 0.",
+            count(failures, "request")
+        ));
     }
     snapshot.traces.push(events);
     Ok(snapshot)

@@ -21,6 +21,7 @@ mod scenario;
 mod schema;
 pub mod steps;
 mod text;
+mod trace;
 
 pub use cases::{Cases, DeviceKind, Reasons};
 pub use checker::{MAX_BUFFERS, MAX_NESTING, MAX_OPERATIONS};
@@ -45,3 +46,4 @@ pub use reference::{Reference, update_reference};
 pub use scenario::{MAX_INVARIANTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, Process, SCENARIO, Scenario};
 pub use schema::schema;
 pub use steps::{Action, Step, StepKind};
+pub use trace::Trace;

@@ -7,6 +7,7 @@
 //! * [`timeline`]: what a traced run did, and when;
 //! * [`control`]: what a run shares with whoever watches over its time limits.
 
+mod between;
 pub mod control;
 mod leaks;
 pub mod processes;
@@ -15,6 +16,7 @@ pub mod rig;
 pub mod run;
 pub mod session;
 mod shared_memory;
+mod step_result;
 pub mod timeline;
 mod workload;
 mod world;

@@ -32,7 +32,7 @@ use self::shared::{Shared, unavailable};
 use self::wire::{Order, Reply, Start};
 use crate::control::DEFAULT_TIME_LIMIT;
 use crate::rig::{Finding, Rig, Stop};
-use crate::world::{StepResult, Unmet, World};
+use crate::step_result::{StepResult, Unmet};
 
 /// The subcommand of the program that a process runs. Whoever runs scenarios answers it by [`serve`].
 pub const SUBCOMMAND: &str = "scenario-process";
@@ -207,11 +207,17 @@ impl Processes {
 }
 
 /// Has a process do a step.
-pub(crate) fn run(world: &mut World, inside: &Inside, step: &Step, (number, step_number): (u32, usize)) -> Result<StepResult, Stop> {
+pub(crate) fn run(
+    processes: &mut Option<Processes>,
+    rig: &mut Rig,
+    inside: &Inside,
+    step: &Step,
+    (number, step_number): (u32, usize),
+) -> Result<StepResult, Stop> {
     let order = Order::Do(wire::Do { number, step: step_number, loops: inside.loops.clone() });
     let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
     let doing = format!("it did step {number} (line {}: {} {})", step.position.line, step.action.kind(), step.action);
-    match hear(world, &inside.process, &order, limit, &doing)? {
+    match hear(processes, rig, &inside.process, &order, limit, &doing)? {
         Some(result) => Ok(result),
         None => {
             let time = Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
@@ -222,8 +228,14 @@ pub(crate) fn run(world: &mut World, inside: &Inside, step: &Step, (number, step
 }
 
 /// Has a process do something. `None` where its time was over, and it was killed.
-fn hear(world: &mut World, name: &ProcessName, order: &Order, limit: Duration, doing: &str) -> Result<Option<StepResult>, Stop> {
-    let World { processes, rig, .. } = world;
+fn hear(
+    processes: &mut Option<Processes>,
+    rig: &mut Rig,
+    name: &ProcessName,
+    order: &Order,
+    limit: Duration,
+    doing: &str,
+) -> Result<Option<StepResult>, Stop> {
     let Some(processes) = processes else {
         return Err(cannot_start(name, "processes of a scenario are started by `harness run` and by its tests alone"));
     };
@@ -270,9 +282,8 @@ fn how(end: Option<End>) -> String {
 }
 
 /// Ends a process by SIGKILL, and waits until the device has its memory back.
-pub(crate) fn kill(world: &mut World, step: &Step, kill: &Kill) -> Result<StepResult, Stop> {
+pub(crate) fn kill(processes: &mut Option<Processes>, rig: &mut Rig, step: &Step, kill: &Kill) -> Result<StepResult, Stop> {
     let name = &kill.process;
-    let World { processes, rig, .. } = world;
     let running = processes.as_mut().and_then(|processes| processes.running.remove(name));
     let Some(process) = running else {
         return Ok(StepResult {
@@ -309,14 +320,14 @@ pub(crate) fn await_memory(rig: &mut Rig, used: Bytes) -> Result<(), Stop> {
 }
 
 /// Has all processes that run free everything, check their ends, and end.
-pub(crate) fn finish(world: &mut World) -> Result<(), Stop> {
-    let names: Vec<ProcessName> = world.processes.iter().flat_map(|processes| processes.running.keys().cloned()).collect();
+pub(crate) fn finish(processes: &mut Option<Processes>, rig: &mut Rig) -> Result<(), Stop> {
+    let names: Vec<ProcessName> = processes.iter().flat_map(|processes| processes.running.keys().cloned()).collect();
     for name in names {
-        let done = hear(world, &name, &Order::Finish, DEFAULT_TIME_LIMIT, "it gave everything back")?;
+        let done = hear(processes, rig, &name, &Order::Finish, DEFAULT_TIME_LIMIT, "it gave everything back")?;
         if done.is_none() {
             return Err(Stop::Process { expected: format!("the process `{name}` to end"), seen: "it went on, and was killed".to_owned() });
         }
-        let process = world.processes.as_mut().and_then(|processes| processes.running.remove(&name));
+        let process = processes.as_mut().and_then(|processes| processes.running.remove(&name));
         match process.and_then(Process::end) {
             Some(End::Code(0)) => {}
             end => {

@@ -17,7 +17,8 @@ use super::shared::{Shared, unavailable};
 use super::wire::{self, Do, Done, Order, Reply, Start};
 use crate::rig::{Checks, Finding, Rig, RigOptions, Stop};
 use crate::run::execute_step;
-use crate::world::{StepResult, World};
+use crate::step_result::StepResult;
+use crate::world::World;
 
 /// Does what the main process orders on standard input, to the end of this process.
 #[must_use]

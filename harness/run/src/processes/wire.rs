@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::rig::Finding;
-use crate::world::{StepResult, Unmet};
+use crate::step_result::{StepResult, Unmet};
 
 /// What the main process wants.
 #[derive(Debug, Serialize, Deserialize)]

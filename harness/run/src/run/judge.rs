@@ -10,7 +10,8 @@ use harness_scenario::{Expectation, Located, PlannedFault};
 use super::execute;
 use super::runner::Runner;
 use crate::rig::{Checks, Finding, Stop};
-use crate::world::{Unmet, World};
+use crate::step_result::Unmet;
+use crate::world::World;
 
 /// What should have been, where a device says that something is wrong: whether to look at the allocator or at the machine.
 const fn expected_of_device(error: &DeviceError) -> &'static str {

@@ -19,7 +19,8 @@ use crate::control::{DEFAULT_TIME_LIMIT, Place};
 use crate::leaks::Watch;
 use crate::processes::{self, Inside};
 use crate::rig::{Checks, StepEnd, Stop};
-use crate::world::{StepResult, Unmet, World};
+use crate::step_result::{StepResult, Unmet};
+use crate::world::World;
 
 /// One run while it goes on.
 pub(super) struct Runner<'a, 'o> {
@@ -240,8 +241,9 @@ impl<'a, 'o> Runner<'a, 'o> {
         if let Some(inside) = world.inside.clone()
             && let Some(step_number) = self.request.scenario.step_number(step)
         {
-            return self
-                .run_as_step(world, step, iteration, |runner, world| processes::run(world, &inside, step, (runner.number, step_number)));
+            return self.run_as_step(world, step, iteration, |runner, world| {
+                processes::run(&mut world.processes, &mut world.rig, &inside, step, (runner.number, step_number))
+            });
         }
         let waits = step.action.on_oom().is_some_and(Chain::waits);
         let is_workload =
@@ -385,7 +387,9 @@ impl<'a, 'o> Runner<'a, 'o> {
         let mut clean = completed;
         if completed {
             world.rig.begin_step(self.number + 1);
-            let ended = processes::finish(&mut world).and_then(|()| world.free_everything()).and_then(|()| world.rig.finish());
+            let ended = processes::finish(&mut world.processes, &mut world.rig)
+                .and_then(|()| world.free_everything())
+                .and_then(|()| world.rig.finish());
             if let Err(stop) = ended {
                 clean = false;
                 self.stop(stop, None);

@@ -1,4 +1,4 @@
-//! Storms: many requests and frees of random sizes and lifetimes, all drawn from one seed.
+//! Storms: many requests and frees of random sizes and lifetimes, all drawn from one seed (`requests`), by one thread or by several (`threads`).
 
 mod requests;
 mod threads;

@@ -10,7 +10,7 @@ mod shared;
 mod wire;
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead as _, BufReader, ErrorKind};
+use std::io::{self, BufRead as _, BufReader, ErrorKind, Read as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
@@ -44,6 +44,8 @@ pub const SUBCOMMAND: &str = "scenario-process";
 const LEDGER: &str = "ledger";
 /// How often one looks whether a wait should be given up.
 const PERIOD: Duration = Duration::from_millis(50);
+/// For how many of these periods one waits for the end of a process that is about to end.
+const MOST_PERIODS: u32 = 100;
 /// How often one looks after a GPU's memory, and for how many times, when a process was killed: the driver gives it back by itself.
 const LOOK: (Duration, u32) = (Duration::from_millis(10), 500);
 
@@ -51,6 +53,7 @@ const LOOK: (Duration, u32) = (Duration::from_millis(10), 500);
 #[derive(Debug)]
 pub struct Family {
     folder: TempDir,
+    ledger: Ledger,
     /// What each of them is started with, but for its name, the step and its faults.
     start: Start,
 }
@@ -71,7 +74,7 @@ impl Family {
         }
         let folder = harness_exec::launch::folder_of_run().map_err(|error| unavailable(&error))?;
         let ledger = folder.path().join(LEDGER);
-        Ledger::create(&ledger).map_err(|error| unavailable(&error))?;
+        let shared = Ledger::create(&ledger).map_err(|error| unavailable(&error))?;
         let start = Start {
             process: String::new(),
             source: scenario.source.clone().unwrap_or_default(),
@@ -86,7 +89,7 @@ impl Family {
             step: 0,
             faults: None,
         };
-        Ok(Some(Self { folder, start }))
+        Ok(Some(Self { folder, ledger: shared, start }))
     }
 
     /// The device of the main process.
@@ -131,6 +134,11 @@ enum Heard {
     GivenUp,
 }
 
+/// Whether nothing has come yet.
+fn is_not_yet(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+}
+
 impl Process {
     fn start() -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
@@ -148,7 +156,7 @@ impl Process {
         loop {
             match self.socket.read_until(b'\n', &mut line) {
                 Ok(_) => return wire::read(&line).ok(),
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
+                Err(error) if is_not_yet(&error) => {}
                 Err(_) => return None,
             }
             if give_up() {
@@ -158,13 +166,16 @@ impl Process {
     }
 
     /// How it ended by itself; `None` where it has not.
-    fn end(self) -> Option<End> {
-        let mut looks = 0;
-        let give_up = |_| {
-            looks += 1;
-            looks > LOOK.1
-        };
-        self.started.wait(give_up).ok().flatten()
+    fn end(mut self) -> Option<End> {
+        // Its end closes the connection.
+        for _ in 0..MOST_PERIODS {
+            match self.socket.read_to_end(&mut Vec::new()) {
+                Ok(_) => return self.started.ending().ok(),
+                Err(error) if is_not_yet(&error) => {}
+                Err(_) => return None,
+            }
+        }
+        None
     }
 }
 
@@ -199,7 +210,7 @@ impl Processes {
                 Heard::Reply(Reply::Done(_)) => {}
                 Heard::Gone(end) => return Err(cannot_start(name, &how(end))),
                 other @ (Heard::Reply(_) | Heard::GivenUp) => {
-                    self.running.remove(name);
+                    self.end(name, drop);
                     return Ok(other);
                 }
             }
@@ -223,8 +234,19 @@ impl Processes {
             }
             return Heard::Reply(reply);
         }
-        let process = self.running.remove(name);
-        if given_up { Heard::GivenUp } else { Heard::Gone(process.and_then(Process::end)) }
+        if given_up {
+            self.end(name, drop);
+            Heard::GivenUp
+        } else {
+            Heard::Gone(self.end(name, Process::end).flatten())
+        }
+    }
+
+    /// Has a process end in some way, where it runs, and gives back what it held.
+    fn end<T>(&mut self, name: &ProcessName, end: impl FnOnce(Process) -> T) -> Option<T> {
+        let ended = self.running.remove(name).map(end);
+        self.family.ledger.give_back_of_the_dead();
+        ended
     }
 
     /// Notes where a process stands.
@@ -319,18 +341,17 @@ fn how(end: Option<End>) -> String {
 pub(crate) fn kill(world: &mut World, step: &Step, kill: &Kill) -> Result<StepResult, Stop> {
     let name = &kill.process;
     let World { processes, rig, .. } = world;
-    let running = processes.as_mut().and_then(|processes| processes.running.remove(name));
-    let Some(process) = running else {
+    let Some(processes) = processes.as_mut().filter(|processes| processes.running.contains_key(name)) else {
         return Ok(StepResult {
             unmet: vec![Unmet::at(step, format!("the process `{name}` to run"), "it does not")],
             ..StepResult::default()
         });
     };
     let before = rig.memory()?;
-    let readings = processes.as_ref().and_then(|processes| processes.readings(name));
+    let readings = processes.readings(name);
     let reserved = readings.map_or(Bytes::ZERO, |readings| Bytes(readings.stats.reserved_bytes.all.current));
     let attributed = readings.and_then(|readings| readings.memory?.process);
-    process.started.kill().map_err(|error| cannot_kill(name, &error))?;
+    processes.end(name, |process| process.started.kill()).transpose().map_err(|error| cannot_kill(name, &error))?;
     await_memory(rig, before.used.saturating_sub(attributed.unwrap_or(reserved)))?;
     let came_back = before.used.saturating_sub(rig.memory()?.used);
     let told = attributed.map_or_else(String::new, |bytes| format!(", {bytes} of the device were attributed to it"));
@@ -386,8 +407,8 @@ fn order_to_end(world: &mut World, name: &ProcessName, order: &Order, doing: &st
 }
 
 fn await_end(world: &mut World, name: &ProcessName) -> Result<(), Stop> {
-    let process = world.processes.as_mut().and_then(|processes| processes.running.remove(name));
-    match process.and_then(Process::end) {
+    let end = world.processes.as_mut().and_then(|processes| processes.end(name, Process::end));
+    match end.flatten() {
         Some(End::Code(0)) => Ok(()),
         end => Err(failed(format!("the process `{name}` to end well"), how(end))),
     }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use harness_allocator::device::faulty::Injector;
 use harness_base::words::count;
 use harness_record::{Accounts, Event, Outcome, StepRecord, Violation};
 use harness_scenario::steps::{Action, Step};
@@ -16,6 +15,7 @@ use super::frames::frames;
 use super::kept::Steps;
 use super::{Observer, RunRequest, StepTimes};
 use crate::control::{DEFAULT_TIME_LIMIT, Place};
+use crate::faults::Faults;
 use crate::leaks::Watch;
 use crate::processes::{self, Inside};
 use crate::rig::{Checks, StepEnd, Stop};
@@ -42,8 +42,8 @@ pub(super) struct Runner<'a, 'o> {
     /// What other processes did on the device.
     pub(super) contention: Option<String>,
     pub(super) interrupted: bool,
-    /// The other half of the faults of the device.
-    pub(super) faults: Option<Injector>,
+    /// The other half of the faults of the devices.
+    pub(super) faults: Option<Faults>,
     /// The fault whose error ended the run, by its place among all faults.
     pub(super) ended_by: Option<usize>,
 }
@@ -90,7 +90,7 @@ fn place_of(number: u32, step: &Step) -> Place {
 }
 
 impl<'a, 'o> Runner<'a, 'o> {
-    pub(super) fn new(request: &'a RunRequest<'a>, checks: Checks, observer: Observer<'o>, faults: Option<Injector>) -> Self {
+    pub(super) fn new(request: &'a RunRequest<'a>, checks: Checks, observer: Observer<'o>, faults: Option<Faults>) -> Self {
         let (steps, times) = (Steps::new(), Steps::new());
         Self {
             request,
@@ -387,7 +387,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         let mut clean = completed;
         if completed {
             world.rig.begin_step(self.number + 1);
-            let ended = processes::finish(&mut world.processes, &mut world.rig)
+            let ended = processes::finish(&mut world.processes, &mut world.rig, self.number + 1)
                 .and_then(|()| world.free_everything())
                 .and_then(|()| world.rig.finish());
             if let Err(stop) = ended {
@@ -396,6 +396,7 @@ impl<'a, 'o> Runner<'a, 'o> {
             }
         }
         self.contention = world.rig.contention().map(str::to_owned);
+        processes::close(&mut world.processes, &mut world.rig).into_iter().for_each(|stop| self.stop(stop, None));
         if let Err(stop) = world.close()
             && (clean || self.closing_is_judged())
         {

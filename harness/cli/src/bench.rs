@@ -166,7 +166,11 @@ impl Bench {
         if interrupt.load(Ordering::Relaxed) {
             return Ok(Exit::Interrupted);
         }
-        let run = BenchRun { took_ms: took.0 / 1_000_000, suites, conditions: monitor.finish(), ..run };
+        self.finish(BenchRun { took_ms: took.0 / 1_000_000, suites, conditions: monitor.finish(), ..run })
+    }
+
+    /// Saves a run that is over, and tells of it.
+    fn finish(&self, run: BenchRun) -> Result<Exit, Failures> {
         // Where it cannot be saved after all, what was measured is at least printed.
         let (run, place) = match self.save(run.clone()) {
             Ok(saved) => saved,

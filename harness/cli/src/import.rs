@@ -8,8 +8,7 @@ use harness_base::{files, packed};
 use harness_explain::plain::{PendingFrees, plain};
 use harness_language::text::exact_size;
 use harness_record::RunRecord;
-use harness_scenario::Scenario;
-use harness_scenario::steps::replay::Trace;
+use harness_scenario::{Scenario, Trace};
 use harness_trace::job::Job;
 use harness_trace::snapshot::Snapshot;
 

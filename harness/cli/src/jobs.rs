@@ -6,7 +6,7 @@ use std::path::Path;
 use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
 use harness_explain::requests::Requests;
-use harness_scenario::steps::replay::Trace;
+use harness_scenario::Trace;
 use harness_trace::job::{Job, JobError};
 use harness_trace::snapshot::Snapshot;
 

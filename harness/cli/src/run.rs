@@ -241,7 +241,6 @@ impl Run {
         self.paths.iter().try_for_each(|path| refuse_records(path))?;
         let mut scenarios = inputs::load_with_programs(&self.paths, &self.settings()?, self.memory)?;
         self.check_settings(&scenarios)?;
-        self.faults.add_to(&mut scenarios);
         if !self.tags.is_empty() {
             scenarios.retain(|scenario| scenario.tags.iter().any(|tag| self.tags.contains(tag)));
             if scenarios.is_empty() {
@@ -266,6 +265,7 @@ impl Run {
         if selection.pairs.is_some() {
             scenarios.retain(|scenario| !selection.of(scenario).is_empty());
         }
+        self.faults.add_to(&mut scenarios)?;
         Ok((scenarios, selection))
     }
 

@@ -19,8 +19,7 @@ use harness_record::causes;
 use harness_reduce::Progress;
 use harness_reduce::scenario::{self, ReduceError};
 use harness_reduce::trace::{self as shrink, Case, Goal, Shrunk};
-use harness_scenario::steps::replay::Trace;
-use harness_scenario::{SCENARIO, Scenario, choices};
+use harness_scenario::{SCENARIO, Scenario, Trace, choices};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::error::{CliError, Failures};

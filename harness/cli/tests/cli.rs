@@ -515,13 +515,62 @@ fn every_call_fails_in_its_turn_and_what_came_of_it_is_told_and_leaves_no_report
     assert!(again.out.contains(&format!("reproduce: harness {reproduce}")), "{}", again.told());
 }
 
+/// A worker is killed and started anew, and begins its calls again where it left off.
+const WITH_WORKER: &str = "about: x
+needs: { memory: 64MiB }
+allocators: [caching, direct]
+processes: [worker]
+steps:
+  - alloc: { buffer: a, size: 8MiB }
+  - process: worker
+    steps:
+      - alloc: { buffer: b, size: 20MiB }
+      - free: b
+  - kill: worker
+  - process: worker
+    steps: [ alloc: { buffer: c, size: 30MiB, on_oom: { empty_cache: {} } } ]
+";
+
+#[test]
+fn the_calls_of_processes_fail_in_their_turn_too_and_the_process_is_named() {
+    let world = World::without_gpu().holding(&[("worker.yaml", WITH_WORKER)]);
+    let options = ["--every-fault", "--device", "sim", "--format", "json"];
+    let ran = world.harness(&[&["run", "worker.yaml"], &options[..]].concat());
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    let document: Value = serde_json::from_str(&ran.out).unwrap();
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let mut lines = Vec::new();
+    for (arm, case) in
+        document["arms"].as_array().unwrap().iter().flat_map(|arm| arm["cases"].as_array().unwrap().iter().map(move |case| (arm, case)))
+    {
+        let end = case.get("error").unwrap_or(&case["outcome"]);
+        let parts = [&arm["allocator"], &case["process"], &case["call"], &case["number"], &case["count"], &case["step"], end];
+        lines.push(parts.map(text).join(" "));
+    }
+    insta::assert_snapshot!(lines.join("\n"));
+    let worker = |case: &&Value| case["process"] == "worker" && case["number"] == 2 && case["outcome"] == "recovered";
+    let recovered = document["arms"][1]["cases"].as_array().unwrap().iter().find(worker).expect("the policy of the worker asks again");
+    let reproduce = recovered["reproduce"].as_str().unwrap();
+    assert!(reproduce.ends_with(" --fail worker/cudaMalloc:2"), "{reproduce}");
+    let again = world
+        .harness(&reproduce.strip_prefix("harness ").unwrap().split(' ').chain(["--no-report", "--format", "json"]).collect::<Vec<_>>());
+    let again: Records = serde_json::from_str(&again.out).unwrap();
+    let note = "`--fail worker/cudaMalloc:2`: in the process `worker` cudaMalloc 2 (30 MiB) fails with out_of_memory";
+    assert!(again.runs[0].steps.iter().any(|step| step.notes.contains(&note.to_owned())), "{:#?}", again.runs[0].steps);
+    let whose = again.runs[0].steps.iter().find_map(|step| step.shortage.as_ref()?.injected.as_ref()?.process.clone());
+    assert_eq!(whose.as_deref(), Some("worker"));
+}
+
 #[test]
 fn calls_that_are_to_fail_and_cannot_are_answered_with_those_that_can() {
     let world = World::without_gpu().holding(&[("small.yaml", FALLIBLE)]);
     let fail = |text: &str| world.harness(&["run", "small.yaml", "--device", "sim", "--no-report", "--fail", text]);
     let missed = fail("cudaMalloc:9");
     assert_eq!(missed.code, Some(1), "{}", missed.told());
-    let told = ["cudaMaloc:1", "cudaMalloc:0", "cudaMalloc:1:x"].map(|text| fail(text).told());
+    let mut told = ["cudaMaloc:1", "cudaMalloc:0", "cudaMalloc:1:x", "worker/cudaMalloc:3"].map(|text| fail(text).told()).to_vec();
+    let world = World::without_gpu().holding(&[("worker.yaml", WITH_WORKER)]);
+    let fail = |text: &str| world.harness(&["run", "worker.yaml", "--device", "sim", "--no-report", "--fail", text]);
+    told.extend(["wrker/cudaMalloc:3", "worker/cudaMaloc:3"].map(|text| fail(text).told()));
     insta::assert_snapshot!(format!("{}\n{}", told.join("\n"), missed.paragraph("FAILED small on simulated with direct")));
 }
 

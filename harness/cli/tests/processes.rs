@@ -61,6 +61,60 @@ steps:
   - alloc: { buffer: a, size: 200MiB }
 ";
 
+/// A scenario whose worker is killed and started anew, with these faults.
+fn faulty(faults: &str, expected: &str) -> String {
+    format!(
+        "about: x\nneeds: {{ memory: 64MiB }}\nallocators: [caching]\nstreams: [side]\nprocesses: [worker]\nfaults:\n{faults}\nsteps:\n  - alloc: {{ buffer: a, size: 8MiB }}\n  - process: worker\n    steps:\n      - alloc: {{ buffer: a, size: 8MiB }}\n  - kill: worker\n  - process: worker\n    steps:\n      - alloc: {{ buffer: a, size: 8MiB }}\n      - fill: a\n      - free: a\n      - empty_cache\n  - expect: {expected}\n"
+    )
+}
+
+#[test]
+fn a_fault_of_a_process_strikes_its_calls_alone_counted_on_where_it_is_started_anew() {
+    let second = "  - { process: worker, call: cudaMalloc, skip: 1 }\n  - { call: cudaMalloc }";
+    for staging in [None, Some(gpu())] {
+        let (code, said) = run(staging.as_ref(), &faulty(second, "[ num_alloc_retries == 1, worker.num_alloc_retries == 1 ]"));
+        assert_eq!(code, Some(0), "{said}");
+    }
+    let (code, said) = run(None, &faulty("  - { process: worker, call: cudaMalloc, skip: 2 }", "worker.num_ooms == 0"));
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("scenario.yaml:7:5: fault"), "{said}");
+    assert!(said.contains("the process `worker` made 2 such calls, and it strikes behind 2 of them"), "{said}");
+}
+
+#[test]
+fn an_error_of_a_process_ends_the_run_as_its_fault_says_and_the_device_is_given_back_where_it_is_in_order() {
+    let (code, said) = run(None, &faulty("  - { process: worker, call: cudaFree, expect: error }", "worker.num_ooms == 0"));
+    assert_eq!(code, Some(0), "{said}");
+    let lost = "  - { process: worker, call: cudaLaunchKernel, error: device_lost, expect: error }";
+    let (code, said) = run(None, &faulty(lost, "worker.num_ooms == 0"));
+    assert_eq!(code, Some(0), "nothing can be given back to a lost device: {said}");
+    let twice = "  - { process: worker, call: cudaFree, expect: error }\n  - { process: worker, call: cudaStreamDestroy }";
+    let (code, said) = run(None, &faulty(twice, "worker.num_ooms == 0"));
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("in the process `worker`: the driver to do as it is told"), "{said}");
+    assert!(said.contains("cudaFree failed") && said.contains("cudaStreamDestroy failed"), "{said}");
+    // Other processes give theirs back too where one fails.
+    let others = "  - { call: cudaMalloc, error: unknown, expect: error, skip: 1 }\n  - { process: worker, call: cudaStreamDestroy }";
+    let (code, said) =
+        run(None, &faulty(others, "worker.num_ooms == 0").replace("  - expect:", "  - alloc: { buffer: z, size: 20MiB }\n  - expect:"));
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("cudaStreamDestroy failed"), "{said}");
+}
+
+#[test]
+fn a_process_that_a_fault_keeps_from_starting_says_by_which_call() {
+    let (code, said) = run(None, &faulty("  - { process: worker, call: cudaStreamCreate, skip: 1 }", "worker.num_ooms == 0"));
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("in the process `worker`: the driver to do as it is told"), "{said}");
+    assert!(said.contains("cudaStreamCreate failed: CUDA_ERROR_UNKNOWN (999)"), "{said}");
+    let (code, said) = run(
+        None,
+        &faulty("  - { process: worker, call: cudaEventRecord, never_completes: true, count: 2 }", "worker.num_ooms == 0")
+            .replace("      - empty_cache", "      - record: { event: done }\n      - synchronize: { event: done }"),
+    );
+    assert!(code == Some(1) && said.contains("cudaEventSynchronize never returns"), "{said}");
+}
+
 #[test]
 fn nvml_attributes_to_each_process_what_it_holds_and_a_killed_one_gives_it_back() {
     for staging in [None, Some(gpu())] {

@@ -138,6 +138,17 @@ impl Started {
         Ok(Some(self.child.wait()?.into()))
     }
 
+    /// Waits for its end, which is at hand, and kills what it may have left in its group.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn ending(mut self) -> io::Result<End> {
+        await_end(self.group(), 0)?;
+        // SAFETY: takes integers only.
+        unsafe { libc::killpg(self.group(), libc::SIGKILL) };
+        Ok(self.child.wait()?.into())
+    }
+
     /// Ends it by SIGKILL, it alone, and waits for its end.
     ///
     /// # Errors
@@ -173,13 +184,26 @@ pub fn run_beside_others(command: &mut Command, give_up: impl FnMut(Duration) ->
     Started::start(command)?.wait(give_up)
 }
 
-/// Whether our child has ended. It is not waited for, so its number stays its own.
+/// Whether our child has ended.
 fn has_ended(pid: pid_t) -> bool {
+    await_end(pid, libc::WNOHANG).is_ok_and(|ended| ended)
+}
+
+/// Waits until our child has ended, or with `WNOHANG` does not wait: whether it has. It is not waited for, so its number stays its own.
+fn await_end(pid: pid_t, options: c_int) -> io::Result<bool> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-    // SAFETY: the information may be written, and zeroes are valid where nothing is written.
-    unsafe {
-        let waited = libc::waitid(libc::P_PID, pid as libc::id_t, info.as_mut_ptr(), libc::WEXITED | libc::WNOHANG | libc::WNOWAIT);
-        waited == 0 && info.assume_init().si_pid() == pid
+    loop {
+        // SAFETY: the information may be written, and zeroes are valid where nothing is written.
+        let (waited, ended) = unsafe {
+            let waited = libc::waitid(libc::P_PID, pid as libc::id_t, info.as_mut_ptr(), libc::WEXITED | libc::WNOWAIT | options);
+            (waited, info.assume_init_ref().si_pid())
+        };
+        let error = io::Error::last_os_error();
+        match waited {
+            0 => return Ok(ended == pid),
+            _ if error.kind() == io::ErrorKind::Interrupted => {}
+            _ => return Err(error),
+        }
     }
 }
 

@@ -5,8 +5,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use harness_gpu_settings::calls::SlowCall;
 use harness_gpu_settings::counters::{DeviceTally, Tally};
-use harness_gpu_settings::latency::{Latency, SlowCall};
+use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::ledger::Ledger;
 use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::Settings;

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use harness_allocator::units::Bytes;
 
-use crate::settings::{Fault, FaultyCall};
+use crate::calls::FaultyCall;
+use crate::settings::Fault;
 
 /// How the name of a file of attempts ends; in front of it stands the number of the process.
 pub const ENDING: &str = ".attempts";

@@ -7,10 +7,13 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
 
-use harness_allocator::units::Bytes;
+use harness_allocator::units::{Bytes, Nanos};
 
-use crate::latency::SlowCall;
+use crate::calls::SlowCall;
+use crate::latency::Latency;
 use crate::settings::MOST_DEVICES;
 
 /// How the name of a file of counters ends; in front of it stands the number of the process.
@@ -92,9 +95,14 @@ impl Counters {
         figures[Figure::Peak as usize].fetch_max(used.0, Ordering::Relaxed);
     }
 
-    /// Counts a call that takes longer because that was asked for.
-    pub fn count_slow(&self, call: SlowCall) {
-        self.slow[call as usize].fetch_add(1, Ordering::Relaxed);
+    /// Has this call take as much longer as these ask for, and counts it. Returns by how much.
+    pub fn wait(&self, latencies: &[Latency], call: SlowCall) -> Nanos {
+        let by: Nanos = latencies.iter().filter(|latency| latency.is_of(call)).map(|latency| latency.by).sum();
+        if by > Nanos::ZERO {
+            self.slow[call as usize].fetch_add(1, Ordering::Relaxed);
+            thread::sleep(Duration::from_nanos(by.0));
+        }
+        by
     }
 
     /// The clock of the simulated GPUs: how much work was submitted so far.
@@ -228,6 +236,8 @@ impl Tally {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
@@ -238,7 +248,7 @@ mod tests {
         counters.add(1, Figure::Failed);
         counters.set_used(1, Bytes::mib(6));
         counters.set_used(1, Bytes::mib(4));
-        counters.count_slow(SlowCall::Free);
+        counters.wait(&["cudaFree:1ns".parse().expect("a latency")], SlowCall::Free);
         counters.note_unmodelled(b"cufileRead");
         counters.note_unmodelled(&[b'x'; 80]);
         fs::write(folder.path().join("1.counters"), "damaged").expect("a file can be written");
@@ -258,5 +268,19 @@ mod tests {
         let counters = Counters::of_this_process(Some(Path::new("/nonexistent")), 1, Bytes::gib(1));
         counters.add(0, Figure::Frees);
         assert_eq!(counters.figures[0][Figure::Frees as usize].load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_call_takes_as_much_longer_as_all_that_name_it_ask_for_and_is_counted() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let counters = Counters::of_this_process(Some(folder.path()), 1, Bytes::gib(1));
+        let latencies = ["cudaMalloc:2ms", "any:1ms", "all:500us"].map(|text| text.parse().expect("a latency"));
+        let began = Instant::now();
+        let waited = [SlowCall::Malloc, SlowCall::Create, SlowCall::Free, SlowCall::Malloc].map(|call| counters.wait(&latencies, call));
+        assert!(began.elapsed() >= Duration::from_millis(9));
+        assert_eq!(waited, [3500, 1500, 500, 3500].map(Nanos::micros));
+        assert_eq!(counters.wait(&latencies[1..2], SlowCall::HostAlloc), Nanos::ZERO);
+        let tally = Tally::read_folder(folder.path()).expect("it can be read").remove(0);
+        assert_eq!(tally.slow, [(SlowCall::Malloc, 2), (SlowCall::Create, 1), (SlowCall::Free, 1)]);
     }
 }

@@ -2,71 +2,15 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::thread;
-use std::time::Duration;
 
-use harness_allocator::device::faulty::{ANY, DeviceCall};
+use harness_allocator::device::faulty::ANY;
 use harness_allocator::units::Nanos;
 
-use crate::counters::Counters;
-use crate::settings::FaultyCall;
+use crate::calls::SlowCall;
 use crate::text::{SettingsError, expected};
 
 /// All calls that can take longer, where a call is wanted.
 const ALL: &str = "all";
-
-/// A call that can be made to take longer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum SlowCall {
-    /// `cudaMalloc`, and the driver's own.
-    Malloc,
-    /// `cuMemCreate`.
-    Create,
-    /// `cudaMallocAsync`, and the driver's own.
-    MallocAsync,
-    /// `cudaHostAlloc`.
-    HostAlloc,
-    /// `cudaFree`, and the driver's own.
-    Free,
-    /// `cudaFreeAsync`, and the driver's own.
-    FreeAsync,
-    /// `cuMemUnmap`.
-    Unmap,
-}
-
-impl SlowCall {
-    /// All of them.
-    pub const ALL: [Self; 7] = [Self::Malloc, Self::Create, Self::MallocAsync, Self::HostAlloc, Self::Free, Self::FreeAsync, Self::Unmap];
-
-    /// The function.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Malloc => FaultyCall::Malloc.name(),
-            Self::Create => FaultyCall::Create.name(),
-            Self::MallocAsync => FaultyCall::MallocAsync.name(),
-            Self::HostAlloc => FaultyCall::HostAlloc.name(),
-            Self::Free => DeviceCall::Free.name(),
-            Self::FreeAsync => DeviceCall::FreeAsync.name(),
-            Self::Unmap => DeviceCall::Unmap.name(),
-        }
-    }
-
-    const fn gets_device_memory(self) -> bool {
-        matches!(self, Self::Malloc | Self::Create | Self::MallocAsync)
-    }
-}
-
-impl From<FaultyCall> for SlowCall {
-    fn from(call: FaultyCall) -> Self {
-        match call {
-            FaultyCall::Malloc => Self::Malloc,
-            FaultyCall::Create => Self::Create,
-            FaultyCall::MallocAsync => Self::MallocAsync,
-            FaultyCall::HostAlloc => Self::HostAlloc,
-        }
-    }
-}
 
 /// Which calls take longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,16 +39,6 @@ impl Latency {
             Slow::All => true,
         }
     }
-}
-
-/// Has this call take as much longer as these ask for, and counts it. Returns by how much.
-pub fn wait(latencies: &[Latency], counters: &Counters, call: SlowCall) -> Nanos {
-    let by: Nanos = latencies.iter().filter(|latency| latency.is_of(call)).map(|latency| latency.by).sum();
-    if by > Nanos::ZERO {
-        counters.count_slow(call);
-        thread::sleep(Duration::from_nanos(by.0));
-    }
-    by
 }
 
 impl fmt::Display for Latency {
@@ -143,12 +77,7 @@ impl FromStr for Latency {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
-    use harness_allocator::units::Bytes;
-
     use super::*;
-    use crate::counters::Tally;
 
     fn latency(text: &str) -> Latency {
         text.parse().expect("a latency")
@@ -173,19 +102,5 @@ mod tests {
                 format!("`{text}` is not CALL:DURATION with a duration above 0, as in `cudaFree:3ms` or `any:250us`")
             );
         }
-    }
-
-    #[test]
-    fn a_call_takes_as_much_longer_as_all_that_name_it_ask_for_and_is_counted() {
-        let folder = tempfile::tempdir().expect("a folder can be made");
-        let counters = Counters::of_this_process(Some(folder.path()), 1, Bytes::gib(1));
-        let latencies = ["cudaMalloc:2ms", "any:1ms", "all:500us"].map(latency);
-        let began = Instant::now();
-        let waited = [SlowCall::Malloc, SlowCall::Create, SlowCall::Free, SlowCall::Malloc].map(|call| wait(&latencies, counters, call));
-        assert!(began.elapsed() >= Duration::from_millis(9));
-        assert_eq!(waited, [3500, 1500, 500, 3500].map(Nanos::micros));
-        assert_eq!(wait(&latencies[1..2], counters, SlowCall::HostAlloc), Nanos::ZERO);
-        let tally = Tally::read_folder(folder.path()).expect("it can be read").remove(0);
-        assert_eq!(tally.slow, [(SlowCall::Malloc, 2), (SlowCall::Create, 1), (SlowCall::Free, 1)]);
     }
 }

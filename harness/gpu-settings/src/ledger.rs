@@ -135,6 +135,11 @@ impl Ledger {
         Ok(())
     }
 
+    /// Gives back what processes held that are gone.
+    pub fn give_back_of_the_dead(&self) {
+        self.lock().give_back_of_the_dead(None);
+    }
+
     /// The most bytes of a device that all processes ever held together.
     #[must_use]
     pub fn peak(&self, device: u32) -> Bytes {
@@ -189,8 +194,8 @@ impl Locked<'_> {
     }
 
     /// What all processes but one hold of a device.
-    fn held_by_others(&self, device: usize, own: usize) -> Bytes {
-        let others = self.entries().iter().enumerate().filter(|(index, _)| *index != own);
+    fn held_by_others(&self, device: usize, own: Option<usize>) -> Bytes {
+        let others = self.entries().iter().enumerate().filter(|(index, _)| Some(*index) != own);
         Bytes(others.fold(0, |sum, (_, entry)| sum.saturating_add(entry.held[device].load(Ordering::Relaxed))))
     }
 
@@ -274,10 +279,10 @@ impl Account {
             self.entry = locked.enter(std::process::id().into());
         }
         let Some(index) = self.entry else { return change(Bytes(u64::MAX)).0 };
-        let mut others = locked.held_by_others(device, index);
+        let mut others = locked.held_by_others(device, Some(index));
         let (mut result, mut held) = change(others);
         if result.is_err() && others > Bytes::ZERO && locked.give_back_of_the_dead(Some(index)) {
-            others = locked.held_by_others(device, index);
+            others = locked.held_by_others(device, Some(index));
             (result, held) = change(others);
         }
         locked.layout.entries[index].held[device].store(held.0, Ordering::Relaxed);
@@ -298,6 +303,12 @@ impl Account {
         let Some(ledger) = &self.ledger else { return Bytes::ZERO };
         let own = std::process::id();
         ledger.holdings(device).iter().filter(|holding| holding.pid != own).map(|holding| holding.held).sum()
+    }
+
+    /// What other processes have entered of a device, of one that is gone until somebody gives it back: that none is gone is not looked after, which takes long.
+    #[must_use]
+    pub fn entered_by_others(&self, device: u32) -> Bytes {
+        self.ledger.as_ref().map_or(Bytes::ZERO, |ledger| ledger.lock().held_by_others(device as usize, self.entry))
     }
 
     /// Gives back what processes held that are gone.

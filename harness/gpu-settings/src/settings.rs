@@ -4,9 +4,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use harness_allocator::device::faulty::{ANY, DeviceCall, Numbered};
+use harness_allocator::device::faulty::{ANY, Numbered};
 use harness_allocator::units::Bytes;
 
+use crate::calls::FaultyCall;
 use crate::driver::{Kernels, Refusal, Sensors, WrongWrite};
 use crate::gpus::{GPUS, Gpu};
 use crate::latency::Latency;
@@ -137,35 +138,6 @@ impl Cuda {
         match self {
             Self::V12 => 12_090,
             Self::V13 => 13_020,
-        }
-    }
-}
-
-/// A call that can be made to fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum FaultyCall {
-    /// `cudaMalloc`.
-    Malloc,
-    /// `cuMemCreate`.
-    Create,
-    /// `cudaMallocAsync`.
-    MallocAsync,
-    /// `cudaHostAlloc`.
-    HostAlloc,
-}
-
-impl FaultyCall {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Malloc, Self::Create, Self::MallocAsync, Self::HostAlloc];
-
-    /// The function.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Malloc => DeviceCall::Malloc.name(),
-            Self::Create => DeviceCall::Create.name(),
-            Self::MallocAsync => DeviceCall::MallocAsync.name(),
-            Self::HostAlloc => "cudaHostAlloc",
         }
     }
 }

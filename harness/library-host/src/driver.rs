@@ -5,12 +5,12 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use harness_allocator::allocator::library::wire::{Call, Code};
 
 use crate::connection::ask;
-use crate::handles::{Event, Pool, Stream};
-use crate::pools;
-use crate::runtime::{
+use crate::device::{
     VERSION, allocate, create_event, create_stream, destroy_event, destroy_stream, memory, only_device, put, query_event, record_event,
     synchronize_event, synchronize_stream, wait_event,
 };
+use crate::handles::{Event, Pool, Stream};
+use crate::pools;
 
 /// The handle of the one context.
 const CONTEXT: usize = 0x4_0000_0000;

@@ -60,3 +60,8 @@ fn number(handle: usize, first: usize) -> Result<u32, Code> {
     let offset = handle.checked_sub(first).filter(|offset| offset.is_multiple_of(STEP)).ok_or(Code::InvalidHandle)?;
     u32::try_from(offset / STEP).map_err(|_| Code::InvalidHandle)
 }
+
+/// A number that the harness gave for a stream, an event or a pool.
+pub(crate) fn small(number: u64) -> Result<u32, Code> {
+    u32::try_from(number).map_err(|_| Code::Unknown)
+}

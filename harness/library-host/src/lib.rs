@@ -5,15 +5,17 @@
 //! does what the harness orders. A function without an entry here is told to the harness and answered as not supported.
 //!
 //! * `connection` is the socket, and which thread may talk;
-//! * `host` is the loop over orders, `timed` a program that is done without orders between its operations;
-//! * `runtime` and `driver` are the exported functions;
-//! * `pools` and `mapping` are what both have of pools and of addresses apart from memory;
+//! * `host` is the loop over orders, `timed` a program that is done without orders between its operations; `library` calls the library;
+//! * `runtime` and `driver` are the exported functions, those for addresses apart from memory in `mapping`;
+//! * `device` is what both have of memory, streams and events, `pools` of pools;
 //! * `handles` are streams, events and pools as C has them.
 
 mod connection;
+mod device;
 mod driver;
 mod handles;
 mod host;
+mod library;
 mod mapping;
 mod pools;
 mod runtime;

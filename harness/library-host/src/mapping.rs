@@ -5,8 +5,8 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use harness_allocator::allocator::library::wire::{Call, Code};
 
 use crate::connection::{ask, unanswered};
+use crate::device::put;
 use crate::driver::answer;
-use crate::runtime::put;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemGetAllocationGranularity(granularity: *mut usize, _: *const c_void, _: c_uint) -> c_int {

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use harness_allocator::allocator::library::wire::{Call, Code, PoolFigure};
 
 use crate::connection::{ask, unanswered};
-use crate::handles::{Pool, Stream};
-use crate::runtime::{put, small};
+use crate::device::put;
+use crate::handles::{Pool, Stream, small};
 
 /// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED` and `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
 const POOLS_SUPPORTED: c_int = 115;

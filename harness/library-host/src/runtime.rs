@@ -5,56 +5,16 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use harness_allocator::allocator::library::wire::{Call, Code};
 
 use crate::connection::{ask, last_error, remember};
+use crate::device::{
+    VERSION, allocate, create_event, create_stream, destroy_event, destroy_stream, memory, only_device, put, query_event, record_event,
+    synchronize_event, synchronize_stream, wait_event,
+};
 use crate::handles::{Event, Pool, Stream};
 use crate::pools;
-
-/// CUDA 13.0, as `cudaRuntimeGetVersion` tells it.
-pub(crate) const VERSION: c_int = 13_000;
 
 /// Answers with what a call came to.
 fn answer(done: Result<(), Code>) -> c_int {
     remember(done.err().unwrap_or(Code::Success))
-}
-
-/// Writes what a function returns through a pointer.
-///
-/// # Safety
-/// The pointer is null, or there is room for a value.
-pub(crate) unsafe fn put<T>(into: *mut T, value: T) -> Result<(), Code> {
-    if into.is_null() {
-        return Err(Code::InvalidValue);
-    }
-    // SAFETY: as the caller promises.
-    unsafe { into.write(value) };
-    Ok(())
-}
-
-/// A number that the harness gave for a stream or an event.
-pub(crate) fn small(number: u64) -> Result<u32, Code> {
-    u32::try_from(number).map_err(|_| Code::Unknown)
-}
-
-/// Takes memory; of no bytes there is none, without an error.
-pub(crate) fn allocate(size: usize) -> Result<u64, Code> {
-    if size == 0 { Ok(0) } else { ask(Call::Allocate(size as u64)) }
-}
-
-/// Free and all memory.
-///
-/// # Safety
-/// The pointers are null, or there is room.
-pub(crate) unsafe fn memory(free: *mut usize, total: *mut usize) -> Result<(), Code> {
-    let (now, all) = (ask(Call::FreeMemory)?, ask(Call::TotalMemory)?);
-    // SAFETY: as the caller promises.
-    unsafe {
-        put(free, now as usize)?;
-        put(total, all as usize)
-    }
-}
-
-/// There is one device.
-pub(crate) const fn only_device(device: c_int) -> Result<(), Code> {
-    if device == 0 { Ok(()) } else { Err(Code::InvalidValue) }
 }
 
 #[unsafe(no_mangle)]
@@ -269,42 +229,4 @@ const fn words(code: c_int) -> (&'static CStr, &'static CStr) {
         801 => (c"cudaErrorNotSupported", c"operation not supported"),
         _ => (c"cudaErrorUnknown", c"unknown error"),
     }
-}
-
-// What the driver's functions do as well.
-
-pub(crate) fn create_stream() -> Result<Stream, Code> {
-    ask(Call::CreateStream).and_then(small).map(Stream::new)
-}
-
-pub(crate) fn destroy_stream(stream: Stream) -> Result<(), Code> {
-    ask(Call::DestroyStream(stream.number()?)).map(drop)
-}
-
-pub(crate) fn synchronize_stream(stream: Stream) -> Result<(), Code> {
-    ask(Call::SynchronizeStream(stream.number()?)).map(drop)
-}
-
-pub(crate) fn wait_event(stream: Stream, event: Event) -> Result<(), Code> {
-    ask(Call::WaitEvent { stream: stream.number()?, event: event.number()? }).map(drop)
-}
-
-pub(crate) fn create_event() -> Result<Event, Code> {
-    ask(Call::CreateEvent).and_then(small).map(Event::new)
-}
-
-pub(crate) fn destroy_event(event: Event) -> Result<(), Code> {
-    ask(Call::DestroyEvent(event.number()?)).map(drop)
-}
-
-pub(crate) fn record_event(event: Event, stream: Stream) -> Result<(), Code> {
-    ask(Call::RecordEvent { event: event.number()?, stream: stream.number()? }).map(drop)
-}
-
-pub(crate) fn query_event(event: Event) -> Result<(), Code> {
-    ask(Call::QueryEvent(event.number()?)).map(drop)
-}
-
-pub(crate) fn synchronize_event(event: Event) -> Result<(), Code> {
-    ask(Call::SynchronizeEvent(event.number()?)).map(drop)
 }

@@ -7,7 +7,7 @@ use harness_allocator::allocator::library::wire::{Call, Operation, Program, Repl
 
 use crate::connection::{ask, connection, nanos_since, waited};
 use crate::handles::Stream;
-use crate::host::Functions;
+use crate::library::Functions;
 
 /// The most refused requests that are told.
 const MOST_REFUSED: usize = 4096;

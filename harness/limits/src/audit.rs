@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, c_char, c_long, c_uint, c_void};
 
-use crate::functions;
+use crate::{driver, nvml, runtime};
 
 /// The newest version of the interface that these functions were written for.
 const NEWEST: c_uint = 2;
@@ -78,8 +78,17 @@ unsafe extern "C" fn la_symbind64(
         *flags |= NO_CALLS;
         ((*symbol).value, *to == IS_CUDA, CStr::from_ptr(name))
     };
-    let wrapper = |real| functions::wrapped(name.to_bytes(), std::ptr::with_exposed_provenance_mut::<c_void>(real)).expose_provenance();
+    let wrapper = |real| wrapped(name.to_bytes(), std::ptr::with_exposed_provenance_mut::<c_void>(real)).expose_provenance();
     if is_cuda && real != 0 { wrapper(real) } else { real }
+}
+
+/// The address that the program gets for the real function of this name: that of its wrapper, if it has one.
+fn wrapped(name: &[u8], real: *mut c_void) -> *mut c_void {
+    if let Some(wrapper) = runtime::wrapper(name, real) {
+        // A process may have several runtimes. Others than the first one are seen by what they ask of the driver, of which there is one.
+        return if wrapper.is_of_this { wrapper.address } else { real };
+    }
+    driver::wrapper(name, real).or_else(|| nvml::wrapper(name, real)).map_or(real, |wrapper| wrapper.address)
 }
 
 fn is_cuda(path: &[u8]) -> bool {

@@ -5,13 +5,11 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::arrays::{ArrayDescriptor, FlatDescriptor};
-use harness_gpu_settings::latency::SlowCall;
-use harness_gpu_settings::settings::FaultyCall;
+use harness_gpu_settings::calls::{FaultyCall, SlowCall};
 
 use crate::accounts::Kind;
-use crate::functions::{functions, real};
 use crate::limiter::{OUT_OF_MEMORY, SUCCESS, limiter};
-use crate::real::{inside, is_inside};
+use crate::real::{functions, inside, is_inside, real};
 
 /// The kind of a location in `CUmemAllocationProp` that is a device, and where it stands, in words of 32 bits.
 const ON_DEVICE: c_int = 1;

@@ -4,8 +4,8 @@
 //! of CUDA's runtime, of the driver and of NVML that get, give back or tell of device memory, the program gets a wrapper; all others it gets as they are.
 //! What a wrapper lets through is the real function's business. Nothing is done before the first call of a wrapper.
 //!
-//! * `audit` is what the dynamic linker calls; `functions` finds the wrapper of a name;
-//! * `runtime`, `driver` and `nvml` are the wrappers, by library; `real` keeps the real functions;
+//! * `audit` is what the dynamic linker calls, and finds the wrapper of a name;
+//! * `runtime`, `driver` and `nvml` are the wrappers, by library; `real` declares them and keeps the real functions;
 //! * `limiter` decides which attempts go through and counts them; `accounts` is what the process holds.
 //!
 //! A limit is that of each process, or where a ledger is named, that of all processes that have this ledger together.
@@ -17,7 +17,6 @@
 mod accounts;
 mod audit;
 mod driver;
-mod functions;
 mod limiter;
 mod nvml;
 mod real;

@@ -9,11 +9,12 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
+use harness_gpu_settings::calls::{FaultyCall, SlowCall};
 use harness_gpu_settings::counters::{Counters, Figure};
-use harness_gpu_settings::latency::{self, Latency, SlowCall};
+use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::ledger::{Account, Ledger};
 use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN, Limits};
-use harness_gpu_settings::settings::{Fault, FaultyCall};
+use harness_gpu_settings::settings::Fault;
 
 use crate::accounts::{Accounts, Charge, Kind};
 use crate::real::inside;
@@ -175,7 +176,7 @@ impl Limiter {
 
     /// Has a call take as much longer as is asked for.
     pub(crate) fn delay(&self, call: SlowCall) {
-        latency::wait(&self.latencies, self.counters, call);
+        self.counters.wait(&self.latencies, call);
     }
 
     /// Gives the memory at an address back with a real function.

@@ -3,8 +3,8 @@
 
 use std::ffi::{c_int, c_uint};
 
-use crate::functions::{functions, real};
 use crate::limiter::{SUCCESS, limiter};
+use crate::real::{functions, real};
 
 /// `nvmlMemory_t`.
 #[repr(C)]

@@ -1,4 +1,4 @@
-//! [`Real`]: the real function behind a wrapper, and whether a call was made inside another one.
+//! [`functions`], by which a library declares its wrappers; [`Real`], the real function behind each; and whether a call was made inside another one.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -6,6 +6,13 @@ use std::marker::PhantomData;
 use std::mem::transmute_copy;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// The wrapper of a function.
+pub(crate) struct Wrapper {
+    pub(crate) address: *mut c_void,
+    /// Whether the real function at hand is the one that it calls.
+    pub(crate) is_of_this: bool,
+}
 
 /// The real function behind a wrapper, a function pointer of type `F`.
 pub(crate) struct Real<F>(AtomicPtr<c_void>, PhantomData<F>);
@@ -52,3 +59,37 @@ pub(crate) fn inside<T>(call: impl FnOnce() -> T) -> T {
     DEPTH.set(DEPTH.get() - 1);
     result
 }
+
+/// Declares the wrapped functions of a library with their types: `REAL` has a field for each, and `wrapper` finds the wrapper, a function of the
+/// same name and type.
+macro_rules! functions {
+    ($($name:ident: $type:ty),+ $(,)?) => {
+        struct Functions {
+            $($name: $crate::real::Real<$type>),+
+        }
+
+        static REAL: Functions = Functions { $($name: $crate::real::Real::unknown()),+ };
+
+        /// The wrapper of a function by its name; `None` for others. Notes the real function.
+        pub(crate) fn wrapper(name: &[u8], real: *mut std::ffi::c_void) -> Option<$crate::real::Wrapper> {
+            $(if name == stringify!($name).as_bytes() {
+                let wrapper: $type = $name;
+                let address = wrapper as *mut std::ffi::c_void;
+                // A simulated GPU looks its own functions up as programs do, and so has the wrapper at hand.
+                let is_of_this = real == address || REAL.$name.is_first(real);
+                return Some($crate::real::Wrapper { address, is_of_this });
+            })+
+            None
+        }
+    };
+}
+
+/// Calls a real function: `real!(cudaFree(address))`.
+macro_rules! real {
+    ($name:ident($($argument:expr),*)) => {
+        // SAFETY: `functions` gives the function and its wrapper one type, and the arguments are the program's own, or fulfil what it promised of them.
+        unsafe { (REAL.$name.get())($($argument),*) }
+    };
+}
+
+pub(crate) use {functions, real};

@@ -3,14 +3,12 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
-use harness_gpu_settings::latency::SlowCall;
-use harness_gpu_settings::settings::FaultyCall;
+use harness_gpu_settings::calls::{FaultyCall, SlowCall};
 
 use crate::accounts::Kind;
 use crate::driver::unversioned;
-use crate::functions::{functions, real};
 use crate::limiter::{OUT_OF_MEMORY, Refused, SUCCESS, limiter};
-use crate::real::{inside, is_inside};
+use crate::real::{functions, inside, is_inside, real};
 
 /// More than any device or host has: 1 PiB.
 const IMPOSSIBLE: usize = 1 << 50;

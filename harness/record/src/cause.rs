@@ -437,7 +437,7 @@ mod tests {
 
     #[test]
     fn a_refusal_that_was_injected_is_a_cause_beside_those_that_the_figures_show() {
-        let injected = Some(RefusedCall { call: "cudaMalloc".to_owned(), number: 2 });
+        let injected = Some(RefusedCall { process: None, call: "cudaMalloc".to_owned(), number: 2 });
         assert_eq!(causes(&Shortage { injected: injected.clone(), ..shortage(mib(20)) }), [Cause::Injected { number: 2 }]);
         let too_large = Cause::TooLarge { free: mib(1004), cached: mib(16) };
         assert_eq!(causes(&Shortage { injected, ..shortage(mib(2048)) }), [Cause::Injected { number: 2 }, too_large]);

@@ -18,7 +18,7 @@ pub struct FaultedRuns {
 pub struct FaultedArm {
     pub scenario: String,
     pub allocator: String,
-    /// Calls that can fail, in the run without failures.
+    /// Calls that can fail, in the run without failures, by all processes.
     pub calls: usize,
     /// Of them, those that were not tried because they repeat one that was: the same call in the same state, whose failure ended the run at once.
     #[serde(default)]
@@ -43,9 +43,12 @@ pub struct NotTried {
 /// A run in which a call failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FaultedCase {
+    /// The process of the scenario that made the call; `None`: the main one.
+    #[serde(default)]
+    pub process: Option<String>,
     /// The call, by the driver's name.
     pub call: String,
-    /// Which of its kind, counted from 1.
+    /// Which of its kind in its process, counted from 1.
     pub number: u64,
     /// How many failed from there on.
     pub count: u64,

@@ -328,6 +328,9 @@ pub struct Shortage {
 /// A call of the device that was made to fail for lack of memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedCall {
+    /// The process of the scenario that made it; `None`: the main one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<String>,
     /// The call, by the driver's name.
     pub call: String,
     /// Which of its kind, counted from 1.

@@ -124,8 +124,11 @@ fn sentence(cause: &Cause, shortage: &Shortage) -> String {
             format!("The program limits its own requests to {}, of which {} are in use.", size(limit), size(held))
         }
         Cause::Injected { number } => {
-            let call = shortage.injected.as_ref().map_or("call", |refused| &refused.call);
-            format!("The failure was injected: {call} number {number} was made to fail.")
+            let refused = shortage.injected.as_ref();
+            let call = refused.map_or("call", |refused| &refused.call);
+            let process = refused.and_then(|refused| refused.process.as_ref());
+            let whose = process.map_or_else(String::new, |process| format!(" of the process `{process}`"));
+            format!("The failure was injected: {call} number {number}{whose} was made to fail.")
         }
         Cause::PendingFree(waiting) => format!(
             "{} were freed but wait for other streams that still use them, in pieces of at most {}.",
@@ -301,7 +304,7 @@ mod tests {
         ];
         let mut shortage = examples::shortage();
         shortage.streams.insert(1, "side".to_owned());
-        shortage.injected = Some(RefusedCall { call: "cudaMalloc".to_owned(), number: 3 });
+        shortage.injected = Some(RefusedCall { process: None, call: "cudaMalloc".to_owned(), number: 3 });
         let seen: Vec<CauseKind> = causes.iter().map(Cause::kind).collect();
         assert!(CauseKind::ALL.iter().all(|kind| seen.contains(kind)), "a kind is missing here");
         let sentences: Vec<String> = causes.iter().map(|cause| format!("{}: {}", cause.kind(), sentence(cause, &shortage))).collect();

@@ -7,7 +7,8 @@ use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
 use crate::rig::Stop;
-use crate::world::{StepResult, Unmet, World};
+use crate::step_result::{StepResult, Unmet};
+use crate::world::World;
 use harness_record::Table;
 use harness_scenario::MeasureName;
 use harness_scenario::steps::leaks::LeakCheck;

@@ -1,6 +1,7 @@
 //! `faults:`: what goes wrong on the device while a scenario runs.
 
 use std::fmt;
+use std::str::FromStr;
 
 use harness_allocator::device::faulty::{self, Calls, DeviceCall, Effect, Fault, InjectedError};
 use harness_allocator::stats::PoolKind;
@@ -12,6 +13,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::checker::Checker;
+use crate::metric::ProcessName;
+use crate::scenario::Scenario;
 
 /// Most faults of a scenario.
 pub const MAX_FAULTS: usize = 100;
@@ -19,6 +22,8 @@ pub const MAX_FAULTS: usize = 100;
 /// One thing that goes wrong, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedFault {
+    /// The process whose calls it strikes; `None`: the main one.
+    pub process: Option<ProcessName>,
     /// What goes wrong, and when.
     pub fault: Fault,
     /// Where it comes from.
@@ -37,14 +42,6 @@ pub enum Origin {
 }
 
 impl PlannedFault {
-    /// A fault that the user asks for, not the scenario.
-    ///
-    /// # Errors
-    /// [`faulty::FaultError`] where the text is none.
-    pub fn of_option(text: &str) -> Result<Self, faulty::FaultError> {
-        Ok(Self { fault: text.parse()?, origin: Origin::Option(text.to_owned()), ends_run: false })
-    }
-
     /// Its place in the file, where it has one.
     #[must_use]
     pub const fn position(&self) -> Option<Position> {
@@ -64,6 +61,58 @@ impl fmt::Display for PlannedFault {
     }
 }
 
+/// A fault that the user asks for, of whatever scenario: `[PROCESS/]CALL:FIRST[:COUNT][:MIN_SIZE]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AskedFault {
+    /// The process whose calls it strikes, by its name; `None`: the main one.
+    process: Option<String>,
+    fault: Fault,
+    text: String,
+}
+
+/// A fault is asked for of a process that a scenario does not have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`--fail {fault}`: the scenario `{scenario}` has no process `{process}`")]
+pub struct NoProcess {
+    fault: String,
+    scenario: String,
+    process: String,
+    /// Those that it has.
+    pub help: String,
+}
+
+impl FromStr for AskedFault {
+    type Err = faulty::FaultError;
+
+    fn from_str(text: &str) -> Result<Self, faulty::FaultError> {
+        let (process, fault) = text.split_once('/').map_or((None, text), |(process, fault)| (Some(process.to_owned()), fault));
+        Ok(Self { process, fault: fault.parse()?, text: text.to_owned() })
+    }
+}
+
+impl AskedFault {
+    /// As a fault of this scenario.
+    ///
+    /// # Errors
+    /// [`NoProcess`] where the scenario does not have its process.
+    pub fn of(&self, scenario: &Scenario) -> Result<PlannedFault, NoProcess> {
+        let process = self.process.as_ref().map(|name| {
+            let names = || scenario.processes.iter().map(|process| &process.name);
+            names().find(|process| process.name() == name).cloned().ok_or_else(|| NoProcess {
+                fault: self.text.clone(),
+                scenario: scenario.name.clone(),
+                process: name.clone(),
+                help: format!(
+                    "{}; calls of the main process are named alone, as in `--fail {}`",
+                    choices(name, "processes", names().map(ProcessName::name)),
+                    self.text.split_once('/').map_or(self.text.as_str(), |(_, call)| call)
+                ),
+            })
+        });
+        Ok(PlannedFault { process: process.transpose()?, fault: self.fault, origin: Origin::Option(self.text.clone()), ends_run: false })
+    }
+}
+
 /// Something that goes wrong on the device: calls fail, take longer or tell wrong figures, or an event never completes. Calls that match are counted from
 /// the first step on. A fault that strikes no call fails the run.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -73,6 +122,8 @@ pub(crate) struct FaultWire {
     /// The call, by the name that CUDA or NVML has for it, as in `cudaMalloc`; `any` for all that get device memory, counted together.
     #[schemars(with = "String")]
     call: Located<String>,
+    /// The process whose calls are meant, counted on where it is started anew: the main one if not given.
+    process: Option<NameText>,
     /// How many matching calls are left alone first: 0 if not given.
     skip: Option<CountText>,
     /// How many are struck at most: 1 if not given; with `probability`, `latency` or `off_by` all.
@@ -143,7 +194,8 @@ impl FaultWire {
             pool: self.pool(calls)?,
             effect,
         };
-        Ok(PlannedFault { fault, origin: Origin::File(at), ends_run: self.ends_run(effect)? })
+        let process = self.process.as_ref().map(|name| checker.declared_process(name)).transpose()?;
+        Ok(PlannedFault { process, fault, origin: Origin::File(at), ends_run: self.ends_run(effect)? })
     }
 
     /// What goes wrong: one thing.

@@ -21,11 +21,12 @@ mod scenario;
 mod schema;
 pub mod steps;
 mod text;
+mod trace;
 
 pub use cases::{Cases, DeviceKind, Reasons};
 pub use checker::{MAX_BUFFERS, MAX_NESTING, MAX_OPERATIONS};
 pub use ending::{Ending, Expected};
-pub use faults::{MAX_FAULTS, Origin, PlannedFault};
+pub use faults::{AskedFault, MAX_FAULTS, NoProcess, Origin, PlannedFault};
 pub use harness_language::error::{FileError, TextError, choices};
 pub use harness_language::expression::{
     AmountError, ArithmeticError, Comparison, Dimension, EvaluateError, Evaluation, MAX_TERMS, Number, Quantity, Unit, Value,
@@ -45,3 +46,4 @@ pub use reference::{Reference, update_reference};
 pub use scenario::{MAX_INVARIANTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, Process, SCENARIO, Scenario};
 pub use schema::schema;
 pub use steps::{Action, Step, StepKind};
+pub use trace::Trace;

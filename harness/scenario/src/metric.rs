@@ -42,6 +42,21 @@ pub enum RankFigure {
     Stat(StatKey),
 }
 
+impl RankFigure {
+    /// What each rank counts of itself.
+    pub const REPORTS: &'static [ReportKey] = &[
+        ReportKey::FinalBatch,
+        ReportKey::EffectiveBatch,
+        ReportKey::Attempts,
+        ReportKey::Retries,
+        ReportKey::RetryTime,
+        ReportKey::Ooms,
+        ReportKey::GivenBack,
+        ReportKey::Collectives,
+        ReportKey::WaitedForRanks,
+    ];
+}
+
 impl fmt::Display for RankFigure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -291,12 +291,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
         memory: needs.memory,
     };
     let mut checker = Checker::new(source, declared, announced(&wire.steps.value));
-    let given = wire.invariants.as_deref().unwrap_or_default();
-    if let Some(first_too_many) = given.get(MAX_INVARIANTS) {
-        return Err(Problem::new(first_too_many.position(), format!("more than {MAX_INVARIANTS} invariants"))
-            .help("each is evaluated after every step; use `expect` for what holds at one place"));
-    }
-    let invariants = given.iter().map(|text| Ok(text.0.with(checker.invariant(text)?))).collect::<Result<_, Problem>>()?;
+    let invariants = check_invariants(wire.invariants.as_deref().unwrap_or_default(), &mut checker)?;
     let faults = wire.faults.as_ref().map_or_else(|| Ok(Vec::new()), |given| faults::check(given, &checker))?;
     let health_check = wire.health_check.as_ref().map(|health| health.check(&checker)).transpose()?;
     let mut steps = check_steps(&wire.steps.value, &mut checker)?;
@@ -335,6 +330,14 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
         skip,
         expected_to_fail,
     })
+}
+
+fn check_invariants(given: &[ExpressionText], checker: &mut Checker<'_>) -> Result<Vec<Located<Expectation>>, Problem> {
+    if let Some(first_too_many) = given.get(MAX_INVARIANTS) {
+        return Err(Problem::new(first_too_many.position(), format!("more than {MAX_INVARIANTS} invariants"))
+            .help("each is evaluated after every step; use `expect` for what holds at one place"));
+    }
+    given.iter().map(|text| Ok(text.0.with(checker.invariant(text)?))).collect()
 }
 
 /// The file's name without ending, and the values of parameters.

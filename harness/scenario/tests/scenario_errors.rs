@@ -213,6 +213,12 @@ fn a_fault_that_makes_no_sense_is_answered_with_what_would() {
         ("a run that ends slowly", "{ call: cudaFree, latency: 1ms, expect: error }"),
     ];
     let mut cases: Vec<(&str, String)> = cases.into_iter().map(|(name, text)| (name, fault(text))).collect();
+    let of_process = |name: &str| {
+        format!(
+            "{HEAD}processes: [worker]\nfaults:\n  - {{ process: {name}, call: cudaMalloc }}\nsteps:\n  - process: worker\n    steps: [empty_cache]\n"
+        )
+    };
+    cases.push(("a process that is none", of_process("wrker")));
     cases.push(("no faults", format!("{HEAD}faults: []\nsteps: [empty_cache]\n")));
     insta::assert_snapshot!(all(&cases));
 }

@@ -19,12 +19,12 @@ use crate::host::HostMemory;
 use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
 use crate::values::Contents;
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
+use harness_gpu_settings::calls::{FaultyCall, SlowCall};
 use harness_gpu_settings::counters::Counters;
 use harness_gpu_settings::driver::Kernels;
 use harness_gpu_settings::gpus::Gpu;
-use harness_gpu_settings::latency::{self, SlowCall};
 use harness_gpu_settings::ledger::{Account, Holding, LEDGER, Ledger};
-use harness_gpu_settings::settings::{FaultyCall, LEFT, RUN, SETTINGS, Settings};
+use harness_gpu_settings::settings::{LEFT, RUN, SETTINGS, Settings};
 
 /// The simulated machine as this process sees it.
 pub(crate) struct Machine {
@@ -141,7 +141,7 @@ impl Machine {
 
     /// Has a call take as much longer as is asked for. To be called without the state, which other threads may need meanwhile.
     pub(crate) fn delay(&self, call: SlowCall) {
-        let by = latency::wait(&self.settings.latencies, self.counters, call);
+        let by = self.counters.wait(&self.settings.latencies, call);
         self.late_by.fetch_add(by.0, Ordering::Relaxed);
     }
 

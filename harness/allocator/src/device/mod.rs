@@ -55,7 +55,7 @@ pub struct EventId(pub u32);
 
 /// Where in the caller's program the next device calls come from; a strict device names it in its errors.
 /// The harness uses the number of the step; 0 means "not told".
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Place(pub u32);
 
 impl fmt::Display for Place {

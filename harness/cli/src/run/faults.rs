@@ -9,7 +9,7 @@ use harness_record::FaultedRuns;
 use harness_report::trials::{self, Trials};
 use harness_run::session::Plan;
 use harness_run::session::every_fault::{self, Chosen, Engine};
-use harness_scenario::{PlannedFault, Scenario};
+use harness_scenario::{AskedFault, Scenario};
 use indicatif::ProgressBar;
 
 use crate::Format;
@@ -21,9 +21,9 @@ use crate::terminal::{self, Terminal};
 /// Options of faults.
 #[derive(Args)]
 pub(super) struct FaultOptions {
-    /// Let calls of the device fail, as in `cudaMalloc:3` or `any:2:2`; may be repeated. One that is not reached fails the run.
-    #[arg(long, value_name = "CALL:FIRST[:COUNT][:MIN_SIZE]", value_parser = PlannedFault::of_option, long_help = FAIL_HELP)]
-    fail: Vec<PlannedFault>,
+    /// Let calls of the device fail, as in `cudaMalloc:3`, `any:2:2` or `worker/cudaFree:1`; may be repeated. One that is not reached fails the run.
+    #[arg(long, value_name = "[PROCESS/]CALL:FIRST[:COUNT][:MIN_SIZE]", long_help = FAIL_HELP)]
+    fail: Vec<AskedFault>,
     /// Run each scenario once without failures, then once for each call that it makes to the device, with this call failing: `all` (without a value), `each`, `sample:N` or `largest:N`.
     #[arg(
         long,
@@ -42,8 +42,12 @@ pub(super) struct FaultOptions {
 
 impl FaultOptions {
     /// Gives the scenarios the faults that the user asks for.
-    pub(super) fn add_to(&self, scenarios: &mut [Scenario]) {
-        scenarios.iter_mut().for_each(|scenario| scenario.faults.extend(self.fail.iter().cloned()));
+    pub(super) fn add_to(&self, scenarios: &mut [Scenario]) -> Result<(), CliError> {
+        for scenario in scenarios {
+            let asked = self.fail.iter().map(|fault| fault.of(scenario)).collect::<Result<Vec<_>, _>>();
+            scenario.faults.extend(asked.map_err(|none| CliError::input(none.to_string(), none.help))?);
+        }
+        Ok(())
     }
 
     /// Which calls are to fail in their turn, where that is asked for.
@@ -95,11 +99,11 @@ const FAIL_HELP: &str = "\
 Let calls of the device fail; may be repeated. One that is not reached fails the run.
 
 CALL is a call by the name that CUDA has for it, as in cudaMalloc, cuMemCreate, cudaMallocAsync, cudaFree or cudaEventRecord, or `any` for all that get device memory, \
-counted together. FIRST is the first call that fails, counted from 1, COUNT how many fail (1 without it), and calls for less than MIN_SIZE do not count. Calls that get \
+counted together. PROCESS is a process of the scenario whose calls are meant, as in worker/cudaMalloc:3; without it they are those of the main one. FIRST is the first call that fails, counted from 1, COUNT how many fail (1 without it), and calls for less than MIN_SIZE do not count. Calls that get \
 memory are out of memory; others fail with CUDA_ERROR_UNKNOWN. Other errors, delays and wrong figures stand in the scenario: `faults:`.";
 
 const EVERY_FAULT_HELP: &str = "\
-Run each scenario once without failures, then once for each call that it makes to the device, with this call failing.
+Run each scenario once without failures, then once for each call that it and its processes make to the device, with this call failing.
 
 `all`, as without a value, lets every call fail in its turn, but for those that repeat one that was tried: the same call in the same step, with the same held by the allocators, where the \
 failure ended the run at once. `each` tries those too. `sample:N` tries so many of those that differ, evenly spread; `largest:N` those that ask for most memory. Calls that get memory are out of \

@@ -4,7 +4,8 @@ use std::convert::Infallible;
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{Attempt, Outcome};
-use harness_gpu_settings::settings::{AddressOrder, FaultyCall};
+use harness_gpu_settings::calls::FaultyCall;
+use harness_gpu_settings::settings::AddressOrder;
 
 use super::observed::{Ending, Frame, Observed, OutOfMemory};
 use super::{Run, Trial};

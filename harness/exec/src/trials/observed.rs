@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{self, Attempt};
+use harness_gpu_settings::calls::FaultyCall;
 use harness_gpu_settings::latency::Latency;
-use harness_gpu_settings::settings::FaultyCall;
 use serde::{Deserialize, Serialize};
 
 use crate::limited::counters_folder;

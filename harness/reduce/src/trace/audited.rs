@@ -7,9 +7,8 @@ use std::sync::Arc;
 use harness_allocator::allocator::AllocatorSpec;
 use harness_language::text::exact_size;
 use harness_record::{Invariant, Rule, Verdict};
-use harness_scenario::Scenario;
 use harness_scenario::steps::Action;
-use harness_scenario::steps::replay::Trace;
+use harness_scenario::{Scenario, Trace};
 
 use super::{Case, ShrinkError};
 use crate::scenario::Engine;

@@ -3,7 +3,7 @@
 use harness_allocator::units::Bytes;
 use harness_exec::timeline::Timeline;
 use harness_gpu_settings::attempts::{Attempt, Outcome};
-use harness_gpu_settings::settings::FaultyCall;
+use harness_gpu_settings::calls::FaultyCall;
 use plotters::prelude::*;
 
 use crate::picture::{self, ALLOCATED, Drawn, INK, OOM, RESERVED, RETRY};

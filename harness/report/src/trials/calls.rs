@@ -68,7 +68,13 @@ pub(super) fn notes(runs: &FaultedRuns) -> Vec<String> {
 /// The defect, and the command that shows it again.
 fn of_defect(arm: &FaultedArm, case: &FaultedCase) -> Option<String> {
     let FaultedEnd::Defect { why } = &case.end else { return None };
-    let FaultedCase { call, number, size, step, reproduce, .. } = case;
+    let FaultedCase { process, call, number, size, step, reproduce, .. } = case;
+    let whose = process.as_ref().map_or_else(String::new, |process| format!(" of the process `{process}`"));
     let size = size.map_or_else(String::new, |size: Bytes| format!(" ({size})"));
-    Some(format!("{} with {}: {call} {number}{size} at step {step}: {}\n{reproduce}", arm.scenario, arm.allocator, words::sentence(why)))
+    Some(format!(
+        "{} with {}: {call} {number}{size}{whose} at step {step}: {}\n{reproduce}",
+        arm.scenario,
+        arm.allocator,
+        words::sentence(why)
+    ))
 }

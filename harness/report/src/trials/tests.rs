@@ -150,13 +150,17 @@ fn how_far_the_orders_of_addresses_differ_is_said_of_each_setting() {
 fn calls_that_failed_in_their_turn_are_a_table_with_each_defect_and_its_command() {
     use harness_record::{FaultedArm, FaultedCase, FaultedEnd, NotTried};
     let case = |number, end| FaultedCase {
+        process: (number == 9).then(|| "worker".to_owned()),
         call: "cudaMalloc".to_owned(),
         number,
         count: 1,
         size: Some(Bytes::mib(20)),
         step: 3,
         end,
-        reproduce: format!("harness run a.yaml --device sim --allocator caching --seed 0 --fail cudaMalloc:{number}"),
+        reproduce: format!(
+            "harness run a.yaml --device sim --allocator caching --seed 0 --fail {}cudaMalloc:{number}",
+            if number == 9 { "worker/" } else { "" }
+        ),
     };
     let arm = |allocator: &str, cases: Vec<FaultedCase>, not_tried| FaultedArm {
         scenario: "a".to_owned(),

@@ -10,7 +10,7 @@ mod shared;
 mod wire;
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead as _, BufReader, ErrorKind};
+use std::io::{self, BufRead as _, BufReader, ErrorKind, Read as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
@@ -18,21 +18,24 @@ use std::time::{Duration, Instant};
 
 use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::allocator::library::program;
+use harness_allocator::device::faulty::Injector;
 use harness_allocator::device::{Clock, DeviceError, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_devices::DeviceSource;
 use harness_exec::process::{End, Started};
 use harness_gpu_settings::ledger::Ledger;
+use harness_record::Rule;
 use harness_scenario::steps::process::Kill;
 use harness_scenario::{ProcessName, Readings, Scenario, Step};
 use tempfile::TempDir;
 
 pub use self::serve::serve;
 use self::shared::{Shared, unavailable};
-use self::wire::{Order, Reply, Start};
+use self::wire::{Answer, Done, Failed, Order, Reply, Start};
 use crate::control::DEFAULT_TIME_LIMIT;
+use crate::faults::Faults;
 use crate::rig::{Finding, Rig, Stop};
-use crate::world::{StepResult, Unmet, World};
+use crate::step_result::{StepResult, Unmet};
 
 /// The subcommand of the program that a process runs. Whoever runs scenarios answers it by [`serve`].
 pub const SUBCOMMAND: &str = "scenario-process";
@@ -41,6 +44,8 @@ pub const SUBCOMMAND: &str = "scenario-process";
 const LEDGER: &str = "ledger";
 /// How often one looks whether a wait should be given up.
 const PERIOD: Duration = Duration::from_millis(50);
+/// For how many of these periods one waits for the end of a process that is about to end.
+const MOST_PERIODS: u32 = 100;
 /// How often one looks after a GPU's memory, and for how many times, when a process was killed: the driver gives it back by itself.
 const LOOK: (Duration, u32) = (Duration::from_millis(10), 500);
 
@@ -48,24 +53,28 @@ const LOOK: (Duration, u32) = (Duration::from_millis(10), 500);
 #[derive(Debug)]
 pub struct Family {
     folder: TempDir,
-    /// What each of them is started with, but for its name.
+    ledger: Ledger,
+    /// What each of them is started with, but for its name, the step and its faults.
     start: Start,
 }
 
 impl Family {
-    /// Of a scenario that has processes, as it is run with an allocator.
+    /// Of a scenario, as it is run with an allocator; `None` where it has no processes.
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`] where the ledger cannot be made.
-    pub fn new(
+    pub fn of(
         scenario: &Scenario,
         allocator: &AllocatorSpec,
         (seed, audit): (u64, bool),
         source: &DeviceSource,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Option<Self>, DeviceError> {
+        if scenario.processes.is_empty() {
+            return Ok(None);
+        }
         let folder = harness_exec::launch::folder_of_run().map_err(|error| unavailable(&error))?;
         let ledger = folder.path().join(LEDGER);
-        Ledger::create(&ledger).map_err(|error| unavailable(&error))?;
+        let shared = Ledger::create(&ledger).map_err(|error| unavailable(&error))?;
         let start = Start {
             process: String::new(),
             source: scenario.source.clone().unwrap_or_default(),
@@ -77,8 +86,10 @@ impl Family {
             audit,
             device: source.arguments(),
             ledger,
+            step: 0,
+            faults: None,
         };
-        Ok(Self { folder, start })
+        Ok(Some(Self { folder, ledger: shared, start }))
     }
 
     /// The device of the main process.
@@ -97,6 +108,9 @@ pub(crate) struct Processes {
     running: BTreeMap<ProcessName, Process>,
     /// Where each of them stood when it answered last.
     readings: BTreeMap<ProcessName, Readings>,
+    /// Requests that ran out of memory in any of them.
+    ooms: u64,
+    faults: Option<Faults>,
 }
 
 /// Which process does the step at hand, and the loops around it, by their numbers, with their complete iterations.
@@ -120,6 +134,11 @@ enum Heard {
     GivenUp,
 }
 
+/// Whether nothing has come yet.
+fn is_not_yet(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+}
+
 impl Process {
     fn start() -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
@@ -132,12 +151,12 @@ impl Process {
     }
 
     /// The next answer. `None` where it has gone or `give_up` says so.
-    fn hear(&mut self, give_up: &mut dyn FnMut() -> bool) -> Option<Reply> {
+    fn hear(&mut self, give_up: &mut dyn FnMut() -> bool) -> Option<Answer> {
         let mut line = Vec::new();
         loop {
             match self.socket.read_until(b'\n', &mut line) {
                 Ok(_) => return wire::read(&line).ok(),
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
+                Err(error) if is_not_yet(&error) => {}
                 Err(_) => return None,
             }
             if give_up() {
@@ -147,19 +166,23 @@ impl Process {
     }
 
     /// How it ended by itself; `None` where it has not.
-    fn end(self) -> Option<End> {
-        let mut looks = 0;
-        let give_up = |_| {
-            looks += 1;
-            looks > LOOK.1
-        };
-        self.started.wait(give_up).ok().flatten()
+    fn end(mut self) -> Option<End> {
+        // Its end closes the connection.
+        for _ in 0..MOST_PERIODS {
+            match self.socket.read_to_end(&mut Vec::new()) {
+                Ok(_) => return self.started.ending().ok(),
+                Err(error) if is_not_yet(&error) => {}
+                Err(_) => return None,
+            }
+        }
+        None
     }
 }
 
 impl Processes {
-    pub(crate) const fn new(family: Family) -> Self {
-        Self { family, running: BTreeMap::new(), readings: BTreeMap::new() }
+    /// What goes wrong on the device of each is told by these faults, which follow what it tells.
+    pub(crate) const fn new(family: Family, faults: Option<Faults>) -> Self {
+        Self { family, running: BTreeMap::new(), readings: BTreeMap::new(), ooms: 0, faults }
     }
 
     /// Where a process stood when it answered last.
@@ -167,20 +190,29 @@ impl Processes {
         self.readings.get(process)
     }
 
-    /// Gives a process an order and waits for the answer. A process that does not run is started first.
-    fn order(&mut self, name: &ProcessName, order: &Order, give_up: &mut dyn FnMut() -> bool) -> Result<Heard, Stop> {
+    /// How many requests ran out of memory in any of them.
+    pub(crate) const fn ooms(&self) -> u64 {
+        self.ooms
+    }
+
+    fn faults_of(&self, process: &ProcessName) -> Option<&Injector> {
+        self.faults.as_ref()?.of(Some(process))
+    }
+
+    /// Gives a process an order and waits for the answer. A process that does not run is started first, in the step with this number.
+    fn order(&mut self, name: &ProcessName, order: &Order, step: u32, give_up: &mut dyn FnMut() -> bool) -> Result<Heard, Stop> {
         if !self.running.contains_key(name) {
             let process = Process::start().map_err(|error| cannot_start(name, &error.to_string()))?;
             self.running.insert(name.clone(), process);
-            let start = Start { process: name.to_string(), ..self.family.start.clone() };
+            let faults = self.faults_of(name).map(Injector::begin);
+            let start = Start { process: name.to_string(), step, faults, ..self.family.start.clone() };
             match self.tell(name, &Order::Start(Box::new(start)), give_up) {
                 Heard::Reply(Reply::Done(_)) => {}
-                Heard::Reply(Reply::Refused(why)) => {
-                    self.running.remove(name);
-                    return Err(cannot_start(name, &why));
-                }
                 Heard::Gone(end) => return Err(cannot_start(name, &how(end))),
-                other @ (Heard::Reply(_) | Heard::GivenUp) => return Ok(other),
+                other @ (Heard::Reply(_) | Heard::GivenUp) => {
+                    self.end(name, drop);
+                    return Ok(other);
+                }
             }
         }
         Ok(self.tell(name, order, give_up))
@@ -191,27 +223,53 @@ impl Processes {
         let mut given_up = false;
         // One that has gone is noticed by the answer that does not come.
         let _ = wire::send(process.socket.get_mut(), order);
-        let reply = process.hear(&mut || {
+        let answer = process.hear(&mut || {
             given_up = give_up();
             given_up
         });
-        if let Some(reply) = reply {
+        if let Some(Answer { reply, faults }) = answer {
+            self.faults_of(name).zip(faults).into_iter().for_each(|(ours, told)| ours.follow(told));
             if let Reply::Done(done) = &reply {
-                self.readings.insert(name.clone(), done.readings());
+                self.note(name, done);
             }
             return Heard::Reply(reply);
         }
-        let process = self.running.remove(name);
-        if given_up { Heard::GivenUp } else { Heard::Gone(process.and_then(Process::end)) }
+        if given_up {
+            self.end(name, drop);
+            Heard::GivenUp
+        } else {
+            Heard::Gone(self.end(name, Process::end).flatten())
+        }
+    }
+
+    /// Has a process end in some way, where it runs, and gives back what it held.
+    fn end<T>(&mut self, name: &ProcessName, end: impl FnOnce(Process) -> T) -> Option<T> {
+        let ended = self.running.remove(name).map(end);
+        self.family.ledger.give_back_of_the_dead();
+        ended
+    }
+
+    /// Notes where a process stands.
+    fn note(&mut self, name: &ProcessName, done: &Done) {
+        let now = done.readings();
+        let before = self.readings.insert(name.clone(), now).map_or(0, |before| before.stats.num_ooms);
+        // One that is started anew begins with none.
+        self.ooms += now.stats.num_ooms.saturating_sub(before);
     }
 }
 
 /// Has a process do a step.
-pub(crate) fn run(world: &mut World, inside: &Inside, step: &Step, (number, step_number): (u32, usize)) -> Result<StepResult, Stop> {
+pub(crate) fn run(
+    processes: &mut Option<Processes>,
+    rig: &mut Rig,
+    inside: &Inside,
+    step: &Step,
+    (number, step_number): (u32, usize),
+) -> Result<StepResult, Stop> {
     let order = Order::Do(wire::Do { number, step: step_number, loops: inside.loops.clone() });
     let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
     let doing = format!("it did step {number} (line {}: {} {})", step.position.line, step.action.kind(), step.action);
-    match hear(world, &inside.process, &order, limit, &doing)? {
+    match hear(processes, rig, &inside.process, &order, (number, limit), &doing)? {
         Some(result) => Ok(result),
         None => {
             let time = Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
@@ -221,42 +279,58 @@ pub(crate) fn run(world: &mut World, inside: &Inside, step: &Step, (number, step
     }
 }
 
-/// Has a process do something. `None` where its time was over, and it was killed.
-fn hear(world: &mut World, name: &ProcessName, order: &Order, limit: Duration, doing: &str) -> Result<Option<StepResult>, Stop> {
-    let World { processes, rig, .. } = world;
+/// Has a process do something in the step of a number. `None` where its time was over, and it was killed.
+fn hear(
+    processes: &mut Option<Processes>,
+    rig: &mut Rig,
+    name: &ProcessName,
+    order: &Order,
+    (step, limit): (u32, Duration),
+    doing: &str,
+) -> Result<Option<StepResult>, Stop> {
     let Some(processes) = processes else {
         return Err(cannot_start(name, "processes of a scenario are started by `harness run` and by its tests alone"));
     };
     let began = Instant::now();
     let mut give_up = || rig.is_interrupted() || began.elapsed() > limit;
-    match processes.order(name, order, &mut give_up)? {
+    match processes.order(name, order, step, &mut give_up)? {
         Heard::Reply(Reply::Done(done)) => {
             done.findings.iter().cloned().for_each(|finding| rig.note(named(name, finding)));
-            Ok(Some(done.into_result()))
+            let mut result = done.into_result();
+            let injected = result.shortage.iter_mut().flat_map(|shortage| &mut shortage.injected);
+            injected.for_each(|refused| refused.process = Some(name.to_string()));
+            Ok(Some(result))
         }
-        Heard::Reply(Reply::Stopped { findings, device }) => {
-            processes.running.remove(name);
-            Err(match device {
-                Some(seen) => Stop::Process { expected: format!("the device to do what the process `{name}` asks for"), seen },
-                None => Stop::Violated(findings.into_iter().map(|finding| named(name, finding)).collect()),
-            })
-        }
+        Heard::Reply(Reply::Closed) => Ok(Some(StepResult::default())),
+        Heard::Reply(Reply::Stopped { findings, failed }) => Err(match failed {
+            Some(Failed { rule, expected, seen, fault }) => {
+                Stop::Process { rule, expected: in_process(name, &expected), seen, fault: fault.map(|fault| (name.clone(), fault)) }
+            }
+            None => Stop::Violated(findings.into_iter().map(|finding| named(name, finding)).collect()),
+        }),
         Heard::Reply(Reply::Refused(why)) => Err(cannot_start(name, &why)),
-        Heard::Gone(end) => {
-            Err(Stop::Process { expected: format!("the process `{name}` to do its steps"), seen: format!("{} while {doing}", how(end)) })
-        }
+        Heard::Gone(end) => Err(failed(format!("the process `{name}` to do its steps"), format!("{} while {doing}", how(end)))),
         Heard::GivenUp if rig.is_interrupted() => Err(Stop::Interrupted),
         Heard::GivenUp => Ok(None),
     }
 }
 
+fn failed(expected: String, seen: String) -> Stop {
+    Stop::Process { rule: Rule::DeviceFailure, expected, seen, fault: None }
+}
+
 fn cannot_start(name: &ProcessName, why: &str) -> Stop {
-    Stop::Process { expected: format!("the process `{name}` to start"), seen: why.to_owned() }
+    failed(format!("the process `{name}` to start"), why.to_owned())
+}
+
+/// What is expected in a process says so.
+fn in_process(name: &ProcessName, expected: &str) -> String {
+    format!("in the process `{name}`: {expected}")
 }
 
 /// What was found in a process says so.
 fn named(name: &ProcessName, (invariant, expected, seen): (harness_record::Invariant, String, String)) -> Finding {
-    Finding { invariant, expected: format!("in the process `{name}`: {expected}"), seen }
+    Finding { invariant, expected: in_process(name, &expected), seen }
 }
 
 /// How a process ended that should not have, in words.
@@ -270,21 +344,19 @@ fn how(end: Option<End>) -> String {
 }
 
 /// Ends a process by SIGKILL, and waits until the device has its memory back.
-pub(crate) fn kill(world: &mut World, step: &Step, kill: &Kill) -> Result<StepResult, Stop> {
+pub(crate) fn kill(processes: &mut Option<Processes>, rig: &mut Rig, step: &Step, kill: &Kill) -> Result<StepResult, Stop> {
     let name = &kill.process;
-    let World { processes, rig, .. } = world;
-    let running = processes.as_mut().and_then(|processes| processes.running.remove(name));
-    let Some(process) = running else {
+    let Some(processes) = processes.as_mut().filter(|processes| processes.running.contains_key(name)) else {
         return Ok(StepResult {
             unmet: vec![Unmet::at(step, format!("the process `{name}` to run"), "it does not")],
             ..StepResult::default()
         });
     };
     let before = rig.memory()?;
-    let readings = processes.as_ref().and_then(|processes| processes.readings(name));
+    let readings = processes.readings(name);
     let reserved = readings.map_or(Bytes::ZERO, |readings| Bytes(readings.stats.reserved_bytes.all.current));
     let attributed = readings.and_then(|readings| readings.memory?.process);
-    process.started.kill().map_err(|error| cannot_kill(name, &error))?;
+    processes.end(name, |process| process.started.kill()).transpose().map_err(|error| cannot_kill(name, &error))?;
     await_memory(rig, before.used.saturating_sub(attributed.unwrap_or(reserved)))?;
     let came_back = before.used.saturating_sub(rig.memory()?.used);
     let told = attributed.map_or_else(String::new, |bytes| format!(", {bytes} of the device were attributed to it"));
@@ -293,7 +365,7 @@ pub(crate) fn kill(world: &mut World, step: &Step, kill: &Kill) -> Result<StepRe
 }
 
 fn cannot_kill(name: &ProcessName, error: &io::Error) -> Stop {
-    Stop::Process { expected: format!("the process `{name}` to be killed"), seen: error.to_string() }
+    failed(format!("the process `{name}` to be killed"), error.to_string())
 }
 
 /// Waits, on a GPU, until no more than this is used of it, within its tolerance. Where it stays more, what the scenario expects says so.
@@ -308,21 +380,42 @@ pub(crate) fn await_memory(rig: &mut Rig, used: Bytes) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Has all processes that run free everything, check their ends, and end.
-pub(crate) fn finish(world: &mut World) -> Result<(), Stop> {
-    let names: Vec<ProcessName> = world.processes.iter().flat_map(|processes| processes.running.keys().cloned()).collect();
-    for name in names {
-        let done = hear(world, &name, &Order::Finish, DEFAULT_TIME_LIMIT, "it gave everything back")?;
-        if done.is_none() {
-            return Err(Stop::Process { expected: format!("the process `{name}` to end"), seen: "it went on, and was killed".to_owned() });
+/// Has all processes that run free everything, check their ends, and end, in the step with this number.
+pub(crate) fn finish(processes: &mut Option<Processes>, rig: &mut Rig, number: u32) -> Result<(), Stop> {
+    for name in running(processes) {
+        for (order, doing) in [(Order::Finish(number), "it freed everything"), (Order::Close, "it gave everything back")] {
+            order_to_end(processes, rig, &name, &order, doing)?;
         }
-        let process = world.processes.as_mut().and_then(|processes| processes.running.remove(&name));
-        match process.and_then(Process::end) {
-            Some(End::Code(0)) => {}
-            end => {
-                return Err(Stop::Process { expected: format!("the process `{name}` to end well"), seen: how(end) });
-            }
-        }
+        await_end(processes, &name)?;
     }
     Ok(())
+}
+
+/// Has the processes that still run behind a failure give everything back and end, where calls were made to fail and the device is in order. Why not, of each.
+pub(crate) fn close(processes: &mut Option<Processes>, rig: &mut Rig) -> Vec<Stop> {
+    let is_in_order = |name: &ProcessName| {
+        let faults = processes.as_ref().and_then(|processes| processes.faults_of(name));
+        faults.is_some_and(|faults| !faults.is_broken())
+    };
+    let names: Vec<ProcessName> = running(processes).into_iter().filter(is_in_order).collect();
+    let close =
+        |name| order_to_end(processes, rig, name, &Order::Close, "it gave everything back").and_then(|()| await_end(processes, name));
+    names.iter().map(close).filter_map(Result::err).collect()
+}
+
+fn running(processes: &Option<Processes>) -> Vec<ProcessName> {
+    processes.iter().flat_map(|processes| processes.running.keys().cloned()).collect()
+}
+
+fn order_to_end(processes: &mut Option<Processes>, rig: &mut Rig, name: &ProcessName, order: &Order, doing: &str) -> Result<(), Stop> {
+    let done = hear(processes, rig, name, order, (0, DEFAULT_TIME_LIMIT), doing)?;
+    done.map(drop).ok_or_else(|| failed(format!("the process `{name}` to end"), "it went on, and was killed".to_owned()))
+}
+
+fn await_end(processes: &mut Option<Processes>, name: &ProcessName) -> Result<(), Stop> {
+    let end = processes.as_mut().and_then(|processes| processes.end(name, Process::end));
+    match end.flatten() {
+        Some(End::Code(0)) => Ok(()),
+        end => Err(failed(format!("the process `{name}` to end well"), how(end))),
+    }
 }

@@ -6,18 +6,22 @@ use std::io::{self, BufRead as _, BufReader};
 use std::os::fd::AsFd as _;
 use std::process::ExitCode;
 
+use harness_allocator::allocator::AllocatorSpec;
+use harness_allocator::device::faulty::{Faulty, Injector};
 use harness_allocator::device::limited::Limited;
-use harness_allocator::device::{DeviceError, TestDevice};
+use harness_allocator::device::{DeviceError, Place, TestDevice};
 use harness_devices::DeviceSource;
 use harness_gpu_settings::ledger::Ledger;
+use harness_record::Rule;
 use harness_scenario::steps::Action;
 use harness_scenario::{Scenario, Step};
 
 use super::shared::{Shared, unavailable};
-use super::wire::{self, Do, Done, Order, Reply, Start};
-use crate::rig::{Checks, Finding, Rig, RigOptions, Stop};
-use crate::run::execute_step;
-use crate::world::{StepResult, World};
+use super::wire::{self, Answer, Do, Done, Failed, Order, Reply, Start};
+use crate::rig::{Checks, Rig, RigOptions, Stop};
+use crate::run::{execute_step, of_device};
+use crate::step_result::StepResult;
+use crate::world::World;
 
 /// Does what the main process orders on standard input, to the end of this process.
 #[must_use]
@@ -36,19 +40,20 @@ fn converse() -> io::Result<()> {
     let mut to = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut from = BufReader::new(to.try_clone()?);
     let Some(Order::Start(start)) = next(&mut from)? else { return Err(io::Error::other("it is started by `harness run` alone")) };
-    let mut process = match Process::start(&start) {
+    let faults = start.faults.clone().map(Injector::begun);
+    let mut answer = |reply| wire::send(&mut to, &Answer { reply, faults: faults.as_ref().map(Injector::tell) });
+    let mut process = match Process::start(&start, faults.as_ref()) {
         Ok(process) => process,
-        Err(why) => return wire::send(&mut to, &Reply::Refused(why)),
+        Err(why) => return answer(why),
     };
-    let begun = process.done(Ok(StepResult::default()));
-    wire::send(&mut to, &begun)?;
+    answer(process.done(Ok(StepResult::default())))?;
     while let Some(order) = next(&mut from)? {
-        let reply = match order {
+        match order {
             Order::Start(_) => return Err(io::Error::other("it was started twice")),
-            Order::Do(order) => process.act(&order),
-            Order::Finish => return wire::send(&mut to, &process.finish()),
-        };
-        wire::send(&mut to, &reply)?;
+            Order::Do(order) => answer(process.act(&order))?,
+            Order::Finish(number) => answer(process.finish(number))?,
+            Order::Close => return answer(process.close()),
+        }
     }
     Ok(())
 }
@@ -64,29 +69,25 @@ fn next(from: &mut BufReader<File>) -> io::Result<Option<Order>> {
 struct Process {
     scenario: Scenario,
     world: World,
+    faults: Option<Injector>,
 }
 
 impl Process {
-    /// Reads the scenario once more and opens the device. Why not, in words.
-    fn start(start: &Start) -> Result<Self, String> {
-        let mut points = Scenario::parse_points(&start.source, &start.path, &start.parameters).map_err(|error| error.to_string())?;
-        let mut scenario = points.pop().ok_or("the scenario has no points")?;
-        // Other programs are those of the main process.
-        scenario.programs.clear();
-        let listed = scenario.allocators.iter().find(|arm| arm.to_string() == start.allocator).cloned();
-        let arm = listed.map_or_else(|| start.allocator.parse().map_err(|error| format!("{error}")), Ok)?;
-        let device = open(start, &scenario).map_err(|error| error.to_string())?;
+    /// Reads the scenario once more and opens the device. Why not, as an answer.
+    fn start(start: &Start, faults: Option<&Injector>) -> Result<Self, Reply> {
+        let (scenario, arm) = read(start).map_err(Reply::Refused)?;
+        let device = open(start, &scenario, faults).map_err(|error| Reply::Refused(error.to_string()))?;
         let checks = if start.audit { Checks::Audit } else { Checks::Accounts };
-        let options = RigOptions { checks, seed: start.seed, ..RigOptions::default() };
-        let rig = Rig::new(device, arm.build(), &options).map_err(|error| error.to_string())?;
-        let world = World::new(rig, &scenario, &arm, start.seed).map_err(|failed| format!("{:?}", failed.2))?;
-        Ok(Self { scenario, world })
+        let options = RigOptions { checks, seed: start.seed, faults: faults.cloned(), ..RigOptions::default() };
+        let rig = Rig::new(device, arm.build(), &options).map_err(|error| Reply::Refused(error.to_string()))?;
+        let world = World::new(rig, &scenario, &arm, start.seed).map_err(|failed| stopped(failed.2, faults))?;
+        Ok(Self { scenario, world, faults: faults.cloned() })
     }
 
     /// Does a step as a run does it.
     fn act(&mut self, order: &Do) -> Reply {
         let Some(step) = self.scenario.step_with_number(order.step) else {
-            return Reply::Stopped { findings: Vec::new(), device: Some(format!("there is no step with the number {}", order.step)) };
+            return Reply::Refused(format!("there is no step with the number {}", order.step));
         };
         let loops = order.loops.iter().filter_map(|(number, iterations)| value(self.scenario.step_with_number(*number)?, *iterations));
         self.world.set_variables(loops);
@@ -104,29 +105,52 @@ impl Process {
         let done = result.and_then(|result| Ok((result, self.world.readings(true)?)));
         match done {
             Ok((result, readings)) => Reply::Done(Box::new(Done::new(result, self.world.rig.take_findings(), &readings))),
-            Err(stop) => stopped(stop),
+            Err(stop) => stopped(stop, self.faults.as_ref()),
         }
     }
 
-    /// Frees everything, checks the end, and gives everything back.
-    fn finish(mut self) -> Reply {
+    /// Frees everything and checks the end.
+    fn finish(&mut self, number: u32) -> Reply {
+        self.world.rig.begin_step(number);
         let freed = self.world.free_everything().and_then(|()| self.world.rig.finish());
-        let last = self.done(freed.map(|()| StepResult::default()));
+        self.done(freed.map(|()| StepResult::default()))
+    }
+
+    /// Gives everything back.
+    fn close(self) -> Reply {
         match self.world.close() {
-            Err(stop) if matches!(last, Reply::Done(_)) => stopped(stop),
-            _ => last,
+            Ok(()) => Reply::Closed,
+            Err(stop) => stopped(stop, self.faults.as_ref()),
         }
     }
 }
 
-fn stopped(stop: Stop) -> Reply {
-    let (findings, device) = match stop {
+fn stopped(stop: Stop, faults: Option<&Injector>) -> Reply {
+    let (findings, failed) = match stop {
         Stop::Violated(findings) => (findings, None),
-        Stop::Device(error) => (Vec::new(), Some(error.to_string())),
-        Stop::Interrupted => (Vec::new(), Some("it was interrupted".to_owned())),
-        Stop::Process { seen, .. } => (Vec::new(), Some(seen)),
+        Stop::Device(error) => {
+            let (rule, expected) = of_device(&error);
+            let fault = faults.and_then(|faults| faults.cause_of(&error));
+            (Vec::new(), Some(Failed { rule, expected: expected.to_owned(), seen: error.to_string(), fault }))
+        }
+        Stop::Process { rule, expected, seen, .. } => (Vec::new(), Some(Failed { rule, expected, seen, fault: None })),
+        Stop::Interrupted => {
+            let (expected, seen) = ("it to go on".to_owned(), "it was interrupted".to_owned());
+            (Vec::new(), Some(Failed { rule: Rule::DeviceFailure, expected, seen, fault: None }))
+        }
     };
-    Reply::Stopped { findings: findings.into_iter().map(|finding: Finding| wire::of_finding(finding)).collect(), device }
+    Reply::Stopped { findings: findings.into_iter().map(wire::of_finding).collect(), failed }
+}
+
+/// The scenario, and the arm of the run.
+fn read(start: &Start) -> Result<(Scenario, AllocatorSpec), String> {
+    let mut points = Scenario::parse_points(&start.source, &start.path, &start.parameters).map_err(|error| error.to_string())?;
+    let mut scenario = points.pop().ok_or("the scenario has no points")?;
+    // Other programs are those of the main process.
+    scenario.programs.clear();
+    let listed = scenario.allocators.iter().find(|arm| arm.to_string() == start.allocator).cloned();
+    let arm = listed.map_or_else(|| start.allocator.parse().map_err(|error| format!("{error}")), Ok)?;
+    Ok((scenario, arm))
 }
 
 /// The variable of a loop and its value.
@@ -137,14 +161,20 @@ fn value(step: &Step, iterations: u64) -> Option<(&harness_scenario::VariableNam
     }
 }
 
-/// The device with what the process may have of it.
-fn open(start: &Start, scenario: &Scenario) -> Result<Box<dyn TestDevice>, DeviceError> {
+/// The device with what the process may have of it, and with what goes wrong on it.
+fn open(start: &Start, scenario: &Scenario, faults: Option<&Injector>) -> Result<Box<dyn TestDevice>, DeviceError> {
     let device = DeviceSource::of_arguments(&start.device)?.open()?;
     let ledger = Ledger::open(&start.ledger).map_err(|error| unavailable(&error))?;
     let shared: Box<dyn TestDevice> = Box::new(Shared::new(device, start.memory, ledger)?);
     let own = scenario.processes.iter().find(|process| process.name.name() == start.process).and_then(|process| process.memory);
-    match own {
-        Some(limit) => Ok(Box::new(Limited::shared(shared, limit)?)),
-        None => Ok(shared),
-    }
+    let limited: Box<dyn TestDevice> = match own {
+        Some(limit) => Box::new(Limited::shared(shared, limit)?),
+        None => shared,
+    };
+    let mut device: Box<dyn TestDevice> = match faults {
+        Some(faults) => Box::new(Faulty::new(limited, faults.clone())),
+        None => limited,
+    };
+    device.set_place(Place(start.step));
+    Ok(device)
 }

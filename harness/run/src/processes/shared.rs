@@ -56,9 +56,9 @@ impl Shared {
         Ok(done)
     }
 
-    /// What other processes hold, without and with their contexts. What the dead held has come back.
+    /// What other processes hold, without and with their contexts. The main process gives back what one held that has ended.
     fn elsewhere(&mut self) -> (Bytes, Bytes) {
-        let [memory, contexts] = [MEMORY, CONTEXTS].map(|number| self.account.held_by_others(number));
+        let [memory, contexts] = [MEMORY, CONTEXTS].map(|number| self.account.entered_by_others(number));
         self.inner.set_held_elsewhere(memory);
         (memory, memory + contexts)
     }

@@ -5,16 +5,17 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
+use harness_allocator::device::faulty::Carried;
 use harness_allocator::device::{DeviceCalls, DeviceMemory};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::{Bytes, Nanos};
-use harness_record::{Invariant, Outcome, Recovery, Shortage, Table};
+use harness_record::{Invariant, Outcome, Recovery, Rule, Shortage, Table};
 use harness_scenario::{Position, Readings, ReportKey};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::rig::Finding;
-use crate::world::{StepResult, Unmet};
+use crate::step_result::{StepResult, Unmet};
 
 /// What the main process wants.
 #[derive(Debug, Serialize, Deserialize)]
@@ -23,8 +24,10 @@ pub(super) enum Order {
     Start(Box<Start>),
     /// A step.
     Do(Do),
-    /// Everything is freed and given back, and the process ends.
-    Finish,
+    /// Everything is freed, and the end is checked, in the step with this number.
+    Finish(u32),
+    /// Everything is given back, whatever state the process is in, and it ends.
+    Close,
 }
 
 /// What a process is to be.
@@ -47,6 +50,10 @@ pub(super) struct Start {
     /// The arguments of the command line that choose the device.
     pub(super) device: Vec<OsString>,
     pub(super) ledger: PathBuf,
+    /// The number of the step that starts it.
+    pub(super) step: u32,
+    /// What goes wrong on its device, where anything does in the run.
+    pub(super) faults: Option<Carried>,
 }
 
 /// A step, by its number in the scenario.
@@ -61,16 +68,36 @@ pub(super) struct Do {
 
 /// What a process answers.
 #[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Answer {
+    pub(super) reply: Reply,
+    /// What has become of its calls since its last answer, where the run has faults.
+    pub(super) faults: Option<Carried>,
+}
+
+/// What has become of an order.
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
     /// It cannot start.
     Refused(String),
     /// It has done what was ordered.
     Done(Box<Done>),
-    /// It cannot go on: invariants that do not hold, or what the device says.
-    Stopped { findings: Vec<(Invariant, String, String)>, device: Option<String> },
+    /// It cannot go on: invariants that do not hold, or what failed.
+    Stopped { findings: Vec<(Invariant, String, String)>, failed: Option<Failed> },
+    /// It has given everything back.
+    Closed,
 }
 
-/// What an order left behind, and where the process stands.
+/// What failed in a process.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Failed {
+    pub(super) rule: Rule,
+    pub(super) expected: String,
+    pub(super) seen: String,
+    /// The fault that it comes from, by its place among those of the process.
+    pub(super) fault: Option<usize>,
+}
+
+/// What a step left behind, and where the process stands.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Done {
     outcome: Outcome,

@@ -1,6 +1,6 @@
 //! `empty_cache`: gives the allocator's cache back to the driver.
 
-use super::Applied;
+use super::applied::Applied;
 use crate::rig::Stop;
 use crate::world::World;
 use harness_allocator::units::Bytes;

@@ -1,6 +1,6 @@
 //! `evict`: frees the buffer, or the cache of the request, that was used longest ago.
 
-use super::Applied;
+use super::applied::Applied;
 use crate::rig::Stop;
 use crate::world::World;
 use harness_scenario::{BufferName, Plan};

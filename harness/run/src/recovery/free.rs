@@ -1,6 +1,6 @@
 //! `free`: frees buffers of the scenario that are still live.
 
-use super::Applied;
+use super::applied::Applied;
 use crate::rig::Stop;
 use crate::world::World;
 use harness_scenario::{BufferName, Plan};

@@ -2,6 +2,7 @@
 //!
 //! Policies are data of the scenario ([`Policy`]). Each has a file of its own here; those that change the batch share one.
 
+mod applied;
 mod batch;
 mod checkpoint_more;
 mod empty_cache;
@@ -20,8 +21,9 @@ use harness_allocator::device::Clock;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::words::count;
 
+use self::applied::Applied;
+use crate::between::Between;
 use crate::rig::{Finding, MemoryState, Stop};
-use crate::workload::Between;
 use crate::world::World;
 use harness_record::{Attempt, Invariant, Trained};
 use harness_scenario::{BatchRule, Chain, Plan, Policy, PolicyKind, ReportKey};
@@ -107,28 +109,6 @@ struct Turn {
     policy: usize,
     /// Its retries so far.
     used: u32,
-}
-
-/// What a policy did.
-struct Applied {
-    /// How the next try is done.
-    plan: Plan,
-    /// Whether it found anything to do.
-    did_something: bool,
-    /// Cached bytes that went back to the driver.
-    given_back: Bytes,
-    /// What it did, where its name does not tell.
-    then: Option<String>,
-}
-
-impl Applied {
-    fn nothing(plan: &Plan) -> Self {
-        Self { plan: plan.clone(), did_something: false, given_back: Bytes::ZERO, then: None }
-    }
-
-    const fn changed(plan: Plan) -> Self {
-        Self { plan, did_something: true, given_back: Bytes::ZERO, then: None }
-    }
 }
 
 /// The next try.

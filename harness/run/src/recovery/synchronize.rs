@@ -1,6 +1,6 @@
 //! `synchronize`: waits for all work of the device, so that blocks that wait for events can be reused.
 
-use super::Applied;
+use super::applied::Applied;
 use crate::rig::Stop;
 use crate::world::World;
 use harness_scenario::Plan;

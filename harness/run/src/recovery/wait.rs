@@ -2,9 +2,9 @@
 
 use harness_allocator::units::Nanos;
 
-use super::Applied;
+use super::applied::Applied;
+use crate::between::{Between, pause};
 use crate::rig::Stop;
-use crate::workload::{Between, pause};
 use crate::world::World;
 use harness_scenario::Plan;
 

@@ -62,7 +62,8 @@ use self::streams::Queued;
 use self::times::Times;
 use crate::control::{Call, Control};
 use crate::timeline::Tracer;
-use harness_record::{Accounts, Invariant};
+use harness_record::{Accounts, Invariant, Rule};
+use harness_scenario::ProcessName;
 use harness_trace::snapshot::{Recorder, StackId};
 
 /// Why a run cannot go on.
@@ -74,10 +75,14 @@ pub enum Stop {
     Device(DeviceError),
     /// A process of the scenario did not do what it should.
     Process {
+        /// What it comes under.
+        rule: Rule,
         /// What it should have done.
         expected: String,
         /// What it did.
         seen: String,
+        /// The fault that it comes from: the process, and the fault's place among those of the process.
+        fault: Option<(ProcessName, usize)>,
     },
     /// It is to stop: the user wants it, or a step has run past its time limit.
     Interrupted,

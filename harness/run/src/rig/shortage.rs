@@ -39,7 +39,7 @@ impl Rig {
         let inactive_split = Bytes(self.stats().inactive_split_bytes.all.current);
         let Request { size: requested, stream: StreamId(stream) } = request;
         let refused = self.faults.as_ref().and_then(Injector::refused);
-        let injected = refused.map(|made| RefusedCall { call: made.call.name().to_owned(), number: made.number });
+        let injected = refused.map(|made| RefusedCall { process: None, call: made.call.name().to_owned(), number: made.number });
         let mut accounts = self.accounts_of(self.entered())?;
         accounts.device.pressure += self.charged_to_other_programs() + accounts.device.processes;
         Ok(Some(Shortage {

@@ -6,12 +6,16 @@ use harness_allocator::allocator::Request;
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
 
+use crate::between::Between;
 use crate::leaks;
 use crate::processes;
 use crate::recovery::{Recovered, Recovery, Tried};
 use crate::rig::{Buffer, Rig, Stop};
-use crate::workload::{Between, exec, infer, pins, replay, storm, train};
-use crate::world::{BufferKey, LookUpError, StepResult, Unmet, World, asks_for_memory};
+use crate::step_result::{StepResult, Unmet};
+use crate::workload::{exec, infer, pins, replay, storm, train};
+use crate::world::look_up::LookUpError;
+use crate::world::needs::asks_for_memory;
+use crate::world::{BufferKey, World};
 use harness_record::Outcome;
 use harness_scenario::steps::alloc::Alloc;
 use harness_scenario::steps::contents::Use;
@@ -88,7 +92,7 @@ pub(super) fn execute(world: &mut World, step: &Step, between: Between<'_>) -> R
             let begun = world.rig.begin_private_pool(pool)?;
             return Ok(refused(step, "requests to be served from the pool", begun.err()));
         }
-        Action::Kill(kill) => return processes::kill(world, step, kill),
+        Action::Kill(kill) => return processes::kill(&mut world.processes, &mut world.rig, step, kill),
         Action::For(_) | Action::Repeat(_) | Action::Program(_) | Action::Process(_) => {}
     }
     Ok(StepResult::default())

@@ -5,12 +5,20 @@ use harness_allocator::device::faulty::Struck;
 use harness_base::words::count;
 use harness_record::{Invariant, NOT_JUDGED, Rule, Verdict, Violation};
 use harness_scenario::steps::{Action, Step};
-use harness_scenario::{Expectation, Located, PlannedFault};
+use harness_scenario::{Expectation, Located, PlannedFault, ProcessName};
 
 use super::execute;
 use super::runner::Runner;
+use crate::faults::{Faults, planned_of};
 use crate::rig::{Checks, Finding, Stop};
-use crate::world::{Unmet, World};
+use crate::step_result::Unmet;
+use crate::world::World;
+
+/// What an error of a device comes under, and what should have been.
+pub(crate) const fn of_device(error: &DeviceError) -> (Rule, &'static str) {
+    let rule = if matches!(error, DeviceError::NeverReturns { .. }) { Rule::TimeLimit } else { Rule::DeviceFailure };
+    (rule, expected_of_device(error))
+}
 
 /// What should have been, where a device says that something is wrong: whether to look at the allocator or at the machine.
 const fn expected_of_device(error: &DeviceError) -> &'static str {
@@ -34,7 +42,8 @@ fn not_struck(planned: &PlannedFault, matching: u64) -> String {
     match (matching, planned.fault.skip) {
         (0, _) => "it was not reached: no such call was made".to_owned(),
         (made, skip) if made <= skip => {
-            format!("it was not reached: the run made {}, and it strikes behind {skip} of them", count(made, "such call"))
+            let who = planned.process.as_ref().map_or_else(|| "the run".to_owned(), |process| format!("the process `{process}`"));
+            format!("it was not reached: {who} made {}, and it strikes behind {skip} of them", count(made, "such call"))
         }
         (made, _) => format!("none of {} was drawn", count(made, "such call")),
     }
@@ -97,41 +106,40 @@ impl Runner<'_, '_> {
             // Where the user did not want it, the time of the step is over: `check_time` says so.
             Stop::Interrupted => self.interrupted = self.observer.control.is_interrupted(),
             Stop::Violated(findings) => findings.into_iter().for_each(|finding| self.find(finding, step)),
-            Stop::Process { expected, seen } => self.violations.push(Violation {
-                step: self.number,
-                at: step.map(|step| self.request.scenario.place(step.position)),
-                rule: Rule::DeviceFailure,
-                expected,
-                seen,
-            }),
+            Stop::Process { rule, expected, seen, fault } => {
+                self.failed(step, rule, expected, seen, fault.as_ref().map(|(process, fault)| (Some(process), *fault)));
+            }
             Stop::Device(error) => {
-                let fault = self.faults.as_ref().and_then(|faults| faults.cause_of(&error));
-                self.ended_by = self.ended_by.or(fault);
-                let rule = if matches!(error, DeviceError::NeverReturns { .. }) { Rule::TimeLimit } else { Rule::DeviceFailure };
-                self.violations.push(Violation {
-                    step: self.number,
-                    at: step.map(|step| self.request.scenario.place(step.position)),
-                    rule,
-                    expected: expected_of_device(&error).to_owned(),
-                    seen: error.to_string(),
-                });
+                let fault = self.faults.as_ref().and_then(|faults| faults.main().cause_of(&error));
+                let (rule, expected) = of_device(&error);
+                self.failed(step, rule, expected.to_owned(), error.to_string(), fault.map(|fault| (None, fault)));
             }
         }
     }
 
-    /// The calls that faults struck since this was asked last, in words.
-    pub(super) fn struck_calls(&self) -> Vec<String> {
-        let planned = &self.request.scenario.faults;
-        let words = |struck: Struck| match planned.get(struck.fault) {
-            Some(planned) => format!("{planned}: {struck}"),
-            None => format!("injected: {struck}"),
-        };
-        self.faults.iter().flat_map(|faults| faults.take_struck()).map(words).collect()
+    /// Something failed, perhaps by a fault: its process, and its place among those of the process.
+    fn failed(&mut self, step: Option<&Step>, rule: Rule, expected: String, seen: String, fault: Option<(Option<&ProcessName>, usize)>) {
+        let planned = fault.and_then(|(process, fault)| planned_of(self.request.scenario, process).nth(fault));
+        self.ended_by = self.ended_by.or(planned.map(|(place, _)| place));
+        let at = step.map(|step| self.request.scenario.place(step.position));
+        self.violations.push(Violation { step: self.number, at, rule, expected, seen });
     }
 
-    /// Whether the device has to be given back whole though the run has failed: it failed by a call that was made to fail, and the device is in order.
+    /// The calls that faults struck since this was asked last, in words.
+    pub(super) fn struck_calls(&self) -> Vec<String> {
+        let words = |process: Option<&ProcessName>, struck: &Struck| {
+            let planned = planned_of(self.request.scenario, process).nth(struck.fault);
+            let whose = planned.map_or_else(|| "injected".to_owned(), |(_, planned)| planned.to_string());
+            let inside = process.map_or_else(String::new, |process| format!("in the process `{process}` "));
+            format!("{whose}: {inside}{struck}")
+        };
+        let all = self.faults.iter().flat_map(Faults::all);
+        all.flat_map(|(process, faults)| faults.take_struck().iter().map(|struck| words(process, struck)).collect::<Vec<_>>()).collect()
+    }
+
+    /// Whether the device of the main process has to be given back whole though the run has failed: it failed by a call that was made to fail, and the device is in order.
     pub(super) fn closing_is_judged(&self) -> bool {
-        self.faults.as_ref().is_some_and(|faults| !faults.is_broken())
+        self.faults.as_ref().is_some_and(|faults| !faults.main().is_broken())
     }
 
     /// Whether the run ended by the error of a fault that is to end it, and by nothing else.
@@ -143,17 +151,20 @@ impl Runner<'_, '_> {
     /// Faults that struck no call, and those that should have ended the run and did not. A timed run makes fewer calls, and does not look.
     fn judge_faults(&mut self) {
         let Some(faults) = self.faults.clone().filter(|_| self.checks != Checks::Timing) else { return };
-        for (index, planned) in self.request.scenario.faults.iter().enumerate() {
-            let (struck, matching) = faults.struck_by(index);
-            let (expected, seen) = if struck == 0 {
-                (format!("{planned} to strike a call of {}", planned.fault.calls), not_struck(planned, matching))
-            } else if planned.ends_run && self.ended_by != Some(index) {
-                (format!("the run to end with the error of {planned}"), "it went on to its end".to_owned())
-            } else {
-                continue;
-            };
-            let at = planned.position().map(|position| self.request.scenario.place(position));
-            self.violations.push(Violation { step: self.number, at, rule: Rule::Fault, expected, seen });
+        let scenario = self.request.scenario;
+        for (process, faults) in faults.all() {
+            for (fault, (place, planned)) in planned_of(scenario, process).enumerate() {
+                let (struck, matching) = faults.struck_by(fault);
+                let (expected, seen) = if struck == 0 {
+                    (format!("{planned} to strike a call of {}", planned.fault.calls), not_struck(planned, matching))
+                } else if planned.ends_run && self.ended_by != Some(place) {
+                    (format!("the run to end with the error of {planned}"), "it went on to its end".to_owned())
+                } else {
+                    continue;
+                };
+                let at = planned.position().map(|position| scenario.place(position));
+                self.violations.push(Violation { step: self.number, at, rule: Rule::Fault, expected, seen });
+            }
         }
     }
 

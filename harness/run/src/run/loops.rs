@@ -5,7 +5,8 @@ use harness_scenario::steps::Step;
 use super::runner::Runner;
 use crate::leaks::Watch;
 use crate::rig::Stop;
-use crate::world::{StepResult, World};
+use crate::step_result::StepResult;
+use crate::world::World;
 
 impl Runner<'_, '_> {
     /// A block begins, which may be such a loop.

@@ -19,13 +19,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
-use harness_allocator::device::faulty::{Fault, Faulty, Injector};
+use harness_allocator::device::faulty::Faulty;
 use harness_allocator::device::{DeviceCalls, DeviceError, TestDevice};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::{Bytes, Nanos};
 
 use self::runner::Runner;
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
+use crate::faults::Faults;
 use crate::processes::{Family, Processes};
 use crate::rig::{Checks, ProgramId, Rig, RigOptions, Stop};
 use crate::timeline::{TracedDevice, Tracer};
@@ -36,6 +37,7 @@ use harness_record::timeline::Timeline;
 use harness_record::{ClaimFigure, CurvePoint, Event, Recovery, RunRecord, StepRecord, Timings, Verdict, Violation};
 use harness_scenario::{ReportKey, Scenario};
 use harness_trace::snapshot::{Recorder, Settings, Snapshot, Value};
+pub(crate) use judge::of_device;
 
 /// What is to be run, apart from the device.
 #[derive(Clone, Debug)]
@@ -70,13 +72,21 @@ pub struct Observer<'a> {
 }
 
 /// The scenario's faults, for one run of it.
-fn faults_of(request: &RunRequest<'_>) -> Option<Injector> {
-    let faults: Vec<Fault> = request.scenario.faults.iter().map(|planned| planned.fault).collect();
-    (!faults.is_empty()).then(|| Injector::new(&faults, request.seed))
+fn faults_of(request: &RunRequest<'_>) -> Option<Faults> {
+    Faults::planned(request.scenario, request.seed)
 }
 
-/// Runs a scenario on a device with these faults instead of the scenario's own, with all checks from this operation of its allocators on: 0 for the whole run. How the
-/// device was given back counts too, however the run ended.
+/// What a run with faults leaves behind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FaultedRun {
+    /// Of the main process.
+    pub record: RunRecord,
+    /// Requests that ran out of memory in the main process and in all others.
+    pub ooms: u64,
+}
+
+/// Runs a scenario on a device with these faults instead of the scenario's own, with all checks from this operation of the main process's allocators on: 0 for the whole run. How
+/// the device was given back counts too, however the run ended. A scenario that has processes shares the device by a [`Family`].
 ///
 /// # Errors
 /// [`DeviceError`] where the scenario could not begin.
@@ -84,12 +94,14 @@ pub fn run_faulted(
     request: &RunRequest<'_>,
     device: Box<dyn TestDevice>,
     allocator: Box<dyn Allocator>,
-    faults: Injector,
+    faults: Faults,
     checked_from: u64,
-) -> Result<RunRecord, DeviceError> {
+    family: Option<Family>,
+) -> Result<FaultedRun, DeviceError> {
     let mut ignore = |_| {};
-    let setup = Setup { faults: Some(faults), checked_from, ..Setup::default() };
-    observe_with(request, device, allocator, unobserved(request, &mut ignore), setup).map(|(record, _)| record)
+    let setup = Setup { faults: Some(faults), checked_from, family, tracer: None };
+    let (record, _, ooms) = observe_with(request, device, allocator, unobserved(request, &mut ignore), setup)?;
+    Ok(FaultedRun { ooms: record.stats.num_ooms + ooms, record })
 }
 
 /// Runs a scenario on a device that is as large as the scenario wants it, with all checks. The record has no times: those are taken by [`time`].
@@ -118,15 +130,15 @@ pub fn observe(
     allocator: Box<dyn Allocator>,
     observer: Observer<'_>,
 ) -> Result<(RunRecord, Figures), DeviceError> {
-    observe_with(request, device, allocator, observer, Setup { faults: faults_of(request), ..Setup::default() })
+    observe_family(request, device, allocator, observer, None)
 }
 
 /// What a run has besides its scenario, device and allocator.
 #[derive(Default)]
 struct Setup {
     /// Makes calls to the device fail.
-    faults: Option<Injector>,
-    /// The operation of allocators from which on it is checked.
+    faults: Option<Faults>,
+    /// The operation of the main process's allocators from which on it is checked.
     checked_from: u64,
     /// The processes beside the main one.
     family: Option<Family>,
@@ -145,16 +157,18 @@ pub fn observe_family(
     observer: Observer<'_>,
     family: Option<Family>,
 ) -> Result<(RunRecord, Figures), DeviceError> {
-    observe_with(request, device, allocator, observer, Setup { faults: faults_of(request), family, ..Setup::default() })
+    let setup = Setup { faults: faults_of(request), family, ..Setup::default() };
+    observe_with(request, device, allocator, observer, setup).map(|(record, figures, _)| (record, figures))
 }
 
+/// The record, the figures, and how many requests ran out of memory in processes beside the main one.
 fn observe_with(
     request: &RunRequest<'_>,
     device: Box<dyn TestDevice>,
     allocator: Box<dyn Allocator>,
     observer: Observer<'_>,
     setup: Setup,
-) -> Result<(RunRecord, Figures), DeviceError> {
+) -> Result<(RunRecord, Figures, u64), DeviceError> {
     let mut record = RunRecord {
         scenario: request.scenario.info(),
         device: device.info().clone(),
@@ -188,7 +202,7 @@ fn observe_with(
     record.figures = done.claim_figures;
     (record.curve, record.timings) = (done.curve, done.timings);
     (record.calls, record.stats) = (done.calls, done.stats);
-    Ok((record, done.figures))
+    Ok((record, done.figures, done.ooms_of_processes))
 }
 
 fn unobserved<'a>(request: &RunRequest<'_>, emit: &'a mut dyn FnMut(Event)) -> Observer<'a> {
@@ -325,6 +339,7 @@ struct Executed {
     timings: Timings,
     calls: DeviceCalls,
     stats: MemoryStats,
+    ooms_of_processes: u64,
     unused_at_peak: Bytes,
     figures: Figures,
     claim_figures: Vec<ClaimFigure>,
@@ -343,16 +358,24 @@ fn execute_all(
         None => device,
         Some(faults) => {
             let control = Arc::clone(&observer.control);
-            faults.gives_up_when(move || control.should_stop() || control.overrun().is_some());
-            Box::new(Faulty::new(device, faults.clone()))
+            faults.main().gives_up_when(move || control.should_stop() || control.overrun().is_some());
+            Box::new(Faulty::new(device, faults.main().clone()))
         }
     };
     let recorder =
         observer.record.is_some().then(|| Recorder::new(request.allocator.effective().map(|config| settings(config.to_string()))));
     let control = Arc::clone(&observer.control);
-    let options = RigOptions { checks, seed: request.seed, control, recorder, faults: faults.clone(), checked_from, tracer };
+    let options = RigOptions {
+        checks,
+        seed: request.seed,
+        control,
+        recorder,
+        faults: faults.as_ref().map(Faults::main).cloned(),
+        checked_from,
+        tracer,
+    };
     let rig = Rig::new(device, allocator, &options)?;
-    let mut runner = Runner::new(request, checks, observer, faults);
+    let mut runner = Runner::new(request, checks, observer, faults.clone());
     let mut world = match World::new(rig, request.scenario, request.allocator, request.seed) {
         Ok(world) => world,
         Err(failed) => {
@@ -362,12 +385,13 @@ fn execute_all(
             return Err(device_error(stop));
         }
     };
-    world.processes = family.map(Processes::new);
+    world.processes = family.map(|family| Processes::new(family, faults));
     let completed = runner.run_all(&mut world, &request.scenario.steps).is_continue();
     let claim_figures = if completed { claim::figures(&mut world, &request.scenario.figures) } else { Vec::new() };
     let figures = world.take_figures();
     let (stats, calls, unused_at_peak) = (world.rig.stats_of(ProgramId::FIRST), world.rig.calls(), world.rig.unused_at_peak());
     let (timings, curve) = (world.rig.take_timings(), world.rig.take_curve());
+    let ooms_of_processes = world.processes.as_ref().map_or(0, Processes::ooms);
     runner.observer.control.enter(Place::Closing, DEFAULT_TIME_LIMIT);
     if let Some(record) = &mut runner.observer.record
         && let Some(snapshot) = world.rig.recorded(&request.scenario.name, &world.arm, request.allocator.is_pytorch())
@@ -377,7 +401,20 @@ fn execute_all(
     runner.finish(world, completed);
     let verdict = runner.verdict();
     let ((steps, unrecorded_steps), (times, _)) = (runner.steps.into_parts(), runner.times.into_parts());
-    Ok(Executed { verdict, steps, unrecorded_steps, times, curve, timings, calls, stats, unused_at_peak, figures, claim_figures })
+    Ok(Executed {
+        verdict,
+        steps,
+        unrecorded_steps,
+        times,
+        curve,
+        timings,
+        calls,
+        stats,
+        ooms_of_processes,
+        unused_at_peak,
+        figures,
+        claim_figures,
+    })
 }
 
 /// Settings of PyTorch's allocator as its snapshots have them.

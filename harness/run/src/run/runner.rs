@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use harness_allocator::device::faulty::Injector;
 use harness_base::words::count;
 use harness_record::{Accounts, Event, Outcome, StepRecord, Violation};
 use harness_scenario::steps::{Action, Step};
@@ -16,10 +15,12 @@ use super::frames::frames;
 use super::kept::Steps;
 use super::{Observer, RunRequest, StepTimes};
 use crate::control::{DEFAULT_TIME_LIMIT, Place};
+use crate::faults::Faults;
 use crate::leaks::Watch;
 use crate::processes::{self, Inside};
 use crate::rig::{Checks, StepEnd, Stop};
-use crate::world::{StepResult, Unmet, World};
+use crate::step_result::{StepResult, Unmet};
+use crate::world::World;
 
 /// One run while it goes on.
 pub(super) struct Runner<'a, 'o> {
@@ -41,8 +42,8 @@ pub(super) struct Runner<'a, 'o> {
     /// What other processes did on the device.
     pub(super) contention: Option<String>,
     pub(super) interrupted: bool,
-    /// The other half of the faults of the device.
-    pub(super) faults: Option<Injector>,
+    /// The other half of the faults of the devices.
+    pub(super) faults: Option<Faults>,
     /// The fault whose error ended the run, by its place among all faults.
     pub(super) ended_by: Option<usize>,
 }
@@ -89,7 +90,7 @@ fn place_of(number: u32, step: &Step) -> Place {
 }
 
 impl<'a, 'o> Runner<'a, 'o> {
-    pub(super) fn new(request: &'a RunRequest<'a>, checks: Checks, observer: Observer<'o>, faults: Option<Injector>) -> Self {
+    pub(super) fn new(request: &'a RunRequest<'a>, checks: Checks, observer: Observer<'o>, faults: Option<Faults>) -> Self {
         let (steps, times) = (Steps::new(), Steps::new());
         Self {
             request,
@@ -240,8 +241,9 @@ impl<'a, 'o> Runner<'a, 'o> {
         if let Some(inside) = world.inside.clone()
             && let Some(step_number) = self.request.scenario.step_number(step)
         {
-            return self
-                .run_as_step(world, step, iteration, |runner, world| processes::run(world, &inside, step, (runner.number, step_number)));
+            return self.run_as_step(world, step, iteration, |runner, world| {
+                processes::run(&mut world.processes, &mut world.rig, &inside, step, (runner.number, step_number))
+            });
         }
         let waits = step.action.on_oom().is_some_and(Chain::waits);
         let is_workload =
@@ -385,13 +387,16 @@ impl<'a, 'o> Runner<'a, 'o> {
         let mut clean = completed;
         if completed {
             world.rig.begin_step(self.number + 1);
-            let ended = processes::finish(&mut world).and_then(|()| world.free_everything()).and_then(|()| world.rig.finish());
+            let ended = processes::finish(&mut world.processes, &mut world.rig, self.number + 1)
+                .and_then(|()| world.free_everything())
+                .and_then(|()| world.rig.finish());
             if let Err(stop) = ended {
                 clean = false;
                 self.stop(stop, None);
             }
         }
         self.contention = world.rig.contention().map(str::to_owned);
+        processes::close(&mut world.processes, &mut world.rig).into_iter().for_each(|stop| self.stop(stop, None));
         if let Err(stop) = world.close()
             && (clean || self.closing_is_judged())
         {

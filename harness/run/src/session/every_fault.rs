@@ -2,9 +2,10 @@
 //! this call failing, as SQLite tests itself out of memory (<https://www.sqlite.org/testing.html#out_of_memory_testing>).
 //!
 //! What a scenario expects may well not hold where a call fails. What must hold however calls fail is that the invariants do, that contents are intact,
-//! that nothing is left on the device, and that the run recovers, is out of memory, or ends with an error that names the call.
+//! that nothing is left on the device, and that the run recovers, is out of memory, or ends with an error that names the call, and its process where that is not the main one.
 //!
-//! Two things make that fast. Up to the operation in which the call is made a run is the one without failures, which was checked, so it is checked from there on only.
+//! Two things make that fast. Up to the operation in which the call is made a run is the one without failures, which was checked, so it is checked from there on only;
+//! that is so of calls of the main process.
 //! And a call that *repeats* another one is not tried, unless each is wanted: the same call, in the same step, with the same held by allocators, the same other calls of the
 //! allocator's operation in front of it, and the same streams at work, where the failure of the other one ended the run at once. How such a run ends depends on
 //! nothing else: nothing is asked for or freed any more.
@@ -22,11 +23,13 @@ use harness_allocator::units::Bytes;
 use harness_devices::DeviceSource;
 use harness_exec::trials::each;
 use harness_exec::trials::which::Which;
-use harness_record::{FaultedArm, FaultedCase, FaultedEnd, FaultedRuns, Invariant, NotTried, Rule, RunRecord, Verdict, Violation};
-use harness_scenario::Scenario;
+use harness_record::{FaultedArm, FaultedCase, FaultedEnd, FaultedRuns, Invariant, NotTried, Rule, Verdict, Violation};
+use harness_scenario::{ProcessName, Scenario};
 
 use super::{ArmRun, Plan, kind_of, open};
-use crate::run::{RunRequest, run_faulted};
+use crate::faults::Faults;
+use crate::processes::Family;
+use crate::run::{FaultedRun, RunRequest, run_faulted};
 
 /// A run in which a call failed may make so many times the calls of the run without, and [`MORE_CALLS`]. One that makes more does not end.
 const TIMES_THE_CALLS: u64 = 10;
@@ -92,23 +95,37 @@ struct Baseline<'a> {
 }
 
 struct Ran {
-    record: RunRecord,
-    calls: Vec<Noted>,
+    run: FaultedRun,
+    /// Of each process in its turn, the main one first.
+    calls: Vec<Call>,
     /// Of each call, the first one in the same state, by its place: its own, where it repeats none.
     firsts: Vec<usize>,
     total: u64,
 }
 
+/// A call that was made.
+#[derive(Clone)]
+struct Call {
+    /// By which process; `None`: the main one.
+    process: Option<ProcessName>,
+    noted: Noted,
+}
+
 impl Ran {
-    fn new(record: RunRecord, faults: &Injector, chosen: Chosen) -> Self {
-        let calls: Vec<Noted> = faults.calls_made().into_iter().filter(|noted| !noted.made.call.is_of_checks()).collect();
+    fn new(run: FaultedRun, faults: &Faults, chosen: Chosen) -> Self {
+        let of_process = |(process, injector): (Option<&ProcessName>, &Injector)| {
+            let process = process.cloned();
+            injector.calls_made().into_iter().map(move |noted| Call { process: process.clone(), noted })
+        };
+        let calls: Vec<Call> = faults.all().flat_map(of_process).filter(|call| !call.noted.made.call.is_of_checks()).collect();
         let mut seen = BTreeMap::new();
-        let first = |(place, noted): (usize, &Noted)| match chosen {
+        let first = |(place, Call { process, noted }): (usize, &Call)| match chosen {
             Chosen::Each => place,
-            Chosen::Different(_) => *seen.entry(noted.state).or_insert(place),
+            Chosen::Different(_) => *seen.entry((process.clone(), noted.state)).or_insert(place),
         };
         let firsts = calls.iter().enumerate().map(first).collect();
-        Self { record, calls, firsts, total: faults.total_calls() }
+        let total = faults.all().map(|(_, injector)| injector.total_calls()).sum();
+        Self { run, calls, firsts, total }
     }
 
     /// The places of the calls that repeat none.
@@ -120,7 +137,7 @@ impl Ran {
     fn chosen(&self, chosen: Chosen) -> Vec<usize> {
         let different = self.different();
         let Chosen::Different(which) = chosen else { return different };
-        let sizes: Vec<Bytes> = different.iter().map(|place| self.calls[*place].made.size.unwrap_or_default()).collect();
+        let sizes: Vec<Bytes> = different.iter().map(|place| self.calls[*place].noted.made.size.unwrap_or_default()).collect();
         which.choose(&sizes).into_iter().filter_map(|number| different.get(number as usize - 1).copied()).collect()
     }
 }
@@ -131,7 +148,7 @@ struct Case<'a> {
     ran: &'a Ran,
     /// The place of the call.
     place: usize,
-    noted: Noted,
+    call: Call,
 }
 
 /// What came of a call that failed.
@@ -144,7 +161,7 @@ struct Tried {
 /// How a run with a failure ended, as it was seen.
 enum Seen {
     /// To the end, or to a violation.
-    Recorded(Box<RunRecord>),
+    Run(Box<FaultedRun>),
     /// It could not begin.
     NotBegun(DeviceError),
     /// With a panic of this message.
@@ -193,11 +210,12 @@ impl<'a> Engine<'a> {
     }
 
     fn run_without(&self, arm: &ArmRun<'_>, seed: u64) -> Result<Result<Ran, NotTried>, DeviceError> {
-        let faults = Injector::new(&[], seed).logging();
-        let record = match self.run_with(arm, seed, faults.clone(), 0)? {
-            Ok(record) => record?,
+        let faults = Faults::each_by(arm.scenario, |_| Injector::new(&[], seed).logging());
+        let run = match self.run_with(arm, seed, faults.clone(), 0)? {
+            Ok(run) => run?,
             Err(why) => return Ok(Err(NotTried { why, failed: false })),
         };
+        let record = &run.record;
         let not_tried = |why: String, failed| Ok(Err(NotTried { why, failed }));
         match &record.verdict {
             Verdict::Passed => {}
@@ -210,19 +228,20 @@ impl<'a> Engine<'a> {
             Verdict::Skipped { reason } | Verdict::Contended { reason } => return not_tried(reason.clone(), false),
             Verdict::Interrupted => return not_tried("interrupted".to_owned(), false),
         }
-        Ok(Ok(Ran::new(record, &faults, self.chosen)))
+        Ok(Ok(Ran::new(run, &faults, self.chosen)))
     }
 
-    /// Runs an arm on a fresh device with these faults, checked from this operation on; the inner errors: why it is skipped, and why it did not begin.
+    /// Runs an arm on a fresh device with these faults, checked from this operation of the main process on; the inner errors: why it is skipped, and why it did not begin.
     fn run_with(
         &self,
         arm: &ArmRun<'_>,
         seed: u64,
-        faults: Injector,
+        faults: Faults,
         checked_from: u64,
-    ) -> Result<Result<Result<RunRecord, DeviceError>, String>, DeviceError> {
+    ) -> Result<Result<Result<FaultedRun, DeviceError>, String>, DeviceError> {
         let scenario = self.plan.sized(arm.scenario);
-        let device = match open(self.source, &scenario, arm.allocator, None)? {
+        let family = Family::of(&scenario, arm.allocator, (seed, self.plan.audit), self.source)?;
+        let device = match open(self.source, &scenario, arm.allocator, family.as_ref())? {
             Ok(device) => device,
             Err((_, why)) => return Ok(Err(why)),
         };
@@ -235,7 +254,7 @@ impl<'a> Engine<'a> {
             audit: self.plan.audit,
             interrupt: Arc::default(),
         };
-        Ok(Ok(run_faulted(&request, device, arm.allocator.build(), faults, checked_from)))
+        Ok(Ok(run_faulted(&request, device, arm.allocator.build(), faults, checked_from, family)))
     }
 
     /// Lets the calls at some places of each arm fail.
@@ -248,7 +267,7 @@ impl<'a> Engine<'a> {
         let mut cases = Vec::new();
         for (arm, (baseline, ends)) in baselines.iter().zip(&*tried).enumerate() {
             let Ok(ran) = &baseline.ran else { continue };
-            cases.extend(places(ran, ends).into_iter().map(|place| (arm, Case { baseline, ran, place, noted: ran.calls[place] })));
+            cases.extend(places(ran, ends).into_iter().map(|place| (arm, Case { baseline, ran, place, call: ran.calls[place].clone() })));
         }
         (self.begun)(cases.len());
         let ends = each(self.jobs, &cases, self.progress, |(_, case)| self.try_case(case))?;
@@ -291,7 +310,7 @@ impl<'a> Engine<'a> {
         let (alone, ended_at_once) = self.try_count(case, 1)?;
         let is_healed = alone.end == FaultedEnd::Healed;
         let mut cases = vec![alone];
-        if is_healed && case.noted.made.call.gets_memory() {
+        if is_healed && case.call.noted.made.call.gets_memory() {
             cases.push(self.try_count(case, 2)?.0);
         }
         Ok(Some(Tried { cases, ended_at_once }))
@@ -299,33 +318,42 @@ impl<'a> Engine<'a> {
 
     /// Lets so many calls fail from one on. Also tells whether that ended the run at once.
     fn try_count(&self, case: &Case<'_>, count: u64) -> Result<(FaultedCase, bool), DeviceError> {
-        let Case { baseline, ran, noted: Noted { made, operation, .. }, .. } = case;
+        let Case { baseline, ran, call: Call { process, noted: Noted { made, operation, .. } }, .. } = case;
+        let process = process.as_ref();
         let fault = Fault::failing(Calls::Of(made.call), Numbered { first: made.number, count, min_size: Bytes::ZERO });
-        let faults = Injector::new(&[fault], baseline.seed).with_budget(ran.total * TIMES_THE_CALLS + MORE_CALLS);
-        let run = catch_unwind(AssertUnwindSafe(|| self.run_with(&baseline.arm, baseline.seed, faults.clone(), *operation)));
+        let budget = ran.total * TIMES_THE_CALLS + MORE_CALLS;
+        let faults = Faults::each_by(baseline.arm.scenario, |other| {
+            let own = if other == process { &[fault][..] } else { &[] };
+            Injector::new(own, baseline.seed).with_budget(budget)
+        });
+        let checked_from = if process.is_none() { *operation } else { 0 };
+        let run = catch_unwind(AssertUnwindSafe(|| self.run_with(&baseline.arm, baseline.seed, faults.clone(), checked_from)));
         let seen = match run {
             Err(panic) => Seen::Panicked(message(&*panic)),
             Ok(run) => match run? {
-                Ok(Ok(record)) => Seen::Recorded(Box::new(record)),
+                Ok(Ok(run)) => Seen::Run(Box::new(run)),
                 Ok(Err(error)) => Seen::NotBegun(error),
                 Err(why) => Seen::NotBegun(DeviceError::Unavailable { what: "the device".to_owned(), why }),
             },
         };
-        let end = match faults.struck_by(0) {
-            (0, _) if !matches!(seen, Seen::Panicked(_)) => defect("the call was not made again, so that two runs of one scenario differ"),
-            _ => judge(made.call, baseline.arm.scenario, &ran.record, &seen),
+        let (struck, operations) = faults.of(process).map_or((0, 0), |faults| (faults.struck_by(0).0, faults.operations()));
+        let end = match struck {
+            0 if !matches!(seen, Seen::Panicked(_)) => defect("the call was not made again, so that two runs of one scenario differ"),
+            _ => judge((process, made.call), baseline.arm.scenario, &ran.run, &seen),
         };
-        let ended_at_once = matches!(end, FaultedEnd::Told { .. }) && faults.operations() == *operation;
+        let ended_at_once = matches!(end, FaultedEnd::Told { .. }) && operations == *operation;
         let times = if count == 1 { String::new() } else { format!(":{count}") };
         let reproduce = self.plan.reproduce(&baseline.arm, self.source, baseline.seed);
+        let whose = process.map_or_else(String::new, |process| format!("{process}/"));
         let case = FaultedCase {
+            process: process.map(ToString::to_string),
             call: made.call.name().to_owned(),
             number: made.number,
             count,
             size: made.size,
             step: made.place.0,
             end,
-            reproduce: format!("{reproduce} --fail {}:{}{times}", made.call, made.number),
+            reproduce: format!("{reproduce} --fail {whose}{}:{}{times}", made.call, made.number),
         };
         Ok((case, ended_at_once))
     }
@@ -335,9 +363,6 @@ impl<'a> Engine<'a> {
 fn not_for_this(scenario: &Scenario) -> Option<&'static str> {
     if !scenario.execs().is_empty() {
         return Some("its programs have GPUs of their own: `harness exec --every-fault` is for programs");
-    }
-    if !scenario.processes.is_empty() {
-        return Some("its processes have devices of their own, whose calls are not counted");
     }
     if scenario.has_threads() {
         return Some("how the threads of its storm meet differs from run to run, and with it the calls of the device");
@@ -354,15 +379,18 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
     text.unwrap_or_else(|| "a panic without a message".to_owned())
 }
 
+/// A call of a process, the main one being `None`.
+type Failing<'a> = (Option<&'a ProcessName>, DeviceCall);
+
 /// What came of a call that failed: a function of what was seen of the run, and of the run without.
-fn judge(call: DeviceCall, scenario: &Scenario, without: &RunRecord, seen: &Seen) -> FaultedEnd {
-    let record = match seen {
+fn judge(call: Failing<'_>, scenario: &Scenario, without: &FaultedRun, seen: &Seen) -> FaultedEnd {
+    let run = match seen {
         Seen::Panicked(message) => return defect(format!("a panic: {message}")),
-        Seen::NotBegun(error) => return told(call, &error.to_string()),
-        Seen::Recorded(record) => record,
+        Seen::NotBegun(error) => return told(call, "", &error.to_string()),
+        Seen::Run(run) => run,
     };
-    let is_out_of_memory = record.stats.num_ooms > without.stats.num_ooms;
-    match &record.verdict {
+    let is_out_of_memory = run.ooms > without.ooms;
+    match &run.record.verdict {
         Verdict::Passed if is_out_of_memory => FaultedEnd::Recovered,
         Verdict::Passed => FaultedEnd::Healed,
         Verdict::Failed { first, rest } | Verdict::FailedAsExpected { first, rest, .. } => {
@@ -371,7 +399,7 @@ fn judge(call: DeviceCall, scenario: &Scenario, without: &RunRecord, seen: &Seen
                 return defect(violation.to_string());
             }
             match all().find(|violation| violation.rule == Rule::DeviceFailure) {
-                Some(violation) => told(call, &violation.seen),
+                Some(violation) => told(call, &violation.expected, &violation.seen),
                 None if is_out_of_memory => FaultedEnd::OutOfMemory,
                 None => FaultedEnd::Healed,
             }
@@ -381,12 +409,15 @@ fn judge(call: DeviceCall, scenario: &Scenario, without: &RunRecord, seen: &Seen
     }
 }
 
-/// An error has to say which call it is of.
-fn told(call: DeviceCall, error: &str) -> FaultedEnd {
-    if error.contains(call.name()) {
-        FaultedEnd::Told { error: error.to_owned() }
-    } else {
-        defect(format!("an error that does not name the call: {error}"))
+/// An error has to say which call it is of, and what was expected in which process.
+fn told((process, call): Failing<'_>, expected: &str, error: &str) -> FaultedEnd {
+    match process {
+        _ if !error.contains(call.name()) => defect(format!("an error that does not name the call: {error}")),
+        Some(process) if !expected.contains(&format!("the process `{process}`")) => {
+            defect(format!("an error that does not name the process `{process}`: {error}"))
+        }
+        Some(process) => FaultedEnd::Told { error: format!("in the process `{process}`: {error}") },
+        None => FaultedEnd::Told { error: error.to_owned() },
     }
 }
 

@@ -269,8 +269,7 @@ impl Plan {
         // Nobody takes it any more where the session was given up.
         let mut send = recordings.map(|recordings| |snapshot| drop(recordings.send(snapshot)));
         let record = send.as_mut().map(|send| send as &mut dyn FnMut(Snapshot));
-        let family = || Family::new(scenario, arm.allocator, (seed, self.audit), source);
-        let family = (!scenario.processes.is_empty()).then(family).transpose()?;
+        let family = Family::of(scenario, arm.allocator, (seed, self.audit), source)?;
         let (mut record, mut figures) = match open(source, scenario, arm.allocator, family.as_ref())? {
             Ok(device) => match observe_family(&request, device, arm.allocator.build(), arm.observer(control, emit, record), family) {
                 // A device that lets nothing begin because it was asked to is a run that failed, and no lost device.

@@ -29,12 +29,13 @@ use harness_scenario::ReportKey;
 use harness_scenario::steps::Step;
 use harness_scenario::steps::exec::{Exec, ProgramEnd};
 
-use super::{Between, pause};
+use crate::between::{Between, pause};
 use crate::control::DEFAULT_TIME_LIMIT;
 use crate::processes::await_memory;
 use crate::rig::{Rig, Stop};
 use crate::shared_memory::SharedMemory;
-use crate::world::{StepResult, Unmet, World};
+use crate::step_result::{StepResult, Unmet};
+use crate::world::World;
 
 /// The file of the program's error output, in the folder of its run.
 const ERROR_OUTPUT: &str = "stderr";

@@ -1,7 +1,7 @@
 //! Inference as a pattern of allocations: requests come, their caches of keys and values grow with every word, and are given up at the end, or before it
 //! where memory runs out.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use harness_allocator::allocator::{AllocatorError, Request};
 use harness_allocator::device::StreamId;
@@ -10,73 +10,16 @@ use harness_base::words::count;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::train::pass::{Failed, free_all, make};
-use super::{Between, pause};
+use crate::between::{Between, pause};
 use crate::recovery::{Recovery, Tried};
 use crate::rig::{Buffer, Stop};
-use crate::world::{StepResult, Unmet, World};
+use crate::step_result::{StepResult, Unmet};
+use crate::workload::memory::{Failed, free_all, make};
+use crate::world::World;
+use crate::world::requests::{Requests, Running, Sequence};
 use harness_record::{Outcome, Shortage};
 use harness_scenario::steps::infer::{Cache, Infer};
 use harness_scenario::{Chain, Expected, Plan, ReportKey, Step};
-
-#[derive(Clone, Copy, Debug)]
-struct Sequence {
-    /// Counted from 1, in the order of arrival.
-    number: u64,
-    /// The step of decoding in which it comes.
-    arrives: u64,
-    /// Words that are there: those of the prompt, and of the answer so far.
-    words: u64,
-    /// Words that are still to be made.
-    left: u64,
-}
-
-/// A request that is served, and its cache.
-#[derive(Debug)]
-struct Running {
-    sequence: Sequence,
-    /// For a growing cache the keys and the values of each layer, else pages.
-    cache: Vec<Buffer>,
-    /// The number of its last use.
-    used: u64,
-}
-
-/// The requests that are served, by their numbers; and those that gave their caches up and are to wait again.
-#[derive(Debug, Default)]
-pub(crate) struct Requests {
-    running: BTreeMap<u64, Running>,
-    evicted: Vec<Sequence>,
-    /// Uses of caches so far.
-    uses: u64,
-    /// The one that is trying to get memory: it does not give its own up.
-    trying: Option<u64>,
-}
-
-impl Requests {
-    /// The request whose cache was used longest ago gives it up: its number, and what it held. `None`: there is no other.
-    pub(crate) fn evict(&mut self) -> Option<(u64, Vec<Buffer>)> {
-        let others = self.running.iter().filter(|(number, _)| Some(**number) != self.trying);
-        let oldest = *others.min_by_key(|(_, running)| running.used)?.0;
-        let Running { sequence, cache, .. } = self.running.remove(&oldest)?;
-        self.evicted.push(sequence);
-        Some((oldest, cache))
-    }
-
-    fn begin(&mut self, sequence: Sequence, cache: Vec<Buffer>) {
-        self.uses += 1;
-        self.running.insert(sequence.number, Running { sequence, cache, used: self.uses });
-    }
-
-    /// A request has one word more.
-    fn grown(&mut self, number: u64) {
-        self.uses += 1;
-        if let Some(running) = self.running.get_mut(&number) {
-            running.sequence.words += 1;
-            running.sequence.left -= 1;
-            running.used = self.uses;
-        }
-    }
-}
 
 #[derive(Default)]
 struct Tally {
@@ -198,7 +141,8 @@ impl Serving<'_> {
     /// Makes a buffer with contents for a request, recovery included.
     fn make(&mut self, world: &mut World, size: Bytes, number: u64) -> Result<Buffer, Failed> {
         let request = Request { size, stream: self.stream };
-        world.requests = Requests { trying: Some(number), ..std::mem::take(&mut self.requests) };
+        self.requests.trying = Some(number);
+        world.requests = std::mem::take(&mut self.requests);
         let recovered =
             self.recovery.run(world, Tried::Request(size), Plan::of_batch(1), &mut None, |world, _| world.rig.allocate(request));
         self.requests = std::mem::take(&mut world.requests);

@@ -1,24 +1,12 @@
 //! Workloads: short descriptions turned into many allocations.
 
-use crate::rig::Stop;
-use crate::world::World;
-
 pub(crate) mod exec;
 pub(crate) mod infer;
+mod memory;
 pub(crate) mod pins;
 pub(crate) mod replay;
 pub(crate) mod storm;
-mod threads;
 pub(crate) mod train;
-
-/// What is done between the operations of a storm or a replay, between the iterations of a training, between the steps of an inference, and when a program has started: the scenario's own
-/// invariants, and steps that run meanwhile. Whoever enters another program in it goes back to the one that was entered. `None`: nothing, at no cost.
-pub(crate) type Between<'a> = Option<&'a mut dyn FnMut(&mut World) -> Result<(), Stop>>;
-
-/// Does what is to be done between two operations.
-pub(crate) fn pause(between: &mut Between<'_>, world: &mut World) -> Result<(), Stop> {
-    between.as_mut().map_or(Ok(()), |act| act(world))
-}
 
 #[cfg(test)]
 mod tests {
@@ -35,8 +23,10 @@ mod tests {
     use harness_scenario::steps::{Action, Step};
 
     use super::*;
-    use crate::rig::{ProgramId, Rig, RigOptions};
-    use crate::world::StepResult;
+    use crate::between::Between;
+    use crate::rig::{ProgramId, Rig, RigOptions, Stop};
+    use crate::step_result::StepResult;
+    use crate::world::World;
 
     const STORM: &str =
         "storm: { id: s, operations: 200, sizes: { min: 1KiB, max: 1MiB }, live: 8MiB, lifetime: { min: 5, max: 50 }, fill: true }";

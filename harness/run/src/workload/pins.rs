@@ -12,7 +12,8 @@ use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
 use crate::rig::{Stop, held_back, release_unit};
-use crate::world::{StepResult, World};
+use crate::step_result::StepResult;
+use crate::world::World;
 use harness_record::Table;
 use harness_scenario::{ReportKey, StepName};
 

@@ -8,9 +8,10 @@ use harness_allocator::units::Bytes;
 use harness_trace::snapshot::StackId;
 use harness_trace::trace::TraceEvent;
 
-use super::{Between, pause};
+use crate::between::{Between, pause};
 use crate::rig::{PoolRefused, Stop};
-use crate::world::{StepResult, Unmet, World};
+use crate::step_result::{StepResult, Unmet};
+use crate::world::World;
 use harness_record::{Outcome, Shortage};
 use harness_scenario::steps::replay::Replay;
 use harness_scenario::{Expected, ReportKey, Step};

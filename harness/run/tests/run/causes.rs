@@ -51,7 +51,7 @@ const REFUSED: &str = "
 fn a_request_whose_calls_a_fault_refuses_says_which_call_that_was() {
     let faults = "faults: [{ call: cudaMalloc, skip: 1, count: 2 }]\n";
     let shortage = shortage_with(faults, "1GiB", REFUSED, AllocatorKind::Caching);
-    assert_eq!(shortage.injected, Some(RefusedCall { call: "cudaMalloc".to_owned(), number: 3 }));
+    assert_eq!(shortage.injected, Some(RefusedCall { process: None, call: "cudaMalloc".to_owned(), number: 3 }));
     assert_eq!(causes(&shortage), [Cause::Injected { number: 3 }]);
 }
 

@@ -12,7 +12,6 @@ use harness_language::text::{AmountText, CountText, ExpressionText};
 use super::names::Id;
 use super::{Checker, Parameters};
 use crate::metric::{Account, Amount, Expectation, Expression, GrowthSite, Metric, ProcessName, RankFigure, ReportKey};
-use crate::steps::ranks::Ranks;
 
 const GROWTH: &str = "growth";
 
@@ -271,7 +270,7 @@ fn of_rank(id: &Id, rank: &str, figure: &str) -> Result<Resolved<Metric>, Unreso
     let Some(number) = rank.parse().ok().filter(|number| *number < id.ranks) else {
         return Err((format!("`{step}` has no rank `{rank}`"), format!("its ranks are `{step}.rank0` to `{step}.rank{}`", id.ranks - 1)));
     };
-    let own = ReportKey::from_name(figure).filter(|key| Ranks::REPORTS.contains(key)).map(RankFigure::Report);
+    let own = ReportKey::from_name(figure).filter(|key| RankFigure::REPORTS.contains(key)).map(RankFigure::Report);
     let of_allocator = match Account::from_name(figure) {
         Some(Account::Stat(key)) => Some(RankFigure::Stat(key)),
         Some(Account::Device(_)) | None => None,
@@ -279,7 +278,7 @@ fn of_rank(id: &Id, rank: &str, figure: &str) -> Result<Resolved<Metric>, Unreso
     match own.or(of_allocator) {
         Some(figure) => Ok(Resolved::Quantity(Metric::Rank(step.clone(), number, figure))),
         None => {
-            let names: Vec<&str> = Ranks::REPORTS.iter().map(|key| key.name()).chain(["allocated.peak", "reserved.peak"]).collect();
+            let names: Vec<&str> = RankFigure::REPORTS.iter().map(|key| key.name()).chain(["allocated.peak", "reserved.peak"]).collect();
             let help = choices(figure, "it has", names);
             Err((format!("rank {number} of `{step}` has no figure `{figure}`"), format!("{help}, and other counters of its allocator")))
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use harness_allocator::device::HostMemory;
 use harness_allocator::units::Nanos;
 
-use super::wire::{BatchWire, ChainWire, HostMemoryWire, PolicyWire, SpillWire, SpilledWire};
+use super::wire::{BatchWire, ChainWire, CheckpointWire, HostMemoryWire, PolicyWire, SpillWire, SpilledWire, SplitWire};
 use super::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind};
 use crate::checker::Checker;
 use crate::metric::BufferName;
@@ -126,27 +126,8 @@ fn check_one(wire: &PolicyWire, at: Position, step: &Recoverable, checker: &mut 
         PolicyWire::HalveBatch(fields) => batch(fields, BatchRule::Halve, step, checker),
         PolicyWire::ShrinkBatch(fields) => batch(fields, BatchRule::Shrink, step, checker),
         PolicyWire::BisectBatch(fields) => batch(fields, BatchRule::Bisect, step, checker),
-        PolicyWire::SplitAndAccumulate(fields) => {
-            let floor = floor(fields.floor.as_ref(), step.first.samples_at_once(), "part", "split", checker)?;
-            if floor == step.first.samples_at_once() {
-                return Err(nothing_to_do(
-                    at,
-                    &format!("no more samples than the floor, {floor}, are in memory at once"),
-                    "give it a larger batch or a lower floor",
-                ));
-            }
-            Ok(Policy::SplitAndAccumulate { floor })
-        }
-        PolicyWire::CheckpointMore(fields) => {
-            let most = match &fields.most {
-                Some(most) => checker.whole(most, "most", 2..=step.layers.max(2))?,
-                None => step.layers.isqrt().max(2),
-            };
-            if step.layers < 2 || step.first.checkpoint_every.is_some_and(|every| every >= most) {
-                return Err(nothing_to_do(at, "there is nothing more to checkpoint", "give it more layers, or a larger `most`"));
-            }
-            Ok(Policy::CheckpointMore { most })
-        }
+        PolicyWire::SplitAndAccumulate(fields) => split_and_accumulate(fields, at, step, checker),
+        PolicyWire::CheckpointMore(fields) => checkpoint_more(fields, at, step, checker),
         PolicyWire::HalfPrecision(_) => match step.first.precision {
             Precision::Fp32 => Ok(Policy::HalfPrecision),
             Precision::Mixed => Err(nothing_to_do(at, "the precision is mixed already", "begin with `fp32`, or leave the policy out")),
@@ -170,6 +151,30 @@ fn check_one(wire: &PolicyWire, at: Position, step: &Recoverable, checker: &mut 
         }
         PolicyWire::NotOne => Err(Problem::new(at, "one policy is wanted here").help(format!("one of {}", quoted(&step.names(), ", ")))),
     }
+}
+
+fn split_and_accumulate(fields: &SplitWire, at: Position, step: &Recoverable, checker: &Checker<'_>) -> Result<Policy, Problem> {
+    let samples = step.first.samples_at_once();
+    let floor = floor(fields.floor.as_ref(), samples, "part", "split", checker)?;
+    if floor == samples {
+        return Err(nothing_to_do(
+            at,
+            &format!("no more samples than the floor, {floor}, are in memory at once"),
+            "give it a larger batch or a lower floor",
+        ));
+    }
+    Ok(Policy::SplitAndAccumulate { floor })
+}
+
+fn checkpoint_more(fields: &CheckpointWire, at: Position, step: &Recoverable, checker: &Checker<'_>) -> Result<Policy, Problem> {
+    let most = match &fields.most {
+        Some(most) => checker.whole(most, "most", 2..=step.layers.max(2))?,
+        None => step.layers.isqrt().max(2),
+    };
+    if step.layers < 2 || step.first.checkpoint_every.is_some_and(|every| every >= most) {
+        return Err(nothing_to_do(at, "there is nothing more to checkpoint", "give it more layers, or a larger `most`"));
+    }
+    Ok(Policy::CheckpointMore { most })
 }
 
 fn nothing_to_do(at: Position, why: &str, help: &str) -> Problem {

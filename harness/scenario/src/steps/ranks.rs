@@ -8,7 +8,6 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use crate::checker::Checker;
-use crate::metric::ReportKey;
 use crate::policy::{Chain, Policy, PolicyKind};
 use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located, Position, Tree};
@@ -55,19 +54,6 @@ pub enum Reduce {
 impl Ranks {
     /// DDP's `bucket_cap_mb`, where nothing else is said (<https://docs.pytorch.org/docs/2.11/generated/torch.nn.parallel.DistributedDataParallel.html>).
     pub const BUCKET: Bytes = Bytes::mib(25);
-
-    /// What is told of each rank, as `training.rank1.final_batch`.
-    pub const REPORTS: &'static [ReportKey] = &[
-        ReportKey::FinalBatch,
-        ReportKey::EffectiveBatch,
-        ReportKey::Attempts,
-        ReportKey::Retries,
-        ReportKey::RetryTime,
-        ReportKey::Ooms,
-        ReportKey::GivenBack,
-        ReportKey::Collectives,
-        ReportKey::WaitedForRanks,
-    ];
 
     /// How many there are.
     #[must_use]

@@ -10,9 +10,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::fields::StepFields;
-use super::replay::Trace;
 use crate::checker::Checker;
 use crate::metric::{ReportKey, StepName, StreamName};
+use crate::trace::Trace;
 use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located, Position};
 use harness_language::text::{AmountText, CountText, NameText};

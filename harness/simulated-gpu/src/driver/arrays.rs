@@ -5,8 +5,7 @@ use std::ffi::{c_int, c_uint};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::arrays::{ArrayDescriptor, FlatDescriptor};
-use harness_gpu_settings::latency::SlowCall;
-use harness_gpu_settings::settings::FaultyCall;
+use harness_gpu_settings::calls::{FaultyCall, SlowCall};
 
 use super::put;
 use crate::code::{Code, answer};

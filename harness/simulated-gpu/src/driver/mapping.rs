@@ -10,9 +10,8 @@ use crate::context::in_context;
 use crate::kernels::Work;
 use crate::memory::device_of_page;
 use crate::world::{Machine, State, current_device, machine};
+use harness_gpu_settings::calls::{FaultyCall, SlowCall};
 use harness_gpu_settings::counters::Figure;
-use harness_gpu_settings::latency::SlowCall;
-use harness_gpu_settings::settings::FaultyCall;
 
 /// The only unit in which memory can be mapped.
 const GRANULARITY: usize = 2 << 20;

@@ -11,8 +11,7 @@ use crate::context::{Gpu, context_of, either, in_context, on_gpu, wait};
 use crate::kernels::Work;
 use crate::runtime::{allocate, count_free, free, memory as runtime, write_address};
 use crate::world::{is_device_memory, machine};
-use harness_gpu_settings::latency::SlowCall;
-use harness_gpu_settings::settings::FaultyCall;
+use harness_gpu_settings::calls::{FaultyCall, SlowCall};
 
 /// The directions of a copy.
 const HOST_TO_DEVICE: c_int = 1;

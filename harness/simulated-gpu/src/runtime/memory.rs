@@ -8,9 +8,9 @@ use harness_allocator::units::Bytes;
 use crate::code::{Code, remember};
 use crate::memory::{DeviceMemory, device_of};
 use crate::world::{Machine, State, current_device, is_device_memory, machine};
+use harness_gpu_settings::calls::{FaultyCall, SlowCall};
 use harness_gpu_settings::counters::Figure;
-use harness_gpu_settings::latency::SlowCall;
-use harness_gpu_settings::settings::{Cuda, FaultyCall, Values};
+use harness_gpu_settings::settings::{Cuda, Values};
 
 /// Allocates on the current device.
 pub(crate) fn allocate(machine: &Machine, state: &mut State, call: FaultyCall, size: Bytes) -> Result<u64, Code> {

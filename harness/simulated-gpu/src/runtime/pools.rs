@@ -8,8 +8,7 @@ use harness_allocator::units::Bytes;
 use super::memory::{allocate, free, write_address};
 use crate::code::{Code, remember};
 use crate::world::machine;
-use harness_gpu_settings::latency::SlowCall;
-use harness_gpu_settings::settings::FaultyCall;
+use harness_gpu_settings::calls::{FaultyCall, SlowCall};
 
 /// The first handle of a device's pool.
 const POOLS: usize = 0x7_0000_0000;

@@ -220,36 +220,37 @@ fn read_line(snapshot: &mut Snapshot, facts: &str) -> Option<()> {
             return Some(());
         }
         "segment" => snapshot.segments.push(read_segment(&mut words)?),
-        "block" => {
-            let block = Block {
-                address: words.number()?,
-                size: Bytes(words.number()?),
-                requested: Bytes(words.number()?),
-                state: words.one_of(&STATES)?,
-                stack: StackId(words.number()?),
-                extra: ExtraId(words.number()?),
-            };
-            snapshot.segments.last_mut()?.blocks.push(block);
-        }
+        "block" => snapshot.segments.last_mut()?.blocks.push(read_block(&mut words)?),
         "device" => {
             (words.number::<usize>()? == snapshot.traces.len()).then_some(())?;
             snapshot.traces.push(Vec::new());
         }
-        action => {
-            let action = ACTIONS.iter().find(|(_, name)| *name == action)?.0;
-            let event = Event {
-                action,
-                address: words.number()?,
-                size: Bytes(words.number()?),
-                stream: words.number()?,
-                time_us: words.number_or_none()?,
-                stack: StackId(words.number()?),
-                extra: ExtraId(words.number()?),
-            };
-            snapshot.traces.last_mut()?.push(event);
-        }
+        action => snapshot.traces.last_mut()?.push(read_event(action, &mut words)?),
     }
     words.0.next().is_none().then_some(())
+}
+
+fn read_block(words: &mut Words<'_>) -> Option<Block> {
+    Some(Block {
+        address: words.number()?,
+        size: Bytes(words.number()?),
+        requested: Bytes(words.number()?),
+        state: words.one_of(&STATES)?,
+        stack: StackId(words.number()?),
+        extra: ExtraId(words.number()?),
+    })
+}
+
+fn read_event(action: &str, words: &mut Words<'_>) -> Option<Event> {
+    Some(Event {
+        action: ACTIONS.iter().find(|(_, name)| *name == action)?.0,
+        address: words.number()?,
+        size: Bytes(words.number()?),
+        stream: words.number()?,
+        time_us: words.number_or_none()?,
+        stack: StackId(words.number()?),
+        extra: ExtraId(words.number()?),
+    })
 }
 
 fn read_segment(words: &mut Words<'_>) -> Option<Segment> {

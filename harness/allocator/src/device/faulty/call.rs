@@ -2,13 +2,15 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::units::Bytes;
 
 /// Declares the calls once: what the variant is, and the driver's name.
 macro_rules! calls {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)*) => {
         /// A call to a device. The names are those of the CUDA runtime, of the driver where the runtime has no such call, and of NVML.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum DeviceCall { $($(#[doc = $doc])+ $variant,)* }
 
         impl DeviceCall {

@@ -1,11 +1,16 @@
 //! [`Fault`]: what goes wrong at which calls; and [`Injector`]: the faults of one run, which counts the calls and tells which faults took effect.
 
+mod carried;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde::{Deserialize, Serialize};
+
+pub use self::carried::Carried;
 use super::call::{ANY, DeviceCall, Numbered};
 use crate::allocator::Request;
 use crate::device::{DeviceError, Place, StreamId};
@@ -15,7 +20,7 @@ use crate::units::{Bytes, Nanos};
 
 /// What goes wrong at some calls of a device. Calls that match are counted; those behind the skipped ones are struck, each with the
 /// probability, until so many were.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Fault {
     pub calls: Calls,
@@ -36,7 +41,7 @@ pub struct Fault {
 }
 
 /// The calls that a fault is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Calls {
     /// All that get device memory, counted together.
     AnyMemory,
@@ -74,7 +79,7 @@ impl fmt::Display for Calls {
 }
 
 /// What goes wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Effect {
     /// The call fails and changes nothing.
     Fails {
@@ -93,7 +98,7 @@ pub enum Effect {
 
 /// Errors that can be injected: names in scenarios, the driver's name and code
 /// (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>, `CUresult`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum InjectedError {
     /// There is no memory: data for an allocator.
     OutOfMemory,
@@ -221,7 +226,7 @@ pub struct Call {
 }
 
 /// A call that was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Made {
     pub call: DeviceCall,
@@ -240,7 +245,7 @@ impl fmt::Display for Made {
 }
 
 /// A call that was made, as it is noted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Noted {
     /// The call.
     pub made: Made,
@@ -252,7 +257,7 @@ pub struct Noted {
 }
 
 /// A call that a fault struck.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Struck {
     /// The fault, by its place in the plan.
@@ -366,6 +371,7 @@ impl Log {
 }
 
 /// How far a fault has come.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Progress {
     fault: Fault,
     random: Random,
@@ -375,6 +381,7 @@ struct Progress {
 
 /// SplitMix64, a small generator of random numbers (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014,
 /// <https://doi.org/10.1145/2660193.2660195>).
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Random(u64);
 
 impl Random {

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicUsize;
 use proptest::prelude::*;
 
 use harness_allocator::device::faulty::Made;
+use harness_record::RunRecord;
 
 use super::*;
 use crate::session::Selection;
@@ -109,12 +110,14 @@ fn nothing_is_tried_where_the_run_without_failures_does_not_pass() {
 fn what_may_not_happen_however_calls_fail_is_a_defect() {
     let plan = plan(SCENARIO);
     let arm = plan.arms().next().unwrap();
-    let without = plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::default()).unwrap();
-    let judged = |seen: &Seen| judge(DeviceCall::Free, arm.scenario, &without, seen);
+    let record = plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::default()).unwrap();
+    let without = FaultedRun { ooms: record.stats.num_ooms, record };
+    let judged = |seen: &Seen| judge((None, DeviceCall::Free), arm.scenario, &without, seen);
     let violated = |rule: Rule, seen: &str| {
         let first = Violation { step: 1, at: None, rule, expected: "this".to_owned(), seen: seen.to_owned() };
         let verdict = Verdict::Failed { first, rest: Vec::new() };
-        judged(&Seen::Recorded(Box::new(RunRecord { verdict, ..without.clone() })))
+        let record = RunRecord { verdict, ..without.record.clone() };
+        judged(&Seen::Run(Box::new(FaultedRun { record, ..without.clone() })))
     };
     let is_defect = |end: &FaultedEnd| matches!(end, FaultedEnd::Defect { .. });
     for invariant in [Invariant::NothingLeaks, Invariant::ContentsAreIntact, Invariant::CountersEqualStructure] {
@@ -126,6 +129,28 @@ fn what_may_not_happen_however_calls_fail_is_a_defect() {
     assert_eq!(violated(Rule::DeviceFailure, "cudaFree failed"), FaultedEnd::Told { error: "cudaFree failed".to_owned() });
     assert_eq!(violated(Rule::Expectation, "that"), FaultedEnd::Healed);
     assert_eq!(violated(Rule::Invariant(Invariant::RetryMakesProgress), "that"), FaultedEnd::Healed);
+}
+
+#[test]
+fn what_a_process_was_told_names_it_and_an_oom_in_it_counts() {
+    let text = SCENARIO.replace("steps:", "processes: [worker]\nsteps:\n  - process: worker\n    steps: [ reset_peaks ]");
+    let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap();
+    let plan = plan(SCENARIO);
+    let record = plan.run_arm(&plan.arms().next().unwrap(), &DeviceSource::simulated(), &Arc::default()).unwrap();
+    let without = FaultedRun { ooms: record.stats.num_ooms, record };
+    let call = (Some(&scenario.processes[0].name), DeviceCall::Free);
+    let failed = |expected: &str| {
+        let (expected, seen) = (expected.to_owned(), "cudaFree failed".to_owned());
+        let first = Violation { step: 1, at: None, rule: Rule::DeviceFailure, expected, seen };
+        let record = RunRecord { verdict: Verdict::Failed { first, rest: Vec::new() }, ..without.record.clone() };
+        judge(call, &scenario, &without, &Seen::Run(Box::new(FaultedRun { record, ..without.clone() })))
+    };
+    let error = "in the process `worker`: cudaFree failed".to_owned();
+    assert_eq!(failed("in the process `worker`: the driver to do as it is told"), FaultedEnd::Told { error });
+    assert!(matches!(failed("the driver to do as it is told"), FaultedEnd::Defect { .. }));
+    let more = FaultedRun { ooms: without.ooms + 1, ..without.clone() };
+    assert_eq!(judge(call, &scenario, &without, &Seen::Run(Box::new(more))), FaultedEnd::Recovered);
+    assert_eq!(judge(call, &scenario, &without, &Seen::Run(Box::new(without.clone()))), FaultedEnd::Healed);
 }
 
 #[test]
@@ -166,11 +191,11 @@ fn assert_nothing_is_lost(text: &str) -> Result<usize, TestCaseError> {
         prop_assert_eq!(tried_alone().count() + told.repeats, ran.calls.len());
         repeats += told.repeats;
         let engine = engine(Chosen::Each);
-        for (place, noted) in ran.calls.iter().enumerate() {
-            let whole = Noted { operation: 0, ..*noted };
-            let (alone, _) = engine.try_count(&Case { baseline: &baseline, ran, place, noted: whole }, 1).unwrap();
+        for (place, Call { noted, .. }) in ran.calls.iter().enumerate() {
+            let whole = Call { process: None, noted: Noted { operation: 0, ..*noted } };
+            let (alone, _) = engine.try_count(&Case { baseline: &baseline, ran, place, call: whole }, 1).unwrap();
             let of = |made: Made| tried_alone().find(move |case| case.call == made.call.name() && case.number == made.number);
-            let same = of(noted.made).or_else(|| of(ran.calls[ran.firsts[place]].made));
+            let same = of(noted.made).or_else(|| of(ran.calls[ran.firsts[place]].noted.made));
             prop_assert_eq!(
                 same.map(|case| (&case.end, case.step)),
                 Some((&alone.end, alone.step)),

@@ -4,55 +4,15 @@
 
 use std::ops::Range;
 
-use harness_allocator::allocator::{AllocatorError, Request};
 use harness_allocator::device::StreamId;
 use harness_allocator::units::{Bytes, Nanos};
 
 use super::spill::SavedOnHost;
 use crate::rig::{Buffer, Stop};
+use crate::workload::memory::{Failed, free_all, make};
 use crate::world::World;
-use harness_record::Shortage;
 use harness_scenario::DeviceKind;
 use harness_scenario::model::{Gradient, ParameterId, Program, Segment, TensorId};
-
-/// Why something was not done to its end.
-#[derive(Debug)]
-pub(in crate::workload) enum Failed {
-    /// There is no memory, which is data.
-    OutOfMemory(AllocatorError, Option<Box<Shortage>>),
-    /// The run cannot go on.
-    Stop(Stop),
-}
-
-impl From<Stop> for Failed {
-    fn from(stop: Stop) -> Self {
-        Self::Stop(stop)
-    }
-}
-
-/// Makes a buffer with contents. Where there is no memory for it, notes why, before anything is freed.
-pub(in crate::workload) fn make(world: &mut World, size: Bytes, stream: StreamId) -> Result<Buffer, Failed> {
-    let mut buffer = take(world, size, stream)?;
-    world.rig.fill(&mut buffer, stream)?;
-    Ok(buffer)
-}
-
-/// Makes a buffer without contents, in the same way.
-pub(super) fn take(world: &mut World, size: Bytes, stream: StreamId) -> Result<Buffer, Failed> {
-    let request = Request { size, stream };
-    match world.rig.allocate(request)? {
-        Ok(buffer) => Ok(buffer),
-        Err(error) => {
-            let shortage = world.rig.shortage(request, &error)?;
-            Err(Failed::OutOfMemory(error, shortage.map(Box::new)))
-        }
-    }
-}
-
-/// Frees buffers in their order.
-pub(in crate::workload) fn free_all(world: &mut World, buffers: impl IntoIterator<Item = Buffer>) -> Result<(), Stop> {
-    buffers.into_iter().try_for_each(|buffer| world.rig.free(buffer))
-}
 
 /// Memory that cuBLAS takes once for each thread that calls it, and keeps: one for forward passes, one for backward passes.
 #[derive(Debug, Default)]

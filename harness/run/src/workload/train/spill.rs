@@ -6,8 +6,8 @@ use harness_allocator::allocator::AllocatorError;
 use harness_allocator::device::{HostMemory, StreamId};
 use harness_allocator::units::Bytes;
 
-use super::pass::{Failed, take};
 use crate::rig::{Buffer, HostBuffer, Stop};
+use crate::workload::memory::{Failed, take};
 use crate::world::World;
 use harness_record::HostUse;
 

@@ -21,10 +21,11 @@ use harness_allocator::allocator::AllocatorError;
 use self::matcher::Matcher;
 use self::outcome::{Ended, Outcomes};
 use self::rank::{End, Rank, Try, Tryout};
+use crate::between::{Between, pause};
 use crate::recovery;
 use crate::rig::Stop;
-use crate::workload::{Between, pause};
-use crate::world::{StepResult, World};
+use crate::step_result::StepResult;
+use crate::world::World;
 use harness_scenario::model::Program;
 use harness_scenario::steps::ranks::Ranks;
 use harness_scenario::steps::train::Train;
@@ -255,8 +256,9 @@ mod tests {
     use harness_scenario::{ReportKey, Scenario};
 
     use crate::rig::{Rig, RigOptions};
+    use crate::step_result::StepResult;
     use crate::workload::train;
-    use crate::world::{StepResult, World};
+    use crate::world::World;
 
     /// A training on three ranks, of which rank 1 has so many MiB less than 128; what was found, and that everything was given back.
     fn trained(less: u64, options: &str, ranks: &str) -> (StepResult, bool) {

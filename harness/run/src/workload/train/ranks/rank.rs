@@ -11,8 +11,9 @@ use super::matcher::{Collective, Matcher, Purpose};
 use super::reducer::{Call, Reducer};
 use crate::recovery::{self, Recovery, Tried, Trying};
 use crate::rig::{Buffer, ProgramId, Stop};
-use crate::workload::train::pass::{Failed, Pass, free_all, make};
-use crate::workload::train::{self, Tally, Training};
+use crate::workload::memory::{Failed, free_all, make};
+use crate::workload::train::pass::Pass;
+use crate::workload::train::training::{self, Tally, Training};
 use crate::world::World;
 use harness_scenario::model::Program;
 use harness_scenario::steps::ranks::{Ranks, Reduce};
@@ -73,7 +74,7 @@ pub(super) struct Rank<'a> {
 pub(super) struct Try<'p> {
     program: &'p Program,
     pass: Pass<'p>,
-    iteration: train::Begun,
+    iteration: training::Begun,
     pub(super) recovery: recovery::Begun,
     /// How far it came.
     pub(super) done: Result<(), Failed>,

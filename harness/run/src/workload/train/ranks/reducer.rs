@@ -10,7 +10,7 @@ use harness_allocator::units::Bytes;
 
 use super::matcher::Purpose;
 use crate::rig::{Buffer, Stop};
-use crate::workload::train::pass::{Failed, free_all, make};
+use crate::workload::memory::{Failed, free_all, make};
 use crate::world::World;
 use harness_scenario::model::{ParameterId, Program};
 use harness_scenario::steps::ranks::{Ranks, Reduce};

@@ -1,24 +1,31 @@
-//! What a scenario's names stand for while it runs: buffers, streams, events, measures, reports, storms; and what a step leaves behind
-//! ([`StepResult`]).
+//! What a scenario's names stand for while it runs: buffers, streams, events, measures, reports, storms.
+//!
+//! * `look_up`: what metrics come to;
+//! * `needs`: what has to be kept for them, as the steps ask for it;
+//! * `live_blocks` and `requests`: what storms, replays and inferences hold.
+
+pub(crate) mod live_blocks;
+pub(crate) mod look_up;
+pub(crate) mod needs;
+pub(crate) mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::allocator::{AllocatorSpec, PrivatePoolId};
-use harness_allocator::device::{Clock, DevicePtr, EventId, StreamId};
+use harness_allocator::device::{Clock, EventId, StreamId};
 use harness_allocator::stats::{MemoryStats, StatKey};
-use harness_allocator::units::{Bytes, Nanos};
 
+use self::live_blocks::LiveBlocks;
+use self::needs::{asks_for_memory, evicts, looks_at_sites, sizes_use_measured_memory};
+use self::requests::Requests;
 use crate::processes::{Inside, Processes};
 use crate::rig::{Buffer, ProgramId, Rig, Stop, unstruck};
 use crate::shared_memory::SharedMemory;
-use crate::workload::infer::Requests;
-use harness_record::{Cause, CauseKind, Outcome, Recovery, Shortage, Table, causes};
 use harness_scenario::steps::Action;
-use harness_scenario::steps::free::Free;
 use harness_scenario::{
-    Account, Amount, BufferName, BufferRef, Chain, DeviceKind, DeviceMetric, EventName, GrowthSite, MeasureName, Metric, Number,
-    PolicyKind, PoolName, Position, ProgramName, RankFigure, Readings, ReportKey, Scenario, Step, StepName, StreamName, VariableName,
+    BufferName, BufferRef, DeviceKind, EventName, GrowthSite, MeasureName, Number, PoolName, ProgramName, Readings, ReportKey, Scenario,
+    StepName, StreamName, VariableName,
 };
 
 /// See the module. The checks of the language have made sure that every name is used as it may be.
@@ -93,61 +100,18 @@ pub(crate) type BufferKey = (BufferName, Option<i64>);
 /// in it.
 pub(crate) type Figures = BTreeMap<(usize, usize), Number>;
 
-/// Why a metric has no value: in words, for the failed expectation.
-#[derive(Clone, Debug, thiserror::Error)]
-pub(crate) enum LookUpError {
-    /// The device cannot tell.
-    #[error("{0} is not known: NVML does not tell what belongs to this process")]
-    Unknown(String),
-    /// The step did not report it.
-    #[error("{0} was not reported")]
-    NotReported(String),
-    /// No process of a program told it.
-    #[error("{0} is not known: no process of the program told counters of torch, since none imported it, or it was ended before it could")]
-    NotTold(String),
-    /// Its step was passed over: the program cannot be run here.
-    #[error("{0} is not known: the program was not run")]
-    NotRun(String),
-    /// A growth has nothing to be compared with yet.
-    #[error("{0} is seen for the first time")]
-    FirstTime(String),
-    /// It is of another arm.
-    #[error("{0} is known when all allocators have run")]
-    OtherArm(String),
-}
-
 impl World {
     /// Makes the scenario's streams and takes the measure `start`.
     pub(crate) fn new(mut rig: Rig, scenario: &Scenario, arm: &AllocatorSpec, seed: u64) -> Result<Self, Box<(Rig, Vec<StreamId>, Stop)>> {
         let mut streams = vec![StreamId::DEFAULT];
-        let mut begun = Ok(());
-        if let Some(default) = scenario.streams.first() {
-            rig.name_stream(StreamId::DEFAULT, &default.to_string());
-        }
-        for name in scenario.streams.iter().skip(1) {
-            match rig.create_stream() {
-                Ok(stream) => {
-                    rig.name_stream(stream, &name.to_string());
-                    streams.push(stream);
-                }
-                Err(stop) => {
-                    begun = Err(stop);
-                    break;
-                }
-            }
-        }
-        if let Err(stop) = begun.and_then(|()| rig.unstruck(Rig::begin_scenario)) {
+        if let Err(stop) = create_streams(&mut rig, &scenario.streams, &mut streams).and_then(|()| rig.unstruck(Rig::begin_scenario)) {
             return Err(Box::new((rig, streams, stop)));
         }
         if scenario.all_steps().iter().any(|step| looks_at_sites(&step.action)) {
             rig.watch_sites();
         }
         let programs = scenario.programs.iter().map(|_| rig.add_program(arm.build())).collect();
-        let trainings = scenario.all_steps().into_iter().filter_map(|step| match &step.action {
-            Action::Train(train) => train.ranks.as_ref().map(|ranks| (train.id.clone(), ranks.count())),
-            _ => None,
-        });
-        let ranks = trainings.map(|(id, count)| (id, (1..count).map(|_| rig.add_program(arm.build())).collect())).collect();
+        let ranks = add_ranks(&mut rig, scenario, arm);
         let mut world = Self {
             device: device_kind(rig.info().clock),
             rig,
@@ -345,63 +309,6 @@ impl World {
         Ok(Readings { stats, memory, calls, now: self.rig.now() })
     }
 
-    /// The value of a metric. Those of the present are taken from `now`, so that all of one expression are of one moment.
-    pub(crate) fn look_up(&self, metric: &Metric, now: &Readings) -> Result<Number, LookUpError> {
-        let value = match metric {
-            Metric::Variable(name, _) => {
-                return self.variables.get(name).copied().ok_or_else(|| LookUpError::NotReported(metric.to_string()));
-            }
-            Metric::Now(account) => now.get(*account),
-            Metric::At(name, account) => {
-                let readings = self.measures.get(name).ok_or_else(|| LookUpError::NotReported(metric.to_string()))?;
-                readings.get(*account)
-            }
-            Metric::Program(program, key) => Some(self.rig.stats_of(self.programs[program.index()]).get(*key)),
-            Metric::Rank(step, rank, figure) => {
-                let figures = self.rank_figures.get(step).and_then(|ranks| ranks.get(*rank));
-                let figures = figures.ok_or_else(|| LookUpError::NotReported(metric.to_string()))?;
-                let value = match figure {
-                    RankFigure::Report(key) => figures.reports.get(key).copied(),
-                    RankFigure::Stat(key) => Some(figures.stats.get(*key)),
-                };
-                return value.map(whole).ok_or_else(|| LookUpError::NotReported(metric.to_string()));
-            }
-            Metric::Process(process, account) => {
-                let readings = self.processes.as_ref().and_then(|processes| processes.readings(process));
-                readings.ok_or_else(|| LookUpError::NotReported(metric.to_string()))?.get(*account)
-            }
-            Metric::Growth(site, account) => {
-                let value = now.get(*account).ok_or_else(|| LookUpError::Unknown(metric.to_string()))?;
-                let last = self.last_seen.get(site).ok_or_else(|| LookUpError::FirstTime(metric.to_string()))?;
-                return Ok(Number::from_integer(i128::from(value) - i128::from(*last)));
-            }
-            Metric::Report(step, _) | Metric::Torch(step, _) if self.not_run.contains(step) => {
-                return Err(LookUpError::NotRun(metric.to_string()));
-            }
-            Metric::Report(step, key) => {
-                let value = self.reports.get(step).and_then(|reports| reports.get(key)).copied();
-                return value.map(whole).ok_or_else(|| LookUpError::NotReported(metric.to_string()));
-            }
-            Metric::Torch(step, key) => {
-                let stats = self.torch_stats.get(step).ok_or_else(|| LookUpError::NotReported(metric.to_string()))?;
-                return stats.get(key).copied().map(whole).ok_or_else(|| LookUpError::NotTold(metric.to_string()));
-            }
-            Metric::Arm(..) => return Err(LookUpError::OtherArm(metric.to_string())),
-        };
-        value.map(whole).ok_or_else(|| LookUpError::Unknown(metric.to_string()))
-    }
-
-    /// Remembers what the growths of an expectation are to be compared with the next time.
-    pub(crate) fn remember<'m>(&mut self, metrics: impl Iterator<Item = &'m Metric>, now: &Readings) {
-        for metric in metrics {
-            if let Metric::Growth(site, account) = metric
-                && let Some(value) = now.get(*account)
-            {
-                self.last_seen.insert(*site, value);
-            }
-        }
-    }
-
     /// Keeps a figure of this arm for an expectation between arms.
     pub(crate) fn keep_figure(&mut self, comparison: usize, place: usize, figure: Number) {
         self.figures.insert((comparison, place), figure);
@@ -434,200 +341,31 @@ impl World {
     }
 }
 
-/// Whether a policy of the scenario frees the buffer that was used longest ago.
-fn evicts(scenario: &Scenario) -> bool {
-    let steps = scenario.all_steps();
-    let mut policies = steps.iter().filter_map(|step| step.action.on_oom()).flat_map(Chain::policies);
-    policies.any(|policy| policy.kind() == PolicyKind::Evict)
+/// Makes the scenario's streams behind the default one. Those that were made are added, however it ends.
+fn create_streams(rig: &mut Rig, names: &[StreamName], streams: &mut Vec<StreamId>) -> Result<(), Stop> {
+    if let Some(default) = names.first() {
+        rig.name_stream(StreamId::DEFAULT, &default.to_string());
+    }
+    for name in names.iter().skip(1) {
+        let stream = rig.create_stream()?;
+        rig.name_stream(stream, &name.to_string());
+        streams.push(stream);
+    }
+    Ok(())
 }
 
-/// Whether a step wants to know what each site holds.
-const fn looks_at_sites(action: &Action) -> bool {
-    matches!(action, Action::Compare(_)) || action.leak_check().is_some()
-}
-
-fn whole(value: u64) -> Number {
-    Number::from_integer(i128::from(value))
+/// Adds the programs of each data-parallel training's ranks, but for the first.
+fn add_ranks(rig: &mut Rig, scenario: &Scenario, arm: &AllocatorSpec) -> BTreeMap<StepName, Vec<ProgramId>> {
+    let trainings = scenario.all_steps().into_iter().filter_map(|step| match &step.action {
+        Action::Train(train) => train.ranks.as_ref().map(|ranks| (train.id.clone(), ranks.count())),
+        _ => None,
+    });
+    trainings.map(|(id, count)| (id, (1..count).map(|_| rig.add_program(arm.build())).collect())).collect()
 }
 
 const fn device_kind(clock: Clock) -> DeviceKind {
     match clock {
         Clock::Simulated => DeviceKind::Simulated,
         Clock::Measured => DeviceKind::Gpu,
-    }
-}
-
-/// Whether some size refers to the device's memory as it was at a `measure` step.
-fn sizes_use_measured_memory(steps: &[Step]) -> bool {
-    let of = |amount: &Amount| amount.quantities().into_iter().any(|metric| matches!(metric, Metric::At(..)) && asks_for_memory(metric));
-    steps.iter().any(|step| {
-        let own = match &step.action {
-            Action::Alloc(alloc) => of(&alloc.size),
-            Action::Pressure(pressure) => of(&pressure.held),
-            Action::Free(Free::Pinning { request, .. }) => of(request),
-            _ => false,
-        };
-        own || sizes_use_measured_memory(step.action.steps()) || sizes_use_measured_memory(&step.meanwhile)
-    })
-}
-
-/// Whether the device has to be asked for its memory to know the metric.
-pub(crate) fn asks_for_memory(metric: &Metric) -> bool {
-    let metric = if let Metric::Arm(_, metric) = metric { metric } else { metric };
-    match metric.account() {
-        None | Some(Account::Stat(_)) => false,
-        Some(Account::Device(metric)) => match metric {
-            DeviceMetric::Used
-            | DeviceMetric::Free
-            | DeviceMetric::Total
-            | DeviceMetric::ContextOverhead
-            | DeviceMetric::Pressure
-            | DeviceMetric::Process => true,
-            DeviceMetric::MallocCalls
-            | DeviceMetric::MallocFailures
-            | DeviceMetric::FreeCalls
-            | DeviceMetric::MemoryCalls
-            | DeviceMetric::Synchronizations
-            | DeviceMetric::Now => false,
-        },
-    }
-}
-
-/// What a step did.
-#[derive(Clone, Debug)]
-pub(crate) struct StepResult {
-    pub(crate) outcome: Outcome,
-    pub(crate) reports: BTreeMap<ReportKey, u64>,
-    pub(crate) notes: Vec<String>,
-    pub(crate) tables: Vec<Table>,
-    pub(crate) unmet: Vec<Unmet>,
-    pub(crate) shortage: Option<Shortage>,
-    /// What the size of a request came to.
-    pub(crate) size: Option<Bytes>,
-    /// Of a step with recovery policies, what they did.
-    pub(crate) recovery: Option<Recovery>,
-}
-
-impl Default for StepResult {
-    fn default() -> Self {
-        let (reports, notes, tables, unmet, shortage, size, recovery) = Default::default();
-        Self { outcome: Outcome::Done, reports, notes, tables, unmet, shortage, size, recovery }
-    }
-}
-
-impl StepResult {
-    /// What the step reports. Its times are reported by a timed run only: in a checked run they are those of the checks too.
-    pub(crate) fn reports_with(&self, duration: Option<Nanos>) -> BTreeMap<ReportKey, u64> {
-        let mut reports = self.reports.clone();
-        match duration {
-            Some(duration) => drop(reports.insert(ReportKey::Time, duration.0)),
-            None => reports.retain(|key, _| !key.is_timed()),
-        }
-        reports
-    }
-}
-
-/// Something that was expected and not seen.
-#[derive(Clone, Debug)]
-pub(crate) struct Unmet {
-    pub(crate) at: Position,
-    pub(crate) expected: String,
-    pub(crate) seen: String,
-}
-
-impl Unmet {
-    pub(crate) fn at(step: &Step, expected: impl Into<String>, seen: impl Into<String>) -> Self {
-        Self { at: step.position, expected: expected.into(), seen: seen.into() }
-    }
-
-    /// A request failed, and not for the cause that is expected. A timed run does not look for causes.
-    pub(crate) fn other_cause(step: &Step, expected: CauseKind, shortage: Option<&Shortage>) -> Option<Self> {
-        let causes: Vec<CauseKind> = causes(shortage?).iter().map(Cause::kind).collect();
-        if causes.contains(&expected) {
-            return None;
-        }
-        let names: Vec<String> = causes.iter().map(|cause| format!("`{cause}` ({})", cause.about())).collect();
-        let seen = if names.is_empty() { "no cause that the figures show".to_owned() } else { names.join(", ") };
-        Some(Self::at(step, format!("the cause `{expected}`: {}", expected.about()), seen))
-    }
-}
-
-/// The live blocks of a storm or a replay, by the operation at which each is due, or by its id in the trace, and the order of their making.
-#[derive(Debug)]
-pub(crate) struct LiveBlocks<B = Buffer> {
-    blocks: BTreeMap<(u64, u64), B>,
-    bytes: u64,
-    made: u64,
-}
-
-/// A block that somebody asked for.
-pub(crate) trait Block {
-    /// How much was asked for.
-    fn requested(&self) -> Bytes;
-}
-
-impl Block for Buffer {
-    fn requested(&self) -> Bytes {
-        Self::requested(self)
-    }
-}
-
-impl<B> Default for LiveBlocks<B> {
-    fn default() -> Self {
-        Self { blocks: BTreeMap::new(), bytes: 0, made: 0 }
-    }
-}
-
-impl LiveBlocks {
-    /// Where they lie.
-    pub(crate) fn addresses(&self) -> impl Iterator<Item = DevicePtr> {
-        self.blocks.values().map(|buffer| buffer.range().start)
-    }
-
-    /// Takes those out that a condition on their address selects.
-    pub(crate) fn take_where(&mut self, select: impl Fn(DevicePtr) -> bool) -> Vec<Buffer> {
-        let keys: Vec<(u64, u64)> = self.blocks.iter().filter(|(_, buffer)| select(buffer.range().start)).map(|(&key, _)| key).collect();
-        keys.into_iter().filter_map(|key| self.take(key)).collect()
-    }
-}
-
-impl<B: Block> LiveBlocks<B> {
-    /// How many there are.
-    pub(crate) fn count(&self) -> u64 {
-        self.blocks.len() as u64
-    }
-
-    /// Requested bytes of all of them.
-    pub(crate) const fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// All of them, those due first in front.
-    pub(crate) fn into_blocks(self) -> impl Iterator<Item = B> {
-        self.blocks.into_values()
-    }
-
-    pub(crate) fn insert(&mut self, due: u64, buffer: B) {
-        self.bytes += buffer.requested().0;
-        self.made += 1;
-        self.blocks.insert((due, self.made), buffer);
-    }
-
-    /// The block due next, if it is due by then.
-    pub(crate) fn take_due(&mut self, by: u64) -> Option<B> {
-        let key = *self.blocks.first_key_value().filter(|((due, _), _)| *due <= by)?.0;
-        self.take(key)
-    }
-
-    /// The block with that id.
-    pub(crate) fn take_of(&mut self, id: u64) -> Option<B> {
-        let (&key, _) = self.blocks.range((id, 0)..=(id, u64::MAX)).next()?;
-        self.take(key)
-    }
-
-    fn take(&mut self, key: (u64, u64)) -> Option<B> {
-        let buffer = self.blocks.remove(&key)?;
-        self.bytes -= buffer.requested().0;
-        Some(buffer)
     }
 }

@@ -17,10 +17,12 @@ use harness_allocator::device::{DevicePtr, Tag, TestDevice};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 
-use super::storm::{Operation, Requests};
+use super::requests::{Operation, Requests};
 use crate::control::{Call, Control};
 use crate::rig::{Finding, Stop, check_structure};
-use crate::world::{Block, LiveBlocks, StepResult, Unmet, World};
+use crate::step_result::{StepResult, Unmet};
+use crate::world::World;
+use crate::world::live_blocks::{Block, LiveBlocks};
 use harness_record::{Invariant, Outcome};
 use harness_scenario::steps::storm::Storm;
 use harness_scenario::{ReportKey, Step};

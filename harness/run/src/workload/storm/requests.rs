@@ -1,126 +1,15 @@
-//! Storms: many requests and frees of random sizes and lifetimes, all drawn from one seed.
+//! What a storm asks for and frees, drawn from its seed.
 
-use std::ops::ControlFlow;
-
-use harness_allocator::allocator::{AllocatorError, OomCause, Request};
+use harness_allocator::allocator::Request;
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
-use harness_base::words::count;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{Between, pause, threads};
-use crate::rig::Stop;
-use crate::world::{Block, LiveBlocks, StepResult, Unmet, World};
-use harness_record::{Outcome, Shortage};
-use harness_scenario::steps::storm::{FreeOrder, Storm, StormSizes, Until};
-use harness_scenario::{ReportKey, Step};
-
-/// What is counted in a storm.
-#[derive(Debug, Default)]
-struct Tally {
-    operations: u64,
-    allocations: u64,
-    frees: u64,
-    ooms: u64,
-    peak_live: u64,
-    failure: Option<Failure>,
-    /// What was known of the same request.
-    shortage: Option<Shortage>,
-}
-
-/// The request that is reported: the first that failed, or the one that ended the storm.
-#[derive(Debug)]
-struct Failure {
-    operation: u64,
-    requested: Bytes,
-    reserved: Bytes,
-    allocated: Bytes,
-    largest_free: Bytes,
-    device_free: Bytes,
-    text: String,
-}
-
-impl Failure {
-    fn new(operation: u64, requested: Bytes, reserved: Bytes, allocated: Bytes, error: &AllocatorError) -> Self {
-        let (largest_free, device_free) = match error {
-            AllocatorError::OutOfMemory(oom) => {
-                let device_free = if let OomCause::Device { free } = oom.cause { free } else { Bytes::ZERO };
-                (oom.largest_free_block.unwrap_or_default(), device_free)
-            }
-            AllocatorError::TooLarge { .. } | AllocatorError::Device(_) => (Bytes::ZERO, Bytes::ZERO),
-        };
-        Self { operation, requested, reserved, allocated, largest_free, device_free, text: error.to_string() }
-    }
-
-    fn is_fragmentation(&self) -> bool {
-        is_fragmentation(self.reserved, self.allocated, self.requested)
-    }
-}
-
-/// Whether the memory was there, but in pieces.
-fn is_fragmentation(reserved: Bytes, allocated: Bytes, requested: Bytes) -> bool {
-    reserved.saturating_sub(allocated) >= requested
-}
-
-/// Runs a storm, with something else between its operations. Logarithmic in live blocks for each operation, apart from the allocator and the
-/// audit.
-pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm, mut between: Between<'_>) -> Result<StepResult, Stop> {
-    if let Some(threads) = storm.threads {
-        return threads::run(world, step, storm, threads);
-    }
-    world.rig.name_buffers(&storm.id, step.position.line);
-    let mut requests = Requests::new(world, storm, 0);
-    let mut tally = Tally::default();
-    while tally.operations < storm.operations {
-        tally.operations += 1;
-        if operate(world, storm, &mut requests, &mut tally)?.is_break() {
-            break;
-        }
-        pause(&mut between, world)?;
-    }
-    Ok(conclude(world, step, storm, tally))
-}
-
-/// One operation.
-fn operate(world: &mut World, storm: &Storm, requests: &mut Requests<'_>, tally: &mut Tally) -> Result<ControlFlow<()>, Stop> {
-    let now = tally.operations;
-    let (request, lifetime) = match requests.next_operation(world.storm(&storm.id), now) {
-        Operation::Free(block) => {
-            tally.frees += 1;
-            world.rig.free(block)?;
-            return Ok(ControlFlow::Continue(()));
-        }
-        Operation::Allocate(request, lifetime) => (request, lifetime),
-    };
-    match world.rig.allocate(request)? {
-        Ok(mut buffer) => {
-            if storm.fill {
-                world.rig.fill(&mut buffer, request.stream)?;
-            }
-            let live = world.storm(&storm.id);
-            live.insert(requests.due(now, lifetime), buffer);
-            tally.allocations += 1;
-            tally.peak_live = tally.peak_live.max(live.bytes());
-            Ok(ControlFlow::Continue(()))
-        }
-        Err(error) => refused(world, storm, request, &error, tally),
-    }
-}
-
-/// A request failed. The storm goes on, unless it was to end at such a failure.
-fn refused(world: &mut World, storm: &Storm, request: Request, error: &AllocatorError, tally: &mut Tally) -> Result<ControlFlow<()>, Stop> {
-    tally.ooms += 1;
-    let stats = world.rig.stats();
-    let (reserved, allocated) = (Bytes(stats.reserved_bytes.all.current), Bytes(stats.allocated_bytes.all.current));
-    let ends = storm.until == Some(Until::Fragmented) && is_fragmentation(reserved, allocated, request.size);
-    if ends || tally.failure.is_none() {
-        tally.failure = Some(Failure::new(tally.operations, request.size, reserved, allocated, error));
-        tally.shortage = world.rig.shortage(request, error)?;
-    }
-    Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
-}
+use crate::world::World;
+use crate::world::live_blocks::{Block, LiveBlocks};
+use harness_scenario::steps::storm::{FreeOrder, Storm, StormSizes};
 
 /// What a storm does next.
 pub(super) enum Operation<B> {
@@ -228,45 +117,6 @@ fn draw_size(rng: &mut ChaCha8Rng, sizes: &StormSizes) -> Bytes {
         StormSizes::Bimodal { min, max } => Bytes(rng.random_range((max.0 / 2).max(min.0)..=max.0)),
         StormSizes::Recorded(sizes) => sizes.choose(rng).copied().unwrap_or_default(),
     }
-}
-
-fn conclude(world: &mut World, step: &Step, storm: &Storm, tally: Tally) -> StepResult {
-    let live = world.storm(&storm.id);
-    let (live_blocks, live_bytes) = (live.count(), live.bytes());
-    let mut result = StepResult::default();
-    result.reports.extend([
-        (ReportKey::Operations, tally.operations),
-        (ReportKey::Allocations, tally.allocations),
-        (ReportKey::Frees, tally.frees),
-        (ReportKey::Ooms, tally.ooms),
-        (ReportKey::LiveBlocks, live_blocks),
-        (ReportKey::LiveBytes, live_bytes),
-        (ReportKey::PeakLiveBytes, tally.peak_live),
-    ]);
-    let figure = |of: fn(&Failure) -> u64| tally.failure.as_ref().map_or(0, of);
-    result.reports.extend([
-        (ReportKey::FailedRequest, figure(|failure| failure.requested.0)),
-        (ReportKey::FailedOperation, figure(|failure| failure.operation)),
-        (ReportKey::ReservedAtFailure, figure(|failure| failure.reserved.0)),
-        (ReportKey::AllocatedAtFailure, figure(|failure| failure.allocated.0)),
-        (ReportKey::LargestFreeAtFailure, figure(|failure| failure.largest_free.0)),
-        (ReportKey::DeviceFreeAtFailure, figure(|failure| failure.device_free.0)),
-    ]);
-    let fragmented = tally.failure.as_ref().is_some_and(Failure::is_fragmentation);
-    if let Some(failure) = tally.failure {
-        result.outcome = Outcome::OutOfMemory;
-        result.shortage = tally.shortage;
-        result.notes.push(format!("operation {}: {}", failure.operation, failure.text));
-    }
-    match storm.until {
-        Some(Until::Fragmented) if !fragmented => {
-            let seen = format!("{} with {}, none of them so", count(tally.operations, "operation"), count(tally.ooms, "failed request"));
-            let expected = "a request that fails although reserved − allocated is at least its size";
-            result.unmet.push(Unmet::at(step, expected, seen));
-        }
-        Some(Until::Fragmented) | None => {}
-    }
-    result
 }
 
 #[cfg(test)]

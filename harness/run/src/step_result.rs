@@ -1,0 +1,66 @@
+//! [`StepResult`]: what a step leaves behind.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::units::{Bytes, Nanos};
+use harness_record::{Cause, CauseKind, Outcome, Recovery, Shortage, Table, causes};
+use harness_scenario::{Position, ReportKey, Step};
+
+/// What a step did.
+#[derive(Clone, Debug)]
+pub(crate) struct StepResult {
+    pub(crate) outcome: Outcome,
+    pub(crate) reports: BTreeMap<ReportKey, u64>,
+    pub(crate) notes: Vec<String>,
+    pub(crate) tables: Vec<Table>,
+    pub(crate) unmet: Vec<Unmet>,
+    pub(crate) shortage: Option<Shortage>,
+    /// What the size of a request came to.
+    pub(crate) size: Option<Bytes>,
+    /// Of a step with recovery policies, what they did.
+    pub(crate) recovery: Option<Recovery>,
+}
+
+impl Default for StepResult {
+    fn default() -> Self {
+        let (reports, notes, tables, unmet, shortage, size, recovery) = Default::default();
+        Self { outcome: Outcome::Done, reports, notes, tables, unmet, shortage, size, recovery }
+    }
+}
+
+impl StepResult {
+    /// What the step reports. Its times are reported by a timed run only: in a checked run they are those of the checks too.
+    pub(crate) fn reports_with(&self, duration: Option<Nanos>) -> BTreeMap<ReportKey, u64> {
+        let mut reports = self.reports.clone();
+        match duration {
+            Some(duration) => drop(reports.insert(ReportKey::Time, duration.0)),
+            None => reports.retain(|key, _| !key.is_timed()),
+        }
+        reports
+    }
+}
+
+/// Something that was expected and not seen.
+#[derive(Clone, Debug)]
+pub(crate) struct Unmet {
+    pub(crate) at: Position,
+    pub(crate) expected: String,
+    pub(crate) seen: String,
+}
+
+impl Unmet {
+    pub(crate) fn at(step: &Step, expected: impl Into<String>, seen: impl Into<String>) -> Self {
+        Self { at: step.position, expected: expected.into(), seen: seen.into() }
+    }
+
+    /// A request failed, and not for the cause that is expected. A timed run does not look for causes.
+    pub(crate) fn other_cause(step: &Step, expected: CauseKind, shortage: Option<&Shortage>) -> Option<Self> {
+        let causes: Vec<CauseKind> = causes(shortage?).iter().map(Cause::kind).collect();
+        if causes.contains(&expected) {
+            return None;
+        }
+        let names: Vec<String> = causes.iter().map(|cause| format!("`{cause}` ({})", cause.about())).collect();
+        let seen = if names.is_empty() { "no cause that the figures show".to_owned() } else { names.join(", ") };
+        Some(Self::at(step, format!("the cause `{expected}`: {}", expected.about()), seen))
+    }
+}

@@ -1,0 +1,48 @@
+//! Buffers of workloads, for which there may be no memory.
+
+use harness_allocator::allocator::{AllocatorError, Request};
+use harness_allocator::device::StreamId;
+use harness_allocator::units::Bytes;
+use harness_record::Shortage;
+
+use crate::rig::{Buffer, Stop};
+use crate::world::World;
+
+/// Why something was not done to its end.
+#[derive(Debug)]
+pub(super) enum Failed {
+    /// There is no memory, which is data.
+    OutOfMemory(AllocatorError, Option<Box<Shortage>>),
+    /// The run cannot go on.
+    Stop(Stop),
+}
+
+impl From<Stop> for Failed {
+    fn from(stop: Stop) -> Self {
+        Self::Stop(stop)
+    }
+}
+
+/// Makes a buffer with contents. Where there is no memory for it, notes why, before anything is freed.
+pub(super) fn make(world: &mut World, size: Bytes, stream: StreamId) -> Result<Buffer, Failed> {
+    let mut buffer = take(world, size, stream)?;
+    world.rig.fill(&mut buffer, stream)?;
+    Ok(buffer)
+}
+
+/// Makes a buffer without contents, in the same way.
+pub(super) fn take(world: &mut World, size: Bytes, stream: StreamId) -> Result<Buffer, Failed> {
+    let request = Request { size, stream };
+    match world.rig.allocate(request)? {
+        Ok(buffer) => Ok(buffer),
+        Err(error) => {
+            let shortage = world.rig.shortage(request, &error)?;
+            Err(Failed::OutOfMemory(error, shortage.map(Box::new)))
+        }
+    }
+}
+
+/// Frees buffers in their order.
+pub(super) fn free_all(world: &mut World, buffers: impl IntoIterator<Item = Buffer>) -> Result<(), Stop> {
+    buffers.into_iter().try_for_each(|buffer| world.rig.free(buffer))
+}

@@ -1,0 +1,52 @@
+//! Whether a training ended as it should, in words too.
+
+use harness_allocator::allocator::AllocatorError;
+use harness_base::words::count;
+use harness_record::{Outcome, Shortage};
+use harness_scenario::steps::train::Train;
+use harness_scenario::{Expected, Step};
+
+use crate::step_result::{StepResult, Unmet};
+use crate::world::World;
+
+/// Whether a training ended as it should: after so many iterations and retries, and what these made of its plan.
+pub(super) fn judge(
+    world: &World,
+    step: &Step,
+    train: &Train,
+    (iterations, retries, became): (u64, u64, String),
+    failed: Option<(AllocatorError, Option<Shortage>)>,
+    result: &mut StepResult,
+) {
+    let completed = format!("{iterations} of {}", count(train.iterations, "iteration"));
+    match (failed, train.expect.of(&world.arm, world.device)) {
+        (None, expected) => {
+            result.outcome = Outcome::Fits { retries: retries as u32 };
+            if retries > 0 {
+                result.notes.push(format!("{}: {became}", count(retries, "retry")));
+            }
+            if let Expected::Oom(_) = expected {
+                result.unmet.push(Unmet::at(step, "training to run out of memory", completed));
+            }
+        }
+        (Some((error, shortage)), expected) => {
+            result.outcome = Outcome::OutOfMemory;
+            result.shortage = shortage;
+            result.notes.push(format!("{completed}, then {error}"));
+            if let Expected::Oom(Some(cause)) = expected {
+                result.unmet.extend(Unmet::other_cause(step, cause, result.shortage.as_ref()));
+            }
+            if expected == Expected::Fits {
+                result.unmet.push(Unmet::at(step, "training to its end", format!("{completed}, then {error}")));
+            }
+        }
+    }
+}
+
+/// What retries came to, in words.
+pub(super) fn batch_became(train: &Train, batch: u64) -> String {
+    match train.batches[0] {
+        first if first == batch => format!("the last batch was {batch}, as at first"),
+        first => format!("batch {first} became {batch}"),
+    }
+}

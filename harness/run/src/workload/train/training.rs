@@ -1,0 +1,362 @@
+//! [`Training`]: what lives as long as a training, and what an iteration does with it.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use harness_allocator::allocator::AllocatorError;
+use harness_allocator::device::{HostMemory, StreamId};
+use harness_allocator::units::{Bytes, Nanos};
+
+use super::pass::{ParameterGradients, Pass, Workspaces};
+use super::spill::{HostStore, SavedOnHost};
+use crate::rig::{Buffer, Finding, HostBuffer, Stop};
+use crate::workload::memory::{Failed, free_all, make};
+use crate::world::World;
+use harness_record::{HostUse, Invariant, Shortage};
+use harness_scenario::model::Program;
+use harness_scenario::steps::train::{Optimizer, Train, Trained, ZeroGrad};
+use harness_scenario::{Plan, Precision};
+
+pub(super) type Answer<T> = Result<Result<T, AllocatorError>, Stop>;
+
+/// What lives as long as the training.
+pub(super) struct Training<'a> {
+    pub(super) train: &'a Train,
+    pub(super) stream: StreamId,
+    pub(super) sizes: Vec<Bytes>,
+    parameters: Vec<Buffer>,
+    /// What is there beside them, and not trained.
+    constants: Vec<Buffer>,
+    /// The optimizer's state, as far as it is on the device.
+    state: Vec<Buffer>,
+    /// The rest of it.
+    state_on_host: Vec<HostBuffer>,
+    pub(super) host: HostStore,
+    /// The gradient of each parameter, where there is one between iterations.
+    gradients: Vec<Option<Buffer>>,
+    workspaces: Workspaces,
+    /// What graphs that are never given up keep.
+    retained: Vec<Buffer>,
+    programs: Programs<'a>,
+}
+
+/// What an iteration began with, and what it made.
+pub(super) struct Begun {
+    /// Allocated beside what the training holds.
+    allocated: u64,
+    retained: usize,
+    state: usize,
+    /// Buffers on the host: of retained graphs, and of the optimizer's state.
+    on_host: (usize, usize),
+    /// Parameters whose gradients it made.
+    made: Vec<usize>,
+    /// Parameters that gradients came for.
+    pub(super) arrived: Vec<usize>,
+}
+
+/// Programs that were computed, to be used again.
+struct Programs<'a> {
+    model: &'a Trained,
+    known: BTreeMap<(u64, u64, bool), Rc<Program>>,
+}
+
+impl Programs<'_> {
+    /// Most that are kept.
+    const MOST: usize = 16;
+
+    fn of(&mut self, samples: u64, length: u64, precision: Precision) -> Rc<Program> {
+        let key = (samples, length, precision == Precision::Mixed);
+        if let Some(known) = self.known.get(&key) {
+            return Rc::clone(known);
+        }
+        if self.known.len() == Self::MOST {
+            self.known.pop_first();
+        }
+        let program = Rc::new(self.model.program(samples, length, precision));
+        self.known.insert(key, Rc::clone(&program));
+        program
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Tally {
+    pub(super) iterations: u64,
+    pub(super) samples: u64,
+    /// Of all iterations, failed tries included.
+    pub(super) time: Nanos,
+    pub(super) final_batch: u64,
+    /// How the last iteration that completed was done.
+    pub(super) plan: Option<Plan>,
+    pub(super) retries: u64,
+    pub(super) ooms: u64,
+    pub(super) retained: u64,
+    pub(super) host: HostUse,
+    /// Of the last request that failed.
+    pub(super) shortage: Option<Shortage>,
+}
+
+impl Tally {
+    /// Takes a failure for lack of memory as data.
+    pub(super) fn answer<T>(&mut self, done: Result<T, Failed>) -> Answer<T> {
+        match done {
+            Ok(value) => Ok(Ok(value)),
+            Err(Failed::Stop(stop)) => Err(stop),
+            Err(Failed::OutOfMemory(error, shortage)) => {
+                self.ooms += 1;
+                self.shortage = shortage.map(|shortage| *shortage);
+                Ok(Err(error))
+            }
+        }
+    }
+}
+
+impl<'a> Training<'a> {
+    pub(super) fn new(train: &'a Train, stream: StreamId) -> Self {
+        let sizes = train.model.parameters();
+        Self {
+            train,
+            stream,
+            parameters: Vec::with_capacity(sizes.len()),
+            constants: Vec::new(),
+            state: Vec::new(),
+            state_on_host: Vec::new(),
+            host: HostStore::default(),
+            gradients: sizes.iter().map(|_| None).collect(),
+            sizes,
+            workspaces: Workspaces::default(),
+            retained: Vec::new(),
+            programs: Programs { model: &train.model, known: BTreeMap::new() },
+        }
+    }
+
+    pub(super) fn build(&mut self, world: &mut World) -> Result<(), Failed> {
+        world.rig.name_purpose("parameters");
+        for &size in &self.sizes {
+            self.parameters.push(make(world, size, self.stream)?);
+        }
+        for size in self.train.model.constants() {
+            self.constants.push(make(world, size, self.stream)?);
+        }
+        // PyTorch's optimizers make their state in the first update; one of which only sizes are known has it from the start.
+        match &self.train.model {
+            Trained::Uniform(_) => self.make_state(world, 1, self.train.optimizer.copies()),
+            Trained::Model(_) => Ok(()),
+        }
+    }
+
+    /// Makes so many buffers for each parameter, each of so many copies of it.
+    fn make_state(&mut self, world: &mut World, buffers: u64, copies: u64) -> Result<(), Failed> {
+        world.rig.name_purpose("optimizer state");
+        for &size in self.sizes.iter().filter(|_| copies > 0) {
+            for _ in 0..buffers {
+                self.state.push(make(world, Bytes(size.0 * copies), self.stream)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// What it holds between iterations.
+    fn held(&self) -> u64 {
+        let workspaces = self.workspaces.forward.iter().chain(&self.workspaces.backward);
+        let lasting = self.parameters.iter().chain(&self.constants).chain(&self.state).chain(workspaces).chain(&self.retained);
+        lasting.chain(self.gradients.iter().flatten()).map(|buffer| buffer.size().0).sum()
+    }
+
+    /// Does one iteration by the plan.
+    pub(super) fn iterate(&mut self, world: &mut World, plan: &Plan, length: u64, tally: &mut Tally) -> Answer<()> {
+        let mut begun = self.begin(world);
+        let spilled = self.spill_state(world, plan);
+        begun.state = self.state.len();
+        begun.on_host = (self.host.retained(), self.state_on_host.len());
+        let done = spilled.and_then(|()| (0..plan.micro_batches).try_for_each(|part| self.pass(world, plan, (part, length), &mut begun)));
+        let done = done.and_then(|()| match &plan.spilled.optimizer_state {
+            Some(memory) => self.update_on_host(world, memory),
+            None => self.update(world),
+        });
+        let answer = tally.answer(done)?;
+        self.end(world, begun, answer.is_err(), tally)?;
+        Ok(answer)
+    }
+
+    /// An iteration begins.
+    pub(super) fn begin(&self, world: &World) -> Begun {
+        let allocated = world.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
+        Begun {
+            allocated,
+            retained: self.retained.len(),
+            state: self.state.len(),
+            on_host: (self.host.retained(), self.state_on_host.len()),
+            made: Vec::new(),
+            arrived: Vec::new(),
+        }
+    }
+
+    /// An iteration is over. Where it failed, everything that it made is freed, and parameters and state are verified.
+    pub(super) fn end(&mut self, world: &mut World, begun: Begun, failed: bool, tally: &mut Tally) -> Result<(), Stop> {
+        let Begun { allocated: before, retained, state, on_host, made, .. } = begun;
+        if failed {
+            let new = self.retained.drain(retained..).chain(self.state.drain(state..));
+            free_all(world, new.collect::<Vec<_>>())?;
+            self.state_on_host.drain(on_host.1..).for_each(|state| self.host.put_back(state));
+            self.host.give_up_retained(on_host.0);
+            self.host.give_back_spare(world)?;
+        }
+        if failed || self.train.zero_grad == ZeroGrad::SetToNone {
+            for parameter in made {
+                free_all(world, self.gradients[parameter].take())?;
+            }
+        }
+        let after = world.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
+        if failed {
+            tally.retained = tally.retained.max(after.saturating_sub(before));
+            // A check that is no part of the training: a timed run goes without.
+            if !world.rig.is_timed() {
+                self.verify(world)?;
+            }
+        }
+        if after != before {
+            world.rig.note(Finding {
+                invariant: Invariant::OomChangesOnlyTheCache,
+                expected: format!("{before} B allocated after an iteration as before it, beside what the training keeps"),
+                seen: format!("{after} B"),
+            });
+        }
+        Ok(())
+    }
+
+    /// What one micro-batch does, by its number: the larger ones come first.
+    pub(super) fn program(&mut self, plan: &Plan, part: u64, length: u64) -> Rc<Program> {
+        let (each, rest) = (plan.batch / plan.micro_batches, plan.batch % plan.micro_batches);
+        self.programs.of(each + u64::from(part < rest), length, plan.precision)
+    }
+
+    /// The forward and the backward pass of one micro-batch.
+    pub(super) fn pass(&mut self, world: &mut World, plan: &Plan, (part, length): (u64, u64), begun: &mut Begun) -> Result<(), Failed> {
+        let program = self.program(plan, part, length);
+        let saved = plan.spilled.activations.clone();
+        let on_host = saved.map(|memory| SavedOnHost::new(memory, &mut self.host, &self.parameters));
+        let mut pass = Pass::new(&program, self.stream, self.train.retain_graph).saving_on_host(on_host);
+        let Begun { made, arrived, .. } = begun;
+        let mut gradients = ParameterGradients { sizes: &self.sizes, buffers: &mut self.gradients, made, arrived };
+        world.rig.name_purpose("activations");
+        let (every, workspaces) = (plan.checkpoint_every, &mut self.workspaces);
+        let forward = pass.forward_pass(world, every, workspaces);
+        let done = forward.and_then(|()| pass.backward_pass(world, every, workspaces, &mut gradients));
+        let keep = self.train.retain_graph && done.is_ok();
+        let left = pass.into_buffers(keep).collect();
+        self.end_pass(world, left, keep)?;
+        done
+    }
+
+    /// The forward pass of a rank, which meets the others behind it.
+    pub(super) fn forward(&mut self, world: &mut World, plan: &Plan, pass: &mut Pass<'_>) -> Result<(), Failed> {
+        world.rig.name_purpose("activations");
+        pass.forward_pass(world, plan.checkpoint_every, &mut self.workspaces)
+    }
+
+    /// The backward pass of a rank.
+    pub(super) fn backward(&mut self, world: &mut World, plan: &Plan, pass: &mut Pass<'_>, begun: &mut Begun) -> Result<(), Failed> {
+        let Begun { made, arrived, .. } = begun;
+        let mut gradients = ParameterGradients { sizes: &self.sizes, buffers: &mut self.gradients, made, arrived };
+        pass.backward_pass(world, plan.checkpoint_every, &mut self.workspaces, &mut gradients)
+    }
+
+    /// What a pass leaves is kept with its graph, or freed.
+    pub(super) fn end_pass(&mut self, world: &mut World, left: Vec<Buffer>, keep: bool) -> Result<(), Stop> {
+        if keep {
+            self.retained.extend(left);
+            return Ok(());
+        }
+        free_all(world, left)
+    }
+
+    /// The optimizer reads and writes parameters and state. That of a model makes its state the first time; Adam computes the roots of one of its
+    /// moments apart, in all parameters at once (`foreach`, PyTorch's choice on a GPU).
+    pub(super) fn update(&mut self, world: &mut World) -> Result<(), Failed> {
+        if matches!(self.train.model, Trained::Model(_)) {
+            let copies = self.train.optimizer.copies();
+            if self.state.is_empty() {
+                self.make_state(world, copies, copies.min(1))?;
+            }
+            if self.train.optimizer == Optimizer::Adam {
+                self.compute_apart(world)?;
+            }
+        }
+        for buffer in self.parameters.iter_mut().chain(&mut self.state) {
+            world.rig.verify(buffer, self.stream)?;
+            world.rig.fill(buffer, self.stream)?;
+        }
+        Ok(())
+    }
+
+    /// Moves the optimizer's state to the host, where the plan wants it there. What was moved stays there whether or not the attempt succeeds.
+    fn spill_state(&mut self, world: &mut World, plan: &Plan) -> Result<(), Failed> {
+        let Some(memory) = &plan.spilled.optimizer_state else { return Ok(()) };
+        while let Some(buffer) = self.state.last() {
+            let mut host = self.host.take(world, buffer.range().len, memory)?;
+            let copied = self.host.copy_down(world, buffer, &mut host, self.stream);
+            self.state_on_host.push(host);
+            copied?;
+            world.rig.synchronize_stream(self.stream)?;
+            free_all(world, self.state.pop())?;
+        }
+        Ok(())
+    }
+
+    /// The optimizer works on the host: gradients are copied there, and parameters back. What it computes is not done: a parameter comes back with what went
+    /// down as its gradient, so that its contents show whether both copies were right.
+    fn update_on_host(&mut self, world: &mut World, memory: &HostMemory) -> Result<(), Failed> {
+        if self.state_on_host.is_empty() {
+            for &size in &self.sizes {
+                for _ in 0..self.train.optimizer.copies() {
+                    self.state_on_host.push(self.host.take(world, size, memory)?);
+                }
+            }
+        }
+        let mut staged = Vec::with_capacity(self.sizes.len());
+        let sent = self.send_gradients(world, memory, &mut staged);
+        let done = sent.and_then(|()| {
+            for (parameter, host) in &staged {
+                let buffer = &mut self.parameters[*parameter];
+                world.rig.verify(buffer, self.stream)?;
+                self.host.copy_up(world, host, buffer, self.stream)?;
+            }
+            Ok(world.rig.synchronize_stream(self.stream)?)
+        });
+        staged.into_iter().for_each(|(_, host)| self.host.put_back(host));
+        done
+    }
+
+    /// Copies all gradients to the host, and waits for them.
+    fn send_gradients(&mut self, world: &mut World, memory: &HostMemory, staged: &mut Vec<(usize, HostBuffer)>) -> Result<(), Failed> {
+        for (parameter, gradient) in self.gradients.iter().enumerate() {
+            let Some(gradient) = gradient else { continue };
+            let mut host = self.host.take(world, gradient.range().len, memory)?;
+            let copied = self.host.copy_down(world, gradient, &mut host, self.stream);
+            staged.push((parameter, host));
+            copied?;
+        }
+        Ok(world.rig.synchronize_stream(self.stream)?)
+    }
+
+    /// Holds a copy of every parameter for a moment.
+    fn compute_apart(&self, world: &mut World) -> Result<(), Failed> {
+        let mut copies = Vec::with_capacity(self.sizes.len());
+        let done = self.sizes.iter().try_for_each(|&size| make(world, size, self.stream).map(|copy| copies.push(copy)));
+        free_all(world, copies)?;
+        done
+    }
+
+    fn verify(&self, world: &mut World) -> Result<(), Stop> {
+        self.parameters.iter().chain(&self.state).try_for_each(|buffer| world.rig.verify(buffer, self.stream))
+    }
+
+    /// Gives everything back.
+    pub(super) fn free(mut self, world: &mut World) -> Result<(), Stop> {
+        std::mem::take(&mut self.state_on_host).into_iter().for_each(|state| self.host.put_back(state));
+        self.host.free(world)?;
+        let lasting = self.parameters.into_iter().chain(self.constants).chain(self.state).chain(self.gradients.into_iter().flatten());
+        let workspaces = self.workspaces.forward.into_iter().chain(self.workspaces.backward);
+        free_all(world, lasting.chain(workspaces).chain(self.retained))
+    }
+}

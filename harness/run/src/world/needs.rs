@@ -1,0 +1,53 @@
+//! What has to be kept while a scenario runs, as its steps ask for it.
+
+use harness_scenario::steps::Action;
+use harness_scenario::steps::free::Free;
+use harness_scenario::{Account, Amount, Chain, DeviceMetric, Metric, PolicyKind, Scenario, Step};
+
+/// Whether a policy of the scenario frees the buffer that was used longest ago.
+pub(super) fn evicts(scenario: &Scenario) -> bool {
+    let steps = scenario.all_steps();
+    let mut policies = steps.iter().filter_map(|step| step.action.on_oom()).flat_map(Chain::policies);
+    policies.any(|policy| policy.kind() == PolicyKind::Evict)
+}
+
+/// Whether a step wants to know what each site holds.
+pub(super) const fn looks_at_sites(action: &Action) -> bool {
+    matches!(action, Action::Compare(_)) || action.leak_check().is_some()
+}
+
+/// Whether some size refers to the device's memory as it was at a `measure` step.
+pub(super) fn sizes_use_measured_memory(steps: &[Step]) -> bool {
+    let of = |amount: &Amount| amount.quantities().into_iter().any(|metric| matches!(metric, Metric::At(..)) && asks_for_memory(metric));
+    steps.iter().any(|step| {
+        let own = match &step.action {
+            Action::Alloc(alloc) => of(&alloc.size),
+            Action::Pressure(pressure) => of(&pressure.held),
+            Action::Free(Free::Pinning { request, .. }) => of(request),
+            _ => false,
+        };
+        own || sizes_use_measured_memory(step.action.steps()) || sizes_use_measured_memory(&step.meanwhile)
+    })
+}
+
+/// Whether the device has to be asked for its memory to know the metric.
+pub(crate) fn asks_for_memory(metric: &Metric) -> bool {
+    let metric = if let Metric::Arm(_, metric) = metric { metric } else { metric };
+    match metric.account() {
+        None | Some(Account::Stat(_)) => false,
+        Some(Account::Device(metric)) => match metric {
+            DeviceMetric::Used
+            | DeviceMetric::Free
+            | DeviceMetric::Total
+            | DeviceMetric::ContextOverhead
+            | DeviceMetric::Pressure
+            | DeviceMetric::Process => true,
+            DeviceMetric::MallocCalls
+            | DeviceMetric::MallocFailures
+            | DeviceMetric::FreeCalls
+            | DeviceMetric::MemoryCalls
+            | DeviceMetric::Synchronizations
+            | DeviceMetric::Now => false,
+        },
+    }
+}

@@ -1,0 +1,135 @@
+//! [`Trace`]: a file with the operations of an allocation trace, as scenarios name it.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::Path;
+
+use harness_allocator::device::StreamId;
+use harness_base::excerpt::shortened;
+use harness_base::packed;
+use harness_trace::trace::{self, TraceEvent};
+
+/// The operations of a trace, and what its comments say of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    /// In order; each id is allocated once.
+    pub events: Vec<TraceEvent>,
+    /// Of each operation the place in `sites` of what its comment says.
+    site_of: Vec<u32>,
+    /// Of each operation its line, counted from 1.
+    lines: Vec<u32>,
+    /// Comments, each once; the first is empty.
+    sites: Vec<String>,
+}
+
+impl Trace {
+    /// These operations, one on each line, without comments. Each id is allocated once.
+    #[must_use]
+    pub fn of(events: Vec<TraceEvent>) -> Self {
+        Self { site_of: vec![0; events.len()], lines: (1..).take(events.len()).collect(), sites: vec![String::new()], events }
+    }
+
+    /// What stands behind the operation as a comment: where in the program it was, in a trace that was recorded from one. `None` where nothing does.
+    #[must_use]
+    pub fn site(&self, operation: usize) -> Option<&str> {
+        let site = &self.sites[self.site_of[operation] as usize];
+        (!site.is_empty()).then_some(site.as_str())
+    }
+
+    /// The line of an operation, counted from 1.
+    #[must_use]
+    pub fn line(&self, operation: usize) -> u32 {
+        self.lines[operation]
+    }
+
+    /// Reads a trace, with the comments behind its operations. The error says in words what is wrong, and then what would be right.
+    ///
+    /// # Errors
+    /// The first line that is not an operation, or an id that is allocated twice.
+    pub fn parse(text: &str) -> Result<Self, (String, String)> {
+        let mut trace = Self { sites: vec![String::new()], ..Self::default() };
+        let mut known = BTreeMap::from([(String::new(), 0)]);
+        let mut allocated = BTreeMap::new();
+        for (index, line) in text.lines().enumerate() {
+            let line_number = index + 1;
+            let wrong = |error: trace::TraceError| {
+                (
+                    format!("line {line_number}: `{}` is not an operation of an allocation trace", shortened(&error.text)),
+                    error.expected.to_owned(),
+                )
+            };
+            let events = trace::parse_lines([line]).map_err(wrong)?;
+            let Some(&event) = events.first() else { continue };
+            if let TraceEvent::Allocate { id, .. } = event
+                && let Some(before) = allocated.insert(id, line_number)
+            {
+                let message = format!("line {line_number}: id {id} is allocated a second time, as in line {before}");
+                return Err((message, "give each allocation an id of its own".to_owned()));
+            }
+            let site = line.split_once('#').map_or("", |(_, comment)| comment.trim());
+            let next = trace.sites.len() as u32;
+            let site = *known.entry(site.to_owned()).or_insert_with(|| {
+                trace.sites.push(site.to_owned());
+                next
+            });
+            trace.events.push(event);
+            trace.site_of.push(site);
+            trace.lines.push(line_number as u32);
+        }
+        if trace.events.is_empty() {
+            return Err(("it has no operations".to_owned(), "name a trace with operations".to_owned()));
+        }
+        Ok(trace)
+    }
+
+    /// Reads a file, packed by gzip or not. The error is that of [`Trace::parse`].
+    ///
+    /// # Errors
+    /// Where the file cannot be read, or is no trace.
+    pub fn read(path: &Path) -> Result<Self, (String, String)> {
+        Self::read_with_text(path).map(|(trace, _)| trace)
+    }
+
+    /// The same, with the text.
+    ///
+    /// # Errors
+    /// As [`Trace::read`].
+    pub fn read_with_text(path: &Path) -> Result<(Self, String), (String, String)> {
+        let mut text = String::new();
+        let read = packed::open(path).and_then(|mut file| file.read_to_string(&mut text));
+        read.map_err(|error| {
+            (format!("cannot be read: {error}"), "name a trace; in a scenario its path begins at the folder of the scenario".to_owned())
+        })?;
+        Ok((Self::parse(&text)?, text))
+    }
+
+    /// The streams that it names besides the default one.
+    pub(crate) fn streams(&self) -> impl Iterator<Item = StreamId> + '_ {
+        let streams = self.events.iter().filter_map(|event| match *event {
+            TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) => {
+                Some(stream)
+            }
+            _ => None,
+        });
+        streams.filter(|&stream| stream != StreamId::DEFAULT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_keeps_its_comments_and_says_what_is_wrong_with_a_line() {
+        let trace = Trace::parse("# head\n\na 1 512 0 # model.py:41\na 2 512 0\nf 1 # model.py:41\n").expect("a trace");
+        let sites: Vec<_> = (0..3).map(|operation| trace.site(operation)).collect();
+        assert_eq!((sites, trace.sites.len()), (vec![Some("model.py:41"), None, Some("model.py:41")], 2));
+        for (text, message) in [
+            ("# nothing\n", "it has no operations"),
+            ("d\na 1 x 0\n", "line 2: `a 1 x 0` is not an operation of an allocation trace"),
+            ("a 1 5 0\nf 1\na 1 5 0\n", "line 3: id 1 is allocated a second time, as in line 1"),
+        ] {
+            assert_eq!(Trace::parse(text).expect_err(text).0, message);
+        }
+    }
+}

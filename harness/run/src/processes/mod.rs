@@ -378,10 +378,8 @@ pub(crate) fn await_memory(rig: &mut Rig, used: Bytes) -> Result<(), Stop> {
 /// Has all processes that run free everything, check their ends, and end, in the step with this number.
 pub(crate) fn finish(world: &mut World, number: u32) -> Result<(), Stop> {
     for name in running(world) {
-        for (order, doing) in [(Order::Finish(number), "it freed everything"), (Order::Close, "it gave everything back")] {
-            order_to_end(world, &name, &order, doing)?;
-        }
-        await_end(world, &name)?;
+        order_to_end(world, &name, &Order::Finish(number), "it freed everything")?;
+        close_one(world, &name)?;
     }
     Ok(())
 }
@@ -393,8 +391,7 @@ pub(crate) fn close(world: &mut World) -> Vec<Stop> {
         faults.is_some_and(|faults| !faults.is_broken())
     };
     let names: Vec<ProcessName> = running(world).into_iter().filter(is_in_order).collect();
-    let close = |name| order_to_end(world, name, &Order::Close, "it gave everything back").and_then(|()| await_end(world, name));
-    names.iter().map(close).filter_map(Result::err).collect()
+    names.iter().map(|name| close_one(world, name)).filter_map(Result::err).collect()
 }
 
 fn running(world: &World) -> Vec<ProcessName> {
@@ -406,10 +403,12 @@ fn order_to_end(world: &mut World, name: &ProcessName, order: &Order, doing: &st
     done.map(drop).ok_or_else(|| failed(format!("the process `{name}` to end"), "it went on, and was killed".to_owned()))
 }
 
-fn await_end(world: &mut World, name: &ProcessName) -> Result<(), Stop> {
+/// It ends whether it could give everything back or not.
+fn close_one(world: &mut World, name: &ProcessName) -> Result<(), Stop> {
+    let closed = order_to_end(world, name, &Order::Close, "it gave everything back");
     let end = world.processes.as_mut().and_then(|processes| processes.end(name, Process::end));
-    match end.flatten() {
+    closed.and_then(|()| match end.flatten() {
         Some(End::Code(0)) => Ok(()),
         end => Err(failed(format!("the process `{name}` to end well"), how(end))),
-    }
+    })
 }

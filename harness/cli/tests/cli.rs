@@ -557,8 +557,9 @@ fn the_calls_of_processes_fail_in_their_turn_too_and_the_process_is_named() {
     let again: Records = serde_json::from_str(&again.out).unwrap();
     let note = "`--fail worker/cudaMalloc:2`: in the process `worker` cudaMalloc 2 (30 MiB) fails with out_of_memory";
     assert!(again.runs[0].steps.iter().any(|step| step.notes.contains(&note.to_owned())), "{:#?}", again.runs[0].steps);
-    let whose = again.runs[0].steps.iter().find_map(|step| step.shortage.as_ref()?.injected.as_ref()?.process.clone());
-    assert_eq!(whose.as_deref(), Some("worker"));
+    let refused = ["run", "worker.yaml", "--device", "sim", "--allocator", "direct", "--no-report", "--fail", "worker/cudaMalloc:1"];
+    let refused = world.harness(&refused);
+    assert!(refused.out.contains("cudaMalloc number 1 of the process `worker` was made to fail"), "{}", refused.told());
 }
 
 #[test]

@@ -93,6 +93,9 @@ fn an_error_of_a_process_ends_the_run_as_its_fault_says_and_the_device_is_given_
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("in the process `worker`: the driver to do as it is told"), "{said}");
     assert!(said.contains("cudaFree failed") && said.contains("cudaStreamDestroy failed"), "{said}");
+    let at_the_end = "  - { process: worker, call: cudaStreamDestroy, expect: error }";
+    let (code, said) = run(None, &faulty(at_the_end, "worker.num_ooms == 0"));
+    assert_eq!(code, Some(0), "it is told once: {said}");
     // Other processes give theirs back too where one fails.
     let others = "  - { call: cudaMalloc, error: unknown, expect: error, skip: 1 }\n  - { process: worker, call: cudaStreamDestroy }";
     let (code, said) =

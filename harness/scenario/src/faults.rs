@@ -14,7 +14,6 @@ use serde::Deserialize;
 
 use crate::checker::Checker;
 use crate::metric::ProcessName;
-use crate::scenario::Scenario;
 
 /// Most faults of a scenario.
 pub const MAX_FAULTS: usize = 100;
@@ -91,20 +90,19 @@ impl FromStr for AskedFault {
 }
 
 impl AskedFault {
-    /// As a fault of this scenario.
+    /// As a fault of the scenario with this name and these processes.
     ///
     /// # Errors
-    /// [`NoProcess`] where the scenario does not have its process.
-    pub fn of(&self, scenario: &Scenario) -> Result<PlannedFault, NoProcess> {
+    /// [`NoProcess`] where the process is none of them.
+    pub fn of<'a>(&self, scenario: &str, processes: impl Iterator<Item = &'a ProcessName> + Clone) -> Result<PlannedFault, NoProcess> {
         let process = self.process.as_ref().map(|name| {
-            let names = || scenario.processes.iter().map(|process| &process.name);
-            names().find(|process| process.name() == name).cloned().ok_or_else(|| NoProcess {
+            processes.clone().find(|process| process.name() == name).cloned().ok_or_else(|| NoProcess {
                 fault: self.text.clone(),
-                scenario: scenario.name.clone(),
+                scenario: scenario.to_owned(),
                 process: name.clone(),
                 help: format!(
                     "{}; calls of the main process are named alone, as in `--fail {}`",
-                    choices(name, "processes", names().map(ProcessName::name)),
+                    choices(name, "processes", processes.clone().map(ProcessName::name)),
                     self.text.split_once('/').map_or(self.text.as_str(), |(_, call)| call)
                 ),
             })

@@ -44,7 +44,8 @@ impl FaultOptions {
     /// Gives the scenarios the faults that the user asks for.
     pub(super) fn add_to(&self, scenarios: &mut [Scenario]) -> Result<(), CliError> {
         for scenario in scenarios {
-            let asked = self.fail.iter().map(|fault| fault.of(scenario)).collect::<Result<Vec<_>, _>>();
+            let processes = scenario.processes.iter().map(|process| &process.name);
+            let asked = self.fail.iter().map(|fault| fault.of(&scenario.name, processes.clone())).collect::<Result<Vec<_>, _>>();
             scenario.faults.extend(asked.map_err(|none| CliError::input(none.to_string(), none.help))?);
         }
         Ok(())

@@ -383,10 +383,8 @@ pub(crate) fn await_memory(rig: &mut Rig, used: Bytes) -> Result<(), Stop> {
 /// Has all processes that run free everything, check their ends, and end, in the step with this number.
 pub(crate) fn finish(processes: &mut Option<Processes>, rig: &mut Rig, number: u32) -> Result<(), Stop> {
     for name in running(processes) {
-        for (order, doing) in [(Order::Finish(number), "it freed everything"), (Order::Close, "it gave everything back")] {
-            order_to_end(processes, rig, &name, &order, doing)?;
-        }
-        await_end(processes, &name)?;
+        order_to_end(processes, rig, &name, &Order::Finish(number), "it freed everything")?;
+        close_one(processes, rig, &name)?;
     }
     Ok(())
 }
@@ -398,9 +396,7 @@ pub(crate) fn close(processes: &mut Option<Processes>, rig: &mut Rig) -> Vec<Sto
         faults.is_some_and(|faults| !faults.is_broken())
     };
     let names: Vec<ProcessName> = running(processes).into_iter().filter(is_in_order).collect();
-    let close =
-        |name| order_to_end(processes, rig, name, &Order::Close, "it gave everything back").and_then(|()| await_end(processes, name));
-    names.iter().map(close).filter_map(Result::err).collect()
+    names.iter().map(|name| close_one(processes, rig, name)).filter_map(Result::err).collect()
 }
 
 fn running(processes: &Option<Processes>) -> Vec<ProcessName> {
@@ -412,10 +408,12 @@ fn order_to_end(processes: &mut Option<Processes>, rig: &mut Rig, name: &Process
     done.map(drop).ok_or_else(|| failed(format!("the process `{name}` to end"), "it went on, and was killed".to_owned()))
 }
 
-fn await_end(processes: &mut Option<Processes>, name: &ProcessName) -> Result<(), Stop> {
+/// It ends whether it could give everything back or not.
+fn close_one(processes: &mut Option<Processes>, rig: &mut Rig, name: &ProcessName) -> Result<(), Stop> {
+    let closed = order_to_end(processes, rig, name, &Order::Close, "it gave everything back");
     let end = processes.as_mut().and_then(|processes| processes.end(name, Process::end));
-    match end.flatten() {
+    closed.and_then(|()| match end.flatten() {
         Some(End::Code(0)) => Ok(()),
         end => Err(failed(format!("the process `{name}` to end well"), how(end))),
-    }
+    })
 }

@@ -278,6 +278,10 @@ fn compare(row: &Row, found: &BTreeMap<String, Value>) -> Result<(), Failed> {
 /// A program whose last line is its figures.
 fn printed(row: &Row, python: &Path) -> Result<(), Failed> {
     let output = run(row, python, &[])?;
+    let summary = String::from_utf8(output.stderr)?;
+    if let Some(names) = summary.lines().find(|line| line.starts_with("not modelled")) {
+        return Err(format!("each function has a model: {names}").into());
+    }
     let text = String::from_utf8(output.stdout)?;
     compare(row, &serde_json::from_str(text.lines().last().unwrap_or_default())?)
 }

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 pub use call::{ANY, DeviceCall, Numbered};
-pub use plan::{Call, Calls, Carried, Effect, Fault, FaultError, InjectedError, Injector, Made, Noted, Struck};
+pub use plan::{Call, Calls, Effect, Fault, FaultError, InjectedError, Injector, InjectorState, Made, Noted, Struck};
 
 use self::plan::{Decision, Failure, INJECTED};
 use super::{

@@ -180,7 +180,7 @@ impl Process {
 }
 
 impl Processes {
-    /// What goes wrong on the device of each is told by these faults, which follow what it tells.
+    /// What goes wrong on the device of each is in these faults, which take over what it sends.
     pub(crate) const fn new(family: Family, faults: Option<Faults>) -> Self {
         Self { family, running: BTreeMap::new(), readings: BTreeMap::new(), ooms: 0, faults }
     }
@@ -204,7 +204,7 @@ impl Processes {
         if !self.running.contains_key(name) {
             let process = Process::start().map_err(|error| cannot_start(name, &error.to_string()))?;
             self.running.insert(name.clone(), process);
-            let faults = self.faults_of(name).map(Injector::begin);
+            let faults = self.faults_of(name).map(Injector::state_of_new_process);
             let start = Start { process: name.to_string(), step, faults, ..self.family.start.clone() };
             match self.tell(name, &Order::Start(Box::new(start)), give_up) {
                 Heard::Reply(Reply::Done(_)) => {}
@@ -228,7 +228,7 @@ impl Processes {
             given_up
         });
         if let Some(Answer { reply, faults }) = answer {
-            self.faults_of(name).zip(faults).into_iter().for_each(|(ours, told)| ours.follow(told));
+            self.faults_of(name).zip(faults).into_iter().for_each(|(ours, sent)| ours.take_over(sent));
             if let Reply::Done(done) = &reply {
                 self.note(name, done);
             }

@@ -40,8 +40,8 @@ fn converse() -> io::Result<()> {
     let mut to = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut from = BufReader::new(to.try_clone()?);
     let Some(Order::Start(start)) = next(&mut from)? else { return Err(io::Error::other("it is started by `harness run` alone")) };
-    let faults = start.faults.clone().map(Injector::begun);
-    let mut answer = |reply| wire::send(&mut to, &Answer { reply, faults: faults.as_ref().map(Injector::tell) });
+    let faults = start.faults.clone().map(Injector::from_state);
+    let mut answer = |reply| wire::send(&mut to, &Answer { reply, faults: faults.as_ref().map(Injector::take_state) });
     let mut process = match Process::start(&start, faults.as_ref()) {
         Ok(process) => process,
         Err(why) => return answer(why),

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use harness_allocator::device::faulty::Carried;
+use harness_allocator::device::faulty::InjectorState;
 use harness_allocator::device::{DeviceCalls, DeviceMemory};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::{Bytes, Nanos};
@@ -53,7 +53,7 @@ pub(super) struct Start {
     /// The number of the step that starts it.
     pub(super) step: u32,
     /// What goes wrong on its device, where anything does in the run.
-    pub(super) faults: Option<Carried>,
+    pub(super) faults: Option<InjectorState>,
 }
 
 /// A step, by its number in the scenario.
@@ -71,7 +71,7 @@ pub(super) struct Do {
 pub(super) struct Answer {
     pub(super) reply: Reply,
     /// What has become of its calls since its last answer, where the run has faults.
-    pub(super) faults: Option<Carried>,
+    pub(super) faults: Option<InjectorState>,
 }
 
 /// What has become of an order.

@@ -1,6 +1,6 @@
 //! [`Fault`]: what goes wrong at which calls; and [`Injector`]: the faults of one run, which counts the calls and tells which faults took effect.
 
-mod carried;
+mod injector_state;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-pub use self::carried::Carried;
+pub use self::injector_state::InjectorState;
 use super::call::{ANY, DeviceCall, Numbered};
 use crate::allocator::Request;
 use crate::device::{DeviceError, Place, StreamId};

@@ -205,15 +205,15 @@ fn host_memory_and_copies_fail_by_the_drivers_names() -> Result<(), DeviceError>
 fn the_faults_of_a_process_count_on_in_the_next_one_and_what_struck_is_told_once() -> Result<(), serde_json::Error> {
     let asking =
         Injector::new(&[failing("cudaMalloc:3:2"), Fault { probability: Some(0.5), count: None, ..failing("cudaFree:1") }], 7).logging();
-    let carry = |carried: &Carried| serde_json::from_str(&serde_json::to_string(carried)?);
+    let send = |state: &InjectorState| serde_json::from_str(&serde_json::to_string(state)?);
     for strikes in [[false, false], [true, true], [false, false]] {
-        let making = Injector::begun(carry(&asking.begin())?);
+        let making = Injector::from_state(send(&asking.state_of_new_process())?);
         let mut device = Faulty::new(SimDevice::new(SimConfig::default()), making.clone());
         for strikes in strikes {
             assert_eq!(failed(&mut device, &[2]), [strikes]);
-            asking.follow(carry(&making.tell())?);
+            asking.take_over(send(&making.take_state())?);
         }
-        asking.follow(carry(&making.tell())?);
+        asking.take_over(send(&making.take_state())?);
     }
     let struck: Vec<String> = asking.take_struck().iter().map(ToString::to_string).collect();
     assert_eq!(struck, ["cudaMalloc 3 (2 MiB) fails with out_of_memory", "cudaMalloc 4 (2 MiB) fails with out_of_memory"]);
@@ -226,11 +226,11 @@ fn the_faults_of_a_process_count_on_in_the_next_one_and_what_struck_is_told_once
 fn a_device_that_a_process_broke_is_in_order_for_the_next_one() {
     let illegal = Effect::Fails { error: InjectedError::IllegalAddress, sticky: true };
     let asking = Injector::new(&[fault(Calls::Of(DeviceCall::Malloc), illegal)], 7);
-    let making = Injector::begun(asking.begin());
+    let making = Injector::from_state(asking.state_of_new_process());
     assert_eq!(failed(&mut Faulty::new(SimDevice::new(SimConfig::default()), making.clone()), &[2, 2]), [true, true]);
-    asking.follow(making.tell());
+    asking.take_over(making.take_state());
     assert!(asking.is_broken());
-    let next = Injector::begun(asking.begin());
+    let next = Injector::from_state(asking.state_of_new_process());
     assert_eq!(failed(&mut Faulty::new(SimDevice::new(SimConfig::default()), next.clone()), &[2]), [false]);
     assert!(!next.is_broken());
 }

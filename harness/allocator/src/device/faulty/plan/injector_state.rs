@@ -1,5 +1,5 @@
-//! [`Carried`]: how far the faults of a run have come, on the way from one process to another. One process says what is to be done, and another one makes the
-//! calls: both have an [`Injector`], and that of the first follows that of the other.
+//! [`InjectorState`]: how far the faults of a run have come, to be sent from one process to another. One process says what is to be done, and another one makes the
+//! calls: both have an [`Injector`], and that of the first takes over what the other one sends.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use super::{InjectedError, Injector, Log, Noted, Progress, State, Struck};
 
 /// See the module.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Carried {
+pub struct InjectorState {
     faults: Vec<Progress>,
     counts: Vec<u64>,
     total: u64,
@@ -24,33 +24,33 @@ pub struct Carried {
 impl Injector {
     /// What a process begins with that makes calls from now on: they are counted on, and its device is in order.
     #[must_use]
-    pub fn begin(&self) -> Carried {
+    pub fn state_of_new_process(&self) -> InjectorState {
         let state = self.state();
         let calls = state.log.is_some().then(Vec::new);
-        Carried { broken: None, stuck: None, ..state.carried(calls, Vec::new()) }
+        InjectorState { broken: None, stuck: None, ..state.to_send(calls, Vec::new()) }
     }
 
     /// The faults of a process that begins so.
     #[must_use]
-    pub fn begun(carried: Carried) -> Self {
+    pub fn from_state(sent: InjectorState) -> Self {
         let injector = Self::new(&[], 0);
-        injector.state().log = carried.calls.is_some().then(Log::default);
-        injector.follow(carried);
+        injector.state().log = sent.calls.is_some().then(Log::default);
+        injector.take_over(sent);
         injector
     }
 
     /// What has become of the calls. What was told once is not told again.
     #[must_use]
-    pub fn tell(&self) -> Carried {
+    pub fn take_state(&self) -> InjectorState {
         let mut state = self.state();
         let calls = state.log.as_mut().map(|log| std::mem::take(&mut log.calls));
         let struck = std::mem::take(&mut state.struck);
-        state.carried(calls, struck)
+        state.to_send(calls, struck)
     }
 
     /// Takes over what another process tells.
-    pub fn follow(&self, told: Carried) {
-        let Carried { faults, counts, total, operations, budget, broken, stuck, calls, struck } = told;
+    pub fn take_over(&self, sent: InjectorState) {
+        let InjectorState { faults, counts, total, operations, budget, broken, stuck, calls, struck } = sent;
         let mut state = self.state();
         (state.faults, state.counts, state.total, state.operations, state.budget) = (faults, counts, total, operations, budget);
         (state.broken, state.stuck) = (broken, stuck);
@@ -62,8 +62,8 @@ impl Injector {
 }
 
 impl State {
-    fn carried(&self, calls: Option<Vec<Noted>>, struck: Vec<Struck>) -> Carried {
-        Carried {
+    fn to_send(&self, calls: Option<Vec<Noted>>, struck: Vec<Struck>) -> InjectorState {
+        InjectorState {
             faults: self.faults.clone(),
             counts: self.counts.clone(),
             total: self.total,

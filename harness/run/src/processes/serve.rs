@@ -93,7 +93,7 @@ impl Process {
         self.world.set_variables(loops);
         self.world.rig.begin_step(order.number);
         let result = execute_step(&mut self.world, step);
-        let ended = self.world.rig.end_step();
+        let ended = self.world.rig.end_step(result.is_err());
         if let (Ok(result), Some(id)) = (&result, &step.id) {
             self.world.report(id.clone(), result.reports_with(None));
         }

@@ -17,6 +17,9 @@ impl Rig {
     /// # Errors
     /// [`Stop`].
     pub fn finish(&mut self) -> Result<(), Stop> {
+        if self.is_asleep() {
+            self.wake(None)?;
+        }
         self.synchronize()?;
         self.control.calls(Call::Pressure);
         self.device.set_pressure(Bytes::ZERO)?;

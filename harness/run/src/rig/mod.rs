@@ -10,7 +10,7 @@
 //! * `host`: memory of the host, and copies;
 //! * `lent`: the device for an allocator that is not one of a program;
 //! * `streams`: streams, events and queued work;
-//! * `audit`: what is checked after each operation;
+//! * `audit`: what is checked after each operation; `checking`: after which operations, where calls of the device fail;
 //! * `sites`: what each place of the scenario holds;
 //! * `accounts`, `curve` and `shortage`: what records tell; `times`: what a timed run measures;
 //! * `recording`: what the main program's allocator does, as PyTorch's own history tells it;
@@ -19,6 +19,7 @@
 mod accounts;
 mod audit;
 mod buffer;
+mod checking;
 mod closing;
 mod curve;
 mod host;
@@ -49,6 +50,8 @@ pub use self::accounts::MemoryState;
 pub(crate) use self::audit::check_structure;
 pub use self::audit::{Audit, Finding, Held};
 pub use self::buffer::Buffer;
+pub use self::checking::CheckedFrom;
+use self::checking::Checking;
 use self::curve::Curve;
 pub use self::host::HostBuffer;
 use self::names::Names;
@@ -129,8 +132,8 @@ pub struct RigOptions {
     pub recorder: Option<Recorder>,
     /// The other half of the faults of the device, where it has any.
     pub faults: Option<Injector>,
-    /// Where the device has faults, the operation of allocators from which on it checks; what comes before was checked in another run.
-    pub checked_from: u64,
+    /// From where on it checks, where the device has faults; what comes before was checked in another run.
+    pub checked_from: CheckedFrom,
     /// Is told the steps of a traced run and the main program's memory.
     pub tracer: Option<Tracer>,
 }
@@ -178,8 +181,7 @@ pub struct Rig {
     faults: Option<Injector>,
     /// Whether somebody wants to know how things stand in front of each call.
     calls_are_noted: bool,
-    /// While nothing is checked, the operation from which on it is.
-    checked_from: Option<u64>,
+    checking: Checking,
     tracer: Option<Tracer>,
     ranges: Option<Ranges>,
     step: u32,
@@ -216,8 +218,8 @@ impl Rig {
             Some(recorder) => Box::new(recorder.around(allocator)),
             None => allocator,
         };
-        let checked_from = Some(options.checked_from).filter(|from| *from > 1 && options.faults.is_some());
-        let first = Program::new(allocator, &*device, memory, (options.checks, checked_from.is_some()));
+        let later = Some(options.checked_from.clone()).filter(|from| from.is_later() && options.faults.is_some());
+        let first = Program::new(allocator, &*device, memory, (options.checks, later.is_some()));
         Ok(Self {
             device,
             programs: vec![first],
@@ -227,7 +229,7 @@ impl Rig {
             recorder: options.recorder.clone(),
             faults: options.faults.clone(),
             calls_are_noted: options.faults.as_ref().is_some_and(Injector::is_logging),
-            checked_from,
+            checking: later.map_or(Checking::Operations { until: None }, Checking::From),
             tracer: options.tracer.clone(),
             ranges: Ranges::of_profiler(),
             step: 0,
@@ -326,11 +328,11 @@ impl Rig {
         self.device.set_place(Place(number));
     }
 
-    /// Ends a step: a checked run checks everything and takes the accounts, a timed run takes the time.
+    /// Ends a step: a checked run checks everything and takes the accounts, a timed run takes the time. One that was cut short left things half done, and is not checked.
     ///
     /// # Errors
     /// [`Stop`].
-    pub fn end_step(&mut self) -> Result<StepEnd, Stop> {
+    pub fn end_step(&mut self, cut_short: bool) -> Result<StepEnd, Stop> {
         if let Some(ranges) = &self.ranges {
             ranges.end();
         }
@@ -345,7 +347,9 @@ impl Rig {
             }
             return Ok(StepEnd { duration: Some(duration), accounts: None });
         }
-        self.in_each_program(|rig| rig.check(|audit, allocator, device| audit.step_ended(allocator, device)))?;
+        if !cut_short {
+            self.check_step()?;
+        }
         let accounts = self.accounts()?;
         self.last_memory = accounts.device;
         self.plot();
@@ -431,7 +435,7 @@ impl Rig {
         if let Some(audit) = audit {
             check(audit, &**allocator, device).map_err(|findings| Stop::Violated(self.name_program(findings)))?;
         }
-        if self.checked_from.is_some() {
+        if self.is_asleep() {
             return Ok(());
         }
         if self.device.calls().memory_calls() != self.last_calls.memory_calls() {

@@ -46,12 +46,12 @@ impl Program {
         start: DeviceMemory,
         (checks, asleep): (Checks, bool),
     ) -> Self {
-        let audit = match checks {
+        let mut audit = match checks {
             Checks::Audit => Some(Audit::new(device, start)),
             Checks::Health => Some(Audit::new(device, start).when_asked()),
             Checks::Accounts | Checks::Timing => None,
         };
-        let audit = audit.map(|audit| if asleep { audit.asleep() } else { audit });
+        audit.iter_mut().filter(|_| asleep).for_each(Audit::sleep);
         Self { allocator, audit, retries: 0, private_pools: BTreeSet::new(), open_pools: Vec::new(), named_pools: 0 }
     }
 
@@ -130,33 +130,6 @@ impl Rig {
     /// The entered program and the device.
     pub(super) fn program_on_device(&mut self) -> (&mut Program, &mut dyn TestDevice) {
         (&mut self.programs[self.entered.index()], &mut *self.device)
-    }
-
-    /// Whether it checks nothing yet.
-    const fn is_asleep(&self) -> bool {
-        self.checked_from.is_some()
-    }
-
-    /// An operation of an allocator begins. Checks begin with the one that they are wanted from.
-    pub(super) fn begin_operation(&mut self) -> Result<(), Stop> {
-        let Some(faults) = &self.faults else { return Ok(()) };
-        let operation = faults.begin_operation();
-        if self.checked_from.is_none_or(|from| operation < from) {
-            return Ok(());
-        }
-        self.checked_from = None;
-        for program in self.programs() {
-            self.within(program, |rig| {
-                let others = rig.held_by_other_programs();
-                let (Program { audit, .. }, device) = rig.program_on_device();
-                if let Some(audit) = audit {
-                    audit.wake();
-                    audit.resume(device, others);
-                }
-                rig.check(Audit::everything)
-            })?;
-        }
-        self.refresh_memory()
     }
 
     pub(super) fn held_by_other_programs(&mut self) -> Held {

@@ -28,7 +28,7 @@ use self::runner::Runner;
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
 use crate::faults::Faults;
 use crate::processes::{Family, Processes};
-use crate::rig::{Checks, ProgramId, Rig, RigOptions, Stop};
+use crate::rig::{CheckedFrom, Checks, ProgramId, Rig, RigOptions, Stop};
 use crate::timeline::{TracedDevice, Tracer};
 use crate::world::{Figures, World};
 
@@ -85,7 +85,7 @@ pub struct FaultedRun {
     pub ooms: u64,
 }
 
-/// Runs a scenario on a device with these faults instead of the scenario's own, with all checks from this operation of the main process's allocators on: 0 for the whole run. How
+/// Runs a scenario on a device with these faults instead of the scenario's own, with all checks from there on. How
 /// the device was given back counts too, however the run ended. A scenario that has processes shares the device by a [`Family`].
 ///
 /// # Errors
@@ -95,7 +95,7 @@ pub fn run_faulted(
     device: Box<dyn TestDevice>,
     allocator: Box<dyn Allocator>,
     faults: Faults,
-    checked_from: u64,
+    checked_from: CheckedFrom,
     family: Option<Family>,
 ) -> Result<FaultedRun, DeviceError> {
     let mut ignore = |_| {};
@@ -138,8 +138,8 @@ pub fn observe(
 struct Setup {
     /// Makes calls to the device fail.
     faults: Option<Faults>,
-    /// The operation of the main process's allocators from which on it is checked.
-    checked_from: u64,
+    /// From where on it is checked.
+    checked_from: CheckedFrom,
     /// The processes beside the main one.
     family: Option<Family>,
     /// Is told what happens and when.

@@ -308,7 +308,7 @@ impl<'a, 'o> Runner<'a, 'o> {
                 None
             }
         };
-        let ended = match (world.rig.end_step(), &result) {
+        let ended = match (world.rig.end_step(result.is_none()), &result) {
             (Ok(ended), _) => Some(ended),
             // A step that failed already has said why; what the audit adds would only hide it.
             (Err(_), None) => None,

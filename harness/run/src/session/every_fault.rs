@@ -4,11 +4,13 @@
 //! What a scenario expects may well not hold where a call fails. What must hold however calls fail is that the invariants do, that contents are intact,
 //! that nothing is left on the device, and that the run recovers, is out of memory, or ends with an error that names the call, and its process where that is not the main one.
 //!
-//! Two things make that fast. Up to the operation in which the call is made a run is the one without failures, which was checked, so it is checked from there on only.
-//! Where another process makes the call, all of the run is checked.
+//! Three things make that fast. Up to the operation in which the call is made a run is the one without failures, which was checked, so it is checked from there on only.
+//! Where another process makes the call, all of the run is checked. On the simulated device what comes before the operation is not even run again: [`copies`].
 //! And a call that *repeats* another one is not tried, unless each is wanted: the same call, in the same step, with the same held by allocators, the same other calls of the
 //! allocator's operation in front of it, and the same streams at work, where the failure of the other one ended the run at once. How such a run ends depends on
 //! nothing else: nothing is asked for or freed any more.
+
+mod copies;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::device::DeviceError;
-use harness_allocator::device::faulty::{Calls, DeviceCall, Fault, Injector, Noted, Numbered};
+use harness_allocator::device::faulty::{Calls, DeviceCall, Fault, Injector, Made, Noted, Numbered};
 use harness_allocator::units::Bytes;
 use harness_devices::DeviceSource;
 use harness_exec::trials::each;
@@ -26,9 +28,12 @@ use harness_exec::trials::which::Which;
 use harness_record::{FaultedArm, FaultedCase, FaultedEnd, FaultedRuns, Invariant, NotTried, Rule, Verdict, Violation};
 use harness_scenario::{ProcessName, Scenario};
 
+use self::copies::{Order, Servers};
 use super::{ArmRun, Plan, kind_of, open};
+use crate::branches::Point;
 use crate::faults::Faults;
 use crate::processes::Family;
+use crate::rig::CheckedFrom;
 use crate::run::{FaultedRun, RunRequest, run_faulted};
 
 /// A run in which a call failed may make so many times the calls of the run without, and [`MORE_CALLS`]. One that makes more does not end.
@@ -95,7 +100,8 @@ struct Baseline<'a> {
 }
 
 struct Ran {
-    run: FaultedRun,
+    /// Requests that ran out of memory.
+    ooms: u64,
     /// Of each process in its turn, the main one first.
     calls: Vec<Call>,
     /// Of each call, the first one in the same state, by its place: its own, where it repeats none.
@@ -112,7 +118,7 @@ struct Call {
 }
 
 impl Ran {
-    fn new(run: FaultedRun, faults: &Faults, chosen: Chosen) -> Self {
+    fn new(ooms: u64, faults: &Faults, chosen: Chosen) -> Self {
         let of_process = |(process, injector): (Option<&ProcessName>, &Injector)| {
             let process = process.cloned();
             injector.calls_made().into_iter().map(move |noted| Call { process: process.clone(), noted })
@@ -125,7 +131,12 @@ impl Ran {
         };
         let firsts = calls.iter().enumerate().map(first).collect();
         let total = faults.all().map(|(_, injector)| injector.total_calls()).sum();
-        Self { run, calls, firsts, total }
+        Self { ooms, calls, firsts, total }
+    }
+
+    /// How many calls a run may make in which one of these fails.
+    const fn budget(&self) -> u64 {
+        self.total * TIMES_THE_CALLS + MORE_CALLS
     }
 
     /// The places of the calls that repeat none.
@@ -142,7 +153,7 @@ impl Ran {
     }
 }
 
-/// A run that is to be made.
+/// A call that is to fail, of a run that was seen without failures.
 struct Case<'a> {
     baseline: &'a Baseline<'a>,
     ran: &'a Ran,
@@ -151,11 +162,55 @@ struct Case<'a> {
     call: Call,
 }
 
+impl Case<'_> {
+    /// The first run, in which the call fails alone.
+    fn attempt(&self) -> Attempt<'_> {
+        let Case { baseline, ran, call: Call { process, noted: Noted { made, operation, .. } }, .. } = self;
+        Attempt {
+            arm: &baseline.arm,
+            seed: baseline.seed,
+            process: process.as_ref(),
+            made: *made,
+            count: 1,
+            operation: *operation,
+            ooms_without: ran.ooms,
+            budget: ran.budget(),
+        }
+    }
+}
+
+/// One run in which calls fail.
+#[derive(Clone, Copy)]
+struct Attempt<'a> {
+    arm: &'a ArmRun<'a>,
+    seed: u64,
+    /// The process that makes the calls; `None`: the main one.
+    process: Option<&'a ProcessName>,
+    /// The first of them, and how many fail.
+    made: Made,
+    count: u64,
+    /// The operation that it is part of.
+    operation: u64,
+    /// Requests that run out of memory where no call fails.
+    ooms_without: u64,
+    /// After so many calls it does not end.
+    budget: u64,
+}
+
 /// What came of a call that failed.
 struct Tried {
     cases: Vec<FaultedCase>,
     /// Whether the failure ended the run at once.
     ended_at_once: bool,
+}
+
+/// What came of one run.
+struct Outcome {
+    case: FaultedCase,
+    /// Whether the failure ended the run at once.
+    ended_at_once: bool,
+    /// Whether the allocator got memory all the same, so that the next call is to fail too.
+    wants_one_more: bool,
 }
 
 /// How a run with a failure ended, as it was seen.
@@ -174,13 +229,17 @@ enum Seen {
 /// [`DeviceError`] where no device can be opened.
 pub fn every_fault(engine: &Engine<'_>) -> Result<FaultedRuns, DeviceError> {
     let arms: Vec<ArmRun<'_>> = engine.plan.arms().filter(|arm| arm.repetition == 0).collect();
+    try_all(engine, &arms, &Servers::start(engine, &arms))
+}
+
+fn try_all(engine: &Engine<'_>, arms: &[ArmRun<'_>], servers: &Servers) -> Result<FaultedRuns, DeviceError> {
     (engine.begun)(arms.len());
-    let baselines = each(engine.jobs, &arms, engine.progress, |arm| engine.baseline(*arm))?;
+    let baselines = each(engine.jobs, arms, engine.progress, |arm| engine.baseline(*arm))?;
     let mut tried: Vec<Ends> = baselines.iter().map(|_| Ends::new()).collect();
-    engine.try_places(&baselines, &mut tried, |ran, _| ran.chosen(engine.chosen))?;
+    engine.try_places(servers, &baselines, &mut tried, |ran, _| ran.chosen(engine.chosen))?;
     if engine.chosen == Chosen::Different(Which::All) {
         // Where a run went on behind the failure of the first of several calls in one state, what comes of the others is another matter.
-        engine.try_places(&baselines, &mut tried, |ran, ends| {
+        engine.try_places(servers, &baselines, &mut tried, |ran, ends| {
             let is_open = |place: &usize| {
                 let first = ran.firsts[*place];
                 first != *place && ends.get(&first).is_none_or(|tried| tried.as_ref().is_none_or(|tried| !tried.ended_at_once))
@@ -211,7 +270,7 @@ impl<'a> Engine<'a> {
 
     fn run_without(&self, arm: &ArmRun<'_>, seed: u64) -> Result<Result<Ran, NotTried>, DeviceError> {
         let faults = Faults::each_by(arm.scenario, |_| Injector::new(&[], seed).logging());
-        let run = match self.run_with(arm, seed, faults.clone(), 0)? {
+        let run = match self.run_with(arm, seed, faults.clone(), CheckedFrom::Start)? {
             Ok(run) => run?,
             Err(why) => return Ok(Err(NotTried { why, failed: false })),
         };
@@ -228,16 +287,16 @@ impl<'a> Engine<'a> {
             Verdict::Skipped { reason } | Verdict::Contended { reason } => return not_tried(reason.clone(), false),
             Verdict::Interrupted => return not_tried("interrupted".to_owned(), false),
         }
-        Ok(Ok(Ran::new(run, &faults, self.chosen)))
+        Ok(Ok(Ran::new(run.ooms, &faults, self.chosen)))
     }
 
-    /// Runs an arm on a fresh device with these faults, checked from this operation of the main process on; the inner errors: why it is skipped, and why it did not begin.
+    /// Runs an arm on a fresh device with these faults, checked from there on; the inner errors: why it is skipped, and why it did not begin.
     fn run_with(
         &self,
         arm: &ArmRun<'_>,
         seed: u64,
         faults: Faults,
-        checked_from: u64,
+        checked_from: CheckedFrom,
     ) -> Result<Result<Result<FaultedRun, DeviceError>, String>, DeviceError> {
         let scenario = self.plan.sized(arm.scenario);
         let family = Family::of(&scenario, arm.allocator, (seed, self.plan.audit), self.source)?;
@@ -257,9 +316,10 @@ impl<'a> Engine<'a> {
         Ok(Ok(run_faulted(&request, device, arm.allocator.build(), faults, checked_from, family)))
     }
 
-    /// Lets the calls at some places of each arm fail.
+    /// Lets the calls at some places of each arm fail: in copies where that can be done, and each in a run of its own where not.
     fn try_places(
         &self,
+        servers: &Servers,
         baselines: &[Baseline<'_>],
         tried: &mut [Ends],
         places: impl Fn(&Ran, &Ends) -> Vec<usize>,
@@ -270,11 +330,32 @@ impl<'a> Engine<'a> {
             cases.extend(places(ran, ends).into_iter().map(|place| (arm, Case { baseline, ran, place, call: ran.calls[place].clone() })));
         }
         (self.begun)(cases.len());
-        let ends = each(self.jobs, &cases, self.progress, |(_, case)| self.try_case(case))?;
-        for ((arm, case), end) in cases.iter().zip(ends) {
+        let orders: Vec<Order> = cases.chunk_by(|one, other| one.0 == other.0).flat_map(|of_arm| self.orders(of_arm)).collect();
+        let told = each::<_, _, DeviceError>(self.jobs, &orders, &|| (), |order| Ok(servers.ask(order, self.stop, self.progress)))?;
+        for (order, told) in orders.iter().zip(told) {
+            tried[order.arm].extend(told.into_iter().map(|(place, end)| (place, Some(end))));
+        }
+        let untold: Vec<_> = cases.iter().filter(|(arm, case)| !tried[*arm].contains_key(&case.place)).collect();
+        let ends = each(self.jobs, &untold, self.progress, |(_, case)| self.try_case(case))?;
+        for ((arm, case), end) in untold.iter().zip(ends) {
             tried[*arm].insert(case.place, end);
         }
         Ok(())
+    }
+
+    /// The cases of an arm as they are given to servers; none where its runs are not made in copies.
+    fn orders(&self, cases: &[(usize, Case<'_>)]) -> Vec<Order> {
+        let is_copied = |(_, case): &&(usize, Case<'_>)| copies::can_run(self.source, &case.baseline.arm);
+        let cases: Vec<_> = cases.iter().filter(is_copied).collect();
+        let order = |cases: &[&(usize, Case<'_>)]| {
+            let (arm, Case { ran, .. }) = cases.first()?;
+            let point = |(_, case): &&(usize, Case<'_>)| {
+                let Noted { made, operation, .. } = case.call.noted;
+                Point { place: case.place, made, operation }
+            };
+            Some(Order { arm: *arm, ooms_without: ran.ooms, budget: ran.budget(), points: cases.iter().map(point).collect() })
+        };
+        cases.chunks(copies::MOST_POINTS).filter_map(order).collect()
     }
 
     /// What is told of an arm.
@@ -307,55 +388,66 @@ impl<'a> Engine<'a> {
         if self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let (alone, ended_at_once) = self.try_count(case, 1)?;
-        let is_healed = alone.end == FaultedEnd::Healed;
-        let mut cases = vec![alone];
-        if is_healed && case.call.noted.made.call.gets_memory() {
-            cases.push(self.try_count(case, 2)?.0);
+        let attempt = case.attempt();
+        // What another process does is not in the order of this one's operations.
+        let from = || if attempt.process.is_none() { CheckedFrom::Operation(attempt.operation) } else { CheckedFrom::Start };
+        let Outcome { case, ended_at_once, wants_one_more } = self.attempt(attempt, from())?;
+        let mut cases = vec![case];
+        if wants_one_more {
+            cases.push(self.attempt(Attempt { count: 2, ..attempt }, from())?.case);
         }
         Ok(Some(Tried { cases, ended_at_once }))
     }
 
-    /// Lets so many calls fail from one on. Also tells whether that ended the run at once.
-    fn try_count(&self, case: &Case<'_>, count: u64) -> Result<(FaultedCase, bool), DeviceError> {
-        let Case { baseline, ran, call: Call { process, noted: Noted { made, operation, .. } }, .. } = case;
-        let process = process.as_ref();
+    /// Lets calls fail in a run of its own, checked from there on.
+    fn attempt(&self, attempt: Attempt<'_>, checked_from: CheckedFrom) -> Result<Outcome, DeviceError> {
+        let Attempt { arm, seed, process, made, count, budget, .. } = attempt;
         let fault = Fault::failing(Calls::Of(made.call), Numbered { first: made.number, count, min_size: Bytes::ZERO });
-        let budget = ran.total * TIMES_THE_CALLS + MORE_CALLS;
-        let faults = Faults::each_by(baseline.arm.scenario, |other| {
+        let faults = Faults::each_by(arm.scenario, |other| {
             let own = if other == process { &[fault][..] } else { &[] };
-            Injector::new(own, baseline.seed).with_budget(budget)
+            Injector::new(own, seed).with_budget(budget)
         });
-        let checked_from = if process.is_none() { *operation } else { 0 };
-        let run = catch_unwind(AssertUnwindSafe(|| self.run_with(&baseline.arm, baseline.seed, faults.clone(), checked_from)));
-        let seen = match run {
-            Err(panic) => Seen::Panicked(message(&*panic)),
-            Ok(run) => match run? {
+        let seen = self.see(arm, seed, faults.clone(), checked_from)?;
+        Ok(self.outcome(attempt, &faults, &seen))
+    }
+
+    /// Runs an arm with these faults, and sees how that ends.
+    fn see(&self, arm: &ArmRun<'_>, seed: u64, faults: Faults, checked_from: CheckedFrom) -> Result<Seen, DeviceError> {
+        match catch_unwind(AssertUnwindSafe(|| self.run_with(arm, seed, faults, checked_from))) {
+            Err(panic) => Ok(Seen::Panicked(message(&*panic))),
+            Ok(run) => Ok(match run? {
                 Ok(Ok(run)) => Seen::Run(Box::new(run)),
                 Ok(Err(error)) => Seen::NotBegun(error),
                 Err(why) => Seen::NotBegun(DeviceError::Unavailable { what: "the device".to_owned(), why }),
-            },
-        };
+            }),
+        }
+    }
+
+    /// What came of a run in which calls failed.
+    fn outcome(&self, attempt: Attempt<'_>, faults: &Faults, seen: &Seen) -> Outcome {
+        let Attempt { arm, seed, process, made, count, operation, ooms_without, .. } = attempt;
         let (struck, operations) = faults.of(process).map_or((0, 0), |faults| (faults.struck_by(0).0, faults.operations()));
         let end = match struck {
             0 if !matches!(seen, Seen::Panicked(_)) => defect("the call was not made again, so that two runs of one scenario differ"),
-            _ => judge((process, made.call), baseline.arm.scenario, &ran.run, &seen),
+            _ => judge((process, made.call), arm.scenario, ooms_without, seen),
         };
-        let ended_at_once = matches!(end, FaultedEnd::Told { .. }) && operations == *operation;
         let times = if count == 1 { String::new() } else { format!(":{count}") };
-        let reproduce = self.plan.reproduce(&baseline.arm, self.source, baseline.seed);
+        let reproduce = self.plan.reproduce(arm, self.source, seed);
         let whose = process.map_or_else(String::new, |process| format!("{process}/"));
-        let case = FaultedCase {
-            process: process.map(ToString::to_string),
-            call: made.call.name().to_owned(),
-            number: made.number,
-            count,
-            size: made.size,
-            step: made.place.0,
-            end,
-            reproduce: format!("{reproduce} --fail {whose}{}:{}{times}", made.call, made.number),
-        };
-        Ok((case, ended_at_once))
+        Outcome {
+            ended_at_once: matches!(end, FaultedEnd::Told { .. }) && operations == operation,
+            wants_one_more: end == FaultedEnd::Healed && made.call.gets_memory() && count == 1,
+            case: FaultedCase {
+                process: process.map(ToString::to_string),
+                call: made.call.name().to_owned(),
+                number: made.number,
+                count,
+                size: made.size,
+                step: made.place.0,
+                end,
+                reproduce: format!("{reproduce} --fail {whose}{}:{}{times}", made.call, made.number),
+            },
+        }
     }
 }
 
@@ -383,13 +475,13 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
 type Failing<'a> = (Option<&'a ProcessName>, DeviceCall);
 
 /// What came of a call that failed: a function of what was seen of the run, and of the run without.
-fn judge(call: Failing<'_>, scenario: &Scenario, without: &FaultedRun, seen: &Seen) -> FaultedEnd {
+fn judge(call: Failing<'_>, scenario: &Scenario, ooms_without: u64, seen: &Seen) -> FaultedEnd {
     let run = match seen {
         Seen::Panicked(message) => return defect(format!("a panic: {message}")),
         Seen::NotBegun(error) => return told(call, "", &error.to_string()),
         Seen::Run(run) => run,
     };
-    let is_out_of_memory = run.ooms > without.ooms;
+    let is_out_of_memory = run.ooms > ooms_without;
     match &run.record.verdict {
         Verdict::Passed if is_out_of_memory => FaultedEnd::Recovered,
         Verdict::Passed => FaultedEnd::Healed,

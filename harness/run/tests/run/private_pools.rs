@@ -28,7 +28,7 @@ fn reserved(rig: &Rig) -> Bytes {
 }
 
 fn end(mut rig: Rig) {
-    rig.end_step().unwrap();
+    rig.end_step(false).unwrap();
     rig.finish().unwrap();
     rig.close(Vec::new(), Vec::new()).unwrap();
 }
@@ -46,7 +46,7 @@ fn memory_of_a_private_pool_stays_its_own_until_the_pool_is_released() {
         assert!(kept >= Bytes::mib(12), "{kind:?} keeps {kept}");
         let outside = allocate(&mut rig, Bytes::mib(12));
         assert!(reserved(&rig) >= kept + Bytes::mib(12), "{kind:?}: a request outside of the pool is not served from it");
-        rig.end_step().unwrap();
+        rig.end_step(false).unwrap();
         let before = reserved(&rig);
         rig.release_private_pool(pool).unwrap().unwrap();
         assert_eq!(before - reserved(&rig), kept, "{kind:?}");

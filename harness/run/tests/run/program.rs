@@ -140,7 +140,7 @@ impl Machine {
                 rig.set_memory_fraction(MemoryFraction::new(share).unwrap());
             }
             Op::EndStep => {
-                rig.end_step()?;
+                rig.end_step(false)?;
                 self.step += 1;
                 rig.begin_step(self.step);
             }

@@ -47,7 +47,7 @@ fn programs_with_whatever_allocators_share_a_device_and_none_is_accused() {
             for (round, size) in [Bytes(700), Bytes::mib(3), Bytes::kib(900), Bytes::mib(5)].into_iter().enumerate() {
                 rig.enter(if round % 2 == 0 { other } else { ProgramId::FIRST });
                 buffers.extend([allocate(&mut rig, size), allocate(&mut rig, size)]);
-                rig.end_step().unwrap_or_else(|stop| panic!("{first:?} and {second:?}: {stop:?}"));
+                rig.end_step(false).unwrap_or_else(|stop| panic!("{first:?} and {second:?}: {stop:?}"));
             }
             rig.enter(ProgramId::FIRST);
             for buffer in buffers.drain(..5) {
@@ -55,7 +55,7 @@ fn programs_with_whatever_allocators_share_a_device_and_none_is_accused() {
             }
             rig.enter(other);
             rig.empty_cache().unwrap_or_else(|stop| panic!("{first:?} and {second:?}: {stop:?}"));
-            rig.end_step().unwrap_or_else(|stop| panic!("{first:?} and {second:?}: {stop:?}"));
+            rig.end_step(false).unwrap_or_else(|stop| panic!("{first:?} and {second:?}: {stop:?}"));
             buffers.into_iter().for_each(|buffer| rig.free(buffer).unwrap());
             rig.finish().unwrap_or_else(|stop| panic!("{first:?} and {second:?}: {stop:?}"));
             rig.close(Vec::new(), Vec::new()).unwrap();
@@ -74,7 +74,7 @@ fn a_buffer_goes_back_to_its_own_program_and_counters_are_those_of_the_entered_o
     rig.free(mine).unwrap();
     assert_eq!(rig.entered(), other, "a free of another program's buffer leaves the entered program as it is");
     assert_eq!((rig.stats().allocation.all.current, rig.stats_of(ProgramId::FIRST).allocation.all.current), (1, 0));
-    let accounts = rig.end_step().unwrap().accounts.unwrap();
+    let accounts = rig.end_step(false).unwrap().accounts.unwrap();
     assert_eq!((accounts.allocated, accounts.reserved), (Bytes::ZERO, reserved(&rig, ProgramId::FIRST)), "of the first program");
     let used = accounts.device.used - accounts.device.context_overhead;
     assert_eq!(used, reserved(&rig, ProgramId::FIRST) + reserved(&rig, other), "of both");
@@ -176,7 +176,7 @@ fn a_timed_run_has_the_times_of_all_programs_and_makes_no_calls_for_them() {
         buffers.push(rig.allocate(Request::new(Bytes::mib(3))).unwrap().unwrap());
     }
     buffers.into_iter().for_each(|buffer| rig.free(buffer).unwrap());
-    assert!(rig.end_step().unwrap().duration.is_some_and(|time| time > Nanos::ZERO));
+    assert!(rig.end_step(false).unwrap().duration.is_some_and(|time| time > Nanos::ZERO));
     let timings = rig.take_timings();
     assert_eq!((timings.allocate.count, timings.free.count), (4, 4));
     rig.finish().unwrap();

@@ -58,7 +58,7 @@ fn a_queued_read_keeps_the_host_from_nothing_and_its_contents_are_compared_later
     rig.free(buffer).unwrap();
     let mut next = allocate(&mut rig, Bytes::mib(3));
     rig.fill(&mut next, StreamId::DEFAULT).unwrap();
-    rig.end_step().unwrap();
+    rig.end_step(false).unwrap();
     rig.synchronize_stream(side).unwrap();
     assert!(rig.now().saturating_sub(before) >= Nanos::millis(40));
     rig.free(next).unwrap();

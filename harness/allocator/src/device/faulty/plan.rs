@@ -469,6 +469,14 @@ impl Injector {
         self.state().log.iter_mut().for_each(|log| log.changes += 1);
     }
 
+    /// From now on these calls of a kind fail as they usually do, as if that had been planned from the beginning. They were not made yet.
+    pub fn fails(&self, call: DeviceCall, first: u64, count: u64) {
+        let mut state = self.state();
+        let fault = Fault::failing(Calls::Of(call), Numbered { first, count, min_size: Bytes::ZERO });
+        let matched = state.counts.get(call as usize).copied().unwrap_or_default();
+        state.faults.push(Progress { fault, random: Random(0), matched, struck: 0 });
+    }
+
     /// After so many calls every call fails: a caller that goes on and on is then told so.
     #[must_use]
     pub fn with_budget(self, calls: u64) -> Self {

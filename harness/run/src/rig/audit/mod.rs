@@ -116,10 +116,9 @@ impl Audit {
         Self { when_asked: true, ..self }
     }
 
-    /// The same, but it checks nothing until [`Audit::wake`].
-    #[must_use]
-    pub fn asleep(self) -> Self {
-        Self { asleep: true, outdated: true, ..self }
+    /// Checks nothing until [`Audit::wake`].
+    pub const fn sleep(&mut self) {
+        (self.asleep, self.outdated) = (true, true);
     }
 
     /// Checks from now on. Whoever wakes it has it check everything.

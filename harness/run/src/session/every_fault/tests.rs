@@ -112,7 +112,7 @@ fn what_may_not_happen_however_calls_fail_is_a_defect() {
     let arm = plan.arms().next().unwrap();
     let record = plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::default()).unwrap();
     let without = FaultedRun { ooms: record.stats.num_ooms, record };
-    let judged = |seen: &Seen| judge((None, DeviceCall::Free), arm.scenario, &without, seen);
+    let judged = |seen: &Seen| judge((None, DeviceCall::Free), arm.scenario, without.ooms, seen);
     let violated = |rule: Rule, seen: &str| {
         let first = Violation { step: 1, at: None, rule, expected: "this".to_owned(), seen: seen.to_owned() };
         let verdict = Verdict::Failed { first, rest: Vec::new() };
@@ -143,14 +143,36 @@ fn what_a_process_was_told_names_it_and_an_oom_in_it_counts() {
         let (expected, seen) = (expected.to_owned(), "cudaFree failed".to_owned());
         let first = Violation { step: 1, at: None, rule: Rule::DeviceFailure, expected, seen };
         let record = RunRecord { verdict: Verdict::Failed { first, rest: Vec::new() }, ..without.record.clone() };
-        judge(call, &scenario, &without, &Seen::Run(Box::new(FaultedRun { record, ..without.clone() })))
+        judge(call, &scenario, without.ooms, &Seen::Run(Box::new(FaultedRun { record, ..without.clone() })))
     };
     let error = "in the process `worker`: cudaFree failed".to_owned();
     assert_eq!(failed("in the process `worker`: the driver to do as it is told"), FaultedEnd::Told { error });
     assert!(matches!(failed("the driver to do as it is told"), FaultedEnd::Defect { .. }));
     let more = FaultedRun { ooms: without.ooms + 1, ..without.clone() };
-    assert_eq!(judge(call, &scenario, &without, &Seen::Run(Box::new(more))), FaultedEnd::Recovered);
-    assert_eq!(judge(call, &scenario, &without, &Seen::Run(Box::new(without.clone()))), FaultedEnd::Healed);
+    assert_eq!(judge(call, &scenario, without.ooms, &Seen::Run(Box::new(more))), FaultedEnd::Recovered);
+    assert_eq!(judge(call, &scenario, without.ooms, &Seen::Run(Box::new(without.clone()))), FaultedEnd::Healed);
+}
+
+#[test]
+fn copies_and_runs_of_their_own_tell_the_same_and_what_copies_do_not_tell_is_tried_without_them() {
+    let plan = plan(LOOPS);
+    let source = DeviceSource::simulated();
+    let stop = AtomicBool::new(false);
+    let tried = AtomicUsize::new(0);
+    let progress = || {
+        tried.fetch_add(1, Ordering::Relaxed);
+    };
+    let all = Chosen::Different(Which::All);
+    let engine = Engine { plan: &plan, source: &source, chosen: all, jobs: 2, stop: &stop, begun: &|_| {}, progress: &progress };
+    let arms: Vec<ArmRun<'_>> = plan.arms().collect();
+    let in_copies = try_all(&engine, &arms, &Servers::start(&engine, &arms)).unwrap();
+    let alone = try_all(&engine, &arms, &Servers::none()).unwrap();
+    assert_eq!(in_copies, alone);
+    assert!(in_copies.cases().any(|case| case.count == 2), "the allocator heals the first failure of some call");
+    let told_before = tried.load(Ordering::Relaxed) / 2;
+    let broken = try_all(&engine, &arms, &Servers::breaking_off(3)).unwrap();
+    assert_eq!(broken, alone);
+    assert_eq!(tried.load(Ordering::Relaxed), 3 * told_before, "each call is told once");
 }
 
 #[test]
@@ -192,8 +214,8 @@ fn assert_nothing_is_lost(text: &str) -> Result<usize, TestCaseError> {
         repeats += told.repeats;
         let engine = engine(Chosen::Each);
         for (place, Call { noted, .. }) in ran.calls.iter().enumerate() {
-            let whole = Call { process: None, noted: Noted { operation: 0, ..*noted } };
-            let (alone, _) = engine.try_count(&Case { baseline: &baseline, ran, place, call: whole }, 1).unwrap();
+            let case = Case { baseline: &baseline, ran, place, call: Call { process: None, noted: *noted } };
+            let alone = engine.attempt(case.attempt(), CheckedFrom::Start).unwrap().case;
             let of = |made: Made| tried_alone().find(move |case| case.call == made.call.name() && case.number == made.number);
             let same = of(noted.made).or_else(|| of(ran.calls[ran.firsts[place]].noted.made));
             prop_assert_eq!(

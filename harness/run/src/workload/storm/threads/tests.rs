@@ -39,7 +39,7 @@ fn passes(scenario: &Scenario) -> (BTreeMap<ReportKey, u64>, Vec<String>) {
     let StepResult { reports, notes, unmet, outcome, .. } = result.unwrap();
     assert_eq!(outcome == Outcome::OutOfMemory, reports[&ReportKey::Ooms] > 0);
     assert_eq!((unmet.len(), world.rig.memory().unwrap().free), (0, scenario.needs.memory));
-    world.rig.end_step().unwrap();
+    world.rig.end_step(false).unwrap();
     world.rig.finish().unwrap();
     world.close().unwrap();
     (reports, notes)

@@ -5,7 +5,7 @@
 //! that nothing is left on the device, and that the run recovers, is out of memory, or ends with an error that names the call, and its process where that is not the main one.
 //!
 //! Three things make that fast. Up to the operation in which the call is made a run is the one without failures, which was checked, so it is checked from there on only.
-//! Where another process makes the call, all of the run is checked. On the simulated device what comes before the operation is not even run again: [`copies`].
+//! Where another process makes the call, all of the run is checked. On the simulated device what comes before the operation is not even run again (`copies`).
 //! And a call that *repeats* another one is not tried, unless each is wanted: the same call, in the same step, with the same held by allocators, the same other calls of the
 //! allocator's operation in front of it, and the same streams at work, where the failure of the other one ended the run at once. How such a run ends depends on
 //! nothing else: nothing is asked for or freed any more.

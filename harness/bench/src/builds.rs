@@ -228,32 +228,15 @@ impl Server {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt as _;
-
     use super::*;
+    use crate::scripts::program;
 
-    /// A program that does this.
-    fn program(script: &str) -> (tempfile::TempDir, PathBuf) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("build");
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        (folder, path)
-    }
-
-    /// Tries again while another thread's child still has the new file open for writing, as it has between fork and exec.
     fn start(path: &Path) -> Result<Builds, String> {
-        loop {
-            match Builds::start(path, path, &[], None) {
-                Err(error) if error.contains("Text file busy") => std::thread::yield_now(),
-                started => return started,
-            }
-        }
+        Builds::start(path, path, &[], None)
     }
 
     fn refused(script: &str) -> String {
-        let (folder, path) = program(script);
+        let (folder, path) = program("build", script);
         let error = start(&path).unwrap_err();
         error.replace(folder.path().to_str().unwrap(), "…")
     }
@@ -277,9 +260,12 @@ mod tests {
     #[test]
     fn a_process_that_dies_fails_its_case_and_is_started_again_for_the_next() {
         let answer = "echo '{\"measured\":{\"readings\":[],\"batch\":4}}'";
-        let (folder, path) = program(&format!(
-            "echo '{{\"protocol\": 1, \"commit\": \"abc\"}}'; read q; [ -e $0.once ] || {{ touch $0.once; echo oops >&2; exit 1; }}; {answer}; read q"
-        ));
+        let (folder, path) = program(
+            "build",
+            &format!(
+                "echo '{{\"protocol\": 1, \"commit\": \"abc\"}}'; read q; [ -e $0.once ] || {{ touch $0.once; echo oops >&2; exit 1; }}; {answer}; read q"
+            ),
+        );
         let mut builds = start(&path).unwrap();
         assert_eq!(builds.accepted_commit(), Some("abc"));
         assert_eq!(builds.visit(Side::This, &request()), Err(Fault::Failed("the build ended without an answer: oops".to_owned())));

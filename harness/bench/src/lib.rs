@@ -26,3 +26,5 @@ pub mod torch;
 
 #[cfg(any(test, feature = "examples"))]
 pub mod examples;
+#[cfg(test)]
+mod scripts;

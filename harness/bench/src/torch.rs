@@ -215,21 +215,15 @@ impl Torch {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt as _;
-
     use super::*;
+    use crate::scripts::program;
 
     const QUESTION: Question<'_> = Question { task: Task::Latency { case: "hit", size: Bytes::mib(2), batch: 10 }, memory: Bytes::gib(1) };
 
-    /// A program that stands for Python: it ignores its arguments and does what the shell script says.
+    /// A program that stands for Python.
     fn python(script: &str) -> (tempfile::TempDir, String) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("python");
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        let name = path.to_string_lossy().into_owned();
-        (folder, name)
+        let (folder, path) = program("python", script);
+        (folder, path.to_string_lossy().into_owned())
     }
 
     fn start(script: &str) -> Result<Torch, String> {

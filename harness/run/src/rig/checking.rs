@@ -7,7 +7,7 @@ use super::program::Program;
 use super::{Audit, Rig, Stop};
 use crate::branches::Branches;
 
-/// Operations behind one with a failure that are checked one by one: what a failure leaves in disorder mostly shows at once, and at the latest at the end of the step.
+/// Operations behind one with a failure that are checked one by one. What goes wrong behind them and is right again at the end of its step is not seen.
 const BEHIND: u64 = 16;
 
 /// From where on a run checks what happens.

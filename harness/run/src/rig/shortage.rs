@@ -12,13 +12,13 @@ use super::{Rig, Stop};
 use harness_record::{Lane, Pieces, RefusedCall, Shortage};
 
 impl Rig {
-    /// What is known of a request of the entered program that failed just now. `None` in a timed run. To this program, what the other
-    /// programs hold is memory held by others. Linear in blocks.
+    /// What is known of a request of the entered program that failed just now. `None` in a timed run, and where operations are not checked, for nobody is told. To
+    /// this program, what the other programs hold is memory held by others. Linear in blocks.
     ///
     /// # Errors
     /// [`Stop::Device`] where the device does not tell its memory.
     pub fn shortage(&mut self, request: Request, error: &AllocatorError) -> Result<Option<Shortage>, Stop> {
-        if self.is_timed() {
+        if self.is_timed() || self.is_asleep() {
             return Ok(None);
         }
         let (lacking, asked, cause) = match error {

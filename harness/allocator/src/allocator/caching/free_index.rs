@@ -84,7 +84,9 @@ impl Lane {
     pub(super) fn in_order(&self, blocks: &[Block]) -> Vec<BlockId> {
         let mut all: Vec<BlockId> = Some(self.last).filter(|last| !last.is_none()).into_iter().collect();
         for row in self.rows.0.iter().flatten() {
-            for index in (0..ROW).filter(|&index| row.has(index)) {
+            let mut from = 0;
+            while let Some(index) = row.next(from) {
+                from = index + 1;
                 let mut root = row.heads[index];
                 while !root.is_none() {
                     collect(blocks, root, &mut all);

@@ -19,9 +19,26 @@ impl<V: Clone + PartialEq> RangeMap<V> {
     /// Gives all of `start..end` one value.
     pub(super) fn insert(&mut self, start: u64, end: u64, value: V) {
         debug_assert!(start < end, "a range is not empty");
-        self.remove(start, end);
-        let (start, end) = self.absorb_neighbours(start, end, &value);
-        self.entries.insert(start, (end, value));
+        let (mut first, mut last) = (start, end);
+        let mut tail = None;
+        if let Some((&before, (entry_end, found))) = self.entries.range_mut(..start).next_back()
+            && *entry_end >= start
+        {
+            if *found == value {
+                (first, last) = (before, end.max(*entry_end));
+            } else {
+                tail = cut(entry_end, found, start, end);
+            }
+        }
+        for (_, (entry_end, found)) in self.entries.extract_if(start..=end, |&from, (_, found)| from < end || *found == value) {
+            if found == value {
+                last = end.max(entry_end);
+            } else if entry_end > end {
+                tail = Some((entry_end, found));
+            }
+        }
+        self.entries.insert(first, (last, value));
+        self.entries.extend(tail.map(|tail| (end, tail)));
     }
 
     /// The value of `start..end` where that is one entry, from its border to its border.
@@ -36,24 +53,11 @@ impl<V: Clone + PartialEq> RangeMap<V> {
 
     /// Takes every value out of `start..end`.
     pub(super) fn remove(&mut self, start: u64, end: u64) {
-        // From the last entry that reaches in to the first: each is looked up once.
-        while let Some((&first, (entry_end, value))) = self.entries.range_mut(..end).next_back() {
-            if *entry_end <= start {
-                return;
-            }
-            let tail = (*entry_end > end).then(|| (*entry_end, value.clone()));
-            if first < start {
-                *entry_end = start;
-            } else {
-                self.entries.remove(&first);
-            }
-            if let Some(tail) = tail {
-                self.entries.insert(end, tail);
-            }
-            if first <= start {
-                return;
-            }
-        }
+        let reaching_in = self.entries.range_mut(..start).next_back();
+        let mut tail = reaching_in.and_then(|(_, (entry_end, value))| cut(entry_end, value, start, end));
+        let inside = self.entries.extract_if(start..end, |_, _| true);
+        tail = inside.fold(tail, |tail, (_, entry)| if entry.0 > end { Some(entry) } else { tail });
+        self.entries.extend(tail.map(|tail| (end, tail)));
     }
 
     /// Changes the values of `start..end`, first giving the default to what has none.
@@ -97,24 +101,15 @@ impl<V: Clone + PartialEq> RangeMap<V> {
             self.entries.insert(at, tail);
         }
     }
+}
 
-    /// Takes out the entries that touch `start..end` and have the same value; returns the range grown by them.
-    fn absorb_neighbours(&mut self, mut start: u64, mut end: u64, value: &V) -> (u64, u64) {
-        if let Some((_, found)) = self.entries.get(&end)
-            && found == value
-            && let Some((next_end, _)) = self.entries.remove(&end)
-        {
-            end = next_end;
-        }
-        if let Some((&previous, (previous_end, found))) = self.entries.range(..start).next_back()
-            && *previous_end == start
-            && found == value
-        {
-            self.entries.remove(&previous);
-            start = previous;
-        }
-        (start, end)
+/// Ends an entry at `start` where it goes on behind that. What of it lies behind `end` is an entry of its own.
+fn cut<V: Clone>(entry_end: &mut u64, value: &V, start: u64, end: u64) -> Option<(u64, V)> {
+    if *entry_end <= start {
+        return None;
     }
+    let before = std::mem::replace(entry_end, start);
+    (before > end).then(|| (before, value.clone()))
 }
 
 #[cfg(test)]

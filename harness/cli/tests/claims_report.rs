@@ -5,8 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::collections::BTreeMap;
-use std::fs;
+mod kept_report;
+
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -32,22 +32,5 @@ fn the_report_of_claims_is_what_their_scenarios_give() {
     let output = command.output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{err}");
-    let (made, kept) = (files(made.path()), root.join(REPORT));
-    if std::env::var_os("UPDATE").is_some() {
-        drop(fs::remove_dir_all(&kept));
-        fs::create_dir_all(&kept).unwrap();
-        made.iter().for_each(|(name, content)| fs::write(kept.join(name), content).unwrap());
-    }
-    let kept = files(&kept);
-    assert_eq!(made.keys().collect::<Vec<_>>(), kept.keys().collect::<Vec<_>>(), "other files: run with UPDATE=1");
-    for (name, content) in &made {
-        assert!(kept[name] == *content, "{REPORT}/{name} is not what this build makes: run with UPDATE=1 and look at the difference");
-    }
-}
-
-/// The report and its pictures, without the records that it was made of.
-fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let shown = paths.filter(|path| path.extension().is_some_and(|ending| ending == "md" || ending == "svg"));
-    shown.map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(&path).unwrap())).collect()
+    kept_report::compare(made.path(), &root.join(REPORT));
 }

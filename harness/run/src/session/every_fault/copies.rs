@@ -1,8 +1,8 @@
 //! Runs in copies of this process ([`Branches`]): what comes before a failure is run once for many calls that fail behind it.
 //!
-//! A server is a fork server, as fuzzers have them: a copy of this process from before anything was run. It is small, so that copies of it are made quickly. For each [`Order`] it makes a copy that runs
-//! the arm, and that makes one for each call that is to fail. What came of those they tell by a line of JSON each. What nobody tells, because a copy ended otherwise or
-//! could not be made, has to be found out by a run in this process.
+//! A server is a fork server, as fuzzers have them: a copy of this process from before anything was run. It is small, so that copies of it are made quickly. For each
+//! [`Order`] it makes a copy that runs the arm, and that makes one for each call that is to fail. What came of those they tell by a line of JSON each. What nobody tells,
+//! because a copy ended otherwise or could not be made, has to be found out by a run in this process.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};

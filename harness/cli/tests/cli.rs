@@ -549,6 +549,14 @@ fn the_calls_of_processes_fail_in_their_turn_too_and_the_process_is_named() {
         lines.push(parts.map(text).join(" "));
     }
     insta::assert_snapshot!(lines.join("\n"));
+    // The process was a copy of the harness there; the command starts a program.
+    let told = document["arms"][1]["cases"].as_array().unwrap().iter().filter(|case| case["process"] == "worker" && case["outcome"] == "told");
+    for case in told {
+        let reproduce = case["reproduce"].as_str().unwrap().strip_prefix("harness ").unwrap();
+        let again = world.harness(&reproduce.split(' ').chain(["--no-report"]).collect::<Vec<_>>());
+        let error = case["error"].as_str().unwrap().strip_prefix("in the process `worker`: ").unwrap();
+        assert!(again.code == Some(1) && again.out.contains(error), "{reproduce}: {}", again.told());
+    }
     let worker = |case: &&Value| case["process"] == "worker" && case["number"] == 2 && case["outcome"] == "recovered";
     let recovered = document["arms"][1]["cases"].as_array().unwrap().iter().find(worker).expect("the policy of the worker asks again");
     let reproduce = recovered["reproduce"].as_str().unwrap();

@@ -1,12 +1,13 @@
 //! [`Branches`]: a run that goes on in copies of this process, in each of which another call fails, so that what comes before the failures is run once for all.
 //!
-//! The run itself has no failures. In front of each operation in which a call is to fail it makes a copy, in which that call fails and the run goes on to its end,
-//! and waits for the copy. Behind the last one nothing is left to do for the run itself: its process ends.
+//! The run itself has no failures. In front of each operation in which a call is to fail, and of each launch that is to fail, it makes a copy, in which that call
+//! fails and the run goes on to its end, and waits for the copy. Behind the last one nothing is left to do for the run itself: its process ends.
 
+use std::cmp;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use harness_allocator::device::faulty::{Injector, Made};
+use harness_allocator::device::faulty::{DeviceCall, Injector, Made};
 use harness_exec::forked::{Forked, fork, leave};
 use harness_exec::process::End;
 use serde::{Deserialize, Serialize};
@@ -16,10 +17,19 @@ use serde::{Deserialize, Serialize};
 pub struct Point {
     /// Which one it is to whoever chose it.
     pub place: usize,
+    /// The process that makes it, by its place in the scenario; `None`: the main one.
+    pub process: Option<usize>,
     /// The call.
     pub made: Made,
     /// How many operations have begun by then.
     pub operation: u64,
+}
+
+impl Point {
+    /// Whether it is work on a stream, which is in no operation of an allocator.
+    fn is_launch(&self) -> bool {
+        self.made.call == DeviceCall::LaunchKernel
+    }
 }
 
 /// What fails in a copy: so many calls from that one on.
@@ -49,7 +59,7 @@ pub struct Branches(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
-    /// Where the run is to be copied, in the order of operations.
+    /// Where the run is to be copied, in the order of operations; in each, launches last.
     points: VecDeque<Point>,
     injector: Injector,
     /// What fails here, where this is a copy.
@@ -60,7 +70,9 @@ impl Branches {
     /// Those of a run whose device has this injector, which has no faults of its own.
     #[must_use]
     pub fn new(points: impl IntoIterator<Item = Point>, injector: Injector) -> Self {
-        Self(Arc::new(Mutex::new(State { points: points.into_iter().collect(), injector, failing: None })))
+        let mut points: Vec<Point> = points.into_iter().collect();
+        points.sort_by_key(|point| (point.operation, point.is_launch()));
+        Self(Arc::new(Mutex::new(State { points: points.into(), injector, failing: None })))
     }
 
     /// What fails in this process; `None` where it is no copy.
@@ -69,23 +81,27 @@ impl Branches {
         self.state().failing
     }
 
-    /// An operation begins: makes copies for the calls in it that are to fail. Tells in a copy, which is to check what comes from here on, that it is one. Behind the
-    /// last point it does not return but in copies.
+    /// Makes copies, right here, for the calls up to the end of an operation. Whether this is one of them.
     #[must_use]
-    pub fn reached(&self, operation: u64) -> bool {
+    pub fn make_up_to(&self, operation: u64) -> bool {
+        self.state().make(|point| (point.operation <= operation).then_some(true))
+    }
+
+    /// An operation begins: makes copies for the calls in it. Whether this is a copy, which is to check what comes from here on.
+    #[must_use]
+    pub fn reach_operation(&self, operation: u64) -> bool {
+        self.state().make(|point| match point.operation.cmp(&operation) {
+            cmp::Ordering::Less => Some(false),
+            cmp::Ordering::Equal => (!point.is_launch()).then_some(true),
+            cmp::Ordering::Greater => None,
+        })
+    }
+
+    /// The next call is a launch: makes a copy if it is to fail.
+    pub fn reach_launch(&self) {
         let mut state = self.state();
-        if state.failing.is_some() {
-            return false;
-        }
-        while let Some(point) = state.points.pop_front_if(|point| point.operation <= operation) {
-            if state.branch(point) {
-                return true;
-            }
-        }
-        if state.points.is_empty() {
-            leave(0);
-        }
-        false
+        let launches = state.injector.calls_of(DeviceCall::LaunchKernel);
+        state.make(|point| (point.is_launch() && point.made.number == launches + 1).then_some(true));
     }
 
     /// Ends this copy.
@@ -103,6 +119,24 @@ impl Branches {
 }
 
 impl State {
+    /// Makes copies for the first points, as long as somebody says that they are to be made (true), or were missed (false): of those nothing is told. Whether
+    /// this is a copy, made here or before. Behind the last point it does not return but in copies.
+    fn make(&mut self, is_due: impl Fn(&Point) -> Option<bool>) -> bool {
+        if self.failing.is_some() {
+            return true;
+        }
+        while let Some((point, due)) = self.points.front().and_then(|point| Some((*point, is_due(point)?))) {
+            self.points.pop_front();
+            if due && self.branch(point) {
+                return true;
+            }
+        }
+        if self.points.is_empty() {
+            leave(0);
+        }
+        false
+    }
+
     /// Makes the copies of a point, one after the other. Whether this is one of them.
     fn branch(&mut self, point: Point) -> bool {
         for count in 1.. {

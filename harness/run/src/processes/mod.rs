@@ -22,6 +22,7 @@ use harness_allocator::device::faulty::Injector;
 use harness_allocator::device::{Clock, DeviceError, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_devices::DeviceSource;
+use harness_exec::forked::{Copied, Forked, fork};
 use harness_exec::process::{End, Started};
 use harness_gpu_settings::ledger::Ledger;
 use harness_record::Rule;
@@ -30,6 +31,7 @@ use harness_scenario::{ProcessName, Readings, Scenario, Step};
 use tempfile::TempDir;
 
 pub use self::serve::serve;
+use self::serve::{Known, serve_in_copy};
 use self::shared::{Shared, unavailable};
 use self::wire::{Answer, Done, Failed, Order, Reply, Start};
 use crate::control::DEFAULT_TIME_LIMIT;
@@ -49,6 +51,15 @@ const MOST_PERIODS: u32 = 100;
 /// How often one looks after a GPU's memory, and for how many times, when a process was killed: the driver gives it back by itself.
 const LOOK: (Duration, u32) = (Duration::from_millis(10), 500);
 
+/// How processes are started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartedBy {
+    /// As programs, which read the scenario once more.
+    Exec,
+    /// As copies of this process, which has one thread alone: faster, for the simulated device.
+    Fork,
+}
+
 /// What the processes of one run have in common.
 #[derive(Debug)]
 pub struct Family {
@@ -56,6 +67,8 @@ pub struct Family {
     ledger: Ledger,
     /// What each of them is started with, but for its name, the step and its faults.
     start: Start,
+    /// What a copy of this process need not read, where they are copies.
+    known: Option<Known>,
 }
 
 impl Family {
@@ -68,6 +81,7 @@ impl Family {
         allocator: &AllocatorSpec,
         (seed, audit): (u64, bool),
         source: &DeviceSource,
+        started_by: StartedBy,
     ) -> Result<Option<Self>, DeviceError> {
         if scenario.processes.is_empty() {
             return Ok(None);
@@ -89,7 +103,8 @@ impl Family {
             step: 0,
             faults: None,
         };
-        Ok(Some(Self { folder, ledger: shared, start }))
+        let known = (started_by == StartedBy::Fork).then(|| Known { scenario: scenario.clone(), arm: allocator.clone() });
+        Ok(Some(Self { folder, ledger: shared, start, known }))
     }
 
     /// The device of the main process.
@@ -121,8 +136,35 @@ pub(crate) struct Inside {
 }
 
 struct Process {
-    started: Started,
+    running: Running,
     socket: BufReader<UnixStream>,
+}
+
+/// A process that runs, and is killed with this.
+enum Running {
+    Program(Started),
+    Copy(Copied),
+}
+
+impl Running {
+    /// Waits for its end, which is at hand.
+    fn ending(self) -> io::Result<End> {
+        match self {
+            Self::Program(started) => started.ending(),
+            Self::Copy(copied) => copied.wait(),
+        }
+    }
+
+    /// Ends it by SIGKILL, and waits for its end.
+    fn kill(self) -> io::Result<()> {
+        match self {
+            Self::Program(started) => started.kill().map(drop),
+            Self::Copy(copied) => {
+                drop(copied);
+                Ok(())
+            }
+        }
+    }
 }
 
 /// What became of an order.
@@ -140,14 +182,25 @@ fn is_not_yet(error: &io::Error) -> bool {
 }
 
 impl Process {
-    fn start() -> io::Result<Self> {
+    fn start(known: Option<&Known>) -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_read_timeout(Some(PERIOD))?;
-        let mut command = Command::new(program()?);
-        // Standard output has the results of the harness.
-        command.arg(SUBCOMMAND).stdin(OwnedFd::from(theirs)).stdout(Stdio::from(io::stderr()));
-        let started = Started::start(&mut command)?;
-        Ok(Self { started, socket: BufReader::new(ours) })
+        let running = match known {
+            None => {
+                let mut command = Command::new(program()?);
+                // Standard output has the results of the harness.
+                command.arg(SUBCOMMAND).stdin(OwnedFd::from(theirs)).stdout(Stdio::from(io::stderr()));
+                Running::Program(Started::start(&mut command)?)
+            }
+            Some(known) => match fork()? {
+                Forked::Copy => {
+                    drop(ours);
+                    serve_in_copy(theirs, known)
+                }
+                Forked::Original(copied) => Running::Copy(copied),
+            },
+        };
+        Ok(Self { running, socket: BufReader::new(ours) })
     }
 
     /// The next answer. `None` where it has gone or `give_up` says so.
@@ -170,7 +223,7 @@ impl Process {
         // Its end closes the connection.
         for _ in 0..MOST_PERIODS {
             match self.socket.read_to_end(&mut Vec::new()) {
-                Ok(_) => return self.started.ending().ok(),
+                Ok(_) => return self.running.ending().ok(),
                 Err(error) if is_not_yet(&error) => {}
                 Err(_) => return None,
             }
@@ -202,7 +255,7 @@ impl Processes {
     /// Gives a process an order and waits for the answer. A process that does not run is started first, in the step with this number.
     fn order(&mut self, name: &ProcessName, order: &Order, step: u32, give_up: &mut dyn FnMut() -> bool) -> Result<Heard, Stop> {
         if !self.running.contains_key(name) {
-            let process = Process::start().map_err(|error| cannot_start(name, &error.to_string()))?;
+            let process = Process::start(self.family.known.as_ref()).map_err(|error| cannot_start(name, &error.to_string()))?;
             self.running.insert(name.clone(), process);
             let faults = self.faults_of(name).map(Injector::state_of_new_process);
             let start = Start { process: name.to_string(), step, faults, ..self.family.start.clone() };
@@ -356,7 +409,7 @@ pub(crate) fn kill(processes: &mut Option<Processes>, rig: &mut Rig, step: &Step
     let readings = processes.readings(name);
     let reserved = readings.map_or(Bytes::ZERO, |readings| Bytes(readings.stats.reserved_bytes.all.current));
     let attributed = readings.and_then(|readings| readings.memory?.process);
-    processes.end(name, |process| process.started.kill()).transpose().map_err(|error| cannot_kill(name, &error))?;
+    processes.end(name, |process| process.running.kill()).transpose().map_err(|error| cannot_kill(name, &error))?;
     await_memory(rig, before.used.saturating_sub(attributed.unwrap_or(reserved)))?;
     let came_back = before.used.saturating_sub(rig.memory()?.used);
     let told = attributed.map_or_else(String::new, |bytes| format!(", {bytes} of the device were attributed to it"));

@@ -3,7 +3,9 @@
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use harness_allocator::allocator::AllocatorSpec;
@@ -11,6 +13,7 @@ use harness_allocator::device::faulty::{Faulty, Injector};
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::{DeviceError, Place, TestDevice};
 use harness_devices::DeviceSource;
+use harness_exec::forked::leave;
 use harness_gpu_settings::ledger::Ledger;
 use harness_record::Rule;
 use harness_scenario::steps::Action;
@@ -23,26 +26,49 @@ use crate::run::{execute_step, of_device};
 use crate::step_result::StepResult;
 use crate::world::World;
 
+/// The exit code of a program that panicked.
+const PANICKED: u8 = 101;
+
 /// Does what the main process orders on standard input, to the end of this process.
 #[must_use]
 pub fn serve() -> ExitCode {
+    let orders = || io::stdin().as_fd().try_clone_to_owned();
+    ExitCode::from(exit_code(|| converse(File::from(orders()?), read)))
+}
+
+/// What a copy of the main process has without reading it.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    pub(super) scenario: Scenario,
+    /// The arm of the run.
+    pub(super) arm: AllocatorSpec,
+}
+
+/// Does what the main process orders by a socket, to the end of this process, which is a copy of it.
+pub(super) fn serve_in_copy(socket: UnixStream, known: &Known) -> ! {
+    let orders = File::from(OwnedFd::from(socket));
+    let served = catch_unwind(AssertUnwindSafe(|| exit_code(|| converse(orders, |_| Ok(known.clone())))));
+    // What goes on behind a panic is the main process's own.
+    leave(served.unwrap_or(PANICKED))
+}
+
+/// Whoever waits for an answer sees the exit code, and an error on standard error.
+fn exit_code(converse: impl FnOnce() -> io::Result<()>) -> u8 {
     match converse() {
-        Ok(()) => ExitCode::SUCCESS,
-        // Whoever waits for an answer sees the exit code, and this on standard error.
+        Ok(()) => 0,
         Err(error) => {
             let _ = io::Write::write_all(&mut io::stderr(), format!("a process of a scenario: {error}\n").as_bytes());
-            ExitCode::FAILURE
+            1
         }
     }
 }
 
-fn converse() -> io::Result<()> {
-    let mut to = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+fn converse(mut to: File, read: impl FnOnce(&Start) -> Result<Known, String>) -> io::Result<()> {
     let mut from = BufReader::new(to.try_clone()?);
     let Some(Order::Start(start)) = next(&mut from)? else { return Err(io::Error::other("it is started by `harness run` alone")) };
     let faults = start.faults.clone().map(Injector::from_state);
     let mut answer = |reply| wire::send(&mut to, &Answer { reply, faults: faults.as_ref().map(Injector::take_state) });
-    let mut process = match Process::start(&start, faults.as_ref()) {
+    let mut process = match Process::start(&start, read, faults.as_ref()) {
         Ok(process) => process,
         Err(why) => return answer(why),
     };
@@ -73,9 +99,11 @@ struct Process {
 }
 
 impl Process {
-    /// Reads the scenario once more and opens the device. Why not, as an answer.
-    fn start(start: &Start, faults: Option<&Injector>) -> Result<Self, Reply> {
-        let (scenario, arm) = read(start).map_err(Reply::Refused)?;
+    /// Learns the scenario and opens the device. Why not, as an answer.
+    fn start(start: &Start, read: impl FnOnce(&Start) -> Result<Known, String>, faults: Option<&Injector>) -> Result<Self, Reply> {
+        let Known { mut scenario, arm } = read(start).map_err(Reply::Refused)?;
+        // Other programs are those of the main process.
+        scenario.programs.clear();
         let device = open(start, &scenario, faults).map_err(|error| Reply::Refused(error.to_string()))?;
         let checks = if start.audit { Checks::Audit } else { Checks::Accounts };
         let options = RigOptions { checks, seed: start.seed, faults: faults.cloned(), ..RigOptions::default() };
@@ -142,15 +170,13 @@ fn stopped(stop: Stop, faults: Option<&Injector>) -> Reply {
     Reply::Stopped { findings: findings.into_iter().map(wire::of_finding).collect(), failed }
 }
 
-/// The scenario, and the arm of the run.
-fn read(start: &Start) -> Result<(Scenario, AllocatorSpec), String> {
+/// Reads the scenario once more.
+fn read(start: &Start) -> Result<Known, String> {
     let mut points = Scenario::parse_points(&start.source, &start.path, &start.parameters).map_err(|error| error.to_string())?;
-    let mut scenario = points.pop().ok_or("the scenario has no points")?;
-    // Other programs are those of the main process.
-    scenario.programs.clear();
+    let scenario = points.pop().ok_or("the scenario has no points")?;
     let listed = scenario.allocators.iter().find(|arm| arm.to_string() == start.allocator).cloned();
     let arm = listed.map_or_else(|| start.allocator.parse().map_err(|error| format!("{error}")), Ok)?;
-    Ok((scenario, arm))
+    Ok(Known { scenario, arm })
 }
 
 /// The variable of a loop and its value.

@@ -18,7 +18,7 @@ pub enum CheckedFrom {
     Start,
     /// From this operation of allocators on.
     Operation(u64),
-    /// In a copy, from the operation on in front of which that was made.
+    /// In a copy, from the next operation on that begins in it.
     Branches(Branches),
 }
 
@@ -33,7 +33,7 @@ impl CheckedFrom {
         match self {
             Self::Start => true,
             Self::Operation(from) => operation >= *from,
-            Self::Branches(branches) => branches.reached(operation),
+            Self::Branches(branches) => branches.reach_operation(operation),
         }
     }
 }
@@ -65,6 +65,13 @@ impl Rig {
                 Ok(())
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Work is about to be given to a stream.
+    pub(super) fn begin_launch(&self) {
+        if let Checking::From(CheckedFrom::Branches(branches)) = &self.checking {
+            branches.reach_launch();
         }
     }
 

@@ -116,6 +116,7 @@ impl Rig {
         // Where the device refuses, nobody knows what is there.
         buffer.content = None;
         self.control.calls(Call::Fill);
+        self.begin_launch();
         self.device.fill(stream, buffer.range(), tag)?;
         buffer.content = Some((tag, stream));
         Ok(())
@@ -128,6 +129,7 @@ impl Rig {
     pub fn verify(&mut self, buffer: &Buffer, stream: StreamId) -> Result<(), Stop> {
         let Some((tag, _)) = buffer.content else { return Ok(()) };
         self.control.calls(Call::Verify);
+        self.begin_launch();
         self.device.verify(stream, buffer.range(), tag)?;
         self.stream_is_done(stream)
     }
@@ -140,6 +142,7 @@ impl Rig {
     pub fn read(&mut self, buffer: &Buffer, stream: StreamId) -> Result<(), Stop> {
         let Some((tag, _)) = buffer.content else { return Ok(()) };
         self.control.calls(Call::Verify);
+        self.begin_launch();
         self.device.verify_later(stream, buffer.range(), tag)?;
         self.queued.reads(stream);
         Ok(())

@@ -39,6 +39,7 @@ impl Rig {
     pub fn work(&mut self, stream: StreamId, duration: Nanos) -> Result<(), Stop> {
         self.queued.working.insert(stream);
         self.control.calls(Call::Work);
+        self.begin_launch();
         Ok(self.device.busy(stream, duration)?)
     }
 

@@ -5,7 +5,8 @@
 //! that nothing is left on the device, and that the run recovers, is out of memory, or ends with an error that names the call, and its process where that is not the main one.
 //!
 //! Three things make that fast. Up to the operation in which the call is made a run is the one without failures, which was checked, so it is checked from there on only.
-//! Where another process makes the call, all of the run is checked. On the simulated device what comes before the operation is not even run again (`copies`).
+//! Where another process makes the call, all of the run is checked. On the simulated device what comes before the operation is not even run again, unless the scenario has
+//! processes (`copies`).
 //! And a call that *repeats* another one is not tried, unless each is wanted: the same call, in the same step, with the same held by allocators, the same other calls of the
 //! allocator's operation in front of it, and the same streams at work, where the failure of the other one ended the run at once. How such a run ends depends on
 //! nothing else: nothing is asked for or freed any more.
@@ -32,7 +33,7 @@ use self::copies::{Order, Servers};
 use super::{ArmRun, Plan, kind_of, open};
 use crate::branches::Point;
 use crate::faults::Faults;
-use crate::processes::Family;
+use crate::processes::{Family, StartedBy};
 use crate::rig::CheckedFrom;
 use crate::run::{FaultedRun, RunRequest, run_faulted};
 
@@ -179,6 +180,14 @@ impl Case<'_> {
     }
 }
 
+/// How a run is made.
+struct Way {
+    faults: Faults,
+    checked_from: CheckedFrom,
+    /// How the processes of the scenario are started.
+    started_by: StartedBy,
+}
+
 /// One run in which calls fail.
 #[derive(Clone, Copy)]
 struct Attempt<'a> {
@@ -195,6 +204,13 @@ struct Attempt<'a> {
     ooms_without: u64,
     /// After so many calls it does not end.
     budget: u64,
+}
+
+impl Attempt<'_> {
+    /// From where on the run is checked. What another process does is not in the order of this one's operations.
+    const fn checked_from(&self) -> CheckedFrom {
+        if self.process.is_none() { CheckedFrom::Operation(self.operation) } else { CheckedFrom::Start }
+    }
 }
 
 /// What came of a call that failed.
@@ -270,7 +286,8 @@ impl<'a> Engine<'a> {
 
     fn run_without(&self, arm: &ArmRun<'_>, seed: u64) -> Result<Result<Ran, NotTried>, DeviceError> {
         let faults = Faults::each_by(arm.scenario, |_| Injector::new(&[], seed).logging());
-        let run = match self.run_with(arm, seed, faults.clone(), CheckedFrom::Start)? {
+        let way = Way { faults: faults.clone(), checked_from: CheckedFrom::Start, started_by: StartedBy::Exec };
+        let run = match self.run_with(arm, seed, way)? {
             Ok(run) => run?,
             Err(why) => return Ok(Err(NotTried { why, failed: false })),
         };
@@ -290,16 +307,11 @@ impl<'a> Engine<'a> {
         Ok(Ok(Ran::new(run.ooms, &faults, self.chosen)))
     }
 
-    /// Runs an arm on a fresh device with these faults, checked from there on; the inner errors: why it is skipped, and why it did not begin.
-    fn run_with(
-        &self,
-        arm: &ArmRun<'_>,
-        seed: u64,
-        faults: Faults,
-        checked_from: CheckedFrom,
-    ) -> Result<Result<Result<FaultedRun, DeviceError>, String>, DeviceError> {
+    /// Runs an arm on a fresh device; the inner errors: why it is skipped, and why it did not begin.
+    fn run_with(&self, arm: &ArmRun<'_>, seed: u64, way: Way) -> Result<Result<Result<FaultedRun, DeviceError>, String>, DeviceError> {
+        let Way { faults, checked_from, started_by } = way;
         let scenario = self.plan.sized(arm.scenario);
-        let family = Family::of(&scenario, arm.allocator, (seed, self.plan.audit), self.source)?;
+        let family = Family::of(&scenario, arm.allocator, (seed, self.plan.audit), self.source, started_by)?;
         let device = match open(self.source, &scenario, arm.allocator, family.as_ref())? {
             Ok(device) => device,
             Err((_, why)) => return Ok(Err(why)),
@@ -350,8 +362,10 @@ impl<'a> Engine<'a> {
         let order = |cases: &[&(usize, Case<'_>)]| {
             let (arm, Case { ran, .. }) = cases.first()?;
             let point = |(_, case): &&(usize, Case<'_>)| {
-                let Noted { made, operation, .. } = case.call.noted;
-                Point { place: case.place, made, operation }
+                let Call { process, noted: Noted { made, operation, .. } } = &case.call;
+                let names = || case.baseline.arm.scenario.processes.iter().map(|process| &process.name);
+                let process = process.as_ref().and_then(|process| names().position(|name| name == process));
+                Point { place: case.place, process, made: *made, operation: *operation }
             };
             Some(Order { arm: *arm, ooms_without: ran.ooms, budget: ran.budget(), points: cases.iter().map(point).collect() })
         };
@@ -389,31 +403,30 @@ impl<'a> Engine<'a> {
             return Ok(None);
         }
         let attempt = case.attempt();
-        // What another process does is not in the order of this one's operations.
-        let from = || if attempt.process.is_none() { CheckedFrom::Operation(attempt.operation) } else { CheckedFrom::Start };
-        let Outcome { case, ended_at_once, wants_one_more } = self.attempt(attempt, from())?;
+        let Outcome { case, ended_at_once, wants_one_more } = self.attempt(attempt, attempt.checked_from(), StartedBy::Exec)?;
         let mut cases = vec![case];
         if wants_one_more {
-            cases.push(self.attempt(Attempt { count: 2, ..attempt }, from())?.case);
+            let both = Attempt { count: 2, ..attempt };
+            cases.push(self.attempt(both, both.checked_from(), StartedBy::Exec)?.case);
         }
         Ok(Some(Tried { cases, ended_at_once }))
     }
 
     /// Lets calls fail in a run of its own, checked from there on.
-    fn attempt(&self, attempt: Attempt<'_>, checked_from: CheckedFrom) -> Result<Outcome, DeviceError> {
+    fn attempt(&self, attempt: Attempt<'_>, checked_from: CheckedFrom, started_by: StartedBy) -> Result<Outcome, DeviceError> {
         let Attempt { arm, seed, process, made, count, budget, .. } = attempt;
         let fault = Fault::failing(Calls::Of(made.call), Numbered { first: made.number, count, min_size: Bytes::ZERO });
         let faults = Faults::each_by(arm.scenario, |other| {
             let own = if other == process { &[fault][..] } else { &[] };
             Injector::new(own, seed).with_budget(budget)
         });
-        let seen = self.see(arm, seed, faults.clone(), checked_from)?;
+        let seen = self.see(arm, seed, Way { faults: faults.clone(), checked_from, started_by })?;
         Ok(self.outcome(attempt, &faults, &seen))
     }
 
-    /// Runs an arm with these faults, and sees how that ends.
-    fn see(&self, arm: &ArmRun<'_>, seed: u64, faults: Faults, checked_from: CheckedFrom) -> Result<Seen, DeviceError> {
-        match catch_unwind(AssertUnwindSafe(|| self.run_with(arm, seed, faults, checked_from))) {
+    /// Runs an arm, and sees how that ends.
+    fn see(&self, arm: &ArmRun<'_>, seed: u64, way: Way) -> Result<Seen, DeviceError> {
+        match catch_unwind(AssertUnwindSafe(|| self.run_with(arm, seed, way))) {
             Err(panic) => Ok(Seen::Panicked(message(&*panic))),
             Ok(run) => Ok(match run? {
                 Ok(Ok(run)) => Seen::Run(Box::new(run)),

@@ -22,7 +22,7 @@ use harness_base::words::count;
 
 use self::comparisons::Comparisons;
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
-use crate::processes::Family;
+use crate::processes::{Family, StartedBy};
 use crate::run::{Observer, RunRequest, observe, observe_family, time_observed, trace_observed};
 use crate::workload::exec;
 use crate::world::Figures;
@@ -269,7 +269,7 @@ impl Plan {
         // Nobody takes it any more where the session was given up.
         let mut send = recordings.map(|recordings| |snapshot| drop(recordings.send(snapshot)));
         let record = send.as_mut().map(|send| send as &mut dyn FnMut(Snapshot));
-        let family = Family::of(scenario, arm.allocator, (seed, self.audit), source)?;
+        let family = Family::of(scenario, arm.allocator, (seed, self.audit), source, StartedBy::Exec)?;
         let (mut record, mut figures) = match open(source, scenario, arm.allocator, family.as_ref())? {
             Ok(device) => match observe_family(&request, device, arm.allocator.build(), arm.observer(control, emit, record), family) {
                 // A device that lets nothing begin because it was asked to is a run that failed, and no lost device.

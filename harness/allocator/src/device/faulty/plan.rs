@@ -473,7 +473,7 @@ impl Injector {
     pub fn fails(&self, call: DeviceCall, first: u64, count: u64) {
         let mut state = self.state();
         let fault = Fault::failing(Calls::Of(call), Numbered { first, count, min_size: Bytes::ZERO });
-        let matched = state.counts.get(call as usize).copied().unwrap_or_default();
+        let matched = state.calls_of(call);
         state.faults.push(Progress { fault, random: Random(0), matched, struck: 0 });
     }
 
@@ -526,6 +526,12 @@ impl Injector {
     #[must_use]
     pub fn total_calls(&self) -> u64 {
         self.state().total
+    }
+
+    /// How many calls of a kind were made.
+    #[must_use]
+    pub fn calls_of(&self, call: DeviceCall) -> u64 {
+        self.state().calls_of(call)
     }
 
     /// Struck calls since the last time that this was asked: the first ones, where there are very many.
@@ -595,6 +601,10 @@ impl Injector {
 }
 
 impl State {
+    fn calls_of(&self, call: DeviceCall) -> u64 {
+        self.counts.get(call as usize).copied().unwrap_or_default()
+    }
+
     fn decide(&mut self, call: Call) -> Decision {
         let number = self.counts.get_mut(call.call as usize).map_or(0, |count| {
             *count += 1;

@@ -17,9 +17,10 @@ use harness_exec::large_pages::use_for_code;
 use harness_record::FaultedCase;
 use serde::{Deserialize, Serialize};
 
-use super::{ArmRun, Attempt, Engine, Outcome, Tried};
+use super::{ArmRun, Attempt, Engine, Outcome, Tried, Way};
 use crate::branches::{Branches, Ended, Failing, Point};
 use crate::faults::Faults;
+use crate::processes::StartedBy;
 use crate::rig::CheckedFrom;
 
 /// Calls of one order at most: so many that the run up to them costs each of them little, and so few that all servers have something to do to the end.
@@ -48,7 +49,7 @@ enum Answer {
 
 /// Whether runs of an arm can be made in copies: only if nothing outside of the process takes part in them.
 pub(super) fn can_run(source: &DeviceSource, arm: &ArmRun<'_>) -> bool {
-    source.simulated_because().is_some() && arm.scenario.processes.is_empty() && arm.allocator.as_library().is_none()
+    source.simulated_because().is_some() && arm.allocator.as_library().is_none()
 }
 
 /// Servers that wait for orders.
@@ -176,17 +177,28 @@ fn serve(engine: &Engine<'_>, arms: &[ArmRun<'_>], mut socket: UnixStream) -> ! 
 
 /// Runs an arm, and in copies lets the calls fail; those tell what came of it. None returns.
 fn try_points(engine: &Engine<'_>, arm: &ArmRun<'_>, order: Order, socket: &mut UnixStream) -> ! {
+    let Order { ooms_without, budget, points, .. } = order;
     let seed = engine.plan.seed_of(arm);
-    let injector = Injector::new(&[], seed).with_budget(order.budget);
-    let faults = Faults::each_by(arm.scenario, |_| injector.clone());
-    let branches = Branches::new(order.points, injector);
-    // What comes before the second operation is no work: those copies run all of it.
-    let checked_from = if branches.reached(1) { CheckedFrom::Operation(1) } else { CheckedFrom::Branches(branches.clone()) };
-    let seen = engine.see(arm, seed, faults.clone(), checked_from);
-    let (Some(Failing { point: Point { place, made, operation }, count }), Ok(seen)) = (branches.failing(), seen) else { leave(1) };
-    let (ooms_without, budget) = (order.ooms_without, order.budget);
-    let attempt = Attempt { arm, seed, process: None, made, count, operation, ooms_without, budget };
-    let Outcome { case, ended_at_once, wants_one_more } = engine.outcome(attempt, &faults, &seen);
+    let injector = Injector::new(&[], seed).with_budget(budget);
+    let branches = Branches::new(points, injector.clone());
+    let attempt = || {
+        let Failing { point: Point { place, process, made, operation }, count } = branches.failing()?;
+        let process = process.and_then(|place| arm.scenario.processes.get(place)).map(|process| &process.name);
+        Some((place, Attempt { arm, seed, process, made, count, operation, ooms_without, budget }))
+    };
+    let outcome = if arm.scenario.processes.is_empty() {
+        let faults = Faults::each_by(arm.scenario, |_| injector.clone());
+        // What comes before the second operation is no work: those copies run all of it.
+        let checked_from = if branches.make_up_to(1) { CheckedFrom::Operation(1) } else { CheckedFrom::Branches(branches.clone()) };
+        let way = Way { faults: faults.clone(), checked_from, started_by: StartedBy::Fork };
+        let seen = engine.see(arm, seed, way).ok();
+        attempt().zip(seen).map(|((place, attempt), seen)| (place, engine.outcome(attempt, &faults, &seen)))
+    } else {
+        // The other processes are in no copy of this one: a copy for each call makes a run of its own, and of itself those processes.
+        let made = branches.make_up_to(u64::MAX).then(attempt).flatten();
+        made.and_then(|(place, attempt)| Some((place, engine.attempt(attempt, attempt.checked_from(), StartedBy::Fork).ok()?)))
+    };
+    let Some((place, Outcome { case, ended_at_once, wants_one_more })) = outcome else { leave(1) };
     match send(socket, &Answer::Outcome { place, case, ended_at_once, wants_one_more }) {
         Some(()) => Branches::end(if wants_one_more { Ended::OneMore } else { Ended::Enough }),
         None => leave(1),

@@ -215,7 +215,7 @@ fn assert_nothing_is_lost(text: &str) -> Result<usize, TestCaseError> {
         let engine = engine(Chosen::Each);
         for (place, Call { noted, .. }) in ran.calls.iter().enumerate() {
             let case = Case { baseline: &baseline, ran, place, call: Call { process: None, noted: *noted } };
-            let alone = engine.attempt(case.attempt(), CheckedFrom::Start).unwrap().case;
+            let alone = engine.attempt(case.attempt(), CheckedFrom::Start, StartedBy::Exec).unwrap().case;
             let of = |made: Made| tried_alone().find(move |case| case.call == made.call.name() && case.number == made.number);
             let same = of(noted.made).or_else(|| of(ran.calls[ran.firsts[place]].noted.made));
             prop_assert_eq!(

@@ -550,7 +550,8 @@ fn the_calls_of_processes_fail_in_their_turn_too_and_the_process_is_named() {
     }
     insta::assert_snapshot!(lines.join("\n"));
     // The process was a copy of the harness there; the command starts a program.
-    let told = document["arms"][1]["cases"].as_array().unwrap().iter().filter(|case| case["process"] == "worker" && case["outcome"] == "told");
+    let told =
+        document["arms"][1]["cases"].as_array().unwrap().iter().filter(|case| case["process"] == "worker" && case["outcome"] == "told");
     for case in told {
         let reproduce = case["reproduce"].as_str().unwrap().strip_prefix("harness ").unwrap();
         let again = world.harness(&reproduce.split(' ').chain(["--no-report"]).collect::<Vec<_>>());

@@ -64,6 +64,30 @@ pub(crate) fn check_structure<'a>(
     findings
 }
 
+/// Of an allocator's counters those that are compared with what they were.
+#[derive(Debug, Default)]
+struct Counted {
+    allocated: u64,
+    reserved: u64,
+    actives: u64,
+    ooms: u64,
+    device_allocs: u64,
+    device_frees: u64,
+}
+
+impl Counted {
+    const fn of(stats: &MemoryStats) -> Self {
+        Self {
+            allocated: stats.allocated_bytes.all.current,
+            reserved: stats.reserved_bytes.all.current,
+            actives: stats.active.all.current,
+            ooms: stats.num_ooms,
+            device_allocs: stats.num_device_alloc,
+            device_frees: stats.num_device_free,
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Audit {
@@ -82,7 +106,7 @@ pub struct Audit {
     device: DeviceAccount,
     /// What the other programs on the device hold.
     others: Held,
-    last_stats: MemoryStats,
+    last_counted: Counted,
     last_calls: DeviceCalls,
     /// What the driver's pool holds, where the allocator's memory comes from one: the structure shows only what is handed out of it, so
     /// the driver's figure takes the place of the sum over segments.
@@ -104,7 +128,7 @@ impl Audit {
             asleep: false,
             device: DeviceAccount::new(info, start),
             others: Held::NOTHING,
-            last_stats: MemoryStats::default(),
+            last_counted: Counted::default(),
             last_calls: device.calls(),
             pool: None,
         }
@@ -211,20 +235,18 @@ impl Audit {
         if self.asleep {
             return Ok(());
         }
-        let (before, after) = (self.last_stats, allocator.stats());
+        let (before, after) = (&self.last_counted, Counted::of(&allocator.stats()));
         let mut findings = Vec::new();
         let mut note = |expected: String, seen: String| findings.push(Finding::new(Invariant::OomChangesOnlyTheCache, expected, seen));
-        let allocated = |stats: &MemoryStats| stats.allocated_bytes.all.current;
-        let reserved = |stats: &MemoryStats| stats.reserved_bytes.all.current;
-        let wanted = before.num_ooms + u64::from(counted);
-        if allocated(&after) != allocated(&before) {
-            note(bytes("allocated", allocated(&before)), bytes("", allocated(&after)));
+        let wanted = before.ooms + u64::from(counted);
+        if after.allocated != before.allocated {
+            note(bytes("allocated", before.allocated), bytes("", after.allocated));
         }
-        if reserved(&after) > reserved(&before) {
-            note(bytes("reserved at most", reserved(&before)), bytes("", reserved(&after)));
+        if after.reserved > before.reserved {
+            note(bytes("reserved at most", before.reserved), bytes("", after.reserved));
         }
-        if after.num_ooms != wanted {
-            note(format!("num_ooms {wanted}"), after.num_ooms.to_string());
+        if after.ooms != wanted {
+            note(format!("num_ooms {wanted}"), after.ooms.to_string());
         }
         self.add_to_budget(BLOCKS_PER_OPERATION);
         findings.extend(self.check_within_budget(allocator, device).err().unwrap_or_default());
@@ -260,7 +282,7 @@ impl Audit {
         self.structure.check_counters(&stats, self.pool, &mut findings);
         self.check_device(&stats, device, &mut findings);
         self.budget = self.budget.saturating_sub(self.structure.blocks());
-        self.remember(stats, device);
+        self.remember(&stats, device);
         if findings.is_empty() { Ok(()) } else { Err(findings) }
     }
 
@@ -302,7 +324,7 @@ impl Audit {
             self.ask_pool(allocator, device, &mut findings);
             self.check_device(&stats, device, &mut findings);
         }
-        self.remember(stats, device);
+        self.remember(&stats, device);
         if findings.is_empty() { Ok(()) } else { Err(findings) }
     }
 
@@ -318,12 +340,12 @@ impl Audit {
             return Ok(());
         }
         self.add_to_budget(BLOCKS_PER_OPERATION);
-        let (before, after) = (self.last_stats, allocator.stats());
-        let (calls_before, calls) = (self.last_calls, device.calls());
-        let made = after.num_device_alloc - before.num_device_alloc;
-        let gone = after.num_device_free - before.num_device_free;
-        let actives = |stats: &MemoryStats| stats.active.all.current as i64;
-        let explained = actives(&after) - actives(&before) == change
+        let stats = allocator.stats();
+        let (before, after) = (&self.last_counted, Counted::of(&stats));
+        let (calls_before, calls) = (&self.last_calls, device.calls());
+        let made = after.device_allocs - before.device_allocs;
+        let gone = after.device_frees - before.device_frees;
+        let explained = after.actives as i64 - before.actives as i64 == change
             && made + gone <= 1
             && calls.malloc - calls_before.malloc == made
             && calls.free - calls_before.free == gone;
@@ -344,16 +366,16 @@ impl Audit {
             None if gone == 1 || (change < 0 && self.pool.is_some()) => self.structure.forget(address),
             None => findings.push(Finding::new(Invariant::AllocationsAreDisjoint, format!("a segment around {address}"), "none")),
         }
-        self.structure.check_counters(&after, self.pool, &mut findings);
+        self.structure.check_counters(&stats, self.pool, &mut findings);
         if serves_several && !findings.is_empty() {
             // One stream took over what was free for another, which may merge blocks in any segment. The whole structure shows whether that
             // is a mistake.
             return self.check_within_budget(allocator, device);
         }
         if made + gone > 0 || self.pool.is_some() {
-            self.check_device(&after, device, &mut findings);
+            self.check_device(&stats, device, &mut findings);
         }
-        self.remember(after, device);
+        self.remember(&stats, device);
         if findings.is_empty() { Ok(()) } else { Err(findings) }
     }
 
@@ -372,8 +394,8 @@ impl Audit {
         self.device.check(&look, device, findings);
     }
 
-    fn remember(&mut self, stats: MemoryStats, device: &dyn TestDevice) {
-        self.last_stats = stats;
+    fn remember(&mut self, stats: &MemoryStats, device: &dyn TestDevice) {
+        self.last_counted = Counted::of(stats);
         self.last_calls = device.calls();
     }
 }

@@ -125,7 +125,8 @@ fn is_split(segment: &SegmentInfo) -> bool {
 
 #[derive(Debug)]
 pub(super) struct Structure {
-    segments: BTreeMap<DevicePtr, KnownSegment>,
+    /// In the order of addresses. They come and go seldom, beside how often they are read again.
+    segments: Vec<KnownSegment>,
     small: Sums,
     large: Sums,
     /// Blocks of all segments.
@@ -136,7 +137,7 @@ pub(super) struct Structure {
 impl Structure {
     /// That of an allocator that holds nothing. The device charges whole multiples of `granularity`.
     pub(super) fn new(granularity: Bytes) -> Self {
-        Self { segments: BTreeMap::new(), small: Sums::default(), large: Sums::default(), blocks: 0, granularity }
+        Self { segments: Vec::new(), small: Sums::default(), large: Sums::default(), blocks: 0, granularity }
     }
 
     /// Blocks of all segments.
@@ -146,7 +147,12 @@ impl Structure {
 
     /// Blocks of the segment around an address; of one that was not read yet, one.
     pub(super) fn blocks_around(&self, address: DevicePtr) -> u64 {
-        self.segments.range(..=address).next_back().map_or(1, |(_, known)| known.blocks())
+        self.around(address).map_or(1, |place| self.segments[place].blocks())
+    }
+
+    /// The place of the last segment that begins at an address or in front of it.
+    fn around(&self, address: DevicePtr) -> Option<usize> {
+        self.segments.partition_point(|known| known.read.address <= address).checked_sub(1)
     }
 
     /// Where not as many blocks are handed out, of all segments, as there should be.
@@ -168,8 +174,8 @@ impl Structure {
 
     /// Takes a segment that went back to the driver out of the sums.
     pub(super) fn forget(&mut self, address: DevicePtr) {
-        let start = self.segments.range(..=address).next_back().map(|(&start, _)| start);
-        if let Some(known) = start.and_then(|start| self.segments.remove(&start)) {
+        if let Some(place) = self.around(address) {
+            let known = self.segments.remove(place);
             self.take_off(&known);
         }
     }
@@ -186,7 +192,7 @@ impl Structure {
         let mut handed_out = live.iter();
         let mut upcoming = handed_out.next();
         let mut before: Option<(DevicePtr, Bytes)> = None;
-        let mut known = Vec::with_capacity(segments.len());
+        self.segments.reserve(segments.len());
         for segment in segments {
             let (start, end) = (segment.address, segment.address.offset(segment.size));
             while upcoming.is_some_and(|(address, _)| *address < start) {
@@ -204,21 +210,16 @@ impl Structure {
             let sums = self.sums_of(&segment, sound, overlap, live, findings);
             let of_this = KnownSegment { sums, read: segment };
             self.add(&of_this);
-            known.push((start, of_this));
+            self.segments.push(of_this);
         }
-        // From a list in order, which costs less than one insertion after the other.
-        self.segments = known.into_iter().collect();
     }
 
     /// Checks one segment, in which an operation touched the block around an address, and replaces what was known of it in the sums. Blocks in front of those
     /// that changed, and behind them, were checked when they were read last.
     pub(super) fn read(&mut self, segment: SegmentInfo, touched: DevicePtr, live: &Live, findings: &mut Vec<Finding>) {
-        let known = self.segments.remove(&segment.address).inspect(|known| self.take_off(known));
-        let known = known.filter(|known| known.is_read_again(&segment));
-        let sums = match &known {
-            Some(known) => self.changed(known, &segment, touched, live),
-            None => None,
-        };
+        let place = self.segments.binary_search_by_key(&segment.address, |known| known.read.address);
+        let known = place.ok().map(|place| &self.segments[place]).filter(|known| known.is_read_again(&segment));
+        let sums = known.and_then(|known| self.changed(known, &segment, touched, live));
         let sums = sums.unwrap_or_else(|| {
             let here = live.range(segment.address..segment.address.offset(segment.size));
             let sound = sums_where_sound(&segment, 0..segment.blocks.len(), here);
@@ -226,7 +227,13 @@ impl Structure {
         });
         let known = KnownSegment { sums, read: segment };
         self.add(&known);
-        self.segments.insert(known.read.address, known);
+        match place {
+            Ok(place) => {
+                let before = std::mem::replace(&mut self.segments[place], known);
+                self.take_off(&before);
+            }
+            Err(place) => self.segments.insert(place, known),
+        }
     }
 
     /// The sums of a segment that is read again, where the blocks that changed, and the one that was touched, are right.
@@ -279,11 +286,11 @@ impl Structure {
 
     /// Where another segment reaches into this one.
     fn overlapping(&self, segment: &SegmentInfo) -> Option<Finding> {
-        let before = self.segments.range(..segment.address).next_back();
-        let end = segment.address.offset(segment.size);
-        let after = self.segments.range(segment.address.offset(Bytes(1))..end).next();
-        let overlapping = before.filter(|(start, known)| start.0 + known.sums.reserved > segment.address.0).or(after);
-        overlapping.map(|(start, known)| overlap(segment, *start, Bytes(known.sums.reserved)))
+        let (start, end) = (segment.address, segment.address.offset(segment.size));
+        let (in_front, rest) = self.segments.split_at(self.segments.partition_point(|known| known.read.address < start));
+        let reaches_in = in_front.last().filter(|known| known.read.address.offset(known.read.size) > start);
+        let begins_in = || rest.iter().find(|known| known.read.address > start).filter(|known| known.read.address < end);
+        reaches_in.or_else(begins_in).map(|known| overlap(segment, known.read.address, known.read.size))
     }
 
     /// Compares the counters with the sums. What a pool of the driver holds is counted in the large pool.
@@ -292,11 +299,12 @@ impl Structure {
         let sum = self.small.combine(self.large, |small, large| small + large);
         let all = Sums { reserved: pooled.unwrap_or(sum.reserved), ..sum };
         let large = Sums { reserved: pooled.unwrap_or(self.large.reserved), ..self.large };
-        let mut compare = |name: &str, counted: &PooledStat, of: fn(&Sums) -> u64| {
+        let all = [&all, &self.small, &large];
+        let mut compare = |name: &str, counted: &PooledStat, summed: [u64; 3]| {
             let parts = [
-                ("all", counted.all, of(&all)),
-                ("small_pool", counted.small_pool, of(&self.small)),
-                ("large_pool", counted.large_pool, of(&large)),
+                ("all", counted.all, summed[0]),
+                ("small_pool", counted.small_pool, summed[1]),
+                ("large_pool", counted.large_pool, summed[2]),
             ];
             for (pool, Stat { current, peak, allocated, freed }, summed) in parts {
                 let mut finding = |expected, seen| findings.push(Finding::new(Invariant::CountersEqualStructure, expected, seen));
@@ -312,15 +320,15 @@ impl Structure {
                 }
             }
         };
-        compare("allocated_bytes", &stats.allocated_bytes, |sums| sums.allocated);
-        compare("reserved_bytes", &stats.reserved_bytes, |sums| sums.reserved);
-        compare("active_bytes", &stats.active_bytes, |sums| sums.active);
-        compare("requested_bytes", &stats.requested_bytes, |sums| sums.requested);
-        compare("inactive_split_bytes", &stats.inactive_split_bytes, |sums| sums.inactive_split);
-        compare("allocation", &stats.allocation, |sums| sums.allocations);
-        compare("segment", &stats.segment, |sums| sums.segments);
-        compare("active", &stats.active, |sums| sums.actives);
-        compare("inactive_split", &stats.inactive_split, |sums| sums.inactive_splits);
+        compare("allocated_bytes", &stats.allocated_bytes, all.map(|sums| sums.allocated));
+        compare("reserved_bytes", &stats.reserved_bytes, all.map(|sums| sums.reserved));
+        compare("active_bytes", &stats.active_bytes, all.map(|sums| sums.active));
+        compare("requested_bytes", &stats.requested_bytes, all.map(|sums| sums.requested));
+        compare("inactive_split_bytes", &stats.inactive_split_bytes, all.map(|sums| sums.inactive_split));
+        compare("allocation", &stats.allocation, all.map(|sums| sums.allocations));
+        compare("segment", &stats.segment, all.map(|sums| sums.segments));
+        compare("active", &stats.active, all.map(|sums| sums.actives));
+        compare("inactive_split", &stats.inactive_split, all.map(|sums| sums.inactive_splits));
     }
 }
 
